@@ -1,0 +1,202 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every number of a run as frozen dataclasses: what the gin macros bind to.
+
+Each field is the lower-case name of its macro (`NUM_LAYERS` is `num_layers`)
+and is checked when it is made, so that a wrong value is found before TensorFlow
+is imported. The mesh and its layout rules are in layout.py.
+"""
+
+import dataclasses
+
+from palm_mtf.errors import UserError, check_choice, check_count
+
+_keyword_only = dataclasses.dataclass(frozen=True, kw_only=True)
+
+
+def _check_real(name: str, value: object, low: float, high: float) -> None:
+  if (
+    not isinstance(value, (int, float))
+    or isinstance(value, bool)
+    or not low <= value <= high
+  ):
+    raise UserError(f"{name} = {value!r}: give a number from {low} to {high}.")
+
+
+@_keyword_only
+class PalmConfig:
+  """The architecture (PaLM 2; sizes in Table 1).
+
+  Attributes:
+    num_layers: blocks.
+    d_model: width of the residual stream.
+    num_heads: query heads; PaLM 540B has num_heads * d_kv != d_model.
+    d_kv: width of one head, 256 in PaLM; even, because rotary turns pairs.
+    d_ff: hidden width of the MLP, 4 * d_model in PaLM.
+    vocab_size: rows of the tied embedding.
+    sequence_length: tokens in one sequence.
+    norm: "layer_norm" (no bias) or "rms_norm".
+    block: "parallel", x + MLP(norm(x)) + Attention(norm(x)), or "serial",
+      h + MLP(norm(h)) with h = x + Attention(norm(x)).
+    attention: "multi_query" (one key and value head) or "multi_head".
+    activation_dtype: "bfloat16" or "float32"; masters, norms, softmax, rotary
+      tables and the loss are float32 either way.
+  """
+
+  num_layers: int
+  d_model: int
+  num_heads: int
+  d_kv: int
+  d_ff: int
+  vocab_size: int
+  sequence_length: int
+  norm: str = "layer_norm"
+  block: str = "parallel"
+  attention: str = "multi_query"
+  activation_dtype: str = "bfloat16"
+
+  def __post_init__(self):
+    for name in (
+      "num_layers",
+      "d_model",
+      "num_heads",
+      "d_kv",
+      "d_ff",
+      "vocab_size",
+      "sequence_length",
+    ):
+      check_count(name.upper(), getattr(self, name))
+    if self.d_kv % 2:
+      raise UserError(
+        f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
+        f"D_KV is even; use {self.d_kv + 1}."
+      )
+    check_choice("NORM", self.norm, ["layer_norm", "rms_norm"])
+    check_choice("BLOCK", self.block, ["parallel", "serial"])
+    check_choice("ATTENTION", self.attention, ["multi_query", "multi_head"])
+    check_choice(
+      "ACTIVATION_DTYPE", self.activation_dtype, ["bfloat16", "float32"]
+    )
+
+
+@_keyword_only
+class AdafactorConfig:
+  """The optimizer and the loss it minimizes (PaLM 5).
+
+  Attributes:
+    learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
+    beta1: decay of the momentum.
+    beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
+    update_clip: largest root mean square of one variable's update, in units
+      of its parameter scale.
+    gradient_clip: largest global norm of all gradients.
+    weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent a
+      step.
+    z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
+  """
+
+  learning_rate: float
+  beta1: float
+  beta2_exponent: float
+  update_clip: float
+  gradient_clip: float
+  weight_decay_exponent: float
+  z_loss: float
+
+  def __post_init__(self):
+    _check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
+    _check_real("BETA1", self.beta1, 0.0, 0.9999)
+    _check_real("BETA2_EXPONENT", self.beta2_exponent, 0.01, 2.0)
+    _check_real("UPDATE_CLIP", self.update_clip, 1e-3, 1e9)
+    _check_real("GRADIENT_CLIP", self.gradient_clip, 1e-6, 1e9)
+    _check_real("WEIGHT_DECAY_EXPONENT", self.weight_decay_exponent, 0.1, 99.0)
+    _check_real("Z_LOSS", self.z_loss, 0.0, 1.0)
+
+
+@_keyword_only
+class TextConfig:
+  """Where text comes from and how it becomes tokens.
+
+  Attributes:
+    text_files: a glob, or several in a list; `{stdlib}` stands for the folder
+      of the running Python's standard library. One file is one document.
+    vocabulary: path of a SentencePiece model, or None to train one of
+      vocab_size pieces on the training documents and keep it in MODEL_DIR.
+    validation_share: share of the documents, chosen by a hash of their text,
+      that is held out.
+  """
+
+  text_files: str | list[str] | tuple[str, ...]
+  vocabulary: str | None
+  validation_share: float
+
+  def __post_init__(self):
+    files = self.text_files
+    files = [files] if isinstance(files, str) else files
+    if (
+      not isinstance(files, (list, tuple))
+      or not files
+      or not all(isinstance(f, str) and f for f in files)
+    ):
+      raise UserError(
+        f"TEXT_FILES = {self.text_files!r}: give a glob or a list of globs, "
+        "such as '\"/any/folder/**/*.txt\"'."
+      )
+    if self.vocabulary is not None and not isinstance(self.vocabulary, str):
+      raise UserError(
+        f"VOCABULARY = {self.vocabulary!r}: give the path of a SentencePiece "
+        "model, or None to train one."
+      )
+    _check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
+
+
+@_keyword_only
+class RunConfig:
+  """How long a run is and what it leaves behind.
+
+  Attributes:
+    train_steps: steps at which training is done.
+    global_batch_size: sequences in one step, over all pods.
+    seed: of the weights and of the order of the data.
+    log_steps: steps between lines of metrics.jsonl.
+    eval_steps: steps between validation losses.
+    eval_batches: batches in one validation loss.
+    checkpoint_steps: steps between checkpoints.
+    keep_checkpoints: how many of the newest are kept.
+    chip: what MFU is measured against: a name in accounting/hardware.py, or
+      "measured" for the matrix-product rate of this machine.
+    prompts: texts that are continued when training is done.
+    sample_tokens: length of each continuation, in tokens.
+  """
+
+  train_steps: int
+  global_batch_size: int
+  seed: int
+  log_steps: int
+  eval_steps: int
+  eval_batches: int
+  checkpoint_steps: int
+  keep_checkpoints: int
+  chip: str
+  prompts: list[str] | tuple[str, ...]
+  sample_tokens: int
+
+  def __post_init__(self):
+    for name in (
+      "train_steps",
+      "global_batch_size",
+      "log_steps",
+      "eval_steps",
+      "eval_batches",
+      "checkpoint_steps",
+      "keep_checkpoints",
+      "sample_tokens",
+    ):
+      check_count(name.upper(), getattr(self, name))
+    check_count("SEED", self.seed, minimum=0)
+    if not isinstance(self.prompts, (list, tuple)) or not all(
+      isinstance(p, str) and p for p in self.prompts
+    ):
+      raise UserError(
+        f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
+      )

@@ -1,0 +1,39 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The one exception that is the user's to mend, and the nearest right name.
+
+A `UserError` says in one line what was given, the rule it breaks and the fix.
+The command line prints it without a traceback and exits with 2; every other
+exception is ours and exits with 1.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+  """What the user gave cannot work; the message says how to mend it."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+  """Returns ' (did you mean "x"?)' for the nearest known name, or ''."""
+  nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+  return f' (did you mean "{nearest[0]}"?)' if nearest else ""
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+  """Raises UserError unless `value` is one of `choices`."""
+  choices = list(choices)
+  if value not in choices:
+    raise UserError(
+      f"{name} = {value!r}{did_you_mean(str(value), choices)}: "
+      f"choose one of {', '.join(map(repr, choices))}."
+    )
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> None:
+  """Raises UserError unless `value` is an integer of at least `minimum`."""
+  if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+    raise UserError(
+      f"{name} = {value!r}: give a whole number of at least {minimum}."
+    )
