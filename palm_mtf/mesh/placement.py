@@ -1,0 +1,92 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A mesh of devices, each named, that holds its slices of every variable.
+
+`SlicePlacement` is Mesh TensorFlow's `PlacementMeshImpl` for CPUs and GPUs, but
+its variables (variables.py) have no master: a slice is made, initialized, saved
+and restored where it lives. A slice that several devices repeat is saved once,
+from the first of them.
+"""
+
+import dataclasses
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.layout import MeshLayout
+from palm_mtf.variables import SlicedVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+  """One device's part of a variable.
+
+  Attributes:
+    variable: the tf.Variable, float32.
+    spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole shape, then
+      begin,size of each dimension; "" when the slice is the whole.
+    is_first: False when an earlier device holds the same part.
+  """
+
+  variable: tf.Variable
+  spec: str
+  is_first: bool
+
+
+class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
+  """Places one slice of everything on each device."""
+
+  def __init__(self, mesh: MeshLayout, devices: list[str]):
+    """Lays tensors out by the rules of `mesh` over `devices`, in mesh order."""
+    shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
+    super().__init__(shape, list(mesh.rules.items()), devices)
+
+  class LaidOutVariable:
+    """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
+
+    def __init__(self, variable: SlicedVariable, mesh_impl: "SlicePlacement"):
+      shape = variable.shape
+      full_shape = shape.to_integer_list
+      size = mesh_impl.slice_shape(shape)
+      self.slices: list[Slice] = []
+      seen = set()
+      for pnum, device in enumerate(mesh_impl.devices):
+        begin = mesh_impl.slice_begin(shape, pnum)
+        is_whole = size == full_shape
+        spec = "" if is_whole else _slice_spec(full_shape, begin, size)
+        with tf.device(device):
+          value = variable.initializer.full_value(variable.name, full_shape)
+          # Outside variable scopes: tf.Variable's name is only for people.
+          part = tf.Variable(
+            value if is_whole else tf.slice(value, begin, size),
+            trainable=False,
+            use_resource=True,
+            name=f"{variable.name}/slice_{pnum}",
+          )
+        self.slices.append(Slice(part, spec, spec not in seen))
+        seen.add(spec)
+      self.laid_out_tensor = mesh_impl.LaidOutTensor(
+        [part.variable for part in self.slices]
+      )
+
+
+def _slice_spec(full_shape, begin, size) -> str:
+  shape = " ".join(map(str, full_shape))
+  parts = ":".join(f"{b},{s}" for b, s in zip(begin, size, strict=True))
+  return f"{shape} {parts}"
+
+
+def local_devices(num_devices: int) -> list[str]:
+  """Returns the names of this process's devices for a mesh of `num_devices`.
+
+  GPUs where there are enough of them, else virtual CPU devices: `session_config`
+  makes as many.
+  """
+  gpus = len(tf.config.list_physical_devices("GPU"))
+  kind = "gpu" if gpus >= num_devices else "cpu"
+  return [f"/device:{kind}:{i}" for i in range(num_devices)]
+
+
+def session_config(num_devices: int) -> tf.ConfigProto:
+  """Returns a configuration with `num_devices` virtual CPU devices."""
+  return tf.ConfigProto(
+    device_count={"CPU": num_devices}, allow_soft_placement=True
+  )

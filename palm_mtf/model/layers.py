@@ -1,0 +1,274 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Embedding, norm, rotary embedding and SwiGLU, each one pass over its slice.
+
+Every layer is a `WholeSlice` with a gradient of its own (attention has a file of
+its own, and so has the loss). Arithmetic is float32 inside, whatever the
+activation dtype, and the result is rounded once. Dimension names are in dims.py.
+"""
+
+import functools
+
+import numpy as np
+
+from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.whole_slice import WholeSlice
+
+NORM_EPSILON = 1e-6
+ROTARY_BASE = 10_000.0
+
+
+# --- Embedding ---------------------------------------------------------------
+
+
+def _local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
+  """Returns the row of each token in this slice, -1 for those elsewhere."""
+  row = tokens - first
+  return tf.where_v2((row >= 0) & (row < rows), row, -1)
+
+
+def _embed(first, table, tokens):
+  row = _local_rows(first, tokens, table.shape[0])
+  found = tf.gather(table, tf.maximum(row, 0))
+  return tf.where_v2((row >= 0)[..., tf.newaxis], found, tf.zeros_like(found))
+
+
+def _embed_gradient(first, table, tokens, dy):
+  row = _local_rows(first, tokens, table.shape[0])
+  # float32: a frequent token sums thousands of bfloat16 rows.
+  total = tf.math.unsorted_segment_sum(
+    tf.cast(dy, tf.float32), row, table.shape[0]
+  )
+  return tf.cast(total, table.dtype)
+
+
+def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
+  """Looks up a row of `table` for every token.
+
+  Args:
+    table: [vocab, d_model], activation dtype.
+    tokens: [batch, length], int32 in [0, vocab).
+
+  Returns:
+    [batch, length, d_model]. When `vocab` is split, each slice looks up the
+    tokens it holds and an all-reduce adds the zeros of the others.
+  """
+  vocab, d_model = table.shape.dims
+
+  def gradient(op, dy):
+    table, tokens = op.inputs
+    return [
+      WholeSlice(
+        _embed_gradient,
+        [table, tokens, dy],
+        [(table.shape, table.dtype)],
+        splittable=["batch", "vocab"],
+        offset_of=vocab,
+        name="embed_gradient",
+      ).outputs[0],
+      None,
+    ]
+
+  return WholeSlice(
+    _embed,
+    [table, tokens],
+    [(tokens.shape + d_model, table.dtype)],
+    splittable=["batch", "vocab"],
+    gradient=gradient,
+    offset_of=vocab,
+    name="embed",
+  ).outputs[0]
+
+
+# --- Norm --------------------------------------------------------------------
+
+
+def _normalized(x, centered):
+  """Returns x with unit mean square (and zero mean), and 1/its deviation."""
+  x = tf.cast(x, tf.float32)
+  if centered:
+    x -= tf.reduce_mean(x, -1, keepdims=True)
+  rsqrt = tf.math.rsqrt(
+    tf.reduce_mean(tf.square(x), -1, keepdims=True) + NORM_EPSILON
+  )
+  return x * rsqrt, rsqrt
+
+
+def _norm(x, scale, *, centered):
+  return tf.cast(_normalized(x, centered)[0] * scale, x.dtype)
+
+
+def _norm_gradient(x, scale, dy, *, centered):
+  """Returns dx and dscale; the norm takes its own direction(s) out of dy."""
+  y, rsqrt = _normalized(x, centered)
+  dy = tf.cast(dy, tf.float32)
+  dscale = tf.reduce_sum(dy * y, list(range(x.shape.rank - 1)))
+  dy *= scale
+  dx = dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)
+  if centered:
+    dx -= tf.reduce_mean(dy, -1, keepdims=True)
+  return tf.cast(dx * rsqrt, x.dtype), dscale
+
+
+_NORMS = {
+  name: (
+    fused(functools.partial(_norm, centered=centered)),
+    fused(functools.partial(_norm_gradient, centered=centered)),
+  )
+  for name, centered in (("layer_norm", True), ("rms_norm", False))
+}
+
+
+def norm(x: mtf.Tensor, scale: mtf.Tensor, kind: str) -> mtf.Tensor:
+  """Normalizes over d_model: LayerNorm without bias, or RMSNorm.
+
+  Args:
+    x: [batch, length, d_model], activation dtype.
+    scale: [d_model], float32.
+    kind: "layer_norm" (mean taken out) or "rms_norm".
+
+  Returns:
+    [batch, length, d_model], activation dtype.
+  """
+  forward, backward = _NORMS[kind]
+
+  def gradient(op, dy):
+    x, scale = op.inputs
+    return WholeSlice(
+      backward,
+      [x, scale, dy],
+      [(x.shape, x.dtype), (scale.shape, scale.dtype)],
+      splittable=["batch"],
+      name="norm_gradient",
+    ).outputs
+
+  return WholeSlice(
+    forward,
+    [x, scale],
+    [(x.shape, x.dtype)],
+    splittable=["batch"],
+    gradient=gradient,
+    name="norm",
+  ).outputs[0]
+
+
+# --- Rotary embedding --------------------------------------------------------
+
+
+def rotary_tables(
+  mesh: mtf.Mesh, length: mtf.Dimension, d_kv: mtf.Dimension
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Returns sin and cos of position * ROTARY_BASE ** (-2i / d_kv).
+
+  Returns:
+    Two tensors [length, d_kv / 2], float32: bfloat16 rounds position 257 to 256.
+  """
+  pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
+  frequency = ROTARY_BASE ** (-np.arange(pairs.size) / pairs.size)
+  angle = np.arange(length.size)[:, np.newaxis] * frequency
+  sin, cos = (
+    mtf.import_tf_tensor(
+      mesh, tf.constant(table.astype(np.float32)), mtf.Shape([length, pairs])
+    )
+    for table in (np.sin(angle), np.cos(angle))
+  )
+  return sin, cos
+
+
+@fused
+def _rotate(x, sin, cos):
+  """Turns (x1, x2), the halves of d_kv, by the angle of each position."""
+  between = [1] * (x.shape.rank - 3)  # heads, where x has them
+  shape = [1, sin.shape[0], *between, sin.shape[1]]
+  sin, cos = tf.reshape(sin, shape), tf.reshape(cos, shape)
+  x1, x2 = tf.split(tf.cast(x, tf.float32), 2, -1)
+  turned = tf.concat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+  return tf.cast(turned, x.dtype)
+
+
+@fused
+def _rotate_back(x, sin, cos):
+  return _rotate(x, -sin, cos)
+
+
+def _rotary(fn, x, sin, cos, gradient, name):
+  return WholeSlice(
+    fn,
+    [x, sin, cos],
+    [(x.shape, x.dtype)],
+    splittable=["batch", "heads"],
+    gradient=gradient,
+    name=name,
+  ).outputs[0]
+
+
+def rotary(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
+  """Rotates all of d_kv by position, in half-split form.
+
+  Args:
+    x: [batch, length, (heads,) d_kv] or the same with memory_length.
+    sin: [length, d_kv / 2], float32, as from `rotary_tables`.
+    cos: the same.
+
+  Returns:
+    The shape and dtype of x.
+  """
+
+  def gradient(op, dy):
+    _, sin, cos = op.inputs
+    dx = _rotary(_rotate_back, dy, sin, cos, None, "rotary_gradient")
+    return [dx, None, None]
+
+  return _rotary(_rotate, x, sin, cos, gradient, "rotary")
+
+
+# --- SwiGLU ------------------------------------------------------------------
+
+
+@fused
+def _swiglu(gate, linear):
+  gate, x = tf.cast(gate, tf.float32), tf.cast(linear, tf.float32)
+  return tf.cast(gate * tf.sigmoid(gate) * x, linear.dtype)
+
+
+@fused
+def _swiglu_gradient(gate, linear, dy):
+  dtype = gate.dtype
+  gate, x, dy = (tf.cast(t, tf.float32) for t in (gate, linear, dy))
+  sigmoid = tf.sigmoid(gate)
+  dgate = dy * x * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+  return tf.cast(dgate, dtype), tf.cast(dy * gate * sigmoid, dtype)
+
+
+def swiglu(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
+  """Returns swish(gate) * linear, with swish(z) = z * sigmoid(z) (PaLM 2).
+
+  Args:
+    gate: [batch, length, d_ff], activation dtype.
+    linear: the same.
+
+  Returns:
+    [batch, length, d_ff], activation dtype.
+  """
+  splittable = ["batch", "d_ff"]
+
+  def gradient(op, dy):
+    gate, linear = op.inputs
+    return WholeSlice(
+      _swiglu_gradient,
+      [gate, linear, dy],
+      [(gate.shape, gate.dtype), (linear.shape, linear.dtype)],
+      splittable=splittable,
+      name="swiglu_gradient",
+    ).outputs
+
+  return WholeSlice(
+    _swiglu,
+    [gate, linear],
+    [(gate.shape, gate.dtype)],
+    splittable=splittable,
+    gradient=gradient,
+    name="swiglu",
+  ).outputs[0]
+
+

@@ -1,0 +1,120 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropy of every token, and the z-loss that keeps log(Z) near zero.
+
+  Z       = sum over vocab of exp(logits)
+  nats    = log(Z) - logits[target]
+  loss    = mean(nats),   z_loss = Z_LOSS * mean(log(Z) ** 2)     (PaLM 5)
+
+The logits are read twice on the way forward and once on the way back, in
+float32 arithmetic, and no other tensor of their size is made but their gradient:
+
+  dlogits = softmax * (dnats + dlog_z) - onehot(target) * dnats
+"""
+
+from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.whole_slice import WholeSlice, slice_offset, split_axes
+
+
+def _is_target(first, logits, targets):
+  """Marks the target of each token, if this slice of `vocab` holds it."""
+  row = tf.range(logits.shape[-1]) + first
+  return tf.equal(row, targets[..., tf.newaxis])
+
+
+@fused
+def _largest(logits):
+  return tf.cast(tf.reduce_max(logits, -1), tf.float32)
+
+
+@fused
+def _slice_sums(first, logits, targets, largest):
+  """Returns the slice's sum of exp(logits - largest), and its target logit."""
+  is_target = _is_target(first, logits, targets)
+  logits = tf.cast(logits, tf.float32)
+  normalizer = tf.reduce_sum(tf.exp(logits - largest[..., tf.newaxis]), -1)
+  target = tf.reduce_sum(tf.where_v2(is_target, logits, 0.0), -1)
+  return normalizer, target
+
+
+@fused
+def _nats_and_log_z(largest, normalizer, target):
+  log_z = largest + tf.math.log(normalizer)
+  return log_z - target, log_z
+
+
+@fused
+def _cross_entropy_gradient(first, logits, targets, log_z, dnats, dlog_z):
+  is_target = _is_target(first, logits, targets)
+  x, log_z, dnats, dlog_z = (
+    tf.cast(logits, tf.float32),
+    log_z[..., tf.newaxis],
+    dnats[..., tf.newaxis],
+    dlog_z[..., tf.newaxis],
+  )
+  dx = tf.exp(x - log_z) * (dnats + dlog_z)
+  return tf.cast(tf.where_v2(is_target, dx - dnats, dx), logits.dtype)
+
+
+class CrossEntropy(mtf.Operation):
+  """Outputs nats and log_z, [batch, length] float32, of logits and targets."""
+
+  def __init__(self, logits: mtf.Tensor, targets: mtf.Tensor):
+    super().__init__([logits, targets], name="cross_entropy")
+    self._outputs = [
+      mtf.Tensor(self, targets.shape, tf.float32) for _ in range(2)
+    ]
+
+  @property
+  def has_gradient(self) -> bool:
+    return True
+
+  def gradient(self, grad_ys):
+    logits, targets = self.inputs
+    dnats, dlog_z = (
+      mtf.zeros_like(y) if dy is None else dy
+      for y, dy in zip(self.outputs, grad_ys, strict=True)
+    )
+    dlogits = WholeSlice(
+      _cross_entropy_gradient,
+      [logits, targets, self.outputs[1], dnats, dlog_z],
+      [(logits.shape, logits.dtype)],
+      splittable=["batch", "vocab"],
+      offset_of=logits.shape.dims[-1],
+      name="cross_entropy_gradient",
+    ).outputs[0]
+    return [dlogits, None]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    mesh_impl = lowering.mesh_impl(self)
+    logits, targets = (lowering.tensors[x] for x in self.inputs)
+    vocab = self.inputs[0].shape.dims[-1]
+    axes = split_axes(mesh_impl, [vocab])
+    largest = mesh_impl.slicewise(_largest, logits)
+    # all-reduce: the largest logit of all slices of `vocab`
+    largest = mesh_impl.allreduce(largest, axes, "MAX")
+    sums = mesh_impl.slicewise(
+      _slice_sums, slice_offset(mesh_impl, vocab), logits, targets, largest
+    )
+    # all-reduce: two numbers a token, never the logits
+    sums = [mesh_impl.allreduce(x, axes, "SUM") for x in sums]
+    values = mesh_impl.slicewise(_nats_and_log_z, largest, *sums)
+    for output, value in zip(self.outputs, values, strict=True):
+      lowering.set_tensor_lowering(output, value)
+
+
+def cross_entropy(
+  logits: mtf.Tensor, targets: mtf.Tensor
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Returns -log p(target) and log(Z) of every token.
+
+  Args:
+    logits: [batch, length, vocab], activation dtype.
+    targets: [batch, length], int32 in [0, vocab).
+
+  Returns:
+    nats: [batch, length], float32.
+    log_z: [batch, length], float32.
+  """
+  nats, log_z = CrossEntropy(logits, targets).outputs
+  return nats, log_z

@@ -1,0 +1,130 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""PaLM: a decoder of parallel blocks (PaLM 2; Chowdhery et al. 2022).
+
+  parallel   y = x + MLP(norm(x)) + Attention(norm(x))
+  serial     h = x + Attention(norm(x));   y = h + MLP(mlp_norm(h))
+
+  MLP(x)       = (swish(x wi_gate) * (x wi)) wo
+  Attention(x) = causal_attention(rotary(x q), rotary(x k), x v) o
+  logits       = final_norm(x) embedding^T / sqrt(d_model)
+
+No dense kernel and no norm has a bias, and input and output share the embedding.
+Names of variables are the checkpoint's schema. The loss is in loss.py, the
+layers' arithmetic in layers.py and attention.py, the dimensions in dims.py.
+"""
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config import PalmConfig
+from palm_mtf.model.attention import causal_attention
+from palm_mtf.model.dims import Dims
+from palm_mtf.model.layers import embed, norm, rotary, rotary_tables, swiglu
+from palm_mtf.variables import Fill, Normal, sliced_variable
+
+
+class Palm:
+  """Makes the variables of one model on one mesh and builds its logits."""
+
+  def __init__(
+    self, mesh: mtf.Mesh, config: PalmConfig, dims: Dims, seed: int
+  ):
+    """Readies the tables that all layers share.
+
+    Args:
+      mesh: of one pod.
+      config: the architecture.
+      dims: its dimensions, from `model_dims`.
+      seed: of the initial weights.
+    """
+    self._mesh = mesh
+    self._config = config
+    self._dims = dims
+    self._seed = seed
+    self._sin, self._cos = rotary_tables(mesh, dims.length, dims.d_kv)
+    self._dtype = tf.as_dtype(config.activation_dtype)
+
+  def logits(self, inputs: mtf.Tensor) -> mtf.Tensor:
+    """Returns the logits of the token after each of `inputs`.
+
+    Args:
+      inputs: [batch, length], int32 in [0, vocab).
+
+    Returns:
+      [batch, length, vocab], activation dtype.
+    """
+    dims = self._dims
+    embedding = sliced_variable(
+      self._mesh,
+      "embedding",
+      mtf.Shape([dims.vocab, dims.d_model]),
+      initializer=Normal(1.0, self._seed),
+      activation_dtype=self._dtype,
+    )
+    x = embed(embedding, inputs)
+    for layer in range(self._config.num_layers):
+      x = self._block(x, f"layer_{layer:03d}")
+    # The scale carries 1/sqrt(d_model), so that it is applied in float32.
+    scale = self._scale("final_norm") * dims.d_model.size**-0.5
+    x = norm(x, scale, self._config.norm)
+    return mtf.einsum(
+      [x, embedding], output_shape=[dims.batch, dims.length, dims.vocab]
+    )
+
+  def _block(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
+    y = norm(x, self._scale(f"{name}/norm"), self._config.norm)
+    attention = self._attention(y, f"{name}/attention")
+    if self._config.block == "parallel":
+      return x + (attention + self._mlp(y, f"{name}/mlp"))
+    x += attention
+    y = norm(x, self._scale(f"{name}/mlp_norm"), self._config.norm)
+    return x + self._mlp(y, f"{name}/mlp")
+
+  def _attention(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
+    d = self._dims
+    memory = mtf.rename_dimension(x, "length", "memory_length")
+    shared = self._config.attention == "multi_query"
+    kv_heads = [] if shared else [d.heads]
+    q = self._product(x, f"{name}/q", [d.d_model], [d.heads, d.d_kv])
+    k = self._product(memory, f"{name}/k", [d.d_model], [*kv_heads, d.d_kv])
+    v = self._product(memory, f"{name}/v", [d.d_model], [*kv_heads, d.d_kv])
+    q = rotary(q, self._sin, self._cos)
+    k = rotary(k, self._sin, self._cos)
+    out = causal_attention(q, k, v)
+    # all-reduce over the axis of `heads`, if they are split
+    return self._product(out, f"{name}/o", [d.heads, d.d_kv], [d.d_model])
+
+  def _mlp(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
+    d = self._dims
+    gate = self._product(x, f"{name}/wi_gate", [d.d_model], [d.d_ff])
+    linear = self._product(x, f"{name}/wi", [d.d_model], [d.d_ff])
+    # all-reduce over the axis of `d_ff`, if it is split
+    return self._product(
+      swiglu(gate, linear), f"{name}/wo", [d.d_ff], [d.d_model]
+    )
+
+  def _product(
+    self,
+    x: mtf.Tensor,
+    name: str,
+    in_dims: list[mtf.Dimension],
+    out_dims: list[mtf.Dimension],
+  ) -> mtf.Tensor:
+    """Multiplies x [..., in_dims] by a new kernel [in_dims, out_dims]."""
+    fan_in = mtf.Shape(in_dims).size
+    kernel = sliced_variable(
+      self._mesh,
+      name,
+      mtf.Shape(in_dims + out_dims),
+      initializer=Normal(fan_in**-0.5, self._seed),
+      activation_dtype=self._dtype,
+    )
+    kept = [dim for dim in x.shape.dims if dim not in in_dims]
+    return mtf.einsum([x, kernel], output_shape=kept + out_dims)
+
+  def _scale(self, name: str) -> mtf.Tensor:
+    return sliced_variable(
+      self._mesh,
+      f"{name}/scale",
+      mtf.Shape([self._dims.d_model]),
+      initializer=Fill(1.0),
+    )

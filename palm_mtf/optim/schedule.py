@@ -1,0 +1,23 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What changes with the step k = 1, 2, ...: learning rate and decay (PaLM 5).
+
+  lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))
+  1 - beta2(k) = k ** -BETA2_EXPONENT
+
+The decay of the second moment is kept as 1 - beta2, because beta2 itself rounds:
+at step 255,000 of PaLM 1 - beta2 is 5e-5.
+"""
+
+from palm_mtf._tf import tf
+from palm_mtf.config import AdafactorConfig
+
+
+def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
+  """Returns lr(k), [] float32, of k, [] float32."""
+  return tf.minimum(config.learning_rate, tf.math.rsqrt(k))
+
+
+def second_moment_decay(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
+  """Returns 1 - beta2(k), [] float32, of k, [] float32."""
+  return tf.pow(k, -config.beta2_exponent)

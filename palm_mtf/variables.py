@@ -1,0 +1,109 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that exist only as slices and are drawn the same everywhere.
+
+Mesh TensorFlow's own variable keeps a full copy, the master, beside the slices
+that the mesh uses, and its random draws differ from process to process. Ours
+has no master: each device holds its slice in float32, the initial value is a
+pure function of (seed, name, position), and the checkpoint is written from and
+restored into the slices (checkpoints.py). So neither memory nor values depend
+on the layout.
+"""
+
+import dataclasses
+import hashlib
+
+from palm_mtf._tf import mtf, tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+  """Draws from N(0, stddev^2), not truncated (PaLM 5, weight initialization).
+
+  Attributes:
+    stddev: standard deviation; 1/sqrt(fan-in) for kernels, 1 for embeddings.
+    seed: of the run; the draw is keyed by (seed, name of the variable).
+  """
+
+  stddev: float
+  seed: int
+
+  def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
+    """Returns the whole initial value of `name`, float32."""
+    digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+    key = int.from_bytes(digest, "little", signed=True)
+    return self.stddev * tf.random.stateless_normal(
+      shape, seed=[self.seed % 2**31, key]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fill:
+  """Fills with one number."""
+
+  number: float
+
+  def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
+    """Returns the whole initial value of `name`, float32."""
+    del name
+    return tf.fill(shape, self.number)
+
+
+class SlicedVariable(mtf.Variable):
+  """A variable without a master; `lowering.variables` maps it to its slices."""
+
+  def __init__(
+    self,
+    mesh: mtf.Mesh,
+    name: str,
+    shape: mtf.Shape,
+    *,
+    initializer: Normal | Fill,
+    activation_dtype: tf.DType,
+    trainable: bool,
+  ):
+    # mtf.Variable's constructor makes the master, hence not super().__init__.
+    mtf.Operation.__init__(self, [], mesh, name=name)
+    assert self._name == name, f"variable {name} exists already"
+    self._dtype = mtf.VariableDType(tf.float32, tf.float32, activation_dtype)
+    self._trainable = trainable
+    self.initializer = initializer
+    self._outputs = [mtf.Tensor(self, shape, activation_dtype)]
+    self._splittable_dims, self._unsplittable_dims = (
+      self._initialize_all_dimensions_as_splittable()
+    )
+    self.graph.all_variables.append(self)
+    if trainable:
+      self.graph.trainable_variables.append(self)
+
+
+def sliced_variable(
+  mesh: mtf.Mesh,
+  name: str,
+  shape: mtf.Shape,
+  *,
+  initializer: Normal | Fill,
+  activation_dtype: tf.DType = tf.float32,
+  trainable: bool = True,
+) -> mtf.Tensor:
+  """Makes a variable and returns its value in `activation_dtype`.
+
+  Args:
+    mesh: the pod's mesh.
+    name: the variable's name in a checkpoint, which carries no pod, no layout.
+    shape: dimensions, stored in this order.
+    initializer: gives the first value.
+    activation_dtype: what the value is cast to where the model reads it.
+    trainable: False for what the optimizer keeps.
+
+  Returns:
+    [shape], activation_dtype; its `operation` is the variable.
+  """
+  return SlicedVariable(
+    mesh,
+    name,
+    shape,
+    initializer=initializer,
+    activation_dtype=activation_dtype,
+    trainable=trainable,
+  ).outputs[0]
