@@ -1,0 +1,92 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where gin files lie: the package's gin folder and the user's own files.
+
+A wheel holds the gin folder inside the package; in a checkout, and so in an
+editable install, it lies beside the package. Neither gin nor TensorFlow is
+imported here. What the files say is read in gin_statements.py.
+"""
+
+import re
+from pathlib import Path
+
+from palm_mtf.errors import UserError, did_you_mean
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def gin_folder() -> Path:
+  """Returns the folder that holds runs/, models/, recipes/ and the others."""
+  for folder in (_PACKAGE / "gin", _PACKAGE.parent / "gin"):
+    # The folder beside an installed package is gin's own library.
+    if (folder / "runs" / "settings.gin").is_file():
+      return folder
+  raise UserError(
+    f"the gin folder is missing from {_PACKAGE}: install palm_mtf again."
+  )
+
+
+def shown(path: Path) -> str:
+  """A file's shortest name: in the gin folder, else here, else absolute."""
+  for folder in (gin_folder(), Path.cwd()):
+    if path.is_relative_to(folder):
+      return str(path.relative_to(folder))
+  return str(path)
+
+
+def find_gin_file(name: str) -> Path:
+  """Finds a `--gin_file`: in the current folder, else in the gin folder."""
+  return _first_file(f"--gin_file={name}", name, [Path.cwd(), gin_folder()])
+
+
+def find_include(name: str, including: Path, line: int) -> Path:
+  """Finds an included file: beside its includer, in the gin folder, or here."""
+  return _first_file(
+    f'{shown(including)}:{line}: include "{name}"',
+    name,
+    [including.parent, gin_folder(), Path.cwd()],
+  )
+
+
+def header(path: Path) -> list[str]:
+  """The comment lines at the top of a gin file, without their "# "."""
+  lines = path.read_text(encoding="utf-8").splitlines()
+  end = next((i for i, x in enumerate(lines) if x[:1] != "#"), len(lines))
+  return [re.sub("^# ?", "", line) for line in lines[:end]]
+
+
+def _first_file(what: str, name: str, folders: list[Path]) -> Path:
+  for folder in folders:
+    path = folder / Path(name).expanduser()  # an absolute name stays itself
+    if path.is_file():
+      return path.resolve()
+    if path.is_dir() and name:
+      raise UserError(f"{what}: a folder; name a gin file in it.")
+  raise UserError(
+    f"{what}: no such file{_nearest(name, folders)}. Looked in "
+    f"{' and '.join(dict.fromkeys(map(_described, folders)))}."
+  )
+
+
+def _described(folder: Path) -> str:
+  if folder == Path.cwd():
+    return "the current folder"
+  return "the package's gin folder" if folder == gin_folder() else str(folder)
+
+
+def _nearest(name: str, folders: list[Path]) -> str:
+  """Says which existing file is nearest, by its whole name or its last part."""
+  existing = {}
+  for path in sorted(gin_folder().glob("*/*.gin")):
+    existing[str(path.relative_to(gin_folder()))] = None
+  for folder in folders:
+    beside = (folder / name).parent
+    for path in sorted(beside.glob("*.gin")) if beside.is_dir() else []:
+      existing[str(Path(name).parent / path.name)] = None
+  if "/" in name and (guess := did_you_mean(name, existing)):
+    return guess
+  by_stem = {Path(path).stem: path for path in existing}  # recipes/ come late
+  guess = did_you_mean(Path(name).stem, by_stem)
+  for stem, path in by_stem.items():
+    guess = guess.replace(f'"{stem}"', f'"{path}"')
+  return guess

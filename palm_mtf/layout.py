@@ -1,0 +1,204 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh of devices and which dimension is split over which of its axes.
+
+Mesh TensorFlow's syntax, checked as it does not check itself: a rule that
+matches nothing is an error here, not a silently unsplit dimension. A *dim* is a
+dimension of a tensor, an *axis* one of the mesh. Layouts change speed and
+memory, never results.
+
+  MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
+  LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+
+from palm_mtf.config import PalmConfig
+from palm_mtf.errors import UserError, did_you_mean
+
+AXES = ("data", "model")
+DIMENSIONS = (
+  "batch",
+  "length",
+  "memory_length",
+  "d_model",
+  "heads",
+  "d_kv",
+  "d_ff",
+  "vocab",
+)
+SPLIT_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
+
+_UNSPLIT_REASONS = {
+  "length": "attention looks along it",
+  "memory_length": "attention sums over it",
+  "d_model": "every norm sums over it",
+  "d_kv": "rotary embedding turns pairs of it",
+}
+
+# The tensors in which dimensions that may be split meet; a mesh axis can split
+# only one dimension of each.
+_TENSORS = (
+  ("batch", "length", "heads"),
+  ("batch", "length", "d_ff"),
+  ("batch", "length", "vocab"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshLayout:
+  """The mesh and the layout rules, as the user wrote them.
+
+  What can be judged without the model's sizes is judged when it is made; the
+  sizes are judged by `check`.
+
+  Attributes:
+    mesh_shape: "axis:size" pairs between "," or ";"; "" is one device.
+    layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
+  """
+
+  mesh_shape: str
+  layout: str
+
+  def __post_init__(self):
+    _check_axes(_pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"))
+    rules = _pairs("LAYOUT", self.layout, "batch:data,heads:model")
+    for dimension, axis in rules:
+      _check_rule(dimension, axis, self)
+    _check_rules_together(rules)
+    for axis, size in self.axes.items():
+      if size > 1 and axis not in self.rules.values():
+        raise UserError(
+          f'mesh axis "{axis}"={size} splits no dimension: every core would '
+          f"repeat the same work. Add a rule such as "
+          f'"{"batch" if axis == "data" else "heads"}:{axis}" to LAYOUT.'
+        )
+
+  @property
+  def axes(self) -> dict[str, int]:
+    """Sizes of the mesh axes, in the order of the mesh's dimensions."""
+    pairs = _pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
+    return {axis: int(size) for axis, size in pairs}
+
+  @property
+  def rules(self) -> dict[str, str]:
+    """The mesh axis of every dimension that is split."""
+    return dict(_pairs("LAYOUT", self.layout, "batch:data,heads:model"))
+
+  @property
+  def num_devices(self) -> int:
+    """Devices in one mesh."""
+    return math.prod(self.axes.values())
+
+  def axis_size_of(self, dimension: str) -> int:
+    """Into how many slices `dimension` is split; 1 where no rule names it."""
+    assert dimension in DIMENSIONS, dimension
+    axis = self.rules.get(dimension)
+    return self.axes[axis] if axis else 1
+
+
+def check(
+  layout: MeshLayout, config: PalmConfig, global_batch_size: int
+) -> None:
+  """Raises UserError unless every split dimension divides evenly."""
+  sizes = {
+    "batch": (global_batch_size, "GLOBAL_BATCH_SIZE"),
+    "heads": (config.num_heads, "NUM_HEADS"),
+    "d_ff": (config.d_ff, "D_FF"),
+    "vocab": (config.vocab_size, "VOCAB_SIZE"),
+  }
+  for dimension, axis in layout.rules.items():
+    size, macro = sizes[dimension]
+    if size % layout.axes[axis]:
+      raise UserError(
+        f"{dimension}={size} is not divisible by mesh axis "
+        f"{axis}={layout.axes[axis]} (rule {dimension}:{axis}). Use a divisor "
+        f"of {size}, or another {macro}."
+      )
+
+
+def _pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
+  """Splits "a:b,c:d" into its pairs."""
+  if not isinstance(value, str):
+    raise UserError(f'{name} = {value!r}: give a text such as "{example}".')
+  pairs = []
+  for pair in filter(None, re.split(r"[,;\s]+", value)):
+    left, separator, right = pair.partition(":")
+    if not (left and separator and right) or ":" in right:
+      raise UserError(
+        f'{name} = "{value}": "{pair}" is not a pair; write "{example}".'
+      )
+    pairs.append((left, right))
+  return pairs
+
+
+def _check_axes(pairs: list[tuple[str, str]]) -> None:
+  seen = set()
+  for axis, size in pairs:
+    if axis not in AXES:
+      raise UserError(
+        f'MESH_SHAPE "{axis}:{size}": no axis "{axis}"'
+        f"{did_you_mean(axis, AXES)}. Axes: {', '.join(AXES)}."
+      )
+    if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
+      raise UserError(
+        f'MESH_SHAPE "{axis}:{size}": the size of an axis is a whole number '
+        "of at least 1."
+      )
+    if axis in seen:
+      raise UserError(
+        f'MESH_SHAPE "{axis}:{size}": axis "{axis}" is already there; give it '
+        "one size."
+      )
+    seen.add(axis)
+
+
+def _check_rule(dimension: str, axis: str, layout: MeshLayout) -> None:
+  rule = f'layout rule "{dimension}:{axis}"'
+  if dimension not in DIMENSIONS:
+    raise UserError(
+      f'{rule}: no dimension "{dimension}"'
+      f"{did_you_mean(dimension, DIMENSIONS)}. "
+      f"Dimensions: {', '.join(SPLIT_DIMENSIONS)}."
+    )
+  if dimension in _UNSPLIT_REASONS:
+    raise UserError(
+      f"{rule}: {dimension} cannot be split, because "
+      f"{_UNSPLIT_REASONS[dimension]}. "
+      f"Dimensions that can be: {', '.join(SPLIT_DIMENSIONS)}."
+    )
+  if axis not in AXES:
+    raise UserError(
+      f'{rule}: no axis "{axis}"{did_you_mean(axis, AXES)}. '
+      f"Axes: {', '.join(AXES)}."
+    )
+  if axis not in layout.axes:
+    raise UserError(
+      f'{rule}: MESH_SHAPE = "{layout.mesh_shape}" has no axis "{axis}"; add '
+      f'"{axis}:<size>" to it or drop the rule.'
+    )
+
+
+def _check_rules_together(rules: list[tuple[str, str]]) -> None:
+  """One rule for a dimension, one dimension of a tensor for an axis."""
+  axes: dict[str, str] = {}
+  for dimension, axis in rules:
+    if dimension in axes:
+      raise UserError(
+        f'layout rule "{dimension}:{axis}": there is already a rule '
+        f'"{dimension}:{axes[dimension]}"; keep one.'
+      )
+    axes[dimension] = axis
+  for tensor in _TENSORS:
+    split = [dimension for dimension in tensor if dimension in axes]
+    for first, second in itertools.pairwise(split):
+      if axes[first] == axes[second]:
+        raise UserError(
+          f'layout rules "{first}:{axes[first]}" and '
+          f'"{second}:{axes[second]}": the tensor [{", ".join(tensor)}] can '
+          f'be split only once over axis "{axes[first]}"; move one to the '
+          "other axis."
+        )

@@ -1,0 +1,82 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""An installed palm_mtf to run commands of, without TensorFlow behind it.
+
+It is laid out as a wheel makes it, with the gin folder inside the package, and
+its entry points print their arguments instead of training.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+ENTRY_POINTS = """
+import json, os, sys
+from palm_mtf.errors import UserError
+
+def {name}(*, model_dir, config_files=None, as_json=None, **settings):
+  model_dir, _, mood = model_dir.partition("!")
+  if mood == "crash":
+    raise RuntimeError("ours")
+  if mood == "user":
+    raise UserError("SEED = 0: the moon is wrong.")
+  if mood == "interrupt":
+    raise KeyboardInterrupt
+  if mood == "pipe":
+    raise BrokenPipeError("a socket, not stdout")
+  for file_name, text in (config_files or {{}}).items():
+    os.makedirs(model_dir, exist_ok=True)
+    with open(os.path.join(model_dir, file_name), "w") as file:
+      file.write(text)
+  print(json.dumps({{
+    "as_json": as_json,
+    "kinds": {{name: type(each).__name__ for name, each in settings.items()}},
+    "settings": {{name: vars(each) for name, each in settings.items()}},
+    "modules": sorted(sys.modules),
+  }}))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+  """An installed palm_mtf whose entry points print their arguments."""
+  folder = tmp_path_factory.mktemp("site")
+  shutil.copytree(ROOT / "gin", folder / "palm_mtf" / "gin")
+  shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
+  for name in ("__init__", "__main__", "config", "errors", "layout"):
+    shutil.copy(ROOT / "palm_mtf" / f"{name}.py", folder / "palm_mtf")
+  for module, name in (
+    ("train", "train"),
+    ("evaluate", "evaluate"),
+    ("infer", "generate"),
+    ("vocab", "vocab"),
+  ):
+    text = ENTRY_POINTS.format(name=name)
+    (folder / "palm_mtf" / f"{module}.py").write_text(text)
+  (folder / "palm_mtf" / "cli" / "doctor.py").write_text(
+    "def main(json: bool) -> int:\n  print(f'doctor {json}')\n  return 0\n"
+  )
+  return folder
+
+
+@pytest.fixture
+def palm_mtf(site, tmp_path, monkeypatch):
+  """Runs the command in an empty folder; returns code, stdout and stderr."""
+  monkeypatch.chdir(tmp_path)
+
+  def run(*arguments: str, python: tuple[str, ...] = (), **keywords):
+    return subprocess.run(
+      [sys.executable, *python, "-m", "palm_mtf", *arguments],
+      env={**os.environ, "PYTHONPATH": str(site)},
+      text=True,
+      check=False,
+      **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords},
+    )
+
+  return run

@@ -1,0 +1,134 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Gin files are found from a checkout, a wheel and the current folder."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from palm_mtf.cli.gin_folder import (
+  find_gin_file,
+  find_include,
+  gin_folder,
+  header,
+  shown,
+)
+from palm_mtf.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LOOKED = " Looked in the current folder and the package's gin folder."
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def copied(folder: Path, inside: bool) -> str:
+  """Copies the package to `folder`; returns what it says its gin folder is."""
+  shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
+  for name in ("__init__.py", "errors.py"):
+    shutil.copy(ROOT / "palm_mtf" / name, folder / "palm_mtf")
+  gin = folder / "palm_mtf" / "gin" if inside else folder / "gin"
+  shutil.copytree(gin_folder(), gin)
+  program = "from palm_mtf.cli.gin_folder import *; print(gin_folder())"
+  done = subprocess.run(
+    [sys.executable, "-c", program],
+    env={"PYTHONPATH": str(folder)},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return done.stdout.strip()
+
+
+def test_a_checkout_has_its_gin_folder_beside_the_package(here):
+  assert copied(here, inside=False) == str(here / "gin")
+
+
+def test_a_wheel_has_its_gin_folder_inside_the_package(here):
+  # Beside an installed package, "gin" is the library.
+  (here / "gin").mkdir()
+  (here / "gin" / "__init__.py").touch()
+  assert copied(here, inside=True) == str(here / "palm_mtf" / "gin")
+
+
+def test_the_current_folder_comes_before_the_gin_folder(here):
+  shipped = gin_folder() / "layouts" / "single.gin"
+  assert find_gin_file("layouts/single.gin") == shipped
+  (here / "layouts").mkdir()
+  (here / "layouts" / "single.gin").touch()
+  assert find_gin_file("layouts/single.gin") == here / "layouts/single.gin"
+
+
+def test_an_absolute_path_and_a_home_path_are_found(here, monkeypatch):
+  (here / "mine.gin").touch()
+  monkeypatch.setenv("HOME", str(here))
+  assert find_gin_file(str(here / "mine.gin")) == here / "mine.gin"
+  assert find_gin_file("~/mine.gin") == here / "mine.gin"
+
+
+def test_an_include_is_looked_up_beside_its_includer_first(here):
+  theirs = here / "project"
+  (theirs / "layouts").mkdir(parents=True)
+  (here / "own").mkdir()
+  (here / "own" / "late.gin").touch()
+  including = theirs / "main.gin"
+  name = "layouts/single.gin"
+  assert find_include(name, including, 1) == gin_folder() / name
+  (theirs / name).touch()
+  assert find_include(name, including, 1) == theirs / name
+  assert find_include("own/late.gin", including, 1) == here / "own/late.gin"
+
+
+@pytest.mark.parametrize(
+  ("name", "nearest"),
+  [
+    ("recipes/quickstrt.gin", ' (did you mean "recipes/quickstart.gin"?)'),
+    ("recipes/quickstart", ' (did you mean "recipes/quickstart.gin"?)'),
+    ("palm_540.gin", ' (did you mean "recipes/palm_540b.gin"?)'),
+    ("sub/mine.gn", ' (did you mean "sub/mine.gin"?)'),
+    ("zzz", ""),
+  ],
+)
+def test_a_missing_file_names_the_nearest_one(here, name, nearest):
+  (here / "sub").mkdir()
+  (here / "sub" / "mine.gin").touch()
+  with pytest.raises(UserError) as error:
+    find_gin_file(name)
+  assert str(error.value) == (
+    f"--gin_file={name}: no such file{nearest}.{LOOKED}"
+  )
+
+
+def test_a_missing_include_names_its_line(here):
+  with pytest.raises(UserError) as error:
+    find_include("layout/single.gin", here / "mine.gin", 3)
+  assert str(error.value) == (
+    'mine.gin:3: include "layout/single.gin": no such file (did you mean '
+    '"layouts/single.gin"?). Looked in the current folder and the package\'s '
+    "gin folder."
+  )
+
+
+def test_a_folder_is_not_a_gin_file():
+  with pytest.raises(UserError) as error:
+    find_gin_file("recipes")
+  assert str(error.value) == (
+    "--gin_file=recipes: a folder; name a gin file in it."
+  )
+
+
+def test_a_path_is_shown_as_short_as_it_can_be(here):
+  assert shown(gin_folder() / "runs" / "train.gin") == "runs/train.gin"
+  assert shown(here / "a" / "b.gin") == "a/b.gin"
+  assert shown(here.parent / "b.gin") == str(here.parent / "b.gin")
+
+
+def test_the_header_is_the_comment_at_the_top(here):
+  (here / "a.gin").write_text("# One.\n#\n#   two\nA = 1\n# not this\n")
+  assert header(here / "a.gin") == ["One.", "", "  two"]

@@ -1,0 +1,255 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Statements keep their values and origins; a wrong line is named."""
+
+import random
+
+import pytest
+
+from palm_mtf.cli.gin_statements import (
+  Macro,
+  Reference,
+  format_value,
+  names_in,
+  read_command_line,
+  read_file,
+)
+from palm_mtf.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  return tmp_path
+
+
+def read(here, text: str):
+  path = here / "mine.gin"
+  path.write_text(text, encoding="utf-8")
+  return read_file(path)
+
+
+def test_settings_keep_their_origins_through_includes(here):
+  (here / "inner.gin").write_text("# A header.\nB = 2\n")
+  settings = read(here, "A = 1\ninclude 'inner.gin'\n\nC = [\n  3,\n]\nD = 4\n")
+  assert [(str(each), each.origin) for each in settings] == [
+    ("A = 1", "mine.gin:1"),
+    ("B = 2", "inner.gin:2"),
+    ("C = [3]", "mine.gin:4"),
+    ("D = 4", "mine.gin:7"),
+  ]
+
+
+def test_blocks_scopes_and_long_macros_are_ordinary_settings(here):
+  settings = read(
+    here,
+    "config.PalmConfig:\n  norm = 'rms_norm'\n  d_kv = 8\n"
+    "teacher/config.PalmConfig.d_ff = 1\ndeep/SIZE = 2\n"
+    "SIZE/gin.macro.value = 3\n",
+  )
+  assert [each.key for each in settings] == [
+    "config.PalmConfig.norm",
+    "config.PalmConfig.d_kv",
+    "teacher/config.PalmConfig.d_ff",
+    "deep/SIZE",
+    "SIZE",
+  ]
+
+
+def test_imports_say_what_their_name_stands_for(here):
+  imports = read(
+    here,
+    "from __gin__ import dynamic_registration\nimport a.b\nimport a.b as c\n"
+    "from a import b\nfrom a import b as d\n",
+  )
+  assert [(each.name, each.path, each.module) for each in imports] == [
+    ("a", "a", "a.b"),
+    ("c", "a.b", "a.b"),
+    ("b", "a.b", "a.b"),
+    ("d", "a.b", "a.b"),
+  ]
+
+
+def test_references_and_macros_stay_names(here):
+  (setting,) = read(here, "A = [@x.f, {'k': (@s/y.g(), %B)}]")
+  assert list(names_in(setting.value)) == [
+    Reference("", "x.f", False),
+    Reference("s", "y.g", True),
+    Macro("B"),
+  ]
+  assert str(setting) == 'A = [@x.f, {"k": (@s/y.g(), %B)}]'
+
+
+@pytest.mark.parametrize(
+  "value",
+  [
+    0,
+    -1.5,
+    1e-4,
+    1e300,
+    True,
+    None,
+    "",
+    "plain",
+    "both \" and '",
+    "it's",
+    "back\\slash \n\t\x00\u2028",
+    "\u00e4 \U0001f600",
+    b"bytes",
+    [],
+    (),
+    (1,),
+    (1, 2),
+    {"a": [1, ("b",)], 2: {}},
+  ],
+)
+def test_a_value_is_written_as_gin_reads_it(here, value):
+  (setting,) = read(here, f"A = {format_value(value)}  # origin\n")
+  assert setting.value == value
+  assert type(setting.value) is type(value)
+
+
+def test_the_command_line_is_read_as_files_are():
+  settings = read_command_line(
+    ["A=1", 'B="x=y"', "config.PalmConfig.norm='rms_norm'", "C=[1,\n2]"]
+  )
+  assert list(map(str, settings)) == [
+    "A = 1",
+    'B = "x=y"',
+    'config.PalmConfig.norm = "rms_norm"',
+    "C = [1, 2]",
+  ]
+  assert {each.origin for each in settings} == {"command line"}
+
+
+KINDS = "write a number, True, None, a quoted text or a list of these."
+
+
+@pytest.mark.parametrize(
+  ("binding", "message"),
+  [
+    (
+      "MODEL_DIR=foo",
+      "--gin.MODEL_DIR=foo: foo is not a Python value; write "
+      "--gin.MODEL_DIR='\"foo\"'",
+    ),
+    (
+      "MODEL_DIR=/tmp/x-1/y.z",
+      "--gin.MODEL_DIR=/tmp/x-1/y.z: /tmp/x-1/y.z is not a Python value; "
+      "write --gin.MODEL_DIR='\"/tmp/x-1/y.z\"'",
+    ),
+    (
+      "MODEL_DIR=~/x",
+      "--gin.MODEL_DIR=~/x: ~/x is not a Python value; write "
+      "--gin.MODEL_DIR='\"~/x\"'",
+    ),
+    (
+      "SEED=16k",
+      "--gin.SEED=16k: 16k is not a Python value; write --gin.SEED='\"16k\"'",
+    ),
+    (
+      "VOCABULARY=none",
+      "--gin.VOCABULARY=none: none is not a Python value; write "
+      "--gin.VOCABULARY=None",
+    ),
+    ("MODEL_DIR", "--gin.MODEL_DIR: write --gin.NAME=VALUE."),
+    ("=3", "--gin.=3: write --gin.NAME=VALUE."),
+    ("A B=3", "--gin.A B=3: write --gin.NAME=VALUE."),
+    ("SEED=1\nX=2", "--gin.SEED=1\nX=2: give one value."),
+    ("P=[a]", f"--gin.P=[a]: a is not a Python value; {KINDS}"),
+    ("SEED=", f"--gin.SEED=: unable to parse value; {KINDS}"),
+    ("P=[1", f"--gin.P=[1: a bracket or a quote is not closed; {KINDS}"),
+  ],
+)
+def test_a_wrong_value_on_the_command_line_is_shown_quoted(binding, message):
+  with pytest.raises(UserError) as error:
+    read_command_line([binding])
+  assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    (
+      "A = 1\nMODEL_DIR = runs/x  # here\n",
+      "mine.gin:2: MODEL_DIR = runs/x: not a Python value; write "
+      'MODEL_DIR = "runs/x"',
+    ),
+    (
+      "A = true\n",
+      "mine.gin:1: A = true: not a Python value; write A = True",
+    ),
+    (
+      "\nNUM LAYERS = 3\n",
+      "mine.gin:2: NUM LAYERS = 3: couldn't parse statement, expected ':' or "
+      "'='.",
+    ),
+    ("A = 1 2\n", "mine.gin:1: A = 1 2: expected newline."),
+    (
+      "include recipes/x.gin\n",
+      "mine.gin:1: include recipes/x.gin: recipes is not a Python value.",
+    ),
+    (
+      "A = 1\nB = [1,\n2 3]\n",
+      "mine.gin:3: 2 3]: expected ',' or ']'.",
+    ),
+    ("A = 1\n!\n", "mine.gin:2: !: unexpected token."),
+    (
+      "from __gin__ import magic\n",
+      "mine.gin:1: from __gin__ import magic: the name is gin's own; import "
+      "it as another.",
+    ),
+    (
+      "import gin\n",
+      "mine.gin:1: import gin: the name is gin's own; import it as another.",
+    ),
+  ],
+)
+def test_a_wrong_line_in_a_file_is_named(here, text, message):
+  with pytest.raises(UserError) as error:
+    read(here, text)
+  assert str(error.value) == message
+
+
+def test_files_that_include_each_other_are_named(here):
+  (here / "other.gin").write_text("include 'mine.gin'\n")
+  with pytest.raises(UserError) as error:
+    read(here, "include 'other.gin'\n")
+  assert str(error.value) == (
+    "mine.gin -> other.gin -> mine.gin: gin files include each other in a "
+    "circle."
+  )
+
+
+def test_a_file_may_be_included_twice(here):
+  (here / "a.gin").write_text("A = 1\n")
+  (here / "b.gin").write_text("include 'a.gin'\n")
+  settings = read(here, "include 'a.gin'\ninclude 'b.gin'\n")
+  assert list(map(str, settings)) == ["A = 1", "A = 1"]
+
+
+def test_a_file_that_is_no_text_is_named(here):
+  (here / "mine.gin").write_bytes(b"A = '\xff'\n")
+  with pytest.raises(UserError, match=r"^mine\.gin: cannot be read as UTF-8"):
+    read_file(here / "mine.gin")
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+def test_no_damage_to_a_file_gives_anything_but_statements_or_a_line(here):
+  text = (
+    "# Header.\nfrom a import b\nA = [1, (2.5, 'x')]\nb.c:\n  d = @b.e()\n"
+    "B = {'k': %A}\n"
+  )
+  damage = random.Random(0)
+  refused = 0
+  for _ in range(500):
+    start = damage.randrange(len(text))
+    end = start + damage.randrange(4)
+    bits = damage.choices("\n\t []{}()'\"%@=:.,/\\#-!$?0e\u00e4", k=3)
+    try:
+      read(here, text[:start] + "".join(bits) + text[end:])
+    except UserError as error:
+      refused += 1
+      assert "mine.gin:" in str(error)
+      assert "\n" not in str(error)
+  assert refused > 100

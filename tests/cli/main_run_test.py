@@ -1,0 +1,193 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a command gives to its entry point, and what it makes of its end."""
+
+import json
+import subprocess
+
+import pytest
+
+RECIPE = "--gin_file=recipes/quickstart.gin"
+DIR = '--gin.MODEL_DIR="x"'
+
+
+def settings_of(done: subprocess.CompletedProcess) -> dict:
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout)["settings"]
+
+
+def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
+  done = palm_mtf("train", RECIPE, DIR, "--gin.D_FF=512")
+  got = json.loads(done.stdout)
+  assert got["kinds"] == {
+    "model": "PalmConfig",
+    "mesh": "MeshLayout",
+    "optimizer": "AdafactorConfig",
+    "data": "TextConfig",
+    "run": "RunConfig",
+  }
+  assert got["settings"]["model"]["d_ff"] == 512
+  assert got["settings"]["model"]["norm"] == "layer_norm"
+  assert got["settings"]["mesh"] == {"mesh_shape": "", "layout": ""}
+  assert isinstance(got["settings"]["run"]["prompts"], list)
+  assert (got["as_json"], done.returncode) == (None, 0)
+  assert not {"tensorflow", "numpy"} & set(got["modules"])
+
+
+def test_training_keeps_both_configurations_and_either_gives_the_same(
+  palm_mtf, tmp_path
+):
+  arguments = [RECIPE, DIR, "--gin.NUM_LAYERS=3", "--gin.PROMPTS=['\"\\n']"]
+  first = settings_of(palm_mtf("train", *arguments))
+  printed = palm_mtf("train", *arguments, "--print_config").stdout
+  assert (tmp_path / "x" / "config.gin").read_text() == printed
+  kept = {
+    name: (tmp_path / "x" / name).read_text()
+    for name in ("config.gin", "operative_config.gin")
+  }
+  for name, text in kept.items():
+    (tmp_path / name).write_text(text)
+    for command in ("train", "evaluate", "generate"):
+      assert settings_of(palm_mtf(command, f"--gin_file={name}")) == first
+    only = settings_of(palm_mtf("vocab", f"--gin_file={name}"))
+    assert only == {name: first[name] for name in ("model", "data")}
+
+
+def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):
+  (tmp_path / "a.gin").write_text("D_FF = 16\nD_KV = 16\nNUM_HEADS = 2\n")
+  (tmp_path / "b.gin").write_text("D_FF = 32\nD_KV = 32\n")
+  arguments = [
+    "--gin.D_FF=64",
+    RECIPE,
+    "--gin_file=a.gin",
+    "--gin_file=b.gin",
+    DIR,
+  ]
+  train = settings_of(palm_mtf("train", *arguments))
+  assert settings_of(palm_mtf("evaluate", *arguments)) == train
+  model = train["model"]
+  assert (model["d_ff"], model["d_kv"], model["num_heads"]) == (64, 32, 2)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "generate"])
+def test_json_reaches_the_commands_with_results(palm_mtf, name):
+  for flags, as_json in (((), False), (("--json",), True)):
+    done = palm_mtf(name, RECIPE, DIR, *flags)
+    assert json.loads(done.stdout)["as_json"] is as_json
+
+
+@pytest.mark.parametrize(
+  ("flag", "line"),
+  [
+    (
+      "--gin.D_KV=7",
+      "D_KV = 7: rotary embedding turns pairs of numbers, so D_KV is even; "
+      "use 8. (D_KV is set on the command line)",
+    ),
+    (
+      "--gin.LAYOUT='dff:model'",
+      'layout rule "dff:model": no dimension "dff" (did you mean "d_ff"?). '
+      "Dimensions: batch, heads, d_ff, vocab.",
+    ),
+    (
+      '--gin.MODEL_DIR="x!user"',
+      "SEED = 0: the moon is wrong. (SEED is set in recipes/quickstart.gin:9)",
+    ),
+  ],
+)
+def test_a_wrong_value_is_one_line_that_says_where_it_was_set(
+  palm_mtf, flag, line
+):
+  done = palm_mtf("train", RECIPE, DIR, flag)
+  origin = "recipes/quickstart.gin:"
+  said = done.stderr.replace("\n", "")
+  if origin in line:  # whatever line of the recipe it is
+    said, line = (
+      said.partition(origin)[0],
+      ("palm_mtf: " + line.partition(origin)[0]),
+    )
+  else:
+    line = f"palm_mtf: {line}"
+  assert (done.returncode, done.stdout, said) == (2, "", line)
+
+
+def test_a_fault_of_ours_has_its_traceback_and_exits_with_one(palm_mtf):
+  done = palm_mtf("train", RECIPE, '--gin.MODEL_DIR="x!crash"')
+  assert done.returncode == 1
+  assert done.stderr.startswith("Traceback (most recent call last):\n")
+  assert done.stderr.endswith("\nRuntimeError: ours\n")
+
+
+def test_an_interrupt_before_the_run_ends_cleanly(palm_mtf):
+  done = palm_mtf("train", RECIPE, '--gin.MODEL_DIR="x!interrupt"')
+  assert (done.returncode, done.stderr) == (130, "palm_mtf: interrupted\n")
+
+
+def test_a_broken_pipe_that_is_not_stdout_is_ours(palm_mtf):
+  done = palm_mtf("train", RECIPE, '--gin.MODEL_DIR="x!pipe"')
+  assert done.returncode == 1
+  assert done.stderr.endswith("BrokenPipeError: a socket, not stdout\n")
+
+
+MINE = """
+import my_models
+train.train.model = @my_models.tall()
+my_models.tall.depth = %DEPTH
+my_models.tall.base = @config.PalmConfig()
+DEPTH = 9
+"""
+MY_MODELS = """
+import dataclasses
+
+def tall(base, depth):
+  return dataclasses.replace(base, num_layers=depth)
+"""
+
+
+def test_a_users_own_function_is_registered_by_its_import(palm_mtf, tmp_path):
+  (tmp_path / "my_models.py").write_text(MY_MODELS)
+  (tmp_path / "mine.gin").write_text(MINE)
+  mine = "--gin_file=mine.gin"
+  plain = settings_of(palm_mtf("train", RECIPE, DIR))["model"]
+  model = settings_of(palm_mtf("train", RECIPE, mine, DIR))["model"]
+  assert model == {**plain, "num_layers": 9}
+  again = palm_mtf("train", "--gin_file=x/config.gin", "--gin.DEPTH=8")
+  assert settings_of(again)["model"]["num_layers"] == 8
+
+
+@pytest.mark.parametrize(
+  ("text", "line"),
+  [
+    (
+      "import no_such_module",
+      "mine.gin:1: import no_such_module: No module named 'no_such_module'; "
+      "is it installed?",
+    ),
+    (
+      "import my_models\nmy_models.tall.dpth = 1",
+      "my_models.tall.dpth = 1  # mine.gin:2: Configurable 'my_models.tall' "
+      "doesn't have a parameter named 'dpth'.",
+    ),
+  ],
+)
+def test_a_mistake_with_a_users_own_module_names_its_line(
+  palm_mtf, tmp_path, text, line
+):
+  (tmp_path / "my_models.py").write_text(MY_MODELS)
+  (tmp_path / "mine.gin").write_text(text)
+  done = palm_mtf("train", RECIPE, "--gin_file=mine.gin", DIR)
+  assert (done.returncode, done.stderr) == (2, f"palm_mtf: {line}\n")
+
+
+def test_a_misspelt_function_of_a_users_module_names_its_line(
+  palm_mtf, tmp_path
+):
+  (tmp_path / "my_models.py").write_text(MY_MODELS)
+  (tmp_path / "mine.gin").write_text("import my_models\nmy_models.tal.x = 1")
+  done = palm_mtf("train", RECIPE, "--gin_file=mine.gin", DIR)
+  assert done.returncode == 2
+  assert done.stderr.startswith(
+    "palm_mtf: my_models.tal.x = 1  # mine.gin:2: Couldn't resolve selector "
+    "my_models.tal; "
+  )
+  assert done.stderr.count("\n") == 1

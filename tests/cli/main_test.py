@@ -1,0 +1,193 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command from outside: help, mistakes, exit codes and what it imports."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from palm_mtf import __version__
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RECIPE = "--gin_file=recipes/quickstart.gin"
+DIR = '--gin.MODEL_DIR="x"'
+HEAVY = {"tensorflow", "mesh_tensorflow", "numpy", "sentencepiece", "jax"}
+
+
+def imported(done: subprocess.CompletedProcess) -> set[str]:
+  """All modules that a run with `-X importtime` imported."""
+  lines = done.stderr.splitlines()
+  return {
+    line.rpartition("|")[2].strip()
+    for line in lines
+    if line.startswith("import time:")
+  }
+
+
+HELPS = [
+  ("--help",),
+  ("train", "--help"),
+  ("evaluate", "-h"),
+  ("generate", "--help"),
+  ("vocab", "--help"),
+  ("doctor", "--help"),
+]
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
+def test_help_imports_nothing_heavy_and_answers_at_once(palm_mtf, arguments):
+  done = palm_mtf(*arguments, python=("-X", "importtime"))
+  assert done.returncode == 0
+  assert not imported(done) & (HEAVY | {"gin", "palm_mtf.config"})
+
+  def secs() -> float:
+    start = time.perf_counter()
+    palm_mtf(*arguments)
+    return time.perf_counter() - start
+
+  assert min(secs() for _ in range(3)) < 0.5
+
+
+def test_help_lists_the_commands(palm_mtf):
+  done = palm_mtf("--help")
+  for name in ("train", "evaluate", "generate", "vocab", "doctor"):
+    assert f"\n  {name} " in done.stdout
+  assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "vocab"])
+def test_help_of_a_command_says_what_it_requires_with_an_example(
+  palm_mtf, name
+):
+  text = palm_mtf(name, "--help").stdout
+  assert "Required: MODEL_DIR" in text
+  assert f"Example:\n  palm_mtf {name} --gin_file=" in text
+  assert ("--json" in text) == (name in ("evaluate", "generate"))
+
+
+def test_version(palm_mtf):
+  assert palm_mtf("--version").stdout == f"palm_mtf {__version__}\n"
+
+
+COMMANDS = "train, evaluate, generate, vocab, doctor"
+
+
+@pytest.mark.parametrize(
+  ("arguments", "line"),
+  [
+    ([], f"no command: give one of {COMMANDS}; see palm_mtf --help"),
+    (
+      ["trian"],
+      f'unknown command "trian" (did you mean "train"?). Commands: {COMMANDS}.',
+    ),
+    (["xyz"], f'unknown command "xyz". Commands: {COMMANDS}.'),
+    (["--foo"], "unknown flag --foo; see palm_mtf --help"),
+    (
+      ["train", "--gin_fil=x"],
+      'unknown flag --gin_fil (did you mean "--gin_file"?); see palm_mtf train '
+      "--help",
+    ),
+    (
+      ["train", "--print-config"],
+      'unknown flag --print-config (did you mean "--print_config"?); see '
+      "palm_mtf train --help",
+    ),
+    (["train", "--json"], "unknown flag --json; see palm_mtf train --help"),
+    (
+      ["train", "recipes/quickstart.gin"],
+      'unknown argument "recipes/quickstart.gin"; for a gin file, write '
+      "--gin_file=recipes/quickstart.gin",
+    ),
+    (
+      ["train", "--gin_file"],
+      "argument --gin_file: expected one argument; see palm_mtf train --help",
+    ),
+    (
+      ["train", RECIPE, "--gin.SEED=1\nX=2"],
+      "--gin.SEED=1\\nX=2: give one value.",
+    ),
+    (
+      ["train", RECIPE, "--gin.MODEL_DIR=x"],
+      "--gin.MODEL_DIR=x: x is not a Python value; write "
+      "--gin.MODEL_DIR='\"x\"'",
+    ),
+    (
+      ["train", RECIPE],
+      "MODEL_DIR is not set; pass --gin.MODEL_DIR='\"...\"'",
+    ),
+    (
+      ["evaluate", RECIPE, DIR, "--gin.NUM_LAYER=3"],
+      'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) on the command '
+      "line; see gin/runs/settings.gin",
+    ),
+  ],
+)
+def test_a_users_mistake_is_one_line_and_two_before_anything_is_imported(
+  palm_mtf, arguments, line
+):
+  done = palm_mtf(*arguments)
+  assert (done.returncode, done.stdout) == (2, "")
+  assert done.stderr == f"palm_mtf: {line}\n"
+  modules = imported(palm_mtf(*arguments, python=("-X", "importtime")))
+  assert not modules & (HEAVY | {"palm_mtf.train", "palm_mtf.evaluate"})
+
+
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "vocab"])
+def test_print_config_prints_and_imports_no_entry_point(palm_mtf, name):
+  done = palm_mtf(name, RECIPE, DIR, "--print_config")
+  assert (done.returncode, done.stderr) == (0, "")
+  assert done.stdout.startswith(
+    f"# palm_mtf {name} {RECIPE} '{DIR}'\n"
+    "from __gin__ import dynamic_registration\n"
+  )
+  assert 'MODEL_DIR = "x"  # command line\n' in done.stdout
+  modules = imported(
+    palm_mtf(name, RECIPE, DIR, "--print_config", python=("-X", "importtime"))
+  )
+  module = {"generate": "infer"}.get(name, name)
+  assert "gin" in modules
+  assert not modules & (HEAVY | {f"palm_mtf.{module}"})
+
+
+def test_a_checkout_prints_the_same_configuration(palm_mtf, tmp_path):
+  arguments = ["train", RECIPE, DIR, "--print_config"]
+  done = subprocess.run(
+    [sys.executable, "-X", "importtime", "-m", "palm_mtf", *arguments],
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout == palm_mtf(*arguments).stdout
+  assert not imported(done) & HEAVY
+
+
+def test_doctor_gets_its_flag_and_gives_its_code(palm_mtf):
+  assert palm_mtf("doctor").stdout == "doctor False\n"
+  assert palm_mtf("doctor", "--json").stdout == "doctor True\n"
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    ("--help",),
+    ("train", RECIPE, DIR, "--print_config"),
+    ("evaluate", RECIPE, DIR),
+  ],
+  ids=" ".join,
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_read_enough_is_no_error(
+  palm_mtf, monkeypatch, unbuffered, arguments
+):
+  monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+  reading, writing = os.pipe()
+  os.close(reading)
+  done = palm_mtf(*arguments, stdout=writing)
+  os.close(writing)
+  assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,206 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Settings refuse wrong values when they are made, each in one line."""
+
+import dataclasses
+
+import pytest
+
+from palm_mtf.config import (
+  AdafactorConfig,
+  PalmConfig,
+  RunConfig,
+  TextConfig,
+)
+from palm_mtf.errors import UserError
+
+PALM = PalmConfig(
+  num_layers=2,
+  d_model=32,
+  num_heads=4,
+  d_kv=8,
+  d_ff=64,
+  vocab_size=300,
+  sequence_length=16,
+)
+ADAFACTOR = AdafactorConfig(
+  learning_rate=0.01,
+  beta1=0.9,
+  beta2_exponent=0.8,
+  update_clip=1.0,
+  gradient_clip=1.0,
+  weight_decay_exponent=2.0,
+  z_loss=1e-4,
+)
+TEXT = TextConfig(text_files="*.txt", vocabulary=None, validation_share=0.1)
+RUN = RunConfig(
+  train_steps=2,
+  global_batch_size=2,
+  seed=0,
+  log_steps=1,
+  eval_steps=1,
+  eval_batches=1,
+  checkpoint_steps=1,
+  keep_checkpoints=1,
+  chip="measured",
+  prompts=[],
+  sample_tokens=1,
+)
+
+
+COUNTS = [
+  pytest.param(settings, field.name, id=field.name)
+  for settings in (PALM, RUN)
+  for field in dataclasses.fields(settings)
+  if field.type is int
+]
+
+
+@pytest.mark.parametrize(("settings", "name"), COUNTS)
+@pytest.mark.parametrize("value", [-1, 1.5, "4", True, None])
+def test_a_count_is_a_whole_number(settings, name, value):
+  least = 0 if name == "seed" else 1
+  with pytest.raises(UserError) as error:
+    dataclasses.replace(settings, **{name: value})
+  assert str(error.value) == (
+    f"{name.upper()} = {value!r}: give a whole number of at least {least}."
+  )
+
+
+@pytest.mark.parametrize(
+  ("settings", "name", "value", "message"),
+  [
+    (
+      PALM,
+      "d_kv",
+      7,
+      "D_KV = 7: rotary embedding turns pairs of numbers, so D_KV is even; "
+      "use 8.",
+    ),
+    (
+      PALM,
+      "norm",
+      "layernorm",
+      "NORM = 'layernorm' (did you mean \"layer_norm\"?): choose one of "
+      "'layer_norm', 'rms_norm'.",
+    ),
+    (
+      PALM,
+      "block",
+      "paralel",
+      "BLOCK = 'paralel' (did you mean \"parallel\"?): choose one of "
+      "'parallel', 'serial'.",
+    ),
+    (
+      PALM,
+      "attention",
+      "gqa",
+      "ATTENTION = 'gqa': choose one of 'multi_query', 'multi_head'.",
+    ),
+    (
+      PALM,
+      "activation_dtype",
+      "float16",
+      "ACTIVATION_DTYPE = 'float16' (did you mean \"bfloat16\"?): choose one "
+      "of 'bfloat16', 'float32'.",
+    ),
+    (
+      ADAFACTOR,
+      "learning_rate",
+      0,
+      "LEARNING_RATE = 0: give a number from 1e-09 to 10.0.",
+    ),
+    (
+      ADAFACTOR,
+      "beta1",
+      1.0,
+      "BETA1 = 1.0: give a number from 0.0 to 0.9999.",
+    ),
+    (
+      ADAFACTOR,
+      "beta2_exponent",
+      "0.8",
+      "BETA2_EXPONENT = '0.8': give a number from 0.01 to 2.0.",
+    ),
+    (
+      ADAFACTOR,
+      "update_clip",
+      None,
+      "UPDATE_CLIP = None: give a number from 0.001 to 1000000000.0.",
+    ),
+    (
+      ADAFACTOR,
+      "gradient_clip",
+      float("nan"),
+      "GRADIENT_CLIP = nan: give a number from 1e-06 to 1000000000.0.",
+    ),
+    (
+      ADAFACTOR,
+      "weight_decay_exponent",
+      True,
+      "WEIGHT_DECAY_EXPONENT = True: give a number from 0.1 to 99.0.",
+    ),
+    (ADAFACTOR, "z_loss", -1, "Z_LOSS = -1: give a number from 0.0 to 1.0."),
+    (
+      TEXT,
+      "text_files",
+      [],
+      "TEXT_FILES = []: give a glob or a list of globs, such as "
+      "'\"/any/folder/**/*.txt\"'.",
+    ),
+    (
+      TEXT,
+      "text_files",
+      ["a", 3],
+      "TEXT_FILES = ['a', 3]: give a glob or a list of globs, such as "
+      "'\"/any/folder/**/*.txt\"'.",
+    ),
+    (
+      TEXT,
+      "vocabulary",
+      3,
+      "VOCABULARY = 3: give the path of a SentencePiece model, or None to "
+      "train one.",
+    ),
+    (
+      TEXT,
+      "validation_share",
+      0.9,
+      "VALIDATION_SHARE = 0.9: give a number from 0.0001 to 0.5.",
+    ),
+    (
+      RUN,
+      "prompts",
+      "one",
+      "PROMPTS = 'one': give a list of texts, or [] for none.",
+    ),
+    (
+      RUN,
+      "prompts",
+      ["a", ""],
+      "PROMPTS = ['a', '']: give a list of texts, or [] for none.",
+    ),
+  ],
+)
+def test_a_wrong_value_is_named_with_the_rule_and_the_fix(
+  settings, name, value, message
+):
+  with pytest.raises(UserError) as error:
+    dataclasses.replace(settings, **{name: value})
+  assert str(error.value) == message
+
+
+@pytest.mark.parametrize("settings", [PALM, ADAFACTOR, TEXT, RUN])
+def test_settings_are_frozen(settings):
+  name = dataclasses.fields(settings)[0].name
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    setattr(settings, name, getattr(settings, name))
+
+
+def test_the_defaults_are_the_paper():
+  assert (PALM.norm, PALM.block, PALM.attention, PALM.activation_dtype) == (
+    "layer_norm",
+    "parallel",
+    "multi_query",
+    "bfloat16",
+  )

@@ -1,0 +1,244 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The shipped gin files: small, orthogonal, and each recipe ready to run."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from palm_mtf import config, layout, train
+from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.cli import gin_files
+from palm_mtf.cli.gin_folder import gin_folder
+from palm_mtf.cli.gin_statements import Macro, Setting, names_in, read_file
+from palm_mtf.cli.main import COMMANDS
+
+FOLDER = gin_folder()
+FILES = sorted(FOLDER.glob("**/*.gin"))
+FRAGMENT_FOLDERS = ["data", "layouts", "models", "optim"]
+FRAGMENTS = [path for path in FILES if path.parent.name in FRAGMENT_FOLDERS]
+RECIPES = sorted((FOLDER / "recipes").glob("*.gin"))
+RUNS = ["evaluate", "generate", "train", "vocab"]
+TO_THE_USER = {
+  "MODEL_DIR": '"model_dir"',
+  "TEXT_FILES": '"*.txt"',
+}
+
+
+def name_of(path: Path) -> str:
+  return str(path.relative_to(FOLDER))
+
+
+def own_lines(path: Path) -> list[str]:
+  """Statements of a file, without comments and blank lines."""
+  lines = path.read_text(encoding="ascii").splitlines()
+  return [line for line in lines if line and line[0] not in "# "]
+
+
+def macros_set_in(path: Path) -> set[str]:
+  names = (re.match(r"([A-Z0-9_]+) = ", line) for line in own_lines(path))
+  return {name[1] for name in names if name}
+
+
+def macros_that_runs_reference() -> set[str]:
+  return {
+    name.name
+    for run in (FOLDER / "runs").glob("*.gin")
+    for statement in read_file(run)
+    if isinstance(statement, Setting)
+    for name in names_in(statement.value)
+    if isinstance(name, Macro)
+  }
+
+
+def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
+  """Loads a recipe with what it leaves to the user."""
+  mine = [
+    f"{name}={value}"
+    for name, value in TO_THE_USER.items()
+    if name == "MODEL_DIR" or "'data/text.gin'" in recipe.read_text()
+  ]
+  return gin_files.load(command, [name_of(recipe)], mine)
+
+
+def test_every_folder_is_one_of_the_known_kinds():
+  assert {path.parent.name for path in FILES} == {
+    *FRAGMENT_FOLDERS,
+    "recipes",
+    "runs",
+  }
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=name_of)
+def test_a_fragment_is_a_header_and_macros_in_twenty_lines(path):
+  text = path.read_text(encoding="ascii")
+  assert len(text.splitlines()) <= 20
+  assert re.match(r"# [A-Z].*\.\n", text)
+  assert all(re.match(r"[A-Z0-9_]+ = ", line) for line in own_lines(path))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
+def test_a_recipe_is_a_header_includes_and_macros(path):
+  text = path.read_text(encoding="ascii")
+  assert len(text.splitlines()) <= 20
+  assert re.match(r"# [A-Z].*\.\n", text)
+  included = re.findall(r"^include '(\w+)/\w+\.gin'$", text, re.MULTILINE)
+  assert sorted(included) == FRAGMENT_FOLDERS, "one fragment of each kind"
+  assert len(own_lines(path)) == len(included) + len(macros_set_in(path))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_lines_fit_into_eighty_columns(path):
+  assert max(map(len, path.read_text().splitlines())) <= 80
+
+
+def test_only_runs_and_recipes_include_and_what_they_include_does_not():
+  for path in FILES:
+    text = path.read_text()
+    for name in re.findall(r"^include '(.*)'$", text, re.MULTILINE):
+      assert path.parent.name in ("recipes", "runs")
+      included = (FOLDER / name).read_text()
+      assert not re.search("^include", included, re.MULTILINE), name
+
+
+def test_folders_set_disjoint_macros():
+  owner = {}
+  for path in [*FRAGMENTS, *RECIPES]:
+    for macro in macros_set_in(path):
+      assert owner.setdefault(macro, path.parent.name) == path.parent.name
+
+
+@pytest.mark.parametrize("folder", ["layouts", "models", "optim"])
+def test_fragments_of_one_folder_set_the_same_macros(folder):
+  sets = {frozenset(macros_set_in(p)) for p in (FOLDER / folder).glob("*.gin")}
+  assert len(sets) == 1
+
+
+def test_every_macro_that_a_file_sets_is_referenced_by_a_run():
+  known = macros_that_runs_reference()
+  for path in [*FRAGMENTS, *RECIPES]:
+    assert macros_set_in(path) <= known, name_of(path)
+
+
+def test_every_field_is_bound_to_the_macro_of_its_name():
+  text = (FOLDER / "runs" / "settings.gin").read_text()
+  bound = re.findall(r"^(\w+\.\w+)\.(\w+) = %(\w+)$", text, re.MULTILINE)
+  assert all(macro == name.upper() for _, name, macro in bound)
+  fields = {
+    (f"{module.__name__.rpartition('.')[2]}.{kind.__name__}", name)
+    for module, kind in (
+      (config, config.PalmConfig),
+      (layout, layout.MeshLayout),
+      (config, config.AdafactorConfig),
+      (config, config.TextConfig),
+      (config, config.RunConfig),
+    )
+    for name in kind.__dataclass_fields__
+  }
+  assert {(selector, name) for selector, name, _ in bound} == fields
+
+
+@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_every_recipe_is_complete_for_every_command(recipe, command):
+  configuration = loaded(recipe, command)
+  run_files = {name.origin for name in configuration.bindings}
+  assert any(origin.startswith(f"runs/{command}.gin") for origin in run_files)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_every_recipe_builds_settings_that_fit_together(recipe):
+  entry_point, built = loaded(recipe).build()
+  assert entry_point is train.train
+  assert {name: type(each) for name, each in built.items()} == {
+    "model_dir": str,
+    "model": config.PalmConfig,
+    "mesh": layout.MeshLayout,
+    "optimizer": config.AdafactorConfig,
+    "data": config.TextConfig,
+    "run": config.RunConfig,
+  }
+  layout.check(built["mesh"], built["model"], built["run"].global_batch_size)
+  check_chip(built["run"].chip)
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_every_entry_point_takes_what_its_command_passes(command):
+  entry_point, built = loaded(RECIPES[0], command).build()
+  if COMMANDS[command].keeps_config:
+    built["config_files"] = {}
+  if COMMANDS[command].has_results:
+    built["as_json"] = True
+  inspect.signature(entry_point).bind(**built)
+
+
+@pytest.mark.parametrize(
+  "path", sorted((FOLDER / "layouts").glob("*.gin")), ids=name_of
+)
+@pytest.mark.parametrize(
+  "model", sorted((FOLDER / "models").glob("*.gin")), ids=name_of
+)
+def test_every_layout_divides_every_model(path, model):
+  settings = {
+    each.name: each.value for each in (*read_file(path), *read_file(model))
+  }
+  mesh = layout.MeshLayout(
+    mesh_shape=settings.pop("MESH_SHAPE"), layout=settings.pop("LAYOUT")
+  )
+  sizes = {name.lower(): value for name, value in settings.items()}
+  layout.check(mesh, config.PalmConfig(**sizes), 16)
+
+
+@pytest.mark.parametrize(
+  "path", sorted((FOLDER / "models").glob("*.gin")), ids=name_of
+)
+def test_the_counts_in_a_model_header_are_those_of_its_sizes(path):
+  size = {each.name: each.value for each in read_file(path)}
+  d_model, heads = size["D_MODEL"], size["NUM_HEADS"]
+  queries_and_output = 2 * d_model * heads * size["D_KV"]
+  key_and_value = 2 * d_model * size["D_KV"]
+  gate_in_and_out = 3 * d_model * size["D_FF"]
+  block = queries_and_output + key_and_value + gate_in_and_out
+  matrices = size["VOCAB_SIZE"] * d_model + size["NUM_LAYERS"] * block
+  scales = (size["NUM_LAYERS"] + 1) * d_model  # a norm a block, and the last
+  assert (
+    f"# Parameters: {matrices:,}; with norm scales: {matrices + scales:,}.\n"
+  ) in path.read_text()
+
+
+@pytest.mark.parametrize(
+  ("name", "counts"),
+  [
+    ("palm_8b", "8,631,877,632; with norm scales: 8,632,012,800."),
+    ("palm_62b", "62,495,129,600; with norm scales: 62,495,662,080."),
+    ("palm_540b", "540,354,281,472; with norm scales: 540,356,474,880."),
+  ],
+)
+def test_the_paper_sizes_have_the_published_counts(name, counts):
+  text = (FOLDER / "models" / f"{name}.gin").read_text()
+  assert f"# Parameters: {counts}\n" in text
+
+
+@pytest.mark.parametrize(
+  ("name", "batch"), [("palm_8b", 256), ("palm_62b", 512), ("palm_540b", 512)]
+)
+def test_the_paper_recipes_start_at_the_paper_batch(name, batch):
+  macros = loaded(FOLDER / "recipes" / f"{name}.gin").macros
+  assert macros["GLOBAL_BATCH_SIZE"].value == batch
+  assert macros["TRAIN_STEPS"].value == 255000
+  assert macros["SEQUENCE_LENGTH"].value == 2048
+  assert macros["VOCAB_SIZE"].value == 256000
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_the_header_of_a_run_file_speaks_of_its_command(command):
+  text = (FOLDER / "runs" / f"{command}.gin").read_text()
+  header = text[: text.index("from __gin__")]
+  assert f"`palm_mtf {command}`" in header
+  assert f"palm_mtf {command} --gin_file=" in header
+  assert "Required: MODEL_DIR" in header
+  known = macros_that_runs_reference()
+  named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", header))
+  assert named <= known, "the help names macros that exist"
