@@ -10,9 +10,9 @@ a gradient of its own, and stays correct when its dimensions are split:
 * An output that lacks a split dimension of the inputs is a sum over it: each
   slice computes its own part, and the parts are all-reduced over that axis.
 
-A function that has to know where its slice begins (a row of the vocabulary, say)
-names that dimension as `offset_of` and receives the first index as its first
-argument. Layers that use it are in model/, the optimizer's in optim/.
+A function that has to know where its slice begins, at a row of the vocabulary
+say, names that dimension as `offset_of` and receives the first index as its
+first argument. Layers that use it are in model/, the optimizer's in optim/.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
 def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
-  """Returns the first index of `dim` in each slice: 0 or a laid-out int32 []."""
+  """Returns the first index of `dim` in each slice: [], int32, laid out."""
   axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
   if axis is None:
     return tf.constant(0)
@@ -83,12 +83,15 @@ class WholeSlice(mtf.Operation):
 
   @property
   def has_gradient(self) -> bool:
+    """Whether a loss can be traced through it."""
     return self._gradient is not None
 
-  def gradient(self, grad_ys: Sequence[mtf.Tensor | None]):
+  def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> Sequence:
+    """Returns the gradient of each input, None where there is none."""
     return self._gradient(self, *grad_ys)
 
   def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to one call of the function on each slice."""
     mesh_impl = lowering.mesh_impl(self)
     input_dims = {dim for x in self.inputs for dim in x.shape.dims}
     for dim in input_dims:

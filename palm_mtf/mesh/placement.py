@@ -21,8 +21,8 @@ class Slice:
 
   Attributes:
     variable: the tf.Variable, float32.
-    spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole shape, then
-      begin,size of each dimension; "" when the slice is the whole.
+    spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole shape,
+      then begin,size of each dimension; "" when the slice is the whole.
     is_first: False when an earlier device holds the same part.
   """
 
@@ -77,8 +77,8 @@ def _slice_spec(full_shape, begin, size) -> str:
 def local_devices(num_devices: int) -> list[str]:
   """Returns the names of this process's devices for a mesh of `num_devices`.
 
-  GPUs where there are enough of them, else virtual CPU devices: `session_config`
-  makes as many.
+  GPUs where there are enough of them, else virtual CPU devices, of which
+  `session_config` makes as many.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
   kind = "gpu" if gpus >= num_devices else "cpu"

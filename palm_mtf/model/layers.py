@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Embedding, norm, rotary embedding and SwiGLU, each one pass over its slice.
 
-Every layer is a `WholeSlice` with a gradient of its own (attention has a file of
-its own, and so has the loss). Arithmetic is float32 inside, whatever the
-activation dtype, and the result is rounded once. Dimension names are in dims.py.
+Every layer is a `WholeSlice` with its own gradient. Arithmetic is float32
+inside, whatever the activation dtype, and the result is rounded once. Attention
+is in attention.py, the loss in loss.py, the names of dimensions in dims.py.
 """
 
 import functools
@@ -161,7 +161,7 @@ def rotary_tables(
   """Returns sin and cos of position * ROTARY_BASE ** (-2i / d_kv).
 
   Returns:
-    Two tensors [length, d_kv / 2], float32: bfloat16 rounds position 257 to 256.
+    Two tensors [length, d_kv / 2], float32: bfloat16 makes 256 of 257.
   """
   pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
   frequency = ROTARY_BASE ** (-np.arange(pairs.size) / pairs.size)
@@ -270,5 +270,3 @@ def swiglu(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
     gradient=gradient,
     name="swiglu",
   ).outputs[0]
-
-

@@ -7,10 +7,12 @@
   loss    = mean(nats),   z_loss = Z_LOSS * mean(log(Z) ** 2)     (PaLM 5)
 
 The logits are read twice on the way forward and once on the way back, in
-float32 arithmetic, and no other tensor of their size is made but their gradient:
+float32 arithmetic; the only other tensor of their size is their gradient:
 
   dlogits = softmax * (dnats + dlog_z) - onehot(target) * dnats
 """
+
+from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.whole_slice import WholeSlice, slice_offset, split_axes
@@ -67,9 +69,11 @@ class CrossEntropy(mtf.Operation):
 
   @property
   def has_gradient(self) -> bool:
+    """Whether a loss can be traced through it."""
     return True
 
-  def gradient(self, grad_ys):
+  def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
+    """Returns the gradient of the logits; the targets have none."""
     logits, targets = self.inputs
     dnats, dlog_z = (
       mtf.zeros_like(y) if dy is None else dy
@@ -86,6 +90,7 @@ class CrossEntropy(mtf.Operation):
     return [dlogits, None]
 
   def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to at most three collectives, of one number a token each."""
     mesh_impl = lowering.mesh_impl(self)
     logits, targets = (lowering.tensors[x] for x in self.inputs)
     vocab = self.inputs[0].shape.dims[-1]

@@ -9,8 +9,8 @@
   Attention(x) = causal_attention(rotary(x q), rotary(x k), x v) o
   logits       = final_norm(x) embedding^T / sqrt(d_model)
 
-No dense kernel and no norm has a bias, and input and output share the embedding.
-Names of variables are the checkpoint's schema. The loss is in loss.py, the
+No kernel and no norm has a bias, and input and output share the embedding. The
+names of the variables are the checkpoint's schema. The loss is in loss.py, the
 layers' arithmetic in layers.py and attention.py, the dimensions in dims.py.
 """
 
@@ -25,9 +25,7 @@ from palm_mtf.variables import Fill, Normal, sliced_variable
 class Palm:
   """Makes the variables of one model on one mesh and builds its logits."""
 
-  def __init__(
-    self, mesh: mtf.Mesh, config: PalmConfig, dims: Dims, seed: int
-  ):
+  def __init__(self, mesh: mtf.Mesh, config: PalmConfig, dims: Dims, seed: int):
     """Readies the tables that all layers share.
 
     Args:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adafactor without factorization, as PaLM trained with (PaLM 5; Shazeer 2018).
 
-For a variable p with gradient g (already clipped by the global norm), at step k:
+For a variable p with gradient g, clipped by the global norm, at step k:
 
   v  <-  beta2 v + (1 - beta2) (g^2 + 1e-30)         beta2 = 1 - k^-0.8
   u   =  g / sqrt(v)
@@ -81,6 +81,7 @@ class AdafactorUpdate(mtf.Operation):
     self._config = config
 
   def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to the assignments of all slices, as one operation."""
     mesh_impl = lowering.mesh_impl(self)
     slots = [
       lowering.variables[x].laid_out_tensor

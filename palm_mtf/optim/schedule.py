@@ -5,8 +5,8 @@
   lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))
   1 - beta2(k) = k ** -BETA2_EXPONENT
 
-The decay of the second moment is kept as 1 - beta2, because beta2 itself rounds:
-at step 255,000 of PaLM 1 - beta2 is 5e-5.
+The decay of the second moment is kept as 1 - beta2, which is 5e-5 at PaLM's
+last step: float32 would round a thousandth of it away in beta2 itself.
 """
 
 from palm_mtf._tf import tf

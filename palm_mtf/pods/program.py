@@ -12,7 +12,7 @@ import dataclasses
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.layout import MeshLayout
-from palm_mtf.mesh.lowering import Lowered, lower
+from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import SlicePlacement, local_devices
 from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.loss import cross_entropy
@@ -59,7 +59,9 @@ def _token_placeholder(name: str, dims: Dims) -> tf.Tensor:
 
 
 def _import_tokens(mesh: mtf.Mesh, tokens: tf.Tensor, dims: Dims) -> mtf.Tensor:
-  return mtf.import_tf_tensor(mesh, tokens, mtf.Shape([dims.batch, dims.length]))
+  return mtf.import_tf_tensor(
+    mesh, tokens, mtf.Shape([dims.batch, dims.length])
+  )
 
 
 def build_train_program(
@@ -130,7 +132,7 @@ class ForwardProgram:
   Attributes:
     inputs: [batch, length], int32: feed the tokens before `targets`.
     targets: [batch, length], int32: feed the tokens to predict.
-    logits: [batch, length, vocab], float32.
+    logits: [batch, length, vocab], activation dtype.
     nats: [batch, length], float32: -log p of each target.
     slices: of every variable, by its checkpoint name.
   """
@@ -161,13 +163,13 @@ def build_forward_program(
     _import_tokens(mesh, inputs, dims)
   )
   nats, _ = cross_entropy(logits, _import_tokens(mesh, targets, dims))
-  lowered: Lowered = lower(
+  lowered = lower(
     mesh, _placement(mesh_layout), {"logits": logits, "nats": nats}
   )
   return ForwardProgram(
     inputs=inputs,
     targets=targets,
-    logits=tf.cast(lowered.tensors["logits"], tf.float32),
+    logits=lowered.tensors["logits"],
     nats=lowered.tensors["nats"],
     slices=lowered.slices,
   )

@@ -1,0 +1,83 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf evaluate`: the validation loss of the newest checkpoint."""
+
+import json
+import math
+
+from palm_mtf import layout
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints import check_same_model, newest_checkpoint
+from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig, TextConfig
+from palm_mtf.data.batches import validation_batches
+from palm_mtf.data.statistics import unigram_entropy
+from palm_mtf.data.tokens import load_tokens
+from palm_mtf.data.vocabulary import load_vocabulary
+from palm_mtf.layout import MeshLayout
+
+
+def evaluate(
+  *,
+  model_dir: str,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  optimizer: AdafactorConfig,
+  data: TextConfig,
+  run: RunConfig,
+  as_json: bool = False,
+) -> None:
+  """Prints loss, perplexity and bits per byte of the validation text.
+
+  Args:
+    model_dir: of a training run.
+    model: the architecture.
+    mesh: devices and layout rules.
+    optimizer: unused; a recipe is the same for every command.
+    data: text and vocabulary.
+    run: batch size and number of batches are read.
+    as_json: print one JSON object instead of lines for people.
+
+  Raises:
+    UserError: there is no checkpoint, or it is of another model.
+  """
+  del optimizer
+  layout.check(mesh, model, run.global_batch_size)
+  shapes = parameter_shapes(model)
+  checkpoint = newest_checkpoint(model_dir, shapes)
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  store = load_tokens(
+    model_dir,
+    data,
+    vocabulary=vocabulary,
+    sequence_length=model.sequence_length,
+    batch_size=run.global_batch_size,
+  )
+  batches = validation_batches(
+    store.validation.tokens,
+    model.sequence_length,
+    batch_size=run.global_batch_size,
+    eval_batches=run.eval_batches,
+  )
+  # All input is known to be good; TensorFlow takes seconds.
+  from palm_mtf.loaded_model import LoadedModel
+
+  with LoadedModel(
+    checkpoint, model, mesh, batch_size=run.global_batch_size
+  ) as loaded:
+    loss = loaded.mean_nats(batches)
+  bits_per_token = loss / math.log(2)
+  results = {
+    "checkpoint": checkpoint.path,
+    "step": checkpoint.manifest.step,
+    "validation_loss": loss,
+    "perplexity": math.exp(loss),
+    "bits_per_byte": bits_per_token / store.validation.bytes_per_token,
+    "unigram_entropy": unigram_entropy(store.validation.tokens),
+  }
+  if as_json:
+    print(json.dumps(results))
+    return
+  for name, value in results.items():
+    text = f"{value:.4f}" if isinstance(value, float) else value
+    print(f"{name:16} {text}")

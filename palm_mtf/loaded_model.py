@@ -1,0 +1,80 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model in a session: its loss on batches, the next token of texts.
+
+evaluate.py and infer.py are its users; training.py has a session of its own.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints import Checkpoint
+from palm_mtf.config import PalmConfig
+from palm_mtf.data.batches import Batch
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.saving import build_saver
+from palm_mtf.pods.program import build_forward_program
+
+
+class LoadedModel:
+  """The weights of one checkpoint, for batches of one size.
+
+  Use it as a context manager: it holds a session.
+
+  Attributes:
+    batch_size: sequences in a batch.
+    sequence_length: tokens in a sequence.
+  """
+
+  def __init__(
+    self,
+    checkpoint: Checkpoint,
+    model: PalmConfig,
+    mesh: MeshLayout,
+    *,
+    batch_size: int,
+  ):
+    """Builds the forward pass for `batch_size` sequences and restores."""
+    self.batch_size = batch_size
+    self.sequence_length = model.sequence_length
+    with tf.Graph().as_default():
+      program = build_forward_program(model, mesh, batch_size=batch_size)
+      position = tf.placeholder(tf.int32, [], "position")
+      next_logits = tf.cast(program.logits[:, position], tf.float32)
+      mean_nats = tf.reduce_mean(program.nats)
+      saver = build_saver(program.slices)
+      self._session = tf.Session(config=session_config(mesh.num_devices))
+      self._session.run(saver.restore, {saver.prefix: checkpoint.prefix})
+    self._nats = self._session.make_callable(
+      mean_nats,
+      [program.inputs, program.targets],
+    )
+    self._next_logits = self._session.make_callable(
+      next_logits, [program.inputs, position]
+    )
+
+  def __enter__(self) -> "LoadedModel":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._session.close()
+
+  def mean_nats(self, batches: Iterable[Batch]) -> float:
+    """Returns -log p of a target, averaged over all of `batches`."""
+    losses = [self._nats(b["inputs"], b["targets"]) for b in batches]
+    return float(np.mean(losses))
+
+  def next_logits(self, inputs: np.ndarray, position: int) -> np.ndarray:
+    """Returns the logits of the token after `inputs[:, position]`.
+
+    Args:
+      inputs: [batch, length], int32; what follows `position` is not seen.
+      position: the last place that is known.
+
+    Returns:
+      [batch, vocab], float32.
+    """
+    return self._next_logits(inputs, position)

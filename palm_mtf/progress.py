@@ -1,0 +1,76 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The progress of a run on stderr: a bar for people, lines for files.
+
+On a terminal it is one bar with step, loss, tokens/s, MFU and the time left;
+where stderr is a file or a pipe, a line every few seconds says the same.
+"""
+
+import sys
+import time
+
+from rich import progress
+from rich.console import Console
+
+_LINE_SECS = 10.0
+
+
+def _minutes(secs: float) -> str:
+  return f"{int(secs) // 60}:{int(secs) % 60:02d}"
+
+
+class TrainProgress:
+  """Shows how far training is; use it as a context manager."""
+
+  def __init__(self, step: int, train_steps: int):
+    """Starts at `step` steps done of `train_steps`."""
+    self._start_step, self._train_steps = step, train_steps
+    self._start = self._last_line = time.monotonic()
+    self._text = ""
+    self._bar = progress.Progress(
+      progress.TextColumn("step {task.completed}/{task.total}"),
+      progress.BarColumn(),
+      progress.TextColumn("{task.fields[numbers]}"),
+      progress.TimeElapsedColumn(),
+      progress.TextColumn("{task.fields[left]}"),
+      console=Console(stderr=True),
+    )
+    self._task = self._bar.add_task(
+      "", total=train_steps, completed=step, numbers="compiling ...", left=""
+    )
+    self._is_terminal = sys.stderr.isatty()
+
+  def __enter__(self) -> "TrainProgress":
+    if self._is_terminal:
+      self._bar.start()
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    if self._is_terminal:
+      self._bar.stop()
+
+  def update(
+    self, step: int, *, loss: float, tokens_per_sec: float, mfu: float
+  ) -> None:
+    """Shows `step` steps done and the latest numbers."""
+    numbers = f"loss {loss:.3f}"
+    if tokens_per_sec:
+      numbers += f"  {tokens_per_sec:,.0f} tokens/s  MFU {mfu:.1%}"
+    now = time.monotonic()
+    done = max(1, step - self._start_step)
+    left = (now - self._start) / done * (self._train_steps - step)
+    left_text = f"{_minutes(left)} left"
+    self._bar.update(
+      self._task, completed=step, numbers=numbers, left=left_text
+    )
+    is_due = now - self._last_line >= _LINE_SECS or step == self._train_steps
+    if not self._is_terminal and is_due:
+      self._last_line = now
+      self.say(f"step {step}/{self._train_steps}  {numbers}  {left_text}")
+
+  def say(self, line: str) -> None:
+    """Writes a line that stays, above the bar."""
+    if self._is_terminal:
+      self._bar.console.print(line, markup=False, highlight=False)
+    else:
+      print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,165 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf train`: checks everything, readies the data, then trains.
+
+What can go wrong because of what the user gave goes wrong here, before
+TensorFlow is imported and before anything in MODEL_DIR is touched that was
+there before. The loop is in training.py.
+"""
+
+import os
+from collections.abc import Mapping
+
+from palm_mtf import __version__, layout
+from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints import (
+  Checkpoint,
+  Manifest,
+  check_same_model,
+  check_space,
+  find_checkpoints,
+)
+from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig, TextConfig
+from palm_mtf.console import say
+from palm_mtf.data.batches import Batches, validation_batches
+from palm_mtf.data.statistics import unigram_entropy
+from palm_mtf.data.tokens import load_tokens
+from palm_mtf.data.vocabulary import load_vocabulary
+from palm_mtf.disk import write_atomically
+from palm_mtf.infer import continue_prompts
+from palm_mtf.layout import MeshLayout
+from palm_mtf.sampling import check_prompts
+
+
+def train(
+  *,
+  model_dir: str,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  optimizer: AdafactorConfig,
+  data: TextConfig,
+  run: RunConfig,
+  config_files: Mapping[str, str] | None = None,
+) -> None:
+  """Trains to `run.train_steps`, from the newest checkpoint if there is one.
+
+  Prints the final validation loss beside the unigram entropy of the same
+  tokens, and a continuation of each prompt.
+
+  Args:
+    model_dir: where everything the run makes is kept.
+    model: the architecture.
+    mesh: devices and layout rules.
+    optimizer: Adafactor, its schedule and the z-loss.
+    data: text and vocabulary.
+    run: lengths, batch size, seed and prompts.
+    config_files: name -> text, written into `model_dir` (config.gin).
+
+  Raises:
+    UserError: what was given cannot work; nothing has been overwritten.
+  """
+  layout.check(mesh, model, run.global_batch_size)
+  check_chip(run.chip)
+  shapes = parameter_shapes(model)
+  newest = next(reversed(find_checkpoints(model_dir)), None)
+  if newest:
+    check_same_model(newest, shapes)
+  check_space(model_dir, shapes)
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  if newest:
+    check_same_model(newest, shapes, vocabulary.sha256)
+  check_prompts(run, vocabulary, model.sequence_length)
+  store = load_tokens(
+    model_dir,
+    data,
+    vocabulary=vocabulary,
+    sequence_length=model.sequence_length,
+    batch_size=run.global_batch_size,
+  )
+  manifest = Manifest(
+    step=0,
+    shapes=shapes,
+    vocabulary_sha256=vocabulary.sha256,
+    data={
+      "SEED": run.seed,
+      "GLOBAL_BATCH_SIZE": run.global_batch_size,
+      "SEQUENCE_LENGTH": model.sequence_length,
+      "text": store.fingerprint,
+    },
+    version=__version__,
+  )
+  if newest:
+    _say_what_resumes(newest, manifest)
+  for name, text in (config_files or {}).items():
+    write_atomically(os.path.join(model_dir, name), text.encode())
+
+  # All input is known to be good; TensorFlow takes seconds.
+  from palm_mtf.training import TrainJob, run_training
+
+  outcome = run_training(
+    TrainJob(
+      model_dir=model_dir,
+      model=model,
+      mesh=mesh,
+      optimizer=optimizer,
+      run=run,
+      batches=Batches(
+        store.train.tokens,
+        model.sequence_length,
+        batch_size=run.global_batch_size,
+        seed=run.seed,
+      ),
+      validation=lambda: validation_batches(
+        store.validation.tokens,
+        model.sequence_length,
+        batch_size=run.global_batch_size,
+        eval_batches=run.eval_batches,
+      ),
+      manifest=manifest,
+      checkpoint=newest,
+    )
+  )
+  if outcome.stopped_by:
+    where = outcome.checkpoint.path if outcome.checkpoint else model_dir
+    say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt.")
+    say("run the same command to go on.")
+    return
+  _report(outcome.validation_loss, unigram_entropy(store.validation.tokens))
+  texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
+  for prompt, text in zip(run.prompts, texts, strict=True):
+    print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
+  _say_what_next(model_dir)
+
+
+def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
+  say(f"resuming from {newest.path}")
+  for name, value in manifest.data.items():
+    if newest.manifest.data.get(name) != value:
+      say(
+        f"{name} differs from that checkpoint's: from here on each step reads "
+        "other batches than a run from the start would"
+      )
+
+
+def _report(loss: float, entropy: float) -> None:
+  print(f"validation loss  {loss:.4f} nats/token")
+  print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
+  print(f"learnt           {entropy - loss:.4f} nats/token from context")
+
+
+def _say_what_next(model_dir: str) -> None:
+  config = os.path.join(model_dir, "config.gin")
+  say(
+    f"everything is in {model_dir}: checkpoints/, metrics.jsonl, config.gin, "
+    "vocabulary.model, TensorBoard events"
+  )
+  say("next, for example:")
+  for command in (
+    f"generate --gin_file={config} --gin.PROMPTS='[\"def \"]'",
+    f"evaluate --gin_file={config}",
+    f"train --gin_file={config} --gin.TRAIN_STEPS=3000",
+    "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
+    "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
+  ):
+    say(f"  palm_mtf {command}")

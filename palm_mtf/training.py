@@ -1,0 +1,231 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: step, log, evaluate, save; and the same from any step.
+
+Everything a step does is a function of its number: the batch (data/batches.py),
+the learning rate (optim/schedule.py) and, before the first, the weights. So a
+run that was stopped and resumed ends with the bits of one that was not.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting import flops
+from palm_mtf.checkpoints import Checkpoint, Manifest, write_checkpoint
+from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
+from palm_mtf.data.batches import Batch, Batches
+from palm_mtf.errors import UserError
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.saving import build_saver
+from palm_mtf.metrics import MetricsWriter
+from palm_mtf.peak import chip_flops_per_sec
+from palm_mtf.pods.program import build_train_program
+from palm_mtf.progress import TrainProgress
+from palm_mtf.stopping import StopRequest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainJob:
+  """All that a run needs, checked.
+
+  Attributes:
+    model_dir: where checkpoints and metrics go.
+    model: the architecture.
+    mesh: devices and layout rules.
+    optimizer: Adafactor, its schedule and the z-loss.
+    run: lengths, batch size and seed.
+    batches: the training batch of every step.
+    validation: gives the batches of one validation loss.
+    manifest: of the checkpoints to write; its step is replaced.
+    checkpoint: where to resume from, or None.
+  """
+
+  model_dir: str
+  model: PalmConfig
+  mesh: MeshLayout
+  optimizer: AdafactorConfig
+  run: RunConfig
+  batches: Batches
+  validation: Callable[[], Iterable[Batch]]
+  manifest: Manifest
+  checkpoint: Checkpoint | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """How a run ended.
+
+  Attributes:
+    checkpoint: the newest; None if it was stopped before its first step.
+    validation_loss: nats a token at the end; None if it was stopped before.
+    stopped_by: the name of the signal that stopped it, or "".
+  """
+
+  checkpoint: Checkpoint | None
+  validation_loss: float | None
+  stopped_by: str
+
+
+def run_training(job: TrainJob) -> Outcome:
+  """Trains from `job.checkpoint`, or from nothing, to `job.run.train_steps`.
+
+  Raises:
+    UserError: the loss is no longer a number, or a checkpoint has no space.
+  """
+  peak = chip_flops_per_sec(job.run.chip, job.model.activation_dtype)
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(job.mesh.num_devices)) as session,
+    StopRequest() as stop,
+  ):
+    loop = _Loop(job, session, peak)
+    with contextlib.closing(loop.metrics), loop.progress:
+      return loop.run(stop)
+
+
+class _Clock:
+  """Seconds of a step, over the steps since the last log line.
+
+  Validation and saving are left out, and so is a session's first step, which
+  compiles.
+  """
+
+  def __init__(self):
+    self._is_compiled = False
+    self._secs: list[float] = []
+
+  @contextlib.contextmanager
+  def step(self) -> Iterator[None]:
+    """Times its body."""
+    start = time.perf_counter()
+    yield
+    if self._is_compiled:
+      self._secs.append(time.perf_counter() - start)
+    self._is_compiled = True
+
+  def take_mean(self) -> float:
+    """Returns the mean, 0 if no step was timed, and starts anew."""
+    mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
+    self._secs = []
+    return mean
+
+
+class _Loop:
+  """One session's program, its records and the step it has reached."""
+
+  def __init__(self, job: TrainJob, session: tf.Session, peak: float):
+    self._job, self._session, self._peak = job, session, peak
+    self._clock = _Clock()
+    self._validation_loss: float | None = None
+    self._saved = job.checkpoint
+    self._step = job.checkpoint.manifest.step if job.checkpoint else 0
+    self.progress = TrainProgress(self._step, job.run.train_steps)
+    program = build_train_program(
+      job.model,
+      job.mesh,
+      job.optimizer,
+      batch_size=job.run.global_batch_size,
+      seed=job.run.seed,
+    )
+    tokens = [program.inputs, program.targets]
+    self._metric_names = list(program.metrics)
+    self._train_step = session.make_callable(
+      [*program.metrics.values(), program.update], [*tokens, program.step]
+    )
+    self._loss = session.make_callable(program.metrics["loss"], tokens)
+    self._saver = build_saver(program.slices)
+    if job.checkpoint:
+      session.run(
+        self._saver.restore, {self._saver.prefix: job.checkpoint.prefix}
+      )
+    else:
+      session.run(program.initialize)
+    self.metrics = MetricsWriter(job.model_dir, self._step)
+
+  def run(self, stop: StopRequest) -> Outcome:
+    """Runs the steps that are left, and what is due after each."""
+    run = self._job.run
+    while self._step < run.train_steps and not stop.signal_name:
+      values = self._run_step()
+      is_last = self._step == run.train_steps
+      if is_last or self._step % run.eval_steps == 0:
+        self._validate()
+        values["validation_loss"] = self._validation_loss
+      if is_last or self._step % run.log_steps == 0:
+        self._log(values)
+      if is_last or stop.signal_name or self._step % run.checkpoint_steps == 0:
+        self._save()
+    if self._step < run.train_steps:
+      return Outcome(self._saved, None, stop.signal_name)
+    if self._validation_loss is None:  # there was no step left to run
+      self._validate()
+    return Outcome(self._saved, self._validation_loss, "")
+
+  def _run_step(self) -> dict[str, float]:
+    batch = self._job.batches.batch(self._step)
+    with self._clock.step():
+      *values, _ = self._train_step(
+        batch["inputs"], batch["targets"], self._step
+      )
+    values = dict(zip(self._metric_names, map(float, values), strict=True))
+    self._step += 1
+    if not math.isfinite(values["loss"]):
+      raise UserError(
+        f"loss = {values['loss']} at step {self._step}: training has diverged; "
+        f"lower LEARNING_RATE. The newest checkpoint is "
+        f"{self._saved.path if self._saved else 'none'}."
+      )
+    return values
+
+  def _validate(self) -> None:
+    """Measures the mean nats of the validation tokens."""
+    losses = [
+      self._loss(batch["inputs"], batch["targets"])
+      for batch in self._job.validation()
+    ]
+    self._validation_loss = float(np.mean(losses))
+    self.progress.say(
+      f"step {self._step}  validation loss {self._validation_loss:.4f}"
+    )
+
+  def _log(self, values: dict[str, float]) -> None:
+    job, step_secs = self._job, self._clock.take_mean()
+    batch_tokens = job.run.global_batch_size * job.model.sequence_length
+    rate = batch_tokens / step_secs if step_secs else 0.0
+    mfu = flops.mfu(rate, job.model, self._peak)
+    values |= {
+      "global_batch_tokens": batch_tokens,
+      "tokens_per_sec": rate,
+      "step_secs": step_secs,
+      "mfu": mfu,
+      "num_pods": 1,
+      "dcn_bytes": 0,
+    }
+    self.metrics.write(self._step, values)
+    self.progress.update(
+      self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu
+    )
+
+  def _save(self) -> None:
+    job = self._job
+
+    def write_weights(prefix: str) -> None:
+      try:
+        self._session.run(self._saver.save, {self._saver.prefix: prefix})
+      except tf.errors.OpError as error:
+        raise OSError(errno.ENOSPC, error.message) from error
+
+    self._saved = write_checkpoint(
+      job.model_dir,
+      dataclasses.replace(job.manifest, step=self._step),
+      write_weights,
+      job.run.keep_checkpoints,
+    )

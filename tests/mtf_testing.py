@@ -1,0 +1,162 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a model with given parameters under any mesh, for tests to look into.
+
+A mesh of n devices is n virtual CPU devices of this process.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.lowering import Lowered, lower
+from palm_mtf.mesh.placement import SlicePlacement, session_config
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.loss import cross_entropy
+from palm_mtf.model.palm import Palm
+
+SINGLE = MeshLayout(mesh_shape="", layout="")
+
+# Every dimension that can be split is, alone or together with others.
+LAYOUTS = {
+  "batch over data": ("data:2", "batch:data"),
+  "heads over model": ("model:2", "heads:model"),
+  "d_ff over model": ("model:2", "d_ff:model"),
+  "vocab over model": ("model:2", "vocab:model"),
+  "vocab over four": ("model:4", "vocab:model"),
+  "all over data and model": (
+    "data:2,model:2",
+    "batch:data,heads:model,d_ff:model,vocab:model",
+  ),
+}
+
+PALM_OPTIMIZER = AdafactorConfig(
+  learning_rate=0.01,
+  beta1=0.9,
+  beta2_exponent=0.8,
+  update_clip=1.0,
+  gradient_clip=1.0,
+  weight_decay_exponent=2.0,
+  z_loss=1e-4,
+)
+
+
+def mesh_layout(name: str) -> MeshLayout:
+  """Returns one of LAYOUTS."""
+  mesh_shape, layout = LAYOUTS[name]
+  return MeshLayout(mesh_shape=mesh_shape, layout=layout)
+
+
+def small_config(**changes: object) -> PalmConfig:
+  """Returns a model of two layers in which no two sizes are equal."""
+  settings = dict(
+    num_layers=2,
+    d_model=24,
+    num_heads=4,
+    d_kv=10,
+    d_ff=36,
+    vocab_size=44,
+    sequence_length=9,
+    activation_dtype="float32",
+  )
+  return PalmConfig(**{**settings, **changes})
+
+
+def random_tokens(config: PalmConfig, batch_size: int, seed: int) -> dict:
+  """Returns inputs and targets, [batch, length] int32, as training has them."""
+  rng = np.random.default_rng(seed)
+  shape = [batch_size, config.sequence_length]
+  targets = rng.integers(config.vocab_size, size=shape, dtype=np.int32)
+  inputs = np.zeros_like(targets)
+  inputs[:, 1:] = targets[:, :-1]
+  return {"inputs": inputs, "targets": targets}
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+  """Returns |actual - expected| / |expected|, Euclidean norms."""
+  difference = np.linalg.norm(np.asarray(actual, np.float64) - expected)
+  return float(difference / np.linalg.norm(expected))
+
+
+def placement(mesh: MeshLayout) -> SlicePlacement:
+  """Returns virtual CPU devices for `mesh`."""
+  devices = [f"/device:cpu:{i}" for i in range(mesh.num_devices)]
+  return SlicePlacement(mesh, devices)
+
+
+def load_parameters(
+  session: tf.Session,
+  slices: Mapping[str, Sequence],
+  params: Mapping[str, np.ndarray],
+) -> None:
+  """Writes each parameter's slices; `params` are whole, by name."""
+  for name, value in params.items():
+    for part in slices[name]:
+      part.variable.load(value[slice_indices(part.spec)], session)
+
+
+def slice_indices(spec: str) -> tuple[slice, ...]:
+  """Returns what TensorFlow's text "8 4 0,4:0,4" means for an array."""
+  if not spec:
+    return ()
+  parts = spec.split()[-1].split(":")
+  pairs = [map(int, part.split(",")) for part in parts]
+  return tuple(slice(begin, begin + size) for begin, size in pairs)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelResult:
+  """What `run_model` saw; gradients by the name of their variable."""
+
+  logits: np.ndarray
+  loss: float
+  z_loss: float
+  gradients: dict[str, np.ndarray]
+
+
+def run_model(
+  config: PalmConfig,
+  params: Mapping[str, np.ndarray],
+  tokens: Mapping[str, np.ndarray],
+  *,
+  mesh: MeshLayout = SINGLE,
+  z_loss: float = 1e-4,
+) -> ModelResult:
+  """Returns logits, both losses and the gradients of their sum."""
+  with tf.Graph().as_default():
+    mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    dims = model_dims(config, len(tokens["inputs"]))
+    shape = mtf.Shape([dims.batch, dims.length])
+    inputs, targets = (
+      mtf.import_tf_tensor(mtf_mesh, tf.constant(tokens[name]), shape)
+      for name in ("inputs", "targets")
+    )
+    logits = Palm(mtf_mesh, config, dims, seed=0).logits(inputs)
+    nats, log_z = cross_entropy(logits, targets)
+    fetches = {
+      "logits": logits,
+      "loss": mtf.reduce_mean(nats),
+      "z_loss": z_loss * mtf.reduce_mean(mtf.square(log_z)),
+    }
+    variables = list(mtf_mesh.graph.trainable_variables)
+    gradients = mtf.gradients(
+      [fetches["loss"] + fetches["z_loss"]], [v.value for v in variables]
+    )
+    for variable, gradient in zip(variables, gradients, strict=True):
+      fetches[f"gradient of {variable.name}"] = gradient
+    lowered: Lowered = lower(mtf_mesh, placement(mesh), fetches)
+    with tf.Session(config=session_config(mesh.num_devices)) as session:
+      load_parameters(session, lowered.slices, params)
+      values = session.run(
+        {name: tf.cast(t, tf.float32) for name, t in lowered.tensors.items()}
+      )
+  return ModelResult(
+    logits=values["logits"],
+    loss=float(values["loss"]),
+    z_loss=float(values["z_loss"]),
+    gradients={v.name: values[f"gradient of {v.name}"] for v in variables},
+  )

@@ -1,0 +1,206 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: N803, N806 (names end in the letters of their axes)
+"""PaLM's forward pass, loss and optimizer in plain float64 NumPy.
+
+Written from the papers alone (PaLM 2 and 5; Adafactor, Shazeer and Stern 2018)
+and sharing no code with palm_mtf: what the tests compare palm_mtf with. The
+gradients come from oracle_jax.py.
+
+Arrays have positional axes, named by the letters that end a variable's name:
+  B batch        sequences
+  L length       query positions
+  M length       key and value positions
+  D d_model      residual stream
+  H num_heads    query heads
+  K d_kv         one head
+  F d_ff         hidden layer of the MLP
+  V vocab_size   token types
+
+`config` has the fields of palm_mtf.config.PalmConfig and `optimizer` those of
+AdafactorConfig. `params` and `gradients` are dicts from a variable's name, as
+in a checkpoint, to its array.
+"""
+
+import numpy as np
+
+NORM_EPSILON = 1e-6
+ROTARY_THETA = 10000.0
+SQUARED_GRADIENT_EPSILON = 1e-30
+SMALLEST_PARAMETER_SCALE = 1e-3
+
+
+def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of every variable, by name, in the order of creation."""
+  d, h, k, f = config.d_model, config.num_heads, config.d_kv, config.d_ff
+  memory = (d, h, k) if config.attention == "multi_head" else (d, k)
+  shapes = {"embedding": (config.vocab_size, d)}
+  for layer in range(config.num_layers):
+    shapes[f"layer_{layer:03d}/norm/scale"] = (d,)
+    shapes[f"layer_{layer:03d}/attention/q"] = (d, h, k)
+    shapes[f"layer_{layer:03d}/attention/k"] = memory
+    shapes[f"layer_{layer:03d}/attention/v"] = memory
+    shapes[f"layer_{layer:03d}/attention/o"] = (h, k, d)
+    shapes[f"layer_{layer:03d}/mlp/wi_gate"] = (d, f)
+    shapes[f"layer_{layer:03d}/mlp/wi"] = (d, f)
+    shapes[f"layer_{layer:03d}/mlp/wo"] = (f, d)
+    if config.block == "serial":
+      shapes[f"layer_{layer:03d}/mlp_norm/scale"] = (d,)
+  shapes["final_norm/scale"] = (d,)
+  return shapes
+
+
+def random_parameters(config, seed: int) -> dict[str, np.ndarray]:
+  """Returns parameters at which every term of the model shows.
+
+  They are not the initial ones: norm scales differ from one, and the embedding
+  has a mean, so that layer_norm and rms_norm differ.
+  """
+  rng = np.random.default_rng(seed)
+  params = {}
+  for name, shape in parameter_shapes(config).items():
+    value = rng.standard_normal(shape)
+    if name.endswith("scale"):
+      value = 1.0 + 0.3 * value
+    elif name == "embedding":
+      value = 0.5 + value
+    else:
+      fan_in = np.prod(shape[:-1]) if name.endswith("/o") else shape[0]
+      value = value / np.sqrt(fan_in)
+    params[name] = value
+  return params
+
+
+def normalize(config, x_BLD, scale_D):
+  """Returns x with mean 0 and variance 1, or with mean square 1, scaled."""
+  if config.norm == "layer_norm":
+    x_BLD = x_BLD - x_BLD.mean(axis=-1, keepdims=True)
+  mean_square_BL1 = (x_BLD**2).mean(axis=-1, keepdims=True)
+  return x_BLD / np.sqrt(mean_square_BL1 + NORM_EPSILON) * scale_D
+
+
+def rotate(x_BLHK):
+  """Returns x with each pair (i, i + K/2) turned by position * frequency_i."""
+  length, d_kv = x_BLHK.shape[1], x_BLHK.shape[3]
+  timescale_K = ROTARY_THETA ** (np.arange(0, d_kv, 2) / d_kv)
+  angle_LK = np.arange(length)[:, None] / timescale_K
+  cos_LHK, sin_LHK = np.cos(angle_LK)[:, None, :], np.sin(angle_LK)[:, None, :]
+  a_BLHK, b_BLHK = x_BLHK[..., : d_kv // 2], x_BLHK[..., d_kv // 2 :]
+  return np.concatenate(
+    [
+      a_BLHK * cos_LHK - b_BLHK * sin_LHK,
+      b_BLHK * cos_LHK + a_BLHK * sin_LHK,
+    ],
+    axis=-1,
+  )
+
+
+def attend(config, params, layer: str, x_BLD):
+  """Returns causal attention of the normalized x, before the residual add."""
+  w_q_DHK = params[f"{layer}/attention/q"]
+  w_k_DHK = params[f"{layer}/attention/k"]
+  w_v_DHK = params[f"{layer}/attention/v"]
+  if config.attention == "multi_query":  # one key and value head for all heads
+    w_k_DHK = np.repeat(w_k_DHK[:, None, :], config.num_heads, axis=1)
+    w_v_DHK = np.repeat(w_v_DHK[:, None, :], config.num_heads, axis=1)
+  q_BLHK = rotate(np.einsum("BLD,DHK->BLHK", x_BLD, w_q_DHK))
+  k_BMHK = rotate(np.einsum("BMD,DHK->BMHK", x_BLD, w_k_DHK))
+  v_BMHK = np.einsum("BMD,DHK->BMHK", x_BLD, w_v_DHK)
+  scores_BHLM = np.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BMHK)
+  scores_BHLM = scores_BHLM / np.sqrt(config.d_kv)
+  visible_LM = np.tri(x_BLD.shape[1], dtype=bool)
+  scores_BHLM = np.where(visible_LM, scores_BHLM, -np.inf)
+  scores_BHLM = scores_BHLM - scores_BHLM.max(axis=-1, keepdims=True)
+  weights_BHLM = np.exp(scores_BHLM)
+  weights_BHLM = weights_BHLM / weights_BHLM.sum(axis=-1, keepdims=True)
+  y_BLHK = np.einsum("BHLM,BMHK->BLHK", weights_BHLM, v_BMHK)
+  return np.einsum("BLHK,HKD->BLD", y_BLHK, params[f"{layer}/attention/o"])
+
+
+def feed_forward(params, layer: str, x_BLD):
+  """Returns SwiGLU of the normalized x, before the residual add."""
+  gate_BLF = x_BLD @ params[f"{layer}/mlp/wi_gate"]
+  swish_BLF = gate_BLF / (1.0 + np.exp(-gate_BLF))
+  hidden_BLF = swish_BLF * (x_BLD @ params[f"{layer}/mlp/wi"])
+  return hidden_BLF @ params[f"{layer}/mlp/wo"]
+
+
+def forward(config, params, inputs) -> np.ndarray:
+  """Returns the logits [B, L, V] of the token after each of `inputs` [B, L]."""
+  x_BLD = params["embedding"][inputs]
+  for index in range(config.num_layers):
+    layer = f"layer_{index:03d}"
+    y_BLD = normalize(config, x_BLD, params[f"{layer}/norm/scale"])
+    if config.block == "parallel":
+      attention_BLD = attend(config, params, layer, y_BLD)
+      x_BLD = x_BLD + feed_forward(params, layer, y_BLD) + attention_BLD
+    else:
+      x_BLD = x_BLD + attend(config, params, layer, y_BLD)
+      y_BLD = normalize(config, x_BLD, params[f"{layer}/mlp_norm/scale"])
+      x_BLD = x_BLD + feed_forward(params, layer, y_BLD)
+  x_BLD = normalize(config, x_BLD, params["final_norm/scale"])
+  return x_BLD @ params["embedding"].T / np.sqrt(config.d_model)
+
+
+def loss(config, params, inputs, targets, z_loss: float):
+  """Returns the mean cross-entropy in nats and the z-loss term.
+
+  `inputs` and `targets` are [B, L], targets one position ahead. What training
+  minimizes is the sum of the two; the second holds its weight `z_loss`.
+  """
+  logits_BLV = forward(config, params, inputs)
+  largest_BL = logits_BLV.max(axis=-1)
+  exp_BLV = np.exp(logits_BLV - largest_BL[..., None])
+  log_z_BL = largest_BL + np.log(exp_BLV.sum(axis=-1))
+  target_BL1 = np.take_along_axis(logits_BLV, targets[..., None], axis=-1)
+  cross_entropy = np.mean(log_z_BL - target_BL1[..., 0])
+  return cross_entropy, z_loss * np.mean(log_z_BL**2)
+
+
+def root_mean_square(x) -> float:
+  """Returns the root of the mean square over all axes of x."""
+  return np.sqrt(np.mean(np.square(x)))
+
+
+class Adafactor:
+  """Adafactor without factorization, with momentum and decay (PaLM 5).
+
+  Attributes:
+    step_number: k of the last step, 0 before the first.
+    second_moments: mean squared gradient, by name.
+    momenta: mean update, learning rate and parameter scale included, by name.
+    learning_rate: of the last step.
+    gradient_norm: global norm of the last gradients before they were clipped.
+  """
+
+  def __init__(self, optimizer, params):
+    self.optimizer = optimizer
+    self.step_number = 0
+    self.second_moments = {n: np.zeros_like(p) for n, p in params.items()}
+    self.momenta = {n: np.zeros_like(p) for n, p in params.items()}
+    self.learning_rate = self.gradient_norm = 0.0
+
+  def step(self, params, gradients) -> dict[str, np.ndarray]:
+    """Returns the parameters after one more step; `params` stays as it is."""
+    settings = self.optimizer
+    self.step_number += 1
+    k = float(self.step_number)
+    beta2 = 1.0 - k**-settings.beta2_exponent
+    self.learning_rate = lr = min(settings.learning_rate, k**-0.5)
+    self.gradient_norm = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
+    shrink = 1.0
+    if self.gradient_norm > settings.gradient_clip:
+      shrink = settings.gradient_clip / self.gradient_norm
+    stepped = {}
+    for name, p in params.items():
+      g = gradients[name] * shrink
+      v = beta2 * self.second_moments[name]
+      v = v + (1.0 - beta2) * (g**2 + SQUARED_GRADIENT_EPSILON)
+      u = g / np.sqrt(v)
+      u = u / max(1.0, root_mean_square(u) / settings.update_clip)
+      scale = max(SMALLEST_PARAMETER_SCALE, root_mean_square(p))
+      m = settings.beta1 * self.momenta[name]
+      m = m + (1.0 - settings.beta1) * lr * scale * u
+      stepped[name] = p * (1.0 - lr**settings.weight_decay_exponent) - m
+      self.second_moments[name], self.momenta[name] = v, m
+    return stepped

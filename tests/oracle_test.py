@@ -1,0 +1,282 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The oracles agree with each other, with Optax and with what PaLM states."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from palm_mtf.config import AdafactorConfig, PalmConfig
+from tests import oracle, oracle_jax
+
+BATCH, LENGTH = 2, 7
+SMALL = PalmConfig(
+  num_layers=2,
+  d_model=12,
+  num_heads=3,
+  d_kv=6,
+  d_ff=20,
+  vocab_size=17,
+  sequence_length=LENGTH,
+)
+VARIANTS = [
+  dataclasses.replace(SMALL, norm=norm, block=block, attention=attention)
+  for norm, block, attention in itertools.product(
+    ["layer_norm", "rms_norm"],
+    ["parallel", "serial"],
+    ["multi_query", "multi_head"],
+  )
+]
+PALM_ADAFACTOR = AdafactorConfig(
+  learning_rate=0.01,
+  beta1=0.9,
+  beta2_exponent=0.8,
+  update_clip=1.0,
+  gradient_clip=1.0,
+  weight_decay_exponent=2.0,
+  z_loss=1e-4,
+)
+Z_LOSS = 0.03  # large enough that its gradient shows
+
+every_variant = pytest.mark.parametrize(
+  "config", VARIANTS, ids=lambda c: f"{c.norm}-{c.block}-{c.attention}"
+)
+
+
+def tokens(seed):
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, SMALL.vocab_size, (2, BATCH, LENGTH))
+
+
+@every_variant
+def test_numpy_and_jax_forward_passes_agree(config):
+  params = oracle.random_parameters(config, seed=1)
+  inputs, _ = tokens(seed=2)
+  logits = oracle.forward(config, params, inputs)
+  assert logits.shape == (BATCH, LENGTH, config.vocab_size)
+  np.testing.assert_allclose(
+    oracle_jax.forward(config, params, inputs), logits, rtol=1e-12, atol=1e-12
+  )
+
+
+@every_variant
+def test_jax_gradients_are_the_slopes_of_the_numpy_loss(config):
+  params = oracle.random_parameters(config, seed=3)
+  inputs, targets = tokens(seed=4)
+  args = inputs, targets, Z_LOSS
+  *terms, gradients = oracle_jax.loss_and_gradients(config, params, *args)
+  np.testing.assert_allclose(
+    terms, oracle.loss(config, params, *args), rtol=1e-12
+  )
+  assert {n: g.shape for n, g in gradients.items()} == (
+    oracle.parameter_shapes(config)
+  )
+  rng = np.random.default_rng(5)
+  step = 1e-4
+  for name, value in params.items():
+    for at in rng.integers(0, value.size, 2):
+      losses = []
+      for change in (-step, step):
+        moved = value.copy()
+        moved.flat[at] += change
+        losses.append(sum(oracle.loss(config, {**params, name: moved}, *args)))
+      slope = (losses[1] - losses[0]) / (2 * step)
+      np.testing.assert_allclose(
+        gradients[name].flat[at], slope, rtol=1e-5, atol=1e-8, err_msg=name
+      )
+
+
+def test_the_jax_oracle_leaves_other_jax_code_in_float32():
+  params = oracle.random_parameters(SMALL, seed=1)
+  logits = oracle_jax.forward(SMALL, params, tokens(seed=2)[0])
+  assert logits.dtype == np.float64
+  assert jax.numpy.ones(1).dtype == np.float32
+
+
+@every_variant
+def test_future_tokens_do_not_change_past_logits(config):
+  params = oracle.random_parameters(config, seed=6)
+  inputs, other = tokens(seed=7)
+  changed = inputs.copy()
+  changed[:, 4:] = (inputs[:, 4:] + 1 + other[:, 4:] % 16) % 17
+  before = oracle.forward(config, params, inputs)
+  after = oracle.forward(config, params, changed)
+  np.testing.assert_array_equal(after[:, :4], before[:, :4])
+  assert np.all(np.abs(after[:, 4:] - before[:, 4:]).max(axis=-1) > 1e-3)
+
+
+def test_the_two_norms_blocks_and_attentions_give_different_logits():
+  inputs, _ = tokens(seed=8)
+  logits = [
+    oracle.forward(c, oracle.random_parameters(c, seed=9), inputs)
+    for c in VARIANTS
+  ]
+  for one, other in itertools.combinations(logits, 2):
+    assert np.abs(one - other).max() > 1e-2
+
+
+def test_multi_head_with_equal_heads_is_multi_query():
+  config = dataclasses.replace(SMALL, attention="multi_head")
+  params = oracle.random_parameters(SMALL, seed=10)
+  repeated = {
+    name: np.stack([value] * SMALL.num_heads, axis=1)
+    if name.endswith(("attention/k", "attention/v"))
+    else value
+    for name, value in params.items()
+  }
+  inputs, _ = tokens(seed=11)
+  np.testing.assert_array_equal(
+    oracle.forward(config, repeated, inputs),
+    oracle.forward(SMALL, params, inputs),
+  )
+
+
+def test_rotary_scores_depend_on_relative_position_only():
+  rng = np.random.default_rng(12)
+  q, k = rng.standard_normal((2, 8))
+  queries = oracle.rotate(np.broadcast_to(q, (1, 20, 1, 8)))[0, :, 0]
+  keys = oracle.rotate(np.broadcast_to(k, (1, 20, 1, 8)))[0, :, 0]
+  scores = queries @ keys.T
+  np.testing.assert_allclose(
+    scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=1e-12
+  )
+  assert np.ptp(scores[:, 0]) > 1.0
+
+
+def test_rotary_turns_halves_with_the_frequencies_of_theta_10000():
+  vectors = np.tile([1.0, 2.0, 3.0, 4.0], (1, 3, 1, 1))
+  turned = oracle.rotate(vectors)[0, :, 0]
+  np.testing.assert_array_equal(turned[0], [1, 2, 3, 4])
+  first = (1 + 3j) * np.exp(2j)  # position 2, frequency 1
+  second = (2 + 4j) * np.exp(0.02j)  # position 2, frequency 10000 ** -0.5
+  np.testing.assert_allclose(
+    turned[2], [first.real, second.real, first.imag, second.imag], rtol=1e-14
+  )
+
+
+def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
+  params = oracle.random_parameters(SMALL, seed=13)
+  params["embedding"] *= 0.0
+  inputs, targets = tokens(seed=14)
+  np.testing.assert_allclose(
+    oracle.loss(SMALL, params, inputs, targets, 0.5),
+    [np.log(17), 0.5 * np.log(17) ** 2],
+    rtol=1e-14,
+  )
+
+
+@pytest.mark.parametrize(
+  ("sizes", "published"),
+  [  # PaLM Table 1; exact counts without norm scales
+    ((32, 4096, 16, 16384), 8_631_877_632),
+    ((64, 8192, 32, 32768), 62_495_129_600),
+    ((118, 18432, 48, 73728), 540_354_281_472),
+  ],
+  ids=["8b", "62b", "540b"],
+)
+def test_shapes_count_the_published_parameters(sizes, published):
+  num_layers, d_model, num_heads, d_ff = sizes
+  config = PalmConfig(
+    num_layers=num_layers,
+    d_model=d_model,
+    num_heads=num_heads,
+    d_kv=256,
+    d_ff=d_ff,
+    vocab_size=256_000,
+    sequence_length=2048,
+  )
+  shapes = oracle.parameter_shapes(config)
+  counts = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+  scales = sum(n for name, n in counts.items() if name.endswith("scale"))
+  assert sum(counts.values()) - scales == published
+  assert scales == (num_layers + 1) * d_model
+
+
+def some_parameters(seed):
+  """Three variables; the root mean square of "tiny" is below 1e-3."""
+  rng = np.random.default_rng(seed)
+  sizes = {"matrix": ((4, 5), 1.0), "vector": ((6,), 3.0), "tiny": ((3,), 1e-5)}
+  return {n: s * rng.standard_normal(d) for n, (d, s) in sizes.items()}
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+def test_adafactor_takes_the_steps_of_optax(beta1):
+  # lr = 0.4 until step 6, 1 / sqrt(k) from step 7; Optax has no decay by lr**2
+  # and so the exponent makes it vanish.
+  settings = dataclasses.replace(
+    PALM_ADAFACTOR, learning_rate=0.4, beta1=beta1, weight_decay_exponent=99.0
+  )
+  theirs = optax.chain(
+    optax.clip_by_global_norm(settings.gradient_clip),
+    optax.scale_by_factored_rms(factored=False, decay_rate=0.8),
+    optax.clip_by_block_rms(settings.update_clip),
+    # Optax counts steps from 0.
+    optax.scale_by_schedule(lambda n: np.minimum(0.4, (n + 1.0) ** -0.5)),
+    optax.scale_by_param_block_rms(1e-3),
+    optax.ema(beta1, debias=False),
+    optax.scale(-1.0),
+  )
+  params = our_params = some_parameters(seed=15)
+  ours = oracle.Adafactor(settings, params)
+  norms = []
+  with jax.enable_x64(True):
+    state = theirs.init(jax.tree.map(jax.numpy.asarray, params))
+    for k in range(1, 21):
+      gradients = {
+        n: g * 0.1 * (1 + k % 4) for n, g in some_parameters(k).items()
+      }
+      our_params = ours.step(our_params, gradients)
+      updates, state = theirs.update(gradients, state, params)
+      params = optax.apply_updates(params, updates)
+      norms.append(ours.gradient_norm)
+      # Optax computes beta2 in float32.
+      for name, value in params.items():
+        np.testing.assert_allclose(
+          our_params[name], value, rtol=1e-5, atol=1e-9, err_msg=f"{name} {k}"
+        )
+  assert min(norms) < settings.gradient_clip < max(norms)
+  assert ours.learning_rate == 20**-0.5
+
+
+def test_first_adafactor_update_is_the_sign_of_the_gradient_scaled():
+  params, gradients = some_parameters(seed=16), some_parameters(seed=17)
+  stepped = oracle.Adafactor(PALM_ADAFACTOR, params).step(params, gradients)
+  for name, p in params.items():
+    scale = max(1e-3, np.sqrt(np.mean(p**2)))
+    np.testing.assert_allclose(
+      stepped[name],
+      p * (1 - 0.01**2) - 0.1 * 0.01 * scale * np.sign(gradients[name]),
+      rtol=1e-12,
+    )
+
+
+def test_adafactor_without_gradients_shrinks_parameters_by_lr_squared():
+  settings = dataclasses.replace(PALM_ADAFACTOR, learning_rate=0.5)
+  params = start = some_parameters(seed=18)
+  adafactor = oracle.Adafactor(settings, params)
+  zeros = jax.tree.map(np.zeros_like, params)
+  for _ in range(6):
+    params = adafactor.step(params, zeros)
+  # lr**2 is 1/4 in steps 1 to 4, then 1/5 and 1/6.
+  left = 0.75**4 * (4 / 5) * (5 / 6)
+  for name, value in params.items():
+    np.testing.assert_allclose(value, left * start[name], rtol=1e-13)
+
+
+def test_adafactor_update_is_clipped_per_variable():
+  # Small gradients, then large ones: u = g / sqrt(v) exceeds one.
+  settings = dataclasses.replace(
+    PALM_ADAFACTOR, beta1=0.0, gradient_clip=1e9, update_clip=0.5
+  )
+  params = {"a": np.full(3, 2.0), "b": np.full(3, 4.0)}
+  adafactor = oracle.Adafactor(settings, params)
+  once = adafactor.step(params, {n: np.full(3, 1e-3) for n in params})
+  twice = adafactor.step(once, {"a": np.full(3, 1e-3), "b": np.ones(3)})
+  for name, p in once.items():
+    np.testing.assert_allclose(
+      twice[name], p * (1 - 0.01**2) - 0.01 * p * 0.5, rtol=1e-12
+    )
