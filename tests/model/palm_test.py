@@ -86,8 +86,9 @@ def test_future_tokens_do_not_change_past_logits(attention):
   assert np.all(np.any(after[:, 5:] != before[:, 5:], axis=-1))
 
 
-@pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
-@pytest.mark.parametrize("block", ["parallel", "serial"])
+@pytest.mark.parametrize(
+  "block, attention", [("parallel", "multi_query"), ("serial", "multi_head")]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_do_not_change_results(layout, block, attention):
   config = small_config(block=block, attention=attention)

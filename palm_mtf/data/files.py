@@ -1,0 +1,124 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the text files of a run, and says why when there are none.
+
+`{stdlib}` in a glob stands for the folder of the running Python's standard
+library, without what was installed beside it. Only names, sizes and times are
+read here; documents.py reads the text.
+"""
+
+import glob
+import hashlib
+import os
+import sysconfig
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from palm_mtf.config import TextConfig
+from palm_mtf.errors import UserError, did_you_mean
+
+_NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+
+
+class TextFile(NamedTuple):
+  """One file, one document: where it is, its size and its time of change."""
+
+  path: str
+  num_bytes: int
+  mtime_ns: int
+
+
+def find_files(data: TextConfig) -> list[TextFile]:
+  """Returns the files of TEXT_FILES, each once, sorted by path.
+
+  Raises:
+    UserError: a glob matches no file, names a folder, matches a file that may
+      not be read, or all files are empty.
+  """
+  globs = data.text_files
+  paths = set()
+  for pattern in [globs] if isinstance(globs, str) else globs:
+    paths.update(_match(pattern))
+  files = [_describe(path) for path in sorted(paths)]
+  if not any(file.num_bytes for file in files):
+    raise UserError(
+      f"TEXT_FILES = {globs!r}: all {len(files):,} files are empty, such as "
+      f"{files[0].path}; give files with text."
+    )
+  return files
+
+
+def fingerprint(files: Sequence[TextFile]) -> str:
+  """Returns a hash of every file's path, size and time of change."""
+  digest = hashlib.blake2b(digest_size=16)
+  for file in files:
+    digest.update(repr(tuple(file)).encode())
+  return digest.hexdigest()
+
+
+def _match(pattern: str) -> list[str]:
+  """Returns the absolute paths of the files that one glob matches."""
+  stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
+  expanded = pattern.replace("{stdlib}", glob.escape(stdlib))
+  expanded = os.path.abspath(os.path.expanduser(expanded))
+  matches = glob.glob(expanded, recursive=True)
+  if "{stdlib}" in pattern:
+    matches = [
+      path
+      for path in matches
+      if _NOT_STANDARD_LIBRARY.isdisjoint(path[len(stdlib) :].split(os.sep))
+    ]
+  paths = [path for path in matches if os.path.isfile(path)]
+  if not paths:
+    raise UserError(_explain_no_match(pattern, expanded, matches))
+  return paths
+
+
+def _describe(path: str) -> TextFile:
+  if not os.access(path, os.R_OK):
+    raise UserError(
+      f"TEXT_FILES: {path} may not be read; change its permissions, or give a "
+      "glob that leaves it out."
+    )
+  try:
+    stat = os.stat(path)
+  except OSError as error:
+    raise UserError(f"TEXT_FILES: {path}: {error.strerror}.") from None
+  return TextFile(path, stat.st_size, stat.st_mtime_ns)
+
+
+def _explain_no_match(pattern: str, expanded: str, matches: list[str]) -> str:
+  """Returns the one line that says why `pattern` matches no file."""
+  what = f"TEXT_FILES = {pattern!r}"
+  stem = pattern.rstrip("/*") or "/"
+  if os.path.isdir(expanded):
+    return (
+      f"{what}: a folder; give a glob of the files in it, such as "
+      f"'{stem}/**/*.txt'."
+    )
+  if any(os.path.isdir(path) for path in matches):
+    return (
+      f"{what}: matches folders only; give a glob of the files in them, such "
+      f"as '{stem}/**/*.txt'."
+    )
+  # The part of the glob without wildcards is a folder, or should be one.
+  missing, folder = "", expanded
+  while glob.has_magic(folder) or not os.path.isdir(folder):
+    if not glob.has_magic(folder):
+      missing = folder
+    folder = os.path.dirname(folder)
+  if not os.access(folder, os.R_OK | os.X_OK):
+    return (
+      f"{what}: the folder {folder} may not be read; change its permissions."
+    )
+  if missing and missing != expanded:
+    guess = did_you_mean(os.path.basename(missing), os.listdir(folder))
+    return (
+      f"{what}: no folder {missing}{guess}; the nearest that exists is "
+      f"{folder}."
+    )
+  guess = did_you_mean(os.path.basename(expanded), os.listdir(folder))
+  return (
+    f"{what}: matches no file; the folder {folder} exists, but holds no such "
+    f"file{guess}."
+  )

@@ -1,0 +1,58 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A keyed shuffle of 0 .. size - 1 that is computed, not stored.
+
+`permute(i, size, key)` is where element i goes. A Feistel network over the
+bits of the index is a bijection for whatever function mixes its halves (Luby
+and Rackoff 1988); where it leads outside of `size` it is applied again until
+it does not, "cycle walking" (Black and Rogaway 2002), which keeps it a
+bijection. Any part of any shuffle so costs the same and needs no memory.
+"""
+
+import hashlib
+
+import numpy as np
+
+_ROUNDS = 8
+# Below this the few values of a half would show in the shuffle; the walk of the
+# smallest sizes is longer for it, some hundred times for a size of one.
+_MIN_HALF_BITS = 4
+
+
+def permute(index: np.ndarray, size: int, key: str) -> np.ndarray:
+  """Returns the images of `index` under the shuffle of 0 .. size - 1.
+
+  Args:
+    index: integers in 0 .. size - 1, any shape.
+    size: how many elements are shuffled, at least 1.
+    key: which shuffle; every key has its own.
+
+  Returns:
+    Integers in 0 .. size - 1, int64, shaped like `index`; they differ where
+    `index` differs.
+  """
+  digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
+  round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+  half_bits = max(_MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
+  image = _feistel(index.astype(np.uint64), np.uint64(half_bits), round_keys)
+  while (outside := image >= size).any():
+    image[outside] = _feistel(image[outside], np.uint64(half_bits), round_keys)
+  return image.astype(np.int64)
+
+
+def _feistel(
+  value: np.ndarray, half_bits: np.uint64, round_keys: np.ndarray
+) -> np.ndarray:
+  """Permutes the values of 2 * half_bits bits."""
+  mask = (np.uint64(1) << half_bits) - np.uint64(1)
+  left, right = value >> half_bits, value & mask
+  for round_key in round_keys:
+    left, right = right, left ^ (_mix(right ^ round_key) & mask)
+  return (left << half_bits) | right
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+  """Spreads every bit over all 64 (the finalizer of SplitMix64)."""
+  value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return value ^ (value >> np.uint64(31))

@@ -1,0 +1,172 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The SentencePiece vocabulary: text to token ids and back, without loss.
+
+As in PaLM 2, every character of the text survives: nothing is normalized, all
+white space is kept, a character without a piece becomes one token per UTF-8
+byte, and every digit is a token of its own. The ids:
+
+  0           <pad>   shifted in at the start of every sequence
+  1           [eod]   end of document; a text that says "[eod]" has other ids
+  2           <unk>   never made: byte pieces take its place
+  3 .. 258    <0x00> .. <0xFF>
+  259 ..      learnt pieces, among them runs of spaces, tabs and newlines
+
+SentencePiece writes a space as U+2581 inside its pieces and turns U+2581 into
+a space when it decodes. A U+2581 of the text itself is therefore encoded as
+its three byte pieces, which decode to it. vocabulary_training.py makes the
+model.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+
+from palm_mtf.config import TextConfig
+from palm_mtf.console import say
+from palm_mtf.data.documents import Corpus
+from palm_mtf.data.vocabulary_training import train_vocabulary
+from palm_mtf.errors import UserError, did_you_mean
+
+SPACE_MARK = "\u2581"
+
+
+class Vocabulary:
+  """A SentencePiece model, ours or a foreign one.
+
+  Attributes:
+    path: where the model file is.
+    size: number of pieces; ids are below it.
+    eod_id: id of the end of a document.
+    sha256: of the model file, in hexadecimal.
+  """
+
+  def __init__(self, path: str):
+    model = _read_model(path)
+    self.path = path
+    self.sha256 = hashlib.sha256(model).hexdigest()
+    self._processor = sentencepiece.SentencePieceProcessor()
+    try:
+      self._processor.LoadFromSerializedProto(model)
+    except RuntimeError:
+      raise UserError(
+        f"VOCABULARY = {path!r}: not a SentencePiece model; give another, or "
+        "remove it and set VOCABULARY = None to train one."
+      ) from None
+    self.size = self._processor.GetPieceSize()
+    self.eod_id = self._processor.eos_id()
+    if self.eod_id < 0:
+      raise UserError(
+        f"VOCABULARY = {path!r}: has no end-of-sentence piece, which marks "
+        "the end of a document; give a model with an eos id, or None to "
+        "train one."
+      )
+    if not any(map(self._processor.IsByte, range(self.size))):
+      raise UserError(
+        f"VOCABULARY = {path!r}: has no byte pieces, so that characters would "
+        "be lost; give a model trained with byte_fallback, or None to train "
+        "one."
+      )
+    self._space_mark_ids = [
+      self._processor.PieceToId(f"<0x{byte:02X}>")
+      for byte in SPACE_MARK.encode()
+    ]
+
+  def check_size(self, vocab_size: int) -> None:
+    """Raises UserError unless the embedding has a row for every id."""
+    if self.size > vocab_size:
+      raise UserError(
+        f"{self.path} has {self.size} pieces, VOCAB_SIZE = {vocab_size} rows: "
+        f"set VOCAB_SIZE to {self.size} or more, or use a smaller vocabulary."
+      )
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of `text`, without [eod]."""
+    return self.encode_batch([text])[0]
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of every text, encoded on all cores."""
+    segments = [text.split(SPACE_MARK) for text in texts]
+    encoded = iter(
+      self._processor.Encode(
+        [segment for split in segments for segment in split],
+        num_threads=_num_cores(),
+      )
+    )
+    batch = []
+    for split in segments:
+      ids = next(encoded)
+      for _ in split[1:]:
+        ids = ids + self._space_mark_ids + next(encoded)
+      batch.append(ids)
+    return batch
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`.
+
+    <pad> and [eod] have no text. An embedding may have more rows than the
+    vocabulary has pieces: the ids of those rows read as <unk>. Bytes that are
+    no UTF-8 read as U+FFFD.
+    """
+    unknown = self._processor.unk_id()
+    return self._processor.Decode(
+      [int(i) if i < self.size else unknown for i in ids]
+    )
+
+  def byte_share(self, ids: Sequence[int]) -> float:
+    """Returns which share of `ids` are byte pieces."""
+    return sum(map(self._processor.IsByte, ids)) / max(1, len(ids))
+
+
+def load_vocabulary(
+  model_dir: str, data: TextConfig, *, vocab_size: int
+) -> Vocabulary:
+  """Returns the vocabulary of a run, trained when it has none.
+
+  That is VOCABULARY or, when that is None, MODEL_DIR/vocabulary.model, which
+  is trained on the training documents the first time and kept as it is from
+  then on: checkpoints depend on it.
+
+  Raises:
+    UserError: the file is no fitting model, has more than `vocab_size` pieces,
+      or cannot be trained or written.
+  """
+  path = data.vocabulary
+  if path is None:
+    path = os.path.join(model_dir, "vocabulary.model")
+    if not os.path.exists(path):
+      corpus = Corpus(data)
+      say(f"training a vocabulary of {vocab_size:,} pieces: {path}")
+      train_vocabulary(
+        (d.text for d in corpus if not corpus.is_validation(d)),
+        vocab_size,
+        path=path,
+      )
+  vocabulary = Vocabulary(os.path.expanduser(path))
+  vocabulary.check_size(vocab_size)
+  return vocabulary
+
+
+def _read_model(path: str) -> bytes:
+  try:
+    with open(path, "rb") as file:
+      return file.read()
+  except FileNotFoundError:
+    folder = os.path.dirname(path) or "."
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    guess = did_you_mean(os.path.basename(path), names)
+    raise UserError(
+      f"VOCABULARY = {path!r}: no such file{guess}; give a SentencePiece "
+      "model, or None to train one."
+    ) from None
+  except OSError as error:
+    raise UserError(f"VOCABULARY = {path!r}: {error.strerror}.") from None
+
+
+def _num_cores() -> int:
+  try:
+    return len(os.sched_getaffinity(0))
+  except AttributeError:  # not on macOS
+    return os.cpu_count() or 1

@@ -1,0 +1,37 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Text folders and one small vocabulary for the tests of palm_mtf.data."""
+
+import pathlib
+import sysconfig
+
+import pytest
+
+from palm_mtf.data.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary_training import train_vocabulary
+
+
+@pytest.fixture(scope="session")
+def code() -> list[str]:
+  """Some forty files of real source code, 0.7 MB."""
+  stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
+  paths = [p for name in ("json", "email") for p in stdlib.glob(f"{name}/*.py")]
+  paths += [stdlib / "argparse.py", stdlib / "typing.py"]
+  return [path.read_text(encoding="utf-8") for path in sorted(paths)]
+
+
+@pytest.fixture(scope="session")
+def vocabulary(code, tmp_path_factory) -> Vocabulary:
+  path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
+  train_vocabulary(code, 1000, path=path)
+  return Vocabulary(path)
+
+
+@pytest.fixture
+def folder(code, tmp_path) -> pathlib.Path:
+  """A folder with every text of `code` as a file."""
+  folder = tmp_path / "text"
+  folder.mkdir()
+  for i, text in enumerate(code):
+    (folder / f"{i:03d}.txt").write_text(text, encoding="utf-8")
+  return folder

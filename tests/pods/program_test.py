@@ -1,0 +1,211 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The training step as a whole: loss, gradients, clipping and Adafactor."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.pods.program import build_forward_program, build_train_program
+from tests import oracle, oracle_jax
+from tests.accounting.published_sizes import PALM_540B
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  load_parameters,
+  mesh_layout,
+  random_tokens,
+  relative_error,
+  slice_indices,
+  small_config,
+)
+
+NUM_STEPS = 5
+
+
+def read_whole(session, parts, shape):
+  """Returns a variable from its slices, after checking that copies agree."""
+  whole = np.full(shape, np.nan, np.float32)
+  for part in parts:
+    value = session.run(part.variable.read_value())
+    index = slice_indices(part.spec)
+    if not part.is_first:
+      np.testing.assert_array_equal(whole[index], value)
+    whole[index] = value
+  assert not np.isnan(whole).any()
+  return whole
+
+
+def train(config, optimizer, *, mesh=SINGLE, seed=0, params=None):
+  """Runs NUM_STEPS steps; returns every variable and the metrics of each."""
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    program = build_train_program(
+      config, mesh, optimizer, batch_size=4, seed=seed
+    )
+    session.run(program.initialize)
+    load_parameters(session, program.slices, params or {})
+    metrics = []
+    for step in range(NUM_STEPS):
+      tokens = random_tokens(config, batch_size=4, seed=step)
+      feed = {
+        program.inputs: tokens["inputs"],
+        program.targets: tokens["targets"],
+        program.step: step,
+      }
+      fetches = {"metrics": program.metrics, "update": program.update}
+      metrics.append(session.run(fetches, feed)["metrics"])
+    shapes = oracle.parameter_shapes(config)
+    variables = {
+      name: read_whole(session, parts, shapes[_parameter_of(name)])
+      for name, parts in program.slices.items()
+    }
+  return variables, metrics
+
+
+def _parameter_of(name: str) -> str:
+  for slot in ("/second_moment", "/momentum"):
+    name = name.removesuffix(slot)
+  return name
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"gradient_clip": 0.05, "update_clip": 0.5, "learning_rate": 0.5},
+    {"beta1": 0.0, "beta2_exponent": 0.5, "weight_decay_exponent": 1.0},
+  ],
+  ids=["PaLM's settings", "every clip at work", "other exponents"],
+)
+def test_steps_follow_the_oracle(changes):
+  """Model, gradients, clipping, schedule, moments and decay, step by step."""
+  config = small_config()
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, **changes)
+  params = oracle.random_parameters(config, seed=7)
+  variables, metrics = train(config, optimizer, params=params)
+
+  adafactor = oracle.Adafactor(optimizer, params)
+  for step in range(NUM_STEPS):
+    tokens = random_tokens(config, batch_size=4, seed=step)
+    loss, z_loss, gradients = oracle_jax.loss_and_gradients(
+      config, params, tokens["inputs"], tokens["targets"], optimizer.z_loss
+    )
+    params = adafactor.step(params, gradients)
+    seen = metrics[step]
+    # float32 rounding is amplified by each step's g / sqrt(v).
+    assert seen["loss"] == pytest.approx(loss, rel=1e-5)
+    assert seen["z_loss"] == pytest.approx(z_loss, rel=1e-5)
+    assert seen["grad_norm"] == pytest.approx(
+      adafactor.gradient_norm, rel=1e-4
+    )
+    assert seen["learning_rate"] == pytest.approx(adafactor.learning_rate)
+  for name in params:
+    for actual, expected in (
+      (variables[name], params[name]),
+      (variables[f"{name}/momentum"], adafactor.momenta[name]),
+      (variables[f"{name}/second_moment"], adafactor.second_moments[name]),
+    ):
+      assert relative_error(actual, expected) < 1e-3, name
+
+
+@pytest.mark.parametrize(
+  "layout", ["batch over data", "vocab over model", "all over data and model"]
+)
+def test_layouts_do_not_change_training(layout):
+  """From the same seed: first weights, steps and moments of every slice."""
+  config = small_config()
+  single, single_metrics = train(config, PALM_OPTIMIZER, seed=3)
+  split, split_metrics = train(
+    config, PALM_OPTIMIZER, mesh=mesh_layout(layout), seed=3
+  )
+  assert split.keys() == single.keys()
+  for name, value in single.items():
+    assert relative_error(split[name], value) < 1e-3, name
+  for one, other in zip(single_metrics, split_metrics, strict=True):
+    assert other == pytest.approx(one, rel=1e-5)
+
+
+def test_the_same_step_twice_gives_the_same_bits():
+  config = small_config(activation_dtype="bfloat16")
+  first, first_metrics = train(config, PALM_OPTIMIZER, seed=1)
+  second, second_metrics = train(config, PALM_OPTIMIZER, seed=1)
+  assert first_metrics == second_metrics
+  for name, value in first.items():
+    np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def test_first_weights_have_the_paper_s_deviations_and_depend_on_the_seed():
+  config = small_config(d_model=256, num_heads=8, d_kv=16, d_ff=512)
+  values = []
+  for seed in (0, 1):
+    with tf.Graph().as_default(), tf.Session() as session:
+      program = build_train_program(
+        config, SINGLE, PALM_OPTIMIZER, batch_size=1, seed=seed
+      )
+      session.run(program.initialize)
+      values.append(
+        session.run(
+          {n: parts[0].variable.value() for n, parts in program.slices.items()}
+        )
+      )
+  first, other = values
+  fan_in = {"q": 256, "k": 256, "v": 256, "o": 128, "wi": 256, "wo": 512}
+  for name, value in first.items():
+    if name.endswith(("/second_moment", "/momentum")):
+      assert not value.any()
+    elif name.endswith("/scale"):
+      assert (value == 1).all()
+    else:
+      kind = name.split("/")[-1].removesuffix("_gate")
+      deviation = 1.0 if name == "embedding" else fan_in[kind] ** -0.5
+      # 5 standard errors of the deviation of n draws, 1 / sqrt(2 n).
+      margin = 5 / np.sqrt(2 * value.size)
+      assert value.std() == pytest.approx(deviation, rel=margin), name
+      # Not truncated: of thousands of draws some lie beyond 3 deviations.
+      assert np.abs(value).max() > 3 * deviation, name
+      assert np.mean(value == other[name]) < 0.01, name
+
+
+def test_forward_program_agrees_with_the_oracle():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=9)
+  tokens = random_tokens(config, batch_size=2, seed=9)
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_forward_program(config, SINGLE, batch_size=2)
+    load_parameters(session, program.slices, params)
+    logits, nats = session.run(
+      [program.logits, program.nats],
+      {
+        program.inputs: tokens["inputs"],
+        program.targets: tokens["targets"],
+      },
+    )
+  assert relative_error(
+    logits, oracle.forward(config, params, tokens["inputs"])
+  ) < 1e-5
+  loss, _ = oracle.loss(
+    config, params, tokens["inputs"], tokens["targets"], 0.0
+  )
+  assert nats.mean() == pytest.approx(loss, rel=1e-5)
+
+
+def test_540b_training_step_builds_without_its_memory():
+  """All 118 layers, forward, backward and update, lowered to TensorFlow."""
+  config = dataclasses.replace(PALM_540B, activation_dtype="bfloat16")
+  with tf.Graph().as_default():
+    program = build_train_program(
+      config, SINGLE, PALM_OPTIMIZER, batch_size=1, seed=0
+    )
+  parameters = {n for n in program.slices if n == _parameter_of(n)}
+  total = sum(
+    np.prod(program.slices[n][0].variable.shape.as_list(), dtype=object)
+    for n in parameters
+    if not n.endswith("/scale")
+  )
+  assert total == 540_354_281_472
