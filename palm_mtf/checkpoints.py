@@ -66,7 +66,7 @@ def find_checkpoints(model_dir: str) -> list[Checkpoint]:
   Says on stderr which folder is not whole. `model_dir` need not exist.
   """
   root = os.path.join(model_dir, "checkpoints")
-  names = sorted(os.listdir(root)) if os.path.isdir(root) else []
+  names = os.listdir(root) if os.path.isdir(root) else []
   found = []
   for name in filter(_FOLDER.fullmatch, names):
     path = os.path.join(root, name)
@@ -74,7 +74,7 @@ def find_checkpoints(model_dir: str) -> list[Checkpoint]:
       found.append(Checkpoint(path, _read_manifest(path)))
     except (OSError, ValueError, TypeError, KeyError) as error:
       say(f"checkpoint {path} is not whole ({error}): passed over")
-  return found
+  return sorted(found, key=lambda checkpoint: checkpoint.manifest.step)
 
 
 def newest_checkpoint(

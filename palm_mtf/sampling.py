@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continues texts: token by token at TEMPERATURE, until [eod] or long enough.
 
-Each token comes from a full forward pass over the text so far. Its draw is
-keyed by (seed, prompt, place), so that a continuation does not depend on the
-other texts of its batch.
+Each token comes from a full forward pass over the text so far. The draws are
+keyed by (seed, prompt), so that a continuation does not depend on the other
+texts of its batch.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def continue_texts(
   texts = [vocabulary.encode(prompt) for prompt in prompts]
   starts = [len(text) for text in texts]
   ends = [start + sample_tokens for start in starts]
-  draws = [np.random.default_rng([seed, row]) for row in range(len(texts))]
+  draws = [_generator(seed, prompt) for prompt in prompts]
   # As in training, inputs are the tokens moved right by one: token p - 1 is at
   # place p, and the logits at place p are of token p.
   inputs = np.zeros([loaded.batch_size, loaded.sequence_length + 1], np.int32)
@@ -77,6 +78,11 @@ def continue_texts(
     vocabulary.decode(text[start:])
     for text, start in zip(texts, starts, strict=True)
   ]
+
+
+def _generator(seed: int, prompt: str) -> np.random.Generator:
+  digest = hashlib.blake2b(prompt.encode(), digest_size=8).digest()
+  return np.random.default_rng([seed, int.from_bytes(digest, "little")])
 
 
 def _draw(logits: np.ndarray, draws: np.random.Generator) -> int:

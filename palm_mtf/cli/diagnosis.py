@@ -99,13 +99,8 @@ def bfloat16_advice(cpu_flags: Sequence[str]) -> str:
   """Says whether the CPU computes in bfloat16, and what to set."""
   native = {"avx512_bf16", "amx_bf16", "bf16"} & set(cpu_flags)
   if native:
-    return (
-      f"native ({', '.join(sorted(native))}): "
-      'ACTIVATION_DTYPE = "bfloat16" is the faster one'
-    )
-  return (
-    'not native: set ACTIVATION_DTYPE = "float32", which is the faster one here'
-  )
+    return f'{", ".join(sorted(native))}: set ACTIVATION_DTYPE = "bfloat16"'
+  return 'not native: set ACTIVATION_DTYPE = "float32"'
 
 
 def _wrong_python(found: Environment) -> Iterator[Problem]:

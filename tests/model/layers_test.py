@@ -1,0 +1,161 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Claims about single layers that the whole model's tests do not reach."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.model.attention import causal_attention
+from palm_mtf.model.layers import embed, norm, rotary, rotary_tables
+from palm_mtf.model.loss import cross_entropy
+from tests.mtf_testing import SINGLE, placement
+
+BATCH = mtf.Dimension("batch", 2)
+LENGTH = mtf.Dimension("length", 6)
+MEMORY_LENGTH = mtf.Dimension("memory_length", 6)
+D_MODEL = mtf.Dimension("d_model", 8)
+HEADS = mtf.Dimension("heads", 2)
+D_KV = mtf.Dimension("d_kv", 4)
+VOCAB = mtf.Dimension("vocab", 12)
+
+VOCAB_SPLIT = MeshLayout(mesh_shape="model:4", layout="vocab:model")
+
+
+def run(build, mesh=SINGLE, dtype=np.float32, **arrays):
+  """Returns what `build` makes of `arrays`: name=(array, dimensions)."""
+  with tf.Graph().as_default():
+    mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    inputs = {
+      name: mtf.import_tf_tensor(mtf_mesh, tf.constant(array), mtf.Shape(dims))
+      for name, (array, dims) in arrays.items()
+    }
+    lowered = lower(mtf_mesh, placement(mesh), build(**inputs))
+    with tf.Session(config=session_config(mesh.num_devices)) as session:
+      return session.run(
+        {name: tf.cast(t, dtype) for name, t in lowered.tensors.items()}
+      )
+
+
+@pytest.mark.parametrize("mesh", [SINGLE, VOCAB_SPLIT], ids=["one", "split"])
+def test_cross_entropy_of_huge_logits_is_finite_and_exact(mesh):
+  rng = np.random.default_rng(0)
+  logits = (1e4 * rng.standard_normal([2, 6, 12])).astype(np.float32)
+  targets = rng.integers(12, size=[2, 6], dtype=np.int32)
+
+  def build(logits, targets):
+    nats, log_z = cross_entropy(logits, targets)
+    total = mtf.reduce_sum(nats) + mtf.reduce_sum(mtf.square(log_z))
+    (gradient,) = mtf.gradients([total], [logits])
+    return {"nats": nats, "log_z": log_z, "gradient": gradient}
+
+  seen = run(
+    build,
+    mesh,
+    logits=(logits, [BATCH, LENGTH, VOCAB]),
+    targets=(targets, [BATCH, LENGTH]),
+  )
+  exact = logits.astype(np.float64)
+  log_z = exact.max(-1) + np.log(
+    np.exp(exact - exact.max(-1, keepdims=True)).sum(-1)
+  )
+  target = np.take_along_axis(exact, targets[..., None], -1)[..., 0]
+  softmax = np.exp(exact - log_z[..., None])
+  gradient = softmax * (1 + 2 * log_z)[..., None] - np.eye(12)[targets]
+  np.testing.assert_allclose(seen["log_z"], log_z, rtol=1e-6)
+  np.testing.assert_allclose(seen["nats"], log_z - target, rtol=1e-5, atol=1e-2)
+  np.testing.assert_allclose(seen["gradient"], gradient, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mesh", [SINGLE, VOCAB_SPLIT], ids=["one", "split"])
+def test_embedding_gradient_of_a_frequent_token_is_summed_in_float32(mesh):
+  """A bfloat16 sum of 2,048 ones would stop at 256."""
+  length = mtf.Dimension("length", 1024)
+  tokens = np.full([2, 1024], 7, np.int32)
+  ones = np.ones([2, 1024, 8], np.float32)
+
+  def build(table, tokens, ones):
+    table = mtf.cast(table, tf.bfloat16)
+    y = embed(table, tokens) * mtf.cast(ones, tf.bfloat16)
+    (gradient,) = mtf.gradients(
+      [y], [table], grad_ys=[mtf.ones_like(y)]
+    )
+    return {"gradient": gradient}
+
+  gradient = run(
+    build,
+    mesh,
+    table=(np.zeros([12, 8], np.float32), [VOCAB, D_MODEL]),
+    tokens=(tokens, [BATCH, length]),
+    ones=(ones, [BATCH, length, D_MODEL]),
+  )["gradient"]
+  expected = np.zeros([12, 8])
+  expected[7] = 2048
+  np.testing.assert_array_equal(gradient, expected)
+
+
+def test_rotary_scores_depend_on_the_distance_of_positions_alone():
+  rng = np.random.default_rng(1)
+  q, k = rng.standard_normal([2, 4]).astype(np.float32)
+
+  def build(x):
+    sin, cos = rotary_tables(x.mesh, LENGTH, D_KV)
+    return {"y": rotary(x, sin, cos)}
+
+  same_everywhere = np.stack([np.tile(q, [6, 1]), np.tile(k, [6, 1])])
+  rotated_q, rotated_k = run(build, x=(same_everywhere, [BATCH, LENGTH, D_KV]))[
+    "y"
+  ]
+  scores = rotated_q @ rotated_k.T
+  for distance in range(-5, 6):
+    diagonal = np.diagonal(scores, distance)
+    np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-5)
+  assert not np.allclose(scores[0, 0], scores[0, 3], rtol=0.1)
+
+
+def test_rotary_tables_tell_position_256_from_257_in_bfloat16():
+  length = mtf.Dimension("length", 258)
+
+  def build(x):
+    sin, cos = rotary_tables(x.mesh, length, D_KV)
+    return {"y": rotary(mtf.cast(x, tf.bfloat16), sin, cos)}
+
+  ones = np.ones([2, 258, 4], np.float32)
+  y = run(build, x=(ones, [BATCH, length, D_KV]))["y"]
+  angle = np.array([256.0, 257.0])
+  expected = np.cos(angle) - np.sin(angle)
+  np.testing.assert_allclose(y[0, 256:, 0], expected, atol=0.01)
+
+
+def test_first_position_attends_only_to_itself():
+  rng = np.random.default_rng(2)
+  q = rng.standard_normal([2, 6, 2, 4]).astype(np.float32)
+  k = rng.standard_normal([2, 6, 4]).astype(np.float32)
+  v = rng.standard_normal([2, 6, 4]).astype(np.float32)
+  y = run(
+    lambda q, k, v: {"y": causal_attention(q, k, v)},
+    q=(q, [BATCH, LENGTH, HEADS, D_KV]),
+    k=(k, [BATCH, MEMORY_LENGTH, D_KV]),
+    v=(v, [BATCH, MEMORY_LENGTH, D_KV]),
+  )["y"]
+  for head in range(2):
+    np.testing.assert_allclose(y[:, 0, head], v[:, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+def test_norm_keeps_float32_statistics_of_bfloat16_activations(kind):
+  """Of x = 100 + small noise, bfloat16 sums would lose the noise."""
+  rng = np.random.default_rng(3)
+  noise = rng.choice([-0.5, 0.5], size=[2, 6, 8]).astype(np.float32)
+  x = 64 + noise  # exact in bfloat16
+  y = run(
+    lambda x, scale: {"y": norm(mtf.cast(x, tf.bfloat16), scale, kind)},
+    x=(x, [BATCH, LENGTH, D_MODEL]),
+    scale=(np.ones(8, np.float32), [D_MODEL]),
+  )["y"]
+  exact = x - x.mean(-1, keepdims=True) if kind == "layer_norm" else x
+  exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-6)
+  np.testing.assert_allclose(y, exact, rtol=2**-8)

@@ -1,0 +1,110 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts real runs of the command line on a small corpus, for the tests."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from palm_mtf.cli.main import main
+
+WORDS = "one two three four five six seven eight nine ten".split()
+
+SETTINGS = {
+  "NUM_LAYERS": 1,
+  "D_MODEL": 32,
+  "NUM_HEADS": 2,
+  "D_KV": 16,
+  "D_FF": 64,
+  "VOCAB_SIZE": 320,
+  "SEQUENCE_LENGTH": 32,
+  "ACTIVATION_DTYPE": "float32",
+  "VALIDATION_SHARE": 0.2,
+  "GLOBAL_BATCH_SIZE": 4,
+  "TRAIN_STEPS": 12,
+  "LOG_STEPS": 2,
+  "EVAL_STEPS": 6,
+  "EVAL_BATCHES": 2,
+  "CHECKPOINT_STEPS": 4,
+  "KEEP_CHECKPOINTS": 10,
+  "CHIP": "a100",
+  "PROMPTS": ["one two"],
+  "SAMPLE_TOKENS": 8,
+}
+
+
+def write_corpus(folder: pathlib.Path) -> pathlib.Path:
+  """Writes 40 texts that count up from some word; returns their folder."""
+  folder.mkdir(parents=True)
+  rng = np.random.default_rng(0)
+  for document in range(40):
+    first = rng.integers(10)
+    words = [WORDS[(first + i) % 10] for i in range(120)]
+    path = folder / f"{document}.txt"
+    path.write_text(f"{document}: " + " ".join(words) + "\n")
+  return folder
+
+
+def arguments(
+  command: str, corpus: pathlib.Path, model_dir: pathlib.Path, **macros: object
+) -> list[str]:
+  """Returns the command line of a run with SETTINGS and `macros`."""
+  values = {
+    **SETTINGS,
+    "TEXT_FILES": f"{corpus}/*.txt",
+    "MODEL_DIR": str(model_dir),
+    **macros,
+  }
+  return [
+    command,
+    "--gin_file=recipes/quickstart.gin",
+    *(f"--gin.{name}={value!r}" for name, value in values.items()),
+  ]
+
+
+def run(command: str, corpus, model_dir, **macros: object) -> int:
+  """Runs the command in this process; returns its exit code."""
+  return main(arguments(command, corpus, model_dir, **macros))
+
+
+def start(command: str, corpus, model_dir, **macros: object):
+  """Starts the command in a process of its own."""
+  return subprocess.Popen(
+    [
+      sys.executable,
+      "-m",
+      "palm_mtf",
+      *arguments(command, corpus, model_dir, **macros),
+    ],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+  )
+
+
+def read_metrics(model_dir: pathlib.Path) -> list[dict]:
+  """Returns the lines of metrics.jsonl."""
+  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def read_files(folder: pathlib.Path) -> dict[str, bytes]:
+  """Returns the content of every file below `folder`."""
+  return {
+    str(path.relative_to(folder)): path.read_bytes()
+    for path in sorted(folder.rglob("*"))
+    if path.is_file()
+  }
+
+
+def read_tensors(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+  """Returns every tensor of a checkpoint, read as any TensorFlow user would."""
+  prefix = model_dir / "checkpoints" / f"step_{step:08d}" / "weights"
+  reader = tf.train.load_checkpoint(str(prefix))
+  return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}

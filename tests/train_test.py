@@ -1,0 +1,277 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs: learning, resuming, stopping, and refusing what cannot work."""
+
+import json
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from palm_mtf import checkpoints
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.config import PalmConfig
+from tests import runs
+
+TIMES = {"tokens_per_sec", "step_secs", "mfu"}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+  """A run of 12 steps in one go."""
+  model_dir = tmp_path_factory.mktemp("finished")
+  assert runs.run("train", corpus, model_dir) == 0
+  return model_dir
+
+
+def copy_of(model_dir, tmp_path):
+  return shutil.copytree(model_dir, tmp_path / "copy")
+
+
+def without_times(line):
+  return {name: value for name, value in line.items() if name not in TIMES}
+
+
+def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
+  lines = runs.read_metrics(finished)
+  assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+  for line in lines:
+    fields = (
+      "loss z_loss learning_rate grad_norm global_batch_tokens "
+      "tokens_per_sec step_secs mfu num_pods dcn_bytes"
+    )
+    assert set(fields.split()) <= set(line)
+    assert line["global_batch_tokens"] == 4 * 32
+    assert line["learning_rate"] == pytest.approx(0.01)
+    rate = line["global_batch_tokens"] / line["step_secs"]
+    assert line["tokens_per_sec"] == pytest.approx(rate)
+  evaluated = [line["step"] for line in lines if "validation_loss" in line]
+  assert evaluated == [6, 12]
+
+
+def test_tensorboard_shows_what_metrics_jsonl_holds(finished):
+  (path,) = finished.glob("events.out.tfevents.*")
+  seen = {}
+  for event in tf.compat.v1.train.summary_iterator(str(path)):
+    for value in event.summary.value:
+      seen[event.step, value.tag] = value.simple_value
+  for line in runs.read_metrics(finished):
+    for name in set(line) - {"step"}:
+      assert seen[line["step"], name] == pytest.approx(line[name])
+
+
+def test_tensorflow_reads_every_variable_of_a_checkpoint_whole(finished):
+  settings = {
+    name.lower(): value
+    for name, value in runs.SETTINGS.items()
+    if name.lower() in PalmConfig.__dataclass_fields__
+  }
+  shapes = parameter_shapes(PalmConfig(**settings))
+  tensors = runs.read_tensors(finished, 12)
+  expected = {
+    f"{name}{slot}": shape
+    for name, shape in shapes.items()
+    for slot in ("", "/second_moment", "/momentum")
+  }
+  assert {n: t.shape for n, t in tensors.items()} == expected
+
+
+def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
+  corpus, finished, tmp_path
+):
+  runs.run("train", corpus, tmp_path, TRAIN_STEPS=6)
+  runs.run("train", corpus, tmp_path, TRAIN_STEPS=7)
+  runs.run("train", corpus, tmp_path)
+  once, resumed = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
+  assert once.keys() == resumed.keys()
+  for name, value in once.items():
+    np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+  last, resumed_last = (
+    without_times(runs.read_metrics(d)[-1]) for d in (finished, tmp_path)
+  )
+  assert resumed_last == last
+
+
+def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_anew(
+  corpus, finished, tmp_path
+):
+  model_dir = copy_of(finished, tmp_path)
+  for step in (8, 12):
+    shutil.rmtree(model_dir / "checkpoints" / f"step_{step:08d}")
+  with open(model_dir / "metrics.jsonl", "a") as file:
+    file.write('{"step": 14, "lo')  # killed in the middle of a line
+  assert runs.run("train", corpus, model_dir) == 0
+  once, again = (runs.read_metrics(d) for d in (finished, model_dir))
+  assert [without_times(x) for x in again] == [without_times(x) for x in once]
+
+
+def test_running_a_finished_run_again_trains_nothing_and_reports_the_same(
+  corpus, finished, capsys
+):
+  before = runs.read_files(finished / "checkpoints")
+  assert runs.run("train", corpus, finished) == 0
+  first = capsys.readouterr().out
+  assert runs.run("train", corpus, finished) == 0
+  assert capsys.readouterr().out == first
+  assert runs.read_files(finished / "checkpoints") == before
+
+
+def test_evaluate_and_train_report_the_same_loss(corpus, finished, capsys):
+  assert runs.run("train", corpus, finished) == 0
+  trained = capsys.readouterr().out
+  arguments = runs.arguments("evaluate", corpus, finished)
+  assert runs.main([*arguments, "--json"]) == 0
+  results = json.loads(capsys.readouterr().out)
+  assert f"validation loss  {results['validation_loss']:.4f}" in trained
+  assert results["step"] == 12
+  assert results["perplexity"] == pytest.approx(
+    np.exp(results["validation_loss"])
+  )
+
+
+def test_learns_from_context_what_no_unigram_model_can(
+  corpus, tmp_path, capsys
+):
+  """The corpus counts from one to ten: every word follows from the last."""
+  assert (
+    runs.run("train", corpus, tmp_path, TRAIN_STEPS=150, LOG_STEPS=50) == 0
+  )
+  out = capsys.readouterr().out
+  learnt = float(out.split("learnt")[1].split()[0])
+  assert learnt > 1.0
+  assert "one two three four five six" in out
+
+
+def test_continuation_does_not_depend_on_the_other_prompts(
+  corpus, finished, capsys
+):
+  def continuations(*prompts):
+    arguments = runs.arguments(
+      "generate", corpus, finished, PROMPTS=list(prompts)
+    )
+    assert runs.main([*arguments, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {x["prompt"]: x["continuation"] for x in map(json.loads, lines)}
+
+  together = continuations("one two ", "7", "three")
+  alone = continuations("7")
+  assert together["7"] == alone["7"]
+  assert together["7"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_with_a_checkpoint_that_resumes(
+  number, corpus, tmp_path
+):
+  process = runs.start(
+    "train", corpus, tmp_path, TRAIN_STEPS=100_000, CHECKPOINT_STEPS=100_000
+  )
+  lines = []
+  for line in process.stderr:
+    lines.append(line)
+    if "validation loss" in line:
+      process.send_signal(number)
+      break
+  _, rest = process.communicate(timeout=60)
+  assert process.returncode == 0, rest
+  assert f"stopped by {number.name}" in rest
+  assert "run the same command to go on" in rest
+  (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+  step = int(checkpoint.name.removeprefix("step_"))
+  assert step >= 6
+  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=step + 1) == 0
+
+
+@pytest.mark.parametrize(
+  "macros, message",
+  [
+    (
+      {"D_FF": 128},
+      "has layer_000/mlp/wi_gate [32, 64], the model wants [32, 128]: it is of "
+      "another model",
+    ),
+    (
+      {"NUM_LAYERS": 2},
+      "has layer_001/norm/scale nothing, the model wants [32]",
+    ),
+    (
+      {"BLOCK": "serial"},
+      "has layer_000/mlp_norm/scale nothing, the model wants [32]",
+    ),
+    ({"VOCAB_SIZE": 300}, "has embedding [320, 32], the model wants [300, 32]"),
+  ],
+)
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
+def test_model_dir_of_another_model_is_refused_and_left_as_it_was(
+  command, macros, message, corpus, finished, capsys
+):
+  before = runs.read_files(finished)
+  assert runs.run(command, corpus, finished, **macros) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line
+  assert runs.read_files(finished) == before
+
+
+def test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was(
+  corpus, finished, tmp_path, capsys
+):
+  other = runs.write_corpus(tmp_path / "other")
+  (other / "0.txt").write_text("quite another text " * 100)
+  model_dir = tmp_path / "vocabulary"
+  assert runs.run("vocab", other, model_dir) == 0
+  before = runs.read_files(finished)
+  capsys.readouterr()
+  vocabulary = str(model_dir / "vocabulary.model")
+  assert runs.run("train", corpus, finished, VOCABULARY=vocabulary) == 2
+  assert "was trained with another vocabulary" in capsys.readouterr().err
+  assert runs.read_files(finished) == before
+
+
+def test_prompt_longer_than_the_context_is_refused_before_training(
+  corpus, tmp_path, capsys
+):
+  prompts = ["one two three four " * 20]
+  assert runs.run("train", corpus, tmp_path, PROMPTS=prompts) == 2
+  assert "together more than SEQUENCE_LENGTH = 32" in capsys.readouterr().err
+  assert not (tmp_path / "checkpoints").exists()
+
+
+def test_loss_that_is_no_number_stops_training_and_names_the_step(
+  corpus, finished, tmp_path, capsys
+):
+  model_dir = copy_of(finished, tmp_path)
+  tensors = runs.read_tensors(model_dir, 12)
+  tensors["embedding"][5:] = np.nan
+
+  def write_weights(prefix):
+    tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=list(tensors),
+      shape_and_slices=[""] * len(tensors),
+      tensors=list(tensors.values()),
+    )
+
+  newest = checkpoints.find_checkpoints(str(model_dir))[-1]
+  checkpoints.write_checkpoint(
+    str(model_dir), newest.manifest, write_weights, keep=10
+  )
+  assert runs.run("train", corpus, model_dir, TRAIN_STEPS=14) == 2
+  error = capsys.readouterr().err
+  assert "loss = nan at step 13: training has diverged" in error
+  assert not (model_dir / "checkpoints" / "step_00000014").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate"])
+def test_no_checkpoint_is_an_error_and_trains_no_vocabulary(
+  command, corpus, tmp_path, capsys
+):
+  assert runs.run(command, corpus, tmp_path) == 2
+  assert "holds no checkpoint" in capsys.readouterr().err
+  assert not list(tmp_path.iterdir())
