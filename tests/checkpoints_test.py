@@ -124,7 +124,9 @@ def test_checkpoint_without_room_on_the_disk_is_refused_before_training(
   checkpoints.check_space(str(tmp_path / "not/there/yet"), SHAPES)
   free = shutil.disk_usage(tmp_path).free
   rows = free // 12 + 1_000_000
-  with pytest.raises(UserError, match=f"a checkpoint takes {rows * 12:,} bytes"):
+  with pytest.raises(
+    UserError, match=f"a checkpoint takes {rows * 12:,} bytes"
+  ):
     checkpoints.check_space(str(tmp_path), {"embedding": (rows,)})
 
 

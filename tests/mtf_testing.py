@@ -103,7 +103,7 @@ def slice_indices(spec: str) -> tuple[slice, ...]:
   """Returns what TensorFlow's text "8 4 0,4:0,4" means for an array."""
   if not spec:
     return ()
-  parts = spec.split()[-1].split(":")
+  parts = spec.rsplit(maxsplit=1)[-1].split(":")
   pairs = [map(int, part.split(",")) for part in parts]
   return tuple(slice(begin, begin + size) for begin, size in pairs)
 

@@ -140,9 +140,7 @@ def test_learns_from_context_what_no_unigram_model_can(
   corpus, tmp_path, capsys
 ):
   """The corpus counts from one to ten: every word follows from the last."""
-  assert (
-    runs.run("train", corpus, tmp_path, TRAIN_STEPS=150, LOG_STEPS=50) == 0
-  )
+  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=150, LOG_STEPS=50) == 0
   out = capsys.readouterr().out
   learnt = float(out.split("learnt")[1].split()[0])
   assert learnt > 1.0

@@ -40,8 +40,9 @@ def _sums_of_squares(p, v, g, clip, decay):
 
 
 @fused
-def _next_values(p, v, m, g, clip, decay, beta1, step_size, shrink):
+def _next_values(p, v, m, g, scalars):
   """Returns p, v and m after the step, the shape of the slice each."""
+  clip, decay, beta1, step_size, shrink = tf.unstack(scalars)
   g = tf.cast(g, tf.float32) * clip
   v = _second_moment(g, v, decay)
   m = beta1 * m + step_size * g * tf.math.rsqrt(v)
@@ -95,22 +96,22 @@ class AdafactorUpdate(mtf.Operation):
       mesh_impl.allreduce(x, axes, "SUM")
       for x in mesh_impl.slicewise(_sums_of_squares, p, v, g, clip, decay)
     ]
-    factors = mesh_impl.slicewise(self._factors, learning_rate, *sums)
-    new_values = mesh_impl.slicewise(
-      _next_values, p, v, m, g, clip, decay, *factors
+    scalars = mesh_impl.slicewise(
+      self._scalars, clip, decay, learning_rate, *sums
     )
+    new_values = mesh_impl.slicewise(_next_values, p, v, m, g, scalars)
     assigned = [
       mesh_impl.slicewise(lambda slot, new: slot.assign(new).op, slot, new)
       for slot, new in zip(slots, new_values, strict=True)
     ]
     lowering.operations[self] = tf.group([x.all_slices for x in assigned])
 
-  def _factors(self, learning_rate, p_squares, u_squares):
-    """Returns beta1, the factor of g / sqrt(v) in m, and the decay of p."""
+  def _scalars(self, clip, decay, learning_rate, p_squares, u_squares):
+    """Returns what `_next_values` multiplies by, [5] float32."""
     config, count = self._config, float(self._variable.size)
     scale = tf.maximum(SCALE_FLOOR, tf.sqrt(p_squares / count))
     update_rms = tf.sqrt(u_squares / count)
-    clip = tf.maximum(1.0, update_rms / config.update_clip)
-    step_size = (1.0 - config.beta1) * learning_rate * scale / clip
+    update_clip = tf.maximum(1.0, update_rms / config.update_clip)
+    step_size = (1.0 - config.beta1) * learning_rate * scale / update_clip
     shrink = 1.0 - learning_rate**config.weight_decay_exponent
-    return tf.constant(config.beta1), step_size, shrink
+    return tf.stack([clip, decay, config.beta1, step_size, shrink])

@@ -80,9 +80,7 @@ def test_embedding_gradient_of_a_frequent_token_is_summed_in_float32(mesh):
   def build(table, tokens, ones):
     table = mtf.cast(table, tf.bfloat16)
     y = embed(table, tokens) * mtf.cast(ones, tf.bfloat16)
-    (gradient,) = mtf.gradients(
-      [y], [table], grad_ys=[mtf.ones_like(y)]
-    )
+    (gradient,) = mtf.gradients([y], [table], grad_ys=[mtf.ones_like(y)])
     return {"gradient": gradient}
 
   gradient = run(

@@ -101,9 +101,7 @@ def test_steps_follow_the_oracle(changes):
     # float32 rounding is amplified by each step's g / sqrt(v).
     assert seen["loss"] == pytest.approx(loss, rel=1e-5)
     assert seen["z_loss"] == pytest.approx(z_loss, rel=1e-5)
-    assert seen["grad_norm"] == pytest.approx(
-      adafactor.gradient_norm, rel=1e-4
-    )
+    assert seen["grad_norm"] == pytest.approx(adafactor.gradient_norm, rel=1e-4)
     assert seen["learning_rate"] == pytest.approx(adafactor.learning_rate)
   for name in params:
     for actual, expected in (
@@ -186,9 +184,10 @@ def test_forward_program_agrees_with_the_oracle():
         program.targets: tokens["targets"],
       },
     )
-  assert relative_error(
-    logits, oracle.forward(config, params, tokens["inputs"])
-  ) < 1e-5
+  assert (
+    relative_error(logits, oracle.forward(config, params, tokens["inputs"]))
+    < 1e-5
+  )
   loss, _ = oracle.loss(
     config, params, tokens["inputs"], tokens["targets"], 0.0
   )

@@ -1,0 +1,72 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+
+PYTHON ?= python3
+MODEL_DIR ?= runs/quickstart
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Written last, so that an interrupted installation is not taken for a finished
+# one.
+INSTALLED := $(VENV)/installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+PIP_INSTALL := $(BIN)/python -m pip install -qq --no-deps
+
+define CHECK_PYTHON
+import sys
+found = "Python %d.%d" % sys.version_info[:2]
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+  sys.exit("palm_mtf needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is " + found
+    + ": name another one, as in make PYTHON=python3.12")
+try:
+  import ensurepip, venv
+except ImportError:
+  sys.exit("palm_mtf needs the venv module, which " + found + " lacks here: on "
+    "Debian and Ubuntu, sudo apt install python%d.%d-venv" % sys.version_info[:2])
+endef
+export CHECK_PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help venv .venv quickstart test test-slow lint format clean
+
+help: ## print this list
+	@echo "make TARGET [PYTHON=python3.12]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-11s %s\n", $$1, $$2}' \
+	  $(MAKEFILE_LIST)
+
+venv .venv: $(INSTALLED)
+
+$(INSTALLED): requirements.lock setup.py pyproject.toml
+	@command -v "$(PYTHON)" >/dev/null || { echo "palm_mtf needs Python 3.11, \
+	3.12 or 3.13, and there is no $(PYTHON): install one, or name it, as in \
+	make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c "$$CHECK_PYTHON"
+	@echo "Installing into $(VENV): a minute, 3.3 GB of disk." >&2
+	@"$(PYTHON)" -m venv --clear $(VENV)
+	@$(PIP_INSTALL) "$$(grep '^setuptools==' requirements.lock)"
+	@$(PIP_INSTALL) --no-build-isolation -r requirements.lock
+	@$(PIP_INSTALL) --no-build-isolation -e .
+	@touch $@
+
+quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...] [ARGS=...]
+	$(BIN)/palm_mtf train --gin_file=recipes/quickstart.gin \
+	  --gin.MODEL_DIR='"$(MODEL_DIR)"' $(ARGS)
+
+test: lint ## lint and run the tests, but for the slow ones
+	$(BIN)/python -m pytest -q
+
+test-slow: venv ## run the slow tests
+	$(BIN)/python -m pytest -q -m slow
+
+lint: venv ## check style and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: venv ## mend style and format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove what make built; runs/ stays
+	rm -rf $(VENV) build dist palm_mtf.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,53 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Floating-point operations of training, and the share of the peak they reach.
+
+One multiply-add counts as 2. A token costs 6 N in the products with the N
+parameters: 2 N forward and 4 N backward (PaLM Appendix B). Attention over
+`sequence_length` positions adds 12 num_layers heads d_kv sequence_length: two
+products forward, four backward. Neither the half that the causal mask hides nor
+recomputed activations are discounted, so that figures compare between programs.
+
+Model FLOPs utilization (MFU) is the rate of these operations over the peak of
+all chips together; peaks are in hardware.py.
+"""
+
+from palm_mtf.accounting.params import count_parameters
+from palm_mtf.config import PalmConfig
+
+
+def product_flops_per_token(num_parameters: int) -> int:
+  """Returns the FLOPs of a token's products with the parameters."""
+  return 6 * num_parameters
+
+
+def attention_flops_per_token(
+  *, num_layers: int, num_heads: int, d_kv: int, sequence_length: int
+) -> int:
+  """Returns the FLOPs of a token's attention to `sequence_length` positions."""
+  return 12 * num_layers * num_heads * d_kv * sequence_length
+
+
+def train_flops_per_token(config: PalmConfig) -> int:
+  """Returns the FLOPs of one token's forward and backward pass."""
+  return product_flops_per_token(
+    count_parameters(config)
+  ) + attention_flops_per_token(
+    num_layers=config.num_layers,
+    num_heads=config.num_heads,
+    d_kv=config.d_kv,
+    sequence_length=config.sequence_length,
+  )
+
+
+def mfu(
+  tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
+) -> float:
+  """Returns the model FLOPs utilization, 1.0 at the peak.
+
+  Args:
+    tokens_per_sec: observed, over all chips.
+    config: the architecture.
+    peak_flops_per_sec: of all chips together.
+  """
+  return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec

@@ -1,0 +1,75 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Installs palm_mtf, the command `palm_mtf` and the gin folder.
+
+The gin folder travels inside the package, as palm_mtf/gin: a top-level `gin`
+would write over the library of that name. Exact versions that were tested
+together are in requirements.lock.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+setup(
+  name="palm_mtf",
+  version=re.search(
+    r'^__version__ = "(.+)"$',
+    (ROOT / "palm_mtf" / "__init__.py").read_text(encoding="utf-8"),
+    re.MULTILINE,
+  ).group(1),
+  description="PaLM-style language models on Mesh TensorFlow, by gin alone",
+  long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+  long_description_content_type="text/markdown",
+  author="The palm_mtf authors",
+  license="Apache-2.0",
+  license_files=["LICENSE"],
+  classifiers=[
+    "Development Status :: 3 - Alpha",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: Python :: 3.11",
+    "Programming Language :: Python :: 3.12",
+    "Programming Language :: Python :: 3.13",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+  ],
+  # jax 0.10, which SeqIO brings, begins at 3.11; TensorFlow 2.21 ends at 3.13.
+  python_requires=">=3.11,<3.14",
+  packages=[
+    *find_packages(include=["palm_mtf", "palm_mtf.*"]),
+    "palm_mtf.gin",
+  ],
+  package_dir={"palm_mtf.gin": "gin"},
+  package_data={"palm_mtf.gin": ["*/*.gin"]},
+  entry_points={"console_scripts": ["palm_mtf = palm_mtf.cli.main:main"]},
+  install_requires=[
+    "gin-config>=0.5.0,<0.6",
+    "mesh-tensorflow>=0.1.21,<0.2",
+    "numpy>=2.1,<3",
+    "rich>=13.7,<16",
+    "sentencepiece>=0.2.0,<0.3",
+    "seqio>=0.0.20,<0.1",
+    # Not tensorflow-cpu: tensorflow-text, which SeqIO brings, asks for this one
+    # and both would be installed over each other.
+    "tensorflow>=2.21,<2.22",
+  ],
+  extras_require={
+    # t5 asks for seqio-nightly and tfds-nightly, which write over seqio and
+    # tensorflow-datasets; requirements-t5.lock says how to keep one of each.
+    # mesh_tensorflow.transformer imports pkg_resources, gone in setuptools 82.
+    "t5": ["t5>=0.9.4,<0.10", "setuptools<82"],
+    "tensorboard": ["tensorboard>=2.20,<3"],
+    "test": [
+      "hypothesis>=6.100",
+      "jax>=0.10,<0.11",
+      "optax>=0.2.8,<0.3",
+      "packaging>=24",
+      "pytest>=9,<10",
+      "ruff>=0.17.5,<0.18",
+      "setuptools>=77",
+    ],
+  },
+)

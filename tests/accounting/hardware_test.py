@@ -1,0 +1,53 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Peaks are the vendors' figures; an unknown chip is named, never guessed."""
+
+import pytest
+
+from palm_mtf.accounting.hardware import (
+  PEAK_FLOPS_PER_SEC,
+  check_chip,
+  peak_flops_per_sec,
+)
+from palm_mtf.errors import UserError
+
+
+@pytest.mark.parametrize(
+  ("chip", "tera_flops_per_sec"),
+  [
+    ("tpu_v2", 45),
+    ("tpu_v3", 123),
+    ("tpu_v4", 275),
+    ("tpu_v5e", 197),
+    ("tpu_v5p", 459),
+    ("tpu_v6e", 918),
+    ("v100", 125),
+    ("a100", 312),
+    ("h100_sxm", 989.4),
+    ("h200", 989.4),
+  ],
+)
+def test_the_peak_is_the_data_sheets(chip, tera_flops_per_sec):
+  assert peak_flops_per_sec(chip) == tera_flops_per_sec * 1e12
+  assert isinstance(PEAK_FLOPS_PER_SEC[chip], int)
+
+
+@pytest.mark.parametrize("chip", ["measured", *PEAK_FLOPS_PER_SEC])
+def test_every_known_chip_passes_the_check(chip):
+  check_chip(chip)
+
+
+def test_an_unknown_chip_is_refused_with_the_nearest_name_and_the_list():
+  with pytest.raises(UserError) as error:
+    check_chip("tpu_v4i")
+  assert str(error.value) == (
+    "CHIP = 'tpu_v4i' (did you mean \"tpu_v4\"?): its peak FLOP/s is not "
+    "known. Choose one of 'measured', 'tpu_v2', 'tpu_v3', 'tpu_v4', 'tpu_v5e', "
+    "'tpu_v5p', 'tpu_v6e', 'v100', 'a100', 'h100_sxm', 'h200'."
+  )
+
+
+@pytest.mark.parametrize("chip", ["measured", None, 3])
+def test_only_a_chip_of_the_table_has_a_peak(chip):
+  with pytest.raises(UserError, match=r"Choose one of 'measured', 'tpu_v2'"):
+    peak_flops_per_sec(chip)

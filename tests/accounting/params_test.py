@@ -1,0 +1,91 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of parameters are the published ones; names follow the schema."""
+
+import dataclasses
+import math
+
+import pytest
+
+from palm_mtf.accounting.params import (
+  count_norm_scales,
+  count_parameters,
+  parameter_shapes,
+)
+from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
+
+TINY = dataclasses.replace(
+  PALM_8B, num_layers=1, d_model=8, num_heads=3, d_kv=4, d_ff=16, vocab_size=10
+)
+
+
+@pytest.mark.parametrize(
+  ("config", "parameters", "norm_scales"),
+  [
+    (PALM_8B, 8_631_877_632, 135_168),
+    (PALM_62B, 62_495_129_600, 532_480),
+    (PALM_540B, 540_354_281_472, 2_193_408),
+  ],
+  ids=["8B", "62B", "540B"],
+)
+def test_counts_are_exactly_those_of_the_paper(config, parameters, norm_scales):
+  assert count_parameters(config) == parameters
+  assert count_norm_scales(config) == norm_scales
+
+
+def test_multi_head_attention_would_make_540b_592_69_billion():
+  config = dataclasses.replace(PALM_540B, attention="multi_head")
+  assert f"{count_parameters(config) / 1e9:.2f}" == "592.69"
+
+
+@pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
+@pytest.mark.parametrize("block", ["parallel", "serial"])
+def test_counts_follow_the_closed_form(block, attention):
+  c = dataclasses.replace(PALM_8B, block=block, attention=attention)
+  kv = c.d_kv * (c.num_heads if attention == "multi_head" else 1)
+  layer = c.d_model * (2 * c.num_heads * c.d_kv + 2 * kv + 3 * c.d_ff)
+  assert count_parameters(c) == c.vocab_size * c.d_model + c.num_layers * layer
+  norms = c.num_layers * (2 if block == "serial" else 1) + 1
+  assert count_norm_scales(c) == norms * c.d_model
+
+
+def test_names_and_shapes_follow_the_schema_in_order_of_creation():
+  assert list(parameter_shapes(TINY).items()) == [
+    ("embedding", (10, 8)),
+    ("layer_000/norm/scale", (8,)),
+    ("layer_000/attention/q", (8, 3, 4)),
+    ("layer_000/attention/k", (8, 4)),
+    ("layer_000/attention/v", (8, 4)),
+    ("layer_000/attention/o", (3, 4, 8)),
+    ("layer_000/mlp/wi_gate", (8, 16)),
+    ("layer_000/mlp/wi", (8, 16)),
+    ("layer_000/mlp/wo", (16, 8)),
+    ("final_norm/scale", (8,)),
+  ]
+
+
+def test_multi_head_attention_gives_keys_and_values_their_heads():
+  config = dataclasses.replace(TINY, attention="multi_head")
+  shapes = parameter_shapes(config)
+  assert shapes["layer_000/attention/k"] == (8, 3, 4)
+  assert shapes["layer_000/attention/v"] == (8, 3, 4)
+
+
+def test_the_serial_block_has_a_second_norm_before_its_mlp():
+  names = list(parameter_shapes(dataclasses.replace(TINY, block="serial")))
+  assert names.index("layer_000/mlp_norm/scale") == (
+    names.index("layer_000/mlp/wi_gate") - 1
+  )
+  assert set(names) - set(parameter_shapes(TINY)) == {
+    "layer_000/mlp_norm/scale"
+  }
+
+
+def test_both_norms_have_the_same_parameters():
+  config = dataclasses.replace(TINY, norm="rms_norm")
+  assert parameter_shapes(config) == parameter_shapes(TINY)
+
+
+def test_the_two_counts_together_are_all_parameters():
+  every = sum(map(math.prod, parameter_shapes(PALM_62B).values()))
+  assert count_parameters(PALM_62B) + count_norm_scales(PALM_62B) == every

@@ -1,0 +1,22 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The three models of PaLM Table 1."""
+
+from palm_mtf.config import PalmConfig
+
+
+def _palm(num_layers: int, num_heads: int, d_model: int) -> PalmConfig:
+  return PalmConfig(
+    num_layers=num_layers,
+    d_model=d_model,
+    num_heads=num_heads,
+    d_kv=256,
+    d_ff=4 * d_model,
+    vocab_size=256_000,
+    sequence_length=2048,
+  )
+
+
+PALM_8B = _palm(32, 16, 4096)
+PALM_62B = _palm(64, 32, 8192)
+PALM_540B = _palm(118, 48, 18432)

@@ -1,0 +1,224 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed is the package and its gin folder, and nothing else."""
+
+import email
+import email.message
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+GIN_FILES = sorted(
+  str(path.relative_to(ROOT)) for path in (ROOT / "gin").rglob("*.gin")
+)
+LOCKS = ["requirements.lock", "requirements-t5.lock"]
+
+
+def _run(*command: str, **keywords) -> str:
+  """Returns stdout; on failure shows what the command said."""
+  result = subprocess.run(
+    command, capture_output=True, text=True, check=False, **keywords
+  )
+  assert result.returncode == 0, result.stdout + result.stderr
+  return result.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+  """A copy of what is needed to install, so that nothing is built in place."""
+  folder = tmp_path_factory.mktemp("source")
+  for name in ("palm_mtf", "gin", "tests", "tools", "tasks"):
+    if (ROOT / name).is_dir():
+      shutil.copytree(
+        ROOT / name,
+        folder / name,
+        ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+      )
+  for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    shutil.copy(ROOT / name, folder / name)
+  return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory) -> Path:
+  return _build_wheel(source, tmp_path_factory.mktemp("wheel"))
+
+
+def _build_wheel(source: Path, target: Path) -> Path:
+  _run(
+    sys.executable,
+    *("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"),
+    *("--wheel-dir", str(target), str(source)),
+  )
+  (path,) = target.glob("palm_mtf-*.whl")
+  return path
+
+
+def _names(wheel: Path) -> list[str]:
+  return sorted(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+  """A folder into which the wheel is installed, away from the checkout."""
+  folder = tmp_path_factory.mktemp("installed")
+  _run(
+    sys.executable,
+    *("-m", "pip", "install", "--no-deps", "--no-index"),
+    *("--target", str(folder), str(wheel)),
+  )
+  return folder
+
+
+def _python(installed: Path, *arguments: str, folder: Path) -> str:
+  environment = {**os.environ, "PYTHONPATH": str(installed)}
+  return _run(sys.executable, *arguments, cwd=folder, env=environment)
+
+
+def test_the_wheel_holds_every_gin_file_inside_the_package(wheel):
+  packed = [name for name in _names(wheel) if name.endswith(".gin")]
+  assert packed == [f"palm_mtf/{name}" for name in GIN_FILES]
+
+
+def test_the_wheel_holds_every_module_of_the_package(wheel):
+  modules = {
+    str(path.relative_to(ROOT)) for path in (ROOT / "palm_mtf").rglob("*.py")
+  }
+  assert {name for name in _names(wheel) if name.endswith(".py")} == modules
+
+
+def test_the_wheel_writes_over_no_other_package(wheel):
+  tops = {name.split("/")[0] for name in _names(wheel)}
+  assert {top for top in tops if not top.endswith(".dist-info")} == {"palm_mtf"}
+
+
+def test_the_wheel_carries_license_and_command(wheel):
+  names = _names(wheel)
+  assert any(name.endswith("/LICENSE") for name in names)
+  (entry_points,) = (n for n in names if n.endswith("entry_points.txt"))
+  text = zipfile.ZipFile(wheel).read(entry_points).decode()
+  assert "palm_mtf = palm_mtf.cli.main:main" in text
+
+
+def test_a_wheel_made_from_the_source_distribution_is_the_same(
+  source, wheel, tmp_path
+):
+  _run(
+    sys.executable,
+    *("setup.py", "-q", "sdist", "--dist-dir", str(tmp_path)),
+    cwd=source,
+  )
+  (archive,) = tmp_path.glob("palm_mtf-*.tar.gz")
+  assert _names(_build_wheel(archive, tmp_path)) == _names(wheel)
+
+
+def test_the_installed_package_answers_help(installed, tmp_path):
+  text = _python(installed, "-m", "palm_mtf", "--help", folder=tmp_path)
+  assert text.startswith("usage: palm_mtf")
+
+
+def test_the_installed_package_finds_its_gin_folder(installed, tmp_path):
+  program = (
+    "import gin, palm_mtf.cli.gin_folder as f; "
+    "print(f.gin_folder()); print(gin.__file__)"
+  )
+  folder, library = _python(
+    installed, "-c", program, folder=tmp_path
+  ).splitlines()
+  assert Path(folder) == installed / "palm_mtf" / "gin"
+  assert (Path(folder) / "recipes" / "quickstart.gin").is_file()
+  assert Path(library).name == "__init__.py"
+  assert installed not in Path(library).parents
+
+
+def test_an_editable_install_finds_package_and_gin_in_the_checkout(
+  source, tmp_path
+):
+  site = tmp_path / "site"
+  _run(
+    sys.executable,
+    *("-m", "pip", "install", "--no-deps", "--no-index"),
+    *("--no-build-isolation", "--target", str(site), "--editable", str(source)),
+  )
+  program = (
+    f"import site, sys; site.addsitedir({str(site)!r})\n"
+    f"sys.path.append({sysconfig.get_path('purelib')!r})\n"
+    "import importlib.util as u, gin, palm_mtf.cli.gin_folder as f\n"
+    "print(f.gin_folder()); print(gin.__file__); print(u.find_spec('tools'))"
+  )
+  # -I and -S: not the current folder, and not what is installed as editable
+  # in the environment that runs the tests.
+  folder, library, tools = _run(
+    sys.executable, "-I", "-S", "-c", program, cwd=tmp_path
+  ).splitlines()
+  assert Path(folder) == source / "gin"
+  assert Path(library).name == "__init__.py"
+  assert source not in Path(library).parents
+  assert tools == "None"
+
+
+@pytest.fixture(scope="module")
+def package_metadata(wheel) -> email.message.Message:
+  (name,) = (n for n in _names(wheel) if n.endswith(".dist-info/METADATA"))
+  return email.message_from_bytes(zipfile.ZipFile(wheel).read(name))
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_names_each_package_once_with_an_exact_version(lock):
+  requirements = _requirements(lock)
+  assert len(_locked_versions(lock)) == len(requirements)
+  for requirement in requirements:
+    assert re.fullmatch(r"==[0-9.]+", str(requirement.specifier)), requirement
+
+
+def test_the_two_locks_share_no_package():
+  first, second = map(_locked_versions, LOCKS)
+  assert not first.keys() & second.keys()
+
+
+def test_the_lock_meets_every_requirement_of_the_package(package_metadata):
+  locked = _locked_versions("requirements.lock")
+  for line in package_metadata.get_all("Requires-Dist"):
+    requirement = Requirement(line)
+    marker = str(requirement.marker or "")
+    if marker and 'extra == "test"' not in marker:
+      continue
+    version = locked[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version), f"{line} but {version}"
+
+
+def test_the_makefile_accepts_the_pythons_that_the_package_accepts(
+  package_metadata,
+):
+  makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+  low, high = re.search(
+    r"\(3, (\d+)\) <= sys.version_info\[:2\] <= \(3, (\d+)\)", makefile
+  ).groups()
+  accepted = SpecifierSet(package_metadata["Requires-Python"])
+  assert [m for m in range(8, 20) if accepted.contains(f"3.{m}.5")] == list(
+    range(int(low), int(high) + 1)
+  )
+
+
+def _requirements(lock: str) -> list[Requirement]:
+  lines = (ROOT / lock).read_text(encoding="utf-8").splitlines()
+  return [Requirement(line) for line in lines if line and line[0] != "#"]
+
+
+def _locked_versions(lock: str) -> dict[str, str]:
+  return {
+    canonicalize_name(requirement.name): specifier.version
+    for requirement in _requirements(lock)
+    for specifier in requirement.specifier
+  }

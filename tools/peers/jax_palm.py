@@ -1,0 +1,158 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a PaLM in JAX under jit and prints its speed as one JSON object.
+
+  python jax_palm.py --dtype float32
+
+What a JAX user would write to go fast: one jitted step with donated buffers and
+`optax.adafactor`, which factors the second moment and keeps no momentum, so it
+does less than PaLM's. Needs jax and optax; tools/bench_train.py starts it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import optax
+
+WARM_UP_STEPS = 2
+
+
+def read_arguments() -> argparse.Namespace:
+  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--num_layers", type=int, default=6)
+  parser.add_argument("--d_model", type=int, default=512)
+  parser.add_argument("--num_heads", type=int, default=8)
+  parser.add_argument("--d_kv", type=int, default=64)
+  parser.add_argument("--d_ff", type=int, default=2048)
+  parser.add_argument("--vocab_size", type=int, default=8192)
+  parser.add_argument("--sequence_length", type=int, default=256)
+  parser.add_argument("--batch_size", type=int, default=8)
+  parser.add_argument("--steps", type=int, default=10)
+  parser.add_argument(
+    "--dtype", choices=["bfloat16", "float32"], default="float32"
+  )
+  return parser.parse_args()
+
+
+def initial_parameters(sizes, key):
+  """Returns the embedding, one dict of weights a block, the final scale."""
+  d, heads, d_kv = sizes.d_model, sizes.num_heads, sizes.d_kv
+  shapes_and_fan_ins = {
+    "q": ((d, heads, d_kv), d),
+    "k": ((d, d_kv), d),
+    "v": ((d, d_kv), d),
+    "o": ((heads, d_kv, d), heads * d_kv),
+    "gate": ((d, sizes.d_ff), d),
+    "up": ((d, sizes.d_ff), d),
+    "down": ((sizes.d_ff, d), sizes.d_ff),
+  }
+  blocks = []
+  for layer in range(sizes.num_layers):
+    block = {"scale": jnp.ones(d)}
+    keys = jax.random.split(jax.random.fold_in(key, layer), 7)
+    for name, one in zip(shapes_and_fan_ins, keys, strict=True):
+      shape, fan_in = shapes_and_fan_ins[name]
+      block[name] = jax.random.normal(one, shape) / fan_in**0.5
+    blocks.append(block)
+  embedding = jax.random.normal(key, (sizes.vocab_size, d))
+  return {"embedding": embedding, "blocks": blocks, "scale": jnp.ones(d)}
+
+
+def layer_norm(x, scale):
+  """Returns x with mean 0 and variance 1, scaled; computed in float32."""
+  wide = x.astype(jnp.float32)
+  normed = jax.nn.standardize(wide, axis=-1, epsilon=1e-6)
+  return (normed * scale).astype(x.dtype)
+
+
+def turn(x, angle):
+  """Returns x [batch, length, ..., d_kv] with half-split rotary applied."""
+  angle = angle.reshape(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])
+  sine, cosine = jnp.sin(angle), jnp.cos(angle)
+  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = first * cosine - second * sine, second * cosine + first * sine
+  return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def parallel_block(x, block, angle):
+  """x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), one key/value head."""
+  w = {name: weight.astype(x.dtype) for name, weight in block.items()}
+  y = layer_norm(x, block["scale"])
+  q = turn(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
+  k, v = turn(y @ w["k"], angle), y @ w["v"]
+  scores = jnp.einsum("blhk,bmk->bhlm", q * q.shape[-1] ** -0.5, k)
+  visible = jnp.tri(x.shape[1], dtype=bool)
+  scores = jnp.where(visible, scores.astype(jnp.float32), -1e9)
+  weights = jax.nn.softmax(scores).astype(x.dtype)
+  heads = jnp.einsum("bhlm,bmk->blhk", weights, v)
+  hidden = jax.nn.silu(y @ w["gate"]) * (y @ w["up"])
+  return x + jnp.einsum("blhk,hkd->bld", heads, w["o"]) + hidden @ w["down"]
+
+
+def loss_of(params, inputs, targets, sizes):
+  """Returns cross-entropy plus z-loss, both means over all tokens."""
+  embedding = params["embedding"].astype(sizes.dtype)
+  pair = jnp.arange(sizes.d_kv // 2)
+  frequency = 10000.0 ** (-2.0 * pair / sizes.d_kv)
+  angle = jnp.outer(jnp.arange(inputs.shape[1]), frequency)
+  x = embedding[inputs]
+  for block in params["blocks"]:
+    x = parallel_block(x, block, angle)
+  x = layer_norm(x, params["scale"]) * sizes.d_model**-0.5
+  logits = (x @ embedding.T).astype(jnp.float32)
+  log_z = jax.nn.logsumexp(logits, axis=-1)
+  target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
+  return jnp.mean(log_z - target[..., 0] + 1e-4 * log_z**2)
+
+
+def run_steps(sizes, params) -> tuple[list[float], float]:
+  """Trains on one random batch; returns seconds of each step, last loss."""
+  shape = sizes.batch_size, sizes.sequence_length
+  targets = jax.random.randint(jax.random.key(1), shape, 0, sizes.vocab_size)
+  inputs = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adafactor(0.01))
+
+  def step(params, state, inputs, targets):
+    loss, gradients = jax.value_and_grad(loss_of)(
+      params, inputs, targets, sizes
+    )
+    updates, state = optimizer.update(gradients, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  step = jax.jit(step, donate_argnums=(0, 1))
+  state = optimizer.init(params)
+  seconds = []
+  for _ in range(WARM_UP_STEPS + sizes.steps):
+    start = time.perf_counter()
+    params, state, loss = jax.block_until_ready(
+      step(params, state, inputs, targets)
+    )
+    seconds.append(time.perf_counter() - start)
+  return seconds[WARM_UP_STEPS:], float(loss)
+
+
+def main() -> None:
+  """Prints the median speed of --steps steps, the first ones left out."""
+  sizes = read_arguments()
+  params = initial_parameters(sizes, jax.random.key(0))
+  num_parameters = sum(w.size for w in jax.tree.leaves(params))
+  seconds, last_loss = run_steps(sizes, params)
+  batch_tokens = sizes.batch_size * sizes.sequence_length
+  result = {
+    "peer": "jax",
+    "version": jax.__version__,
+    "dtype": sizes.dtype,
+    "parameters": num_parameters,
+    "loss": round(last_loss, 4),
+    "tokens_per_sec": round(batch_tokens / statistics.median(seconds), 1),
+  }
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

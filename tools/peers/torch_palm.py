@@ -1,0 +1,172 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a PaLM in PyTorch and prints its speed as one JSON object.
+
+  python torch_palm.py --dtype bfloat16 --compile
+
+What a PyTorch user would write to go fast: the five products of a block that
+share an input are one, attention is PyTorch's own, weights are cast by
+autocast, the optimizer is `torch.optim.Adafactor`. That one factors the second
+moment and keeps no momentum, so it does less than PaLM's. Needs torch alone;
+tools/bench_train.py starts it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WARM_UP_STEPS = 2
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def read_arguments() -> argparse.Namespace:
+  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--num_layers", type=int, default=6)
+  parser.add_argument("--d_model", type=int, default=512)
+  parser.add_argument("--num_heads", type=int, default=8)
+  parser.add_argument("--d_kv", type=int, default=64)
+  parser.add_argument("--d_ff", type=int, default=2048)
+  parser.add_argument("--vocab_size", type=int, default=8192)
+  parser.add_argument("--sequence_length", type=int, default=256)
+  parser.add_argument("--batch_size", type=int, default=8)
+  parser.add_argument("--steps", type=int, default=10)
+  parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+  parser.add_argument("--compile", action="store_true")
+  return parser.parse_args()
+
+
+def random_weight(*shape: int, fan_in: int) -> nn.Parameter:
+  """Returns a parameter from a normal distribution of variance 1 / fan_in."""
+  return nn.Parameter(torch.randn(shape) / fan_in**0.5)
+
+
+def rotary_tables(length: int, d_kv: int) -> tuple[torch.Tensor, torch.Tensor]:
+  """Returns sine and cosine, each [length, d_kv / 2], float32."""
+  pair = torch.arange(d_kv // 2, dtype=torch.float32)
+  frequency = 10000.0 ** (-2.0 * pair / d_kv)
+  angle = torch.outer(torch.arange(length, dtype=torch.float32), frequency)
+  return angle.sin(), angle.cos()
+
+
+def turn(x: torch.Tensor, tables) -> torch.Tensor:
+  """Returns x [batch, heads, length, d_kv] with half-split rotary applied."""
+  sine, cosine = tables
+  first, second = x.float().tensor_split(2, dim=-1)
+  turned = (
+    first * cosine - second * sine,
+    second * cosine + first * sine,
+  )
+  return torch.cat(turned, dim=-1).to(x.dtype)
+
+
+class ParallelBlock(nn.Module):
+  """x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), one key/value head."""
+
+  def __init__(self, sizes):
+    super().__init__()
+    d_model, heads_width = sizes.d_model, sizes.num_heads * sizes.d_kv
+    self.num_heads = sizes.num_heads
+    self.widths = (heads_width, sizes.d_kv, sizes.d_kv, sizes.d_ff, sizes.d_ff)
+    self.scale = nn.Parameter(torch.ones(d_model))
+    self.into = random_weight(sum(self.widths), d_model, fan_in=d_model)
+    self.o = random_weight(d_model, heads_width, fan_in=heads_width)
+    self.wo = random_weight(d_model, sizes.d_ff, fan_in=sizes.d_ff)
+
+  def forward(self, x, tables):
+    """Returns x [batch, length, d_model] after the block."""
+    normed = functional.layer_norm(x, x.shape[-1:], self.scale, eps=1e-6)
+    wide = functional.linear(normed, self.into)
+    q, k, v, gate, up = wide.split(self.widths, dim=-1)
+    q = turn(q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2), tables)
+    shared = (-1, self.num_heads, -1, -1)
+    k, v = turn(k.unsqueeze(1), tables).expand(shared), v.unsqueeze(1)
+    heads = functional.scaled_dot_product_attention(
+      q, k, v.expand(shared), is_causal=True
+    )
+    heads = heads.transpose(1, 2).flatten(2)
+    hidden = functional.silu(gate) * up
+    attended = functional.linear(heads, self.o)
+    return (x + attended + functional.linear(hidden, self.wo)).to(x.dtype)
+
+
+class Palm(nn.Module):
+  """Tokens [batch, length] to float32 logits [batch, length, vocab]."""
+
+  def __init__(self, sizes):
+    super().__init__()
+    self.dtype = DTYPES[sizes.dtype]
+    self.embedding = random_weight(sizes.vocab_size, sizes.d_model, fan_in=1)
+    self.blocks = nn.ModuleList(
+      ParallelBlock(sizes) for _ in range(sizes.num_layers)
+    )
+    self.scale = nn.Parameter(torch.ones(sizes.d_model))
+    sine, cosine = rotary_tables(sizes.sequence_length, sizes.d_kv)
+    self.register_buffer("sine", sine)
+    self.register_buffer("cosine", cosine)
+
+  def forward(self, inputs):
+    """Returns logits scaled by d_model ** -0.5."""
+    x = functional.embedding(inputs, self.embedding).to(self.dtype)
+    for block in self.blocks:
+      x = block(x, (self.sine, self.cosine))
+    x = functional.layer_norm(x, x.shape[-1:], self.scale, eps=1e-6)
+    return functional.linear(x * x.shape[-1] ** -0.5, self.embedding).float()
+
+
+def loss_of(model, inputs, targets):
+  """Returns cross-entropy plus z-loss, both means over all tokens."""
+  logits = model(inputs)
+  log_z = logits.logsumexp(-1)
+  target = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+  return (log_z - target + 1e-4 * log_z.square()).mean()
+
+
+def run_steps(sizes, model) -> tuple[list[float], float]:
+  """Trains on one random batch; returns seconds of each step, last loss."""
+  shape = sizes.batch_size, sizes.sequence_length
+  targets = torch.randint(sizes.vocab_size, shape)
+  inputs = functional.pad(targets[:, :-1], (1, 0))
+  optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+  evaluate_loss = torch.compile(loss_of) if sizes.compile else loss_of
+  reduced = sizes.dtype != "float32"
+  seconds = []
+  for _ in range(WARM_UP_STEPS + sizes.steps):
+    start = time.perf_counter()
+    with torch.autocast("cpu", DTYPES[sizes.dtype], enabled=reduced):
+      loss = evaluate_loss(model, inputs, targets)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    last_loss = loss.item()
+    seconds.append(time.perf_counter() - start)
+  return seconds[WARM_UP_STEPS:], last_loss
+
+
+def main() -> None:
+  """Prints the median speed of --steps steps, the first ones left out."""
+  sizes = read_arguments()
+  torch.manual_seed(0)
+  model = Palm(sizes)
+  seconds, last_loss = run_steps(sizes, model)
+  batch_tokens = sizes.batch_size * sizes.sequence_length
+  result = {
+    "peer": "torch",
+    "version": torch.__version__,
+    "dtype": sizes.dtype,
+    "compile": sizes.compile,
+    "parameters": sum(p.numel() for p in model.parameters()),
+    "loss": round(last_loss, 4),
+    "tokens_per_sec": round(batch_tokens / statistics.median(seconds), 1),
+  }
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()
