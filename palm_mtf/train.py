@@ -22,10 +22,10 @@ from palm_mtf.checkpoints import (
 )
 from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig, TextConfig
 from palm_mtf.console import say
-from palm_mtf.data.batches import Batches, validation_batches
 from palm_mtf.data.statistics import unigram_entropy
+from palm_mtf.data.token_store import TokenStore
 from palm_mtf.data.tokens import load_tokens
-from palm_mtf.data.vocabulary import load_vocabulary
+from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import write_atomically
 from palm_mtf.infer import continue_prompts
 from palm_mtf.layout import MeshLayout
@@ -77,18 +77,7 @@ def train(
     sequence_length=model.sequence_length,
     batch_size=run.global_batch_size,
   )
-  manifest = Manifest(
-    step=0,
-    shapes=shapes,
-    vocabulary_sha256=vocabulary.sha256,
-    data={
-      "SEED": run.seed,
-      "GLOBAL_BATCH_SIZE": run.global_batch_size,
-      "SEQUENCE_LENGTH": model.sequence_length,
-      "text": store.fingerprint,
-    },
-    version=__version__,
-  )
+  manifest = _manifest(model, run, vocabulary, store)
   if newest:
     _say_what_resumes(newest, manifest)
   for name, text in (config_files or {}).items():
@@ -104,32 +93,39 @@ def train(
       mesh=mesh,
       optimizer=optimizer,
       run=run,
-      batches=Batches(
-        store.train.tokens,
-        model.sequence_length,
-        batch_size=run.global_batch_size,
-        seed=run.seed,
-      ),
-      validation=lambda: validation_batches(
-        store.validation.tokens,
-        model.sequence_length,
-        batch_size=run.global_batch_size,
-        eval_batches=run.eval_batches,
-      ),
+      tokens=store,
       manifest=manifest,
       checkpoint=newest,
     )
   )
   if outcome.stopped_by:
     where = outcome.checkpoint.path if outcome.checkpoint else model_dir
-    say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt.")
-    say("run the same command to go on.")
+    say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt")
+    say("run the same command to go on")
     return
   _report(outcome.validation_loss, unigram_entropy(store.validation.tokens))
   texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
   for prompt, text in zip(run.prompts, texts, strict=True):
     print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
   _say_what_next(model_dir)
+
+
+def _manifest(
+  model: PalmConfig, run: RunConfig, vocabulary: Vocabulary, store: TokenStore
+) -> Manifest:
+  """Returns what every checkpoint of the run says of itself, but its step."""
+  return Manifest(
+    step=0,
+    shapes=parameter_shapes(model),
+    vocabulary_sha256=vocabulary.sha256,
+    data={
+      "SEED": run.seed,
+      "GLOBAL_BATCH_SIZE": run.global_batch_size,
+      "SEQUENCE_LENGTH": model.sequence_length,
+      "TEXT_FILES": store.fingerprint,
+    },
+    version=__version__,
+  )
 
 
 def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import errno
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.checkpoints import Checkpoint, Manifest, write_checkpoint
 from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
-from palm_mtf.data.batches import Batch, Batches
+from palm_mtf.data.batches import Batches, validation_batches
+from palm_mtf.data.token_store import TokenStore
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
@@ -42,8 +43,7 @@ class TrainJob:
     mesh: devices and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
-    batches: the training batch of every step.
-    validation: gives the batches of one validation loss.
+    tokens: of training and of validation.
     manifest: of the checkpoints to write; its step is replaced.
     checkpoint: where to resume from, or None.
   """
@@ -53,8 +53,7 @@ class TrainJob:
   mesh: MeshLayout
   optimizer: AdafactorConfig
   run: RunConfig
-  batches: Batches
-  validation: Callable[[], Iterable[Batch]]
+  tokens: TokenStore
   manifest: Manifest
   checkpoint: Checkpoint | None
 
@@ -140,6 +139,12 @@ class _Loop:
     self._train_step = session.make_callable(
       [*program.metrics.values(), program.update], [*tokens, program.step]
     )
+    self._batches = Batches(
+      job.tokens.train.tokens,
+      job.model.sequence_length,
+      batch_size=job.run.global_batch_size,
+      seed=job.run.seed,
+    )
     self._loss = session.make_callable(program.metrics["loss"], tokens)
     self._saver = build_saver(program.slices)
     if job.checkpoint:
@@ -161,8 +166,11 @@ class _Loop:
         values["validation_loss"] = self._validation_loss
       if is_last or self._step % run.log_steps == 0:
         self._log(values)
-      if is_last or stop.signal_name or self._step % run.checkpoint_steps == 0:
+      if self._step % run.checkpoint_steps == 0:
         self._save()
+    saved_step = self._saved.manifest.step if self._saved else 0
+    if self._step != saved_step:  # the last step, or a signal came
+      self._save()
     if self._step < run.train_steps:
       return Outcome(self._saved, None, stop.signal_name)
     if self._validation_loss is None:  # there was no step left to run
@@ -170,7 +178,7 @@ class _Loop:
     return Outcome(self._saved, self._validation_loss, "")
 
   def _run_step(self) -> dict[str, float]:
-    batch = self._job.batches.batch(self._step)
+    batch = self._batches.batch(self._step)
     with self._clock.step():
       *values, _ = self._train_step(
         batch["inputs"], batch["targets"], self._step
@@ -187,10 +195,13 @@ class _Loop:
 
   def _validate(self) -> None:
     """Measures the mean nats of the validation tokens."""
-    losses = [
-      self._loss(batch["inputs"], batch["targets"])
-      for batch in self._job.validation()
-    ]
+    batches = validation_batches(
+      self._job.tokens.validation.tokens,
+      self._job.model.sequence_length,
+      batch_size=self._job.run.global_batch_size,
+      eval_batches=self._job.run.eval_batches,
+    )
+    losses = [self._loss(b["inputs"], b["targets"]) for b in batches]
     self._validation_loss = float(np.mean(losses))
     self.progress.say(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"

@@ -1,0 +1,96 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every command and every path of README.md exists and is accepted.
+
+`make test` is not run from within itself, and training commands are run as far
+as their checked configuration.
+"""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from palm_mtf.cli.main import main
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _commands() -> list[list[str]]:
+  blocks = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+  lines = "".join(blocks).replace("\\\n", " ").splitlines()
+  return [shlex.split(line) for line in lines if line.strip()]
+
+
+COMMANDS = _commands()
+
+
+def test_the_blocks_hold_commands():
+  programs = {command[0] for command in COMMANDS}
+  assert {"make", "palm_mtf"} <= programs
+
+
+@pytest.mark.parametrize(
+  "command",
+  [c for c in COMMANDS if c[0].endswith("palm_mtf")],
+  ids=" ".join,
+)
+def test_palm_mtf_command_has_a_valid_configuration(
+  command, tmp_path, monkeypatch, capsys
+):
+  # MODEL_DIRs that a reader has by then hold the config.gin of the quickstart.
+  monkeypatch.chdir(tmp_path)
+  if command[1] == "doctor":
+    return
+  for file in (x for x in command if x.startswith("--gin_file=runs/")):
+    path = pathlib.Path(file.removeprefix("--gin_file="))
+    path.parent.mkdir(parents=True)
+    model_dir = f"--gin.MODEL_DIR={str(path.parent)!r}"
+    recipe = "--gin_file=recipes/quickstart.gin"
+    assert main(["train", recipe, model_dir, "--print_config"]) == 0
+    path.write_text(capsys.readouterr().out)
+  assert main([*command[1:], "--print_config"]) == 0
+
+
+@pytest.mark.parametrize("target", [c[1] for c in COMMANDS if c[0] == "make"])
+def test_make_target_exists(target):
+  assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
+
+
+@pytest.mark.parametrize(
+  "script", [c[1] for c in COMMANDS if c[0].endswith("python")]
+)
+def test_script_exists(script):
+  assert (ROOT / script).is_file()
+
+
+def test_every_path_that_is_named_exists():
+  paths = re.findall(r"`((?:palm_mtf|tests|tools|gin)/[\w/.]+)`", TEXT)
+  assert len(paths) > 5
+  for path in paths:
+    assert (ROOT / path).exists(), path
+
+
+def test_the_error_shown_is_the_error_given(capsys):
+  block = re.search(r"```\n\$ palm_mtf (.*)\n(.*)\n```", TEXT)
+  assert main(shlex.split(block[1])) == 2
+  assert capsys.readouterr().err.strip() == block[2]
+
+
+def test_the_parameter_count_shown_is_that_of_the_quickstart(capsys):
+  recipe = ["--gin_file=recipes/quickstart.gin", "--gin.MODEL_DIR='x'"]
+  assert main(["train", *recipe, "--print_config"]) == 0
+  config = capsys.readouterr().out
+  size = {
+    name: int(re.search(rf"^{name} = (\d+)", config, re.M)[1])
+    for name in "NUM_LAYERS D_MODEL NUM_HEADS D_KV D_FF VOCAB_SIZE".split()
+  }
+  d = size["D_MODEL"]
+  kernels = 2 * size["NUM_HEADS"] * size["D_KV"] + 2 * size["D_KV"]
+  total = size["VOCAB_SIZE"] * d + size["NUM_LAYERS"] * d * (
+    kernels + 3 * size["D_FF"]
+  )
+  shown = re.search(r"PaLM of\s+([\d,]+)\s+parameters", TEXT)[1]
+  assert int(shown.replace(",", "")) == total
