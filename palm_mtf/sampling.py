@@ -63,7 +63,8 @@ def continue_texts(
   inputs = np.zeros([loaded.batch_size, loaded.sequence_length + 1], np.int32)
   for row, text in enumerate(texts):
     inputs[row, 1 : len(text) + 1] = text
-  for position in range(min(starts), max(ends)):
+  position = min(starts)
+  while position < max(ends):
     logits = loaded.next_logits(inputs[:, :-1], position)
     for row, text in enumerate(texts):
       if len(text) != position or position >= ends[row]:
@@ -74,6 +75,7 @@ def continue_texts(
         continue
       text.append(token)
       inputs[row, position + 1] = token
+    position += 1
   return [
     vocabulary.decode(text[start:])
     for text, start in zip(texts, starts, strict=True)

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from palm_mtf import config, layout, train
+from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.cli.gin_statements import Macro, Setting, names_in, read_file
 from palm_mtf.cli.main import COMMANDS
+from palm_mtf.pods.program import build_train_program
 
 FOLDER = gin_folder()
 FILES = sorted(FOLDER.glob("**/*.gin"))
@@ -242,3 +245,25 @@ def test_the_header_of_a_run_file_speaks_of_its_command(command):
   known = macros_that_runs_reference()
   named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", header))
   assert named <= known, "the help names macros that exist"
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_recipe_builds_its_whole_training_step_without_its_memory(recipe):
+  """Forward, backward and update of all layers, lowered to TensorFlow."""
+  _, settings = loaded(recipe).build()
+  model = settings["model"]
+  with tf.Graph().as_default():
+    program = build_train_program(
+      model,
+      settings["mesh"],
+      settings["optimizer"],
+      batch_size=settings["run"].global_batch_size,
+      seed=0,
+    )
+  built = {
+    name: tuple(slices[0].variable.shape.as_list())
+    for name, slices in program.slices.items()
+    if not name.endswith(("/second_moment", "/momentum"))
+  }
+  assert built == parameter_shapes(model)
+  assert len(program.slices) == 3 * len(built)

@@ -5,7 +5,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,17 +38,12 @@ HELPS = [
 
 
 @pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
-def test_help_imports_nothing_heavy_and_answers_at_once(palm_mtf, arguments):
+def test_help_answers_at_once_because_it_imports_nothing_heavy(
+  palm_mtf, arguments
+):
   done = palm_mtf(*arguments, python=("-X", "importtime"))
   assert done.returncode == 0
   assert not imported(done) & (HEAVY | {"gin", "palm_mtf.config"})
-
-  def secs() -> float:
-    start = time.perf_counter()
-    palm_mtf(*arguments)
-    return time.perf_counter() - start
-
-  assert min(secs() for _ in range(3)) < 0.5
 
 
 def test_help_lists_the_commands(palm_mtf):

@@ -11,7 +11,6 @@ from palm_mtf._tf import tf
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.pods.program import build_forward_program, build_train_program
 from tests import oracle, oracle_jax
-from tests.accounting.published_sizes import PALM_540B
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
@@ -192,19 +191,3 @@ def test_forward_program_agrees_with_the_oracle():
     config, params, tokens["inputs"], tokens["targets"], 0.0
   )
   assert nats.mean() == pytest.approx(loss, rel=1e-5)
-
-
-def test_540b_training_step_builds_without_its_memory():
-  """All 118 layers, forward, backward and update, lowered to TensorFlow."""
-  config = dataclasses.replace(PALM_540B, activation_dtype="bfloat16")
-  with tf.Graph().as_default():
-    program = build_train_program(
-      config, SINGLE, PALM_OPTIMIZER, batch_size=1, seed=0
-    )
-  parameters = {n for n in program.slices if n == _parameter_of(n)}
-  total = sum(
-    np.prod(program.slices[n][0].variable.shape.as_list(), dtype=object)
-    for n in parameters
-    if not n.endswith("/scale")
-  )
-  assert total == 540_354_281_472
