@@ -18,6 +18,17 @@ from palm_mtf.errors import UserError
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+def check_model_dir(model_dir: object) -> None:
+  """Raises UserError unless `model_dir` is, or may become, a folder."""
+  if not isinstance(model_dir, str) or not model_dir:
+    raise UserError(
+      f"MODEL_DIR = {model_dir!r}: give the path of a folder, such as "
+      "'\"runs/first\"'."
+    )
+  if os.path.exists(model_dir) and not os.path.isdir(model_dir):
+    raise UserError(f"MODEL_DIR = {model_dir!r}: is a file; give a folder.")
+
+
 def write_atomically(path: str, content: bytes) -> None:
   """Writes a file, and the folders above it.
 

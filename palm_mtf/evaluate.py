@@ -13,6 +13,7 @@ from palm_mtf.data.batches import validation_batches
 from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.tokens import load_tokens
 from palm_mtf.data.vocabulary import load_vocabulary
+from palm_mtf.disk import check_model_dir
 from palm_mtf.layout import MeshLayout
 
 
@@ -41,6 +42,7 @@ def evaluate(
     UserError: there is no checkpoint, or it is of another model.
   """
   del optimizer
+  check_model_dir(model_dir)
   layout.check(mesh, model, run.global_batch_size)
   shapes = parameter_shapes(model)
   checkpoint = newest_checkpoint(model_dir, shapes)

@@ -13,6 +13,7 @@ from palm_mtf.checkpoints import (
 )
 from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig, TextConfig
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.sampling import check_prompts, continue_texts
@@ -44,6 +45,7 @@ def generate(
       model, or a prompt is too long.
   """
   del optimizer
+  check_model_dir(model_dir)
   layout.check(mesh, model, run.global_batch_size)
   if not run.prompts:
     raise UserError(

@@ -26,7 +26,7 @@ from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.token_store import TokenStore
 from palm_mtf.data.tokens import load_tokens
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
-from palm_mtf.disk import write_atomically
+from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
 from palm_mtf.layout import MeshLayout
 from palm_mtf.sampling import check_prompts
@@ -59,6 +59,7 @@ def train(
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
   """
+  check_model_dir(model_dir)
   layout.check(mesh, model, run.global_batch_size)
   check_chip(run.chip)
   shapes = parameter_shapes(model)

@@ -12,6 +12,7 @@ from palm_mtf.config import PalmConfig, TextConfig
 from palm_mtf.data.documents import Corpus
 from palm_mtf.data.vocabulary import load_vocabulary
 from palm_mtf.data.vocabulary_training import sample_text
+from palm_mtf.disk import check_model_dir
 
 _SAMPLE_CHARACTERS = 1 << 20
 
@@ -28,6 +29,7 @@ def vocab(*, model_dir: str, model: PalmConfig, data: TextConfig) -> None:
   Raises:
     UserError: as `load_vocabulary`.
   """
+  check_model_dir(model_dir)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = Corpus(data)
   texts = sample_text(

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from palm_mtf.disk import new_folder, write_atomically, writing
+from palm_mtf.disk import check_model_dir, new_folder, write_atomically, writing
 from palm_mtf.errors import UserError
 
 
@@ -59,3 +59,22 @@ def test_other_refusals_are_told_in_the_system_s_words():
   with pytest.raises(UserError, match="cannot write /x: Read-only file system"):
     with writing("/x", 0):
       raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+@pytest.mark.parametrize(
+  "model_dir, message",
+  [
+    (5, "MODEL_DIR = 5: give the path of a folder, such as '\"runs/first\"'."),
+    ("", "MODEL_DIR = '': give the path of a folder"),
+    (__file__, f"MODEL_DIR = {__file__!r}: is a file; give a folder."),
+  ],
+)
+def test_model_dir_that_is_no_folder_is_refused(model_dir, message):
+  with pytest.raises(UserError) as info:
+    check_model_dir(model_dir)
+  assert message in str(info.value)
+
+
+def test_model_dir_need_not_exist(tmp_path):
+  check_model_dir(str(tmp_path / "not" / "yet"))
+  check_model_dir(str(tmp_path))

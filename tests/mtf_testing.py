@@ -28,6 +28,10 @@ LAYOUTS = {
   "d_ff over model": ("model:2", "d_ff:model"),
   "vocab over model": ("model:2", "vocab:model"),
   "vocab over four": ("model:4", "vocab:model"),
+  "two axes but no batch": (
+    "data:2,model:2",
+    "d_ff:data,vocab:data,heads:model",
+  ),
   "all over data and model": (
     "data:2,model:2",
     "batch:data,heads:model,d_ff:model,vocab:model",
