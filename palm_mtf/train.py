@@ -8,6 +8,8 @@ there before. The loop is in training.py.
 """
 
 import os
+import shutil
+import sys
 from collections.abc import Mapping
 
 from palm_mtf import __version__, layout
@@ -146,6 +148,9 @@ def _report(loss: float, entropy: float) -> None:
 
 
 def _say_what_next(model_dir: str) -> None:
+  program = os.path.relpath(sys.argv[0])  # as in .venv/bin/palm_mtf
+  if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
+    program = "palm_mtf"
   config = os.path.join(model_dir, "config.gin")
   say(
     f"everything is in {model_dir}: checkpoints/, metrics.jsonl, config.gin, "
@@ -159,4 +164,4 @@ def _say_what_next(model_dir: str) -> None:
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
   ):
-    say(f"  palm_mtf {command}")
+    say(f"  {program} {command}")
