@@ -231,8 +231,10 @@ class _Loop:
     def write_weights(prefix: str) -> None:
       try:
         self._session.run(self._saver.save, {self._saver.prefix: prefix})
-      except tf.errors.OpError as error:
+      except tf.errors.ResourceExhaustedError as error:  # no space left
         raise OSError(errno.ENOSPC, error.message) from error
+      except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message) from error
 
     self._saved = write_checkpoint(
       job.model_dir,

@@ -22,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 
+from palm_mtf.accounting.params import count_norm_scales, count_parameters
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.layout import MeshLayout
@@ -240,7 +241,10 @@ def main() -> None:
   config, steps = benchmark_config(arguments.dtype), arguments.steps
   if arguments.worker:
     speed = run_ours(config, steps)
-    print(json.dumps({"tokens_per_sec": round(speed, 1)}))
+    parameters = count_parameters(config) + count_norm_scales(config)
+    print(
+      json.dumps({"tokens_per_sec": round(speed, 1), "parameters": parameters})
+    )
     return
   commands = {"ours": our_command(arguments.dtype, steps)}
   for name in arguments.peer:

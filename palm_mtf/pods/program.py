@@ -13,7 +13,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
-from palm_mtf.mesh.placement import SlicePlacement, local_devices
+from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
 from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.model.palm import Palm
@@ -43,7 +43,7 @@ class TrainProgram:
   metrics: dict[str, tf.Tensor]
   update: tf.Operation
   initialize: tf.Operation
-  slices: dict[str, list]
+  slices: dict[str, list[Slice]]
 
 
 def _new_mesh(name: str) -> mtf.Mesh:
@@ -141,7 +141,7 @@ class ForwardProgram:
   targets: tf.Tensor
   logits: tf.Tensor
   nats: tf.Tensor
-  slices: dict[str, list]
+  slices: dict[str, list[Slice]]
 
 
 def build_forward_program(

@@ -1,0 +1,17 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows where stderr is a file."""
+
+from palm_mtf.progress import TrainProgress
+
+
+def test_a_file_gets_lines_with_step_loss_speed_mfu_and_time_left(capsys):
+  with TrainProgress(step=10, train_steps=20) as progress:
+    progress.update(15, loss=2.5, tokens_per_sec=12345.6, mfu=0.456)
+    progress.say("step 15  validation loss 2.6")
+    progress.update(20, loss=2.25, tokens_per_sec=12345.6, mfu=0.456)
+  lines = capsys.readouterr().err.splitlines()
+  assert lines == [
+    "step 15  validation loss 2.6",
+    "step 20/20  loss 2.250  12,346 tokens/s  MFU 45.6%  0:00 left",
+  ]
