@@ -3,6 +3,7 @@
 """The training benchmark runs ours, and compares pair by pair."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -16,7 +17,10 @@ SCRIPT = pathlib.Path(bench_train.__file__)
 
 def run(*flags):
   return subprocess.run(
-    [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True
+    [sys.executable, str(SCRIPT), *flags],
+    capture_output=True,
+    text=True,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
   )
 
 
@@ -38,7 +42,7 @@ def test_ours_trains_the_model_it_says_and_prints_its_speed():
 @pytest.mark.parametrize(
   "flag, message",
   [
-    ("--peer=troch", '"troch" (did you mean "torch"?)'),
+    ("--peer=troch", "--peer = 'troch' (did you mean \"torch\"?)"),
     ("--dtype=float16", "choose one of 'bfloat16', 'float32'"),
     ("--steps=0", "--steps = 0: give a whole number of at least 1"),
   ],
