@@ -148,16 +148,29 @@ def checkpoint_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
   return sum(3 * 4 * math.prod(shape) for shape in shapes.values())
 
 
-def check_space(model_dir: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-  """Raises UserError unless the disk takes one more checkpoint."""
+def check_space(
+  model_dir: str,
+  shapes: Mapping[str, tuple[int, ...]],
+  *,
+  keep: int,
+  num_found: int,
+) -> None:
+  """Raises UserError unless the disk takes the checkpoints of a run.
+
+  These are `keep` and, while the newest is written, one more; the `num_found`
+  that are there already have their room.
+  """
   existing = os.path.abspath(model_dir)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
-  needed, free = checkpoint_bytes(shapes), shutil.disk_usage(existing).free
+  count = max(1, keep + 1 - num_found)
+  needed = count * checkpoint_bytes(shapes)
+  free = shutil.disk_usage(existing).free
   if free < needed:
     raise UserError(
-      f"MODEL_DIR = {model_dir!r}: a checkpoint takes {needed:,} bytes and its "
-      f"disk has {free:,} free; free some, or choose another MODEL_DIR."
+      f"MODEL_DIR = {model_dir!r}: KEEP_CHECKPOINTS = {keep} needs room for "
+      f"{count} more, {needed:,} bytes, and its disk has {free:,} free; free "
+      "some, keep fewer, or choose another MODEL_DIR."
     )
 
 

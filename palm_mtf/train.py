@@ -65,10 +65,13 @@ def train(
   layout.check(mesh, model, run.global_batch_size)
   check_chip(run.chip)
   shapes = parameter_shapes(model)
-  newest = next(reversed(find_checkpoints(model_dir)), None)
+  found = find_checkpoints(model_dir)
+  newest = found[-1] if found else None
   if newest:
     check_same_model(newest, shapes)
-  check_space(model_dir, shapes)
+  check_space(
+    model_dir, shapes, keep=run.keep_checkpoints, num_found=len(found)
+  )
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)

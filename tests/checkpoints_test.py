@@ -118,16 +118,19 @@ def test_full_disk_is_one_line_with_the_folder_and_the_bytes(tmp_path):
   assert not os.listdir(tmp_path / "checkpoints")
 
 
-def test_checkpoint_without_room_on_the_disk_is_refused_before_training(
+def test_disk_without_room_for_the_checkpoints_is_refused_before_training(
   tmp_path,
 ):
-  checkpoints.check_space(str(tmp_path / "not/there/yet"), SHAPES)
-  free = shutil.disk_usage(tmp_path).free
-  rows = free // 12 + 1_000_000
-  with pytest.raises(
-    UserError, match=f"a checkpoint takes {rows * 12:,} bytes"
-  ):
-    checkpoints.check_space(str(tmp_path), {"embedding": (rows,)})
+  nowhere = str(tmp_path / "not/there/yet")
+  checkpoints.check_space(nowhere, SHAPES, keep=3, num_found=0)
+  half = shutil.disk_usage(tmp_path).free // 24
+  shapes = {"embedding": (half,)}
+  with pytest.raises(UserError) as error:
+    checkpoints.check_space(str(tmp_path), shapes, keep=3, num_found=0)
+  needed = 4 * 12 * half
+  assert f"room for 4 more, {needed:,} bytes, and its disk" in str(error.value)
+  # Three of the four are there, and the fourth fits.
+  checkpoints.check_space(str(tmp_path), shapes, keep=3, num_found=3)
 
 
 def test_other_models_and_vocabularies_are_refused(tmp_path):
