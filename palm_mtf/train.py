@@ -113,7 +113,7 @@ def train(
   texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
   for prompt, text in zip(run.prompts, texts, strict=True):
     print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
-  _say_what_next(model_dir)
+  _say_what_next(model_dir, run.train_steps)
 
 
 def _manifest(
@@ -147,10 +147,13 @@ def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
 def _report(loss: float, entropy: float) -> None:
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
-  print(f"learnt           {entropy - loss:.4f} nats/token from context")
+  if loss < entropy:
+    print(f"learnt           {entropy - loss:.4f} nats/token from context")
+  else:
+    print("learnt           nothing from context yet; train longer")
 
 
-def _say_what_next(model_dir: str) -> None:
+def _say_what_next(model_dir: str, train_steps: int) -> None:
   program = os.path.relpath(sys.argv[0])  # as in .venv/bin/palm_mtf
   if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
     program = "palm_mtf"
@@ -163,7 +166,7 @@ def _say_what_next(model_dir: str) -> None:
   for command in (
     f"generate --gin_file={config} --gin.PROMPTS='[\"def \"]'",
     f"evaluate --gin_file={config}",
-    f"train --gin_file={config} --gin.TRAIN_STEPS=3000",
+    f"train --gin_file={config} --gin.TRAIN_STEPS={5 * train_steps}",
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
   ):

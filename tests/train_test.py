@@ -136,6 +136,14 @@ def test_evaluate_and_train_report_the_same_loss(corpus, finished, capsys):
   )
 
 
+def test_loss_above_the_unigram_entropy_is_not_called_learning(
+  corpus, tmp_path, capsys
+):
+  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=1) == 0
+  out = capsys.readouterr().out
+  assert "learnt           nothing from context yet; train longer" in out
+
+
 def test_learns_from_context_what_no_unigram_model_can(
   corpus, tmp_path, capsys
 ):
