@@ -23,6 +23,11 @@ def _check_real(name: str, value: object, low: float, high: float) -> None:
     raise UserError(f"{name} = {value!r}: give a number from {low} to {high}.")
 
 
+def _check_text(name: str, value: object, what: str) -> None:
+  if value is not None and (not isinstance(value, str) or not value):
+    raise UserError(f"{name} = {value!r}: give {what}.")
+
+
 @_keyword_only
 class PalmConfig:
   """The architecture (PaLM 2; sizes in Table 1).
@@ -114,26 +119,52 @@ class AdafactorConfig:
 
 
 @_keyword_only
-class TextConfig:
-  """Where text comes from and how it becomes tokens.
+class DataConfig:
+  """Where documents come from and how they become rows of tokens.
+
+  A document is a text that is learnt as a whole, or an example: inputs, which
+  are given, and targets, which are learnt.
 
   Attributes:
-    text_files: a glob, or several in a list; `{stdlib}` stands for the folder
-      of the running Python's standard library. One file is one document.
+    task: name of a registered SeqIO task or mixture, or None for text_files.
+    text_files: a glob, or several in a list, or None for a task; `{stdlib}`
+      stands for the folder of the running Python's standard library. A file is
+      one document, a line of a .jsonl file too; both may be compressed (.gz,
+      .bz2, .xz).
+    text_field: the field of a JSON line that is the document.
+    weight_field: the field of a JSON line that says how often the document
+      comes in an epoch, or None for once each.
     vocabulary: path of a SentencePiece model, or None to train one of
       vocab_size pieces on the training documents and keep it in MODEL_DIR.
     validation_share: share of the documents, chosen by a hash of their text,
-      that is held out.
+      that is held out; a task with a validation split of its own has no use
+      for it.
+    cache_dir: folder of `palm_mtf data cache`, or None for MODEL_DIR/tokens.
+    packing: how documents fill rows of sequence_length tokens: "joined" (with
+      [eod] between, cut anywhere, as PaLM 5), "joined_masked" (the same tokens,
+      but positions and attention begin anew after each [eod]), "packed" (whole
+      documents, as many as fit, padded, masked too) or "single" (one document
+      in a row, padded).
   """
 
-  text_files: str | list[str] | tuple[str, ...]
+  text_files: str | list[str] | tuple[str, ...] | None
   vocabulary: str | None
   validation_share: float
+  task: str | None = None
+  text_field: str = "text"
+  weight_field: str | None = None
+  cache_dir: str | None = None
+  packing: str = "joined"
 
   def __post_init__(self):
+    if (self.task is None) == (self.text_files is None):
+      raise UserError(
+        f"TASK = {self.task!r} and TEXT_FILES = {self.text_files!r}: set one "
+        "of them, and the other to None."
+      )
     files = self.text_files
     files = [files] if isinstance(files, str) else files
-    if (
+    if files is not None and (
       not isinstance(files, (list, tuple))
       or not files
       or not all(isinstance(f, str) and f for f in files)
@@ -142,12 +173,22 @@ class TextConfig:
         f"TEXT_FILES = {self.text_files!r}: give a glob or a list of globs, "
         "such as '\"/any/folder/**/*.txt\"'."
       )
-    if self.vocabulary is not None and not isinstance(self.vocabulary, str):
+    _check_text("TASK", self.task, "the name of a SeqIO task, or None")
+    _check_text("WEIGHT_FIELD", self.weight_field, "a field's name, or None")
+    _check_text(
+      "VOCABULARY",
+      self.vocabulary,
+      "the path of a SentencePiece model, or None to train one",
+    )
+    _check_text("CACHE_DIR", self.cache_dir, "the path of a folder, or None")
+    if not isinstance(self.text_field, str) or not self.text_field:
       raise UserError(
-        f"VOCABULARY = {self.vocabulary!r}: give the path of a SentencePiece "
-        "model, or None to train one."
+        f"TEXT_FIELD = {self.text_field!r}: give the name of a field."
       )
     _check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
+    check_choice(
+      "PACKING", self.packing, ["joined", "joined_masked", "packed", "single"]
+    )
 
 
 @_keyword_only

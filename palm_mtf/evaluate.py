@@ -8,7 +8,7 @@ import math
 from palm_mtf import layout
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints import check_same_model, newest_checkpoint
-from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig, TextConfig
+from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
 from palm_mtf.data.batches import validation_batches
 from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.tokens import load_tokens
@@ -23,7 +23,7 @@ def evaluate(
   model: PalmConfig,
   mesh: MeshLayout,
   optimizer: AdafactorConfig,
-  data: TextConfig,
+  data: DataConfig,
   run: RunConfig,
   as_json: bool = False,
 ) -> None:

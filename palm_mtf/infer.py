@@ -11,7 +11,7 @@ from palm_mtf.checkpoints import (
   check_same_model,
   newest_checkpoint,
 )
-from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig, TextConfig
+from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError
@@ -25,7 +25,7 @@ def generate(
   model: PalmConfig,
   mesh: MeshLayout,
   optimizer: AdafactorConfig,
-  data: TextConfig,
+  data: DataConfig,
   run: RunConfig,
   as_json: bool = False,
 ) -> None:

@@ -22,7 +22,7 @@ from palm_mtf.checkpoints import (
   check_space,
   find_checkpoints,
 )
-from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig, TextConfig
+from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
 from palm_mtf.console import say
 from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.token_store import TokenStore
@@ -40,7 +40,7 @@ def train(
   model: PalmConfig,
   mesh: MeshLayout,
   optimizer: AdafactorConfig,
-  data: TextConfig,
+  data: DataConfig,
   run: RunConfig,
   config_files: Mapping[str, str] | None = None,
 ) -> None:

@@ -8,7 +8,7 @@ fits text it was not trained on. The work is in data/vocabulary.py.
 
 import itertools
 
-from palm_mtf.config import PalmConfig, TextConfig
+from palm_mtf.config import DataConfig, PalmConfig
 from palm_mtf.data.documents import Corpus
 from palm_mtf.data.vocabulary import load_vocabulary
 from palm_mtf.data.vocabulary_training import sample_text
@@ -17,7 +17,7 @@ from palm_mtf.disk import check_model_dir
 _SAMPLE_CHARACTERS = 1 << 20
 
 
-def vocab(*, model_dir: str, model: PalmConfig, data: TextConfig) -> None:
+def vocab(*, model_dir: str, model: PalmConfig, data: DataConfig) -> None:
   """Prints where the vocabulary is, its size and how well it fits.
 
   Args:

@@ -8,9 +8,9 @@ import pytest
 
 from palm_mtf.config import (
   AdafactorConfig,
+  DataConfig,
   PalmConfig,
   RunConfig,
-  TextConfig,
 )
 from palm_mtf.errors import UserError
 
@@ -32,7 +32,7 @@ ADAFACTOR = AdafactorConfig(
   weight_decay_exponent=2.0,
   z_loss=1e-4,
 )
-TEXT = TextConfig(text_files="*.txt", vocabulary=None, validation_share=0.1)
+TEXT = DataConfig(text_files="*.txt", vocabulary=None, validation_share=0.1)
 RUN = RunConfig(
   train_steps=2,
   global_batch_size=2,

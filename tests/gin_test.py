@@ -135,7 +135,7 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
       (config, config.PalmConfig),
       (layout, layout.MeshLayout),
       (config, config.AdafactorConfig),
-      (config, config.TextConfig),
+      (config, config.DataConfig),
       (config, config.RunConfig),
     )
     for name in kind.__dataclass_fields__
@@ -160,7 +160,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "model": config.PalmConfig,
     "mesh": layout.MeshLayout,
     "optimizer": config.AdafactorConfig,
-    "data": config.TextConfig,
+    "data": config.DataConfig,
     "run": config.RunConfig,
   }
   layout.check(built["mesh"], built["model"], built["run"].global_batch_size)

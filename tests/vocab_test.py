@@ -5,7 +5,7 @@ import sysconfig
 
 import pytest
 
-from palm_mtf.config import PalmConfig, TextConfig
+from palm_mtf.config import DataConfig, PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.vocab import vocab
 
@@ -27,7 +27,7 @@ def run(tmp_path):
         vocab_size=vocab_size,
         sequence_length=8,
       ),
-      data=TextConfig(
+      data=DataConfig(
         text_files=[f"{stdlib}/json/*.py", f"{stdlib}/email/*.py"],
         vocabulary=None,
         validation_share=share,

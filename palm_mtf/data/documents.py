@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.console import say
 from palm_mtf.data.files import TextFile, find_files
 from palm_mtf.errors import UserError
@@ -48,7 +48,7 @@ class Corpus:
     skipped: paths of the files that the latest iteration found not to be text.
   """
 
-  data: TextConfig
+  data: DataConfig
   files: list[TextFile] = dataclasses.field(init=False)
   skipped: list[str] = dataclasses.field(init=False, default_factory=list)
 

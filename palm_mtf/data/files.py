@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.errors import UserError, did_you_mean
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
@@ -28,7 +28,7 @@ class TextFile(NamedTuple):
   mtime_ns: int
 
 
-def find_files(data: TextConfig) -> list[TextFile]:
+def find_files(data: DataConfig) -> list[TextFile]:
   """Returns the files of TEXT_FILES, each once, sorted by path.
 
   Raises:

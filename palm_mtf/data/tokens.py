@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.console import say
 from palm_mtf.data.documents import Corpus
 from palm_mtf.data.files import fingerprint
@@ -33,7 +33,7 @@ from palm_mtf.errors import UserError
 
 def load_tokens(
   model_dir: str,
-  data: TextConfig,
+  data: DataConfig,
   *,
   vocabulary: Vocabulary,
   sequence_length: int,
@@ -81,7 +81,7 @@ def load_tokens(
 
 
 def _store_name(
-  corpus: Corpus, vocabulary: Vocabulary, data: TextConfig
+  corpus: Corpus, vocabulary: Vocabulary, data: DataConfig
 ) -> str:
   parts = (
     FORMAT,
@@ -105,7 +105,7 @@ def _find_store(folder: str) -> TokenStore | None:
     return None
 
 
-def _check_validation_documents(store: TokenStore, data: TextConfig) -> None:
+def _check_validation_documents(store: TokenStore, data: DataConfig) -> None:
   if store.validation.num_documents:
     return
   enough = int(store.lowest_rank * 1000 + 1) / 1000

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 
 import sentencepiece
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.console import say
 from palm_mtf.data.documents import Corpus
 from palm_mtf.data.vocabulary_training import train_vocabulary
@@ -121,7 +121,7 @@ class Vocabulary:
 
 
 def load_vocabulary(
-  model_dir: str, data: TextConfig, *, vocab_size: int
+  model_dir: str, data: DataConfig, *, vocab_size: int
 ) -> Vocabulary:
   """Returns the vocabulary of a run, trained when it has none.
 

@@ -178,7 +178,7 @@ def test_another_commands_entry_point_may_be_bound_in_a_shared_file(here):
   for command in ("train", "evaluate"):
     text = load(command, [RECIPE, mine], [DIR]).effective_text()
     assert f"{command}.{command}.data = @their.Data()" in text
-    assert "TextConfig" not in text
+    assert "DataConfig" not in text
 
 
 def test_a_scope_counts_where_a_reference_opens_it(here):

@@ -23,7 +23,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
     "model": "PalmConfig",
     "mesh": "MeshLayout",
     "optimizer": "AdafactorConfig",
-    "data": "TextConfig",
+    "data": "DataConfig",
     "run": "RunConfig",
   }
   assert got["settings"]["model"]["d_ff"] == 512

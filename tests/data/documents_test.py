@@ -4,14 +4,14 @@ import tracemalloc
 
 import pytest
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.documents import Corpus
 from palm_mtf.errors import UserError
 
 
 def corpus_of(folder, share=0.5):
   return Corpus(
-    TextConfig(
+    DataConfig(
       text_files=f"{folder}/**/*", vocabulary=None, validation_share=share
     )
   )

@@ -5,13 +5,13 @@ import tempfile
 
 import pytest
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.files import find_files, fingerprint
 from palm_mtf.errors import UserError
 
 
 def config(*globs):
-  return TextConfig(
+  return DataConfig(
     text_files=list(globs), vocabulary=None, validation_share=0.5
   )
 

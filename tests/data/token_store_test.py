@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.documents import Corpus
 from palm_mtf.data.token_store import (
   DamagedStoreError,
@@ -18,7 +18,7 @@ from palm_mtf.data.vocabulary_training import cut_text
 @pytest.fixture
 def corpus(folder):
   return Corpus(
-    TextConfig(
+    DataConfig(
       text_files=f"{folder}/*.txt", vocabulary=None, validation_share=0.2
     )
   )

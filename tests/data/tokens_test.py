@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.tokens import load_tokens
 from palm_mtf.errors import UserError
 
@@ -16,7 +16,7 @@ def load(folder, vocabulary, tmp_path):
   """Loads the tokens of `folder` for a run in tmp_path / "run"."""
 
   def load(share=0.2, sequence_length=128, batch_size=2):
-    data = TextConfig(
+    data = DataConfig(
       text_files=f"{folder}/*.txt", vocabulary=None, validation_share=share
     )
     return load_tokens(

@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 from hypothesis import strategies as st
 
-from palm_mtf.config import TextConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.documents import Corpus
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
@@ -103,7 +103,7 @@ def test_byte_share_counts_byte_pieces(vocabulary):
 
 def text_config(folder, **settings):
   settings = {"vocabulary": None, "validation_share": 0.2} | settings
-  return TextConfig(text_files=f"{folder}/*.txt", **settings)
+  return DataConfig(text_files=f"{folder}/*.txt", **settings)
 
 
 def test_a_run_trains_its_vocabulary_once_and_keeps_it(
