@@ -50,7 +50,7 @@ setup(
     "mesh-tensorflow>=0.1.21,<0.2",
     "numpy>=2.1,<3",
     "rich>=13.7,<16",
-    "sentencepiece>=0.2.0,<0.3",
+    "sentencepiece>=0.2.3,<0.3",
     "seqio>=0.0.20,<0.1",
     # Not tensorflow-cpu: tensorflow-text, which SeqIO brings, asks for this one
     # and both would be installed over each other.

@@ -1,115 +1,167 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of token sequences, each a function of (SEED, step) alone.
+"""Batches, each a function of (SEED, step) alone.
 
-The joined documents are cut into sequences of SEQUENCE_LENGTH tokens, wherever
-that falls, as in PaLM 5; the last tokens, fewer than one sequence, are left
-over. A run reads sequence number n = step * batch_size + i at place i of step
-`step`. An epoch is one shuffle of all sequences, and every epoch has its own:
+A step has so many rows (batch_sizes.py), numbered through the run. A row's
+number says which source it comes from and which of that source's rows it is
+(mixing.py); these are shuffled within each epoch of the source:
 
-  n               0 1 2 3 4 | 5 6 7 8 9 | 10 11 ...     5 sequences in all
+  number          0 1 2 3 4 | 5 6 7 8 9 | 10 11 ...     one source of 5 rows
   epoch                   0 |         1 |         2
-  sequence        3 0 4 2 1 | 1 4 0 3 2 | ...
+  row             3 0 4 2 1 | 1 4 0 3 2 | ...
   step 0, 1, ...  [2 a step: 3 0], [4 2], [1 1], [4 0], [3 2], ...
 
 Nothing is replayed to reach a step, so a run resumes at once, and what number n
-holds does not depend on the batch size. permutation.py is the shuffle.
+holds does not depend on batch sizes, pods or hosts: each of those reads its own
+part of the batch, and the parts joined are the batch. permutation.py is the
+shuffle, rows.py says how documents fill rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from palm_mtf.batch_sizes import BatchSizes
+from palm_mtf.data.mixing import Mixture
 from palm_mtf.data.permutation import permute
+from palm_mtf.data.rows import Row, Rows
 from palm_mtf.errors import UserError
 
 Batch = dict[str, np.ndarray]
+
+FEATURES = ("inputs", "targets", "segments", "loss_weights")
+
+
+class RowSource(NamedTuple):
+  """The rows of one source and its share of all."""
+
+  name: str
+  rate: float
+  rows: Rows
+
+
+class RowPlace(NamedTuple):
+  """Where a row of a batch comes from."""
+
+  source: str
+  epoch: int
+  row: int
 
 
 class Batches:
   """The training batches of a run.
 
   Attributes:
-    num_sequences: sequences in one epoch.
+    features: names of what a batch holds, in the order of FEATURES.
   """
 
   def __init__(
-    self,
-    tokens: np.ndarray,
-    sequence_length: int,
-    *,
-    batch_size: int,
-    seed: int,
+    self, sources: Sequence[RowSource], sizes: BatchSizes, *, seed: int
   ):
-    """Cuts `tokens`, [num_tokens], into sequences."""
-    self._sequences = _cut_sequences(tokens, sequence_length)
-    self._batch_size = batch_size
+    """Mixes `sources` by their rates."""
+    self._sources = sources
+    self._sizes = sizes
     self._seed = seed
-    self.num_sequences = len(self._sequences)
-    if not self.num_sequences:
-      raise UserError(
-        f"training text = {len(tokens):,} tokens: less than one sequence; give "
-        f"more text, or lower SEQUENCE_LENGTH = {sequence_length:,}."
-      )
+    self._mixture = Mixture([source.rate for source in sources], seed=seed)
+    self.features = features_of(sources)
 
-  def batch(self, step: int) -> Batch:
-    """Returns the batch of a step, counted from 0.
+  def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
+    """Returns the batch of a step, or the part of it that one pod takes.
+
+    Args:
+      step: counted from 0.
+      part: which of `num_parts` equal parts, by rows, in order.
+      num_parts: a divisor of the batch size of `step`.
 
     Returns:
-      "targets": [batch, length], int32, the tokens; "inputs": [batch, length],
-      int32, the targets moved right by one with token 0 first.
+      Each of `features`: [batch, length], int32; "loss_weights" float32.
     """
-    return _to_batch(self._sequences[self.sequence_indices(step)])
+    places = self._places(step, part, num_parts)
+    rows = [self._sources[s].rows.read(row) for s, _, row in places.tolist()]
+    return _stack(rows, self.features)
 
-  def sequence_indices(self, step: int) -> np.ndarray:
-    """Returns which sequences a step reads, [batch], int64."""
-    number = step * self._batch_size + np.arange(self._batch_size)
-    epoch, place = np.divmod(number, self.num_sequences)
-    indices = np.empty_like(place)
-    for one_epoch in np.unique(epoch):
-      inside = epoch == one_epoch
-      key = f"seed {self._seed} epoch {one_epoch}"
-      indices[inside] = permute(place[inside], self.num_sequences, key)
-    return indices
+  def places(self, step: int) -> list[RowPlace]:
+    """Returns where each row of a step comes from."""
+    return [
+      RowPlace(self._sources[s].name, epoch, row)
+      for s, epoch, row in self._places(step, 0, 1).tolist()
+    ]
+
+  def _places(self, step: int, part: int, num_parts: int) -> np.ndarray:
+    """Returns source, epoch and row of each row of a part, [batch, 3]."""
+    part_rows = self._sizes.size(step) // num_parts
+    first = self._sizes.rows_before(step) + part * part_rows
+    sources, index = self._mixture.locate(first + np.arange(part_rows))
+    places = np.empty([part_rows, 3], np.int64)
+    for s in np.unique(sources):
+      mine = sources == s
+      places[mine, 0] = s
+      places[mine, 1:] = self._shuffled(self._sources[s], index[mine])
+    return places
+
+  def _shuffled(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
+    """Returns the epoch of each of a source's rows, and the row it reads."""
+    epochs = source.rows.epoch(numbers)
+    rows = np.empty_like(numbers)
+    for epoch in np.unique(epochs).tolist():
+      inside = epochs == epoch
+      start = source.rows.epoch_start(epoch)
+      size = source.rows.epoch_start(epoch + 1) - start
+      key = f"seed {self._seed} source {source.name} epoch {epoch}"
+      rows[inside] = start + permute(numbers[inside] - start, size, key)
+    return np.stack([epochs, rows], axis=1)
 
 
 def validation_batches(
-  tokens: np.ndarray,
-  sequence_length: int,
-  *,
-  batch_size: int,
-  eval_batches: int,
+  sources: Sequence[RowSource], *, batch_size: int, num_rows: int, seed: int
 ) -> Iterator[Batch]:
-  """Returns the validation batches: the first sequences, in order, each once.
+  """Returns the validation batches: each source's first rows, in order.
 
-  There are `eval_batches` of them, or as many full ones as `tokens` holds.
+  There are `num_rows` rows in all, in whole batches, mixed by the rates of the
+  sources, or as many as there are before a source has none left.
 
   Raises:
-    UserError: `tokens` holds less than one batch; raised at once.
+    UserError: there is less than one batch; raised at once.
   """
-  sequences = _cut_sequences(tokens, sequence_length)
-  available = len(sequences) // batch_size
-  if not available:
+  mixture = Mixture([source.rate for source in sources], seed=seed)
+  source, index = mixture.locate(np.arange(max(num_rows, batch_size)))
+  available = np.array([s.rows.num_rows for s in sources])
+  spent = np.flatnonzero(index >= available[source])
+  usable = int(spent[0]) if len(spent) else len(source)
+  if usable < batch_size:
+    name = sources[source[usable]].name
     raise UserError(
-      f"validation text = {len(sequences):,} sequences of SEQUENCE_LENGTH = "
-      f"{sequence_length:,} tokens: less than one batch of {batch_size:,}; "
-      "raise VALIDATION_SHARE, give more text, or lower GLOBAL_BATCH_SIZE."
+      f"validation text of {name}: {available[source[usable]]:,} rows of "
+      f"SEQUENCE_LENGTH tokens, less than its share of one batch of "
+      f"{batch_size:,}; raise VALIDATION_SHARE, give more text, or lower "
+      "GLOBAL_BATCH_SIZE."
     )
+  features = features_of(sources)
   return (
-    _to_batch(sequences[i * batch_size : (i + 1) * batch_size])
-    for i in range(min(available, eval_batches))
+    _stack(
+      [sources[source[i]].rows.read(int(index[i])) for i in range(start, end)],
+      features,
+    )
+    for start in range(0, usable - batch_size + 1, batch_size)
+    for end in [start + batch_size]
   )
 
 
-def _cut_sequences(tokens: np.ndarray, sequence_length: int) -> np.ndarray:
-  """Returns a view of [num_sequences, length]."""
-  num_sequences = len(tokens) // sequence_length
-  whole = tokens[: num_sequences * sequence_length]
-  return whole.reshape(num_sequences, sequence_length)
+def features_of(sources: Sequence[RowSource]) -> tuple[str, ...]:
+  """Returns what a batch of `sources` holds, in the order of FEATURES."""
+  held = {name for source in sources for name in source.rows.features}
+  return tuple(name for name in FEATURES if name in held)
 
 
-def _to_batch(sequences: np.ndarray) -> Batch:
-  targets = np.array(sequences, np.int32)
-  inputs = np.zeros_like(targets)
-  inputs[:, 1:] = targets[:, :-1]
-  return {"inputs": inputs, "targets": targets}
+def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
+  length = len(rows[0]["targets"])
+  # A row without segments is one; a row without weights is learnt as a whole.
+  ones = {
+    "segments": np.ones(length, np.int32),
+    "loss_weights": np.ones(length, np.float32),
+  }
+  return {
+    name: np.stack([row[name] if name in row else ones[name] for row in rows])
+    for name in features
+  }

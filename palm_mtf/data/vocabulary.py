@@ -22,6 +22,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import sentencepiece
 
 from palm_mtf.config import DataConfig
@@ -69,10 +70,13 @@ class Vocabulary:
         "be lost; give a model trained with byte_fallback, or None to train "
         "one."
       )
-    self._space_mark_ids = [
-      self._processor.PieceToId(f"<0x{byte:02X}>")
-      for byte in SPACE_MARK.encode()
-    ]
+    self._space_mark_ids = np.array(
+      [
+        self._processor.PieceToId(f"<0x{byte:02X}>")
+        for byte in SPACE_MARK.encode()
+      ],
+      np.int32,
+    )
 
   def check_size(self, vocab_size: int) -> None:
     """Raises UserError unless the embedding has a row for every id."""
@@ -88,19 +92,26 @@ class Vocabulary:
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of every text, encoded on all cores."""
+    return [ids.tolist() for ids in self.encode_arrays(texts, num_cores())]
+
+  def encode_arrays(
+    self, texts: Sequence[str], num_threads: int
+  ) -> list[np.ndarray]:
+    """Returns the ids of every text, each [num_tokens], int32."""
     segments = [text.split(SPACE_MARK) for text in texts]
     encoded = iter(
       self._processor.Encode(
         [segment for split in segments for segment in split],
-        num_threads=_num_cores(),
+        num_threads=num_threads,
+        out_type="numpy",
       )
     )
     batch = []
     for split in segments:
-      ids = next(encoded)
+      parts = [next(encoded)]
       for _ in split[1:]:
-        ids = ids + self._space_mark_ids + next(encoded)
-      batch.append(ids)
+        parts += [self._space_mark_ids, next(encoded)]
+      batch.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
     return batch
 
   def decode(self, ids: Iterable[int]) -> str:
@@ -165,7 +176,8 @@ def _read_model(path: str) -> bytes:
     raise UserError(f"VOCABULARY = {path!r}: {error.strerror}.") from None
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+  """Returns how many cores this process may use."""
   try:
     return len(os.sched_getaffinity(0))
   except AttributeError:  # not on macOS
