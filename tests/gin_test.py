@@ -13,9 +13,9 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.cli import gin_files
+from palm_mtf.cli.commands import COMMANDS
 from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.cli.gin_statements import Macro, Setting, names_in, read_file
-from palm_mtf.cli.main import COMMANDS
 from palm_mtf.pods.program import build_train_program
 
 FOLDER = gin_folder()

@@ -70,11 +70,11 @@ if "tensorflow" in sys.modules:
 """
 
 
-def main(json: bool = False) -> int:
+def main(as_json: bool = False) -> int:
   """Prints what is here and what to mend.
 
   Args:
-    json: print one JSON object instead of text.
+    as_json: print one JSON object instead of text.
 
   Returns:
     The exit code: 0, or 2 when there are problems.
@@ -91,7 +91,7 @@ def main(json: bool = False) -> int:
   )
   machine = _machine(found.versions, devices)
   problems = diagnose(found)
-  if json:
+  if as_json:
     problems_as_json = [problem._asdict() for problem in problems]
     print(dumps({**machine, "problems": problems_as_json}))
   else:

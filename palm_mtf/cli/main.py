@@ -1,54 +1,27 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The command `palm_mtf`: one verb, gin files, and macros over them.
+"""The command `palm_mtf`: its name, gin files, and macros over them.
 
   palm_mtf train --gin_file=recipes/quickstart.gin \
     --gin.MODEL_DIR='"runs/first"' --gin.TRAIN_STEPS=300
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the
 user's error (one line, no traceback), 1 ours, 130 interrupted. Nothing heavier
-than argparse is imported before a verb needs it. How the configuration is made
-is in gin_files.py.
+than argparse is imported before a command needs it. Which commands there are is
+in commands.py, how the configuration is made in gin_files.py.
 """
 
 import argparse
+import importlib
 import os
 import select
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from palm_mtf import __version__
+from palm_mtf.cli.commands import COMMANDS, Command, commands_in, split_name
 from palm_mtf.errors import UserError, did_you_mean
-
-
-class Command(NamedTuple):
-  """A verb that runs the entry point of runs/<verb>.gin.
-
-  Attributes:
-    summary: one line for `palm_mtf --help`.
-    has_results: its entry point takes `as_json`, bool: print results as JSON,
-      one object a line.
-    keeps_config: its entry point takes `config_files`, a mapping from file
-      name to text that is written into MODEL_DIR.
-  """
-
-  summary: str
-  has_results: bool = False
-  keeps_config: bool = False
-
-
-COMMANDS = {
-  "train": Command("train a model, or resume its training", keeps_config=True),
-  "evaluate": Command(
-    "print the validation loss of the newest checkpoint", has_results=True
-  ),
-  "generate": Command("continue the texts of PROMPTS", has_results=True),
-  "vocab": Command("train, or find, the vocabulary of a run"),
-}
-_DOCTOR = "print versions and devices, and what to mend"
-_NAMES = (*COMMANDS, "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,32 +52,36 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _run(arguments: list[str]) -> int:
-  name = arguments[0] if arguments else ""
-  if not name:
+  if not arguments:
     raise UserError(
-      f"no command: give one of {', '.join(_NAMES)}; see palm_mtf --help"
+      f"no command: give one of {', '.join(COMMANDS)}; see palm_mtf --help"
     )
-  if name.startswith("-"):
-    return _run_without_command(arguments)
-  if name not in _NAMES:
-    raise UserError(
-      f'unknown command "{name}"{did_you_mean(name, _NAMES)}. '
-      f"Commands: {', '.join(_NAMES)}."
-    )
-  if name == "doctor":
-    parser = _parser(name, _DOCTOR, has_results=True)
-    options = _parse(parser, arguments[1:])
-    from palm_mtf.cli import doctor
+  name, rest = split_name(arguments)
+  if name not in COMMANDS:
+    return _run_without_command(name, rest)
+  if COMMANDS[name].entry_point:
+    return _run_with_flags(name, rest)
+  return _run_configured(name, rest)
 
-    return doctor.main(json=options.json)
-  return _run_configured(name, arguments[1:])
+
+def _run_with_flags(name: str, arguments: list[str]) -> int:
+  """Runs a command that has flags of its own."""
+  command = COMMANDS[name]
+  parser = _parser(name)
+  for flag, keywords in command.flags.items():
+    parser.add_argument(flag, **keywords)
+  keywords = vars(_parse(parser, arguments))
+  module, _, function = command.entry_point.rpartition(".")
+  entry_point = getattr(importlib.import_module(module), function)
+  return entry_point(**keywords) or 0
 
 
 def _run_configured(name: str, arguments: list[str]) -> int:
   """Runs a command that gin configures."""
   command = COMMANDS[name]
-  parser = _parser(name, command.summary, command.has_results)
-  _add_gin_flags(parser, name, arguments)
+  run_file = name.replace(" ", "_")
+  parser = _parser(name)
+  _add_gin_flags(parser, run_file, arguments)
   macros = [each for each in arguments if each.startswith("--gin.")]
   rest = [each for each in arguments if not each.startswith("--gin.")]
   options = _parse(parser, rest)
@@ -112,12 +89,11 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   from palm_mtf.cli import gin_files
 
   configuration = gin_files.load(
-    name,
+    run_file,
     options.gin_file,
     [macro.removeprefix("--gin.") for macro in macros],
-    asked=shlex.join(
-      ["palm_mtf", name, *(x for x in arguments if x != "--print_config")]
-    ),
+    asked=f"palm_mtf {name} "
+    + shlex.join(x for x in arguments if x != "--print_config"),
   )
   if options.print_config:
     print(configuration.effective_text(), end="")
@@ -127,56 +103,71 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files()
     if command.has_results:
-      keywords["as_json"] = options.json
+      keywords["as_json"] = options.as_json
     entry_point(**keywords)
   except UserError as error:
     raise UserError(configuration.located(str(error))) from error
   return 0
 
 
-def _run_without_command(arguments: list[str]) -> int:
-  width = max(map(len, _NAMES)) + 2
-  summaries = {
-    **{name: command.summary for name, command in COMMANDS.items()},
-    "doctor": _DOCTOR,
-  }
+def _run_without_command(group: str, arguments: list[str]) -> int:
+  """Answers flags without a command; `group` is its first word, if any."""
+  within = commands_in(group)
+  program = f"palm_mtf {group}".rstrip()
   parser = _Parser(
-    prog="palm_mtf",
-    usage="palm_mtf COMMAND [flags]",
+    prog=program,
+    usage=f"{program} COMMAND [flags]",
     description="PaLM-style language models on Mesh TensorFlow, configured by "
     "gin files alone.",
-    epilog="commands:\n"
-    + "".join(f"  {x:{width}}{text}\n" for x, text in summaries.items())
-    + "\npalm_mtf COMMAND --help says which macros a command needs.",
+    epilog=_listed(within)
+    + "\npalm_mtf COMMAND --help says what a command needs.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  parser.add_argument(
-    "--version", action="version", version=f"palm_mtf {__version__}"
-  )
+  if not group:
+    parser.add_argument(
+      "--version", action="version", version=f"palm_mtf {__version__}"
+    )
   _parse(parser, arguments)
-  raise UserError(f"{arguments[0]}: give the command before its flags")
+  if arguments:
+    raise UserError(f"{arguments[0]}: give the command before its flags")
+  raise UserError(
+    f"{group} is not a command by itself: give one of {', '.join(within)}; "
+    f"see {program} --help"
+  )
 
 
-def _parser(name: str, summary: str, has_results: bool) -> _Parser:
+def _parser(name: str) -> _Parser:
+  command = COMMANDS[name]
   parser = _Parser(
     prog=f"palm_mtf {name}",
-    description=f"{summary[0].upper()}{summary[1:]}.",
+    description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+    epilog=_listed(commands_in(name)),
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
-  if has_results:
+  if command.has_results:
     parser.add_argument(
-      "--json", action="store_true", help="print one JSON object a line"
+      "--json",
+      dest="as_json",
+      action="store_true",
+      help="print one JSON object a line",
     )
   return parser
 
 
+def _listed(commands: Mapping[str, Command]) -> str:
+  """Returns the lines of a help that list `commands`."""
+  width = max(map(len, commands), default=0) + 2
+  lines = [f"  {x:{width}}{each.summary}\n" for x, each in commands.items()]
+  return "".join(["commands:\n", *lines]) if lines else ""
+
+
 def _add_gin_flags(
-  parser: _Parser, name: str, arguments: Sequence[str]
+  parser: _Parser, run_file: str, arguments: Sequence[str]
 ) -> None:
   """Adds the flags of gin, and to the help what the run file says of itself."""
-  parser.usage = f"palm_mtf {name} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
+  parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
   parser.add_argument(
     "--gin_file",
     action="append",
@@ -199,27 +190,29 @@ def _add_gin_flags(
   if "--help" in arguments or "-h" in arguments:
     from palm_mtf.cli.gin_folder import gin_folder, header
 
-    lines = header(gin_folder() / "runs" / f"{name}.gin")
+    lines = header(gin_folder() / "runs" / f"{run_file}.gin")
     parser.epilog = "\n".join(lines)
 
 
 def _parse(parser: _Parser, arguments: list[str]) -> argparse.Namespace:
   """Parses; names the nearest flag for one that does not exist."""
+  see = f"; see {parser.prog} --help"
+  flags = parser._option_string_actions
+  for flag in (each.partition("=")[0] for each in arguments):
+    # First of all: a misspelt flag is not a missing one.
+    if flag.startswith("-") and flag not in flags:
+      guess = did_you_mean(flag, (x for x in flags if x.startswith("--")))
+      raise UserError(f"unknown flag {flag}{guess}{see}")
   try:
     options, unknown = parser.parse_known_args(arguments)
   except SystemExit:  # help or version is printed
     sys.stdout.flush()
     raise
-  if not unknown:
-    return options
-  flag = unknown[0].partition("=")[0]
-  if not flag.startswith("-"):
-    fix = f"; for a gin file, write --gin_file={flag}"
-    raise UserError(f'unknown argument "{flag}"{fix}')
-  flags = [x for x in parser._option_string_actions if x.startswith("--")]
-  raise UserError(
-    f"unknown flag {flag}{did_you_mean(flag, flags)}; see {parser.prog} --help"
-  )
+  if unknown:
+    if "--gin_file" in flags:
+      see = f"; for a gin file, write --gin_file={unknown[0]}"
+    raise UserError(f'unknown argument "{unknown[0]}"{see}')
+  return options
 
 
 def _stdout_is_closed() -> bool:

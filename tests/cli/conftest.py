@@ -6,6 +6,7 @@ It is laid out as a wheel makes it, with the gin folder inside the package, and
 its entry points print their arguments instead of training.
 """
 
+import functools
 import os
 import shutil
 import subprocess
@@ -60,7 +61,33 @@ def site(tmp_path_factory) -> Path:
     text = ENTRY_POINTS.format(name=name)
     (folder / "palm_mtf" / f"{module}.py").write_text(text)
   (folder / "palm_mtf" / "cli" / "doctor.py").write_text(
-    "def main(json: bool) -> int:\n  print(f'doctor {json}')\n  return 0\n"
+    "def main(as_json):\n  print(f'doctor {as_json}')\n  return 0\n"
+  )
+  return folder
+
+
+@pytest.fixture(scope="module")
+def grouped_site(site, tmp_path_factory) -> Path:
+  """The same with the commands `trial once` and `trial twice`."""
+  folder = tmp_path_factory.mktemp("grouped") / "site"
+  shutil.copytree(site, folder)
+  package = folder / "palm_mtf"
+  with open(package / "cli" / "commands.py", "a") as file:
+    file.write(
+      'COMMANDS["trial once"] = Command("try it once", has_results=True)\n'
+      'COMMANDS["trial twice"] = Command(\n'
+      '  "try it twice", entry_point="palm_mtf.trial.twice",\n'
+      '  flags={"--times": {"type": int, "required": True}},\n'
+      ")\n"
+    )
+  run_file = (package / "gin" / "runs" / "train.gin").read_text()
+  run_file = run_file.replace("train.train", "trial.once")
+  run_file = run_file.replace("import train", "import trial")
+  run_file = run_file.replace("palm_mtf train", "palm_mtf trial once")
+  (package / "gin" / "runs" / "trial_once.gin").write_text(run_file)
+  (package / "trial.py").write_text(
+    ENTRY_POINTS.format(name="once")
+    + "def twice(*, times):\n  print('twice', times)\n"
   )
   return folder
 
@@ -69,14 +96,23 @@ def site(tmp_path_factory) -> Path:
 def palm_mtf(site, tmp_path, monkeypatch):
   """Runs the command in an empty folder; returns code, stdout and stderr."""
   monkeypatch.chdir(tmp_path)
+  return functools.partial(_run, site)
 
-  def run(*arguments: str, python: tuple[str, ...] = (), **keywords):
-    return subprocess.run(
-      [sys.executable, *python, "-m", "palm_mtf", *arguments],
-      env={**os.environ, "PYTHONPATH": str(site)},
-      text=True,
-      check=False,
-      **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords},
-    )
 
-  return run
+@pytest.fixture
+def grouped_palm_mtf(grouped_site, tmp_path, monkeypatch):
+  """The same with the commands `trial once` and `trial twice`."""
+  monkeypatch.chdir(tmp_path)
+  return functools.partial(_run, grouped_site)
+
+
+def _run(
+  site: Path, *arguments: str, python: tuple[str, ...] = (), **keywords
+) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, *python, "-m", "palm_mtf", *arguments],
+    env={**os.environ, "PYTHONPATH": str(site)},
+    text=True,
+    check=False,
+    **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **keywords},
+  )

@@ -1,0 +1,91 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of `palm_mtf`, and which of them the first arguments name.
+
+A name has one word or two: `data cache` is one of the group `data`. Most
+commands are configured by gin; those that name an entry point here have flags
+of their own. Nothing but names is kept here, so that help imports nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from palm_mtf.errors import UserError, did_you_mean
+
+
+class Command(NamedTuple):
+  """What one command is called with.
+
+  Attributes:
+    summary: one line for `palm_mtf --help`.
+    has_results: its entry point takes `as_json`, bool: print results as JSON,
+      one object a line.
+    keeps_config: its entry point takes `config_files`, a mapping from file
+      name to text that is written into MODEL_DIR.
+    entry_point: dotted path of the function that runs it, or "" where gin says
+      that: in runs/<name>.gin, a space in the name written as "_".
+    flags: {flag: keywords of argparse} of a command without gin; the entry
+      point takes each as a keyword.
+  """
+
+  summary: str
+  has_results: bool = False
+  keeps_config: bool = False
+  entry_point: str = ""
+  flags: Mapping[str, Mapping[str, Any]] = {}
+
+
+COMMANDS = {
+  "train": Command("train a model, or resume its training", keeps_config=True),
+  "evaluate": Command(
+    "print the validation loss of the newest checkpoint", has_results=True
+  ),
+  "generate": Command("continue the texts of PROMPTS", has_results=True),
+  "vocab": Command("train, or find, the vocabulary of a run"),
+  "doctor": Command(
+    "print versions and devices, and what to mend",
+    has_results=True,
+    entry_point="palm_mtf.cli.doctor.main",
+  ),
+}
+
+
+def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
+  """Splits the name of a command, or of a group, from what follows it.
+
+  The name is "" where the first argument is a flag.
+
+  Raises:
+    UserError: no command has this name; names the nearest one.
+  """
+  words = []
+  for word in arguments[:2]:
+    if word.startswith("-"):
+      break
+    words.append(word)
+  name = " ".join(words)
+  if not words or name in COMMANDS or commands_in(name):
+    return name, list(arguments[len(words) :])
+  group = words[0]
+  known = commands_in(group) if len(words) == 2 else {}
+  if not known:
+    if group in COMMANDS:  # a wrong argument follows, not a wrong name
+      return group, list(arguments[1:])
+    known = COMMANDS
+    if not did_you_mean(name, (x for x in COMMANDS if " " in x)):
+      name = group
+  # Groups are nearest to a misspelt first word.
+  names = dict.fromkeys([*known, *(each.split(" ")[0] for each in known)])
+  raise UserError(
+    f'unknown command "{name}"{did_you_mean(name, names)}. '
+    f"Commands: {', '.join(known)}."
+  )
+
+
+def commands_in(group: str) -> dict[str, Command]:
+  """Returns the commands of two words whose first is `group`, or all for ""."""
+  return {
+    name: command
+    for name, command in COMMANDS.items()
+    if not group or name.startswith(f"{group} ")
+  }
