@@ -79,15 +79,21 @@ def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def writing(path: str, needed_bytes: int) -> Iterator[None]:
-  """Turns the operating system's refusals to write `path` into UserErrors."""
+def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
+  """Turns the operating system's refusals to write `path` into UserErrors.
+
+  Args:
+    path: what is written.
+    needed_bytes: its size at most, if that is known, for the message.
+  """
   try:
     yield
   except OSError as error:
     if error.errno in _NO_SPACE:
+      needed = f", which needs up to {needed_bytes:,} bytes"
       raise UserError(
-        f"no disk space left for {path}, which needs up to "
-        f"{needed_bytes:,} bytes; free some, or choose another MODEL_DIR."
+        f"no disk space left for {path}{needed if needed_bytes else ''}; free "
+        "some, or choose another MODEL_DIR."
       ) from None
     raise UserError(
       f"cannot write {path}: {error.strerror}; choose another MODEL_DIR."

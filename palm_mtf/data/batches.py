@@ -17,6 +17,7 @@ part of the batch, and the parts joined are the batch. permutation.py is the
 shuffle, rows.py says how documents fill rows.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -146,6 +147,15 @@ def validation_batches(
     for start in range(0, usable - batch_size + 1, batch_size)
     for end in [start + batch_size]
   )
+
+
+def batch_hash(batch: Batch) -> str:
+  """Returns a hash of every number of a batch, in hexadecimal."""
+  digest = hashlib.blake2b(digest_size=8)
+  for name in FEATURES:
+    if name in batch:
+      digest.update(name.encode() + batch[name].tobytes())
+  return digest.hexdigest()
 
 
 def features_of(sources: Sequence[RowSource]) -> tuple[str, ...]:

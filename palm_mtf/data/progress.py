@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def progress_bar(
-  description: str, num_bytes: int
+  description: str, num_bytes: int | None
 ) -> Iterator[Callable[[int], None]]:
   """Shows a bar while the body runs; gives a function to tell bytes done.
+
+  Where `num_bytes` is None it shows what is done, but not what is left.
 
   Where stderr is no terminal nothing is shown.
   """

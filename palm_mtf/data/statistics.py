@@ -2,22 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model must beat: the entropy of tokens drawn one by one."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
-_BLOCK_TOKENS = 1 << 20  # bincount makes an int64 copy of what it counts
+from palm_mtf.data.batches import Batch
 
 
-def unigram_entropy(tokens: np.ndarray) -> float:
-  """Returns the entropy of the tokens' own distribution, in nats per token.
+def unigram_entropy(batches: Iterable[Batch]) -> float:
+  """Returns the entropy of the learnt tokens' own distribution, nats per token.
 
-  No model that ignores context has a lower loss on `tokens`, [num_tokens], so
+  No model that ignores context has a lower loss on the targets of `batches`, so
   a loss below it is learnt from context.
   """
-  if not len(tokens):
-    return 0.0
-  counts = np.zeros(int(tokens.max()) + 1, np.int64)
-  for start in range(0, len(tokens), _BLOCK_TOKENS):
-    block = tokens[start : start + _BLOCK_TOKENS]
-    counts += np.bincount(block, minlength=len(counts))
-  shares = counts[counts > 0] / len(tokens)
+  counts = np.zeros(0, np.int64)
+  for batch in batches:
+    learnt = batch["targets"]
+    if "loss_weights" in batch:
+      learnt = learnt[batch["loss_weights"] > 0]
+    new = np.bincount(learnt.ravel(), minlength=len(counts))
+    new[: len(counts)] += counts
+    counts = new
+  shares = counts[counts > 0] / max(1, counts.sum())
   return float(-np.sum(shares * np.log(shares)))

@@ -20,14 +20,15 @@ model.
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
 
 from palm_mtf.config import DataConfig
 from palm_mtf.console import say
-from palm_mtf.data.documents import Corpus
+from palm_mtf.data.open_sources import open_sources
+from palm_mtf.data.sources import TRAIN, Source
 from palm_mtf.data.vocabulary_training import train_vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 
@@ -148,16 +149,22 @@ def load_vocabulary(
   if path is None:
     path = os.path.join(model_dir, "vocabulary.model")
     if not os.path.exists(path):
-      corpus = Corpus(data)
+      sources = open_sources(data)
       say(f"training a vocabulary of {vocab_size:,} pieces: {path}")
-      train_vocabulary(
-        (d.text for d in corpus if not corpus.is_validation(d)),
-        vocab_size,
-        path=path,
-      )
+      train_vocabulary(training_texts(sources), vocab_size, path=path)
   vocabulary = Vocabulary(os.path.expanduser(path))
   vocabulary.check_size(vocab_size)
   return vocabulary
+
+
+def training_texts(sources: Iterable[Source]) -> Iterator[str]:
+  """Yields every text of the training documents, inputs of examples too."""
+  for source in sources:
+    for split, document in source.documents():
+      if split == TRAIN:
+        for text in (document.inputs, document.text):
+          if isinstance(text, str):
+            yield text
 
 
 def _read_model(path: str) -> bytes:
