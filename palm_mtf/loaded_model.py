@@ -5,7 +5,7 @@
 evaluate.py and infer.py are its users; training.py has a session of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from palm_mtf.data.batches import Batch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.mesh.saving import build_saver
-from palm_mtf.pods.program import build_forward_program
+from palm_mtf.pods.program import REQUIRED_FEATURES, build_forward_program
 
 
 class LoadedModel:
@@ -36,24 +36,34 @@ class LoadedModel:
     mesh: MeshLayout,
     *,
     batch_size: int,
+    features: Sequence[str] = REQUIRED_FEATURES,
   ):
-    """Builds the forward pass for `batch_size` sequences and restores."""
+    """Builds the forward pass for `batch_size` sequences and restores.
+
+    Args:
+      checkpoint: the weights.
+      model: the architecture.
+      mesh: devices and layout rules.
+      batch_size: sequences in a batch.
+      features: names among pods.program.FEATURES: what every batch has.
+    """
     self.batch_size = batch_size
     self.sequence_length = model.sequence_length
     with tf.Graph().as_default():
-      program = build_forward_program(model, mesh, batch_size=batch_size)
+      program = build_forward_program(
+        model, mesh, batch_size=batch_size, features=features
+      )
       position = tf.placeholder(tf.int32, [], "position")
       next_logits = tf.cast(program.logits[:, position], tf.float32)
-      mean_nats = tf.reduce_mean(program.nats)
       saver = build_saver(program.slices)
       self._session = tf.Session(config=session_config(mesh.num_devices))
       self._session.run(saver.restore, {saver.prefix: checkpoint.prefix})
-    self._nats = self._session.make_callable(
-      mean_nats,
-      [program.inputs, program.targets],
+    self._features = list(program.features)
+    self._loss_and_weight = self._session.make_callable(
+      [program.loss, program.weight_sum], list(program.features.values())
     )
     self._next_logits = self._session.make_callable(
-      next_logits, [program.inputs, position]
+      next_logits, [program.features["inputs"], position]
     )
 
   def __enter__(self) -> "LoadedModel":
@@ -63,12 +73,18 @@ class LoadedModel:
     self._session.close()
 
   def mean_nats(self, batches: Iterable[Batch]) -> float:
-    """Returns -log p of a target, averaged over all of `batches`."""
-    losses = [self._nats(b["inputs"], b["targets"]) for b in batches]
-    return float(np.mean(losses))
+    """Returns -log p of a target, averaged over all targets of `batches`."""
+    results = [
+      self._loss_and_weight(*(batch[name] for name in self._features))
+      for batch in batches
+    ]
+    losses, weights = zip(*results, strict=True)
+    return float(np.average(losses, weights=weights))
 
   def next_logits(self, inputs: np.ndarray, position: int) -> np.ndarray:
     """Returns the logits of the token after `inputs[:, position]`.
+
+    Each row is one document: the model must have been built without segments.
 
     Args:
       inputs: [batch, length], int32; what follows `position` is not seen.

@@ -134,10 +134,11 @@ class _Loop:
       batch_size=job.run.global_batch_size,
       seed=job.run.seed,
     )
-    tokens = [program.inputs, program.targets]
+    self._features = list(program.features)
+    features = list(program.features.values())
     self._metric_names = list(program.metrics)
     self._train_step = session.make_callable(
-      [*program.metrics.values(), program.update], [*tokens, program.step]
+      [*program.metrics.values(), program.update], [*features, program.step]
     )
     self._batches = Batches(
       job.tokens.train.tokens,
@@ -145,7 +146,9 @@ class _Loop:
       batch_size=job.run.global_batch_size,
       seed=job.run.seed,
     )
-    self._loss = session.make_callable(program.metrics["loss"], tokens)
+    self._loss_and_weight = session.make_callable(
+      [program.metrics["loss"], program.weight_sum], features
+    )
     self._saver = build_saver(program.slices)
     if job.checkpoint:
       session.run(
@@ -181,7 +184,7 @@ class _Loop:
     batch = self._batches.batch(self._step)
     with self._clock.step():
       *values, _ = self._train_step(
-        batch["inputs"], batch["targets"], self._step
+        *(batch[name] for name in self._features), self._step
       )
     values = dict(zip(self._metric_names, map(float, values), strict=True))
     self._step += 1
@@ -201,8 +204,12 @@ class _Loop:
       batch_size=self._job.run.global_batch_size,
       eval_batches=self._job.run.eval_batches,
     )
-    losses = [self._loss(b["inputs"], b["targets"]) for b in batches]
-    self._validation_loss = float(np.mean(losses))
+    results = [
+      self._loss_and_weight(*(batch[name] for name in self._features))
+      for batch in batches
+    ]
+    losses, weights = zip(*results, strict=True)
+    self._validation_loss = float(np.average(losses, weights=weights))
     self.progress.say(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"
     )

@@ -5,6 +5,9 @@
   weights = softmax(q k / sqrt(d_kv), over memory_length <= length)
   out     = weights v
 
+Where rows hold several documents, the softmax is over those positions of its
+range that lie in the same segment; weights of all others are exactly zero.
+
 The two products run as matrix products; scale, mask and softmax between them
 are one pass in float32, and so is their gradient. In multi-query attention the
 `heads` of one sequence fold into the rows of a single product, because all of
@@ -16,11 +19,14 @@ from palm_mtf.whole_slice import WholeSlice
 
 
 @fused
-def _causal_softmax(scores, scale):
+def _causal_softmax(scores, scale, segments=None):
   """Returns the attention weights of scores [batch, length, heads, memory]."""
   _, length, _, memory_length = scores.shape
   position = tf.range(length)[:, tf.newaxis, tf.newaxis]
   visible = tf.range(memory_length) <= position
+  if segments is not None:
+    segments = segments[:, :, tf.newaxis, tf.newaxis]
+    visible &= tf.equal(segments, tf.transpose(segments, [0, 2, 3, 1]))
   x = tf.cast(scores, tf.float32) * scale
   x = tf.where_v2(visible, x, x.dtype.min)
   x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
@@ -32,6 +38,7 @@ def _causal_softmax_gradient(weights, dweights, out, dout, scale):
   """Returns dscores = scale * weights * (dweights - sum(weights * dweights)).
 
   The sum over memory_length equals sum(out * dout) over d_kv, which is shorter.
+  Hidden positions need no mask: their weights are zero, and so is this.
   """
   dtype = weights.dtype
   weights, dweights, out, dout = (
@@ -53,9 +60,9 @@ def _slice_functions(memory: str, d_kv: int):
   # float32, inside the softmax: bfloat16 would bend the scale itself.
   scale = d_kv**-0.5
 
-  def attend(q, k, v):
+  def attend(q, k, v, segments=None):
     scores = tf.einsum(f"blhk,{memory}->blhm", q, k)
-    weights = _causal_softmax(scores, tf.constant(scale))
+    weights = _causal_softmax(scores, tf.constant(scale), segments)
     return tf.einsum(f"blhm,{memory}->blhk", weights, v), weights
 
   def attend_gradient(q, k, v, out, weights, dout):
@@ -71,7 +78,12 @@ def _slice_functions(memory: str, d_kv: int):
   return attend, attend_gradient
 
 
-def causal_attention(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
+def causal_attention(
+  q: mtf.Tensor,
+  k: mtf.Tensor,
+  v: mtf.Tensor,
+  segments: mtf.Tensor | None = None,
+) -> mtf.Tensor:
   """Attends from every position to itself and those before it.
 
   Args:
@@ -79,6 +91,8 @@ def causal_attention(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
     k: [batch, memory_length, d_kv] (multi-query), or
       [batch, memory_length, heads, d_kv] (multi-head).
     v: the shape of k.
+    segments: [batch, length], int32; a position attends only to those that have
+      its number. None is one segment a row.
 
   Returns:
     [batch, length, heads, d_kv], before the output projection. When `heads` is
@@ -92,19 +106,20 @@ def causal_attention(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
   splittable = ["batch", "heads"]
 
   def gradient(op, dout, _):
-    q, k, v = op.inputs
+    q, k, v = op.inputs[:3]
     out, weights = op.outputs
-    return WholeSlice(
+    dq, dk, dv = WholeSlice(
       attend_gradient,
       [q, k, v, out, weights, dout],
       [(x.shape, x.dtype) for x in (q, k, v)],
       splittable=splittable,
       name="attention_gradient",
     ).outputs
+    return [dq, dk, dv] if segments is None else [dq, dk, dv, None]
 
   return WholeSlice(
     attend,
-    [q, k, v],
+    [q, k, v] if segments is None else [q, k, v, segments],
     [(q.shape, q.dtype), (weights_shape, q.dtype)],
     splittable=splittable,
     gradient=gradient,

@@ -6,6 +6,9 @@
   nats    = log(Z) - logits[target]
   loss    = mean(nats),   z_loss = Z_LOSS * mean(log(Z) ** 2)     (PaLM 5)
 
+Both means are over all tokens of the batch. Where tokens have loss weights, 1
+for what is learnt and 0 for padding or a given input, they are weighted means.
+
 The logits are read twice on the way forward and once on the way back, in
 float32 arithmetic; the only other tensor of their size is their gradient:
 
@@ -16,6 +19,9 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.whole_slice import WholeSlice, slice_offset, split_axes
+
+# What no sum of weights is below, unless all of them are 0.
+_SMALLEST_WEIGHT = 1e-30
 
 
 def _is_target(first, logits, targets):
@@ -123,3 +129,33 @@ def cross_entropy(
   """
   nats, log_z = CrossEntropy(logits, targets).outputs
   return nats, log_z
+
+
+def weight_sum(
+  targets: mtf.Tensor, loss_weights: mtf.Tensor | None
+) -> mtf.Tensor:
+  """Returns how many tokens the loss is the mean of, [] float32.
+
+  Args:
+    targets: [batch, length].
+    loss_weights: [batch, length], float32, none below 0; None is 1 each.
+  """
+  if loss_weights is None:
+    return mtf.constant(targets.mesh, targets.shape.size, dtype=tf.float32)
+  return mtf.reduce_sum(loss_weights)
+
+
+def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
+  """Returns sum(x * loss_weights) / sum(loss_weights), [] float32.
+
+  Both sums are over the whole batch, also where it is split. Where no token has
+  a weight the mean and its gradients are 0, not 0 / 0.
+
+  Args:
+    x: [batch, length], float32.
+    loss_weights: the same, none below 0; None is 1 each.
+  """
+  if loss_weights is None:
+    return mtf.reduce_mean(x)
+  total = mtf.maximum(weight_sum(x, loss_weights), _SMALLEST_WEIGHT)
+  return mtf.reduce_sum(x * loss_weights) / total

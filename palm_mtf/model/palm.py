@@ -41,11 +41,19 @@ class Palm:
     self._sin, self._cos = rotary_tables(mesh, dims.length, dims.d_kv)
     self._dtype = tf.as_dtype(config.activation_dtype)
 
-  def logits(self, inputs: mtf.Tensor) -> mtf.Tensor:
+  def logits(
+    self, inputs: mtf.Tensor, segments: mtf.Tensor | None = None
+  ) -> mtf.Tensor:
     """Returns the logits of the token after each of `inputs`.
+
+    A row may hold several documents, each a segment that sees nothing of the
+    others. Positions need not begin anew with each: rotary embedding makes of
+    them only differences, and these are the same wherever a document starts.
 
     Args:
       inputs: [batch, length], int32 in [0, vocab).
+      segments: [batch, length], int32: a number for each document, any number
+        for padding. None is one document a row.
 
     Returns:
       [batch, length, vocab], activation dtype.
@@ -60,7 +68,7 @@ class Palm:
     )
     x = embed(embedding, inputs)
     for layer in range(self._config.num_layers):
-      x = self._block(x, f"layer_{layer:03d}")
+      x = self._block(x, segments, f"layer_{layer:03d}")
     # The scale carries 1/sqrt(d_model), so that it is applied in float32.
     scale = self._scale("final_norm") * dims.d_model.size**-0.5
     x = norm(x, scale, self._config.norm)
@@ -68,16 +76,20 @@ class Palm:
       [x, embedding], output_shape=[dims.batch, dims.length, dims.vocab]
     )
 
-  def _block(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
+  def _block(
+    self, x: mtf.Tensor, segments: mtf.Tensor | None, name: str
+  ) -> mtf.Tensor:
     y = norm(x, self._scale(f"{name}/norm"), self._config.norm)
-    attention = self._attention(y, f"{name}/attention")
+    attention = self._attention(y, segments, f"{name}/attention")
     if self._config.block == "parallel":
       return x + (attention + self._mlp(y, f"{name}/mlp"))
     x += attention
     y = norm(x, self._scale(f"{name}/mlp_norm"), self._config.norm)
     return x + self._mlp(y, f"{name}/mlp")
 
-  def _attention(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
+  def _attention(
+    self, x: mtf.Tensor, segments: mtf.Tensor | None, name: str
+  ) -> mtf.Tensor:
     d = self._dims
     memory = mtf.rename_dimension(x, "length", "memory_length")
     shared = self._config.attention == "multi_query"
@@ -87,7 +99,7 @@ class Palm:
     v = self._product(memory, f"{name}/v", [d.d_model], [*kv_heads, d.d_kv])
     q = rotary(q, self._sin, self._cos)
     k = rotary(k, self._sin, self._cos)
-    out = causal_attention(q, k, v)
+    out = causal_attention(q, k, v, segments)
     # all-reduce over the axis of `heads`, if they are split
     return self._product(out, f"{name}/o", [d.heads, d.d_kv], [d.d_model])
 

@@ -5,21 +5,38 @@
 This is where model, optimizer and mesh meet. A program is plain TensorFlow:
 what to feed, what to fetch and which slices hold its variables; sessions and
 files are the business of the run layer.
+
+A batch is fed by its features, [batch, length] each:
+
+  inputs         int32    the tokens before `targets`
+  targets        int32    the tokens to predict
+  segments       int32    attention stays among equal numbers; else among a row
+  loss_weights   float32  of each target in the mean loss; else 1
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.errors import UserError, check_choice
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
 from palm_mtf.model.dims import Dims, model_dims
-from palm_mtf.model.loss import cross_entropy
+from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.optim.clip import clip_factor, global_norm
+
+FEATURES = {
+  "inputs": tf.int32,
+  "targets": tf.int32,
+  "segments": tf.int32,
+  "loss_weights": tf.float32,
+}
+REQUIRED_FEATURES = ("inputs", "targets")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,20 +44,21 @@ class TrainProgram:
   """One training step of one pod.
 
   Attributes:
-    inputs: [batch, length], int32: feed the tokens before `targets`.
-    targets: [batch, length], int32: feed the tokens to predict.
+    features: what to feed of a batch, by name, in the order asked for.
     step: [], int64: feed the number of steps done before this one.
     metrics: [] float32 each: loss (nats a token), z_loss, grad_norm,
       learning_rate. Fetching loss alone runs the forward pass alone.
+    weight_sum: [], float32: how many tokens the loss is the mean of. The mean
+      loss of several batches is that of their losses, weighted by it.
     update: runs the whole step.
     initialize: draws the first weights.
     slices: of every variable, by its checkpoint name.
   """
 
-  inputs: tf.Tensor
-  targets: tf.Tensor
+  features: dict[str, tf.Tensor]
   step: tf.Tensor
   metrics: dict[str, tf.Tensor]
+  weight_sum: tf.Tensor
   update: tf.Operation
   initialize: tf.Operation
   slices: dict[str, list[Slice]]
@@ -54,14 +72,28 @@ def _placement(mesh_layout: MeshLayout) -> SlicePlacement:
   return SlicePlacement(mesh_layout, local_devices(mesh_layout.num_devices))
 
 
-def _token_placeholder(name: str, dims: Dims) -> tf.Tensor:
-  return tf.placeholder(tf.int32, [dims.batch.size, dims.length.size], name)
+def _placeholders(names: Sequence[str], dims: Dims) -> dict[str, tf.Tensor]:
+  """Returns what to feed for each feature; raises UserError for a wrong one."""
+  for name in names:
+    check_choice("feature", name, FEATURES)
+  for name in REQUIRED_FEATURES:
+    if name not in names:
+      raise UserError(
+        f"features = {', '.join(names)}: there is no {name}; every batch has "
+        f"{' and '.join(REQUIRED_FEATURES)}."
+      )
+  shape = [dims.batch.size, dims.length.size]
+  return {name: tf.placeholder(FEATURES[name], shape, name) for name in names}
 
 
-def _import_tokens(mesh: mtf.Mesh, tokens: tf.Tensor, dims: Dims) -> mtf.Tensor:
-  return mtf.import_tf_tensor(
-    mesh, tokens, mtf.Shape([dims.batch, dims.length])
-  )
+def _import_features(
+  mesh: mtf.Mesh, features: dict[str, tf.Tensor], dims: Dims
+) -> dict[str, mtf.Tensor]:
+  shape = mtf.Shape([dims.batch, dims.length])
+  return {
+    name: mtf.import_tf_tensor(mesh, tensor, shape)
+    for name, tensor in features.items()
+  }
 
 
 def build_train_program(
@@ -71,6 +103,7 @@ def build_train_program(
   *,
   batch_size: int,
   seed: int,
+  features: Sequence[str] = REQUIRED_FEATURES,
 ) -> TrainProgram:
   """Builds forward, backward and update in the current tf.Graph.
 
@@ -80,21 +113,26 @@ def build_train_program(
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step.
     seed: of the initial weights.
+    features: names among FEATURES: what every batch has.
+
+  Raises:
+    UserError: there is no such feature, or inputs or targets are missing.
   """
   mesh = _new_mesh("pod")
   dims = model_dims(config, batch_size)
-  inputs = _token_placeholder("inputs", dims)
-  targets = _token_placeholder("targets", dims)
+  placeholders = _placeholders(features, dims)
   step = tf.placeholder(tf.int64, [], "step")
   k = tf.cast(step + 1, tf.float32)
   learning_rate = schedule.learning_rate(k, optimizer)
 
+  batch = _import_features(mesh, placeholders, dims)
+  loss_weights = batch.get("loss_weights")
   logits = Palm(mesh, config, dims, seed).logits(
-    _import_tokens(mesh, inputs, dims)
+    batch["inputs"], batch.get("segments")
   )
-  nats, log_z = cross_entropy(logits, _import_tokens(mesh, targets, dims))
-  loss = mtf.reduce_mean(nats)
-  z_loss = optimizer.z_loss * mtf.reduce_mean(mtf.square(log_z))
+  nats, log_z = cross_entropy(logits, batch["targets"])
+  loss = weighted_mean(nats, loss_weights)
+  z_loss = optimizer.z_loss * weighted_mean(mtf.square(log_z), loss_weights)
 
   variables = list(mesh.graph.trainable_variables)
   gradients = mtf.gradients([loss + z_loss], [v.value for v in variables])
@@ -108,17 +146,15 @@ def build_train_program(
     AdafactorUpdate(variable, gradient, scalars, optimizer)
     for variable, gradient in zip(variables, gradients, strict=True)
   ]
-  lowered = lower(
-    mesh,
-    _placement(mesh_layout),
-    {"loss": loss, "z_loss": z_loss, "grad_norm": grad_norm},
-    updates,
-  )
+  metrics = {"loss": loss, "z_loss": z_loss, "grad_norm": grad_norm}
+  weight = {"weight_sum": weight_sum(batch["targets"], loss_weights)}
+  lowered = lower(mesh, _placement(mesh_layout), {**metrics, **weight}, updates)
+  metrics = {name: lowered.tensors[name] for name in metrics}
   return TrainProgram(
-    inputs=inputs,
-    targets=targets,
+    features=placeholders,
     step=step,
-    metrics={**lowered.tensors, "learning_rate": learning_rate},
+    metrics={**metrics, "learning_rate": learning_rate},
+    weight_sum=lowered.tensors["weight_sum"],
     update=lowered.operations,
     initialize=lowered.initialize,
     slices=lowered.slices,
@@ -130,46 +166,58 @@ class ForwardProgram:
   """The forward pass of one pod.
 
   Attributes:
-    inputs: [batch, length], int32: feed the tokens before `targets`.
-    targets: [batch, length], int32: feed the tokens to predict.
-    logits: [batch, length, vocab], activation dtype.
-    nats: [batch, length], float32: -log p of each target.
+    features: what to feed of a batch, by name, in the order asked for.
+    logits: [batch, length, vocab], activation dtype; needs no targets and no
+      loss_weights.
+    loss: [], float32: nats a token.
+    weight_sum: as in TrainProgram.
     slices: of every variable, by its checkpoint name.
   """
 
-  inputs: tf.Tensor
-  targets: tf.Tensor
+  features: dict[str, tf.Tensor]
   logits: tf.Tensor
-  nats: tf.Tensor
+  loss: tf.Tensor
+  weight_sum: tf.Tensor
   slices: dict[str, list[Slice]]
 
 
 def build_forward_program(
-  config: PalmConfig, mesh_layout: MeshLayout, *, batch_size: int
+  config: PalmConfig,
+  mesh_layout: MeshLayout,
+  *,
+  batch_size: int,
+  features: Sequence[str] = REQUIRED_FEATURES,
 ) -> ForwardProgram:
-  """Builds logits and loss of every token in the current tf.Graph.
+  """Builds the logits and the loss of a batch in the current tf.Graph.
 
   Args:
     config: the architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
+    features: names among FEATURES: what every batch has.
+
+  Raises:
+    UserError: there is no such feature, or inputs or targets are missing.
   """
   mesh = _new_mesh("pod")
   dims = model_dims(config, batch_size)
-  inputs = _token_placeholder("inputs", dims)
-  targets = _token_placeholder("targets", dims)
+  placeholders = _placeholders(features, dims)
+  batch = _import_features(mesh, placeholders, dims)
+  loss_weights = batch.get("loss_weights")
   # The first weights are never used: a checkpoint is restored over them.
   logits = Palm(mesh, config, dims, seed=0).logits(
-    _import_tokens(mesh, inputs, dims)
+    batch["inputs"], batch.get("segments")
   )
-  nats, _ = cross_entropy(logits, _import_tokens(mesh, targets, dims))
+  nats, _ = cross_entropy(logits, batch["targets"])
   lowered = lower(
-    mesh, _placement(mesh_layout), {"logits": logits, "nats": nats}
+    mesh,
+    _placement(mesh_layout),
+    {
+      "logits": logits,
+      "loss": weighted_mean(nats, loss_weights),
+      "weight_sum": weight_sum(batch["targets"], loss_weights),
+    },
   )
   return ForwardProgram(
-    inputs=inputs,
-    targets=targets,
-    logits=lowered.tensors["logits"],
-    nats=lowered.tensors["nats"],
-    slices=lowered.slices,
+    features=placeholders, slices=lowered.slices, **lowered.tensors
   )
