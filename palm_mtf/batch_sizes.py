@@ -10,6 +10,7 @@ The second is PaLM 540B (PaLM 5): 512 sequences from step 0 on, 1,024 from step
 """
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 from palm_mtf.errors import UserError, check_count
@@ -19,7 +20,8 @@ class BatchSizes:
   """The batch size of every step.
 
   Attributes:
-    sizes: the sizes, in the order of their steps.
+    pairs: a step and the size from there on, in order.
+    sizes: the sizes, in order.
     largest: of them.
   """
 
@@ -30,9 +32,9 @@ class BatchSizes:
       UserError: it is neither a size nor pairs of a step and a size, the first
         step 0 and each later than the one before.
     """
-    pairs = _pairs(global_batch_size)
-    self._starts = [start for start, _ in pairs]
-    self.sizes = [size for _, size in pairs]
+    self.pairs = _pairs(global_batch_size)
+    self._starts = [start for start, _ in self.pairs]
+    self.sizes = [size for _, size in self.pairs]
     self.largest = max(self.sizes)
     self._rows_before = [0]
     for i, size in enumerate(self.sizes[:-1]):
@@ -57,10 +59,10 @@ class BatchSizes:
     return bisect.bisect_right(self._starts, step) - 1
 
 
-def _pairs(value: object) -> list[tuple[int, int]]:
+def _pairs(value: object) -> list[list[int]]:
   if isinstance(value, int):
     check_count("GLOBAL_BATCH_SIZE", value)
-    return [(0, value)]
+    return [[0, value]]
   whole = isinstance(value, (list, tuple)) and all(
     isinstance(pair, (list, tuple))
     and len(pair) == 2
@@ -69,9 +71,9 @@ def _pairs(value: object) -> list[tuple[int, int]]:
   )
   if whole and value:
     starts = [start for start, _ in value]
-    rising = all(a < b for a, b in zip(starts, starts[1:], strict=False))
+    rising = all(a < b for a, b in itertools.pairwise(starts))
     if starts[0] == 0 and rising and all(size > 0 for _, size in value):
-      return [(start, size) for start, size in value]
+      return [list(pair) for pair in value]
   raise UserError(
     f"GLOBAL_BATCH_SIZE = {value!r}: give a whole number, or pairs of a step "
     "and the size from there on, the first step 0 and the steps rising, such "

@@ -9,6 +9,7 @@ is imported. The mesh and its layout rules are in layout.py.
 
 import dataclasses
 
+from palm_mtf.batch_sizes import BatchSizes
 from palm_mtf.errors import UserError, check_choice, check_count
 
 _keyword_only = dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,11 +198,12 @@ class RunConfig:
 
   Attributes:
     train_steps: steps at which training is done.
-    global_batch_size: sequences in one step, over all pods.
+    global_batch_size: sequences in one step, over all pods: a number, or pairs
+      of a step and the size from there on (batch_sizes.py).
     seed: of the weights and of the order of the data.
     log_steps: steps between lines of metrics.jsonl.
     eval_steps: steps between validation losses.
-    eval_batches: batches in one validation loss.
+    eval_batches: batches in one validation loss, of the first step's size.
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest are kept.
     chip: what MFU is measured against: a name in accounting/hardware.py, or
@@ -211,7 +213,7 @@ class RunConfig:
   """
 
   train_steps: int
-  global_batch_size: int
+  global_batch_size: int | list[list[int]]
   seed: int
   log_steps: int
   eval_steps: int
@@ -225,7 +227,6 @@ class RunConfig:
   def __post_init__(self):
     for name in (
       "train_steps",
-      "global_batch_size",
       "log_steps",
       "eval_steps",
       "eval_batches",
@@ -235,9 +236,20 @@ class RunConfig:
     ):
       check_count(name.upper(), getattr(self, name))
     check_count("SEED", self.seed, minimum=0)
+    BatchSizes(self.global_batch_size)  # is checked when it is made
     if not isinstance(self.prompts, (list, tuple)) or not all(
       isinstance(p, str) and p for p in self.prompts
     ):
       raise UserError(
         f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
       )
+
+  @property
+  def batch_sizes(self) -> BatchSizes:
+    """The batch size of every step."""
+    return BatchSizes(self.global_batch_size)
+
+  @property
+  def num_validation_rows(self) -> int:
+    """Rows in one validation loss, whatever the batch size of the step."""
+    return self.eval_batches * self.batch_sizes.sizes[0]

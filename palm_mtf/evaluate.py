@@ -9,9 +9,8 @@ from palm_mtf import layout
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints import check_same_model, newest_checkpoint
 from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
-from palm_mtf.data.batches import validation_batches
+from palm_mtf.data.corpus import load_corpus
 from palm_mtf.data.statistics import unigram_entropy
-from palm_mtf.data.tokens import load_tokens
 from palm_mtf.data.vocabulary import load_vocabulary
 from palm_mtf.disk import check_model_dir
 from palm_mtf.layout import MeshLayout
@@ -43,29 +42,29 @@ def evaluate(
   """
   del optimizer
   check_model_dir(model_dir)
-  layout.check(mesh, model, run.global_batch_size)
+  batch_size = run.batch_sizes.sizes[0]
+  layout.check(mesh, model, batch_size)
   shapes = parameter_shapes(model)
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   check_same_model(checkpoint, shapes, vocabulary.sha256)
-  store = load_tokens(
+  corpus = load_corpus(
     model_dir,
     data,
     vocabulary=vocabulary,
     sequence_length=model.sequence_length,
-    batch_size=run.global_batch_size,
+    seed=run.seed,
   )
-  batches = validation_batches(
-    store.validation.tokens,
-    model.sequence_length,
-    batch_size=run.global_batch_size,
-    eval_batches=run.eval_batches,
+  batches = list(
+    corpus.validation_batches(
+      batch_size=batch_size, num_rows=run.num_validation_rows
+    )
   )
   # All input is known to be good; TensorFlow takes seconds.
   from palm_mtf.loaded_model import LoadedModel
 
   with LoadedModel(
-    checkpoint, model, mesh, batch_size=run.global_batch_size
+    checkpoint, model, mesh, batch_size=batch_size, features=list(batches[0])
   ) as loaded:
     loss = loaded.mean_nats(batches)
   bits_per_token = loss / math.log(2)
@@ -74,8 +73,8 @@ def evaluate(
     "step": checkpoint.manifest.step,
     "validation_loss": loss,
     "perplexity": math.exp(loss),
-    "bits_per_byte": bits_per_token / store.validation.bytes_per_token,
-    "unigram_entropy": unigram_entropy(store.validation.tokens),
+    "bits_per_byte": bits_per_token / corpus.validation_bytes_per_token,
+    "unigram_entropy": unigram_entropy(batches),
   }
   if as_json:
     print(json.dumps(results))

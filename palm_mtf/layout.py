@@ -100,12 +100,10 @@ class MeshLayout:
     return self.axes[axis] if axis else 1
 
 
-def check(
-  layout: MeshLayout, config: PalmConfig, global_batch_size: int
-) -> None:
+def check(layout: MeshLayout, config: PalmConfig, batch_size: int) -> None:
   """Raises UserError unless every split dimension divides evenly."""
   sizes = {
-    "batch": (global_batch_size, "GLOBAL_BATCH_SIZE"),
+    "batch": (batch_size, "GLOBAL_BATCH_SIZE"),
     "heads": (config.num_heads, "NUM_HEADS"),
     "d_ff": (config.d_ff, "D_FF"),
     "vocab": (config.vocab_size, "VOCAB_SIZE"),

@@ -10,7 +10,7 @@ there before. The loop is in training.py.
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from palm_mtf import __version__, layout
 from palm_mtf.accounting.hardware import check_chip
@@ -24,9 +24,9 @@ from palm_mtf.checkpoints import (
 )
 from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
 from palm_mtf.console import say
+from palm_mtf.data.batches import Batch
+from palm_mtf.data.corpus import Corpus, load_corpus
 from palm_mtf.data.statistics import unigram_entropy
-from palm_mtf.data.token_store import TokenStore
-from palm_mtf.data.tokens import load_tokens
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
@@ -62,7 +62,8 @@ def train(
     UserError: what was given cannot work; nothing has been overwritten.
   """
   check_model_dir(model_dir)
-  layout.check(mesh, model, run.global_batch_size)
+  for batch_size in run.batch_sizes.sizes:
+    layout.check(mesh, model, batch_size)
   check_chip(run.chip)
   shapes = parameter_shapes(model)
   found = find_checkpoints(model_dir)
@@ -76,14 +77,16 @@ def train(
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
   check_prompts(run, vocabulary, model.sequence_length)
-  store = load_tokens(
+  corpus = load_corpus(
     model_dir,
     data,
     vocabulary=vocabulary,
     sequence_length=model.sequence_length,
-    batch_size=run.global_batch_size,
+    seed=run.seed,
   )
-  manifest = _manifest(model, run, vocabulary, store)
+  corpus.batches(run.batch_sizes)  # are there enough?
+  entropy = unigram_entropy(_validation_batches(corpus, run))
+  manifest = _manifest(model, run, vocabulary, corpus)
   if newest:
     _say_what_resumes(newest, manifest)
   for name, text in (config_files or {}).items():
@@ -99,7 +102,7 @@ def train(
       mesh=mesh,
       optimizer=optimizer,
       run=run,
-      tokens=store,
+      corpus=corpus,
       manifest=manifest,
       checkpoint=newest,
     )
@@ -109,15 +112,23 @@ def train(
     say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt")
     say("run the same command to go on")
     return
-  _report(outcome.validation_loss, unigram_entropy(store.validation.tokens))
+  _report(outcome.validation_loss, entropy)
   texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
   for prompt, text in zip(run.prompts, texts, strict=True):
     print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
   _say_what_next(model_dir, run.train_steps)
 
 
+def _validation_batches(corpus: Corpus, run: RunConfig) -> Iterator[Batch]:
+  """Returns what the validation loss is measured on."""
+  return corpus.validation_batches(
+    batch_size=run.batch_sizes.size(run.train_steps - 1),
+    num_rows=run.num_validation_rows,
+  )
+
+
 def _manifest(
-  model: PalmConfig, run: RunConfig, vocabulary: Vocabulary, store: TokenStore
+  model: PalmConfig, run: RunConfig, vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
   """Returns what every checkpoint of the run says of itself, but its step."""
   return Manifest(
@@ -126,9 +137,10 @@ def _manifest(
     vocabulary_sha256=vocabulary.sha256,
     data={
       "SEED": run.seed,
-      "GLOBAL_BATCH_SIZE": run.global_batch_size,
+      "GLOBAL_BATCH_SIZE": run.batch_sizes.pairs,
       "SEQUENCE_LENGTH": model.sequence_length,
-      "TEXT_FILES": store.fingerprint,
+      "PACKING": corpus.packing,
+      "the tokens": corpus.fingerprint,
     },
     version=__version__,
   )

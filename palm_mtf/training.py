@@ -20,8 +20,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.checkpoints import Checkpoint, Manifest, write_checkpoint
 from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
-from palm_mtf.data.batches import Batches, validation_batches
-from palm_mtf.data.token_store import TokenStore
+from palm_mtf.data.corpus import Corpus
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
@@ -43,7 +42,7 @@ class TrainJob:
     mesh: devices and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
-    tokens: of training and of validation.
+    corpus: the tokens of training and of validation.
     manifest: of the checkpoints to write; its step is replaced.
     checkpoint: where to resume from, or None.
   """
@@ -53,7 +52,7 @@ class TrainJob:
   mesh: MeshLayout
   optimizer: AdafactorConfig
   run: RunConfig
-  tokens: TokenStore
+  corpus: Corpus
   manifest: Manifest
   checkpoint: Checkpoint | None
 
@@ -64,7 +63,7 @@ class Outcome:
 
   Attributes:
     checkpoint: the newest; None if it was stopped before its first step.
-    validation_loss: nats a token at the end; None if it was stopped before.
+    validation_loss: nats a token at the end; None before.
     stopped_by: the name of the signal that stopped it, or "".
   """
 
@@ -80,71 +79,89 @@ def run_training(job: TrainJob) -> Outcome:
     UserError: the loss is no longer a number, or a checkpoint has no space.
   """
   peak = chip_flops_per_sec(job.run.chip, job.model.activation_dtype)
+  step = job.checkpoint.manifest.step if job.checkpoint else 0
   with (
-    tf.Graph().as_default(),
-    tf.Session(config=session_config(job.mesh.num_devices)) as session,
     StopRequest() as stop,
+    contextlib.closing(MetricsWriter(job.model_dir, step)) as metrics,
+    TrainProgress(step, job.run.train_steps) as progress,
   ):
-    loop = _Loop(job, session, peak)
-    with contextlib.closing(loop.metrics), loop.progress:
-      return loop.run(stop)
+    while True:
+      with (
+        tf.Graph().as_default(),
+        tf.Session(config=session_config(job.mesh.num_devices)) as session,
+      ):
+        outcome = _Loop(job, session, peak, metrics, progress).run(stop)
+      if outcome.stopped_by or outcome.validation_loss is not None:
+        return outcome
+      # Another batch size is another program, and goes on as a resumed run.
+      job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
 
 
 class _Clock:
-  """Seconds of a step, over the steps since the last log line.
+  """Seconds of one part of a step, over the steps since the last log line.
 
-  Validation and saving are left out, and so is a session's first step, which
-  compiles.
+  A session's first step is left out: it compiles, and opens files.
   """
 
   def __init__(self):
-    self._is_compiled = False
+    self._is_first = True
     self._secs: list[float] = []
 
   @contextlib.contextmanager
-  def step(self) -> Iterator[None]:
+  def running(self) -> Iterator[None]:
     """Times its body."""
     start = time.perf_counter()
     yield
-    if self._is_compiled:
+    if not self._is_first:
       self._secs.append(time.perf_counter() - start)
-    self._is_compiled = True
+    self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns the mean, 0 if no step was timed, and starts anew."""
+    """Returns the mean, 0 if nothing was timed, and starts anew."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean
 
 
 class _Loop:
-  """One session's program, its records and the step it has reached."""
+  """One session's program, its records and the step it has reached.
 
-  def __init__(self, job: TrainJob, session: tf.Session, peak: float):
+  It runs as long as the batch size stays the same.
+  """
+
+  def __init__(
+    self,
+    job: TrainJob,
+    session: tf.Session,
+    peak: float,
+    metrics: MetricsWriter,
+    progress: TrainProgress,
+  ):
     self._job, self._session, self._peak = job, session, peak
-    self._clock = _Clock()
+    self._metrics, self._progress = metrics, progress
+    self._step_clock, self._data_clock = _Clock(), _Clock()
     self._validation_loss: float | None = None
     self._saved = job.checkpoint
     self._step = job.checkpoint.manifest.step if job.checkpoint else 0
-    self.progress = TrainProgress(self._step, job.run.train_steps)
+    sizes = job.run.batch_sizes
+    self._batch_size = sizes.size(self._step)
+    self._last_step = job.run.train_steps
+    if change := sizes.next_change(self._step):
+      self._last_step = min(self._last_step, change)
+    self._batches = job.corpus.batches(sizes)
     program = build_train_program(
       job.model,
       job.mesh,
       job.optimizer,
-      batch_size=job.run.global_batch_size,
+      batch_size=self._batch_size,
       seed=job.run.seed,
+      features=self._batches.features,
     )
     self._features = list(program.features)
     features = list(program.features.values())
     self._metric_names = list(program.metrics)
     self._train_step = session.make_callable(
       [*program.metrics.values(), program.update], [*features, program.step]
-    )
-    self._batches = Batches(
-      job.tokens.train.tokens,
-      job.model.sequence_length,
-      batch_size=job.run.global_batch_size,
-      seed=job.run.seed,
     )
     self._loss_and_weight = session.make_callable(
       [program.metrics["loss"], program.weight_sum], features
@@ -156,12 +173,11 @@ class _Loop:
       )
     else:
       session.run(program.initialize)
-    self.metrics = MetricsWriter(job.model_dir, self._step)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""
     run = self._job.run
-    while self._step < run.train_steps and not stop.signal_name:
+    while self._step < self._last_step and not stop.signal_name:
       values = self._run_step()
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
@@ -181,8 +197,9 @@ class _Loop:
     return Outcome(self._saved, self._validation_loss, "")
 
   def _run_step(self) -> dict[str, float]:
-    batch = self._batches.batch(self._step)
-    with self._clock.step():
+    with self._data_clock.running():
+      batch = self._batches.batch(self._step)
+    with self._step_clock.running():
       *values, _ = self._train_step(
         *(batch[name] for name in self._features), self._step
       )
@@ -198,11 +215,10 @@ class _Loop:
 
   def _validate(self) -> None:
     """Measures the mean nats of the validation tokens."""
-    batches = validation_batches(
-      self._job.tokens.validation.tokens,
-      self._job.model.sequence_length,
-      batch_size=self._job.run.global_batch_size,
-      eval_batches=self._job.run.eval_batches,
+    job = self._job
+    batches = job.corpus.validation_batches(
+      batch_size=self._batch_size,
+      num_rows=job.run.num_validation_rows,
     )
     results = [
       self._loss_and_weight(*(batch[name] for name in self._features))
@@ -210,25 +226,26 @@ class _Loop:
     ]
     losses, weights = zip(*results, strict=True)
     self._validation_loss = float(np.average(losses, weights=weights))
-    self.progress.say(
+    self._progress.say(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"
     )
 
   def _log(self, values: dict[str, float]) -> None:
-    job, step_secs = self._job, self._clock.take_mean()
-    batch_tokens = job.run.global_batch_size * job.model.sequence_length
+    job, step_secs = self._job, self._step_clock.take_mean()
+    batch_tokens = self._batch_size * job.model.sequence_length
     rate = batch_tokens / step_secs if step_secs else 0.0
     mfu = flops.mfu(rate, job.model, self._peak)
     values |= {
       "global_batch_tokens": batch_tokens,
       "tokens_per_sec": rate,
       "step_secs": step_secs,
+      "data_wait_secs": self._data_clock.take_mean(),
       "mfu": mfu,
       "num_pods": 1,
       "dcn_bytes": 0,
     }
-    self.metrics.write(self._step, values)
-    self.progress.update(
+    self._metrics.write(self._step, values)
+    self._progress.update(
       self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu
     )
 

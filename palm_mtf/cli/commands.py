@@ -42,6 +42,12 @@ COMMANDS = {
   ),
   "generate": Command("continue the texts of PROMPTS", has_results=True),
   "vocab": Command("train, or find, the vocabulary of a run"),
+  "data cache": Command(
+    "encode the documents of a run, for all runs", has_results=True
+  ),
+  "data inspect": Command(
+    "print what a training step reads, as text", has_results=True
+  ),
   "doctor": Command(
     "print versions and devices, and what to mend",
     has_results=True,

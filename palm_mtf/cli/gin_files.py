@@ -161,12 +161,13 @@ def load(
   shipped = {
     symbols.key_of(each): each
     for statements in runs.values()
-    for each in _settings(statements)
+    for each in _bindings(statements)
   }
-  merged = {symbols.key_of(each): each for each in _settings(runs[command])}
-  common = [symbols.key_of(each) for each in _settings(runs["settings"])]
+  merged = {symbols.key_of(each): each for each in _bindings(runs[command])}
+  common = [symbols.key_of(each) for each in _bindings(runs["settings"])]
   entry_point = _entry_point(merged, common)
-  macros: dict[str, Setting] = {}
+  # A run file may set macros that are its command's alone.
+  macros = {x.name: x for x in _settings(runs[command]) if not x.selector}
   for setting in _settings(user):
     if not setting.selector:
       macros[setting.name] = setting
@@ -189,6 +190,10 @@ def load(
 
 def _settings(statements: Iterable[Statement]) -> list[Setting]:
   return [each for each in statements if isinstance(each, Setting)]
+
+
+def _bindings(statements: Iterable[Statement]) -> list[Setting]:
+  return [each for each in _settings(statements) if each.selector]
 
 
 def _entry_point(merged: Iterable[Binding], settings: Iterable[Binding]) -> str:

@@ -92,9 +92,7 @@ class Corpus:
 
   def _rows(self, split: str) -> list[RowSource]:
     return [
-      RowSource(
-        source.name, source.rate, self._make_rows(source, split, store)
-      )
+      RowSource(source.name, source.rate, self._make_rows(source, split, store))
       for source, store in zip(self.sources, self.stores, strict=True)
     ]
 
