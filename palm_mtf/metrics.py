@@ -24,7 +24,8 @@ class MetricsWriter:
     path = os.path.join(model_dir, METRICS_FILE)
     _drop_lines_after(path, step)
     self._file = open(path, "a", encoding="utf-8")
-    self._events = tf.summary.FileWriter(model_dir)
+    with tf.Graph().as_default():  # it refuses to be made where eager code runs
+      self._events = tf.summary.FileWriter(model_dir)
     # TensorBoard drops the events after `step` that an earlier run left.
     self._events.add_session_log(
       tf.SessionLog(status=tf.SessionLog.START), step + 1

@@ -61,7 +61,7 @@ def arguments(
     **macros,
   }
   return [
-    command,
+    *command.split(),
     "--gin_file=recipes/quickstart.gin",
     *(f"--gin.{name}={value!r}" for name, value in values.items()),
   ]
