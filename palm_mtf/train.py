@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from palm_mtf import __version__, layout
 from palm_mtf.accounting.hardware import check_chip
@@ -32,6 +33,9 @@ from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
 from palm_mtf.layout import MeshLayout
 from palm_mtf.sampling import check_prompts
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.training import Outcome
 
 
 def train(
@@ -108,9 +112,7 @@ def train(
     )
   )
   if outcome.stopped_by:
-    where = outcome.checkpoint.path if outcome.checkpoint else model_dir
-    say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt")
-    say("run the same command to go on")
+    _say_stopped(outcome, model_dir)
     return
   _report(outcome.validation_loss, entropy)
   texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
@@ -154,6 +156,12 @@ def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
         f"{name} differs from that checkpoint's: from here on each step reads "
         "other batches than a run from the start would"
       )
+
+
+def _say_stopped(outcome: "Outcome", model_dir: str) -> None:
+  where = outcome.checkpoint.path if outcome.checkpoint else model_dir
+  say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt")
+  say("run the same command to go on")
 
 
 def _report(loss: float, entropy: float) -> None:

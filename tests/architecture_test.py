@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PURE = {"accounting", "config", "errors", "layout"}
+PURE = {"accounting", "batch_sizes", "config", "errors", "layout"}
 # What every other part of the graph layer stands on.
 FOUNDATION = {"_tf", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
@@ -31,7 +31,8 @@ GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
 # itself.
 MAY_IMPORT = {
   "errors": set(),
-  "config": {"errors"},
+  "batch_sizes": {"errors"},
+  "config": {"batch_sizes", "errors"},
   "layout": {"config", "errors"},
   "accounting": PURE,
   "_tf": set(),
@@ -58,7 +59,14 @@ ONLY_IMPORTERS = {
 
 # Import without TensorFlow. The entry points check all input before they
 # import it.
-ENTRY_POINTS = {"evaluate", "infer", "train", "vocab"}
+ENTRY_POINTS = {
+  "data_cache",
+  "data_inspect",
+  "evaluate",
+  "infer",
+  "train",
+  "vocab",
+}
 TENSORFLOW_FREE = PURE | ENTRY_POINTS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "mesh_tensorflow", "seqio", "tensorflow")
 

@@ -163,7 +163,8 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "data": config.DataConfig,
     "run": config.RunConfig,
   }
-  layout.check(built["mesh"], built["model"], built["run"].global_batch_size)
+  for batch_size in built["run"].batch_sizes.sizes:
+    layout.check(built["mesh"], built["model"], batch_size)
   check_chip(built["run"].chip)
 
 
@@ -225,9 +226,14 @@ def test_the_paper_sizes_have_the_published_counts(name, counts):
 
 
 @pytest.mark.parametrize(
-  ("name", "batch"), [("palm_8b", 256), ("palm_62b", 512), ("palm_540b", 512)]
+  ("name", "batch"),
+  [
+    ("palm_8b", 256),
+    ("palm_62b", 512),
+    ("palm_540b", [[0, 512], [50000, 1024], [115000, 2048]]),
+  ],
 )
-def test_the_paper_recipes_start_at_the_paper_batch(name, batch):
+def test_the_paper_recipes_have_the_paper_batches(name, batch):
   macros = loaded(FOLDER / "recipes" / f"{name}.gin").macros
   assert macros["GLOBAL_BATCH_SIZE"].value == batch
   assert macros["TRAIN_STEPS"].value == 255000
@@ -257,7 +263,7 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(recipe):
       model,
       settings["mesh"],
       settings["optimizer"],
-      batch_size=settings["run"].global_batch_size,
+      batch_size=settings["run"].batch_sizes.largest,
       seed=0,
     )
   built = {

@@ -1,0 +1,176 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the way from text to batches: encoding, the cache, feeding.
+
+  python tools/bench_data.py
+  python tools/bench_data.py --input '/any/folder/**/*.jsonl' --size 32000
+
+encode  our reading, cutting and encoding of the documents on one core, against
+        SentencePiece called directly on the same texts on the same core; the
+        two take turns, and the ratio is the median over rounds (1: as fast).
+cache   all of `palm_mtf data cache`, on every core.
+batch   one call of Batches.batch, of the first step and of a far one, for one
+        source and for PaLM's mixture of six.
+
+Results are on stdout, one object a line with --json, progress is on stderr.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import sentencepiece
+
+from palm_mtf.batch_sizes import BatchSizes
+from palm_mtf.config import DataConfig
+from palm_mtf.data.batches import Batches, RowSource
+from palm_mtf.data.encoding import Encoder
+from palm_mtf.data.open_sources import open_sources
+from palm_mtf.data.rows import JoinedRows
+from palm_mtf.data.sources import Source
+from palm_mtf.data.token_store import TokenStore, read_store, write_store
+from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.errors import UserError
+
+ROWS, LENGTH = 16, 256  # the quickstart's
+FAR_STEP = 10**9
+CALLS = 200
+PALM_RATES = (0.5, 0.27, 0.13, 0.05, 0.04, 0.01)
+
+
+def bench_encode(
+  source: Source, vocabulary: Vocabulary, rounds: int
+) -> dict[str, float]:
+  """Returns speeds of encoding on one core, MB of text a second."""
+  texts = [document.text for _, document in source.documents()]
+  megabytes = sum(len(text.encode()) for text in texts) / 1e6
+  direct = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+
+  def encode_directly():
+    for text in texts:
+      direct.Encode(text)
+
+  def encode_ours():
+    with Encoder(vocabulary, num_processes=0) as encoder:
+      for _ in encoder.encode(source.documents()):
+        pass
+
+  cores = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, {min(cores)})
+  try:
+    secs = [(_time(encode_ours), _time(encode_directly)) for _ in range(rounds)]
+  finally:
+    os.sched_setaffinity(0, cores)
+  ratios = [theirs / ours for ours, theirs in secs]
+  ours, theirs = map(statistics.median, zip(*secs, strict=True))
+  return {
+    "mb_per_sec": megabytes / ours,
+    "direct_mb_per_sec": megabytes / theirs,
+    "ratio": statistics.median(ratios),
+    "ratio_min": min(ratios),
+    "ratio_max": max(ratios),
+  }
+
+
+def bench_cache(
+  source: Source, vocabulary: Vocabulary, folder: str
+) -> tuple[dict[str, float], TokenStore]:
+  """Returns figures of writing a store, and the store."""
+  secs = _time(lambda: write_store(folder, source, vocabulary))
+  store = read_store(folder)
+  counts = store.train.counts + store.validation.counts
+  num_bytes = sum(entry.stat().st_size for entry in os.scandir(folder))
+  kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return {
+    "text_mb": counts.num_bytes / 1e6,
+    "secs": secs,
+    "mb_per_sec": counts.num_bytes / 1e6 / secs,
+    "bytes_per_token": num_bytes / counts.num_tokens,
+    "text_bytes_per_token": counts.num_bytes / counts.num_tokens,
+    "peak_memory_mb": kilobytes / 1e3,
+  }, store
+
+
+def bench_batch(store: TokenStore, rates: tuple[float, ...]) -> dict:
+  """Returns milliseconds of one batch, mixed of as many sources as rates."""
+  sources = [
+    RowSource(str(i), rate, JoinedRows(store.train.tokens, LENGTH, eod_id=None))
+    for i, rate in enumerate(rates)
+  ]
+  batches = Batches(sources, BatchSizes(ROWS), seed=0)
+
+  def read(first: int) -> float:
+    secs = [_time(lambda s=s: batches.batch(first + s)) for s in range(CALLS)]
+    return 1e3 * statistics.median(secs)
+
+  return {
+    "sources": len(rates),
+    "rows": ROWS,
+    "length": LENGTH,
+    "ms": read(0),
+    "ms_far": read(FAR_STEP),
+  }
+
+
+def _time(function: Callable[[], object]) -> float:
+  start = time.perf_counter()
+  function()
+  return time.perf_counter() - start
+
+
+def _parse() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  add = parser.add_argument
+  add("--input", default="{stdlib}/**/*.py", help="glob of the text")
+  add("--size", type=int, default=4096, help="pieces of the vocabulary")
+  add("--rounds", type=int, default=3, help="turns of the two encoders")
+  add("--json", action="store_true", help="print one object a line")
+  return parser.parse_args()
+
+
+def _results(arguments: argparse.Namespace) -> Iterator[dict]:
+  data = DataConfig(
+    text_files=arguments.input, vocabulary=None, validation_share=0.02
+  )
+  with tempfile.TemporaryDirectory() as folder:
+    vocabulary = load_vocabulary(folder, data, vocab_size=arguments.size)
+    (source,) = open_sources(data)
+    # First, because encoding holds the texts in memory.
+    result, store = bench_cache(source, vocabulary, f"{folder}/store")
+    yield {"benchmark": "cache", **result}
+    result = bench_encode(source, vocabulary, arguments.rounds)
+    yield {"benchmark": "encode", **result}
+    for rates in ((1.0,), PALM_RATES):
+      yield {"benchmark": "batch", **bench_batch(store, rates)}
+
+
+def main() -> int:
+  """Prints every figure; returns the exit code."""
+  arguments = _parse()
+  try:
+    for result in _results(arguments):
+      if arguments.json:
+        print(json.dumps(result), flush=True)
+        continue
+      name = result.pop("benchmark")
+      figures = (
+        f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in result.items()
+      )
+      print(f"{name:8}{'  '.join(figures)}", flush=True)
+  except UserError as error:
+    print(f"bench_data: {error}", file=sys.stderr)
+    return 2
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
