@@ -10,7 +10,7 @@ there before. The loop is in training.py.
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf import __version__, layout
@@ -115,9 +115,10 @@ def train(
     _say_stopped(outcome, model_dir)
     return
   _report(outcome.validation_loss, entropy)
-  texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
-  for prompt, text in zip(run.prompts, texts, strict=True):
-    print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
+  _print_texts(
+    run.prompts,
+    continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run),
+  )
   _say_what_next(model_dir, run.train_steps)
 
 
@@ -171,6 +172,11 @@ def _report(loss: float, entropy: float) -> None:
     print(f"learnt           {entropy - loss:.4f} nats/token from context")
   else:
     print("learnt           nothing from context yet; train longer")
+
+
+def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
+  for prompt, text in zip(prompts, texts, strict=True):
+    print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
 
 
 def _say_what_next(model_dir: str, train_steps: int) -> None:
