@@ -100,17 +100,23 @@ class MeshLayout:
     return self.axes[axis] if axis else 1
 
 
-def check(layout: MeshLayout, config: PalmConfig, batch_size: int) -> None:
-  """Raises UserError unless every split dimension divides evenly."""
-  sizes = {
-    "batch": (batch_size, "GLOBAL_BATCH_SIZE"),
-    "heads": (config.num_heads, "NUM_HEADS"),
-    "d_ff": (config.d_ff, "D_FF"),
-    "vocab": (config.vocab_size, "VOCAB_SIZE"),
-  }
-  for dimension, axis in layout.rules.items():
-    size, macro = sizes[dimension]
-    if size % layout.axes[axis]:
+def check(layout: MeshLayout, config: PalmConfig, *batch_sizes: int) -> None:
+  """Raises UserError unless every split dimension divides evenly.
+
+  Args:
+    layout: the mesh and the rules.
+    config: the architecture.
+    *batch_sizes: every size of the dimension `batch` in the run.
+  """
+  sizes = [
+    *(("batch", size, "GLOBAL_BATCH_SIZE") for size in batch_sizes),
+    ("heads", config.num_heads, "NUM_HEADS"),
+    ("d_ff", config.d_ff, "D_FF"),
+    ("vocab", config.vocab_size, "VOCAB_SIZE"),
+  ]
+  for dimension, size, macro in sizes:
+    if size % layout.axis_size_of(dimension):
+      axis = layout.rules[dimension]
       raise UserError(
         f"{dimension}={size} is not divisible by mesh axis "
         f"{axis}={layout.axes[axis]} (rule {dimension}:{axis}). Use a divisor "

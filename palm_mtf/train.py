@@ -66,8 +66,7 @@ def train(
     UserError: what was given cannot work; nothing has been overwritten.
   """
   check_model_dir(model_dir)
-  for batch_size in run.batch_sizes.sizes:
-    layout.check(mesh, model, batch_size)
+  layout.check(mesh, model, *run.batch_sizes.sizes)
   check_chip(run.chip)
   shapes = parameter_shapes(model)
   found = find_checkpoints(model_dir)

@@ -163,8 +163,8 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "data": config.DataConfig,
     "run": config.RunConfig,
   }
-  for batch_size in built["run"].batch_sizes.sizes:
-    layout.check(built["mesh"], built["model"], batch_size)
+  sizes = built["run"].batch_sizes.sizes
+  layout.check(built["mesh"], built["model"], *sizes)
   check_chip(built["run"].chip)
 
 
