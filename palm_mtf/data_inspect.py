@@ -53,13 +53,10 @@ def data_inspect(
     check_count("INSPECT_STEPS", step, minimum=0)
   check_count("INSPECT_ROWS", num_rows, minimum=0)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
-  batches = load_corpus(
-    model_dir,
-    data,
-    vocabulary=vocabulary,
-    sequence_length=model.sequence_length,
-    seed=run.seed,
-  ).batches(run.batch_sizes)
+  corpus = load_corpus(
+    model_dir, data, vocabulary, model.sequence_length, run.seed
+  )
+  batches = corpus.batches(run.batch_sizes)
   for step in steps:
     result = describe_step(batches, step, vocabulary, num_rows)
     if as_json:

@@ -49,11 +49,7 @@ def evaluate(
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   corpus = load_corpus(
-    model_dir,
-    data,
-    vocabulary=vocabulary,
-    sequence_length=model.sequence_length,
-    seed=run.seed,
+    model_dir, data, vocabulary, model.sequence_length, run.seed
   )
   batches = list(
     corpus.validation_batches(

@@ -81,11 +81,7 @@ def train(
     check_same_model(newest, shapes, vocabulary.sha256)
   check_prompts(run, vocabulary, model.sequence_length)
   corpus = load_corpus(
-    model_dir,
-    data,
-    vocabulary=vocabulary,
-    sequence_length=model.sequence_length,
-    seed=run.seed,
+    model_dir, data, vocabulary, model.sequence_length, run.seed
   )
   corpus.batches(run.batch_sizes)  # are there enough?
   entropy = unigram_entropy(_validation_batches(corpus, run))

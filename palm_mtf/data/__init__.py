@@ -12,8 +12,7 @@ permutation.py and batches.py choose those of a step; corpus.py is all of it for
 one run.
 
   vocabulary = load_vocabulary(model_dir, data, vocab_size=4096)
-  corpus = load_corpus(model_dir, data, vocabulary=vocabulary,
-                       sequence_length=256, seed=0)
+  corpus = load_corpus(model_dir, data, vocabulary, sequence_length, seed)
   batches = corpus.batches(BatchSizes(16))
   batches.batch(step)  # {"inputs", "targets", ...}: [batch, length]
 """

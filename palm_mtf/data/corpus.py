@@ -129,7 +129,6 @@ class Corpus:
 def load_corpus(
   model_dir: str,
   data: DataConfig,
-  *,
   vocabulary: Vocabulary,
   sequence_length: int,
   seed: int,
@@ -137,6 +136,13 @@ def load_corpus(
   """Returns the tokens of a run, encoded if need be (token_cache.py).
 
   Says on stderr when SEQUENCE_LENGTH is longer than any document.
+
+  Args:
+    model_dir: where the tokens are kept, unless CACHE_DIR has them.
+    data: the documents, and how they fill rows.
+    vocabulary: of the ids.
+    sequence_length: tokens in a row.
+    seed: of every shuffle.
 
   Raises:
     UserError: there is no text, a source lacks a split, the tokens of a task
