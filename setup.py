@@ -3,8 +3,8 @@
 """Installs palm_mtf, the command `palm_mtf`, the gin folder and the tasks.
 
 The gin folder travels inside the package, as palm_mtf/gin: a top-level `gin`
-would write over the library of that name. So do the tasks, as palm_mtf.tasks. Exact versions that were tested
-together are in requirements.lock.
+would write over the library of that name. The tasks travel as palm_mtf.tasks.
+Exact versions that were tested together are in requirements.lock.
 """
 
 import re

@@ -6,10 +6,10 @@
   documents.text_files.files = "/data/books/*.jsonl.gz"
   TASK = "text_files"
 
-Both have the splits train and validation, which a hash of each document's text
-decides. SeqIO has no weights: a document of weight 3 comes three times. Users of
-seqio.get_dataset set `documents.vocabulary.path` too; palm_mtf has no need of
-it, since it encodes with the VOCABULARY of the run.
+Both have the splits train and validation; a hash of a document's text decides
+which it is in. SeqIO has no weights: a document of weight 3 comes three times.
+Who reads them through seqio.get_dataset sets `documents.vocabulary.path` too;
+palm_mtf encodes with the VOCABULARY of the run.
 """
 
 import functools
@@ -37,17 +37,8 @@ VALIDATION_SHARE = 0.02
 
 
 @gin.configurable
-def vocabulary(path: str | None = None) -> str:
-  """Returns the path of the SentencePiece model of all tasks here.
-
-  Raises:
-    UserError: gin sets none.
-  """
-  if path is None:
-    raise UserError(
-      "documents.vocabulary.path is not set: give the path of a SentencePiece "
-      "model."
-    )
+def vocabulary(path: str | None = None) -> str | None:
+  """Returns the path of the SentencePiece model of all tasks here."""
   return path
 
 
@@ -59,41 +50,60 @@ class _Vocabulary(seqio.SentencePieceVocabulary):
 
   def _model_context(self):
     self._sentencepiece_model_file = vocabulary()
+    if self._sentencepiece_model_file is None:
+      raise UserError(
+        "documents.vocabulary.path is not set: give the path of a "
+        "SentencePiece model."
+      )
     return super()._model_context()
 
 
 VOCABULARY = _Vocabulary()
 
 
+class Files(NamedTuple):
+  """Where the text of a task is.
+
+  Attributes:
+    files: globs of text and .jsonl files, perhaps compressed; None if not set.
+    text_field: the field of a JSON line that is the document.
+    weight_field: the field with its weight, or None for a weight of 1.
+    validation_share: share of the documents that is held out.
+  """
+
+  files: str | Sequence[str] | None
+  text_field: str
+  weight_field: str | None
+  validation_share: float
+
+
+# What raises an error stays outside of these functions: gin would add lines.
 @gin.configurable
 def text_files(
   files: str | Sequence[str] | None = None,
   text_field: str = "text",
   weight_field: str | None = None,
   validation_share: float = VALIDATION_SHARE,
-) -> TextFiles:
-  """Returns the documents of task `text_files`.
+) -> Files:
+  """Returns where the text of task `text_files` is."""
+  return Files(files, text_field, weight_field, validation_share)
 
-  Args:
-    files: globs of text and .jsonl files, perhaps compressed.
-    text_field: the field of a JSON line that is the document.
-    weight_field: the field with its weight, or None for a weight of 1.
+
+class Tfds(NamedTuple):
+  """Which texts are those of a TFDS dataset.
+
+  Attributes:
+    name: of a dataset that is prepared; nothing is downloaded. None if not set.
+    split: of it, or a slice such as "train[:10%]".
+    text_feature: the feature that is the document.
+    data_dir: TFDS's folder, or None for its own default.
     validation_share: share of the documents that is held out.
-
-  Raises:
-    UserError: `files` is not set, or matches nothing that can be read.
   """
-  return open_files(
-    "documents.text_files", files, text_field, weight_field, validation_share
-  )
 
-
-class TfdsText(NamedTuple):
-  """The texts of a TFDS split, and the share of them that is held out."""
-
-  source: seqio.TfdsDataSource
+  name: str | None
   split: str
   text_feature: str
+  data_dir: str | None
   validation_share: float
 
 
@@ -104,41 +114,46 @@ def tfds_text(
   text_feature: str = "text",
   data_dir: str | None = None,
   validation_share: float = VALIDATION_SHARE,
-) -> TfdsText:
-  """Returns the documents of task `tfds_text`.
-
-  Args:
-    name: of a TFDS dataset that is prepared; nothing is downloaded.
-    split: of it, or a slice such as "train[:10%]".
-    text_feature: the feature that is the document.
-    data_dir: TFDS's folder, or None for its own default.
-    validation_share: share of the documents that is held out.
-
-  Raises:
-    UserError: `name` is not set.
-  """
-  if name is None:
-    raise UserError(
-      "documents.tfds_text.name is not set: give the name of a TFDS dataset, "
-      "such as --gin.documents.tfds_text.name='\"wiki40b/en\"'."
-    )
-  source = seqio.TfdsDataSource(
-    name, data_dir, splits={TRAIN: split}, read_only=True
-  )
-  return TfdsText(source, split, text_feature, validation_share)
+) -> Tfds:
+  """Returns which texts are those of task `tfds_text`."""
+  return Tfds(name, split, text_feature, data_dir, validation_share)
 
 
 class TextFilesSource(seqio.FunctionDataSource):
   """A SeqIO source of feature "text": a document as often as it weighs."""
 
-  def __init__(self, open_files: Callable[[], TextFiles]):
-    """`open_files` is called whenever the source is read."""
+  def __init__(self, selector: str, settings: Callable[[], Files]):
+    """Reads nothing yet.
+
+    Args:
+      selector: what gin calls the settings, such as "palm_mixture.books".
+      settings: asked for whenever the source is read.
+    """
     super().__init__(self._read, splits=SPLITS)
-    self._open = open_files
+    self._selector = selector
+    self._settings = settings
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes and the settings."""
     return self._open().fingerprint(digests)
+
+  def _open(self) -> TextFiles:
+    settings = self._settings()
+    names = ("files", "text_field", "weight_field")
+    names = Settings(*(f"{self._selector}.{name}" for name in names))
+    if settings.files is None:
+      raise UserError(
+        f"{names.files} is not set: give a glob or a list of globs, such as "
+        f"--gin.{names.files}='\"/data/*.jsonl\"'."
+      )
+    return TextFiles(
+      settings.files,
+      text_field=settings.text_field,
+      weight_field=settings.weight_field,
+      validation_share=settings.validation_share,
+      name=self._selector,
+      settings=names,
+    )
 
   def _read(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
     del shuffle_files  # SeqIO shuffles the documents too
@@ -151,65 +166,51 @@ class TextFilesSource(seqio.FunctionDataSource):
 class TfdsTextSource(seqio.FunctionDataSource):
   """A SeqIO source of feature "text" from one split of a TFDS dataset."""
 
-  def __init__(self, open_tfds: Callable[[], TfdsText]):
-    """`open_tfds` is called whenever the source is read."""
+  def __init__(self, selector: str, settings: Callable[[], Tfds]):
+    """Reads nothing yet; see `TextFilesSource`."""
     super().__init__(self._read, splits=SPLITS)
-    self._open = open_tfds
+    self._selector = selector
+    self._settings = settings
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the dataset's files and the settings."""
-    source, *settings = self._open()
-    shards = describe_shards(source.list_shards(TRAIN), digests)
-    parts = repr((source.tfds_dataset.name, settings, shards)).encode()
-    return hashlib.blake2b(parts, digest_size=16).hexdigest()
+    settings = self._settings()
+    shards = self._open(settings).list_shards(TRAIN)
+    parts = (settings._replace(data_dir=None), describe_shards(shards, digests))
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+  def _open(self, settings: Tfds) -> seqio.TfdsDataSource:
+    if settings.name is None:
+      raise UserError(
+        f"{self._selector}.name is not set: give the name of a TFDS dataset, "
+        f"such as --gin.{self._selector}.name='\"wiki40b/en\"'."
+      )
+    return seqio.TfdsDataSource(
+      settings.name,
+      settings.data_dir,
+      splits={TRAIN: settings.split},
+      read_only=True,
+    )
 
   def _read(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
-    opened = self._open()
-    feature = opened.text_feature
-    dataset = opened.source.get_dataset(TRAIN, shuffle=shuffle_files)
-    if feature not in dataset.element_spec:
+    settings = self._settings()
+    dataset = self._open(settings).get_dataset(TRAIN, shuffle=shuffle_files)
+    feature, known = settings.text_feature, dataset.element_spec
+    if feature not in known:
       raise UserError(
-        f"documents.tfds_text.text_feature = {feature!r}: no such feature"
-        f"{did_you_mean(feature, dataset.element_spec)}; give one of "
-        f"{', '.join(map(repr, dataset.element_spec))}."
+        f"{self._selector}.text_feature = {feature!r}: no such feature"
+        f"{did_you_mean(feature, known)}; give one of "
+        f"{', '.join(map(repr, known))}."
       )
 
     def is_in_split(content: bytes) -> bool:
       document = Document(content.decode("utf-8", "replace"))
-      return (document.rank < opened.validation_share) == (split == VALIDATION)
+      held_out = document.rank < settings.validation_share
+      return held_out == (split == VALIDATION)
 
     return dataset.map(lambda example: {"text": example[feature]}).filter(
       lambda example: tf.numpy_function(is_in_split, [example["text"]], tf.bool)
     )
-
-
-def open_files(
-  selector: str,
-  files: str | Sequence[str] | None,
-  text_field: str,
-  weight_field: str | None,
-  validation_share: float,
-) -> TextFiles:
-  """Opens what gin gives to the function `selector`, such as "a_module.books".
-
-  Raises:
-    UserError: `files` is None; names the selector.
-  """
-  names = ("files", "text_field", "weight_field")
-  settings = Settings(*(f"{selector}.{name}" for name in names))
-  if files is None:
-    raise UserError(
-      f"{settings.files} is not set: give a glob or a list of globs, such as "
-      f"--gin.{settings.files}='\"/data/*.jsonl\"'."
-    )
-  return TextFiles(
-    files,
-    text_field=text_field,
-    weight_field=weight_field,
-    validation_share=validation_share,
-    name=selector,
-    settings=settings,
-  )
 
 
 def add_task(name: str, source: seqio.DataSource) -> None:
@@ -235,5 +236,5 @@ def _texts(files: TextFiles, split: str) -> Iterator[dict[str, str]]:
     files.report_skipped()
 
 
-add_task("text_files", TextFilesSource(text_files))
-add_task("tfds_text", TfdsTextSource(tfds_text))
+add_task("text_files", TextFilesSource("documents.text_files", text_files))
+add_task("tfds_text", TfdsTextSource("documents.tfds_text", tfds_text))

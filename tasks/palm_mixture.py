@@ -17,46 +17,38 @@ from collections.abc import Callable, Sequence
 import gin
 import seqio
 
-from palm_mtf.data.documents import TextFiles
 from palm_mtf.tasks.documents import (
   VALIDATION_SHARE,
+  Files,
   TextFilesSource,
   add_task,
-  open_files,
 )
 
 
-def _configurable(name: str) -> Callable[[], TextFiles]:
-  """Returns a function of its own for the gin settings of one source."""
+def _add(name: str) -> Callable[..., Files]:
+  """Registers task palm_<name>; returns the function for its gin settings."""
 
-  def open_source(
+  def settings(
     files: str | Sequence[str] | None = None,
     text_field: str = "text",
     weight_field: str | None = None,
     validation_share: float = VALIDATION_SHARE,
-  ) -> TextFiles:
-    return open_files(
-      f"palm_mixture.{name}", files, text_field, weight_field, validation_share
-    )
+  ) -> Files:
+    return Files(files, text_field, weight_field, validation_share)
 
-  open_source.__name__ = open_source.__qualname__ = name
-  open_source.__doc__ = f"Opens the files of task palm_{name}."
-  return gin.configurable(name, module=__name__)(open_source)
+  settings.__name__ = settings.__qualname__ = name
+  settings.__doc__ = f"Returns where the text of task palm_{name} is."
+  settings = gin.configurable(name, module=__name__)(settings)
+  add_task(f"palm_{name}", TextFilesSource(f"palm_mixture.{name}", settings))
+  return settings
 
 
-social_media = _configurable("social_media")
-web_pages = _configurable("web_pages")
-books = _configurable("books")
-code = _configurable("code")
-wikipedia = _configurable("wikipedia")
-news = _configurable("news")
-
-add_task("palm_social_media", TextFilesSource(social_media))
-add_task("palm_web_pages", TextFilesSource(web_pages))
-add_task("palm_books", TextFilesSource(books))
-add_task("palm_code", TextFilesSource(code))
-add_task("palm_wikipedia", TextFilesSource(wikipedia))
-add_task("palm_news", TextFilesSource(news))
+social_media = _add("social_media")
+web_pages = _add("web_pages")
+books = _add("books")
+code = _add("code")
+wikipedia = _add("wikipedia")
+news = _add("news")
 
 seqio.MixtureRegistry.add(
   "palm",

@@ -19,15 +19,14 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from palm_mtf.console import say
 from palm_mtf.data.code_description import describe
 from palm_mtf.data.file_digests import FileDigests, describe_shards
-from palm_mtf.data.sources import SPLITS, TRAIN, VALIDATION, Document, Text
+from palm_mtf.data.seqio_steps import decode, kind, steps_to_run, strip_eos
+from palm_mtf.data.sources import SPLITS, TRAIN, VALIDATION, Document
 from palm_mtf.errors import UserError, did_you_mean
 
 # Of each split, read ahead to know what a task's documents are like.
@@ -115,7 +114,7 @@ class SeqioTask:
     self.rate = rate
     self._task = task
     self._share = validation_share
-    self._steps = _steps_to_run(task)
+    self._steps = steps_to_run(task, _import_seqio(task.name))
     self._lengths = None
     if sequence_length:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
@@ -271,7 +270,7 @@ class SeqioTask:
           "seqio.preprocessors.rekey does."
         )
       names = [name for name in ("inputs", "targets") if name in specs]
-      kinds = {name: _kind(specs[name]) for name in names}
+      kinds = {name: kind(specs[name]) for name in names}
       if set(kinds.values()) not in ({"text"}, {"ids"}):
         raise UserError(
           f"TASK: {self.name} makes {kinds}; make each a text, or each the "
@@ -295,9 +294,9 @@ class SeqioTask:
       if example is None:
         return
       values = [
-        _decode(example[name])
+        decode(example[name])
         if features.is_text
-        else _strip(example[name], eos_id)
+        else strip_eos(example[name], eos_id)
         for name, eos_id in features.eos_ids.items()
       ]
       if any(value is None for value in values):
@@ -340,64 +339,8 @@ def _explained(where: str) -> Iterator[None]:
     raise UserError(f"{where}: {type(error).__name__}: {message}") from error
 
 
-def _steps_to_run(task: Any) -> list[Callable]:
-  """Returns the preprocessors that make the text, or else all of them."""
-  seqio = _import_seqio(task.name)
-  steps = [
-    step
-    for step in task.preprocessors
-    if not isinstance(step, seqio.CacheDatasetPlaceholder)
-  ]
-  kinds = seqio.preprocessors
-  for i, step in enumerate(steps):
-    if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
-      if all(
-        _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
-        for later in steps[i + 1 :]
-      ):
-        return steps[:i]
-      break
-  return steps
-
-
-def _is_one_of(step: Callable, *functions: Callable) -> bool:
-  return any(_unwrapped(step) is _unwrapped(each) for each in functions)
-
-
-def _unwrapped(function: Any) -> Any:
-  """Returns what partial, functools.wraps and gin were put around."""
-  while True:
-    if isinstance(function, functools.partial):
-      function = function.func
-    elif hasattr(function, "__wrapped__"):
-      function = function.__wrapped__
-    else:
-      return function
-
-
 def _sha256(path: str) -> str | None:
   tf = _import_tensorflow()
   with _explained(f"TASK: its vocabulary {path}"):
     with tf.io.gfile.GFile(path, "rb") as file:
       return hashlib.sha256(file.read()).hexdigest()
-
-
-def _kind(spec: Any) -> str:
-  if spec.dtype.name == "string" and spec.shape.rank == 0:
-    return "text"
-  if spec.dtype.is_integer and spec.shape.rank == 1:
-    return "ids"
-  return f"{spec.dtype.name} of rank {spec.shape.rank}"
-
-
-def _decode(content: bytes) -> str | None:
-  """Returns the text, or None for what is not text."""
-  try:
-    return None if b"\0" in content else content.decode("utf-8")
-  except UnicodeDecodeError:
-    return None
-
-
-def _strip(ids: np.ndarray, eos_id: int | None) -> Text:
-  has_eos = len(ids) and ids[-1] == eos_id
-  return np.asarray(ids[:-1] if has_eos else ids, np.int32)
