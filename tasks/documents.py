@@ -93,7 +93,8 @@ class Tfds(NamedTuple):
   """Which texts are those of a TFDS dataset.
 
   Attributes:
-    name: of a dataset that is prepared; nothing is downloaded. None if not set.
+    name: of a dataset that is prepared, with its version; nothing is
+      downloaded. None if not set.
     split: of it, or a slice such as "train[:10%]".
     text_feature: the feature that is the document.
     data_dir: TFDS's folder, or None for its own default.
@@ -183,14 +184,19 @@ class TfdsTextSource(seqio.FunctionDataSource):
     if settings.name is None:
       raise UserError(
         f"{self._selector}.name is not set: give the name of a TFDS dataset, "
-        f"such as --gin.{self._selector}.name='\"wiki40b/en\"'."
+        f"such as --gin.{self._selector}.name='\"wiki40b/en:1.3.0\"'."
       )
-    return seqio.TfdsDataSource(
-      settings.name,
-      settings.data_dir,
-      splits={TRAIN: settings.split},
-      read_only=True,
-    )
+    try:
+      return seqio.TfdsDataSource(
+        settings.name,
+        settings.data_dir,
+        splits={TRAIN: settings.split},
+        read_only=True,
+      )
+    except ValueError as error:
+      raise UserError(
+        f"{self._selector}.name = {settings.name!r}: {error}."
+      ) from error
 
   def _read(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
     settings = self._settings()

@@ -297,9 +297,9 @@ def test_public_functions_and_classes_have_docstrings(path):
 def test_each_test_module_mirrors_a_module(path):
   name = path.removeprefix("tests/")
   module = name.replace("_test.py", ".py")
-  # tests/tools/x_test.py mirrors tools/x.py.
+  # tests/tools/x_test.py mirrors tools/x.py, and tests/tasks/ mirrors tasks/.
   mirrored = (ROOT / "palm_mtf" / module).is_file() or (
-    module.startswith("tools/") and (ROOT / module).is_file()
+    module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file()
   )
   assert mirrored or name in NOT_MIRRORED, (
     f"no palm_mtf/{module}; tests of several modules stand in NOT_MIRRORED"

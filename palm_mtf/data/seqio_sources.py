@@ -171,16 +171,16 @@ class SeqioTask:
     that changes later documents only.
     """
     source = self._task.source
-    if hasattr(source, "fingerprint"):  # of our own tasks
-      parts = [source.fingerprint(digests)]
-    else:
-      inside = {**vars(source)}
-      inside.pop("_split_to_filepattern", None)  # files may move
-      parts = [describe(type(source)), describe(inside)]
-      for split in self._splits():
-        with _explained(f"TASK: {self.name}, the files of split {split!r}"):
+    with _explained(f"TASK: {self.name}"):
+      if hasattr(source, "fingerprint"):  # our own tasks' sources
+        parts = [source.fingerprint(digests)]
+      else:
+        inside = {**vars(source)}
+        inside.pop("_split_to_filepattern", None)  # files may move
+        parts = [describe(type(source)), describe(inside)]
+        for split in self._splits():
           shards = source.list_shards(split)
-        parts += [split, *describe_shards(shards, digests)]
+          parts += [split, *describe_shards(shards, digests)]
     parts += [describe(step) for step in self._steps]
     if not self._features.is_text:
       parts.append(repr(self._lengths))
