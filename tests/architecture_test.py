@@ -43,7 +43,7 @@ MAY_IMPORT = {
   "optim": PURE | FOUNDATION,
   "mesh": PURE | FOUNDATION,
   "pods": PURE | GRAPH,
-  "data": PURE | {"console", "disk"},
+  "data": PURE | {"_tf", "console", "disk"},
   # Entry points are reached by the names that gin files give.
   "cli": PURE,
   "__main__": {"cli"},
@@ -55,6 +55,7 @@ ONLY_IMPORTERS = {
   "gin": "palm_mtf/cli/",
   "tensorflow": "palm_mtf/_tf.py",
   "mesh_tensorflow": "palm_mtf/_tf.py",
+  "seqio": "palm_mtf/data/seqio_sources.py",
 }
 
 # Import without TensorFlow. The entry points check all input before they
@@ -177,10 +178,17 @@ def test_each_library_is_imported_in_its_one_place(path):
       assert not imported, f"only {place} imports {library}"
 
 
+@pytest.mark.parametrize("path", [p for p in PACKAGE if _part(p) == "data"])
+def test_of_data_only_the_source_of_seqio_tasks_needs_tensorflow(path):
+  if path != "palm_mtf/data/seqio_sources.py":
+    assert "_tf" not in _imported_parts(path)
+
+
 @each_module
 def test_the_package_imports_neither_tasks_nor_tools_nor_tests(path):
-  tops = {name.split(".")[0] for name in _imports(path)}
-  assert not tops & {"tasks", "tests", "tools"}
+  names = [name.split(".") for name in _imports(path)]
+  assert not {name[0] for name in names} & {"tasks", "tests", "tools"}
+  assert ["palm_mtf", "tasks"] not in [name[:2] for name in names]
 
 
 # _tf.py holds back what TensorFlow writes while it is imported.
@@ -297,9 +305,9 @@ def test_public_functions_and_classes_have_docstrings(path):
 def test_each_test_module_mirrors_a_module(path):
   name = path.removeprefix("tests/")
   module = name.replace("_test.py", ".py")
-  # tests/tools/x_test.py mirrors tools/x.py.
+  # tests/tools/x_test.py mirrors tools/x.py, and tests/tasks/ mirrors tasks/.
   mirrored = (ROOT / "palm_mtf" / module).is_file() or (
-    module.startswith("tools/") and (ROOT / module).is_file()
+    module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file()
   )
   assert mirrored or name in NOT_MIRRORED, (
     f"no palm_mtf/{module}; tests of several modules stand in NOT_MIRRORED"

@@ -96,6 +96,9 @@ class TextFiles:
     )
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
+  def check_vocabulary(self, sha256: str | None) -> None:
+    """Does nothing: any vocabulary can encode text."""
+
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document); reads everything anew.
 

@@ -11,9 +11,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from palm_mtf.data.files import TextFile
+from palm_mtf.data.files import TextFile, describe_file
 from palm_mtf.data.progress import progress_bar
 from palm_mtf.disk import write_atomically
 from palm_mtf.errors import UserError
@@ -78,6 +78,16 @@ class FileDigests:
       self._known[file.path] = [file.num_bytes, file.mtime_ns, digest]
       self._has_new = True
     return digest
+
+
+def describe_shards(
+  paths: Iterable[str], digests: FileDigests | None
+) -> list[str]:
+  """Returns the names of what is no local file, then the digests of files."""
+  paths = [os.fspath(path) for path in paths]
+  files = [describe_file(path) for path in paths if os.path.isfile(path)]
+  others = [path for path in paths if not os.path.isfile(path)]
+  return others + (digests or FileDigests()).read(files)
 
 
 def _blake2b():

@@ -57,7 +57,9 @@ def find_files(
   paths = set()
   for pattern in [globs] if isinstance(globs, str) else globs:
     paths.update(_match(pattern, f"{setting} = {pattern!r}"))
-  files = [_describe(path, setting) for path in sorted(paths)]
+  for path in sorted(paths):
+    _check_compression(path, setting)
+  files = [describe_file(path, setting) for path in sorted(paths)]
   if not any(file.num_bytes for file in files):
     raise UserError(
       f"{setting} = {globs!r}: all {len(files):,} files are empty, such as "
@@ -92,23 +94,32 @@ def _match(pattern: str, what: str) -> list[str]:
   return paths
 
 
-def _describe(path: str, setting: str) -> TextFile:
+def describe_file(path: str, setting: str = "") -> TextFile:
+  """Returns a file's size and time.
+
+  Raises:
+    UserError: it may not be read; begins with `setting`.
+  """
+  where = f"{setting}: {path}" if setting else path
+  if not os.access(path, os.R_OK):
+    raise UserError(
+      f"{where} may not be read; change its permissions, or give a "
+      "glob that leaves it out."
+    )
+  try:
+    stat = os.stat(path)
+  except OSError as error:
+    raise UserError(f"{where}: {error.strerror}.") from None
+  return TextFile(path, stat.st_size, stat.st_mtime_ns)
+
+
+def _check_compression(path: str, setting: str) -> None:
   if path.endswith(_OTHER_COMPRESSIONS):
     raise UserError(
       f"{setting}: {path}: this compression is not supported, only "
       f"{', '.join(COMPRESSIONS)}; compress the text anew, or give a glob that "
       "leaves the file out."
     )
-  if not os.access(path, os.R_OK):
-    raise UserError(
-      f"{setting}: {path} may not be read; change its permissions, or give a "
-      "glob that leaves it out."
-    )
-  try:
-    stat = os.stat(path)
-  except OSError as error:
-    raise UserError(f"{setting}: {path}: {error.strerror}.") from None
-  return TextFile(path, stat.st_size, stat.st_mtime_ns)
 
 
 def _explain_no_match(

@@ -7,8 +7,14 @@ from palm_mtf.data.documents import TextFiles
 from palm_mtf.data.sources import Source
 
 
-def open_sources(data: DataConfig) -> list[Source]:
+def open_sources(
+  data: DataConfig, sequence_length: int | None = None
+) -> list[Source]:
   """Returns the sources of a run; their rates add up to 1.
+
+  Args:
+    data: what to open.
+    sequence_length: tokens of a row, for tasks whose preprocessors ask for it.
 
   Raises:
     UserError: files are missing, or TASK is no registered task.
@@ -24,4 +30,4 @@ def open_sources(data: DataConfig) -> list[Source]:
     ]
   from palm_mtf.data.seqio_sources import open_task  # brings TensorFlow
 
-  return open_task(data.task, data.validation_share)
+  return open_task(data.task, data.validation_share, sequence_length)

@@ -103,7 +103,7 @@ def _explain_read_error(
 def _parse(line: bytes, where: str) -> dict[str, object]:
   fix = "a .jsonl file has one JSON object on each line"
   try:
-    parsed = json.loads(line.decode("utf-8"))
+    parsed = json.loads(line.rstrip().decode("utf-8"))
   except UnicodeDecodeError as error:
     raise UserError(
       f"{where}: not UTF-8, byte 0x{line[error.start]:02x} at column "

@@ -83,6 +83,14 @@ class Source(Protocol):
       digests: of the files, kept between runs; None reads every file.
     """
 
+  def check_vocabulary(self, sha256: str | None) -> None:
+    """Raises UserError if its documents are ids of another vocabulary.
+
+    Args:
+      sha256: of the run's SentencePiece model, in hexadecimal; None where the
+        run is to train one.
+    """
+
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document), the split one of SPLITS.
 

@@ -114,6 +114,46 @@ def test_all_files_empty_is_an_error(tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+  ("name", "compression", "is_json_lines"),
+  [
+    ("a.txt", "", False),
+    ("a.json", "", False),
+    ("jsonl", "", False),
+    ("a.jsonl", "", True),
+    ("a.txt.gz", ".gz", False),
+    ("a.jsonl.gz", ".gz", True),
+    ("a.jsonl.bz2", ".bz2", True),
+    ("a.jsonl.xz", ".xz", True),
+    ("a.jsonl.gz.txt", "", False),
+  ],
+)
+def test_the_suffix_says_what_a_file_is(
+  tmp_path, name, compression, is_json_lines
+):
+  (tmp_path / name).write_text("text")
+  (file,) = find_files(f"{tmp_path}/*")
+  assert file.compression == compression
+  assert file.is_json_lines == is_json_lines
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".lz4", ".lzma", ".br"])
+def test_another_compression_is_named_with_those_that_are_read(
+  tmp_path, suffix
+):
+  (tmp_path / f"a.jsonl{suffix}").write_bytes(b"packed")
+  assert error(f"{tmp_path}/*") == (
+    f"TEXT_FILES: {tmp_path}/a.jsonl{suffix}: this compression is not "
+    "supported, only .gz, .bz2, .xz; compress the text anew, or give a glob "
+    "that leaves the file out."
+  )
+
+
+def test_a_message_calls_the_setting_as_the_user_does(tmp_path):
+  with pytest.raises(UserError, match=r"^books.files = '.*/x': matches no"):
+    find_files(f"{tmp_path}/x", "books.files")
+
+
 @pytest.fixture
 def ordinary_user():
   """A folder that everybody may enter; the test runs without root's rights."""

@@ -1,0 +1,77 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Registers SeqIO tasks as T5 users write them, for the tests."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import seqio
+import tensorflow as tf
+
+from palm_mtf.data.seqio_sources import open_task
+
+TEXTS = [f"line {i}: caf\u00e9 \U0001f600" for i in range(300)]
+# No text of a task may need the vocabulary of the task.
+UNREACHABLE = seqio.SentencePieceVocabulary("gs://nowhere/t5.model", 100)
+REKEY = functools.partial(
+  seqio.preprocessors.rekey, key_map={"targets": "text"}
+)
+T5_STEPS = [
+  REKEY,
+  seqio.preprocessors.tokenize,
+  seqio.CacheDatasetPlaceholder(),
+  seqio.preprocessors.append_eos_after_trim,
+]
+
+
+@contextlib.contextmanager
+def registries_restored() -> Iterator[None]:
+  """Removes what the body registers."""
+  kept = [
+    (registry, dict(registry._REGISTRY))
+    for registry in (seqio.TaskRegistry, seqio.MixtureRegistry)
+  ]
+  yield
+  for registry, names in kept:
+    registry._REGISTRY.clear()
+    registry._REGISTRY.update(names)
+
+
+def add(name, source, steps=T5_STEPS, features=("targets",), vocabulary=None):
+  vocabulary = vocabulary or UNREACHABLE
+  return seqio.TaskRegistry.add(
+    name,
+    source=source,
+    preprocessors=steps,
+    output_features={f: seqio.Feature(vocabulary) for f in features},
+  )
+
+
+def add_lines(name, path, steps=T5_STEPS, **keywords):
+  source = seqio.TextLineDataSource({"train": str(path)})
+
+  def to_text(dataset):
+    return dataset.map(lambda line: {"text": line})
+
+  return add(name, source, [to_text, *steps], **keywords)
+
+
+def add_examples(name, examples: dict, steps=T5_STEPS, **keywords):
+  """A task of {split: {feature: values}}."""
+
+  def read(split, shuffle_files=False):
+    assert not shuffle_files
+    return tf.data.Dataset.from_tensor_slices(examples[split])
+
+  source = seqio.FunctionDataSource(read, splits=tuple(examples))
+  return add(name, source, steps, **keywords)
+
+
+def open_one(name, share=0.1, sequence_length=None):
+  (source,) = open_task(name, share, sequence_length)
+  return source
+
+
+def texts_of(source, split="train") -> list[str]:
+  return [d.text for name, d in source.documents() if name == split]

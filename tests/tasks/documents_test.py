@@ -1,0 +1,263 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import gin
+import pytest
+
+seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+tf = pytest.importorskip("tensorflow")
+tfds = pytest.importorskip("tensorflow_datasets")
+
+from palm_mtf.data.documents import TextFiles  # noqa: E402
+from palm_mtf.data.seqio_sources import open_task  # noqa: E402
+from palm_mtf.data.sources import num_repeats  # noqa: E402
+from palm_mtf.errors import UserError  # noqa: E402
+from palm_mtf.tasks import documents  # noqa: E402, F401
+
+TEXTS = [f"document {i}" for i in range(100)]
+
+
+@pytest.fixture(autouse=True)
+def no_settings():
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+def configure(**values: object) -> None:
+  """Sets parameters as a gin file does; "__" stands for the dot."""
+  lines = ["from __gin__ import dynamic_registration"]
+  lines += ["from palm_mtf.tasks import documents"]
+  lines += [
+    f"documents.{name.replace('__', '.')} = {value!r}"
+    for name, value in values.items()
+  ]
+  gin.parse_config("\n".join(lines))
+
+
+@pytest.fixture
+def weighted(tmp_path):
+  path = tmp_path / "weighted.jsonl"
+  path.write_text(
+    "".join(
+      json.dumps({"body": text, "times": i % 5 / 2}) + "\n"
+      for i, text in enumerate(TEXTS)
+    )
+  )
+  return path
+
+
+class MyTexts(tfds.core.GeneratorBasedBuilder):
+  """A small dataset, made here."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  # TFDS looks for it with importlib_resources, on which it does not depend.
+  code_path = None
+
+  def _info(self):
+    features = {"id": tf.int64, "body": tf.string}
+    return self.dataset_info_from_configs(
+      features=tfds.features.FeaturesDict(features), disable_shuffling=True
+    )
+
+  def _split_generators(self, dl_manager):
+    return {"train": self._generate_examples()}
+
+  def _generate_examples(self):
+    for i, text in enumerate(TEXTS):
+      yield i, {"id": i, "body": text}
+
+
+@pytest.fixture
+def dataset(tmp_path) -> str:
+  """The folder of TFDS in which `my_texts` is prepared."""
+  folder = str(tmp_path / "tfds")
+  MyTexts(data_dir=folder).download_and_prepare()
+  return folder
+
+
+def splits_of(source) -> dict[str, list[str]]:
+  splits = {"train": [], "validation": []}
+  for split, document in source.documents():
+    splits[split].append(document.text)
+  return splits
+
+
+def test_text_files_gives_the_documents_of_files_as_often_as_they_weigh(
+  weighted,
+):
+  configure(
+    text_files__files=str(weighted),
+    text_files__text_field="body",
+    text_files__weight_field="times",
+    text_files__validation_share=0.3,
+  )
+  (source,) = open_task("text_files", 0.1)
+  files = TextFiles(
+    str(weighted), text_field="body", weight_field="times", validation_share=0.3
+  )
+  expected = {"train": [], "validation": []}
+  for split, document in files.documents():
+    expected[split] += [document.text] * num_repeats(document)
+  assert splits_of(source) == expected
+  assert len(expected["train"]) > len(expected["validation"]) > 10
+
+
+def test_tfds_text_holds_out_the_same_documents_as_text_files(
+  weighted, dataset
+):
+  configure(
+    tfds_text__name="my_texts:1.0.0",
+    tfds_text__text_feature="body",
+    tfds_text__data_dir=dataset,
+    tfds_text__validation_share=0.3,
+    text_files__files=str(weighted),
+    text_files__text_field="body",
+    text_files__validation_share=0.3,
+  )
+  (tfds_source,) = open_task("tfds_text", 0.1)
+  (files_source,) = open_task("text_files", 0.1)
+  splits = splits_of(tfds_source)
+  assert {name: sorted(each) for name, each in splits.items()} == {
+    name: sorted(each) for name, each in splits_of(files_source).items()
+  }
+  assert splits_of(tfds_source) == splits, "in the same order again"
+
+
+def test_tfds_text_reads_a_part_of_a_split(dataset):
+  configure(
+    tfds_text__name="my_texts:1.0.0",
+    tfds_text__split="train[:20]",
+    tfds_text__text_feature="body",
+    tfds_text__data_dir=dataset,
+  )
+  (source,) = open_task("tfds_text", 0.1)
+  splits = splits_of(source)
+  assert sorted(splits["train"] + splits["validation"]) == sorted(TEXTS[:20])
+
+
+def test_a_tfds_task_of_the_user_is_a_source(dataset):
+  seqio.TaskRegistry.add(
+    "my_tfds_task",
+    source=seqio.TfdsDataSource("my_texts:1.0.0", dataset, splits=["train"]),
+    preprocessors=[
+      seqio.preprocessors.rekey,
+      lambda ds: ds.map(lambda e: {"targets": e["body"]}),
+    ],
+    output_features={"targets": seqio.Feature(seqio.PassThroughVocabulary(0))},
+  )
+  (source,) = open_task("my_tfds_task", 0.2)
+  splits = splits_of(source)
+  assert sorted(splits["train"] + splits["validation"]) == sorted(TEXTS)
+  assert splits["validation"]
+  first = source.fingerprint()
+  assert open_task("my_tfds_task", 0.2)[0].fingerprint() == first
+  (shard, *_) = source._task.source.list_shards("train")
+  with open(shard, "ab") as file:
+    file.write(b"x")
+  assert open_task("my_tfds_task", 0.2)[0].fingerprint() != first
+
+
+@pytest.mark.parametrize(
+  ("task", "value"),
+  [
+    ("text_files.files", '"/data/*.jsonl"'),
+    ("tfds_text.name", '"wiki40b/en:1.3.0"'),
+  ],
+)
+def test_a_task_without_its_text_names_the_setting(task, value):
+  with pytest.raises(UserError) as info:
+    open_task(task.partition(".")[0], 0.1)[0].fingerprint()
+  assert f"documents.{task} is not set: give " in str(info.value)
+  assert f"such as --gin.documents.{task}='{value}'." in str(info.value)
+  assert "\n" not in str(info.value)
+
+
+def test_a_wrong_feature_gets_the_nearest(dataset):
+  configure(
+    tfds_text__name="my_texts:1.0.0",
+    tfds_text__text_feature="bodi",
+    tfds_text__data_dir=dataset,
+  )
+  with pytest.raises(UserError) as info:
+    open_task("tfds_text", 0.1)[0].fingerprint()
+  assert str(info.value) == (
+    "documents.tfds_text.text_feature = 'bodi': no such feature (did you mean "
+    "\"body\"?); give one of 'body', 'id'."
+  )
+
+
+def test_a_dataset_that_is_not_there_is_named(tmp_path):
+  for name, why in (
+    ("no_such_set", "TFDS name must contain a version number"),
+    ("no_such_set:1.0.0", "Dataset no_such_set not found"),
+    ("my_texts:1.0.0", "the dataset has not been generated yet"),
+  ):
+    configure(tfds_text__name=name, tfds_text__data_dir=str(tmp_path))
+    with pytest.raises(UserError, match=why) as info:
+      open_task("tfds_text", 0.1)[0].fingerprint()
+    assert "\n" not in str(info.value)
+
+
+def test_a_bad_line_is_named_through_tensorflow(tmp_path):
+  path = tmp_path / "bad.jsonl"
+  path.write_text('{"text": "one"}\n{"txt": "two"}\n')
+  configure(text_files__files=str(path))
+  with pytest.raises(UserError) as info:
+    open_task("text_files", 0.1)[0].fingerprint()
+  assert str(info.value) == (
+    f"documents.text_files.files: {path}, line 2: no field 'text' (did you "
+    "mean \"txt\"?); it has 'txt'; set documents.text_files.text_field, or "
+    "mend the line."
+  )
+
+
+def test_fingerprint_is_that_of_contents_and_settings(weighted, tmp_path):
+  def fingerprint(path, **values) -> str:
+    gin.clear_config()
+    values = {"files": str(path), "text_field": "body", **values}
+    configure(**{f"text_files__{name}": each for name, each in values.items()})
+    return open_task("text_files", 0.1)[0].fingerprint()
+
+  first = fingerprint(weighted)
+  assert fingerprint(weighted.rename(tmp_path / "moved.jsonl")) == first
+  moved = tmp_path / "moved.jsonl"
+  assert fingerprint(moved, weight_field="times") != first
+  assert fingerprint(moved, validation_share=0.03) != first
+  moved.write_text(moved.read_text().replace("document 99", "Document 99"))
+  assert fingerprint(moved) != first
+
+
+def test_seqio_itself_reads_the_tasks_with_the_vocabulary_of_gin(
+  weighted, vocabulary
+):
+  configure(
+    text_files__files=str(weighted),
+    text_files__text_field="body",
+    vocabulary__path=vocabulary.path,
+  )
+  dataset = seqio.get_dataset(
+    "text_files",
+    {"targets": 64},
+    dataset_split="train",
+    feature_converter=seqio.DecoderFeatureConverter(pack=False),
+    shuffle=False,
+  )
+  batches = list(dataset.as_numpy_iterator())
+  assert len(batches) > 80
+  for example in batches:
+    ids = example["decoder_target_tokens"]
+    ids = ids[ids != 0].tolist()
+    assert ids[-1] == vocabulary.eod_id
+    assert vocabulary.decode(ids[:-1]) in TEXTS
+
+
+def test_seqio_without_the_vocabulary_is_told_to_set_it(weighted):
+  configure(text_files__files=str(weighted), text_files__text_field="body")
+  with pytest.raises(
+    Exception, match=r"documents\.vocabulary\.path is not set"
+  ):
+    seqio.get_mixture_or_task("text_files").get_dataset(
+      {"targets": 64}, split="train", shuffle=False
+    )

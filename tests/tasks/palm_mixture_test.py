@@ -1,0 +1,71 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import gin
+import pytest
+
+pytest.importorskip("seqio", reason="SeqIO is not installed")
+
+from palm_mtf.data.seqio_sources import open_task
+from palm_mtf.errors import UserError
+from palm_mtf.tasks import palm_mixture  # noqa: F401
+
+RATES = {
+  "social_media": 0.50,
+  "web_pages": 0.27,
+  "books": 0.13,
+  "code": 0.05,
+  "wikipedia": 0.04,
+  "news": 0.01,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_settings():
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+def configure(folder, names) -> None:
+  lines = ["from __gin__ import dynamic_registration"]
+  lines += ["from palm_mtf.tasks import palm_mixture"]
+  for name in names:
+    (folder / name).mkdir(parents=True)
+    for i in range(40):
+      (folder / name / f"{i}.txt").write_text(f"{name} {i}")
+    lines += [
+      f'palm_mixture.{name}.files = "{folder}/{name}/*.txt"',
+      f"palm_mixture.{name}.validation_share = 0.3",
+    ]
+  gin.parse_config("\n".join(lines))
+
+
+def test_the_rates_are_those_of_the_paper():
+  sources = {source.name: source.rate for source in open_task("palm", 0.1)}
+  assert sources == {
+    f"palm_{name}": pytest.approx(rate) for name, rate in RATES.items()
+  }
+  assert sum(sources.values()) == pytest.approx(1)
+
+
+def test_each_source_reads_its_own_files(tmp_path):
+  configure(tmp_path, RATES)
+  for source in open_task("palm", 0.1):
+    name = source.name.removeprefix("palm_")
+    documents = list(source.documents())
+    assert sorted(d.text for _, d in documents) == sorted(
+      f"{name} {i}" for i in range(40)
+    )
+    assert {split for split, _ in documents} == {"train", "validation"}
+
+
+@pytest.mark.parametrize("missing", RATES)
+def test_a_root_that_is_not_set_is_named(tmp_path, missing):
+  configure(tmp_path, RATES.keys() - {missing})
+  with pytest.raises(UserError) as info:
+    for source in open_task("palm", 0.1):
+      source.fingerprint()
+  assert str(info.value) == (
+    f"palm_mixture.{missing}.files is not set: give a glob or a list of globs, "
+    f"such as --gin.palm_mixture.{missing}.files='\"/data/*.jsonl\"'."
+  )
