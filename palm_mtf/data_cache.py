@@ -39,7 +39,9 @@ def data_cache(
   """
   check_model_dir(model_dir)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
-  sources = open_sources(data)
+  sources = open_sources(data, model.sequence_length)
+  for source in sources:
+    source.check_vocabulary(vocabulary.sha256)
   start = time.perf_counter()
   stores = cache_stores(model_dir, data, sources, vocabulary)
   secs = time.perf_counter() - start

@@ -148,7 +148,9 @@ def load_corpus(
     UserError: there is no text, a source lacks a split, the tokens of a task
       are of another vocabulary, or the disk is full.
   """
-  sources = open_sources(data)
+  sources = open_sources(data, sequence_length)
+  for source in sources:
+    source.check_vocabulary(vocabulary.sha256)
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)

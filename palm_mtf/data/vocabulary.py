@@ -150,6 +150,8 @@ def load_vocabulary(
     path = os.path.join(model_dir, "vocabulary.model")
     if not os.path.exists(path):
       sources = open_sources(data)
+      for source in sources:
+        source.check_vocabulary(None)
       say(f"training a vocabulary of {vocab_size:,} pieces: {path}")
       train_vocabulary(training_texts(sources), vocab_size, path=path)
   vocabulary = Vocabulary(os.path.expanduser(path))
