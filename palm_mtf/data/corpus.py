@@ -3,6 +3,7 @@
 """All the tokens of a run, checked, and the batches that are made of them."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator
 
@@ -67,7 +68,7 @@ class Corpus:
     Raises:
       UserError: an epoch holds less than one batch.
     """
-    rows = self._rows("train")
+    rows = self._training_rows
     num_rows = sum(source.rows.num_rows for source in rows)
     if num_rows < sizes.largest:
       tokens = sum(len(store.train.tokens) for store in self.stores)
@@ -84,11 +85,20 @@ class Corpus:
   ) -> Iterator[Batch]:
     """Returns the validation batches; see batches.validation_batches."""
     return validation_batches(
-      self._rows("validation"),
+      self._validation_rows,
       batch_size=batch_size,
       num_rows=num_rows,
       seed=self.seed,
     )
+
+  # Planned once: rows of whole documents take a pass over them.
+  @functools.cached_property
+  def _training_rows(self) -> list[RowSource]:
+    return self._rows("train")
+
+  @functools.cached_property
+  def _validation_rows(self) -> list[RowSource]:
+    return self._rows("validation")
 
   def _rows(self, split: str) -> list[RowSource]:
     return [

@@ -15,7 +15,9 @@ import collections
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
@@ -29,6 +31,7 @@ from palm_mtf.errors import UserError
 
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
+_DOCUMENT_CHARACTERS = 256  # so much memory a document takes beside its text
 _BATCHES_BEFORE_PROCESSES = 16
 
 _vocabulary: Vocabulary  # of a worker process
@@ -155,10 +158,12 @@ def _batches(
   size = 0
   for split, document in documents:
     waiting.append(one := _Waiting(split, document))
+    size += _DOCUMENT_CHARACTERS
     if document.inputs is not None:
       inputs = list(_cut(document.inputs))
       one.num_inputs = len(inputs)
       batch += inputs
+      size += len(document.inputs)
     num_text = 0
     for part in _cut(document.text):
       num_text += 1
@@ -172,9 +177,9 @@ def _batches(
 
 
 def _cut(text: Text) -> Iterable[Text]:
-  if isinstance(text, str):
+  if isinstance(text, str) and text:
     return cut_text(text, _PART_CHARACTERS)
-  return [text]
+  return [text]  # an empty text has a part too
 
 
 def _hand_out(
@@ -213,8 +218,15 @@ def _encode(
 
 def _start_worker(vocabulary_path: str) -> None:
   global _vocabulary
+  threading.Thread(target=_end_with_parent, daemon=True).start()
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process stops it
   _vocabulary = Vocabulary(vocabulary_path)
+
+
+def _end_with_parent() -> None:
+  """Ends this worker when its parent was killed, which nothing else tells."""
+  multiprocessing.parent_process().join()
+  os._exit(1)
 
 
 def _encode_in_worker(batch: list[Text]) -> list[np.ndarray]:

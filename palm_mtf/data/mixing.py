@@ -9,9 +9,13 @@ first block on and every row is found at once, with nothing replayed:
   rates 0.5, 0.3, 0.2 and blocks of 10    a a a a a b b b c c, shuffled
   number                0 1 2 3 4 5 6 7 8 9 | 10 11 ...
   source                b a c a a b a a c b |  a  c ...
-  row of that source    2 0 1 3 4 0 1 2 0 1 |  6  2 ...
+  row of that source    0 0 0 1 2 1 3 4 1 2 |  5  2 ...
+
+A source's rows come in their order, so that it begins an epoch only after the
+one before, and the first rows of a mixture are the first rows of its sources.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,8 +39,9 @@ class Mixture:
     small for a row of its own gets one.
     """
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
-    self._ends = np.cumsum(self.rows_of_block)
     self._seed = seed
+    # Steps that follow one another read the same block.
+    self._block = functools.lru_cache(maxsize=2)(self._order)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the source of each row, and which of that source's rows it is.
@@ -45,20 +50,29 @@ class Mixture:
       numbers: of rows, counted from the start of the run, [n], int64.
 
     Returns:
-      Two arrays [n], int64; a source's rows are each met once, from 0 on, but
-      within a block in another order.
+      Two arrays [n], int64; a source's rows are each met once, from 0 on.
     """
-    if len(self._ends) == 1:
+    if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
-    block, place = np.divmod(numbers, BLOCK_ROWS)
-    card = np.empty_like(place)
-    for one_block in np.unique(block):
-      inside = block == one_block
-      key = f"seed {self._seed} mixture block {one_block}"
-      card[inside] = permute(place[inside], BLOCK_ROWS, key)
-    source = np.searchsorted(self._ends, card, side="right")
-    counts = self.rows_of_block[source]
-    return source, block * counts + card - (self._ends[source] - counts)
+    blocks, places = np.divmod(numbers, BLOCK_ROWS)
+    sources, index = np.empty_like(places), np.empty_like(places)
+    for block in np.unique(blocks).tolist():
+      inside = blocks == block
+      order, ranks = self._block(block)
+      sources[inside] = order[places[inside]]
+      index[inside] = ranks[places[inside]]
+    return sources, blocks * self.rows_of_block[sources] + index
+
+  def _order(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each row's source, and how many of it the block has before."""
+    ends = np.cumsum(self.rows_of_block)
+    key = f"seed {self._seed} mixture block {block}"
+    cards = permute(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
+    sources = np.searchsorted(ends, cards, side="right")
+    ranks = np.empty_like(sources)
+    for source, count in enumerate(self.rows_of_block):
+      ranks[sources == source] = np.arange(count)
+    return sources, ranks
 
 
 def _apportion(rates: np.ndarray) -> np.ndarray:

@@ -138,7 +138,9 @@ def _only_writer(folder: str) -> Iterator[None]:
   """Waits until no other process writes into `folder`."""
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    # A file, and opened to write: what NFS can lock.
+    path = os.path.join(folder, ".lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
       try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ token_store.py lists a shard's files. Its .json is written last, so that a shard
 without one is not there, whatever else a writer left that was stopped.
 """
 
+import array
 import dataclasses
 import hashlib
 import json
@@ -19,7 +20,7 @@ from palm_mtf.data.sources import SPLITS, TRAIN, num_repeats
 from palm_mtf.data.token_array import Shard
 from palm_mtf.disk import write_atomically
 
-_READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
+_CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
@@ -55,6 +56,9 @@ class Counts:
     )
 
 
+_COUNTS = [field.name for field in dataclasses.fields(Counts)]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardSummary:
   """What a shard's .json says.
@@ -82,39 +86,45 @@ class _SplitWriter:
   """Gathers the documents of one split of a shard."""
 
   def __init__(self, dtype: str, eod_id: int, has_inputs: bool):
-    self._dtype = dtype
-    self._eod = np.array([eod_id], dtype)
-    self._has_inputs = has_inputs
-    self._parts: list[np.ndarray] = []
-    self._examples: list[tuple[int, int]] = []
-    self.counts = Counts()
+    self._dtype = np.dtype(dtype)
+    self._eod = np.array([eod_id], dtype).tobytes()
+    self._tokens = bytearray()
+    # Where targets begin and end, in turns; arrays take little memory.
+    self._examples = array.array("q") if has_inputs else None
+    self._counts = dict.fromkeys(_COUNTS, 0)
 
   def add(self, encoded: EncodedDocument) -> None:
     """Appends one document and its [eod]."""
-    parts = [encoded.inputs, encoded.text]
-    self._parts += [part.astype(self._dtype) for part in parts if len(part)]
-    self._parts.append(self._eod)
-    targets = self.counts.num_tokens + len(encoded.inputs)
-    end = targets + len(encoded.text) + 1
-    self._examples.append((targets, end))
-    document = encoded.document
-    self.counts += Counts(
-      num_documents=1,
-      num_tokens=end - self.counts.num_tokens,
-      num_target_tokens=end - targets,
-      num_bytes=document.num_bytes,
-      num_target_bytes=document._replace(inputs=None).num_bytes,
-      longest_document_tokens=end - self.counts.num_tokens,
+    for ids in (encoded.inputs, encoded.text):
+      self._tokens += ids.astype(self._dtype).tobytes()
+    self._tokens += self._eod
+    counts, document = self._counts, encoded.document
+    num_target_tokens = len(encoded.text) + 1
+    num_tokens = len(encoded.inputs) + num_target_tokens
+    counts["num_documents"] += 1
+    counts["num_tokens"] += num_tokens
+    counts["num_target_tokens"] += num_target_tokens
+    counts["num_bytes"] += document.num_bytes
+    counts["num_target_bytes"] += document._replace(inputs=None).num_bytes
+    counts["longest_document_tokens"] = max(
+      counts["longest_document_tokens"], num_tokens
     )
+    if self._examples is not None:
+      end = counts["num_tokens"]
+      self._examples.extend((end - num_target_tokens, end))
+
+  def counts(self) -> Counts:
+    """Returns what was gathered, counted."""
+    return Counts(**self._counts)
 
   def write(self, folder: str, name: str) -> list[str]:
     """Writes what was gathered; returns the names of the files."""
-    arrays = {f"{name}.npy": np.concatenate([self._eod[:0], *self._parts])}
-    if self._has_inputs:
+    arrays = {f"{name}.npy": np.frombuffer(self._tokens, self._dtype)}
+    if self._examples is not None:
       examples = np.array(self._examples, np.int64).reshape(-1, 2)
       arrays[f"{name}.examples.npy"] = np.ascontiguousarray(examples.T)
-    for file, array in arrays.items():
-      np.save(os.path.join(folder, file), array)
+    for file, values in arrays.items():
+      _save(os.path.join(folder, file), values)
     return list(arrays)
 
 
@@ -136,7 +146,7 @@ def write_shard(
     repeats = num_repeats(encoded.document)
     for _ in range(repeats if encoded.split == TRAIN else min(repeats, 1)):
       writers[encoded.split].add(encoded)
-  counts = {split: writer.counts for split, writer in writers.items()}
+  counts = {split: writer.counts() for split, writer in writers.items()}
   files = []
   if num_read:
     for split, writer in writers.items():
@@ -148,8 +158,7 @@ def write_shard(
     blake2b={file: _blake2b(os.path.join(folder, file)) for file in files},
   )
   if num_read:
-    content = json.dumps(dataclasses.asdict(summary), indent=1).encode()
-    write_atomically(_summary_path(folder, number), content)
+    write_sealed(_summary_path(folder, number), dataclasses.asdict(summary))
   return summary
 
 
@@ -161,16 +170,38 @@ def check_shard(folder: str, number: int) -> ShardSummary:
   """
   path = _summary_path(folder, number)
   try:
-    with open(path, encoding="utf-8") as file:
-      summary = ShardSummary.from_json(json.load(file))
+    summary = ShardSummary.from_json(read_sealed(path))
     for name, expected in summary.blake2b.items():
       path = os.path.join(folder, name)
       if _blake2b(path) != expected:
-        raise ValueError("its content is not what was written")
-  except _READ_ERRORS as error:
-    why = error.strerror if isinstance(error, OSError) else error
-    raise DamagedShardError(f"{path}: {why}") from None
+        raise DamagedShardError(f"{path}: {_CHANGED}")
+  except OSError as error:
+    raise DamagedShardError(f"{path}: {error.strerror}") from None
   return summary
+
+
+def write_sealed(path: str, content: dict) -> None:
+  """Writes a JSON file with a hash of what it says."""
+  seal = {"seal": _seal(content)}
+  write_atomically(path, json.dumps(content | seal, indent=1).encode())
+
+
+def read_sealed(path: str) -> dict:
+  """Returns what `write_sealed` wrote.
+
+  Raises:
+    DamagedShardError: the file is missing, cut short or changed.
+  """
+  try:
+    with open(path, encoding="utf-8") as file:
+      content = json.load(file)
+    if content.pop("seal") == _seal(content):
+      return content
+  except OSError as error:
+    raise DamagedShardError(f"{path}: {error.strerror}") from None
+  except (ValueError, KeyError, TypeError, AttributeError):
+    pass  # no JSON object, or none of ours
+  raise DamagedShardError(f"{path}: {_CHANGED}")
 
 
 def map_shard(folder: str, number: int, split: str) -> Shard:
@@ -187,6 +218,19 @@ def _map(path: str) -> np.ndarray:
     return np.load(path, mmap_mode="r")
   except ValueError:  # an array without numbers cannot be mapped
     return np.load(path)
+
+
+def _save(path: str, values: np.ndarray) -> None:
+  # np.save says neither that a disk is full nor which.
+  header = np.lib.format.header_data_from_array_1_0(values)
+  with open(path, "wb") as file:
+    np.lib.format.write_array_header_1_0(file, header)
+    file.write(values.data)
+
+
+def _seal(content: dict) -> str:
+  text = json.dumps(content, sort_keys=True)
+  return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _summary_path(folder: str, number: int) -> str:

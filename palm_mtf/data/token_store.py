@@ -19,7 +19,6 @@ which store a run uses, token_shards.py writes and reads one shard.
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,12 +33,16 @@ from palm_mtf.data.token_shards import (
   ShardSummary,
   check_shard,
   map_shard,
+  read_sealed,
+  write_sealed,
   write_shard,
 )
 from palm_mtf.data.vocabulary import Vocabulary, num_cores
-from palm_mtf.disk import write_atomically, writing
+from palm_mtf.disk import writing
 
-FORMAT = 2  # of the folder and of the ids in it; a part of a store's name
+# Of the folder, of the ids in it and of where its shards begin, on which mending
+# relies; a part of a store's name.
+FORMAT = 2
 
 SHARD_BYTES = 64 << 20  # of text: what is encoded again after a stop
 _MANIFEST = "manifest.json"
@@ -89,16 +92,18 @@ class _Stretches:
       self._advance(document.num_bytes)
 
   def next(self, max_bytes: int) -> Iterator[tuple[str, Document]]:
-    """Yields documents up to the first with which `max_bytes` is reached."""
-    num_bytes = 0
-    while num_bytes < max_bytes:
-      try:
-        split, document = next(self._documents)
-      except StopIteration:
-        return
-      num_bytes += document.num_bytes
-      self._advance(document.num_bytes)
+    """Yields documents up to the first with which `max_bytes` is reached.
+
+    A document counts as often as it is repeated: a shard is made in memory.
+    """
+    stretch_bytes = 0
+    for split, document in self._documents:
+      num_bytes = document.num_bytes
+      self._advance(num_bytes)
       yield split, document
+      stretch_bytes += int(num_bytes * max(1.0, document.weight))
+      if stretch_bytes >= max_bytes:
+        return
 
 
 def write_store(
@@ -153,8 +158,8 @@ def write_store(
       if not shard.num_read:
         break
       shards.append(shard)
-    manifest = json.dumps({"num_shards": len(shards)}).encode()
-    write_atomically(os.path.join(partial, _MANIFEST), manifest)
+    manifest = {"num_shards": len(shards)}
+    write_sealed(os.path.join(partial, _MANIFEST), manifest)
     os.rename(partial, folder)
 
 
@@ -164,12 +169,8 @@ def read_store(folder: str) -> TokenStore:
   Raises:
     DamagedShardError: a file is missing, cut short or changed.
   """
-  path = os.path.join(folder, _MANIFEST)
-  try:
-    with open(path, encoding="utf-8") as file:
-      numbers = range(json.load(file)["num_shards"])
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise DamagedShardError(f"{path}: {error}") from None
+  manifest = read_sealed(os.path.join(folder, _MANIFEST))
+  numbers = range(manifest["num_shards"])
   with ThreadPoolExecutor(num_cores()) as threads:  # hashing frees the GIL
     shards = list(threads.map(lambda n: check_shard(folder, n), numbers))
   splits = {
