@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Installs palm_mtf, the command `palm_mtf` and the gin folder.
+"""Installs palm_mtf, the command `palm_mtf`, the gin folder and the tasks.
 
 The gin folder travels inside the package, as palm_mtf/gin: a top-level `gin`
-would write over the library of that name. Exact versions that were tested
-together are in requirements.lock.
+would write over the library of that name. The tasks travel as palm_mtf.tasks.
+Exact versions that were tested together are in requirements.lock.
 """
 
 import re
@@ -41,8 +41,9 @@ setup(
   packages=[
     *find_packages(include=["palm_mtf", "palm_mtf.*"]),
     "palm_mtf.gin",
+    "palm_mtf.tasks",
   ],
-  package_dir={"palm_mtf.gin": "gin"},
+  package_dir={"palm_mtf.gin": "gin", "palm_mtf.tasks": "tasks"},
   package_data={"palm_mtf.gin": ["*/*.gin"]},
   entry_points={"console_scripts": ["palm_mtf = palm_mtf.cli.main:main"]},
   install_requires=[

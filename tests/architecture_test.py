@@ -42,7 +42,7 @@ MAY_IMPORT = {
   "optim": PURE | FOUNDATION,
   "mesh": PURE | FOUNDATION,
   "pods": PURE | GRAPH,
-  "data": PURE | {"console", "disk"},
+  "data": PURE | {"_tf", "console", "disk"},
   # Entry points are reached by the names that gin files give.
   "cli": PURE,
   "__main__": {"cli"},
@@ -54,6 +54,7 @@ ONLY_IMPORTERS = {
   "gin": "palm_mtf/cli/",
   "tensorflow": "palm_mtf/_tf.py",
   "mesh_tensorflow": "palm_mtf/_tf.py",
+  "seqio": "palm_mtf/data/seqio_sources.py",
 }
 
 # Import without TensorFlow. The entry points check all input before they
@@ -169,10 +170,17 @@ def test_each_library_is_imported_in_its_one_place(path):
       assert not imported, f"only {place} imports {library}"
 
 
+@pytest.mark.parametrize("path", [p for p in PACKAGE if _part(p) == "data"])
+def test_of_data_only_the_source_of_seqio_tasks_needs_tensorflow(path):
+  if path != "palm_mtf/data/seqio_sources.py":
+    assert "_tf" not in _imported_parts(path)
+
+
 @each_module
 def test_the_package_imports_neither_tasks_nor_tools_nor_tests(path):
-  tops = {name.split(".")[0] for name in _imports(path)}
-  assert not tops & {"tasks", "tests", "tools"}
+  names = [name.split(".") for name in _imports(path)]
+  assert not {name[0] for name in names} & {"tasks", "tests", "tools"}
+  assert ["palm_mtf", "tasks"] not in [name[:2] for name in names]
 
 
 # _tf.py holds back what TensorFlow writes while it is imported.

@@ -94,8 +94,10 @@ class Use:
 
 
 def is_own(path: str) -> bool:
-  """Whether a dotted path lies in palm_mtf."""
-  return path.partition(".")[0] == "palm_mtf"
+  """Whether a dotted path lies in palm_mtf; its tasks are as outside code."""
+  return f"{path}.".startswith("palm_mtf.") and not (
+    f"{path}.".startswith("palm_mtf.tasks.")
+  )
 
 
 def check_parameter(

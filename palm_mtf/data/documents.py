@@ -1,59 +1,165 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads documents one by one, each with its place in or out of training.
+"""The source of TEXT_FILES: files of text and of JSON lines.
 
-One file is one document, kept as it is, byte for byte. A document's `rank` is
-a hash of its text, spread evenly over [0, 1); the documents of rank below
-VALIDATION_SHARE are held out. The split therefore depends on no order and no
-file name, equal texts are never on both sides, and a larger share only adds
-documents. files.py finds the files; tokens.py turns documents into tokens.
+A file is one document, kept as it is, byte for byte; in a .jsonl file a line is
+one. files.py finds the files and reading.py reads them; sources.py says which
+documents are held out.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from palm_mtf.config import DataConfig
 from palm_mtf.console import say
+from palm_mtf.data.file_digests import FileDigests
 from palm_mtf.data.files import TextFile, find_files
+from palm_mtf.data.reading import (
+  MACROS,
+  Fields,
+  Settings,
+  read_file,
+  read_json_lines,
+)
+from palm_mtf.data.sources import TRAIN, VALIDATION, Document
 from palm_mtf.errors import UserError
 
 
-class Document(NamedTuple):
-  """One document.
+class TextFiles:
+  """The documents of some files, in the order of their paths.
+
+  One document is in memory at a time. Left out are empty documents, and what
+  is not text, which `report_skipped` tells: files that are not UTF-8 or have a
+  NUL byte, and JSON lines whose text has a NUL or half of a surrogate pair.
 
   Attributes:
-    text: its text; line endings and byte order mark are left as they are.
-    num_bytes: size of the text in UTF-8.
-    rank: hash of the text in [0, 1).
-  """
-
-  text: str
-  num_bytes: int
-  rank: float
-
-
-@dataclasses.dataclass
-class Corpus:
-  """The documents of TEXT_FILES; every iteration reads them anew, in order.
-
-  One document is in memory at a time. Files that are empty are left out, and
-  so are those that are not text (not UTF-8, or with a NUL byte), which
-  `report_skipped` tells.
-
-  Attributes:
-    data: where the text comes from.
+    name: of the source.
+    rate: 1, the share of the rows that come from here.
+    has_inputs: False.
     files: the files, sorted by path.
-    skipped: paths of the files that the latest iteration found not to be text.
   """
 
-  data: DataConfig
-  files: list[TextFile] = dataclasses.field(init=False)
-  skipped: list[str] = dataclasses.field(init=False, default_factory=list)
+  rate = 1.0
+  has_inputs = False
 
-  def __post_init__(self):
-    self.files = find_files(self.data)
+  def __init__(
+    self,
+    globs: str | Sequence[str],
+    *,
+    text_field: str = "text",
+    weight_field: str | None = None,
+    validation_share: float,
+    name: str = "text_files",
+    settings: Settings = MACROS,
+  ):
+    """Finds the files.
+
+    Args:
+      globs: one or several; files.py says what they may hold.
+      text_field: the field of a JSON line that is the document.
+      weight_field: the field with its weight, or None for a weight of 1.
+      validation_share: share of the documents that is held out.
+      name: of the source.
+      settings: what the user calls all this, for the messages.
+
+    Raises:
+      UserError: as `find_files`.
+    """
+    self.name = name
+    self.files = find_files(globs, settings.files)
+    self._globs = globs
+    self._fields = Fields(text_field, weight_field)
+    self._validation_share = validation_share
+    self._settings = settings
+    self._start_counting()
+
+  @property
+  def num_bytes(self) -> int | None:
+    """Size of all files, or None where some are compressed."""
+    if any(file.compression for file in self.files):
+      return None
+    return sum(file.num_bytes for file in self.files)
+
+  def fingerprint(self, digests: FileDigests | None = None) -> str:
+    """Returns a hash of the files' bytes, their order and the settings.
+
+    Files may move or be touched without another fingerprint, as long as they
+    stay in the same order.
+    """
+    kinds = [file.is_json_lines for file in self.files]
+    contents = (digests or FileDigests()).read(self.files)
+    parts = (
+      self._validation_share,
+      tuple(self._fields) if any(kinds) else None,
+      *zip(kinds, contents, strict=True),
+    )
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+  def check_vocabulary(self, sha256: str | None) -> None:
+    """Does nothing: any vocabulary can encode text."""
+
+  def documents(self) -> Iterator[tuple[str, Document]]:
+    """Yields (split, document); reads everything anew.
+
+    Raises:
+      UserError: a file cannot be read or is damaged, a JSON line is broken, or
+        there is no text in all files.
+    """
+    self._start_counting()
+    found = False
+    for file in self.files:
+      for document in self._read(file):
+        found = True
+        held_out = document.rank < self._validation_share
+        yield VALIDATION if held_out else TRAIN, document
+    if not found:
+      raise UserError(
+        f"{self._settings.files} = {self._globs!r}: none of "
+        f"{len(self.files):,} files is text{self._skipped_files}"
+        f"{self._skipped_lines}."
+      )
+
+  def report_skipped(self) -> None:
+    """Says on stderr what the latest reading left out, and names the first."""
+    if count := self._skipped_files.count:
+      say(
+        f"{count:,} of {len(self.files):,} files left out{self._skipped_files}."
+      )
+    if count := self._skipped_lines.count:
+      say(f"{count:,} JSON lines left out{self._skipped_lines}.")
+
+  def _start_counting(self) -> None:
+    self._skipped_files = _Skipped("not UTF-8, or with NUL bytes")
+    self._skipped_lines = _Skipped("text with a NUL or half a surrogate pair")
+
+  def _read(self, file: TextFile) -> Iterator[Document]:
+    if file.is_json_lines:
+      lines = read_json_lines(file, self._fields, self._settings)
+      for number, text, weight in lines:
+        if not _is_text(text):
+          self._skipped_lines.add(f"{file.path}, line {number:,}")
+        elif text:
+          yield Document(text, weight=weight)
+      return
+    text = _decode(read_file(file, self._settings))
+    if text is None:
+      self._skipped_files.add(file.path)
+    elif text:
+      yield Document(text)
+
+
+class Corpus(TextFiles):
+  """The documents of TEXT_FILES without their splits."""
+
+  def __init__(self, data: DataConfig):
+    self.data = data
+    super().__init__(
+      data.text_files,
+      text_field=data.text_field,
+      weight_field=data.weight_field,
+      validation_share=data.validation_share,
+    )
 
   @property
   def num_bytes(self) -> int:
@@ -62,46 +168,27 @@ class Corpus:
 
   def is_validation(self, document: Document) -> bool:
     """Whether `document` is held out of training."""
-    return document.rank < self.data.validation_share
+    return document.rank < self._validation_share
 
   def __iter__(self) -> Iterator[Document]:
-    self.skipped = []
-    found = False
-    for file in self.files:
-      content = _read(file.path)
-      if not content:
-        continue
-      text = _decode(content)
-      if text is None:
-        self.skipped.append(file.path)
-        continue
-      found = True
-      yield Document(text, len(content), _rank(content))
-    if not found:
-      raise UserError(
-        f"TEXT_FILES = {self.data.text_files!r}: none of "
-        f"{len(self.files):,} files is text{self._describe_skipped()}."
-      )
-
-  def report_skipped(self) -> None:
-    """Says on stderr how many files were left out, and names the first."""
-    if self.skipped:
-      say(
-        f"{len(self.skipped):,} of {len(self.files):,} files left out"
-        f"{self._describe_skipped()}."
-      )
-
-  def _describe_skipped(self) -> str:
-    first = f", such as {self.skipped[0]}" if self.skipped else ""
-    return f" (not UTF-8, or with NUL bytes{first})"
+    for _, document in self.documents():
+      yield document
 
 
-def _read(path: str) -> bytes:
-  try:
-    with open(path, "rb") as file:
-      return file.read()
-  except OSError as error:
-    raise UserError(f"TEXT_FILES: {path}: {error.strerror}.") from None
+@dataclasses.dataclass
+class _Skipped:
+  """Counts what is left out; as a text, why, and the first of it."""
+
+  why: str
+  count: int = 0
+  first: str = ""
+
+  def add(self, where: str) -> None:
+    self.count += 1
+    self.first = self.first or where
+
+  def __str__(self):
+    return f" ({self.why}, such as {self.first})" if self.count else ""
 
 
 def _decode(content: bytes) -> str | None:
@@ -114,6 +201,10 @@ def _decode(content: bytes) -> str | None:
     return None
 
 
-def _rank(content: bytes) -> float:
-  digest = hashlib.blake2b(content, digest_size=6).digest()
-  return int.from_bytes(digest, "little") / 2.0**48  # exact: a float has 53
+def _is_text(text: str) -> bool:
+  """Whether a JSON text can be written as UTF-8 and has no NUL."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return False
+  return "\0" not in text

@@ -4,7 +4,7 @@
 
 `{stdlib}` in a glob stands for the folder of the running Python's standard
 library, without what was installed beside it. Only names, sizes and times are
-read here; documents.py reads the text.
+read here; reading.py reads what is in the files.
 """
 
 import glob
@@ -14,35 +14,55 @@ import sysconfig
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from palm_mtf.config import DataConfig
 from palm_mtf.errors import UserError, did_you_mean
 
+COMPRESSIONS = (".gz", ".bz2", ".xz")
+
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+_OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".Z")
 
 
 class TextFile(NamedTuple):
-  """One file, one document: where it is, its size and its time of change."""
+  """Where a file is, its size on disk and its time of change."""
 
   path: str
   num_bytes: int
   mtime_ns: int
 
+  @property
+  def compression(self) -> str:
+    """One of COMPRESSIONS, or "" for none."""
+    suffix = os.path.splitext(self.path)[1]
+    return suffix if suffix in COMPRESSIONS else ""
 
-def find_files(data: DataConfig) -> list[TextFile]:
-  """Returns the files of TEXT_FILES, each once, sorted by path.
+  @property
+  def is_json_lines(self) -> bool:
+    """Whether each line is a document; else the file is one."""
+    return self.path.removesuffix(self.compression).endswith(".jsonl")
+
+
+def find_files(
+  globs: str | Sequence[str], setting: str = "TEXT_FILES"
+) -> list[TextFile]:
+  """Returns the files that some globs match, each once, sorted by path.
+
+  Args:
+    globs: one or several.
+    setting: what the user calls them, for the messages.
 
   Raises:
     UserError: a glob matches no file, names a folder, matches a file that may
-      not be read, or all files are empty.
+      not be read or decompressed, or all files are empty.
   """
-  globs = data.text_files
   paths = set()
   for pattern in [globs] if isinstance(globs, str) else globs:
-    paths.update(_match(pattern))
-  files = [_describe(path) for path in sorted(paths)]
+    paths.update(_match(pattern, f"{setting} = {pattern!r}"))
+  for path in sorted(paths):
+    _check_compression(path, setting)
+  files = [describe_file(path, setting) for path in sorted(paths)]
   if not any(file.num_bytes for file in files):
     raise UserError(
-      f"TEXT_FILES = {globs!r}: all {len(files):,} files are empty, such as "
+      f"{setting} = {globs!r}: all {len(files):,} files are empty, such as "
       f"{files[0].path}; give files with text."
     )
   return files
@@ -56,7 +76,7 @@ def fingerprint(files: Sequence[TextFile]) -> str:
   return digest.hexdigest()
 
 
-def _match(pattern: str) -> list[str]:
+def _match(pattern: str, what: str) -> list[str]:
   """Returns the absolute paths of the files that one glob matches."""
   stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
   expanded = pattern.replace("{stdlib}", glob.escape(stdlib))
@@ -70,26 +90,42 @@ def _match(pattern: str) -> list[str]:
     ]
   paths = [path for path in matches if os.path.isfile(path)]
   if not paths:
-    raise UserError(_explain_no_match(pattern, expanded, matches))
+    raise UserError(_explain_no_match(pattern, what, expanded, matches))
   return paths
 
 
-def _describe(path: str) -> TextFile:
+def describe_file(path: str, setting: str = "") -> TextFile:
+  """Returns a file's size and time.
+
+  Raises:
+    UserError: it may not be read; begins with `setting`.
+  """
+  where = f"{setting}: {path}" if setting else path
   if not os.access(path, os.R_OK):
     raise UserError(
-      f"TEXT_FILES: {path} may not be read; change its permissions, or give a "
+      f"{where} may not be read; change its permissions, or give a "
       "glob that leaves it out."
     )
   try:
     stat = os.stat(path)
   except OSError as error:
-    raise UserError(f"TEXT_FILES: {path}: {error.strerror}.") from None
+    raise UserError(f"{where}: {error.strerror}.") from None
   return TextFile(path, stat.st_size, stat.st_mtime_ns)
 
 
-def _explain_no_match(pattern: str, expanded: str, matches: list[str]) -> str:
+def _check_compression(path: str, setting: str) -> None:
+  if path.endswith(_OTHER_COMPRESSIONS):
+    raise UserError(
+      f"{setting}: {path}: this compression is not supported, only "
+      f"{', '.join(COMPRESSIONS)}; compress the text anew, or give a glob that "
+      "leaves the file out."
+    )
+
+
+def _explain_no_match(
+  pattern: str, what: str, expanded: str, matches: list[str]
+) -> str:
   """Returns the one line that says why `pattern` matches no file."""
-  what = f"TEXT_FILES = {pattern!r}"
   stem = pattern.rstrip("/*") or "/"
   if os.path.isdir(expanded):
     return (

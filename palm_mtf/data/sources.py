@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from palm_mtf.data.file_digests import FileDigests
+
 Text = str | np.ndarray  # or token ids, [num_tokens], where a task makes them
 
 TRAIN, VALIDATION = SPLITS = ("train", "validation")
@@ -26,7 +28,7 @@ class Document(NamedTuple):
   Attributes:
     text: what is learnt: the document, or the targets of an example.
     inputs: what is given before it and not learnt; None for a document.
-    weight: how often it comes in an epoch.
+    weight: how often it comes in an epoch, at least 0; see `num_repeats`.
   """
 
   text: Text
@@ -36,17 +38,27 @@ class Document(NamedTuple):
   @property
   def rank(self) -> float:
     """A hash of inputs and text, spread evenly over [0, 1)."""
-    digest = hashlib.blake2b(_bytes(self.text), digest_size=6)
-    if self.inputs is not None:
-      digest.update(b"\0" + _bytes(self.inputs))  # no text holds a NUL
-    # Exact: a float has 53 bits.
-    return int.from_bytes(digest.digest(), "little") / 2.0**48
+    return _hash(self)
 
   @property
   def num_bytes(self) -> int:
     """Size of text and inputs in UTF-8; of token ids, in memory."""
     inputs = b"" if self.inputs is None else _bytes(self.inputs)
     return len(_bytes(self.text)) + len(inputs)
+
+
+def num_repeats(document: Document) -> int:
+  """Returns how many times a document comes in every epoch.
+
+  Its weight is cut to a whole number; what is cut off is the share of documents
+  that come once more, chosen by a hash of their text that has nothing to do
+  with `rank`. Weights of 2.25 so give 2 or 3, and 2.25 on average.
+  """
+  times = int(document.weight)
+  rest = document.weight - times
+  if not rest:
+    return times
+  return times + (_hash(document, "repeats") < rest)
 
 
 class Source(Protocol):
@@ -64,8 +76,20 @@ class Source(Protocol):
   has_inputs: bool
   num_bytes: int | None
 
-  def fingerprint(self) -> str:
-    """Returns a hash of all that decides its documents and their splits."""
+  def fingerprint(self, digests: FileDigests | None = None) -> str:
+    """Returns a hash of all that decides its documents and their splits.
+
+    Args:
+      digests: of the files, kept between runs; None reads every file.
+    """
+
+  def check_vocabulary(self, sha256: str | None) -> None:
+    """Raises UserError if its documents are ids of another vocabulary.
+
+    Args:
+      sha256: of the run's SentencePiece model, in hexadecimal; None where the
+        run is to train one.
+    """
 
   def documents(self) -> Iterator[tuple[str, Document]]:
     """Yields (split, document), the split one of SPLITS.
@@ -76,6 +100,16 @@ class Source(Protocol):
 
   def report_skipped(self) -> None:
     """Says on stderr what the latest reading left out, if anything."""
+
+
+def _hash(document: Document, purpose: str = "") -> float:
+  """Returns a number in [0, 1) that other purposes tell nothing about."""
+  digest = hashlib.blake2b(digest_size=6, person=purpose.encode())
+  digest.update(_bytes(document.text))
+  if document.inputs is not None:
+    digest.update(b"\0" + _bytes(document.inputs))  # no text holds a NUL
+  # Exact: a float has 53 bits.
+  return int.from_bytes(digest.digest(), "little") / 2.0**48
 
 
 def _bytes(text: Text) -> bytes:

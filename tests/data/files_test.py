@@ -5,20 +5,13 @@ import tempfile
 
 import pytest
 
-from palm_mtf.config import DataConfig
 from palm_mtf.data.files import find_files, fingerprint
 from palm_mtf.errors import UserError
 
 
-def config(*globs):
-  return DataConfig(
-    text_files=list(globs), vocabulary=None, validation_share=0.5
-  )
-
-
 def error(*globs) -> str:
   with pytest.raises(UserError) as info:
-    find_files(config(*globs))
+    find_files(globs)
   assert "\n" not in str(info.value)
   return str(info.value)
 
@@ -33,7 +26,7 @@ def tree(tmp_path):
 
 
 def test_files_are_sorted_and_each_is_found_once_by_several_globs(tree):
-  files = find_files(config(f"{tree}/**/*.txt", f"{tree}/*", f"{tree}/b.txt"))
+  files = find_files([f"{tree}/**/*.txt", f"{tree}/*", f"{tree}/b.txt"])
   names = [os.path.relpath(file.path, tree) for file in files]
   assert names == ["a.txt", "b.txt", "deep/er/c.txt"]
   assert [file.num_bytes for file in files] == [5, 5, 13]
@@ -41,7 +34,7 @@ def test_files_are_sorted_and_each_is_found_once_by_several_globs(tree):
 
 def test_relative_globs_start_in_the_current_folder(tree, monkeypatch):
   monkeypatch.chdir(tree)
-  assert [f.path for f in find_files(config("*.txt"))] == [
+  assert [f.path for f in find_files(["*.txt"])] == [
     str(tree / "a.txt"),
     str(tree / "b.txt"),
   ]
@@ -57,30 +50,28 @@ def test_stdlib_is_the_standard_library_without_what_is_installed_in_it(
   monkeypatch.setattr(
     "sysconfig.get_path", {"stdlib": str(tree / "deep")}.__getitem__
   )
-  files = find_files(config("{stdlib}/**/*.txt"))
+  files = find_files(["{stdlib}/**/*.txt"])
   assert [f.path for f in files] == [str(tree / "deep/er/c.txt")]
   # A glob that names such a folder itself means it.
-  assert len(find_files(config(f"{tree}/deep/**/*.txt"))) == 3
+  assert len(find_files([f"{tree}/deep/**/*.txt"])) == 3
 
 
 def test_the_default_glob_finds_the_running_library():
-  names = {
-    os.path.basename(f.path) for f in find_files(config("{stdlib}/**/*.py"))
-  }
+  names = {os.path.basename(f.path) for f in find_files(["{stdlib}/**/*.py"])}
   assert {"argparse.py", "typing.py"} <= names
   assert "pytest.py" not in names
 
 
 def test_fingerprint_follows_path_size_and_time(tree):
-  first = find_files(config(f"{tree}/*.txt"))
-  assert fingerprint(first) == fingerprint(find_files(config(f"{tree}/*.txt")))
+  first = find_files([f"{tree}/*.txt"])
+  assert fingerprint(first) == fingerprint(find_files([f"{tree}/*.txt"]))
   os.utime(tree / "a.txt", ns=(0, 1))
-  touched = find_files(config(f"{tree}/*.txt"))
+  touched = find_files([f"{tree}/*.txt"])
   (tree / "a.txt").write_text("longer than before")
   os.utime(tree / "a.txt", ns=(0, 1))
-  longer = find_files(config(f"{tree}/*.txt"))
+  longer = find_files([f"{tree}/*.txt"])
   (tree / "a.txt").rename(tree / "aa.txt")
-  moved = find_files(config(f"{tree}/*.txt"))
+  moved = find_files([f"{tree}/*.txt"])
   assert len({fingerprint(f) for f in (first, touched, longer, moved)}) == 4
 
 
@@ -121,6 +112,46 @@ def test_all_files_empty_is_an_error(tmp_path):
   assert f"all 2 files are empty, such as {tmp_path}/a" in error(
     f"{tmp_path}/*"
   )
+
+
+@pytest.mark.parametrize(
+  ("name", "compression", "is_json_lines"),
+  [
+    ("a.txt", "", False),
+    ("a.json", "", False),
+    ("jsonl", "", False),
+    ("a.jsonl", "", True),
+    ("a.txt.gz", ".gz", False),
+    ("a.jsonl.gz", ".gz", True),
+    ("a.jsonl.bz2", ".bz2", True),
+    ("a.jsonl.xz", ".xz", True),
+    ("a.jsonl.gz.txt", "", False),
+  ],
+)
+def test_the_suffix_says_what_a_file_is(
+  tmp_path, name, compression, is_json_lines
+):
+  (tmp_path / name).write_text("text")
+  (file,) = find_files(f"{tmp_path}/*")
+  assert file.compression == compression
+  assert file.is_json_lines == is_json_lines
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".lz4", ".lzma", ".br"])
+def test_another_compression_is_named_with_those_that_are_read(
+  tmp_path, suffix
+):
+  (tmp_path / f"a.jsonl{suffix}").write_bytes(b"packed")
+  assert error(f"{tmp_path}/*") == (
+    f"TEXT_FILES: {tmp_path}/a.jsonl{suffix}: this compression is not "
+    "supported, only .gz, .bz2, .xz; compress the text anew, or give a glob "
+    "that leaves the file out."
+  )
+
+
+def test_a_message_calls_the_setting_as_the_user_does(tmp_path):
+  with pytest.raises(UserError, match=r"^books.files = '.*/x': matches no"):
+    find_files(f"{tmp_path}/x", "books.files")
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""SeqIO mixture `palm`: PaLM's six sources at PaLM's rates (PaLM 3).
+
+The text is the user's own; gin says where it is, one function for each source:
+
+  from palm_mtf.tasks import palm_mixture
+  palm_mixture.books.files = "/data/books/**/*.txt"
+
+Each takes files, text_field, weight_field and validation_share, as
+`documents.text_files` does. A rate is a share of what is read, not of the text
+that there is: a small source is repeated sooner.
+"""
+
+from collections.abc import Callable, Sequence
+
+import gin
+import seqio
+
+from palm_mtf.tasks.documents import (
+  VALIDATION_SHARE,
+  Files,
+  TextFilesSource,
+  add_task,
+)
+
+
+def _add(name: str) -> Callable[..., Files]:
+  """Registers task palm_<name>; returns the function for its gin settings."""
+
+  def settings(
+    files: str | Sequence[str] | None = None,
+    text_field: str = "text",
+    weight_field: str | None = None,
+    validation_share: float = VALIDATION_SHARE,
+  ) -> Files:
+    return Files(files, text_field, weight_field, validation_share)
+
+  settings.__name__ = settings.__qualname__ = name
+  settings.__doc__ = f"Returns where the text of task palm_{name} is."
+  settings = gin.configurable(name, module=__name__)(settings)
+  add_task(f"palm_{name}", TextFilesSource(f"palm_mixture.{name}", settings))
+  return settings
+
+
+social_media = _add("social_media")
+web_pages = _add("web_pages")
+books = _add("books")
+code = _add("code")
+wikipedia = _add("wikipedia")
+news = _add("news")
+
+seqio.MixtureRegistry.add(
+  "palm",
+  [
+    ("palm_social_media", 0.50),
+    ("palm_web_pages", 0.27),
+    ("palm_books", 0.13),
+    ("palm_code", 0.05),
+    ("palm_wikipedia", 0.04),
+    ("palm_news", 0.01),
+  ],
+)
