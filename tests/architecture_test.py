@@ -59,7 +59,7 @@ ONLY_IMPORTERS = {
 
 # Import without TensorFlow. The entry points check all input before they
 # import it.
-ENTRY_POINTS = {"evaluate", "infer", "train", "vocab"}
+ENTRY_POINTS = {"data_statistics", "evaluate", "infer", "train", "vocab"}
 TENSORFLOW_FREE = PURE | ENTRY_POINTS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "mesh_tensorflow", "seqio", "tensorflow")
 

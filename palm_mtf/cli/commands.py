@@ -42,6 +42,9 @@ COMMANDS = {
   ),
   "generate": Command("continue the texts of PROMPTS", has_results=True),
   "vocab": Command("train, or find, the vocabulary of a run"),
+  "data statistics": Command(
+    "count documents, tokens, duplicates and overlap", has_results=True
+  ),
   "doctor": Command(
     "print versions and devices, and what to mend",
     has_results=True,

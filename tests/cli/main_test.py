@@ -67,7 +67,7 @@ def test_version(palm_mtf):
   assert palm_mtf("--version").stdout == f"palm_mtf {__version__}\n"
 
 
-COMMANDS = "train, evaluate, generate, vocab, doctor"
+COMMANDS = "train, evaluate, generate, vocab, data statistics, doctor"
 
 
 @pytest.mark.parametrize(
