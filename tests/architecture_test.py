@@ -63,6 +63,7 @@ ONLY_IMPORTERS = {
 ENTRY_POINTS = {
   "data_cache",
   "data_inspect",
+  "data_statistics",
   "evaluate",
   "infer",
   "train",

@@ -23,7 +23,16 @@ FILES = sorted(FOLDER.glob("**/*.gin"))
 FRAGMENT_FOLDERS = ["data", "layouts", "models", "optim"]
 FRAGMENTS = [path for path in FILES if path.parent.name in FRAGMENT_FOLDERS]
 RECIPES = sorted((FOLDER / "recipes").glob("*.gin"))
-RUNS = ["evaluate", "generate", "train"]
+# Run files by name, and the commands that they configure.
+RUNS = [
+  "data_cache",
+  "data_inspect",
+  "data_statistics",
+  "evaluate",
+  "generate",
+  "train",
+]
+COMMAND_OF = {name.replace(" ", "_"): name for name in COMMANDS}
 TO_THE_USER = {
   "MODEL_DIR": '"model_dir"',
   "TEXT_FILES": '"*.txt"',
@@ -171,9 +180,9 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
 @pytest.mark.parametrize("command", RUNS)
 def test_every_entry_point_takes_what_its_command_passes(command):
   entry_point, built = loaded(RECIPES[0], command).build()
-  if COMMANDS[command].keeps_config:
+  if COMMANDS[COMMAND_OF[command]].keeps_config:
     built["config_files"] = {}
-  if COMMANDS[command].has_results:
+  if COMMANDS[COMMAND_OF[command]].has_results:
     built["as_json"] = True
   inspect.signature(entry_point).bind(**built)
 
@@ -245,8 +254,8 @@ def test_the_paper_recipes_have_the_paper_batches(name, batch):
 def test_the_header_of_a_run_file_speaks_of_its_command(command):
   text = (FOLDER / "runs" / f"{command}.gin").read_text()
   header = text[: text.index("from __gin__")]
-  assert f"`palm_mtf {command}`" in header
-  assert f"palm_mtf {command} --gin_file=" in header
+  assert f"`palm_mtf {COMMAND_OF[command]}`" in header
+  assert f"palm_mtf {COMMAND_OF[command]} --gin_file=" in header
   assert "Required: MODEL_DIR" in header
   known = macros_that_runs_reference()
   named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", header))

@@ -62,6 +62,9 @@ COMMANDS = {
   "data inspect": Command(
     "print what a training step reads, as text", has_results=True
   ),
+  "data statistics": Command(
+    "count documents, tokens, duplicates and overlap", has_results=True
+  ),
   "vocab": Command(
     "train a vocabulary of your own",
     has_results=True,

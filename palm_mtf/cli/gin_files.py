@@ -7,8 +7,9 @@ order, then the command line, and the last value of a name holds. Whatever would
 have no effect is an error (gin_checks.py), found before anything but pure
 modules is imported. The result is one flat text: gin reads it, `--print_config`
 prints it, the run keeps it as MODEL_DIR/config.gin, and it is a `--gin_file`
-that gives the same again, to every command. Library code has no gin decorators:
-the text's imports register what it names. How single files are read is in
+that gives the same again, to every command. A run file may set macros of its
+command alone, for those who do not. Library code has no gin decorators: the
+text's imports register what it names. How single files are read is in
 gin_statements.py.
 """
 

@@ -340,3 +340,19 @@ def test_only_a_message_about_a_macro_says_where_it_was_set():
     "D_FF = 1: no. (D_FF is set in models/palm_tiny.gin:7)"
   )
   assert configuration.located("no space left") == "no space left"
+
+
+def test_a_run_file_sets_a_macro_of_its_own_unless_the_user_does(here):
+  plain = load("data_statistics", [RECIPE], [DIR])
+  assert values(plain)["OVERLAP_FILES"] is None
+  assert origins(plain)["OVERLAP_FILES"].startswith("runs/data_statistics.gin:")
+  mine = write(here, "mine.gin", "OVERLAP_FILES = 'a'\n")
+  assert (
+    values(load("data_statistics", [RECIPE, mine], [DIR]))["OVERLAP_FILES"]
+    == "a"
+  )
+  train = load("train", [RECIPE, mine], [DIR])
+  assert "OVERLAP_FILES" not in values(train)
+  kept = write(here, "kept.gin", train.effective_text())
+  again = load("data_statistics", [kept])
+  assert without_origins(again) == without_origins(plain)

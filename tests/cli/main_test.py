@@ -70,6 +70,12 @@ def test_version(palm_mtf):
   assert palm_mtf("--version").stdout == f"palm_mtf {__version__}\n"
 
 
+COMMANDS = (
+  "train, evaluate, generate, data cache, data inspect, data statistics, vocab, "
+  "vocab inspect, doctor"
+)
+
+
 @pytest.mark.parametrize(
   ("arguments", "line"),
   [
