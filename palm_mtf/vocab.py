@@ -1,52 +1,200 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf vocab`: trains the vocabulary of a run and measures it.
+"""`palm_mtf vocab` trains a vocabulary, `palm_mtf vocab inspect` shows one.
 
-A run trains its vocabulary by itself; this does only that and says how well it
-fits text it was not trained on. The work is in data/vocabulary.py.
+A run without VOCABULARY trains one of its own; this makes one that many runs
+share. It learns from every document of its input, held out by none of them.
+The work is in data/vocabulary_training.py and data/vocabulary_report.py.
 """
 
-import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from palm_mtf.config import DataConfig, PalmConfig
-from palm_mtf.data.documents import Corpus
-from palm_mtf.data.vocabulary import load_vocabulary
-from palm_mtf.data.vocabulary_training import sample_text
-from palm_mtf.disk import check_model_dir
+from palm_mtf.data.documents import TextFiles
+from palm_mtf.data.progress import progress_bar
+from palm_mtf.data.reading import Settings
+from palm_mtf.data.vocabulary import Vocabulary
+from palm_mtf.data.vocabulary_report import (
+  Fit,
+  count_pieces,
+  find_losses,
+  measure_fit,
+)
+from palm_mtf.data.vocabulary_training import (
+  MIN_VOCAB_SIZE,
+  learn_model,
+  list_pieces,
+  training_sample,
+)
+from palm_mtf.disk import write_atomically
+from palm_mtf.errors import UserError, check_count
 
-_SAMPLE_CHARACTERS = 1 << 20
+# What is called by its macro elsewhere. Weights are not read.
+_SETTINGS = Settings("--input", "--text_field", weight_field="")
+_MEASURED_CHUNKS = 1024  # of the training sample, some 4,096 characters each
 
 
-def vocab(*, model_dir: str, model: PalmConfig, data: DataConfig) -> None:
-  """Prints where the vocabulary is, its size and how well it fits.
+def vocab(
+  *,
+  globs: Sequence[str],
+  size: int,
+  prefix: str,
+  text_field: str,
+  as_json: bool,
+) -> None:
+  """Trains a vocabulary, and prints what was made and how well it fits.
 
   Args:
-    model_dir: where vocabulary.model is trained, if VOCABULARY is None and it
-      is not there yet.
-    model: gives VOCAB_SIZE.
-    data: gives TEXT_FILES, VOCABULARY and VALIDATION_SHARE.
+    globs: the files to learn from.
+    size: number of pieces.
+    prefix: PREFIX.model and PREFIX.vocab are written.
+    text_field: the field of a JSON line that is the text.
+    as_json: print one JSON object.
 
   Raises:
-    UserError: as `load_vocabulary`.
+    UserError: PREFIX.model exists, there is no text, the text does not support
+      `size` pieces, or the files cannot be written.
   """
-  check_model_dir(model_dir)
-  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
-  corpus = Corpus(data)
-  texts = sample_text(
-    (d.text for d in corpus if corpus.is_validation(d)), _SAMPLE_CHARACTERS
+  check_count("--size", size, MIN_VOCAB_SIZE)
+  path = f"{os.path.expanduser(prefix)}.model"
+  _check_output(prefix, path)
+  sample = training_sample(_read(globs, text_field), size)
+  model = learn_model(sample, size, size_setting="--size")
+  _write(f"{os.path.expanduser(prefix)}.vocab", list_pieces(model).encode())
+  _write(path, model)  # last: with it the vocabulary is there
+  vocabulary = Vocabulary(path, setting="--output")
+  # The sample is ordered by hash, so that its first chunks are of all files.
+  fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
+  results = {
+    "vocabulary": path,
+    "pieces": vocabulary.size,
+    **_fit_results(fit),
+    "sha256": vocabulary.sha256,
+  }
+  _print(results, as_json)
+
+
+def inspect(
+  *,
+  vocabulary: str,
+  globs: Sequence[str],
+  text_field: str,
+  as_json: bool,
+) -> None:
+  """Prints the pieces of a vocabulary, what it loses, and how well it fits.
+
+  Args:
+    vocabulary: path of a SentencePiece model.
+    globs: the files to measure it on.
+    text_field: the field of a JSON line that is the text.
+    as_json: print one JSON object.
+
+  Raises:
+    UserError: `vocabulary` is no model that a run can use, or there is no text.
+  """
+  path = os.path.expanduser(vocabulary)
+  loaded = Vocabulary(path, setting="--vocabulary")
+  pieces = count_pieces(loaded)
+  losses = find_losses(loaded)
+  fit = measure_fit(loaded, _read(globs, text_field))
+  results = {
+    "vocabulary": path,
+    "pieces": loaded.size,
+    "control_pieces": pieces.control,
+    "byte_pieces": pieces.byte,
+    "digit_pieces": pieces.digit,
+    "white_space_runs": pieces.white_space,
+    "other_pieces": pieces.other,
+    "longest_pieces": pieces.longest,
+    "end_of_document": loaded.piece(loaded.eod_id),
+    "digits_stand_alone": not pieces.joined_digits,
+    "joined_digits": pieces.joined_digits,
+    "first_joined_digits": pieces.first_joined_digits,
+    "lossless": not losses and not fit.num_changed,
+    "losses": losses,
+    "documents": fit.num_documents,
+    "documents_changed": fit.num_changed,
+    "first_change": fit.first_change,
+    **_fit_results(fit),
+    "pieces_used": fit.num_used,
+    "sha256": loaded.sha256,
+  }
+  _print(results, as_json)
+
+
+def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
+  """Yields every text of the input; says what was left out."""
+  source = TextFiles(
+    globs,
+    text_field=text_field,
+    validation_share=1.0,  # unused: both splits are read
+    settings=_SETTINGS,
   )
-  corpus.report_skipped()
-  print(f"vocabulary          {vocabulary.path}")
-  print(f"pieces              {vocabulary.size:,}")
-  print(f"VOCAB_SIZE          {model.vocab_size:,}")
-  if not texts:
-    print("no document is held out to measure it on (VALIDATION_SHARE)")
+  with progress_bar("Reading text", source.num_bytes) as advance:
+    for _, document in source.documents():
+      yield document.text
+      advance(document.num_bytes)
+  source.report_skipped()
+
+
+def _check_output(prefix: str, path: str) -> None:
+  """Raises UserError unless `path` can be written and is not there yet."""
+  what = f"--output = {prefix!r}"
+  if not os.path.basename(prefix) or os.path.isdir(prefix):
+    raise UserError(
+      f"{what}: a folder; name a file in it, such as "
+      f"{os.path.join(prefix, 'words')!r}."
+    )
+  if os.path.lexists(path):
+    raise UserError(
+      f"{what}: {path} is there already, and checkpoints may depend on it; "
+      "give another --output, or remove the file."
+    )
+  folder = os.path.dirname(os.path.abspath(path))
+  while not os.path.lexists(folder):
+    folder = os.path.dirname(folder)
+  if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+    raise UserError(
+      f"{what}: {folder} is no folder that may be written; give another "
+      "--output."
+    )
+
+
+def _write(path: str, content: bytes) -> None:
+  try:
+    write_atomically(os.path.abspath(path), content)
+  except UserError as error:
+    message = str(error).replace("another MODEL_DIR", "another --output")
+    raise UserError(message) from None
+
+
+def _fit_results(fit: Fit) -> dict[str, int | float]:
+  return {
+    "measured_bytes": fit.num_bytes,
+    "measured_tokens": fit.num_tokens,
+    "tokens_per_byte": fit.tokens_per_byte,
+    "bytes_per_token": fit.bytes_per_token,
+    "byte_share": fit.byte_share,
+  }
+
+
+def _print(results: Mapping[str, Any], as_json: bool) -> None:
+  """Prints one JSON object, or a line for each result."""
+  if as_json:
+    print(json.dumps(results))
     return
-  ids = list(itertools.chain(*vocabulary.encode_batch(texts)))
-  num_bytes = sum(len(text.encode()) for text in texts)
-  print(f"measured on         {num_bytes:,} bytes of held-out text")
-  print(f"tokens per byte     {len(ids) / num_bytes:.4f}")
-  print(f"bytes per token     {num_bytes / len(ids):.3f}")
-  print(
-    f"byte pieces         {100 * vocabulary.byte_share(ids):.3f}% of tokens"
-  )
+  width = max(map(len, results)) + 2
+  for name, value in results.items():
+    print(f"{name.replace('_', ' '):{width}}{_shown(value)}")
+
+
+def _shown(value: object) -> str:
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  if isinstance(value, float):
+    return f"{value:.4f}"
+  if isinstance(value, list):
+    return ", ".join(map(repr, value)) or "none"
+  return f"{value:,}" if isinstance(value, int) else str(value) or "none"

@@ -23,7 +23,7 @@ FILES = sorted(FOLDER.glob("**/*.gin"))
 FRAGMENT_FOLDERS = ["data", "layouts", "models", "optim"]
 FRAGMENTS = [path for path in FILES if path.parent.name in FRAGMENT_FOLDERS]
 RECIPES = sorted((FOLDER / "recipes").glob("*.gin"))
-RUNS = ["evaluate", "generate", "train", "vocab"]
+RUNS = ["evaluate", "generate", "train"]
 TO_THE_USER = {
   "MODEL_DIR": '"model_dir"',
   "TEXT_FILES": '"*.txt"',

@@ -18,7 +18,7 @@ SEQUENCE_LENGTH = 400
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
-  train_vocabulary(["abcd " * 50, "a b c d\n" * 50], 270, path=path)
+  train_vocabulary(["abcd " * 50, "a b c d\n" * 50], 280, path=path)
   return Vocabulary(path)
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from palm_mtf import checkpoints
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config import PalmConfig
+from palm_mtf.data.vocabulary_training import train_vocabulary
 from tests import runs
 
 TIMES = {"tokens_per_sec", "step_secs", "data_wait_secs", "mfu"}
@@ -281,11 +282,10 @@ def test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was(
 ):
   other = runs.write_corpus(tmp_path / "other")
   (other / "0.txt").write_text("quite another text " * 100)
-  model_dir = tmp_path / "vocabulary"
-  assert runs.run("vocab", other, model_dir) == 0
+  vocabulary = str(tmp_path / "other.model")
+  texts = (path.read_text() for path in other.iterdir())
+  train_vocabulary(texts, 320, path=vocabulary)
   before = runs.read_files(finished)
-  capsys.readouterr()
-  vocabulary = str(model_dir / "vocabulary.model")
   assert runs.run("train", corpus, finished, VOCABULARY=vocabulary) == 2
   assert "was trained with another vocabulary" in capsys.readouterr().err
   assert runs.read_files(finished) == before

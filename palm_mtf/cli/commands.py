@@ -35,13 +35,63 @@ class Command(NamedTuple):
   flags: Mapping[str, Mapping[str, Any]] = {}
 
 
+_INPUT = {
+  "dest": "globs",
+  "metavar": "GLOB",
+  "action": "extend",
+  "nargs": "+",
+  "required": True,
+  "help": "files, each a text, or .jsonl files, each line a text; may be "
+  "compressed (.gz, .bz2, .xz), and the flag repeated",
+}
+_TEXT_FIELD = {
+  "metavar": "FIELD",
+  "default": "text",
+  "help": "the field of a JSON line that is the text (default: text)",
+}
+
 COMMANDS = {
   "train": Command("train a model, or resume its training", keeps_config=True),
   "evaluate": Command(
     "print the validation loss of the newest checkpoint", has_results=True
   ),
   "generate": Command("continue the texts of PROMPTS", has_results=True),
-  "vocab": Command("train, or find, the vocabulary of a run"),
+  "vocab": Command(
+    "train a vocabulary of your own",
+    has_results=True,
+    entry_point="palm_mtf.vocab.vocab",
+    flags={
+      "--input": _INPUT,
+      "--size": {
+        "metavar": "N",
+        "type": int,
+        "required": True,
+        "help": "number of pieces; PaLM has 256000",
+      },
+      "--output": {
+        "metavar": "PREFIX",
+        "dest": "prefix",
+        "required": True,
+        "help": "writes PREFIX.model, for VOCABULARY, and PREFIX.vocab, the "
+        "list of its pieces and scores",
+      },
+      "--text_field": _TEXT_FIELD,
+    },
+  ),
+  "vocab inspect": Command(
+    "show the pieces of a vocabulary, and how well it fits your text",
+    has_results=True,
+    entry_point="palm_mtf.vocab.inspect",
+    flags={
+      "--vocabulary": {
+        "metavar": "PATH",
+        "required": True,
+        "help": "a SentencePiece model, ours or a foreign one",
+      },
+      "--input": _INPUT,
+      "--text_field": _TEXT_FIELD,
+    },
+  ),
   "data cache": Command(
     "encode the documents of a run, for all runs", has_results=True
   ),

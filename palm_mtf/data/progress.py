@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar on stderr for work that is counted in bytes of text."""
+"""A progress bar on stderr for work on bytes of text or on pieces."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -8,30 +8,34 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def progress_bar(
-  description: str, num_bytes: int | None
+  description: str, total: int | None, *, counted: str = "bytes"
 ) -> Iterator[Callable[[int], None]]:
-  """Shows a bar while the body runs; gives a function to tell bytes done.
-
-  Where `num_bytes` is None it shows what is done, but not what is left.
+  """Shows a bar while the body runs; gives a function to tell what was done.
 
   Where stderr is no terminal nothing is shown.
+
+  Args:
+    description: of the work.
+    total: how much there is of it, or None where that is unknown.
+    counted: what is counted, "bytes" or the name of something else.
   """
   from rich import progress
   from rich.console import Console
 
   console = Console(stderr=True)
-  columns = (
-    progress.TextColumn("{task.description}"),
-    progress.BarColumn(),
-    progress.DownloadColumn(),
-    progress.TransferSpeedColumn(),
-    progress.TimeRemainingColumn(),
+  amount = (
+    (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    if counted == "bytes"
+    else (progress.MofNCompleteColumn(), progress.TextColumn(counted))
   )
   with progress.Progress(
-    *columns,
+    progress.TextColumn("{task.description}"),
+    progress.BarColumn(),
+    *amount,
+    progress.TimeRemainingColumn(),
     console=console,
     transient=True,
     disable=not console.is_terminal,
   ) as bar:
-    task = bar.add_task(description, total=num_bytes)
+    task = bar.add_task(description, total=total)
     yield lambda done: bar.advance(task, done)

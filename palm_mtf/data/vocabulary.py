@@ -4,18 +4,20 @@
 
 As in PaLM 2, every character of the text survives: nothing is normalized, all
 white space is kept, a character without a piece becomes one token per UTF-8
-byte, and every digit is a token of its own. The ids:
+byte, and every digit is a token of its own (of another script than ASCII's,
+where the text was too little to learn it, one a byte). The ids:
 
   0           <pad>   shifted in at the start of every sequence
   1           [eod]   end of document; a text that says "[eod]" has other ids
   2           <unk>   never made: byte pieces take its place
   3 .. 258    <0x00> .. <0xFF>
-  259 ..      learnt pieces, among them runs of spaces, tabs and newlines
+  259 ..      learnt pieces, among them the digits and runs of white space
 
 SentencePiece writes a space as U+2581 inside its pieces and turns U+2581 into
 a space when it decodes. A U+2581 of the text itself is therefore encoded as
-its three byte pieces, which decode to it. vocabulary_training.py makes the
-model.
+its three byte pieces, which decode to it. Half a surrogate pair is no Unicode
+text and cannot be encoded. vocabulary_training.py makes the model,
+vocabulary_report.py describes it.
 """
 
 import hashlib
@@ -28,11 +30,13 @@ import sentencepiece
 from palm_mtf.config import DataConfig
 from palm_mtf.console import say
 from palm_mtf.data.open_sources import open_sources
+from palm_mtf.data.progress import progress_bar
 from palm_mtf.data.sources import TRAIN, Source
 from palm_mtf.data.vocabulary_training import train_vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 
 SPACE_MARK = "\u2581"
+_TRAIN_ONE = "or train one (palm_mtf vocab)"
 
 
 class Vocabulary:
@@ -42,11 +46,22 @@ class Vocabulary:
     path: where the model file is.
     size: number of pieces; ids are below it.
     eod_id: id of the end of a document.
+    is_byte: [size], bool: which ids are byte pieces.
     sha256: of the model file, in hexadecimal.
   """
 
-  def __init__(self, path: str):
-    model = _read_model(path)
+  def __init__(self, path: str, *, setting: str = "VOCABULARY"):
+    """Reads a model.
+
+    Args:
+      path: the model file.
+      setting: what the user calls it, for the messages.
+
+    Raises:
+      UserError: there is no such file, or it is no model that can be used.
+    """
+    what = f"{setting} = {path!r}"
+    model = _read_model(path, what)
     self.path = path
     self.sha256 = hashlib.sha256(model).hexdigest()
     self._processor = sentencepiece.SentencePieceProcessor()
@@ -54,22 +69,22 @@ class Vocabulary:
       self._processor.LoadFromSerializedProto(model)
     except RuntimeError:
       raise UserError(
-        f"VOCABULARY = {path!r}: not a SentencePiece model; give another, or "
-        "remove it and set VOCABULARY = None to train one."
+        f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
     self.size = self._processor.GetPieceSize()
     self.eod_id = self._processor.eos_id()
     if self.eod_id < 0:
       raise UserError(
-        f"VOCABULARY = {path!r}: has no end-of-sentence piece, which marks "
-        "the end of a document; give a model with an eos id, or None to "
-        "train one."
+        f"{what}: has no end-of-sentence piece, which marks the end of a "
+        f"document; give a model with an eos id, {_TRAIN_ONE}."
       )
-    if not any(map(self._processor.IsByte, range(self.size))):
+    self.is_byte = np.array(
+      [self._processor.IsByte(i) for i in range(self.size)]
+    )
+    if not self.is_byte.any():
       raise UserError(
-        f"VOCABULARY = {path!r}: has no byte pieces, so that characters would "
-        "be lost; give a model trained with byte_fallback, or None to train "
-        "one."
+        f"{what}: has no byte pieces, so that characters would be lost; give a "
+        f"model trained with byte_fallback, {_TRAIN_ONE}."
       )
     self._space_mark_ids = np.array(
       [
@@ -78,6 +93,15 @@ class Vocabulary:
       ],
       np.int32,
     )
+
+  def piece(self, i: int) -> str:
+    """Returns the piece of id `i`, its spaces written as U+2581."""
+    return self._processor.IdToPiece(i)
+
+  def is_control(self, i: int) -> bool:
+    """Whether no text makes id `i`."""
+    model = self._processor
+    return model.IsControl(i) or model.IsUnknown(i) or model.IsUnused(i)
 
   def check_size(self, vocab_size: int) -> None:
     """Raises UserError unless the embedding has a row for every id."""
@@ -92,21 +116,29 @@ class Vocabulary:
     return self.encode_batch([text])[0]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of every text, encoded on all cores."""
+    """Returns the ids of every text, encoded on all cores.
+
+    Raises:
+      UserError: half a surrogate pair, which is no Unicode text.
+    """
     return [ids.tolist() for ids in self.encode_arrays(texts, num_cores())]
 
   def encode_arrays(
     self, texts: Sequence[str], num_threads: int
   ) -> list[np.ndarray]:
-    """Returns the ids of every text, each [num_tokens], int32."""
+    """Returns the ids of every text, each [num_tokens], int32.
+
+    Raises:
+      UserError: as `encode_batch`.
+    """
     segments = [text.split(SPACE_MARK) for text in texts]
-    encoded = iter(
-      self._processor.Encode(
-        [segment for split in segments for segment in split],
-        num_threads=num_threads,
-        out_type="numpy",
+    flat = [segment for split in segments for segment in split]
+    try:
+      encoded = iter(
+        self._processor.Encode(flat, num_threads=num_threads, out_type="numpy")
       )
-    )
+    except TypeError:
+      raise UserError(_explain_no_text(flat)) from None
     batch = []
     for split in segments:
       parts = [next(encoded)]
@@ -129,7 +161,7 @@ class Vocabulary:
 
   def byte_share(self, ids: Sequence[int]) -> float:
     """Returns which share of `ids` are byte pieces."""
-    return sum(map(self._processor.IsByte, ids)) / max(1, len(ids))
+    return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
 
 
 def load_vocabulary(
@@ -160,14 +192,16 @@ def load_vocabulary(
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
   """Yields every text of the training documents, inputs of examples too."""
   for source in sources:
-    for split, document in source.documents():
-      if split == TRAIN:
-        for text in (document.inputs, document.text):
-          if isinstance(text, str):
-            yield text
+    with progress_bar(f"Reading {source.name}", source.num_bytes) as advance:
+      for split, document in source.documents():
+        if split == TRAIN:
+          for text in (document.inputs, document.text):
+            if isinstance(text, str):
+              yield text
+        advance(document.num_bytes)
 
 
-def _read_model(path: str) -> bytes:
+def _read_model(path: str, what: str) -> bytes:
   try:
     with open(path, "rb") as file:
       return file.read()
@@ -176,11 +210,23 @@ def _read_model(path: str) -> bytes:
     names = os.listdir(folder) if os.path.isdir(folder) else []
     guess = did_you_mean(os.path.basename(path), names)
     raise UserError(
-      f"VOCABULARY = {path!r}: no such file{guess}; give a SentencePiece "
-      "model, or None to train one."
+      f"{what}: no such file{guess}; give a SentencePiece model, {_TRAIN_ONE}."
     ) from None
   except OSError as error:
-    raise UserError(f"VOCABULARY = {path!r}: {error.strerror}.") from None
+    raise UserError(f"{what}: {error.strerror}.") from None
+
+
+def _explain_no_text(texts: Iterable[str]) -> str:
+  """Says what of `texts` cannot be encoded as UTF-8."""
+  for text in texts:
+    try:
+      text.encode()
+    except UnicodeEncodeError as error:
+      return (
+        f"{text[max(0, error.start - 10) : error.end + 10]!r}: holds half a "
+        "surrogate pair, which is not Unicode text; leave it out."
+      )
+  raise AssertionError("SentencePiece refuses what is Unicode text")
 
 
 def num_cores() -> int:

@@ -16,22 +16,45 @@ are listed in vocabulary.py.
 
 import hashlib
 import heapq
-import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import sentencepiece
 
+from palm_mtf.data.progress import progress_bar
+from palm_mtf.data.trainer_process import RefusedError, train_sentencepiece
 from palm_mtf.disk import write_atomically
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, check_count
+
+MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one to learn
 
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20  # SentencePiece then needs about 1 GB
 _CHUNK_CHARACTERS = 4096
-# SentencePiece's own marks for a space and for an unknown character: it leaves
-# out every chunk with the second, and would count the first as a space.
-_RESERVED_CHARACTERS = re.compile("[\u2581\u2585]")
+# Where chunks are cut. SentencePiece's own marks for a space and for an unknown
+# character go: it leaves out every chunk with the second, and would count the
+# first as a space. Digits stand alone: it keeps apart those of ASCII only.
+_CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
+_SETTINGS = {
+  "model_type": "bpe",
+  # Lossless (PaLM 2): no normalization, all white space, bytes for rare
+  # characters, single digits.
+  "normalization_rule_name": "identity",
+  "add_dummy_prefix": False,
+  "remove_extra_whitespaces": False,
+  "allow_whitespace_only_pieces": True,
+  "byte_fallback": True,
+  "split_digits": True,
+  "required_chars": "0123456789",  # however rare
+  "pad_id": 0,
+  "eos_id": 1,
+  "eos_piece": "[eod]",
+  "unk_id": 2,
+  "bos_id": -1,
+  "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # a character has 4 bytes
+  "num_threads": 1,  # the model file names it, so it may not follow the cores
+}
 
 
 def train_vocabulary(
@@ -40,54 +63,67 @@ def train_vocabulary(
   """Writes to `path` a vocabulary of `vocab_size` pieces learnt from texts.
 
   Raises:
-    UserError: the documents have no text, or are too little or too varied for
-      `vocab_size`, or `path` cannot be written.
+    UserError: as `learn_model`, or `path` cannot be written.
   """
-  sample = sample_text(
+  sample = training_sample(documents, vocab_size)
+  write_atomically(path, learn_model(sample, vocab_size))
+
+
+def training_sample(documents: Iterable[str], vocab_size: int) -> list[str]:
+  """Returns the part of the texts that `vocab_size` pieces are learnt from."""
+  return sample_text(
     documents,
     min(
       max(_MIN_SAMPLE_CHARACTERS, _SAMPLE_CHARACTERS_PER_PIECE * vocab_size),
       _MAX_SAMPLE_CHARACTERS,
     ),
   )
-  sentences = [
-    part
-    for chunk in sample
-    for part in _RESERVED_CHARACTERS.split(chunk)
-    if part
-  ]
+
+
+def learn_model(
+  sample: Sequence[str], vocab_size: int, *, size_setting: str = "VOCAB_SIZE"
+) -> bytes:
+  """Returns a SentencePiece model of `vocab_size` pieces, as a file's bytes.
+
+  Args:
+    sample: the training text.
+    vocab_size: number of pieces.
+    size_setting: what the user calls it, for the messages.
+
+  Raises:
+    UserError: there is no text, or too little or too varied for `vocab_size`.
+  """
+  check_count(size_setting, vocab_size, MIN_VOCAB_SIZE)
+  sentences = [part for chunk in sample for part in _CUTS.split(chunk) if part]
   if not sentences:
     raise UserError(
-      "TEXT_FILES: no training document to learn a vocabulary from; give more "
-      "files, or lower VALIDATION_SHARE."
+      "no training document to learn a vocabulary from; give more files, or "
+      "hold out fewer (VALIDATION_SHARE)."
     )
-  model = io.BytesIO()
   try:
-    sentencepiece.SentencePieceTrainer.Train(
-      sentence_iterator=iter(sentences),
-      model_writer=model,
-      model_type="bpe",
-      vocab_size=vocab_size,
-      # Lossless (PaLM 2): no normalization, all white space, bytes for rare
-      # characters, single digits.
-      normalization_rule_name="identity",
-      add_dummy_prefix=False,
-      remove_extra_whitespaces=False,
-      allow_whitespace_only_pieces=True,
-      byte_fallback=True,
-      split_digits=True,
-      pad_id=0,
-      eos_id=1,
-      eos_piece="[eod]",
-      unk_id=2,
-      bos_id=-1,
-      max_sentence_length=4 * _CHUNK_CHARACTERS,  # a character has 4 bytes
-      num_threads=1,  # the model file names it, so it may not follow the cores
-      minloglevel=2,
-    )
-  except RuntimeError as error:
-    raise UserError(_explain_failure(vocab_size, str(error))) from None
-  write_atomically(path, model.getvalue())
+    with progress_bar(
+      "Learning pieces", vocab_size, counted="pieces"
+    ) as advance:
+      return train_sentencepiece(
+        sentences, _SETTINGS | {"vocab_size": vocab_size}, on_progress=advance
+      )
+  except RefusedError as error:
+    raise UserError(
+      _explain_refusal(size_setting, vocab_size, str(error))
+    ) from None
+
+
+def list_pieces(model: bytes) -> str:
+  """Returns the pieces and scores of a model, for people.
+
+  A line is a piece, a tab and its score, as SentencePiece writes it, but what
+  would break the line, and the backslash, are written as in Python.
+  """
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  return "".join(
+    f"{_printable(processor.IdToPiece(i))}\t{processor.GetScore(i):g}\n"
+    for i in range(processor.GetPieceSize())
+  )
 
 
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
@@ -128,19 +164,26 @@ def cut_text(text: str, max_characters: int) -> Iterator[str]:
     start = end
 
 
-def _explain_failure(vocab_size: int, message: str) -> str:
-  """Returns the one line that says what SentencePiece's failure asks for."""
-  what = f"VOCAB_SIZE = {vocab_size}"
+def _printable(piece: str) -> str:
+  return "".join(
+    c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
+    for c in piece
+  )
+
+
+def _explain_refusal(setting: str, vocab_size: int, message: str) -> str:
+  """Returns the one line that says what SentencePiece's refusal asks for."""
+  what = f"{setting} = {vocab_size}"
   if at_most := re.search(r"set it to a value <= (\d+)", message):
     return (
       f"{what}: too high, the training text supports at most "
-      f"{at_most[1]} pieces; set VOCAB_SIZE = {at_most[1]} or less, or give "
+      f"{at_most[1]} pieces; set {setting} = {at_most[1]} or less, or give "
       "more text."
     )
   if at_least := re.search(r"required_chars\. \d+ vs (\d+)", message):
     return (
-      f"{what}: too low, the control and byte pieces and the text's frequent "
-      f"characters alone are {at_least[1]}; set VOCAB_SIZE = {at_least[1]} or "
-      "more."
+      f"{what}: too low, the control, byte and digit pieces and the text's "
+      f"frequent characters alone are {at_least[1]}; set {setting} = "
+      f"{at_least[1]} or more."
     )
-  return f"{what}: SentencePiece cannot train a vocabulary: {message.strip()}"
+  return f"{what}: SentencePiece cannot train a vocabulary: {message}"

@@ -56,10 +56,13 @@ def site(tmp_path_factory) -> Path:
     ("train", "train"),
     ("evaluate", "evaluate"),
     ("infer", "generate"),
-    ("vocab", "vocab"),
   ):
     text = ENTRY_POINTS.format(name=name)
     (folder / "palm_mtf" / f"{module}.py").write_text(text)
+  (folder / "palm_mtf" / "vocab.py").write_text(
+    "def vocab(**flags):\n  print('vocab', flags)\n"
+    "def inspect(**flags):\n  print('inspect', flags)\n"
+  )
   (folder / "palm_mtf" / "cli" / "doctor.py").write_text(
     "def main(as_json):\n  print(f'doctor {as_json}')\n  return 0\n"
   )

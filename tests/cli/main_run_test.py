@@ -49,8 +49,6 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
     (tmp_path / name).write_text(text)
     for command in ("train", "evaluate", "generate"):
       assert settings_of(palm_mtf(command, f"--gin_file={name}")) == first
-    only = settings_of(palm_mtf("vocab", f"--gin_file={name}"))
-    assert only == {name: first[name] for name in ("model", "data")}
 
 
 def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):

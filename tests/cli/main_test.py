@@ -27,12 +27,18 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
   }
 
 
+COMMANDS = (
+  "train, evaluate, generate, vocab, vocab inspect, data cache, data inspect, "
+  "doctor"
+)
+
 HELPS = [
   ("--help",),
   ("train", "--help"),
   ("evaluate", "-h"),
   ("generate", "--help"),
   ("vocab", "--help"),
+  ("vocab", "inspect", "-h"),
   ("doctor", "--help"),
 ]
 
@@ -48,12 +54,12 @@ def test_help_answers_at_once_because_it_imports_nothing_heavy(
 
 def test_help_lists_the_commands(palm_mtf):
   done = palm_mtf("--help")
-  for name in ("train", "evaluate", "generate", "vocab", "doctor"):
+  for name in COMMANDS.split(", "):
     assert f"\n  {name} " in done.stdout
   assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "vocab"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate"])
 def test_help_of_a_command_says_what_it_requires_with_an_example(
   palm_mtf, name
 ):
@@ -65,9 +71,6 @@ def test_help_of_a_command_says_what_it_requires_with_an_example(
 
 def test_version(palm_mtf):
   assert palm_mtf("--version").stdout == f"palm_mtf {__version__}\n"
-
-
-COMMANDS = "train, evaluate, generate, vocab, doctor"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,24 @@ COMMANDS = "train, evaluate, generate, vocab, doctor"
       ["train", "--print-config"],
       'unknown flag --print-config (did you mean "--print_config"?); see '
       "palm_mtf train --help",
+    ),
+    (
+      ["vocab", "inspekt"],
+      'unknown command "vocab inspekt" (did you mean "vocab inspect"?). '
+      "Commands: vocab inspect.",
+    ),
+    (
+      ["vocab", "--input", "x", "--size", "many", "--output", "y"],
+      "argument --size: invalid int value: 'many'; see palm_mtf vocab --help",
+    ),
+    (
+      ["vocab", RECIPE],
+      "unknown flag --gin_file; see palm_mtf vocab --help",
+    ),
+    (
+      ["vocab", "inspect", "--input", "x"],
+      "the following arguments are required: --vocabulary; see palm_mtf vocab "
+      "inspect --help",
     ),
     (["train", "--json"], "unknown flag --json; see palm_mtf train --help"),
     (
@@ -130,7 +151,7 @@ def test_a_users_mistake_is_one_line_and_two_before_anything_is_imported(
   assert not modules & (HEAVY | {"palm_mtf.train", "palm_mtf.evaluate"})
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "vocab"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate"])
 def test_print_config_prints_and_imports_no_entry_point(palm_mtf, name):
   done = palm_mtf(name, RECIPE, DIR, "--print_config")
   assert (done.returncode, done.stderr) == (0, "")
@@ -159,6 +180,38 @@ def test_a_checkout_prints_the_same_configuration(palm_mtf, tmp_path):
   )
   assert done.stdout == palm_mtf(*arguments).stdout
   assert not imported(done) & HEAVY
+
+
+def test_vocab_gets_its_flags(palm_mtf):
+  flags = ["--size=300", "--output", "y", "--input", "a", "b", "--input=c"]
+  assert (
+    palm_mtf("vocab", *flags).stdout
+    == "vocab "
+    + repr(
+      {
+        "as_json": False,
+        "globs": ["a", "b", "c"],
+        "size": 300,
+        "prefix": "y",
+        "text_field": "text",
+      }
+    )
+    + "\n"
+  )
+  flags = ["--vocabulary=x", "--json", "--input=a", "--text_field=body"]
+  assert (
+    palm_mtf("vocab", "inspect", *flags).stdout
+    == "inspect "
+    + repr(
+      {
+        "as_json": True,
+        "vocabulary": "x",
+        "globs": ["a"],
+        "text_field": "body",
+      }
+    )
+    + "\n"
+  )
 
 
 def test_doctor_gets_its_flag_and_gives_its_code(palm_mtf):

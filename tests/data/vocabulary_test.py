@@ -47,10 +47,20 @@ def test_any_text_is_decoded_to_itself(vocabulary, text):
     "\u202e\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
     "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7",
     "\u3000\u00a0\u200b\u00ad",
+    "a" + "\u0300" * 50,
+    "".join(map(chr, [*range(0x20), *range(0x7F, 0xA1)])),
+    " " * 1000 + "\n" * 1000 + "\t" * 1000,
   ],
 )
 def test_special_characters_survive(vocabulary, text):
   assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udc80b", "\ude00\ud83d"])
+def test_half_a_surrogate_pair_is_no_text_and_refused(vocabulary, text):
+  with pytest.raises(UserError, match="half a surrogate pair") as info:
+    vocabulary.encode(text)
+  assert str(info.value).isascii()
 
 
 def test_whole_source_files_survive_and_are_encoded_alike_one_by_one(

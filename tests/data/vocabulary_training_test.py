@@ -1,15 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import ast
 import os
 import random
 import re
 import resource
 
 import pytest
+import sentencepiece
 
 from palm_mtf.data.vocabulary import Vocabulary
 from palm_mtf.data.vocabulary_training import (
   cut_text,
+  list_pieces,
   sample_text,
   train_vocabulary,
 )
@@ -26,6 +29,17 @@ def test_the_same_documents_give_the_same_model_in_any_order(code, tmp_path):
   assert train(code, 700, tmp_path / "b") == first
   assert train(code[::-1], 700, tmp_path / "c") == first
   assert train(code[:-1], 700, tmp_path / "d") != first
+
+
+def test_the_number_of_cores_does_not_change_the_model(code, tmp_path):
+  cores = os.sched_getaffinity(0)
+  all_cores = train(code, 700, tmp_path / "a")
+  os.sched_setaffinity(0, {min(cores)})
+  try:
+    one_core = train(code, 700, tmp_path / "b")
+  finally:
+    os.sched_setaffinity(0, cores)
+  assert one_core == all_cores
 
 
 def test_the_vocabulary_has_the_size_asked_for(code, tmp_path):
@@ -58,17 +72,70 @@ def test_too_few_pieces_for_the_characters_is_an_error_with_the_number(
   tmp_path,
 ):
   with pytest.raises(UserError) as info:
-    train(["abcdef " * 9], 260, tmp_path / "a")
+    train(["abcdef " * 9], 270, tmp_path / "a")
   assert str(info.value) == (
-    "VOCAB_SIZE = 260: too low, the control and byte pieces and the text's "
-    "frequent characters alone are 266; set VOCAB_SIZE = 266 or more."
+    "VOCAB_SIZE = 270: too low, the control, byte and digit pieces and the "
+    "text's frequent characters alone are 276; set VOCAB_SIZE = 276 or more."
   )
+
+
+def test_fewer_pieces_than_bytes_is_an_error(tmp_path):
+  with pytest.raises(UserError, match="give a whole number of at least 270"):
+    train(["abc"], 269, tmp_path / "a")
 
 
 @pytest.mark.parametrize("documents", [[], [""], ["\u2581\u2585"]])
 def test_no_training_text_is_an_error(tmp_path, documents):
   with pytest.raises(UserError, match="no training document"):
     train(documents, 300, tmp_path / "a")
+
+
+def test_digits_are_pieces_even_where_the_text_has_none(tmp_path):
+  train(["some words and some more words\n"] * 9, 290, tmp_path / "a")
+  vocabulary = Vocabulary(str(tmp_path / "a"))
+  ids = vocabulary.encode("0123456789")
+  assert [vocabulary.piece(i) for i in ids] == list("0123456789")
+
+
+def test_digits_of_every_script_are_learnt_alone(tmp_path):
+  scripts = ["0123456789", "\uff10\uff11\uff12", "\u0660\u0661\u0662"]
+  scripts += ["\u0966\u0967\u0968", "\U0001d7ce\U0001d7cf\U0001d7d0"]
+  words = [f"{digits} words {digits}{digits}\n" for digits in scripts] * 50
+  train(words, 297, tmp_path / "a")
+  vocabulary = Vocabulary(str(tmp_path / "a"))
+  for text in scripts:
+    ids = vocabulary.encode(text)
+    assert [vocabulary.piece(i) for i in ids] == list(text)
+    assert len(vocabulary.encode(f"words {text * 3}")) == len(
+      vocabulary.encode("words ")
+    ) + 3 * len(text)
+
+
+def test_the_list_of_pieces_is_sentencepieces_own_with_line_breaks_escaped(
+  code, tmp_path
+):
+  sentencepiece.SentencePieceTrainer.Train(
+    sentence_iterator=iter(code),
+    model_prefix=str(tmp_path / "theirs"),
+    model_type="bpe",
+    vocab_size=700,
+    normalization_rule_name="identity",
+    allow_whitespace_only_pieces=True,
+    byte_fallback=True,
+    max_sentence_length=1 << 20,
+    minloglevel=2,
+  )
+  ours = list_pieces((tmp_path / "theirs.model").read_bytes())
+  lines = ours.removesuffix("\n").split("\n")
+  assert len(lines) == 700
+  assert all(line.count("\t") == 1 for line in lines)
+  assert any("\\n" in line for line in lines)
+  unescaped = re.sub(
+    r"\\(\\|n|t|r|x[0-9a-f]{2})",
+    lambda match: ast.literal_eval(f"'\\{match[1]}'"),
+    ours,
+  )
+  assert unescaped == (tmp_path / "theirs.vocab").read_text(encoding="utf-8")
 
 
 def test_reserved_characters_cost_no_more_than_themselves(code, tmp_path):
