@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes to MODEL_DIR whole or not at all, and says when the disk cannot.
+"""Writes files and folders whole or not at all, and says when the disk cannot.
 
 What is written gets a temporary name beside its own and is renamed when it is
 complete, so that a reader never meets half of it, however the writer ends.
@@ -93,10 +93,10 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
       needed = f", which needs up to {needed_bytes:,} bytes"
       raise UserError(
         f"no disk space left for {path}{needed if needed_bytes else ''}; free "
-        "some, or choose another MODEL_DIR."
+        "some, or choose another folder."
       ) from None
     raise UserError(
-      f"cannot write {path}: {error.strerror}; choose another MODEL_DIR."
+      f"cannot write {path}: {error.strerror}; choose another folder."
     ) from None
 
 

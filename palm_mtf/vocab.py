@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from palm_mtf.config import DataConfig
-from palm_mtf.data.documents import Corpus
+from palm_mtf.data.documents import TextFiles
 from palm_mtf.data.progress import progress_bar
+from palm_mtf.data.reading import Settings
 from palm_mtf.data.vocabulary import Vocabulary
 from palm_mtf.data.vocabulary_report import (
   Fit,
@@ -31,6 +31,8 @@ from palm_mtf.data.vocabulary_training import (
 from palm_mtf.disk import write_atomically
 from palm_mtf.errors import UserError, check_count
 
+# What is called by its macro elsewhere. Weights are not read.
+_SETTINGS = Settings("--input", "--text_field", weight_field="")
 _MEASURED_CHUNKS = 1024  # of the training sample, some 4,096 characters each
 
 
@@ -56,12 +58,13 @@ def vocab(
       `size` pieces, or the files cannot be written.
   """
   check_count("--size", size, MIN_VOCAB_SIZE)
-  path = f"{os.path.expanduser(prefix)}.model"
+  path = f"{os.path.abspath(os.path.expanduser(prefix))}.model"
   _check_output(prefix, path)
   sample = training_sample(_read(globs, text_field), size)
   model = learn_model(sample, size, size_setting="--size")
-  _write(f"{os.path.expanduser(prefix)}.vocab", list_pieces(model).encode())
-  _write(path, model)  # last: with it the vocabulary is there
+  pieces = list_pieces(model).encode()
+  write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
+  write_atomically(path, model)  # last: with it the vocabulary is there
   vocabulary = Vocabulary(path, setting="--output")
   # The sample is ordered by hash, so that its first chunks are of all files.
   fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
@@ -124,18 +127,17 @@ def inspect(
 
 def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
   """Yields every text of the input; says what was left out."""
-  data = DataConfig(
-    text_files=list(globs),
+  source = TextFiles(
+    globs,
     text_field=text_field,
-    vocabulary=None,
-    validation_share=0.5,  # unused: both sides are read
+    validation_share=1.0,  # unused: both splits are read
+    settings=_SETTINGS,
   )
-  corpus = Corpus(data)
-  with progress_bar("reading", corpus.num_bytes) as advance:
-    for document in corpus:
+  with progress_bar("Reading text", source.num_bytes) as advance:
+    for _, document in source.documents():
       yield document.text
       advance(document.num_bytes)
-  corpus.report_skipped()
+  source.report_skipped()
 
 
 def _check_output(prefix: str, path: str) -> None:
@@ -159,14 +161,6 @@ def _check_output(prefix: str, path: str) -> None:
       f"{what}: {folder} is no folder that may be written; give another "
       "--output."
     )
-
-
-def _write(path: str, content: bytes) -> None:
-  try:
-    write_atomically(os.path.abspath(path), content)
-  except UserError as error:
-    message = str(error).replace("another MODEL_DIR", "another --output")
-    raise UserError(message) from None
 
 
 def _fit_results(fit: Fit) -> dict[str, int | float]:

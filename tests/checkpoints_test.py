@@ -113,7 +113,7 @@ def test_full_disk_is_one_line_with_the_folder_and_the_bytes(tmp_path):
     checkpoints.write_checkpoint(str(tmp_path), manifest(3), full, 1)
   assert str(error.value) == (
     f"no disk space left for {tmp_path}/checkpoints/step_00000003, which needs "
-    "up to 120 bytes; free some, or choose another MODEL_DIR."
+    "up to 120 bytes; free some, or choose another folder."
   )
   assert not os.listdir(tmp_path / "checkpoints")
 

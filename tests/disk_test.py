@@ -51,7 +51,7 @@ def test_a_full_disk_is_told_with_the_folder_and_the_bytes(number):
     raise OSError(number, os.strerror(number))
   assert str(info.value) == (
     "no disk space left for /some/run, which needs up to 12,345 bytes; free "
-    "some, or choose another MODEL_DIR."
+    "some, or choose another folder."
   )
 
 

@@ -1,5 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import bz2
+import gzip
 import io
 import json
 import os
@@ -130,6 +132,49 @@ def test_more_pieces_than_the_text_supports_says_how_many_work(here, capsys):
 )
 def test_too_few_pieces_for_any_text_is_an_error(capsys, size, line):
   assert error_of(capsys, train("words", size=size)) == line
+
+
+def test_compressed_files_and_json_lines_are_read_like_plain_text(here):
+  texts = [
+    path.read_text(encoding="utf-8") for path in STDLIB.glob("email/*.py")
+  ]
+  texts = [text for text in texts if text]
+  for i, text in enumerate(texts):
+    (here / f"{i:02d}.txt").write_text(text, encoding="utf-8")
+    with gzip.open(here / f"{i:02d}.txt.gz", "wt", encoding="utf-8") as file:
+      file.write(text)
+  lines = [json.dumps({"body": text}) + "\n" for text in texts]
+  (here / "all.jsonl.bz2").write_bytes(bz2.compress("".join(lines).encode()))
+  rest = ["--size=600", "--text_field=body"]
+  for name, glob in (("a", "*.txt"), ("b", "*.gz"), ("c", "*.bz2")):
+    assert main(["vocab", f"--input={glob}", f"--output={name}", *rest]) == 0
+  models = {(here / f"{name}.model").read_bytes() for name in "abc"}
+  assert len(models) == 1
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "line"),
+  [
+    (
+      "a.txt",
+      "",
+      "--input = ['a.txt']: all 1 files are empty, such as {here}/a.txt; give "
+      "files with text.",
+    ),
+    (
+      "a.jsonl",
+      '{"text": "x"}\n{"txt": "x"}\n',
+      "--input: {here}/a.jsonl, line 2: ",
+    ),
+  ],
+)
+def test_what_cannot_be_read_is_one_line_that_names_the_flag(
+  here, capsys, name, text, line
+):
+  (here / name).write_text(text)
+  code = main(["vocab", f"--input={name}", "--size=300", "--output=x"])
+  assert error_of(capsys, code).startswith(line.format(here=here))
+  assert os.listdir(here) == [name]
 
 
 def test_inspect_shows_pieces_fit_and_losses(words, capsys):

@@ -129,7 +129,7 @@ class Vocabulary:
     """Returns the ids of every text, each [num_tokens], int32.
 
     Raises:
-      UserError: half a surrogate pair, which is no Unicode text.
+      UserError: as `encode_batch`.
     """
     segments = [text.split(SPACE_MARK) for text in texts]
     flat = [segment for split in segments for segment in split]

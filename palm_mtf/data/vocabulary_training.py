@@ -102,7 +102,7 @@ def learn_model(
     )
   try:
     with progress_bar(
-      "learning pieces", vocab_size, counted="pieces"
+      "Learning pieces", vocab_size, counted="pieces"
     ) as advance:
       return train_sentencepiece(
         sentences, _SETTINGS | {"vocab_size": vocab_size}, on_progress=advance

@@ -27,7 +27,10 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
   }
 
 
-COMMANDS = "train, evaluate, generate, vocab, vocab inspect, doctor"
+COMMANDS = (
+  "train, evaluate, generate, data cache, data inspect, data statistics, "
+  "vocab, vocab inspect, doctor"
+)
 
 HELPS = [
   ("--help",),
@@ -68,12 +71,6 @@ def test_help_of_a_command_says_what_it_requires_with_an_example(
 
 def test_version(palm_mtf):
   assert palm_mtf("--version").stdout == f"palm_mtf {__version__}\n"
-
-
-COMMANDS = (
-  "train, evaluate, generate, data cache, data inspect, data statistics, vocab, "
-  "vocab inspect, doctor"
-)
 
 
 @pytest.mark.parametrize(
