@@ -91,6 +91,7 @@ NOT_MIRRORED = {
   "oracle_test.py",
   "packaging_test.py",
   "readme_test.py",
+  "tasks/gin_run_test.py",
 }
 
 

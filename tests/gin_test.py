@@ -84,11 +84,20 @@ def test_every_folder_is_one_of_the_known_kinds():
 
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=name_of)
-def test_a_fragment_is_a_header_and_macros_in_twenty_lines(path):
+def test_a_fragment_is_a_header_imports_and_macros_in_twenty_lines(path):
   text = path.read_text(encoding="ascii")
   assert len(text.splitlines()) <= 20
-  assert re.match(r"# [A-Z].*\.\n", text)
-  assert all(re.match(r"[A-Z0-9_]+ = ", line) for line in own_lines(path))
+  assert re.match(r"# [A-Z](.|\n# )*\.\n", text)
+  statements = r"[A-Z0-9_]+ = |from [\w.]+ import \w+$"
+  assert all(re.match(statements, line) for line in own_lines(path))
+
+
+def test_only_data_imports_and_only_tasks():
+  for path in FRAGMENTS:
+    imports = {line for line in own_lines(path) if line.startswith("from ")}
+    imports.discard("from __gin__ import dynamic_registration")
+    assert path.parent.name == "data" or not imports
+    assert all(line.startswith("from palm_mtf.tasks ") for line in imports)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
@@ -126,6 +135,20 @@ def test_folders_set_disjoint_macros():
 def test_fragments_of_one_folder_set_the_same_macros(folder):
   sets = {frozenset(macros_set_in(p)) for p in (FOLDER / folder).glob("*.gin")}
   assert len(sets) == 1
+
+
+def test_every_data_fragment_sets_all_but_what_is_the_users():
+  every = set.union(*map(macros_set_in, (FOLDER / "data").glob("*.gin")))
+  left = {
+    path.name: every - macros_set_in(path)
+    for path in (FOLDER / "data").glob("*.gin")
+  }
+  assert left == {
+    "palm_mixture.gin": set(),
+    "python_stdlib.gin": set(),
+    "seqio_task.gin": {"TASK"},
+    "text.gin": {"TEXT_FILES"},
+  }
 
 
 def test_every_macro_that_a_file_sets_is_referenced_by_a_run():

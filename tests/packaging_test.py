@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed is the package and its gin folder, and nothing else."""
+"""What is installed is the package, its gin folder and tasks: no more."""
 
 import email
 import email.message
@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GIN_FILES = sorted(
   str(path.relative_to(ROOT)) for path in (ROOT / "gin").rglob("*.gin")
 )
+TASKS = sorted((ROOT / "tasks").glob("*.py"))
 LOCKS = ["requirements.lock", "requirements-t5.lock"]
 
 
@@ -95,6 +96,7 @@ def test_the_wheel_holds_every_module_of_the_package(wheel):
   modules = {
     str(path.relative_to(ROOT)) for path in (ROOT / "palm_mtf").rglob("*.py")
   }
+  modules |= {f"palm_mtf/tasks/{path.name}" for path in TASKS}
   assert {name for name in _names(wheel) if name.endswith(".py")} == modules
 
 
@@ -142,6 +144,15 @@ def test_the_installed_package_finds_its_gin_folder(installed, tmp_path):
   assert installed not in Path(library).parents
 
 
+def test_the_installed_tasks_are_a_part_of_the_package(installed, tmp_path):
+  program = (
+    "import importlib.util as u\n"
+    "print(u.find_spec('palm_mtf.tasks.palm_mixture').origin)"
+  )
+  origin = _python(installed, "-c", program, folder=tmp_path).strip()
+  assert Path(origin) == installed / "palm_mtf" / "tasks" / "palm_mixture.py"
+
+
 def test_an_editable_install_finds_package_and_gin_in_the_checkout(
   source, tmp_path
 ):
@@ -155,17 +166,19 @@ def test_an_editable_install_finds_package_and_gin_in_the_checkout(
     f"import site, sys; site.addsitedir({str(site)!r})\n"
     f"sys.path.append({sysconfig.get_path('purelib')!r})\n"
     "import importlib.util as u, gin, palm_mtf.cli.gin_folder as f\n"
-    "print(f.gin_folder()); print(gin.__file__); print(u.find_spec('tools'))"
+    "print(f.gin_folder()); print(gin.__file__); print(u.find_spec('tools'))\n"
+    "print(u.find_spec('palm_mtf.tasks').origin)"
   )
   # -I and -S: not the current folder, and not what is installed as editable
   # in the environment that runs the tests.
-  folder, library, tools = _run(
+  folder, library, tools, tasks = _run(
     sys.executable, "-I", "-S", "-c", program, cwd=tmp_path
   ).splitlines()
   assert Path(folder) == source / "gin"
   assert Path(library).name == "__init__.py"
   assert source not in Path(library).parents
   assert tools == "None"
+  assert Path(tasks) == source / "tasks" / "__init__.py"
 
 
 @pytest.fixture(scope="module")
