@@ -16,7 +16,7 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.lowering import Lowered, lower
 from palm_mtf.mesh.placement import SlicePlacement, session_config
 from palm_mtf.model.dims import model_dims
-from palm_mtf.model.loss import cross_entropy
+from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
@@ -80,6 +80,27 @@ def random_tokens(config: PalmConfig, batch_size: int, seed: int) -> dict:
   return {"inputs": inputs, "targets": targets}
 
 
+def random_documents(config: PalmConfig, batch_size: int, seed: int) -> dict:
+  """Returns random_tokens of packed rows, with segments and loss_weights.
+
+  A row holds two documents of 2 to 4 tokens, segments 1 and 2, and padding,
+  segment 0. Each document's inputs are its targets moved right by one with
+  token 0 first; its loss weights are some of 0, 0.5 and 1, those of padding 0.
+  """
+  rng = np.random.default_rng(seed)
+  batch = random_tokens(config, batch_size, seed)
+  segments = np.zeros_like(batch["inputs"])
+  for row in range(batch_size):
+    first, second = rng.integers(2, 5, size=2)
+    segments[row, :first] = 1
+    segments[row, first : first + second] = 2
+    batch["inputs"][row, [0, first]] = 0
+  weights = rng.choice(np.float32([0, 0.5, 1]), size=segments.shape)
+  weights[:, 0] = 1
+  weights[segments == 0] = 0
+  return {**batch, "segments": segments, "loss_weights": weights}
+
+
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
   """Returns |actual - expected| / |expected|, Euclidean norms."""
   difference = np.linalg.norm(np.asarray(actual, np.float64) - expected)
@@ -125,26 +146,32 @@ class ModelResult:
 def run_model(
   config: PalmConfig,
   params: Mapping[str, np.ndarray],
-  tokens: Mapping[str, np.ndarray],
+  batch: Mapping[str, np.ndarray],
   *,
   mesh: MeshLayout = SINGLE,
   z_loss: float = 1e-4,
 ) -> ModelResult:
-  """Returns logits, both losses and the gradients of their sum."""
+  """Returns logits, both losses and the gradients of their sum.
+
+  `batch` is of random_tokens or random_documents.
+  """
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    dims = model_dims(config, len(tokens["inputs"]))
+    dims = model_dims(config, len(batch["inputs"]))
     shape = mtf.Shape([dims.batch, dims.length])
-    inputs, targets = (
-      mtf.import_tf_tensor(mtf_mesh, tf.constant(tokens[name]), shape)
-      for name in ("inputs", "targets")
+    features = {
+      name: mtf.import_tf_tensor(mtf_mesh, tf.constant(value), shape)
+      for name, value in batch.items()
+    }
+    logits = Palm(mtf_mesh, config, dims, seed=0).logits(
+      features["inputs"], features.get("segments")
     )
-    logits = Palm(mtf_mesh, config, dims, seed=0).logits(inputs)
-    nats, log_z = cross_entropy(logits, targets)
+    nats, log_z = cross_entropy(logits, features["targets"])
+    weights = features.get("loss_weights")
     fetches = {
       "logits": logits,
-      "loss": mtf.reduce_mean(nats),
-      "z_loss": z_loss * mtf.reduce_mean(mtf.square(log_z)),
+      "loss": weighted_mean(nats, weights),
+      "z_loss": z_loss * weighted_mean(mtf.square(log_z), weights),
     }
     variables = list(mtf_mesh.graph.trainable_variables)
     gradients = mtf.gradients(

@@ -17,6 +17,10 @@ Arrays have positional axes, named by the letters that end a variable's name:
   F d_ff         hidden layer of the MLP
   V vocab_size   token types
 
+`segments` [B, L] says which document a position belongs to, `loss_weights`
+[B, L] how much its target counts; without them a row is one document and every
+target counts the same.
+
 `config` has the fields of palm_mtf.config.PalmConfig and `optimizer` those of
 AdafactorConfig. `params` and `gradients` are dicts from a variable's name, as
 in a checkpoint, to its array.
@@ -95,7 +99,13 @@ def rotate(x_BLHK):
   )
 
 
-def attend(config, params, layer: str, x_BLD):
+def visible_positions(segments_BL):
+  """Returns whether L may see M: M is not later, and of the same document."""
+  same_BLM = segments_BL[:, :, None] == segments_BL[:, None, :]
+  return same_BLM & np.tri(segments_BL.shape[1], dtype=bool)
+
+
+def attend(config, params, layer: str, x_BLD, visible_BLM):
   """Returns causal attention of the normalized x, before the residual add."""
   w_q_DHK = params[f"{layer}/attention/q"]
   w_k_DHK = params[f"{layer}/attention/k"]
@@ -108,8 +118,7 @@ def attend(config, params, layer: str, x_BLD):
   v_BMHK = np.einsum("BMD,DHK->BMHK", x_BLD, w_v_DHK)
   scores_BHLM = np.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BMHK)
   scores_BHLM = scores_BHLM / np.sqrt(config.d_kv)
-  visible_LM = np.tri(x_BLD.shape[1], dtype=bool)
-  scores_BHLM = np.where(visible_LM, scores_BHLM, -np.inf)
+  scores_BHLM = np.where(visible_BLM[:, None], scores_BHLM, -np.inf)
   scores_BHLM = scores_BHLM - scores_BHLM.max(axis=-1, keepdims=True)
   weights_BHLM = np.exp(scores_BHLM)
   weights_BHLM = weights_BHLM / weights_BHLM.sum(axis=-1, keepdims=True)
@@ -125,36 +134,50 @@ def feed_forward(params, layer: str, x_BLD):
   return hidden_BLF @ params[f"{layer}/mlp/wo"]
 
 
-def forward(config, params, inputs) -> np.ndarray:
+def forward(config, params, inputs, segments=None) -> np.ndarray:
   """Returns the logits [B, L, V] of the token after each of `inputs` [B, L]."""
+  if segments is None:
+    segments = np.zeros_like(inputs)
+  visible_BLM = visible_positions(segments)
   x_BLD = params["embedding"][inputs]
   for index in range(config.num_layers):
     layer = f"layer_{index:03d}"
     y_BLD = normalize(config, x_BLD, params[f"{layer}/norm/scale"])
     if config.block == "parallel":
-      attention_BLD = attend(config, params, layer, y_BLD)
+      attention_BLD = attend(config, params, layer, y_BLD, visible_BLM)
       x_BLD = x_BLD + feed_forward(params, layer, y_BLD) + attention_BLD
     else:
-      x_BLD = x_BLD + attend(config, params, layer, y_BLD)
+      x_BLD = x_BLD + attend(config, params, layer, y_BLD, visible_BLM)
       y_BLD = normalize(config, x_BLD, params[f"{layer}/mlp_norm/scale"])
       x_BLD = x_BLD + feed_forward(params, layer, y_BLD)
   x_BLD = normalize(config, x_BLD, params["final_norm/scale"])
   return x_BLD @ params["embedding"].T / np.sqrt(config.d_model)
 
 
-def loss(config, params, inputs, targets, z_loss: float):
+def loss(
+  config,
+  params,
+  inputs,
+  targets,
+  z_loss: float,
+  segments=None,
+  loss_weights=None,
+):
   """Returns the mean cross-entropy in nats and the z-loss term.
 
   `inputs` and `targets` are [B, L], targets one position ahead. What training
   minimizes is the sum of the two; the second holds its weight `z_loss`.
   """
-  logits_BLV = forward(config, params, inputs)
+  if loss_weights is None:
+    loss_weights = np.ones(targets.shape)
+  share_BL = loss_weights / np.sum(loss_weights, dtype=np.float64)
+  logits_BLV = forward(config, params, inputs, segments)
   largest_BL = logits_BLV.max(axis=-1)
   exp_BLV = np.exp(logits_BLV - largest_BL[..., None])
   log_z_BL = largest_BL + np.log(exp_BLV.sum(axis=-1))
   target_BL1 = np.take_along_axis(logits_BLV, targets[..., None], axis=-1)
-  cross_entropy = np.mean(log_z_BL - target_BL1[..., 0])
-  return cross_entropy, z_loss * np.mean(log_z_BL**2)
+  cross_entropy = np.sum(share_BL * (log_z_BL - target_BL1[..., 0]))
+  return cross_entropy, z_loss * np.sum(share_BL * log_z_BL**2)
 
 
 def root_mean_square(x) -> float:

@@ -90,6 +90,72 @@ def test_jax_gradients_are_the_slopes_of_the_numpy_loss(config):
       )
 
 
+SEGMENTS = np.array([[1, 1, 1, 2, 2, 3, 0], [4, 4, 5, 5, 5, 5, 5]])
+LOSS_WEIGHTS = np.array([[0, 1, 1, 0.5, 1, 2, 0], [0, 1, 0, 0, 1, 1, 0.25]])
+DOCUMENTS = [
+  (row, SEGMENTS[row] == segment)
+  for row in range(BATCH)
+  for segment in np.unique(SEGMENTS[row])
+]
+
+
+@every_variant
+def test_oracles_agree_on_segments_and_loss_weights(config):
+  params = oracle.random_parameters(config, seed=19)
+  inputs, targets = tokens(seed=20)
+  args = inputs, targets, Z_LOSS, SEGMENTS, LOSS_WEIGHTS
+  *terms, gradients = oracle_jax.loss_and_gradients(config, params, *args)
+  np.testing.assert_allclose(
+    terms, oracle.loss(config, params, *args), rtol=1e-12
+  )
+  np.testing.assert_allclose(
+    oracle_jax.forward(config, params, inputs, SEGMENTS),
+    oracle.forward(config, params, inputs, SEGMENTS),
+    rtol=1e-12,
+    atol=1e-12,
+  )
+  # The slope along one direction sums up every gradient.
+  rng = np.random.default_rng(21)
+  direction = {n: rng.standard_normal(p.shape) for n, p in params.items()}
+  losses = [
+    sum(
+      oracle.loss(
+        config, {n: p + step * direction[n] for n, p in params.items()}, *args
+      )
+    )
+    for step in (-1e-6, 1e-6)
+  ]
+  slope = sum(np.sum(g * direction[n]) for n, g in gradients.items())
+  np.testing.assert_allclose(slope, np.diff(losses)[0] / 2e-6, rtol=1e-6)
+
+
+@every_variant
+def test_documents_of_a_row_have_the_logits_and_loss_of_documents_alone(config):
+  params = oracle.random_parameters(config, seed=22)
+  inputs, targets = tokens(seed=23)
+  logits = oracle.forward(config, params, inputs, SEGMENTS)
+  sums = np.zeros(2)
+  for row, inside in DOCUMENTS:
+    alone = inputs[[row]][:, inside], targets[[row]][:, inside]
+    np.testing.assert_allclose(
+      oracle.forward(config, params, alone[0])[0],
+      logits[row, inside],
+      rtol=1e-9,
+    )
+    weights = LOSS_WEIGHTS[[row]][:, inside]
+    if weights.any():
+      sums += weights.sum() * np.array(
+        oracle.loss(config, params, *alone, Z_LOSS, loss_weights=weights)
+      )
+  np.testing.assert_allclose(
+    oracle.loss(
+      config, params, inputs, targets, Z_LOSS, SEGMENTS, LOSS_WEIGHTS
+    ),
+    sums / LOSS_WEIGHTS.sum(),
+    rtol=1e-12,
+  )
+
+
 def test_the_jax_oracle_leaves_other_jax_code_in_float32():
   params = oracle.random_parameters(SMALL, seed=1)
   logits = oracle_jax.forward(SMALL, params, tokens(seed=2)[0])

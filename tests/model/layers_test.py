@@ -11,7 +11,7 @@ from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.layers import embed, norm, rotary, rotary_tables
-from palm_mtf.model.loss import cross_entropy
+from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from tests.mtf_testing import SINGLE, placement
 
 BATCH = mtf.Dimension("batch", 2)
@@ -23,6 +23,7 @@ D_KV = mtf.Dimension("d_kv", 4)
 VOCAB = mtf.Dimension("vocab", 12)
 
 VOCAB_SPLIT = MeshLayout(mesh_shape="model:4", layout="vocab:model")
+BATCH_SPLIT = MeshLayout(mesh_shape="data:2", layout="batch:data")
 
 
 def run(build, mesh=SINGLE, dtype=np.float32, **arrays):
@@ -141,6 +142,93 @@ def test_first_position_attends_only_to_itself():
   )["y"]
   for head in range(2):
     np.testing.assert_allclose(y[:, 0, head], v[:, 0], rtol=1e-6)
+
+
+def test_attention_is_that_of_the_earlier_positions_of_the_segment():
+  """Segments in any order, one of them in two pieces."""
+  rng = np.random.default_rng(4)
+  batch = mtf.Dimension("batch", 16)
+  q = rng.standard_normal([16, 6, 2, 4]).astype(np.float32)
+  k, v = rng.standard_normal([2, 16, 6, 4]).astype(np.float32)
+  segments = rng.integers(3, size=[16, 6], dtype=np.int32)
+  y = run(
+    lambda q, k, v, segments: {"y": causal_attention(q, k, v, segments)},
+    q=(q, [batch, LENGTH, HEADS, D_KV]),
+    k=(k, [batch, MEMORY_LENGTH, D_KV]),
+    v=(v, [batch, MEMORY_LENGTH, D_KV]),
+    segments=(segments, [batch, LENGTH]),
+  )["y"]
+  for row, position, head in np.ndindex(16, 6, 2):
+    seen = [m for m in range(position + 1)]
+    seen = [m for m in seen if segments[row, m] == segments[row, position]]
+    weights = np.exp(k[row, seen] @ q[row, position, head] / 2)
+    expected = weights @ v[row, seen] / weights.sum()
+    np.testing.assert_allclose(y[row, position, head], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_one_segment_is_the_same_to_the_bit_as_none(dtype):
+  rng = np.random.default_rng(5)
+  q = rng.standard_normal([2, 6, 2, 4]).astype(np.float32)
+  k, v = rng.standard_normal([2, 2, 6, 4]).astype(np.float32)
+
+  def build(q, k, v, segments):
+    qkv = [mtf.cast(x, dtype) for x in (q, k, v)]
+    results = {}
+    for name, each in (("none", None), ("one", segments)):
+      y = causal_attention(*qkv, each)
+      gradients = mtf.gradients([mtf.square(y)], qkv, [mtf.ones_like(y)])
+      for letter, x in zip("yqkv", [y, *gradients], strict=True):
+        results[f"{name} {letter}"] = x
+    return results
+
+  seen = run(
+    build,
+    q=(q, [BATCH, LENGTH, HEADS, D_KV]),
+    k=(k, [BATCH, MEMORY_LENGTH, D_KV]),
+    v=(v, [BATCH, MEMORY_LENGTH, D_KV]),
+    segments=(np.full([2, 6], 3, np.int32), [BATCH, LENGTH]),
+  )
+  for letter in "yqkv":
+    np.testing.assert_array_equal(seen[f"one {letter}"], seen[f"none {letter}"])
+
+
+@pytest.mark.parametrize("mesh", [SINGLE, BATCH_SPLIT], ids=["one", "split"])
+def test_the_weighted_mean_is_over_the_whole_batch(mesh):
+  """Not a mean of slices' means: the rows' weights differ."""
+  x = np.arange(12, dtype=np.float32).reshape([2, 6])
+  weights = np.float32([[0, 0, 0, 0, 0, 0.5], [1, 1, 0, 1, 2, 0]])
+
+  def build(x, weights):
+    mean = weighted_mean(x, weights)
+    (gradient,) = mtf.gradients([mean], [x])
+    total = weight_sum(x, weights)
+    return {"mean": mean, "gradient": gradient, "total": total}
+
+  seen = run(
+    build,
+    mesh,
+    x=(x, [BATCH, LENGTH]),
+    weights=(weights, [BATCH, LENGTH]),
+  )
+  assert seen["total"] == 5.5
+  assert seen["mean"] == pytest.approx(np.average(x, weights=weights))
+  np.testing.assert_allclose(seen["gradient"], weights / 5.5, rtol=1e-6)
+
+
+def test_the_mean_of_a_batch_without_weight_is_zero_and_has_no_gradient():
+  def build(x, weights):
+    mean = weighted_mean(x, weights)
+    (gradient,) = mtf.gradients([mean], [x])
+    return {"mean": mean, "gradient": gradient}
+
+  seen = run(
+    build,
+    x=(np.ones([2, 6], np.float32), [BATCH, LENGTH]),
+    weights=(np.zeros([2, 6], np.float32), [BATCH, LENGTH]),
+  )
+  assert seen["mean"] == 0
+  assert not seen["gradient"].any()
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])

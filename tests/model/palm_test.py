@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole model against the oracles, and its invariances."""
 
+import functools
 import itertools
 import json
 import math
@@ -18,7 +19,9 @@ from tests import oracle, oracle_jax
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 from tests.mtf_testing import (
   LAYOUTS,
+  SINGLE,
   mesh_layout,
+  random_documents,
   random_tokens,
   relative_error,
   run_model,
@@ -73,6 +76,85 @@ def test_bfloat16_agrees_with_the_oracles_to_its_8_bits(form):
     assert relative_error(result.gradients[name], gradient) < 0.05, name
 
 
+# Of the eight forms, these hold every pair of choices.
+@pytest.mark.parametrize(
+  "form",
+  [FORMS[i] for i in (0, 3, 5, 6)],
+  ids=[FORM_NAMES[i] for i in (0, 3, 5, 6)],
+)
+def test_documents_and_loss_weights_agree_with_the_oracles_to_1e_5(form):
+  config = small_config(**form)
+  params = oracle.random_parameters(config, seed=7)
+  batch = random_documents(config, batch_size=3, seed=8)
+  result = run_model(config, params, batch, z_loss=Z_LOSS)
+  logits = oracle.forward(config, params, batch["inputs"], batch["segments"])
+  loss, z_loss = oracle.loss(config, params, **batch, z_loss=Z_LOSS)
+  *_, gradients = oracle_jax.loss_and_gradients(
+    config, params, **batch, z_loss=Z_LOSS
+  )
+  assert relative_error(result.logits, logits) < 1e-5
+  assert result.loss == pytest.approx(loss, rel=1e-5)
+  assert result.z_loss == pytest.approx(z_loss, rel=1e-5)
+  for name, gradient in gradients.items():
+    assert relative_error(result.gradients[name], gradient) < 1e-5, name
+
+
+def test_a_document_has_the_same_logits_inside_a_row_and_alone_at_its_start():
+  """Hence positions need not begin anew with each document."""
+  config = small_config()
+  params = oracle.random_parameters(config, seed=9)
+  batch = random_documents(config, batch_size=4, seed=10)
+  packed = run_model(config, params, batch).logits
+  alone = {name: np.zeros([8, 9], np.int32) for name in ("inputs", "targets")}
+  documents = []
+  for row, segment in itertools.product(range(4), (1, 2)):
+    inside = batch["segments"][row] == segment
+    alone["inputs"][len(documents), : inside.sum()] = batch["inputs"][
+      row, inside
+    ]
+    documents.append(packed[row, inside])
+  logits = run_model(config, params, alone).logits
+  for document, seen, inputs in zip(
+    documents, logits, alone["inputs"], strict=True
+  ):
+    length = len(document)
+    assert relative_error(document, seen[:length]) < 1e-5
+    exact = oracle.forward(config, params, inputs[np.newaxis, :length])[0]
+    assert relative_error(document, exact) < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
+def test_tokens_of_one_segment_do_not_change_another_s_logits_by_a_bit(
+  attention,
+):
+  config = small_config(attention=attention)
+  params = oracle.random_parameters(config, seed=11)
+  batch = random_tokens(config, batch_size=2, seed=12)
+  batch["segments"] = np.repeat(np.int32([[1, 2, 0], [5, 4, 5]]), 3, axis=1)
+  before = run_model(config, params, batch).logits
+  changed = np.copy(batch["inputs"])
+  changed[:, 3:6] = (changed[:, 3:6] + 7) % config.vocab_size
+  after = run_model(config, params, {**batch, "inputs": changed}).logits
+  others = [0, 1, 2, 6, 7, 8]
+  np.testing.assert_array_equal(after[:, others], before[:, others])
+  assert np.all(np.any(after[:, 3:6] != before[:, 3:6], axis=-1))
+
+
+def test_what_padding_holds_changes_neither_loss_nor_any_gradient_by_a_bit():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=13)
+  batch = random_documents(config, batch_size=3, seed=14)
+  padding = batch["segments"] == 0
+  assert padding.any()
+  other = {name: np.copy(value) for name, value in batch.items()}
+  for name in ("inputs", "targets"):
+    other[name][padding] = (other[name][padding] + 5) % config.vocab_size
+  one, two = (run_model(config, params, b, z_loss=0.1) for b in (batch, other))
+  assert (one.loss, one.z_loss) == (two.loss, two.z_loss)
+  for name, gradient in one.gradients.items():
+    np.testing.assert_array_equal(two.gradients[name], gradient, err_msg=name)
+
+
 @pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
 def test_future_tokens_do_not_change_past_logits(attention):
   config = small_config(attention=attention)
@@ -86,18 +168,29 @@ def test_future_tokens_do_not_change_past_logits(attention):
   assert np.all(np.any(after[:, 5:] != before[:, 5:], axis=-1))
 
 
+@functools.cache
+def _run_on(layout: str | None, block: str, attention: str, rows):
+  config = small_config(block=block, attention=attention)
+  return run_model(
+    config,
+    oracle.random_parameters(config, seed=5),
+    rows(config, batch_size=4, seed=6),
+    mesh=mesh_layout(layout) if layout else SINGLE,
+    z_loss=Z_LOSS,
+  )
+
+
 @pytest.mark.parametrize(
-  "block, attention", [("parallel", "multi_query"), ("serial", "multi_head")]
+  "block, attention, rows",
+  [
+    ("parallel", "multi_query", random_tokens),
+    ("serial", "multi_head", random_documents),
+  ],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_do_not_change_results(layout, block, attention):
-  config = small_config(block=block, attention=attention)
-  params = oracle.random_parameters(config, seed=5)
-  tokens = random_tokens(config, batch_size=4, seed=6)
-  single = run_model(config, params, tokens, z_loss=Z_LOSS)
-  split = run_model(
-    config, params, tokens, mesh=mesh_layout(layout), z_loss=Z_LOSS
-  )
+def test_layouts_do_not_change_results(layout, block, attention, rows):
+  single = _run_on(None, block, attention, rows)
+  split = _run_on(layout, block, attention, rows)
   assert relative_error(split.logits, single.logits) < 1e-6
   assert split.loss == pytest.approx(single.loss, rel=1e-6)
   assert split.z_loss == pytest.approx(single.z_loss, rel=1e-6)

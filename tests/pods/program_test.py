@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.errors import UserError
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.pods.program import build_forward_program, build_train_program
 from tests import oracle, oracle_jax
@@ -16,6 +17,7 @@ from tests.mtf_testing import (
   SINGLE,
   load_parameters,
   mesh_layout,
+  random_documents,
   random_tokens,
   relative_error,
   slice_indices,
@@ -38,25 +40,32 @@ def read_whole(session, parts, shape):
   return whole
 
 
-def train(config, optimizer, *, mesh=SINGLE, seed=0, params=None):
-  """Runs NUM_STEPS steps; returns every variable and the metrics of each."""
+def train(
+  config, optimizer, *, rows=random_tokens, mesh=SINGLE, seed=0, params=None
+):
+  """Runs NUM_STEPS steps; returns every variable and the metrics of each.
+
+  Batches are what `rows` makes of the number of a step.
+  """
+  batches = [rows(config, batch_size=4, seed=step) for step in range(NUM_STEPS)]
   with (
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     program = build_train_program(
-      config, mesh, optimizer, batch_size=4, seed=seed
+      config,
+      mesh,
+      optimizer,
+      batch_size=4,
+      seed=seed,
+      features=list(batches[0]),
     )
     session.run(program.initialize)
     load_parameters(session, program.slices, params or {})
     metrics = []
-    for step in range(NUM_STEPS):
-      tokens = random_tokens(config, batch_size=4, seed=step)
-      feed = {
-        program.inputs: tokens["inputs"],
-        program.targets: tokens["targets"],
-        program.step: step,
-      }
+    for step, batch in enumerate(batches):
+      feed = {program.features[name]: value for name, value in batch.items()}
+      feed[program.step] = step
       fetches = {"metrics": program.metrics, "update": program.update}
       metrics.append(session.run(fetches, feed)["metrics"])
     shapes = oracle.parameter_shapes(config)
@@ -74,26 +83,38 @@ def _parameter_of(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-  "changes",
+  "changes, rows",
   [
-    {},
-    {"gradient_clip": 0.05, "update_clip": 0.5, "learning_rate": 0.5},
-    {"beta1": 0.0, "beta2_exponent": 0.5, "weight_decay_exponent": 1.0},
+    ({}, random_tokens),
+    ({}, random_documents),
+    (
+      {"gradient_clip": 0.05, "update_clip": 0.5, "learning_rate": 0.5},
+      random_tokens,
+    ),
+    (
+      {"beta1": 0.0, "beta2_exponent": 0.5, "weight_decay_exponent": 1.0},
+      random_documents,
+    ),
   ],
-  ids=["PaLM's settings", "every clip at work", "other exponents"],
+  ids=[
+    "PaLM's settings",
+    "documents and loss weights",
+    "every clip at work",
+    "other exponents",
+  ],
 )
-def test_steps_follow_the_oracle(changes):
+def test_steps_follow_the_oracle(changes, rows):
   """Model, gradients, clipping, schedule, moments and decay, step by step."""
   config = small_config()
   optimizer = dataclasses.replace(PALM_OPTIMIZER, **changes)
   params = oracle.random_parameters(config, seed=7)
-  variables, metrics = train(config, optimizer, params=params)
+  variables, metrics = train(config, optimizer, rows=rows, params=params)
 
   adafactor = oracle.Adafactor(optimizer, params)
   for step in range(NUM_STEPS):
-    tokens = random_tokens(config, batch_size=4, seed=step)
+    batch = rows(config, batch_size=4, seed=step)
     loss, z_loss, gradients = oracle_jax.loss_and_gradients(
-      config, params, tokens["inputs"], tokens["targets"], optimizer.z_loss
+      config, params, **batch, z_loss=optimizer.z_loss
     )
     params = adafactor.step(params, gradients)
     seen = metrics[step]
@@ -112,14 +133,19 @@ def test_steps_follow_the_oracle(changes):
 
 
 @pytest.mark.parametrize(
-  "layout", ["batch over data", "vocab over model", "all over data and model"]
+  "layout, rows",
+  [
+    ("batch over data", random_documents),
+    ("vocab over model", random_tokens),
+    ("all over data and model", random_documents),
+  ],
 )
-def test_layouts_do_not_change_training(layout):
+def test_layouts_do_not_change_training(layout, rows):
   """From the same seed: first weights, steps and moments of every slice."""
   config = small_config()
-  single, single_metrics = train(config, PALM_OPTIMIZER, seed=3)
+  single, single_metrics = train(config, PALM_OPTIMIZER, rows=rows, seed=3)
   split, split_metrics = train(
-    config, PALM_OPTIMIZER, mesh=mesh_layout(layout), seed=3
+    config, PALM_OPTIMIZER, rows=rows, mesh=mesh_layout(layout), seed=3
   )
   assert split.keys() == single.keys()
   for name, value in single.items():
@@ -169,25 +195,45 @@ def test_first_weights_have_the_paper_s_deviations_and_depend_on_the_seed():
       assert np.mean(value == other[name]) < 0.01, name
 
 
-def test_forward_program_agrees_with_the_oracle():
+@pytest.mark.parametrize("rows", [random_tokens, random_documents])
+def test_forward_program_agrees_with_the_oracle(rows):
   config = small_config()
   params = oracle.random_parameters(config, seed=9)
-  tokens = random_tokens(config, batch_size=2, seed=9)
+  batch = rows(config, batch_size=2, seed=9)
   with tf.Graph().as_default(), tf.Session() as session:
-    program = build_forward_program(config, SINGLE, batch_size=2)
-    load_parameters(session, program.slices, params)
-    logits, nats = session.run(
-      [program.logits, program.nats],
-      {
-        program.inputs: tokens["inputs"],
-        program.targets: tokens["targets"],
-      },
+    program = build_forward_program(
+      config, SINGLE, batch_size=2, features=list(batch)
     )
-  assert (
-    relative_error(logits, oracle.forward(config, params, tokens["inputs"]))
-    < 1e-5
-  )
-  loss, _ = oracle.loss(
-    config, params, tokens["inputs"], tokens["targets"], 0.0
-  )
-  assert nats.mean() == pytest.approx(loss, rel=1e-5)
+    load_parameters(session, program.slices, params)
+    logits, loss, weight_sum = session.run(
+      [program.logits, program.loss, program.weight_sum],
+      {program.features[name]: value for name, value in batch.items()},
+    )
+  exact = oracle.forward(config, params, batch["inputs"], batch.get("segments"))
+  assert relative_error(logits, exact) < 1e-5
+  exact, _ = oracle.loss(config, params, **batch, z_loss=0.0)
+  assert loss == pytest.approx(exact, rel=1e-5)
+  assert weight_sum == batch.get("loss_weights", np.ones([2, 9])).sum()
+
+
+@pytest.mark.parametrize(
+  "features, message",
+  [
+    (
+      ["inputs", "targets", "segment"],
+      "feature = 'segment' (did you mean \"segments\"?): choose one of "
+      "'inputs', 'targets', 'segments', 'loss_weights'.",
+    ),
+    (
+      ["inputs", "segments"],
+      "features = inputs, segments: there is no targets; every batch has "
+      "inputs and targets.",
+    ),
+  ],
+)
+def test_wrong_features_are_refused(features, message):
+  with tf.Graph().as_default(), pytest.raises(UserError) as error:
+    build_forward_program(
+      small_config(), SINGLE, batch_size=2, features=features
+    )
+  assert str(error.value) == message

@@ -1,0 +1,55 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The loss of a checkpoint over batches whose targets are not equally many."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints import Checkpoint
+from palm_mtf.loaded_model import LoadedModel
+from palm_mtf.mesh.saving import build_saver
+from palm_mtf.pods.program import build_forward_program
+from tests import oracle
+from tests.mtf_testing import (
+  SINGLE,
+  load_parameters,
+  random_documents,
+  small_config,
+)
+
+
+def save(config, params, folder) -> Checkpoint:
+  """Writes `params` as the weights of a checkpoint."""
+  checkpoint = Checkpoint(path=str(folder), manifest=None)
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_forward_program(config, SINGLE, batch_size=2)
+    saver = build_saver(program.slices)
+    load_parameters(session, program.slices, params)
+    session.run(saver.save, {saver.prefix: checkpoint.prefix})
+  return checkpoint
+
+
+def test_mean_nats_is_the_total_of_all_batches_over_their_total_weight(
+  tmp_path,
+):
+  config = small_config()
+  params = oracle.random_parameters(config, seed=1)
+  batches = [random_documents(config, batch_size=2, seed=s) for s in (2, 3)]
+  batches[0]["loss_weights"][:, 1:] = 0
+  with LoadedModel(
+    save(config, params, tmp_path),
+    config,
+    SINGLE,
+    batch_size=2,
+    features=list(batches[0]),
+  ) as loaded:
+    mean = loaded.mean_nats(batches)
+  both = {
+    name: np.concatenate([batch[name] for batch in batches])
+    for name in batches[0]
+  }
+  exact, _ = oracle.loss(config, params, **both, z_loss=0.0)
+  assert mean == pytest.approx(exact, rel=1e-6)
+  losses = [oracle.loss(config, params, **b, z_loss=0.0)[0] for b in batches]
+  assert np.mean(losses) != pytest.approx(exact, rel=1e-3)
