@@ -35,7 +35,7 @@ def write_atomically(path: str, content: bytes) -> None:
   Raises:
     UserError: the disk is full, or the path may not be written.
   """
-  folder = os.path.dirname(path)
+  folder = os.path.dirname(os.path.abspath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".partial_")

@@ -58,7 +58,7 @@ def vocab(
       `size` pieces, or the files cannot be written.
   """
   check_count("--size", size, MIN_VOCAB_SIZE)
-  path = f"{os.path.abspath(os.path.expanduser(prefix))}.model"
+  path = f"{os.path.expanduser(prefix)}.model"
   _check_output(prefix, path)
   sample = training_sample(_read(globs, text_field), size)
   model = learn_model(sample, size, size_setting="--size")
