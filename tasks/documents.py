@@ -14,6 +14,7 @@ palm_mtf encodes with the VOCABULARY of the run.
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from palm_mtf.data.sources import (
 from palm_mtf.errors import UserError, did_you_mean
 
 VALIDATION_SHARE = 0.02
+_BATCH = 32
 
 
 @gin.configurable
@@ -159,9 +161,9 @@ class TextFilesSource(seqio.FunctionDataSource):
   def _read(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
     del shuffle_files  # SeqIO shuffles the documents too
     return tf.data.Dataset.from_generator(
-      functools.partial(_texts, self._open(), split),
-      output_signature={"text": tf.TensorSpec((), tf.string)},
-    )
+      functools.partial(_batches, self._open(), split),
+      output_signature={"text": tf.TensorSpec((None,), tf.string)},
+    ).unbatch()
 
 
 class TfdsTextSource(seqio.FunctionDataSource):
@@ -233,11 +235,17 @@ def add_task(name: str, source: seqio.DataSource) -> None:
   )
 
 
-def _texts(files: TextFiles, split: str) -> Iterator[dict[str, str]]:
+def _batches(files: TextFiles, split: str) -> Iterator[dict[str, list[str]]]:
+  """Yields some texts at a time: TensorFlow takes 0.1 ms for each batch."""
+  texts = _texts(files, split)
+  while batch := list(itertools.islice(texts, _BATCH)):
+    yield {"text": batch}
+
+
+def _texts(files: TextFiles, split: str) -> Iterator[str]:
   for split_of_document, document in files.documents():
     if split_of_document == split:
-      for _ in range(num_repeats(document)):
-        yield {"text": document.text}
+      yield from itertools.repeat(document.text, num_repeats(document))
   if split == TRAIN:
     files.report_skipped()
 

@@ -19,7 +19,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf.console import say
@@ -31,6 +31,7 @@ from palm_mtf.errors import UserError, did_you_mean
 
 # Of each split, read ahead to know what a task's documents are like.
 _FIRST_DOCUMENTS = 32
+_BATCH = 32
 
 
 def open_task(
@@ -286,23 +287,33 @@ class SeqioTask:
 
   def _read(self, split: str) -> Iterator[Document]:
     features = self._features
-    with _explained(f"TASK: {self.name}, split {split!r}"):
-      examples = self._dataset(split).as_numpy_iterator()
-    while True:
-      with _explained(f"TASK: {self.name}, split {split!r}"):
-        example = next(examples, None)
-      if example is None:
-        return
+    for example in self._examples(split):
       values = [
-        decode(example[name])
-        if features.is_text
-        else strip_eos(example[name], eos_id)
-        for name, eos_id in features.eos_ids.items()
+        decode(value) if features.is_text else strip_eos(value, eos_id)
+        for value, eos_id in zip(
+          example, features.eos_ids.values(), strict=True
+        )
       ]
       if any(value is None for value in values):
         self._num_skipped += 1
       elif len(values[-1]):
         yield Document(values[-1], values[0] if features.has_inputs else None)
+
+  def _examples(self, split: str) -> Iterator[Sequence[Any]]:
+    """Yields the values of each example, in the order of the features."""
+    names, is_text = [*self._features.eos_ids], self._features.is_text
+    with _explained(f"TASK: {self.name}, split {split!r}"):
+      dataset = self._dataset(split).map(lambda e: {n: e[n] for n in names})
+      # TensorFlow takes 0.1 ms for whatever it hands over.
+      dataset = dataset.batch(_BATCH) if is_text else dataset
+      examples = dataset.as_numpy_iterator()
+    while True:
+      with _explained(f"TASK: {self.name}, split {split!r}"):
+        example = next(examples, None)
+      if example is None:
+        return
+      values = [example[name] for name in names]
+      yield from zip(*values, strict=True) if is_text else [values]
 
 
 def _import_tensorflow() -> Any:
