@@ -30,7 +30,7 @@ def save(config, params, folder) -> Checkpoint:
   return checkpoint
 
 
-def test_mean_nats_is_the_total_of_all_batches_over_their_total_weight(
+def test_mean_nats_is_the_total_of_all_batches_over_their_weight(
   tmp_path,
 ):
   config = small_config()
