@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
+import itertools
 import shutil
 
 import hypothesis
@@ -304,7 +305,7 @@ def test_validation_stops_at_the_last_full_batch():
 
 
 def test_validation_of_a_mixture_is_each_sources_first_rows_by_its_rate():
-  found = sum(held_out([60, 30], [0.75, 0.25], 4, 40), [])
+  found = list(itertools.chain(*held_out([60, 30], [0.75, 0.25], 4, 40)))
   assert len(found) == 40
   for source, rate in enumerate((0.75, 0.25)):
     mine = [f - 10_000 * source for f in found if f // 10_000 == source]
@@ -313,7 +314,7 @@ def test_validation_of_a_mixture_is_each_sources_first_rows_by_its_rate():
 
 
 def test_validation_of_a_mixture_ends_where_a_source_has_no_row_left():
-  found = sum(held_out([1000, 5], [0.5, 0.5], 2, 1000), [])
+  found = list(itertools.chain(*held_out([1000, 5], [0.5, 0.5], 2, 1000)))
   small = [f for f in found if f >= 10_000]
   assert len(small) in (4, 5)  # the row beyond may be the second of a batch
   assert len(found) == len(set(found)) < 40
