@@ -178,7 +178,12 @@ def test_a_short_corpus_starts_no_process(vocabulary, code):
 
 @pytest.mark.parametrize(
   "document",
-  [Document(""), Document("a"), Document("", "words " * 200), Document("a", "b")],
+  [
+    Document(""),
+    Document("a"),
+    Document("", "words " * 200),
+    Document("a", "b"),
+  ],
 )
 def test_memory_stays_small_for_any_number_of_short_documents(
   vocabulary, document

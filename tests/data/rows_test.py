@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import re
 
 import hypothesis
@@ -127,7 +128,7 @@ _shards = st.lists(
 def test_joined_rows_follow_the_rules_token_by_token(
   shards, length, masked, has_inputs
 ):
-  documents = sum(shards, [])
+  documents = list(itertools.chain(*shards))
   tokens = token_array(*shards, has_inputs=has_inputs)
   length = min(length, len(tokens))
   rows = joined(tokens, length, masked=masked)
@@ -170,8 +171,8 @@ def test_packed_rows_hold_every_whole_document_once(shards, length, seed):
   rows = whole(tokens, length, packed=True, seed=seed)
   read = [rows.read(i) for i in range(rows.num_rows)]
   found = [documents_in(row) for row in read]
-  expected = [[*text, EOD] for _, text in sum(shards, [])]
-  assert sorted(sum(found, [])) == sorted(expected)
+  expected = [[*text, EOD] for _, text in list(itertools.chain(*shards))]
+  assert sorted(list(itertools.chain(*found))) == sorted(expected)
   for row, documents in zip(read, found, strict=True):
     used = sum(map(len, documents))
     assert 0 < used <= length
@@ -188,7 +189,7 @@ def test_no_packed_row_could_have_taken_the_next_document_too(
   tokens = token_array(*shards, has_inputs=True)
   rows = whole(tokens, length, packed=True, seed=seed)
   found = [documents_in(rows.read(i)) for i in range(rows.num_rows)]
-  for this, following in zip(found, found[1:], strict=False):
+  for this, following in itertools.pairwise(found):
     assert sum(map(len, this)) + len(following[0]) > length
 
 
@@ -215,7 +216,7 @@ def test_texts_longer_than_a_row_are_cut_and_nothing_is_lost(
     used = int(row["loss_weights"].sum())
     found += documents_in(row) if packed else [row["targets"][:used].tolist()]
   expected = []
-  for inputs, text in sum(shards, []):
+  for inputs, text in list(itertools.chain(*shards)):
     document = [*inputs, *text, EOD]
     expected += [
       document[i : i + length] for i in range(0, len(document), length)
@@ -234,7 +235,7 @@ def test_an_example_that_is_too_long_keeps_its_targets_and_the_end_of_inputs(
   tokens = token_array(*shards, has_inputs=True)
   rows = whole(tokens, length, packed=False)
   num_cut = 0
-  documents = sum(shards, [])
+  documents = list(itertools.chain(*shards))
   assert rows.num_rows == len(documents)
   for index, (inputs, text) in enumerate(documents):
     targets = [*text, EOD][:length]

@@ -1,5 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import itertools
+
 import hypothesis
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ def test_reading_across_shards_is_a_slice_of_all_of_them(
 ):
   tokens = token_array(*shards, has_inputs=has_inputs)
   every, learnt = [], []
-  for inputs, text in sum(shards, []):
+  for inputs, text in list(itertools.chain(*shards)):
     every += [*inputs, *text, EOD]
     learnt += [not has_inputs] * len(inputs) + [True] * (len(text) + 1)
   assert len(tokens) == len(every)
@@ -35,7 +37,7 @@ def test_reading_across_shards_is_a_slice_of_all_of_them(
 def test_spans_say_where_every_document_and_its_targets_are(shards, has_inputs):
   tokens = token_array(*shards, has_inputs=has_inputs)
   expected, end = [], 0
-  for inputs, text in sum(shards, []):
+  for inputs, text in list(itertools.chain(*shards)):
     begin, end = end, end + len(inputs) + len(text) + 1
     targets = begin + len(inputs) if has_inputs else begin
     expected.append([begin, targets, end])
