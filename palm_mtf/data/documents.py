@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from palm_mtf.config import DataConfig
 from palm_mtf.console import say
 from palm_mtf.data.file_digests import FileDigests
 from palm_mtf.data.files import TextFile, find_files
@@ -147,32 +146,6 @@ class TextFiles:
       self._skipped_files.add(file.path)
     elif text:
       yield Document(text)
-
-
-class Corpus(TextFiles):
-  """The documents of TEXT_FILES without their splits."""
-
-  def __init__(self, data: DataConfig):
-    self.data = data
-    super().__init__(
-      data.text_files,
-      text_field=data.text_field,
-      weight_field=data.weight_field,
-      validation_share=data.validation_share,
-    )
-
-  @property
-  def num_bytes(self) -> int:
-    """Size of all files."""
-    return sum(file.num_bytes for file in self.files)
-
-  def is_validation(self, document: Document) -> bool:
-    """Whether `document` is held out of training."""
-    return document.rank < self._validation_share
-
-  def __iter__(self) -> Iterator[Document]:
-    for _, document in self.documents():
-      yield document
 
 
 @dataclasses.dataclass

@@ -8,7 +8,6 @@ read here; reading.py reads what is in the files.
 """
 
 import glob
-import hashlib
 import os
 import sysconfig
 from collections.abc import Sequence
@@ -66,14 +65,6 @@ def find_files(
       f"{files[0].path}; give files with text."
     )
   return files
-
-
-def fingerprint(files: Sequence[TextFile]) -> str:
-  """Returns a hash of every file's path, size and time of change."""
-  digest = hashlib.blake2b(digest_size=16)
-  for file in files:
-    digest.update(repr(tuple(file)).encode())
-  return digest.hexdigest()
 
 
 def _match(pattern: str, what: str) -> list[str]:

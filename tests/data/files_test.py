@@ -5,7 +5,7 @@ import tempfile
 
 import pytest
 
-from palm_mtf.data.files import find_files, fingerprint
+from palm_mtf.data.files import find_files
 from palm_mtf.errors import UserError
 
 
@@ -60,19 +60,6 @@ def test_the_default_glob_finds_the_running_library():
   names = {os.path.basename(f.path) for f in find_files(["{stdlib}/**/*.py"])}
   assert {"argparse.py", "typing.py"} <= names
   assert "pytest.py" not in names
-
-
-def test_fingerprint_follows_path_size_and_time(tree):
-  first = find_files([f"{tree}/*.txt"])
-  assert fingerprint(first) == fingerprint(find_files([f"{tree}/*.txt"]))
-  os.utime(tree / "a.txt", ns=(0, 1))
-  touched = find_files([f"{tree}/*.txt"])
-  (tree / "a.txt").write_text("longer than before")
-  os.utime(tree / "a.txt", ns=(0, 1))
-  longer = find_files([f"{tree}/*.txt"])
-  (tree / "a.txt").rename(tree / "aa.txt")
-  moved = find_files([f"{tree}/*.txt"])
-  assert len({fingerprint(f) for f in (first, touched, longer, moved)}) == 4
 
 
 def test_a_missing_folder_is_named_with_the_nearest_that_exists(tree):

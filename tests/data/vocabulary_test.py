@@ -8,7 +8,7 @@ import sentencepiece
 from hypothesis import strategies as st
 
 from palm_mtf.config import DataConfig
-from palm_mtf.data.documents import Corpus
+from palm_mtf.data.open_sources import open_sources
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 
@@ -132,9 +132,9 @@ def test_a_run_trains_its_vocabulary_once_and_keeps_it(
 def test_held_out_documents_never_reach_the_vocabulary(folder, tmp_path):
   data = text_config(folder)
   with_them = load_vocabulary(str(tmp_path / "a"), data, vocab_size=600)
-  corpus = Corpus(data)
-  texts = [d.text for d in corpus if not corpus.is_validation(d)]
-  assert 0 < len(texts) < len(corpus.files)
+  (source,) = open_sources(data)
+  texts = [d.text for split, d in source.documents() if split == "train"]
+  assert 0 < len(texts) < len(source.files)
   for path in folder.iterdir():
     path.unlink()
   for i, text in enumerate(texts):
