@@ -40,8 +40,8 @@ from palm_mtf.data.token_shards import (
 from palm_mtf.data.vocabulary import Vocabulary, num_cores
 from palm_mtf.disk import writing
 
-# Of the folder, of the ids in it and of where its shards begin, on which mending
-# relies; a part of a store's name.
+# Of the folder, of the ids in it and of where its shards begin, on which
+# mending relies; a part of a store's name.
 FORMAT = 2
 
 SHARD_BYTES = 64 << 20  # of text: what is encoded again after a stop
