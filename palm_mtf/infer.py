@@ -73,6 +73,8 @@ def continue_prompts(
   run: RunConfig,
 ) -> list[str]:
   """Returns what the model of `checkpoint` adds to each of `run.prompts`."""
+  if not run.prompts:
+    return []
   # All input is known to be good; TensorFlow takes seconds.
   from palm_mtf.loaded_model import LoadedModel
 

@@ -263,9 +263,9 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(
       store_of(source, vocabulary, path, shard_bytes=20_000)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  assert str(info.value) == (
+  assert str(info.value).startswith(
     f"no disk space left for {path}, which needs up to "
-    f"{2 * source.num_bytes:,} bytes; free some, or choose another MODEL_DIR."
+    f"{2 * source.num_bytes:,} bytes; free some, or choose another "
   )
   finished = {
     name: kept
