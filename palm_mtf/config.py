@@ -8,6 +8,7 @@ is imported. The mesh and its layout rules are in layout.py.
 """
 
 import dataclasses
+import os
 
 from palm_mtf.batch_sizes import BatchSizes
 from palm_mtf.errors import UserError, check_choice, check_count
@@ -190,6 +191,11 @@ class DataConfig:
     check_choice(
       "PACKING", self.packing, ["joined", "joined_masked", "packed", "single"]
     )
+
+  @property
+  def cache_folder(self) -> str | None:
+    """The path of cache_dir, its `~` expanded."""
+    return self.cache_dir and os.path.expanduser(self.cache_dir)
 
 
 @_keyword_only

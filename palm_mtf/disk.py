@@ -25,6 +25,11 @@ def check_model_dir(model_dir: object) -> None:
       f"MODEL_DIR = {model_dir!r}: give the path of a folder, such as "
       "'\"runs/first\"'."
     )
+  if model_dir.startswith("~"):
+    raise UserError(
+      f"MODEL_DIR = {model_dir!r}: give the whole path, such as "
+      f"{os.path.expanduser(model_dir)!r}; a folder of this name is not meant."
+    )
   if os.path.exists(model_dir) and not os.path.isdir(model_dir):
     raise UserError(f"MODEL_DIR = {model_dir!r}: is a file; give a folder.")
 

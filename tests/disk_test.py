@@ -66,6 +66,7 @@ def test_other_refusals_are_told_in_the_system_s_words():
   [
     (5, "MODEL_DIR = 5: give the path of a folder, such as '\"runs/first\"'."),
     ("", "MODEL_DIR = '': give the path of a folder"),
+    ("~/runs/a", "MODEL_DIR = '~/runs/a': give the whole path, such as '/"),
     (__file__, f"MODEL_DIR = {__file__!r}: is a file; give a folder."),
   ],
 )

@@ -47,12 +47,13 @@ def load_stores(
   own = os.path.join(model_dir, "tokens")
   stores = []
   for source, name in _named(own, data, sources, vocabulary):
-    store = data.cache_dir and _read(os.path.join(data.cache_dir, name))
+    shared = data.cache_folder
+    store = shared and _read(os.path.join(shared, name))
     if store:
-      say(f"tokens of {source.name} are read from {data.cache_dir}")
-    elif data.cache_dir:
+      say(f"tokens of {source.name} are read from {shared}")
+    elif shared:
       say(
-        f"CACHE_DIR = {data.cache_dir!r} lacks the tokens of {source.name}: "
+        f"CACHE_DIR = {shared!r} lacks the tokens of {source.name}: "
         f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
       )
     stores.append(store or _find_or_write(own, name, source, vocabulary))
@@ -72,7 +73,7 @@ def cache_stores(
   Raises:
     UserError: there is no text, or the disk is full.
   """
-  folder = data.cache_dir or os.path.join(model_dir, "tokens")
+  folder = data.cache_folder or os.path.join(model_dir, "tokens")
   return [
     (
       os.path.join(folder, name),
@@ -89,7 +90,7 @@ def _named(
   vocabulary: Vocabulary,
 ) -> list[tuple[Source, str]]:
   """Returns the sources with the names of their stores."""
-  shared = data.cache_dir
+  shared = data.cache_folder
   keep = shared if shared and os.access(shared, os.W_OK) else own
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:
