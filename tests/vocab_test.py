@@ -111,7 +111,7 @@ def test_a_file_in_place_of_the_folder_is_an_error_before_any_work(
   line = error_of(capsys, train("runs/a/words", size=9**9))
   assert line == (
     f"--output = 'runs/a/words': {here}/runs is no folder that may be written; "
-    "give another folder."
+    "give another --output."
   )
 
 
