@@ -58,6 +58,8 @@ setup(
     "tensorflow>=2.21,<2.22",
   ],
   extras_require={
+    # What `palm_mtf report` draws with.
+    "report": ["matplotlib>=3.10,<4"],
     # t5 asks for seqio-nightly and tfds-nightly, which write over seqio and
     # tensorflow-datasets; requirements-t5.lock says how to keep one of each.
     # mesh_tensorflow.transformer imports pkg_resources, gone in setuptools 82.

@@ -44,6 +44,7 @@ MAY_IMPORT = {
   "mesh": PURE | FOUNDATION,
   "pods": PURE | GRAPH,
   "data": PURE | {"_tf", "console", "disk"},
+  "report": {"disk", "errors"},  # reads files alone
   # Entry points are reached by the names that gin files give.
   "cli": PURE,
   "__main__": {"cli"},
@@ -56,6 +57,7 @@ ONLY_IMPORTERS = {
   "tensorflow": "palm_mtf/_tf.py",
   "mesh_tensorflow": "palm_mtf/_tf.py",
   "seqio": "palm_mtf/data/seqio_sources.py",
+  "matplotlib": "palm_mtf/report/charts.py",
 }
 
 # Import without TensorFlow. The entry points check all input before they
@@ -66,11 +68,12 @@ ENTRY_POINTS = {
   "data_statistics",
   "evaluate",
   "infer",
+  "report",
   "train",
   "vocab",
 }
 TENSORFLOW_FREE = PURE | ENTRY_POINTS | {"__main__", "cli", "data"}
-HEAVY = ("jax", "mesh_tensorflow", "seqio", "tensorflow")
+HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80

@@ -101,6 +101,24 @@ COMMANDS = {
       "--text_field": _TEXT_FIELD,
     },
   ),
+  "report": Command(
+    "draw what runs logged: one HTML page, of one run or several",
+    entry_point="palm_mtf.report.command.report",
+    flags={
+      "--model_dir": {
+        "dest": "model_dirs",
+        "metavar": "MODEL_DIR",
+        "action": "extend",
+        "nargs": "+",
+        "required": True,
+        "help": "of a run; several are compared, and the flag may be repeated",
+      },
+      "--output": {
+        "metavar": "FILE",
+        "help": "the page to write (default: report.html in MODEL_DIR)",
+      },
+    },
+  ),
   "doctor": Command(
     "print versions and devices, and what to mend",
     has_results=True,

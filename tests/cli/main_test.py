@@ -14,7 +14,14 @@ from palm_mtf import __version__
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPE = "--gin_file=recipes/quickstart.gin"
 DIR = '--gin.MODEL_DIR="x"'
-HEAVY = {"tensorflow", "mesh_tensorflow", "numpy", "sentencepiece", "jax"}
+HEAVY = {
+  "jax",
+  "matplotlib",
+  "mesh_tensorflow",
+  "numpy",
+  "sentencepiece",
+  "tensorflow",
+}
 
 
 def imported(done: subprocess.CompletedProcess) -> set[str]:
@@ -29,7 +36,7 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
 
 COMMANDS = (
   "train, evaluate, generate, data cache, data inspect, data statistics, "
-  "vocab, vocab inspect, doctor"
+  "vocab, vocab inspect, report, doctor"
 )
 
 HELPS = [
@@ -39,6 +46,7 @@ HELPS = [
   ("generate", "--help"),
   ("vocab", "--help"),
   ("vocab", "inspect", "-h"),
+  ("report", "--help"),
   ("doctor", "--help"),
 ]
 

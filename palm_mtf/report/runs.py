@@ -1,0 +1,248 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What runs left in their MODEL_DIRs, as far as it is there.
+
+  metrics.jsonl      numbers by step, and what happened: lines with `event`
+  config.gin         every setting
+  samples.jsonl      continuations of PROMPTS by step
+  checkpoints/*/manifest.json   shapes of the parameters, versions
+
+Only metrics.jsonl must be there.
+"""
+
+import ast
+import dataclasses
+import glob
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from palm_mtf.errors import UserError, did_you_mean
+
+_METRICS_FILE = "metrics.jsonl"
+_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """One run.
+
+  Attributes:
+    name: what tells it from the other runs of the page.
+    path: its MODEL_DIR.
+    lines: of metrics.jsonl that hold numbers, each with its `step` and, if
+      they can be told, the `tokens` read until then.
+    events: of metrics.jsonl: lines with `event`.
+    settings: values by macro.
+    manifest: of the newest checkpoint.
+    samples: with `step`, `prompt` and `continuation` each.
+  """
+
+  name: str
+  path: str
+  lines: Sequence[Mapping[str, Any]]
+  events: Sequence[Mapping[str, Any]] = ()
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  samples: Sequence[Mapping[str, Any]] = ()
+
+  @property
+  def has_tokens(self) -> bool:
+    """Whether the tokens of every line are known."""
+    return all("tokens" in line for line in self.lines)
+
+  @property
+  def fields(self) -> list[str]:
+    """The names of all numbers, in the order of their first line."""
+    return list(
+      dict.fromkeys(
+        name for line in self.lines for name, x in line.items() if is_number(x)
+      )
+    )
+
+  def values(self, field: str) -> list[float]:
+    """Returns the numbers of `field`, without those that are not finite."""
+    return [line[field] for line in self.lines if is_number(line.get(field))]
+
+  def points(self, field: str, x_field: str) -> list[tuple[float, float]]:
+    """Returns (x, y) of every line that has both numbers."""
+    return [
+      (line[x_field], line[field])
+      for line in self.lines
+      if is_number(line.get(field)) and is_number(line.get(x_field))
+    ]
+
+  @property
+  def num_parameters(self) -> int | None:
+    """How many numbers are trained, if a checkpoint says so."""
+    shapes = self.manifest.get("shapes")
+    if not isinstance(shapes, dict) or not shapes:
+      return None
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def is_number(value: object) -> bool:
+  """Whether `value` can be drawn."""
+  return (
+    isinstance(value, (int, float))
+    and not isinstance(value, bool)
+    and math.isfinite(value)
+  )
+
+
+def read_runs(model_dirs: Sequence[str]) -> list[Run]:
+  """Reads each run once, in the order given.
+
+  Raises:
+    UserError: a folder does not exist, or holds no readable metrics.jsonl.
+  """
+  paths = {os.path.realpath(_expanded(path)): path for path in model_dirs}
+  given = list(paths.values())
+  return [
+    _read_run(_expanded(path), name)
+    for path, name in zip(given, _short_names(given), strict=True)
+  ]
+
+
+def _expanded(path: str) -> str:
+  return os.path.expanduser(path)
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+  """Returns the fewest last parts of the paths that tell all of them apart."""
+  parts = [os.path.abspath(_expanded(path)).split(os.sep) for path in paths]
+  for count in range(1, max(map(len, parts)) + 1):
+    names = ["/".join(each[-count:]) for each in parts]
+    if len(set(names)) == len(names):
+      break
+  return names
+
+
+def _read_run(path: str, name: str) -> Run:
+  file = os.path.join(path, _METRICS_FILE)
+  if not os.path.isfile(file):
+    raise UserError(_no_metrics(path))
+  entries = list(_json_lines(file))
+  numbers = [x for x in entries if is_number(x.get("step")) and _is_log(x)]
+  if not numbers:
+    raise UserError(
+      f"{file}: has no line with numbers yet; wait for the run's LOG_STEPS."
+    )
+  samples = os.path.join(path, "samples.jsonl")
+  return Run(
+    name=name,
+    path=path,
+    lines=list(_with_tokens(numbers)),
+    events=[x for x in entries if "event" in x],
+    settings=_settings(os.path.join(path, "config.gin")),
+    manifest=_newest_manifest(path),
+    samples=[
+      x
+      for x in (_json_lines(samples) if os.path.isfile(samples) else ())
+      if isinstance(x.get("continuation"), str) and is_number(x.get("step"))
+    ],
+  )
+
+
+def _is_log(line: Mapping[str, Any]) -> bool:
+  return "event" not in line and any(
+    is_number(value) for name, value in line.items() if name != "step"
+  )
+
+
+def _no_metrics(path: str) -> str:
+  """Returns why `path` is no run, and what is meant perhaps."""
+  what = f"--model_dir = {path!r}"
+  if not os.path.exists(path):
+    folder, name = os.path.split(os.path.abspath(path))
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    guess = did_you_mean(name, names)
+    return f"{what}: there is no such folder{guess}; give that of a run."
+  if not os.path.isdir(path):
+    return f"{what}: is a file; give the folder of a run."
+  within = sorted(glob.glob(f"{glob.escape(path)}/*/{_METRICS_FILE}"))
+  if within:
+    return (
+      f"{what}: holds no {_METRICS_FILE}, but folders of runs; give one, such "
+      f"as {os.path.dirname(within[0])!r}."
+    )
+  return (
+    f"{what}: holds no {_METRICS_FILE}; give the MODEL_DIR of a run that has "
+    "logged a step."
+  )
+
+
+def _json_lines(path: str) -> Iterator[dict[str, Any]]:
+  """Yields the objects of a .jsonl file, but for a last half line.
+
+  Raises:
+    UserError: another line is no JSON object, or the file cannot be read.
+  """
+  try:
+    with open(path, encoding="utf-8", errors="replace") as file:
+      lines = file.read().splitlines(keepends=True)
+  except OSError as error:
+    raise UserError(f"cannot read {path}: {error.strerror}.") from None
+  for number, line in enumerate(lines, start=1):
+    try:
+      value = json.loads(line)
+    except ValueError:
+      value = None
+    if isinstance(value, dict):
+      yield value
+    elif line.strip() and line.endswith("\n"):  # else a write that goes on
+      raise UserError(
+        f"{path}, line {number}: is no JSON object; remove the line."
+      )
+
+
+def _with_tokens(lines: Sequence[Mapping]) -> Iterator[dict[str, Any]]:
+  """Yields the lines, each with the tokens of all steps until it.
+
+  Where a line does not say, they are those of the line before, and of the steps
+  since at this line's batch size.
+  """
+  tokens, step = 0, 0
+  for line in lines:
+    batch = line.get("global_batch_tokens")
+    if is_number(line.get("tokens")):
+      tokens = line["tokens"]
+    elif is_number(batch):
+      tokens += batch * (line["step"] - step)
+    else:
+      yield dict(line)
+      continue
+    step = line["step"]
+    yield {**line, "tokens": tokens}
+
+
+def _settings(path: str) -> dict[str, Any]:
+  """Returns the macros of config.gin whose values are plain."""
+  settings = {}
+  try:
+    with open(path, encoding="utf-8") as file:
+      text = file.read()
+  except (OSError, ValueError):
+    return {}
+  for name, value in _MACRO.findall(text):
+    try:
+      settings[name] = ast.literal_eval(value)  # a comment may follow
+    except (ValueError, SyntaxError):
+      settings[name] = value
+  return settings
+
+
+def _newest_manifest(model_dir: str) -> dict[str, Any]:
+  folder = os.path.join(glob.escape(model_dir), "checkpoints", "step_*")
+  for path in sorted(glob.glob(f"{folder}/manifest.json"), reverse=True):
+    try:
+      with open(path, encoding="utf-8") as file:
+        manifest = json.load(file)
+    except (OSError, ValueError):
+      continue
+    if isinstance(manifest, dict):
+      return manifest
+  return {}
