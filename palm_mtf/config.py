@@ -212,6 +212,8 @@ class RunConfig:
     eval_batches: batches in one validation loss, of the first step's size.
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest are kept.
+    keep_every_steps: those whose step is a multiple of it are kept for good;
+      None for no others.
     chip: what MFU is measured against: a name in accounting/hardware.py, or
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued when training is done.
@@ -229,6 +231,7 @@ class RunConfig:
   chip: str
   prompts: list[str] | tuple[str, ...]
   sample_tokens: int
+  keep_every_steps: int | None = None
 
   def __post_init__(self):
     for name in (
@@ -242,12 +245,25 @@ class RunConfig:
     ):
       check_count(name.upper(), getattr(self, name))
     check_count("SEED", self.seed, minimum=0)
+    self._check_keep_every_steps()
     BatchSizes(self.global_batch_size)  # is checked when it is made
     if not isinstance(self.prompts, (list, tuple)) or not all(
       isinstance(p, str) and p for p in self.prompts
     ):
       raise UserError(
         f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
+      )
+
+  def _check_keep_every_steps(self):
+    every, steps = self.keep_every_steps, self.checkpoint_steps
+    if every is None:
+      return
+    check_count("KEEP_EVERY_STEPS", every)
+    if every % steps:
+      raise UserError(
+        f"KEEP_EVERY_STEPS = {every}: there is a checkpoint every "
+        f"CHECKPOINT_STEPS = {steps} steps; give a multiple of that, such as "
+        f"{-(-every // steps) * steps}, or None."
       )
 
   @property

@@ -15,7 +15,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.data.batches import Batch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.mesh.saving import build_saver
+from palm_mtf.mesh.saving import build_restorer
 from palm_mtf.pods.program import REQUIRED_FEATURES, build_forward_program
 
 
@@ -55,9 +55,9 @@ class LoadedModel:
       )
       position = tf.placeholder(tf.int32, [], "position")
       next_logits = tf.cast(program.logits[:, position], tf.float32)
-      saver = build_saver(program.slices)
+      restorer = build_restorer(program.slices)
       self._session = tf.Session(config=session_config(mesh.num_devices))
-      self._session.run(saver.restore, {saver.prefix: checkpoint.prefix})
+      self._session.run(restorer.restore, {restorer.prefix: checkpoint.prefix})
     self._features = list(program.features)
     self._loss_and_weight = self._session.make_callable(
       [program.loss, program.weight_sum], list(program.features.values())

@@ -7,21 +7,26 @@ TensorFlow is imported and before anything in MODEL_DIR is touched that was
 there before. The loop is in training.py.
 """
 
+import dataclasses
+import functools
+import importlib.metadata
+import json
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf import __version__, layout
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoint_writer import check_space, set_damaged_aside
 from palm_mtf.checkpoints import (
   Checkpoint,
   Manifest,
   check_same_model,
-  check_space,
-  find_checkpoints,
+  newest_whole,
 )
 from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
 from palm_mtf.console import say
@@ -33,11 +38,28 @@ from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
 from palm_mtf.layout import MeshLayout
 from palm_mtf.sampling import check_prompts
+from palm_mtf.training_lock import training_lock
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.training import Outcome
 
+# What a run's numbers depend on besides its settings.
+_COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
+
+def _alone(entry_point: Callable[..., None]) -> Callable[..., None]:
+  """Lets `entry_point` be the only one that changes its `model_dir`."""
+
+  @functools.wraps(entry_point)
+  def locked(*, model_dir: str, **settings: object) -> None:
+    check_model_dir(model_dir)
+    with training_lock(model_dir):
+      entry_point(model_dir=model_dir, **settings)
+
+  return locked
+
+
+@_alone
 def train(
   *,
   model_dir: str,
@@ -65,17 +87,13 @@ def train(
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
   """
-  check_model_dir(model_dir)
   layout.check(mesh, model, *run.batch_sizes.sizes)
   check_chip(run.chip)
   shapes = parameter_shapes(model)
-  found = find_checkpoints(model_dir)
-  newest = found[-1] if found else None
+  newest = newest_whole(model_dir)
   if newest:
     check_same_model(newest, shapes)
-  check_space(
-    model_dir, shapes, keep=run.keep_checkpoints, num_found=len(found)
-  )
+  check_space(model_dir, shapes, run)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
@@ -85,9 +103,10 @@ def train(
   )
   corpus.batches(run.batch_sizes)  # are there enough?
   entropy = unigram_entropy(_validation_batches(corpus, run))
-  manifest = _manifest(model, run, vocabulary, corpus)
+  manifest = _manifest((model, mesh, optimizer, data, run), vocabulary, corpus)
   if newest:
     _say_what_resumes(newest, manifest)
+  set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
 
@@ -126,11 +145,16 @@ def _validation_batches(corpus: Corpus, run: RunConfig) -> Iterator[Batch]:
 
 
 def _manifest(
-  model: PalmConfig, run: RunConfig, vocabulary: Vocabulary, corpus: Corpus
+  configs: Sequence[object], vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
   """Returns what every checkpoint of the run says of itself, but its step."""
+  model, *_, run = configs
+  settings = {
+    name.upper(): value
+    for config in configs
+    for name, value in dataclasses.asdict(config).items()
+  }
   return Manifest(
-    step=0,
     shapes=parameter_shapes(model),
     vocabulary_sha256=vocabulary.sha256,
     data={
@@ -140,7 +164,12 @@ def _manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    version=__version__,
+    settings=json.loads(json.dumps(settings)),  # as they will be read
+    versions={
+      "palm_mtf": __version__,
+      "python": platform.python_version(),
+      **{x: importlib.metadata.version(x) for x in _COMPUTING_PACKAGES},
+    },
   )
 
 

@@ -9,7 +9,6 @@ run that was stopped and resumed ends with the bits of one that was not.
 
 import contextlib
 import dataclasses
-import errno
 import math
 import time
 from collections.abc import Iterator
@@ -18,18 +17,20 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
-from palm_mtf.checkpoints import Checkpoint, Manifest, write_checkpoint
+from palm_mtf.checkpoint_writer import BackgroundWriter
+from palm_mtf.checkpoints import Checkpoint, Manifest
 from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
 from palm_mtf.data.corpus import Corpus
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.mesh.saving import build_saver
+from palm_mtf.mesh.saving import build_restorer
 from palm_mtf.metrics import MetricsWriter
 from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.progress import TrainProgress
 from palm_mtf.stopping import StopRequest
+from palm_mtf.weights_copy import WeightsCopier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class TrainJob:
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
     corpus: the tokens of training and of validation.
-    manifest: of the checkpoints to write; its step is replaced.
+    manifest: of the checkpoints to write, but for what changes with the step.
     checkpoint: where to resume from, or None.
   """
 
@@ -84,13 +85,14 @@ def run_training(job: TrainJob) -> Outcome:
     StopRequest() as stop,
     contextlib.closing(MetricsWriter(job.model_dir, step)) as metrics,
     TrainProgress(step, job.run.train_steps) as progress,
+    BackgroundWriter(job.model_dir, job.run, job.checkpoint) as writer,
   ):
     while True:
       with (
         tf.Graph().as_default(),
         tf.Session(config=session_config(job.mesh.num_devices)) as session,
       ):
-        outcome = _Loop(job, session, peak, metrics, progress).run(stop)
+        outcome = _Loop(job, session, peak, metrics, progress, writer).run(stop)
       if outcome.stopped_by or outcome.validation_loss is not None:
         return outcome
       # Another batch size is another program, and goes on as a resumed run.
@@ -136,12 +138,13 @@ class _Loop:
     peak: float,
     metrics: MetricsWriter,
     progress: TrainProgress,
+    writer: BackgroundWriter,
   ):
     self._job, self._session, self._peak = job, session, peak
     self._metrics, self._progress = metrics, progress
+    self._writer = writer
     self._step_clock, self._data_clock = _Clock(), _Clock()
     self._validation_loss: float | None = None
-    self._saved = job.checkpoint
     self._step = job.checkpoint.manifest.step if job.checkpoint else 0
     sizes = job.run.batch_sizes
     self._batch_size = sizes.size(self._step)
@@ -166,11 +169,10 @@ class _Loop:
     self._loss_and_weight = session.make_callable(
       [program.metrics["loss"], program.weight_sum], features
     )
-    self._saver = build_saver(program.slices)
+    self._copier = WeightsCopier(session, program.slices)
     if job.checkpoint:
-      session.run(
-        self._saver.restore, {self._saver.prefix: job.checkpoint.prefix}
-      )
+      restorer = build_restorer(program.slices)
+      session.run(restorer.restore, {restorer.prefix: job.checkpoint.prefix})
     else:
       session.run(program.initialize)
 
@@ -178,6 +180,7 @@ class _Loop:
     """Runs the steps that are left, and what is due after each."""
     run = self._job.run
     while self._step < self._last_step and not stop.signal_name:
+      self._writer.check()
       values = self._run_step()
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
@@ -187,14 +190,14 @@ class _Loop:
         self._log(values)
       if self._step % run.checkpoint_steps == 0:
         self._save()
-    saved_step = self._saved.manifest.step if self._saved else 0
-    if self._step != saved_step:  # the last step, or a signal came
+    if self._step != self._writer.step:  # the last step, or a signal came
       self._save()
+    newest = self._writer.wait()
     if self._step < run.train_steps:
-      return Outcome(self._saved, None, stop.signal_name)
+      return Outcome(newest, None, stop.signal_name)
     if self._validation_loss is None:  # there was no step left to run
       self._validate()
-    return Outcome(self._saved, self._validation_loss, "")
+    return Outcome(newest, self._validation_loss, "")
 
   def _run_step(self) -> dict[str, float]:
     with self._data_clock.running():
@@ -206,10 +209,11 @@ class _Loop:
     values = dict(zip(self._metric_names, map(float, values), strict=True))
     self._step += 1
     if not math.isfinite(values["loss"]):
+      newest = self._writer.wait()
       raise UserError(
         f"loss = {values['loss']} at step {self._step}: training has diverged; "
         f"lower LEARNING_RATE. The newest checkpoint is "
-        f"{self._saved.path if self._saved else 'none'}."
+        f"{newest.path if newest else 'none'}."
       )
     return values
 
@@ -240,6 +244,7 @@ class _Loop:
       "tokens_per_sec": rate,
       "step_secs": step_secs,
       "data_wait_secs": self._data_clock.take_mean(),
+      "checkpoint_wait_secs": self._writer.take_wait_secs(),
       "mfu": mfu,
       "num_pods": 1,
       "dcn_bytes": 0,
@@ -250,19 +255,10 @@ class _Loop:
     )
 
   def _save(self) -> None:
+    """Begins to write a checkpoint of this step."""
     job = self._job
-
-    def write_weights(prefix: str) -> None:
-      try:
-        self._session.run(self._saver.save, {self._saver.prefix: prefix})
-      except tf.errors.ResourceExhaustedError as error:  # no space left
-        raise OSError(errno.ENOSPC, error.message) from error
-      except tf.errors.OpError as error:
-        raise OSError(errno.EIO, error.message) from error
-
-    self._saved = write_checkpoint(
-      job.model_dir,
-      dataclasses.replace(job.manifest, step=self._step),
-      write_weights,
-      job.run.keep_checkpoints,
+    rows_read = job.run.batch_sizes.rows_before(self._step)
+    manifest = dataclasses.replace(
+      job.manifest, step=self._step, rows_read=rows_read
     )
+    self._writer.write(manifest, self._copier.copy)

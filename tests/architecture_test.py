@@ -91,6 +91,7 @@ NOT_MIRRORED = {
   "cli/main_run_test.py",
   "data/imports_test.py",
   "gin_test.py",
+  "kill_test.py",
   "oracle_test.py",
   "packaging_test.py",
   "readme_test.py",

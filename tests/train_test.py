@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from palm_mtf import checkpoints
+from palm_mtf import checkpoint_writer, checkpoints
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary_training import train_vocabulary
 from tests import runs
 
-TIMES = {"tokens_per_sec", "step_secs", "data_wait_secs", "mfu"}
+TIMES = {
+  "tokens_per_sec",
+  "step_secs",
+  "data_wait_secs",
+  "checkpoint_wait_secs",
+  "mfu",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,8 @@ def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
   for line in lines:
     fields = (
       "loss z_loss learning_rate grad_norm global_batch_tokens "
-      "tokens_per_sec step_secs data_wait_secs mfu num_pods dcn_bytes"
+      "tokens_per_sec step_secs data_wait_secs checkpoint_wait_secs mfu "
+      "num_pods dcn_bytes"
     )
     assert set(fields.split()) <= set(line)
     assert line["global_batch_tokens"] == 4 * 32
@@ -316,7 +323,7 @@ def test_loss_that_is_no_number_stops_training_and_names_the_step(
     )
 
   newest = checkpoints.find_checkpoints(str(model_dir))[-1]
-  checkpoints.write_checkpoint(
+  checkpoint_writer.write_checkpoint(
     str(model_dir), newest.manifest, write_weights, keep=10
   )
   assert runs.run("train", corpus, model_dir, TRAIN_STEPS=14) == 2

@@ -8,8 +8,9 @@ import tensorflow as tf2
 
 from palm_mtf._tf import tf
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.mesh.saving import build_saver
+from palm_mtf.mesh.saving import build_restorer
 from palm_mtf.pods.program import build_train_program
+from palm_mtf.weights_copy import WeightsCopier
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -28,12 +29,12 @@ def save_again(mesh, path, restore_from=""):
     program = build_train_program(
       small_config(), mesh, PALM_OPTIMIZER, batch_size=4, seed=8
     )
-    saver = build_saver(program.slices)
     if restore_from:
-      session.run(saver.restore, {saver.prefix: restore_from})
+      restorer = build_restorer(program.slices)
+      session.run(restorer.restore, {restorer.prefix: restore_from})
     else:
       session.run(program.initialize)
-    session.run(saver.save, {saver.prefix: path})
+    WeightsCopier(session, program.slices).copy()(path)
   reader = tf2.train.load_checkpoint(path)
   return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
 
