@@ -13,8 +13,6 @@ import math
 import time
 from collections.abc import Iterator
 
-import numpy as np
-
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.checkpoint_writer import BackgroundWriter
@@ -30,6 +28,7 @@ from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.progress import TrainProgress
 from palm_mtf.stopping import StopRequest
+from palm_mtf.train_step import TrainStep
 from palm_mtf.weights_copy import WeightsCopier
 
 
@@ -160,15 +159,7 @@ class _Loop:
       seed=job.run.seed,
       features=self._batches.features,
     )
-    self._features = list(program.features)
-    features = list(program.features.values())
-    self._metric_names = list(program.metrics)
-    self._train_step = session.make_callable(
-      [*program.metrics.values(), program.update], [*features, program.step]
-    )
-    self._loss_and_weight = session.make_callable(
-      [program.metrics["loss"], program.weight_sum], features
-    )
+    self._train_step = TrainStep(session, program)
     self._copier = WeightsCopier(session, program.slices)
     if job.checkpoint:
       restorer = build_restorer(program.slices)
@@ -203,10 +194,7 @@ class _Loop:
     with self._data_clock.running():
       batch = self._batches.batch(self._step)
     with self._step_clock.running():
-      *values, _ = self._train_step(
-        *(batch[name] for name in self._features), self._step
-      )
-    values = dict(zip(self._metric_names, map(float, values), strict=True))
+      values = self._train_step.run(batch, self._step)
     self._step += 1
     if not math.isfinite(values["loss"]):
       newest = self._writer.wait()
@@ -224,12 +212,7 @@ class _Loop:
       batch_size=self._batch_size,
       num_rows=job.run.num_validation_rows,
     )
-    results = [
-      self._loss_and_weight(*(batch[name] for name in self._features))
-      for batch in batches
-    ]
-    losses, weights = zip(*results, strict=True)
-    self._validation_loss = float(np.average(losses, weights=weights))
+    self._validation_loss = self._train_step.mean_loss(batches)
     self._progress.say(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"
     )

@@ -221,7 +221,9 @@ def test_every_layout_divides_every_model(path, model):
     each.name: each.value for each in (*read_file(path), *read_file(model))
   }
   mesh = layout.MeshLayout(
-    mesh_shape=settings.pop("MESH_SHAPE"), layout=settings.pop("LAYOUT")
+    mesh_shape=settings.pop("MESH_SHAPE"),
+    layout=settings.pop("LAYOUT"),
+    num_microbatches=settings.pop("NUM_MICROBATCHES"),
   )
   sizes = {name.lower(): value for name, value in settings.items()}
   layout.check(mesh, config.PalmConfig(**sizes), 16)

@@ -170,6 +170,33 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
     )
 
 
+def test_a_run_goes_on_with_other_microbatches(
+  corpus, finished, tmp_path, capsys
+):
+  for steps, num_microbatches in ((5, 2), (12, 4)):
+    macros = {"TRAIN_STEPS": steps, "NUM_MICROBATCHES": num_microbatches}
+    assert runs.run("train", corpus, tmp_path, **macros) == 0
+  expected = runs.read_metrics(finished)
+  seen = {line["step"]: line for line in runs.read_metrics(tmp_path)}
+  for line in expected:
+    other = without_times(seen[line["step"]])
+    assert other == pytest.approx(without_times(line), rel=1e-3)
+  # Not one variable more, and the same numbers but for rounding.
+  tensors, other = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
+  assert {n: t.shape for n, t in other.items()} == {
+    n: t.shape for n, t in tensors.items()
+  }
+  capsys.readouterr()
+  losses = []
+  for num_microbatches in (1, 4):
+    macros = {"NUM_MICROBATCHES": num_microbatches}
+    assert runs.run("evaluate", corpus, tmp_path, **macros) == 0
+    losses.append(
+      capsys.readouterr().out.split("validation_loss")[1].split()[0]
+    )
+  assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("packing", ["joined_masked", "packed", "single"])
 def test_trains_resumes_and_evaluates_with_every_packing(
   corpus, tmp_path, packing, capsys

@@ -149,6 +149,17 @@ def validation_batches(
   )
 
 
+def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
+  """Returns the rows of a batch in `num_parts` equal parts, in order."""
+  (size,) = {len(rows) for rows in batch.values()}
+  assert size % num_parts == 0, f"{size} rows, {num_parts} parts"
+  part = size // num_parts
+  return [
+    {name: rows[i : i + part] for name, rows in batch.items()}
+    for i in range(0, size, part)
+  ]
+
+
 def batch_hash(batch: Batch) -> str:
   """Returns a hash of every number of a batch, in hexadecimal."""
   digest = hashlib.blake2b(digest_size=8)

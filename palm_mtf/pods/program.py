@@ -29,6 +29,11 @@ from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.pods.microbatches import (
+  TokenLosses,
+  gradients_of_batch,
+  gradients_of_microbatches,
+)
 
 FEATURES = {
   "inputs": tf.int32,
@@ -44,22 +49,34 @@ class TrainProgram:
   """One training step of one pod.
 
   Attributes:
-    features: what to feed of a batch, by name, in the order asked for.
+    features: what to feed of a microbatch, by name, in the order asked for.
     step: [], int64: feed the number of steps done before this one.
-    metrics: [] float32 each: loss (nats a token), z_loss, grad_norm,
-      learning_rate. Fetching loss alone runs the forward pass alone.
+    microbatch: [], int32: feed which of the step it is, from 0.
+    num_microbatches: in a step. Where there are several, run `accumulate` on
+      each of them, then `update` and `metrics`, which need no features; where
+      there is one, `update` alone.
+    accumulate: adds the gradients and sums of a microbatch to the step's; None
+      where there is only one.
+    update: updates all variables.
+    metrics: of the step, [] float32 each: loss (nats a token), z_loss,
+      grad_norm, learning_rate.
+    loss: [], float32: nats a token of the microbatch; fetched alone it runs the
+      forward pass alone.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several batches is that of their losses, weighted by it.
-    update: runs the whole step.
     initialize: draws the first weights.
     slices: of every variable, by its checkpoint name.
   """
 
   features: dict[str, tf.Tensor]
   step: tf.Tensor
-  metrics: dict[str, tf.Tensor]
-  weight_sum: tf.Tensor
+  microbatch: tf.Tensor
+  num_microbatches: int
+  accumulate: tf.Operation | None
   update: tf.Operation
+  metrics: dict[str, tf.Tensor]
+  loss: tf.Tensor
+  weight_sum: tf.Tensor
   initialize: tf.Operation
   slices: dict[str, list[Slice]]
 
@@ -119,45 +136,66 @@ def build_train_program(
     UserError: there is no such feature, or inputs or targets are missing.
   """
   mesh = _new_mesh("pod")
-  dims = model_dims(config, batch_size)
+  dims = model_dims(config, batch_size // mesh_layout.num_microbatches)
   placeholders = _placeholders(features, dims)
   step = tf.placeholder(tf.int64, [], "step")
+  microbatch = tf.placeholder_with_default(0, [], "microbatch")
   k = tf.cast(step + 1, tf.float32)
   learning_rate = schedule.learning_rate(k, optimizer)
 
   batch = _import_features(mesh, placeholders, dims)
-  loss_weights = batch.get("loss_weights")
   logits = Palm(mesh, config, dims, seed).logits(
     batch["inputs"], batch.get("segments")
   )
-  nats, log_z = cross_entropy(logits, batch["targets"])
-  loss = weighted_mean(nats, loss_weights)
-  z_loss = optimizer.z_loss * weighted_mean(mtf.square(log_z), loss_weights)
-
+  tokens = TokenLosses(
+    *cross_entropy(logits, batch["targets"]), batch.get("loss_weights")
+  )
   variables = list(mesh.graph.trainable_variables)
-  gradients = mtf.gradients([loss + z_loss], [v.value for v in variables])
-  grad_norm = global_norm(gradients)
+  if mesh_layout.num_microbatches == 1:
+    total = gradients_of_batch(tokens, optimizer.z_loss, variables)
+  else:
+    total = gradients_of_microbatches(
+      tokens, optimizer.z_loss, variables, is_first=tf.equal(microbatch, 0)
+    )
+  grad_norm = global_norm(total.gradients)
+  if total.multiple:
+    grad_norm /= total.multiple
+  clip = clip_factor(grad_norm, optimizer.gradient_clip)
   scalars = [
-    clip_factor(grad_norm, optimizer.gradient_clip),
+    clip / total.multiple if total.multiple else clip,
     mtf.import_tf_tensor(mesh, learning_rate),
     mtf.import_tf_tensor(mesh, schedule.second_moment_decay(k, optimizer)),
   ]
   updates = [
     AdafactorUpdate(variable, gradient, scalars, optimizer)
-    for variable, gradient in zip(variables, gradients, strict=True)
+    for variable, gradient in zip(variables, total.gradients, strict=True)
   ]
-  metrics = {"loss": loss, "z_loss": z_loss, "grad_norm": grad_norm}
-  weight = {"weight_sum": weight_sum(batch["targets"], loss_weights)}
-  lowered = lower(mesh, _placement(mesh_layout), {**metrics, **weight}, updates)
+  metrics = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
+  lowered = lower(
+    mesh,
+    _placement(mesh_layout),
+    {
+      **metrics,
+      "microbatch_loss": weighted_mean(tokens.nats, tokens.loss_weights),
+      "weight_sum": weight_sum(tokens.nats, tokens.loss_weights),
+    },
+    updates,
+    total.accumulations,
+  )
   metrics = {name: lowered.tensors[name] for name in metrics}
+  sums = {accumulation.sum_name for accumulation in total.accumulations}
   return TrainProgram(
     features=placeholders,
     step=step,
-    metrics={**metrics, "learning_rate": learning_rate},
-    weight_sum=lowered.tensors["weight_sum"],
+    microbatch=microbatch,
+    num_microbatches=mesh_layout.num_microbatches,
+    accumulate=lowered.accumulations if total.accumulations else None,
     update=lowered.operations,
+    metrics={**metrics, "learning_rate": learning_rate},
+    loss=lowered.tensors["microbatch_loss"],
+    weight_sum=lowered.tensors["weight_sum"],
     initialize=lowered.initialize,
-    slices=lowered.slices,
+    slices={n: s for n, s in lowered.slices.items() if n not in sums},
   )
 
 
