@@ -29,6 +29,7 @@ from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.optim.rms import rms_by_kind
 
 FEATURES = {
   "inputs": tf.int32,
@@ -47,7 +48,8 @@ class TrainProgram:
     features: what to feed of a batch, by name, in the order asked for.
     step: [], int64: feed the number of steps done before this one.
     metrics: [] float32 each: loss (nats a token), z_loss, grad_norm,
-      learning_rate. Fetching loss alone runs the forward pass alone.
+      learning_rate, and those of optim/rms.py. Fetching loss alone runs the
+      forward pass alone.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several batches is that of their losses, weighted by it.
     update: runs the whole step.
@@ -150,10 +152,13 @@ def build_train_program(
   weight = {"weight_sum": weight_sum(batch["targets"], loss_weights)}
   lowered = lower(mesh, _placement(mesh_layout), {**metrics, **weight}, updates)
   metrics = {name: lowered.tensors[name] for name in metrics}
+  rms = rms_by_kind(
+    each for update in updates for each in update.sums_of_squares
+  )
   return TrainProgram(
     features=placeholders,
     step=step,
-    metrics={**metrics, "learning_rate": learning_rate},
+    metrics={**metrics, "learning_rate": learning_rate, **rms},
     weight_sum=lowered.tensors["weight_sum"],
     update=lowered.operations,
     initialize=lowered.initialize,
