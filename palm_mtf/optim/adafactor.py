@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.config import AdafactorConfig
+from palm_mtf.optim.rms import SumOfSquares
 from palm_mtf.variables import Fill, sliced_variable
 from palm_mtf.whole_slice import split_axes
 
@@ -50,7 +51,11 @@ def _next_values(p, v, m, g, scalars):
 
 
 class AdafactorUpdate(mtf.Operation):
-  """Updates one variable and its two moments in place."""
+  """Updates one variable and its two moments in place.
+
+  Attributes:
+    sums_of_squares: what it measures in a step, there when it is lowered.
+  """
 
   def __init__(
     self,
@@ -80,6 +85,7 @@ class AdafactorUpdate(mtf.Operation):
     super().__init__([gradient, *scalars], name=f"{variable.name}/update")
     self._variable = variable
     self._config = config
+    self.sums_of_squares: list[SumOfSquares] = []
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
@@ -95,6 +101,12 @@ class AdafactorUpdate(mtf.Operation):
     sums = [
       mesh_impl.allreduce(x, axes, "SUM")
       for x in mesh_impl.slicewise(_sums_of_squares, p, v, g, clip, decay)
+    ]
+    self.sums_of_squares = [
+      SumOfSquares(
+        of, self._variable.name, self._variable.size, x.all_slices[0]
+      )
+      for of, x in zip(("parameter", "update"), sums, strict=True)
     ]
     scalars = mesh_impl.slicewise(
       self._scalars, clip, decay, learning_rate, *sums

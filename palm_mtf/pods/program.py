@@ -29,6 +29,7 @@ from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.pods.microbatches import (
   TokenLosses,
   gradients_of_batch,
@@ -59,7 +60,7 @@ class TrainProgram:
       where there is only one.
     update: updates all variables.
     metrics: of the step, [] float32 each: loss (nats a token), z_loss,
-      grad_norm, learning_rate.
+      grad_norm, learning_rate, and those of optim/rms.py.
     loss: [], float32: nats a token of the microbatch; fetched alone it runs the
       forward pass alone.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
@@ -183,6 +184,9 @@ def build_train_program(
     total.accumulations,
   )
   metrics = {name: lowered.tensors[name] for name in metrics}
+  rms = rms_by_kind(
+    each for update in updates for each in update.sums_of_squares
+  )
   sums = {accumulation.sum_name for accumulation in total.accumulations}
   return TrainProgram(
     features=placeholders,
@@ -191,7 +195,7 @@ def build_train_program(
     num_microbatches=mesh_layout.num_microbatches,
     accumulate=lowered.accumulations if total.accumulations else None,
     update=lowered.operations,
-    metrics={**metrics, "learning_rate": learning_rate},
+    metrics={**metrics, "learning_rate": learning_rate, **rms},
     loss=lowered.tensors["microbatch_loss"],
     weight_sum=lowered.tensors["weight_sum"],
     initialize=lowered.initialize,

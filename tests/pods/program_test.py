@@ -3,6 +3,7 @@
 """The training step as a whole: loss, gradients, clipping and Adafactor."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -23,6 +24,24 @@ from tests.mtf_testing import (
   small_config,
   train,
 )
+
+NUM_STEPS = 5
+NAMES_BY_KIND = {
+  "embedding": "^embedding$",
+  "norm": "/scale$",
+  "attention": "/[qkvo]$",
+  "mlp": "/w[io]",
+}
+
+
+def unclipped_updates(adafactor, gradients):
+  """Returns u of each variable in the oracle's last step."""
+  clip = adafactor.optimizer.gradient_clip
+  factor = min(1.0, clip / adafactor.gradient_norm)
+  return {
+    name: factor * g / np.sqrt(adafactor.second_moments[name])
+    for name, g in gradients.items()
+  }
 
 
 @pytest.mark.parametrize(
@@ -66,13 +85,19 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
     loss, z_loss, gradients = oracle_jax.loss_and_gradients(
       config, params, **batch, z_loss=optimizer.z_loss
     )
-    params = adafactor.step(params, gradients)
+    before, params = params, adafactor.step(params, gradients)
     seen = metrics[step]
     # float32 rounding is amplified by each step's g / sqrt(v).
     assert seen["loss"] == pytest.approx(loss, rel=1e-5)
     assert seen["z_loss"] == pytest.approx(z_loss, rel=1e-5)
     assert seen["grad_norm"] == pytest.approx(adafactor.gradient_norm, rel=1e-4)
     assert seen["learning_rate"] == pytest.approx(adafactor.learning_rate)
+    updates = unclipped_updates(adafactor, gradients)
+    for kind, names in NAMES_BY_KIND.items():
+      for of, values in (("parameter", before), ("update", updates)):
+        whole = [v.ravel() for n, v in values.items() if re.search(names, n)]
+        rms = np.sqrt(np.mean(np.concatenate(whole) ** 2))
+        assert seen[f"{of}_rms/{kind}"] == pytest.approx(rms, rel=1e-3)
   for name in params:
     for actual, expected in (
       (variables[name], params[name]),
