@@ -25,7 +25,6 @@ from tests.mtf_testing import (
   train,
 )
 
-NUM_STEPS = 5
 NAMES_BY_KIND = {
   "embedding": "^embedding$",
   "norm": "/scale$",
