@@ -37,6 +37,7 @@ from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
 from palm_mtf.layout import MeshLayout
+from palm_mtf.samples import keep_samples
 from palm_mtf.sampling import check_prompts
 from palm_mtf.training_lock import training_lock
 
@@ -123,16 +124,16 @@ def train(
       corpus=corpus,
       manifest=manifest,
       checkpoint=newest,
+      unigram_entropy=entropy,
     )
   )
   if outcome.stopped_by:
     _say_stopped(outcome, model_dir)
     return
   _report(outcome.validation_loss, entropy)
-  _print_texts(
-    run.prompts,
-    continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run),
-  )
+  texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
+  keep_samples(model_dir, run.train_steps, run.prompts, texts)
+  _print_texts(run.prompts, texts)
   _say_what_next(model_dir, run.train_steps)
 
 
@@ -216,6 +217,7 @@ def _say_what_next(model_dir: str, train_steps: int) -> None:
   for command in (
     f"generate --gin_file={config} --gin.PROMPTS='[\"def \"]'",
     f"evaluate --gin_file={config}",
+    f"report --model_dir {model_dir}",
     f"train --gin_file={config} --gin.TRAIN_STEPS={5 * train_steps}",
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",

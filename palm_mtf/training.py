@@ -21,6 +21,7 @@ from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
 from palm_mtf.data.corpus import Corpus
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
+from palm_mtf.memory import resident_bytes
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.mesh.saving import build_restorer
 from palm_mtf.metrics import MetricsWriter
@@ -45,6 +46,7 @@ class TrainJob:
     corpus: the tokens of training and of validation.
     manifest: of the checkpoints to write, but for what changes with the step.
     checkpoint: where to resume from, or None.
+    unigram_entropy: of the validation tokens, nats a token, for the records.
   """
 
   model_dir: str
@@ -55,6 +57,7 @@ class TrainJob:
   corpus: Corpus
   manifest: Manifest
   checkpoint: Checkpoint | None
+  unigram_entropy: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +180,7 @@ class _Loop:
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
         values["validation_loss"] = self._validation_loss
+        values["unigram_entropy"] = self._job.unigram_entropy
       if is_last or self._step % run.log_steps == 0:
         self._log(values)
       if self._step % run.checkpoint_steps == 0:
@@ -219,16 +223,19 @@ class _Loop:
 
   def _log(self, values: dict[str, float]) -> None:
     job, step_secs = self._job, self._step_clock.take_mean()
-    batch_tokens = self._batch_size * job.model.sequence_length
+    length = job.model.sequence_length
+    batch_tokens = self._batch_size * length
     rate = batch_tokens / step_secs if step_secs else 0.0
     mfu = flops.mfu(rate, job.model, self._peak)
     values |= {
+      "tokens": job.run.batch_sizes.rows_before(self._step) * length,
       "global_batch_tokens": batch_tokens,
       "tokens_per_sec": rate,
       "step_secs": step_secs,
       "data_wait_secs": self._data_clock.take_mean(),
       "checkpoint_wait_secs": self._writer.take_wait_secs(),
       "mfu": mfu,
+      "host_memory_bytes": resident_bytes(),
       "num_pods": 1,
       "dcn_bytes": 0,
     }

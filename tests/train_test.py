@@ -16,12 +16,14 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary_training import train_vocabulary
 from tests import runs
 
+# What no two runs have in common.
 TIMES = {
   "tokens_per_sec",
   "step_secs",
   "data_wait_secs",
   "checkpoint_wait_secs",
   "mfu",
+  "host_memory_bytes",
 }
 
 
@@ -51,17 +53,33 @@ def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
   assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
   for line in lines:
     fields = (
-      "loss z_loss learning_rate grad_norm global_batch_tokens "
-      "tokens_per_sec step_secs data_wait_secs checkpoint_wait_secs mfu "
-      "num_pods dcn_bytes"
+      "loss z_loss learning_rate grad_norm tokens global_batch_tokens "
+      "tokens_per_sec step_secs data_wait_secs checkpoint_wait_secs mfu num_pods dcn_bytes "
+      "host_memory_bytes"
     )
-    assert set(fields.split()) <= set(line)
+    rms = {
+      f"{of}_rms/{kind}"
+      for of in ("update", "parameter")
+      for kind in ("embedding", "norm", "attention", "mlp")
+    }
+    assert {*fields.split(), *rms} <= set(line)
+    assert line["tokens"] == line["step"] * 4 * 32
+    assert 10**8 < line["host_memory_bytes"] < 10**11
     assert line["global_batch_tokens"] == 4 * 32
     assert line["learning_rate"] == pytest.approx(0.01)
     rate = line["global_batch_tokens"] / line["step_secs"]
     assert line["tokens_per_sec"] == pytest.approx(rate)
   evaluated = [line["step"] for line in lines if "validation_loss" in line]
   assert evaluated == [6, 12]
+  entropies = {x["unigram_entropy"] for x in lines if x["step"] in (6, 12)}
+  assert len(entropies) == 1 and 2 < entropies.pop() < 6
+
+
+def test_the_last_samples_are_kept(finished):
+  (line,) = (finished / "samples.jsonl").read_text().splitlines()
+  sample = json.loads(line)
+  assert (sample["step"], sample["prompt"]) == (12, "one two")
+  assert sample["continuation"]
 
 
 def test_tensorboard_shows_what_metrics_jsonl_holds(finished):

@@ -246,7 +246,7 @@ def _happened(runs: Sequence[Run]) -> Iterator[str]:
     return
   yield '<section><h2>What happened</h2><ul class="events">'
   for i, run in enumerate(runs):
-    for _, event in events(run, x_axis(runs)):
+    for *_, event in events(run, x_axis(runs)):
       rest = ", ".join(
         f"{name.replace('_', ' ')} {_short(value)}"
         for name, value in event.items()
