@@ -48,6 +48,9 @@ class PalmConfig:
     attention: "multi_query" (one key and value head) or "multi_head".
     activation_dtype: "bfloat16" or "float32"; masters, norms, softmax, rotary
       tables and the loss are float32 either way.
+    remat: what a step computes again instead of keeping it, at the price of
+      time: "none", "attention" or the whole "layer"; no bit of the result
+      depends on it.
   """
 
   num_layers: int
@@ -61,6 +64,7 @@ class PalmConfig:
   block: str = "parallel"
   attention: str = "multi_query"
   activation_dtype: str = "bfloat16"
+  remat: str = "none"
 
   def __post_init__(self):
     for name in (
@@ -84,6 +88,7 @@ class PalmConfig:
     check_choice(
       "ACTIVATION_DTYPE", self.activation_dtype, ["bfloat16", "float32"]
     )
+    check_choice("REMAT", self.remat, ["none", "attention", "layer"])
 
 
 @_keyword_only
@@ -100,6 +105,8 @@ class AdafactorConfig:
     weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent a
       step.
     z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
+    dropout: share of the activations that a training step drops, in finetuning;
+      evaluation and generation drop nothing.
   """
 
   learning_rate: float
@@ -109,6 +116,7 @@ class AdafactorConfig:
   gradient_clip: float
   weight_decay_exponent: float
   z_loss: float
+  dropout: float = 0.0
 
   def __post_init__(self):
     _check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
@@ -118,6 +126,7 @@ class AdafactorConfig:
     _check_real("GRADIENT_CLIP", self.gradient_clip, 1e-6, 1e9)
     _check_real("WEIGHT_DECAY_EXPONENT", self.weight_decay_exponent, 0.1, 99.0)
     _check_real("Z_LOSS", self.z_loss, 0.0, 1.0)
+    _check_real("DROPOUT", self.dropout, 0.0, 0.99)
 
 
 @_keyword_only

@@ -111,17 +111,32 @@ class StepGradients:
   accumulations: list[Accumulate]
 
 
-def gradients_of_batch(
-  tokens: TokenLosses, z_loss: float, variables: Sequence[mtf.Variable]
+def step_gradients(
+  tokens: TokenLosses,
+  z_loss: float,
+  variables: Sequence[mtf.Variable],
+  *,
+  num_microbatches: int,
+  is_first: tf.Tensor,
 ) -> StepGradients:
-  """Returns the gradients of a step that computes its batch at once."""
+  """Returns the gradients of a step of one microbatch or several.
+
+  Args:
+    tokens: of one microbatch.
+    z_loss: Z_LOSS.
+    variables: the trained ones.
+    num_microbatches: in the step.
+    is_first: [], bool: whether this microbatch is the first of its step.
+  """
+  if num_microbatches > 1:
+    return _summed_gradients(tokens, z_loss, variables, is_first)
   loss = weighted_mean(tokens.nats, tokens.loss_weights)
   z_loss *= weighted_mean(mtf.square(tokens.log_z), tokens.loss_weights)
   gradients = mtf.gradients([loss + z_loss], [v.value for v in variables])
   return StepGradients(loss, z_loss, gradients, None, [])
 
 
-def gradients_of_microbatches(
+def _summed_gradients(
   tokens: TokenLosses,
   z_loss: float,
   variables: Sequence[mtf.Variable],
@@ -131,12 +146,6 @@ def gradients_of_microbatches(
 
   What is summed are numerators and weights: a mean over the tokens of a step
   is not the mean of its microbatches' means where their weights differ.
-
-  Args:
-    tokens: of one microbatch.
-    z_loss: Z_LOSS.
-    variables: the trained ones.
-    is_first: [], bool: whether this microbatch is the first of its step.
   """
   nats = weighted_sum(tokens.nats, tokens.loss_weights)
   squares = weighted_sum(mtf.square(tokens.log_z), tokens.loss_weights)

@@ -24,6 +24,7 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
 from palm_mtf.model.dims import Dims, model_dims
+from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
@@ -32,8 +33,7 @@ from palm_mtf.optim.clip import clip_factor, global_norm
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.pods.microbatches import (
   TokenLosses,
-  gradients_of_batch,
-  gradients_of_microbatches,
+  step_gradients,
 )
 
 FEATURES = {
@@ -51,7 +51,8 @@ class TrainProgram:
 
   Attributes:
     features: what to feed of a microbatch, by name, in the order asked for.
-    step: [], int64: feed the number of steps done before this one.
+    step: [], int64: feed the number of steps done before this one. Where it is
+      not fed, for the loss of other batches, nothing is dropped.
     microbatch: [], int32: feed which of the step it is, from 0.
     num_microbatches: in a step. Where there are several, run `accumulate` on
       each of them, then `update` and `metrics`, which need no features; where
@@ -114,6 +115,16 @@ def _import_features(
   }
 
 
+def _dropout_state(
+  mesh: mtf.Mesh, step: tf.Tensor, first_row: tf.Tensor
+) -> mtf.Tensor:
+  """Returns what Dropout reads of a step; of step -1 it drops nothing."""
+  state = tf.stack([tf.cast(x, tf.int32) for x in (step, first_row, step >= 0)])
+  return mtf.import_tf_tensor(
+    mesh, state, mtf.Shape([mtf.Dimension("dropout_state", 3)])
+  )
+
+
 def build_train_program(
   config: PalmConfig,
   mesh_layout: MeshLayout,
@@ -139,25 +150,30 @@ def build_train_program(
   mesh = _new_mesh("pod")
   dims = model_dims(config, batch_size // mesh_layout.num_microbatches)
   placeholders = _placeholders(features, dims)
-  step = tf.placeholder(tf.int64, [], "step")
+  step = tf.placeholder_with_default(tf.constant(-1, tf.int64), [], "step")
   microbatch = tf.placeholder_with_default(0, [], "microbatch")
   k = tf.cast(step + 1, tf.float32)
   learning_rate = schedule.learning_rate(k, optimizer)
 
   batch = _import_features(mesh, placeholders, dims)
-  logits = Palm(mesh, config, dims, seed).logits(
+  dropout = None
+  if optimizer.dropout:
+    state = _dropout_state(mesh, step, microbatch * dims.batch.size)
+    dropout = Dropout(optimizer.dropout, seed, state)
+  logits = Palm(mesh, config, dims, seed, dropout).logits(
     batch["inputs"], batch.get("segments")
   )
   tokens = TokenLosses(
     *cross_entropy(logits, batch["targets"]), batch.get("loss_weights")
   )
   variables = list(mesh.graph.trainable_variables)
-  if mesh_layout.num_microbatches == 1:
-    total = gradients_of_batch(tokens, optimizer.z_loss, variables)
-  else:
-    total = gradients_of_microbatches(
-      tokens, optimizer.z_loss, variables, is_first=tf.equal(microbatch, 0)
-    )
+  total = step_gradients(
+    tokens,
+    optimizer.z_loss,
+    variables,
+    num_microbatches=mesh_layout.num_microbatches,
+    is_first=tf.equal(microbatch, 0),
+  )
   grad_norm = global_norm(total.gradients)
   if total.multiple:
     grad_norm /= total.multiple
