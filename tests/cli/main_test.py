@@ -29,7 +29,8 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
 
 COMMANDS = (
   "train, evaluate, generate, data cache, data inspect, data statistics, "
-  "vocab, vocab inspect, doctor"
+  "checkpoints list, checkpoints verify, checkpoints compare, "
+  "checkpoints prune, vocab, vocab inspect, doctor"
 )
 
 HELPS = [
