@@ -123,10 +123,13 @@ def find_checkpoints(model_dir: str) -> list[Checkpoint]:
   return found
 
 
-def newest_whole(model_dir: str) -> Checkpoint | None:
+def newest_whole(
+  model_dir: str, setting: str = "MODEL_DIR"
+) -> Checkpoint | None:
   """Returns the newest checkpoint all of whose bytes are as they were written.
 
-  Says on stderr which newer ones are damaged. `model_dir` need not exist.
+  Says on stderr which newer ones are damaged. `model_dir` need not exist;
+  `setting` is what it was given for.
 
   Raises:
     UserError: there are checkpoints, and none is whole.
@@ -139,8 +142,8 @@ def newest_whole(model_dir: str) -> Checkpoint | None:
       say_damaged(path, error)
   if paths:
     raise UserError(
-      f"MODEL_DIR = {model_dir!r}: none of its {len(paths)} checkpoints is "
-      "whole (see above); mend one, or choose another MODEL_DIR to start anew."
+      f"{setting} = {model_dir!r}: none of its {len(paths)} checkpoints is "
+      "whole (see above); mend one, or choose another folder."
     )
   return None
 

@@ -221,6 +221,8 @@ class RunConfig:
     eval_batches: batches in one validation loss, of the first step's size.
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest are kept.
+    init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
+      weights the first step starts from, or None to draw them.
     keep_every_steps: those whose step is a multiple of it are kept for good;
       None for no others.
     chip: what MFU is measured against: a name in accounting/hardware.py, or
@@ -241,6 +243,7 @@ class RunConfig:
   prompts: list[str] | tuple[str, ...]
   sample_tokens: int
   keep_every_steps: int | None = None
+  init_checkpoint: str | None = None
 
   def __post_init__(self):
     for name in (
@@ -255,6 +258,11 @@ class RunConfig:
       check_count(name.upper(), getattr(self, name))
     check_count("SEED", self.seed, minimum=0)
     self._check_keep_every_steps()
+    _check_text(
+      "INIT_CHECKPOINT",
+      self.init_checkpoint,
+      "the path of a checkpoint, a MODEL_DIR or a TensorFlow prefix, or None",
+    )
     BatchSizes(self.global_batch_size)  # is checked when it is made
     if not isinstance(self.prompts, (list, tuple)) or not all(
       isinstance(p, str) and p for p in self.prompts

@@ -36,7 +36,13 @@ from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
+from palm_mtf.initial_weights import (
+  check_same_vocabulary,
+  check_vocabulary_given,
+  find_initial_weights,
+)
 from palm_mtf.layout import MeshLayout
+from palm_mtf.named_weights import NamedWeights
 from palm_mtf.samples import keep_samples
 from palm_mtf.sampling import check_prompts
 from palm_mtf.training_lock import training_lock
@@ -94,10 +100,13 @@ def train(
   newest = newest_whole(model_dir)
   if newest:
     check_same_model(newest, shapes)
+  initial = find_initial_weights(run.init_checkpoint, newest, shapes)
+  check_vocabulary_given(initial, model_dir, data)
   check_space(model_dir, shapes, run)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
+  check_same_vocabulary(initial, vocabulary)
   check_prompts(run, vocabulary, model.sequence_length)
   corpus = load_corpus(
     model_dir, data, vocabulary, model.sequence_length, run.seed
@@ -107,6 +116,8 @@ def train(
   manifest = _manifest((model, mesh, optimizer, data, run), vocabulary, corpus)
   if newest:
     _say_what_resumes(newest, manifest)
+  if initial:
+    manifest = _starting_from(initial, manifest)
   set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
@@ -125,6 +136,7 @@ def train(
       manifest=manifest,
       checkpoint=newest,
       unigram_entropy=entropy,
+      initial_weights=initial,
     )
   )
   if outcome.stopped_by:
@@ -172,6 +184,14 @@ def _manifest(
       **{x: importlib.metadata.version(x) for x in _COMPUTING_PACKAGES},
     },
   )
+
+
+def _starting_from(initial: NamedWeights, manifest: Manifest) -> Manifest:
+  """Says whose weights a run starts from; returns the manifest with them."""
+  say(f"starting from the weights of {initial.place}, with step 0")
+  if not initial.checkpoint:
+    return manifest
+  return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)
 
 
 def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:

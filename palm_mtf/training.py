@@ -23,14 +23,18 @@ from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.mesh.saving import build_restorer
 from palm_mtf.metrics import MetricsWriter
+from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.progress import TrainProgress
 from palm_mtf.stopping import StopRequest
 from palm_mtf.train_step import TrainStep
-from palm_mtf.weights_copy import WeightsCopier
+from palm_mtf.variable_files import (
+  WeightsCopier,
+  restore,
+  restore_weights,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,7 @@ class TrainJob:
     manifest: of the checkpoints to write, but for what changes with the step.
     checkpoint: where to resume from, or None.
     unigram_entropy: of the validation tokens, nats a token, for the records.
+    initial_weights: of another run, to start from where there is none.
   """
 
   model_dir: str
@@ -58,6 +63,7 @@ class TrainJob:
   manifest: Manifest
   checkpoint: Checkpoint | None
   unigram_entropy: float
+  initial_weights: NamedWeights | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,10 +171,12 @@ class _Loop:
     self._train_step = TrainStep(session, program)
     self._copier = WeightsCopier(session, program.slices)
     if job.checkpoint:
-      restorer = build_restorer(program.slices)
-      session.run(restorer.restore, {restorer.prefix: job.checkpoint.prefix})
+      restore(session, program.slices, job.checkpoint.prefix)
     else:
       session.run(program.initialize)
+      if job.initial_weights:
+        parameters = {x: program.slices[x] for x in job.manifest.shapes}
+        restore_weights(session, parameters, job.initial_weights)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""

@@ -63,6 +63,7 @@ ONLY_IMPORTERS = {
 # Import without TensorFlow. The entry points check all input before they
 # import it.
 ENTRY_POINTS = {
+  "checkpoint_commands",
   "data_cache",
   "data_inspect",
   "data_statistics",

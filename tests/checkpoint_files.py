@@ -47,3 +47,15 @@ def steps_of(model_dir) -> list[int]:
   """Returns the steps of the checkpoints in `model_dir`."""
   found = checkpoints.find_checkpoints(str(model_dir))
   return [checkpoint.manifest.step for checkpoint in found]
+
+
+def save_tensors(prefix, **tensors) -> None:
+  """Writes a TensorFlow checkpoint; "__" in a name stands for "/"."""
+  from palm_mtf._tf import tf  # which tests of files do without
+
+  tf.raw_ops.SaveV2(
+    prefix=str(prefix),
+    tensor_names=[name.replace("__", "/") for name in tensors],
+    shape_and_slices=[""] * len(tensors),
+    tensors=list(tensors.values()),
+  )

@@ -14,14 +14,14 @@ from tests import runs
 
 KILLS = 30
 SETTINGS = {
-  "TRAIN_STEPS": 2000,
+  "TRAIN_STEPS": 600,
   "LOG_STEPS": 1,
-  "EVAL_STEPS": 250,
+  "EVAL_STEPS": 100,
   "CHECKPOINT_STEPS": 5,
   "KEEP_CHECKPOINTS": 3,
 }
-# A start takes seconds until it trains; then it is killed within this time.
-LONGEST_LIFE_SECS = 0.3
+# It is killed within so many steps after it has begun to train.
+LONGEST_LIFE_STEPS = 25
 
 
 def logged_step(model_dir):
@@ -48,16 +48,16 @@ def wait_until(happens, process):
     time.sleep(0.001)
 
 
-def kill_once(process, model_dir, *, during_save, life_secs):
-  """Kills a process some time after it has begun to train."""
+def kill_once(process, model_dir, *, num_steps, during_save, wait_secs):
+  """Kills a process so many steps and seconds after it began to train."""
   kept = kept_step(model_dir)
   drops = logged_step(model_dir) > kept  # the lines after the checkpoint
   if drops:
     wait_until(lambda: logged_step(model_dir) <= kept, process)
-  wait_until(lambda: logged_step(model_dir) > kept, process)
-  time.sleep(life_secs)
+  wait_until(lambda: logged_step(model_dir) >= kept + num_steps, process)
   if during_save:
     wait_until(lambda: is_saving(model_dir), process)
+  time.sleep(wait_secs)
   assert process.poll() is None, "it has ended: give it more steps"
   process.kill()
   process.communicate()
@@ -83,7 +83,8 @@ def test_a_run_killed_thirty_times_ends_with_the_bits_of_one_left_in_peace(
       process,
       killed,
       during_save=kill % 2 == 1,
-      life_secs=rng.uniform(0, LONGEST_LIFE_SECS),
+      num_steps=rng.randint(1, LONGEST_LIFE_STEPS),
+      wait_secs=rng.uniform(0, 0.02),
     )
     during_saves += is_saving(killed)
     before, kept = kept, kept_step(killed)

@@ -9,7 +9,7 @@ from palm_mtf._tf import tf
 from palm_mtf.checkpoints import Checkpoint
 from palm_mtf.loaded_model import LoadedModel
 from palm_mtf.pods.program import build_forward_program
-from palm_mtf.weights_copy import WeightsCopier
+from palm_mtf.variable_files import WeightsCopier
 from tests import oracle
 from tests.mtf_testing import (
   SINGLE,

@@ -138,6 +138,53 @@ def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_anew(
   assert [without_times(x) for x in again] == [without_times(x) for x in once]
 
 
+def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
+  corpus, finished, tmp_path, capsys
+):
+  model_dir = copy_of(finished, tmp_path)
+  damaged = model_dir / "checkpoints" / "step_00000012"
+  (path,) = damaged.glob("weights.data*")
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+  assert runs.run("train", corpus, model_dir) == 0
+  said = capsys.readouterr().err
+  assert f"DAMAGED checkpoint {damaged}: {path.name} does not hold" in said
+  assert "resuming from" in said and "step_00000008" in said
+  once, again = (
+    runs.read_files(d / "checkpoints") for d in (finished, model_dir)
+  )
+  aside = f"step_00000012.damaged/{path.name}"
+  assert again[aside] == bytes(content), "what was damaged is kept as it is"
+  assert again.items() >= once.items(), "bit for bit, manifests too"
+
+
+def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
+  corpus, finished, tmp_path, capsys
+):
+  settings = {
+    "INIT_CHECKPOINT": str(finished),
+    "VOCABULARY": str(finished / "vocabulary.model"),
+    "LEARNING_RATE": 1e-9,  # so that one step changes next to nothing
+    "PROMPTS": [],
+  }
+  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=1) == 0
+  newest = checkpoints.newest_whole(str(finished))
+  said = capsys.readouterr().err
+  assert f"starting from the weights of {newest.path}, with step 0" in said
+  start, tuned = runs.read_tensors(finished, 12), runs.read_tensors(tmp_path, 1)
+  for name, value in start.items():
+    if name.endswith("/momentum"):
+      assert np.abs(tuned[name]).max() < 1e-8 < np.abs(value).max(), name
+    elif not name.endswith("/second_moment"):
+      np.testing.assert_allclose(tuned[name], value, 1e-6, 1e-8, err_msg=name)
+  found = checkpoints.newest_whole(str(tmp_path)).manifest
+  assert (found.step, found.rows_read) == (1, 4)
+  assert found.parent == newest.as_parent
+  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=2) == 0
+  assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
+
+
 def test_running_a_finished_run_again_trains_nothing_and_reports_the_same(
   corpus, finished, capsys
 ):
@@ -277,8 +324,8 @@ def test_continuation_does_not_depend_on_the_other_prompts(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_cleanly_with_a_checkpoint_that_resumes(
-  number, corpus, tmp_path
+def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
+  number, corpus, tmp_path, capsys
 ):
   process = runs.start(
     "train", corpus, tmp_path, TRAIN_STEPS=100_000, CHECKPOINT_STEPS=100_000
@@ -287,6 +334,8 @@ def test_a_signal_stops_cleanly_with_a_checkpoint_that_resumes(
   for line in process.stderr:
     lines.append(line)
     if "validation loss" in line:
+      assert runs.run("train", corpus, tmp_path) == 2
+      assert f"process {process.pid} on" in capsys.readouterr().err
       process.send_signal(number)
       break
   _, rest = process.communicate(timeout=60)

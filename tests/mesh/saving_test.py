@@ -10,7 +10,7 @@ from palm_mtf._tf import tf
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.mesh.saving import build_restorer
 from palm_mtf.pods.program import build_train_program
-from palm_mtf.weights_copy import WeightsCopier
+from palm_mtf.variable_files import WeightsCopier
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,

@@ -1,17 +1,50 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Copies the variables of a session into host memory, and writes the copy.
+"""Reads the variables of a session from files, and writes a copy of them.
 
-Copying is all that training waits for. The copy is written by a session of its
-own on the CPU, from any thread.
+Copying into host memory is all that training waits for. The copy is written by
+a session of its own on the CPU, from any thread.
 """
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.errors import UserError
 from palm_mtf.mesh.placement import Slice
-from palm_mtf.mesh.saving import build_file_writer, slice_values
+from palm_mtf.mesh.saving import (
+  build_file_writer,
+  build_restorer,
+  slice_values,
+)
+from palm_mtf.named_weights import NamedWeights
+
+
+def restore(
+  session: tf.Session, slices: Mapping[str, Sequence[Slice]], prefix: str
+) -> None:
+  """Reads `slices` of the current graph, by checkpoint name, from a file."""
+  restorer = build_restorer(slices)
+  session.run(restorer.restore, {restorer.prefix: prefix})
+
+
+def restore_weights(
+  session: tf.Session,
+  slices: Mapping[str, Sequence[Slice]],
+  weights: NamedWeights,
+) -> None:
+  """Reads parameters, by checkpoint name, from another run's file.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  try:
+    restore(session, slices, weights.prefix)
+  except tf.errors.OpError as error:
+    raise UserError(
+      f"{weights.given}: TensorFlow cannot read it: "
+      f"{error.message.splitlines()[0]}"
+    ) from None
 
 
 class WeightsCopier:
