@@ -12,13 +12,17 @@ KEEP_EVERY_STEPS-th. What is damaged is never written over.
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from palm_mtf.accounting.slots import (
+  LARGEST_STATE,
+  OptimizerState,
+  checkpoint_bytes,
+)
 from palm_mtf.checkpoints import (
   MANIFEST,
   WEIGHTS,
@@ -260,13 +264,11 @@ def _sync(path: str) -> None:
     os.close(descriptor)
 
 
-def checkpoint_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
-  """Returns the size of a checkpoint: three float32 numbers a parameter."""
-  return sum(3 * 4 * math.prod(shape) for shape in shapes.values())
-
-
 def check_space(
-  model_dir: str, shapes: Mapping[str, tuple[int, ...]], run: RunConfig
+  model_dir: str,
+  shapes: Mapping[str, tuple[int, ...]],
+  run: RunConfig,
+  state: OptimizerState = LARGEST_STATE,
 ) -> None:
   """Raises UserError unless the disk takes the checkpoints of a run.
 
@@ -282,7 +284,7 @@ def check_space(
   # No more than are written, the last step's included.
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
-  needed = count * checkpoint_bytes(shapes)
+  needed = count * checkpoint_bytes(shapes, state)
   free = shutil.disk_usage(existing).free
   if free < needed:
     every = ""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from palm_mtf import __version__, layout
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.slots import check_same_slots, optimizer_state
 from palm_mtf.checkpoint_writer import check_space, set_damaged_aside
 from palm_mtf.checkpoints import (
   Checkpoint,
@@ -100,9 +101,10 @@ def train(
   newest = newest_whole(model_dir)
   if newest:
     check_same_model(newest, shapes)
+    check_same_slots(newest.path, newest.manifest.settings, optimizer)
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
   check_vocabulary_given(initial, model_dir, data)
-  check_space(model_dir, shapes, run)
+  check_space(model_dir, shapes, run, optimizer_state(optimizer))
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)

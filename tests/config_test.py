@@ -125,8 +125,9 @@ def test_a_count_is_a_whole_number(settings, name, value):
     (
       ADAFACTOR,
       "update_clip",
-      None,
-      "UPDATE_CLIP = None: give a number from 0.001 to 1000000000.0.",
+      0,
+      "UPDATE_CLIP = 0: give a number from 0.001 to 1000000000.0, or None for "
+      "no clipping.",
     ),
     (
       ADAFACTOR,
@@ -138,7 +139,47 @@ def test_a_count_is_a_whole_number(settings, name, value):
       ADAFACTOR,
       "weight_decay_exponent",
       True,
-      "WEIGHT_DECAY_EXPONENT = True: give a number from 0.1 to 99.0.",
+      "WEIGHT_DECAY_EXPONENT = True: give a number from 0.1 to 99.0, or None "
+      "for no decay.",
+    ),
+    (
+      ADAFACTOR,
+      "second_moment",
+      "factor",
+      "SECOND_MOMENT = 'factor' (did you mean \"factored\"?): choose one of "
+      "'full', 'factored'.",
+    ),
+    (
+      ADAFACTOR,
+      "learning_rate_schedule",
+      "cosine",
+      "LEARNING_RATE_SCHEDULE = 'cosine': choose one of 'palm', 'constant'.",
+    ),
+    (
+      ADAFACTOR,
+      "momentum_dtype",
+      "float16",
+      "MOMENTUM_DTYPE = 'float16' (did you mean \"bfloat16\"?): choose one of "
+      "'float32', 'bfloat16'.",
+    ),
+    (
+      ADAFACTOR,
+      "parameter_scale",
+      None,
+      "PARAMETER_SCALE = None: choose one of 'variable', 'stacked', 'off'.",
+    ),
+    (
+      ADAFACTOR,
+      "parameter_scale_floor",
+      0.0,
+      "PARAMETER_SCALE_FLOOR = 0.0: give a number from 1e-12 to 1000.0.",
+    ),
+    (
+      ADAFACTOR,
+      "weight_decay_on",
+      "kernel",
+      "WEIGHT_DECAY_ON = 'kernel' (did you mean \"kernels\"?): choose one of "
+      "'all', 'all_but_scales', 'kernels'.",
     ),
     (ADAFACTOR, "z_loss", -1, "Z_LOSS = -1: give a number from 0.0 to 1.0."),
     (
@@ -204,3 +245,9 @@ def test_the_defaults_are_the_paper():
     "multi_query",
     "bfloat16",
   )
+  assert (
+    ADAFACTOR.learning_rate_schedule,
+    ADAFACTOR.second_moment,
+    ADAFACTOR.parameter_scale,
+    ADAFACTOR.weight_decay_on,
+  ) == ("palm", "full", "variable", "all")

@@ -140,6 +140,35 @@ def slice_indices(spec: str) -> tuple[slice, ...]:
   return tuple(slice(begin, begin + size) for begin, size in pairs)
 
 
+def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
+  """Returns a variable from its slices, after checking that copies agree."""
+  spec = parts[0].spec
+  shape = spec.split()[:-1] if spec else parts[0].variable.shape
+  whole = np.full([int(size) for size in shape], np.nan)
+  for part in parts:
+    value = session.run(part.variable.read_value())
+    index = slice_indices(part.spec)
+    if not part.is_first:
+      np.testing.assert_array_equal(whole[index], value.astype(np.float64))
+    whole[index] = value
+  assert not np.isnan(whole).any()
+  return whole
+
+
+def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
+  """Returns the moments of the oracle under the names of a checkpoint."""
+  slots = {
+    f"{name}/second_moment": v for name, v in adafactor.second_moments.items()
+  }
+  for name, row_sums in adafactor.row_sums.items():
+    column_sums = adafactor.column_sums[name]
+    slots[f"{name}/second_moment_row"] = row_sums / column_sums.size
+    slots[f"{name}/second_moment_column"] = column_sums / row_sums.size
+  if adafactor.optimizer.beta1:
+    slots |= {f"{name}/momentum": m for name, m in adafactor.momenta.items()}
+  return slots
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelResult:
   """What `run_model` saw; gradients by the name of their variable."""
@@ -234,28 +263,7 @@ def train(
     load_parameters(session, program.slices, params or {})
     run = TrainStep(session, program).run
     metrics = [run(batch, step) for step, batch in enumerate(batches)]
-    shapes = oracle.parameter_shapes(config)
     variables = {
-      name: _read_whole(session, parts, shapes[_parameter_of(name)])
-      for name, parts in program.slices.items()
+      name: read_whole(session, parts) for name, parts in program.slices.items()
     }
   return variables, metrics
-
-
-def _read_whole(session, parts, shape):
-  """Returns a variable from its slices, after checking that copies agree."""
-  whole = np.full(shape, np.nan, np.float32)
-  for part in parts:
-    value = session.run(part.variable.read_value())
-    index = slice_indices(part.spec)
-    if not part.is_first:
-      np.testing.assert_array_equal(whole[index], value)
-    whole[index] = value
-  assert not np.isnan(whole).any()
-  return whole
-
-
-def _parameter_of(name: str) -> str:
-  for slot in ("/second_moment", "/momentum"):
-    name = name.removesuffix(slot)
-  return name

@@ -20,7 +20,7 @@ class Slice:
   """One device's part of a variable.
 
   Attributes:
-    variable: the tf.Variable, float32.
+    variable: the tf.Variable, of the dtype that is stored.
     spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole shape,
       then begin,size of each dimension; "" when the slice is the whole.
     is_first: False when an earlier device holds the same part.
@@ -54,6 +54,7 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
         spec = "" if is_whole else _slice_spec(full_shape, begin, size)
         with tf.device(device):
           value = variable.initializer.full_value(variable.name, full_shape)
+          value = tf.cast(value, variable.slice_dtype)
           # Outside variable scopes: tf.Variable's name is only for people.
           part = tf.Variable(
             value if is_whole else tf.slice(value, begin, size),

@@ -42,7 +42,7 @@ def build_restorer(slices: Mapping[str, Sequence[Slice]]) -> Restorer:
           prefix=prefix,
           tensor_names=[name],
           shape_and_slices=[part.spec],
-          dtypes=[tf.float32],
+          dtypes=[part.variable.dtype.base_dtype],
         )
         assignments.append(part.variable.assign(value).op)
   return Restorer(prefix, tf.group(assignments))
@@ -79,7 +79,8 @@ def build_file_writer(slices: Mapping[str, Sequence[Slice]]) -> FileWriter:
   with tf.Graph().as_default() as graph:
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
     values = [
-      tf.placeholder(tf.float32, part.variable.shape) for _, part in saved
+      tf.placeholder(part.variable.dtype.base_dtype, part.variable.shape)
+      for _, part in saved
     ]
     write = tf.raw_ops.SaveV2(
       prefix=prefix,

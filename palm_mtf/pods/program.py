@@ -28,7 +28,7 @@ from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
-from palm_mtf.optim.adafactor import AdafactorUpdate
+from palm_mtf.optim.adafactor import adafactor_updates
 from palm_mtf.optim.clip import clip_factor, global_norm
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.pods.microbatches import (
@@ -183,10 +183,7 @@ def build_train_program(
     mtf.import_tf_tensor(mesh, learning_rate),
     mtf.import_tf_tensor(mesh, schedule.second_moment_decay(k, optimizer)),
   ]
-  updates = [
-    AdafactorUpdate(variable, gradient, scalars, optimizer)
-    for variable, gradient in zip(variables, total.gradients, strict=True)
-  ]
+  updates = adafactor_updates(variables, total.gradients, scalars, optimizer)
   metrics = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
   lowered = lower(
     mesh,
