@@ -28,10 +28,11 @@ from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
-from palm_mtf.optim.adafactor import adafactor_updates
+from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
 from palm_mtf.optim.clip import clip_factor, global_norm
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.pods.microbatches import (
+  StepGradients,
   TokenLosses,
   step_gradients,
 )
@@ -152,9 +153,6 @@ def build_train_program(
   placeholders = _placeholders(features, dims)
   step = tf.placeholder_with_default(tf.constant(-1, tf.int64), [], "step")
   microbatch = tf.placeholder_with_default(0, [], "microbatch")
-  k = tf.cast(step + 1, tf.float32)
-  learning_rate = schedule.learning_rate(k, optimizer)
-
   batch = _import_features(mesh, placeholders, dims)
   dropout = None
   if optimizer.dropout:
@@ -174,14 +172,14 @@ def build_train_program(
     num_microbatches=mesh_layout.num_microbatches,
     is_first=tf.equal(microbatch, 0),
   )
-  grad_norm = global_norm(total.gradients)
-  if total.multiple:
-    grad_norm /= total.multiple
-  clip = clip_factor(grad_norm, optimizer.gradient_clip)
+  k = tf.cast(step + 1, tf.float32)
+  learning_rate = schedule.learning_rate(k, optimizer)
+  decay = schedule.second_moment_decay(k, optimizer)
+  grad_norm, clip = _clipping(total, optimizer)
   scalars = [
-    clip / total.multiple if total.multiple else clip,
+    clip,
     mtf.import_tf_tensor(mesh, learning_rate),
-    mtf.import_tf_tensor(mesh, schedule.second_moment_decay(k, optimizer)),
+    mtf.import_tf_tensor(mesh, decay),
   ]
   updates = adafactor_updates(variables, total.gradients, scalars, optimizer)
   metrics = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
@@ -197,9 +195,6 @@ def build_train_program(
     total.accumulations,
   )
   metrics = {name: lowered.tensors[name] for name in metrics}
-  rms = rms_by_kind(
-    each for update in updates for each in update.sums_of_squares
-  )
   sums = {accumulation.sum_name for accumulation in total.accumulations}
   return TrainProgram(
     features=placeholders,
@@ -208,11 +203,28 @@ def build_train_program(
     num_microbatches=mesh_layout.num_microbatches,
     accumulate=lowered.accumulations if total.accumulations else None,
     update=lowered.operations,
-    metrics={**metrics, "learning_rate": learning_rate, **rms},
+    metrics={**metrics, "learning_rate": learning_rate, **_rms(updates)},
     loss=lowered.tensors["microbatch_loss"],
     weight_sum=lowered.tensors["weight_sum"],
     initialize=lowered.initialize,
     slices={n: s for n, s in lowered.slices.items() if n not in sums},
+  )
+
+
+def _clipping(
+  total: StepGradients, optimizer: AdafactorConfig
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Returns the global norm and the factor of each gradient: [] float32."""
+  norm = global_norm(total.gradients)
+  if not total.multiple:
+    return norm, clip_factor(norm, optimizer.gradient_clip)
+  norm /= total.multiple
+  return norm, clip_factor(norm, optimizer.gradient_clip) / total.multiple
+
+
+def _rms(updates: Sequence[AdafactorUpdate]) -> dict[str, tf.Tensor]:
+  return rms_by_kind(
+    each for update in updates for each in update.sums_of_squares
   )
 
 
