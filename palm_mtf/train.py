@@ -118,8 +118,7 @@ def train(
   manifest = _manifest((model, mesh, optimizer, data, run), vocabulary, corpus)
   if newest:
     _say_what_resumes(newest, manifest)
-  if initial:
-    manifest = _starting_from(initial, manifest)
+  manifest = _starting_from(initial, manifest)
   set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
@@ -188,8 +187,12 @@ def _manifest(
   )
 
 
-def _starting_from(initial: NamedWeights, manifest: Manifest) -> Manifest:
+def _starting_from(
+  initial: NamedWeights | None, manifest: Manifest
+) -> Manifest:
   """Says whose weights a run starts from; returns the manifest with them."""
+  if not initial:
+    return manifest
   say(f"starting from the weights of {initial.place}, with step 0")
   if not initial.checkpoint:
     return manifest

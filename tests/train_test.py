@@ -16,16 +16,6 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary_training import train_vocabulary
 from tests import runs
 
-# What no two runs have in common.
-TIMES = {
-  "tokens_per_sec",
-  "step_secs",
-  "data_wait_secs",
-  "checkpoint_wait_secs",
-  "mfu",
-  "host_memory_bytes",
-}
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
@@ -42,10 +32,6 @@ def finished(corpus, tmp_path_factory):
 
 def copy_of(model_dir, tmp_path):
   return shutil.copytree(model_dir, tmp_path / "copy")
-
-
-def without_times(line):
-  return {name: value for name, value in line.items() if name not in TIMES}
 
 
 def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
@@ -120,7 +106,7 @@ def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
   for name, value in once.items():
     np.testing.assert_array_equal(resumed[name], value, err_msg=name)
   last, resumed_last = (
-    without_times(runs.read_metrics(d)[-1]) for d in (finished, tmp_path)
+    runs.without_times(runs.read_metrics(d)[-1]) for d in (finished, tmp_path)
   )
   assert resumed_last == last
 
@@ -135,7 +121,9 @@ def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_anew(
     file.write('{"step": 14, "lo')  # killed in the middle of a line
   assert runs.run("train", corpus, model_dir) == 0
   once, again = (runs.read_metrics(d) for d in (finished, model_dir))
-  assert [without_times(x) for x in again] == [without_times(x) for x in once]
+  assert [runs.without_times(x) for x in again] == [
+    runs.without_times(x) for x in once
+  ]
 
 
 def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(

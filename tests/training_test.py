@@ -13,6 +13,14 @@ def corpus(tmp_path_factory):
   return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
 
 
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+  """A run of 12 steps in one go."""
+  model_dir = tmp_path_factory.mktemp("finished")
+  assert runs.run("train", corpus, model_dir) == 0
+  return model_dir
+
+
 def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   corpus, tmp_path
 ):
@@ -40,8 +48,8 @@ def test_a_run_goes_on_with_other_microbatches(
   expected = runs.read_metrics(finished)
   seen = {line["step"]: line for line in runs.read_metrics(tmp_path)}
   for line in expected:
-    other = without_times(seen[line["step"]])
-    assert other == pytest.approx(without_times(line), rel=1e-3)
+    other = runs.without_times(seen[line["step"]])
+    assert other == pytest.approx(runs.without_times(line), rel=1e-3)
   # Not one variable more, and the same numbers but for rounding.
   tensors, other = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
   assert {n: t.shape for n, t in other.items()} == {
@@ -75,10 +83,9 @@ def test_trains_resumes_and_evaluates_with_every_packing(
 
 
 def test_training_reads_the_cache_when_it_is_there_and_says_so(
-  corpus, tmp_path, capsys
+  corpus, finished, tmp_path, capsys
 ):
-  finished, cache = tmp_path / "finished", tmp_path / "cache"
-  assert runs.run("train", corpus, finished) == 0
+  cache = tmp_path / "cache"
   vocabulary = str(finished / "vocabulary.model")
   settings = {"CACHE_DIR": str(cache), "VOCABULARY": vocabulary}
   assert runs.run("data cache", corpus, tmp_path / "a", **settings) == 0

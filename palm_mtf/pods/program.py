@@ -116,14 +116,15 @@ def _import_features(
   }
 
 
-def _dropout_state(
-  mesh: mtf.Mesh, step: tf.Tensor, first_row: tf.Tensor
-) -> mtf.Tensor:
-  """Returns what Dropout reads of a step; of step -1 it drops nothing."""
+def _dropout(
+  mesh: mtf.Mesh, rate: float, seed: int, step: tf.Tensor, first_row: tf.Tensor
+) -> Dropout | None:
+  """Returns what drops activations; in step -1 it drops nothing."""
+  if not rate:
+    return None
   state = tf.stack([tf.cast(x, tf.int32) for x in (step, first_row, step >= 0)])
-  return mtf.import_tf_tensor(
-    mesh, state, mtf.Shape([mtf.Dimension("dropout_state", 3)])
-  )
+  shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
+  return Dropout(rate, seed, mtf.import_tf_tensor(mesh, state, shape))
 
 
 def build_train_program(
@@ -154,10 +155,8 @@ def build_train_program(
   step = tf.placeholder_with_default(tf.constant(-1, tf.int64), [], "step")
   microbatch = tf.placeholder_with_default(0, [], "microbatch")
   batch = _import_features(mesh, placeholders, dims)
-  dropout = None
-  if optimizer.dropout:
-    state = _dropout_state(mesh, step, microbatch * dims.batch.size)
-    dropout = Dropout(optimizer.dropout, seed, state)
+  first_row = microbatch * dims.batch.size
+  dropout = _dropout(mesh, optimizer.dropout, seed, step, first_row)
   logits = Palm(mesh, config, dims, seed, dropout).logits(
     batch["inputs"], batch.get("segments")
   )
@@ -176,12 +175,10 @@ def build_train_program(
   learning_rate = schedule.learning_rate(k, optimizer)
   decay = schedule.second_moment_decay(k, optimizer)
   grad_norm, clip = _clipping(total, optimizer)
-  scalars = [
-    clip,
-    mtf.import_tf_tensor(mesh, learning_rate),
-    mtf.import_tf_tensor(mesh, decay),
-  ]
-  updates = adafactor_updates(variables, total.gradients, scalars, optimizer)
+  imported = [mtf.import_tf_tensor(mesh, x) for x in (learning_rate, decay)]
+  updates = adafactor_updates(
+    variables, total.gradients, [clip, *imported], optimizer
+  )
   metrics = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
   lowered = lower(
     mesh,
