@@ -60,7 +60,7 @@ def folders(write_run):
   """Two runs: all that a run may have, and next to nothing."""
   full = [
     log_line(10, validation_loss=7.5, unigram_entropy=9.0, memory_bytes=2**30),
-    {"event": "rewind", "step": 10, "to_step": 5, "loss": 9.123456},
+    {"event": "rewind", "step": 10, "to_step": 5, "skipped": [5, 2004]},
     log_line(20, validation_loss=6.54321, unigram_entropy=9.0, memory_bytes=9),
   ]
   return [
@@ -156,7 +156,7 @@ def test_ids_are_unique(folders):
 
 def test_what_happened_is_told(folders):
   (item,) = (x for x in read(folders[0])[0].texts("li"))
-  assert item == "full step 10: rewind to step 5, loss 9.123"
+  assert item == "full step 10: rewind to step 5, skipped 5 to 2,004"
 
 
 def test_samples_are_in_the_order_of_time_and_text_is_text(folders):
