@@ -36,14 +36,14 @@ class Manifest:
     shapes: shape of every parameter, by its name.
     vocabulary_sha256: of the SentencePiece model.
     data: what the batch of a step depends on: SEED, GLOBAL_BATCH_SIZE,
-      SEQUENCE_LENGTH and a hash of the tokens.
+      SEQUENCE_LENGTH, a hash of the tokens, and what spikes.py keeps.
     version: of palm_mtf.
   """
 
   step: int
   shapes: Mapping[str, tuple[int, ...]]
   vocabulary_sha256: str
-  data: Mapping[str, int | str]
+  data: Mapping[str, object]
   version: str
 
 

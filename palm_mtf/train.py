@@ -23,7 +23,13 @@ from palm_mtf.checkpoints import (
   check_space,
   find_checkpoints,
 )
-from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  DataConfig,
+  PalmConfig,
+  RunConfig,
+  WatchConfig,
+)
 from palm_mtf.console import say
 from palm_mtf.data.batches import Batch
 from palm_mtf.data.corpus import Corpus, load_corpus
@@ -46,6 +52,7 @@ def train(
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
+  watch: WatchConfig,
   config_files: Mapping[str, str] | None = None,
 ) -> None:
   """Trains to `run.train_steps`, from the newest checkpoint if there is one.
@@ -60,6 +67,7 @@ def train(
     optimizer: Adafactor, its schedule and the z-loss.
     data: text and vocabulary.
     run: lengths, batch size, seed and prompts.
+    watch: what is done when something goes wrong.
     config_files: name -> text, written into `model_dir` (config.gin).
 
   Raises:
@@ -101,6 +109,7 @@ def train(
       mesh=mesh,
       optimizer=optimizer,
       run=run,
+      watch=watch,
       corpus=corpus,
       manifest=manifest,
       checkpoint=newest,

@@ -10,18 +10,22 @@ run that was stopped and resumed ends with the bits of one that was not.
 import contextlib
 import dataclasses
 import errno
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.checkpoints import Checkpoint, Manifest, write_checkpoint
-from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  PalmConfig,
+  RunConfig,
+  WatchConfig,
+)
 from palm_mtf.data.corpus import Corpus
-from palm_mtf.errors import UserError
+from palm_mtf.divergence import DivergenceWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.mesh.saving import build_saver
@@ -29,7 +33,9 @@ from palm_mtf.metrics import MetricsWriter
 from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.progress import TrainProgress
+from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
+from palm_mtf.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,9 +48,11 @@ class TrainJob:
     mesh: devices and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
+    watch: what is done when something goes wrong.
     corpus: the tokens of training and of validation.
     manifest: of the checkpoints to write; its step is replaced.
     checkpoint: where to resume from, or None.
+    rewinds: that are later than `checkpoint`.
   """
 
   model_dir: str
@@ -52,9 +60,11 @@ class TrainJob:
   mesh: MeshLayout
   optimizer: AdafactorConfig
   run: RunConfig
+  watch: WatchConfig
   corpus: Corpus
   manifest: Manifest
   checkpoint: Checkpoint | None
+  rewinds: Sequence[Rewind] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,33 +75,53 @@ class Outcome:
     checkpoint: the newest; None if it was stopped before its first step.
     validation_loss: nats a token at the end; None before.
     stopped_by: the name of the signal that stopped it, or "".
+    rewinds: all so far, if it ended for the last of them; else none.
   """
 
   checkpoint: Checkpoint | None
   validation_loss: float | None
   stopped_by: str
+  rewinds: Sequence[Rewind] = ()
 
 
 def run_training(job: TrainJob) -> Outcome:
   """Trains from `job.checkpoint`, or from nothing, to `job.run.train_steps`.
 
   Raises:
-    UserError: the loss is no longer a number, or a checkpoint has no space.
+    UserError: a number is no longer finite, or a checkpoint has no space.
   """
   peak = chip_flops_per_sec(job.run.chip, job.model.activation_dtype)
+  while True:
+    outcome = _run_to_rewind(job, peak)
+    if not outcome.rewinds:
+      return outcome
+    job = dataclasses.replace(
+      job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
+    )
+
+
+def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
+  """Trains to the end, a signal, or a spike; records start anew after one."""
   step = job.checkpoint.manifest.step if job.checkpoint else 0
   with (
     StopRequest() as stop,
     contextlib.closing(MetricsWriter(job.model_dir, step)) as metrics,
     TrainProgress(step, job.run.train_steps) as progress,
+    Watchdog(job.watch.watchdog_secs) as watchdog,
   ):
     while True:
       with (
         tf.Graph().as_default(),
         tf.Session(config=session_config(job.mesh.num_devices)) as session,
       ):
-        outcome = _Loop(job, session, peak, metrics, progress).run(stop)
-      if outcome.stopped_by or outcome.validation_loss is not None:
+        watchdog.expect_slow()
+        loop = _Loop(job, session, peak, metrics, progress, watchdog)
+        outcome = loop.run(stop)
+      if (
+        outcome.stopped_by
+        or outcome.rewinds
+        or outcome.validation_loss is not None
+      ):
         return outcome
       # Another batch size is another program, and goes on as a resumed run.
       job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
@@ -136,9 +166,11 @@ class _Loop:
     peak: float,
     metrics: MetricsWriter,
     progress: TrainProgress,
+    watchdog: Watchdog,
   ):
     self._job, self._session, self._peak = job, session, peak
     self._metrics, self._progress = metrics, progress
+    self._watchdog = watchdog
     self._step_clock, self._data_clock = _Clock(), _Clock()
     self._validation_loss: float | None = None
     self._saved = job.checkpoint
@@ -148,7 +180,8 @@ class _Loop:
     self._last_step = job.run.train_steps
     if change := sizes.next_change(self._step):
       self._last_step = min(self._last_step, change)
-    self._batches = job.corpus.batches(sizes)
+    self._spikes = SpikeWatch(job.watch, job.checkpoint, job.rewinds)
+    self._batches = job.corpus.batches(sizes, self._spikes.skips)
     program = build_train_program(
       job.model,
       job.mesh,
@@ -161,12 +194,18 @@ class _Loop:
     features = list(program.features.values())
     self._metric_names = list(program.metrics)
     self._train_step = session.make_callable(
-      [*program.metrics.values(), program.update], [*features, program.step]
+      [
+        *program.metrics.values(),
+        program.gradient_squares,
+        program.update,
+      ],
+      [*features, program.step],
     )
     self._loss_and_weight = session.make_callable(
       [program.metrics["loss"], program.weight_sum], features
     )
     self._saver = build_saver(program.slices)
+    self._divergence = DivergenceWatch(session, program, lambda: self._saved)
     if job.checkpoint:
       session.run(
         self._saver.restore, {self._saver.prefix: job.checkpoint.prefix}
@@ -179,6 +218,11 @@ class _Loop:
     run = self._job.run
     while self._step < self._last_step and not stop.signal_name:
       values = self._run_step()
+      if self._spikes.sees_spike(values):
+        back, rewinds = self._spikes.rewind(
+          self._job.model_dir, self._step, values["loss"], run.batch_sizes
+        )
+        return Outcome(back, None, "", rewinds)
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
@@ -200,22 +244,20 @@ class _Loop:
     with self._data_clock.running():
       batch = self._batches.batch(self._step)
     with self._step_clock.running():
-      *values, _ = self._train_step(
+      *values, gradient_squares, _ = self._train_step(
         *(batch[name] for name in self._features), self._step
       )
     values = dict(zip(self._metric_names, map(float, values), strict=True))
     self._step += 1
-    if not math.isfinite(values["loss"]):
-      raise UserError(
-        f"loss = {values['loss']} at step {self._step}: training has diverged; "
-        f"lower LEARNING_RATE. The newest checkpoint is "
-        f"{self._saved.path if self._saved else 'none'}."
-      )
+    self._divergence.check_step(self._step, values, gradient_squares)
+    saved = self._saved.path if self._saved else "none yet"
+    self._watchdog.step_done(self._step, saved)
     return values
 
   def _validate(self) -> None:
     """Measures the mean nats of the validation tokens."""
     job = self._job
+    self._watchdog.expect_slow()
     batches = job.corpus.validation_batches(
       batch_size=self._batch_size,
       num_rows=job.run.num_validation_rows,
@@ -251,6 +293,8 @@ class _Loop:
 
   def _save(self) -> None:
     job = self._job
+    self._watchdog.expect_slow()
+    self._divergence.check_variables(self._step)
 
     def write_weights(prefix: str) -> None:
       try:
@@ -262,7 +306,11 @@ class _Loop:
 
     self._saved = write_checkpoint(
       job.model_dir,
-      dataclasses.replace(job.manifest, step=self._step),
+      dataclasses.replace(
+        job.manifest,
+        step=self._step,
+        data={**job.manifest.data, **self._spikes.manifest_data()},
+      ),
       write_weights,
       job.run.keep_checkpoints,
     )

@@ -13,7 +13,8 @@ For a variable p with gradient g, clipped by the global norm, at step k:
 It is Adam with the learning rate relative to the size of each variable. The
 moments are float32 and start at zero; v needs no bias correction because
 beta2 is 0 at the first step. Two passes over memory do all of it: one for the
-two root mean squares, one for the three assignments.
+two root mean squares, one for the three assignments. A step whose gradients are
+not all finite numbers leaves all three as they were.
 """
 
 from collections.abc import Sequence
@@ -42,11 +43,16 @@ def _sums_of_squares(p, v, g, clip, decay):
 @fused
 def _next_values(p, v, m, g, scalars):
   """Returns p, v and m after the step, the shape of the slice each."""
+  slots = p, v, m
   clip, decay, beta1, step_size, shrink = tf.unstack(scalars)
   g = tf.cast(g, tf.float32) * clip
   v = _second_moment(g, v, decay)
   m = beta1 * m + step_size * g * tf.math.rsqrt(v)
-  return p * shrink - m, v, m
+  new = p * shrink - m, v, m
+  is_good = tf.math.is_finite(clip)
+  return tuple(
+    tf.where(is_good, x, old) for x, old in zip(new, slots, strict=True)
+  )
 
 
 class AdafactorUpdate(mtf.Operation):

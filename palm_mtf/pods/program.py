@@ -28,7 +28,7 @@ from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate
-from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
 
 FEATURES = {
   "inputs": tf.int32,
@@ -48,9 +48,13 @@ class TrainProgram:
     step: [], int64: feed the number of steps done before this one.
     metrics: [] float32 each: loss (nats a token), z_loss, grad_norm,
       learning_rate. Fetching loss alone runs the forward pass alone.
+    gradient_squares: [variables], float32: the sum of squares of the gradient
+      of each variable of `parameters`.
+    parameters: names of the variables that are trained, in the model's order.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several batches is that of their losses, weighted by it.
-    update: runs the whole step.
+    update: runs the whole step; it changes nothing if grad_norm is infinite or
+      no number.
     initialize: draws the first weights.
     slices: of every variable, by its checkpoint name.
   """
@@ -58,6 +62,8 @@ class TrainProgram:
   features: dict[str, tf.Tensor]
   step: tf.Tensor
   metrics: dict[str, tf.Tensor]
+  gradient_squares: tf.Tensor
+  parameters: list[str]
   weight_sum: tf.Tensor
   update: tf.Operation
   initialize: tf.Operation
@@ -136,7 +142,8 @@ def build_train_program(
 
   variables = list(mesh.graph.trainable_variables)
   gradients = mtf.gradients([loss + z_loss], [v.value for v in variables])
-  grad_norm = global_norm(gradients)
+  squares = sums_of_squares(gradients)
+  grad_norm = global_norm(squares)
   scalars = [
     clip_factor(grad_norm, optimizer.gradient_clip),
     mtf.import_tf_tensor(mesh, learning_rate),
@@ -147,13 +154,22 @@ def build_train_program(
     for variable, gradient in zip(variables, gradients, strict=True)
   ]
   metrics = {"loss": loss, "z_loss": z_loss, "grad_norm": grad_norm}
-  weight = {"weight_sum": weight_sum(batch["targets"], loss_weights)}
-  lowered = lower(mesh, _placement(mesh_layout), {**metrics, **weight}, updates)
+  names = [variable.name for variable in variables]
+  fetched = {
+    **metrics,
+    "weight_sum": weight_sum(batch["targets"], loss_weights),
+    **{f"{name}/squares": x for name, x in zip(names, squares, strict=True)},
+  }
+  lowered = lower(mesh, _placement(mesh_layout), fetched, updates)
   metrics = {name: lowered.tensors[name] for name in metrics}
   return TrainProgram(
     features=placeholders,
     step=step,
     metrics={**metrics, "learning_rate": learning_rate},
+    gradient_squares=tf.stack(
+      [lowered.tensors[f"{name}/squares"] for name in names]
+    ),
+    parameters=names,
     weight_sum=lowered.tensors["weight_sum"],
     update=lowered.operations,
     initialize=lowered.initialize,
