@@ -73,6 +73,11 @@ class BackgroundWriter:
     """The step of the newest checkpoint, written or being written."""
     return self._step
 
+  @property
+  def newest_path(self) -> str:
+    """Where the newest checkpoint is that is written, for messages."""
+    return self._newest.path if self._newest else "none yet"
+
   def write(
     self, manifest: Manifest, copy_weights: Callable[[], WriteWeights]
   ) -> None:

@@ -40,7 +40,7 @@ class Manifest:
     shapes: shape of every parameter, by its name.
     vocabulary_sha256: of the SentencePiece model.
     data: what the batch of a step depends on: SEED, GLOBAL_BATCH_SIZE,
-      SEQUENCE_LENGTH and a hash of the tokens.
+      SEQUENCE_LENGTH, a hash of the tokens, and what spikes.py keeps.
     settings: every macro of the run and its value.
     versions: of palm_mtf, Python and the libraries that compute.
     step: training steps done.

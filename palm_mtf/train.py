@@ -29,7 +29,13 @@ from palm_mtf.checkpoints import (
   check_same_model,
   newest_whole,
 )
-from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  DataConfig,
+  PalmConfig,
+  RunConfig,
+  WatchConfig,
+)
 from palm_mtf.console import say
 from palm_mtf.data.batches import Batch
 from palm_mtf.data.corpus import Corpus, load_corpus
@@ -76,12 +82,12 @@ def train(
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
+  watch: WatchConfig,
   config_files: Mapping[str, str] | None = None,
 ) -> None:
   """Trains to `run.train_steps`, from the newest checkpoint if there is one.
 
-  Prints the final validation loss beside the unigram entropy of the same
-  tokens, and a continuation of each prompt.
+  Prints validation loss, unigram entropy and a continuation of each prompt.
 
   Args:
     model_dir: where everything the run makes is kept.
@@ -90,6 +96,7 @@ def train(
     optimizer: Adafactor, its schedule and the z-loss.
     data: text and vocabulary.
     run: lengths, batch size, seed and prompts.
+    watch: what is done when something goes wrong.
     config_files: name -> text, written into `model_dir` (config.gin).
 
   Raises:
@@ -98,10 +105,7 @@ def train(
   layout.check(mesh, model, *run.batch_sizes.sizes)
   check_chip(run.chip)
   shapes = parameter_shapes(model)
-  newest = newest_whole(model_dir)
-  if newest:
-    check_same_model(newest, shapes)
-    check_same_slots(newest.path, newest.manifest.settings, optimizer)
+  newest = _find_newest(model_dir, model, optimizer)
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
   check_vocabulary_given(initial, model_dir, data)
   check_space(model_dir, shapes, run, optimizer_state(optimizer))
@@ -115,7 +119,8 @@ def train(
   )
   corpus.batches(run.batch_sizes)  # are there enough?
   entropy = unigram_entropy(_validation_batches(corpus, run))
-  manifest = _manifest((model, mesh, optimizer, data, run), vocabulary, corpus)
+  configs = (model, mesh, optimizer, data, watch, run)
+  manifest = _manifest(configs, vocabulary, corpus)
   if newest:
     _say_what_resumes(newest, manifest)
   manifest = _starting_from(initial, manifest)
@@ -133,6 +138,7 @@ def train(
       mesh=mesh,
       optimizer=optimizer,
       run=run,
+      watch=watch,
       corpus=corpus,
       manifest=manifest,
       checkpoint=newest,
@@ -148,6 +154,17 @@ def train(
   keep_samples(model_dir, run.train_steps, run.prompts, texts)
   _print_texts(run.prompts, texts)
   _say_what_next(model_dir, run.train_steps)
+
+
+def _find_newest(
+  model_dir: str, model: PalmConfig, optimizer: AdafactorConfig
+) -> Checkpoint | None:
+  """Returns where to go on from; raises UserError if that is another model."""
+  newest = newest_whole(model_dir)
+  if newest:
+    check_same_model(newest, parameter_shapes(model))
+    check_same_slots(newest.path, newest.manifest.settings, optimizer)
+  return newest
 
 
 def _validation_batches(corpus: Corpus, run: RunConfig) -> Iterator[Batch]:

@@ -20,7 +20,11 @@ class TrainStep:
     self._features = list(program.features)
     self._metrics = list(program.metrics)
     features = list(program.features.values())
-    update = [*program.metrics.values(), program.update]
+    update = [
+      *program.metrics.values(),
+      program.gradient_squares,
+      program.update,
+    ]
     if program.accumulate is None:
       self._step = session.make_callable(update, [*features, program.step])
     else:
@@ -32,20 +36,24 @@ class TrainStep:
       [program.loss, program.weight_sum], features
     )
 
-  def run(self, batch: Batch, step: int) -> dict[str, float]:
-    """Trains on a batch and returns the metrics of the step, by name.
+  def run(self, batch: Batch, step: int) -> tuple[dict[str, float], np.ndarray]:
+    """Trains on a batch.
 
     Args:
       batch: the features of the program.
       step: steps done before this one.
+
+    Returns:
+      The metrics of the step, by name, and its gradient_squares.
     """
     if self._num_parts == 1:
-      *values, _ = self._step(*self._rows(batch), step)
+      *values, squares, _ = self._step(*self._rows(batch), step)
     else:
       for i, part in enumerate(split_batch(batch, self._num_parts)):
         self._accumulate(*self._rows(part), step, i)
-      *values, _ = self._step(step)
-    return dict(zip(self._metrics, map(float, values), strict=True))
+      *values, squares, _ = self._step(step)
+    metrics = dict(zip(self._metrics, map(float, values), strict=True))
+    return metrics, squares
 
   def mean_loss(self, batches: Iterable[Batch]) -> float:
     """Returns the nats of a target, averaged over all targets of `batches`."""

@@ -9,17 +9,21 @@ run that was stopped and resumed ends with the bits of one that was not.
 
 import contextlib
 import dataclasses
-import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.checkpoint_writer import BackgroundWriter
 from palm_mtf.checkpoints import Checkpoint, Manifest
-from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  PalmConfig,
+  RunConfig,
+  WatchConfig,
+)
 from palm_mtf.data.corpus import Corpus
-from palm_mtf.errors import UserError
+from palm_mtf.divergence import DivergenceWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
 from palm_mtf.mesh.placement import session_config
@@ -28,6 +32,7 @@ from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.progress import TrainProgress
+from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
 from palm_mtf.train_step import TrainStep
 from palm_mtf.variable_files import (
@@ -35,6 +40,7 @@ from palm_mtf.variable_files import (
   restore,
   restore_weights,
 )
+from palm_mtf.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,11 +53,13 @@ class TrainJob:
     mesh: devices and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
+    watch: what is done when something goes wrong.
     corpus: the tokens of training and of validation.
     manifest: of the checkpoints to write, but for what changes with the step.
     checkpoint: where to resume from, or None.
     unigram_entropy: of the validation tokens, nats a token, for the records.
     initial_weights: of another run, to start from where there is none.
+    rewinds: that are later than `checkpoint`.
   """
 
   model_dir: str
@@ -59,11 +67,13 @@ class TrainJob:
   mesh: MeshLayout
   optimizer: AdafactorConfig
   run: RunConfig
+  watch: WatchConfig
   corpus: Corpus
   manifest: Manifest
   checkpoint: Checkpoint | None
   unigram_entropy: float
   initial_weights: NamedWeights | None = None
+  rewinds: Sequence[Rewind] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,34 +84,54 @@ class Outcome:
     checkpoint: the newest; None if it was stopped before its first step.
     validation_loss: nats a token at the end; None before.
     stopped_by: the name of the signal that stopped it, or "".
+    rewinds: all so far, if it ended for the last of them; else none.
   """
 
   checkpoint: Checkpoint | None
   validation_loss: float | None
   stopped_by: str
+  rewinds: Sequence[Rewind] = ()
 
 
 def run_training(job: TrainJob) -> Outcome:
   """Trains from `job.checkpoint`, or from nothing, to `job.run.train_steps`.
 
   Raises:
-    UserError: the loss is no longer a number, or a checkpoint has no space.
+    UserError: a number is no longer finite, or a checkpoint has no space.
   """
   peak = chip_flops_per_sec(job.run.chip, job.model.activation_dtype)
+  while True:
+    outcome = _run_to_rewind(job, peak)
+    if not outcome.rewinds:
+      return outcome
+    job = dataclasses.replace(
+      job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
+    )
+
+
+def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
+  """Trains to the end, a signal, or a spike; records start anew after one."""
   step = job.checkpoint.manifest.step if job.checkpoint else 0
   with (
     StopRequest() as stop,
     contextlib.closing(MetricsWriter(job.model_dir, step)) as metrics,
     TrainProgress(step, job.run.train_steps) as progress,
     BackgroundWriter(job.model_dir, job.run, job.checkpoint) as writer,
+    Watchdog(job.watch.watchdog_secs) as watchdog,
   ):
     while True:
       with (
         tf.Graph().as_default(),
         tf.Session(config=session_config(job.mesh.num_devices)) as session,
       ):
-        outcome = _Loop(job, session, peak, metrics, progress, writer).run(stop)
-      if outcome.stopped_by or outcome.validation_loss is not None:
+        watchdog.expect_slow()
+        records = (metrics, progress, writer, watchdog)
+        outcome = _Loop(job, session, peak, *records).run(stop)
+      if (
+        outcome.stopped_by
+        or outcome.rewinds
+        or outcome.validation_loss is not None
+      ):
         return outcome
       # Another batch size is another program, and goes on as a resumed run.
       job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
@@ -147,10 +177,11 @@ class _Loop:
     metrics: MetricsWriter,
     progress: TrainProgress,
     writer: BackgroundWriter,
+    watchdog: Watchdog,
   ):
     self._job, self._session, self._peak = job, session, peak
     self._metrics, self._progress = metrics, progress
-    self._writer = writer
+    self._writer, self._watchdog = writer, watchdog
     self._step_clock, self._data_clock = _Clock(), _Clock()
     self._validation_loss: float | None = None
     self._step = job.checkpoint.manifest.step if job.checkpoint else 0
@@ -159,7 +190,8 @@ class _Loop:
     self._last_step = job.run.train_steps
     if change := sizes.next_change(self._step):
       self._last_step = min(self._last_step, change)
-    self._batches = job.corpus.batches(sizes)
+    self._spikes = SpikeWatch(job.watch, job.checkpoint, job.rewinds)
+    self._batches = job.corpus.batches(sizes, self._spikes.skips)
     program = build_train_program(
       job.model,
       job.mesh,
@@ -170,6 +202,7 @@ class _Loop:
     )
     self._train_step = TrainStep(session, program)
     self._copier = WeightsCopier(session, program.slices)
+    self._divergence = DivergenceWatch(session, program, self._writer.wait)
     if job.checkpoint:
       restore(session, program.slices, job.checkpoint.prefix)
     else:
@@ -184,6 +217,12 @@ class _Loop:
     while self._step < self._last_step and not stop.signal_name:
       self._writer.check()
       values = self._run_step()
+      if self._spikes.sees_spike(values):
+        self._writer.wait()
+        back, rewinds = self._spikes.rewind(
+          self._job.model_dir, self._step, values["loss"], run.batch_sizes
+        )
+        return Outcome(back, None, "", rewinds)
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
@@ -206,20 +245,16 @@ class _Loop:
     with self._data_clock.running():
       batch = self._batches.batch(self._step)
     with self._step_clock.running():
-      values = self._train_step.run(batch, self._step)
+      values, gradient_squares = self._train_step.run(batch, self._step)
     self._step += 1
-    if not math.isfinite(values["loss"]):
-      newest = self._writer.wait()
-      raise UserError(
-        f"loss = {values['loss']} at step {self._step}: training has diverged; "
-        f"lower LEARNING_RATE. The newest checkpoint is "
-        f"{newest.path if newest else 'none'}."
-      )
+    self._divergence.check_step(self._step, values, gradient_squares)
+    self._watchdog.step_done(self._step, self._writer.newest_path)
     return values
 
   def _validate(self) -> None:
     """Measures the mean nats of the validation tokens."""
     job = self._job
+    self._watchdog.expect_slow()
     batches = job.corpus.validation_batches(
       batch_size=self._batch_size,
       num_rows=job.run.num_validation_rows,
@@ -255,8 +290,13 @@ class _Loop:
   def _save(self) -> None:
     """Begins to write a checkpoint of this step."""
     job = self._job
+    self._watchdog.expect_slow()
+    self._divergence.check_variables(self._step)
     rows_read = job.run.batch_sizes.rows_before(self._step)
     manifest = dataclasses.replace(
-      job.manifest, step=self._step, rows_read=rows_read
+      job.manifest,
+      step=self._step,
+      rows_read=rows_read,
+      data={**job.manifest.data, **self._spikes.manifest_data()},
     )
     self._writer.write(manifest, self._copier.copy)

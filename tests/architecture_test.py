@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PURE = {"accounting", "batch_sizes", "config", "errors", "layout"}
+PURE = {"accounting", "batch_sizes", "config", "errors", "layout", "skips"}
 # What every other part of the graph layer stands on.
 FOUNDATION = {"_tf", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
@@ -32,7 +32,8 @@ GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
 MAY_IMPORT = {
   "errors": set(),
   "batch_sizes": {"errors"},
-  "config": {"batch_sizes", "errors"},
+  "skips": {"batch_sizes", "errors"},
+  "config": {"batch_sizes", "errors", "skips"},
   "layout": {"config", "errors"},
   "accounting": PURE,
   "_tf": set(),

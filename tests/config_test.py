@@ -11,6 +11,7 @@ from palm_mtf.config import (
   DataConfig,
   PalmConfig,
   RunConfig,
+  WatchConfig,
 )
 from palm_mtf.errors import UserError
 
@@ -47,6 +48,7 @@ RUN = RunConfig(
   sample_tokens=1,
 )
 
+WATCH = WatchConfig()
 
 COUNTS = [
   pytest.param(settings, field.name, id=field.name)
@@ -221,6 +223,12 @@ def test_a_count_is_a_whole_number(settings, name, value):
       ["a", ""],
       "PROMPTS = ['a', '']: give a list of texts, or [] for none.",
     ),
+    (
+      WATCH,
+      "watchdog_secs",
+      0,
+      "WATCHDOG_SECS = 0: give a number from 1.0 to 1000000000.0.",
+    ),
   ],
 )
 def test_a_wrong_value_is_named_with_the_rule_and_the_fix(
@@ -231,7 +239,7 @@ def test_a_wrong_value_is_named_with_the_rule_and_the_fix(
   assert str(error.value) == message
 
 
-@pytest.mark.parametrize("settings", [PALM, ADAFACTOR, TEXT, RUN])
+@pytest.mark.parametrize("settings", [PALM, ADAFACTOR, TEXT, RUN, WATCH])
 def test_settings_are_frozen(settings):
   name = dataclasses.fields(settings)[0].name
   with pytest.raises(dataclasses.FrozenInstanceError):

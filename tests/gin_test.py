@@ -174,6 +174,7 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
       (config, config.AdafactorConfig),
       (config, config.DataConfig),
       (config, config.RunConfig),
+      (config, config.WatchConfig),
     )
     for name in kind.__dataclass_fields__
   }
@@ -199,6 +200,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "optimizer": config.AdafactorConfig,
     "data": config.DataConfig,
     "run": config.RunConfig,
+    "watch": config.WatchConfig,
   }
   sizes = built["run"].batch_sizes.sizes
   layout.check(built["mesh"], built["model"], *sizes)

@@ -28,6 +28,7 @@ from palm_mtf.data.mixing import Mixture
 from palm_mtf.data.permutation import permute
 from palm_mtf.data.rows import Row, Rows
 from palm_mtf.errors import UserError
+from palm_mtf.skips import Skips
 
 Batch = dict[str, np.ndarray]
 
@@ -58,9 +59,15 @@ class Batches:
   """
 
   def __init__(
-    self, sources: Sequence[RowSource], sizes: BatchSizes, *, seed: int
+    self,
+    sources: Sequence[RowSource],
+    sizes: BatchSizes,
+    *,
+    seed: int,
+    skips: Skips | None = None,
   ):
-    """Mixes `sources` by their rates."""
+    """Mixes `sources` by their rates; leaves `skips` out."""
+    self._skips = skips or Skips()
     self._sources = sources
     self._sizes = sizes
     self._seed = seed
@@ -93,7 +100,8 @@ class Batches:
     """Returns source, epoch and row of each row of a part, [batch, 3]."""
     part_rows = self._sizes.size(step) // num_parts
     first = self._sizes.rows_before(step) + part * part_rows
-    sources, index = self._mixture.locate(first + np.arange(part_rows))
+    numbers = self._skips.rows(first + np.arange(part_rows), self._sizes)
+    sources, index = self._mixture.locate(numbers)
     places = np.empty([part_rows, 3], np.int64)
     for s in np.unique(sources):
       mine = sources == s

@@ -29,10 +29,9 @@ from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
-from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.pods.microbatches import (
-  StepGradients,
   TokenLosses,
   step_gradients,
 )
@@ -60,9 +59,13 @@ class TrainProgram:
       there is one, `update` alone.
     accumulate: adds the gradients and sums of a microbatch to the step's; None
       where there is only one.
-    update: updates all variables.
+    update: updates all variables; changes nothing if grad_norm is infinite or
+      no number.
     metrics: of the step, [] float32 each: loss (nats a token), z_loss,
       grad_norm, learning_rate, and those of optim/rms.py.
+    gradient_squares: [variables], float32: the sum of squares of the gradient
+      of each variable of `parameters`.
+    parameters: names of the variables that are trained, in the model's order.
     loss: [], float32: nats a token of the microbatch; fetched alone it runs the
       forward pass alone.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
@@ -76,6 +79,8 @@ class TrainProgram:
   microbatch: tf.Tensor
   num_microbatches: int
   accumulate: tf.Operation | None
+  gradient_squares: tf.Tensor
+  parameters: list[str]
   update: tf.Operation
   metrics: dict[str, tf.Tensor]
   loss: tf.Tensor
@@ -174,24 +179,23 @@ def build_train_program(
   k = tf.cast(step + 1, tf.float32)
   learning_rate = schedule.learning_rate(k, optimizer)
   decay = schedule.second_moment_decay(k, optimizer)
-  grad_norm, clip = _clipping(total, optimizer)
+  squares = sums_of_squares(total.gradients)
+  grad_norm, clip = _clipping(squares, total.multiple, optimizer)
   imported = [mtf.import_tf_tensor(mesh, x) for x in (learning_rate, decay)]
   updates = adafactor_updates(
     variables, total.gradients, [clip, *imported], optimizer
   )
   metrics = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
-  lowered = lower(
-    mesh,
-    _placement(mesh_layout),
-    {
-      **metrics,
-      "microbatch_loss": weighted_mean(tokens.nats, tokens.loss_weights),
-      "weight_sum": weight_sum(tokens.nats, tokens.loss_weights),
-    },
-    updates,
-    total.accumulations,
-  )
+  fetched = {
+    **metrics,
+    **{f"squares/{i}": x for i, x in enumerate(squares)},
+    "microbatch_loss": weighted_mean(tokens.nats, tokens.loss_weights),
+    "weight_sum": weight_sum(tokens.nats, tokens.loss_weights),
+  }
+  placement = _placement(mesh_layout)
+  lowered = lower(mesh, placement, fetched, updates, total.accumulations)
   metrics = {name: lowered.tensors[name] for name in metrics}
+  squares = [lowered.tensors[f"squares/{i}"] for i in range(len(squares))]
   sums = {accumulation.sum_name for accumulation in total.accumulations}
   return TrainProgram(
     features=placeholders,
@@ -199,6 +203,8 @@ def build_train_program(
     microbatch=microbatch,
     num_microbatches=mesh_layout.num_microbatches,
     accumulate=lowered.accumulations if total.accumulations else None,
+    gradient_squares=tf.stack(squares),
+    parameters=[variable.name for variable in variables],
     update=lowered.operations,
     metrics={**metrics, "learning_rate": learning_rate, **_rms(updates)},
     loss=lowered.tensors["microbatch_loss"],
@@ -209,14 +215,16 @@ def build_train_program(
 
 
 def _clipping(
-  total: StepGradients, optimizer: AdafactorConfig
+  squares: Sequence[mtf.Tensor],
+  multiple: mtf.Tensor | None,
+  optimizer: AdafactorConfig,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns the global norm and the factor of each gradient: [] float32."""
-  norm = global_norm(total.gradients)
-  if not total.multiple:
+  norm = global_norm(squares)
+  if multiple is None:
     return norm, clip_factor(norm, optimizer.gradient_clip)
-  norm /= total.multiple
-  return norm, clip_factor(norm, optimizer.gradient_clip) / total.multiple
+  norm /= multiple
+  return norm, clip_factor(norm, optimizer.gradient_clip) / multiple
 
 
 def _rms(updates: Sequence[AdafactorUpdate]) -> dict[str, tf.Tensor]:

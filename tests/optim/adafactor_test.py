@@ -13,7 +13,7 @@ from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import adafactor_updates
-from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
 from palm_mtf.variables import Fill, sliced_variable
 from tests import oracle
 from tests.mtf_testing import (
@@ -130,7 +130,7 @@ def run_steps(optimizer, params, gradients, mesh):
       feeds[name] = tf.placeholder(tf.float32, shape.to_integer_list)
       mtf_gradients.append(mtf.import_tf_tensor(mtf_mesh, feeds[name], shape))
     k = tf.placeholder(tf.float32, [])
-    norm = global_norm(mtf_gradients)
+    norm = global_norm(sums_of_squares(mtf_gradients))
     scalars = [
       clip_factor(norm, optimizer.gradient_clip),
       mtf.import_tf_tensor(mtf_mesh, schedule.learning_rate(k, optimizer)),
