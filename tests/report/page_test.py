@@ -106,6 +106,14 @@ def test_the_values_of_the_table_are_those_of_the_files(folders):
   assert rows["Version"] == [("0.1.0", "0.1.0")]
 
 
+def test_versions_of_several_packages_are_named(write_run):
+  versions = {"palm_mtf": "0.1.0", "numpy": "2.4.6"}
+  manifest = {"shapes": {}, "versions": versions}
+  folder = write_run("a", [log_line(1)], manifest=manifest)
+  ((_, written),) = read(folder)[0].rows()["Version"]
+  assert written == "palm_mtf 0.1.0, numpy 2.4.6"
+
+
 def test_every_run_and_every_picture_is_there(folders):
   found, text = read(*folders)
   legend = re.search(r'<ul class="legend">(.*?)</ul>', text, re.DOTALL)[1]
