@@ -105,6 +105,13 @@ def test_a_count_is_a_whole_number(settings, name, value):
       "of 'bfloat16', 'float32'.",
     ),
     (
+      PALM,
+      "remat",
+      "layers",
+      "REMAT = 'layers' (did you mean \"layer\"?): choose one of 'none', "
+      "'attention', 'layer'.",
+    ),
+    (
       ADAFACTOR,
       "learning_rate",
       0,
@@ -139,6 +146,12 @@ def test_a_count_is_a_whole_number(settings, name, value):
       "weight_decay_exponent",
       True,
       "WEIGHT_DECAY_EXPONENT = True: give a number from 0.1 to 99.0.",
+    ),
+    (
+      ADAFACTOR,
+      "dropout",
+      1.0,
+      "DROPOUT = 1.0: give a number from 0.0 to 0.99.",
     ),
     (ADAFACTOR, "z_loss", -1, "Z_LOSS = -1: give a number from 0.0 to 1.0."),
     (
