@@ -107,6 +107,13 @@ def test_a_count_is_a_whole_number(settings, name, value):
       "of 'bfloat16', 'float32'.",
     ),
     (
+      PALM,
+      "remat",
+      "layers",
+      "REMAT = 'layers' (did you mean \"layer\"?): choose one of 'none', "
+      "'attention', 'layer'.",
+    ),
+    (
       ADAFACTOR,
       "learning_rate",
       0,
@@ -182,6 +189,12 @@ def test_a_count_is_a_whole_number(settings, name, value):
       "kernel",
       "WEIGHT_DECAY_ON = 'kernel' (did you mean \"kernels\"?): choose one of "
       "'all', 'all_but_scales', 'kernels'.",
+    ),
+    (
+      ADAFACTOR,
+      "dropout",
+      1.0,
+      "DROPOUT = 1.0: give a number from 0.0 to 0.99.",
     ),
     (ADAFACTOR, "z_loss", -1, "Z_LOSS = -1: give a number from 0.0 to 1.0."),
     (
