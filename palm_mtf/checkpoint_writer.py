@@ -69,6 +69,11 @@ class BackgroundWriter:
       self._join()
 
   @property
+  def newest(self) -> Checkpoint | None:
+    """The newest checkpoint that is written."""
+    return self._newest
+
+  @property
   def step(self) -> int:
     """The step of the newest checkpoint, written or being written."""
     return self._step
@@ -108,7 +113,7 @@ class BackgroundWriter:
   def check(self) -> None:
     """Raises UserError if a checkpoint could not be written."""
     if self._error is not None:
-      newest = self._newest.path if self._newest else "none"
+      newest = self.newest.path if self.newest else "none"
       error, self._error = self._error, None
       if not isinstance(error, UserError):
         raise error

@@ -62,8 +62,6 @@ class WeightsCopier:
 
     What is returned raises OSError where the disk refuses.
     """
-    # On a CPU these arrays are the variables' own buffers: a step puts new ones
-    # in their place and leaves those that are still held as they are.
     values = self._fetch()
 
     def write(prefix: str) -> None:

@@ -272,3 +272,28 @@ def test_the_defaults_are_the_paper():
     ADAFACTOR.parameter_scale,
     ADAFACTOR.weight_decay_on,
   ) == ("palm", "full", "variable", "all")
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"keep_every_steps": 250, "checkpoint_steps": 100},
+      "KEEP_EVERY_STEPS = 250: there is a checkpoint every CHECKPOINT_STEPS = "
+      "100 steps; give a multiple of that, such as 300, or None.",
+    ),
+    (
+      {"keep_every_steps": 0},
+      "KEEP_EVERY_STEPS = 0: give a whole number of at least 1.",
+    ),
+    (
+      {"init_checkpoint": ""},
+      "INIT_CHECKPOINT = '': give the path of a checkpoint, a MODEL_DIR or a "
+      "TensorFlow prefix, or None.",
+    ),
+  ],
+)
+def test_checkpoints_that_cannot_be_kept_or_read_are_refused(changes, message):
+  with pytest.raises(UserError) as error:
+    dataclasses.replace(RUN, **changes)
+  assert str(error.value) == message
