@@ -124,6 +124,12 @@ def _dropout_state(
   )
 
 
+def _token_losses(model: Palm, batch: dict[str, mtf.Tensor]) -> TokenLosses:
+  logits = model.logits(batch["inputs"], batch.get("segments"))
+  nats, log_z = cross_entropy(logits, batch["targets"])
+  return TokenLosses(nats, log_z, batch.get("loss_weights"))
+
+
 def build_train_program(
   config: PalmConfig,
   mesh_layout: MeshLayout,
@@ -154,17 +160,12 @@ def build_train_program(
   k = tf.cast(step + 1, tf.float32)
   learning_rate = schedule.learning_rate(k, optimizer)
 
-  batch = _import_features(mesh, placeholders, dims)
   dropout = None
   if optimizer.dropout:
     state = _dropout_state(mesh, step, microbatch * dims.batch.size)
     dropout = Dropout(optimizer.dropout, seed, state)
-  logits = Palm(mesh, config, dims, seed, dropout).logits(
-    batch["inputs"], batch.get("segments")
-  )
-  tokens = TokenLosses(
-    *cross_entropy(logits, batch["targets"]), batch.get("loss_weights")
-  )
+  model = Palm(mesh, config, dims, seed, dropout)
+  tokens = _token_losses(model, _import_features(mesh, placeholders, dims))
   variables = list(mesh.graph.trainable_variables)
   total = step_gradients(
     tokens,
