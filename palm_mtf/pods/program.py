@@ -31,6 +31,7 @@ from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.optim.clip import clip_factor, global_norm
 from palm_mtf.pods.microbatches import (
+  StepGradients,
   TokenLosses,
   step_gradients,
 )
@@ -114,20 +115,32 @@ def _import_features(
   }
 
 
-def _dropout_state(
-  mesh: mtf.Mesh, step: tf.Tensor, first_row: tf.Tensor
-) -> mtf.Tensor:
-  """Returns what Dropout reads of a step; of step -1 it drops nothing."""
+def _dropout(
+  mesh: mtf.Mesh, rate: float, seed: int, step: tf.Tensor, first_row: tf.Tensor
+) -> Dropout | None:
+  """Returns the dropout of a step; step -1 drops nothing, rate 0 is None."""
+  if not rate:
+    return None
   state = tf.stack([tf.cast(x, tf.int32) for x in (step, first_row, step >= 0)])
-  return mtf.import_tf_tensor(
-    mesh, state, mtf.Shape([mtf.Dimension("dropout_state", 3)])
-  )
+  shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
+  return Dropout(rate, seed, mtf.import_tf_tensor(mesh, state, shape))
 
 
 def _token_losses(model: Palm, batch: dict[str, mtf.Tensor]) -> TokenLosses:
   logits = model.logits(batch["inputs"], batch.get("segments"))
   nats, log_z = cross_entropy(logits, batch["targets"])
   return TokenLosses(nats, log_z, batch.get("loss_weights"))
+
+
+def _norm_and_scale(
+  total: StepGradients, largest_norm: float
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Returns the norm of the gradients and what to multiply `total`'s by."""
+  norm = global_norm(total.gradients)
+  if total.multiple is None:
+    return norm, clip_factor(norm, largest_norm)
+  norm /= total.multiple
+  return norm, clip_factor(norm, largest_norm) / total.multiple
 
 
 def build_train_program(
@@ -160,10 +173,8 @@ def build_train_program(
   k = tf.cast(step + 1, tf.float32)
   learning_rate = schedule.learning_rate(k, optimizer)
 
-  dropout = None
-  if optimizer.dropout:
-    state = _dropout_state(mesh, step, microbatch * dims.batch.size)
-    dropout = Dropout(optimizer.dropout, seed, state)
+  first_row = microbatch * dims.batch.size
+  dropout = _dropout(mesh, optimizer.dropout, seed, step, first_row)
   model = Palm(mesh, config, dims, seed, dropout)
   tokens = _token_losses(model, _import_features(mesh, placeholders, dims))
   variables = list(mesh.graph.trainable_variables)
@@ -174,12 +185,9 @@ def build_train_program(
     num_microbatches=mesh_layout.num_microbatches,
     is_first=tf.equal(microbatch, 0),
   )
-  grad_norm = global_norm(total.gradients)
-  if total.multiple:
-    grad_norm /= total.multiple
-  clip = clip_factor(grad_norm, optimizer.gradient_clip)
+  grad_norm, scale = _norm_and_scale(total, optimizer.gradient_clip)
   scalars = [
-    clip / total.multiple if total.multiple else clip,
+    scale,
     mtf.import_tf_tensor(mesh, learning_rate),
     mtf.import_tf_tensor(mesh, schedule.second_moment_decay(k, optimizer)),
   ]
