@@ -29,12 +29,12 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from palm_mtf.batch_sizes import BatchSizes
+from palm_mtf.checkpoint_writer import remove_checkpoint
 from palm_mtf.checkpoints import Checkpoint, find_checkpoints
 from palm_mtf.config import WatchConfig
 from palm_mtf.console import say
@@ -187,7 +187,7 @@ class SpikeWatch:
     # newest that is left, finds the same spike and comes here again.
     for late in reversed(found):
       if late.manifest.step > to_step:
-        shutil.rmtree(late.path)
+        remove_checkpoint(late.path)
     return back, rewinds
 
 
