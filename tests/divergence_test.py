@@ -17,6 +17,7 @@ from palm_mtf.pods.program import build_train_program
 from tests import runs
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
+  SINGLE,
   load_parameters,
   mesh_layout,
   random_tokens,
@@ -173,11 +174,7 @@ def test_the_gradient_that_was_computed_first_is_named():
   config = small_config()
   with tf1.Graph().as_default(), tf1.Session() as session:
     program = build_train_program(
-      config,
-      mesh_layout("batch over data"),
-      PALM_OPTIMIZER,
-      batch_size=4,
-      seed=0,
+      config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
     watch = DivergenceWatch(session, program, lambda: None)
