@@ -15,11 +15,15 @@ order when the batch size changes on the way.
 """
 
 from collections.abc import Sequence
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeVar
 
 from palm_mtf.batch_sizes import BatchSizes
 from palm_mtf.errors import UserError
+
+if TYPE_CHECKING:  # settings are checked before NumPy is imported
+  import numpy as np
+
+  Rows = TypeVar("Rows", int, np.ndarray)
 
 
 class Skips:
@@ -52,26 +56,26 @@ class Skips:
     """Returns these and further ranges."""
     return Skips([*self.ranges, *ranges])
 
-  def rows(self, numbers: np.ndarray, sizes: BatchSizes) -> np.ndarray:
+  def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
     """Returns which rows are read, of all, by the rows of training.
 
     Args:
-      numbers: [n], int64: rows counted through training, from 0.
+      numbers: of rows counted through training, from 0: one, or [n], int64.
       sizes: the batch size of every step.
 
     Returns:
-      [n], int64: their numbers with the rows that are left out counted too.
+      Their numbers with the rows that are left out counted too.
     """
     for first, last in self.ranges:
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
-      numbers = np.where(numbers >= start, numbers + size, numbers)
+      numbers = numbers + size * (numbers >= start)
     return numbers
 
   def batch_read(self, step: int, sizes: BatchSizes) -> int:
     """Returns the batch whose rows training step `step` begins with."""
-    first_row = np.array([sizes.rows_before(step)])
-    return sizes.step_of_row(int(self.rows(first_row, sizes)[0]))
+    first_row = self.rows(sizes.rows_before(step), sizes)
+    return sizes.step_of_row(first_row)
 
 
 def _is_range(value: object) -> bool:
