@@ -50,6 +50,11 @@ class BatchSizes:
     i = self._phase(step)
     return self._rows_before[i] + (step - self._starts[i]) * self.sizes[i]
 
+  def step_of_row(self, row: int) -> int:
+    """Returns the step that reads sequence `row`, counted through all steps."""
+    i = bisect.bisect_right(self._rows_before, row) - 1
+    return self._starts[i] + (row - self._rows_before[i]) // self.sizes[i]
+
   def next_change(self, step: int) -> int | None:
     """Returns the first step after `step` of another size, if there is one."""
     later = self._phase(step) + 1

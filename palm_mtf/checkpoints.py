@@ -4,27 +4,32 @@
 
   MODEL_DIR/checkpoints/step_00000200/{manifest.json, weights.*}
 
-A checkpoint is a folder that appears under its name when all of it is written,
-and only then are older ones removed. Its manifest says what it holds, so that
-another model is refused before TensorFlow is imported. Tensors are written and
-read by mesh/saving.py; this module touches only files.
+A checkpoint is a folder that appears under its name when all of it is written.
+Its manifest says what it holds, with a hash of every file and of itself, so
+that damage is found before anything is trained on it, and another model is
+refused before TensorFlow is imported. checkpoint_writer.py writes them, and
+mesh/saving.py the tensors in them; this module only reads files.
 """
 
 import dataclasses
+import datetime
+import hashlib
 import json
-import math
 import os
 import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from palm_mtf.console import say
-from palm_mtf.disk import new_folder
 from palm_mtf.errors import UserError
 
-_FOLDER = re.compile(r"step_(\d{8,})")
+FOLDER = re.compile(r"step_(\d{8,})")
 WEIGHTS = "weights"
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
+_SHOWN_DIFFERENCES = 3
+
+
+class DamagedCheckpointError(Exception):
+  """A file of a checkpoint is missing, cut short or changed; says which."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,49 +37,115 @@ class Manifest:
   """What a checkpoint holds.
 
   Attributes:
-    step: training steps done.
     shapes: shape of every parameter, by its name.
     vocabulary_sha256: of the SentencePiece model.
     data: what the batch of a step depends on: SEED, GLOBAL_BATCH_SIZE,
-      SEQUENCE_LENGTH and a hash of the tokens.
-    version: of palm_mtf.
+      SEQUENCE_LENGTH, a hash of the tokens, and what spikes.py keeps.
+    settings: every macro of the run and its value.
+    versions: of palm_mtf, Python and the libraries that compute.
+    step: training steps done.
+    rows_read: rows of training data read in them.
+    parent: name of the checkpoint it was trained from, and its `blake2b`; None
+      for the first.
   """
 
-  step: int
   shapes: Mapping[str, tuple[int, ...]]
   vocabulary_sha256: str
-  data: Mapping[str, int | str]
-  version: str
+  data: Mapping[str, object]
+  settings: Mapping[str, object]
+  versions: Mapping[str, str]
+  step: int = 0
+  rows_read: int = 0
+  parent: Mapping[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A whole checkpoint: its folder and its manifest."""
+  """A checkpoint whose files are all there.
+
+  Attributes:
+    path: of its folder.
+    manifest: what it holds.
+    files: name -> [bytes, hash] of every file but the manifest.
+    blake2b: hash of the manifest, and so of all it holds.
+  """
 
   path: str
   manifest: Manifest
+  files: Mapping[str, tuple[int, str]]
+  blake2b: str
 
   @property
   def prefix(self) -> str:
     """What TensorFlow calls the checkpoint's path."""
     return os.path.join(self.path, WEIGHTS)
 
+  @property
+  def as_parent(self) -> dict[str, str]:
+    """What the manifests of its successors call it."""
+    name = os.path.basename(self.path)
+    return {"checkpoint": name, "blake2b": self.blake2b}
 
-def find_checkpoints(model_dir: str) -> list[Checkpoint]:
-  """Returns the whole checkpoints of `model_dir`, oldest first.
+  @property
+  def num_bytes(self) -> int:
+    """Size of its files."""
+    return sum(size for size, _ in self.files.values())
 
-  Says on stderr which folder is not whole. `model_dir` need not exist.
-  """
+  @property
+  def written(self) -> datetime.datetime:
+    """When it was written, local time."""
+    seconds = os.path.getmtime(os.path.join(self.path, MANIFEST))
+    return datetime.datetime.fromtimestamp(int(seconds))
+
+
+def checkpoint_folders(model_dir: str) -> list[str]:
+  """Returns the paths of all checkpoints, whole or not, by their steps."""
   root = os.path.join(model_dir, "checkpoints")
   names = os.listdir(root) if os.path.isdir(root) else []
+  names = sorted(
+    filter(FOLDER.fullmatch, names), key=lambda x: int(FOLDER.fullmatch(x)[1])
+  )
+  return [os.path.join(root, name) for name in names]
+
+
+def find_checkpoints(model_dir: str) -> list[Checkpoint]:
+  """Returns the checkpoints whose files have their sizes, oldest first.
+
+  Their bytes are not compared: see `newest_whole`. Says on stderr which folder
+  is damaged. `model_dir` need not exist.
+  """
   found = []
-  for name in filter(_FOLDER.fullmatch, names):
-    path = os.path.join(root, name)
+  for path in checkpoint_folders(model_dir):
     try:
-      found.append(Checkpoint(path, _read_manifest(path)))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-      say(f"checkpoint {path} is not whole ({error}): passed over")
-  return sorted(found, key=lambda checkpoint: checkpoint.manifest.step)
+      found.append(read_checkpoint(path))
+    except DamagedCheckpointError as error:
+      say_damaged(path, error)
+  return found
+
+
+def newest_whole(
+  model_dir: str, setting: str = "MODEL_DIR"
+) -> Checkpoint | None:
+  """Returns the newest checkpoint all of whose bytes are as they were written.
+
+  Says on stderr which newer ones are damaged. `model_dir` need not exist;
+  `setting` is what it was given for.
+
+  Raises:
+    UserError: there are checkpoints, and none is whole.
+  """
+  paths = checkpoint_folders(model_dir)
+  for path in reversed(paths):
+    try:
+      return read_whole(path)
+    except DamagedCheckpointError as error:
+      say_damaged(path, error)
+  if paths:
+    raise UserError(
+      f"{setting} = {model_dir!r}: none of its {len(paths)} checkpoints is "
+      "whole (see above); mend one, or choose another folder."
+    )
+  return None
 
 
 def newest_checkpoint(
@@ -85,93 +156,102 @@ def newest_checkpoint(
   Raises:
     UserError: there is none, or it is of another model than `shapes`.
   """
-  found = find_checkpoints(model_dir)
-  if not found:
+  newest = newest_whole(model_dir)
+  if not newest:
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: holds no checkpoint; train one there with "
       "palm_mtf train, or give the folder of a run."
     )
-  check_same_model(found[-1], shapes)
-  return found[-1]
+  check_same_model(newest, shapes)
+  return newest
 
 
-def _read_manifest(path: str) -> Manifest:
-  """Reads the manifest and checks that every file has the size it names."""
-  with open(os.path.join(path, _MANIFEST), encoding="utf-8") as file:
-    content = json.load(file)
-  for name, size in content.pop("file_bytes").items():
-    actual = os.path.getsize(os.path.join(path, name))
-    if actual != size:
-      raise ValueError(f"{name} has {actual:,} of {size:,} bytes")
-  content["shapes"] = {k: tuple(v) for k, v in content["shapes"].items()}
-  return Manifest(**content)
+def say_damaged(path: str, error: DamagedCheckpointError) -> None:
+  """Says on stderr that a checkpoint is damaged, and how."""
+  say(f"DAMAGED checkpoint {path}: {error}; it is not used")
 
 
-def write_checkpoint(
-  model_dir: str,
-  manifest: Manifest,
-  write_weights: Callable[[str], None],
-  keep: int,
-) -> Checkpoint:
-  """Writes a checkpoint whole or not at all, then removes the oldest.
-
-  Args:
-    model_dir: MODEL_DIR.
-    manifest: what it holds.
-    write_weights: writes the tensors under the path prefix it is given.
-    keep: how many of the newest stay.
+def read_whole(path: str) -> Checkpoint:
+  """Reads a checkpoint's manifest and compares every byte with its hashes.
 
   Raises:
-    UserError: the disk is full, or MODEL_DIR cannot be written.
+    DamagedCheckpointError: a file is missing, cut short or changed.
   """
-  root = os.path.join(model_dir, "checkpoints")
-  path = os.path.join(root, f"step_{manifest.step:08d}")
-  shutil.rmtree(path, ignore_errors=True)  # one that was not whole
-  with new_folder(path, checkpoint_bytes(manifest.shapes)) as folder:
-    write_weights(os.path.join(folder, WEIGHTS))
-    sizes = {
-      name: os.path.getsize(os.path.join(folder, name))
-      for name in sorted(os.listdir(folder))
+  checkpoint = read_checkpoint(path)
+  for name, (_, expected) in checkpoint.files.items():
+    try:
+      digest = hash_file(os.path.join(path, name))
+    except OSError as error:
+      raise DamagedCheckpointError(f"{name}: {error.strerror}") from None
+    if digest != expected:
+      raise DamagedCheckpointError(
+        f"{name} does not hold the bytes that were written"
+      )
+  return checkpoint
+
+
+def read_checkpoint(path: str) -> Checkpoint:
+  """Reads a checkpoint's manifest and compares the sizes of its files.
+
+  Raises:
+    DamagedCheckpointError: a file is missing or cut short, or the manifest is
+      changed.
+  """
+  try:
+    with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
+      content = json.load(file)
+    digest = content.pop("blake2b")
+    if digest != _hash_content(content):
+      raise ValueError
+    files = {
+      name: (size, d) for name, (size, d) in content.pop("files").items()
     }
-    content = {**dataclasses.asdict(manifest), "file_bytes": sizes}
-    with open(os.path.join(folder, _MANIFEST), "w", encoding="utf-8") as file:
-      json.dump(content, file, indent=1)
-      file.flush()
-      os.fsync(file.fileno())
-  for old in find_checkpoints(model_dir)[:-keep]:
-    shutil.rmtree(old.path)
-  return Checkpoint(path, manifest)
+    content["shapes"] = {k: tuple(v) for k, v in content["shapes"].items()}
+    manifest = Manifest(**content)
+  except OSError as error:
+    raise DamagedCheckpointError(f"{MANIFEST}: {error.strerror}") from None
+  except (ValueError, TypeError, KeyError, AttributeError):
+    raise DamagedCheckpointError(
+      f"{MANIFEST} does not say what was written"
+    ) from None
+  for name, (size, _) in files.items():
+    try:
+      actual = os.path.getsize(os.path.join(path, name))
+    except OSError as error:
+      raise DamagedCheckpointError(f"{name}: {error.strerror}") from None
+    if actual != size:
+      raise DamagedCheckpointError(f"{name} has {actual:,} of {size:,} bytes")
+  return Checkpoint(path, manifest, files, digest)
 
 
-def checkpoint_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
-  """Returns the size of a checkpoint: three float32 numbers a parameter."""
-  return sum(3 * 4 * math.prod(shape) for shape in shapes.values())
+def describe_files(folder: str) -> dict[str, tuple[int, str]]:
+  """Returns the size and the hash of every file in `folder`, by its name."""
+  paths = {name: os.path.join(folder, name) for name in os.listdir(folder)}
+  return {
+    name: (os.path.getsize(paths[name]), hash_file(paths[name]))
+    for name in sorted(paths)
+  }
 
 
-def check_space(
-  model_dir: str,
-  shapes: Mapping[str, tuple[int, ...]],
-  *,
-  keep: int,
-  num_found: int,
-) -> None:
-  """Raises UserError unless the disk takes the checkpoints of a run.
+def sealed_content(
+  manifest: Manifest, files: Mapping[str, tuple[int, str]]
+) -> dict[str, object]:
+  """Returns what manifest.json holds, with a hash of itself as "blake2b"."""
+  content = {**dataclasses.asdict(manifest), "files": files}
+  content = json.loads(json.dumps(content))  # as it will be read
+  return {**content, "blake2b": _hash_content(content)}
 
-  These are `keep` and, while the newest is written, one more; the `num_found`
-  that are there already have their room.
-  """
-  existing = os.path.abspath(model_dir)
-  while not os.path.exists(existing):
-    existing = os.path.dirname(existing)
-  count = max(1, keep + 1 - num_found)
-  needed = count * checkpoint_bytes(shapes)
-  free = shutil.disk_usage(existing).free
-  if free < needed:
-    raise UserError(
-      f"MODEL_DIR = {model_dir!r}: KEEP_CHECKPOINTS = {keep} needs room for "
-      f"{count} more, {needed:,} bytes, and its disk has {free:,} free; free "
-      "some, keep fewer, or choose another MODEL_DIR."
-    )
+
+def hash_file(path: str) -> str:
+  """Returns the BLAKE2b hash of a file's bytes, in hexadecimal."""
+  with open(path, "rb") as file:
+    digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+  return digest.hexdigest()
+
+
+def _hash_content(content: Mapping[str, object]) -> str:
+  text = json.dumps(content, sort_keys=True).encode()
+  return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def check_same_model(
@@ -180,19 +260,31 @@ def check_same_model(
   vocabulary_sha256: str | None = None,
 ) -> None:
   """Raises UserError if `checkpoint` is of another model or vocabulary."""
-  held = checkpoint.manifest.shapes
-  for name in dict.fromkeys([*shapes, *held]):
-    if held.get(name) != shapes.get(name):
-      raise UserError(
-        f"{checkpoint.path} has {name} {_shape_text(held.get(name))}, the "
-        f"model wants {_shape_text(shapes.get(name))}: it is of another model; "
-        "use the models/*.gin it was trained with, or another MODEL_DIR."
-      )
+  if different := shape_differences(checkpoint.manifest.shapes, shapes):
+    raise UserError(
+      f"{checkpoint.path} has {different}: it is of another model; use the "
+      "models/*.gin it was trained with, or another MODEL_DIR."
+    )
   if vocabulary_sha256 not in (None, checkpoint.manifest.vocabulary_sha256):
     raise UserError(
       f"{checkpoint.path} was trained with another vocabulary than VOCABULARY; "
       "its tokens would mean other texts. Use its own, or another MODEL_DIR."
     )
+
+
+def shape_differences(
+  held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> str:
+  """Returns which names have other shapes, as text; "" where none has."""
+  different = [
+    f"{name} {_shape_text(held.get(name))}, the model wants "
+    f"{_shape_text(wanted.get(name))}"
+    for name in dict.fromkeys([*wanted, *held])
+    if held.get(name) != wanted.get(name)
+  ]
+  text = "; ".join(different[:_SHOWN_DIFFERENCES])
+  more = len(different) - _SHOWN_DIFFERENCES
+  return f"{text}; and {more} more" if more > 0 else text
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:

@@ -12,6 +12,7 @@ import os
 
 from palm_mtf.batch_sizes import BatchSizes
 from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.skips import Skips
 
 _keyword_only = dataclasses.dataclass(frozen=True, kw_only=True)
 
@@ -23,6 +24,16 @@ def _check_real(name: str, value: object, low: float, high: float) -> None:
     or not low <= value <= high
   ):
     raise UserError(f"{name} = {value!r}: give a number from {low} to {high}.")
+
+
+def _check_real_or_none(
+  name: str, value: object, low: float, high: float, none: str
+) -> None:
+  if value is not None:
+    try:
+      _check_real(name, value, low, high)
+    except UserError as error:
+      raise UserError(f"{str(error)[:-1]}, or None {none}.") from None
 
 
 def _check_text(name: str, value: object, what: str) -> None:
@@ -48,6 +59,9 @@ class PalmConfig:
     attention: "multi_query" (one key and value head) or "multi_head".
     activation_dtype: "bfloat16" or "float32"; masters, norms, softmax, rotary
       tables and the loss are float32 either way.
+    remat: what a step computes again instead of keeping it, at the price of
+      time: "none", "attention" or the whole "layer"; no bit of the result
+      depends on it.
   """
 
   num_layers: int
@@ -61,6 +75,7 @@ class PalmConfig:
   block: str = "parallel"
   attention: str = "multi_query"
   activation_dtype: str = "bfloat16"
+  remat: str = "none"
 
   def __post_init__(self):
     for name in (
@@ -84,40 +99,83 @@ class PalmConfig:
     check_choice(
       "ACTIVATION_DTYPE", self.activation_dtype, ["bfloat16", "float32"]
     )
+    check_choice("REMAT", self.remat, ["none", "attention", "layer"])
 
 
 @_keyword_only
 class AdafactorConfig:
   """The optimizer and the loss it minimizes (PaLM 5).
 
+  Where the paper leaves a choice open the default is how we read it.
+
   Attributes:
     learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
-    beta1: decay of the momentum.
+    beta1: decay of the momentum; 0 keeps none, and no memory for it.
     beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
     update_clip: largest root mean square of one variable's update, in units
-      of its parameter scale.
+      of its parameter scale; None is off. PaLM does not say: on, as in the
+      Adafactor paper.
     gradient_clip: largest global norm of all gradients.
     weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent a
-      step.
+      step; None is off.
     z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
+    dropout: share of the activations that a training step drops, in finetuning;
+      evaluation and generation drop nothing.
+    learning_rate_schedule: "palm", as above, or "constant", learning_rate at
+      every step.
+    second_moment: "full", PaLM's, or "factored", row and column means only.
+    momentum_dtype: of the momentum in memory and in checkpoints, "float32" or
+      "bfloat16". The second moment is always float32: near beta2 = 1 it
+      changes by less than bfloat16 can tell, and would stand still.
+    parameter_scale: lr is relative to the root mean square of each "variable",
+      or of the matrices that PaLM's own code "stacked" (optim/groups.py); or
+      "off", lr is absolute.
+    parameter_scale_floor: the smallest such root mean square.
+    weight_decay_on: what shrinks: "all", "all_but_scales" of norms, or
+      "kernels", neither scales nor the embedding. PaLM names no exception.
   """
 
   learning_rate: float
   beta1: float
   beta2_exponent: float
-  update_clip: float
+  update_clip: float | None
   gradient_clip: float
-  weight_decay_exponent: float
+  weight_decay_exponent: float | None
   z_loss: float
+  dropout: float = 0.0
+  learning_rate_schedule: str = "palm"
+  second_moment: str = "full"
+  momentum_dtype: str = "float32"
+  parameter_scale: str = "variable"
+  parameter_scale_floor: float = 1e-3
+  weight_decay_on: str = "all"
 
   def __post_init__(self):
     _check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
     _check_real("BETA1", self.beta1, 0.0, 0.9999)
     _check_real("BETA2_EXPONENT", self.beta2_exponent, 0.01, 2.0)
-    _check_real("UPDATE_CLIP", self.update_clip, 1e-3, 1e9)
+    _check_real_or_none(
+      "UPDATE_CLIP", self.update_clip, 1e-3, 1e9, "for no clipping"
+    )
     _check_real("GRADIENT_CLIP", self.gradient_clip, 1e-6, 1e9)
-    _check_real("WEIGHT_DECAY_EXPONENT", self.weight_decay_exponent, 0.1, 99.0)
+    _check_real_or_none(
+      "WEIGHT_DECAY_EXPONENT",
+      self.weight_decay_exponent,
+      0.1,
+      99.0,
+      "for no decay",
+    )
     _check_real("Z_LOSS", self.z_loss, 0.0, 1.0)
+    _check_real("DROPOUT", self.dropout, 0.0, 0.99)
+    _check_real("PARAMETER_SCALE_FLOOR", self.parameter_scale_floor, 1e-12, 1e3)
+    for name, choices in (
+      ("learning_rate_schedule", ["palm", "constant"]),
+      ("second_moment", ["full", "factored"]),
+      ("momentum_dtype", ["float32", "bfloat16"]),
+      ("parameter_scale", ["variable", "stacked", "off"]),
+      ("weight_decay_on", ["all", "all_but_scales", "kernels"]),
+    ):
+      check_choice(name.upper(), getattr(self, name), choices)
 
 
 @_keyword_only
@@ -199,6 +257,40 @@ class DataConfig:
 
 
 @_keyword_only
+class WatchConfig:
+  """What a training run does when something goes wrong.
+
+  Attributes:
+    skip_steps: batches to leave out, pairs of first and last (skips.py).
+    spike_policy: "off", or "rewind": at a loss spike, back to a checkpoint and
+      on without the batches around it (spikes.py).
+    spike_skip_steps: how many batches that is, 200 to 500 in PaLM.
+    spike_rewinds: how often at most; PaLM 540B had about 20 spikes.
+    watchdog_secs: ends the run, with stacks, when no step is done for so long;
+      a first step and a checkpoint may take ten times as long. None: never.
+  """
+
+  skip_steps: list[list[int]] | tuple[tuple[int, int], ...] = ()
+  spike_policy: str = "off"
+  spike_skip_steps: int = 300
+  spike_rewinds: int = 20
+  watchdog_secs: float | None = 1800.0
+
+  def __post_init__(self):
+    Skips(self.skip_steps)  # is checked when it is made
+    check_choice("SPIKE_POLICY", self.spike_policy, ["off", "rewind"])
+    check_count("SPIKE_SKIP_STEPS", self.spike_skip_steps)
+    check_count("SPIKE_REWINDS", self.spike_rewinds)
+    if self.watchdog_secs is not None:
+      _check_real("WATCHDOG_SECS", self.watchdog_secs, 1.0, 1e9)
+
+  @property
+  def skips(self) -> Skips:
+    """The batches of skip_steps."""
+    return Skips(self.skip_steps)
+
+
+@_keyword_only
 class RunConfig:
   """How long a run is and what it leaves behind.
 
@@ -212,6 +304,10 @@ class RunConfig:
     eval_batches: batches in one validation loss, of the first step's size.
     checkpoint_steps: steps between checkpoints.
     keep_checkpoints: how many of the newest are kept.
+    init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
+      weights the first step starts from, or None to draw them.
+    keep_every_steps: those whose step is a multiple of it are kept for good;
+      None for no others.
     chip: what MFU is measured against: a name in accounting/hardware.py, or
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued when training is done.
@@ -229,6 +325,8 @@ class RunConfig:
   chip: str
   prompts: list[str] | tuple[str, ...]
   sample_tokens: int
+  keep_every_steps: int | None = None
+  init_checkpoint: str | None = None
 
   def __post_init__(self):
     for name in (
@@ -242,12 +340,30 @@ class RunConfig:
     ):
       check_count(name.upper(), getattr(self, name))
     check_count("SEED", self.seed, minimum=0)
+    self._check_keep_every_steps()
+    _check_text(
+      "INIT_CHECKPOINT",
+      self.init_checkpoint,
+      "the path of a checkpoint, a MODEL_DIR or a TensorFlow prefix, or None",
+    )
     BatchSizes(self.global_batch_size)  # is checked when it is made
     if not isinstance(self.prompts, (list, tuple)) or not all(
       isinstance(p, str) and p for p in self.prompts
     ):
       raise UserError(
         f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
+      )
+
+  def _check_keep_every_steps(self):
+    every, steps = self.keep_every_steps, self.checkpoint_steps
+    if every is None:
+      return
+    check_count("KEEP_EVERY_STEPS", every)
+    if every % steps:
+      raise UserError(
+        f"KEEP_EVERY_STEPS = {every}: there is a checkpoint every "
+        f"CHECKPOINT_STEPS = {steps} steps; give a multiple of that, such as "
+        f"{-(-every // steps) * steps}, or None."
       )
 
   @property

@@ -18,6 +18,7 @@ from palm_mtf.data.corpus import load_corpus
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError, check_count
+from palm_mtf.skips import Skips
 
 
 def data_inspect(
@@ -28,6 +29,7 @@ def data_inspect(
   run: RunConfig,
   steps: Sequence[int],
   num_rows: int,
+  skip_steps: Sequence[Sequence[int]] = (),
   as_json: bool = False,
 ) -> None:
   """Prints the batches of `steps`: figures of each, and its first rows as text.
@@ -39,6 +41,7 @@ def data_inspect(
     run: gives GLOBAL_BATCH_SIZE and SEED.
     steps: counted from 0.
     num_rows: how many rows of each batch are shown.
+    skip_steps: batches that training leaves out.
     as_json: print one JSON object a step instead of lines for people.
 
   Raises:
@@ -52,11 +55,12 @@ def data_inspect(
   for step in steps:
     check_count("INSPECT_STEPS", step, minimum=0)
   check_count("INSPECT_ROWS", num_rows, minimum=0)
+  skips = Skips(skip_steps)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = load_corpus(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
-  batches = corpus.batches(run.batch_sizes)
+  batches = corpus.batches(run.batch_sizes, skips)
   for step in steps:
     result = describe_step(batches, step, vocabulary, num_rows)
     if as_json:

@@ -9,6 +9,7 @@ from palm_mtf import layout
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints import check_same_model, newest_checkpoint
 from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
+from palm_mtf.data.batches import split_batch
 from palm_mtf.data.corpus import load_corpus
 from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.vocabulary import load_vocabulary
@@ -59,10 +60,19 @@ def evaluate(
   # All input is known to be good; TensorFlow takes seconds.
   from palm_mtf.loaded_model import LoadedModel
 
+  parts = [
+    part
+    for batch in batches
+    for part in split_batch(batch, mesh.num_microbatches)
+  ]
   with LoadedModel(
-    checkpoint, model, mesh, batch_size=batch_size, features=list(batches[0])
+    checkpoint,
+    model,
+    mesh,
+    batch_size=batch_size // mesh.num_microbatches,
+    features=list(parts[0]),
   ) as loaded:
-    loss = loaded.mean_nats(batches)
+    loss = loaded.mean_nats(parts)
   bits_per_token = loss / math.log(2)
   results = {
     "checkpoint": checkpoint.path,

@@ -46,7 +46,7 @@ def generate(
   """
   del optimizer
   check_model_dir(model_dir)
-  layout.check(mesh, model, mesh.axis_size_of("batch"))
+  layout.check(mesh, model)
   if not run.prompts:
     raise UserError(
       "PROMPTS = []: give at least one text to continue, such as "

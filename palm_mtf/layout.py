@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The mesh of devices and which dimension is split over which of its axes.
+"""The mesh of devices and how a step is spread over them, and over time.
 
 Mesh TensorFlow's syntax, checked as it does not check itself: a rule that
 matches nothing is an error here, not a silently unsplit dimension. A *dim* is a
@@ -9,6 +9,7 @@ memory, never results.
 
   MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
   LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
+  NUM_MICROBATCHES = 4                           a quarter of the batch at once
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import math
 import re
 
 from palm_mtf.config import PalmConfig
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import UserError, check_count, did_you_mean
 
 AXES = ("data", "model")
 DIMENSIONS = (
@@ -58,12 +59,16 @@ class MeshLayout:
   Attributes:
     mesh_shape: "axis:size" pairs between "," or ";"; "" is one device.
     layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
+    num_microbatches: parts of a batch that a step computes one after the other,
+      adding up their gradients; memory holds the activations of one.
   """
 
   mesh_shape: str
   layout: str
+  num_microbatches: int = 1
 
   def __post_init__(self):
+    check_count("NUM_MICROBATCHES", self.num_microbatches)
     _check_axes(_pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"))
     rules = _pairs("LAYOUT", self.layout, "batch:data,heads:model")
     for dimension, axis in rules:
@@ -101,15 +106,24 @@ class MeshLayout:
 
 
 def check(layout: MeshLayout, config: PalmConfig, *batch_sizes: int) -> None:
-  """Raises UserError unless every split dimension divides evenly.
+  """Raises UserError unless microbatches and split dimensions divide evenly.
 
   Args:
     layout: the mesh and the rules.
     config: the architecture.
-    *batch_sizes: every size of the dimension `batch` in the run.
+    *batch_sizes: every size of a training batch in the run.
   """
+  parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
+  for size in batch_sizes:
+    if size % parts:
+      raise UserError(
+        f"a batch of {size} is not divisible by NUM_MICROBATCHES = {parts}. "
+        f"Use a divisor of {size}, or another GLOBAL_BATCH_SIZE."
+      )
+  if parts > 1:
+    batch_macro += " / NUM_MICROBATCHES"
   sizes = [
-    *(("batch", size, "GLOBAL_BATCH_SIZE") for size in batch_sizes),
+    *(("batch", size // parts, batch_macro) for size in batch_sizes),
     ("heads", config.num_heads, "NUM_HEADS"),
     ("d_ff", config.d_ff, "D_FF"),
     ("vocab", config.vocab_size, "VOCAB_SIZE"),

@@ -15,8 +15,8 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.data.batches import Batch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.mesh.saving import build_saver
 from palm_mtf.pods.program import REQUIRED_FEATURES, build_forward_program
+from palm_mtf.variable_files import restore
 
 
 class LoadedModel:
@@ -55,9 +55,8 @@ class LoadedModel:
       )
       position = tf.placeholder(tf.int32, [], "position")
       next_logits = tf.cast(program.logits[:, position], tf.float32)
-      saver = build_saver(program.slices)
       self._session = tf.Session(config=session_config(mesh.num_devices))
-      self._session.run(saver.restore, {saver.prefix: checkpoint.prefix})
+      restore(self._session, program.slices, checkpoint.prefix)
     self._features = list(program.features)
     self._loss_and_weight = self._session.make_callable(
       [program.loss, program.weight_sum], list(program.features.values())

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from palm_mtf._tf import tf
-from palm_mtf.disk import write_atomically
+from palm_mtf.disk import write_atomically, writing
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -32,9 +32,14 @@ class MetricsWriter:
     )
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Records `values` at `step`, the number of steps done."""
-    self._file.write(json.dumps({"step": step, **values}) + "\n")
-    self._file.flush()
+    """Records `values` at `step`, the number of steps done.
+
+    Raises:
+      UserError: the disk is full.
+    """
+    with writing(self._file.name, None):
+      self._file.write(json.dumps({"step": step, **values}) + "\n")
+      self._file.flush()
     summary = tf.Summary(
       value=[
         tf.Summary.Value(tag=name, simple_value=value)

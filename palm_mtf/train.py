@@ -7,23 +7,35 @@ TensorFlow is imported and before anything in MODEL_DIR is touched that was
 there before. The loop is in training.py.
 """
 
+import dataclasses
+import functools
+import importlib.metadata
+import json
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf import __version__, layout
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.slots import check_same_slots, optimizer_state
+from palm_mtf.checkpoint_writer import check_space, set_damaged_aside
 from palm_mtf.checkpoints import (
   Checkpoint,
   Manifest,
   check_same_model,
-  check_space,
-  find_checkpoints,
+  newest_whole,
 )
-from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  DataConfig,
+  PalmConfig,
+  RunConfig,
+  WatchConfig,
+)
 from palm_mtf.console import say
 from palm_mtf.data.batches import Batch
 from palm_mtf.data.corpus import Corpus, load_corpus
@@ -31,13 +43,37 @@ from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
+from palm_mtf.initial_weights import (
+  check_same_vocabulary,
+  check_vocabulary_given,
+  find_initial_weights,
+)
 from palm_mtf.layout import MeshLayout
+from palm_mtf.named_weights import NamedWeights
+from palm_mtf.samples import keep_samples
 from palm_mtf.sampling import check_prompts
+from palm_mtf.training_lock import training_lock
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.training import Outcome
 
+# What a run's numbers depend on besides its settings.
+_COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
+
+def _alone(entry_point: Callable[..., None]) -> Callable[..., None]:
+  """Lets `entry_point` be the only one that changes its `model_dir`."""
+
+  @functools.wraps(entry_point)
+  def locked(*, model_dir: str, **settings: object) -> None:
+    check_model_dir(model_dir)
+    with training_lock(model_dir):
+      entry_point(model_dir=model_dir, **settings)
+
+  return locked
+
+
+@_alone
 def train(
   *,
   model_dir: str,
@@ -46,12 +82,12 @@ def train(
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
+  watch: WatchConfig,
   config_files: Mapping[str, str] | None = None,
 ) -> None:
   """Trains to `run.train_steps`, from the newest checkpoint if there is one.
 
-  Prints the final validation loss beside the unigram entropy of the same
-  tokens, and a continuation of each prompt.
+  Prints validation loss, unigram entropy and a continuation of each prompt.
 
   Args:
     model_dir: where everything the run makes is kept.
@@ -60,34 +96,35 @@ def train(
     optimizer: Adafactor, its schedule and the z-loss.
     data: text and vocabulary.
     run: lengths, batch size, seed and prompts.
+    watch: what is done when something goes wrong.
     config_files: name -> text, written into `model_dir` (config.gin).
 
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
   """
-  check_model_dir(model_dir)
   layout.check(mesh, model, *run.batch_sizes.sizes)
   check_chip(run.chip)
   shapes = parameter_shapes(model)
-  found = find_checkpoints(model_dir)
-  newest = found[-1] if found else None
-  if newest:
-    check_same_model(newest, shapes)
-  check_space(
-    model_dir, shapes, keep=run.keep_checkpoints, num_found=len(found)
-  )
+  newest = _find_newest(model_dir, model, optimizer)
+  initial = find_initial_weights(run.init_checkpoint, newest, shapes)
+  check_vocabulary_given(initial, model_dir, data)
+  check_space(model_dir, shapes, run, optimizer_state(optimizer))
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
+  check_same_vocabulary(initial, vocabulary)
   check_prompts(run, vocabulary, model.sequence_length)
   corpus = load_corpus(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
   corpus.batches(run.batch_sizes)  # are there enough?
   entropy = unigram_entropy(_validation_batches(corpus, run))
-  manifest = _manifest(model, run, vocabulary, corpus)
+  configs = (model, mesh, optimizer, data, watch, run)
+  manifest = _manifest(configs, vocabulary, corpus)
   if newest:
     _say_what_resumes(newest, manifest)
+  manifest = _starting_from(initial, manifest)
+  set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
 
@@ -101,20 +138,33 @@ def train(
       mesh=mesh,
       optimizer=optimizer,
       run=run,
+      watch=watch,
       corpus=corpus,
       manifest=manifest,
       checkpoint=newest,
+      unigram_entropy=entropy,
+      initial_weights=initial,
     )
   )
   if outcome.stopped_by:
     _say_stopped(outcome, model_dir)
     return
   _report(outcome.validation_loss, entropy)
-  _print_texts(
-    run.prompts,
-    continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run),
-  )
+  texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
+  keep_samples(model_dir, run.train_steps, run.prompts, texts)
+  _print_texts(run.prompts, texts)
   _say_what_next(model_dir, run.train_steps)
+
+
+def _find_newest(
+  model_dir: str, model: PalmConfig, optimizer: AdafactorConfig
+) -> Checkpoint | None:
+  """Returns where to go on from; raises UserError if that is another model."""
+  newest = newest_whole(model_dir)
+  if newest:
+    check_same_model(newest, parameter_shapes(model))
+    check_same_slots(newest.path, newest.manifest.settings, optimizer)
+  return newest
 
 
 def _validation_batches(corpus: Corpus, run: RunConfig) -> Iterator[Batch]:
@@ -126,11 +176,16 @@ def _validation_batches(corpus: Corpus, run: RunConfig) -> Iterator[Batch]:
 
 
 def _manifest(
-  model: PalmConfig, run: RunConfig, vocabulary: Vocabulary, corpus: Corpus
+  configs: Sequence[object], vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
   """Returns what every checkpoint of the run says of itself, but its step."""
+  model, *_, run = configs
+  settings = {
+    name.upper(): value
+    for config in configs
+    for name, value in dataclasses.asdict(config).items()
+  }
   return Manifest(
-    step=0,
     shapes=parameter_shapes(model),
     vocabulary_sha256=vocabulary.sha256,
     data={
@@ -140,8 +195,25 @@ def _manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    version=__version__,
+    settings=json.loads(json.dumps(settings)),  # as they will be read
+    versions={
+      "palm_mtf": __version__,
+      "python": platform.python_version(),
+      **{x: importlib.metadata.version(x) for x in _COMPUTING_PACKAGES},
+    },
   )
+
+
+def _starting_from(
+  initial: NamedWeights | None, manifest: Manifest
+) -> Manifest:
+  """Says whose weights a run starts from; returns the manifest with them."""
+  if not initial:
+    return manifest
+  say(f"starting from the weights of {initial.place}, with step 0")
+  if not initial.checkpoint:
+    return manifest
+  return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)
 
 
 def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
@@ -187,6 +259,7 @@ def _say_what_next(model_dir: str, train_steps: int) -> None:
   for command in (
     f"generate --gin_file={config} --gin.PROMPTS='[\"def \"]'",
     f"evaluate --gin_file={config}",
+    f"report --model_dir {model_dir}",
     f"train --gin_file={config} --gin.TRAIN_STEPS={5 * train_steps}",
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",

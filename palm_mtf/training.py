@@ -9,27 +9,38 @@ run that was stopped and resumed ends with the bits of one that was not.
 
 import contextlib
 import dataclasses
-import errno
-import math
 import time
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
-from palm_mtf.checkpoints import Checkpoint, Manifest, write_checkpoint
-from palm_mtf.config import AdafactorConfig, PalmConfig, RunConfig
+from palm_mtf.checkpoint_writer import BackgroundWriter
+from palm_mtf.checkpoints import Checkpoint, Manifest
+from palm_mtf.config import (
+  AdafactorConfig,
+  PalmConfig,
+  RunConfig,
+  WatchConfig,
+)
 from palm_mtf.data.corpus import Corpus
-from palm_mtf.errors import UserError
+from palm_mtf.divergence import DivergenceWatch
 from palm_mtf.layout import MeshLayout
+from palm_mtf.memory import resident_bytes
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.mesh.saving import build_saver
 from palm_mtf.metrics import MetricsWriter
+from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.progress import TrainProgress
+from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
+from palm_mtf.train_step import TrainStep
+from palm_mtf.variable_files import (
+  WeightsCopier,
+  restore,
+  restore_weights,
+)
+from palm_mtf.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,9 +53,13 @@ class TrainJob:
     mesh: devices and layout rules.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
+    watch: what is done when something goes wrong.
     corpus: the tokens of training and of validation.
-    manifest: of the checkpoints to write; its step is replaced.
+    manifest: of the checkpoints to write, but for what changes with the step.
     checkpoint: where to resume from, or None.
+    unigram_entropy: of the validation tokens, nats a token, for the records.
+    initial_weights: of another run, to start from where there is none.
+    rewinds: that are later than `checkpoint`.
   """
 
   model_dir: str
@@ -52,9 +67,13 @@ class TrainJob:
   mesh: MeshLayout
   optimizer: AdafactorConfig
   run: RunConfig
+  watch: WatchConfig
   corpus: Corpus
   manifest: Manifest
   checkpoint: Checkpoint | None
+  unigram_entropy: float
+  initial_weights: NamedWeights | None = None
+  rewinds: Sequence[Rewind] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,33 +84,54 @@ class Outcome:
     checkpoint: the newest; None if it was stopped before its first step.
     validation_loss: nats a token at the end; None before.
     stopped_by: the name of the signal that stopped it, or "".
+    rewinds: all so far, if it ended for the last of them; else none.
   """
 
   checkpoint: Checkpoint | None
   validation_loss: float | None
   stopped_by: str
+  rewinds: Sequence[Rewind] = ()
 
 
 def run_training(job: TrainJob) -> Outcome:
   """Trains from `job.checkpoint`, or from nothing, to `job.run.train_steps`.
 
   Raises:
-    UserError: the loss is no longer a number, or a checkpoint has no space.
+    UserError: a number is no longer finite, or a checkpoint has no space.
   """
   peak = chip_flops_per_sec(job.run.chip, job.model.activation_dtype)
+  while True:
+    outcome = _run_to_rewind(job, peak)
+    if not outcome.rewinds:
+      return outcome
+    job = dataclasses.replace(
+      job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
+    )
+
+
+def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
+  """Trains to the end, a signal, or a spike; records start anew after one."""
   step = job.checkpoint.manifest.step if job.checkpoint else 0
   with (
     StopRequest() as stop,
     contextlib.closing(MetricsWriter(job.model_dir, step)) as metrics,
     TrainProgress(step, job.run.train_steps) as progress,
+    BackgroundWriter(job.model_dir, job.run, job.checkpoint) as writer,
+    Watchdog(job.watch.watchdog_secs) as watchdog,
   ):
     while True:
       with (
         tf.Graph().as_default(),
         tf.Session(config=session_config(job.mesh.num_devices)) as session,
       ):
-        outcome = _Loop(job, session, peak, metrics, progress).run(stop)
-      if outcome.stopped_by or outcome.validation_loss is not None:
+        watchdog.expect_slow()
+        records = (metrics, progress, writer, watchdog)
+        outcome = _Loop(job, session, peak, *records).run(stop)
+      if (
+        outcome.stopped_by
+        or outcome.rewinds
+        or outcome.validation_loss is not None
+      ):
         return outcome
       # Another batch size is another program, and goes on as a resumed run.
       job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
@@ -136,19 +176,22 @@ class _Loop:
     peak: float,
     metrics: MetricsWriter,
     progress: TrainProgress,
+    writer: BackgroundWriter,
+    watchdog: Watchdog,
   ):
     self._job, self._session, self._peak = job, session, peak
     self._metrics, self._progress = metrics, progress
+    self._writer, self._watchdog = writer, watchdog
     self._step_clock, self._data_clock = _Clock(), _Clock()
     self._validation_loss: float | None = None
-    self._saved = job.checkpoint
     self._step = job.checkpoint.manifest.step if job.checkpoint else 0
     sizes = job.run.batch_sizes
     self._batch_size = sizes.size(self._step)
     self._last_step = job.run.train_steps
     if change := sizes.next_change(self._step):
       self._last_step = min(self._last_step, change)
-    self._batches = job.corpus.batches(sizes)
+    self._spikes = SpikeWatch(job.watch, job.checkpoint, job.rewinds)
+    self._batches = job.corpus.batches(sizes, self._spikes.skips)
     program = build_train_program(
       job.model,
       job.mesh,
@@ -157,90 +200,85 @@ class _Loop:
       seed=job.run.seed,
       features=self._batches.features,
     )
-    self._features = list(program.features)
-    features = list(program.features.values())
-    self._metric_names = list(program.metrics)
-    self._train_step = session.make_callable(
-      [*program.metrics.values(), program.update], [*features, program.step]
-    )
-    self._loss_and_weight = session.make_callable(
-      [program.metrics["loss"], program.weight_sum], features
-    )
-    self._saver = build_saver(program.slices)
+    self._train_step = TrainStep(session, program)
+    self._copier = WeightsCopier(session, program.slices)
+    self._divergence = DivergenceWatch(session, program, self._writer.wait)
     if job.checkpoint:
-      session.run(
-        self._saver.restore, {self._saver.prefix: job.checkpoint.prefix}
-      )
+      restore(session, program.slices, job.checkpoint.prefix)
     else:
       session.run(program.initialize)
+      if job.initial_weights:
+        parameters = {x: program.slices[x] for x in job.manifest.shapes}
+        restore_weights(session, parameters, job.initial_weights)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""
     run = self._job.run
     while self._step < self._last_step and not stop.signal_name:
+      self._writer.check()
       values = self._run_step()
+      if self._spikes.sees_spike(values):
+        self._writer.wait()
+        back, rewinds = self._spikes.rewind(
+          self._job.model_dir, self._step, values["loss"], run.batch_sizes
+        )
+        return Outcome(back, None, "", rewinds)
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
         values["validation_loss"] = self._validation_loss
+        values["unigram_entropy"] = self._job.unigram_entropy
       if is_last or self._step % run.log_steps == 0:
         self._log(values)
       if self._step % run.checkpoint_steps == 0:
         self._save()
-    saved_step = self._saved.manifest.step if self._saved else 0
-    if self._step != saved_step:  # the last step, or a signal came
+    if self._step != self._writer.step:  # the last step, or a signal came
       self._save()
+    newest = self._writer.wait()
     if self._step < run.train_steps:
-      return Outcome(self._saved, None, stop.signal_name)
+      return Outcome(newest, None, stop.signal_name)
     if self._validation_loss is None:  # there was no step left to run
       self._validate()
-    return Outcome(self._saved, self._validation_loss, "")
+    return Outcome(newest, self._validation_loss, "")
 
   def _run_step(self) -> dict[str, float]:
     with self._data_clock.running():
       batch = self._batches.batch(self._step)
     with self._step_clock.running():
-      *values, _ = self._train_step(
-        *(batch[name] for name in self._features), self._step
-      )
-    values = dict(zip(self._metric_names, map(float, values), strict=True))
+      values, gradient_squares = self._train_step.run(batch, self._step)
     self._step += 1
-    if not math.isfinite(values["loss"]):
-      raise UserError(
-        f"loss = {values['loss']} at step {self._step}: training has diverged; "
-        f"lower LEARNING_RATE. The newest checkpoint is "
-        f"{self._saved.path if self._saved else 'none'}."
-      )
+    self._divergence.check_step(self._step, values, gradient_squares)
+    self._watchdog.step_done(self._step, self._writer.newest_path)
     return values
 
   def _validate(self) -> None:
     """Measures the mean nats of the validation tokens."""
     job = self._job
+    self._watchdog.expect_slow()
     batches = job.corpus.validation_batches(
       batch_size=self._batch_size,
       num_rows=job.run.num_validation_rows,
     )
-    results = [
-      self._loss_and_weight(*(batch[name] for name in self._features))
-      for batch in batches
-    ]
-    losses, weights = zip(*results, strict=True)
-    self._validation_loss = float(np.average(losses, weights=weights))
+    self._validation_loss = self._train_step.mean_loss(batches)
     self._progress.say(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"
     )
 
   def _log(self, values: dict[str, float]) -> None:
     job, step_secs = self._job, self._step_clock.take_mean()
-    batch_tokens = self._batch_size * job.model.sequence_length
+    length = job.model.sequence_length
+    batch_tokens = self._batch_size * length
     rate = batch_tokens / step_secs if step_secs else 0.0
     mfu = flops.mfu(rate, job.model, self._peak)
     values |= {
+      "tokens": job.run.batch_sizes.rows_before(self._step) * length,
       "global_batch_tokens": batch_tokens,
       "tokens_per_sec": rate,
       "step_secs": step_secs,
       "data_wait_secs": self._data_clock.take_mean(),
+      "checkpoint_wait_secs": self._writer.take_wait_secs(),
       "mfu": mfu,
+      "host_memory_bytes": resident_bytes(),
       "num_pods": 1,
       "dcn_bytes": 0,
     }
@@ -250,19 +288,15 @@ class _Loop:
     )
 
   def _save(self) -> None:
+    """Begins to write a checkpoint of this step."""
     job = self._job
-
-    def write_weights(prefix: str) -> None:
-      try:
-        self._session.run(self._saver.save, {self._saver.prefix: prefix})
-      except tf.errors.ResourceExhaustedError as error:  # no space left
-        raise OSError(errno.ENOSPC, error.message) from error
-      except tf.errors.OpError as error:
-        raise OSError(errno.EIO, error.message) from error
-
-    self._saved = write_checkpoint(
-      job.model_dir,
-      dataclasses.replace(job.manifest, step=self._step),
-      write_weights,
-      job.run.keep_checkpoints,
+    self._watchdog.expect_slow()
+    self._divergence.check_variables(self._step)
+    rows_read = job.run.batch_sizes.rows_before(self._step)
+    manifest = dataclasses.replace(
+      job.manifest,
+      step=self._step,
+      rows_read=rows_read,
+      data={**job.manifest.data, **self._spikes.manifest_data()},
     )
+    self._writer.write(manifest, self._copier.copy)

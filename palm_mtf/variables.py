@@ -4,7 +4,7 @@
 
 Mesh TensorFlow's own variable keeps a full copy, the master, beside the slices
 that the mesh uses, and its random draws differ from process to process. Ours
-has no master: each device holds its slice in float32, the initial value is a
+has no master: each device holds its slice alone, the initial value is a
 pure function of (seed, name, position), and the checkpoint is written from and
 restored into the slices (checkpoints.py). So neither memory nor values depend
 on the layout.
@@ -59,13 +59,16 @@ class SlicedVariable(mtf.Variable):
     shape: mtf.Shape,
     *,
     initializer: Normal | Fill,
+    stored_dtype: tf.DType,
     activation_dtype: tf.DType,
     trainable: bool,
   ):
     # mtf.Variable's constructor makes the master, hence not super().__init__.
     mtf.Operation.__init__(self, [], mesh, name=name)
     assert self._name == name, f"variable {name} exists already"
-    self._dtype = mtf.VariableDType(tf.float32, tf.float32, activation_dtype)
+    self._dtype = mtf.VariableDType(
+      stored_dtype, stored_dtype, activation_dtype
+    )
     self._trainable = trainable
     self.initializer = initializer
     self._outputs = [mtf.Tensor(self, shape, activation_dtype)]
@@ -83,6 +86,7 @@ def sliced_variable(
   shape: mtf.Shape,
   *,
   initializer: Normal | Fill,
+  stored_dtype: tf.DType = tf.float32,
   activation_dtype: tf.DType = tf.float32,
   trainable: bool = True,
 ) -> mtf.Tensor:
@@ -93,6 +97,7 @@ def sliced_variable(
     name: the variable's name in a checkpoint, which carries no pod, no layout.
     shape: dimensions, stored in this order.
     initializer: gives the first value.
+    stored_dtype: of the slices and of the checkpoint.
     activation_dtype: what the value is cast to where the model reads it.
     trainable: False for what the optimizer keeps.
 
@@ -104,6 +109,7 @@ def sliced_variable(
     name,
     shape,
     initializer=initializer,
+    stored_dtype=stored_dtype,
     activation_dtype=activation_dtype,
     trainable=trainable,
   ).outputs[0]

@@ -22,7 +22,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PURE = {"accounting", "batch_sizes", "config", "errors", "layout"}
+PURE = {"accounting", "batch_sizes", "config", "errors", "layout", "skips"}
 # What every other part of the graph layer stands on.
 FOUNDATION = {"_tf", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
@@ -32,7 +32,8 @@ GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
 MAY_IMPORT = {
   "errors": set(),
   "batch_sizes": {"errors"},
-  "config": {"batch_sizes", "errors"},
+  "skips": {"batch_sizes", "errors"},
+  "config": {"batch_sizes", "errors", "skips"},
   "layout": {"config", "errors"},
   "accounting": PURE,
   "_tf": set(),
@@ -63,6 +64,7 @@ ONLY_IMPORTERS = {
 # Import without TensorFlow. The entry points check all input before they
 # import it.
 ENTRY_POINTS = {
+  "checkpoint_commands",
   "data_cache",
   "data_inspect",
   "data_statistics",
@@ -91,6 +93,7 @@ NOT_MIRRORED = {
   "cli/main_run_test.py",
   "data/imports_test.py",
   "gin_test.py",
+  "kill_test.py",
   "oracle_test.py",
   "packaging_test.py",
   "readme_test.py",

@@ -11,6 +11,7 @@ from palm_mtf.config import (
   DataConfig,
   PalmConfig,
   RunConfig,
+  WatchConfig,
 )
 from palm_mtf.errors import UserError
 
@@ -47,6 +48,7 @@ RUN = RunConfig(
   sample_tokens=1,
 )
 
+WATCH = WatchConfig()
 
 COUNTS = [
   pytest.param(settings, field.name, id=field.name)
@@ -105,6 +107,13 @@ def test_a_count_is_a_whole_number(settings, name, value):
       "of 'bfloat16', 'float32'.",
     ),
     (
+      PALM,
+      "remat",
+      "layers",
+      "REMAT = 'layers' (did you mean \"layer\"?): choose one of 'none', "
+      "'attention', 'layer'.",
+    ),
+    (
       ADAFACTOR,
       "learning_rate",
       0,
@@ -125,8 +134,9 @@ def test_a_count_is_a_whole_number(settings, name, value):
     (
       ADAFACTOR,
       "update_clip",
-      None,
-      "UPDATE_CLIP = None: give a number from 0.001 to 1000000000.0.",
+      0,
+      "UPDATE_CLIP = 0: give a number from 0.001 to 1000000000.0, or None for "
+      "no clipping.",
     ),
     (
       ADAFACTOR,
@@ -138,7 +148,53 @@ def test_a_count_is_a_whole_number(settings, name, value):
       ADAFACTOR,
       "weight_decay_exponent",
       True,
-      "WEIGHT_DECAY_EXPONENT = True: give a number from 0.1 to 99.0.",
+      "WEIGHT_DECAY_EXPONENT = True: give a number from 0.1 to 99.0, or None "
+      "for no decay.",
+    ),
+    (
+      ADAFACTOR,
+      "second_moment",
+      "factor",
+      "SECOND_MOMENT = 'factor' (did you mean \"factored\"?): choose one of "
+      "'full', 'factored'.",
+    ),
+    (
+      ADAFACTOR,
+      "learning_rate_schedule",
+      "cosine",
+      "LEARNING_RATE_SCHEDULE = 'cosine': choose one of 'palm', 'constant'.",
+    ),
+    (
+      ADAFACTOR,
+      "momentum_dtype",
+      "float16",
+      "MOMENTUM_DTYPE = 'float16' (did you mean \"bfloat16\"?): choose one of "
+      "'float32', 'bfloat16'.",
+    ),
+    (
+      ADAFACTOR,
+      "parameter_scale",
+      None,
+      "PARAMETER_SCALE = None: choose one of 'variable', 'stacked', 'off'.",
+    ),
+    (
+      ADAFACTOR,
+      "parameter_scale_floor",
+      0.0,
+      "PARAMETER_SCALE_FLOOR = 0.0: give a number from 1e-12 to 1000.0.",
+    ),
+    (
+      ADAFACTOR,
+      "weight_decay_on",
+      "kernel",
+      "WEIGHT_DECAY_ON = 'kernel' (did you mean \"kernels\"?): choose one of "
+      "'all', 'all_but_scales', 'kernels'.",
+    ),
+    (
+      ADAFACTOR,
+      "dropout",
+      1.0,
+      "DROPOUT = 1.0: give a number from 0.0 to 0.99.",
     ),
     (ADAFACTOR, "z_loss", -1, "Z_LOSS = -1: give a number from 0.0 to 1.0."),
     (
@@ -180,6 +236,12 @@ def test_a_count_is_a_whole_number(settings, name, value):
       ["a", ""],
       "PROMPTS = ['a', '']: give a list of texts, or [] for none.",
     ),
+    (
+      WATCH,
+      "watchdog_secs",
+      0,
+      "WATCHDOG_SECS = 0: give a number from 1.0 to 1000000000.0.",
+    ),
   ],
 )
 def test_a_wrong_value_is_named_with_the_rule_and_the_fix(
@@ -190,7 +252,7 @@ def test_a_wrong_value_is_named_with_the_rule_and_the_fix(
   assert str(error.value) == message
 
 
-@pytest.mark.parametrize("settings", [PALM, ADAFACTOR, TEXT, RUN])
+@pytest.mark.parametrize("settings", [PALM, ADAFACTOR, TEXT, RUN, WATCH])
 def test_settings_are_frozen(settings):
   name = dataclasses.fields(settings)[0].name
   with pytest.raises(dataclasses.FrozenInstanceError):
@@ -204,3 +266,34 @@ def test_the_defaults_are_the_paper():
     "multi_query",
     "bfloat16",
   )
+  assert (
+    ADAFACTOR.learning_rate_schedule,
+    ADAFACTOR.second_moment,
+    ADAFACTOR.parameter_scale,
+    ADAFACTOR.weight_decay_on,
+  ) == ("palm", "full", "variable", "all")
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (
+      {"keep_every_steps": 250, "checkpoint_steps": 100},
+      "KEEP_EVERY_STEPS = 250: there is a checkpoint every CHECKPOINT_STEPS = "
+      "100 steps; give a multiple of that, such as 300, or None.",
+    ),
+    (
+      {"keep_every_steps": 0},
+      "KEEP_EVERY_STEPS = 0: give a whole number of at least 1.",
+    ),
+    (
+      {"init_checkpoint": ""},
+      "INIT_CHECKPOINT = '': give the path of a checkpoint, a MODEL_DIR or a "
+      "TensorFlow prefix, or None.",
+    ),
+  ],
+)
+def test_checkpoints_that_cannot_be_kept_or_read_are_refused(changes, message):
+  with pytest.raises(UserError) as error:
+    dataclasses.replace(RUN, **changes)
+  assert str(error.value) == message

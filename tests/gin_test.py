@@ -33,9 +33,13 @@ RUNS = [
   "train",
 ]
 COMMAND_OF = {name.replace(" ", "_"): name for name in COMMANDS}
+# What a file leaves to the user, and the files that do.
 TO_THE_USER = {
-  "MODEL_DIR": '"model_dir"',
-  "TEXT_FILES": '"*.txt"',
+  "MODEL_DIR": ('"model_dir"', ""),
+  "TEXT_FILES": ('"*.txt"', "'data/text.gin'"),
+  "TASK": ('"mine"', "'data/examples.gin'"),
+  "VOCABULARY": ('"mine.model"', "'data/examples.gin'"),
+  "INIT_CHECKPOINT": ('"runs/first"', "'data/examples.gin'"),
 }
 
 
@@ -69,8 +73,8 @@ def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
   """Loads a recipe with what it leaves to the user."""
   mine = [
     f"{name}={value}"
-    for name, value in TO_THE_USER.items()
-    if name == "MODEL_DIR" or "'data/text.gin'" in recipe.read_text()
+    for name, (value, included) in TO_THE_USER.items()
+    if included in recipe.read_text()
   ]
   return gin_files.load(command, [name_of(recipe)], mine)
 
@@ -144,6 +148,7 @@ def test_every_data_fragment_sets_all_but_what_is_the_users():
     for path in (FOLDER / "data").glob("*.gin")
   }
   assert left == {
+    "examples.gin": {"TASK", "VOCABULARY"},
     "palm_mixture.gin": set(),
     "python_stdlib.gin": set(),
     "seqio_task.gin": {"TASK"},
@@ -169,6 +174,7 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
       (config, config.AdafactorConfig),
       (config, config.DataConfig),
       (config, config.RunConfig),
+      (config, config.WatchConfig),
     )
     for name in kind.__dataclass_fields__
   }
@@ -194,6 +200,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "optimizer": config.AdafactorConfig,
     "data": config.DataConfig,
     "run": config.RunConfig,
+    "watch": config.WatchConfig,
   }
   sizes = built["run"].batch_sizes.sizes
   layout.check(built["mesh"], built["model"], *sizes)
@@ -221,7 +228,9 @@ def test_every_layout_divides_every_model(path, model):
     each.name: each.value for each in (*read_file(path), *read_file(model))
   }
   mesh = layout.MeshLayout(
-    mesh_shape=settings.pop("MESH_SHAPE"), layout=settings.pop("LAYOUT")
+    mesh_shape=settings.pop("MESH_SHAPE"),
+    layout=settings.pop("LAYOUT"),
+    num_microbatches=settings.pop("NUM_MICROBATCHES"),
   )
   sizes = {name.lower(): value for name, value in settings.items()}
   layout.check(mesh, config.PalmConfig(**sizes), 16)

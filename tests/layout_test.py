@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mesh shapes and layout rules: what they mean and what they refuse."""
 
+import dataclasses
+
 import pytest
 
 from palm_mtf.config import PalmConfig
@@ -290,3 +292,37 @@ def test_a_size_that_does_not_divide_is_named(
   with pytest.raises(UserError) as error:
     check(layout(mesh_shape, rules), CONFIG, batch)
   assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+  ("num_microbatches", "batches", "message"),
+  [
+    (
+      4,
+      [16, 6],
+      "a batch of 6 is not divisible by NUM_MICROBATCHES = 4. Use a divisor of "
+      "6, or another GLOBAL_BATCH_SIZE.",
+    ),
+    (
+      2,
+      [16, 12],
+      "batch=6 is not divisible by mesh axis data=4 (rule batch:data). Use a "
+      "divisor of 6, or another GLOBAL_BATCH_SIZE / NUM_MICROBATCHES.",
+    ),
+  ],
+)
+def test_microbatches_that_do_not_divide_any_batch_are_named(
+  num_microbatches, batches, message
+):
+  parts = dataclasses.replace(
+    layout("data:4", "batch:data"), num_microbatches=num_microbatches
+  )
+  check(parts, CONFIG, batches[0])
+  with pytest.raises(UserError) as error:
+    check(parts, CONFIG, *batches)
+  assert str(error.value) == message
+
+
+def test_no_microbatch_is_refused():
+  with pytest.raises(UserError, match="NUM_MICROBATCHES = 0: give a whole"):
+    MeshLayout(mesh_shape="", layout="", num_microbatches=0)

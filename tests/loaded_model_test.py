@@ -8,8 +8,8 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints import Checkpoint
 from palm_mtf.loaded_model import LoadedModel
-from palm_mtf.mesh.saving import build_saver
 from palm_mtf.pods.program import build_forward_program
+from palm_mtf.variable_files import WeightsCopier
 from tests import oracle
 from tests.mtf_testing import (
   SINGLE,
@@ -21,12 +21,11 @@ from tests.mtf_testing import (
 
 def save(config, params, folder) -> Checkpoint:
   """Writes `params` as the weights of a checkpoint."""
-  checkpoint = Checkpoint(path=str(folder), manifest=None)
+  checkpoint = Checkpoint(str(folder), manifest=None, files={}, blake2b="")
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=2)
-    saver = build_saver(program.slices)
     load_parameters(session, program.slices, params)
-    session.run(saver.save, {saver.prefix: checkpoint.prefix})
+    WeightsCopier(session, program.slices).copy()(checkpoint.prefix)
   return checkpoint
 
 

@@ -6,7 +6,7 @@ A mesh of n devices is n virtual CPU devices of this process.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from palm_mtf.mesh.placement import SlicePlacement, session_config
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
+from palm_mtf.pods.program import build_train_program
+from palm_mtf.train_step import TrainStep
+from tests import oracle
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
 
@@ -49,10 +52,14 @@ PALM_OPTIMIZER = AdafactorConfig(
 )
 
 
-def mesh_layout(name: str) -> MeshLayout:
+# Steps that `train` takes, and sequences in each.
+NUM_STEPS, BATCH_SIZE = 5, 4
+
+
+def mesh_layout(name: str, **changes: object) -> MeshLayout:
   """Returns one of LAYOUTS."""
   mesh_shape, layout = LAYOUTS[name]
-  return MeshLayout(mesh_shape=mesh_shape, layout=layout)
+  return MeshLayout(mesh_shape=mesh_shape, layout=layout, **changes)
 
 
 def small_config(**changes: object) -> PalmConfig:
@@ -133,6 +140,35 @@ def slice_indices(spec: str) -> tuple[slice, ...]:
   return tuple(slice(begin, begin + size) for begin, size in pairs)
 
 
+def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
+  """Returns a variable from its slices, after checking that copies agree."""
+  spec = parts[0].spec
+  shape = spec.split()[:-1] if spec else parts[0].variable.shape
+  whole = np.full([int(size) for size in shape], np.nan)
+  for part in parts:
+    value = session.run(part.variable.read_value())
+    index = slice_indices(part.spec)
+    if not part.is_first:
+      np.testing.assert_array_equal(whole[index], value.astype(np.float64))
+    whole[index] = value
+  assert not np.isnan(whole).any()
+  return whole
+
+
+def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
+  """Returns the moments of the oracle under the names of a checkpoint."""
+  slots = {
+    f"{name}/second_moment": v for name, v in adafactor.second_moments.items()
+  }
+  for name, row_sums in adafactor.row_sums.items():
+    column_sums = adafactor.column_sums[name]
+    slots[f"{name}/second_moment_row"] = row_sums / column_sums.size
+    slots[f"{name}/second_moment_column"] = column_sums / row_sums.size
+  if adafactor.optimizer.beta1:
+    slots |= {f"{name}/momentum": m for name, m in adafactor.momenta.items()}
+  return slots
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelResult:
   """What `run_model` saw; gradients by the name of their variable."""
@@ -191,3 +227,43 @@ def run_model(
     z_loss=float(values["z_loss"]),
     gradients={v.name: values[f"gradient of {v.name}"] for v in variables},
   )
+
+
+def train(
+  config: PalmConfig,
+  optimizer: AdafactorConfig,
+  *,
+  rows: Callable[..., dict] = random_tokens,
+  mesh: MeshLayout = SINGLE,
+  seed: int = 0,
+  params: Mapping[str, np.ndarray] | None = None,
+  num_steps: int = NUM_STEPS,
+) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
+  """Returns every variable after `num_steps` steps, and the metrics of each.
+
+  Batches of BATCH_SIZE sequences are what `rows` makes of the number of a step;
+  the first weights are `params`, or drawn with `seed`.
+  """
+  batches = [
+    rows(config, batch_size=BATCH_SIZE, seed=step) for step in range(num_steps)
+  ]
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    program = build_train_program(
+      config,
+      mesh,
+      optimizer,
+      batch_size=BATCH_SIZE,
+      seed=seed,
+      features=list(batches[0]),
+    )
+    session.run(program.initialize)
+    load_parameters(session, program.slices, params or {})
+    run = TrainStep(session, program).run
+    metrics = [run(batch, step)[0] for step, batch in enumerate(batches)]
+    variables = {
+      name: read_whole(session, parts) for name, parts in program.slices.items()
+    }
+  return variables, metrics

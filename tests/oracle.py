@@ -31,7 +31,6 @@ import numpy as np
 NORM_EPSILON = 1e-6
 ROTARY_THETA = 10000.0
 SQUARED_GRADIENT_EPSILON = 1e-30
-SMALLEST_PARAMETER_SCALE = 1e-3
 
 
 def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
@@ -185,12 +184,40 @@ def root_mean_square(x) -> float:
   return np.sqrt(np.mean(np.square(x)))
 
 
+def as_matrix(name: str, x):
+  """Returns a kernel as [fan-in, fan-out], the embedding as [V, D]."""
+  if name.endswith("attention/o"):  # out of heads and their dimensions
+    return x.reshape(-1, x.shape[-1])
+  return x.reshape(x.shape[0], -1)
+
+
+def scale_group(name: str, parameter_scale: str) -> str:
+  """Returns what parameters have in common that share root mean squares."""
+  layer, _, rest = name.partition("/")
+  if parameter_scale != "stacked" or not layer.startswith("layer_"):
+    return name
+  fused = {
+    "attention/q": "q_wi",
+    "mlp/wi_gate": "q_wi",
+    "mlp/wi": "q_wi",
+    "attention/k": "kv",
+    "attention/v": "kv",
+    "attention/o": "o_wo",
+    "mlp/wo": "o_wo",
+  }
+  return fused.get(rest, rest)
+
+
 class Adafactor:
-  """Adafactor without factorization, with momentum and decay (PaLM 5).
+  """Adafactor as PaLM used it (PaLM 5), and the forms of the first paper.
 
   Attributes:
     step_number: k of the last step, 0 before the first.
     second_moments: mean squared gradient, by name.
+    row_sums: of the squared gradients of a matrix, [fan-in], by name, where
+      the second moment is factored (Algorithm 4); it has no second_moments.
+    column_sums: the same, [fan-out].
+    updates: gradients over the roots of their second moments, in the last step.
     momenta: mean update, learning rate and parameter scale included, by name.
     learning_rate: of the last step.
     gradient_norm: global norm of the last gradients before they were clipped.
@@ -199,8 +226,16 @@ class Adafactor:
   def __init__(self, optimizer, params):
     self.optimizer = optimizer
     self.step_number = 0
-    self.second_moments = {n: np.zeros_like(p) for n, p in params.items()}
+    self.second_moments, self.row_sums, self.column_sums = {}, {}, {}
+    for name, p in params.items():
+      if optimizer.second_moment == "factored" and p.ndim > 1:
+        fan_in, fan_out = as_matrix(name, p).shape
+        self.row_sums[name] = np.zeros(fan_in)
+        self.column_sums[name] = np.zeros(fan_out)
+      else:
+        self.second_moments[name] = np.zeros_like(p)
     self.momenta = {n: np.zeros_like(p) for n, p in params.items()}
+    self.updates = {}
     self.learning_rate = self.gradient_norm = 0.0
 
   def step(self, params, gradients) -> dict[str, np.ndarray]:
@@ -208,22 +243,63 @@ class Adafactor:
     settings = self.optimizer
     self.step_number += 1
     k = float(self.step_number)
-    beta2 = 1.0 - k**-settings.beta2_exponent
-    self.learning_rate = lr = min(settings.learning_rate, k**-0.5)
+    self.learning_rate = lr = settings.learning_rate
+    if settings.learning_rate_schedule == "palm":
+      self.learning_rate = lr = min(lr, k**-0.5)
     self.gradient_norm = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
     shrink = 1.0
     if self.gradient_norm > settings.gradient_clip:
       shrink = settings.gradient_clip / self.gradient_norm
+    self.updates = updates = {
+      name: self._scaled_by_moment(name, gradients[name] * shrink)
+      for name in params
+    }
     stepped = {}
     for name, p in params.items():
-      g = gradients[name] * shrink
-      v = beta2 * self.second_moments[name]
-      v = v + (1.0 - beta2) * (g**2 + SQUARED_GRADIENT_EPSILON)
-      u = g / np.sqrt(v)
-      u = u / max(1.0, root_mean_square(u) / settings.update_clip)
-      scale = max(SMALLEST_PARAMETER_SCALE, root_mean_square(p))
+      group = [n for n in params if self._group(n) == self._group(name)]
+      u = updates[name]
+      if settings.update_clip is not None:
+        largest = root_mean_square(
+          np.concatenate([updates[n].ravel() for n in group])
+        )
+        u = u / max(1.0, largest / settings.update_clip)
+      if settings.parameter_scale != "off":
+        size = root_mean_square(
+          np.concatenate([params[n].ravel() for n in group])
+        )
+        u = u * max(settings.parameter_scale_floor, size)
       m = settings.beta1 * self.momenta[name]
-      m = m + (1.0 - settings.beta1) * lr * scale * u
-      stepped[name] = p * (1.0 - lr**settings.weight_decay_exponent) - m
-      self.second_moments[name], self.momenta[name] = v, m
+      m = m + (1.0 - settings.beta1) * lr * u
+      stepped[name] = p * (1.0 - self._decay(name)) - m
+      self.momenta[name] = m
     return stepped
+
+  def _scaled_by_moment(self, name, g):
+    """Returns g over the root of its second moment, which takes a step."""
+    beta2 = 1.0 - self.step_number**-self.optimizer.beta2_exponent
+    squares = g**2 + SQUARED_GRADIENT_EPSILON
+    if name in self.second_moments:
+      v = beta2 * self.second_moments[name] + (1.0 - beta2) * squares
+      self.second_moments[name] = v
+      return g / np.sqrt(v)
+    squares = as_matrix(name, squares)
+    r, c = beta2 * self.row_sums[name], beta2 * self.column_sums[name]
+    r = r + (1.0 - beta2) * squares @ np.ones(squares.shape[1])
+    c = c + (1.0 - beta2) * np.ones(squares.shape[0]) @ squares
+    self.row_sums[name], self.column_sums[name] = r, c
+    return g / np.sqrt(np.outer(r, c) / np.sum(r)).reshape(g.shape)
+
+  def _group(self, name):
+    return scale_group(name, self.optimizer.parameter_scale)
+
+  def _decay(self, name):
+    """Returns the share by which a parameter shrinks in this step."""
+    exponent = self.optimizer.weight_decay_exponent
+    spared = {
+      "all": (),
+      "all_but_scales": ("scale",),
+      "kernels": ("scale", "embedding"),
+    }[self.optimizer.weight_decay_on]
+    if exponent is None or name.rpartition("/")[2] in spared:
+      return 0.0
+    return self.learning_rate**exponent

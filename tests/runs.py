@@ -38,6 +38,17 @@ SETTINGS = {
 }
 
 
+# What no two runs have in common.
+TIMES = {
+  "tokens_per_sec",
+  "step_secs",
+  "data_wait_secs",
+  "checkpoint_wait_secs",
+  "mfu",
+  "host_memory_bytes",
+}
+
+
 def write_corpus(folder: pathlib.Path) -> pathlib.Path:
   """Writes 40 texts that count up from some word; returns their folder."""
   folder.mkdir(parents=True)
@@ -108,3 +119,8 @@ def read_tensors(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
   prefix = model_dir / "checkpoints" / f"step_{step:08d}" / "weights"
   reader = tf.train.load_checkpoint(str(prefix))
   return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+
+
+def without_times(line: dict) -> dict:
+  """Returns a line of metrics.jsonl without what no two runs share."""
+  return {name: value for name, value in line.items() if name not in TIMES}

@@ -106,7 +106,7 @@ def peer_command(name: str, peer_python: str, config, steps: int) -> list[str]:
   sizes = dataclasses.asdict(config)
   dtype = sizes.pop("activation_dtype")
   # The peers are PaLM's own form and have no choice of it.
-  for field in ("norm", "block", "attention"):
+  for field in ("norm", "block", "attention", "remat"):
     del sizes[field]
   sizes.update(batch_size=BATCH_SIZE, steps=steps, dtype=dtype)
   settings = [f"--{field}={value}" for field, value in sizes.items()]

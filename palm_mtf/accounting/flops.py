@@ -9,10 +9,14 @@ products forward, four backward. Neither the half that the causal mask hides nor
 recomputed activations are discounted, so that figures compare between programs.
 
 Model FLOPs utilization (MFU) is the rate of these operations over the peak of
-all chips together; peaks are in hardware.py.
+all chips together; peaks are in hardware.py. Hardware FLOPs utilization (HFU)
+counts what REMAT computes again besides: two products of attention, and for
+"layer" those with all parameters but the last of each branch.
 """
 
-from palm_mtf.accounting.params import count_parameters
+import math
+
+from palm_mtf.accounting.params import count_parameters, parameter_shapes
 from palm_mtf.config import PalmConfig
 
 
@@ -51,3 +55,35 @@ def mfu(
     peak_flops_per_sec: of all chips together.
   """
   return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec
+
+
+def recomputed_flops_per_token(config: PalmConfig) -> int:
+  """Returns the FLOPs that a token's backward pass repeats, by REMAT."""
+  if config.remat == "none":
+    return 0
+  attention = attention_flops_per_token(
+    num_layers=config.num_layers,
+    num_heads=config.num_heads,
+    d_kv=config.d_kv,
+    sequence_length=config.sequence_length,
+  )
+  if config.remat == "attention":
+    return attention // 3
+  # The serial form's MLP starts from what attention's last product gives.
+  unused = {"mlp/wo"} if config.block == "serial" else {"attention/o", "mlp/wo"}
+  repeated = sum(
+    math.prod(shape)
+    for name, shape in parameter_shapes(config).items()
+    if name.startswith("layer_")
+    and not name.endswith("/scale")
+    and name.partition("/")[2] not in unused
+  )
+  return attention // 3 + 2 * repeated
+
+
+def hfu(
+  tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
+) -> float:
+  """Returns the hardware FLOPs utilization; the arguments are as in `mfu`."""
+  flops = train_flops_per_token(config) + recomputed_flops_per_token(config)
+  return tokens_per_sec * flops / peak_flops_per_sec

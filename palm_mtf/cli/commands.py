@@ -24,8 +24,8 @@ class Command(NamedTuple):
       name to text that is written into MODEL_DIR.
     entry_point: dotted path of the function that runs it, or "" where gin says
       that: in runs/<name>.gin, a space in the name written as "_".
-    flags: {flag: keywords of argparse} of a command without gin; the entry
-      point takes each as a keyword.
+    flags: {flag: keywords of argparse} of a command without gin; one without
+      dashes is a place. The entry point takes each as a keyword.
   """
 
   summary: str
@@ -49,6 +49,11 @@ _TEXT_FIELD = {
   "default": "text",
   "help": "the field of a JSON line that is the text (default: text)",
 }
+_MODEL_DIR = {
+  "metavar": "PATH",
+  "required": True,
+  "help": "of a training run",
+}
 
 COMMANDS = {
   "train": Command("train a model, or resume its training", keeps_config=True),
@@ -64,6 +69,50 @@ COMMANDS = {
   ),
   "data statistics": Command(
     "count documents, tokens, duplicates and overlap", has_results=True
+  ),
+  "checkpoints list": Command(
+    "print step, date, size and loss of every checkpoint",
+    has_results=True,
+    entry_point="palm_mtf.checkpoint_commands.list_all",
+    flags={"--model_dir": _MODEL_DIR},
+  ),
+  "checkpoints verify": Command(
+    "compare every byte of every checkpoint with its hashes",
+    has_results=True,
+    entry_point="palm_mtf.checkpoint_commands.verify",
+    flags={"--model_dir": _MODEL_DIR},
+  ),
+  "checkpoints compare": Command(
+    "print in what two checkpoints differ",
+    has_results=True,
+    entry_point="palm_mtf.checkpoint_commands.compare",
+    flags={
+      "first": {
+        "metavar": "A",
+        "help": "the folder of a checkpoint or of a run, or a TensorFlow "
+        "checkpoint's prefix",
+      },
+      "second": {"metavar": "B", "help": "another"},
+    },
+  ),
+  "checkpoints prune": Command(
+    "remove all but the newest whole checkpoints",
+    has_results=True,
+    entry_point="palm_mtf.checkpoint_commands.prune",
+    flags={
+      "--model_dir": _MODEL_DIR,
+      "--keep": {
+        "metavar": "N",
+        "type": int,
+        "required": True,
+        "help": "how many of the newest stay",
+      },
+      "--keep_every_steps": {
+        "metavar": "M",
+        "type": int,
+        "help": "those whose step is a multiple of M stay too",
+      },
+    },
   ),
   "vocab": Command(
     "train a vocabulary of your own",

@@ -28,6 +28,7 @@ from palm_mtf.data.mixing import Mixture
 from palm_mtf.data.permutation import permute
 from palm_mtf.data.rows import Row, Rows
 from palm_mtf.errors import UserError
+from palm_mtf.skips import Skips
 
 Batch = dict[str, np.ndarray]
 
@@ -58,9 +59,15 @@ class Batches:
   """
 
   def __init__(
-    self, sources: Sequence[RowSource], sizes: BatchSizes, *, seed: int
+    self,
+    sources: Sequence[RowSource],
+    sizes: BatchSizes,
+    *,
+    seed: int,
+    skips: Skips | None = None,
   ):
-    """Mixes `sources` by their rates."""
+    """Mixes `sources` by their rates; leaves `skips` out."""
+    self._skips = skips or Skips()
     self._sources = sources
     self._sizes = sizes
     self._seed = seed
@@ -93,7 +100,8 @@ class Batches:
     """Returns source, epoch and row of each row of a part, [batch, 3]."""
     part_rows = self._sizes.size(step) // num_parts
     first = self._sizes.rows_before(step) + part * part_rows
-    sources, index = self._mixture.locate(first + np.arange(part_rows))
+    numbers = self._skips.rows(first + np.arange(part_rows), self._sizes)
+    sources, index = self._mixture.locate(numbers)
     places = np.empty([part_rows, 3], np.int64)
     for s in np.unique(sources):
       mine = sources == s
@@ -147,6 +155,17 @@ def validation_batches(
     for start in range(0, usable - batch_size + 1, batch_size)
     for end in [start + batch_size]
   )
+
+
+def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
+  """Returns the rows of a batch in `num_parts` equal parts, in order."""
+  (size,) = {len(rows) for rows in batch.values()}
+  assert size % num_parts == 0, f"{size} rows, {num_parts} parts"
+  part = size // num_parts
+  return [
+    {name: rows[i : i + part] for name, rows in batch.items()}
+    for i in range(0, size, part)
+  ]
 
 
 def batch_hash(batch: Batch) -> str:

@@ -24,6 +24,7 @@ from palm_mtf.data.token_cache import load_stores
 from palm_mtf.data.token_store import Split, TokenStore
 from palm_mtf.data.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.skips import Skips
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,8 @@ class Corpus:
       for source, store in zip(self.sources, self.stores, strict=True)
     )
 
-  def batches(self, sizes: BatchSizes) -> Batches:
-    """Returns the training batches.
+  def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
+    """Returns the training batches; `skips` are left out.
 
     Raises:
       UserError: an epoch holds less than one batch.
@@ -78,7 +79,7 @@ class Corpus:
         f"= {self.sequence_length:,} tokens; give more text, lower "
         "VALIDATION_SHARE, or lower GLOBAL_BATCH_SIZE or SEQUENCE_LENGTH."
       )
-    return Batches(rows, sizes, seed=self.seed)
+    return Batches(rows, sizes, seed=self.seed, skips=skips)
 
   def validation_batches(
     self, *, batch_size: int, num_rows: int

@@ -20,12 +20,14 @@ class Lowered:
   Attributes:
     tensors: what was asked for, gathered from its slices.
     operations: all operations asked for, as one.
+    accumulations: the same of those.
     initialize: sets every variable to its first value.
     slices: the slices of every variable, by its checkpoint name.
   """
 
   tensors: dict[str, tf.Tensor]
   operations: tf.Operation
+  accumulations: tf.Operation
   initialize: tf.Operation
   slices: dict[str, list[Slice]]
 
@@ -35,8 +37,9 @@ def lower(
   placement: SlicePlacement,
   tensors: Mapping[str, mtf.Tensor],
   operations: Sequence[mtf.Operation] = (),
+  accumulations: Sequence[mtf.Operation] = (),
 ) -> Lowered:
-  """Lowers everything on `mesh`, and exports `tensors` and `operations`."""
+  """Lowers everything on `mesh`, and exports what is asked for."""
   lowering = mtf.Lowering(mesh.graph, {mesh: placement}, autostack=False)
   slices = {
     variable.name: laid_out.slices
@@ -48,6 +51,9 @@ def lower(
       for name, tensor in tensors.items()
     },
     operations=tf.group([lowering.lowered_operation(op) for op in operations]),
+    accumulations=tf.group(
+      [lowering.lowered_operation(op) for op in accumulations]
+    ),
     initialize=tf.group(
       [s.variable.initializer for parts in slices.values() for s in parts]
     ),

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves and restores variables slice by slice, in TensorFlow's own format.
 
-Each slice is written from, and read into, the device that holds it, as a named
-part of the whole variable. `tf.train.load_checkpoint` reads whole variables
-from the file, and so does a program under any other layout. Which files there
-are, and which of them are whole, is the business of checkpoints.py.
+Each slice is fetched from, and read into, the device that holds it, and is in
+the file as a named part of the whole variable. `tf.train.load_checkpoint` reads
+whole variables from the file, and so does a program under any other layout.
+Which files there are, and which of them are whole, is the business of
+checkpoints.py.
 """
 
 import dataclasses
@@ -16,41 +17,84 @@ from palm_mtf.mesh.placement import Slice
 
 
 @dataclasses.dataclass(frozen=True)
-class Saver:
-  """Operations on a checkpoint whose path is fed.
+class Restorer:
+  """An operation that reads a checkpoint whose path is fed.
 
   Attributes:
     prefix: [], string: feed the path, without the suffixes TensorFlow adds.
-    save: writes it.
     restore: reads it into every slice.
   """
 
   prefix: tf.Tensor
-  save: tf.Operation
   restore: tf.Operation
 
 
-def build_saver(slices: Mapping[str, Sequence[Slice]]) -> Saver:
-  """Builds the operations for the variables of `slices`, by checkpoint name."""
-  parts = [(name, part) for name in slices for part in slices[name]]
+def build_restorer(slices: Mapping[str, Sequence[Slice]]) -> Restorer:
+  """Builds what reads the variables of `slices`, by checkpoint name."""
   prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
-  saved = [(name, part) for name, part in parts if part.is_first]
-  save = tf.raw_ops.SaveV2(
-    prefix=prefix,
-    tensor_names=[name for name, _ in saved],
-    shape_and_slices=[part.spec for _, part in saved],
-    tensors=[part.variable.read_value() for _, part in saved],
-  )
   assignments = []
-  for name, part in parts:
-    # One operation a slice, on its own device: nothing is read twice, and no
-    # device holds more than its slices.
-    with tf.device(part.variable.device):
-      (value,) = tf.raw_ops.RestoreV2(
-        prefix=prefix,
-        tensor_names=[name],
-        shape_and_slices=[part.spec],
-        dtypes=[tf.float32],
-      )
-      assignments.append(part.variable.assign(value).op)
-  return Saver(prefix, save, tf.group(assignments))
+  for name, parts in slices.items():
+    for part in parts:
+      # One operation a slice, on its own device: nothing is read twice, and no
+      # device holds more than its slices.
+      with tf.device(part.variable.device):
+        (value,) = tf.raw_ops.RestoreV2(
+          prefix=prefix,
+          tensor_names=[name],
+          shape_and_slices=[part.spec],
+          dtypes=[part.variable.dtype.base_dtype],
+        )
+        assignments.append(part.variable.assign(value).op)
+  return Restorer(prefix, tf.group(assignments))
+
+
+@dataclasses.dataclass(frozen=True)
+class FileWriter:
+  """An operation that writes fed slices to a checkpoint file.
+
+  It stands in a graph of its own, without devices and variables, so that
+  writing and training know nothing of each other.
+
+  Attributes:
+    graph: what it stands in.
+    prefix: [], string: feed the path, without the suffixes TensorFlow adds.
+    values: feed what `slice_values` gave, fetched.
+    write: writes them.
+  """
+
+  graph: tf.Graph
+  prefix: tf.Tensor
+  values: list[tf.Tensor]
+  write: tf.Operation
+
+
+def slice_values(slices: Mapping[str, Sequence[Slice]]) -> list[tf.Tensor]:
+  """Returns the value of every slice to save, each part of a variable once."""
+  return [part.variable.read_value() for _, part in _saved(slices)]
+
+
+def build_file_writer(slices: Mapping[str, Sequence[Slice]]) -> FileWriter:
+  """Builds what writes the values of `slices`, by checkpoint name."""
+  saved = _saved(slices)
+  with tf.Graph().as_default() as graph:
+    prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
+    values = [
+      tf.placeholder(part.variable.dtype.base_dtype, part.variable.shape)
+      for _, part in saved
+    ]
+    write = tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=[name for name, _ in saved],
+      shape_and_slices=[part.spec for _, part in saved],
+      tensors=values,
+    )
+  return FileWriter(graph, prefix, values, write)
+
+
+def _saved(slices: Mapping[str, Sequence[Slice]]) -> list[tuple[str, Slice]]:
+  return [
+    (name, part)
+    for name, parts in slices.items()
+    for part in parts
+    if part.is_first
+  ]

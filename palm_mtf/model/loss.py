@@ -157,5 +157,14 @@ def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
   """
   if loss_weights is None:
     return mtf.reduce_mean(x)
-  total = mtf.maximum(weight_sum(x, loss_weights), _SMALLEST_WEIGHT)
-  return mtf.reduce_sum(x * loss_weights) / total
+  return mtf.reduce_sum(x * loss_weights) / divisor(weight_sum(x, loss_weights))
+
+
+def weighted_sum(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
+  """Returns sum(x * loss_weights), [] float32; see `weighted_mean`."""
+  return mtf.reduce_sum(x if loss_weights is None else x * loss_weights)
+
+
+def divisor(total_weight: mtf.Tensor) -> mtf.Tensor:
+  """Returns what a sum is divided by to be a mean: never 0, [] float32."""
+  return mtf.maximum(total_weight, _SMALLEST_WEIGHT)

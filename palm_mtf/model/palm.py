@@ -14,18 +14,29 @@ names of the variables are the checkpoint's schema. The loss is in loss.py, the
 layers' arithmetic in layers.py and attention.py, the dimensions in dims.py.
 """
 
+import functools
+
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.dims import Dims
+from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import embed, norm, rotary, rotary_tables, swiglu
+from palm_mtf.model.remat import recomputed
 from palm_mtf.variables import Fill, Normal, sliced_variable
 
 
 class Palm:
   """Makes the variables of one model on one mesh and builds its logits."""
 
-  def __init__(self, mesh: mtf.Mesh, config: PalmConfig, dims: Dims, seed: int):
+  def __init__(
+    self,
+    mesh: mtf.Mesh,
+    config: PalmConfig,
+    dims: Dims,
+    seed: int,
+    dropout: Dropout | None = None,
+  ):
     """Readies the tables that all layers share.
 
     Args:
@@ -33,11 +44,13 @@ class Palm:
       config: the architecture.
       dims: its dimensions, from `model_dims`.
       seed: of the initial weights.
+      dropout: of a training step; None drops nothing.
     """
     self._mesh = mesh
     self._config = config
     self._dims = dims
     self._seed = seed
+    self._dropout = dropout
     self._sin, self._cos = rotary_tables(mesh, dims.length, dims.d_kv)
     self._dtype = tf.as_dtype(config.activation_dtype)
 
@@ -66,9 +79,10 @@ class Palm:
       initializer=Normal(1.0, self._seed),
       activation_dtype=self._dtype,
     )
-    x = embed(embedding, inputs)
+    x = self._drop(embed(embedding, inputs), 0)
     for layer in range(self._config.num_layers):
-      x = self._block(x, segments, f"layer_{layer:03d}")
+      block = functools.partial(self._block, segments=segments, layer=layer)
+      x = recomputed(block, [x]) if self._config.remat == "layer" else block(x)
     # The scale carries 1/sqrt(d_model), so that it is applied in float32.
     scale = self._scale("final_norm") * dims.d_model.size**-0.5
     x = norm(x, scale, self._config.norm)
@@ -77,15 +91,20 @@ class Palm:
     )
 
   def _block(
-    self, x: mtf.Tensor, segments: mtf.Tensor | None, name: str
+    self, x: mtf.Tensor, *, segments: mtf.Tensor | None, layer: int
   ) -> mtf.Tensor:
+    name = f"layer_{layer:03d}"
     y = norm(x, self._scale(f"{name}/norm"), self._config.norm)
     attention = self._attention(y, segments, f"{name}/attention")
     if self._config.block == "parallel":
-      return x + (attention + self._mlp(y, f"{name}/mlp"))
-    x += attention
+      both = attention + self._mlp(y, f"{name}/mlp")
+      return x + self._drop(both, 2 * layer + 1)
+    x += self._drop(attention, 2 * layer + 1)
     y = norm(x, self._scale(f"{name}/mlp_norm"), self._config.norm)
-    return x + self._mlp(y, f"{name}/mlp")
+    return x + self._drop(self._mlp(y, f"{name}/mlp"), 2 * layer + 2)
+
+  def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
+    return self._dropout(x, place) if self._dropout else x
 
   def _attention(
     self, x: mtf.Tensor, segments: mtf.Tensor | None, name: str
@@ -97,9 +116,14 @@ class Palm:
     q = self._product(x, f"{name}/q", [d.d_model], [d.heads, d.d_kv])
     k = self._product(memory, f"{name}/k", [d.d_model], [*kv_heads, d.d_kv])
     v = self._product(memory, f"{name}/v", [d.d_model], [*kv_heads, d.d_kv])
-    q = rotary(q, self._sin, self._cos)
-    k = rotary(k, self._sin, self._cos)
-    out = causal_attention(q, k, v, segments)
+
+    def attend(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
+      q = rotary(q, self._sin, self._cos)
+      k = rotary(k, self._sin, self._cos)
+      return causal_attention(q, k, v, segments)
+
+    is_recomputed = self._config.remat == "attention"
+    out = recomputed(attend, [q, k, v]) if is_recomputed else attend(q, k, v)
     # all-reduce over the axis of `heads`, if they are split
     return self._product(out, f"{name}/o", [d.heads, d.d_kv], [d.d_model])
 

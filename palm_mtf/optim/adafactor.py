@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adafactor without factorization, as PaLM trained with (PaLM 5; Shazeer 2018).
+"""Adafactor as PaLM trained with it, and its other forms (PaLM 5).
 
 For a variable p with gradient g, clipped by the global norm, at step k:
 
@@ -11,107 +11,273 @@ For a variable p with gradient g, clipped by the global norm, at step k:
   p  <-  p (1 - lr^2) - m                            lr = min(1e-2, 1/sqrt(k))
 
 It is Adam with the learning rate relative to the size of each variable. The
-moments are float32 and start at zero; v needs no bias correction because
-beta2 is 0 at the first step. Two passes over memory do all of it: one for the
-two root mean squares, one for the three assignments.
+moments start at zero; v needs no bias correction because beta2 is 0 at the
+first step. The fields of AdafactorConfig say which of its parts there are; what
+is left out costs neither memory nor time. second_moment.py has the factored v,
+schedule.py beta2 and lr, groups.py who shares an RMS and who decays, and
+accounting/slots.py the names of the moments.
+
+Two passes over memory do all of it: one for the root mean squares, one for the
+assignments; a factored v takes another. A step whose clip factor is not a
+finite number leaves everything as it was.
 """
 
 from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.accounting.slots import optimizer_state, parameter_slots, row_rank
 from palm_mtf.config import AdafactorConfig
+from palm_mtf.optim.groups import is_decayed, scale_groups
+from palm_mtf.optim.rms import SumOfSquares
+from palm_mtf.optim.second_moment import (
+  FactoredMoment,
+  factored_update,
+  full_update,
+  unless_bad,
+)
 from palm_mtf.variables import Fill, sliced_variable
 from palm_mtf.whole_slice import split_axes
 
-GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
-SCALE_FLOOR = 1e-3  # epsilon_2
 
-
-def _second_moment(g, v, decay):
-  return v + (tf.square(g) + GRADIENT_FLOOR - v) * decay
+def _clipped(g, clip):
+  return tf.cast(g, tf.float32) * clip
 
 
 @fused
-def _sums_of_squares(p, v, g, clip, decay):
-  """Returns the sums of squares of p and u over the slice, [] float32 each."""
-  g = tf.cast(g, tf.float32) * clip
-  u_squared = tf.square(g) / _second_moment(g, v, decay)
-  return tf.reduce_sum(tf.square(p)), tf.reduce_sum(u_squared)
+def _sum_of_squares(p):
+  return tf.reduce_sum(tf.square(p))
 
 
 @fused
-def _next_values(p, v, m, g, scalars):
-  """Returns p, v and m after the step, the shape of the slice each."""
-  clip, decay, beta1, step_size, shrink = tf.unstack(scalars)
-  g = tf.cast(g, tf.float32) * clip
-  v = _second_moment(g, v, decay)
-  m = beta1 * m + step_size * g * tf.math.rsqrt(v)
-  return p * shrink - m, v, m
+def _full_squares(g, clip, decay, v):
+  return tf.reduce_sum(tf.square(full_update(_clipped(g, clip), decay, v)[0]))
 
 
-class AdafactorUpdate(mtf.Operation):
-  """Updates one variable and its two moments in place."""
+@fused
+def _factored_squares(g, clip, decay, row, column):
+  (u,) = factored_update(_clipped(g, clip), decay, row, column)
+  return tf.reduce_sum(tf.square(u))
+
+
+def _stepped(p, m, u, scalars):
+  """Returns p and, if there is one, m after the step."""
+  clip, _, beta1, step_size, shrink = scalars
+  change = step_size * u
+  if m is not None:
+    change += beta1 * tf.cast(m, tf.float32)
+  p = unless_bad(clip, p - (p * shrink + change), p)
+  return (p,) if m is None else (p, unless_bad(clip, change, m))
+
+
+@fused
+def _full_step(p, m, g, scalars, v):
+  scalars = tf.unstack(scalars)
+  clip, decay, *_ = scalars
+  u, next_v = full_update(_clipped(g, clip), decay, v)
+  return (*_stepped(p, m, u, scalars), unless_bad(clip, next_v, v))
+
+
+@fused
+def _factored_step(p, m, g, scalars, row, column):
+  scalars = tf.unstack(scalars)
+  clip, decay, *_ = scalars
+  (u,) = factored_update(_clipped(g, clip), decay, row, column)
+  return _stepped(p, m, u, scalars)
+
+
+class _Parameter:
+  """One variable, its slots and how its update is computed, when lowered."""
 
   def __init__(
     self,
+    lowering: mtf.Lowering,
     variable: mtf.Variable,
+    slots: dict[str, mtf.Variable],
+    scalars: Sequence[mtf.Tensor],
     gradient: mtf.Tensor,
+  ):
+    """Reads the variable and its slots, and readies u.
+
+    Args:
+      lowering: of the graph.
+      variable: what is trained.
+      slots: of it, by the name of the slot.
+      scalars: clip factor and 1 - beta2.
+      gradient: of the variable.
+    """
+    self.name = variable.name
+    self.size = variable.size
+    self._mesh_impl = mesh_impl = lowering.mesh_impl(variable)
+    self._dims = variable.shape.dims
+    self._variables = {
+      name: lowering.variables[x].laid_out_tensor
+      for name, x in {"": variable, **slots}.items()
+    }
+    values = {
+      name: mesh_impl.slicewise(tf.convert_to_tensor, x)
+      for name, x in self._variables.items()
+    }
+    self._p, self._m = values.pop(""), values.pop("momentum", None)
+    self._g = lowering.tensors[gradient]
+    self._clip, self._decay = (lowering.tensors[x] for x in scalars)
+    # What the functions of u take: v, or the factors of g. The next r and c.
+    self._moment, self._next_moment = tuple(values.values()), ()
+    self._squares, self._step = _full_squares, _full_step
+    if len(self._moment) > 1:
+      self._squares, self._step = _factored_squares, _factored_step
+      factored = FactoredMoment(mesh_impl, self._dims, row_rank(self.name))
+      self._next_moment = factored.next_means(
+        self._g, self._clip, self._decay, *self._moment
+      )
+      self._moment = factored.row_and_column_factors(*self._next_moment)
+
+  def parameter_squares(self):
+    """Returns the sum of p^2, [] float32, laid out."""
+    return self._all_reduce(self._mesh_impl.slicewise(_sum_of_squares, self._p))
+
+  def update_squares(self):
+    """Returns the sum of u^2, [] float32, laid out."""
+    operands = self._g, self._clip, self._decay, *self._moment
+    return self._all_reduce(self._mesh_impl.slicewise(self._squares, *operands))
+
+  def assign(self, scalars) -> list[tf.Operation]:
+    """Returns the assignments of p and the slots in every slice.
+
+    Args:
+      scalars: clip factor, 1 - beta2, beta1, step size and the share that p
+        shrinks by, [5] float32, laid out.
+    """
+    new = self._mesh_impl.slicewise(
+      self._step, self._p, self._m, self._g, scalars, *self._moment
+    )
+    momentum = [] if self._m is None else ["momentum"]
+    moment = [name for name in self._variables if "second_moment" in name]
+    order = ["", *momentum, *moment]
+    assigned = [
+      self._mesh_impl.slicewise(
+        lambda slot, new: slot.assign(new).op, self._variables[name], value
+      )
+      for name, value in zip(order, [*new, *self._next_moment], strict=True)
+    ]
+    return [op for each in assigned for op in each.all_slices]
+
+  def _all_reduce(self, x):
+    # all-reduce of one number, over the axes that split the variable
+    axes = split_axes(self._mesh_impl, self._dims)
+    return self._mesh_impl.allreduce(x, axes, "SUM")
+
+
+class AdafactorUpdate(mtf.Operation):
+  """Updates variables that share root mean squares, and their moments.
+
+  Attributes:
+    sums_of_squares: what it measures in a step, there when it is lowered.
+  """
+
+  def __init__(
+    self,
+    variables: Sequence[mtf.Variable],
+    gradients: Sequence[mtf.Tensor],
     scalars: Sequence[mtf.Tensor],
     config: AdafactorConfig,
   ):
-    """Makes the moments `<variable>/second_moment` and `<variable>/momentum`.
-
-    Args:
-      variable: what is trained.
-      gradient: its gradient, the variable's shape, any float dtype.
-      scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
-      config: beta1, update_clip and weight_decay_exponent are read.
-    """
+    """Makes the slots of the variables; see `adafactor_updates`."""
+    state = optimizer_state(config)
     self._slots = [
-      sliced_variable(
-        variable.mesh,
-        f"{variable.name}/{slot}",
-        variable.shape,
-        initializer=Fill(0.0),
-        trainable=False,
-      ).operation
-      for slot in ("second_moment", "momentum")
+      {
+        slot.name: sliced_variable(
+          variable.mesh,
+          f"{variable.name}/{slot.name}",
+          mtf.Shape(variable.shape.dims[slot.dims]),
+          initializer=Fill(0.0),
+          stored_dtype=tf.as_dtype(slot.dtype),
+          trainable=False,
+        ).operation
+        for slot in parameter_slots(variable.name, variable.shape.ndims, state)
+      }
+      for variable in variables
     ]
-    super().__init__([gradient, *scalars], name=f"{variable.name}/update")
-    self._variable = variable
+    super().__init__([*gradients, *scalars], name=f"{variables[0].name}/update")
+    self._variables = list(variables)
     self._config = config
+    self.sums_of_squares: list[SumOfSquares] = []
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
-    mesh_impl = lowering.mesh_impl(self)
-    slots = [
-      lowering.variables[x].laid_out_tensor
-      for x in (self._variable, *self._slots)
+    config, mesh_impl = self._config, lowering.mesh_impl(self)
+    *gradients, clip, learning_rate, decay = self.inputs
+    parameters = [
+      _Parameter(lowering, variable, slots, (clip, decay), gradient)
+      for variable, slots, gradient in zip(
+        self._variables, self._slots, gradients, strict=True
+      )
     ]
-    p, v, m = (mesh_impl.slicewise(tf.convert_to_tensor, x) for x in slots)
-    g, clip, learning_rate, decay = (lowering.tensors[x] for x in self.inputs)
-    # all-reduce of two numbers, over the axes that split the variable
-    axes = split_axes(mesh_impl, self._variable.shape.dims)
-    sums = [
-      mesh_impl.allreduce(x, axes, "SUM")
-      for x in mesh_impl.slicewise(_sums_of_squares, p, v, g, clip, decay)
+    count = float(sum(parameter.size for parameter in parameters))
+    # TensorFlow computes only those that are used.
+    squares = {
+      "parameter": [each.parameter_squares() for each in parameters],
+      "update": [each.update_squares() for each in parameters],
+    }
+    self.sums_of_squares = [
+      SumOfSquares(of, each.name, each.size, x.all_slices[0])
+      for of, sums in squares.items()
+      for each, x in zip(parameters, sums, strict=True)
     ]
-    scalars = mesh_impl.slicewise(
-      self._scalars, clip, decay, learning_rate, *sums
+    p_square, u_square = (
+      mesh_impl.slicewise(lambda *parts: tf.add_n(parts) / count, *sums)
+      for sums in squares.values()
     )
-    new_values = mesh_impl.slicewise(_next_values, p, v, m, g, scalars)
-    assigned = [
-      mesh_impl.slicewise(lambda slot, new: slot.assign(new).op, slot, new)
-      for slot, new in zip(slots, new_values, strict=True)
-    ]
-    lowering.operations[self] = tf.group([x.all_slices for x in assigned])
+    operations = []
+    for parameter in parameters:
+      scalars = mesh_impl.slicewise(
+        self._scalars,
+        *(lowering.tensors[x] for x in (clip, decay, learning_rate)),
+        p_square,
+        u_square,
+        is_decayed(parameter.name, config.weight_decay_on),
+      )
+      operations += parameter.assign(scalars)
+    lowering.operations[self] = tf.group(operations)
 
-  def _scalars(self, clip, decay, learning_rate, p_squares, u_squares):
-    """Returns what `_next_values` multiplies by, [5] float32."""
-    config, count = self._config, float(self._variable.size)
-    scale = tf.maximum(SCALE_FLOOR, tf.sqrt(p_squares / count))
-    update_rms = tf.sqrt(u_squares / count)
-    update_clip = tf.maximum(1.0, update_rms / config.update_clip)
-    step_size = (1.0 - config.beta1) * learning_rate * scale / update_clip
-    shrink = 1.0 - learning_rate**config.weight_decay_exponent
+  def _scalars(
+    self, clip, decay, learning_rate, p_square, u_square, is_decayed
+  ):
+    """Returns what `_stepped` multiplies by, [5] float32, of mean squares."""
+    config = self._config
+    step_size = (1.0 - config.beta1) * learning_rate
+    if config.parameter_scale != "off":
+      scale = tf.maximum(config.parameter_scale_floor, tf.sqrt(p_square))
+      step_size *= scale
+    if config.update_clip is not None:
+      step_size /= tf.maximum(1.0, tf.sqrt(u_square) / config.update_clip)
+    # The share, not what is left of p: 1 - lr^2 would round lr^2 itself.
+    shrink = 0.0
+    if is_decayed and config.weight_decay_exponent is not None:
+      shrink = learning_rate**config.weight_decay_exponent
     return tf.stack([clip, decay, config.beta1, step_size, shrink])
+
+
+def adafactor_updates(
+  variables: Sequence[mtf.Variable],
+  gradients: Sequence[mtf.Tensor],
+  scalars: Sequence[mtf.Tensor],
+  config: AdafactorConfig,
+) -> list[AdafactorUpdate]:
+  """Returns the operations that update all variables and moments in place.
+
+  Args:
+    variables: what is trained.
+    gradients: of each variable, its shape, any float dtype.
+    scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
+    config: all but the schedule, GRADIENT_CLIP and Z_LOSS is read.
+  """
+  groups = scale_groups([v.name for v in variables], config.parameter_scale)
+  return [
+    AdafactorUpdate(
+      [variables[i] for i in group],
+      [gradients[i] for i in group],
+      scalars,
+      config,
+    )
+    for group in groups
+  ]

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipping of all gradients by their global norm (PaLM 5)."""
 
+import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
@@ -12,16 +13,16 @@ def _sum_of_squares(x):
   return 2.0 * tf.nn.l2_loss(tf.cast(x, tf.float32))
 
 
-def global_norm(gradients: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Returns the norm of all gradients taken as one vector.
+def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
+  """Returns the sum of squares of each gradient, [] float32.
+
+  Where a gradient is split, its slices' sums are all-reduced. A sum is a finite
+  number only if the whole gradient is.
 
   Args:
     gradients: any shapes and dtypes, on one mesh.
-
-  Returns:
-    [], float32. Where a gradient is split, its slices' sums are all-reduced.
   """
-  sums = [
+  return [
     WholeSlice(
       _sum_of_squares,
       [gradient],
@@ -31,14 +32,30 @@ def global_norm(gradients: Sequence[mtf.Tensor]) -> mtf.Tensor:
     ).outputs[0]
     for gradient in gradients
   ]
+
+
+def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
+  """Returns the norm of all gradients taken as one vector, [] float32.
+
+  Args:
+    sums: of `sums_of_squares`.
+  """
   return mtf.sqrt(mtf.add_n(sums))
 
 
 def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
   """Returns min(1, largest / norm), [] float32: what gradients multiply by.
 
+  It is nan where the norm is infinite or no number, and such a factor makes
+  AdafactorUpdate change nothing.
+
   Args:
     norm: [], float32, from `global_norm`.
     largest: GRADIENT_CLIP.
   """
-  return mtf.cwise(lambda n: largest / tf.maximum(n, largest), [norm])
+
+  def factor(n):
+    finite = largest / tf.maximum(n, largest)
+    return tf.where(tf.math.is_finite(n), finite, math.nan)
+
+  return mtf.cwise(factor, [norm])

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What changes with the step k = 1, 2, ...: learning rate and decay (PaLM 5).
 
-  lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))
+  lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
+               = LEARNING_RATE                       "constant"
   1 - beta2(k) = k ** -BETA2_EXPONENT
 
 The decay of the second moment is kept as 1 - beta2, which is 5e-5 at PaLM's
@@ -15,6 +16,8 @@ from palm_mtf.config import AdafactorConfig
 
 def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   """Returns lr(k), [] float32, of k, [] float32."""
+  if config.learning_rate_schedule == "constant":
+    return tf.constant(config.learning_rate, tf.float32)
   return tf.minimum(config.learning_rate, tf.math.rsqrt(k))
 
 

@@ -24,11 +24,17 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
 from palm_mtf.model.dims import Dims, model_dims
+from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
-from palm_mtf.optim.adafactor import AdafactorUpdate
-from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
+from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
+from palm_mtf.optim.rms import rms_by_kind
+from palm_mtf.pods.microbatches import (
+  TokenLosses,
+  step_gradients,
+)
 
 FEATURES = {
   "inputs": tf.int32,
@@ -44,22 +50,41 @@ class TrainProgram:
   """One training step of one pod.
 
   Attributes:
-    features: what to feed of a batch, by name, in the order asked for.
-    step: [], int64: feed the number of steps done before this one.
-    metrics: [] float32 each: loss (nats a token), z_loss, grad_norm,
-      learning_rate. Fetching loss alone runs the forward pass alone.
+    features: what to feed of a microbatch, by name, in the order asked for.
+    step: [], int64: feed the number of steps done before this one. Where it is
+      not fed, for the loss of other batches, nothing is dropped.
+    microbatch: [], int32: feed which of the step it is, from 0.
+    num_microbatches: in a step. Where there are several, run `accumulate` on
+      each of them, then `update` and `metrics`, which need no features; where
+      there is one, `update` alone.
+    accumulate: adds the gradients and sums of a microbatch to the step's; None
+      where there is only one.
+    update: updates all variables; changes nothing if grad_norm is infinite or
+      no number.
+    metrics: of the step, [] float32 each: loss (nats a token), z_loss,
+      grad_norm, learning_rate, and those of optim/rms.py.
+    gradient_squares: [variables], float32: the sum of squares of the gradient
+      of each variable of `parameters`.
+    parameters: names of the variables that are trained, in the model's order.
+    loss: [], float32: nats a token of the microbatch; fetched alone it runs the
+      forward pass alone.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several batches is that of their losses, weighted by it.
-    update: runs the whole step.
     initialize: draws the first weights.
     slices: of every variable, by its checkpoint name.
   """
 
   features: dict[str, tf.Tensor]
   step: tf.Tensor
-  metrics: dict[str, tf.Tensor]
-  weight_sum: tf.Tensor
+  microbatch: tf.Tensor
+  num_microbatches: int
+  accumulate: tf.Operation | None
+  gradient_squares: tf.Tensor
+  parameters: list[str]
   update: tf.Operation
+  metrics: dict[str, tf.Tensor]
+  loss: tf.Tensor
+  weight_sum: tf.Tensor
   initialize: tf.Operation
   slices: dict[str, list[Slice]]
 
@@ -96,6 +121,17 @@ def _import_features(
   }
 
 
+def _dropout(
+  mesh: mtf.Mesh, rate: float, seed: int, step: tf.Tensor, first_row: tf.Tensor
+) -> Dropout | None:
+  """Returns what drops activations; in step -1 it drops nothing."""
+  if not rate:
+    return None
+  state = tf.stack([tf.cast(x, tf.int32) for x in (step, first_row, step >= 0)])
+  shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
+  return Dropout(rate, seed, mtf.import_tf_tensor(mesh, state, shape))
+
+
 def build_train_program(
   config: PalmConfig,
   mesh_layout: MeshLayout,
@@ -119,45 +155,81 @@ def build_train_program(
     UserError: there is no such feature, or inputs or targets are missing.
   """
   mesh = _new_mesh("pod")
-  dims = model_dims(config, batch_size)
+  dims = model_dims(config, batch_size // mesh_layout.num_microbatches)
   placeholders = _placeholders(features, dims)
-  step = tf.placeholder(tf.int64, [], "step")
-  k = tf.cast(step + 1, tf.float32)
-  learning_rate = schedule.learning_rate(k, optimizer)
-
+  step = tf.placeholder_with_default(tf.constant(-1, tf.int64), [], "step")
+  microbatch = tf.placeholder_with_default(0, [], "microbatch")
   batch = _import_features(mesh, placeholders, dims)
-  loss_weights = batch.get("loss_weights")
-  logits = Palm(mesh, config, dims, seed).logits(
+  first_row = microbatch * dims.batch.size
+  dropout = _dropout(mesh, optimizer.dropout, seed, step, first_row)
+  logits = Palm(mesh, config, dims, seed, dropout).logits(
     batch["inputs"], batch.get("segments")
   )
-  nats, log_z = cross_entropy(logits, batch["targets"])
-  loss = weighted_mean(nats, loss_weights)
-  z_loss = optimizer.z_loss * weighted_mean(mtf.square(log_z), loss_weights)
-
+  tokens = TokenLosses(
+    *cross_entropy(logits, batch["targets"]), batch.get("loss_weights")
+  )
   variables = list(mesh.graph.trainable_variables)
-  gradients = mtf.gradients([loss + z_loss], [v.value for v in variables])
-  grad_norm = global_norm(gradients)
-  scalars = [
-    clip_factor(grad_norm, optimizer.gradient_clip),
-    mtf.import_tf_tensor(mesh, learning_rate),
-    mtf.import_tf_tensor(mesh, schedule.second_moment_decay(k, optimizer)),
-  ]
-  updates = [
-    AdafactorUpdate(variable, gradient, scalars, optimizer)
-    for variable, gradient in zip(variables, gradients, strict=True)
-  ]
-  metrics = {"loss": loss, "z_loss": z_loss, "grad_norm": grad_norm}
-  weight = {"weight_sum": weight_sum(batch["targets"], loss_weights)}
-  lowered = lower(mesh, _placement(mesh_layout), {**metrics, **weight}, updates)
+  total = step_gradients(
+    tokens,
+    optimizer.z_loss,
+    variables,
+    num_microbatches=mesh_layout.num_microbatches,
+    is_first=tf.equal(microbatch, 0),
+  )
+  k = tf.cast(step + 1, tf.float32)
+  learning_rate = schedule.learning_rate(k, optimizer)
+  decay = schedule.second_moment_decay(k, optimizer)
+  squares = sums_of_squares(total.gradients)
+  grad_norm, clip = _clipping(squares, total.multiple, optimizer)
+  imported = [mtf.import_tf_tensor(mesh, x) for x in (learning_rate, decay)]
+  updates = adafactor_updates(
+    variables, total.gradients, [clip, *imported], optimizer
+  )
+  metrics = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
+  fetched = {
+    **metrics,
+    **{f"squares/{i}": x for i, x in enumerate(squares)},
+    "microbatch_loss": weighted_mean(tokens.nats, tokens.loss_weights),
+    "weight_sum": weight_sum(tokens.nats, tokens.loss_weights),
+  }
+  placement = _placement(mesh_layout)
+  lowered = lower(mesh, placement, fetched, updates, total.accumulations)
   metrics = {name: lowered.tensors[name] for name in metrics}
+  squares = [lowered.tensors[f"squares/{i}"] for i in range(len(squares))]
+  sums = {accumulation.sum_name for accumulation in total.accumulations}
   return TrainProgram(
     features=placeholders,
     step=step,
-    metrics={**metrics, "learning_rate": learning_rate},
-    weight_sum=lowered.tensors["weight_sum"],
+    microbatch=microbatch,
+    num_microbatches=mesh_layout.num_microbatches,
+    accumulate=lowered.accumulations if total.accumulations else None,
+    gradient_squares=tf.stack(squares),
+    parameters=[variable.name for variable in variables],
     update=lowered.operations,
+    metrics={**metrics, "learning_rate": learning_rate, **_rms(updates)},
+    loss=lowered.tensors["microbatch_loss"],
+    weight_sum=lowered.tensors["weight_sum"],
     initialize=lowered.initialize,
-    slices=lowered.slices,
+    slices={n: s for n, s in lowered.slices.items() if n not in sums},
+  )
+
+
+def _clipping(
+  squares: Sequence[mtf.Tensor],
+  multiple: mtf.Tensor | None,
+  optimizer: AdafactorConfig,
+) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Returns the global norm and the factor of each gradient: [] float32."""
+  norm = global_norm(squares)
+  if multiple is None:
+    return norm, clip_factor(norm, optimizer.gradient_clip)
+  norm /= multiple
+  return norm, clip_factor(norm, optimizer.gradient_clip) / multiple
+
+
+def _rms(updates: Sequence[AdafactorUpdate]) -> dict[str, tf.Tensor]:
+  return rms_by_kind(
+    each for update in updates for each in update.sums_of_squares
   )
 
 

@@ -100,6 +100,8 @@ def draw(panel: Panel, number: int, x_field: str) -> str:
     for mark in panel.marks:
       color = _run_color(mark.run)
       axes.axvline(mark.x, color=color, linewidth=0.9, linestyle=(0, (2, 2)))
+      if mark.back_to is not None:
+        axes.axvspan(mark.back_to, mark.x, color=color, alpha=0.1, linewidth=0)
     _set_axes(axes, panel, x_field)
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True)

@@ -244,9 +244,12 @@ def _happened(runs: Sequence[Run]) -> Iterator[str]:
   """Yields a list of what the vertical lines of the pictures mark."""
   if not any(run.events for run in runs):
     return
-  yield '<section><h2>What happened</h2><ul class="events">'
+  yield (
+    "<section><h2>What happened</h2><p class=unit>Dotted lines in the "
+    "pictures; shaded are the steps that were done again.</p><ul class=events>"
+  )
   for i, run in enumerate(runs):
-    for _, event in events(run, x_axis(runs)):
+    for *_, event in events(run, x_axis(runs)):
       rest = ", ".join(
         f"{name.replace('_', ' ')} {_short(value)}"
         for name, value in event.items()
@@ -262,6 +265,8 @@ def _happened(runs: Sequence[Run]) -> Iterator[str]:
 def _short(value: object) -> str:
   if isinstance(value, float):
     return f"{value:.4g}"
+  if isinstance(value, list):
+    return " to ".join(map(_short, value))
   is_count = isinstance(value, int) and not isinstance(value, bool)
   return f"{value:,}" if is_count else str(value)
 

@@ -30,10 +30,17 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-  """A moment of one run at which something happened."""
+  """Something that happened to one run.
+
+  Attributes:
+    run: index of the run.
+    x: where.
+    back_to: where training went on from, if it went back.
+  """
 
   run: int
   x: float
+  back_to: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +94,10 @@ _SECTIONS = {
   "Speed and waiting": {
     "tokens_per_sec": _Shown("Speed", "tokens/s", "count", True),
     "mfu": _Shown("MFU", "% of the chips' peak", "percent", True),
-    "step_secs": _Shown("Step", "time", "secs", True),
     "data_wait_secs": _Shown("Waiting for data", "time a step", "secs", True),
+    "checkpoint_wait_secs": _Shown(
+      "Waiting for checkpoints", "since the point before", "secs", True
+    ),
   },
 }
 # "update_rms/attention" is one picture of the section of update_rms.
@@ -96,8 +105,8 @@ _GROUPS = {
   "update_rms": "Root mean square of updates, before clipping",
   "parameter_rms": "Root mean square of parameters",
 }
-# What the x axis says already, and what is of no interest unless it changes.
-_AXES = {"step", "tokens"}
+# What the x axis and the speed say already.
+_NOT_DRAWN = {"step", "tokens", "step_secs"}
 _ENDINGS = {
   "_secs": _Shown("", "time", "secs", True),
   "_bytes": _Shown("", "size", "bytes", True),
@@ -125,14 +134,17 @@ def sections(runs: Sequence[Run]) -> list[Section]:
   return [section for section in found if section.panels]
 
 
-def events(run: Run, x_field: str) -> list[tuple[float, Mapping[str, Any]]]:
-  """Returns what happened in a run, and where on the x axis."""
+def events(
+  run: Run, x_field: str
+) -> list[tuple[float, float | None, Mapping[str, Any]]]:
+  """Returns x, where training went back to, and the event, of each event."""
   lines = [(x["step"], x[x_field]) for x in run.lines if x_field in x]
   found = []
   for event in run.events:
-    step = event.get("step")
+    step, to_step = event.get("step"), event.get("to_step")
     if is_number(step) and lines:
-      found.append((_interpolated(lines, step), event))
+      back_to = _interpolated(lines, to_step) if is_number(to_step) else None
+      found.append((_interpolated(lines, step), back_to, event))
   return found
 
 
@@ -157,7 +169,9 @@ class _Page:
     self._runs, self._x = runs, x_axis(runs)
     self._fields = list(dict.fromkeys(x for run in runs for x in run.fields))
     self._marks = [
-      Mark(i, x) for i, run in enumerate(runs) for x, _ in events(run, self._x)
+      Mark(i, x, back_to)
+      for i, run in enumerate(runs)
+      for x, back_to, _ in events(run, self._x)
     ]
 
   def loss(self) -> list[Panel]:
@@ -184,7 +198,11 @@ class _Page:
     ]
 
   def others(self) -> list[Panel]:
-    known = {*_AXES, *_LOSS, *(x for each in _SECTIONS.values() for x in each)}
+    known = {
+      *_NOT_DRAWN,
+      *_LOSS,
+      *(x for each in _SECTIONS.values() for x in each),
+    }
     return [
       self._panel(field, _shown_by_name(field))
       for field in self._fields

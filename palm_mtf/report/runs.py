@@ -4,6 +4,7 @@
 
   metrics.jsonl      numbers by step, and what happened: lines with `event`
   config.gin         every setting
+  rewinds.jsonl      spikes of the loss, and how far training went back
   samples.jsonl      continuations of PROMPTS by step
   checkpoints/*/manifest.json   shapes of the parameters, versions
 
@@ -35,7 +36,7 @@ class Run:
     path: its MODEL_DIR.
     lines: of metrics.jsonl that hold numbers, each with its `step` and, if
       they can be told, the `tokens` read until then.
-    events: of metrics.jsonl: lines with `event`.
+    events: what happened, each with `event`, its name, and `step`.
     settings: values by macro.
     manifest: of the newest checkpoint.
     samples: with `step`, `prompt` and `continuation` each.
@@ -131,17 +132,20 @@ def _read_run(path: str, name: str) -> Run:
     raise UserError(
       f"{file}: has no line with numbers yet; wait for the run's LOG_STEPS."
     )
-  samples = os.path.join(path, "samples.jsonl")
+  rewinds = _optional_lines(os.path.join(path, "rewinds.jsonl"))
   return Run(
     name=name,
     path=path,
     lines=list(_with_tokens(numbers)),
-    events=[x for x in entries if "event" in x],
+    events=[
+      *(x for x in entries if "event" in x),
+      *({"event": "rewind", **x} for x in rewinds),
+    ],
     settings=_settings(os.path.join(path, "config.gin")),
     manifest=_newest_manifest(path),
     samples=[
       x
-      for x in (_json_lines(samples) if os.path.isfile(samples) else ())
+      for x in _optional_lines(os.path.join(path, "samples.jsonl"))
       if isinstance(x.get("continuation"), str) and is_number(x.get("step"))
     ],
   )
@@ -197,6 +201,10 @@ def _json_lines(path: str) -> Iterator[dict[str, Any]]:
       raise UserError(
         f"{path}, line {number}: is no JSON object; remove the line."
       )
+
+
+def _optional_lines(path: str) -> list[dict[str, Any]]:
+  return list(_json_lines(path)) if os.path.isfile(path) else []
 
 
 def _with_tokens(lines: Sequence[Mapping]) -> Iterator[dict[str, Any]]:

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLOPs and MFU are the published ones (PaLM Appendix B and Table 3)."""
 
+import dataclasses
+
 import pytest
 
 from palm_mtf.accounting.flops import (
   attention_flops_per_token,
+  hfu,
   mfu,
   product_flops_per_token,
+  recomputed_flops_per_token,
   train_flops_per_token,
 )
 from palm_mtf.accounting.hardware import peak_flops_per_sec
@@ -59,3 +63,37 @@ def test_mfu_is_one_at_the_rate_that_fills_the_peak():
   rate = 1e15 / train_flops_per_token(PALM_8B)
   assert mfu(rate, PALM_8B, 1e15) == pytest.approx(1.0)
   assert mfu(rate / 2, PALM_8B, 1e15) == pytest.approx(0.5)
+
+
+def with_remat(config, remat, **changes):
+  return dataclasses.replace(config, remat=remat, **changes)
+
+
+def test_attention_alone_repeats_no_product_with_a_parameter():
+  """As Table 22 counts for 8B and 62B: 4 num_layers heads d_kv length."""
+  for config in (PALM_8B, PALM_62B):
+    flops = recomputed_flops_per_token(with_remat(config, "attention"))
+    assert flops == (
+      4 * config.num_layers * config.num_heads * 256 * config.sequence_length
+    )
+
+
+@pytest.mark.parametrize(
+  ("block", "share"), [("parallel", 0.645), ("serial", 0.695)]
+)
+def test_a_layer_repeats_all_but_the_last_products(block, share):
+  """Of 540B's forward products, embedding included; Table 22 counts 75%."""
+  config = with_remat(PALM_540B, "layer", block=block)
+  attention = recomputed_flops_per_token(with_remat(PALM_540B, "attention"))
+  products = recomputed_flops_per_token(config) - attention
+  forward = 2 * count_parameters(PALM_540B)
+  assert products / forward == pytest.approx(share, abs=0.002)
+
+
+def test_hfu_is_mfu_and_what_is_repeated():
+  rate = PALM_TOKENS_PER_SEC
+  assert hfu(rate, PALM_540B, PALM_PEAK) == mfu(rate, PALM_540B, PALM_PEAK)
+  # The paper's 57.8%, but for the 10.5% of the forward products that it counts
+  # as repeated and that are not here; a forward pass is a third of 45.7%.
+  repeated = hfu(rate, with_remat(PALM_540B, "layer"), PALM_PEAK)
+  assert repeated == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.002)

@@ -25,10 +25,15 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
     "optimizer": "AdafactorConfig",
     "data": "DataConfig",
     "run": "RunConfig",
+    "watch": "WatchConfig",
   }
   assert got["settings"]["model"]["d_ff"] == 512
   assert got["settings"]["model"]["norm"] == "layer_norm"
-  assert got["settings"]["mesh"] == {"mesh_shape": "", "layout": ""}
+  assert got["settings"]["mesh"] == {
+    "mesh_shape": "",
+    "layout": "",
+    "num_microbatches": 1,
+  }
   assert isinstance(got["settings"]["run"]["prompts"], list)
   assert (got["as_json"], done.returncode) == (None, 0)
   assert not {"tensorflow", "numpy"} & set(got["modules"])
@@ -48,7 +53,10 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
   for name, text in kept.items():
     (tmp_path / name).write_text(text)
     for command in ("train", "evaluate", "generate"):
-      assert settings_of(palm_mtf(command, f"--gin_file={name}")) == first
+      again = settings_of(palm_mtf(command, f"--gin_file={name}"))
+      # Only training is watched.
+      assert again == {x: first[x] for x in first if x in again}
+      assert first.keys() - again.keys() <= {"watch"}
 
 
 def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):
@@ -62,7 +70,8 @@ def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):
     DIR,
   ]
   train = settings_of(palm_mtf("train", *arguments))
-  assert settings_of(palm_mtf("evaluate", *arguments)) == train
+  watched = {"watch": train["watch"]}  # only training is
+  assert settings_of(palm_mtf("evaluate", *arguments)) | watched == train
   model = train["model"]
   assert (model["d_ff"], model["d_kv"], model["num_heads"]) == (64, 32, 2)
 

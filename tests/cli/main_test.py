@@ -36,7 +36,8 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
 
 COMMANDS = (
   "train, evaluate, generate, data cache, data inspect, data statistics, "
-  "vocab, vocab inspect, report, doctor"
+  "checkpoints list, checkpoints verify, checkpoints compare, "
+  "checkpoints prune, vocab, vocab inspect, report, doctor"
 )
 
 HELPS = [

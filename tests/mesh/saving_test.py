@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints carry no layout."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf2
 
 from palm_mtf._tf import tf
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.mesh.saving import build_saver
+from palm_mtf.mesh.saving import build_restorer
 from palm_mtf.pods.program import build_train_program
+from palm_mtf.variable_files import WeightsCopier
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -19,21 +22,21 @@ from tests.mtf_testing import (
 )
 
 
-def save_again(mesh, path, restore_from=""):
+def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
   """Starts a program under `mesh`, restores if asked, and saves to `path`."""
   with (
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     program = build_train_program(
-      small_config(), mesh, PALM_OPTIMIZER, batch_size=4, seed=8
+      small_config(), mesh, optimizer, batch_size=4, seed=8
     )
-    saver = build_saver(program.slices)
     if restore_from:
-      session.run(saver.restore, {saver.prefix: restore_from})
+      restorer = build_restorer(program.slices)
+      session.run(restorer.restore, {restorer.prefix: restore_from})
     else:
       session.run(program.initialize)
-    session.run(saver.save, {saver.prefix: path})
+    WeightsCopier(session, program.slices).copy()(path)
   reader = tf2.train.load_checkpoint(path)
   return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
 
@@ -52,3 +55,23 @@ def test_first_weights_and_checkpoints_are_the_same_bits_under_every_layout(
     for name, value in single.items():
       np.testing.assert_array_equal(other[name], value, err_msg=name)
   assert single["embedding"].std() > 0.5
+
+
+def test_checkpoints_hold_the_slots_of_other_forms_in_their_dtypes(tmp_path):
+  optimizer = dataclasses.replace(
+    PALM_OPTIMIZER, second_moment="factored", momentum_dtype="bfloat16"
+  )
+  mesh, path = mesh_layout("all over data and model"), str(tmp_path / "a")
+  split = save_again(mesh, path, optimizer=optimizer)
+  single = save_again(SINGLE, str(tmp_path / "b"), path, optimizer)
+  o = "layer_000/attention/o"
+  assert {n: x.shape for n, x in split.items() if n.startswith(o)} == {
+    o: (4, 10, 24),
+    f"{o}/momentum": (4, 10, 24),
+    f"{o}/second_moment_row": (4, 10),
+    f"{o}/second_moment_column": (24,),
+  }
+  for name, value in split.items():
+    kept = tf.bfloat16 if name.endswith("momentum") else tf.float32
+    assert value.dtype == kept.as_numpy_dtype, name
+    np.testing.assert_array_equal(single[name], value, err_msg=name)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Adafactor, its schedule and clipping on random gradients, step by step."""
+"""Every form of Adafactor, and its clipping, on random gradients."""
 
 import dataclasses
 
@@ -12,36 +12,107 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.optim import schedule
-from palm_mtf.optim.adafactor import AdafactorUpdate
-from palm_mtf.optim.clip import clip_factor, global_norm
+from palm_mtf.optim.adafactor import adafactor_updates
+from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
 from palm_mtf.variables import Fill, sliced_variable
 from tests import oracle
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,
   load_parameters,
+  oracle_slots,
   placement,
+  read_whole,
   relative_error,
-  slice_indices,
 )
 
+VOCAB, D_MODEL, HEADS, D_KV, D_FF = (
+  ("vocab", 12),
+  ("d_model", 6),
+  ("heads", 4),
+  ("d_kv", 3),
+  ("d_ff", 8),
+)
 SHAPES = {
-  "kernel": [("d_model", 6), ("d_ff", 8)],
-  "table": [("vocab", 12), ("d_model", 6)],
-  "scale": [("d_model", 6)],
+  "embedding": [VOCAB, D_MODEL],
+  "layer_000/norm/scale": [D_MODEL],
+  "layer_000/attention/o": [HEADS, D_KV, D_MODEL],
+  "layer_000/mlp/wi": [D_MODEL, D_FF],
+  "layer_001/mlp/wi": [D_MODEL, D_FF],
 }
 MESHES = {
   "one device": SINGLE,
-  "split": MeshLayout(mesh_shape="model:4", layout="d_ff:model,vocab:model"),
+  "split": MeshLayout(
+    mesh_shape="model:2", layout="heads:model,d_ff:model,vocab:model"
+  ),
 }
+FORMS = {
+  "PaLM's settings": {},
+  "both clips at work": {"gradient_clip": 0.01, "update_clip": 0.3},
+  "other exponents, no momentum": {
+    "beta1": 0.0,
+    "beta2_exponent": 0.6,
+    "weight_decay_exponent": 1.5,
+  },
+  "factored, both clips at work": {
+    "second_moment": "factored",
+    "gradient_clip": 0.01,
+    "update_clip": 0.3,
+  },
+  "factored, no momentum, no clip, no scale, no decay": {
+    "second_moment": "factored",
+    "beta1": 0.0,
+    "update_clip": None,
+    "parameter_scale": "off",
+    "weight_decay_exponent": None,
+  },
+  "no update clip, a high floor": {
+    "update_clip": None,
+    "parameter_scale_floor": 0.7,
+  },
+  "no scale, constant rate, no decay of scales": {
+    "parameter_scale": "off",
+    "learning_rate": 2e-3,
+    "learning_rate_schedule": "constant",
+    "weight_decay_exponent": 1.0,
+    "weight_decay_on": "all_but_scales",
+  },
+  "stacked scale, decay of kernels alone": {
+    "parameter_scale": "stacked",
+    "update_clip": 0.5,
+    "weight_decay_exponent": 1.0,
+    "weight_decay_on": "kernels",
+  },
+  "stacked scale, factored": {
+    "parameter_scale": "stacked",
+    "second_moment": "factored",
+    "update_clip": 0.5,
+  },
+}
+NUM_STEPS = 100
 
 
 def random_arrays(seed, deviations):
+  """Returns an array for each of SHAPES; deviation 1 but for `deviations`."""
   rng = np.random.default_rng(seed)
   return {
-    name: deviations[name] * rng.standard_normal([size for _, size in dims])
+    name: deviations.get(name, 1.0)
+    * rng.standard_normal([size for _, size in dims])
     for name, dims in SHAPES.items()
   }
+
+
+def random_run():
+  """Returns first parameters and the gradients of NUM_STEPS steps."""
+  # The first scale is below the floor of the parameter scale.
+  params = random_arrays(
+    0, {"layer_000/norm/scale": 1e-5, "layer_001/mlp/wi": 0.3}
+  )
+  small = {"embedding": 1e-6, "layer_001/mlp/wi": 0.1}
+  gradients = [random_arrays(seed, small) for seed in range(1, NUM_STEPS + 1)]
+  for arrays in gradients:
+    arrays["embedding"][3] = 0.0  # a token that is never seen
+  return params, gradients
 
 
 def run_steps(optimizer, params, gradients, mesh):
@@ -59,7 +130,7 @@ def run_steps(optimizer, params, gradients, mesh):
       feeds[name] = tf.placeholder(tf.float32, shape.to_integer_list)
       mtf_gradients.append(mtf.import_tf_tensor(mtf_mesh, feeds[name], shape))
     k = tf.placeholder(tf.float32, [])
-    norm = global_norm(mtf_gradients)
+    norm = global_norm(sums_of_squares(mtf_gradients))
     scalars = [
       clip_factor(norm, optimizer.gradient_clip),
       mtf.import_tf_tensor(mtf_mesh, schedule.learning_rate(k, optimizer)),
@@ -67,10 +138,7 @@ def run_steps(optimizer, params, gradients, mesh):
         mtf_mesh, schedule.second_moment_decay(k, optimizer)
       ),
     ]
-    updates = [
-      AdafactorUpdate(variable, gradient, scalars, optimizer)
-      for variable, gradient in zip(variables, mtf_gradients, strict=True)
-    ]
+    updates = adafactor_updates(variables, mtf_gradients, scalars, optimizer)
     lowered = lower(mtf_mesh, placement(mesh), {"norm": norm}, updates)
     session.run(lowered.initialize)
     load_parameters(session, lowered.slices, params)
@@ -81,51 +149,72 @@ def run_steps(optimizer, params, gradients, mesh):
         [lowered.tensors["norm"], lowered.operations], {**feed, k: step + 1}
       )
       norms.append(fetched[0])
-    values = {}
-    for name, parts in lowered.slices.items():
-      shape = params[name.split("/")[0]].shape
-      values[name] = np.full(shape, np.nan)
-      for part in parts:
-        index = slice_indices(part.spec)
-        values[name][index] = session.run(part.variable.value())
+    values = {
+      name: read_whole(session, parts) for name, parts in lowered.slices.items()
+    }
   return values, norms
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {},
-    {"gradient_clip": 0.01, "update_clip": 0.3},
-    {"beta1": 0.0, "beta2_exponent": 0.6, "weight_decay_exponent": 1.5},
-  ],
-  ids=["PaLM's settings", "both clips at work", "other exponents"],
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_100_steps_on_random_gradients_agree_with_the_float64_oracle(
-  changes, mesh
+  form, mesh
 ):
-  optimizer = dataclasses.replace(PALM_OPTIMIZER, **changes)
-  # The table's scale is below the floor of the parameter scale.
-  params = random_arrays(0, {"kernel": 0.5, "table": 1e-5, "scale": 1.0})
-  gradients = [
-    random_arrays(seed, {"kernel": 1.0, "table": 1e-6, "scale": 0.1})
-    for seed in range(1, 101)
-  ]
-  for arrays in gradients:
-    arrays["table"][3] = 0.0  # a token that is never seen
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, **FORMS[form])
+  params, gradients = random_run()
   values, norms = run_steps(optimizer, params, gradients, MESHES[mesh])
   adafactor = oracle.Adafactor(optimizer, params)
   for arrays, norm in zip(gradients, norms, strict=True):
     params = adafactor.step(params, arrays)
     assert norm == pytest.approx(adafactor.gradient_norm, rel=1e-6)
+  slots = oracle_slots(adafactor)
+  assert values.keys() == params.keys() | slots.keys()
   for name, param in params.items():
     assert relative_error(values[name], param) < 2e-6, name
-    momentum = adafactor.momenta[name]
-    assert relative_error(values[f"{name}/momentum"], momentum) < 1e-5, name
-    second_moment = adafactor.second_moments[name]
-    assert (
-      relative_error(values[f"{name}/second_moment"], second_moment) < 1e-5
-    ), name
+  for name, slot in slots.items():
+    value = values[name].reshape(slot.shape)
+    assert relative_error(value, slot) < 1e-5, name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_takes_other_steps_than_palm_s(form):
+  """So that no test above passes because a setting is not read."""
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, **FORMS[form])
+  params, gradients = random_run()
+  ours, theirs = (
+    oracle.Adafactor(each, params) for each in (optimizer, PALM_OPTIMIZER)
+  )
+  one = other = params
+  for arrays in gradients[:3]:
+    one, other = ours.step(one, arrays), theirs.step(other, arrays)
+  differ = [n for n in one if relative_error(one[n], other[n]) > 1e-5]
+  assert bool(differ) == (optimizer != PALM_OPTIMIZER)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_momentum_in_bfloat16_stays_within_its_rounding(mesh):
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, momentum_dtype="bfloat16")
+  params, gradients = random_run()
+  exact, _ = run_steps(PALM_OPTIMIZER, params, gradients, MESHES[mesh])
+  rounded, _ = run_steps(optimizer, params, gradients, MESHES[mesh])
+  for name in params:
+    one, other = (v[f"{name}/momentum"] for v in (exact, rounded))
+    assert 0 < relative_error(other, one) < 2**-7, name
+    change = exact[name] - params[name]
+    assert relative_error(rounded[name] - params[name], change) < 2**-7, name
+
+
+@pytest.mark.parametrize("second_moment", ["full", "factored"])
+def test_a_gradient_that_is_no_number_changes_nothing(second_moment):
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
+  params, gradients = random_run()
+  bad = dict(gradients[2])
+  bad["embedding"] = np.full_like(bad["embedding"], np.nan)
+  mesh = MESHES["split"]
+  before, _ = run_steps(optimizer, params, gradients[:2], mesh)
+  after, _ = run_steps(optimizer, params, [*gradients[:2], bad], mesh)
+  for name, value in before.items():
+    np.testing.assert_array_equal(after[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("k", [1, 100, 9_999, 10_000, 10_001, 255_000])
@@ -133,12 +222,17 @@ def test_schedule_is_the_paper_s(k):
   """lr = 1e-2 for 10,000 steps, then 1/sqrt(k); beta2 = 1 - k^-0.8."""
   with tf.Graph().as_default(), tf.Session() as session:
     step = tf.constant(k, tf.float32)
-    learning_rate, decay = session.run(
+    constant = dataclasses.replace(
+      PALM_OPTIMIZER, learning_rate=5e-5, learning_rate_schedule="constant"
+    )
+    learning_rate, decay, constant_rate = session.run(
       [
         schedule.learning_rate(step, PALM_OPTIMIZER),
         schedule.second_moment_decay(step, PALM_OPTIMIZER),
+        schedule.learning_rate(step, constant),
       ]
     )
   expected = 1e-2 if k <= 10_000 else k**-0.5
   assert learning_rate == pytest.approx(expected, rel=1e-6)
   assert decay == pytest.approx(k**-0.8, rel=1e-5)
+  assert constant_rate == pytest.approx(5e-5, rel=1e-6)

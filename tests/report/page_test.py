@@ -60,7 +60,7 @@ def folders(write_run):
   """Two runs: all that a run may have, and next to nothing."""
   full = [
     log_line(10, validation_loss=7.5, unigram_entropy=9.0, memory_bytes=2**30),
-    {"event": "rewind", "step": 10, "to_step": 5, "loss": 9.123456},
+    {"event": "rewind", "step": 10, "to_step": 5, "skipped": [5, 2004]},
     log_line(20, validation_loss=6.54321, unigram_entropy=9.0, memory_bytes=9),
   ]
   return [
@@ -104,6 +104,14 @@ def test_the_values_of_the_table_are_those_of_the_files(folders):
   assert rows["Rewinds"] == [("1", "1")]
   assert rows["Parameters"] == [("5000", "5,000")]
   assert rows["Version"] == [("0.1.0", "0.1.0")]
+
+
+def test_versions_of_several_packages_are_named(write_run):
+  versions = {"palm_mtf": "0.1.0", "numpy": "2.4.6"}
+  manifest = {"shapes": {}, "versions": versions}
+  folder = write_run("a", [log_line(1)], manifest=manifest)
+  ((_, written),) = read(folder)[0].rows()["Version"]
+  assert written == "palm_mtf 0.1.0, numpy 2.4.6"
 
 
 def test_every_run_and_every_picture_is_there(folders):
@@ -156,7 +164,7 @@ def test_ids_are_unique(folders):
 
 def test_what_happened_is_told(folders):
   (item,) = (x for x in read(folders[0])[0].texts("li"))
-  assert item == "full step 10: rewind to step 5, loss 9.123"
+  assert item == "full step 10: rewind to step 5, skipped 5 to 2,004"
 
 
 def test_samples_are_in_the_order_of_time_and_text_is_text(folders):

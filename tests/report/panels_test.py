@@ -55,12 +55,19 @@ def test_what_happened_is_marked_at_its_tokens_on_every_picture():
   happened = [{"event": "spike", "step": step} for step in (5, 15, 20, 30)]
   run = a_run(lines, [*happened, {"event": "without a step"}])
   places = [320, 960, 1280, 1920]
-  assert [x for x, _ in events(run, "tokens")] == places
+  assert [x for x, _, _ in events(run, "tokens")] == places
   for section in sections([a_run(lines), run]):
     for panel in section.panels:
       assert [(mark.run, mark.x) for mark in panel.marks] == [
         (1, x) for x in places
       ]
+
+
+def test_a_rewind_is_marked_back_to_where_training_went_on_from():
+  lines = [log_line(step, tokens=step * 64) for step in (10, 20)]
+  run = a_run(lines, [{"event": "rewind", "step": 20, "to_step": 5}])
+  assert [x[:2] for x in events(run, "tokens")] == [(1280, 320)]
+  assert sections([run])[0].panels[0].marks[0].back_to == 320
 
 
 def test_a_real_line_loses_no_number(write_run):

@@ -33,6 +33,13 @@ def test_lines_events_settings_manifest_and_samples_are_read(write_run):
   assert run.samples[0]["continuation"] == "c"
 
 
+def test_rewinds_are_events(write_run):
+  folder = write_run("a", [log_line(10)])
+  write_lines(folder / "rewinds.jsonl", [{"step": 10, "to_step": 5}])
+  (run,) = read(folder)
+  assert run.events == [{"event": "rewind", "step": 10, "to_step": 5}]
+
+
 def test_metrics_alone_are_enough(write_run):
   (run,) = read(write_run("a", [log_line(10)]))
   assert (run.settings, run.manifest, run.samples) == ({}, {}, [])

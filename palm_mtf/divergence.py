@@ -1,0 +1,110 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Infinity or what is no number stops a run, and is never saved.
+
+Each step fetches its loss, z-loss and the norm of its gradients, and the sum of
+squares of each gradient. A step whose gradients are not all finite changes no
+variable (optim/adafactor.py), so that afterwards the variables are still those
+that it began with. The tensor that is named is the first bad one in the order
+of computation: the parameters as the model reads them, the loss, the z-loss,
+the gradients from the last layer back to the first.
+
+An update may overflow where its gradients did not, hence all variables are
+looked at before each checkpoint.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints import Checkpoint
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.finite import build_finite_check
+from palm_mtf.pods.program import TrainProgram
+
+_WATCHED = ("loss", "z_loss", "grad_norm")
+
+
+class DivergenceWatch:
+  """Looks at what a session's steps leave behind."""
+
+  def __init__(
+    self,
+    session: tf.Session,
+    program: TrainProgram,
+    newest: Callable[[], Checkpoint | None],
+  ):
+    """Adds what it looks at to the graph of `program`.
+
+    Args:
+      session: holds the variables.
+      program: what is run.
+      newest: returns the last good checkpoint, for messages.
+    """
+    self._newest = newest
+    self._parameters = program.parameters
+    self._variables = list(program.slices)
+    self._finite = session.make_callable(build_finite_check(program.slices))
+
+  def check_step(
+    self,
+    step: int,
+    metrics: Mapping[str, float],
+    gradient_squares: np.ndarray,
+  ) -> None:
+    """Raises UserError unless the loss and all gradients are finite.
+
+    Args:
+      step: the number of steps done, this one among them.
+      metrics: what it measured.
+      gradient_squares: of TrainProgram, what it fetched.
+    """
+    if all(math.isfinite(metrics[name]) for name in _WATCHED):
+      return
+    numbers = ", ".join(f"{name} = {metrics[name]}" for name in _WATCHED)
+    first = self._first_bad(metrics, gradient_squares)
+    raise UserError(
+      f"{numbers} at step {step}: training has diverged; the first tensor that "
+      f"is not finite is {first}. {self._advice()}"
+    )
+
+  def check_variables(self, step: int) -> None:
+    """Raises UserError unless all variables are finite after `step` steps."""
+    if bad := self._bad_variables():
+      raise UserError(
+        f"{bad[0]} is not finite after step {step} (as are {len(bad) - 1} "
+        f"other variables): training has diverged. {self._advice()}"
+      )
+
+  def _first_bad(
+    self, metrics: Mapping[str, float], gradient_squares: np.ndarray
+  ) -> str:
+    bad = self._bad_variables()
+    for name in self._parameters:
+      if name in bad:
+        return f"the parameter {name}, before the step"
+    for name in ("loss", "z_loss"):
+      if not math.isfinite(metrics[name]):
+        return f"the {name}, of parameters that all are"
+    for name, squares in reversed(
+      list(zip(self._parameters, gradient_squares, strict=True))
+    ):
+      if not math.isfinite(squares):
+        return f"the gradient of {name}"
+    return "the sum of all gradients' squares"
+
+  def _bad_variables(self) -> list[str]:
+    """Returns the names of those that are not finite, parameters first."""
+    finite = dict(zip(self._variables, self._finite(), strict=True))
+    slots = [name for name in finite if name not in self._parameters]
+    return [x for x in (*self._parameters, *slots) if not finite[x]]
+
+  def _advice(self) -> str:
+    newest = self._newest()
+    return "Nothing of it is saved; lower LEARNING_RATE. " + (
+      f"The last good checkpoint is {newest.path}."
+      if newest
+      else "There is no checkpoint yet."
+    )

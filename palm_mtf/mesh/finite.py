@@ -1,0 +1,28 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which variables hold infinity or what is no number.
+
+Each slice is looked at on the device that holds it; what is fetched is one
+truth value a variable.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.mesh.placement import Slice
+
+
+def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
+  """Returns whether each variable is finite throughout, [variables], bool.
+
+  Args:
+    slices: of every variable, by its name; the order of the result.
+  """
+  return tf.stack(
+    [tf.reduce_all([_is_finite(x) for x in parts]) for parts in slices.values()]
+  )
+
+
+def _is_finite(part: Slice) -> tf.Tensor:
+  with tf.device(part.variable.device):
+    return tf.reduce_all(tf.math.is_finite(part.variable.read_value()))

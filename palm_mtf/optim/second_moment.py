@@ -1,0 +1,119 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The second moment of a gradient g, whole or factored, and the update u.
+
+  full      v <- beta2 v + (1 - beta2) (g^2 + 1e-30)       u = g / sqrt(v)
+
+  factored  r <- beta2 r + (1 - beta2) row_means(g^2 + 1e-30)
+            c <- beta2 c + (1 - beta2) column_means(g^2 + 1e-30)
+                                                   u = g / sqrt(r c / mean(r))
+
+Factored is Algorithm 4 of Adafactor (Shazeer and Stern 2018), with means in
+place of sums, which u does not see: a matrix of m x n keeps m + n numbers. The
+full form passes over v and g where they are used; the factored one once more
+over g before, and all-reduces r and c where the matrix is split.
+"""
+
+from collections.abc import Sequence
+
+from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.whole_slice import split_axes
+
+GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
+
+
+def _next_moment(g, v, decay):
+  return v + (tf.square(g) + GRADIENT_FLOOR - v) * decay
+
+
+def full_update(g, decay, v):
+  """Returns u and the next v, both of the shape of g; `decay` is 1 - beta2."""
+  v = _next_moment(g, v, decay)
+  return g * tf.math.rsqrt(v), v
+
+
+def factored_update(g, decay, row, column):
+  """Returns u alone; `row` and `column` are from `row_and_column_factors`."""
+  del decay  # is in them already
+  ones = [1] * column.shape.rank
+  return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
+
+
+def unless_bad(clip, new, old):
+  """Returns `new` as the dtype of `old`, or `old` if `clip` is not finite."""
+  return tf.where(tf.math.is_finite(clip), tf.cast(new, old.dtype), old)
+
+
+@fused
+def _row_and_column_sums(g, clip, rows):
+  """Returns the slice's sums of g^2 over its columns and over its rows."""
+  g = tf.cast(g, tf.float32) * clip
+  squares = tf.square(g) + GRADIENT_FLOOR
+  every = list(range(g.shape.rank))
+  return (
+    tf.reduce_sum(squares, every[rows:]),
+    tf.reduce_sum(squares, every[:rows]),
+  )
+
+
+class FactoredMoment:
+  """One step of r and c of one matrix, lowered."""
+
+  def __init__(
+    self,
+    mesh_impl: mtf.MeshImpl,
+    dims: Sequence[mtf.Dimension],
+    rows: int,
+  ):
+    """Takes the matrix's dimensions, of which the first `rows` are its rows."""
+    self._mesh_impl = mesh_impl
+    self._row_dims, self._column_dims = dims[:rows], dims[rows:]
+
+  def next_means(self, g, clip, decay, row, column) -> tuple:
+    """Returns r and c after the step, laid out like `row` and `column`.
+
+    Args:
+      g: the gradient, laid out, any float dtype.
+      clip: what it is multiplied by, [] float32.
+      decay: 1 - beta2, [] float32.
+      row: r before the step, float32.
+      column: c before the step, float32.
+    """
+    sums = self._mesh_impl.slicewise(
+      _row_and_column_sums, g, clip, len(self._row_dims)
+    )
+    means = []
+    for old, part, summed in zip(
+      (row, column), sums, (self._column_dims, self._row_dims), strict=True
+    ):
+      # all-reduce of a row or a column, over the axes that split the other
+      total = self._all_reduce(part, summed)
+      count = float(mtf.Shape(summed).size)
+      means.append(
+        self._mesh_impl.slicewise(
+          lambda clip, old, total, decay, count=count: unless_bad(
+            clip, old + (total / count - old) * decay, old
+          ),
+          clip,
+          old,
+          total,
+          decay,
+        )
+      )
+    return tuple(means)
+
+  def row_and_column_factors(self, row, column) -> tuple:
+    """Returns what g is multiplied by: 1 / sqrt(r / mean(r)), 1 / sqrt(c)."""
+    total = self._mesh_impl.slicewise(tf.reduce_sum, row)
+    total = self._all_reduce(total, self._row_dims)
+    count = float(mtf.Shape(self._row_dims).size)
+    return (
+      self._mesh_impl.slicewise(
+        lambda row, total: tf.math.rsqrt(row / (total / count)), row, total
+      ),
+      self._mesh_impl.slicewise(tf.math.rsqrt, column),
+    )
+
+  def _all_reduce(self, x, dims):
+    axes = split_axes(self._mesh_impl, dims)
+    return self._mesh_impl.allreduce(x, axes, "SUM")

@@ -1,0 +1,79 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the variables of a session from files, and writes a copy of them.
+
+Copying into host memory is all that training waits for. The copy is written by
+a session of its own on the CPU, from any thread.
+"""
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.placement import Slice
+from palm_mtf.mesh.saving import (
+  build_file_writer,
+  build_restorer,
+  slice_values,
+)
+from palm_mtf.named_weights import NamedWeights
+
+
+def restore(
+  session: tf.Session, slices: Mapping[str, Sequence[Slice]], prefix: str
+) -> None:
+  """Reads `slices` of the current graph, by checkpoint name, from a file."""
+  restorer = build_restorer(slices)
+  session.run(restorer.restore, {restorer.prefix: prefix})
+
+
+def restore_weights(
+  session: tf.Session,
+  slices: Mapping[str, Sequence[Slice]],
+  weights: NamedWeights,
+) -> None:
+  """Reads parameters, by checkpoint name, from another run's file.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  try:
+    restore(session, slices, weights.prefix)
+  except tf.errors.OpError as error:
+    raise UserError(
+      f"{weights.given}: TensorFlow cannot read it: "
+      f"{error.message.splitlines()[0]}"
+    ) from None
+
+
+class WeightsCopier:
+  """Copies and writes the variables of one program."""
+
+  def __init__(
+    self, session: tf.Session, slices: Mapping[str, Sequence[Slice]]
+  ):
+    """Adds what reads `slices` to the graph of `session`, the current one."""
+    self._fetch = session.make_callable(slice_values(slices))
+    self._writer = build_file_writer(slices)
+
+  def copy(self) -> Callable[[str], None]:
+    """Copies every variable; returns what writes the copy under a prefix.
+
+    What is returned raises OSError where the disk refuses.
+    """
+    values = self._fetch()
+
+    def write(prefix: str) -> None:
+      writer = self._writer
+      feed = dict(zip(writer.values, values, strict=True))
+      config = tf.ConfigProto(device_count={"GPU": 0})
+      try:
+        with tf.Session(graph=writer.graph, config=config) as session:
+          session.run(writer.write, {**feed, writer.prefix: prefix})
+      except tf.errors.ResourceExhaustedError as error:  # no space left
+        raise OSError(errno.ENOSPC, error.message) from error
+      except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message) from error
+
+    return write

@@ -1,0 +1,115 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One run, killed again and again, ends with the bits of one left in peace."""
+
+import json
+import random
+import time
+
+import numpy as np
+import pytest
+
+from palm_mtf import checkpoints
+from tests import runs
+
+KILLS = 30
+SETTINGS = {
+  "TRAIN_STEPS": 600,
+  "LOG_STEPS": 1,
+  "EVAL_STEPS": 100,
+  "CHECKPOINT_STEPS": 5,
+  "KEEP_CHECKPOINTS": 3,
+}
+# It is killed within so many steps after it has begun to train.
+LONGEST_LIFE_STEPS = 25
+
+
+def logged_step(model_dir):
+  """Returns the newest step in metrics.jsonl, 0 if there is none."""
+  path = model_dir / "metrics.jsonl"
+  lines = path.read_text().splitlines() if path.exists() else []
+  # The last line of a killed run may be half a line.
+  return max((json.loads(x)["step"] for x in lines if x[-1:] == "}"), default=0)
+
+
+def kept_step(model_dir):
+  """Returns the step of the newest checkpoint whose bytes are whole."""
+  newest = checkpoints.newest_whole(str(model_dir))
+  return newest.manifest.step if newest else 0
+
+
+def is_saving(model_dir):
+  return any((model_dir / "checkpoints").glob(".partial_*"))
+
+
+def wait_until(happens, process):
+  while not happens():
+    assert process.poll() is None, process.communicate()[1]
+    time.sleep(0.001)
+
+
+def kill_once(process, model_dir, *, num_steps, during_save, wait_secs):
+  """Kills a process so many steps and seconds after it began to train."""
+  kept = kept_step(model_dir)
+  drops = logged_step(model_dir) > kept  # the lines after the checkpoint
+  if drops:
+    wait_until(lambda: logged_step(model_dir) <= kept, process)
+  wait_until(lambda: logged_step(model_dir) >= kept + num_steps, process)
+  if during_save:
+    wait_until(lambda: is_saving(model_dir), process)
+  time.sleep(wait_secs)
+  assert process.poll() is None, "it has ended: give it more steps"
+  process.kill()
+  process.communicate()
+
+
+def without_times(line):
+  times = ("_secs", "tokens_per_sec", "mfu", "memory_bytes")
+  return {k: v for k, v in line.items() if not k.endswith(times)}
+
+
+@pytest.mark.slow
+def test_a_run_killed_thirty_times_ends_with_the_bits_of_one_left_in_peace(
+  tmp_path, capsys
+):
+  corpus = runs.write_corpus(tmp_path / "corpus")
+  peaceful, killed = tmp_path / "peaceful", tmp_path / "killed"
+  assert runs.run("train", corpus, peaceful, **SETTINGS) == 0
+  rng = random.Random(0)
+  during_saves = lost = kept = 0
+  for kill in range(KILLS):
+    process = runs.start("train", corpus, killed, **SETTINGS)
+    kill_once(
+      process,
+      killed,
+      during_save=kill % 2 == 1,
+      num_steps=rng.randint(1, LONGEST_LIFE_STEPS),
+      wait_secs=rng.uniform(0, 0.02),
+    )
+    during_saves += is_saving(killed)
+    before, kept = kept, kept_step(killed)
+    assert kept >= before, "what was whole stays whole"
+    lost = max(lost, logged_step(killed) - kept)
+  assert runs.run("train", corpus, killed, **SETTINGS) == 0
+  with capsys.disabled():
+    print(
+      f"\n{KILLS} kills, {during_saves} of them during a save; a kill lost at "
+      f"most {lost} steps, with a checkpoint every "
+      f"{SETTINGS['CHECKPOINT_STEPS']}; killed last after step {kept}"
+    )
+  assert_same_results(peaceful, killed)
+
+
+def assert_same_results(peaceful, killed):
+  """Whole checkpoints are compared: parameters, slots and manifests."""
+  expected, found = (
+    runs.read_files(d / "checkpoints") for d in (peaceful, killed)
+  )
+  assert found.keys() == expected.keys(), "nothing half or damaged is left"
+  for name, content in expected.items():
+    assert found[name] == content, name
+  tensors = runs.read_tensors(killed, SETTINGS["TRAIN_STEPS"])
+  assert all(np.isfinite(each).all() for each in tensors.values())
+  expected, found = (runs.read_metrics(d) for d in (peaceful, killed))
+  assert [x["step"] for x in found] == [*range(1, SETTINGS["TRAIN_STEPS"] + 1)]
+  assert [*map(without_times, found)] == [*map(without_times, expected)]

@@ -1,0 +1,92 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Recomputed activations: the same bits, by the parts that REMAT names."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.pods.program import build_train_program
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  random_documents,
+  small_config,
+  train,
+)
+
+
+def two_steps(mesh=SINGLE, **changes):
+  changes = {"activation_dtype": "bfloat16", **changes}
+  return train(
+    small_config(**changes),
+    PALM_OPTIMIZER,
+    rows=random_documents,
+    mesh=mesh,
+    num_steps=2,
+  )
+
+
+def assert_same_bits(actual, expected):
+  (variables, metrics), (expected_variables, expected_metrics) = (
+    actual,
+    expected,
+  )
+  assert metrics == expected_metrics
+  for name, value in expected_variables.items():
+    np.testing.assert_array_equal(variables[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+  "block, attention", [("parallel", "multi_query"), ("serial", "multi_head")]
+)
+def test_recomputing_changes_no_bit(block, attention):
+  """Of the losses, the gradients' norms and moments, and the parameters."""
+  kept = two_steps(block=block, attention=attention)
+  for remat in ("attention", "layer"):
+    again = two_steps(block=block, attention=attention, remat=remat)
+    assert_same_bits(again, kept)
+
+
+def test_recomputing_changes_no_bit_where_everything_is_split():
+  mesh = mesh_layout("all over data and model", num_microbatches=2)
+  kept = two_steps(mesh, num_layers=1)
+  again = two_steps(mesh, num_layers=1, remat="layer")
+  assert_same_bits(again, kept)
+
+
+def calls_of_a_step(**changes):
+  """Returns how often a training step calls each fused function."""
+  config = small_config(num_layers=3, **changes)
+  with tf.Graph().as_default():
+    program = build_train_program(
+      config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
+    )
+    calls, seen, todo = collections.Counter(), set(), [program.update]
+    while todo:
+      op = todo.pop()
+      if op in seen:
+        continue
+      seen.add(op)
+      todo += [x.op for x in op.inputs] + op.control_inputs
+      if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+        name = op.get_attr("f").name.removeprefix("__inference_")
+        calls[name.rpartition("_")[0]] += 1
+  return calls
+
+
+@pytest.mark.parametrize(
+  "remat, attention, mlp",
+  [("none", 3, 3), ("attention", 6, 3), ("layer", 6, 6)],
+)
+def test_a_policy_recomputes_what_it_names_once_in_each_layer(
+  remat, attention, mlp
+):
+  calls = calls_of_a_step(remat=remat)
+  assert calls["_causal_softmax"] == attention
+  assert calls["_swiglu"] == mlp
+  # What needs them is computed once.
+  assert calls["_causal_softmax_gradient"] == calls["_swiglu_gradient"] == 3

@@ -1,0 +1,56 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer's share of a step is measured in pairs."""
+
+import json
+import sys
+
+import pytest
+
+from tools import bench_optimizer
+
+SMALL = [
+  "--gin.NUM_LAYERS=1",
+  "--gin.D_MODEL=32",
+  "--gin.NUM_HEADS=2",
+  "--gin.D_KV=16",
+  "--gin.D_FF=64",
+  "--gin.VOCAB_SIZE=64",
+  "--gin.SEQUENCE_LENGTH=16",
+  "--gin.GLOBAL_BATCH_SIZE=2",
+]
+
+
+def run(monkeypatch, *flags):
+  monkeypatch.setattr(sys, "argv", ["bench_optimizer.py", *flags])
+  return bench_optimizer.main()
+
+
+def test_the_share_is_the_median_of_the_pairs():
+  record = bench_optimizer.summarize([(2, 1), (2, 1.5), (4, 3.6)])
+  assert record["optimizer_share"] == 0.25
+  assert record["step_secs"] == 2
+
+
+def test_a_small_recipe_is_measured(monkeypatch, capsys):
+  flags = [*SMALL, "--rounds=3", "--json", "--gin.SECOND_MOMENT='factored'"]
+  assert run(monkeypatch, *flags) == 0
+  record = json.loads(capsys.readouterr().out)
+  assert record["rounds"] == 3
+  for by in ("clock", "cpu"):
+    assert record[by]["optimizer_share"] < 1
+    assert record[by]["step_secs"] > 0
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--rounds=0", "--rounds = 0: give a whole number of at least 1."),
+    ("--steps=3", "--steps=3: no such flag; macros are --gin.NAME=VALUE."),
+    ("--gin.BETA3=1", "unknown macro BETA3"),
+  ],
+)
+def test_a_wrong_flag_is_one_line(flag, message, monkeypatch, capsys):
+  assert run(monkeypatch, flag) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line

@@ -1,0 +1,99 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs with batches of every kind: ramps, packings, the cache."""
+
+import numpy as np
+import pytest
+
+from tests import runs
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, tmp_path_factory):
+  """A run of 12 steps in one go."""
+  model_dir = tmp_path_factory.mktemp("finished")
+  assert runs.run("train", corpus, model_dir) == 0
+  return model_dir
+
+
+def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
+  corpus, tmp_path
+):
+  ramp = [[0, 4], [3, 8], [5, 12]]
+  once, stopped = tmp_path / "once", tmp_path / "stopped"
+  settings = {"GLOBAL_BATCH_SIZE": ramp, "LOG_STEPS": 1, "TRAIN_STEPS": 7}
+  assert runs.run("train", corpus, once, **settings) == 0
+  tokens = [m["global_batch_tokens"] // 32 for m in runs.read_metrics(once)]
+  assert tokens == [4, 4, 4, 8, 8, 12, 12]
+  # Stopped in the middle of a size, at its end, and one step later.
+  for steps in (2, 5, 6, 7):
+    runs.run("train", corpus, stopped, **{**settings, "TRAIN_STEPS": steps})
+  for name, value in runs.read_tensors(once, 7).items():
+    np.testing.assert_array_equal(
+      runs.read_tensors(stopped, 7)[name], value, err_msg=name
+    )
+
+
+def test_a_run_goes_on_with_other_microbatches(
+  corpus, finished, tmp_path, capsys
+):
+  for steps, num_microbatches in ((5, 2), (12, 4)):
+    macros = {"TRAIN_STEPS": steps, "NUM_MICROBATCHES": num_microbatches}
+    assert runs.run("train", corpus, tmp_path, **macros) == 0
+  expected = runs.read_metrics(finished)
+  seen = {line["step"]: line for line in runs.read_metrics(tmp_path)}
+  for line in expected:
+    other = runs.without_times(seen[line["step"]])
+    assert other == pytest.approx(runs.without_times(line), rel=1e-3)
+  # Not one variable more, and the same numbers but for rounding.
+  tensors, other = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
+  assert {n: t.shape for n, t in other.items()} == {
+    n: t.shape for n, t in tensors.items()
+  }
+  capsys.readouterr()
+  losses = []
+  for num_microbatches in (1, 4):
+    macros = {"NUM_MICROBATCHES": num_microbatches}
+    assert runs.run("evaluate", corpus, tmp_path, **macros) == 0
+    losses.append(
+      capsys.readouterr().out.split("validation_loss")[1].split()[0]
+    )
+  assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("packing", ["joined_masked", "packed", "single"])
+def test_trains_resumes_and_evaluates_with_every_packing(
+  corpus, tmp_path, packing, capsys
+):
+  settings = {"PACKING": packing, "TRAIN_STEPS": 4}
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  settings["TRAIN_STEPS"] = 8
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  first, *_, last = runs.read_metrics(tmp_path)
+  assert last["loss"] < first["loss"]
+  assert runs.run("evaluate", corpus, tmp_path, **settings) == 0
+  evaluated = capsys.readouterr().out.splitlines()[-4:]
+  loss = dict(line.split() for line in evaluated)["validation_loss"]
+  assert float(loss) == pytest.approx(last["validation_loss"], abs=1e-4)
+
+
+def test_training_reads_the_cache_when_it_is_there_and_says_so(
+  corpus, finished, tmp_path, capsys
+):
+  cache = tmp_path / "cache"
+  vocabulary = str(finished / "vocabulary.model")
+  settings = {"CACHE_DIR": str(cache), "VOCABULARY": vocabulary}
+  assert runs.run("data cache", corpus, tmp_path / "a", **settings) == 0
+  assert runs.run("train", corpus, tmp_path / "b", **settings) == 0
+  assert (
+    f"tokens of text_files are read from {cache}" in capsys.readouterr().err
+  )
+  assert not list((tmp_path / "b" / "tokens").glob("text_files-*"))
+  expected = runs.read_tensors(finished, 12)
+  for name, value in runs.read_tensors(tmp_path / "b", 12).items():
+    np.testing.assert_array_equal(expected[name], value, err_msg=name)

@@ -1,0 +1,231 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains one model with palm_mtf and with JAX and compares the learning curves.
+
+  python -m tools.parity
+  python -m tools.parity --d_model=256 --num_layers=4 --json
+
+Both start from the same weights and read the same batches, rows of bytes of the
+Python standard library's source, in float32 on the CPU. The JAX program is
+written separately: the model in tools/peers/jax_palm.py, PaLM's Adafactor in
+tools/peers/jax_adafactor.py. Losses include the z-loss. Exits with 1 if they
+differ by more than 1e-5 of their size in the first 10 steps, or by more than
+1e-3 later. Needs the packages of the extra `test`. Results are on stdout.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.errors import UserError, check_count
+from palm_mtf.layout import MeshLayout
+
+FIRST_STEPS = 10
+FIRST_LIMIT = 1e-5
+LIMIT = 1e-3
+SIZES = {
+  "num_layers": 2,
+  "d_model": 128,
+  "num_heads": 4,
+  "d_kv": 32,
+  "d_ff": 512,
+  "sequence_length": 128,
+}
+BLOCK_NAMES = {
+  "scale": "norm/scale",
+  "q": "attention/q",
+  "k": "attention/k",
+  "v": "attention/v",
+  "o": "attention/o",
+  "gate": "mlp/wi_gate",
+  "up": "mlp/wi",
+  "down": "mlp/wo",
+}
+PALM_OPTIMIZER = AdafactorConfig(
+  learning_rate=0.01,
+  beta1=0.9,
+  beta2_exponent=0.8,
+  update_clip=1.0,
+  gradient_clip=1.0,
+  weight_decay_exponent=2.0,
+  z_loss=1e-4,
+)
+
+
+def read_bytes() -> np.ndarray:
+  """Returns the bytes of the standard library's modules, [any], uint8."""
+  folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
+  text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+  return np.frombuffer(text, np.uint8)
+
+
+def batches(
+  config: PalmConfig, batch_size: int, steps: int, seed: int
+) -> Iterator[dict[str, np.ndarray]]:
+  """Yields inputs and targets, [batch_size, sequence_length] int32 each."""
+  text = read_bytes()
+  rng = np.random.default_rng(seed)
+  for _ in range(steps):
+    starts = rng.integers(len(text) - config.sequence_length, size=batch_size)
+    rows = starts[:, np.newaxis] + np.arange(config.sequence_length + 1)
+    tokens = text[rows].astype(np.int32)
+    yield {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+def train_ours(
+  config: PalmConfig, batch_size: int, steps: int, seed: int
+) -> tuple[dict[str, np.ndarray], list[float]]:
+  """Trains with palm_mtf.
+
+  Returns:
+    The first weights, by name, and the loss of every step.
+  """
+  from palm_mtf._tf import tf
+  from palm_mtf.mesh.placement import session_config
+  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.train_step import TrainStep
+
+  mesh = MeshLayout(mesh_shape="", layout="")
+  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+    program = build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=batch_size, seed=seed
+    )
+    session.run(program.initialize)
+    weights = session.run(
+      {n: parts[0].variable.value() for n, parts in program.slices.items()}
+    )
+    step = TrainStep(session, program)
+    losses = []
+    for k, batch in enumerate(batches(config, batch_size, steps, seed)):
+      metrics = step.run(batch, k)
+      losses.append(metrics["loss"] + metrics["z_loss"])
+  return weights, losses
+
+
+def train_jax(
+  config: PalmConfig,
+  weights: dict[str, np.ndarray],
+  batch_size: int,
+  steps: int,
+  seed: int,
+) -> list[float]:
+  """Trains with JAX from `weights`; returns the loss of every step."""
+  import jax
+
+  from tools.peers import jax_adafactor, jax_palm
+
+  params = {
+    "embedding": weights["embedding"],
+    "scale": weights["final_norm/scale"],
+    "blocks": [
+      {
+        theirs: weights[f"layer_{layer:03d}/{ours}"]
+        for theirs, ours in BLOCK_NAMES.items()
+      }
+      for layer in range(config.num_layers)
+    ],
+  }
+  sizes = types.SimpleNamespace(
+    dtype="float32", d_kv=config.d_kv, d_model=config.d_model
+  )
+
+  @jax.jit
+  def step(params, state, batch, beta2, learning_rate):
+    loss, gradients = jax.value_and_grad(jax_palm.loss_of)(
+      params, batch["inputs"], batch["targets"], sizes
+    )
+    return loss, *jax_adafactor.step(
+      params, state, gradients, beta2, learning_rate
+    )
+
+  params = jax.tree.map(jax.numpy.asarray, params)
+  state = jax_adafactor.init(params)
+  losses = []
+  for k, batch in enumerate(batches(config, batch_size, steps, seed), 1):
+    loss, params, state = step(params, state, batch, *jax_adafactor.schedule(k))
+    losses.append(float(loss))
+  return losses
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> dict:
+  """Returns the largest relative differences, and whether they are allowed.
+
+  A loss that is no number is an infinite difference.
+  """
+  ours, theirs = np.array(ours), np.array(theirs)
+  with np.errstate(invalid="ignore"):
+    differences = np.abs(ours - theirs) / np.abs(theirs)
+  differences[~np.isfinite(differences)] = np.inf
+  first, largest = differences[:FIRST_STEPS].max(), differences.max()
+  return {
+    "steps": len(ours),
+    "first_loss": round(float(ours[0]), 6),
+    "last_loss": round(float(ours[-1]), 6),
+    "jax_last_loss": round(float(theirs[-1]), 6),
+    "first_difference": float(f"{first:.3g}"),
+    "largest_difference": float(f"{largest:.3g}"),
+    "agrees": bool(first <= FIRST_LIMIT and largest <= LIMIT),
+  }
+
+
+def print_curves(ours, theirs, record) -> None:
+  """Prints both losses at some steps, and the verdict, for a reader."""
+  print("  step    palm_mtf         jax  difference")
+  for k in sorted({1, 2, 5, 10, *range(20, len(ours) + 1, 20), len(ours)}):
+    if k <= len(ours):
+      one, other = ours[k - 1], theirs[k - 1]
+      difference = abs(one - other) / other
+      print(f"{k:>6}  {one:10.6f}  {other:10.6f}  {difference:10.1e}")
+  print(
+    f"largest relative difference {record['first_difference']:.1e} in the "
+    f"first {FIRST_STEPS} steps (at most {FIRST_LIMIT:.0e}), "
+    f"{record['largest_difference']:.1e} in all {len(ours)} (at most "
+    f"{LIMIT:.0e}): {'agree' if record['agrees'] else 'DIFFER'}"
+  )
+
+
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+  """Returns the command line's choices, checked."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  for name, size in {**SIZES, "batch_size": 8, "steps": 200}.items():
+    parser.add_argument(f"--{name}", type=int, default=size)
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--json", action="store_true", help="print one object")
+  chosen = parser.parse_args(arguments)
+  for name in (*SIZES, "batch_size", "steps"):
+    check_count(f"--{name}", getattr(chosen, name))
+  return chosen
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Returns the exit code: 0 if the curves agree."""
+  try:
+    chosen = read_arguments(arguments)
+    config = PalmConfig(
+      vocab_size=256,
+      activation_dtype="float32",
+      **{name: getattr(chosen, name) for name in SIZES},
+    )
+  except UserError as error:
+    print(f"parity: {error}", file=sys.stderr)
+    return 2
+  run = chosen.batch_size, chosen.steps, chosen.seed
+  weights, ours = train_ours(config, *run)
+  theirs = train_jax(config, weights, *run)
+  record = compare(ours, theirs)
+  if chosen.json:
+    print(json.dumps(record))
+  else:
+    print_curves(ours, theirs, record)
+  return 0 if record["agrees"] else 1
+
+
+if __name__ == "__main__":
+  sys.exit(main())
