@@ -2,29 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Infinity or what is no number stops a run, and is never saved.
 
-Each step fetches its loss, z-loss and the norm of its gradients, and the sum of
-squares of each gradient. A step whose gradients are not all finite changes no
-variable (optim/adafactor.py), so that afterwards the variables are still those
-that it began with. The tensor that is named is the first bad one in the order
-of computation: the parameters as the model reads them, the loss, the z-loss,
-the gradients from the last layer back to the first.
+A step whose loss or gradients are not all finite changes no variable
+(optim/clip.py), so that afterwards the variables are still those that it began
+with. The tensor that is named is the first bad one in the order of computation:
+the parameters as the model reads them, the loss, the z-loss, the gradients from
+the last layer back to the first.
 
 An update may overflow where its gradients did not, hence all variables are
 looked at before each checkpoint.
 """
 
 import math
-from collections.abc import Callable, Mapping
-
-import numpy as np
+from collections.abc import Callable
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints import Checkpoint
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.finite import build_finite_check
 from palm_mtf.pods.program import TrainProgram
-
-_WATCHED = ("loss", "z_loss", "grad_norm")
+from palm_mtf.train_step import BadStepError
 
 
 class DivergenceWatch:
@@ -48,26 +44,12 @@ class DivergenceWatch:
     self._variables = list(program.slices)
     self._finite = session.make_callable(build_finite_check(program.slices))
 
-  def check_step(
-    self,
-    step: int,
-    metrics: Mapping[str, float],
-    gradient_squares: np.ndarray,
-  ) -> None:
-    """Raises UserError unless the loss and all gradients are finite.
-
-    Args:
-      step: the number of steps done, this one among them.
-      metrics: what it measured.
-      gradient_squares: of TrainProgram, what it fetched.
-    """
-    if all(math.isfinite(metrics[name]) for name in _WATCHED):
-      return
-    numbers = ", ".join(f"{name} = {metrics[name]}" for name in _WATCHED)
-    first = self._first_bad(metrics, gradient_squares)
-    raise UserError(
+  def error_of_step(self, step: int, bad: BadStepError) -> UserError:
+    """Returns what to tell the user; `step` counts the bad one too."""
+    numbers = ", ".join(f"{name} = {x}" for name, x in bad.losses.items())
+    return UserError(
       f"{numbers} at step {step}: training has diverged; the first tensor that "
-      f"is not finite is {first}. {self._advice()}"
+      f"is not finite is {self._first_bad(bad)}. {self._advice()}"
     )
 
   def check_variables(self, step: int) -> None:
@@ -78,18 +60,16 @@ class DivergenceWatch:
         f"other variables): training has diverged. {self._advice()}"
       )
 
-  def _first_bad(
-    self, metrics: Mapping[str, float], gradient_squares: np.ndarray
-  ) -> str:
-    bad = self._bad_variables()
+  def _first_bad(self, bad: BadStepError) -> str:
+    bad_variables = self._bad_variables()
     for name in self._parameters:
-      if name in bad:
+      if name in bad_variables:
         return f"the parameter {name}, before the step"
     for name in ("loss", "z_loss"):
-      if not math.isfinite(metrics[name]):
+      if not math.isfinite(bad.losses[name]):
         return f"the {name}, of parameters that all are"
     for name, squares in reversed(
-      list(zip(self._parameters, gradient_squares, strict=True))
+      list(zip(self._parameters, bad.gradient_squares, strict=True))
     ):
       if not math.isfinite(squares):
         return f"the gradient of {name}"

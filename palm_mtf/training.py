@@ -34,7 +34,7 @@ from palm_mtf.pods.program import build_train_program
 from palm_mtf.progress import TrainProgress
 from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
-from palm_mtf.train_step import TrainStep
+from palm_mtf.train_step import BadStepError, TrainStep
 from palm_mtf.variable_files import (
   WeightsCopier,
   restore,
@@ -245,9 +245,11 @@ class _Loop:
     with self._data_clock.running():
       batch = self._batches.batch(self._step)
     with self._step_clock.running():
-      values, gradient_squares = self._train_step.run(batch, self._step)
+      try:
+        values = self._train_step.run(batch, self._step)
+      except BadStepError as bad:
+        raise self._divergence.error_of_step(self._step + 1, bad) from None
     self._step += 1
-    self._divergence.check_step(self._step, values, gradient_squares)
     self._watchdog.step_done(self._step, self._writer.newest_path)
     return values
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from palm_mtf import checkpoint_writer, checkpoints
 from palm_mtf._tf import tf as tf1
 from palm_mtf.divergence import DivergenceWatch
-from palm_mtf.errors import UserError
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.pods.program import build_train_program
+from palm_mtf.train_step import BadStepError, TrainStep
 from tests import runs
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -136,7 +136,7 @@ def all_values(session, program):
 
 def test_a_bad_step_changes_no_bit_of_any_variable():
   config = small_config()
-  mesh = mesh_layout("all over data and model")
+  mesh = mesh_layout("vocab over model")
   batch = random_tokens(config, batch_size=4, seed=0)
   params = random_parameters(config, seed=1)
   with (
@@ -147,27 +147,26 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
       config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
+    train_step = TrainStep(session, program)
+    metrics = train_step.run(batch, 0)
     feed = {program.features[name]: value for name, value in batch.items()}
-    session.run(program.update, {**feed, program.step: 0})
-    watch = DivergenceWatch(session, program, lambda: None)
-    metrics, squares = session.run(
-      [program.metrics, program.gradient_squares], {**feed, program.step: 1}
+    losses, squares = session.run(
+      [program.losses, program.gradient_squares], {**feed, program.step: 1}
     )
-    watch.check_step(2, metrics, squares)
-    assert np.sqrt(squares.sum()) == pytest.approx(metrics["grad_norm"])
+    assert np.sqrt(squares.sum()) == pytest.approx(losses["grad_norm"])
+    assert losses.keys() < metrics.keys()
 
     params["layer_001/norm/scale"][0] = np.nan
     load_parameters(session, program.slices, params)
     before = all_values(session, program)
-    metrics, squares, _ = session.run(
-      [program.metrics, program.gradient_squares, program.update],
-      {**feed, program.step: 1},
-    )
+    with pytest.raises(BadStepError) as bad:
+      train_step.run(batch, 1)
     after = all_values(session, program)
     for name, value in before.items():
       np.testing.assert_array_equal(after[name], value, err_msg=str(name))
-    with pytest.raises(UserError, match="the parameter layer_001/norm/scale"):
-      watch.check_step(2, metrics, squares)
+    watch = DivergenceWatch(session, program, lambda: None)
+    error = watch.error_of_step(2, bad.value)
+    assert "the parameter layer_001/norm/scale, before the step" in str(error)
 
 
 def test_the_gradient_that_was_computed_first_is_named():
@@ -178,15 +177,14 @@ def test_the_gradient_that_was_computed_first_is_named():
     )
     session.run(program.initialize)
     watch = DivergenceWatch(session, program, lambda: None)
-    metrics = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
+    losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
     squares = np.ones(len(program.parameters))
     first, second = (
       program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
     )
     squares[first], squares[second] = np.nan, np.inf
-    with pytest.raises(UserError) as error:
-      watch.check_step(7, metrics, squares)
-  assert str(error.value) == (
+    error = watch.error_of_step(7, BadStepError(losses, squares))
+  assert str(error) == (
     "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
     "diverged; the first tensor that is not finite is the gradient of "
     "layer_001/mlp/wo. Nothing of it is saved; lower LEARNING_RATE. There is "

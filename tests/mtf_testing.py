@@ -262,7 +262,7 @@ def train(
     session.run(program.initialize)
     load_parameters(session, program.slices, params or {})
     run = TrainStep(session, program).run
-    metrics = [run(batch, step)[0] for step, batch in enumerate(batches)]
+    metrics = [run(batch, step) for step, batch in enumerate(batches)]
     variables = {
       name: read_whole(session, parts) for name, parts in program.slices.items()
     }

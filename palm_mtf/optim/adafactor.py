@@ -18,8 +18,8 @@ schedule.py beta2 and lr, groups.py who shares an RMS and who decays, and
 accounting/slots.py the names of the moments.
 
 Two passes over memory do all of it: one for the root mean squares, one for the
-assignments; a factored v takes another. A step whose clip factor is not a
-finite number leaves everything as it was.
+assignments; a factored v takes another. All that is assigned is computed with
+the clip factor, which there is only if the gradients are finite (clip.py).
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,6 @@ from palm_mtf.optim.second_moment import (
   FactoredMoment,
   factored_update,
   full_update,
-  unless_bad,
 )
 from palm_mtf.variables import Fill, sliced_variable
 from palm_mtf.whole_slice import split_axes
@@ -61,12 +60,12 @@ def _factored_squares(g, clip, decay, row, column):
 
 def _stepped(p, m, u, scalars):
   """Returns p and, if there is one, m after the step."""
-  clip, _, beta1, step_size, shrink = scalars
+  _, _, beta1, step_size, shrink = scalars
   change = step_size * u
   if m is not None:
     change += beta1 * tf.cast(m, tf.float32)
-  p = unless_bad(clip, p - (p * shrink + change), p)
-  return (p,) if m is None else (p, unless_bad(clip, change, m))
+  p -= p * shrink + change
+  return (p,) if m is None else (p, tf.cast(change, m.dtype))
 
 
 @fused
@@ -74,7 +73,7 @@ def _full_step(p, m, g, scalars, v):
   scalars = tf.unstack(scalars)
   clip, decay, *_ = scalars
   u, next_v = full_update(_clipped(g, clip), decay, v)
-  return (*_stepped(p, m, u, scalars), unless_bad(clip, next_v, v))
+  return (*_stepped(p, m, u, scalars), tf.cast(next_v, v.dtype))
 
 
 @fused

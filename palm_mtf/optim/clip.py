@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipping of all gradients by their global norm (PaLM 5)."""
 
-import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
@@ -43,19 +42,23 @@ def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
   return mtf.sqrt(mtf.add_n(sums))
 
 
-def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
+def clip_factor(
+  norm: mtf.Tensor, largest: float, losses: Sequence[mtf.Tensor]
+) -> mtf.Tensor:
   """Returns min(1, largest / norm), [] float32: what gradients multiply by.
 
-  It is nan where the norm is infinite or no number, and such a factor makes
-  AdafactorUpdate change nothing.
+  Where the norm or a loss is infinite or no number, it raises
+  InvalidArgumentError when it runs. Everything that an update assigns is
+  computed with this factor, so that such a step changes nothing.
 
   Args:
     norm: [], float32, from `global_norm`.
     largest: GRADIENT_CLIP.
+    losses: [], float32 each: of the step.
   """
 
-  def factor(n):
-    finite = largest / tf.maximum(n, largest)
-    return tf.where(tf.math.is_finite(n), finite, math.nan)
+  def factor(*numbers):
+    finite = tf.debugging.check_numerics(tf.stack(numbers), "the step")
+    return largest / tf.maximum(finite[0], largest)
 
-  return mtf.cwise(factor, [norm])
+  return mtf.cwise(factor, [norm, *losses])

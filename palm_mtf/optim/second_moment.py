@@ -39,11 +39,6 @@ def factored_update(g, decay, row, column):
   return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
 
 
-def unless_bad(clip, new, old):
-  """Returns `new` as the dtype of `old`, or `old` if `clip` is not finite."""
-  return tf.where(tf.math.is_finite(clip), tf.cast(new, old.dtype), old)
-
-
 @fused
 def _row_and_column_sums(g, clip, rows):
   """Returns the slice's sums of g^2 over its columns and over its rows."""
@@ -91,10 +86,9 @@ class FactoredMoment:
       count = float(mtf.Shape(summed).size)
       means.append(
         self._mesh_impl.slicewise(
-          lambda clip, old, total, decay, count=count: unless_bad(
-            clip, old + (total / count - old) * decay, old
+          lambda old, total, decay, count=count: (
+            old + (total / count - old) * decay
           ),
-          clip,
           old,
           total,
           decay,

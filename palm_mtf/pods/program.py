@@ -32,6 +32,7 @@ from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
 from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.pods.microbatches import (
+  StepGradients,
   TokenLosses,
   step_gradients,
 )
@@ -59,10 +60,12 @@ class TrainProgram:
       there is one, `update` alone.
     accumulate: adds the gradients and sums of a microbatch to the step's; None
       where there is only one.
-    update: updates all variables; changes nothing if grad_norm is infinite or
-      no number.
-    metrics: of the step, [] float32 each: loss (nats a token), z_loss,
-      grad_norm, learning_rate, and those of optim/rms.py.
+    update: updates all variables. Where loss, z_loss or grad_norm is infinite
+      or no number it raises InvalidArgumentError, and changes nothing.
+    losses: of the step, [] float32 each: loss (nats a token), z_loss and
+      grad_norm.
+    metrics: of the step, [] float32 each: `losses`, learning_rate, and those of
+      optim/rms.py, which raise like `update`.
     gradient_squares: [variables], float32: the sum of squares of the gradient
       of each variable of `parameters`.
     parameters: names of the variables that are trained, in the model's order.
@@ -82,6 +85,7 @@ class TrainProgram:
   gradient_squares: tf.Tensor
   parameters: list[str]
   update: tf.Operation
+  losses: dict[str, tf.Tensor]
   metrics: dict[str, tf.Tensor]
   loss: tf.Tensor
   weight_sum: tf.Tensor
@@ -180,21 +184,21 @@ def build_train_program(
   learning_rate = schedule.learning_rate(k, optimizer)
   decay = schedule.second_moment_decay(k, optimizer)
   squares = sums_of_squares(total.gradients)
-  grad_norm, clip = _clipping(squares, total.multiple, optimizer)
+  grad_norm, clip = _clipping(squares, total, optimizer)
   imported = [mtf.import_tf_tensor(mesh, x) for x in (learning_rate, decay)]
   updates = adafactor_updates(
     variables, total.gradients, [clip, *imported], optimizer
   )
-  metrics = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
+  losses = {"loss": total.loss, "z_loss": total.z_loss, "grad_norm": grad_norm}
   fetched = {
-    **metrics,
+    **losses,
     **{f"squares/{i}": x for i, x in enumerate(squares)},
     "microbatch_loss": weighted_mean(tokens.nats, tokens.loss_weights),
     "weight_sum": weight_sum(tokens.nats, tokens.loss_weights),
   }
   placement = _placement(mesh_layout)
   lowered = lower(mesh, placement, fetched, updates, total.accumulations)
-  metrics = {name: lowered.tensors[name] for name in metrics}
+  losses = {name: lowered.tensors[name] for name in losses}
   squares = [lowered.tensors[f"squares/{i}"] for i in range(len(squares))]
   sums = {accumulation.sum_name for accumulation in total.accumulations}
   return TrainProgram(
@@ -206,7 +210,8 @@ def build_train_program(
     gradient_squares=tf.stack(squares),
     parameters=[variable.name for variable in variables],
     update=lowered.operations,
-    metrics={**metrics, "learning_rate": learning_rate, **_rms(updates)},
+    losses=losses,
+    metrics={**losses, "learning_rate": learning_rate, **_rms(updates)},
     loss=lowered.tensors["microbatch_loss"],
     weight_sum=lowered.tensors["weight_sum"],
     initialize=lowered.initialize,
@@ -216,15 +221,16 @@ def build_train_program(
 
 def _clipping(
   squares: Sequence[mtf.Tensor],
-  multiple: mtf.Tensor | None,
+  total: StepGradients,
   optimizer: AdafactorConfig,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns the global norm and the factor of each gradient: [] float32."""
-  norm = global_norm(squares)
-  if multiple is None:
-    return norm, clip_factor(norm, optimizer.gradient_clip)
-  norm /= multiple
-  return norm, clip_factor(norm, optimizer.gradient_clip) / multiple
+  norm, losses = global_norm(squares), [total.loss, total.z_loss]
+  if total.multiple is None:
+    return norm, clip_factor(norm, optimizer.gradient_clip, losses)
+  norm /= total.multiple
+  clip = clip_factor(norm, optimizer.gradient_clip, losses)
+  return norm, clip / total.multiple
 
 
 def _rms(updates: Sequence[AdafactorUpdate]) -> dict[str, tf.Tensor]:

@@ -132,7 +132,7 @@ def run_steps(optimizer, params, gradients, mesh):
     k = tf.placeholder(tf.float32, [])
     norm = global_norm(sums_of_squares(mtf_gradients))
     scalars = [
-      clip_factor(norm, optimizer.gradient_clip),
+      clip_factor(norm, optimizer.gradient_clip, []),
       mtf.import_tf_tensor(mtf_mesh, schedule.learning_rate(k, optimizer)),
       mtf.import_tf_tensor(
         mtf_mesh, schedule.second_moment_decay(k, optimizer)
@@ -145,10 +145,13 @@ def run_steps(optimizer, params, gradients, mesh):
     norms = []
     for step, arrays in enumerate(gradients):
       feed = {feeds[name]: array for name, array in arrays.items()}
-      fetched = session.run(
-        [lowered.tensors["norm"], lowered.operations], {**feed, k: step + 1}
-      )
-      norms.append(fetched[0])
+      feed[k] = step + 1
+      norms.append(session.run(lowered.tensors["norm"], feed))
+      if np.isfinite(norms[-1]):
+        session.run(lowered.operations, feed)
+        continue
+      with pytest.raises(tf.errors.InvalidArgumentError):
+        session.run(lowered.operations, feed)
     values = {
       name: read_whole(session, parts) for name, parts in lowered.slices.items()
     }
@@ -205,7 +208,7 @@ def test_momentum_in_bfloat16_stays_within_its_rounding(mesh):
 
 
 @pytest.mark.parametrize("second_moment", ["full", "factored"])
-def test_a_gradient_that_is_no_number_changes_nothing(second_moment):
+def test_a_gradient_that_is_no_number_raises_and_changes_nothing(second_moment):
   optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
   params, gradients = random_run()
   bad = dict(gradients[2])
