@@ -117,7 +117,7 @@ def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
     contextlib.closing(MetricsWriter(job.model_dir, step)) as metrics,
     TrainProgress(step, job.run.train_steps) as progress,
     BackgroundWriter(job.model_dir, job.run, job.checkpoint) as writer,
-    Watchdog(job.watch.watchdog_secs) as watchdog,
+    Watchdog(job.watch.watchdog_secs, lambda: writer.newest_path) as watchdog,
   ):
     while True:
       with (
@@ -250,7 +250,7 @@ class _Loop:
       except BadStepError as bad:
         raise self._divergence.error_of_step(self._step + 1, bad) from None
     self._step += 1
-    self._watchdog.step_done(self._step, self._writer.newest_path)
+    self._watchdog.step_done(self._step)
     return values
 
   def _validate(self) -> None:

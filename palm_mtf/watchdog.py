@@ -13,6 +13,7 @@ import faulthandler
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from palm_mtf.console import say
 
@@ -24,9 +25,14 @@ _STDERR = 2
 class Watchdog:
   """Ends the process when no step is done for too long; a context manager."""
 
-  def __init__(self, secs: float | None):
-    """Watches with patience for `secs` seconds; None watches nothing."""
-    self._secs = secs
+  def __init__(self, secs: float | None, newest: Callable[[], str]):
+    """Watches with patience for `secs` seconds; None watches nothing.
+
+    Args:
+      secs: WATCHDOG_SECS.
+      newest: says where the newest checkpoint is, for the message.
+    """
+    self._secs, self._newest = secs, newest
     self.expect_slow()
     self._where = "before the first step"
     self._end = threading.Event()
@@ -42,9 +48,9 @@ class Watchdog:
     if self._secs is not None:
       self._thread.join()
 
-  def step_done(self, step: int, newest: str) -> None:
-    """Notes that `step` steps are done, and the `newest` checkpoint's path."""
-    self._where = f"after step {step}; the newest checkpoint is {newest}"
+  def step_done(self, step: int) -> None:
+    """Notes that `step` steps are done."""
+    self._where = f"after step {step}"
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
@@ -66,7 +72,8 @@ class Watchdog:
     faulthandler.dump_traceback(file=_STDERR, all_threads=True)
     say(
       f"no step was done for {self._waited:,.0f} seconds (WATCHDOG_SECS = "
-      f"{self._secs:,}), {self._where}; above is what each thread was doing; "
-      "run the same command to go on"
+      f"{self._secs:,}), {self._where}; the newest checkpoint is "
+      f"{self._newest()}; above is what each thread was doing; run the same "
+      "command to go on"
     )
     os._exit(1)  # the main thread may never come back to end it in order

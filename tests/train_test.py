@@ -263,8 +263,9 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
   [
     (
       {"D_FF": 128},
-      "has layer_000/mlp/wi_gate [32, 64], the model wants [32, 128]: it is of "
-      "another model",
+      "has layer_000/mlp/wi_gate [32, 64], the model wants [32, 128]; "
+      "layer_000/mlp/wi [32, 64], the model wants [32, 128]; layer_000/mlp/wo "
+      "[64, 32], the model wants [128, 32]: it is of another model",
     ),
     (
       {"NUM_LAYERS": 2},

@@ -32,8 +32,8 @@ sys.exit(main(sys.argv[1:]))
 WATCHES = """
 import sys, time
 from palm_mtf.watchdog import Watchdog
-with Watchdog(2.0) as watchdog:
-  watchdog.step_done(7, "step_00000004")
+with Watchdog(2.0, lambda: "step_00000004") as watchdog:
+  watchdog.step_done(7)
   {body}
 print("worked", flush=True)
 """
@@ -72,9 +72,9 @@ def test_a_run_whose_step_hangs_says_where_and_exits_with_1(tmp_path):
   ("body", "code"),
   [
     ("time.sleep(6)", 1),
-    ("[(time.sleep(0.5), watchdog.step_done(i, '')) for i in range(8)]", 0),
+    ("[(time.sleep(0.5), watchdog.step_done(i)) for i in range(8)]", 0),
     ("watchdog.expect_slow(); time.sleep(6)", 0),
-    ("watchdog.expect_slow(); watchdog.step_done(8, ''); time.sleep(6)", 1),
+    ("watchdog.expect_slow(); watchdog.step_done(8); time.sleep(6)", 1),
   ],
   ids=["no step", "steps", "slow", "a step after a slow one"],
 )
