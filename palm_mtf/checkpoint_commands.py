@@ -176,7 +176,7 @@ def prune(
     whole = [path for path, state in states.items() if state == _WHOLE]
     if not whole:
       raise UserError(
-        f"--model_dir = {model_dir!r}: none of its {len(states)} checkpoints "
+        f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
         "is whole; nothing was removed."
       )
     old = dict.fromkeys(expendable(whole, keep, keep_every_steps), "old")
@@ -202,13 +202,13 @@ def _folders(model_dir: str) -> list[str]:
     folder, name = os.path.split(model_dir.rstrip("/"))
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
     raise UserError(
-      f"--model_dir = {model_dir!r}: there is no such folder"
+      f"MODEL_DIR = {model_dir!r}: there is no such folder"
       f"{did_you_mean(name, names)}; give the MODEL_DIR of a run."
     )
   paths = checkpoint_folders(model_dir)
   if not paths:
     raise UserError(
-      f"--model_dir = {model_dir!r}: holds no checkpoint; give the MODEL_DIR "
+      f"MODEL_DIR = {model_dir!r}: holds no checkpoint; give the MODEL_DIR "
       "of a run."
     )
   return paths

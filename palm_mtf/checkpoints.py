@@ -44,7 +44,7 @@ class Manifest:
     settings: every macro of the run and its value.
     versions: of palm_mtf, Python and the libraries that compute.
     step: training steps done.
-    rows_read: rows of training data read in them.
+    next_row: the row of training data that the next step begins with.
     parent: name of the checkpoint it was trained from, and its `blake2b`; None
       for the first.
   """
@@ -55,7 +55,7 @@ class Manifest:
   settings: Mapping[str, object]
   versions: Mapping[str, str]
   step: int = 0
-  rows_read: int = 0
+  next_row: int = 0
   parent: Mapping[str, str] | None = None
 
 

@@ -259,7 +259,7 @@ def _say_what_next(model_dir: str, train_steps: int) -> None:
   for command in (
     f"generate --gin_file={config} --gin.PROMPTS='[\"def \"]'",
     f"evaluate --gin_file={config}",
-    f"report --model_dir {model_dir}",
+    f"report {model_dir}",
     f"train --gin_file={config} --gin.TRAIN_STEPS={5 * train_steps}",
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",

@@ -294,11 +294,12 @@ class _Loop:
     job = self._job
     self._watchdog.expect_slow()
     self._divergence.check_variables(self._step)
-    rows_read = job.run.batch_sizes.rows_before(self._step)
+    sizes = job.run.batch_sizes
+    next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,
       step=self._step,
-      rows_read=rows_read,
+      next_row=next_row,
       data={**job.manifest.data, **self._spikes.manifest_data()},
     )
     self._writer.write(manifest, self._copier.copy)

@@ -35,14 +35,14 @@ def model_dir(tmp_path):
 
 def test_list_shows_step_date_size_losses_and_state(model_dir, capsys):
   os.unlink(model_dir / "checkpoints" / "step_00000001" / "weights.data")
-  rows = results(capsys, "list", f"--model_dir={model_dir}")
+  rows = results(capsys, "list", str(model_dir))
   assert [row["step"] for row in rows] == [1, 2, 3, 4, 2]
   assert rows[0]["state"].startswith("damaged: weights.data: No such file")
   assert rows[1]["bytes"] == 7
   assert (rows[1]["loss"], rows[1]["validation_loss"]) == (2.5, 3.5)
   assert "loss" not in rows[3]
   assert rows[4]["state"] == "set aside"
-  assert main(["checkpoints", "list", f"--model_dir={model_dir}"]) == 0
+  assert main(["checkpoints", "list", str(model_dir)]) == 0
   head, first, second, *_ = capsys.readouterr().out.splitlines()
   assert head.split()[:4] == ["step", "written", "megabytes", "loss"]
   assert first.split()[:2] == ["1", "-"]
@@ -50,14 +50,14 @@ def test_list_shows_step_date_size_losses_and_state(model_dir, capsys):
 
 
 def test_verify_finds_a_flipped_bit_and_exits_with_two(model_dir, capsys):
-  rows = results(capsys, "verify", f"--model_dir={model_dir}", code=2)
+  rows = results(capsys, "verify", str(model_dir), code=2)
   assert [row["state"] for row in rows] == [
     "whole",
     "whole",
     "damaged: weights.data does not hold the bytes that were written",
     "whole",
   ]
-  assert main(["checkpoints", "verify", f"--model_dir={model_dir}"]) == 2
+  assert main(["checkpoints", "verify", str(model_dir)]) == 2
   error = capsys.readouterr().err
   assert f"1 of 4 checkpoints in {model_dir} are damaged: step_0000" in error
 
@@ -65,7 +65,7 @@ def test_verify_finds_a_flipped_bit_and_exits_with_two(model_dir, capsys):
 def test_prune_keeps_the_newest_whole_ones_and_says_what_it_removed(
   model_dir, capsys
 ):
-  rows = results(capsys, "prune", f"--model_dir={model_dir}", "--keep=2")
+  rows = results(capsys, "prune", str(model_dir), "--keep=2")
   assert {os.path.basename(row["removed"]): row["reason"] for row in rows} == {
     "step_00000001": "old",
     "step_00000002.damaged": "set aside",
@@ -75,16 +75,14 @@ def test_prune_keeps_the_newest_whole_ones_and_says_what_it_removed(
   }
   assert steps_of(model_dir) == [2, 4]
   assert len(os.listdir(model_dir / "checkpoints")) == 2
-  assert (
-    main(["checkpoints", "prune", f"--model_dir={model_dir}", "--keep=2"]) == 0
-  )
+  assert main(["checkpoints", "prune", str(model_dir), "--keep=2"]) == 0
   assert "nothing to remove" in capsys.readouterr().out
 
 
 def test_prune_keeps_every_so_many_steps(tmp_path, capsys):
   for step in range(1, 8):
     write(tmp_path, step)
-  flags = [f"--model_dir={tmp_path}", "--keep=1", "--keep_every_steps=3"]
+  flags = [str(tmp_path), "--keep=1", "--keep_every_steps=3"]
   assert len(results(capsys, "prune", *flags)) == 4
   assert steps_of(tmp_path) == [3, 6, 7]
 
@@ -92,7 +90,7 @@ def test_prune_keeps_every_so_many_steps(tmp_path, capsys):
 def test_prune_removes_nothing_where_none_is_whole_or_a_trainer_runs(
   model_dir, capsys
 ):
-  flags = ["checkpoints", "prune", f"--model_dir={model_dir}", "--keep=1"]
+  flags = ["checkpoints", "prune", str(model_dir), "--keep=1"]
   with training_lock(str(model_dir)):
     assert main(flags) == 2
   assert f"process {os.getpid()} on" in capsys.readouterr().err
@@ -134,8 +132,8 @@ def test_compare_tells_names_shapes_and_numbers_apart(tmp_path, capsys):
 @pytest.mark.parametrize(
   "arguments, message",
   [
-    (["list", "--model_dir=nowhere"], "there is no such folder"),
-    (["verify", "--model_dir=."], "holds no checkpoint"),
+    (["list", "nowhere"], "there is no such folder"),
+    (["verify", "."], "holds no checkpoint"),
     (["compare", "a"], "the following arguments are required: B"),
     (["compare", "a", "b"], "A = 'a': there is no checkpoint"),
     ([], "give one of checkpoints list, checkpoints verify"),

@@ -16,7 +16,7 @@ def manifest(step: int) -> checkpoints.Manifest:
     data={"SEED": 0},
     settings={"SEED": 0, "PROMPTS": ["a"]},
     versions={"palm_mtf": "0"},
-    rows_read=4 * step,
+    next_row=4 * step,
   )
 
 

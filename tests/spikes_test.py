@@ -178,6 +178,7 @@ def test_a_spike_is_gone_after_a_rewind_which_a_stopped_run_repeats(
   assert max(line["loss"] for line in metrics[100:]) < 2
   newest = find_checkpoints(str(once))[-1].manifest
   assert newest.data["SKIP_STEPS"] == [[33, 152]]
+  assert newest.next_row == (150 + 120) * runs.SETTINGS["GLOBAL_BATCH_SIZE"]
   (rewind,) = newest.data["spikes"]["rewinds"]
   assert rewind["step"] == 133 and rewind["to_step"] == 20
   (line,) = (once / "rewinds.jsonl").read_text().splitlines()

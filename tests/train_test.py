@@ -167,7 +167,7 @@ def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
     elif not name.endswith("/second_moment"):
       np.testing.assert_allclose(tuned[name], value, 1e-6, 1e-8, err_msg=name)
   found = checkpoints.newest_whole(str(tmp_path)).manifest
-  assert (found.step, found.rows_read) == (1, 4)
+  assert (found.step, found.next_row) == (1, 4)
   assert found.parent == newest.as_parent
   assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=2) == 0
   assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err

@@ -49,11 +49,7 @@ _TEXT_FIELD = {
   "default": "text",
   "help": "the field of a JSON line that is the text (default: text)",
 }
-_MODEL_DIR = {
-  "metavar": "PATH",
-  "required": True,
-  "help": "of a training run",
-}
+_MODEL_DIR = {"metavar": "MODEL_DIR", "help": "of a training run"}
 
 COMMANDS = {
   "train": Command("train a model, or resume its training", keeps_config=True),
@@ -74,13 +70,13 @@ COMMANDS = {
     "print step, date, size and loss of every checkpoint",
     has_results=True,
     entry_point="palm_mtf.checkpoint_commands.list_all",
-    flags={"--model_dir": _MODEL_DIR},
+    flags={"model_dir": _MODEL_DIR},
   ),
   "checkpoints verify": Command(
     "compare every byte of every checkpoint with its hashes",
     has_results=True,
     entry_point="palm_mtf.checkpoint_commands.verify",
-    flags={"--model_dir": _MODEL_DIR},
+    flags={"model_dir": _MODEL_DIR},
   ),
   "checkpoints compare": Command(
     "print in what two checkpoints differ",
@@ -100,7 +96,7 @@ COMMANDS = {
     has_results=True,
     entry_point="palm_mtf.checkpoint_commands.prune",
     flags={
-      "--model_dir": _MODEL_DIR,
+      "model_dir": _MODEL_DIR,
       "--keep": {
         "metavar": "N",
         "type": int,
@@ -154,13 +150,10 @@ COMMANDS = {
     "draw what runs logged: one HTML page, of one run or several",
     entry_point="palm_mtf.report.command.report",
     flags={
-      "--model_dir": {
-        "dest": "model_dirs",
+      "model_dirs": {
         "metavar": "MODEL_DIR",
-        "action": "extend",
         "nargs": "+",
-        "required": True,
-        "help": "of a run; several are compared, and the flag may be repeated",
+        "help": "of a run; several are compared",
       },
       "--output": {
         "metavar": "FILE",

@@ -159,7 +159,7 @@ def _is_log(line: Mapping[str, Any]) -> bool:
 
 def _no_metrics(path: str) -> str:
   """Returns why `path` is no run, and what is meant perhaps."""
-  what = f"--model_dir = {path!r}"
+  what = f"MODEL_DIR = {path!r}"
   if not os.path.exists(path):
     folder, name = os.path.split(os.path.abspath(path))
     names = os.listdir(folder) if os.path.isdir(folder) else []

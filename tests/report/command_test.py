@@ -25,18 +25,17 @@ def error_of(capsys) -> str:
 def test_the_page_is_in_the_first_model_dir_or_where_it_is_asked_for(
   folders, tmp_path, capsys
 ):
-  assert main(["report", "--model_dir", *folders]) == 0
+  assert main(["report", *folders]) == 0
   assert capsys.readouterr().out == f"{folders[0]}/report.html\n"
   page = (tmp_path / "one" / "report.html").read_text(encoding="utf-8")
   assert "two" in page
-  flags = [f"--model_dir={folder}" for folder in folders]
   other = tmp_path / "new" / "page.html"
-  assert main(["report", *flags, f"--output={other}"]) == 0
+  assert main(["report", *folders, f"--output={other}"]) == 0
   assert other.read_text(encoding="utf-8") == page
 
 
 def test_a_folder_as_output_is_an_error(folders, tmp_path, capsys):
-  assert main(["report", "--model_dir", *folders, f"--output={tmp_path}"]) == 2
+  assert main(["report", *folders, f"--output={tmp_path}"]) == 2
   assert error_of(capsys) == (
     f"--output = '{tmp_path}': is a folder; name a file in it, such as "
     f"'{tmp_path}/report.html'."
@@ -45,13 +44,13 @@ def test_a_folder_as_output_is_an_error(folders, tmp_path, capsys):
 
 def test_no_run_is_an_error(capsys):
   assert main(["report"]) == 2
-  assert "--model_dir" in error_of(capsys)
+  assert "MODEL_DIR" in error_of(capsys)
 
 
 def test_without_matplotlib_the_command_that_installs_it_is_told(
   folders, capsys, monkeypatch
 ):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  assert main(["report", "--model_dir", *folders]) == 2
+  assert main(["report", *folders]) == 2
   line = error_of(capsys)
   assert "-m pip install 'matplotlib>=3.10,<4'" in line

@@ -126,7 +126,7 @@ def test_what_is_no_run_is_told_with_what_is_meant(
   with pytest.raises(UserError) as error:
     read(given)
   assert str(error.value) == (
-    f"--model_dir = {given!r}: " + message.format(here=tmp_path)
+    f"MODEL_DIR = {given!r}: " + message.format(here=tmp_path)
   )
 
 
