@@ -50,6 +50,7 @@ from palm_mtf.initial_weights import (
 )
 from palm_mtf.layout import MeshLayout
 from palm_mtf.named_weights import NamedWeights
+from palm_mtf.pods_config import PodsConfig
 from palm_mtf.samples import keep_samples
 from palm_mtf.sampling import check_prompts
 from palm_mtf.training_lock import training_lock
@@ -79,6 +80,7 @@ def train(
   model_dir: str,
   model: PalmConfig,
   mesh: MeshLayout,
+  pods: PodsConfig,
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
@@ -92,7 +94,8 @@ def train(
   Args:
     model_dir: where everything the run makes is kept.
     model: the architecture.
-    mesh: devices and layout rules.
+    mesh: devices and layout rules of each pod.
+    pods: how many there are, and where.
     optimizer: Adafactor, its schedule and the z-loss.
     data: text and vocabulary.
     run: lengths, batch size, seed and prompts.
@@ -102,7 +105,7 @@ def train(
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
   """
-  layout.check(mesh, model, *run.batch_sizes.sizes)
+  layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
   check_chip(run.chip)
   shapes = parameter_shapes(model)
   newest = _find_newest(model_dir, model, optimizer)
@@ -119,7 +122,7 @@ def train(
   )
   corpus.batches(run.batch_sizes)  # are there enough?
   entropy = unigram_entropy(_validation_batches(corpus, run))
-  configs = (model, mesh, optimizer, data, watch, run)
+  configs = (model, mesh, pods, optimizer, data, watch, run)
   manifest = _manifest(configs, vocabulary, corpus)
   if newest:
     _say_what_resumes(newest, manifest)
@@ -136,6 +139,7 @@ def train(
       model_dir=model_dir,
       model=model,
       mesh=mesh,
+      pods=pods,
       optimizer=optimizer,
       run=run,
       watch=watch,

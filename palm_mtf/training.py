@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
+from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoint_writer import BackgroundWriter
 from palm_mtf.checkpoints import Checkpoint, Manifest
 from palm_mtf.config import (
@@ -31,6 +32,7 @@ from palm_mtf.metrics import MetricsWriter
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pods.program import build_train_program
+from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
 from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
@@ -50,7 +52,8 @@ class TrainJob:
   Attributes:
     model_dir: where checkpoints and metrics go.
     model: the architecture.
-    mesh: devices and layout rules.
+    mesh: devices and layout rules of each pod.
+    pods: how many there are, and where.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
     watch: what is done when something goes wrong.
@@ -65,6 +68,7 @@ class TrainJob:
   model_dir: str
   model: PalmConfig
   mesh: MeshLayout
+  pods: PodsConfig
   optimizer: AdafactorConfig
   run: RunConfig
   watch: WatchConfig
@@ -122,7 +126,7 @@ def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
     while True:
       with (
         tf.Graph().as_default(),
-        tf.Session(config=session_config(job.mesh.num_devices)) as session,
+        tf.Session(config=_session_config(job)) as session,
       ):
         watchdog.expect_slow()
         records = (metrics, progress, writer, watchdog)
@@ -135,6 +139,10 @@ def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
         return outcome
       # Another batch size is another program, and goes on as a resumed run.
       job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
+
+
+def _session_config(job: TrainJob) -> tf.ConfigProto:
+  return session_config(job.mesh.num_devices * job.pods.num_pods)
 
 
 class _Clock:
@@ -199,17 +207,20 @@ class _Loop:
       batch_size=self._batch_size,
       seed=job.run.seed,
       features=self._batches.features,
+      pods=job.pods,
     )
     self._train_step = TrainStep(session, program)
     self._copier = WeightsCopier(session, program.slices)
     self._divergence = DivergenceWatch(session, program, self._writer.wait)
+    pods, client = [x.slices for x in program.pods], program.devices.client
     if job.checkpoint:
-      restore(session, program.slices, job.checkpoint.prefix)
+      restore(session, pods, job.checkpoint.prefix, client)
     else:
       session.run(program.initialize)
       if job.initial_weights:
-        parameters = {x: program.slices[x] for x in job.manifest.shapes}
-        restore_weights(session, parameters, job.initial_weights)
+        names = job.manifest.shapes
+        parameters = [{name: x[name] for name in names} for x in pods]
+        restore_weights(session, parameters, job.initial_weights, client)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""
@@ -279,8 +290,8 @@ class _Loop:
       "checkpoint_wait_secs": self._writer.take_wait_secs(),
       "mfu": mfu,
       "host_memory_bytes": resident_bytes(),
-      "num_pods": 1,
-      "dcn_bytes": 0,
+      "num_pods": job.pods.num_pods,
+      "dcn_bytes": dcn_bytes(job.model, job.mesh, job.pods),
     }
     self._metrics.write(self._step, values)
     self._progress.update(

@@ -147,7 +147,9 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
       config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
-    feed = {program.features[name]: value for name, value in batch.items()}
+    feed = {
+      program.pods[0].features[name]: value for name, value in batch.items()
+    }
     session.run(program.update, {**feed, program.step: 0})
     watch = DivergenceWatch(session, program, lambda: None)
     metrics, squares = session.run(

@@ -2,17 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mesh of devices, each named, that holds its slices of every variable.
 
-`SlicePlacement` is Mesh TensorFlow's `PlacementMeshImpl` for CPUs and GPUs, but
-its variables (variables.py) have no master: a slice is made, initialized, saved
-and restored where it lives. A slice that several devices repeat is saved once,
-from the first of them.
+`Devices` names all of them, of the client and of each pod. `SlicePlacement` is
+Mesh TensorFlow's `PlacementMeshImpl` for CPUs and GPUs, but its variables
+(variables.py) have no master: a slice is made and initialized where it lives. A
+slice that several devices repeat is saved once, from the first of them.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.layout import MeshLayout
 from palm_mtf.variables import SlicedVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+  """TensorFlow's names of the devices of a program.
+
+  Attributes:
+    client: the CPU of the process that feeds, fetches, and reads files.
+    pods: of each pod, in the order of its mesh.
+  """
+
+  client: str
+  pods: Sequence[Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +46,17 @@ class Slice:
 
 
 class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
-  """Places one slice of everything on each device."""
+  """Places one slice of everything on each device.
 
-  def __init__(self, mesh: MeshLayout, devices: list[str]):
+  Attributes:
+    host: the CPU beside the first device: what it is fed from.
+  """
+
+  def __init__(self, mesh: MeshLayout, devices: Sequence[str]):
     """Lays tensors out by the rules of `mesh` over `devices`, in mesh order."""
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
-    super().__init__(shape, list(mesh.rules.items()), devices)
+    super().__init__(shape, list(mesh.rules.items()), list(devices))
+    self.host = _host_of(devices[0])
 
   class LaidOutVariable:
     """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
@@ -75,15 +94,27 @@ def _slice_spec(full_shape, begin, size) -> str:
   return f"{shape} {parts}"
 
 
-def local_devices(num_devices: int) -> list[str]:
-  """Returns the names of this process's devices for a mesh of `num_devices`.
+def _host_of(device: str) -> str:
+  """Returns the CPU beside a device: itself, if it is one."""
+  task, _, name = device.rpartition("/device:")
+  return device if name.startswith("cpu:") else f"{task}/device:cpu:0"
+
+
+def local_devices(num_devices: int, num_pods: int = 1) -> Devices:
+  """Returns devices of this process for pods of `num_devices` each.
 
   GPUs where there are enough of them, else virtual CPU devices, of which
   `session_config` makes as many.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
-  kind = "gpu" if gpus >= num_devices else "cpu"
-  return [f"/device:{kind}:{i}" for i in range(num_devices)]
+  kind = "gpu" if gpus >= num_devices * num_pods else "cpu"
+  names = [f"/device:{kind}:{i}" for i in range(num_devices * num_pods)]
+  return Devices(
+    client="/device:cpu:0",
+    pods=[
+      names[i : i + num_devices] for i in range(0, len(names), num_devices)
+    ],
+  )
 
 
 def session_config(num_devices: int) -> tf.ConfigProto:
