@@ -105,8 +105,7 @@ def train(
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
   """
-  layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
-  check_chip(run.chip)
+  _check_devices(model, mesh, pods, run)
   shapes = parameter_shapes(model)
   newest = _find_newest(model_dir, model, optimizer)
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
@@ -124,9 +123,7 @@ def train(
   entropy = unigram_entropy(_validation_batches(corpus, run))
   configs = (model, mesh, pods, optimizer, data, watch, run)
   manifest = _manifest(configs, vocabulary, corpus)
-  if newest:
-    _say_what_resumes(newest, manifest)
-  manifest = _starting_from(initial, manifest)
+  manifest = _starting_from(newest, initial, manifest)
   set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
@@ -158,6 +155,14 @@ def train(
   keep_samples(model_dir, run.train_steps, run.prompts, texts)
   _print_texts(run.prompts, texts)
   _say_what_next(model_dir, run.train_steps)
+
+
+def _check_devices(
+  model: PalmConfig, mesh: MeshLayout, pods: PodsConfig, run: RunConfig
+) -> None:
+  """Raises UserError unless everything divides and the chip is known."""
+  layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
+  check_chip(run.chip)
 
 
 def _find_newest(
@@ -209,9 +214,11 @@ def _manifest(
 
 
 def _starting_from(
-  initial: NamedWeights | None, manifest: Manifest
+  newest: Checkpoint | None, initial: NamedWeights | None, manifest: Manifest
 ) -> Manifest:
   """Says whose weights a run starts from; returns the manifest with them."""
+  if newest:
+    _say_what_resumes(newest, manifest)
   if not initial:
     return manifest
   say(f"starting from the weights of {initial.place}, with step 0")
