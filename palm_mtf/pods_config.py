@@ -25,7 +25,8 @@ class PodsConfig:
 
   Attributes:
     num_pods: pods that share a step, 1 to 8.
-    pods: where they are: "in_process", virtual devices of the client.
+    pods: where they are: "in_process", virtual devices of the client, or
+      "local_servers", processes that the client starts.
     dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.
       Sums are float32, of numbers that all pods have alike.
   """
@@ -40,5 +41,5 @@ class PodsConfig:
       raise UserError(
         f"NUM_PODS = {self.num_pods}: give a whole number from 1 to {MAX_PODS}."
       )
-    check_choice("PODS", self.pods, ["in_process"])
+    check_choice("PODS", self.pods, ["in_process", "local_servers"])
     check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

@@ -50,6 +50,7 @@ from palm_mtf.initial_weights import (
 )
 from palm_mtf.layout import MeshLayout
 from palm_mtf.named_weights import NamedWeights
+from palm_mtf.pod_servers import PodServers
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.samples import keep_samples
 from palm_mtf.sampling import check_prompts
@@ -128,24 +129,19 @@ def train(
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
 
-  # All input is known to be good; TensorFlow takes seconds.
-  from palm_mtf.training import TrainJob, run_training
-
-  outcome = run_training(
-    TrainJob(
-      model_dir=model_dir,
-      model=model,
-      mesh=mesh,
-      pods=pods,
-      optimizer=optimizer,
-      run=run,
-      watch=watch,
-      corpus=corpus,
-      manifest=manifest,
-      checkpoint=newest,
-      unigram_entropy=entropy,
-      initial_weights=initial,
-    )
+  outcome = _run_training(
+    model_dir=model_dir,
+    model=model,
+    mesh=mesh,
+    pods=pods,
+    optimizer=optimizer,
+    run=run,
+    watch=watch,
+    corpus=corpus,
+    manifest=manifest,
+    checkpoint=newest,
+    unigram_entropy=entropy,
+    initial_weights=initial,
   )
   if outcome.stopped_by:
     _say_stopped(outcome, model_dir)
@@ -155,6 +151,17 @@ def train(
   keep_samples(model_dir, run.train_steps, run.prompts, texts)
   _print_texts(run.prompts, texts)
   _say_what_next(model_dir, run.train_steps)
+
+
+def _run_training(
+  *, pods: PodsConfig, mesh: MeshLayout, **job: object
+) -> "Outcome":
+  """Trains: all input is known to be good."""
+  # TensorFlow takes seconds, here as in the pods' servers: they begin before.
+  with PodServers(pods, mesh.num_devices) as servers:
+    from palm_mtf.training import TrainJob, run_training
+
+    return run_training(TrainJob(pods=pods, mesh=mesh, **job), servers)
 
 
 def _check_devices(

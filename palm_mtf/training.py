@@ -17,6 +17,7 @@ from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoint_writer import BackgroundWriter
 from palm_mtf.checkpoints import Checkpoint, Manifest
+from palm_mtf.cluster import Cluster, connect
 from palm_mtf.config import (
   AdafactorConfig,
   PalmConfig,
@@ -27,10 +28,10 @@ from palm_mtf.data.corpus import Corpus
 from palm_mtf.divergence import DivergenceWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
-from palm_mtf.mesh.placement import session_config
 from palm_mtf.metrics import MetricsWriter
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
+from palm_mtf.pod_servers import PodServers
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
@@ -97,15 +98,32 @@ class Outcome:
   rewinds: Sequence[Rewind] = ()
 
 
-def run_training(job: TrainJob) -> Outcome:
+def run_training(job: TrainJob, servers: PodServers) -> Outcome:
   """Trains from `job.checkpoint`, or from nothing, to `job.run.train_steps`.
 
+  Args:
+    job: what is trained.
+    servers: of its pods.
+
   Raises:
-    UserError: a number is no longer finite, or a checkpoint has no space.
+    UserError: a number is no longer finite, a checkpoint has no space, or a
+      pod's server has ended.
   """
-  peak = chip_flops_per_sec(job.run.chip, job.model.activation_dtype)
+  peak = chip_flops_per_sec(
+    job.run.chip, job.model.activation_dtype, job.pods.num_pods
+  )
+  cluster = connect(job.pods, job.mesh, servers.addresses())
+  try:
+    return _run_to_end(job, cluster, peak)
+  except tf.errors.OpError:
+    servers.check("while it trained; run the same command to go on")
+    raise
+
+
+def _run_to_end(job: TrainJob, cluster: Cluster, peak: float) -> Outcome:
+  """Trains to the end, or a signal, through all rewinds."""
   while True:
-    outcome = _run_to_rewind(job, peak)
+    outcome = _run_to_rewind(job, cluster, peak)
     if not outcome.rewinds:
       return outcome
     job = dataclasses.replace(
@@ -113,7 +131,7 @@ def run_training(job: TrainJob) -> Outcome:
     )
 
 
-def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
+def _run_to_rewind(job: TrainJob, cluster: Cluster, peak: float) -> Outcome:
   """Trains to the end, a signal, or a spike; records start anew after one."""
   step = job.checkpoint.manifest.step if job.checkpoint else 0
   with (
@@ -126,11 +144,11 @@ def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
     while True:
       with (
         tf.Graph().as_default(),
-        tf.Session(config=_session_config(job)) as session,
+        cluster.session() as session,
       ):
         watchdog.expect_slow()
         records = (metrics, progress, writer, watchdog)
-        outcome = _Loop(job, session, peak, *records).run(stop)
+        outcome = _Loop(job, cluster, session, peak, *records).run(stop)
       if (
         outcome.stopped_by
         or outcome.rewinds
@@ -139,10 +157,6 @@ def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
         return outcome
       # Another batch size is another program, and goes on as a resumed run.
       job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
-
-
-def _session_config(job: TrainJob) -> tf.ConfigProto:
-  return session_config(job.mesh.num_devices * job.pods.num_pods)
 
 
 class _Clock:
@@ -180,6 +194,7 @@ class _Loop:
   def __init__(
     self,
     job: TrainJob,
+    cluster: Cluster,
     session: tf.Session,
     peak: float,
     metrics: MetricsWriter,
@@ -208,6 +223,7 @@ class _Loop:
       seed=job.run.seed,
       features=self._batches.features,
       pods=job.pods,
+      devices=cluster.devices,
     )
     self._train_step = TrainStep(session, program)
     self._copier = WeightsCopier(session, program.slices)

@@ -83,7 +83,9 @@ ENTRY_POINTS = {
   "train",
   "vocab",
 }
-TENSORFLOW_FREE = PURE | ENTRY_POINTS | {"__main__", "cli", "data"}
+# Processes that start others first.
+STARTERS = {"loopback", "pod_server", "pod_servers"}
+TENSORFLOW_FREE = PURE | ENTRY_POINTS | STARTERS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 MAX_FILE_LINES = 400

@@ -17,7 +17,7 @@ from palm_mtf.pods_config import PodsConfig
     (
       {"pods": "in_proces"},
       "PODS = 'in_proces' (did you mean \"in_process\"?): choose one of "
-      "'in_process'.",
+      "'in_process', 'local_servers'.",
     ),
     (
       {"dcn_dtype": "float16"},

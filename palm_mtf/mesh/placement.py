@@ -9,6 +9,7 @@ slice that several devices repeat is saved once, from the first of them.
 """
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
@@ -117,16 +118,26 @@ def local_devices(num_devices: int, num_pods: int = 1) -> Devices:
   )
 
 
-def session_config(num_devices: int) -> tf.ConfigProto:
-  """Returns a configuration with `num_devices` virtual CPU devices.
+def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
+  """Returns a configuration with virtual CPU devices.
+
+  The threads that share an operation's work are as many as the cores that a pod
+  would have for itself, for the same bits as from pods in processes.
 
   TensorFlow's graph rewriting is off. It adds numbers up in another order where
   one of the sums on the way is fetched, which is so on one device but not on
   its copies: they would drift apart in the last bit. XLA and oneDNN do what it
   is for; without it a session starts sooner and needs less memory.
+
+  Args:
+    num_devices: in the mesh of a pod.
+    num_pods: in this process.
   """
   config = tf.ConfigProto(
-    device_count={"CPU": num_devices}, allow_soft_placement=True
+    device_count={"CPU": num_devices * num_pods}, allow_soft_placement=True
   )
+  if num_pods > 1:
+    cores = len(os.sched_getaffinity(0))
+    config.intra_op_parallelism_threads = max(1, cores // num_pods)
   config.graph_options.rewrite_options.disable_meta_optimizer = True
   return config
