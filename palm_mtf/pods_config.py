@@ -29,11 +29,13 @@ class PodsConfig:
       "local_servers", processes that the client starts.
     dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.
       Sums are float32, of numbers that all pods have alike.
+    fingerprint_steps: steps between comparisons of all pods' variables.
   """
 
   num_pods: int = 1
   pods: str = "in_process"
   dcn_dtype: str = "float32"
+  fingerprint_steps: int = 100
 
   def __post_init__(self):
     check_count("NUM_PODS", self.num_pods)
@@ -41,5 +43,6 @@ class PodsConfig:
       raise UserError(
         f"NUM_PODS = {self.num_pods}: give a whole number from 1 to {MAX_PODS}."
       )
+    check_count("FINGERPRINT_STEPS", self.fingerprint_steps)
     check_choice("PODS", self.pods, ["in_process", "local_servers"])
     check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

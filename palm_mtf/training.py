@@ -26,6 +26,7 @@ from palm_mtf.config import (
 )
 from palm_mtf.data.corpus import Corpus
 from palm_mtf.divergence import DivergenceWatch
+from palm_mtf.fingerprints import FingerprintWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
 from palm_mtf.metrics import MetricsWriter
@@ -228,6 +229,7 @@ class _Loop:
     self._train_step = TrainStep(session, program)
     self._copier = WeightsCopier(session, program.slices)
     self._divergence = DivergenceWatch(session, program, self._writer.wait)
+    self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
     pods, client = [x.slices for x in program.pods], program.devices.client
     if job.checkpoint:
       restore(session, pods, job.checkpoint.prefix, client)
@@ -250,6 +252,8 @@ class _Loop:
           self._job.model_dir, self._step, values["loss"], run.batch_sizes
         )
         return Outcome(back, None, "", rewinds)
+      if self._step % self._job.pods.fingerprint_steps == 0:
+        self._fingerprints.check(self._step)
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
@@ -319,6 +323,7 @@ class _Loop:
     job = self._job
     self._watchdog.expect_slow()
     self._divergence.check_variables(self._step)
+    self._fingerprints.check(self._step)
     rows_read = job.run.batch_sizes.rows_before(self._step)
     manifest = dataclasses.replace(
       job.manifest,

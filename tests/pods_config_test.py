@@ -15,6 +15,10 @@ from palm_mtf.pods_config import PodsConfig
     ({"num_pods": 9}, "NUM_PODS = 9: give a whole number from 1 to 8."),
     ({"num_pods": 2.0}, "NUM_PODS = 2.0: give a whole number of at least 1."),
     (
+      {"fingerprint_steps": 0},
+      "FINGERPRINT_STEPS = 0: give a whole number of at least 1.",
+    ),
+    (
       {"pods": "in_proces"},
       "PODS = 'in_proces' (did you mean \"in_process\"?): choose one of "
       "'in_process', 'local_servers'.",
