@@ -15,6 +15,7 @@ from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.vocabulary import load_vocabulary
 from palm_mtf.disk import check_model_dir
 from palm_mtf.layout import MeshLayout
+from palm_mtf.pods_config import PodsConfig
 
 
 def evaluate(
@@ -22,6 +23,7 @@ def evaluate(
   model_dir: str,
   model: PalmConfig,
   mesh: MeshLayout,
+  pods: PodsConfig,
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
@@ -32,7 +34,8 @@ def evaluate(
   Args:
     model_dir: of a training run.
     model: the architecture.
-    mesh: devices and layout rules.
+    mesh: devices and layout rules of one pod.
+    pods: of the training; one of them evaluates, as many rows at once as there.
     optimizer: unused; a recipe is the same for every command.
     data: text and vocabulary.
     run: batch size and number of batches are read.
@@ -44,7 +47,7 @@ def evaluate(
   del optimizer
   check_model_dir(model_dir)
   batch_size = run.batch_sizes.sizes[0]
-  layout.check(mesh, model, batch_size)
+  layout.check(mesh, model, batch_size, num_pods=pods.num_pods)
   shapes = parameter_shapes(model)
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
@@ -60,16 +63,13 @@ def evaluate(
   # All input is known to be good; TensorFlow takes seconds.
   from palm_mtf.loaded_model import LoadedModel
 
-  parts = [
-    part
-    for batch in batches
-    for part in split_batch(batch, mesh.num_microbatches)
-  ]
+  num_parts = pods.num_pods * mesh.num_microbatches
+  parts = [x for batch in batches for x in split_batch(batch, num_parts)]
   with LoadedModel(
     checkpoint,
     model,
     mesh,
-    batch_size=batch_size // mesh.num_microbatches,
+    batch_size=batch_size // num_parts,
     features=list(parts[0]),
   ) as loaded:
     loss = loaded.mean_nats(parts)

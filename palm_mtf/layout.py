@@ -105,25 +105,30 @@ class MeshLayout:
     return self.axes[axis] if axis else 1
 
 
-def check(layout: MeshLayout, config: PalmConfig, *batch_sizes: int) -> None:
-  """Raises UserError unless microbatches and split dimensions divide evenly.
+def check(
+  layout: MeshLayout,
+  config: PalmConfig,
+  *batch_sizes: int,
+  num_pods: int = 1,
+) -> None:
+  """Raises UserError unless pods, microbatches and split dims divide evenly.
 
   Args:
     layout: the mesh and the rules.
     config: the architecture.
     *batch_sizes: every size of a training batch in the run.
+    num_pods: NUM_PODS, which share each batch.
   """
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:
-    if size % parts:
-      raise UserError(
-        f"a batch of {size} is not divisible by NUM_MICROBATCHES = {parts}. "
-        f"Use a divisor of {size}, or another GLOBAL_BATCH_SIZE."
-      )
+    _check_shares(size, num_pods, parts)
+  at_once = [size // num_pods // parts for size in batch_sizes]
+  if num_pods > 1:
+    batch_macro += " / NUM_PODS"
   if parts > 1:
     batch_macro += " / NUM_MICROBATCHES"
   sizes = [
-    *(("batch", size // parts, batch_macro) for size in batch_sizes),
+    *(("batch", size, batch_macro) for size in at_once),
     ("heads", config.num_heads, "NUM_HEADS"),
     ("d_ff", config.d_ff, "D_FF"),
     ("vocab", config.vocab_size, "VOCAB_SIZE"),
@@ -136,6 +141,24 @@ def check(layout: MeshLayout, config: PalmConfig, *batch_sizes: int) -> None:
         f"{axis}={layout.axes[axis]} (rule {dimension}:{axis}). Use a divisor "
         f"of {size}, or another {macro}."
       )
+
+
+def _check_shares(batch_size: int, num_pods: int, parts: int) -> None:
+  """Raises UserError unless a batch divides into pods and microbatches."""
+  if batch_size % num_pods:
+    raise UserError(
+      f"a batch of {batch_size} is not divisible by NUM_PODS = {num_pods}. Use "
+      f"a divisor of {batch_size}, or another GLOBAL_BATCH_SIZE."
+    )
+  share = batch_size // num_pods
+  if share % parts:
+    batch = f"a batch of {share}"
+    if num_pods > 1:
+      batch = f"a pod's share of a batch, {batch_size} / {num_pods} = {share},"
+    raise UserError(
+      f"{batch} is not divisible by NUM_MICROBATCHES = {parts}. Use a divisor "
+      f"of {share}, or another GLOBAL_BATCH_SIZE."
+    )
 
 
 def _pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:

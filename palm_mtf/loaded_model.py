@@ -56,7 +56,7 @@ class LoadedModel:
       position = tf.placeholder(tf.int32, [], "position")
       next_logits = tf.cast(program.logits[:, position], tf.float32)
       self._session = tf.Session(config=session_config(mesh.num_devices))
-      restore(self._session, program.slices, checkpoint.prefix)
+      restore(self._session, [program.slices], checkpoint.prefix)
     self._features = list(program.features)
     self._loss_and_weight = self._session.make_callable(
       [program.loss, program.weight_sum], list(program.features.values())

@@ -11,25 +11,37 @@ import time
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import peak_flops_per_sec
+from palm_mtf.mesh.placement import session_config
 
 _SIZE = 2048
 _REPEATS = 8
 
 
-def chip_flops_per_sec(chip: str, activation_dtype: str) -> float:
-  """Returns the peak of `chip`, measuring it when that is "measured"."""
+def chip_flops_per_sec(
+  chip: str, activation_dtype: str, num_pods: int = 1
+) -> float:
+  """Returns the peak of `chip`, measuring it when that is "measured".
+
+  Args:
+    chip: CHIP.
+    activation_dtype: of the products.
+    num_pods: which share this machine: that many products run at once.
+  """
   if chip != "measured":
     return float(peak_flops_per_sec(chip))
-  return _measure_product(tf.as_dtype(activation_dtype))
+  return _measure_product(tf.as_dtype(activation_dtype), num_pods)
 
 
-def _measure_product(dtype: tf.DType) -> float:
-  """Returns FLOP/s of a square product; one multiply-add counts as two."""
-  with tf.Graph().as_default(), tf.Session() as session:
+def _measure_product(dtype: tf.DType, num_pods: int) -> float:
+  """Returns FLOP/s of square products; one multiply-add counts as two."""
+  # TensorFlow keeps the number of threads of a process's first session.
+  config = session_config(1, num_pods)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
     # A variable: a constant product would be folded away.
     factor = tf.Variable(tf.ones([_SIZE, _SIZE], dtype), use_resource=True)
     session.run(factor.initializer)
-    product = session.make_callable(tf.matmul(factor, factor).op)
+    products = [tf.matmul(factor, factor).op for _ in range(num_pods)]
+    product = session.make_callable(tf.group(products))
     product()
     times = []
     for _ in range(_REPEATS):
@@ -37,4 +49,4 @@ def _measure_product(dtype: tf.DType) -> float:
       product()
       times.append(time.perf_counter() - start)
   # The fastest: whatever else the machine does only slows a product down.
-  return 2 * _SIZE**3 / min(times)
+  return 2 * _SIZE**3 * num_pods / min(times)

@@ -50,6 +50,8 @@ from palm_mtf.initial_weights import (
 )
 from palm_mtf.layout import MeshLayout
 from palm_mtf.named_weights import NamedWeights
+from palm_mtf.pod_servers import PodServers
+from palm_mtf.pods_config import PodsConfig
 from palm_mtf.samples import keep_samples
 from palm_mtf.sampling import check_prompts
 from palm_mtf.training_lock import training_lock
@@ -79,6 +81,7 @@ def train(
   model_dir: str,
   model: PalmConfig,
   mesh: MeshLayout,
+  pods: PodsConfig,
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
@@ -92,7 +95,8 @@ def train(
   Args:
     model_dir: where everything the run makes is kept.
     model: the architecture.
-    mesh: devices and layout rules.
+    mesh: devices and layout rules of each pod.
+    pods: how many there are, and where.
     optimizer: Adafactor, its schedule and the z-loss.
     data: text and vocabulary.
     run: lengths, batch size, seed and prompts.
@@ -102,8 +106,7 @@ def train(
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
   """
-  layout.check(mesh, model, *run.batch_sizes.sizes)
-  check_chip(run.chip)
+  _check_devices(model, mesh, pods, run)
   shapes = parameter_shapes(model)
   newest = _find_newest(model_dir, model, optimizer)
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
@@ -119,32 +122,26 @@ def train(
   )
   corpus.batches(run.batch_sizes)  # are there enough?
   entropy = unigram_entropy(_validation_batches(corpus, run))
-  configs = (model, mesh, optimizer, data, watch, run)
+  configs = (model, mesh, pods, optimizer, data, watch, run)
   manifest = _manifest(configs, vocabulary, corpus)
-  if newest:
-    _say_what_resumes(newest, manifest)
-  manifest = _starting_from(initial, manifest)
+  manifest = _starting_from(newest, initial, manifest)
   set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
 
-  # All input is known to be good; TensorFlow takes seconds.
-  from palm_mtf.training import TrainJob, run_training
-
-  outcome = run_training(
-    TrainJob(
-      model_dir=model_dir,
-      model=model,
-      mesh=mesh,
-      optimizer=optimizer,
-      run=run,
-      watch=watch,
-      corpus=corpus,
-      manifest=manifest,
-      checkpoint=newest,
-      unigram_entropy=entropy,
-      initial_weights=initial,
-    )
+  outcome = _run_training(
+    model_dir=model_dir,
+    model=model,
+    mesh=mesh,
+    pods=pods,
+    optimizer=optimizer,
+    run=run,
+    watch=watch,
+    corpus=corpus,
+    manifest=manifest,
+    checkpoint=newest,
+    unigram_entropy=entropy,
+    initial_weights=initial,
   )
   if outcome.stopped_by:
     _say_stopped(outcome, model_dir)
@@ -154,6 +151,25 @@ def train(
   keep_samples(model_dir, run.train_steps, run.prompts, texts)
   _print_texts(run.prompts, texts)
   _say_what_next(model_dir, run.train_steps)
+
+
+def _run_training(
+  *, pods: PodsConfig, mesh: MeshLayout, **job: object
+) -> "Outcome":
+  """Trains: all input is known to be good."""
+  # TensorFlow takes seconds, here as in the pods' servers: they begin before.
+  with PodServers(pods, mesh.num_devices) as servers:
+    from palm_mtf.training import TrainJob, run_training
+
+    return run_training(TrainJob(pods=pods, mesh=mesh, **job), servers)
+
+
+def _check_devices(
+  model: PalmConfig, mesh: MeshLayout, pods: PodsConfig, run: RunConfig
+) -> None:
+  """Raises UserError unless everything divides and the chip is known."""
+  layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
+  check_chip(run.chip)
 
 
 def _find_newest(
@@ -205,9 +221,11 @@ def _manifest(
 
 
 def _starting_from(
-  initial: NamedWeights | None, manifest: Manifest
+  newest: Checkpoint | None, initial: NamedWeights | None, manifest: Manifest
 ) -> Manifest:
   """Says whose weights a run starts from; returns the manifest with them."""
+  if newest:
+    _say_what_resumes(newest, manifest)
   if not initial:
     return manifest
   say(f"starting from the weights of {initial.place}, with step 0")

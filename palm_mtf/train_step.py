@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One training step in a session: its microbatches, then its update.
+"""A training step in a session: its microbatches, the last with the update.
 
 A step whose loss or gradients are infinite or no number changes no variable;
-it is run again without its update, to say where that began.
+its last part is run again without the update, to say where that began.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -35,22 +35,20 @@ class TrainStep:
 
   def __init__(self, session: tf.Session, program: TrainProgram):
     """Readies the calls into `session`, whose variables must be set."""
-    self._num_parts = program.num_microbatches
-    self._features = list(program.features)
-    features = list(program.features.values())
-    fed = [*features, program.step]
-    if program.accumulate is not None:
-      self._accumulate = session.make_callable(
-        program.accumulate, [*fed, program.microbatch]
-      )
-      fed = [program.step]
+    self._num_pods = len(program.pods)
+    self._num_microbatches = program.num_microbatches
+    self._features = list(program.pods[0].features)
+    features = [x for pod in program.pods for x in pod.features.values()]
+    fed = [*features, program.step, program.microbatch]
     # A callable returns what has the structure of its first argument.
     self._step = session.make_callable([program.metrics, program.update], fed)
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares], fed
     )
-    self._loss_and_weight = session.make_callable(
-      [program.loss, program.weight_sum], features
+    if program.accumulate is not None:
+      self._accumulate = session.make_callable(program.accumulate, fed)
+    self._losses_and_weights = session.make_callable(
+      [[pod.loss, pod.weight_sum] for pod in program.pods], features
     )
 
   def run(self, batch: Batch, step: int) -> dict[str, float]:
@@ -66,16 +64,14 @@ class TrainStep:
     Raises:
       BadStepError: its loss or its gradients are not finite.
     """
-    if self._num_parts == 1:
-      fed = [*self._rows(batch), step]
-    else:
-      for i, part in enumerate(split_batch(batch, self._num_parts)):
-        self._accumulate(*self._rows(part), step, i)
-      fed = [step]
+    *others, last = enumerate(self._microbatches(batch))
+    for i, rows in others:
+      self._accumulate(*rows, step, i)
+    i, rows = last
     try:
-      metrics, _ = self._step(*fed)
+      metrics, _ = self._step(*rows, step, i)
     except tf.errors.InvalidArgumentError:
-      losses, squares = self._measure(*fed)
+      losses, squares = self._measure(*rows, step, i)
       if np.isfinite(list(losses.values())).all():
         raise  # something else was wrong
       raise BadStepError(_floats(losses), squares) from None
@@ -84,15 +80,22 @@ class TrainStep:
   def mean_loss(self, batches: Iterable[Batch]) -> float:
     """Returns the nats of a target, averaged over all targets of `batches`."""
     results = [
-      self._loss_and_weight(*self._rows(part))
+      result
       for batch in batches
-      for part in split_batch(batch, self._num_parts)
+      for rows in self._microbatches(batch)
+      for result in self._losses_and_weights(*rows)
     ]
     losses, weights = zip(*results, strict=True)
     return float(np.average(losses, weights=weights))
 
-  def _rows(self, batch: Batch) -> list[np.ndarray]:
-    return [batch[name] for name in self._features]
+  def _microbatches(self, batch: Batch) -> Iterator[list[np.ndarray]]:
+    """Yields what to feed for each microbatch, pod after pod."""
+    shares = [
+      split_batch(share, self._num_microbatches)
+      for share in split_batch(batch, self._num_pods)
+    ]
+    for parts in zip(*shares, strict=True):
+      yield [part[name] for part in parts for name in self._features]
 
 
 def _floats(values: dict[str, np.float32]) -> dict[str, float]:

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
+from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoint_writer import BackgroundWriter
 from palm_mtf.checkpoints import Checkpoint, Manifest
+from palm_mtf.cluster import Cluster, connect
 from palm_mtf.config import (
   AdafactorConfig,
   PalmConfig,
@@ -24,13 +26,15 @@ from palm_mtf.config import (
 )
 from palm_mtf.data.corpus import Corpus
 from palm_mtf.divergence import DivergenceWatch
+from palm_mtf.fingerprints import FingerprintWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
-from palm_mtf.mesh.placement import session_config
 from palm_mtf.metrics import MetricsWriter
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
+from palm_mtf.pod_servers import PodServers
 from palm_mtf.pods.program import build_train_program
+from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
 from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
@@ -50,7 +54,8 @@ class TrainJob:
   Attributes:
     model_dir: where checkpoints and metrics go.
     model: the architecture.
-    mesh: devices and layout rules.
+    mesh: devices and layout rules of each pod.
+    pods: how many there are, and where.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and seed.
     watch: what is done when something goes wrong.
@@ -65,6 +70,7 @@ class TrainJob:
   model_dir: str
   model: PalmConfig
   mesh: MeshLayout
+  pods: PodsConfig
   optimizer: AdafactorConfig
   run: RunConfig
   watch: WatchConfig
@@ -93,15 +99,32 @@ class Outcome:
   rewinds: Sequence[Rewind] = ()
 
 
-def run_training(job: TrainJob) -> Outcome:
+def run_training(job: TrainJob, servers: PodServers) -> Outcome:
   """Trains from `job.checkpoint`, or from nothing, to `job.run.train_steps`.
 
+  Args:
+    job: what is trained.
+    servers: of its pods.
+
   Raises:
-    UserError: a number is no longer finite, or a checkpoint has no space.
+    UserError: a number is no longer finite, a checkpoint has no space, or a
+      pod's server has ended.
   """
-  peak = chip_flops_per_sec(job.run.chip, job.model.activation_dtype)
+  peak = chip_flops_per_sec(
+    job.run.chip, job.model.activation_dtype, job.pods.num_pods
+  )
+  cluster = connect(job.pods, job.mesh, servers.addresses())
+  try:
+    return _run_to_end(job, cluster, peak)
+  except tf.errors.OpError:
+    servers.check("while it trained; run the same command to go on")
+    raise
+
+
+def _run_to_end(job: TrainJob, cluster: Cluster, peak: float) -> Outcome:
+  """Trains to the end, or a signal, through all rewinds."""
   while True:
-    outcome = _run_to_rewind(job, peak)
+    outcome = _run_to_rewind(job, cluster, peak)
     if not outcome.rewinds:
       return outcome
     job = dataclasses.replace(
@@ -109,7 +132,7 @@ def run_training(job: TrainJob) -> Outcome:
     )
 
 
-def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
+def _run_to_rewind(job: TrainJob, cluster: Cluster, peak: float) -> Outcome:
   """Trains to the end, a signal, or a spike; records start anew after one."""
   step = job.checkpoint.manifest.step if job.checkpoint else 0
   with (
@@ -122,11 +145,11 @@ def _run_to_rewind(job: TrainJob, peak: float) -> Outcome:
     while True:
       with (
         tf.Graph().as_default(),
-        tf.Session(config=session_config(job.mesh.num_devices)) as session,
+        cluster.session() as session,
       ):
         watchdog.expect_slow()
         records = (metrics, progress, writer, watchdog)
-        outcome = _Loop(job, session, peak, *records).run(stop)
+        outcome = _Loop(job, cluster, session, peak, *records).run(stop)
       if (
         outcome.stopped_by
         or outcome.rewinds
@@ -172,6 +195,7 @@ class _Loop:
   def __init__(
     self,
     job: TrainJob,
+    cluster: Cluster,
     session: tf.Session,
     peak: float,
     metrics: MetricsWriter,
@@ -199,17 +223,22 @@ class _Loop:
       batch_size=self._batch_size,
       seed=job.run.seed,
       features=self._batches.features,
+      pods=job.pods,
+      devices=cluster.devices,
     )
     self._train_step = TrainStep(session, program)
     self._copier = WeightsCopier(session, program.slices)
     self._divergence = DivergenceWatch(session, program, self._writer.wait)
+    self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
+    pods, client = [x.slices for x in program.pods], program.devices.client
     if job.checkpoint:
-      restore(session, program.slices, job.checkpoint.prefix)
+      restore(session, pods, job.checkpoint.prefix, client)
     else:
       session.run(program.initialize)
       if job.initial_weights:
-        parameters = {x: program.slices[x] for x in job.manifest.shapes}
-        restore_weights(session, parameters, job.initial_weights)
+        names = job.manifest.shapes
+        parameters = [{name: x[name] for name in names} for x in pods]
+        restore_weights(session, parameters, job.initial_weights, client)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""
@@ -223,6 +252,8 @@ class _Loop:
           self._job.model_dir, self._step, values["loss"], run.batch_sizes
         )
         return Outcome(back, None, "", rewinds)
+      if self._step % self._job.pods.fingerprint_steps == 0:
+        self._fingerprints.check(self._step)
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
@@ -281,8 +312,8 @@ class _Loop:
       "checkpoint_wait_secs": self._writer.take_wait_secs(),
       "mfu": mfu,
       "host_memory_bytes": resident_bytes(),
-      "num_pods": 1,
-      "dcn_bytes": 0,
+      "num_pods": job.pods.num_pods,
+      "dcn_bytes": dcn_bytes(job.model, job.mesh, job.pods),
     }
     self._metrics.write(self._step, values)
     self._progress.update(
@@ -294,6 +325,7 @@ class _Loop:
     job = self._job
     self._watchdog.expect_slow()
     self._divergence.check_variables(self._step)
+    self._fingerprints.check(self._step)
     sizes = job.run.batch_sizes
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(

@@ -21,25 +21,36 @@ from palm_mtf.named_weights import NamedWeights
 
 
 def restore(
-  session: tf.Session, slices: Mapping[str, Sequence[Slice]], prefix: str
+  session: tf.Session,
+  pods: Sequence[Mapping[str, Sequence[Slice]]],
+  prefix: str,
+  client: str = "/device:cpu:0",
 ) -> None:
-  """Reads `slices` of the current graph, by checkpoint name, from a file."""
-  restorer = build_restorer(slices)
+  """Reads variables of the current graph from a file.
+
+  Args:
+    session: holds the variables.
+    pods: the slices of each pod, by checkpoint name.
+    prefix: of the file.
+    client: the device of the process that reads it.
+  """
+  restorer = build_restorer(pods, client)
   session.run(restorer.restore, {restorer.prefix: prefix})
 
 
 def restore_weights(
   session: tf.Session,
-  slices: Mapping[str, Sequence[Slice]],
+  pods: Sequence[Mapping[str, Sequence[Slice]]],
   weights: NamedWeights,
+  client: str,
 ) -> None:
-  """Reads parameters, by checkpoint name, from another run's file.
+  """Reads parameters from another run's file; see `restore`.
 
   Raises:
     UserError: the file is damaged.
   """
   try:
-    restore(session, slices, weights.prefix)
+    restore(session, pods, weights.prefix, client)
   except tf.errors.OpError as error:
     raise UserError(
       f"{weights.given}: TensorFlow cannot read it: "

@@ -65,7 +65,8 @@ class SlicedVariable(mtf.Variable):
   ):
     # mtf.Variable's constructor makes the master, hence not super().__init__.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    assert self._name == name, f"variable {name} exists already"
+    # The graph made it another name where another pod's mesh has this one.
+    self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype
     )

@@ -22,7 +22,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PURE = {"accounting", "batch_sizes", "config", "errors", "layout", "skips"}
+PURE = {
+  "accounting",
+  "batch_sizes",
+  "config",
+  "errors",
+  "layout",
+  "pods_config",
+  "skips",
+}
 # What every other part of the graph layer stands on.
 FOUNDATION = {"_tf", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
@@ -35,6 +43,7 @@ MAY_IMPORT = {
   "skips": {"batch_sizes", "errors"},
   "config": {"batch_sizes", "errors", "skips"},
   "layout": {"config", "errors"},
+  "pods_config": {"errors"},
   "accounting": PURE,
   "_tf": set(),
   "variables": PURE | {"_tf"},
@@ -74,7 +83,9 @@ ENTRY_POINTS = {
   "train",
   "vocab",
 }
-TENSORFLOW_FREE = PURE | ENTRY_POINTS | {"__main__", "cli", "data"}
+# Processes that start others first.
+STARTERS = {"loopback", "pod_server", "pod_servers"}
+TENSORFLOW_FREE = PURE | ENTRY_POINTS | STARTERS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 MAX_FILE_LINES = 400

@@ -149,7 +149,9 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
     session.run(program.initialize)
     train_step = TrainStep(session, program)
     metrics = train_step.run(batch, 0)
-    feed = {program.features[name]: value for name, value in batch.items()}
+    feed = {
+      program.pods[0].features[name]: value for name, value in batch.items()
+    }
     losses, squares = session.run(
       [program.losses, program.gradient_squares], {**feed, program.step: 1}
     )

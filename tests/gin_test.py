@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf import config, layout, train
+from palm_mtf import config, layout, pods_config, train
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
@@ -20,7 +20,7 @@ from palm_mtf.pods.program import build_train_program
 
 FOLDER = gin_folder()
 FILES = sorted(FOLDER.glob("**/*.gin"))
-FRAGMENT_FOLDERS = ["data", "layouts", "models", "optim"]
+FRAGMENT_FOLDERS = ["data", "layouts", "models", "optim", "pods"]
 FRAGMENTS = [path for path in FILES if path.parent.name in FRAGMENT_FOLDERS]
 RECIPES = sorted((FOLDER / "recipes").glob("*.gin"))
 # Run files by name, and the commands that they configure.
@@ -110,7 +110,8 @@ def test_a_recipe_is_a_header_includes_and_macros(path):
   assert len(text.splitlines()) <= 20
   assert re.match(r"# [A-Z].*\.\n", text)
   included = re.findall(r"^include '(\w+)/\w+\.gin'$", text, re.MULTILINE)
-  assert sorted(included) == FRAGMENT_FOLDERS, "one fragment of each kind"
+  pods = [] if "pods" in included else ["pods"]
+  assert sorted(included + pods) == FRAGMENT_FOLDERS, "one of each, or one pod"
   assert len(own_lines(path)) == len(included) + len(macros_set_in(path))
 
 
@@ -135,7 +136,7 @@ def test_folders_set_disjoint_macros():
       assert owner.setdefault(macro, path.parent.name) == path.parent.name
 
 
-@pytest.mark.parametrize("folder", ["layouts", "models", "optim"])
+@pytest.mark.parametrize("folder", ["layouts", "models", "optim", "pods"])
 def test_fragments_of_one_folder_set_the_same_macros(folder):
   sets = {frozenset(macros_set_in(p)) for p in (FOLDER / folder).glob("*.gin")}
   assert len(sets) == 1
@@ -171,6 +172,7 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
     for module, kind in (
       (config, config.PalmConfig),
       (layout, layout.MeshLayout),
+      (pods_config, pods_config.PodsConfig),
       (config, config.AdafactorConfig),
       (config, config.DataConfig),
       (config, config.RunConfig),
@@ -197,13 +199,15 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "model_dir": str,
     "model": config.PalmConfig,
     "mesh": layout.MeshLayout,
+    "pods": pods_config.PodsConfig,
     "optimizer": config.AdafactorConfig,
     "data": config.DataConfig,
     "run": config.RunConfig,
     "watch": config.WatchConfig,
   }
   sizes = built["run"].batch_sizes.sizes
-  layout.check(built["mesh"], built["model"], *sizes)
+  num_pods = built["pods"].num_pods
+  layout.check(built["mesh"], built["model"], *sizes, num_pods=num_pods)
   check_chip(built["run"].chip)
 
 
@@ -306,6 +310,7 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(recipe):
       settings["optimizer"],
       batch_size=settings["run"].batch_sizes.largest,
       seed=0,
+      pods=settings["pods"],
     )
   built = {
     name: tuple(slices[0].variable.shape.as_list())

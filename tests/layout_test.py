@@ -323,6 +323,42 @@ def test_microbatches_that_do_not_divide_any_batch_are_named(
   assert str(error.value) == message
 
 
+@pytest.mark.parametrize(
+  ("num_pods", "batches", "message"),
+  [
+    (
+      4,
+      [32, 6],
+      "a batch of 6 is not divisible by NUM_PODS = 4. Use a divisor of 6, or "
+      "another GLOBAL_BATCH_SIZE.",
+    ),
+    (
+      2,
+      [16, 12],
+      "a pod's share of a batch, 12 / 2 = 6, is not divisible by "
+      "NUM_MICROBATCHES = 4. Use a divisor of 6, or another GLOBAL_BATCH_SIZE.",
+    ),
+    (
+      3,
+      [24, 12],
+      "batch=1 is not divisible by mesh axis data=2 (rule batch:data). Use a "
+      "divisor of 1, or another GLOBAL_BATCH_SIZE / NUM_PODS / "
+      "NUM_MICROBATCHES.",
+    ),
+  ],
+)
+def test_pods_that_do_not_divide_any_batch_are_named(
+  num_pods, batches, message
+):
+  parts = dataclasses.replace(
+    layout("data:2", "batch:data"), num_microbatches=4
+  )
+  check(parts, CONFIG, batches[0], num_pods=num_pods)
+  with pytest.raises(UserError) as error:
+    check(parts, CONFIG, *batches, num_pods=num_pods)
+  assert str(error.value) == message
+
+
 def test_no_microbatch_is_refused():
   with pytest.raises(UserError, match="NUM_MICROBATCHES = 0: give a whole"):
     MeshLayout(mesh_shape="", layout="", num_microbatches=0)

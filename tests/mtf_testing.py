@@ -18,11 +18,13 @@ from palm_mtf.mesh.placement import SlicePlacement, session_config
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
-from palm_mtf.pods.program import build_train_program
+from palm_mtf.pods.program import TrainProgram, build_train_program
+from palm_mtf.pods_config import PodsConfig
 from palm_mtf.train_step import TrainStep
 from tests import oracle
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
+ONE_POD = PodsConfig()
 
 # Every dimension that can be split is, alone or together with others.
 LAYOUTS = {
@@ -155,6 +157,24 @@ def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
   return whole
 
 
+def assert_pods_are_equal(session: tf.Session, program: TrainProgram) -> None:
+  """Compares each slice of every pod with the first pod's, to the bit."""
+  first, *others = session.run(
+    [
+      {
+        (name, i): part.variable.read_value()
+        for name, parts in pod.slices.items()
+        for i, part in enumerate(parts)
+      }
+      for pod in program.pods
+    ]
+  )
+  for index, other in enumerate(others, start=1):
+    assert other.keys() == first.keys()
+    for name, value in first.items():
+      assert other[name].tobytes() == value.tobytes(), f"pod {index}: {name}"
+
+
 def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
   """Returns the moments of the oracle under the names of a checkpoint."""
   slots = {
@@ -215,9 +235,9 @@ def run_model(
     )
     for variable, gradient in zip(variables, gradients, strict=True):
       fetches[f"gradient of {variable.name}"] = gradient
-    lowered: Lowered = lower(mtf_mesh, placement(mesh), fetches)
+    lowered: Lowered = lower({mtf_mesh: placement(mesh)}, fetches)
     with tf.Session(config=session_config(mesh.num_devices)) as session:
-      load_parameters(session, lowered.slices, params)
+      load_parameters(session, lowered.slices[0], params)
       values = session.run(
         {name: tf.cast(t, tf.float32) for name, t in lowered.tensors.items()}
       )
@@ -238,31 +258,41 @@ def train(
   seed: int = 0,
   params: Mapping[str, np.ndarray] | None = None,
   num_steps: int = NUM_STEPS,
+  batch_size: int = BATCH_SIZE,
+  pods: PodsConfig = ONE_POD,
 ) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
   """Returns every variable after `num_steps` steps, and the metrics of each.
 
-  Batches of BATCH_SIZE sequences are what `rows` makes of the number of a step;
-  the first weights are `params`, or drawn with `seed`.
+  After each step all pods are compared to the bit. Batches of `batch_size`
+  sequences are what `rows` makes of the number of a step; the first weights are
+  `params`, or drawn with `seed`.
   """
   batches = [
-    rows(config, batch_size=BATCH_SIZE, seed=step) for step in range(num_steps)
+    rows(config, batch_size=batch_size, seed=step) for step in range(num_steps)
   ]
   with (
     tf.Graph().as_default(),
-    tf.Session(config=session_config(mesh.num_devices)) as session,
+    tf.Session(
+      config=session_config(mesh.num_devices, pods.num_pods)
+    ) as session,
   ):
     program = build_train_program(
       config,
       mesh,
       optimizer,
-      batch_size=BATCH_SIZE,
+      batch_size=batch_size,
       seed=seed,
       features=list(batches[0]),
+      pods=pods,
     )
     session.run(program.initialize)
-    load_parameters(session, program.slices, params or {})
+    for pod in program.pods:
+      load_parameters(session, pod.slices, params or {})
     run = TrainStep(session, program).run
-    metrics = [run(batch, step) for step, batch in enumerate(batches)]
+    metrics = []
+    for step, batch in enumerate(batches):
+      metrics.append(run(batch, step))
+      assert_pods_are_equal(session, program)
     variables = {
       name: read_whole(session, parts) for name, parts in program.slices.items()
     }

@@ -39,17 +39,26 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
     )
 
 
-def test_a_run_goes_on_with_other_microbatches(
+def test_a_run_goes_on_with_other_pods_and_microbatches(
   corpus, finished, tmp_path, capsys
 ):
-  for steps, num_microbatches in ((5, 2), (12, 4)):
-    macros = {"TRAIN_STEPS": steps, "NUM_MICROBATCHES": num_microbatches}
+  for steps, num_pods, num_microbatches in ((3, 1, 2), (6, 2, 1), (12, 2, 2)):
+    macros = {
+      "TRAIN_STEPS": steps,
+      "NUM_PODS": num_pods,
+      "NUM_MICROBATCHES": num_microbatches,
+    }
     assert runs.run("train", corpus, tmp_path, **macros) == 0
   expected = runs.read_metrics(finished)
   seen = {line["step"]: line for line in runs.read_metrics(tmp_path)}
   for line in expected:
     other = runs.without_times(seen[line["step"]])
-    assert other == pytest.approx(runs.without_times(line), rel=1e-3)
+    line = runs.without_times(line)
+    sent = other.pop("dcn_bytes")
+    assert line.pop("dcn_bytes") == 0
+    assert line.pop("num_pods") == 1
+    assert (sent > 0) == (other.pop("num_pods") == 2) == (line["step"] > 3)
+    assert other == pytest.approx(line, rel=1e-3)
   # Not one variable more, and the same numbers but for rounding.
   tensors, other = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
   assert {n: t.shape for n, t in other.items()} == {
@@ -57,8 +66,8 @@ def test_a_run_goes_on_with_other_microbatches(
   }
   capsys.readouterr()
   losses = []
-  for num_microbatches in (1, 4):
-    macros = {"NUM_MICROBATCHES": num_microbatches}
+  for num_pods, num_microbatches in ((1, 1), (2, 2)):
+    macros = {"NUM_PODS": num_pods, "NUM_MICROBATCHES": num_microbatches}
     assert runs.run("evaluate", corpus, tmp_path, **macros) == 0
     losses.append(
       capsys.readouterr().out.split("validation_loss")[1].split()[0]

@@ -38,7 +38,7 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
 
     def step(number):
       batch = random_tokens(config, 4, seed=number)
-      feed = {program.features[name]: batch[name] for name in batch}
+      feed = {program.pods[0].features[name]: batch[name] for name in batch}
       session.run(program.update, {**feed, program.step: number})
 
     step(0)

@@ -66,7 +66,7 @@ def seconds_of_pairs(settings: dict, rounds: int) -> dict[str, list]:
       model, mesh, settings["optimizer"], batch_size=batch_size, seed=0
     )
     session.run(program.initialize)
-    feeds = [*program.features.values(), program.step]
+    feeds = [*program.pods[0].features.values(), program.step]
     norm = program.metrics["grad_norm"]
     calls = [
       session.make_callable([norm, program.update], feeds),

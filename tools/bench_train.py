@@ -88,7 +88,7 @@ def run_ours(config: PalmConfig, steps: int) -> float:
     session.run(program.initialize)
     run_step = session.make_callable(
       [program.metrics["loss"], program.update],
-      [*program.features.values(), program.step],
+      [*program.pods[0].features.values(), program.step],
     )
     times = []
     for step in range(WARM_UP_STEPS + steps):

@@ -27,31 +27,46 @@ def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
   Returns:
     {"embedding": (vocab, d_model), "layer_000/norm/scale": (d_model,), ...}.
   """
-  shapes = {"embedding": (config.vocab_size, config.d_model)}
+  sizes = {
+    "vocab": config.vocab_size,
+    "d_model": config.d_model,
+    "heads": config.num_heads,
+    "d_kv": config.d_kv,
+    "d_ff": config.d_ff,
+  }
+  return {
+    name: tuple(sizes[dim] for dim in dims)
+    for name, dims in parameter_dims(config).items()
+  }
+
+
+def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
+  """Returns the names of the dimensions of every parameter, in that order."""
+  dims = {"embedding": ("vocab", "d_model")}
   for layer in range(config.num_layers):
-    for name, shape in _layer_shapes(config).items():
-      shapes[f"layer_{layer:03d}/{name}"] = shape
-  shapes["final_norm/scale"] = (config.d_model,)
-  return shapes
+    for name, layer_dims in _layer_dims(config).items():
+      dims[f"layer_{layer:03d}/{name}"] = layer_dims
+  dims["final_norm/scale"] = ("d_model",)
+  return dims
 
 
-def _layer_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
-  heads = (config.num_heads, config.d_kv)
+def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
+  heads = ("heads", "d_kv")
   kv_heads = heads if config.attention == "multi_head" else heads[1:]
-  shapes = {
-    "norm/scale": (config.d_model,),
-    "attention/q": (config.d_model, *heads),
-    "attention/k": (config.d_model, *kv_heads),
-    "attention/v": (config.d_model, *kv_heads),
-    "attention/o": (*heads, config.d_model),
+  dims = {
+    "norm/scale": ("d_model",),
+    "attention/q": ("d_model", *heads),
+    "attention/k": ("d_model", *kv_heads),
+    "attention/v": ("d_model", *kv_heads),
+    "attention/o": (*heads, "d_model"),
   }
   if config.block == "serial":
-    shapes["mlp_norm/scale"] = (config.d_model,)
+    dims["mlp_norm/scale"] = ("d_model",)
   return {
-    **shapes,
-    "mlp/wi_gate": (config.d_model, config.d_ff),
-    "mlp/wi": (config.d_model, config.d_ff),
-    "mlp/wo": (config.d_ff, config.d_model),
+    **dims,
+    "mlp/wi_gate": ("d_model", "d_ff"),
+    "mlp/wi": ("d_model", "d_ff"),
+    "mlp/wo": ("d_ff", "d_model"),
   }
 
 

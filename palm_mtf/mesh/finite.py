@@ -18,9 +18,11 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   Args:
     slices: of every variable, by its name; the order of the result.
   """
-  return tf.stack(
-    [tf.reduce_all([_is_finite(x) for x in parts]) for parts in slices.values()]
-  )
+  first, *_ = (part.variable for parts in slices.values() for part in parts)
+  with tf.device(first.device):
+    return tf.stack(
+      [tf.reduce_all([_is_finite(x) for x in y]) for y in slices.values()]
+    )
 
 
 def _is_finite(part: Slice) -> tf.Tensor:

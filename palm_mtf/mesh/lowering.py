@@ -22,29 +22,50 @@ class Lowered:
     operations: all operations asked for, as one.
     accumulations: the same of those.
     initialize: sets every variable to its first value.
-    slices: the slices of every variable, by its checkpoint name.
+    slices: of each mesh, in order, the slices of every variable by its
+      checkpoint name.
   """
 
   tensors: dict[str, tf.Tensor]
   operations: tf.Operation
   accumulations: tf.Operation
   initialize: tf.Operation
-  slices: dict[str, list[Slice]]
+  slices: list[dict[str, list[Slice]]]
+
+
+class _Lowering(mtf.Lowering):
+  """Lowers operation by operation, each on the devices of its own mesh."""
+
+  def __init__(
+    self, graph: mtf.Graph, placements: Mapping[mtf.Mesh, SlicePlacement]
+  ):
+    """Lowers all of `graph`."""
+    # As in mtf.Lowering, whose constructor is not called because it leaves a
+    # constant, say, to TensorFlow, which may put it on another pod.
+    self.graph = graph
+    self.mesh_to_impl = placements
+    self.tensors, self.operations, self.variables = {}, {}, {}
+    self._counters = []
+    for operation in graph.operations:
+      host = self.mesh_impl(operation).host
+      with tf.name_scope(operation.name), tf.device(host):
+        operation.lower(self)
 
 
 def lower(
-  mesh: mtf.Mesh,
-  placement: SlicePlacement,
+  placements: Mapping[mtf.Mesh, SlicePlacement],
   tensors: Mapping[str, mtf.Tensor],
   operations: Sequence[mtf.Operation] = (),
   accumulations: Sequence[mtf.Operation] = (),
 ) -> Lowered:
-  """Lowers everything on `mesh`, and exports what is asked for."""
-  lowering = mtf.Lowering(mesh.graph, {mesh: placement}, autostack=False)
-  slices = {
-    variable.name: laid_out.slices
-    for variable, laid_out in lowering.variables.items()
-  }
+  """Lowers all meshes of one graph, and exports what is asked for."""
+  (graph,) = {mesh.graph for mesh in placements}
+  lowering = _Lowering(graph, placements)
+  slices = {mesh: {} for mesh in placements}
+  for variable, laid_out in lowering.variables.items():
+    of_mesh = slices[variable.mesh]
+    assert variable.name not in of_mesh, f"two variables {variable.name}"
+    of_mesh[variable.name] = laid_out.slices
   return Lowered(
     tensors={
       name: lowering.export_to_tf_tensor(tensor)
@@ -55,7 +76,12 @@ def lower(
       [lowering.lowered_operation(op) for op in accumulations]
     ),
     initialize=tf.group(
-      [s.variable.initializer for parts in slices.values() for s in parts]
+      [
+        part.variable.initializer
+        for of_mesh in slices.values()
+        for parts in of_mesh.values()
+        for part in parts
+      ]
     ),
-    slices=slices,
+    slices=list(slices.values()),
   )

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves and restores variables slice by slice, in TensorFlow's own format.
 
-Each slice is fetched from, and read into, the device that holds it, and is in
-the file as a named part of the whole variable. `tf.train.load_checkpoint` reads
-whole variables from the file, and so does a program under any other layout.
-Which files there are, and which of them are whole, is the business of
-checkpoints.py.
+A slice is in the file as a named part of the whole variable.
+`tf.train.load_checkpoint` reads whole variables from the file, and so does a
+program under any other layout. Only the client reads and writes files, each
+slice once: from there it goes to every device that holds it, of all pods. Which
+files there are, and which of them are whole, is the business of checkpoints.py.
 """
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -29,22 +30,37 @@ class Restorer:
   restore: tf.Operation
 
 
-def build_restorer(slices: Mapping[str, Sequence[Slice]]) -> Restorer:
-  """Builds what reads the variables of `slices`, by checkpoint name."""
-  prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
-  assignments = []
-  for name, parts in slices.items():
-    for part in parts:
-      # One operation a slice, on its own device: nothing is read twice, and no
-      # device holds more than its slices.
-      with tf.device(part.variable.device):
+def build_restorer(
+  pods: Sequence[Mapping[str, Sequence[Slice]]], client: str
+) -> Restorer:
+  """Builds what reads the variables of all pods.
+
+  Args:
+    pods: the slices of each pod, by checkpoint name; all pods have the same.
+    client: the device that reads.
+  """
+  with tf.device(client):
+    prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
+  assignments, done = [], []
+  for name in pods[0]:
+    by_spec = collections.defaultdict(list)
+    for slices in pods:
+      for part in slices[name]:
+        by_spec[part.spec].append(part.variable)
+    for spec, variables in by_spec.items():
+      # One after the other: the client need not hold more than two slices.
+      with tf.device(client), tf.control_dependencies(done[:-1]):
         (value,) = tf.raw_ops.RestoreV2(
           prefix=prefix,
           tensor_names=[name],
-          shape_and_slices=[part.spec],
-          dtypes=[part.variable.dtype.base_dtype],
+          shape_and_slices=[spec],
+          dtypes=[variables[0].dtype.base_dtype],
         )
-        assignments.append(part.variable.assign(value).op)
+      done = [
+        *done[-1:],
+        tf.group([each.assign(value).op for each in variables]),
+      ]
+      assignments.append(done[-1])
   return Restorer(prefix, tf.group(assignments))
 
 

@@ -2,12 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over the microbatches of one step, kept in float32 beside the weights.
 
-A step of several microbatches runs the forward and backward pass once for each,
-adding what comes out to accumulators, and then the update once on the sums. So
-memory holds the activations of one microbatch, however many there are. The
-client runs the passes one after the other: a while loop in the program would
-hold the batch of the whole step on the devices, and the exchange between pods,
-once a step, needs a place between the passes and the update.
+A mean over the tokens of a step is not the mean of its microbatches' means, or
+of its pods', where their weights differ. So what a forward and backward pass
+gives are sums over its tokens, and their weight; sums are added up over
+microbatches here, over pods in exchange.py, and divided in program.py.
+
+All microbatches of a step but the last add their sums to accumulators. The last
+one's pass runs together with exchange and update, on what is there plus its
+own. So memory holds the activations of one microbatch, however many there are,
+and a gradient is on its way to other pods while earlier layers still compute
+theirs. The client runs the passes one after the other: a while loop in the
+program would hold the batch of the whole step on the devices.
 
 A sum over a split dimension is left open: each slice adds up its own part, and
 the parts are all-reduced when the sum is read, once a step.
@@ -16,21 +21,21 @@ the parts are all-reduced when the sum is read, once a step.
 import dataclasses
 from collections.abc import Sequence
 
-from palm_mtf._tf import mtf, tf
-from palm_mtf.model.loss import (
-  divisor,
-  weight_sum,
-  weighted_mean,
-  weighted_sum,
-)
+from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.model.loss import weight_sum, weighted_sum
 from palm_mtf.variables import Fill, sliced_variable
 
 
-class Accumulate(mtf.Operation):
-  """Adds its input to an accumulator; outputs the sum as it was before.
+@fused
+def _plus(total, value):
+  return total + tf.cast(value, tf.float32)
 
-  The operation, not its output, does the addition. So a program that reads the
-  output must be run after those that add.
+
+class Accumulate(mtf.Operation):
+  """Outputs an accumulator plus its input, which is not kept.
+
+  The operation, not its output, adds its input to the accumulator: run it on
+  all microbatches but the last, and on the last one read the output.
 
   Attributes:
     sum_name: of the accumulator.
@@ -53,7 +58,7 @@ class Accumulate(mtf.Operation):
     self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition in place a slice, and the sum's all-reduce."""
+    """Lowers to one addition in place a slice, and one that is not."""
     mesh_impl = lowering.mesh_impl(self)
     value = lowering.tensors[self.inputs[0]]
     is_open = isinstance(value, mtf.LazyAllreduceSum)
@@ -61,7 +66,8 @@ class Accumulate(mtf.Operation):
     slots = lowering.variables[self._sum].laid_out_tensor
     added = mesh_impl.slicewise(self._add, slots, part)
     lowering.operations[self] = tf.group(added.all_slices)
-    total = mesh_impl.slicewise(tf.convert_to_tensor, slots)
+    so_far = mesh_impl.slicewise(tf.convert_to_tensor, slots)
+    total = mesh_impl.slicewise(_plus, so_far, part)
     if is_open:  # all-reduce, over the axes that the value is a sum over
       total = mtf.LazyAllreduceSum(mesh_impl, total, value.mesh_axes)
     lowering.set_tensor_lowering(self.outputs[0], total)
@@ -92,78 +98,65 @@ class TokenLosses:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepGradients:
-  """What the update of a step starts from.
+class Sums:
+  """Sums over the tokens of a microbatch or more, on the mesh of one pod.
 
   Attributes:
-    loss: [], float32: nats a token of the step.
-    z_loss: [], float32: the weighted mean of log_z ** 2, times Z_LOSS.
-    gradients: of each variable, of loss + z_loss times `multiple`.
-    multiple: [], float32, or None for 1. Dividing by it is left to the scalar
-      that the optimizer multiplies gradients by, for they are large.
-    accumulations: to run on each microbatch before the rest is read.
+    nats: [], float32.
+    log_z_squares: [], float32.
+    weight: [], float32: how many tokens they are sums of.
+    gradients: of nats + Z_LOSS log_z_squares, of each variable in order. Those
+      of the mean would be divided by `weight`; that is left to the scalar that
+      the optimizer multiplies gradients by, for they are large.
   """
 
-  loss: mtf.Tensor
-  z_loss: mtf.Tensor
+  nats: mtf.Tensor
+  log_z_squares: mtf.Tensor
+  weight: mtf.Tensor
   gradients: list[mtf.Tensor]
-  multiple: mtf.Tensor | None
-  accumulations: list[Accumulate]
 
 
-def step_gradients(
-  tokens: TokenLosses,
-  z_loss: float,
-  variables: Sequence[mtf.Variable],
-  *,
-  num_microbatches: int,
-  is_first: tf.Tensor,
-) -> StepGradients:
-  """Returns the gradients of a step of one microbatch or several.
+def microbatch_sums(
+  tokens: TokenLosses, z_loss: float, variables: Sequence[mtf.Variable]
+) -> Sums:
+  """Returns the sums of one microbatch.
 
   Args:
-    tokens: of one microbatch.
+    tokens: of it.
     z_loss: Z_LOSS.
     variables: the trained ones.
-    num_microbatches: in the step.
-    is_first: [], bool: whether this microbatch is the first of its step.
-  """
-  if num_microbatches > 1:
-    return _summed_gradients(tokens, z_loss, variables, is_first)
-  loss = weighted_mean(tokens.nats, tokens.loss_weights)
-  z_loss *= weighted_mean(mtf.square(tokens.log_z), tokens.loss_weights)
-  gradients = mtf.gradients([loss + z_loss], [v.value for v in variables])
-  return StepGradients(loss, z_loss, gradients, None, [])
-
-
-def _summed_gradients(
-  tokens: TokenLosses,
-  z_loss: float,
-  variables: Sequence[mtf.Variable],
-  is_first: tf.Tensor,
-) -> StepGradients:
-  """Returns the gradients of a step, summed over its microbatches.
-
-  What is summed are numerators and weights: a mean over the tokens of a step
-  is not the mean of its microbatches' means where their weights differ.
   """
   nats = weighted_sum(tokens.nats, tokens.loss_weights)
   squares = weighted_sum(mtf.square(tokens.log_z), tokens.loss_weights)
-  values = {
-    "nats_sum": nats,
-    "log_z_square_sum": squares,
-    "weight_sum": weight_sum(tokens.nats, tokens.loss_weights),
-  }
   gradients = mtf.gradients(
     [nats + z_loss * squares], [v.value for v in variables]
   )
-  for variable, gradient in zip(variables, gradients, strict=True):
+  weight = weight_sum(tokens.nats, tokens.loss_weights)
+  return Sums(nats, squares, weight, gradients)
+
+
+def accumulated(
+  sums: Sums, variables: Sequence[mtf.Variable], is_first: tf.Tensor
+) -> tuple[Sums, list[Accumulate]]:
+  """Returns the sums of a step, read on its last microbatch.
+
+  Args:
+    sums: of one microbatch.
+    variables: the trained ones.
+    is_first: [], bool: whether this microbatch is the first of its step.
+
+  Returns:
+    The sums, and what to run on each microbatch but the last.
+  """
+  values = {
+    "nats_sum": sums.nats,
+    "log_z_square_sum": sums.log_z_squares,
+    "weight_sum": sums.weight,
+  }
+  for variable, gradient in zip(variables, sums.gradients, strict=True):
     values[f"{variable.name}/gradient_sum"] = gradient
   accumulations = [
     Accumulate(name, value, is_first) for name, value in values.items()
   ]
   nats, squares, weight, *gradients = (x.outputs[0] for x in accumulations)
-  weight = divisor(weight)
-  return StepGradients(
-    nats / weight, z_loss * squares / weight, gradients, weight, accumulations
-  )
+  return Sums(nats, squares, weight, gradients), accumulations

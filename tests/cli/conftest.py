@@ -50,7 +50,16 @@ def site(tmp_path_factory) -> Path:
   folder = tmp_path_factory.mktemp("site")
   shutil.copytree(ROOT / "gin", folder / "palm_mtf" / "gin")
   shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
-  for name in ("__init__", "__main__", "config", "errors", "layout"):
+  for name in (
+    "__init__",
+    "__main__",
+    "batch_sizes",
+    "config",
+    "errors",
+    "layout",
+    "pods_config",
+    "skips",
+  ):
     shutil.copy(ROOT / "palm_mtf" / f"{name}.py", folder / "palm_mtf")
   for module, name in (
     ("train", "train"),

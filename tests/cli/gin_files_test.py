@@ -100,18 +100,19 @@ def test_the_effective_text_begins_as_gin_needs_it_and_shows_origins():
     "train", [RECIPE], [DIR], asked="palm_mtf train x"
   ).effective_text()
   lines = text.splitlines()
-  assert lines[:7] == [
+  assert lines[:8] == [
     "# palm_mtf train x",
     "from __gin__ import dynamic_registration",
     "from palm_mtf import config",
     "from palm_mtf import layout",
+    "from palm_mtf import pods_config",
     "from palm_mtf import train",
     "",
     'MODEL_DIR = "runs/x"  # command line',
   ]
   assert re.search(r"\nNUM_LAYERS = \d+  # models/palm_tiny.gin:3\n", text)
   assert "train.train.model = @config.PalmConfig()" in text
-  for line in lines[6:]:
+  for line in lines[7:]:
     assert not line or "  # " in line
 
 
@@ -258,12 +259,12 @@ PALM_PARAMETERS = (
       "train.train.modle = @config.PalmConfig()",
       "train.train.modle = @config.PalmConfig() (mine.gin:1): train.train has "
       'no parameter "modle" (did you mean "model"?). Parameters: model_dir, '
-      "model, mesh, optimizer, data, run, watch.",
+      "model, mesh, pods, optimizer, data, run, watch.",
     ),
     (
       "from their import config",
       'mine.gin:1: from their import config: "config" is already '
-      "palm_mtf.config (runs/settings.gin:4); import it as another name.",
+      "palm_mtf.config (runs/settings.gin:5); import it as another name.",
     ),
     (
       "D_MODEL = %WIDHT",
@@ -326,7 +327,9 @@ def test_a_macro_that_is_not_set_is_named(files, message):
 
 
 def test_many_macros_that_are_not_set_are_counted():
-  count = len(load("evaluate", [RECIPE], [DIR]).macros)
+  recipe, texts = "recipes/palm_8b.gin", 'TEXT_FILES="x"'
+  places = origins(load("evaluate", [recipe], [DIR, texts])).values()
+  count = sum(not place.startswith("runs/settings.gin") for place in places)
   with pytest.raises(UserError) as error:
     load("evaluate")
   assert str(error.value) == (

@@ -22,6 +22,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
   assert got["kinds"] == {
     "model": "PalmConfig",
     "mesh": "MeshLayout",
+    "pods": "PodsConfig",
     "optimizer": "AdafactorConfig",
     "data": "DataConfig",
     "run": "RunConfig",
@@ -54,9 +55,9 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
     (tmp_path / name).write_text(text)
     for command in ("train", "evaluate", "generate"):
       again = settings_of(palm_mtf(command, f"--gin_file={name}"))
-      # Only training is watched.
+      # Only training is watched, and generating needs no pod.
       assert again == {x: first[x] for x in first if x in again}
-      assert first.keys() - again.keys() <= {"watch"}
+      assert first.keys() - again.keys() <= {"watch", "pods"}
 
 
 def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):

@@ -32,7 +32,7 @@ def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
       small_config(), mesh, optimizer, batch_size=4, seed=8
     )
     if restore_from:
-      restorer = build_restorer(program.slices)
+      restorer = build_restorer([program.slices], "/device:cpu:0")
       session.run(restorer.restore, {restorer.prefix: restore_from})
     else:
       session.run(program.initialize)

@@ -50,7 +50,7 @@ def dropped(
     given = mtf.import_tf_tensor(mtf_mesh, tf.constant(x), mtf.Shape(dims))
     y = Dropout(rate, seed, state)(given, place)
     (dx,) = mtf.gradients([mtf.reduce_sum(mtf.square(y))], [given])
-    lowered = lower(mtf_mesh, placement(mesh), {"y": y, "dx": dx})
+    lowered = lower({mtf_mesh: placement(mesh)}, {"y": y, "dx": dx})
     with tf.Session(config=session_config(mesh.num_devices)) as session:
       values = session.run(lowered.tensors)
   return values["y"], values["dx"]
@@ -164,8 +164,10 @@ def test_loss_without_a_step_drops_nothing():
         CONFIG, SINGLE, optimizer, batch_size=2, seed=0
       )
       session.run(program.initialize)
-      feed = {program.features[name]: rows for name, rows in batch.items()}
-      losses.append(session.run(program.loss, feed))
+      feed = {
+        program.pods[0].features[name]: rows for name, rows in batch.items()
+      }
+      losses.append(session.run(program.pods[0].loss, feed))
       drops = [op for op in graph.get_operations() if "dropout" in op.name]
       assert bool(drops) == bool(optimizer.dropout)
   assert losses[0] == losses[1]

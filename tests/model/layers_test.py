@@ -34,7 +34,7 @@ def run(build, mesh=SINGLE, dtype=np.float32, **arrays):
       name: mtf.import_tf_tensor(mtf_mesh, tf.constant(array), mtf.Shape(dims))
       for name, (array, dims) in arrays.items()
     }
-    lowered = lower(mtf_mesh, placement(mesh), build(**inputs))
+    lowered = lower({mtf_mesh: placement(mesh)}, build(**inputs))
     with tf.Session(config=session_config(mesh.num_devices)) as session:
       return session.run(
         {name: tf.cast(t, dtype) for name, t in lowered.tensors.items()}

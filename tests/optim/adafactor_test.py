@@ -139,9 +139,9 @@ def run_steps(optimizer, params, gradients, mesh):
       ),
     ]
     updates = adafactor_updates(variables, mtf_gradients, scalars, optimizer)
-    lowered = lower(mtf_mesh, placement(mesh), {"norm": norm}, updates)
+    lowered = lower({mtf_mesh: placement(mesh)}, {"norm": norm}, updates)
     session.run(lowered.initialize)
-    load_parameters(session, lowered.slices, params)
+    load_parameters(session, lowered.slices[0], params)
     norms = []
     for step, arrays in enumerate(gradients):
       feed = {feeds[name]: array for name, array in arrays.items()}
@@ -153,7 +153,8 @@ def run_steps(optimizer, params, gradients, mesh):
       with pytest.raises(tf.errors.InvalidArgumentError):
         session.run(lowered.operations, feed)
     values = {
-      name: read_whole(session, parts) for name, parts in lowered.slices.items()
+      name: read_whole(session, parts)
+      for name, parts in lowered.slices[0].items()
     }
   return values, norms
 

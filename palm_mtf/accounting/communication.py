@@ -1,0 +1,50 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that a training step sends between pods, over the data-center network.
+
+Each device sends its slice of every gradient to its counterpart in each other
+pod, once a step, and with it the weight of its tokens. The first pod, which is
+asked for the loss, receives two sums more from each other:
+
+  bytes = pods (pods - 1) (slices DCN_DTYPE + devices float32)
+          + (pods - 1) 2 float32
+
+where `slices` counts the numbers in all slices of one pod: those of all
+parameters, where each device has a part of its own, and more where devices have
+copies of one.
+"""
+
+import math
+
+from palm_mtf.accounting.params import parameter_dims, parameter_shapes
+from palm_mtf.config import PalmConfig
+from palm_mtf.layout import MeshLayout
+from palm_mtf.pods_config import PodsConfig
+
+_NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
+  """Returns the bytes that all pods together send each other in one step.
+
+  Args:
+    config: the architecture.
+    mesh: of each pod.
+    pods: how many there are, and the dtype on the way.
+  """
+  dims = parameter_dims(config)
+  gradients = sum(
+    math.prod(shape) * mesh.num_devices // _num_slices(dims[name], mesh)
+    for name, shape in parameter_shapes(config).items()
+  )
+  float32 = _NUMBER_BYTES["float32"]
+  to_each = gradients * _NUMBER_BYTES[pods.dcn_dtype]
+  to_each += mesh.num_devices * float32
+  others = pods.num_pods - 1
+  return pods.num_pods * others * to_each + others * 2 * float32
+
+
+def _num_slices(dims: tuple[str, ...], mesh: MeshLayout) -> int:
+  """Returns into how many different slices a parameter is split."""
+  rules = mesh.rules
+  return math.prod(mesh.axes[rules[dim]] for dim in dims if dim in rules)

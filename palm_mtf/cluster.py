@@ -1,0 +1,108 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where pods run: the devices of this process, or of TensorFlow servers.
+
+The client is a server too, named "client", whose session reaches the others;
+pod i is named "pod_<i>". Servers are told these names, and of each other, by
+the session, so that each need know nothing but the port it has found free.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.layout import MeshLayout
+from palm_mtf.loopback import keep_to_this_machine
+from palm_mtf.mesh.placement import Devices, local_devices, session_config
+from palm_mtf.pods_config import PodsConfig
+
+# A session's end waits for servers, which may be there no more.
+_CLOSE_SECS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """Where a program is placed, and how it is run there.
+
+  Attributes:
+    devices: for the program.
+    config: for its session.
+    target: for its session; "" is this process.
+  """
+
+  devices: Devices
+  config: tf.ConfigProto
+  target: str = ""
+
+  @contextlib.contextmanager
+  def session(self) -> Iterator[tf.Session]:
+    """Opens a session of the current graph; its end has a bound."""
+    session = tf.Session(self.target, config=self.config)
+    try:
+      yield session
+    finally:
+      closing = threading.Thread(target=session.close, daemon=True)
+      closing.start()
+      closing.join(_CLOSE_SECS)
+
+
+def connect(
+  pods: PodsConfig, mesh: MeshLayout, addresses: Sequence[str]
+) -> Cluster:
+  """Returns where pods of `mesh` run.
+
+  Args:
+    pods: how many.
+    mesh: of each.
+    addresses: "host:port" of each pod's server; none where they are in process.
+  """
+  if not addresses:
+    return Cluster(
+      local_devices(mesh.num_devices, pods.num_pods),
+      session_config(mesh.num_devices, pods.num_pods),
+    )
+  target = _client_server().target
+  config = session_config(1)
+  # Variables end with their session.
+  config.isolate_session_state = True
+  tasks = {"client": target.removeprefix("grpc://")}
+  tasks |= {f"pod_{i}": address for i, address in enumerate(addresses)}
+  for name, address in tasks.items():
+    config.cluster_def.job.add(name=name).tasks[0] = address
+  devices = [
+    [f"/job:pod_{pod}/task:0/device:cpu:{i}" for i in range(mesh.num_devices)]
+    for pod in range(pods.num_pods)
+  ]
+  client = "/job:client/task:0/device:cpu:0"
+  return Cluster(Devices(client, devices), config, target)
+
+
+def start_server(num_devices: int, num_threads: int) -> tf.distribute.Server:
+  """Returns a server of this process, on a free port of this machine alone.
+
+  Args:
+    num_devices: virtual CPU devices.
+    num_threads: that share an operation's work; 0 is one a core.
+  """
+  config = tf.ConfigProto(
+    device_count={"CPU": num_devices, "GPU": 0},
+    intra_op_parallelism_threads=num_threads,
+    # With one, what waits for another pod would keep this one from working.
+    inter_op_parallelism_threads=max(2, num_threads),
+  )
+  # Its name until a session gives it another, which has to be a new one.
+  server = tf.distribute.Server(
+    {"unnamed": ["127.0.0.1:0"]}, config=config, start=False
+  )
+  keep_to_this_machine(int(server.target.rpartition(":")[2]))
+  server.start()
+  return server
+
+
+@functools.cache
+def _client_server() -> tf.distribute.Server:
+  """Returns the one of this process: it lasts as long, and cannot be ended."""
+  return start_server(num_devices=1, num_threads=0)

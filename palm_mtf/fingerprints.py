@@ -1,0 +1,84 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that no longer hold the same bits stop a run.
+
+All pods begin with the same variables and update them with the same numbers.
+Where one differs nevertheless, its memory, its network or its arithmetic is at
+fault, and from then on each pod would train a model of its own. Every
+FINGERPRINT_STEPS steps, and before each checkpoint, one integer of each
+variable is compared (mesh/fingerprint.py).
+"""
+
+import collections
+from collections.abc import Callable
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints import Checkpoint
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.fingerprint import build_fingerprints
+from palm_mtf.pods.program import TrainProgram
+
+
+class FingerprintWatch:
+  """Compares the variables of a session's pods."""
+
+  def __init__(
+    self,
+    session: tf.Session,
+    program: TrainProgram,
+    newest: Callable[[], Checkpoint | None],
+  ):
+    """Adds what it looks at to the graph of `program`.
+
+    Args:
+      session: holds the variables.
+      program: what is run.
+      newest: returns the last good checkpoint, for messages.
+    """
+    self._newest = newest
+    self._variables = list(program.slices)
+    self._fingerprints = None
+    if len(program.pods) > 1:
+      self._fingerprints = session.make_callable(
+        [build_fingerprints(pod.slices) for pod in program.pods]
+      )
+
+  def check(self, step: int) -> None:
+    """Raises UserError unless all pods are the same after `step` steps."""
+    if self._fingerprints is None:
+      return
+    numbers = np.stack(self._fingerprints())  # [pods, variables]
+    differ = np.flatnonzero((numbers != numbers[0]).any(axis=0))
+    if not len(differ):
+      return
+    name = self._variables[differ[0]]
+    more = f" (as are {len(differ) - 1} other variables)"
+    newest = self._newest()
+    raise UserError(
+      f"{name} is not the same on {_who(numbers[:, differ[0]].tolist())} after "
+      f"step {step}{more if len(differ) > 1 else ''}: a pod's memory, network "
+      "or processor is at fault. Nothing of it is saved; go on without that "
+      "pod's machine. "
+      + (
+        f"The last good checkpoint is {newest.path}."
+        if newest
+        else "There is no checkpoint yet."
+      )
+    )
+
+
+def _who(numbers: list[int]) -> str:
+  """Says which pods differ: the few, if most of them agree."""
+  ((most, count),) = collections.Counter(numbers).most_common(1)
+  few = [pod for pod, number in enumerate(numbers) if number != most]
+  if 2 * count > len(numbers):
+    pods = "pods" if len(few) > 1 else "pod"
+    return f"{pods} {_listed(few)} as on all others"
+  return f"pods {_listed(range(len(numbers)))}"
+
+
+def _listed(pods) -> str:
+  *others, last = map(str, pods)
+  return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,152 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts one server process a pod on this machine, watches and stops them.
+
+They start while the client imports TensorFlow, as they do. Each has cores of
+its own, as many as any other: how a sum is divided among threads decides its
+last bit, and pods hold the same bits.
+"""
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import BinaryIO
+
+from palm_mtf.errors import UserError
+from palm_mtf.pod_server import ServerSettings
+from palm_mtf.pods_config import PodsConfig
+
+_START_SECS = 120.0
+_STOP_SECS = 5.0
+# How long after a broken connection the process at its end may still be there.
+_DEATH_SECS = 2.0
+_LAST_LINES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class _Server:
+  """One pod's process and what it writes to stderr."""
+
+  process: subprocess.Popen
+  log: BinaryIO
+
+
+def cores_of_pods(num_pods: int) -> list[list[int]]:
+  """Returns the cores of each pod, equally many, apart as far as there are.
+
+  What is left over when the cores of this process are divided is the client's.
+  """
+  cores = sorted(os.sched_getaffinity(0))
+  share = max(1, len(cores) // num_pods)
+  return [
+    [cores[(pod * share + i) % len(cores)] for i in range(share)]
+    for pod in range(num_pods)
+  ]
+
+
+class PodServers:
+  """The server processes of a run's pods; none where pods are in process.
+
+  A context manager. When it is left, and when this process ends in any other
+  way, they are stopped.
+  """
+
+  def __init__(self, pods: PodsConfig, num_devices: int):
+    """Starts them, for meshes of `num_devices`, and does not wait."""
+    self._servers: list[_Server] = []
+    if pods.pods != "local_servers":
+      return
+    for cores in cores_of_pods(pods.num_pods):
+      settings = ServerSettings(
+        client=os.getpid(), num_devices=num_devices, cores=cores
+      )
+      self._servers.append(_start(settings))
+
+  def __enter__(self) -> "PodServers":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    for server in self._servers:
+      server.process.stdin.close()
+    for server in self._servers:
+      try:
+        server.process.wait(_STOP_SECS)
+      except subprocess.TimeoutExpired:
+        server.process.kill()
+        server.process.wait()
+      server.process.stdout.close()
+      server.log.close()
+
+  def addresses(self) -> list[str]:
+    """Waits until all have started; returns their addresses, pod by pod.
+
+    Raises:
+      UserError: one has ended, or does not answer.
+    """
+    end = time.monotonic() + _START_SECS
+    return [
+      self._address(pod, end - time.monotonic())
+      for pod in range(len(self._servers))
+    ]
+
+  def check(self, doing: str) -> None:
+    """Raises UserError if one has ended, or is about to.
+
+    Args:
+      doing: what for, when that was noticed.
+    """
+    end = time.monotonic() + _DEATH_SECS
+    while self._servers and time.monotonic() < end:
+      for pod, server in enumerate(self._servers):
+        if server.process.poll() is not None:
+          raise UserError(f"{self._how_it_ended(pod)}, {doing}.")
+      time.sleep(_DEATH_SECS / 100)
+
+  def _address(self, pod: int, secs: float) -> str:
+    output = self._servers[pod].process.stdout
+    ready, _, _ = select.select([output], [], [], max(0.0, secs))
+    if not ready:
+      raise UserError(
+        f"pod {pod}: its server (process {self._servers[pod].process.pid}) has "
+        f"not started in {_START_SECS:.0f} seconds."
+      )
+    if line := output.readline():
+      return json.loads(line)["address"]
+    self._servers[pod].process.wait()
+    raise UserError(f"{self._how_it_ended(pod)}, at its start.")
+
+  def _how_it_ended(self, pod: int) -> str:
+    server = self._servers[pod]
+    code = server.process.returncode
+    how = f"exited with {code}"
+    if code < 0:
+      how = f"was killed by {signal.Signals(-code).name}"
+    server.log.seek(0)
+    lines = server.log.read().decode(errors="replace").splitlines()
+    last = " / ".join(lines[-_LAST_LINES:]) if code > 0 else ""
+    return (
+      f"pod {pod}: its server (process {server.process.pid}) {how}"
+      f"{last and f' ({last})'}"
+    )
+
+
+def _start(settings: ServerSettings) -> _Server:
+  log = tempfile.TemporaryFile()
+  path = os.pathsep.join(folder for folder in sys.path if folder)
+  process = subprocess.Popen(
+    [sys.executable, "-m", "palm_mtf.pod_server"],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=log,
+    env={**os.environ, "PYTHONPATH": path},
+  )
+  line = json.dumps(dataclasses.asdict(settings)) + "\n"
+  process.stdin.write(line.encode())
+  process.stdin.flush()
+  return _Server(process, log)

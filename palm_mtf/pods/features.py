@@ -1,0 +1,54 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod is fed of a batch.
+
+  inputs         int32    the tokens before `targets`
+  targets        int32    the tokens to predict
+  segments       int32    attention stays among equal numbers; else among a row
+  loss_weights   float32  of each target in the mean loss; else 1
+
+Each is [batch, length].
+"""
+
+from collections.abc import Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.errors import UserError, check_choice
+from palm_mtf.model.dims import Dims
+
+FEATURES = {
+  "inputs": tf.int32,
+  "targets": tf.int32,
+  "segments": tf.int32,
+  "loss_weights": tf.float32,
+}
+REQUIRED_FEATURES = ("inputs", "targets")
+
+
+def placeholders(names: Sequence[str], dims: Dims) -> dict[str, tf.Tensor]:
+  """Returns what to feed for each feature, on the current device.
+
+  Raises:
+    UserError: there is no such feature, or inputs or targets are missing.
+  """
+  for name in names:
+    check_choice("feature", name, FEATURES)
+  for name in REQUIRED_FEATURES:
+    if name not in names:
+      raise UserError(
+        f"features = {', '.join(names)}: there is no {name}; every batch has "
+        f"{' and '.join(REQUIRED_FEATURES)}."
+      )
+  shape = [dims.batch.size, dims.length.size]
+  return {name: tf.placeholder(FEATURES[name], shape, name) for name in names}
+
+
+def import_features(
+  mesh: mtf.Mesh, features: dict[str, tf.Tensor], dims: Dims
+) -> dict[str, mtf.Tensor]:
+  """Returns the features on a mesh, [batch, length] each."""
+  shape = mtf.Shape([dims.batch, dims.length])
+  return {
+    name: mtf.import_tf_tensor(mesh, tensor, shape)
+    for name, tensor in features.items()
+  }

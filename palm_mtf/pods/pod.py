@@ -1,0 +1,168 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What every pod computes of a training step: A before the exchange, B after.
+
+A is the forward and backward pass of the pod's share of the batch. B is global
+clipping and the update, from sums that are the same on all pods; so is all
+arithmetic that follows, and so are the variables.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.placement import SlicePlacement
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.dropout import Dropout
+from palm_mtf.model.loss import cross_entropy, divisor
+from palm_mtf.model.palm import Palm
+from palm_mtf.optim import schedule
+from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
+from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
+from palm_mtf.pods.features import import_features, placeholders
+from palm_mtf.pods.microbatches import (
+  Accumulate,
+  Sums,
+  TokenLosses,
+  accumulated,
+  microbatch_sums,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+  """A of one pod, as Mesh TensorFlow has it.
+
+  Attributes:
+    index: of the pod.
+    mesh: its own.
+    placement: of its mesh.
+    features: what it is fed.
+    tokens: what the forward pass says of a microbatch.
+    variables: the trained ones.
+    sums: of the step, read on its last microbatch.
+    accumulations: to run on each microbatch but the last.
+  """
+
+  index: int
+  mesh: mtf.Mesh
+  placement: SlicePlacement
+  features: dict[str, tf.Tensor]
+  tokens: TokenLosses
+  variables: list[mtf.Variable]
+  sums: Sums
+  accumulations: list[Accumulate]
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+  """B of one pod.
+
+  Attributes:
+    operations: update all variables.
+    learning_rate: [], float32.
+    weight: [], float32: what the sums and their gradients are divided by.
+    squares: the sum of squares of each summed gradient.
+    losses: loss, z_loss and grad_norm, [] float32 each.
+  """
+
+  operations: list[AdafactorUpdate]
+  learning_rate: tf.Tensor
+  weight: mtf.Tensor
+  squares: list[mtf.Tensor]
+  losses: dict[str, mtf.Tensor]
+
+
+class PodBuilder:
+  """Builds A and B of each pod, from what all have in common.
+
+  Attributes:
+    step: as in TrainProgram.
+    microbatch: the same.
+  """
+
+  def __init__(
+    self,
+    config: PalmConfig,
+    mesh_layout: MeshLayout,
+    optimizer: AdafactorConfig,
+    *,
+    pod_batch_size: int,
+    seed: int,
+    client: str,
+  ):
+    self._config, self._mesh_layout = config, mesh_layout
+    self._optimizer, self._seed = optimizer, seed
+    self._pod_batch_size = pod_batch_size
+    self._graph = mtf.Graph()
+    with tf.device(client):
+      none = tf.constant(-1, tf.int64)
+      self.step = tf.placeholder_with_default(none, [], "step")
+      self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
+
+  def pod(
+    self, index: int, devices: Sequence[str], features: Sequence[str]
+  ) -> Pod:
+    """Builds A: the sums of pod `index`."""
+    mesh = mtf.Mesh(self._graph, f"pod_{index}")
+    placement = SlicePlacement(self._mesh_layout, devices)
+    num_microbatches = self._mesh_layout.num_microbatches
+    dims = model_dims(self._config, self._pod_batch_size // num_microbatches)
+    # What is imported onto the mesh is made beside it.
+    with tf.device(placement.host):
+      fed = placeholders(features, dims)
+      batch = import_features(mesh, fed, dims)
+      first_row = index * self._pod_batch_size
+      first_row += self.microbatch * dims.batch.size
+      dropout = self._dropout(mesh, first_row)
+      logits = Palm(mesh, self._config, dims, self._seed, dropout).logits(
+        batch["inputs"], batch.get("segments")
+      )
+      tokens = TokenLosses(
+        *cross_entropy(logits, batch["targets"]), batch.get("loss_weights")
+      )
+      variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
+      sums = microbatch_sums(tokens, self._optimizer.z_loss, variables)
+      accumulations = []
+      if num_microbatches > 1:
+        is_first = tf.equal(self.microbatch, 0)
+        sums, accumulations = accumulated(sums, variables, is_first)
+    return Pod(
+      index, mesh, placement, fed, tokens, variables, sums, accumulations
+    )
+
+  def _dropout(self, mesh: mtf.Mesh, first_row: tf.Tensor) -> Dropout | None:
+    """Returns what drops activations; in step -1 it drops nothing."""
+    if not self._optimizer.dropout:
+      return None
+    state = self.step, first_row, self.step >= 0
+    state = tf.stack([tf.cast(x, tf.int32) for x in state])
+    shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
+    state = mtf.import_tf_tensor(mesh, state, shape)
+    return Dropout(self._optimizer.dropout, self._seed, state)
+
+  def update(self, pod: Pod, sums: Sums) -> Update:
+    """Builds B on one pod, from the sums of all of them."""
+    optimizer = self._optimizer
+    with tf.device(pod.placement.host):
+      k = tf.cast(self.step + 1, tf.float32)
+      learning_rate = schedule.learning_rate(k, optimizer)
+      decay = schedule.second_moment_decay(k, optimizer)
+      weight = divisor(sums.weight)
+      squares = sums_of_squares(sums.gradients)
+      losses = {
+        "loss": sums.nats / weight,
+        "z_loss": optimizer.z_loss * sums.log_z_squares / weight,
+        "grad_norm": global_norm(squares) / weight,
+      }
+      norm, *others = (losses[x] for x in ("grad_norm", "loss", "z_loss"))
+      scalars = [
+        clip_factor(norm, optimizer.gradient_clip, others) / weight,
+        *(mtf.import_tf_tensor(pod.mesh, x) for x in (learning_rate, decay)),
+      ]
+      operations = adafactor_updates(
+        pod.variables, sums.gradients, scalars, optimizer
+      )
+    return Update(operations, learning_rate, weight, squares, losses)

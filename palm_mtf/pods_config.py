@@ -1,0 +1,48 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How many pods train, where they are, and what crosses between them.
+
+A pod is a mesh of devices with all parameters. A step divides its batch into
+NUM_PODS equal shares by rows, in order, and each share into NUM_MICROBATCHES;
+the gradients of all pods are added up, so that every pod makes the same update:
+
+  GLOBAL_BATCH_SIZE = 16, NUM_PODS = 2, NUM_MICROBATCHES = 2
+
+  pod           0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1
+  microbatch    0 0 0 0 1 1 1 1 0 0 0 0 1 1 1 1
+"""
+
+import dataclasses
+
+from palm_mtf.errors import UserError, check_choice, check_count
+
+MAX_PODS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodsConfig:
+  """The pods of a run; their number and place change speed, never results.
+
+  Attributes:
+    num_pods: pods that share a step, 1 to 8.
+    pods: where they are: "in_process", virtual devices of the client, or
+      "local_servers", processes that the client starts.
+    dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.
+      Sums are float32, of numbers that all pods have alike.
+    fingerprint_steps: steps between comparisons of all pods' variables.
+  """
+
+  num_pods: int = 1
+  pods: str = "in_process"
+  dcn_dtype: str = "float32"
+  fingerprint_steps: int = 100
+
+  def __post_init__(self):
+    check_count("NUM_PODS", self.num_pods)
+    if self.num_pods > MAX_PODS:
+      raise UserError(
+        f"NUM_PODS = {self.num_pods}: give a whole number from 1 to {MAX_PODS}."
+      )
+    check_count("FINGERPRINT_STEPS", self.fingerprint_steps)
+    check_choice("PODS", self.pods, ["in_process", "local_servers"])
+    check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

@@ -1,0 +1,52 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes between pods; pods/exchange_test.py compares them with the graph's."""
+
+import dataclasses
+
+import pytest
+
+from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.params import count_norm_scales, count_parameters
+from palm_mtf.layout import MeshLayout
+from palm_mtf.pods_config import PodsConfig
+from tests.accounting.published_sizes import PALM_8B, PALM_540B
+
+SINGLE = MeshLayout(mesh_shape="", layout="")
+TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
+
+
+def test_one_pod_sends_nothing():
+  assert dcn_bytes(PALM_8B, SINGLE, PodsConfig()) == 0
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
+@pytest.mark.parametrize(("num_pods", "pairs"), [(2, 2), (3, 6), (4, 12)])
+def test_every_pod_sends_every_gradient_to_every_other(
+  num_pods, pairs, dtype, size
+):
+  pods = PodsConfig(num_pods=num_pods, dcn_dtype=dtype)
+  numbers = count_parameters(PALM_8B) + count_norm_scales(PALM_8B)
+  loss_sums = 4 * pairs + 8 * (num_pods - 1)
+  expected = pairs * numbers * size + loss_sums
+  assert dcn_bytes(PALM_8B, SINGLE, pods) == expected
+
+
+def test_palm_540b_sends_what_its_paper_says():
+  """1.3 GB per host and step, of 768 hosts in each of two pods (PaLM 4)."""
+  from_a_host = dcn_bytes(PALM_540B, SINGLE, TWO_PODS) / 2 / 768
+  assert from_a_host / 2**30 == pytest.approx(1.31, abs=0.005)
+
+
+def test_copies_are_sent_too_and_parts_once():
+  split = MeshLayout(
+    mesh_shape="data:2,model:4",
+    layout="batch:data,heads:model,d_ff:model,vocab:model",
+  )
+  c = dataclasses.replace(PALM_8B, num_layers=1)
+  scales = 2 * c.d_model
+  key_and_value = 2 * c.d_model * c.d_kv
+  parts = count_parameters(c) - key_and_value
+  assert dcn_bytes(c, split, TWO_PODS) == (
+    2 * (2 * (2 * parts + 8 * (key_and_value + scales)) + 8 * 4) + 8
+  )
