@@ -3,11 +3,10 @@
 """Bytes that a training step sends between pods, over the data-center network.
 
 Each device sends its slice of every gradient to its counterpart in each other
-pod, once a step, and with it the weight of its tokens. The first pod, which is
-asked for the loss, receives two sums more from each other:
+pod, once a step, and with it three sums over its tokens: of their weights, nats
+and squares of log z.
 
-  bytes = pods (pods - 1) (slices DCN_DTYPE + devices float32)
-          + (pods - 1) 2 float32
+  bytes = pods (pods - 1) (slices DCN_DTYPE + devices 3 float32)
 
 where `slices` counts the numbers in all slices of one pod: those of all
 parameters, where each device has a part of its own, and more where devices have
@@ -22,6 +21,7 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.pods_config import PodsConfig
 
 _NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
+_TOKEN_SUMS = 3
 
 
 def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
@@ -37,11 +37,9 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
     math.prod(shape) * mesh.num_devices // _num_slices(dims[name], mesh)
     for name, shape in parameter_shapes(config).items()
   )
-  float32 = _NUMBER_BYTES["float32"]
   to_each = gradients * _NUMBER_BYTES[pods.dcn_dtype]
-  to_each += mesh.num_devices * float32
-  others = pods.num_pods - 1
-  return pods.num_pods * others * to_each + others * 2 * float32
+  to_each += mesh.num_devices * _TOKEN_SUMS * _NUMBER_BYTES["float32"]
+  return pods.num_pods * (pods.num_pods - 1) * to_each
 
 
 def _num_slices(dims: tuple[str, ...], mesh: MeshLayout) -> int:

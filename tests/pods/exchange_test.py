@@ -185,7 +185,5 @@ def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
 ):
   sent = crossings(mesh, pods)
   assert set(sent) == set(itertools.permutations(range(pods.num_pods), 2))
-  least = min(sent.values())
-  for (_, end), num_bytes in sent.items():
-    assert num_bytes - least == (8 if end == 0 else 0)  # two sums of losses
+  assert len(set(sent.values())) == 1
   assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods)
