@@ -298,7 +298,15 @@ def test_the_header_of_a_run_file_speaks_of_its_command(command):
   assert named <= known, "the help names macros that exist"
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+@pytest.mark.parametrize(
+  "recipe",
+  [
+    # Half a minute, and 540B is the same with more layers.
+    pytest.param(x, marks=pytest.mark.slow if x.stem == "palm_62b" else ())
+    for x in RECIPES
+  ],
+  ids=name_of,
+)
 def test_recipe_builds_its_whole_training_step_without_its_memory(recipe):
   """Forward, backward and update of all layers, lowered to TensorFlow."""
   _, settings = loaded(recipe).build()

@@ -51,8 +51,15 @@ def test_recomputing_changes_no_bit(block, attention):
     assert_same_bits(again, kept)
 
 
-def test_recomputing_changes_no_bit_where_everything_is_split():
-  mesh = mesh_layout("all over data and model", num_microbatches=2)
+@pytest.mark.parametrize(
+  "layout",
+  [
+    "batch over data",
+    pytest.param("all over data and model", marks=pytest.mark.slow),
+  ],
+)
+def test_recomputing_changes_no_bit_under_layouts_and_microbatches(layout):
+  mesh = mesh_layout(layout, num_microbatches=2)
   kept = two_steps(mesh, num_layers=1)
   again = two_steps(mesh, num_layers=1, remat="layer")
   assert_same_bits(again, kept)
