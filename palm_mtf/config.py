@@ -312,6 +312,8 @@ class RunConfig:
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued when training is done.
     sample_tokens: length of each continuation, in tokens.
+    sample_steps: steps between continuations on the way, which are kept in
+      samples.jsonl; None for none.
   """
 
   train_steps: int
@@ -327,6 +329,7 @@ class RunConfig:
   sample_tokens: int
   keep_every_steps: int | None = None
   init_checkpoint: str | None = None
+  sample_steps: int | None = None
 
   def __post_init__(self):
     for name in (
@@ -340,7 +343,8 @@ class RunConfig:
     ):
       check_count(name.upper(), getattr(self, name))
     check_count("SEED", self.seed, minimum=0)
-    self._check_keep_every_steps()
+    self._check_has_checkpoints("KEEP_EVERY_STEPS", self.keep_every_steps)
+    self._check_has_checkpoints("SAMPLE_STEPS", self.sample_steps)
     _check_text(
       "INIT_CHECKPOINT",
       self.init_checkpoint,
@@ -354,14 +358,15 @@ class RunConfig:
         f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
       )
 
-  def _check_keep_every_steps(self):
-    every, steps = self.keep_every_steps, self.checkpoint_steps
+  def _check_has_checkpoints(self, name: str, every: int | None) -> None:
+    """Raises UserError unless there is a checkpoint every so many steps."""
     if every is None:
       return
-    check_count("KEEP_EVERY_STEPS", every)
+    check_count(name, every)
+    steps = self.checkpoint_steps
     if every % steps:
       raise UserError(
-        f"KEEP_EVERY_STEPS = {every}: there is a checkpoint every "
+        f"{name} = {every}: there is a checkpoint every "
         f"CHECKPOINT_STEPS = {steps} steps; give a multiple of that, such as "
         f"{-(-every // steps) * steps}, or None."
       )

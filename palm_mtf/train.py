@@ -129,6 +129,12 @@ def train(
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
 
+  def sample(checkpoint: Checkpoint) -> list[str]:
+    """Continues the prompts, and keeps that."""
+    texts = continue_prompts(checkpoint, model, mesh, vocabulary, run)
+    keep_samples(model_dir, checkpoint.manifest.step, run.prompts, texts)
+    return texts
+
   outcome = _run_training(
     model_dir=model_dir,
     model=model,
@@ -141,15 +147,14 @@ def train(
     manifest=manifest,
     checkpoint=newest,
     unigram_entropy=entropy,
+    keep_samples=sample,
     initial_weights=initial,
   )
   if outcome.stopped_by:
     _say_stopped(outcome, model_dir)
     return
   _report(outcome.validation_loss, entropy)
-  texts = continue_prompts(outcome.checkpoint, model, mesh, vocabulary, run)
-  keep_samples(model_dir, run.train_steps, run.prompts, texts)
-  _print_texts(run.prompts, texts)
+  _print_texts(run.prompts, sample(outcome.checkpoint))
   _say_what_next(model_dir, run.train_steps)
 
 

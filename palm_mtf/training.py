@@ -10,7 +10,7 @@ run that was stopped and resumed ends with the bits of one that was not.
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
@@ -65,6 +65,7 @@ class TrainJob:
     unigram_entropy: of the validation tokens, nats a token, for the records.
     initial_weights: of another run, to start from where there is none.
     rewinds: that are later than `checkpoint`.
+    keep_samples: keeps what a checkpoint's model makes of the prompts.
   """
 
   model_dir: str
@@ -78,6 +79,7 @@ class TrainJob:
   manifest: Manifest
   checkpoint: Checkpoint | None
   unigram_entropy: float
+  keep_samples: Callable[[Checkpoint], object]
   initial_weights: NamedWeights | None = None
   rewinds: Sequence[Rewind] = ()
 
@@ -263,6 +265,9 @@ class _Loop:
         self._log(values)
       if self._step % run.checkpoint_steps == 0:
         self._save()
+      if run.sample_steps and not is_last and not self._step % run.sample_steps:
+        self._watchdog.expect_slow()
+        self._job.keep_samples(self._writer.wait())
     if self._step != self._writer.step:  # the last step, or a signal came
       self._save()
     newest = self._writer.wait()
