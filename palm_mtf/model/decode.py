@@ -1,0 +1,381 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The model one token at a time, against a cache of keys and values.
+
+`prefill` reads a prompt in one pass and returns its keys and values; `step`
+reads one more token of every row and adds to them. Rows may stand at different
+positions, and see nothing of each other. Both compute what model/palm.py does,
+of the same variables, in the same layouts: each is a few functions of whole
+slices between products, with the all-reduces of a split layout between them.
+
+  keys, values   [batch, memory_length, d_kv]          multi-query
+                 [batch, heads, memory_length, d_kv]   multi-head
+
+In multi-query attention that is 2 num_layers d_kv numbers a position. Products
+are in products.py, the weights in decode_weights.py.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.config import PalmConfig
+from palm_mtf.model.attention import slice_functions
+from palm_mtf.model.decode_weights import DecodeWeights, product_parts
+from palm_mtf.model.dims import Dims
+from palm_mtf.model.layers import (
+  gated,
+  local_embedding,
+  normalized,
+  sines_and_cosines,
+  turned,
+)
+from palm_mtf.model.products import product
+from palm_mtf.whole_slice import slice_offset, split_axes
+
+LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+  """Keys and values of every layer; see the module's docstring.
+
+  Attributes:
+    keys: of every layer, laid out.
+    values: the same.
+  """
+
+  keys: list[LaidOut]
+  values: list[LaidOut]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Widths:
+  """What one device's slice of a product is made of.
+
+  Attributes:
+    heads: of the queries.
+    d_kv: numbers in one head.
+    is_shared: whether all heads have one key and one value.
+    joins: whether heads and the MLP's hidden layer meet the same product.
+  """
+
+  heads: int
+  d_kv: int
+  is_shared: bool
+  joins: bool
+
+  def parts(self, wide: tf.Tensor) -> list[tf.Tensor]:
+    """Splits [..., q k v wi_gate wi], or the first three of them."""
+    kv = self.d_kv if self.is_shared else self.heads * self.d_kv
+    sizes = [self.heads * self.d_kv, kv, kv]
+    rest = wide.shape[-1] - sum(sizes)
+    sizes += [rest // 2] * 2 if rest else []
+    return tf.split(wide, sizes, -1)
+
+  def for_products(self, *branches: tf.Tensor) -> list[tf.Tensor]:
+    """Returns heads, and the hidden layer if given: joined, or as they are."""
+    return [tf.concat(branches, -1)] if self.joins else list(branches)
+
+
+@fused
+def _norm(x, scale, centered):
+  return tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+
+
+@fused
+def _add_and_norm(x, out, scale, centered):
+  x += out
+  return x, tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+
+
+@fused
+def _swiglu(wide):
+  return gated(*tf.split(wide, 2, -1))
+
+
+@fused
+def _prompt_parts(wide, sin, cos, widths):
+  """Returns q, k and v, turned, and the MLP's hidden layer if it is there.
+
+  `wide` is [batch, length, q k v ...]; k and v have `heads` in multi-head.
+  """
+  q, k, v, *mlp = widths.parts(wide)
+  shape = [*wide.shape[:2], -1, widths.d_kv]
+  sin, cos = sin[:, tf.newaxis], cos[:, tf.newaxis]
+  q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
+  q, k = turned(q, sin, cos), turned(k, sin, cos)
+  if widths.is_shared:
+    k, v = k[:, :, 0], v[:, :, 0]
+  return (q, k, v, gated(*mlp)) if mlp else (q, k, v)
+
+
+@fused
+def _attend_to_cache(wide, keys, values, position, sin, cos, widths):
+  """Returns what one token of each row makes of the tokens before it.
+
+  Args:
+    wide: [rows, q k v ...].
+    keys: of one layer, before this token.
+    values: the same.
+    position: [rows], int32: how many tokens there are before.
+    sin: [rows, d_kv / 2], float32, of the position.
+    cos: the same.
+    widths: static.
+
+  Returns:
+    What the next products read, and the new key and value, [rows, (heads,)
+    d_kv].
+  """
+  q, k, v, *mlp = widths.parts(wide)
+  shape = [wide.shape[0], -1, widths.d_kv]
+  q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
+  sin, cos = sin[:, tf.newaxis], cos[:, tf.newaxis]
+  q, k = turned(q, sin, cos), turned(k, sin, cos)
+  memory = "bmk" if widths.is_shared else "bhmk"
+  # float32: the sums of the softmax, and the weights that bfloat16 would bend.
+  q_, k_, v_, keys, values = (
+    tf.cast(each, tf.float32) for each in (q, k, v, keys, values)
+  )
+  q_ *= widths.d_kv**-0.5
+  before = tf.einsum(f"bhk,{memory}->bhm", q_, keys)
+  own = tf.reduce_sum(q_ * k_, -1, keepdims=True)  # broadcast over heads
+  memory_length = keys.shape[-2]
+  visible = tf.range(memory_length) < position[:, tf.newaxis, tf.newaxis]
+  before = tf.where_v2(visible, before, before.dtype.min)
+  top = tf.maximum(tf.reduce_max(before, -1, keepdims=True), own)
+  before, own = tf.exp(before - top), tf.exp(own - top)
+  out = tf.einsum(f"bhm,{memory}->bhk", before, values) + own * v_
+  out /= tf.reduce_sum(before, -1, keepdims=True) + own
+  out = tf.reshape(tf.cast(out, wide.dtype), [wide.shape[0], -1])
+  if widths.is_shared:
+    k, v = k[:, 0], v[:, 0]
+  return (*widths.for_products(out, *([gated(*mlp)] if mlp else [])), k, v)
+
+
+class Decoder:
+  """Prefill and step of one model on one mesh; builds graph, keeps no state."""
+
+  def __init__(
+    self,
+    mesh_impl: mtf.MeshImpl,
+    config: PalmConfig,
+    dims: Dims,
+    weights: DecodeWeights,
+  ):
+    """Readies what all calls share.
+
+    Args:
+      mesh_impl: devices and layout.
+      config: the architecture.
+      dims: its dimensions; those of batch and length are not read.
+      weights: of `make_weights`.
+    """
+    self._impl = mesh_impl
+    self._config = config
+    self._dims = dims
+    self._weights = weights
+    self._dtype = tf.as_dtype(config.activation_dtype)
+    self._centered = config.norm == "layer_norm"
+    self._widths = _Widths(
+      heads=self._impl.slice_shape(mtf.Shape([dims.heads]))[0],
+      d_kv=config.d_kv,
+      is_shared=config.attention == "multi_query",
+      joins="out" in product_parts(mesh_impl, config, dims),
+    )
+
+  def cache_shape(self, rows: int, memory_length: int) -> list[int]:
+    """Returns the shape of one layer's keys on one device."""
+    heads = [] if self._widths.is_shared else [self._widths.heads]
+    return [rows, *heads, memory_length, self._config.d_kv]
+
+  def prefill(
+    self, tokens: LaidOut, memory_length: int
+  ) -> tuple[LaidOut, Cache]:
+    """Reads prompts in one pass.
+
+    Args:
+      tokens: [batch, length], int32; what follows a row's prompt is not seen
+        by it, and its keys and values are written over by `step`.
+      memory_length: positions that the cache is made for, at least `length`.
+
+    Returns:
+      What `logits` takes, [batch, length, d_model], and the cache.
+    """
+    rows, length = tokens.tensor_list[0].shape
+    cache = Cache([], [])
+    sin, cos = (
+      tf.constant(x) for x in sines_and_cosines(length, self._config.d_kv)
+    )
+    is_shared = self._widths.is_shared
+    attend, _ = slice_functions(
+      "bmk" if is_shared else "bmhk", self._config.d_kv
+    )
+
+    def stored(x):
+      if not is_shared:
+        x = tf.transpose(x, [0, 2, 1, 3])
+      free = memory_length - length
+      before = [[0, 0]] * (x.shape.rank - 2)
+      return tf.pad(x, [*before, [0, free], [0, 0]])
+
+    def attention(layer, wide):
+      del layer
+
+      def read(wide):
+        wide = tf.reshape(wide, [rows, length, -1])
+        q, k, v, *hidden = _prompt_parts(wide, sin, cos, self._widths)
+        out, _ = attend(q, k, v)
+        flat = [tf.reshape(x, [rows * length, -1]) for x in (out, *hidden)]
+        return (*self._widths.for_products(*flat), stored(k), stored(v))
+
+      *out, keys, values = self._impl.slicewise(read, wide)
+      cache.keys.append(keys)
+      cache.values.append(values)
+      return out
+
+    flat = self._impl.slicewise(lambda x: tf.reshape(x, [-1]), tokens)
+    y = self._blocks(self._embed(flat), attention, packed=False)
+    return (
+      self._impl.slicewise(lambda y: tf.reshape(y, [rows, length, -1]), y),
+      cache,
+    )
+
+  def step(
+    self, tokens: LaidOut, position: LaidOut, cache: Cache
+  ) -> tuple[LaidOut, Cache]:
+    """Reads one token of every row.
+
+    Args:
+      tokens: [batch], int32.
+      position: [batch], int32: the place of each, from 0.
+      cache: of the tokens before.
+
+    Returns:
+      The logits of the next token, [batch, vocab], activation dtype, whole on
+      every device that has the row; and the cache with this token.
+    """
+    memory_length = cache.keys[0].tensor_list[0].shape[-2]
+    tables = sines_and_cosines(memory_length, self._config.d_kv)
+    sin, cos = self._impl.slicewise(
+      lambda position: tuple(tf.gather(table, position) for table in tables),
+      position,
+    )
+    after = Cache([], [])
+
+    def attention(layer, wide):
+      def read(wide, keys, values, position, sin, cos):
+        *out, k, v = _attend_to_cache(
+          wide, keys, values, position, sin, cos, self._widths
+        )
+        place = _places(position, keys.shape)
+        # Once nothing reads the cache any more it is updated in place.
+        with tf.control_dependencies(out):
+          keys = tf.tensor_scatter_nd_update(keys, place, k)
+          values = tf.tensor_scatter_nd_update(values, place, v)
+        return (*out, keys, values)
+
+      *out, keys, values = self._impl.slicewise(
+        read, wide, cache.keys[layer], cache.values[layer], position, sin, cos
+      )
+      after.keys.append(keys)
+      after.values.append(values)
+      return out
+
+    y = self._blocks(self._embed(tokens), attention, packed=True)
+    return self.logits(y, packed=True), after
+
+  def logits(self, y: LaidOut, *, packed: bool = False) -> LaidOut:
+    """Returns the logits of [batch, d_model]; see `step`.
+
+    Args:
+      y: rows of what `prefill` returns.
+      packed: as in `product`.
+    """
+    logits = self._product(y, self._weights.to_logits, packed)
+    for axis in split_axes(self._impl, [self._dims.vocab]):
+      logits = self._impl.allconcat(logits, axis, 1)  # all-gather
+    return logits
+
+  def _embed(self, tokens: LaidOut) -> LaidOut:
+    x = self._impl.slicewise(
+      local_embedding,
+      slice_offset(self._impl, self._dims.vocab),
+      self._impl.slicewise(lambda v: v.value(), self._weights.table),
+      tokens,
+    )
+    return self._sum(x, self._dims.vocab)
+
+  def _sum(self, x: LaidOut, dim: mtf.Dimension) -> LaidOut:
+    """All-reduces over the axis of `dim`, if it is split."""
+    axes = split_axes(self._impl, [dim])
+    return self._impl.allreduce(x, axes, "SUM") if axes else x
+
+  def _product(self, x: LaidOut, kernel: LaidOut, packed: bool) -> LaidOut:
+    return self._impl.slicewise(
+      lambda x, kernel: product(x, kernel, self._dtype, packed=packed),
+      x,
+      kernel,
+    )
+
+  def _blocks(
+    self, x: LaidOut, attention: Callable[..., list[LaidOut]], *, packed: bool
+  ) -> LaidOut:
+    """Runs all blocks and the final norm on [rows, d_model].
+
+    Args:
+      x: embedded tokens.
+      attention: (layer, the first product) -> what `for_products` returns.
+      packed: as in `product`.
+    """
+    scales = iter(self._weights.scales)
+
+    def read(scale):
+      return self._impl.slicewise(lambda v: v.value(), scale)
+
+    def after(x, out):
+      return self._impl.slicewise(
+        lambda *xs: _add_and_norm(*xs, self._centered),
+        x,
+        out,
+        read(next(scales)),
+      )
+
+    y = self._impl.slicewise(
+      lambda *xs: _norm(*xs, self._centered), x, read(next(scales))
+    )
+    for layer, kernels in enumerate(self._weights.kernels):
+
+      def out_of(y, name, dim, kernels=kernels):
+        return self._sum(self._product(y, kernels[name], packed), dim)
+
+      if self._config.block == "serial":
+        (heads,) = attention(layer, self._product(y, kernels["qkv"], packed))
+        x, y = after(x, out_of(heads, "o", self._dims.heads))
+        wide = self._product(y, kernels["wi"], packed)
+        hidden = self._impl.slicewise(_swiglu, wide)
+        x, y = after(x, out_of(hidden, "wo", self._dims.d_ff))
+        continue
+      branches = attention(layer, self._product(y, kernels["into"], packed))
+      if self._widths.joins:
+        out = out_of(branches[0], "out", self._dims.d_ff)
+      else:
+        heads, hidden = branches
+        out = self._impl.slicewise(
+          tf.add,
+          out_of(heads, "o", self._dims.heads),
+          out_of(hidden, "wo", self._dims.d_ff),
+        )
+      x, y = after(x, out)
+    return y
+
+
+def _places(position: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+  """Returns where in a cache each row's token goes: [rows, (heads,) rank]."""
+  rows, *heads, _, _ = shape
+  row = tf.range(rows)
+  if not heads:
+    return tf.stack([row, position], -1)
+  grid = tf.meshgrid(row, tf.range(heads[0]), indexing="ij")
+  at = tf.broadcast_to(position[:, tf.newaxis], [rows, heads[0]])
+  return tf.stack([*grid, at], -1)

@@ -1,0 +1,105 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products with weights that do not change any more, as decoding needs them.
+
+One token a step reads every weight for a handful of multiplications: what
+counts is the bytes of the weights and that they are read in one stream. On CPUs
+oneDNN keeps its own packed copy of each (`packed_matmul`); elsewhere these are
+plain products.
+
+  float weights   y = x w
+  int8 weights    y = s_x round(x / s_x) round(w / s_w) s_w
+
+with a scale s_w for each output channel, as in PaLM's published inference code,
+and one s_x for each row of x, taken when it is there: products of int8 numbers
+are several times as fast as those of others, and their sums are exact. A row's
+result does not depend on the other rows.
+"""
+
+import dataclasses
+
+from palm_mtf._tf import fused, has_kernel, int8_matmul, packed_matmul, tf
+
+_LARGEST = 127.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+  """A weight on one device.
+
+  Attributes:
+    value: [inner, outer], activation dtype or int8.
+    scale: [outer], float32, of int8 numbers; None of others.
+  """
+
+  value: tf.Variable
+  scale: tf.Variable | None = None
+
+  @property
+  def variables(self) -> list[tf.Variable]:
+    """What has to be initialized."""
+    return [self.value] if self.scale is None else [self.value, self.scale]
+
+
+def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
+  """Makes variables whose first value is `w`, [inner, outer] float32."""
+
+  def variable(value, suffix=""):
+    return tf.Variable(
+      value, trainable=False, use_resource=True, name=name + suffix
+    )
+
+  if dtype != tf.int8:
+    return Kernel(variable(tf.cast(w, dtype)))
+  numbers, scale = _to_int8(w, axis=0)
+  return Kernel(variable(numbers), variable(scale[0], "_scale"))
+
+
+def _to_int8(x, axis):
+  """Returns round(x / scale), int8, and the scale along `axis`, float32."""
+  x = tf.cast(x, tf.float32)
+  largest = tf.reduce_max(tf.abs(x), axis, keepdims=True)
+  scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
+  return tf.cast(tf.round(x / scale), tf.int8), scale
+
+
+@fused
+def _rows_to_int8(x):
+  return _to_int8(x, axis=1)
+
+
+@fused
+def _scaled(y, scale, dtype):
+  return tf.cast(y * scale, dtype)
+
+
+def product(
+  x: tf.Tensor, kernel: Kernel, dtype: tf.DType, *, packed: bool
+) -> tf.Tensor:
+  """Returns x kernel.
+
+  Args:
+    x: [rows, inner], activation dtype.
+    kernel: on the device of x.
+    dtype: of the result.
+    packed: whether a packed copy of the weights is kept, for many products.
+
+  Returns:
+    [rows, outer], `dtype`.
+  """
+  on_cpu = "gpu" not in x.device.lower()
+  if kernel.scale is None:
+    w = kernel.value.value()
+    # One float32 row is the one product that needs no packing to be fast.
+    packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
+    if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):
+      return packed_matmul(x, w)
+    return tf.matmul(x, w)
+  numbers, scale = _rows_to_int8(x)
+  w, w_scale = kernel.value.value(), kernel.scale.value()
+  if on_cpu and has_kernel("_QuantizedMatMul"):
+    y = int8_matmul(numbers, w, w_scale, packed=packed)
+  else:
+    y = tf.matmul(*(tf.cast(each, tf.float32) for each in (numbers, w)))
+    y *= w_scale
+  return _scaled(y, scale, dtype)
