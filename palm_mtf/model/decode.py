@@ -175,6 +175,7 @@ class Decoder:
     self._config = config
     self._dims = dims
     self._weights = weights
+    self.num_layers = config.num_layers
     self._dtype = tf.as_dtype(config.activation_dtype)
     self._centered = config.norm == "layer_norm"
     self._widths = _Widths(
