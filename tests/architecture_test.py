@@ -22,7 +22,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-PURE = {"accounting", "batch_sizes", "config", "errors", "layout", "skips"}
+PURE = {
+  "accounting",
+  "batch_sizes",
+  "config",
+  "decode_config",
+  "errors",
+  "layout",
+  "skips",
+}
 # What every other part of the graph layer stands on.
 FOUNDATION = {"_tf", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
@@ -34,6 +42,7 @@ MAY_IMPORT = {
   "batch_sizes": {"errors"},
   "skips": {"batch_sizes", "errors"},
   "config": {"batch_sizes", "errors", "skips"},
+  "decode_config": {"errors"},
   "layout": {"config", "errors"},
   "accounting": PURE,
   "_tf": set(),

@@ -95,7 +95,9 @@ def advance(
   living, tokens, scores, ended, is_over = state
   prompts, beams = living.shape
   vocab = logits.shape[-1]
-  log_p = tf.reshape(_log_shares(logits, settings.num_tokens), [prompts, beams, -1])
+  log_p = tf.reshape(
+    _log_shares(logits, settings.num_tokens), [prompts, beams, -1]
+  )
   log_p = tf.reshape(log_p + living[..., tf.newaxis], [prompts, beams * vocab])
   # As many as could end, and NUM_BEAMS that do not.
   best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))

@@ -16,7 +16,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.products import Kernel, make_kernel
+from palm_mtf.model.products import make_kernel
 from palm_mtf.variables import Fill, sliced_variable
 from palm_mtf.whole_slice import split_axes
 
@@ -149,8 +149,8 @@ def make_weights(
       scales.append(scale(f"{name}/mlp_norm"))
     kernels.append(
       {
-        product: joined([f"{name}/{x}" for x in names], axis, f"{name}/{product}")
-        for product, (names, axis) in parts.items()
+        key: joined([f"{name}/{x}" for x in names], axis, f"{name}/{key}")
+        for key, (names, axis) in parts.items()
       }
     )
   scales.append(scale("final_norm", config.d_model**-0.5))

@@ -72,7 +72,9 @@ def _likely_enough(shares, top_k, top_p):
   return shares
 
 
-def _penalized(logits, seen, penalty):
+def _penalized(logits, seen, config, num_tokens):
+  logits = allowed(logits, num_tokens)
+  penalty = config.repetition_penalty
   if penalty == 1:
     return logits
   less = tf.where_v2(logits > 0, logits / penalty, logits * penalty)
@@ -93,7 +95,7 @@ def allowed(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
 
 @fused
 def _shares(logits, seen, config, num_tokens):
-  logits = _penalized(allowed(logits, num_tokens), seen, config.repetition_penalty)
+  logits = _penalized(logits, seen, config, num_tokens)
   logits /= config.temperature
   shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
   return _likely_enough(shares, config.top_k, config.top_p)
@@ -101,7 +103,7 @@ def _shares(logits, seen, config, num_tokens):
 
 @fused
 def _likeliest(logits, seen, config, num_tokens):
-  logits = _penalized(allowed(logits, num_tokens), seen, config.repetition_penalty)
+  logits = _penalized(logits, seen, config, num_tokens)
   return tf.argmax(logits, -1, output_type=tf.int32)
 
 

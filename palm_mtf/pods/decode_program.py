@@ -6,11 +6,11 @@
 `advance` goes on, token by token in one tf.while_loop, to a given length or
 until every row has ended. In between the state lies in variables, so that what
 is there may be shown. Rows of one prompt are neighbours: NUM_SAMPLES or
-NUM_BEAMS of them. How tokens are chosen is in model/draw.py and model/beam.py.
+NUM_BEAMS of them. How tokens are chosen is in choosing.py.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import PalmConfig
@@ -18,11 +18,10 @@ from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
-from palm_mtf.model import beam
 from palm_mtf.model.decode import Cache, Decoder, LaidOut
 from palm_mtf.model.decode_weights import checkpoint_variables, make_weights
 from palm_mtf.model.dims import model_dims
-from palm_mtf.model.draw import next_tokens
+from palm_mtf.pods.choosing import BatchSizes, Beams, Sampling, repeat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,7 @@ class DecodeModel:
     slices: of every variable of a checkpoint, by its name: restore them, and
       run `prepare`.
     prepare: makes of them what decoding reads. They may not change afterwards.
+    release: frees them; they are not needed any more.
   """
 
   config: PalmConfig
@@ -43,6 +43,7 @@ class DecodeModel:
   decoder: Decoder
   slices: dict[str, list[Slice]]
   prepare: tf.Operation
+  release: tf.Operation
 
 
 def build_decode_model(
@@ -72,31 +73,14 @@ def build_decode_model(
     decoder=Decoder(placement, config, dims, weights),
     slices=slices,
     prepare=weights.initialize,
+    release=tf.group(
+      [
+        tf.raw_ops.DestroyResourceOp(resource=each.handle)
+        for parts in variables.values()
+        for each in parts
+      ]
+    ),
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchSizes:
-  """Sizes of one batch of prompts.
-
-  Attributes:
-    num_prompts: divisible by the mesh axis of `batch`.
-    prompt_tokens: of the longest prompt, the token before the text counted.
-    max_tokens: of a continuation.
-    num_tokens: pieces of the vocabulary.
-    eod_id: ends a continuation.
-  """
-
-  num_prompts: int
-  prompt_tokens: int
-  max_tokens: int
-  num_tokens: int
-  eod_id: int
-
-  @property
-  def memory_length(self) -> int:
-    """Positions of the cache: the last token is never read."""
-    return self.prompt_tokens + self.max_tokens - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,103 +112,6 @@ class DecodeProgram:
   num_done: tf.Tensor
   is_over: tf.Tensor
   scores: tf.Tensor | None
-
-
-class _Sampling:
-  """Chooses tokens of rows that know nothing of each other.
-
-  The state of a device: tokens [rows, max_tokens], whether a row has ended
-  [rows], and the tokens it has, [rows, vocab], where that is asked for.
-  """
-
-  def __init__(self, config: DecodeConfig, sizes: BatchSizes):
-    self._config = config
-    self._sizes = sizes
-
-  def first_state(self, prompts, lengths, vocab_size):
-    """Returns the state before the first token."""
-    num_prompts, length = prompts.shape
-    rows = num_prompts * self._config.num_samples
-    tokens = tf.fill([rows, self._sizes.max_tokens], self._sizes.eod_id)
-    state = [tokens, tf.fill([rows], False)]
-    if self._config.repetition_penalty != 1:
-      place = tf.range(length)
-      is_text = (place > 0) & (place < lengths[:, tf.newaxis])
-      row = tf.broadcast_to(
-        tf.range(num_prompts)[:, tf.newaxis], prompts.shape
-      )
-      counts = tf.scatter_nd(
-        tf.stack([row, prompts], -1),
-        tf.cast(is_text, tf.int32),
-        [num_prompts, vocab_size],
-      )
-      state.append(_repeat(counts > 0, self._config.num_samples))
-    return state
-
-  def choose(self, logits, place, key, *state):
-    """Returns the next token of each row, no other order, and the state."""
-    tokens, is_over, *seen = state
-    token = next_tokens(
-      logits,
-      seen[0] if seen else tf.constant(False),
-      key,
-      place,
-      self._config,
-      self._sizes.num_tokens,
-    )
-    token = tf.where_v2(is_over, self._sizes.eod_id, token)
-    at = tf.equal(tf.range(tokens.shape[1]), place)
-    tokens = tf.where_v2(at, token[:, tf.newaxis], tokens)
-    is_over |= tf.equal(token, self._sizes.eod_id)
-    if seen:
-      seen[0] |= tf.one_hot(token, seen[0].shape[1], True, False, dtype=tf.bool)
-    return (token, tokens, is_over, *seen)
-
-  def results(self, state):
-    """Returns tokens, and whether each row has ended."""
-    return state[0], state[1], None
-
-
-class _Beams:
-  """Chooses tokens of the rows of a beam search; the state is model/beam.py's.
-
-  Another row's prefix may become a row's own: `choose` says which.
-  """
-
-  def __init__(self, config: DecodeConfig, sizes: BatchSizes):
-    self._settings = beam.BeamSettings(
-      num_beams=config.num_beams,
-      length_penalty=config.length_penalty,
-      max_tokens=sizes.max_tokens,
-      eod_id=sizes.eod_id,
-      num_tokens=sizes.num_tokens,
-    )
-
-  def first_state(self, prompts, lengths, vocab_size):
-    """Returns the state before the first token."""
-    del lengths, vocab_size
-    return beam.first_state(prompts.shape[0], self._settings)
-
-  def choose(self, logits, place, key, *state):
-    """Returns the next token, the row that each goes on from, the state."""
-    del key
-    state, token, rows = beam.advance(state, logits, place, self._settings)
-    return (token, *state, rows)
-
-  def results(self, state):
-    """Returns tokens, whether each search is over, and scores."""
-    _, _, scores, tokens, is_over = state
-    beams = scores.shape[1]
-    return (
-      tf.reshape(tokens, [-1, tokens.shape[-1]]),
-      _repeat(is_over, beams),
-      tf.reshape(scores, [-1]),
-    )
-
-
-def _repeat(x: tf.Tensor, times: int) -> tf.Tensor:
-  """Repeats each row, and puts the copies side by side."""
-  return x if times == 1 else tf.repeat(x, times, axis=0)
 
 
 def build_decode_program(
@@ -273,9 +160,7 @@ class _Loop:
     self._vocab_size = model.config.vocab_size
     self._sizes = sizes
     self._rows = decode.rows_per_prompt
-    self._chooser = (_Beams if decode.num_beams > 1 else _Sampling)(
-      decode, sizes
-    )
+    self._chooser = (Beams if decode.num_beams > 1 else Sampling)(decode, sizes)
     self.place = _variable(tf.constant(0), "place")
     # Of every device: what stays, and what a step changes. Set by `start`.
     self._fixed: list[LaidOut] = []
@@ -299,7 +184,7 @@ class _Loop:
       lengths,
     )
     logits, lengths, *cached = (
-      self._impl.slicewise(lambda x: _repeat(x, self._rows), x)
+      self._impl.slicewise(lambda x: repeat(x, self._rows), x)
       for x in (
         self._decoder.logits(last),
         lengths,
