@@ -122,26 +122,24 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
     [rows, outer], the same dtype.
   """
   value = attr_value_pb2.AttrValue
-  product = (
-    ops.get_default_graph()
-    ._create_op_internal(
-      "_MklNativeFusedMatMul",
-      [x, w, tf.zeros([w.shape[1]], x.dtype)],  # it has no form without a bias
-      [x.dtype],
-      attrs={
-        "T": value(type=x.dtype.as_datatype_enum),
-        "num_args": value(i=1),
-        "is_filter_const": value(b=True),
-        "transpose_a": value(b=False),
-        "transpose_b": value(b=False),
-        "fused_ops": value(list=value.ListValue(s=[b"BiasAdd"])),
-        "epsilon": value(f=0.0),
-        "leakyrelu_alpha": value(f=0.0),
-        "_kernel": value(s=b"MklNameChangeOp"),
-      },
-    )
-    .outputs[0]
+  operation = ops.get_default_graph()._create_op_internal(
+    "_MklNativeFusedMatMul",
+    [x, w, tf.zeros([w.shape[1]], x.dtype)],  # it has no form without a bias
+    [x.dtype],
+    attrs={
+      "T": value(type=x.dtype.as_datatype_enum),
+      "num_args": value(i=1),
+      "is_filter_const": value(b=True),
+      "transpose_a": value(b=False),
+      "transpose_b": value(b=False),
+      "fused_ops": value(list=value.ListValue(s=[b"BiasAdd"])),
+      "epsilon": value(f=0.0),
+      "leakyrelu_alpha": value(f=0.0),
+      "_kernel": value(s=b"MklNameChangeOp"),
+    },
+    name="packed_matmul",
   )
+  (product,) = operation.outputs
   product.set_shape([x.shape[0], w.shape[1]])
   return product
 
@@ -170,35 +168,33 @@ def int8_matmul(
 
   # The range of a number stands for its scale: 127 of them.
   largest = 127.0 * w_scale
-  product = (
-    ops.get_default_graph()
-    ._create_op_internal(
-      "_QuantizedMatMul",
-      [
-        tf.bitcast(x, tf.qint8),
-        tf.bitcast(w, tf.qint8),
-        tf.zeros_like(w_scale),
-        *(tf.constant(-127.0), tf.constant(127.0), -largest, largest),
-      ],
-      [tf.float32],
-      attrs={
-        "Tdevice_inputs": type_list("qint8", "qint8", "float32"),
-        "Thost_inputs": type_list(*["float32"] * 4),
-        "Tdevice_outputs": type_list("float32"),
-        "Thost_outputs": type_list(),
-        **{x: value(type=types["qint8"]) for x in ("T1", "T2")},
-        **{x: value(type=types["float32"]) for x in ("Tbias", "U", "Tout")},
-        **{x: value(b=False) for x in ("transpose_a", "transpose_b")},
-        "is_weight_const": value(b=packed),
-        "is_bias_const": value(b=packed),
-        "fused_ops": value(list=value.ListValue(s=[b"BiasAdd", b"Dequantize"])),
-        "input_quant_mode": value(s=b"SCALED"),
-        "output_quant_mode": value(s=b"SCALED"),
-        "leakyrelu_alpha": value(f=0.0),
-      },
-    )
-    .outputs[0]
+  operation = ops.get_default_graph()._create_op_internal(
+    "_QuantizedMatMul",
+    [
+      tf.bitcast(x, tf.qint8),
+      tf.bitcast(w, tf.qint8),
+      tf.zeros_like(w_scale),
+      *(tf.constant(-127.0), tf.constant(127.0), -largest, largest),
+    ],
+    [tf.float32],
+    attrs={
+      "Tdevice_inputs": type_list("qint8", "qint8", "float32"),
+      "Thost_inputs": type_list(*["float32"] * 4),
+      "Tdevice_outputs": type_list("float32"),
+      "Thost_outputs": type_list(),
+      **{x: value(type=types["qint8"]) for x in ("T1", "T2")},
+      **{x: value(type=types["float32"]) for x in ("Tbias", "U", "Tout")},
+      **{x: value(b=False) for x in ("transpose_a", "transpose_b")},
+      "is_weight_const": value(b=packed),
+      "is_bias_const": value(b=packed),
+      "fused_ops": value(list=value.ListValue(s=[b"BiasAdd", b"Dequantize"])),
+      "input_quant_mode": value(s=b"SCALED"),
+      "output_quant_mode": value(s=b"SCALED"),
+      "leakyrelu_alpha": value(f=0.0),
+    },
+    name="int8_matmul",
   )
+  (product,) = operation.outputs
   product.set_shape([x.shape[0], w.shape[1]])
   return product
 

@@ -16,6 +16,7 @@ are in products.py, the weights in decode_weights.py.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from palm_mtf._tf import fused, mtf, tf
@@ -30,7 +31,7 @@ from palm_mtf.model.layers import (
   sines_and_cosines,
   turned,
 )
-from palm_mtf.model.products import product
+from palm_mtf.model.products import largest_numbers, product
 from palm_mtf.whole_slice import slice_offset, split_axes
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
@@ -87,6 +88,16 @@ def _norm(x, scale, centered):
 def _add_and_norm(x, out, scale, centered):
   x += out
   return x, tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+
+
+@fused
+def _largest(x):
+  return largest_numbers(x, 1)
+
+
+@fused
+def _largest_of(*xs):
+  return functools.reduce(tf.maximum, xs)
 
 
 @fused
@@ -175,6 +186,7 @@ class Decoder:
     self._config = config
     self._dims = dims
     self._weights = weights
+    self._is_int8 = weights.is_int8
     self.num_layers = config.num_layers
     self._dtype = tf.as_dtype(config.activation_dtype)
     self._centered = config.norm == "layer_norm"
@@ -305,19 +317,47 @@ class Decoder:
       self._impl.slicewise(lambda v: v.value(), self._weights.table),
       tokens,
     )
-    return self._sum(x, self._dims.vocab)
+    return self._all(x, self._dims.vocab, "SUM")
 
-  def _sum(self, x: LaidOut, dim: mtf.Dimension) -> LaidOut:
+  def _all(self, x: LaidOut, dim: mtf.Dimension, reduction: str) -> LaidOut:
     """All-reduces over the axis of `dim`, if it is split."""
     axes = split_axes(self._impl, [dim])
-    return self._impl.allreduce(x, axes, "SUM") if axes else x
+    return self._impl.allreduce(x, axes, reduction) if axes else x
 
-  def _product(self, x: LaidOut, kernel: LaidOut, packed: bool) -> LaidOut:
-    return self._impl.slicewise(
-      lambda x, kernel: product(x, kernel, self._dtype, packed=packed),
-      x,
-      kernel,
-    )
+  def _product(
+    self, x: LaidOut, kernel: LaidOut, packed: bool, *largest: LaidOut
+  ) -> LaidOut:
+    def multiply(x, kernel, largest=None):
+      return product(x, kernel, self._dtype, packed=packed, largest=largest)
+
+    return self._impl.slicewise(multiply, x, kernel, *largest)
+
+  def _branches_end(
+    self, kernels: dict[str, LaidOut], packed: bool, **branches: LaidOut
+  ) -> LaidOut:
+    """Returns what branches add to the residual stream, [rows, d_model].
+
+    Args:
+      kernels: of one layer.
+      packed: as in `product`.
+      **branches: what the products named so read: "o" and "wo", or "out".
+    """
+    dims = {"o": self._dims.heads, "wo": self._dims.d_ff}
+    dims["out"] = dims["wo"]  # split alike, or it would not be one
+    largest = []
+    if self._is_int8:  # one scale for the whole sum, in every layout
+      found = [
+        self._all(self._impl.slicewise(_largest, x), dims[name], "MAX")
+        for name, x in branches.items()
+      ]
+      largest.append(self._impl.slicewise(_largest_of, *found))
+    ends = [
+      self._all(
+        self._product(x, kernels[name], packed, *largest), dims[name], "SUM"
+      )
+      for name, x in branches.items()
+    ]
+    return ends[0] if len(ends) == 1 else self._impl.slicewise(tf.add, *ends)
 
   def _blocks(
     self, x: LaidOut, attention: Callable[..., list[LaidOut]], *, packed: bool
@@ -346,28 +386,16 @@ class Decoder:
       lambda *xs: _norm(*xs, self._centered), x, read(next(scales))
     )
     for layer, kernels in enumerate(self._weights.kernels):
-
-      def out_of(y, name, dim, kernels=kernels):
-        return self._sum(self._product(y, kernels[name], packed), dim)
-
+      end = functools.partial(self._branches_end, kernels, packed)
       if self._config.block == "serial":
         (heads,) = attention(layer, self._product(y, kernels["qkv"], packed))
-        x, y = after(x, out_of(heads, "o", self._dims.heads))
+        x, y = after(x, end(o=heads))
         wide = self._product(y, kernels["wi"], packed)
-        hidden = self._impl.slicewise(_swiglu, wide)
-        x, y = after(x, out_of(hidden, "wo", self._dims.d_ff))
+        x, y = after(x, end(wo=self._impl.slicewise(_swiglu, wide)))
         continue
       branches = attention(layer, self._product(y, kernels["into"], packed))
-      if self._widths.joins:
-        out = out_of(branches[0], "out", self._dims.d_ff)
-      else:
-        heads, hidden = branches
-        out = self._impl.slicewise(
-          tf.add,
-          out_of(heads, "o", self._dims.heads),
-          out_of(hidden, "wo", self._dims.d_ff),
-        )
-      x, y = after(x, out)
+      names = ["out"] if self._widths.joins else ["o", "wo"]
+      x, y = after(x, end(**dict(zip(names, branches, strict=True))))
     return y
 
 

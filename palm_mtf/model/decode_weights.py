@@ -10,13 +10,14 @@ the embedding are never int8.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.products import make_kernel
+from palm_mtf.model.products import largest_numbers, make_kernel
 from palm_mtf.variables import Fill, sliced_variable
 from palm_mtf.whole_slice import split_axes
 
@@ -63,6 +64,7 @@ class DecodeWeights:
       "out" as "o" and "wo" where it cannot be one; "qkv", "o", "wi" and "wo"
       of the serial one.
     initialize: makes all of them of the checkpoint's variables.
+    is_int8: whether the kernels are; `to_logits` never is.
   """
 
   table: mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
@@ -70,6 +72,7 @@ class DecodeWeights:
   scales: list
   kernels: list[dict]
   initialize: tf.Operation
+  is_int8: bool
 
 
 # The parts of each product, and the dimension along which they are joined.
@@ -117,56 +120,103 @@ def make_weights(
     weight_dtype: "activation", the model's activation dtype, or "int8".
   """
   dtype = tf.as_dtype(config.activation_dtype)
+  maker = _Maker(mesh_impl, dims, variables)
   kernel_dtype = tf.int8 if weight_dtype == "int8" else dtype
-  initializers = []
-
-  def laid_out(name):
-    return mesh_impl.LaidOutTensor([each.value() for each in variables[name]])
-
-  def keep(value, name, dtype=tf.float32):
-    kernel = make_kernel(value, dtype, f"decode/{name}")
-    initializers.extend(each.initializer for each in kernel.variables)
-    return kernel
-
-  def joined(names, axis, name):
-    def join(*parts):
-      flat = [_matrix(each, axis) for each in parts]
-      return keep(tf.concat(flat, axis), name, kernel_dtype)
-
-    return mesh_impl.slicewise(join, *map(laid_out, names))
-
-  def scale(name, factor=1.0):
-    return mesh_impl.slicewise(
-      lambda x: keep(x * factor, name).value, laid_out(f"{name}/scale")
-    )
-
-  scales, kernels = [], []
   parts = product_parts(mesh_impl, config, dims)
+  scales, kernels = [], []
   for layer in range(config.num_layers):
     name = f"layer_{layer:03d}"
-    scales.append(scale(f"{name}/norm"))
+    scales.append(maker.scale(f"{name}/norm"))
     if config.block == "serial":
-      scales.append(scale(f"{name}/mlp_norm"))
-    kernels.append(
-      {
-        key: joined([f"{name}/{x}" for x in names], axis, f"{name}/{key}")
-        for key, (names, axis) in parts.items()
-      }
-    )
-  scales.append(scale("final_norm", config.d_model**-0.5))
-  table = laid_out("embedding")
+      scales.append(maker.scale(f"{name}/mlp_norm"))
+    kernels.append(maker.kernels(name, parts, config.block, kernel_dtype))
+  scales.append(maker.scale("final_norm", config.d_model**-0.5))
+  table = maker.laid_out("embedding")
+  to_logits = mesh_impl.slicewise(tf.transpose, table)
   return DecodeWeights(
-    table=mesh_impl.slicewise(lambda x: keep(x, "table", dtype).value, table),
-    to_logits=mesh_impl.slicewise(
-      lambda x: keep(tf.transpose(x), "to_logits", dtype), table
+    table=mesh_impl.slicewise(
+      lambda kernel: kernel.value, maker.kept("table", dtype, table)
     ),
+    to_logits=maker.kept("to_logits", dtype, to_logits),
     scales=scales,
     kernels=kernels,
-    initialize=tf.group(initializers),
+    initialize=tf.group(maker.initializers),
+    is_int8=weight_dtype == "int8",
   )
 
 
-def _matrix(kernel: tf.Tensor, axis: int) -> tf.Tensor:
-  """Flattens [d_model, ...] (axis 1) or [..., d_model] (axis 0)."""
-  shape = [-1, kernel.shape[-1]] if axis == 0 else [kernel.shape[0], -1]
-  return tf.reshape(kernel, shape)
+class _Maker:
+  """Makes variables of variables, and collects what initializes them."""
+
+  def __init__(
+    self,
+    mesh_impl: mtf.MeshImpl,
+    dims: Dims,
+    variables: Mapping[str, Sequence[tf.Variable]],
+  ):
+    self._impl = mesh_impl
+    self._variables = variables
+    # What the sums of the products that end a branch run over.
+    self._summed = {"o": dims.heads, "wo": dims.d_ff}
+    self.initializers = []
+
+  def laid_out(self, name):
+    """Returns a variable of the checkpoint."""
+    return self._impl.LaidOutTensor([v.value() for v in self._variables[name]])
+
+  def kept(self, name, dtype, value, *largest):
+    """Returns the kernel whose first value is `value`."""
+
+    def keep(value, *largest):
+      kernel = make_kernel(value, dtype, f"decode/{name}", *largest)
+      self.initializers.extend(each.initializer for each in kernel.variables)
+      return kernel
+
+    return self._impl.slicewise(keep, value, *largest)
+
+  def scale(self, name, factor=1.0):
+    """Returns the scale of a norm times `factor`."""
+    value = self.laid_out(f"{name}/scale")
+    value = self._impl.slicewise(lambda x: x * factor, value)
+    kernel = self.kept(f"{name}/scale", tf.float32, value)
+    return self._impl.slicewise(lambda kernel: kernel.value, kernel)
+
+  def kernels(self, layer, parts, block, dtype):
+    """Returns the kernel of each product of a layer."""
+    kernels = {}
+    for key, (names, axis) in parts.items():
+      matrices = [self._matrix(f"{layer}/{name}", axis) for name in names]
+      whole = self._impl.slicewise(
+        lambda *x, a=axis: tf.concat(x, a), *matrices
+      )
+      largest = []
+      if dtype == tf.int8 and axis == 0:
+        # Both branches of a parallel block end in one sum, with one scale.
+        ends = _PARALLEL["out"][0] if block == "parallel" else names
+        largest.append(self._largest_of([f"{layer}/{name}" for name in ends]))
+      kernels[key] = self.kept(f"{layer}/{key}", dtype, whole, *largest)
+    return kernels
+
+  def _matrix(self, name, axis):
+    """Returns [d_model, the rest] (axis 1) or [the rest, d_model] (axis 0)."""
+
+    def flat(x):
+      shape = [-1, x.shape[-1]] if axis == 0 else [x.shape[0], -1]
+      return tf.reshape(x, shape)
+
+    return self._impl.slicewise(flat, self.laid_out(name))
+
+  def _largest_of(self, names):
+    """Returns the largest number of each output channel, over all slices."""
+    found = []
+    for name in names:
+      largest = self._impl.slicewise(
+        lambda x: largest_numbers(x, 0), self._matrix(name, 0)
+      )
+      axes = split_axes(self._impl, [self._summed[name.rsplit("/", 1)[-1]]])
+      if axes:
+        largest = self._impl.allreduce(largest, axes, "MAX")
+      found.append(largest)
+    return self._impl.slicewise(
+      lambda *x: functools.reduce(tf.maximum, x), *found
+    )

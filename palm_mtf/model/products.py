@@ -41,8 +41,18 @@ class Kernel:
     return [self.value] if self.scale is None else [self.value, self.scale]
 
 
-def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
-  """Makes variables whose first value is `w`, [inner, outer] float32."""
+def make_kernel(
+  w: tf.Tensor, dtype: tf.DType, name: str, largest: tf.Tensor | None = None
+) -> Kernel:
+  """Makes variables whose first value is a weight.
+
+  Args:
+    w: [inner, outer], float32.
+    dtype: int8, or of a float weight.
+    name: of the variable.
+    largest: [1, outer], of `largest_numbers`, where `w` is a part of what is
+      summed; of int8 alone.
+  """
 
   def variable(value, suffix=""):
     return tf.Variable(
@@ -51,21 +61,26 @@ def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
 
   if dtype != tf.int8:
     return Kernel(variable(tf.cast(w, dtype)))
-  numbers, scale = _to_int8(w, axis=0)
+  numbers, scale = _to_int8(
+    w, largest_numbers(w, 0) if largest is None else largest
+  )
   return Kernel(variable(numbers), variable(scale[0], "_scale"))
 
 
-def _to_int8(x, axis):
-  """Returns round(x / scale), int8, and the scale along `axis`, float32."""
-  x = tf.cast(x, tf.float32)
-  largest = tf.reduce_max(tf.abs(x), axis, keepdims=True)
+def largest_numbers(x: tf.Tensor, axis: int) -> tf.Tensor:
+  """Returns max |x| along `axis` of [rows, columns], which stays, float32."""
+  return tf.reduce_max(tf.abs(tf.cast(x, tf.float32)), axis, keepdims=True)
+
+
+def _to_int8(x, largest):
+  """Returns round(x / scale), int8, and the scale, float32."""
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
-  return tf.cast(tf.round(x / scale), tf.int8), scale
+  return tf.cast(tf.round(tf.cast(x, tf.float32) / scale), tf.int8), scale
 
 
 @fused
-def _rows_to_int8(x):
-  return _to_int8(x, axis=1)
+def _rows_to_int8(x, largest=None):
+  return _to_int8(x, largest_numbers(x, 1) if largest is None else largest)
 
 
 @fused
@@ -74,7 +89,12 @@ def _scaled(y, scale, dtype):
 
 
 def product(
-  x: tf.Tensor, kernel: Kernel, dtype: tf.DType, *, packed: bool
+  x: tf.Tensor,
+  kernel: Kernel,
+  dtype: tf.DType,
+  *,
+  packed: bool,
+  largest: tf.Tensor | None = None,
 ) -> tf.Tensor:
   """Returns x kernel.
 
@@ -83,6 +103,8 @@ def product(
     kernel: on the device of x.
     dtype: of the result.
     packed: whether a packed copy of the weights is kept, for many products.
+    largest: [rows, 1], of `largest_numbers`, where x is a part of what is
+      summed; of int8 alone.
 
   Returns:
     [rows, outer], `dtype`.
@@ -95,7 +117,7 @@ def product(
     if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):
       return packed_matmul(x, w)
     return tf.matmul(x, w)
-  numbers, scale = _rows_to_int8(x)
+  numbers, scale = _rows_to_int8(x, largest)
   w, w_scale = kernel.value.value(), kernel.scale.value()
   if on_cpu and has_kernel("_QuantizedMatMul"):
     y = int8_matmul(numbers, w, w_scale, packed=packed)

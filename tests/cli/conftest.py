@@ -38,7 +38,10 @@ def {name}(*, model_dir, config_files=None, as_json=None, **settings):
   print(json.dumps({{
     "as_json": as_json,
     "kinds": {{name: type(each).__name__ for name, each in settings.items()}},
-    "settings": {{name: vars(each) for name, each in settings.items()}},
+    "settings": {{
+      name: vars(each) if hasattr(each, "__dict__") else each
+      for name, each in settings.items()
+    }},
     "modules": sorted(sys.modules),
   }}))
 """
@@ -50,7 +53,16 @@ def site(tmp_path_factory) -> Path:
   folder = tmp_path_factory.mktemp("site")
   shutil.copytree(ROOT / "gin", folder / "palm_mtf" / "gin")
   shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
-  for name in ("__init__", "__main__", "config", "errors", "layout"):
+  for name in (
+    "__init__",
+    "__main__",
+    "batch_sizes",
+    "config",
+    "decode_config",
+    "errors",
+    "layout",
+    "skips",
+  ):
     shutil.copy(ROOT / "palm_mtf" / f"{name}.py", folder / "palm_mtf")
   for module, name in (
     ("train", "train"),
