@@ -57,6 +57,8 @@ class DecodeConfig:
       raise UserError(
         f"STOP_STRINGS = {stops!r}: give a list of texts, or [] for none."
       )
+    # Hashable, because what is compiled is kept by its settings.
+    object.__setattr__(self, "stop_strings", tuple(stops))
     self._check_together()
 
   def _check_together(self):
@@ -66,12 +68,15 @@ class DecodeConfig:
         ("top_k", None),
         ("top_p", 1),
         ("repetition_penalty", 1),
+        ("stop_strings", ()),
       ):
-        if getattr(self, name) != off:
+        value = getattr(self, name)
+        if value != off:
+          macro = name.upper()
           raise UserError(
-            f"NUM_BEAMS = {self.num_beams} and {name.upper()} = "
-            f"{getattr(self, name)!r}: beam search draws nothing; set one of "
-            f"them to {1 if name != 'top_k' else None}."
+            f"NUM_BEAMS = {self.num_beams} and {macro} = {value!r}: beam "
+            "search draws nothing and looks for whole texts; set NUM_BEAMS to "
+            f"1 or {macro} to {off}."
           )
     elif self.is_greedy and self.num_samples > 1:
       raise UserError(

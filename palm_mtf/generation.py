@@ -177,7 +177,7 @@ class Generator:
     }
     self._session.run(program.start, feed)
     step = step or self._sample_tokens
-    for limit in range(1, self._sample_tokens + step, step):
+    for limit in range(step, self._sample_tokens + step, step):
       limit = min(limit, self._sample_tokens)
       self._session.run(program.advance, {program.limit: limit})
       yield self._results(program, len(prompts))
@@ -194,17 +194,18 @@ class Generator:
     if program.scores is not None:
       fetched["scores"] = program.scores
     values = self._session.run(fetched)
+    tokens, scores = values["tokens"], values.get("scores")
     is_last = values["num_done"] == self._sample_tokens
+    if scores is None:
+      tokens = tokens[:, :, : values["num_done"]]
     # A beam search tells its best alone.
-    count = 1 if "scores" in values else self._decode.num_samples
+    count = 1 if scores is not None else self._decode.num_samples
     return [
       [
         self._continuation(
-          values["tokens"][prompt, row, : values["num_done"]].tolist()
-          if "scores" not in values
-          else values["tokens"][prompt, row].tolist(),
+          tokens[prompt, row].tolist(),
           is_last or bool(values["is_over"][prompt, row]),
-          float(values["scores"][prompt, row]) if "scores" in values else None,
+          None if scores is None else float(scores[prompt, row]),
         )
         for row in range(count)
       ]

@@ -12,26 +12,32 @@ slices between products, with the all-reduces of a split layout between them.
                  [batch, heads, memory_length, d_kv]   multi-head
 
 In multi-query attention that is 2 num_layers d_kv numbers a position. Products
-are in products.py, the weights in decode_weights.py.
+are in products.py, weights in decode_weights.py, what lies between the products in
+decode_slices.py.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
 
-from palm_mtf._tf import fused, mtf, tf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import slice_functions
+from palm_mtf.model.decode_slices import (
+  Widths,
+  add_and_norm,
+  attend_to_cache,
+  largest_of,
+  largest_of_rows,
+  normed,
+  places,
+  prompt_parts,
+  split_swiglu,
+)
 from palm_mtf.model.decode_weights import DecodeWeights, product_parts
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.layers import (
-  gated,
-  local_embedding,
-  normalized,
-  sines_and_cosines,
-  turned,
-)
-from palm_mtf.model.products import largest_numbers, product
+from palm_mtf.model.layers import local_embedding, sines_and_cosines
+from palm_mtf.model.products import product
 from palm_mtf.whole_slice import slice_offset, split_axes
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
@@ -48,120 +54,6 @@ class Cache:
 
   keys: list[LaidOut]
   values: list[LaidOut]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Widths:
-  """What one device's slice of a product is made of.
-
-  Attributes:
-    heads: of the queries.
-    d_kv: numbers in one head.
-    is_shared: whether all heads have one key and one value.
-    joins: whether heads and the MLP's hidden layer meet the same product.
-  """
-
-  heads: int
-  d_kv: int
-  is_shared: bool
-  joins: bool
-
-  def parts(self, wide: tf.Tensor) -> list[tf.Tensor]:
-    """Splits [..., q k v wi_gate wi], or the first three of them."""
-    kv = self.d_kv if self.is_shared else self.heads * self.d_kv
-    sizes = [self.heads * self.d_kv, kv, kv]
-    rest = wide.shape[-1] - sum(sizes)
-    sizes += [rest // 2] * 2 if rest else []
-    return tf.split(wide, sizes, -1)
-
-  def for_products(self, *branches: tf.Tensor) -> list[tf.Tensor]:
-    """Returns heads, and the hidden layer if given: joined, or as they are."""
-    return [tf.concat(branches, -1)] if self.joins else list(branches)
-
-
-@fused
-def _norm(x, scale, centered):
-  return tf.cast(normalized(x, centered)[0] * scale, x.dtype)
-
-
-@fused
-def _add_and_norm(x, out, scale, centered):
-  x += out
-  return x, tf.cast(normalized(x, centered)[0] * scale, x.dtype)
-
-
-@fused
-def _largest(x):
-  return largest_numbers(x, 1)
-
-
-@fused
-def _largest_of(*xs):
-  return functools.reduce(tf.maximum, xs)
-
-
-@fused
-def _swiglu(wide):
-  return gated(*tf.split(wide, 2, -1))
-
-
-@fused
-def _prompt_parts(wide, sin, cos, widths):
-  """Returns q, k and v, turned, and the MLP's hidden layer if it is there.
-
-  `wide` is [batch, length, q k v ...]; k and v have `heads` in multi-head.
-  """
-  q, k, v, *mlp = widths.parts(wide)
-  shape = [*wide.shape[:2], -1, widths.d_kv]
-  sin, cos = sin[:, tf.newaxis], cos[:, tf.newaxis]
-  q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
-  q, k = turned(q, sin, cos), turned(k, sin, cos)
-  if widths.is_shared:
-    k, v = k[:, :, 0], v[:, :, 0]
-  return (q, k, v, gated(*mlp)) if mlp else (q, k, v)
-
-
-@fused
-def _attend_to_cache(wide, keys, values, position, sin, cos, widths):
-  """Returns what one token of each row makes of the tokens before it.
-
-  Args:
-    wide: [rows, q k v ...].
-    keys: of one layer, before this token.
-    values: the same.
-    position: [rows], int32: how many tokens there are before.
-    sin: [rows, d_kv / 2], float32, of the position.
-    cos: the same.
-    widths: static.
-
-  Returns:
-    What the next products read, and the new key and value, [rows, (heads,)
-    d_kv].
-  """
-  q, k, v, *mlp = widths.parts(wide)
-  shape = [wide.shape[0], -1, widths.d_kv]
-  q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
-  sin, cos = sin[:, tf.newaxis], cos[:, tf.newaxis]
-  q, k = turned(q, sin, cos), turned(k, sin, cos)
-  memory = "bmk" if widths.is_shared else "bhmk"
-  # float32: the sums of the softmax, and the weights that bfloat16 would bend.
-  q_, k_, v_, keys, values = (
-    tf.cast(each, tf.float32) for each in (q, k, v, keys, values)
-  )
-  q_ *= widths.d_kv**-0.5
-  before = tf.einsum(f"bhk,{memory}->bhm", q_, keys)
-  own = tf.reduce_sum(q_ * k_, -1, keepdims=True)  # broadcast over heads
-  memory_length = keys.shape[-2]
-  visible = tf.range(memory_length) < position[:, tf.newaxis, tf.newaxis]
-  before = tf.where_v2(visible, before, before.dtype.min)
-  top = tf.maximum(tf.reduce_max(before, -1, keepdims=True), own)
-  before, own = tf.exp(before - top), tf.exp(own - top)
-  out = tf.einsum(f"bhm,{memory}->bhk", before, values) + own * v_
-  out /= tf.reduce_sum(before, -1, keepdims=True) + own
-  out = tf.reshape(tf.cast(out, wide.dtype), [wide.shape[0], -1])
-  if widths.is_shared:
-    k, v = k[:, 0], v[:, 0]
-  return (*widths.for_products(out, *([gated(*mlp)] if mlp else [])), k, v)
 
 
 class Decoder:
@@ -190,7 +82,7 @@ class Decoder:
     self.num_layers = config.num_layers
     self._dtype = tf.as_dtype(config.activation_dtype)
     self._centered = config.norm == "layer_norm"
-    self._widths = _Widths(
+    self._widths = Widths(
       heads=self._impl.slice_shape(mtf.Shape([dims.heads]))[0],
       d_kv=config.d_kv,
       is_shared=config.attention == "multi_query",
@@ -237,7 +129,7 @@ class Decoder:
 
       def read(wide):
         wide = tf.reshape(wide, [rows, length, -1])
-        q, k, v, *hidden = _prompt_parts(wide, sin, cos, self._widths)
+        q, k, v, *hidden = prompt_parts(wide, sin, cos, self._widths)
         out, _ = attend(q, k, v)
         flat = [tf.reshape(x, [rows * length, -1]) for x in (out, *hidden)]
         return (*self._widths.for_products(*flat), stored(k), stored(v))
@@ -278,14 +170,14 @@ class Decoder:
 
     def attention(layer, wide):
       def read(wide, keys, values, position, sin, cos):
-        *out, k, v = _attend_to_cache(
+        *out, k, v = attend_to_cache(
           wide, keys, values, position, sin, cos, self._widths
         )
-        place = _places(position, keys.shape)
+        at = places(position, keys.shape)
         # Once nothing reads the cache any more it is updated in place.
         with tf.control_dependencies(out):
-          keys = tf.tensor_scatter_nd_update(keys, place, k)
-          values = tf.tensor_scatter_nd_update(values, place, v)
+          keys = tf.tensor_scatter_nd_update(keys, at, k)
+          values = tf.tensor_scatter_nd_update(values, at, v)
         return (*out, keys, values)
 
       *out, keys, values = self._impl.slicewise(
@@ -347,10 +239,10 @@ class Decoder:
     largest = []
     if self._is_int8:  # one scale for the whole sum, in every layout
       found = [
-        self._all(self._impl.slicewise(_largest, x), dims[name], "MAX")
+        self._all(self._impl.slicewise(largest_of_rows, x), dims[name], "MAX")
         for name, x in branches.items()
       ]
-      largest.append(self._impl.slicewise(_largest_of, *found))
+      largest.append(self._impl.slicewise(largest_of, *found))
     ends = [
       self._all(
         self._product(x, kernels[name], packed, *largest), dims[name], "SUM"
@@ -376,14 +268,14 @@ class Decoder:
 
     def after(x, out):
       return self._impl.slicewise(
-        lambda *xs: _add_and_norm(*xs, self._centered),
+        lambda *xs: add_and_norm(*xs, self._centered),
         x,
         out,
         read(next(scales)),
       )
 
     y = self._impl.slicewise(
-      lambda *xs: _norm(*xs, self._centered), x, read(next(scales))
+      lambda *xs: normed(*xs, self._centered), x, read(next(scales))
     )
     for layer, kernels in enumerate(self._weights.kernels):
       end = functools.partial(self._branches_end, kernels, packed)
@@ -391,20 +283,9 @@ class Decoder:
         (heads,) = attention(layer, self._product(y, kernels["qkv"], packed))
         x, y = after(x, end(o=heads))
         wide = self._product(y, kernels["wi"], packed)
-        x, y = after(x, end(wo=self._impl.slicewise(_swiglu, wide)))
+        x, y = after(x, end(wo=self._impl.slicewise(split_swiglu, wide)))
         continue
       branches = attention(layer, self._product(y, kernels["into"], packed))
       names = ["out"] if self._widths.joins else ["o", "wo"]
       x, y = after(x, end(**dict(zip(names, branches, strict=True))))
     return y
-
-
-def _places(position: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-  """Returns where in a cache each row's token goes: [rows, (heads,) rank]."""
-  rows, *heads, _, _ = shape
-  row = tf.range(rows)
-  if not heads:
-    return tf.stack([row, position], -1)
-  grid = tf.meshgrid(row, tf.range(heads[0]), indexing="ij")
-  at = tf.broadcast_to(position[:, tf.newaxis], [rows, heads[0]])
-  return tf.stack([*grid, at], -1)
