@@ -12,8 +12,8 @@ slices between products, with the all-reduces of a split layout between them.
                  [batch, heads, memory_length, d_kv]   multi-head
 
 In multi-query attention that is 2 num_layers d_kv numbers a position. Products
-are in products.py, weights in decode_weights.py, what lies between the products in
-decode_slices.py.
+are in products.py, weights in decode_weights.py, and what lies between the
+products in decode_slices.py.
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ from palm_mtf.model.decode_slices import (
   Widths,
   add_and_norm,
   attend_to_cache,
-  largest_of,
   largest_of_rows,
   normed,
   places,
   prompt_parts,
+  quantized,
   split_swiglu,
 )
 from palm_mtf.model.decode_weights import DecodeWeights, product_parts
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import local_embedding, sines_and_cosines
-from palm_mtf.model.products import product
+from palm_mtf.model.products import parts_of, product, rows_of
 from palm_mtf.whole_slice import slice_offset, split_axes
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
@@ -78,7 +78,6 @@ class Decoder:
     self._config = config
     self._dims = dims
     self._weights = weights
-    self._is_int8 = weights.is_int8
     self.num_layers = config.num_layers
     self._dtype = tf.as_dtype(config.activation_dtype)
     self._centered = config.norm == "layer_norm"
@@ -87,6 +86,8 @@ class Decoder:
       d_kv=config.d_kv,
       is_shared=config.attention == "multi_query",
       joins="out" in product_parts(mesh_impl, config, dims),
+      quantizes=weights.is_int8
+      and not split_axes(mesh_impl, [dims.heads, dims.d_ff]),
     )
 
   def cache_shape(self, rows: int, memory_length: int) -> list[int]:
@@ -128,11 +129,13 @@ class Decoder:
       del layer
 
       def read(wide):
-        wide = tf.reshape(wide, [rows, length, -1])
-        q, k, v, *hidden = prompt_parts(wide, sin, cos, self._widths)
+        q, k, v, *hidden = prompt_parts(
+          parts_of(wide), (rows, length), self._dtype, sin, cos, self._widths
+        )
         out, _ = attend(q, k, v)
         flat = [tf.reshape(x, [rows * length, -1]) for x in (out, *hidden)]
-        return (*self._widths.for_products(*flat), stored(k), stored(v))
+        branches = self._widths.for_products(*flat)
+        return (*map(rows_of, branches), stored(k), stored(v))
 
       *out, keys, values = self._impl.slicewise(read, wide)
       cache.keys.append(keys)
@@ -170,15 +173,15 @@ class Decoder:
 
     def attention(layer, wide):
       def read(wide, keys, values, position, sin, cos):
-        *out, k, v = attend_to_cache(
-          wide, keys, values, position, sin, cos, self._widths
+        branches, k, v = attend_to_cache(
+          parts_of(wide), keys, values, position, sin, cos, self._widths
         )
         at = places(position, keys.shape)
         # Once nothing reads the cache any more it is updated in place.
-        with tf.control_dependencies(out):
+        with tf.control_dependencies([k]):
           keys = tf.tensor_scatter_nd_update(keys, at, k)
           values = tf.tensor_scatter_nd_update(values, at, v)
-        return (*out, keys, values)
+        return (*map(rows_of, branches), keys, values)
 
       *out, keys, values = self._impl.slicewise(
         read, wide, cache.keys[layer], cache.values[layer], position, sin, cos
@@ -216,13 +219,9 @@ class Decoder:
     axes = split_axes(self._impl, [dim])
     return self._impl.allreduce(x, axes, reduction) if axes else x
 
-  def _product(
-    self, x: LaidOut, kernel: LaidOut, packed: bool, *largest: LaidOut
-  ) -> LaidOut:
-    def multiply(x, kernel, largest=None):
-      return product(x, kernel, self._dtype, packed=packed, largest=largest)
-
-    return self._impl.slicewise(multiply, x, kernel, *largest)
+  def _product(self, x: LaidOut, kernel: LaidOut, packed: bool) -> LaidOut:
+    multiply = functools.partial(product, packed=packed)
+    return self._impl.slicewise(multiply, x, kernel)
 
   def _branches_end(
     self, kernels: dict[str, LaidOut], packed: bool, **branches: LaidOut
@@ -236,20 +235,39 @@ class Decoder:
     """
     dims = {"o": self._dims.heads, "wo": self._dims.d_ff}
     dims["out"] = dims["wo"]  # split alike, or it would not be one
-    largest = []
-    if self._is_int8:  # one scale for the whole sum, in every layout
-      found = [
-        self._all(self._impl.slicewise(largest_of_rows, x), dims[name], "MAX")
-        for name, x in branches.items()
-      ]
-      largest.append(self._impl.slicewise(largest_of, *found))
+    if self._weights.is_int8 and not self._widths.quantizes:
+      branches = self._quantized(branches, dims)
     ends = [
-      self._all(
-        self._product(x, kernels[name], packed, *largest), dims[name], "SUM"
-      )
+      self._product(x, kernels[name], packed) for name, x in branches.items()
+    ]
+    numbers = [self._impl.slicewise(lambda x: parts_of(x)[0], x) for x in ends]
+    sums = [
+      self._all(x, dims[name], "SUM")
+      for name, x in zip(branches, numbers, strict=True)
+    ]
+    # They share one scale, if they have any.
+    return self._impl.slicewise(
+      lambda end, *sums: rows_of(
+        (functools.reduce(tf.add, sums), *parts_of(end)[1:])
+      ),
+      ends[0],
+      *sums,
+    )
+
+  def _quantized(
+    self, branches: dict[str, LaidOut], dims: dict[str, mtf.Dimension]
+  ) -> dict[str, LaidOut]:
+    """Rounds rows with one scale for the whole sum, as in every layout."""
+    largest = [
+      self._all(self._impl.slicewise(largest_of_rows, x), dims[name], "MAX")
       for name, x in branches.items()
     ]
-    return ends[0] if len(ends) == 1 else self._impl.slicewise(tf.add, *ends)
+    return {
+      name: self._impl.slicewise(
+        lambda *xs: rows_of(quantized(*xs)), x, *largest
+      )
+      for name, x in branches.items()
+    }
 
   def _blocks(
     self, x: LaidOut, attention: Callable[..., list[LaidOut]], *, packed: bool
@@ -262,30 +280,38 @@ class Decoder:
       packed: as in `product`.
     """
     scales = iter(self._weights.scales)
+    settings = [self._centered, self._weights.is_int8]
 
-    def read(scale):
-      return self._impl.slicewise(lambda v: v.value(), scale)
+    def next_scale():
+      return self._impl.slicewise(lambda v: v.value(), next(scales))
 
-    def after(x, out):
-      return self._impl.slicewise(
-        lambda *xs: add_and_norm(*xs, self._centered),
-        x,
-        out,
-        read(next(scales)),
-      )
+    def after(x, out, is_last=False):
+      def add(x, out, scale):
+        flags = (self._centered, self._weights.is_int8 and not is_last)
+        x, y = add_and_norm(x, parts_of(out), scale, *flags)
+        return x, rows_of(y)
+
+      return self._impl.slicewise(add, x, out, next_scale())
 
     y = self._impl.slicewise(
-      lambda *xs: normed(*xs, self._centered), x, read(next(scales))
+      lambda *xs: rows_of(normed(*xs, *settings)), x, next_scale()
     )
     for layer, kernels in enumerate(self._weights.kernels):
       end = functools.partial(self._branches_end, kernels, packed)
+      is_last = layer == self.num_layers - 1
       if self._config.block == "serial":
         (heads,) = attention(layer, self._product(y, kernels["qkv"], packed))
         x, y = after(x, end(o=heads))
-        wide = self._product(y, kernels["wi"], packed)
-        x, y = after(x, end(wo=self._impl.slicewise(split_swiglu, wide)))
+        hidden = self._impl.slicewise(
+          lambda wide: rows_of(
+            split_swiglu(parts_of(wide), self._dtype, self._widths)
+          ),
+          self._product(y, kernels["wi"], packed),
+        )
+        x, y = after(x, end(wo=hidden), is_last)
         continue
       branches = attention(layer, self._product(y, kernels["into"], packed))
       names = ["out"] if self._widths.joins else ["o", "wo"]
-      x, y = after(x, end(**dict(zip(names, branches, strict=True))))
+      ends = end(**dict(zip(names, branches, strict=True)))
+      x, y = after(x, ends, is_last)
     return y

@@ -11,7 +11,7 @@ import functools
 
 from palm_mtf._tf import fused, tf
 from palm_mtf.model.layers import gated, normalized, turned
-from palm_mtf.model.products import largest_numbers
+from palm_mtf.model.products import largest_numbers, to_int8, value_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Widths:
     d_kv: numbers in one head.
     is_shared: whether all heads have one key and one value.
     joins: whether heads and the MLP's hidden layer meet the same product.
+    quantizes: whether a device alone can round the input of that product.
   """
 
   heads: int
   d_kv: int
   is_shared: bool
   joins: bool
+  quantizes: bool
 
   def parts(self, wide: tf.Tensor) -> list[tf.Tensor]:
     """Splits [..., q k v wi_gate wi], or the first three of them."""
@@ -38,22 +40,36 @@ class Widths:
     sizes += [rest // 2] * 2 if rest else []
     return tf.split(wide, sizes, -1)
 
-  def for_products(self, *branches: tf.Tensor) -> list[tf.Tensor]:
-    """Returns heads, and the hidden layer if given: joined, or as they are."""
-    return [tf.concat(branches, -1)] if self.joins else list(branches)
+  def for_products(self, *branches: tf.Tensor) -> list[tuple]:
+    """Returns heads, and the hidden layer if given, as the products read them.
+
+    Returns:
+      The parts of each, see `parts_of`: of both joined, or of each alone.
+    """
+    whole = [tf.concat(branches, -1)] if self.joins else list(branches)
+    return [_quantized(x) if self.quantizes else (x,) for x in whole]
+
+
+def _quantized(x):
+  return to_int8(x, largest_numbers(x, 1))
+
+
+def _normed(x, scale, centered, quantizes):
+  y = tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+  return _quantized(y) if quantizes else (y,)
 
 
 @fused
-def normed(x, scale, centered):
-  """Returns the norm of x [rows, d_model], in its dtype."""
-  return tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+def normed(x, scale, centered, quantizes):
+  """Returns the norm of x [rows, d_model], its parts."""
+  return _normed(x, scale, centered, quantizes)
 
 
 @fused
-def add_and_norm(x, out, scale, centered):
-  """Returns x + out and its norm."""
-  x += out
-  return x, tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+def add_and_norm(x, out, scale, centered, quantizes):
+  """Returns x + out and its norm, `out` and the norm in parts."""
+  x += value_of(out, x.dtype)
+  return x, _normed(x, scale, centered, quantizes)
 
 
 @fused
@@ -63,25 +79,30 @@ def largest_of_rows(x):
 
 
 @fused
-def largest_of(*xs):
-  """Returns the largest of each place."""
-  return functools.reduce(tf.maximum, xs)
+def quantized(x, *largest):
+  """Returns the parts of x with one scale for the largest of several."""
+  return to_int8(x, functools.reduce(tf.maximum, largest))
 
 
 @fused
-def split_swiglu(wide):
-  """Returns the MLP's hidden layer of [rows, wi_gate wi]."""
-  return gated(*tf.split(wide, 2, -1))
+def split_swiglu(wide, dtype, widths):
+  """Returns the MLP's hidden layer of [rows, wi_gate wi], for the product."""
+  (hidden,) = widths.for_products(
+    gated(*tf.split(value_of(wide, dtype), 2, -1))
+  )
+  return hidden
 
 
 @fused
-def prompt_parts(wide, sin, cos, widths):
+def prompt_parts(wide, shape, dtype, sin, cos, widths):
   """Returns q, k and v, turned, and the MLP's hidden layer if it is there.
 
-  `wide` is [batch, length, q k v ...]; k and v have `heads` in multi-head.
+  `wide` has the parts of [batch * length, q k v ...], `shape` is [batch,
+  length]; k and v have `heads` in multi-head.
   """
+  wide = tf.reshape(value_of(wide, dtype), [*shape, -1])
   q, k, v, *mlp = widths.parts(wide)
-  shape = [*wide.shape[:2], -1, widths.d_kv]
+  shape = [*shape, -1, widths.d_kv]
   sin, cos = sin[:, tf.newaxis], cos[:, tf.newaxis]
   q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
   q, k = turned(q, sin, cos), turned(k, sin, cos)
@@ -95,7 +116,7 @@ def attend_to_cache(wide, keys, values, position, sin, cos, widths):
   """Returns what one token of each row makes of the tokens before it.
 
   Args:
-    wide: [rows, q k v ...].
+    wide: the parts of [rows, q k v ...].
     keys: of one layer, before this token.
     values: the same.
     position: [rows], int32: how many tokens there are before.
@@ -104,9 +125,10 @@ def attend_to_cache(wide, keys, values, position, sin, cos, widths):
     widths: static.
 
   Returns:
-    What the next products read, and the new key and value, [rows, (heads,)
-    d_kv].
+    What the next products read, in parts, and the new key and value,
+    [rows, (heads,) d_kv].
   """
+  wide = value_of(wide, keys.dtype)
   q, k, v, *mlp = widths.parts(wide)
   shape = [wide.shape[0], -1, widths.d_kv]
   q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
@@ -130,7 +152,8 @@ def attend_to_cache(wide, keys, values, position, sin, cos, widths):
   out = tf.reshape(tf.cast(out, wide.dtype), [wide.shape[0], -1])
   if widths.is_shared:
     k, v = k[:, 0], v[:, 0]
-  return (*widths.for_products(out, *([gated(*mlp)] if mlp else [])), k, v)
+  branches = [out, gated(*mlp)] if mlp else [out]
+  return widths.for_products(*branches), k, v
 
 
 def places(position: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

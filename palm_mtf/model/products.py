@@ -18,7 +18,7 @@ result does not depend on the other rows.
 
 import dataclasses
 
-from palm_mtf._tf import fused, has_kernel, int8_matmul, packed_matmul, tf
+from palm_mtf._tf import has_kernel, int8_matmul, packed_matmul, tf
 
 _LARGEST = 127.0
 
@@ -61,10 +61,41 @@ def make_kernel(
 
   if dtype != tf.int8:
     return Kernel(variable(tf.cast(w, dtype)))
-  numbers, scale = _to_int8(
+  numbers, scale = to_int8(
     w, largest_numbers(w, 0) if largest is None else largest
   )
   return Kernel(variable(numbers), variable(scale[0], "_scale"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+  """Rows as numbers times a scale: what int8 products read and give.
+
+  Attributes:
+    numbers: [rows, columns], int8 before a product, float32 behind it.
+    scale: [rows, 1], float32.
+  """
+
+  numbers: tf.Tensor
+  scale: tf.Tensor
+
+
+Rows = tf.Tensor | Scaled
+
+
+def parts_of(x: Rows) -> tuple[tf.Tensor, ...]:
+  """Returns the tensors of `x`, which a compiled function can take."""
+  return (x.numbers, x.scale) if isinstance(x, Scaled) else (x,)
+
+
+def rows_of(parts: tuple[tf.Tensor, ...]) -> Rows:
+  """Returns what `parts_of` took apart."""
+  return Scaled(*parts) if len(parts) == 2 else parts[0]
+
+
+def value_of(parts: tuple[tf.Tensor, ...], dtype: tf.DType) -> tf.Tensor:
+  """Returns the value of `parts_of(x)`."""
+  return tf.cast(parts[0] * parts[1], dtype) if len(parts) == 2 else parts[0]
 
 
 def largest_numbers(x: tf.Tensor, axis: int) -> tf.Tensor:
@@ -72,56 +103,44 @@ def largest_numbers(x: tf.Tensor, axis: int) -> tf.Tensor:
   return tf.reduce_max(tf.abs(tf.cast(x, tf.float32)), axis, keepdims=True)
 
 
-def _to_int8(x, largest):
-  """Returns round(x / scale), int8, and the scale, float32."""
+def to_int8(x: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns round(x / scale), int8, and the scale, float32.
+
+  Args:
+    x: [rows, columns].
+    largest: of `largest_numbers`, or of all of a sum of which x is a part.
+  """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.cast(tf.round(tf.cast(x, tf.float32) / scale), tf.int8), scale
 
 
-@fused
-def _rows_to_int8(x, largest=None):
-  return _to_int8(x, largest_numbers(x, 1) if largest is None else largest)
-
-
-@fused
-def _scaled(y, scale, dtype):
-  return tf.cast(y * scale, dtype)
-
-
-def product(
-  x: tf.Tensor,
-  kernel: Kernel,
-  dtype: tf.DType,
-  *,
-  packed: bool,
-  largest: tf.Tensor | None = None,
-) -> tf.Tensor:
+def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
   """Returns x kernel.
 
   Args:
-    x: [rows, inner], activation dtype.
+    x: [rows, inner], of the kernel's dtype; Scaled for int8.
     kernel: on the device of x.
-    dtype: of the result.
     packed: whether a packed copy of the weights is kept, for many products.
-    largest: [rows, 1], of `largest_numbers`, where x is a part of what is
-      summed; of int8 alone.
 
   Returns:
-    [rows, outer], `dtype`.
+    [rows, outer], the dtype of x, or Scaled by the scale of x.
   """
-  on_cpu = "gpu" not in x.device.lower()
-  if kernel.scale is None:
-    w = kernel.value.value()
+  w = kernel.value.value()
+  if not isinstance(x, Scaled):
     # One float32 row is the one product that needs no packing to be fast.
     packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
-    if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):
+    if packed and _has("_MklNativeFusedMatMul", x):
       return packed_matmul(x, w)
     return tf.matmul(x, w)
-  numbers, scale = _rows_to_int8(x, largest)
-  w, w_scale = kernel.value.value(), kernel.scale.value()
-  if on_cpu and has_kernel("_QuantizedMatMul"):
-    y = int8_matmul(numbers, w, w_scale, packed=packed)
+  w_scale = kernel.scale.value()
+  if _has("_QuantizedMatMul", x.numbers):
+    y = int8_matmul(x.numbers, w, w_scale, packed=packed)
   else:
-    y = tf.matmul(*(tf.cast(each, tf.float32) for each in (numbers, w)))
+    y = tf.matmul(*(tf.cast(each, tf.float32) for each in (x.numbers, w)))
     y *= w_scale
-  return _scaled(y, scale, dtype)
+  return Scaled(y, x.scale)
+
+
+def _has(operation: str, x: tf.Tensor) -> bool:
+  """Whether there is an operation of oneDNN where x is."""
+  return "gpu" not in x.device.lower() and has_kernel(operation)
