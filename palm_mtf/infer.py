@@ -1,8 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf generate`: what the newest checkpoint adds to PROMPTS."""
+"""`palm_mtf generate`: what the newest checkpoint adds to texts."""
 
+import dataclasses
 import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from palm_mtf import layout
 from palm_mtf.accounting.params import parameter_shapes
@@ -12,11 +16,16 @@ from palm_mtf.checkpoints import (
   newest_checkpoint,
 )
 from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
+from palm_mtf.console import say
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
-from palm_mtf.sampling import check_prompts, continue_texts
+from palm_mtf.prompts import check_prompts, read_prompts
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.generation import Continuation, Generator
 
 
 def generate(
@@ -27,9 +36,16 @@ def generate(
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
+  decode: DecodeConfig,
+  prompts: Sequence[str] | None = None,
+  input_file: str | None = None,
+  interactive: bool = False,
   as_json: bool = False,
 ) -> None:
-  """Prints a continuation of each of `run.prompts`.
+  """Prints continuations of texts.
+
+  The texts are `prompts`, the lines of `input_file`, `run.prompts`, or what is
+  typed at a terminal: the first of these that there are.
 
   Args:
     model_dir: of a training run.
@@ -38,7 +54,11 @@ def generate(
     optimizer: unused; a recipe is the same for every command.
     data: the vocabulary is read.
     run: prompts, sample_tokens and seed are read.
-    as_json: print one JSON object a prompt instead of text for people.
+    decode: how tokens are chosen.
+    prompts: texts.
+    input_file: of prompts, one a line.
+    interactive: ask for prompts, whatever else there is.
+    as_json: print one JSON object a continuation instead of text for people.
 
   Raises:
     UserError: there is no checkpoint or no prompt, the checkpoint is of another
@@ -47,22 +67,37 @@ def generate(
   del optimizer
   check_model_dir(model_dir)
   layout.check(mesh, model)
-  if not run.prompts:
+  texts, origin = _find_prompts(prompts, input_file, run)
+  asks = interactive or (not texts and sys.stdin.isatty())
+  if asks and (prompts or input_file):
+    raise UserError(
+      "--interactive: asks for prompts; leave out --prompt and --input."
+    )
+  if not asks and not texts:
     raise UserError(
       "PROMPTS = []: give at least one text to continue, such as "
-      "--gin.PROMPTS='[\"def \"]'."
+      "--prompt 'def ', or --input FILE."
     )
   shapes = parameter_shapes(model)
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   check_same_model(checkpoint, shapes, vocabulary.sha256)
-  check_prompts(run, vocabulary, model.sequence_length)
-  texts = continue_prompts(checkpoint, model, mesh, vocabulary, run)
-  for prompt, text in zip(run.prompts, texts, strict=True):
-    if as_json:
-      print(json.dumps({"prompt": prompt, "continuation": text}))
+  _check_room(model, run)
+
+  def check(texts):
+    check_prompts(texts, vocabulary, model, run, origin)
+
+  if not asks:
+    check(texts)
+  # All input is known to be good; TensorFlow takes seconds.
+  with _generator(checkpoint, model, mesh, vocabulary, decode, run) as loaded:
+    is_one = decode.rows_per_prompt == 1 and not as_json
+    if asks:
+      _answer(loaded, check, is_one, as_json)
+    elif is_one and len(texts) == 1:
+      _print_stream(loaded, texts[0])
     else:
-      print(f"--- {prompt!r}\n{prompt}{text}\n")
+      _print_all(loaded, texts, as_json)
 
 
 def continue_prompts(
@@ -75,17 +110,106 @@ def continue_prompts(
   """Returns what the model of `checkpoint` adds to each of `run.prompts`."""
   if not run.prompts:
     return []
-  # All input is known to be good; TensorFlow takes seconds.
-  from palm_mtf.loaded_model import LoadedModel
+  decode = DecodeConfig()
+  with _generator(checkpoint, model, mesh, vocabulary, decode, run) as loaded:
+    return [each.text for (each,) in loaded.continuations(run.prompts)]
 
-  # A split batch has rows for each slice, be they filled by a prompt or not.
-  slices = mesh.axis_size_of("batch")
-  batch_size = -(-len(run.prompts) // slices) * slices
-  with LoadedModel(checkpoint, model, mesh, batch_size=batch_size) as loaded:
-    return continue_texts(
-      loaded,
-      vocabulary,
-      run.prompts,
-      sample_tokens=run.sample_tokens,
-      seed=run.seed,
+
+def _check_room(model: PalmConfig, run: RunConfig) -> None:
+  if run.sample_tokens >= model.sequence_length:
+    raise UserError(
+      f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
+      f"SEQUENCE_LENGTH = {model.sequence_length}; give a number below that."
     )
+
+
+def _find_prompts(
+  prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
+) -> tuple[Sequence[str], str]:
+  """Returns the texts to continue and what the user calls them."""
+  if prompts and input_file:
+    raise UserError("--prompt and --input: give one of them.")
+  if prompts is not None:
+    if not all(prompts):
+      raise UserError(
+        "--prompt = '': is empty; there has to be a text to continue."
+      )
+    return prompts, "--prompt"
+  if input_file:
+    return read_prompts(input_file), f"--input = {input_file!r}"
+  return run.prompts, "PROMPTS"
+
+
+def _generator(
+  checkpoint: Checkpoint,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  vocabulary: Vocabulary,
+  decode: DecodeConfig,
+  run: RunConfig,
+) -> "Generator":
+  from palm_mtf.generation import Generator
+
+  return Generator(
+    checkpoint,
+    model,
+    mesh,
+    vocabulary,
+    decode,
+    sample_tokens=run.sample_tokens,
+    seed=run.seed,
+  )
+
+
+def _print_stream(loaded: "Generator", prompt: str) -> None:
+  print(f"--- {prompt!r}\n{prompt}", end="", flush=True)
+  for piece in loaded.stream(prompt):
+    print(piece, end="", flush=True)
+  print("\n", flush=True)
+
+
+def _print_all(
+  loaded: "Generator", prompts: Sequence[str], as_json: bool
+) -> None:
+  for prompt, results in zip(
+    prompts, loaded.continuations(prompts), strict=True
+  ):
+    for number, result in enumerate(results):
+      if as_json:
+        print(json.dumps(_record(prompt, number, result)))
+      else:
+        sample = f" ({number + 1})" if len(results) > 1 else ""
+        print(f"--- {prompt!r}{sample}\n{prompt}{result.text}\n")
+
+
+def _record(prompt: str, number: int, result: "Continuation") -> dict:
+  record = {"prompt": prompt, "continuation": result.text, "sample": number}
+  fields = dataclasses.asdict(result)
+  for name in ("num_tokens", "ended", "score"):
+    if fields[name] is not None:
+      record[name] = fields[name]
+  return record
+
+
+def _answer(
+  loaded: "Generator",
+  check: Callable[[Sequence[str]], None],
+  streams: bool,
+  as_json: bool,
+) -> None:
+  """Continues each line of stdin until it ends."""
+  say("type a text to continue; an empty line or Ctrl-D ends")
+  while True:
+    print("> ", end="", file=sys.stderr, flush=True)
+    prompt = sys.stdin.readline().rstrip("\n")
+    if not prompt:
+      return
+    try:
+      check([prompt])
+    except UserError as error:
+      say(str(error))
+      continue
+    if streams:
+      _print_stream(loaded, prompt)
+    else:
+      _print_all(loaded, [prompt], as_json)

@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model in a session: its loss on batches, the next token of texts.
+"""A trained model in a session: its loss on batches.
 
-evaluate.py and infer.py are its users; training.py has a session of its own.
+evaluate.py is its user; training.py and generation.py have sessions of their
+own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,10 +24,6 @@ class LoadedModel:
   """The weights of one checkpoint, for batches of one size.
 
   Use it as a context manager: it holds a session.
-
-  Attributes:
-    batch_size: sequences in a batch.
-    sequence_length: tokens in a sequence.
   """
 
   def __init__(
@@ -47,22 +44,15 @@ class LoadedModel:
       batch_size: sequences in a batch.
       features: names among pods.program.FEATURES: what every batch has.
     """
-    self.batch_size = batch_size
-    self.sequence_length = model.sequence_length
     with tf.Graph().as_default():
       program = build_forward_program(
         model, mesh, batch_size=batch_size, features=features
       )
-      position = tf.placeholder(tf.int32, [], "position")
-      next_logits = tf.cast(program.logits[:, position], tf.float32)
       self._session = tf.Session(config=session_config(mesh.num_devices))
       restore(self._session, [program.slices], checkpoint.prefix)
     self._features = list(program.features)
     self._loss_and_weight = self._session.make_callable(
       [program.loss, program.weight_sum], list(program.features.values())
-    )
-    self._next_logits = self._session.make_callable(
-      next_logits, [program.features["inputs"], position]
     )
 
   def __enter__(self) -> "LoadedModel":
@@ -79,17 +69,3 @@ class LoadedModel:
     ]
     losses, weights = zip(*results, strict=True)
     return float(np.average(losses, weights=weights))
-
-  def next_logits(self, inputs: np.ndarray, position: int) -> np.ndarray:
-    """Returns the logits of the token after `inputs[:, position]`.
-
-    Each row is one document: the model must have been built without segments.
-
-    Args:
-      inputs: [batch, length], int32; what follows `position` is not seen.
-      position: the last place that is known.
-
-    Returns:
-      [batch, vocab], float32.
-    """
-    return self._next_logits(inputs, position)

@@ -52,8 +52,8 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.pod_servers import PodServers
 from palm_mtf.pods_config import PodsConfig
+from palm_mtf.prompts import check_prompts
 from palm_mtf.samples import keep_samples
-from palm_mtf.sampling import check_prompts
 from palm_mtf.training_lock import training_lock
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -116,7 +116,7 @@ def train(
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
   check_same_vocabulary(initial, vocabulary)
-  check_prompts(run, vocabulary, model.sequence_length)
+  check_prompts(run.prompts, vocabulary, model, run)
   corpus = load_corpus(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
@@ -280,7 +280,7 @@ def _say_what_next(model_dir: str, train_steps: int) -> None:
   )
   say("next, for example:")
   for command in (
-    f"generate --gin_file={config} --gin.PROMPTS='[\"def \"]'",
+    f"generate --model_dir {model_dir} --prompt 'def '",
     f"evaluate --gin_file={config}",
     f"report {model_dir}",
     f"train --gin_file={config} --gin.TRAIN_STEPS={5 * train_steps}",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf import config, layout, pods_config, train
+from palm_mtf import config, decode_config, layout, pods_config, train
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
@@ -177,6 +177,7 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
       (config, config.DataConfig),
       (config, config.RunConfig),
       (config, config.WatchConfig),
+      (decode_config, decode_config.DecodeConfig),
     )
     for name in kind.__dataclass_fields__
   }

@@ -24,14 +24,16 @@ class Command(NamedTuple):
       name to text that is written into MODEL_DIR.
     entry_point: dotted path of the function that runs it, or "" where gin says
       that: in runs/<name>.gin, a space in the name written as "_".
-    flags: {flag: keywords of argparse} of a command without gin; one without
-      dashes is a place. The entry point takes each as a keyword.
+    takes_model_dir: --model_dir stands for the config.gin in that folder.
+    flags: {flag: keywords of argparse}; one without dashes is a place. The
+      entry point takes each as a keyword.
   """
 
   summary: str
   has_results: bool = False
   keeps_config: bool = False
   entry_point: str = ""
+  takes_model_dir: bool = False
   flags: Mapping[str, Mapping[str, Any]] = {}
 
 
@@ -56,7 +58,28 @@ COMMANDS = {
   "evaluate": Command(
     "print the validation loss of the newest checkpoint", has_results=True
   ),
-  "generate": Command("continue the texts of PROMPTS", has_results=True),
+  "generate": Command(
+    "continue texts",
+    has_results=True,
+    takes_model_dir=True,
+    flags={
+      "--prompt": {
+        "dest": "prompts",
+        "metavar": "TEXT",
+        "action": "append",
+        "help": "a text to continue; may be repeated",
+      },
+      "--input": {
+        "dest": "input_file",
+        "metavar": "FILE",
+        "help": "prompts, one a line; of a .jsonl file the field prompt",
+      },
+      "--interactive": {
+        "action": "store_true",
+        "help": "ask for prompts; a terminal without prompts asks anyway",
+      },
+    },
+  ),
   "data cache": Command(
     "encode the documents of a run, for all runs", has_results=True
   ),

@@ -82,16 +82,32 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   run_file = name.replace(" ", "_")
   parser = _parser(name)
   _add_gin_flags(parser, run_file, arguments)
+  if command.takes_model_dir:
+    parser.add_argument(
+      "--model_dir",
+      metavar="PATH",
+      help="of a training run: its config.gin, without its PROMPTS",
+    )
+  own = [
+    parser.add_argument(flag, **keywords).dest
+    for flag, keywords in command.flags.items()
+  ]
   macros = [each for each in arguments if each.startswith("--gin.")]
   rest = [each for each in arguments if not each.startswith("--gin.")]
   options = _parse(parser, rest)
 
   from palm_mtf.cli import gin_files
 
+  files = list(options.gin_file)
+  bindings = [macro.removeprefix("--gin.") for macro in macros]
+  if getattr(options, "model_dir", None):
+    file, first = _settings_of(options.model_dir)
+    files.insert(0, file)
+    bindings = first + bindings
   configuration = gin_files.load(
     run_file,
-    options.gin_file,
-    [macro.removeprefix("--gin.") for macro in macros],
+    files,
+    bindings,
     asked=f"palm_mtf {name} "
     + shlex.join(x for x in arguments if x != "--print_config"),
   )
@@ -104,10 +120,23 @@ def _run_configured(name: str, arguments: list[str]) -> int:
       keywords["config_files"] = configuration.config_files()
     if command.has_results:
       keywords["as_json"] = options.as_json
+    keywords.update({name: getattr(options, name) for name in own})
     entry_point(**keywords)
   except UserError as error:
     raise UserError(configuration.located(str(error))) from error
   return 0
+
+
+def _settings_of(model_dir: str) -> tuple[str, list[str]]:
+  """Returns the gin file of a run and the bindings that are not the run's."""
+  file = os.path.join(model_dir, "config.gin")
+  if not os.path.isfile(file):
+    raise UserError(
+      f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
+      "MODEL_DIR of a training run."
+    )
+  # It may have moved; and its prompts were those of the end of training.
+  return file, [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]"]
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:

@@ -14,6 +14,8 @@ are one pass in float32, and so is their gradient. In multi-query attention the
 them meet the same keys: no transpose, no copy of k and v per head.
 """
 
+from collections.abc import Callable
+
 from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.whole_slice import WholeSlice
 
@@ -48,7 +50,9 @@ def _causal_softmax_gradient(weights, dweights, out, dout, scale):
   return tf.cast(scale * weights * (dweights - total), dtype)
 
 
-def _slice_functions(memory: str, d_kv: int):
+def slice_functions(
+  memory: str, d_kv: int
+) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
   """Returns attention and its gradient for one slice.
 
   Args:
@@ -101,7 +105,7 @@ def causal_attention(
   batch, length, heads, d_kv = q.shape.dims
   memory_length = k.shape.dims[1]
   memory = "bmhk" if heads in k.shape.dims else "bmk"
-  attend, attend_gradient = _slice_functions(memory, d_kv.size)
+  attend, attend_gradient = slice_functions(memory, d_kv.size)
   weights_shape = mtf.Shape([batch, length, heads, memory_length])
   splittable = ["batch", "heads"]
 

@@ -6,36 +6,16 @@
 
 A generator with a state would draw other masks under another layout. Here each
 number of the activations has a counter, its place in the global batch, and a
-hash of it decides: Threefry-2x32 with 20 rounds (Salmon et al. 2011), integer
-arithmetic that is the same on every device. So a slice computes its own part of
-one mask, however the batch is cut into slices and microbatches. The gradient
-computes the mask again, and nothing is kept for it.
+hash of it decides (threefry.py). So a slice computes its own part of one mask,
+however the batch is cut into slices and microbatches. The gradient computes the
+mask again, and nothing is kept for it.
 """
 
 import dataclasses
 
 from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.model.threefry import threefry
 from palm_mtf.whole_slice import WholeSlice
-
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = 0x1BD11BDA
-
-
-def _threefry(key, counter):
-  """Returns two hashes of two counters under two keys, uint32 each."""
-  a, b = counter
-  keys = [*key, tf.constant(_PARITY, tf.uint32)]
-  keys[2] = tf.bitwise.bitwise_xor(keys[2], tf.bitwise.bitwise_xor(*key))
-  a, b = a + keys[0], b + keys[1]
-  for i in range(1, 6):
-    for bits in _ROTATIONS[(i - 1) % 2]:
-      a += b
-      high = tf.bitwise.left_shift(b, tf.constant(bits, tf.uint32))
-      low = tf.bitwise.right_shift(b, tf.constant(32 - bits, tf.uint32))
-      b = tf.bitwise.bitwise_xor(tf.bitwise.bitwise_or(high, low), a)
-    a += keys[i % 3]
-    b += keys[(i + 1) % 3] + tf.constant(i, tf.uint32)
-  return a, b
 
 
 def _words(number):
@@ -58,10 +38,10 @@ def _dropped(first_row, x, state, place, seed, rate):
     tf.cast(tf.reshape(tf.range(length * half), [1, length, half]), tf.uint32),
   ]
   counter = [tf.broadcast_to(each, [rows, length, half]) for each in counter]
-  key = _threefry(
+  key = threefry(
     _words(seed), [tf.cast(step, tf.uint32), tf.cast(place, tf.uint32)]
   )
-  bits = tf.concat(_threefry(key, counter), -1)[..., :width]
+  bits = tf.concat(threefry(key, counter), -1)[..., :width]
   keeps = bits >= tf.constant(round(rate * 2**32), tf.uint32)
   scaled = tf.where_v2(keeps, tf.cast(x, tf.float32) / (1.0 - rate), 0.0)
   return tf.where_v2(is_on > 0, tf.cast(scaled, x.dtype), x)

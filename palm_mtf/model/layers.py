@@ -27,7 +27,19 @@ def _local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
   return tf.where_v2((row >= 0) & (row < rows), row, -1)
 
 
-def _embed(first, table, tokens):
+def local_embedding(
+  first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor
+) -> tf.Tensor:
+  """Looks up what one slice holds; zeros for tokens of other slices.
+
+  Args:
+    first: [], int32, the token of the slice's first row.
+    table: [rows, d_model], of the slice.
+    tokens: [...], int32.
+
+  Returns:
+    [..., d_model].
+  """
   row = _local_rows(first, tokens, table.shape[0])
   found = tf.gather(table, tf.maximum(row, 0))
   return tf.where_v2((row >= 0)[..., tf.newaxis], found, tf.zeros_like(found))
@@ -70,7 +82,7 @@ def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
     ]
 
   return WholeSlice(
-    _embed,
+    local_embedding,
     [table, tokens],
     [(tokens.shape + d_model, table.dtype)],
     splittable=["batch", "vocab"],
@@ -83,8 +95,16 @@ def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
 # --- Norm --------------------------------------------------------------------
 
 
-def _normalized(x, centered):
-  """Returns x with unit mean square (and zero mean), and 1/its deviation."""
+def normalized(x: tf.Tensor, centered: bool) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns x with unit mean square (and zero mean), and 1/its deviation.
+
+  Args:
+    x: [..., d_model].
+    centered: whether the mean is taken out.
+
+  Returns:
+    [..., d_model] and [..., 1], float32.
+  """
   x = tf.cast(x, tf.float32)
   if centered:
     x -= tf.reduce_mean(x, -1, keepdims=True)
@@ -95,12 +115,12 @@ def _normalized(x, centered):
 
 
 def _norm(x, scale, *, centered):
-  return tf.cast(_normalized(x, centered)[0] * scale, x.dtype)
+  return tf.cast(normalized(x, centered)[0] * scale, x.dtype)
 
 
 def _norm_gradient(x, scale, dy, *, centered):
   """Returns dx and dscale; the norm takes its own direction(s) out of dy."""
-  y, rsqrt = _normalized(x, centered)
+  y, rsqrt = normalized(x, centered)
   dy = tf.cast(dy, tf.float32)
   dscale = tf.reduce_sum(dy * y, list(range(x.shape.rank - 1)))
   dy *= scale
@@ -164,26 +184,42 @@ def rotary_tables(
     Two tensors [length, d_kv / 2], float32: bfloat16 makes 256 of 257.
   """
   pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
-  frequency = ROTARY_BASE ** (-np.arange(pairs.size) / pairs.size)
-  angle = np.arange(length.size)[:, np.newaxis] * frequency
   sin, cos = (
-    mtf.import_tf_tensor(
-      mesh, tf.constant(table.astype(np.float32)), mtf.Shape([length, pairs])
-    )
-    for table in (np.sin(angle), np.cos(angle))
+    mtf.import_tf_tensor(mesh, tf.constant(table), mtf.Shape([length, pairs]))
+    for table in sines_and_cosines(length.size, d_kv.size)
   )
   return sin, cos
 
 
+def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns what `rotary_tables` does, as arrays."""
+  frequency = ROTARY_BASE ** (-np.arange(d_kv // 2) / (d_kv // 2))
+  angle = np.arange(length)[:, np.newaxis] * frequency
+  return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
+
+
+def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
+  """Turns (x1, x2), the halves of d_kv.
+
+  Args:
+    x: [..., d_kv].
+    sin: what broadcasts against [..., d_kv / 2], float32.
+    cos: the same.
+
+  Returns:
+    The shape and dtype of x.
+  """
+  x1, x2 = tf.split(tf.cast(x, tf.float32), 2, -1)
+  y = tf.concat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+  return tf.cast(y, x.dtype)
+
+
 @fused
 def _rotate(x, sin, cos):
-  """Turns (x1, x2), the halves of d_kv, by the angle of each position."""
+  """Turns x by the angle of each position."""
   between = [1] * (x.shape.rank - 3)  # heads, where x has them
   shape = [1, sin.shape[0], *between, sin.shape[1]]
-  sin, cos = tf.reshape(sin, shape), tf.reshape(cos, shape)
-  x1, x2 = tf.split(tf.cast(x, tf.float32), 2, -1)
-  turned = tf.concat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
-  return tf.cast(turned, x.dtype)
+  return turned(x, tf.reshape(sin, shape), tf.reshape(cos, shape))
 
 
 @fused
@@ -225,10 +261,15 @@ def rotary(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
 # --- SwiGLU ------------------------------------------------------------------
 
 
-@fused
-def _swiglu(gate, linear):
+def gated(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
+  """Returns swish(gate) * linear of one slice, in the dtype of `linear`."""
   gate, x = tf.cast(gate, tf.float32), tf.cast(linear, tf.float32)
   return tf.cast(gate * tf.sigmoid(gate) * x, linear.dtype)
+
+
+@fused
+def _swiglu(gate, linear):
+  return gated(gate, linear)
 
 
 @fused

@@ -38,7 +38,10 @@ def {name}(*, model_dir, config_files=None, as_json=None, **settings):
   print(json.dumps({{
     "as_json": as_json,
     "kinds": {{name: type(each).__name__ for name, each in settings.items()}},
-    "settings": {{name: vars(each) for name, each in settings.items()}},
+    "settings": {{
+      name: vars(each) if hasattr(each, "__dict__") else each
+      for name, each in settings.items()
+    }},
     "modules": sorted(sys.modules),
   }}))
 """
@@ -55,6 +58,7 @@ def site(tmp_path_factory) -> Path:
     "__main__",
     "batch_sizes",
     "config",
+    "decode_config",
     "errors",
     "layout",
     "pods_config",

@@ -55,9 +55,14 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
     (tmp_path / name).write_text(text)
     for command in ("train", "evaluate", "generate"):
       again = settings_of(palm_mtf(command, f"--gin_file={name}"))
-      # Only training is watched, and generating needs no pod.
-      assert again == {x: first[x] for x in first if x in again}
+      # Only training is watched; generating needs no pod, and has its own.
+      own = {"decode", "prompts", "input_file", "interactive"}
+      assert again.keys() - first.keys() == (
+        own if command == "generate" else set()
+      )
       assert first.keys() - again.keys() <= {"watch", "pods"}
+      common = first.keys() & again.keys()
+      assert {x: again[x] for x in common} == {x: first[x] for x in common}
 
 
 def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):
@@ -75,6 +80,29 @@ def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):
   assert settings_of(palm_mtf("evaluate", *arguments)) | watched == train
   model = train["model"]
   assert (model["d_ff"], model["d_kv"], model["num_heads"]) == (64, 32, 2)
+
+
+def test_generate_takes_its_flags_and_the_settings_of_a_model_dir(
+  palm_mtf, tmp_path
+):
+  palm_mtf("train", RECIPE, DIR, "--gin.NUM_LAYERS=3")
+  (tmp_path / "x").rename(tmp_path / "moved")
+  flags = ["--model_dir", "moved", "--prompt", "a", "--prompt=b c"]
+  got = settings_of(palm_mtf("generate", *flags, "--gin.TOP_P=0.5"))
+  assert got["model"]["num_layers"] == 3
+  assert got["prompts"] == ["a", "b c"]
+  assert got["decode"]["top_p"] == 0.5
+  assert got["run"]["prompts"] == []
+  assert settings_of(palm_mtf("generate", RECIPE, DIR))["run"]["prompts"]
+
+
+def test_a_model_dir_without_settings_is_one_line(palm_mtf):
+  done = palm_mtf("generate", "--model_dir=nowhere")
+  assert done.returncode == 2
+  assert done.stderr == (
+    "palm_mtf: --model_dir = 'nowhere': there is no config.gin in it; give the "
+    "MODEL_DIR of a training run.\n"
+  )
 
 
 @pytest.mark.parametrize("name", ["evaluate", "generate"])

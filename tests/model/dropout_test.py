@@ -6,12 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from jax.extend.random import threefry_2x32
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.model.dropout import Dropout, _threefry
+from palm_mtf.model.dropout import Dropout
 from palm_mtf.pods.program import build_train_program
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -114,21 +113,6 @@ def test_nothing_is_dropped_where_it_is_off():
   y, dx = dropped(ones(), is_on=0)
   np.testing.assert_array_equal(y, ones())
   np.testing.assert_array_equal(dx, 2 * ones())
-
-
-def test_the_hash_is_threefry():
-  rng = np.random.default_rng(0)
-  key = rng.integers(2**32, size=2, dtype=np.uint32)
-  counter = rng.integers(2**32, size=[2, 50], dtype=np.uint32)
-  expected = threefry_2x32(key, counter.ravel())
-
-  @tf.function(jit_compile=True)
-  def hashed(key, counter):
-    return tf.stack(_threefry(tf.unstack(key), tf.unstack(counter)))
-
-  with tf.Graph().as_default(), tf.Session() as session:
-    actual = session.run(hashed(tf.constant(key), tf.constant(counter)))
-  np.testing.assert_array_equal(actual.ravel(), np.asarray(expected))
 
 
 def one_step(mesh=SINGLE, **changes):

@@ -1,0 +1,146 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products with weights that do not change any more, as decoding needs them.
+
+One token a step reads every weight for a handful of multiplications: what
+counts is the bytes of the weights and that they are read in one stream. On CPUs
+oneDNN keeps its own packed copy of each (`packed_matmul`); elsewhere these are
+plain products.
+
+  float weights   y = x w
+  int8 weights    y = s_x round(x / s_x) round(w / s_w) s_w
+
+with a scale s_w for each output channel, as in PaLM's published inference code,
+and one s_x for each row of x, taken when it is there: products of int8 numbers
+are several times as fast as those of others, and their sums are exact. A row's
+result does not depend on the other rows.
+"""
+
+import dataclasses
+
+from palm_mtf._tf import has_kernel, int8_matmul, packed_matmul, tf
+
+_LARGEST = 127.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+  """A weight on one device.
+
+  Attributes:
+    value: [inner, outer], activation dtype or int8.
+    scale: [outer], float32, of int8 numbers; None of others.
+  """
+
+  value: tf.Variable
+  scale: tf.Variable | None = None
+
+  @property
+  def variables(self) -> list[tf.Variable]:
+    """What has to be initialized."""
+    return [self.value] if self.scale is None else [self.value, self.scale]
+
+
+def make_kernel(
+  w: tf.Tensor, dtype: tf.DType, name: str, largest: tf.Tensor | None = None
+) -> Kernel:
+  """Makes variables whose first value is a weight.
+
+  Args:
+    w: [inner, outer], float32.
+    dtype: int8, or of a float weight.
+    name: of the variable.
+    largest: [1, outer], of `largest_numbers`, where `w` is a part of what is
+      summed; of int8 alone.
+  """
+
+  def variable(value, suffix=""):
+    return tf.Variable(
+      value, trainable=False, use_resource=True, name=name + suffix
+    )
+
+  if dtype != tf.int8:
+    return Kernel(variable(tf.cast(w, dtype)))
+  numbers, scale = to_int8(
+    w, largest_numbers(w, 0) if largest is None else largest
+  )
+  return Kernel(variable(numbers), variable(scale[0], "_scale"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+  """Rows as numbers times a scale: what int8 products read and give.
+
+  Attributes:
+    numbers: [rows, columns], int8 before a product, float32 behind it.
+    scale: [rows, 1], float32.
+  """
+
+  numbers: tf.Tensor
+  scale: tf.Tensor
+
+
+Rows = tf.Tensor | Scaled
+
+
+def parts_of(x: Rows) -> tuple[tf.Tensor, ...]:
+  """Returns the tensors of `x`, which a compiled function can take."""
+  return (x.numbers, x.scale) if isinstance(x, Scaled) else (x,)
+
+
+def rows_of(parts: tuple[tf.Tensor, ...]) -> Rows:
+  """Returns what `parts_of` took apart."""
+  return Scaled(*parts) if len(parts) == 2 else parts[0]
+
+
+def value_of(parts: tuple[tf.Tensor, ...], dtype: tf.DType) -> tf.Tensor:
+  """Returns the value of `parts_of(x)`."""
+  return tf.cast(parts[0] * parts[1], dtype) if len(parts) == 2 else parts[0]
+
+
+def largest_numbers(x: tf.Tensor, axis: int) -> tf.Tensor:
+  """Returns max |x| along `axis` of [rows, columns], which stays, float32."""
+  return tf.reduce_max(tf.abs(tf.cast(x, tf.float32)), axis, keepdims=True)
+
+
+def to_int8(x: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns round(x / scale), int8, and the scale, float32.
+
+  Args:
+    x: [rows, columns].
+    largest: of `largest_numbers`, or of all of a sum of which x is a part.
+  """
+  scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
+  return tf.cast(tf.round(tf.cast(x, tf.float32) / scale), tf.int8), scale
+
+
+def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
+  """Returns x kernel.
+
+  Args:
+    x: [rows, inner], of the kernel's dtype; Scaled for int8.
+    kernel: on the device of x.
+    packed: whether a packed copy of the weights is kept, for many products.
+
+  Returns:
+    [rows, outer], the dtype of x, or Scaled by the scale of x.
+  """
+  w = kernel.value.value()
+  if not isinstance(x, Scaled):
+    # One float32 row is the one product that needs no packing to be fast.
+    packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
+    if packed and _has("_MklNativeFusedMatMul", x):
+      return packed_matmul(x, w)
+    return tf.matmul(x, w)
+  w_scale = kernel.scale.value()
+  if _has("_QuantizedMatMul", x.numbers):
+    y = int8_matmul(x.numbers, w, w_scale, packed=packed)
+  else:
+    y = tf.matmul(*(tf.cast(each, tf.float32) for each in (x.numbers, w)))
+    y *= w_scale
+  return Scaled(y, x.scale)
+
+
+def _has(operation: str, x: tf.Tensor) -> bool:
+  """Whether there is an operation of oneDNN where x is."""
+  return "gpu" not in x.device.lower() and has_kernel(operation)

@@ -1,0 +1,84 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Texts to be continued: where they come from, and that there is room."""
+
+import json
+import os
+from collections.abc import Sequence
+
+from palm_mtf.config import PalmConfig, RunConfig
+from palm_mtf.data.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+
+_FIELD = "prompt"
+
+
+def check_prompts(
+  prompts: Sequence[str],
+  vocabulary: Vocabulary,
+  model: PalmConfig,
+  run: RunConfig,
+  origin: str = "PROMPTS",
+) -> None:
+  """Raises UserError unless each prompt leaves room for its continuation.
+
+  Args:
+    prompts: the texts.
+    vocabulary: of the model.
+    model: sequence_length is read.
+    run: sample_tokens is read.
+    origin: what the user calls the prompts, for the message.
+  """
+  tokens = vocabulary.encode_batch(prompts)
+  for prompt, ids in zip(prompts, tokens, strict=True):
+    if len(ids) + run.sample_tokens > model.sequence_length:
+      raise UserError(
+        f"{origin}: {prompt[:40]!r} is {len(ids):,} tokens and SAMPLE_TOKENS "
+        f"= {run.sample_tokens:,}, together more than SEQUENCE_LENGTH = "
+        f"{model.sequence_length:,}: shorten one of them."
+      )
+
+
+def read_prompts(path: str) -> list[str]:
+  """Returns the prompts of a file, one a line.
+
+  Args:
+    path: a text file, or of JSON lines, .jsonl, each an object with the field
+      "prompt"; that is how a prompt may have several lines.
+
+  Raises:
+    UserError: the file cannot be read, is empty, or a line is no prompt.
+  """
+  what = f"--input = {path!r}"
+  try:
+    with open(os.path.expanduser(path), encoding="utf-8") as file:
+      lines = file.read().splitlines()
+  except UnicodeDecodeError:
+    raise UserError(f"{what}: is no UTF-8 text; convert it.") from None
+  except OSError as error:
+    raise UserError(f"{what}: {error.strerror}; give a text file.") from None
+  if not lines:
+    raise UserError(f"{what}: is empty; write one prompt a line.")
+  is_json = path.endswith(".jsonl")
+  prompts = []
+  for number, line in enumerate(lines, 1):
+    prompt = _json_prompt(line, what, number) if is_json else line
+    if not prompt:
+      raise UserError(
+        f"{what}: line {number} is empty; there has to be a text to continue."
+      )
+    prompts.append(prompt)
+  return prompts
+
+
+def _json_prompt(line: str, what: str, number: int) -> str:
+  try:
+    prompt = json.loads(line)[_FIELD]
+  except (ValueError, TypeError, KeyError):
+    prompt = None
+  if not isinstance(prompt, str):
+    raise UserError(
+      f"{what}: line {number} is no JSON object with a text under "
+      f'"{_FIELD}"; write {{"{_FIELD}": "..."}}.'
+    )
+  return prompt

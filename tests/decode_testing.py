@@ -1,0 +1,113 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Continues given prompts with given parameters, for tests to look into."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.config import PalmConfig
+from palm_mtf.decode_config import DecodeConfig
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.pods.choosing import BatchSizes
+from palm_mtf.pods.decode_program import (
+  build_decode_model,
+  build_decode_program,
+)
+from palm_mtf.pods.program import build_forward_program
+from tests.mtf_testing import SINGLE, load_parameters
+
+EOD = 11  # which one of the tests' models chooses at some time
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoded:
+  """What `decode` fetched; see DecodeProgram."""
+
+  tokens: np.ndarray
+  is_over: np.ndarray
+  scores: np.ndarray | None
+
+
+def decode(
+  config: PalmConfig,
+  params: Mapping[str, np.ndarray],
+  prompts: Sequence[Sequence[int]],
+  settings: DecodeConfig,
+  *,
+  max_tokens: int,
+  keys: Sequence[int] | None = None,
+  mesh: MeshLayout = SINGLE,
+  chunk: int | None = None,
+) -> Decoded:
+  """Continues prompts, each a list of tokens without the 0 before it.
+
+  `keys` has a number for each prompt, its place if it is None; `chunk` tokens
+  are made at a time.
+  """
+  keys = range(len(prompts)) if keys is None else keys
+  rows = settings.rows_per_prompt
+  inputs = np.zeros(
+    [len(prompts), 1 + max(len(each) for each in prompts)], np.int32
+  )
+  # What lies behind a prompt must not matter.
+  inputs[:, 1:] = config.vocab_size - 1
+  for row, prompt in enumerate(prompts):
+    inputs[row, 1 : 1 + len(prompt)] = prompt
+  sizes = BatchSizes(
+    num_prompts=len(prompts),
+    prompt_tokens=inputs.shape[1],
+    max_tokens=max_tokens,
+    num_tokens=config.vocab_size,
+    eod_id=EOD,
+  )
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    model = build_decode_model(config, mesh, settings.weight_dtype)
+    program = build_decode_program(model, settings, sizes)
+    load_parameters(session, model.slices, params)
+    session.run(model.prepare)
+    session.run(model.release)
+    feed = {
+      program.prompts: inputs,
+      program.lengths: [1 + len(each) for each in prompts],
+      program.keys: [[[key, row] for row in range(rows)] for key in keys],
+    }
+    session.run(program.start, feed)
+    for limit in range(1, max_tokens + 1, chunk or max_tokens):
+      limit = min(limit + (chunk or max_tokens) - 1, max_tokens)
+      session.run(program.advance, {program.limit: limit})
+    tokens, is_over = session.run([program.tokens, program.is_over])
+    scores = None if program.scores is None else session.run(program.scores)
+  return Decoded(tokens, is_over, scores)
+
+
+class Recomputed:
+  """Next-token logits by the forward program, without a cache."""
+
+  def __init__(self, config: PalmConfig, params: Mapping[str, np.ndarray]):
+    self._length = config.sequence_length
+    with tf.Graph().as_default():
+      self._program = build_forward_program(config, SINGLE, batch_size=1)
+      self._session = tf.Session(config=session_config(1))
+      load_parameters(self._session, self._program.slices, params)
+
+  def logits(self, tokens: Sequence[int]) -> np.ndarray:
+    """Returns the logits of every token after `tokens`, [vocab]."""
+    inputs = np.zeros([1, self._length], np.int32)
+    inputs[0, 1 : 1 + len(tokens)] = tokens
+    feed = {self._program.features["inputs"]: inputs}
+    return self._session.run(self._program.logits, feed)[0, len(tokens)]
+
+  def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """Returns the likeliest tokens one after the other, [eod] to the end."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + max_tokens:
+      is_over = EOD in tokens[len(prompt) :]
+      tokens.append(EOD if is_over else int(self.logits(tokens).argmax()))
+    return tokens[len(prompt) :]

@@ -1,0 +1,102 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf generate` on a trained run: its prompts, and what it says."""
+
+import io
+import json
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests import runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("infer")
+  corpus = runs.write_corpus(folder / "corpus")
+  model_dir = folder / "run"
+  assert runs.run("train", corpus, model_dir, TRAIN_STEPS=4, PROMPTS=[]) == 0
+  return model_dir
+
+
+@pytest.fixture
+def generate(finished, capsys):
+  """Runs the command; returns its exit code, output and errors."""
+
+  def run(*flags):
+    code = main(["generate", "--model_dir", str(finished), *flags])
+    return code, *capsys.readouterr()
+
+  return run
+
+
+def records(out):
+  return [json.loads(line) for line in out.splitlines()]
+
+
+def test_prompts_come_from_flags_or_a_file_and_give_the_same(
+  generate, tmp_path
+):
+  prompts = ["one two", "7"]
+  flags = [f"--prompt={prompt}" for prompt in prompts]
+  code, out, _ = generate(*flags, "--json", "--gin.NUM_SAMPLES=2")
+  assert code == 0
+  found = records(out)
+  assert [(x["prompt"], x["sample"]) for x in found] == [
+    (prompt, sample) for prompt in prompts for sample in (0, 1)
+  ]
+  assert all(x["ended"] in ("eod", "length") for x in found)
+  assert all(x["num_tokens"] <= 8 for x in found)
+  file = tmp_path / "prompts.jsonl"
+  file.write_text("".join(json.dumps({"prompt": x}) + "\n" for x in prompts))
+  _, again, _ = generate("--input", str(file), "--json", "--gin.NUM_SAMPLES=2")
+  assert records(again) == found
+
+
+def test_one_prompt_is_streamed_and_says_what_json_says(generate):
+  _, out, _ = generate("--prompt=one two", "--json")
+  (record,) = records(out)
+  code, out, _ = generate("--prompt=one two")
+  assert code == 0
+  assert out == f"--- 'one two'\none two{record['continuation']}\n\n"
+
+
+def test_interactive_answers_line_by_line_and_survives_a_long_one(
+  generate, monkeypatch
+):
+  lines = "one two\n" + "three " * 60 + "\n7\n"
+  monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+  code, out, err = generate("--interactive")
+  assert code == 0
+  assert out.count("--- ") == 2
+  assert "--- '7'\n7" in out
+  assert "together more than SEQUENCE_LENGTH = 32" in err
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (["--prompt="], "--prompt = '': is empty; there has to be a text"),
+    (["--prompt=" + "one two " * 40], "tokens and SAMPLE_TOKENS = 8, together"),
+    (["--prompt=a", "--gin.TOP_P=0"], "TOP_P = 0: no token has a share of 0"),
+    (["--prompt=a", "--gin.TOP_P=2"], "TOP_P = 2: give a number from 0.0 to"),
+    (["--prompt=a", "--input=b"], "--prompt and --input: give one of them."),
+    (["--input=none.txt"], "--input = 'none.txt': No such file or directory"),
+    (["--prompt=a", "--interactive"], "leave out --prompt and --input."),
+    (["--prompt=a", "--gin.SAMPLE_TOKENS=32"], "leaves no room for a prompt"),
+    ([], "PROMPTS = []: give at least one text to continue, such as --prompt"),
+    (["--promt=a"], 'unknown flag --promt (did you mean "--prompt"?)'),
+  ],
+)
+def test_bad_input_is_one_line(generate, flags, message):
+  code, out, err = generate(*flags)
+  assert (code, out) == (2, "")
+  (line,) = err.splitlines()
+  assert message in line
+
+
+def test_a_missing_checkpoint_is_one_line(generate, tmp_path):
+  code, _, err = generate("--prompt=a", f'--gin.MODEL_DIR="{tmp_path}"')
+  assert code == 2
+  assert "holds no checkpoint" in err
