@@ -145,18 +145,22 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
 
 
 def int8_matmul(
-  x: tf.Tensor, w: tf.Tensor, w_scale: tf.Tensor, *, packed: bool
+  x: tf.Tensor,
+  w: tf.Tensor,
+  limit: tuple[tf.Tensor, tf.Tensor],
+  *,
+  packed: bool,
 ) -> tf.Tensor:
   """Multiplies int8 by int8 weights, as oneDNN does it.
 
   Args:
     x: [rows, inner], int8.
     w: [inner, outer], int8.
-    w_scale: [outer], float32.
+    limit: what -127 and 127 stand for in each column, [outer], float32 each.
     packed: as in `packed_matmul`: packs `w` once, and it may never change.
 
   Returns:
-    x (w * w_scale), [rows, outer], float32; sums are exact.
+    x (w * limit[1] / 127), [rows, outer], float32; sums are exact.
   """
   value = attr_value_pb2.AttrValue
   types = {
@@ -166,15 +170,13 @@ def int8_matmul(
   def type_list(*names):
     return value(list=value.ListValue(type=[types[each] for each in names]))
 
-  # The range of a number stands for its scale: 127 of them.
-  largest = 127.0 * w_scale
   operation = ops.get_default_graph()._create_op_internal(
     "_QuantizedMatMul",
     [
       tf.bitcast(x, tf.qint8),
       tf.bitcast(w, tf.qint8),
-      tf.zeros_like(w_scale),
-      *(tf.constant(-127.0), tf.constant(127.0), -largest, largest),
+      tf.zeros([w.shape[1]]),
+      *(tf.constant(-127.0), tf.constant(127.0), *limit),
     ],
     [tf.float32],
     attrs={

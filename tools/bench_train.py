@@ -119,11 +119,10 @@ def our_command(dtype: str, steps: int) -> list[str]:
   return [sys.executable, str(Path(__file__).resolve()), *worker]
 
 
-def check_peers(names: list[str], peer_python: str) -> None:
+def check_peers(modules_of: dict[str, list[str]], peer_python: str) -> None:
   """Raises UserError unless `peer_python` can import what the peers need."""
-  for name in names:
-    check_choice("--peer", name, PEERS)
-    for module in PEERS[name][1]:
+  for name, modules in modules_of.items():
+    for module in modules:
       look = f"import importlib.util as u; print(u.find_spec({module!r}))"
       try:
         found = subprocess.run(
@@ -227,7 +226,10 @@ def read_arguments() -> argparse.Namespace:
   check_count("--rounds", arguments.rounds)
   check_choice("--dtype", arguments.dtype, ["bfloat16", "float32"])
   arguments.peer = [name for name in arguments.peer.split(",") if name]
-  check_peers(arguments.peer, arguments.peer_python)
+  for name in arguments.peer:
+    check_choice("--peer", name, PEERS)
+  modules_of = {name: PEERS[name][1] for name in arguments.peer}
+  check_peers(modules_of, arguments.peer_python)
   return arguments
 
 

@@ -209,7 +209,7 @@ class Decoder:
     x = self._impl.slicewise(
       local_embedding,
       slice_offset(self._impl, self._dims.vocab),
-      self._impl.slicewise(lambda v: v.value(), self._weights.table),
+      self._weights.table,
       tokens,
     )
     return self._all(x, self._dims.vocab, "SUM")
@@ -282,19 +282,16 @@ class Decoder:
     scales = iter(self._weights.scales)
     settings = [self._centered, self._weights.is_int8]
 
-    def next_scale():
-      return self._impl.slicewise(lambda v: v.value(), next(scales))
-
     def after(x, out, is_last=False):
       def add(x, out, scale):
         flags = (self._centered, self._weights.is_int8 and not is_last)
         x, y = add_and_norm(x, parts_of(out), scale, *flags)
         return x, rows_of(y)
 
-      return self._impl.slicewise(add, x, out, next_scale())
+      return self._impl.slicewise(add, x, out, next(scales))
 
     y = self._impl.slicewise(
-      lambda *xs: rows_of(normed(*xs, *settings)), x, next_scale()
+      lambda *xs: rows_of(normed(*xs, *settings)), x, next(scales)
     )
     for layer, kernels in enumerate(self._weights.kernels):
       end = functools.partial(self._branches_end, kernels, packed)

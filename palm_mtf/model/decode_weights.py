@@ -169,7 +169,7 @@ class _Maker:
 
     def keep(value, *largest):
       kernel = make_kernel(value, dtype, f"decode/{name}", *largest)
-      self.initializers.extend(each.initializer for each in kernel.variables)
+      self.initializers.append(kernel.initialize)
       return kernel
 
     return self._impl.slicewise(keep, value, *largest)

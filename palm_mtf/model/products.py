@@ -25,20 +25,18 @@ _LARGEST = 127.0
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A weight on one device.
+  """A weight on one device, read from variables outside of all loops.
 
   Attributes:
     value: [inner, outer], activation dtype or int8.
-    scale: [outer], float32, of int8 numbers; None of others.
+    limit: of int8 numbers, what -127 and 127 stand for: [outer], float32 each;
+      None of others.
+    initialize: gives the variables their values.
   """
 
-  value: tf.Variable
-  scale: tf.Variable | None = None
-
-  @property
-  def variables(self) -> list[tf.Variable]:
-    """What has to be initialized."""
-    return [self.value] if self.scale is None else [self.value, self.scale]
+  value: tf.Tensor
+  limit: tuple[tf.Tensor, tf.Tensor] | None
+  initialize: tf.Operation
 
 
 def make_kernel(
@@ -60,11 +58,17 @@ def make_kernel(
     )
 
   if dtype != tf.int8:
-    return Kernel(variable(tf.cast(w, dtype)))
+    kept = variable(tf.cast(w, dtype))
+    return Kernel(kept.value(), None, kept.initializer)
   numbers, scale = to_int8(
     w, largest_numbers(w, 0) if largest is None else largest
   )
-  return Kernel(variable(numbers), variable(scale[0], "_scale"))
+  kept, high = variable(numbers), variable(_LARGEST * scale[0], "_limit")
+  return Kernel(
+    kept.value(),
+    (-high.value(), high.value()),
+    tf.group(kept.initializer, high.initializer),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,19 +129,18 @@ def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
   Returns:
     [rows, outer], the dtype of x, or Scaled by the scale of x.
   """
-  w = kernel.value.value()
+  w = kernel.value
   if not isinstance(x, Scaled):
     # One float32 row is the one product that needs no packing to be fast.
     packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
     if packed and _has("_MklNativeFusedMatMul", x):
       return packed_matmul(x, w)
     return tf.matmul(x, w)
-  w_scale = kernel.scale.value()
   if _has("_QuantizedMatMul", x.numbers):
-    y = int8_matmul(x.numbers, w, w_scale, packed=packed)
+    y = int8_matmul(x.numbers, w, kernel.limit, packed=packed)
   else:
     y = tf.matmul(*(tf.cast(each, tf.float32) for each in (x.numbers, w)))
-    y *= w_scale
+    y *= kernel.limit[1] / _LARGEST
   return Scaled(y, x.scale)
 
 

@@ -14,6 +14,9 @@ from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.model import beam
 from palm_mtf.model.draw import next_tokens
 
+# Rows of the cache that fill vector registers are read twice as fast.
+_ALIGNMENT = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchSizes:
@@ -36,7 +39,8 @@ class BatchSizes:
   @property
   def memory_length(self) -> int:
     """Positions of the cache: the last token is never read."""
-    return self.prompt_tokens + self.max_tokens - 1
+    needed = self.prompt_tokens + self.max_tokens - 1
+    return -(-needed // _ALIGNMENT) * _ALIGNMENT
 
 
 class Sampling:

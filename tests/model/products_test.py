@@ -36,7 +36,7 @@ def multiply(x, w, dtype, *, packed):
   """Returns two products in one session, as a loop would run them."""
   with tf.Graph().as_default(), tf.Session() as session:
     kernel = make_kernel(tf.constant(w), tf.as_dtype(dtype), "w")
-    session.run([each.initializer for each in kernel.variables])
+    session.run(kernel.initialize)
     result = product(rows(x, dtype), kernel, packed=packed)
     result = value_of(parts_of(result), tf.float32)
     first = session.run(result)
@@ -90,7 +90,7 @@ def test_parts_of_a_sum_that_share_scales_add_up_to_the_whole():
       make_kernel(tf.constant(part), tf.int8, "w", in_columns)
       for part in np.split(w, 2)
     ]
-    session.run([v.initializer for part in parts for v in part.variables])
+    session.run([part.initialize for part in parts])
     products = [
       product(rows(some, "int8", in_rows), kernel, packed=True)
       for some, kernel in zip(np.split(x, 2, axis=1), parts, strict=True)

@@ -1,0 +1,146 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures what int8 weights cost: validation loss of a run, with and without.
+
+  python tools/int8_loss.py --model_dir runs/quickstart
+
+The loss is over the rows that `palm_mtf evaluate` reads, of the newest
+checkpoint, by the decoder's own forward pass (model/decode.py): once in the
+activation dtype, once with WEIGHT_DTYPE = "int8". Results are on stdout.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints import Checkpoint, newest_checkpoint
+from palm_mtf.cli import gin_files
+from palm_mtf.config import PalmConfig
+from palm_mtf.data.batches import Batch
+from palm_mtf.data.corpus import load_corpus
+from palm_mtf.data.vocabulary import load_vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.layout import MeshLayout
+
+
+def mean_nats(
+  checkpoint: Checkpoint,
+  config: PalmConfig,
+  batches: Iterable[Batch],
+  weight_dtype: str,
+) -> float:
+  """Returns -log p of a target, averaged over all targets of `batches`.
+
+  Args:
+    checkpoint: the weights.
+    config: the architecture.
+    batches: of one shape and without segments.
+    weight_dtype: of DecodeConfig.
+  """
+  import numpy as np
+
+  from palm_mtf._tf import tf
+  from palm_mtf.mesh.placement import session_config
+  from palm_mtf.pods.decode_program import build_decode_model
+  from palm_mtf.variable_files import restore
+
+  batches = list(batches)
+  mesh = MeshLayout(mesh_shape="", layout="")
+  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+    model = build_decode_model(config, mesh, weight_dtype)
+    shape = batches[0]["inputs"].shape
+    inputs = tf.placeholder(tf.int32, shape)
+    targets = tf.placeholder(tf.int32, shape)
+    laid_out = model.placement.LaidOutTensor
+    y, _ = model.decoder.prefill(laid_out([inputs]), shape[1])
+    flat = tf.reshape(y.tensor_list[0], [-1, config.d_model])
+    (logits,) = model.decoder.logits(laid_out([flat])).tensor_list
+    nats = tf.nn.sparse_softmax_cross_entropy_with_logits(
+      labels=tf.reshape(targets, [-1]), logits=tf.cast(logits, tf.float32)
+    )
+    restore(session, model.slices, checkpoint.prefix)
+    session.run(model.prepare)
+    losses, weights = [], []
+    for batch in batches:
+      feed = {inputs: batch["inputs"], targets: batch["targets"]}
+      losses.append(session.run(nats, feed))
+      weights.append(batch.get("loss_weights", np.ones(shape)).ravel())
+  return float(
+    np.average(np.concatenate(losses), weights=np.concatenate(weights))
+  )
+
+
+def measure(model_dir: str) -> dict:
+  """Returns both losses and what int8 costs.
+
+  Raises:
+    UserError: there is no run with a checkpoint, or its rows hold several
+      documents that may not see each other.
+  """
+  file = os.path.join(model_dir, "config.gin")
+  if not os.path.isfile(file):
+    raise UserError(
+      f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
+      "MODEL_DIR of a training run."
+    )
+  configuration = gin_files.load(
+    "evaluate", [file], [f"MODEL_DIR={model_dir!r}"]
+  )
+  _, settings = configuration.build()
+  model, run, data = (settings[name] for name in ("model", "run", "data"))
+  checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  corpus = load_corpus(
+    model_dir, data, vocabulary, model.sequence_length, run.seed
+  )
+  batches = list(
+    corpus.validation_batches(
+      batch_size=run.batch_sizes.sizes[0], num_rows=run.num_validation_rows
+    )
+  )
+  if "segments" in batches[0]:
+    raise UserError(
+      f'PACKING = "{data.packing}": rows hold several documents, of which a '
+      'decoder sees one; measure a run with PACKING = "joined" or "single".'
+    )
+  losses = {
+    weight_dtype: mean_nats(checkpoint, model, batches, weight_dtype)
+    for weight_dtype in ("activation", "int8")
+  }
+  difference = losses["int8"] - losses["activation"]
+  return {
+    "step": checkpoint.manifest.step,
+    "activation_dtype": model.activation_dtype,
+    "loss": losses["activation"],
+    "int8_loss": losses["int8"],
+    "perplexity": math.exp(losses["activation"]),
+    "int8_perplexity": math.exp(losses["int8"]),
+    "perplexity_ratio": math.exp(difference),
+  }
+
+
+def main() -> None:
+  """Prints the losses."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--model_dir", required=True, help="of a training run")
+  parser.add_argument("--json", action="store_true", help="print one object")
+  arguments = parser.parse_args()
+  try:
+    results = measure(arguments.model_dir)
+  except UserError as error:
+    print(f"int8_loss: {error}", file=sys.stderr)
+    raise SystemExit(2) from None
+  if arguments.json:
+    print(json.dumps(results))
+    return
+  for name, value in results.items():
+    text = f"{value:.5f}" if isinstance(value, float) else value
+    print(f"{name:18} {text}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,117 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes a PaLM in JAX under jit and prints its speed as one JSON object.
+
+  python jax_decode.py --dtype float32 --batch_size 1
+
+What a JAX user would write to go fast: the loop over tokens is one jitted scan
+over keys and values that are updated in place, weights have the dtype they are
+used in. Needs jax alone; tools/bench_decode.py starts it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+from jax_palm import initial_parameters, layer_norm, turn
+
+
+def read_arguments() -> argparse.Namespace:
+  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--num_layers", type=int, default=6)
+  parser.add_argument("--d_model", type=int, default=512)
+  parser.add_argument("--num_heads", type=int, default=8)
+  parser.add_argument("--d_kv", type=int, default=64)
+  parser.add_argument("--d_ff", type=int, default=2048)
+  parser.add_argument("--vocab_size", type=int, default=8192)
+  parser.add_argument("--sequence_length", type=int, default=256)
+  parser.add_argument("--prompt_tokens", type=int, default=64)
+  parser.add_argument("--batch_size", type=int, default=1)
+  parser.add_argument("--repeats", type=int, default=3)
+  parser.add_argument(
+    "--dtype", choices=["bfloat16", "float32"], default="float32"
+  )
+  return parser.parse_args()
+
+
+def next_logits(sizes, params, tokens, caches, start):
+  """Returns logits of the token after `tokens`, and the caches with them."""
+  place = start + jnp.arange(tokens.shape[1])
+  pair = jnp.arange(sizes.d_kv // 2)
+  angle = jnp.outer(place, 10000.0 ** (-2.0 * pair / sizes.d_kv))
+  visible = jnp.arange(sizes.sequence_length) <= place[:, None]
+  x, after = params["embedding"][tokens], []
+  for w, (keys, values) in zip(params["blocks"], caches, strict=True):
+    y = layer_norm(x, w["scale"])
+    q = turn(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
+    put = jax.lax.dynamic_update_slice
+    keys = put(keys, turn(y @ w["k"], angle), (0, start, 0))
+    values = put(values, y @ w["v"], (0, start, 0))
+    after.append((keys, values))
+    scores = jnp.einsum("blhk,bmk->bhlm", q * q.shape[-1] ** -0.5, keys)
+    scores = jnp.where(visible, scores.astype(jnp.float32), -1e9)
+    weights = jax.nn.softmax(scores).astype(x.dtype)
+    heads = jnp.einsum("bhlm,bmk->blhk", weights, values)
+    hidden = jax.nn.silu(y @ w["gate"]) * (y @ w["up"])
+    x = x + jnp.einsum("blhk,hkd->bld", heads, w["o"]) + hidden @ w["down"]
+  y = layer_norm(x[:, -1:], params["scale"]) * sizes.d_model**-0.5
+  return y @ params["embedding"].T, after
+
+
+def decode(sizes, params) -> float:
+  """Returns tokens per second behind the prompt, the median of repeats."""
+  count = sizes.sequence_length - sizes.prompt_tokens - 1
+  shape = sizes.batch_size, sizes.sequence_length, sizes.d_kv
+
+  @jax.jit
+  def prefill(params, tokens):
+    caches = [
+      (jnp.zeros(shape, sizes.dtype), jnp.zeros(shape, sizes.dtype))
+      for _ in range(sizes.num_layers)
+    ]
+    logits, caches = next_logits(sizes, params, tokens, caches, 0)
+    return logits.argmax(-1), caches
+
+  @jax.jit
+  def go_on(params, token, caches):
+    def step(carry, place):
+      logits, caches = next_logits(sizes, params, *carry, place)
+      return (logits.argmax(-1), caches), None
+
+    places = sizes.prompt_tokens + jnp.arange(count)
+    return jax.lax.scan(step, (token, caches), places)[0]
+
+  tokens = jax.random.randint(
+    jax.random.key(1), [sizes.batch_size, sizes.prompt_tokens], 0, 256
+  )
+  seconds = []
+  for _ in range(1 + sizes.repeats):
+    first = jax.block_until_ready(prefill(params, tokens))
+    start = time.perf_counter()
+    jax.block_until_ready(go_on(params, *first))
+    seconds.append(time.perf_counter() - start)
+  return sizes.batch_size * count / statistics.median(seconds[1:])
+
+
+def main() -> None:
+  """Prints the speed."""
+  sizes = read_arguments()
+  params = initial_parameters(sizes, jax.random.key(0))
+  num_parameters = sum(w.size for w in jax.tree.leaves(params))
+  params = jax.tree.map(lambda w: w.astype(sizes.dtype), params)
+  result = {
+    "peer": "jax",
+    "version": jax.__version__,
+    "dtype": sizes.dtype,
+    "parameters": num_parameters,
+    "tokens_per_sec": round(decode(sizes, params), 1),
+  }
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

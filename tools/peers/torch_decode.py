@@ -1,0 +1,151 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes a PaLM in PyTorch and prints its speed as one JSON object.
+
+  python torch_decode.py --dtype bfloat16 --batch_size 1
+
+What a PyTorch user would write to go fast: all products of a block that share
+an input are one, keys and values are kept in tensors made beforehand, attention
+is PyTorch's own, weights have the dtype they are used in. Needs torch alone;
+tools/bench_decode.py starts it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+from torch.nn import functional
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def read_arguments() -> argparse.Namespace:
+  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--num_layers", type=int, default=6)
+  parser.add_argument("--d_model", type=int, default=512)
+  parser.add_argument("--num_heads", type=int, default=8)
+  parser.add_argument("--d_kv", type=int, default=64)
+  parser.add_argument("--d_ff", type=int, default=2048)
+  parser.add_argument("--vocab_size", type=int, default=8192)
+  parser.add_argument("--sequence_length", type=int, default=256)
+  parser.add_argument("--prompt_tokens", type=int, default=64)
+  parser.add_argument("--batch_size", type=int, default=1)
+  parser.add_argument("--repeats", type=int, default=3)
+  parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+  return parser.parse_args()
+
+
+class Model:
+  """Weights, and the forward pass with a cache."""
+
+  def __init__(self, sizes):
+    d, heads = sizes.d_model, sizes.num_heads * sizes.d_kv
+    self.sizes = sizes
+    self.dtype = DTYPES[sizes.dtype]
+    self.widths = [heads, sizes.d_kv, sizes.d_kv, sizes.d_ff, sizes.d_ff]
+
+    def weight(outer, inner):
+      return (torch.randn(outer, inner) / inner**0.5).to(self.dtype)
+
+    self.embedding = torch.randn(sizes.vocab_size, d).to(self.dtype)
+    self.blocks = [
+      {
+        "into": weight(sum(self.widths), d),
+        "o": weight(d, heads),
+        "wo": weight(d, sizes.d_ff),
+        "scale": torch.ones(d, dtype=self.dtype),
+      }
+      for _ in range(sizes.num_layers)
+    ]
+    self.scale = torch.ones(d, dtype=self.dtype)
+    pair = torch.arange(sizes.d_kv // 2)
+    angle = torch.outer(
+      torch.arange(sizes.sequence_length), 1e4 ** (-2.0 * pair / sizes.d_kv)
+    )
+    self.sin, self.cos = angle.sin().to(self.dtype), angle.cos().to(self.dtype)
+
+  def num_parameters(self) -> int:
+    """Returns how many numbers the weights are."""
+    tensors = [self.embedding, self.scale]
+    tensors += [each for block in self.blocks for each in block.values()]
+    return sum(each.numel() for each in tensors)
+
+  def caches(self):
+    """Returns room for keys and values of every layer."""
+    sizes = self.sizes
+    shape = sizes.batch_size, 1, sizes.sequence_length, sizes.d_kv
+    return [
+      [torch.zeros(shape, dtype=self.dtype) for _ in range(2)]
+      for _ in self.blocks
+    ]
+
+  def norm(self, x, scale):
+    """Returns the LayerNorm of x."""
+    return functional.layer_norm(x, x.shape[-1:], scale, eps=1e-6)
+
+  def next_logits(self, tokens, caches, start):
+    """Returns logits of the token after `tokens` [batch, length]."""
+    heads, length = self.sizes.num_heads, tokens.shape[1]
+    end = start + length
+    sin, cos = self.sin[start:end], self.cos[start:end]
+
+    def turn(x):
+      a, b = x.chunk(2, -1)
+      return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    x = self.embedding[tokens]
+    for block, (keys, values) in zip(self.blocks, caches, strict=True):
+      y = functional.linear(self.norm(x, block["scale"]), block["into"])
+      q, k, v, gate, up = y.split(self.widths, -1)
+      q = turn(q.unflatten(-1, (heads, -1)).transpose(1, 2))
+      keys[:, 0, start:end], values[:, 0, start:end] = turn(k), v
+      out = functional.scaled_dot_product_attention(
+        q,
+        keys[:, :, :end].expand(-1, heads, -1, -1),
+        values[:, :, :end].expand(-1, heads, -1, -1),
+        is_causal=length > 1,
+      )
+      out = functional.linear(out.transpose(1, 2).flatten(2), block["o"])
+      x = x + out + functional.linear(functional.silu(gate) * up, block["wo"])
+    y = self.norm(x[:, -1:], self.scale) * x.shape[-1] ** -0.5
+    return functional.linear(y, self.embedding)
+
+
+@torch.inference_mode()
+def decode(sizes, model) -> float:
+  """Returns tokens per second behind the prompt, the median of repeats."""
+  count = sizes.sequence_length - sizes.prompt_tokens - 1
+  seconds = []
+  for _ in range(1 + sizes.repeats):
+    caches = model.caches()
+    shape = sizes.batch_size, sizes.prompt_tokens
+    prompt = torch.randint(sizes.vocab_size, shape)
+    token = model.next_logits(prompt, caches, 0).argmax(-1)
+    start = time.perf_counter()
+    for place in range(sizes.prompt_tokens, sizes.prompt_tokens + count):
+      token = model.next_logits(token, caches, place).argmax(-1)
+    seconds.append(time.perf_counter() - start)
+  return sizes.batch_size * count / statistics.median(seconds[1:])
+
+
+def main() -> None:
+  """Prints the speed."""
+  sizes = read_arguments()
+  torch.manual_seed(0)
+  model = Model(sizes)
+  speed = decode(sizes, model)
+  result = {
+    "peer": "torch",
+    "version": torch.__version__,
+    "dtype": sizes.dtype,
+    "parameters": model.num_parameters(),
+    "tokens_per_sec": round(speed, 1),
+  }
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()
