@@ -48,7 +48,10 @@ def test_palm_mtf_command_has_a_valid_configuration(
   if KNOWN[name].entry_point:  # not configured by gin
     assert {x for x in flags if x.startswith("--")} <= {*KNOWN[name].flags}
     return
-  for file in (x for x in command if x.startswith("--gin_file=runs/")):
+  files = [x for x in command if x.startswith("--gin_file=runs/")]
+  if "--model_dir" in command:
+    files.append(f"{command[command.index('--model_dir') + 1]}/config.gin")
+  for file in files:
     path = pathlib.Path(file.removeprefix("--gin_file="))
     path.parent.mkdir(parents=True)
     model_dir = f"--gin.MODEL_DIR={str(path.parent)!r}"

@@ -31,7 +31,10 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.layout import MeshLayout
-from tools.bench_train import (
+
+# Beside this file; nothing else puts the folder on the path under pytest.
+sys.path.append(str(Path(__file__).resolve().parent))
+from bench_train import (
   NUM_PARAMETERS,
   PROCESS_TIMEOUT_SECS,
   benchmark_config,
