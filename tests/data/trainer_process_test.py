@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import io
 import os
 import signal
@@ -25,7 +26,11 @@ def children() -> set[str]:
   """The processes that this one started."""
   found = set()
   for task in os.listdir("/proc/self/task"):
-    with open(f"/proc/self/task/{task}/children") as file:
+    # A thread may end meanwhile; another is the parent of its children then.
+    with (
+      contextlib.suppress(FileNotFoundError),
+      open(f"/proc/self/task/{task}/children") as file,
+    ):
       found.update(file.read().split())
   return found
 
