@@ -227,10 +227,10 @@ class _Loop:
       devices=cluster.devices,
     )
     self._train_step = TrainStep(session, program)
-    self._copier = WeightsCopier(session, program.slices)
+    pods, client = [x.slices for x in program.pods], program.devices.client
+    self._copier = WeightsCopier(session, program.slices, client)
     self._divergence = DivergenceWatch(session, program, self._writer.wait)
     self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
-    pods, client = [x.slices for x in program.pods], program.devices.client
     if job.checkpoint:
       restore(session, pods, job.checkpoint.prefix, client)
     else:
