@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.layout import MeshLayout
-from palm_mtf.loopback import keep_to_this_machine
 from palm_mtf.mesh.placement import Devices, local_devices, session_config
 from palm_mtf.pods_config import PodsConfig
+from palm_mtf.server_facts import publish
+from palm_mtf.sockets import keep_to_this_machine
 
 # A session's end waits for servers, which may be there no more.
 _CLOSE_SECS = 10.0
@@ -99,6 +100,7 @@ def start_server(num_devices: int, num_threads: int) -> tf.distribute.Server:
   )
   keep_to_this_machine(int(server.target.rpartition(":")[2]))
   server.start()
+  publish(server)
   return server
 
 

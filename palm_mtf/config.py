@@ -11,19 +11,10 @@ import dataclasses
 import os
 
 from palm_mtf.batch_sizes import BatchSizes
-from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.errors import UserError, check_choice, check_count, check_real
 from palm_mtf.skips import Skips
 
 _keyword_only = dataclasses.dataclass(frozen=True, kw_only=True)
-
-
-def _check_real(name: str, value: object, low: float, high: float) -> None:
-  if (
-    not isinstance(value, (int, float))
-    or isinstance(value, bool)
-    or not low <= value <= high
-  ):
-    raise UserError(f"{name} = {value!r}: give a number from {low} to {high}.")
 
 
 def _check_real_or_none(
@@ -31,7 +22,7 @@ def _check_real_or_none(
 ) -> None:
   if value is not None:
     try:
-      _check_real(name, value, low, high)
+      check_real(name, value, low, high)
     except UserError as error:
       raise UserError(f"{str(error)[:-1]}, or None {none}.") from None
 
@@ -151,13 +142,13 @@ class AdafactorConfig:
   weight_decay_on: str = "all"
 
   def __post_init__(self):
-    _check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
-    _check_real("BETA1", self.beta1, 0.0, 0.9999)
-    _check_real("BETA2_EXPONENT", self.beta2_exponent, 0.01, 2.0)
+    check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
+    check_real("BETA1", self.beta1, 0.0, 0.9999)
+    check_real("BETA2_EXPONENT", self.beta2_exponent, 0.01, 2.0)
     _check_real_or_none(
       "UPDATE_CLIP", self.update_clip, 1e-3, 1e9, "for no clipping"
     )
-    _check_real("GRADIENT_CLIP", self.gradient_clip, 1e-6, 1e9)
+    check_real("GRADIENT_CLIP", self.gradient_clip, 1e-6, 1e9)
     _check_real_or_none(
       "WEIGHT_DECAY_EXPONENT",
       self.weight_decay_exponent,
@@ -165,9 +156,9 @@ class AdafactorConfig:
       99.0,
       "for no decay",
     )
-    _check_real("Z_LOSS", self.z_loss, 0.0, 1.0)
-    _check_real("DROPOUT", self.dropout, 0.0, 0.99)
-    _check_real("PARAMETER_SCALE_FLOOR", self.parameter_scale_floor, 1e-12, 1e3)
+    check_real("Z_LOSS", self.z_loss, 0.0, 1.0)
+    check_real("DROPOUT", self.dropout, 0.0, 0.99)
+    check_real("PARAMETER_SCALE_FLOOR", self.parameter_scale_floor, 1e-12, 1e3)
     for name, choices in (
       ("learning_rate_schedule", ["palm", "constant"]),
       ("second_moment", ["full", "factored"]),
@@ -245,7 +236,7 @@ class DataConfig:
       raise UserError(
         f"TEXT_FIELD = {self.text_field!r}: give the name of a field."
       )
-    _check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
+    check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
     check_choice(
       "PACKING", self.packing, ["joined", "joined_masked", "packed", "single"]
     )
@@ -282,7 +273,7 @@ class WatchConfig:
     check_count("SPIKE_SKIP_STEPS", self.spike_skip_steps)
     check_count("SPIKE_REWINDS", self.spike_rewinds)
     if self.watchdog_secs is not None:
-      _check_real("WATCHDOG_SECS", self.watchdog_secs, 1.0, 1e9)
+      check_real("WATCHDOG_SECS", self.watchdog_secs, 1.0, 1e9)
 
   @property
   def skips(self) -> Skips:

@@ -37,3 +37,13 @@ def check_count(name: str, value: object, minimum: int = 1) -> None:
     raise UserError(
       f"{name} = {value!r}: give a whole number of at least {minimum}."
     )
+
+
+def check_real(name: str, value: object, low: float, high: float) -> None:
+  """Raises UserError unless `value` is a number from `low` to `high`."""
+  if (
+    not isinstance(value, (int, float))
+    or isinstance(value, bool)
+    or not low <= value <= high
+  ):
+    raise UserError(f"{name} = {value!r}: give a number from {low} to {high}.")

@@ -95,18 +95,21 @@ class PodServers:
       for pod in range(len(self._servers))
     ]
 
-  def check(self, doing: str) -> None:
-    """Raises UserError if one has ended, or is about to.
+  def name(self, pod: int, address: str) -> str:
+    """Returns what messages call a pod's server, which has an address."""
+    if not self._servers:
+      return address
+    return f"{address} (process {self._servers[pod].process.pid})"
 
-    Args:
-      doing: what for, when that was noticed.
-    """
+  def find_ended(self) -> tuple[int, str] | None:
+    """Returns a pod whose server has ended, or is about to, and how it did."""
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
       for pod, server in enumerate(self._servers):
         if server.process.poll() is not None:
-          raise UserError(f"{self._how_it_ended(pod)}, {doing}.")
+          return pod, self._how_it_ended(pod)
       time.sleep(_DEATH_SECS / 100)
+    return None
 
   def _address(self, pod: int, secs: float) -> str:
     output = self._servers[pod].process.stdout
@@ -118,8 +121,12 @@ class PodServers:
       )
     if line := output.readline():
       return json.loads(line)["address"]
-    self._servers[pod].process.wait()
-    raise UserError(f"{self._how_it_ended(pod)}, at its start.")
+    process = self._servers[pod].process
+    process.wait()
+    raise UserError(
+      f"pod {pod}: its server (process {process.pid}) "
+      f"{self._how_it_ended(pod)}, at its start."
+    )
 
   def _how_it_ended(self, pod: int) -> str:
     server = self._servers[pod]
@@ -130,10 +137,7 @@ class PodServers:
     server.log.seek(0)
     lines = server.log.read().decode(errors="replace").splitlines()
     last = " / ".join(lines[-_LAST_LINES:]) if code > 0 else ""
-    return (
-      f"pod {pod}: its server (process {server.process.pid}) {how}"
-      f"{last and f' ({last})'}"
-    )
+    return f"{how}{last and f' ({last})'}"
 
 
 def _start(settings: ServerSettings) -> _Server:

@@ -14,7 +14,12 @@ the gradients of all pods are added up, so that every pod makes the same update:
 
 import dataclasses
 
-from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.errors import (
+  UserError,
+  check_choice,
+  check_count,
+  check_real,
+)
 
 MAX_PODS = 8
 
@@ -30,12 +35,15 @@ class PodsConfig:
     dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.
       Sums are float32, of numbers that all pods have alike.
     fingerprint_steps: steps between comparisons of all pods' variables.
+    pod_timeout_secs: a pod's server that gives no sign of life for so long is
+      lost. A step may take any time.
   """
 
   num_pods: int = 1
   pods: str = "in_process"
   dcn_dtype: str = "float32"
   fingerprint_steps: int = 100
+  pod_timeout_secs: float = 60.0
 
   def __post_init__(self):
     check_count("NUM_PODS", self.num_pods)
@@ -44,5 +52,6 @@ class PodsConfig:
         f"NUM_PODS = {self.num_pods}: give a whole number from 1 to {MAX_PODS}."
       )
     check_count("FINGERPRINT_STEPS", self.fingerprint_steps)
+    check_real("POD_TIMEOUT_SECS", self.pod_timeout_secs, 1.0, 1e6)
     check_choice("PODS", self.pods, ["in_process", "local_servers"])
     check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

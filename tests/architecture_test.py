@@ -84,7 +84,7 @@ ENTRY_POINTS = {
   "vocab",
 }
 # Processes that start others first.
-STARTERS = {"loopback", "pod_server", "pod_servers"}
+STARTERS = {"pod_server", "pod_servers", "sockets"}
 TENSORFLOW_FREE = PURE | ENTRY_POINTS | STARTERS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 

@@ -91,7 +91,7 @@ def slice_values(
 
   Each comes to `client`, the device of the process that fetches it, as a
   message of its own. A server that is asked for values answers with one message
-  for all of them, and gRPC's end at 2 GB.
+  for all of them, and gRPC counts its bytes in 32 bits.
   """
   values = []
   for _, part in _saved(slices):
