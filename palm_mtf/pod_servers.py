@@ -18,7 +18,10 @@ import tempfile
 import time
 from typing import BinaryIO
 
+from palm_mtf.addresses import resolved
 from palm_mtf.errors import UserError
+from palm_mtf.islands import Place, places_of_pods
+from palm_mtf.layout import MeshLayout
 from palm_mtf.pod_server import ServerSettings
 from palm_mtf.pods_config import PodsConfig
 
@@ -50,6 +53,16 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
   ]
 
 
+def cluster_places(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
+  """Returns the devices of each pod of a cluster, in mesh order.
+
+  Raises:
+    UserError: ISLANDS does not make these pods, or a host has no address.
+  """
+  client, _, _ = pods.client_address.partition(":")
+  return resolved(places_of_pods(pods, mesh), client)
+
+
 class PodServers:
   """The server processes of a run's pods; none where pods are in process.
 
@@ -57,14 +70,15 @@ class PodServers:
   way, they are stopped.
   """
 
-  def __init__(self, pods: PodsConfig, num_devices: int):
-    """Starts them, for meshes of `num_devices`, and does not wait."""
+  def __init__(self, pods: PodsConfig, mesh: MeshLayout):
+    """Starts them, for pods of `mesh`, and does not wait."""
     self._servers: list[_Server] = []
+    self._pods, self._mesh = pods, mesh
     if pods.pods != "local_servers":
       return
     for cores in cores_of_pods(pods.num_pods):
       settings = ServerSettings(
-        client=os.getpid(), num_devices=num_devices, cores=cores
+        client=os.getpid(), num_devices=mesh.num_devices, cores=cores
       )
       self._servers.append(_start(settings))
 
@@ -83,17 +97,23 @@ class PodServers:
       server.process.stdout.close()
       server.log.close()
 
-  def addresses(self) -> list[str]:
-    """Waits until all have started; returns their addresses, pod by pod.
+  def places(self) -> list[list[Place]]:
+    """Returns the devices of each pod, in mesh order; waits for the servers.
+
+    Of pods in process there are none.
 
     Raises:
-      UserError: one has ended, or does not answer.
+      UserError: a server has ended, or does not answer.
     """
+    if self._pods.pods == "cluster":
+      return cluster_places(self._pods, self._mesh)
     end = time.monotonic() + _START_SECS
-    return [
+    addresses = [
       self._address(pod, end - time.monotonic())
       for pod in range(len(self._servers))
     ]
+    numbers = range(self._mesh.num_devices)
+    return [[Place(address, i) for i in numbers] for address in addresses]
 
   def name(self, pod: int, address: str) -> str:
     """Returns what messages call a pod's server, which has an address."""

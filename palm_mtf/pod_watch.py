@@ -9,6 +9,7 @@ has ended. A second question follows the first without an answer: where this
 process itself was stopped for a while, its first one was too late.
 """
 
+import concurrent.futures
 import contextlib
 import threading
 import time
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
+from palm_mtf.islands import Place
 from palm_mtf.pod_servers import PodServers
-from palm_mtf.server_facts import NoAnswerError, ServerFacts, ask
+from palm_mtf.server_facts import NoAnswerError, ServerFacts, ask, difference
 from palm_mtf.sockets import cut
 
 # Of POD_TIMEOUT_SECS: a pause, and two questions.
@@ -42,31 +44,51 @@ class PodWatch:
   """Watches the servers of a run; a context manager."""
 
   def __init__(
-    self, servers: PodServers, addresses: Sequence[str], secs: float
+    self,
+    servers: PodServers,
+    places: Sequence[Sequence[Place]],
+    secs: float,
   ):
     """Asks each server for the first time.
 
     Args:
       servers: those of this machine, if there are any.
-      addresses: "host:port" of each pod's; none where pods are in process.
+      places: each pod's devices in servers; none where pods are in process.
       secs: POD_TIMEOUT_SECS.
 
     Raises:
-      PodLostError: one does not answer.
+      PodLostError: one does not answer, or cannot do what it has to.
     """
-    self._servers, self._addresses, self._secs = servers, addresses, secs
-    self._lost: dict[int, str] = {}
+    self._servers, self._secs = servers, secs
+    # The pod of each server, by address.
+    self._pods = {
+      place.address: pod
+      for pod, devices in enumerate(places)
+      for place in devices
+    }
+    self._lost: dict[str, str] = {}
     self._end = threading.Event()
-    self._facts: list[ServerFacts] = []
-    for pod in range(len(addresses)):
+    self._facts: dict[str, ServerFacts] = {}
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+      asked = {x: threads.submit(self._ask, x) for x in self._pods}
+    for address, answer in asked.items():
       try:
-        self._facts.append(self._ask(pod))
+        facts = self._facts[address] = answer.result()
       except NoAnswerError as error:
-        raise self._error(pod, str(error), "at the start") from None
+        raise self._error(address, str(error), "at the start") from None
+      how = difference(facts, next(iter(self._facts.values())))
+      most = max(x.device for y in places for x in y if x.address == address)
+      if most >= facts.num_devices:
+        how = how or (
+          f"serves {facts.num_devices} devices and is to give that of number "
+          f"{most}, counted from 0 (--devices)"
+        )
+      if how:
+        raise self._error(address, how, "at the start")
 
   def __enter__(self) -> "PodWatch":
-    for pod in range(len(self._addresses)):
-      threading.Thread(target=self._watch, args=[pod], daemon=True).start()
+    for address in self._pods:
+      threading.Thread(target=self._watch, args=[address], daemon=True).start()
     return self
 
   def __exit__(self, *unused: object) -> None:
@@ -83,53 +105,54 @@ class PodWatch:
       yield
     except tf.errors.OpError:
       if lost := self._find_lost():
-        pod, how = lost
-        raise self._error(pod, how, phase) from None
+        address, how = lost
+        raise self._error(address, how, phase) from None
       raise
 
-  def _find_lost(self) -> tuple[int, str] | None:
-    """Returns a pod that is lost, and how."""
+  def _find_lost(self) -> tuple[str, str] | None:
+    """Returns the address of a server that is lost, and how."""
     if ended := self._servers.find_ended():
-      return ended
-    for pod in range(len(self._addresses)):
-      if pod not in self._lost:
-        self._look(pod)
+      pod, how = ended
+      return next(x for x, of in self._pods.items() if of == pod), how
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+      list(threads.map(self._look, self._pods.keys() - self._lost.keys()))
     return next(iter(self._lost.items()), None)
 
-  def _error(self, pod: int, how: str, phase: str) -> PodLostError:
+  def _error(self, address: str, how: str, phase: str) -> PodLostError:
+    pod = self._pods[address]
     return PodLostError(
       pod,
-      f"pod {pod}: its server {self._servers.name(pod, self._addresses[pod])} "
-      f"{how}, {phase}; run the same command to go on.",
+      f"pod {pod}: its server {self._servers.name(pod, address)} {how}, "
+      f"{phase}; run the same command to go on.",
     )
 
-  def _watch(self, pod: int) -> None:
+  def _watch(self, address: str) -> None:
     while not self._end.wait(self._secs * _PAUSE):
-      self._look(pod)
-      while pod in self._lost:
-        host, _, port = self._addresses[pod].rpartition(":")
+      self._look(address)
+      while address in self._lost:
+        host, _, port = address.rpartition(":")
         cut(host, int(port))
         # It may be connected once more: to a stopped one, by the kernel.
         if self._end.wait(_CUT_AGAIN_SECS):
           return
 
-  def _look(self, pod: int) -> None:
-    """Notes whether a pod is lost."""
+  def _look(self, address: str) -> None:
+    """Notes whether a server is lost."""
     try:
-      if self._ask(pod).start != self._facts[pod].start:
-        self._lost[pod] = "has been started anew"
+      if self._ask(address).start != self._facts[address].start:
+        self._lost[address] = "has been started anew"
     except NoAnswerError as error:
-      self._lost[pod] = str(error)
+      self._lost[address] = str(error)
 
-  def _ask(self, pod: int) -> ServerFacts:
+  def _ask(self, address: str) -> ServerFacts:
     """Asks once or twice."""
     start = time.monotonic()
     secs = self._secs * _QUESTION
     try:
-      return ask(self._addresses[pod], secs)
+      return ask(address, secs)
     except NoAnswerError:
       try:
-        return ask(self._addresses[pod], secs)
+        return ask(address, secs)
       except NoAnswerError as error:
         if time.monotonic() - start < secs:  # an answer, but not of ours
           raise

@@ -23,11 +23,15 @@ class ServerFacts:
   Attributes:
     palm_mtf: its version.
     tensorflow: its version.
+    num_devices: that it serves.
+    num_threads: that share an operation's work.
     start: differs from one start of a server to the next.
   """
 
   palm_mtf: str
   tensorflow: str
+  num_devices: int
+  num_threads: int
   start: str
 
 
@@ -35,10 +39,16 @@ class NoAnswerError(Exception):
   """A server did not say what it is; says why."""
 
 
-def publish(server: tf.distribute.Server) -> None:
+def publish(
+  server: tf.distribute.Server, num_devices: int, num_threads: int
+) -> None:
   """Lets a server of this process say what it is."""
   facts = ServerFacts(
-    palm_mtf=__version__, tensorflow=tf.__version__, start=uuid.uuid4().hex
+    palm_mtf=__version__,
+    tensorflow=tf.__version__,
+    num_devices=num_devices,
+    num_threads=num_threads,
+    start=uuid.uuid4().hex,
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
     text = tf.constant(json.dumps(dataclasses.asdict(facts)))
@@ -63,6 +73,27 @@ def ask(address: str, secs: float) -> ServerFacts:
     raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
   except (tf.errors.OpError, ValueError, TypeError):
     raise NoAnswerError("is not one of palm_mtf") from None
+
+
+def difference(facts: ServerFacts, first: ServerFacts) -> str:
+  """Returns why a server cannot work with this client; "" if it can.
+
+  Args:
+    facts: of the server.
+    first: of the first server of the run.
+  """
+  for name, theirs, ours in (
+    ("palm_mtf", facts.palm_mtf, __version__),
+    ("TensorFlow", facts.tensorflow, tf.__version__),
+  ):
+    if theirs != ours:
+      return f"has {name} {theirs} and this client {ours}"
+  if facts.num_threads != first.num_threads:
+    return (
+      f"computes with {facts.num_threads} threads and pod 0's first with "
+      f"{first.num_threads}, whose bits would differ (--threads)"
+    )
+  return ""
 
 
 def _handle() -> tf.Tensor:

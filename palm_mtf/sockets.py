@@ -9,9 +9,15 @@ stopped lasts for ever, whatever bound is asked for, unless its connection ends.
 """
 
 import contextlib
+import ctypes
 import os
 import socket
+import struct
 from collections.abc import Iterator
+
+_SO_ATTACH_FILTER = 26
+_LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT = 0x30, 0x20, 0x74
+_JUMP_IF_EQUAL, _RETURN = 0x15, 0x06
 
 
 def keep_to_this_machine(port: int) -> None:
@@ -24,6 +30,33 @@ def keep_to_this_machine(port: int) -> None:
     if _is_listening(listener) and listener.getsockname()[1] == port:
       device = b"lo\0"
       listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device)
+
+
+def keep_to_address(port: int, ip: str) -> None:
+  """Lets those sockets hear what is sent to one IPv4 address only.
+
+  The kernel drops the rest unanswered, by a filter of the Berkeley packet
+  filter's machine: IP version 4, and `ip` as the destination.
+
+  Raises:
+    OSError: the kernel refuses.
+  """
+  network_header = 0xFFF00000  # SKF_NET_OFF
+  program = (
+    (_LOAD_BYTE, 0, 0, network_header),
+    (_SHIFT_RIGHT, 0, 0, 4),
+    (_JUMP_IF_EQUAL, 0, 3, 4),
+    (_LOAD_WORD, 0, 0, network_header + 16),
+    (_JUMP_IF_EQUAL, 0, 1, int.from_bytes(socket.inet_aton(ip))),
+    (_RETURN, 0, 0, 0xFFFFFFFF),
+    (_RETURN, 0, 0, 0),
+  )
+  code = b"".join(struct.pack("HBBI", *each) for each in program)
+  buffer = ctypes.create_string_buffer(code)
+  both = struct.pack("HP", len(program), ctypes.addressof(buffer))
+  for listener in _sockets():
+    if _is_listening(listener) and listener.getsockname()[1] == port:
+      listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, both)
 
 
 def cut(host: str, port: int) -> None:

@@ -116,9 +116,9 @@ def run_training(job: TrainJob, servers: PodServers) -> Outcome:
   peak = chip_flops_per_sec(
     job.run.chip, job.model.activation_dtype, job.pods.num_pods
   )
-  addresses = servers.addresses()
-  with PodWatch(servers, addresses, job.pods.pod_timeout_secs) as pod_watch:
-    cluster = connect(job.pods, job.mesh, addresses)
+  places = servers.places()
+  with PodWatch(servers, places, job.pods.pod_timeout_secs) as pod_watch:
+    cluster = connect(job.pods, job.mesh, places)
     while True:  # through all rewinds
       outcome = _run_to_rewind(job, cluster, pod_watch, peak)
       if not outcome.rewinds:

@@ -27,6 +27,7 @@ PURE = {
   "batch_sizes",
   "config",
   "errors",
+  "islands",
   "layout",
   "pods_config",
   "skips",
@@ -44,6 +45,7 @@ MAY_IMPORT = {
   "config": {"batch_sizes", "errors", "skips"},
   "layout": {"config", "errors"},
   "pods_config": {"errors"},
+  "islands": {"errors", "layout", "pods_config"},
   "accounting": PURE,
   "_tf": set(),
   "variables": PURE | {"_tf"},
@@ -79,12 +81,13 @@ ENTRY_POINTS = {
   "data_statistics",
   "evaluate",
   "infer",
+  "pod_serve",
   "report",
   "train",
   "vocab",
 }
 # Processes that start others first.
-STARTERS = {"pod_server", "pod_servers", "sockets"}
+STARTERS = {"addresses", "pod_server", "pod_servers", "sockets"}
 TENSORFLOW_FREE = PURE | ENTRY_POINTS | STARTERS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 

@@ -17,6 +17,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.pod_servers import PodServers, cores_of_pods
 from palm_mtf.pods_config import PodsConfig
 from tests import runs
+from tests.mtf_testing import SINGLE
 
 LOCAL_SERVERS = PodsConfig(num_pods=2, pods="local_servers")
 
@@ -64,8 +65,8 @@ def listening(port):
 
 
 def test_servers_hear_loopback_alone_and_are_stopped():
-  with PodServers(LOCAL_SERVERS, num_devices=1) as servers:
-    addresses = servers.addresses()
+  with PodServers(LOCAL_SERVERS, SINGLE) as servers:
+    addresses = [place.address for (place,) in servers.places()]
     for address in addresses:
       (line,) = listening(address.rpartition(":")[2])
       assert "%lo:" in line
@@ -78,11 +79,11 @@ def test_servers_hear_loopback_alone_and_are_stopped():
 
 
 def test_a_server_that_ends_is_named():
-  with PodServers(LOCAL_SERVERS, num_devices=1) as servers:
+  with PodServers(LOCAL_SERVERS, SINGLE) as servers:
     process = servers._servers[1].process
     process.kill()
     with pytest.raises(UserError) as error:
-      servers.addresses()
+      servers.places()
   assert str(error.value) == (
     f"pod 1: its server (process {process.pid}) was killed by SIGKILL, at its "
     "start."

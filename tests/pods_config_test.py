@@ -25,7 +25,7 @@ from palm_mtf.pods_config import PodsConfig
     (
       {"pods": "in_proces"},
       "PODS = 'in_proces' (did you mean \"in_process\"?): choose one of "
-      "'in_process', 'local_servers'.",
+      "'in_process', 'local_servers', 'cluster'.",
     ),
     (
       {"dcn_dtype": "float16"},
