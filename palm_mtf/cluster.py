@@ -4,7 +4,8 @@
 
 The client is a server too, named "client", whose session reaches the others;
 pod i is named "pod_<i>". Servers are told these names, and of each other, by
-the session, so that each need know nothing but the port it has found free.
+the session, so that each need know nothing but the port it has found free. A
+pod on several hosts has a task on each.
 """
 
 import contextlib
@@ -14,10 +15,13 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.addresses import ANY_ADDRESS, check_free, is_loopback, resolve
+from palm_mtf.islands import Place
 from palm_mtf.layout import MeshLayout
-from palm_mtf.loopback import keep_to_this_machine
 from palm_mtf.mesh.placement import Devices, local_devices, session_config
 from palm_mtf.pods_config import PodsConfig
+from palm_mtf.server_facts import publish
+from palm_mtf.sockets import keep_to_address, keep_to_this_machine
 
 # A session's end waits for servers, which may be there no more.
 _CLOSE_SECS = 10.0
@@ -50,43 +54,59 @@ class Cluster:
 
 
 def connect(
-  pods: PodsConfig, mesh: MeshLayout, addresses: Sequence[str]
+  pods: PodsConfig, mesh: MeshLayout, places: Sequence[Sequence[Place]]
 ) -> Cluster:
   """Returns where pods of `mesh` run.
 
   Args:
     pods: how many.
     mesh: of each.
-    addresses: "host:port" of each pod's server; none where they are in process.
+    places: each pod's devices in servers; none where they are in process.
   """
-  if not addresses:
+  if not places:
     return Cluster(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
     )
-  target = _client_server().target
+  host, _, port = pods.client_address.partition(":")
+  ip = resolve("CLIENT_ADDRESS", host)
+  target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
   # Variables end with their session.
   config.isolate_session_state = True
-  tasks = {"client": target.removeprefix("grpc://")}
-  tasks |= {f"pod_{i}": address for i, address in enumerate(addresses)}
-  for name, address in tasks.items():
-    config.cluster_def.job.add(name=name).tasks[0] = address
-  devices = [
-    [f"/job:pod_{pod}/task:0/device:cpu:{i}" for i in range(mesh.num_devices)]
-    for pod in range(pods.num_pods)
-  ]
+  job = config.cluster_def.job.add(name="client")
+  job.tasks[0] = f"{ip}:{target.rpartition(':')[2]}"
+  devices = []
+  for pod, devices_of_pod in enumerate(places):
+    hosts = list(dict.fromkeys(place.address for place in devices_of_pod))
+    job = config.cluster_def.job.add(name=f"pod_{pod}")
+    for task, address in enumerate(hosts):
+      job.tasks[task] = address
+    devices.append(
+      [
+        f"/job:pod_{pod}/task:{hosts.index(x.address)}/device:cpu:{x.device}"
+        for x in devices_of_pod
+      ]
+    )
   client = "/job:client/task:0/device:cpu:0"
   return Cluster(Devices(client, devices), config, target)
 
 
-def start_server(num_devices: int, num_threads: int) -> tf.distribute.Server:
-  """Returns a server of this process, on a free port of this machine alone.
+def start_server(
+  num_devices: int,
+  num_threads: int,
+  listen: tuple[str, int] = ("127.0.0.1", 0),
+) -> tf.distribute.Server:
+  """Returns a server of this process.
 
   Args:
     num_devices: virtual CPU devices.
     num_threads: that share an operation's work; 0 is one a core.
+    listen: IPv4 address and port, 0 for any that is free: what is sent to
+      another address is not heard, and to a loopback address from this machine
+      alone. "0.0.0.0" is every address.
   """
+  ip, port = listen
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
@@ -95,14 +115,21 @@ def start_server(num_devices: int, num_threads: int) -> tf.distribute.Server:
   )
   # Its name until a session gives it another, which has to be a new one.
   server = tf.distribute.Server(
-    {"unnamed": ["127.0.0.1:0"]}, config=config, start=False
+    {"unnamed": [f"127.0.0.1:{port}"]}, config=config, start=False
   )
-  keep_to_this_machine(int(server.target.rpartition(":")[2]))
+  port = int(server.target.rpartition(":")[2])
+  if is_loopback(ip):
+    keep_to_this_machine(port)
+  elif ip != ANY_ADDRESS:
+    keep_to_address(port, ip)
   server.start()
+  publish(server, num_devices, num_threads)
   return server
 
 
 @functools.cache
-def _client_server() -> tf.distribute.Server:
+def _client_server(ip: str, port: int) -> tf.distribute.Server:
   """Returns the one of this process: it lasts as long, and cannot be ended."""
-  return start_server(num_devices=1, num_threads=0)
+  if port:
+    check_free("CLIENT_ADDRESS", ip, port)
+  return start_server(1, 0, (ip, port))

@@ -18,7 +18,10 @@ import tempfile
 import time
 from typing import BinaryIO
 
+from palm_mtf.addresses import resolved
 from palm_mtf.errors import UserError
+from palm_mtf.islands import Place, places_of_pods
+from palm_mtf.layout import MeshLayout
 from palm_mtf.pod_server import ServerSettings
 from palm_mtf.pods_config import PodsConfig
 
@@ -50,6 +53,16 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
   ]
 
 
+def cluster_places(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
+  """Returns the devices of each pod of a cluster, in mesh order.
+
+  Raises:
+    UserError: ISLANDS does not make these pods, or a host has no address.
+  """
+  client, _, _ = pods.client_address.partition(":")
+  return resolved(places_of_pods(pods, mesh), client)
+
+
 class PodServers:
   """The server processes of a run's pods; none where pods are in process.
 
@@ -57,14 +70,15 @@ class PodServers:
   way, they are stopped.
   """
 
-  def __init__(self, pods: PodsConfig, num_devices: int):
-    """Starts them, for meshes of `num_devices`, and does not wait."""
+  def __init__(self, pods: PodsConfig, mesh: MeshLayout):
+    """Starts them, for pods of `mesh`, and does not wait."""
     self._servers: list[_Server] = []
+    self._pods, self._mesh = pods, mesh
     if pods.pods != "local_servers":
       return
     for cores in cores_of_pods(pods.num_pods):
       settings = ServerSettings(
-        client=os.getpid(), num_devices=num_devices, cores=cores
+        client=os.getpid(), num_devices=mesh.num_devices, cores=cores
       )
       self._servers.append(_start(settings))
 
@@ -83,30 +97,39 @@ class PodServers:
       server.process.stdout.close()
       server.log.close()
 
-  def addresses(self) -> list[str]:
-    """Waits until all have started; returns their addresses, pod by pod.
+  def places(self) -> list[list[Place]]:
+    """Returns the devices of each pod, in mesh order; waits for the servers.
+
+    Of pods in process there are none.
 
     Raises:
-      UserError: one has ended, or does not answer.
+      UserError: a server has ended, or does not answer.
     """
+    if self._pods.pods == "cluster":
+      return cluster_places(self._pods, self._mesh)
     end = time.monotonic() + _START_SECS
-    return [
+    addresses = [
       self._address(pod, end - time.monotonic())
       for pod in range(len(self._servers))
     ]
+    numbers = range(self._mesh.num_devices)
+    return [[Place(address, i) for i in numbers] for address in addresses]
 
-  def check(self, doing: str) -> None:
-    """Raises UserError if one has ended, or is about to.
+  def name(self, pod: int, address: str) -> str:
+    """Returns what messages call a pod's server, which has an address."""
+    if not self._servers:
+      return address
+    return f"{address} (process {self._servers[pod].process.pid})"
 
-    Args:
-      doing: what for, when that was noticed.
-    """
+  def find_ended(self) -> tuple[int, str] | None:
+    """Returns a pod whose server has ended, or is about to, and how it did."""
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
       for pod, server in enumerate(self._servers):
         if server.process.poll() is not None:
-          raise UserError(f"{self._how_it_ended(pod)}, {doing}.")
+          return pod, self._how_it_ended(pod)
       time.sleep(_DEATH_SECS / 100)
+    return None
 
   def _address(self, pod: int, secs: float) -> str:
     output = self._servers[pod].process.stdout
@@ -118,8 +141,12 @@ class PodServers:
       )
     if line := output.readline():
       return json.loads(line)["address"]
-    self._servers[pod].process.wait()
-    raise UserError(f"{self._how_it_ended(pod)}, at its start.")
+    process = self._servers[pod].process
+    process.wait()
+    raise UserError(
+      f"pod {pod}: its server (process {process.pid}) "
+      f"{self._how_it_ended(pod)}, at its start."
+    )
 
   def _how_it_ended(self, pod: int) -> str:
     server = self._servers[pod]
@@ -130,10 +157,7 @@ class PodServers:
     server.log.seek(0)
     lines = server.log.read().decode(errors="replace").splitlines()
     last = " / ".join(lines[-_LAST_LINES:]) if code > 0 else ""
-    return (
-      f"pod {pod}: its server (process {server.process.pid}) {how}"
-      f"{last and f' ({last})'}"
-    )
+    return f"{how}{last and f' ({last})'}"
 
 
 def _start(settings: ServerSettings) -> _Server:

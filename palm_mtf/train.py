@@ -50,7 +50,7 @@ from palm_mtf.initial_weights import (
 )
 from palm_mtf.layout import MeshLayout
 from palm_mtf.named_weights import NamedWeights
-from palm_mtf.pod_servers import PodServers
+from palm_mtf.pod_servers import PodServers, cluster_places
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.prompts import check_prompts
 from palm_mtf.samples import keep_samples
@@ -163,7 +163,7 @@ def _run_training(
 ) -> "Outcome":
   """Trains: all input is known to be good."""
   # TensorFlow takes seconds, here as in the pods' servers: they begin before.
-  with PodServers(pods, mesh.num_devices) as servers:
+  with PodServers(pods, mesh) as servers:
     from palm_mtf.training import TrainJob, run_training
 
     return run_training(TrainJob(pods=pods, mesh=mesh, **job), servers)
@@ -175,6 +175,8 @@ def _check_devices(
   """Raises UserError unless everything divides and the chip is known."""
   layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
   check_chip(run.chip)
+  if pods.pods == "cluster":
+    cluster_places(pods, mesh)
 
 
 def _find_newest(

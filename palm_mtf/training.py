@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
@@ -29,10 +30,12 @@ from palm_mtf.divergence import DivergenceWatch
 from palm_mtf.fingerprints import FingerprintWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
+from palm_mtf.mesh.placement import Devices
 from palm_mtf.metrics import MetricsWriter
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pod_servers import PodServers
+from palm_mtf.pod_watch import PodWatch
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
@@ -115,26 +118,21 @@ def run_training(job: TrainJob, servers: PodServers) -> Outcome:
   peak = chip_flops_per_sec(
     job.run.chip, job.model.activation_dtype, job.pods.num_pods
   )
-  cluster = connect(job.pods, job.mesh, servers.addresses())
-  try:
-    return _run_to_end(job, cluster, peak)
-  except tf.errors.OpError:
-    servers.check("while it trained; run the same command to go on")
-    raise
+  places = servers.places()
+  with PodWatch(servers, places, job.pods.pod_timeout_secs) as pod_watch:
+    cluster = connect(job.pods, job.mesh, places)
+    while True:  # through all rewinds
+      outcome = _run_to_rewind(job, cluster, pod_watch, peak)
+      if not outcome.rewinds:
+        return outcome
+      job = dataclasses.replace(
+        job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
+      )
 
 
-def _run_to_end(job: TrainJob, cluster: Cluster, peak: float) -> Outcome:
-  """Trains to the end, or a signal, through all rewinds."""
-  while True:
-    outcome = _run_to_rewind(job, cluster, peak)
-    if not outcome.rewinds:
-      return outcome
-    job = dataclasses.replace(
-      job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
-    )
-
-
-def _run_to_rewind(job: TrainJob, cluster: Cluster, peak: float) -> Outcome:
+def _run_to_rewind(
+  job: TrainJob, cluster: Cluster, pod_watch: PodWatch, peak: float
+) -> Outcome:
   """Trains to the end, a signal, or a spike; records start anew after one."""
   step = job.checkpoint.manifest.step if job.checkpoint else 0
   with (
@@ -150,8 +148,9 @@ def _run_to_rewind(job: TrainJob, cluster: Cluster, peak: float) -> Outcome:
         cluster.session() as session,
       ):
         watchdog.expect_slow()
+        where = _Place(cluster.devices, session, pod_watch)
         records = (metrics, progress, writer, watchdog)
-        outcome = _Loop(job, cluster, session, peak, *records).run(stop)
+        outcome = _Loop(job, where, peak, *records).run(stop)
       if (
         outcome.stopped_by
         or outcome.rewinds
@@ -188,6 +187,14 @@ class _Clock:
     return mean
 
 
+class _Place(NamedTuple):
+  """Where a program runs: on these devices, in a session that is watched."""
+
+  devices: Devices
+  session: tf.Session
+  pod_watch: PodWatch
+
+
 class _Loop:
   """One session's program, its records and the step it has reached.
 
@@ -197,15 +204,15 @@ class _Loop:
   def __init__(
     self,
     job: TrainJob,
-    cluster: Cluster,
-    session: tf.Session,
+    where: _Place,
     peak: float,
     metrics: MetricsWriter,
     progress: TrainProgress,
     writer: BackgroundWriter,
     watchdog: Watchdog,
   ):
-    self._job, self._session, self._peak = job, session, peak
+    self._job, self._peak = job, peak
+    self._during = where.pod_watch.during
     self._metrics, self._progress = metrics, progress
     self._writer, self._watchdog = writer, watchdog
     self._step_clock, self._data_clock = _Clock(), _Clock()
@@ -226,21 +233,23 @@ class _Loop:
       seed=job.run.seed,
       features=self._batches.features,
       pods=job.pods,
-      devices=cluster.devices,
+      devices=where.devices,
     )
+    session = where.session
     self._train_step = TrainStep(session, program)
-    self._copier = WeightsCopier(session, program.slices)
+    pods, client = [x.slices for x in program.pods], program.devices.client
+    self._copier = WeightsCopier(session, program.slices, client)
     self._divergence = DivergenceWatch(session, program, self._writer.wait)
     self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
-    pods, client = [x.slices for x in program.pods], program.devices.client
-    if job.checkpoint:
-      restore(session, pods, job.checkpoint.prefix, client)
-    else:
-      session.run(program.initialize)
-      if job.initial_weights:
-        names = job.manifest.shapes
-        parameters = [{name: x[name] for name in names} for x in pods]
-        restore_weights(session, parameters, job.initial_weights, client)
+    with self._during("while its variables were set"):
+      if job.checkpoint:
+        restore(session, pods, job.checkpoint.prefix, client)
+      else:
+        session.run(program.initialize)
+        if job.initial_weights:
+          names = job.manifest.shapes
+          parameters = [{name: x[name] for name in names} for x in pods]
+          restore_weights(session, parameters, job.initial_weights, client)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""
@@ -255,7 +264,8 @@ class _Loop:
         )
         return Outcome(back, None, "", rewinds)
       if self._step % self._job.pods.fingerprint_steps == 0:
-        self._fingerprints.check(self._step)
+        with self._during(f"while pods were compared after step {self._step}"):
+          self._fingerprints.check(self._step)
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
@@ -280,7 +290,8 @@ class _Loop:
   def _run_step(self) -> dict[str, float]:
     with self._data_clock.running():
       batch = self._batches.batch(self._step)
-    with self._step_clock.running():
+    phase = f"in step {self._step + 1}"
+    with self._step_clock.running(), self._during(phase):
       try:
         values = self._train_step.run(batch, self._step)
       except BadStepError as bad:
@@ -297,7 +308,8 @@ class _Loop:
       batch_size=self._batch_size,
       num_rows=job.run.num_validation_rows,
     )
-    self._validation_loss = self._train_step.mean_loss(batches)
+    with self._during(f"while the loss of step {self._step} was measured"):
+      self._validation_loss = self._train_step.mean_loss(batches)
     self._progress.say(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"
     )
@@ -329,8 +341,6 @@ class _Loop:
     """Begins to write a checkpoint of this step."""
     job = self._job
     self._watchdog.expect_slow()
-    self._divergence.check_variables(self._step)
-    self._fingerprints.check(self._step)
     sizes = job.run.batch_sizes
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
@@ -339,4 +349,7 @@ class _Loop:
       next_row=next_row,
       data={**job.manifest.data, **self._spikes.manifest_data()},
     )
-    self._writer.write(manifest, self._copier.copy)
+    with self._during(f"while step {self._step} was saved"):
+      self._divergence.check_variables(self._step)
+      self._fingerprints.check(self._step)
+      self._writer.write(manifest, self._copier.copy)

@@ -62,10 +62,19 @@ class WeightsCopier:
   """Copies and writes the variables of one program."""
 
   def __init__(
-    self, session: tf.Session, slices: Mapping[str, Sequence[Slice]]
+    self,
+    session: tf.Session,
+    slices: Mapping[str, Sequence[Slice]],
+    client: str = "/device:cpu:0",
   ):
-    """Adds what reads `slices` to the graph of `session`, the current one."""
-    self._fetch = session.make_callable(slice_values(slices))
+    """Adds what reads `slices` to the graph of `session`, the current one.
+
+    Args:
+      session: holds the variables.
+      slices: by checkpoint name.
+      client: the device of the process that writes.
+    """
+    self._fetch = session.make_callable(slice_values(slices, client))
     self._writer = build_file_writer(slices)
 
   def copy(self) -> Callable[[str], None]:

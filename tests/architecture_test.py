@@ -28,6 +28,7 @@ PURE = {
   "config",
   "decode_config",
   "errors",
+  "islands",
   "layout",
   "pods_config",
   "skips",
@@ -46,6 +47,7 @@ MAY_IMPORT = {
   "decode_config": {"errors"},
   "layout": {"config", "errors"},
   "pods_config": {"errors"},
+  "islands": {"errors", "layout", "pods_config"},
   "accounting": PURE,
   "_tf": set(),
   "variables": PURE | {"_tf"},
@@ -81,12 +83,13 @@ ENTRY_POINTS = {
   "data_statistics",
   "evaluate",
   "infer",
+  "pod_serve",
   "report",
   "train",
   "vocab",
 }
 # Processes that start others first.
-STARTERS = {"loopback", "pod_server", "pod_servers"}
+STARTERS = {"addresses", "pod_server", "pod_servers", "sockets"}
 TENSORFLOW_FREE = PURE | ENTRY_POINTS | STARTERS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 

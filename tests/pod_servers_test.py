@@ -12,10 +12,12 @@ import time
 import numpy as np
 import pytest
 
+from palm_mtf.checkpoints import newest_whole
 from palm_mtf.errors import UserError
 from palm_mtf.pod_servers import PodServers, cores_of_pods
 from palm_mtf.pods_config import PodsConfig
 from tests import runs
+from tests.mtf_testing import SINGLE
 
 LOCAL_SERVERS = PodsConfig(num_pods=2, pods="local_servers")
 
@@ -63,8 +65,8 @@ def listening(port):
 
 
 def test_servers_hear_loopback_alone_and_are_stopped():
-  with PodServers(LOCAL_SERVERS, num_devices=1) as servers:
-    addresses = servers.addresses()
+  with PodServers(LOCAL_SERVERS, SINGLE) as servers:
+    addresses = [place.address for (place,) in servers.places()]
     for address in addresses:
       (line,) = listening(address.rpartition(":")[2])
       assert "%lo:" in line
@@ -77,11 +79,11 @@ def test_servers_hear_loopback_alone_and_are_stopped():
 
 
 def test_a_server_that_ends_is_named():
-  with PodServers(LOCAL_SERVERS, num_devices=1) as servers:
+  with PodServers(LOCAL_SERVERS, SINGLE) as servers:
     process = servers._servers[1].process
     process.kill()
     with pytest.raises(UserError) as error:
-      servers.addresses()
+      servers.places()
   assert str(error.value) == (
     f"pod 1: its server (process {process.pid}) was killed by SIGKILL, at its "
     "start."
@@ -116,8 +118,9 @@ def is_running(pid):
   return state[1] != "Z"
 
 
-def started(corpus, model_dir):
+def started(corpus, model_dir, **macros):
   """Starts a long run in servers; returns it after some steps."""
+  settings = {"CHECKPOINT_STEPS": 100_000, "EVAL_STEPS": 24, **macros}
   process = runs.start(
     "train",
     corpus,
@@ -125,7 +128,7 @@ def started(corpus, model_dir):
     NUM_PODS=2,
     PODS="local_servers",
     TRAIN_STEPS=100_000,
-    CHECKPOINT_STEPS=100_000,
+    **settings,
   )
   for line in process.stderr:
     if "validation loss" in line:
@@ -142,19 +145,32 @@ def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   wait_until(lambda: not any(map(is_running, pids)))
 
 
-def test_a_killed_server_ends_the_run_in_time_with_its_name(corpus, tmp_path):
-  process = started(corpus, tmp_path)
+@pytest.mark.parametrize(
+  ("sent", "how"),
+  [
+    (signal.SIGKILL, "was killed by SIGKILL"),
+    (signal.SIGSTOP, "has not answered for 4 seconds"),
+  ],
+)
+def test_a_lost_server_ends_the_run_in_time_with_its_name(
+  corpus, tmp_path, sent, how
+):
+  process = started(corpus, tmp_path, POD_TIMEOUT_SECS=4.0, CHECKPOINT_STEPS=20)
   pids = servers_of(process.pid)
   start = time.monotonic()
-  os.kill(pids[1], signal.SIGKILL)
+  os.kill(pids[1], sent)
   _, error = process.communicate(timeout=60)
-  assert time.monotonic() - start < 30
+  assert time.monotonic() - start < 45
   assert process.returncode == 2, error
-  assert error.splitlines()[-1] == (
-    f"palm_mtf: pod 1: its server (process {pids[1]}) was killed by SIGKILL, "
-    "while it trained; run the same command to go on."
-  )
-  assert not is_running(pids[0])
+  line = error.splitlines()[-1]
+  assert re.fullmatch(
+    rf"palm_mtf: pod 1: its server 127\.0\.0\.1:\d+ \(process {pids[1]}\) "
+    rf"{how}, [^,;]*step \d+[^,;]*; run the same command to go on\.",
+    line,
+  ), line
+  wait_until(lambda: not any(map(is_running, pids)))
+  assert "DAMAGED" not in error
+  assert newest_whole(str(tmp_path)).manifest.step >= 20
 
 
 def test_cores_are_divided_equally():

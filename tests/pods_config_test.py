@@ -19,9 +19,13 @@ from palm_mtf.pods_config import PodsConfig
       "FINGERPRINT_STEPS = 0: give a whole number of at least 1.",
     ),
     (
+      {"pod_timeout_secs": 0},
+      "POD_TIMEOUT_SECS = 0: give a number from 1.0 to 1000000.0.",
+    ),
+    (
       {"pods": "in_proces"},
       "PODS = 'in_proces' (did you mean \"in_process\"?): choose one of "
-      "'in_process', 'local_servers'.",
+      "'in_process', 'local_servers', 'cluster'.",
     ),
     (
       {"dcn_dtype": "float16"},

@@ -169,6 +169,34 @@ COMMANDS = {
       "--text_field": _TEXT_FIELD,
     },
   ),
+  "pods serve": Command(
+    "serve devices of this host to the client of a cluster",
+    entry_point="palm_mtf.pod_serve.serve",
+    flags={
+      "--listen": {
+        "metavar": "ADDRESS:PORT",
+        "default": "127.0.0.1:0",
+        "help": "of this host; port 0 is any that is free (default: "
+        "127.0.0.1:0)",
+      },
+      "--devices": {
+        "metavar": "N",
+        "type": int,
+        "default": 1,
+        "help": "virtual CPU devices (default: 1)",
+      },
+      "--threads": {
+        "metavar": "N",
+        "type": int,
+        "help": "that share an operation's work, as many in all servers "
+        "(default: one for each core)",
+      },
+      "--allow_any_address": {
+        "action": "store_true",
+        "help": "permit 0.0.0.0, every address of this host",
+      },
+    },
+  ),
   "report": Command(
     "draw what runs logged: one HTML page, of one run or several",
     entry_point="palm_mtf.report.command.report",

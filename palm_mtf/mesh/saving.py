@@ -84,9 +84,22 @@ class FileWriter:
   write: tf.Operation
 
 
-def slice_values(slices: Mapping[str, Sequence[Slice]]) -> list[tf.Tensor]:
-  """Returns the value of every slice to save, each part of a variable once."""
-  return [part.variable.read_value() for _, part in _saved(slices)]
+def slice_values(
+  slices: Mapping[str, Sequence[Slice]], client: str
+) -> list[tf.Tensor]:
+  """Returns the value of every slice to save, each part of a variable once.
+
+  Each comes to `client`, the device of the process that fetches it, as a
+  message of its own. A server that is asked for values answers with one message
+  for all of them, and gRPC counts its bytes in 32 bits.
+  """
+  values = []
+  for _, part in _saved(slices):
+    with tf.device(part.variable.device):
+      value = part.variable.read_value()
+    with tf.device(client):  # pod 0 -> client
+      values.append(tf.identity(value))
+  return values
 
 
 def build_file_writer(slices: Mapping[str, Sequence[Slice]]) -> FileWriter:

@@ -1,0 +1,67 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf pods serve`: the server of a pod whose client is elsewhere.
+
+It serves one client after another until it is stopped. All input is checked
+before TensorFlow is imported.
+"""
+
+import os
+import signal
+
+from palm_mtf.addresses import (
+  ANY_ADDRESS,
+  check_free,
+  is_loopback,
+  resolve,
+  split_address,
+)
+from palm_mtf.console import say
+from palm_mtf.errors import UserError, check_count
+
+
+def serve(
+  *,
+  listen: str,
+  devices: int = 1,
+  threads: int | None = None,
+  allow_any_address: bool = False,
+) -> None:
+  """Serves devices of this host; prints where, and returns only by an error.
+
+  Args:
+    listen: ADDRESS:PORT; port 0 is any that is free.
+    devices: virtual CPU devices.
+    threads: that share an operation's work; all servers of a run have as many.
+      None is one for each core.
+    allow_any_address: permits 0.0.0.0.
+
+  Raises:
+    UserError: this host cannot listen there.
+  """
+  check_count("--devices", devices)
+  threads = len(os.sched_getaffinity(0)) if threads is None else threads
+  check_count("--threads", threads)
+  host, port = split_address("--listen", listen)
+  ip = resolve("--listen", host)
+  if ip == ANY_ADDRESS and not allow_any_address:
+    raise UserError(
+      f'--listen = "{listen}" lets every host that reaches this one run '
+      "programs on it; give one address, or add --allow_any_address."
+    )
+  check_free("--listen", ip, port)
+  if not is_loopback(ip):
+    say(
+      f"TensorFlow's protocol has no authentication: whoever reaches {ip} can "
+      "run programs and read files as this user; let a firewall admit the "
+      "client and the other servers alone"
+    )
+  from palm_mtf.cluster import start_server
+
+  server = start_server(devices, threads, (ip, port))
+  _, _, port_text = server.target.rpartition(":")
+  print(f"serving {devices} devices on {ip}:{port_text}", flush=True)
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: os._exit(0))
+  while True:  # the server has no other way to stop
+    signal.pause()

@@ -1,0 +1,161 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Notices a pod's server that is gone, stopped, cut off or started anew.
+
+A thread for each server asks it, again and again, what it is (server_facts.py).
+One that gives no answer for POD_TIMEOUT_SECS is lost: the connections to it are
+cut, so that whatever waits for it fails, as it does at once where the server
+has ended. A second question follows the first without an answer: where this
+process itself was stopped for a while, its first one was too late.
+"""
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.errors import UserError
+from palm_mtf.islands import Place
+from palm_mtf.pod_servers import PodServers
+from palm_mtf.server_facts import NoAnswerError, ServerFacts, ask, difference
+from palm_mtf.sockets import cut
+
+# Of POD_TIMEOUT_SECS: a pause, and two questions.
+_PAUSE, _QUESTION = 0.25, 0.375
+_CUT_AGAIN_SECS = 1.0
+
+
+class PodLostError(UserError):
+  """A pod can do no more; names it, its host, and in which phase that was.
+
+  Attributes:
+    pod: its number.
+  """
+
+  def __init__(self, pod: int, message: str):
+    """Keeps both."""
+    super().__init__(message)
+    self.pod = pod
+
+
+class PodWatch:
+  """Watches the servers of a run; a context manager."""
+
+  def __init__(
+    self,
+    servers: PodServers,
+    places: Sequence[Sequence[Place]],
+    secs: float,
+  ):
+    """Asks each server for the first time.
+
+    Args:
+      servers: those of this machine, if there are any.
+      places: each pod's devices in servers; none where pods are in process.
+      secs: POD_TIMEOUT_SECS.
+
+    Raises:
+      PodLostError: one does not answer, or cannot do what it has to.
+    """
+    self._servers, self._secs = servers, secs
+    # The pod of each server, by address.
+    self._pods = {
+      place.address: pod
+      for pod, devices in enumerate(places)
+      for place in devices
+    }
+    self._lost: dict[str, str] = {}
+    self._end = threading.Event()
+    self._facts: dict[str, ServerFacts] = {}
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+      asked = {x: threads.submit(self._ask, x) for x in self._pods}
+    for address, answer in asked.items():
+      try:
+        facts = self._facts[address] = answer.result()
+      except NoAnswerError as error:
+        raise self._error(address, str(error), "at the start") from None
+      how = difference(facts, next(iter(self._facts.values())))
+      most = max(x.device for y in places for x in y if x.address == address)
+      if most >= facts.num_devices:
+        how = how or (
+          f"serves {facts.num_devices} devices and is to give that of number "
+          f"{most}, counted from 0 (--devices)"
+        )
+      if how:
+        raise self._error(address, how, "at the start")
+
+  def __enter__(self) -> "PodWatch":
+    for address in self._pods:
+      threading.Thread(target=self._watch, args=[address], daemon=True).start()
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._end.set()
+
+  @contextlib.contextmanager
+  def during(self, phase: str) -> Iterator[None]:
+    """Raises PodLostError where its body fails because a pod is lost.
+
+    Args:
+      phase: what the body does, as in "in step 8".
+    """
+    try:
+      yield
+    except tf.errors.OpError:
+      if lost := self._find_lost():
+        address, how = lost
+        raise self._error(address, how, phase) from None
+      raise
+
+  def _find_lost(self) -> tuple[str, str] | None:
+    """Returns the address of a server that is lost, and how."""
+    if ended := self._servers.find_ended():
+      pod, how = ended
+      return next(x for x, of in self._pods.items() if of == pod), how
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+      list(threads.map(self._look, self._pods.keys() - self._lost.keys()))
+    return next(iter(self._lost.items()), None)
+
+  def _error(self, address: str, how: str, phase: str) -> PodLostError:
+    pod = self._pods[address]
+    return PodLostError(
+      pod,
+      f"pod {pod}: its server {self._servers.name(pod, address)} {how}, "
+      f"{phase}; run the same command to go on.",
+    )
+
+  def _watch(self, address: str) -> None:
+    while not self._end.wait(self._secs * _PAUSE):
+      self._look(address)
+      while address in self._lost:
+        host, _, port = address.rpartition(":")
+        cut(host, int(port))
+        # It may be connected once more: to a stopped one, by the kernel.
+        if self._end.wait(_CUT_AGAIN_SECS):
+          return
+
+  def _look(self, address: str) -> None:
+    """Notes whether a server is lost."""
+    try:
+      if self._ask(address).start != self._facts[address].start:
+        self._lost[address] = "has been started anew"
+    except NoAnswerError as error:
+      self._lost[address] = str(error)
+
+  def _ask(self, address: str) -> ServerFacts:
+    """Asks once or twice."""
+    start = time.monotonic()
+    secs = self._secs * _QUESTION
+    try:
+      return ask(address, secs)
+    except NoAnswerError:
+      try:
+        return ask(address, secs)
+      except NoAnswerError as error:
+        if time.monotonic() - start < secs:  # an answer, but not of ours
+          raise
+        raise NoAnswerError(
+          f"has not answered for {self._secs:g} seconds"
+        ) from error

@@ -1,0 +1,102 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod's server says of itself to whoever asks: also that it is there.
+
+It is a variable, which a server keeps beside those of any session: asking is a
+session of TensorFlow like any other, with a bound.
+"""
+
+import dataclasses
+import json
+import uuid
+
+from palm_mtf import __version__
+from palm_mtf._tf import tf
+
+_NAME = "palm_mtf_server_facts"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+  """What a server is.
+
+  Attributes:
+    palm_mtf: its version.
+    tensorflow: its version.
+    num_devices: that it serves.
+    num_threads: that share an operation's work.
+    start: differs from one start of a server to the next.
+  """
+
+  palm_mtf: str
+  tensorflow: str
+  num_devices: int
+  num_threads: int
+  start: str
+
+
+class NoAnswerError(Exception):
+  """A server did not say what it is; says why."""
+
+
+def publish(
+  server: tf.distribute.Server, num_devices: int, num_threads: int
+) -> None:
+  """Lets a server of this process say what it is."""
+  facts = ServerFacts(
+    palm_mtf=__version__,
+    tensorflow=tf.__version__,
+    num_devices=num_devices,
+    num_threads=num_threads,
+    start=uuid.uuid4().hex,
+  )
+  with tf.Graph().as_default(), tf.Session(server.target) as session:
+    text = tf.constant(json.dumps(dataclasses.asdict(facts)))
+    session.run(tf.raw_ops.AssignVariableOp(resource=_handle(), value=text))
+
+
+def ask(address: str, secs: float) -> ServerFacts:
+  """Asks the server at "host:port" what it is.
+
+  Raises:
+    NoAnswerError: it does not answer in time, or is not one of ours.
+  """
+  config = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * secs)))
+  try:
+    with tf.Graph().as_default():
+      value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
+      session = tf.Session(f"grpc://{address}", config=config)
+      text = session.run(value)
+      session.close()  # where it failed there is none
+    return ServerFacts(**json.loads(text))
+  except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
+    raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
+  except (tf.errors.OpError, ValueError, TypeError):
+    raise NoAnswerError("is not one of palm_mtf") from None
+
+
+def difference(facts: ServerFacts, first: ServerFacts) -> str:
+  """Returns why a server cannot work with this client; "" if it can.
+
+  Args:
+    facts: of the server.
+    first: of the first server of the run.
+  """
+  for name, theirs, ours in (
+    ("palm_mtf", facts.palm_mtf, __version__),
+    ("TensorFlow", facts.tensorflow, tf.__version__),
+  ):
+    if theirs != ours:
+      return f"has {name} {theirs} and this client {ours}"
+  if facts.num_threads != first.num_threads:
+    return (
+      f"computes with {facts.num_threads} threads and pod 0's first with "
+      f"{first.num_threads}, whose bits would differ (--threads)"
+    )
+  return ""
+
+
+def _handle() -> tf.Tensor:
+  return tf.raw_ops.VarHandleOp(
+    dtype=tf.string, shape=[], container="", shared_name=_NAME
+  )

@@ -1,0 +1,142 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that someone else has started: the same bits, or what is wrong."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from palm_mtf.cli.main import main
+from palm_mtf.errors import UserError
+from palm_mtf.layout import MeshLayout
+from palm_mtf.pod_servers import PodServers
+from palm_mtf.pod_watch import PodLostError, PodWatch
+from palm_mtf.pods_config import PodsConfig
+from tests import runs
+
+SPLIT = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
+MESH = MeshLayout(mesh_shape="data:2", layout="batch:data")
+
+
+def start(*arguments):
+  return subprocess.Popen(
+    [sys.executable, *arguments],
+    stdout=subprocess.PIPE,
+    text=True,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+  )
+
+
+def serve(devices, threads=1):
+  flags = ["--listen", "localhost:0", "--devices", str(devices)]
+  return start(
+    "-m", "palm_mtf", "pods", "serve", *flags, f"--threads={threads}"
+  )
+
+
+OTHER_VERSION = """
+import palm_mtf
+palm_mtf.__version__ = "0.0.1"
+from palm_mtf.pod_serve import serve
+serve(listen="127.0.0.1:0", devices=2, threads=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def servers():
+  """Returns addresses: of 2, 1 and 1 devices; more threads; another version."""
+  processes = [
+    serve(2),
+    serve(1),
+    serve(1),
+    serve(2, threads=3),
+    start("-c", OTHER_VERSION),
+  ]
+  with contextlib.ExitStack() as stack:
+    for process in processes:
+      stack.enter_context(process)
+      stack.callback(process.terminate)
+    yield [process.stdout.readline().split()[-1] for process in processes]
+
+
+def test_pods_of_several_hosts_train_the_bits_of_one_process(servers, tmp_path):
+  """Servers stay for a second client, which goes on from the first's."""
+  corpus = runs.write_corpus(tmp_path / "corpus")
+  settings = {"NUM_PODS": 2, "PROMPTS": [], **SPLIT}
+  cluster = {"PODS": "cluster", "ISLANDS": [servers[:1], servers[1:3]]}
+  for folder, steps, more in (
+    ("in_process", 4, {}),
+    ("cluster", 2, cluster),
+    ("cluster", 4, cluster),
+  ):
+    process = runs.start(
+      "train",
+      corpus,
+      tmp_path / folder,
+      **{**settings, **more, "TRAIN_STEPS": steps},
+    )
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+  first = runs.read_tensors(tmp_path / "in_process", 4)
+  second = runs.read_tensors(tmp_path / "cluster", 4)
+  assert first.keys() == second.keys()
+  for name, value in first.items():
+    np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def refusal(*islands, mesh=MESH):
+  pods = PodsConfig(num_pods=len(islands), pods="cluster", islands=islands)
+  with PodServers(pods, mesh) as none, pytest.raises(PodLostError) as error:
+    PodWatch(none, none.places(), secs=4.0)
+  return str(error.value)
+
+
+END = ", at the start; run the same command to go on."
+
+
+def test_what_does_not_answer_is_named_in_time(servers):
+  assert refusal(servers[:1], ["127.0.0.1:9"]) == (
+    "pod 1: its server 127.0.0.1:9 has not answered for 4 seconds" + END
+  )
+
+
+def test_a_server_with_too_few_devices_is_named(servers):
+  assert refusal(servers[:1], servers[1:2]) == (
+    f"pod 1: its server {servers[1]} serves 1 devices and is to give that of "
+    "number 1, counted from 0 (--devices)" + END
+  )
+
+
+def test_a_server_with_other_threads_is_named(servers):
+  assert refusal(servers[:1], servers[3:4]) == (
+    f"pod 1: its server {servers[3]} computes with 3 threads and pod 0's first "
+    "with 1, whose bits would differ (--threads)" + END
+  )
+
+
+def test_a_server_of_another_version_is_named(servers):
+  message = refusal(servers[:1], servers[4:5])
+  assert message.startswith(
+    f"pod 1: its server {servers[4]} has palm_mtf 0.0.1"
+  )
+
+
+def test_every_address_needs_an_explicit_yes(capsys):
+  assert main(["pods", "serve", "--listen", "0.0.0.0:0"]) == 2
+  assert capsys.readouterr().err == (
+    'palm_mtf: --listen = "0.0.0.0:0" lets every host that reaches this one '
+    "run programs on it; give one address, or add --allow_any_address.\n"
+  )
+
+
+def test_a_server_needs_a_device(capsys):
+  assert main(["pods", "serve", "--devices=0"]) == 2
+  assert capsys.readouterr().err == (
+    "palm_mtf: --devices = 0: give a whole number of at least 1.\n"
+  )
+  with pytest.raises(UserError, match="ISLANDS is empty"):
+    PodsConfig(num_pods=2, pods="cluster")
