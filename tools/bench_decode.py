@@ -44,7 +44,7 @@ from bench_train import (
 # Each peer's program and dtypes, and the modules that it imports.
 PEERS = {
   "torch": ("torch_decode.py", ["bfloat16", "float32"], ["torch"]),
-  "jax": ("jax_decode.py", ["float32", "bfloat16"], ["jax"]),
+  "jax": ("jax_decode.py", ["float32", "bfloat16"], ["jax", "optax"]),
 }
 OURS = ["int8", "bfloat16", "float32"]
 

@@ -6,7 +6,8 @@
 
 What a JAX user would write to go fast: the loop over tokens is one jitted scan
 over keys and values that are updated in place, weights have the dtype they are
-used in. Needs jax alone; tools/bench_decode.py starts it.
+used in. Needs jax, and optax for what it shares with jax_palm.py;
+tools/bench_decode.py starts it.
 """
 
 import argparse
