@@ -303,8 +303,8 @@ class RunConfig:
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued when training is done.
     sample_tokens: length of each continuation, in tokens.
-    sample_steps: steps between continuations on the way, which are kept in
-      samples.jsonl; None for none.
+    sample_steps: steps between continuations on the way, each by a checkpoint
+      that is written then, and kept in samples.jsonl; None for none.
   """
 
   train_steps: int
@@ -334,8 +334,9 @@ class RunConfig:
     ):
       check_count(name.upper(), getattr(self, name))
     check_count("SEED", self.seed, minimum=0)
-    self._check_has_checkpoints("KEEP_EVERY_STEPS", self.keep_every_steps)
-    self._check_has_checkpoints("SAMPLE_STEPS", self.sample_steps)
+    self._check_keep_every_steps()
+    if self.sample_steps is not None:
+      check_count("SAMPLE_STEPS", self.sample_steps)
     _check_text(
       "INIT_CHECKPOINT",
       self.init_checkpoint,
@@ -349,15 +350,14 @@ class RunConfig:
         f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
       )
 
-  def _check_has_checkpoints(self, name: str, every: int | None) -> None:
-    """Raises UserError unless there is a checkpoint every so many steps."""
+  def _check_keep_every_steps(self):
+    every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
       return
-    check_count(name, every)
-    steps = self.checkpoint_steps
+    check_count("KEEP_EVERY_STEPS", every)
     if every % steps:
       raise UserError(
-        f"{name} = {every}: there is a checkpoint every "
+        f"KEEP_EVERY_STEPS = {every}: there is a checkpoint every "
         f"CHECKPOINT_STEPS = {steps} steps; give a multiple of that, such as "
         f"{-(-every // steps) * steps}, or None."
       )

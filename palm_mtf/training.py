@@ -273,9 +273,11 @@ class _Loop:
         values["unigram_entropy"] = self._job.unigram_entropy
       if is_last or self._step % run.log_steps == 0:
         self._log(values)
-      if self._step % run.checkpoint_steps == 0:
+      every = None if is_last else run.sample_steps
+      has_samples = every is not None and self._step % every == 0
+      if has_samples or self._step % run.checkpoint_steps == 0:
         self._save()
-      if run.sample_steps and not is_last and not self._step % run.sample_steps:
+      if has_samples:
         self._watchdog.expect_slow()
         self._job.keep_samples(self._writer.wait())
     if self._step != self._writer.step:  # the last step, or a signal came

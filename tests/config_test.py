@@ -283,9 +283,8 @@ def test_the_defaults_are_the_paper():
       "100 steps; give a multiple of that, such as 300, or None.",
     ),
     (
-      {"sample_steps": 50, "checkpoint_steps": 100},
-      "SAMPLE_STEPS = 50: there is a checkpoint every CHECKPOINT_STEPS = 100 "
-      "steps; give a multiple of that, such as 100, or None.",
+      {"sample_steps": 0},
+      "SAMPLE_STEPS = 0: give a whole number of at least 1.",
     ),
     (
       {"keep_every_steps": 0},

@@ -36,6 +36,7 @@ SETTINGS = {
   "CHIP": "a100",
   "PROMPTS": ["one two"],
   "SAMPLE_TOKENS": 8,
+  "SAMPLE_STEPS": None,
 }
 
 

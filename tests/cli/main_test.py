@@ -37,7 +37,7 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
 COMMANDS = (
   "train, evaluate, generate, data cache, data inspect, data statistics, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
-  "checkpoints prune, vocab, vocab inspect, report, doctor"
+  "checkpoints prune, vocab, vocab inspect, pods serve, report, doctor"
 )
 
 HELPS = [
