@@ -62,7 +62,7 @@ def mean_nats(
     nats = tf.nn.sparse_softmax_cross_entropy_with_logits(
       labels=tf.reshape(targets, [-1]), logits=tf.cast(logits, tf.float32)
     )
-    restore(session, model.slices, checkpoint.prefix)
+    restore(session, [model.slices], checkpoint.prefix)
     session.run(model.prepare)
     losses, weights = [], []
     for batch in batches:
