@@ -32,12 +32,14 @@ _DEATH_SECS = 2.0
 _LAST_LINES = 3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Server:
-  """One pod's process and what it writes to stderr."""
+  """One pod's process, what it writes to stderr, and its address once known."""
 
+  settings: ServerSettings
   process: subprocess.Popen
   log: BinaryIO
+  address: str = ""
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
@@ -89,13 +91,28 @@ class PodServers:
     for server in self._servers:
       server.process.stdin.close()
     for server in self._servers:
-      try:
-        server.process.wait(_STOP_SECS)
-      except subprocess.TimeoutExpired:
-        server.process.kill()
-        server.process.wait()
-      server.process.stdout.close()
-      server.log.close()
+      _stop(server)
+
+  def remove(self, pod: int) -> PodsConfig:
+    """Returns the other pods; those after it move up.
+
+    Its server is stopped, if it is ours.
+    """
+    if self._servers:
+      _stop(self._servers.pop(pod))
+    pods = self._pods
+    self._pods = dataclasses.replace(
+      pods,
+      num_pods=pods.num_pods - 1,
+      islands=[x for i, x in enumerate(pods.islands) if i != pod],
+    )
+    return self._pods
+
+  def start_anew(self, pod: int) -> None:
+    """Stops a pod's server, if it is ours, and starts another in its place."""
+    if self._servers:
+      _stop(self._servers[pod])
+      self._servers[pod] = _start(self._servers[pod].settings)
 
   def places(self) -> list[list[Place]]:
     """Returns the devices of each pod, in mesh order; waits for the servers.
@@ -132,7 +149,10 @@ class PodServers:
     return None
 
   def _address(self, pod: int, secs: float) -> str:
-    output = self._servers[pod].process.stdout
+    server = self._servers[pod]
+    if server.address:
+      return server.address
+    output = server.process.stdout
     ready, _, _ = select.select([output], [], [], max(0.0, secs))
     if not ready:
       raise UserError(
@@ -140,7 +160,8 @@ class PodServers:
         f"not started in {_START_SECS:.0f} seconds."
       )
     if line := output.readline():
-      return json.loads(line)["address"]
+      server.address = json.loads(line)["address"]
+      return server.address
     process = self._servers[pod].process
     process.wait()
     raise UserError(
@@ -160,6 +181,18 @@ class PodServers:
     return f"{how}{last and f' ({last})'}"
 
 
+def _stop(server: _Server) -> None:
+  """Ends a server: one that does not hear is killed."""
+  server.process.stdin.close()
+  try:
+    server.process.wait(_STOP_SECS)
+  except subprocess.TimeoutExpired:
+    server.process.kill()
+    server.process.wait()
+  server.process.stdout.close()
+  server.log.close()
+
+
 def _start(settings: ServerSettings) -> _Server:
   log = tempfile.TemporaryFile()
   path = os.pathsep.join(folder for folder in sys.path if folder)
@@ -173,4 +206,4 @@ def _start(settings: ServerSettings) -> _Server:
   line = json.dumps(dataclasses.asdict(settings)) + "\n"
   process.stdin.write(line.encode())
   process.stdin.flush()
-  return _Server(process, log)
+  return _Server(settings, process, log)

@@ -123,7 +123,7 @@ class PodWatch:
     return PodLostError(
       pod,
       f"pod {pod}: its server {self._servers.name(pod, address)} {how}, "
-      f"{phase}; run the same command to go on.",
+      f"{phase}",
     )
 
   def _watch(self, address: str) -> None:

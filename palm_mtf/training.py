@@ -17,7 +17,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoint_writer import BackgroundWriter
-from palm_mtf.checkpoints import Checkpoint, Manifest
+from palm_mtf.checkpoints import Checkpoint, Manifest, newest_whole
 from palm_mtf.cluster import Cluster, connect
 from palm_mtf.config import (
   AdafactorConfig,
@@ -34,8 +34,9 @@ from palm_mtf.mesh.placement import Devices
 from palm_mtf.metrics import MetricsWriter
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
+from palm_mtf.pod_recovery import PodRecovery
 from palm_mtf.pod_servers import PodServers
-from palm_mtf.pod_watch import PodWatch
+from palm_mtf.pod_watch import PodLostError, PodWatch
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
@@ -113,8 +114,30 @@ def run_training(job: TrainJob, servers: PodServers) -> Outcome:
 
   Raises:
     UserError: a number is no longer finite, a checkpoint has no space, or a
-      pod's server has ended.
+      pod is lost and ON_POD_FAILURE does not make up for it.
   """
+  recovery = PodRecovery(servers, job.model, job.run.batch_sizes.sizes)
+  while True:
+    try:
+      return _train_on(job, servers)
+    except PodLostError as lost:
+      newest = newest_whole(job.model_dir)
+      step = newest.manifest.step if newest else 0
+      pods = recovery.pods_after(lost, job.pods, job.mesh, step)
+      job = dataclasses.replace(
+        job, pods=pods, checkpoint=newest, rewinds=(), manifest=_on(pods, job)
+      )
+
+
+def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
+  """Returns a job's manifest with settings of pods."""
+  settings = dict(job.manifest.settings)
+  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
+  return dataclasses.replace(job.manifest, settings=settings)
+
+
+def _train_on(job: TrainJob, servers: PodServers) -> Outcome:
+  """Trains to the end, or a signal, on all servers."""
   peak = chip_flops_per_sec(
     job.run.chip, job.model.activation_dtype, job.pods.num_pods
   )

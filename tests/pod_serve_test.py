@@ -95,7 +95,7 @@ def refusal(*islands, mesh=MESH):
   return str(error.value)
 
 
-END = ", at the start; run the same command to go on."
+END = ", at the start"
 
 
 def test_what_does_not_answer_is_named_in_time(servers):

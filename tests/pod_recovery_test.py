@@ -1,0 +1,129 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run that loses a pod's server ends as one that was planned that way."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.pod_recovery import PodRecovery
+from palm_mtf.pod_servers import PodServers
+from palm_mtf.pod_watch import PodLostError
+from palm_mtf.pods_config import PodsConfig
+from tests import runs
+from tests.mtf_testing import SINGLE, small_config
+from tests.pod_servers_test import servers_of
+
+SETTINGS = {
+  "GLOBAL_BATCH_SIZE": 6,
+  "CHECKPOINT_STEPS": 4,
+  "EVAL_STEPS": 1000,
+  "PODS": "local_servers",
+  "POD_TIMEOUT_SECS": 4.0,
+  "PROMPTS": [],
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+
+
+def train(corpus, model_dir, sent=None, **macros):
+  """Trains; sends a signal to the second pod after the first checkpoint."""
+  process = runs.start("train", corpus, model_dir, **{**SETTINGS, **macros})
+  if sent is not None:
+    first = model_dir / "checkpoints" / "step_00000004"
+    while process.poll() is None and not first.exists():
+      time.sleep(0.01)
+    os.kill(servers_of(process.pid)[1], sent)
+  _, error = process.communicate(timeout=240)
+  assert process.returncode == 0, error
+  return error
+
+
+def assert_same_tensors(one, other, step):
+  first, second = runs.read_tensors(one, step), runs.read_tensors(other, step)
+  assert first.keys() == second.keys()
+  for name, value in first.items():
+    np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def going_on_from(error):
+  """Returns the step of the line that says where the run goes on."""
+  (line,) = [x for x in error.splitlines() if "going on from step" in x]
+  return int(line.partition("going on from step ")[2].split()[0])
+
+
+@pytest.mark.slow
+def test_a_pod_that_comes_back_leaves_the_bits_of_an_undisturbed_run(
+  corpus, tmp_path
+):
+  settings = {"NUM_PODS": 2, "TRAIN_STEPS": 60}
+  error = train(
+    corpus,
+    tmp_path / "lost",
+    signal.SIGKILL,
+    ON_POD_FAILURE="wait",
+    **settings,
+  )
+  assert 4 <= going_on_from(error) < 60
+  train(corpus, tmp_path / "undisturbed", **settings)
+  assert_same_tensors(tmp_path / "lost", tmp_path / "undisturbed", 60)
+
+
+@pytest.mark.slow
+def test_pods_that_are_left_train_what_was_planned_for_them(corpus, tmp_path):
+  """Two of three pods: a core for each, as the machine has two."""
+  settings = {"TRAIN_STEPS": 60}
+  error = train(
+    corpus,
+    tmp_path / "lost",
+    signal.SIGSTOP,
+    NUM_PODS=3,
+    ON_POD_FAILURE="shrink",
+    **settings,
+  )
+  step = going_on_from(error)
+  planned = tmp_path / "planned"
+  train(corpus, planned, NUM_PODS=3, TRAIN_STEPS=step)
+  train(corpus, planned, NUM_PODS=2, **settings)
+  assert_same_tensors(tmp_path / "lost", planned, 60)
+
+
+def message_of(lost, pods, recovery, step=0):
+  with pytest.raises(UserError) as error:
+    recovery.pods_after(lost, pods, SINGLE, step)
+  return str(error.value)
+
+
+def test_a_batch_that_fewer_pods_cannot_share_ends_the_run():
+  pods = PodsConfig(num_pods=2, on_pod_failure="shrink")
+  lost = PodLostError(1, "pod 1 is gone")
+  with PodServers(pods, SINGLE) as servers:
+    recovery = PodRecovery(servers, small_config(), [5, 4])
+    alone = PodsConfig(num_pods=1, on_pod_failure="shrink")
+    assert message_of(lost, alone, recovery) == (
+      "pod 1 is gone; no pod is left to shrink to."
+    )
+    three = PodsConfig(num_pods=3, on_pod_failure="shrink")
+    assert message_of(lost, three, recovery).startswith(
+      "pod 1 is gone; the run cannot shrink to 2 pods: a batch of 5 is not "
+      "divisible by NUM_PODS = 2."
+    )
+
+
+def test_a_pod_that_is_lost_again_and_again_ends_the_run():
+  pods = PodsConfig(num_pods=2, on_pod_failure="wait")
+  lost = PodLostError(1, "pod 1 is gone")
+  with PodServers(pods, SINGLE) as servers:
+    recovery = PodRecovery(servers, small_config(), [4])
+    for _ in range(3):
+      assert recovery.pods_after(lost, pods, SINGLE, 8) == pods
+    message = "pod 1 is gone; run the same command to go on."
+    assert message_of(lost, pods, recovery, 8) == message
+    assert recovery.pods_after(lost, pods, SINGLE, 12) == pods
