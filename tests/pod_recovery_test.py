@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that loses a pod's server ends as one that was planned that way."""
 
+import contextlib
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from palm_mtf.pod_watch import PodLostError
 from palm_mtf.pods_config import PodsConfig
 from tests import runs
 from tests.mtf_testing import SINGLE, small_config
+from tests.pod_serve_test import serve
 from tests.pod_servers_test import servers_of
 
 SETTINGS = {
@@ -93,6 +95,42 @@ def test_pods_that_are_left_train_what_was_planned_for_them(corpus, tmp_path):
   train(corpus, planned, NUM_PODS=3, TRAIN_STEPS=step)
   train(corpus, planned, NUM_PODS=2, **settings)
   assert_same_tensors(tmp_path / "lost", planned, 60)
+
+
+@pytest.mark.slow
+def test_a_server_of_another_host_that_is_started_anew_is_taken_back(
+  corpus, tmp_path
+):
+  with contextlib.ExitStack() as stack:
+
+    def started(port=0):
+      server = serve(1, port=port)
+      stack.enter_context(server)
+      stack.callback(server.kill)
+      return server
+
+    servers = [started(), started()]
+    addresses = [x.stdout.readline().split()[-1] for x in servers]
+    settings = {
+      **SETTINGS,
+      "NUM_PODS": 2,
+      "PODS": "cluster",
+      "ISLANDS": [[x] for x in addresses],
+      "TRAIN_STEPS": 60,
+      "ON_POD_FAILURE": "wait",
+    }
+    process = runs.start("train", corpus, tmp_path / "lost", **settings)
+    saved = tmp_path / "lost/checkpoints/step_00000004"
+    while process.poll() is None and not saved.exists():
+      time.sleep(0.01)
+    servers[1].kill()
+    servers[1].wait()
+    started(addresses[1].rpartition(":")[2])
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+    train(corpus, tmp_path / "undisturbed", **settings)
+  assert 4 <= going_on_from(error) < 60
+  assert_same_tensors(tmp_path / "lost", tmp_path / "undisturbed", 60)
 
 
 def message_of(lost, pods, recovery, step=0):

@@ -31,8 +31,8 @@ def start(*arguments):
   )
 
 
-def serve(devices, threads=1):
-  flags = ["--listen", "localhost:0", "--devices", str(devices)]
+def serve(devices, threads=1, port=0):
+  flags = ["--listen", f"localhost:{port}", "--devices", str(devices)]
   return start(
     "-m", "palm_mtf", "pods", "serve", *flags, f"--threads={threads}"
   )
