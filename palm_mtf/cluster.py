@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.addresses import ANY_ADDRESS, check_free, is_loopback, resolve
+from palm_mtf.addresses import ANY_ADDRESS, is_loopback, resolve
 from palm_mtf.islands import Place
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import Devices, local_devices, session_config
@@ -130,6 +130,4 @@ def start_server(
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
   """Returns the one of this process: it lasts as long, and cannot be ended."""
-  if port:
-    check_free("CLIENT_ADDRESS", ip, port)
   return start_server(1, 0, (ip, port))

@@ -8,7 +8,9 @@
   shrink   the others, which share the same batches
 
 Training goes on from the last checkpoint, and is from there what a run with
-these pods is.
+these pods is. A pod that is missing when a run starts is waited for under
+"wait", and ends it otherwise: shrinking is for a pod that the run has had. A
+server that cannot do its part ends a run whatever the policy.
 """
 
 import time
@@ -24,7 +26,7 @@ from palm_mtf.pod_watch import PodLostError, PodWatch
 from palm_mtf.pods_config import PodsConfig
 
 _PAUSE_SECS = 1.0
-# Losses without a new checkpoint between them, after which none will come.
+# That a run waits for without a new checkpoint between them.
 _MAX_LOSSES = 3
 
 
@@ -44,6 +46,7 @@ class PodRecovery:
     self._servers, self._model = servers, model
     self._batch_sizes = batch_sizes
     self._step, self._num_losses = -1, 0
+    self._had_all_pods = False
 
   def pods_after(
     self, lost: PodLostError, pods: PodsConfig, mesh: MeshLayout, step: int
@@ -59,15 +62,17 @@ class PodRecovery:
     Raises:
       UserError: the run ends.
     """
-    if step != self._step:
-      self._step, self._num_losses = step, 0
-    self._num_losses += 1
-    if pods.on_pod_failure == "stop" or self._num_losses > _MAX_LOSSES:
+    self._had_all_pods = self._had_all_pods or not lost.is_missing
+    policy = pods.on_pod_failure
+    if not self._had_all_pods and policy != "wait":
+      raise UserError(f"{lost}; {_start_it(pods)}.") from None
+    if policy == "stop":
       raise UserError(f"{lost}; run the same command to go on.") from None
-    say(f"{lost}; ON_POD_FAILURE = {pods.on_pod_failure!r}")
-    if pods.on_pod_failure == "shrink":
+    say(f"{lost}; ON_POD_FAILURE = {policy!r}")
+    if policy == "shrink":
       pods = self._without(lost, pods, mesh)
     else:
+      self._count(lost, step)
       self._wait(lost, pods)
     say(f"going on from step {step} on {pods.num_pods} pods")
     return pods
@@ -86,17 +91,39 @@ class PodRecovery:
       ) from None
     return self._servers.remove(lost.pod)
 
+  def _count(self, lost: PodLostError, step: int) -> None:
+    """Raises UserError where a run only loses pods and saves no step."""
+    if step != self._step:
+      self._step, self._num_losses = step, 0
+    self._num_losses += 1
+    if self._num_losses > _MAX_LOSSES:
+      raise UserError(
+        f"{lost}; {self._num_losses} times a pod was lost since step {step} "
+        "was saved; save more often (CHECKPOINT_STEPS), or see to that pod, "
+        "and run the same command to go on."
+      ) from None
+
   def _wait(self, lost: PodLostError, pods: PodsConfig) -> None:
-    self._servers.start_anew(lost.pod)
     end = time.monotonic() + pods.pod_wait_secs
     while True:
+      self._servers.start_anew(lost.pod)
       try:
         PodWatch(self._servers, self._servers.places(), pods.pod_timeout_secs)
         return
       except PodLostError as error:
-        if time.monotonic() > end:
-          raise UserError(
-            f"{error}; it was waited for, {pods.pod_wait_secs:g} seconds "
-            "(POD_WAIT_SECS); run the same command to go on."
-          ) from None
+        lost = error  # perhaps another one
+      if time.monotonic() > end:
+        raise UserError(
+          f"{lost}; it was waited for, {pods.pod_wait_secs:g} seconds "
+          "(POD_WAIT_SECS); run the same command to go on."
+        ) from None
       time.sleep(_PAUSE_SECS)
+
+
+def _start_it(pods: PodsConfig) -> str:
+  if pods.pods == "cluster":
+    return (
+      "start it with `palm_mtf pods serve`, or correct ISLANDS; "
+      'ON_POD_FAILURE = "wait" would wait for it'
+    )
+  return "run the same command to start it anew"

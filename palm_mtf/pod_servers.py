@@ -74,15 +74,8 @@ class PodServers:
 
   def __init__(self, pods: PodsConfig, mesh: MeshLayout):
     """Starts them, for pods of `mesh`, and does not wait."""
-    self._servers: list[_Server] = []
     self._pods, self._mesh = pods, mesh
-    if pods.pods != "local_servers":
-      return
-    for cores in cores_of_pods(pods.num_pods):
-      settings = ServerSettings(
-        client=os.getpid(), num_devices=mesh.num_devices, cores=cores
-      )
-      self._servers.append(_start(settings))
+    self._start()
 
   def __enter__(self) -> "PodServers":
     return self
@@ -96,16 +89,17 @@ class PodServers:
   def remove(self, pod: int) -> PodsConfig:
     """Returns the other pods; those after it move up.
 
-    Its server is stopped, if it is ours.
+    Servers of ours are started anew, each with the cores that fewer have.
     """
-    if self._servers:
-      _stop(self._servers.pop(pod))
     pods = self._pods
     self._pods = dataclasses.replace(
       pods,
       num_pods=pods.num_pods - 1,
       islands=[x for i, x in enumerate(pods.islands) if i != pod],
     )
+    for server in self._servers:
+      _stop(server)
+    self._start()
     return self._pods
 
   def start_anew(self, pod: int) -> None:
@@ -147,6 +141,16 @@ class PodServers:
           return pod, self._how_it_ended(pod)
       time.sleep(_DEATH_SECS / 100)
     return None
+
+  def _start(self) -> None:
+    self._servers: list[_Server] = []
+    if self._pods.pods != "local_servers":
+      return
+    for cores in cores_of_pods(self._pods.num_pods):
+      settings = ServerSettings(
+        client=os.getpid(), num_devices=self._mesh.num_devices, cores=cores
+      )
+      self._servers.append(_start(settings))
 
   def _address(self, pod: int, secs: float) -> str:
     server = self._servers[pod]

@@ -27,6 +27,7 @@ from palm_mtf.config import (
 )
 from palm_mtf.data.corpus import Corpus
 from palm_mtf.divergence import DivergenceWatch
+from palm_mtf.errors import UserError
 from palm_mtf.fingerprints import FingerprintWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
@@ -37,7 +38,7 @@ from palm_mtf.peak import chip_flops_per_sec
 from palm_mtf.pod_recovery import PodRecovery
 from palm_mtf.pod_servers import PodServers
 from palm_mtf.pod_watch import PodLostError, PodWatch
-from palm_mtf.pods.program import build_train_program
+from palm_mtf.pods.program import TrainProgram, build_train_program
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
 from palm_mtf.spikes import Rewind, SpikeWatch
@@ -173,7 +174,15 @@ def _run_to_rewind(
         watchdog.expect_slow()
         where = _Place(cluster.devices, session, pod_watch)
         records = (metrics, progress, writer, watchdog)
-        outcome = _Loop(job, where, peak, *records).run(stop)
+        try:
+          outcome = _Loop(job, where, peak, *records).run(stop)
+        except PodLostError as lost:
+          if not stop.signal_name:
+            raise
+          # Who asks a run to stop may have stopped its servers too.
+          raise UserError(
+            f"{lost}, after {stop.signal_name}; run the same command to go on."
+          ) from None
       if (
         outcome.stopped_by
         or outcome.rewinds
@@ -258,21 +267,25 @@ class _Loop:
       pods=job.pods,
       devices=where.devices,
     )
-    session = where.session
+    with self._during("while its variables were set"):
+      self._set_up(where.session, program)
+
+  def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
+    """Sets the variables; makes what is called after each step."""
+    job = self._job
     self._train_step = TrainStep(session, program)
     pods, client = [x.slices for x in program.pods], program.devices.client
     self._copier = WeightsCopier(session, program.slices, client)
     self._divergence = DivergenceWatch(session, program, self._writer.wait)
     self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
-    with self._during("while its variables were set"):
-      if job.checkpoint:
-        restore(session, pods, job.checkpoint.prefix, client)
-      else:
-        session.run(program.initialize)
-        if job.initial_weights:
-          names = job.manifest.shapes
-          parameters = [{name: x[name] for name in names} for x in pods]
-          restore_weights(session, parameters, job.initial_weights, client)
+    if job.checkpoint:
+      restore(session, pods, job.checkpoint.prefix, client)
+      return
+    session.run(program.initialize)
+    if job.initial_weights:
+      names = job.manifest.shapes
+      parameters = [{name: x[name] for name in names} for x in pods]
+      restore_weights(session, parameters, job.initial_weights, client)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""

@@ -162,6 +162,9 @@ def test_a_pod_that_is_lost_again_and_again_ends_the_run():
     recovery = PodRecovery(servers, small_config(), [4])
     for _ in range(3):
       assert recovery.pods_after(lost, pods, SINGLE, 8) == pods
-    message = "pod 1 is gone; run the same command to go on."
-    assert message_of(lost, pods, recovery, 8) == message
+    assert message_of(lost, pods, recovery, 8) == (
+      "pod 1 is gone; 4 times a pod was lost since step 8 was saved; save more "
+      "often (CHECKPOINT_STEPS), or see to that pod, and run the same command "
+      "to go on."
+    )
     assert recovery.pods_after(lost, pods, SINGLE, 12) == pods

@@ -88,9 +88,9 @@ def test_pods_of_several_hosts_train_the_bits_of_one_process(servers, tmp_path):
     np.testing.assert_array_equal(second[name], value, err_msg=name)
 
 
-def refusal(*islands, mesh=MESH):
+def refusal(*islands, mesh=MESH, kind=UserError):
   pods = PodsConfig(num_pods=len(islands), pods="cluster", islands=islands)
-  with PodServers(pods, mesh) as none, pytest.raises(PodLostError) as error:
+  with PodServers(pods, mesh) as none, pytest.raises(kind) as error:
     PodWatch(none, none.places(), secs=4.0)
   return str(error.value)
 
@@ -99,7 +99,8 @@ END = ", at the start"
 
 
 def test_what_does_not_answer_is_named_in_time(servers):
-  assert refusal(servers[:1], ["127.0.0.1:9"]) == (
+  message = refusal(servers[:1], ["127.0.0.1:9"], kind=PodLostError)
+  assert message == (
     "pod 1: its server 127.0.0.1:9 has not answered for 4 seconds" + END
   )
 
@@ -107,14 +108,14 @@ def test_what_does_not_answer_is_named_in_time(servers):
 def test_a_server_with_too_few_devices_is_named(servers):
   assert refusal(servers[:1], servers[1:2]) == (
     f"pod 1: its server {servers[1]} serves 1 devices and is to give that of "
-    "number 1, counted from 0 (--devices)" + END
+    "number 1, counted from 0 (--devices)" + END + "."
   )
 
 
 def test_a_server_with_other_threads_is_named(servers):
   assert refusal(servers[:1], servers[3:4]) == (
     f"pod 1: its server {servers[3]} computes with 3 threads and pod 0's first "
-    "with 1, whose bits would differ (--threads)" + END
+    "with 1, whose bits would differ (--threads)" + END + "."
   )
 
 
