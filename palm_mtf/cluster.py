@@ -113,9 +113,11 @@ def start_server(
     # With one, what waits for another pod would keep this one from working.
     inter_op_parallelism_threads=max(2, num_threads),
   )
-  # Its name until a session gives it another, which has to be a new one.
+  # Its name until a session gives it another, which has to be a new one. By its
+  # address a session finds itself among its tasks.
+  host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   server = tf.distribute.Server(
-    {"unnamed": [f"127.0.0.1:{port}"]}, config=config, start=False
+    {"unnamed": [f"{host}:{port}"]}, config=config, start=False
   )
   port = int(server.target.rpartition(":")[2])
   if is_loopback(ip):

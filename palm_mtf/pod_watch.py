@@ -32,6 +32,8 @@ from palm_mtf.sockets import cut
 # Of POD_TIMEOUT_SECS: a pause, and two questions.
 _PAUSE, _QUESTION = 0.25, 0.375
 _CUT_AGAIN_SECS = 1.0
+# How often a session that is being connected is looked after.
+_CONNECT_SECS = 0.5
 # A server that has just started answers before it knows what it is.
 _AGAIN_SECS = 0.2
 # How TensorFlow says that a task is not there, and which.
@@ -111,6 +113,25 @@ class PodWatch:
 
   def __exit__(self, *unused: object) -> None:
     self._end.set()
+
+  def connect(self, session: tf.Session) -> None:
+    """Connects a session with all servers; by itself it would try for ever.
+
+    Raises:
+      UnavailableError: a server is lost, as in what `during` encloses.
+    """
+    nothing = tf.no_op()
+
+    def run() -> None:
+      with contextlib.suppress(tf.errors.OpError):  # the next call meets it too
+        session.run(nothing)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+      thread.join(_CONNECT_SECS)
+      if self._lost:
+        raise tf.errors.UnavailableError(None, None, "a server is lost")
 
   @contextlib.contextmanager
   def during(self, phase: str) -> Iterator[None]:

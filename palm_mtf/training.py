@@ -268,6 +268,7 @@ class _Loop:
       devices=where.devices,
     )
     with self._during("while its variables were set"):
+      where.pod_watch.connect(where.session)
       self._set_up(where.session, program)
 
   def _set_up(self, session: tf.Session, program: TrainProgram) -> None:

@@ -25,6 +25,7 @@ from palm_mtf import (
   variable_files,
 )
 from tests import runs
+from tests.divergence_test import nan_in_the_embedding, plant
 from tests.pod_serve_test import OTHER_VERSION, serve, start
 from tests.pod_servers_test import servers_of
 from tests.relay import Relay
@@ -147,7 +148,7 @@ WHEN = (
     pytest.param(stop, NO_ANSWER, marks=pytest.mark.slow),
     pytest.param(start_anew, "has been started anew", marks=pytest.mark.slow),
     pytest.param(cut_within_a_step, NO_ANSWER, marks=pytest.mark.slow),
-    (silence_within_a_step, NO_ANSWER),
+    pytest.param(silence_within_a_step, NO_ANSWER, marks=pytest.mark.slow),
   ],
 )
 def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
@@ -167,6 +168,20 @@ def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
     line,
   ), line
   assert secs < MOST_SECS
+
+
+@pytest.mark.slow
+def test_a_run_that_was_asked_to_stop_waits_for_no_pod(cluster):
+  """Who stops a run may have stopped its servers before."""
+  client = cluster.client_in_step_20(ON_POD_FAILURE="wait")
+  stop(cluster)
+  time.sleep(1)
+  client.terminate()
+  _, error = client.communicate(timeout=MOST_SECS)
+  assert client.returncode == 2, error
+  assert error.splitlines()[-1].endswith(
+    "after SIGTERM; run the same command to go on."
+  )
 
 
 @pytest.mark.slow
@@ -300,7 +315,7 @@ def test_a_clients_address_that_cannot_be_is_refused(
       line, secs = refused(corpus, tmp_path, capsys, **macros)
       table(f"CLIENT_ADDRESS {given}", secs, line)
       host, _, shown = given.partition(":")
-      assert line == (
+      assert line.startswith(
         f'palm_mtf: CLIENT_ADDRESS = "{host}:{shown or 0}": {message}'
       )
 
@@ -333,7 +348,7 @@ def test_a_server_that_differs_is_refused_under_every_policy(
 
 
 def killing(monkeypatch, owner, name, which):
-  """Lets a call of `owner`.`name`, the one of that number, lose pod 0 first."""
+  """Lets a call of `owner`.`name`, the one of that number, lose a pod first."""
   original, calls = getattr(owner, name), []
 
   def call(*arguments, **keywords):
@@ -374,8 +389,8 @@ def test_a_pod_may_be_lost_in_any_phase(corpus, tmp_path, capsys, monkeypatch):
     r"while the loss of step \d+ was measured",
   ):
     assert re.search(
-      rf"pod 0: its server \S+ \(process \d+\) was killed by SIGKILL, {phase}; "
-      "ON_POD_FAILURE = 'wait'",
+      r"pod \d: its server \S+ \(process \d+\) was killed by SIGKILL, "
+      rf"{phase}; ON_POD_FAILURE = 'wait'",
       error,
     ), phase
   settings |= {"PODS": "in_process"}
@@ -386,8 +401,10 @@ def test_a_pod_may_be_lost_in_any_phase(corpus, tmp_path, capsys, monkeypatch):
 def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
   corpus, tmp_path, capsys, monkeypatch
 ):
+  assert runs.run("train", corpus, tmp_path, PROMPTS=[]) == 0
+  plant(tmp_path, nan_in_the_embedding)
   killing(monkeypatch, divergence.DivergenceWatch, "error_of_step", 1)
-  settings = {**LOCAL, "LEARNING_RATE": 1e30}
+  settings = {**LOCAL, "TRAIN_STEPS": 14}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
   line = capsys.readouterr().err.splitlines()[-1]
   assert re.fullmatch(
@@ -395,3 +412,26 @@ def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
     r"in step \d+; run the same command to go on\.",
     line,
   ), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_bytes", [1_000, 4_000, 16_000, 64_000, 256_000])
+@pytest.mark.parametrize("closes", [False, True], ids=["silent", "closed"])
+def test_a_link_that_fails_at_any_moment_ends_the_run(
+  cluster, table, num_bytes, closes
+):
+  """From the first question on, through the session's start, to a step."""
+  cluster.relay.fail_after(num_bytes, closes)
+  client = cluster.client()
+  assert cluster.relay.failed.wait(60)
+  begun = time.monotonic()
+  _, error = client.communicate(timeout=120)
+  secs = time.monotonic() - begun
+  line = error.splitlines()[-1]
+  how = "closed" if closes else "silent"
+  table(f"link {how} after {num_bytes} bytes", secs, line)
+  assert client.returncode == 2, error
+  assert line.startswith(
+    f"palm_mtf: pod 1: its server {cluster.addresses[1]} {NO_ANSWER}, "
+  )
+  assert secs < MOST_SECS

@@ -56,8 +56,8 @@ def assert_same_tensors(one, other, step):
 
 
 def going_on_from(error):
-  """Returns the step of the line that says where the run goes on."""
-  (line,) = [x for x in error.splitlines() if "going on from step" in x]
+  """Returns the step of the last line that says where the run goes on."""
+  *_, line = [x for x in error.splitlines() if "going on from step" in x]
   return int(line.partition("going on from step ")[2].split()[0])
 
 
@@ -131,6 +131,37 @@ def test_a_server_of_another_host_that_is_started_anew_is_taken_back(
     train(corpus, tmp_path / "undisturbed", **settings)
   assert 4 <= going_on_from(error) < 60
   assert_same_tensors(tmp_path / "lost", tmp_path / "undisturbed", 60)
+
+
+@pytest.mark.slow
+def test_pods_that_are_lost_at_once_are_all_done_without(corpus, tmp_path):
+  with contextlib.ExitStack() as stack:
+    servers = [stack.enter_context(serve(1)) for _ in range(3)]
+    for server in servers:
+      stack.callback(server.kill)
+    islands = [[x.stdout.readline().split()[-1]] for x in servers]
+    settings = {**SETTINGS, "PODS": "cluster", "CHECKPOINT_STEPS": 20}
+    three = {**settings, "NUM_PODS": 3, "ISLANDS": islands}
+    one = {**settings, "NUM_PODS": 1, "ISLANDS": islands[1:2]}
+
+    planned = tmp_path / "planned"
+    train(corpus, planned, **three, TRAIN_STEPS=20)
+    train(corpus, planned, **one, TRAIN_STEPS=40)
+
+    process = runs.start(
+      *["train", corpus, tmp_path / "lost"],
+      **{**three, "TRAIN_STEPS": 40, "ON_POD_FAILURE": "shrink"},
+    )
+    saved = tmp_path / "lost/checkpoints/step_00000020"
+    while process.poll() is None and not saved.exists():
+      time.sleep(0.01)
+    for pod in (0, 2):
+      servers[pod].send_signal(signal.SIGSTOP)
+    _, error = process.communicate(timeout=240)
+  assert process.returncode == 0, error
+  assert going_on_from(error) == 20
+  assert "on 2 pods" in error and "on 1 pods" in error
+  assert_same_tensors(tmp_path / "lost", planned, 40)
 
 
 def message_of(lost, pods, recovery, step=0):
