@@ -8,26 +8,16 @@ prints each fault with the seconds until the client ended, and its last line.
 """
 
 import contextlib
-import os
 import re
 import signal
 import socket
 import time
 
-import numpy as np
 import pytest
 
-from palm_mtf import (
-  divergence,
-  fingerprints,
-  train_step,
-  training,
-  variable_files,
-)
 from tests import runs
-from tests.divergence_test import nan_in_the_embedding, plant
+from tests.pod_recovery_test import assert_same_tensors
 from tests.pod_serve_test import OTHER_VERSION, serve, start
-from tests.pod_servers_test import servers_of
 from tests.relay import Relay
 
 TIMEOUT_SECS = 4.0
@@ -236,13 +226,6 @@ def test_after_a_killed_client_the_servers_serve_the_next(
   assert_same_tensors(cluster.model_dir, tmp_path / "whole", 1000)
 
 
-def assert_same_tensors(one, other, step):
-  first, second = runs.read_tensors(one, step), runs.read_tensors(other, step)
-  assert first.keys() == second.keys()
-  for name, value in first.items():
-    np.testing.assert_array_equal(second[name], value, err_msg=name)
-
-
 def refused(corpus, model_dir, capsys, **macros):
   """Returns the one line of a run that never begins, and its seconds."""
   start = time.monotonic()
@@ -345,73 +328,6 @@ def test_a_server_that_differs_is_refused_under_every_policy(
   pod = 0 if cluster_of == "devices" else 1
   assert line.startswith(f"palm_mtf: pod {pod}: its server ")
   assert re.search("has palm_mtf 0.0.1|serves 1 devices|with 3 threads", line)
-
-
-def killing(monkeypatch, owner, name, which):
-  """Lets a call of `owner`.`name`, the one of that number, lose a pod first."""
-  original, calls = getattr(owner, name), []
-
-  def call(*arguments, **keywords):
-    calls.append(None)
-    if len(calls) == which:
-      os.kill(servers_of(os.getpid())[0], signal.SIGKILL)
-    return original(*arguments, **keywords)
-
-  monkeypatch.setattr(owner, name, call)
-
-
-LOCAL = {
-  "NUM_PODS": 2,
-  "PODS": "local_servers",
-  "POD_TIMEOUT_SECS": 8.0,
-  "PROMPTS": [],
-}
-
-
-def test_a_pod_may_be_lost_in_any_phase(corpus, tmp_path, capsys, monkeypatch):
-  """Each time it is taken back, and in the end not a bit is different."""
-  killing(monkeypatch, training, "TrainStep", 1)
-  killing(monkeypatch, fingerprints.FingerprintWatch, "check", 3)
-  killing(monkeypatch, variable_files.WeightsCopier, "copy", 2)
-  killing(monkeypatch, train_step.TrainStep, "mean_loss", 2)
-  settings = {**LOCAL, "FINGERPRINT_STEPS": 3}
-  assert (
-    runs.run(
-      "train", corpus, tmp_path / "lost", **settings, ON_POD_FAILURE="wait"
-    )
-    == 0
-  )
-  error = capsys.readouterr().err
-  for phase in (
-    "while its variables were set",
-    r"while pods were compared after step \d+",
-    r"while step \d+ was saved",
-    r"while the loss of step \d+ was measured",
-  ):
-    assert re.search(
-      r"pod \d: its server \S+ \(process \d+\) was killed by SIGKILL, "
-      rf"{phase}; ON_POD_FAILURE = 'wait'",
-      error,
-    ), phase
-  settings |= {"PODS": "in_process"}
-  assert runs.run("train", corpus, tmp_path / "whole", **settings) == 0
-  assert_same_tensors(tmp_path / "lost", tmp_path / "whole", 12)
-
-
-def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
-  corpus, tmp_path, capsys, monkeypatch
-):
-  assert runs.run("train", corpus, tmp_path, PROMPTS=[]) == 0
-  plant(tmp_path, nan_in_the_embedding)
-  killing(monkeypatch, divergence.DivergenceWatch, "error_of_step", 1)
-  settings = {**LOCAL, "TRAIN_STEPS": 14}
-  assert runs.run("train", corpus, tmp_path, **settings) == 2
-  line = capsys.readouterr().err.splitlines()[-1]
-  assert re.fullmatch(
-    r"palm_mtf: pod 0: its server \S+ \(process \d+\) was killed by SIGKILL, "
-    r"in step \d+; run the same command to go on\.",
-    line,
-  ), line
 
 
 @pytest.mark.slow
