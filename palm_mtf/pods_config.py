@@ -45,7 +45,8 @@ class PodsConfig:
       lost. A step may take any time.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the others;
       see pod_recovery.py.
-    pod_wait_secs: how long to wait at most.
+    pod_wait_secs: how long to wait at most, also for a pod that is missing when
+      the run starts.
   """
 
   num_pods: int = 1

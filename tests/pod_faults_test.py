@@ -136,6 +136,7 @@ WHEN = (
   [
     pytest.param(kill, NO_ANSWER, marks=pytest.mark.slow),
     pytest.param(stop, NO_ANSWER, marks=pytest.mark.slow),
+    # Which takes longer than the timeout of the others.
     pytest.param(start_anew, "has been started anew", marks=pytest.mark.slow),
     pytest.param(cut_within_a_step, NO_ANSWER, marks=pytest.mark.slow),
     pytest.param(silence_within_a_step, NO_ANSWER, marks=pytest.mark.slow),
@@ -144,7 +145,8 @@ WHEN = (
 def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
   cluster, table, fault, how
 ):
-  client = cluster.client_in_step_20()
+  secs = 30.0 if fault == start_anew else TIMEOUT_SECS
+  client = cluster.client_in_step_20(POD_TIMEOUT_SECS=secs)
   start = time.monotonic()
   fault(cluster)
   _, error = client.communicate(timeout=120)
@@ -172,6 +174,25 @@ def test_a_run_that_was_asked_to_stop_waits_for_no_pod(cluster):
   assert error.splitlines()[-1].endswith(
     "after SIGTERM; run the same command to go on."
   )
+
+
+@pytest.mark.slow
+def test_servers_that_another_client_takes_are_named(cluster, table, tmp_path):
+  client = cluster.client_in_step_20()
+  begun = time.monotonic()
+  cluster.model_dir = tmp_path / "other"
+  other = cluster.client(TRAIN_STEPS=8)
+  _, error = client.communicate(timeout=120)
+  line = error.splitlines()[-1]
+  table("taken by another client", time.monotonic() - begun, line)
+  assert client.returncode == 2, error
+  assert re.match(
+    r"palm_mtf: pod \d: its server \S+ has broken off \(.*\), "
+    f"{WHEN}; run the same command to go on.",
+    line,
+  ), line
+  _, error = other.communicate(timeout=120)
+  assert other.returncode == 0, error
 
 
 @pytest.mark.slow
