@@ -53,6 +53,7 @@ from palm_mtf.named_weights import NamedWeights
 from palm_mtf.pod_servers import PodServers, cluster_places
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.prompts import check_prompts
+from palm_mtf.report.figures import check_can_draw
 from palm_mtf.samples import keep_samples
 from palm_mtf.training_lock import training_lock
 
@@ -107,6 +108,8 @@ def train(
     UserError: what was given cannot work; nothing has been overwritten.
   """
   _check_devices(model, mesh, pods, run)
+  if run.trace_steps:
+    check_can_draw("TRACE_STEPS")
   shapes = parameter_shapes(model)
   newest = _find_newest(model_dir, model, optimizer)
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)

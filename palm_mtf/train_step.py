@@ -6,7 +6,8 @@ A step whose loss or gradients are infinite or no number changes no variable;
 its last part is run again without the update, to say where that began.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,13 @@ class BadStepError(Exception):
     self.gradient_squares = gradient_squares
 
 
+class _Calls(NamedTuple):
+  """Into a session: what the last microbatch of a step runs, and the others."""
+
+  update: Callable[..., Any]
+  accumulate: Callable[..., Any] | None = None
+
+
 class TrainStep:
   """Runs the steps of a program, and its loss on other batches."""
 
@@ -39,24 +47,29 @@ class TrainStep:
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
     features = [x for pod in program.pods for x in pod.features.values()]
-    fed = [*features, program.step, program.microbatch]
-    # A callable returns what has the structure of its first argument.
-    self._step = session.make_callable([program.metrics, program.update], fed)
+    self._session, self._program = session, program
+    self._fed = fed = [*features, program.step, program.microbatch]
+    self._calls = self._made_callable()
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares], fed
     )
-    if program.accumulate is not None:
-      self._accumulate = session.make_callable(program.accumulate, fed)
     self._losses_and_weights = session.make_callable(
       [[pod.loss, pod.weight_sum] for pod in program.pods], features
     )
 
-  def run(self, batch: Batch, step: int) -> dict[str, float]:
+  def run(
+    self,
+    batch: Batch,
+    step: int,
+    records: list[tf.RunMetadata] | None = None,
+  ) -> dict[str, float]:
     """Trains on a batch.
 
     Args:
       batch: the features of the program.
       step: steps done before this one.
+      records: where to add what the runtime records of each microbatch, the
+        time of each operation; None records nothing. It changes no bit.
 
     Returns:
       The metrics of the step, by name.
@@ -64,12 +77,13 @@ class TrainStep:
     Raises:
       BadStepError: its loss or its gradients are not finite.
     """
+    calls = self._calls if records is None else self._recorded(records)
     *others, last = enumerate(self._microbatches(batch))
     for i, rows in others:
-      self._accumulate(*rows, step, i)
+      calls.accumulate(*rows, step, i)
     i, rows = last
     try:
-      metrics, _ = self._step(*rows, step, i)
+      metrics, _ = calls.update(*rows, step, i)
     except tf.errors.InvalidArgumentError:
       losses, squares = self._measure(*rows, step, i)
       if np.isfinite(list(losses.values())).all():
@@ -87,6 +101,31 @@ class TrainStep:
     ]
     losses, weights = zip(*results, strict=True)
     return float(np.average(losses, weights=weights))
+
+  def _made_callable(self, **options: bool) -> _Calls:
+    """Returns the calls that change variables."""
+    program = self._program
+    # A callable returns what has the structure of its first argument.
+    fetched = [[program.metrics, program.update]]
+    if program.accumulate is not None:
+      fetched.append(program.accumulate)
+    return _Calls(
+      *(self._session.make_callable(x, self._fed, **options) for x in fetched)
+    )
+
+  def _recorded(self, records: list[tf.RunMetadata]) -> _Calls:
+    """Returns the same calls, each of which adds to `records`."""
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+
+    def recorded(call: Callable[..., Any]) -> Callable[..., Any]:
+      def run(*fed: object) -> object:
+        records.append(tf.RunMetadata())
+        return call(*fed, options=options, run_metadata=records[-1])
+
+      return run
+
+    calls = self._made_callable(accept_options=True)
+    return _Calls(*(call and recorded(call) for call in calls))
 
   def _microbatches(self, batch: Batch) -> Iterator[list[np.ndarray]]:
     """Yields what to feed for each microbatch, pod after pod."""
