@@ -108,7 +108,10 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
     traced_exposed_secs     a pod's exposed time, the mean of all pods
     traced_gbits_per_sec    what a pod received in these two, 10^9 bits a second
 
-  There is no rate where nothing took time, as in one process.
+  There is no rate where nothing took time, as in one process. Where each token
+  weighs the same and a step is one microbatch, its weight is a constant, and
+  TensorFlow computes the sum before the first step: 4 bytes from each device,
+  which accounting/communication.py counts, do not cross.
   """
   pods = [received(trace, pod) for pod in range(trace.num_pods)]
   num_bytes = sum(x.received_bytes for x in pods)
