@@ -108,8 +108,6 @@ def train(
     UserError: what was given cannot work; nothing has been overwritten.
   """
   _check_devices(model, mesh, pods, run)
-  if run.trace_steps:
-    check_can_draw("TRACE_STEPS")
   shapes = parameter_shapes(model)
   newest = _find_newest(model_dir, model, optimizer)
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
@@ -175,9 +173,11 @@ def _run_training(
 def _check_devices(
   model: PalmConfig, mesh: MeshLayout, pods: PodsConfig, run: RunConfig
 ) -> None:
-  """Raises UserError unless everything divides and the chip is known."""
+  """Raises UserError unless all divides, is known, and can be drawn."""
   layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
   check_chip(run.chip)
+  if run.trace_steps:
+    check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":
     cluster_places(pods, mesh)
 

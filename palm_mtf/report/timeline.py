@@ -74,9 +74,12 @@ def _drawn(timeline: Timeline, colors: Mapping[str, str], title: str) -> Any:
     for kind, intervals, top, bottom in lane:
       where = number + top, bottom - top
       _draw_bars(axes, intervals, where, _look(kind, colors))
-  for call in timeline.calls[1:]:
+  if timeline.last_call:
     axes.axvline(
-      call / 1e3, color=colors["muted"], linewidth=0.8, linestyle=(0, (2, 2))
+      timeline.last_call / 1e3,
+      color=colors["muted"],
+      linewidth=0.8,
+      linestyle=(0, (2, 2)),
     )
   axes.set_yticks(range(len(lanes)), list(_labels(timeline)))
   axes.set_ylim(len(lanes) - 0.5, -0.5)
@@ -151,9 +154,9 @@ def _labels(timeline: Timeline) -> Iterator[str]:
 
 
 def _x_label(timeline: Timeline) -> str:
-  if len(timeline.calls) == 1:
-    return "ms"
-  return f"ms; dotted: where a microbatch begins, {len(timeline.calls)} in all"
+  return (
+    "ms; dotted: the last microbatches begin" if timeline.last_call else "ms"
+  )
 
 
 def _ms(secs: float) -> str:

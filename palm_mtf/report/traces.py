@@ -49,7 +49,8 @@ class Timeline:
 
   Attributes:
     step: its number.
-    calls: when each microbatch began.
+    last_call: when the last microbatches began, after all others; 0 where a
+      step has but one.
     end: of the step.
     pods: of each pod, when it was in each phase.
     ways: between pods, where something crossed.
@@ -57,7 +58,7 @@ class Timeline:
   """
 
   step: int
-  calls: list[float]
+  last_call: float
   end: float
   pods: list[Mapping[str, Intervals]]
   ways: list[Way]
@@ -86,7 +87,7 @@ def read_timeline(written: Mapping[str, Any]) -> Timeline:
   }
   return Timeline(
     step=other["step"],
-    calls=other["calls"],
+    last_call=other["last_call"],
     end=end,
     pods=[merged.get(pod, {}) for pod in range(other["num_pods"])],
     ways=[

@@ -51,7 +51,7 @@ def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
         _direction(trace, number, *places)
         for number, places in enumerate(directions, start=trace.num_pods)
       ],
-      "calls": [_micros(x) for x in trace.calls],
+      "last_call": _micros(trace.last_call),
       "figures": step_figures(trace),
     },
   }

@@ -39,7 +39,7 @@ def keep_trace(
     model_dir: where to.
     step: its number, from 1.
     program: that was run, in its graph.
-    calls: what was recorded of each call into the session.
+    calls: what was recorded of each call into the session, the last at the end.
 
   Raises:
     UserError: the disk is full.

@@ -36,9 +36,10 @@ FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "exchange",
   "update",
 )
+_EXCHANGE = re.compile(r"^exchange(_\d+)?/")
 # By the scopes that the programs give their operations; the first that fits.
 _PHASES = {
-  EXCHANGE: re.compile(r"^exchange(_\d+)?/"),
+  EXCHANGE: _EXCHANGE,
   UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
   BACKWARD: re.compile(r"/gradients/|/gradient_sum/"),
 }
@@ -101,14 +102,15 @@ class Trace:
 
   Attributes:
     num_pods: how many there are.
-    calls: when each call into the session began, seconds: one a microbatch.
+    last_call: when the last call into the session began, seconds: that with
+      the last microbatches, the exchange and the update.
     operations: of all pods.
     transfers: between them.
     end: when the last of all that was recorded ended, seconds.
   """
 
   num_pods: int
-  calls: list[float]
+  last_call: float
   operations: list[Operation]
   transfers: list[Transfer]
   end: float
@@ -132,7 +134,7 @@ def read_trace(
   """Returns what was recorded of one step.
 
   Args:
-    calls: of each call into the session, in order.
+    calls: of each call into the session, the last one at the end.
     graph: that was run.
     devices: of its pods.
   """
@@ -144,20 +146,27 @@ def read_trace(
   spans = [list(_spans(call)) for call in calls]
   begin = min(span.start for each in spans for span in each)
   operations, transfers = [], []
+  after_exchange = _after_exchange(graph)
   for each in spans:
     ran = [x for x in each if not x.label and x.device in numbers]
     found = list(_transfers(each, ran, graph, numbers))
-    sent = {name for name, _ in found}
+    phases = {name: UPDATE for name in after_exchange}
+    # What is rounded for its way is rounded for a pod's own sum too.
+    phases |= {name: EXCHANGE for name, _ in found if name.startswith("cast")}
     operations += [
       Operation(
-        *numbers[x.device], x.name, _phase(x.name, sent), x.start, x.end
+        *numbers[x.device],
+        x.name,
+        phases.get(x.name) or _phase(x.name),
+        x.start,
+        x.end,
       )
       for x in ran
     ]
     transfers += [transfer for _, transfer in found]
   return Trace(
     num_pods=len(devices.pods),
-    calls=[min(x.start for x in each) - begin for each in spans],
+    last_call=min(x.start for x in spans[-1]) - begin,
     operations=[_after(begin, x, "start", "end") for x in operations],
     transfers=[_after(begin, x, "ready", "sent", "arrived") for x in transfers],
     end=max(x.end for each in spans for x in each) - begin,
@@ -202,9 +211,20 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       )
 
 
-def _phase(name: str, sent: set[str]) -> str:
-  if name in sent and name.startswith("cast"):  # rounded for its way
-    return EXCHANGE
+def _after_exchange(graph: tf.Graph) -> set[str]:
+  """Returns the operations that need a sum over pods."""
+  todo = [x for x in graph.get_operations() if _EXCHANGE.match(x.name)]
+  found = set()
+  while todo:
+    for x in todo.pop().outputs:
+      for consumer in x.consumers():
+        if consumer.name not in found and not _EXCHANGE.match(consumer.name):
+          found.add(consumer.name)
+          todo.append(consumer)
+  return found
+
+
+def _phase(name: str) -> str:
   return next(
     (phase for phase, scope in _PHASES.items() if scope.search(name)), FORWARD
   )

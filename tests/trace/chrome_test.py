@@ -13,7 +13,7 @@ from palm_mtf.trace.records import Operation, Trace, Transfer
 
 TRACE = Trace(
   num_pods=2,
-  calls=[0.0, 0.004],
+  last_call=0.004,
   operations=[
     Operation(0, 0, "a", "forward", 0.000, 0.005),
     Operation(0, 1, "b", "backward", 0.001, 0.002),
@@ -72,7 +72,7 @@ def test_a_transfer_lasts_from_ready_to_arrived_and_has_its_bytes(written):
 def test_the_numbers_of_step_and_way_stand_beside_the_events(written):
   other = written["otherData"]
   assert (other["step"], other["num_pods"]) == (20, 2)
-  assert other["calls"] == [0, 4e3]
+  assert other["last_call"] == 4e3
   assert other["figures"]["traced_dcn_bytes"] == 4160
   (way,) = other["directions"]
   assert (way["source"], way["target"], way["bytes"]) == (0, 1, 4160)

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traced steps of real runs: bytes, times, and not one bit changed."""
 
+import collections
+import importlib.util
 import json
 
 import pytest
@@ -20,6 +22,7 @@ PODS = {
   "PROMPTS": [],
 }
 TRACED = {**PODS, "TRACE_STEPS": [2, 4]}
+ONE_POD = {**PODS, "NUM_PODS": 1, "TRAIN_STEPS": 2, "TRACE_STEPS": [2]}
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +37,27 @@ def in_process(corpus, tmp_path_factory):
   return model_dir
 
 
-@pytest.fixture(scope="module")
-def in_servers(corpus, tmp_path_factory):
-  """Two microbatches a step, on two devices a pod."""
-  model_dir = tmp_path_factory.mktemp("in_servers")
+def train_in_servers(corpus, model_dir, **macros):
+  """Returns the folder of a run with two microbatches a step."""
+  settings = {**TRACED, "NUM_MICROBATCHES": 2, **macros}
   process = runs.start(
-    "train",
-    corpus,
-    model_dir,
-    **TRACED,
-    PODS="local_servers",
-    NUM_MICROBATCHES=2,
-    MESH_SHAPE="model:2",
-    LAYOUT="heads:model,d_ff:model",
+    "train", corpus, model_dir, PODS="local_servers", **settings
   )
   _, error = process.communicate(timeout=240)
   assert process.returncode == 0, error
   (model_dir / "stderr").write_text(error)
+  return model_dir
+
+
+@pytest.fixture(scope="module")
+def in_servers(corpus, tmp_path_factory):
+  return train_in_servers(corpus, tmp_path_factory.mktemp("in_servers"))
+
+
+@pytest.fixture(scope="module")
+def of_one_pod(corpus, tmp_path_factory):
+  model_dir = tmp_path_factory.mktemp("of_one_pod")
+  assert runs.run("train", corpus, model_dir, **ONE_POD) == 0
   return model_dir
 
 
@@ -128,15 +135,29 @@ def test_transfers_between_servers_take_time_and_come_after_their_cause(
 
 def test_each_pod_s_phases_come_in_their_order(in_servers):
   written = read(in_servers, 4)
-  assert len(written["otherData"]["calls"]) == 2
+  assert written["otherData"]["last_call"] > 0
   for pod in ("pod 0", "pod 1"):
-    last = {}
+    starts = collections.defaultdict(list)
     for event in lanes(written)[pod]:
-      last[event["cat"]] = max(event["ts"], last.get(event["cat"], 0))
-    assert last["forward"] < last["exchange"] < last["update"]
-    assert last["forward"] < last["backward"] < last["update"]
-    devices = {x["args"]["device"] for x in lanes(written)[pod]}
-    assert devices == {0, 1}
+      starts[event["cat"]].append(event["ts"])
+    assert min(starts["forward"]) < min(starts["backward"])
+    assert min(starts["backward"]) < min(starts["exchange"])
+    assert max(starts["forward"]) < max(starts["backward"])
+    assert max(starts["backward"]) < max(starts["update"])
+    assert max(starts["exchange"]) < max(starts["update"])
+    # No pod sends a gradient before the last microbatch.
+    assert min(starts["exchange"]) > written["otherData"]["last_call"]
+
+
+@pytest.mark.slow
+def test_each_device_of_a_pod_is_in_the_trace(corpus, tmp_path):
+  split = {"MESH_SHAPE": "model:2", "LAYOUT": "heads:model,d_ff:model"}
+  train_in_servers(corpus, tmp_path, **split)
+  of_lanes = lanes(read(tmp_path, 2))
+  for pod in ("pod 0", "pod 1"):
+    assert {x["args"]["device"] for x in of_lanes[pod]} == {0, 1}
+  (line,) = (x for x in runs.read_metrics(tmp_path) if x["step"] == 2)
+  assert line["traced_dcn_bytes"] == line["dcn_bytes"]
 
 
 def test_a_picture_and_a_line_are_left_of_each_step(in_servers):
@@ -159,27 +180,23 @@ def test_a_traced_step_has_a_line_of_metrics_and_is_not_in_the_means(
   assert lines[4]["traced_hidden_secs"] == 0, "memory is handed over"
 
 
-def test_one_pod_has_a_trace_without_transfers(corpus, tmp_path):
-  settings = {**TRACED, "NUM_PODS": 1, "TRACE_STEPS": [2]}
-  assert runs.run("train", corpus, tmp_path, **settings) == 0
-  assert set(lanes(read(tmp_path, 2))) == {"pod 0"}
+def test_one_pod_has_a_trace_without_transfers(of_one_pod):
+  assert set(lanes(read(of_one_pod, 2))) == {"pod 0"}
 
 
 def test_a_run_that_resumes_behind_the_steps_traces_nothing(
-  corpus, in_process, capsys
+  corpus, of_one_pod, capsys
 ):
-  before = runs.read_files(in_process / "traces")
-  settings = {**TRACED, "TRAIN_STEPS": 5}
-  assert runs.run("train", corpus, in_process, **settings) == 0
-  assert runs.read_files(in_process / "traces") == before
+  before = runs.read_files(of_one_pod / "traces")
+  settings = {**ONE_POD, "TRAIN_STEPS": 3}
+  assert runs.run("train", corpus, of_one_pod, **settings) == 0
+  assert runs.read_files(of_one_pod / "traces") == before
   assert " took " not in capsys.readouterr().err
 
 
 def test_without_matplotlib_a_traced_run_does_not_begin(
   corpus, tmp_path, capsys, monkeypatch
 ):
-  import importlib.util
-
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   arguments = runs.arguments("train", corpus, tmp_path, **TRACED)
   assert main(arguments) == 2

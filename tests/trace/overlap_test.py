@@ -19,7 +19,7 @@ def computing(pod, start, end):
 
 
 def trace(operations, transfers, num_pods=2):
-  return Trace(num_pods, [0.0], operations, transfers, 20.0)
+  return Trace(num_pods, 0.0, operations, transfers, 20.0)
 
 
 def test_the_example_of_the_docstring():
