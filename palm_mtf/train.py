@@ -53,6 +53,7 @@ from palm_mtf.named_weights import NamedWeights
 from palm_mtf.pod_servers import PodServers, cluster_places
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.prompts import check_prompts
+from palm_mtf.report.figures import check_can_draw
 from palm_mtf.samples import keep_samples
 from palm_mtf.training_lock import training_lock
 
@@ -172,9 +173,11 @@ def _run_training(
 def _check_devices(
   model: PalmConfig, mesh: MeshLayout, pods: PodsConfig, run: RunConfig
 ) -> None:
-  """Raises UserError unless everything divides and the chip is known."""
+  """Raises UserError unless all divides, is known, and can be drawn."""
   layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
   check_chip(run.chip)
+  if run.trace_steps:
+    check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":
     cluster_places(pods, mesh)
 

@@ -41,6 +41,7 @@ from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
 from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
+from palm_mtf.trace.keep import keep_trace
 from palm_mtf.train_step import BadStepError, TrainStep
 from palm_mtf.variable_files import (
   WeightsCopier,
@@ -235,7 +236,7 @@ class _Loop:
       pods=job.pods,
       devices=where.devices,
     )
-    session = where.session
+    self._program, session = program, where.session
     self._train_step = TrainStep(session, program)
     pods, client = [x.slices for x in program.pods], program.devices.client
     self._copier = WeightsCopier(session, program.slices, client)
@@ -271,7 +272,8 @@ class _Loop:
         self._validate()
         values["validation_loss"] = self._validation_loss
         values["unigram_entropy"] = self._job.unigram_entropy
-      if is_last or self._step % run.log_steps == 0:
+      is_due = is_last or self._step % run.log_steps == 0
+      if is_due or self._step in run.trace_steps:
         self._log(values)
       every = None if is_last else run.sample_steps
       has_samples = every is not None and self._step % every == 0
@@ -293,13 +295,24 @@ class _Loop:
     with self._data_clock.running():
       batch = self._batches.batch(self._step)
     phase = f"in step {self._step + 1}"
-    with self._step_clock.running(), self._during(phase):
+    is_traced = self._step + 1 in self._job.run.trace_steps
+    # What a traced step takes is not what a step takes.
+    clock = contextlib.nullcontext if is_traced else self._step_clock.running
+    records = [] if is_traced else None
+    with clock(), self._during(phase):
       try:
-        values = self._train_step.run(batch, self._step)
+        values = self._train_step.run(batch, self._step, records)
       except BadStepError as bad:
         raise self._divergence.error_of_step(self._step + 1, bad) from None
     self._step += 1
     self._watchdog.step_done(self._step)
+    if is_traced:
+      self._watchdog.expect_slow()
+      trace = keep_trace(
+        self._job.model_dir, self._step, self._program, records
+      )
+      self._progress.say(trace.says)
+      values |= trace.figures
     return values
 
   def _validate(self) -> None:
@@ -325,15 +338,15 @@ class _Loop:
     values |= {
       "tokens": job.run.batch_sizes.rows_before(self._step) * length,
       "global_batch_tokens": batch_tokens,
-      "tokens_per_sec": rate,
-      "step_secs": step_secs,
       "data_wait_secs": self._data_clock.take_mean(),
       "checkpoint_wait_secs": self._writer.take_wait_secs(),
-      "mfu": mfu,
       "host_memory_bytes": resident_bytes(),
       "num_pods": job.pods.num_pods,
       "dcn_bytes": dcn_bytes(job.model, job.mesh, job.pods),
     }
+    # Nothing may have been timed between two lines of traced steps.
+    if step_secs or self._step not in job.run.trace_steps:
+      values |= {"tokens_per_sec": rate, "step_secs": step_secs, "mfu": mfu}
     self._metrics.write(self._step, values)
     self._progress.update(
       self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu

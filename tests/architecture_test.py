@@ -71,7 +71,7 @@ ONLY_IMPORTERS = {
   "tensorflow": "palm_mtf/_tf.py",
   "mesh_tensorflow": "palm_mtf/_tf.py",
   "seqio": "palm_mtf/data/seqio_sources.py",
-  "matplotlib": "palm_mtf/report/charts.py",
+  "matplotlib": "palm_mtf/report/",
 }
 
 # Import without TensorFlow. The entry points check all input before they
