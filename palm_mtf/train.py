@@ -22,6 +22,7 @@ from palm_mtf import __version__, layout
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.accounting.slots import check_same_slots, optimizer_state
+from palm_mtf.addresses import check_client
 from palm_mtf.checkpoint_writer import check_space, set_damaged_aside
 from palm_mtf.checkpoints import (
   Checkpoint,
@@ -180,6 +181,7 @@ def _check_devices(
     check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":
     cluster_places(pods, mesh)
+    check_client(pods.client_address)
 
 
 def _find_newest(

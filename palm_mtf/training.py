@@ -17,7 +17,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoint_writer import BackgroundWriter
-from palm_mtf.checkpoints import Checkpoint, Manifest
+from palm_mtf.checkpoints import Checkpoint, Manifest, newest_whole
 from palm_mtf.cluster import Cluster, connect
 from palm_mtf.config import (
   AdafactorConfig,
@@ -27,6 +27,7 @@ from palm_mtf.config import (
 )
 from palm_mtf.data.corpus import Corpus
 from palm_mtf.divergence import DivergenceWatch
+from palm_mtf.errors import UserError
 from palm_mtf.fingerprints import FingerprintWatch
 from palm_mtf.layout import MeshLayout
 from palm_mtf.memory import resident_bytes
@@ -34,9 +35,10 @@ from palm_mtf.mesh.placement import Devices
 from palm_mtf.metrics import MetricsWriter
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
+from palm_mtf.pod_recovery import PodRecovery
 from palm_mtf.pod_servers import PodServers
-from palm_mtf.pod_watch import PodWatch
-from palm_mtf.pods.program import build_train_program
+from palm_mtf.pod_watch import PodLostError, PodWatch
+from palm_mtf.pods.program import TrainProgram, build_train_program
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
 from palm_mtf.spikes import Rewind, SpikeWatch
@@ -114,8 +116,30 @@ def run_training(job: TrainJob, servers: PodServers) -> Outcome:
 
   Raises:
     UserError: a number is no longer finite, a checkpoint has no space, or a
-      pod's server has ended.
+      pod is lost and ON_POD_FAILURE does not make up for it.
   """
+  recovery = PodRecovery(servers, job.model, job.run.batch_sizes.sizes)
+  while True:
+    try:
+      return _train_on(job, servers)
+    except PodLostError as lost:
+      newest = newest_whole(job.model_dir)
+      step = newest.manifest.step if newest else 0
+      pods = recovery.pods_after(lost, job.pods, job.mesh, step)
+      job = dataclasses.replace(
+        job, pods=pods, checkpoint=newest, rewinds=(), manifest=_on(pods, job)
+      )
+
+
+def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
+  """Returns a job's manifest with settings of pods."""
+  settings = dict(job.manifest.settings)
+  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
+  return dataclasses.replace(job.manifest, settings=settings)
+
+
+def _train_on(job: TrainJob, servers: PodServers) -> Outcome:
+  """Trains to the end, or a signal, on all servers."""
   peak = chip_flops_per_sec(
     job.run.chip, job.model.activation_dtype, job.pods.num_pods
   )
@@ -151,7 +175,15 @@ def _run_to_rewind(
         watchdog.expect_slow()
         where = _Place(cluster.devices, session, pod_watch)
         records = (metrics, progress, writer, watchdog)
-        outcome = _Loop(job, where, peak, *records).run(stop)
+        try:
+          outcome = _Loop(job, where, peak, *records).run(stop)
+        except PodLostError as lost:
+          if not stop.signal_name:
+            raise
+          # Who asks a run to stop may have stopped its servers too.
+          raise UserError(
+            f"{lost}, after {stop.signal_name}; run the same command to go on."
+          ) from None
       if (
         outcome.stopped_by
         or outcome.rewinds
@@ -236,21 +268,27 @@ class _Loop:
       pods=job.pods,
       devices=where.devices,
     )
-    self._program, session = program, where.session
+    self._program = program
+    with self._during("while its variables were set"):
+      where.pod_watch.connect(where.session)
+      self._set_up(where.session, program)
+
+  def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
+    """Sets the variables; makes what is called after each step."""
+    job = self._job
     self._train_step = TrainStep(session, program)
     pods, client = [x.slices for x in program.pods], program.devices.client
     self._copier = WeightsCopier(session, program.slices, client)
     self._divergence = DivergenceWatch(session, program, self._writer.wait)
     self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
-    with self._during("while its variables were set"):
-      if job.checkpoint:
-        restore(session, pods, job.checkpoint.prefix, client)
-      else:
-        session.run(program.initialize)
-        if job.initial_weights:
-          names = job.manifest.shapes
-          parameters = [{name: x[name] for name in names} for x in pods]
-          restore_weights(session, parameters, job.initial_weights, client)
+    if job.checkpoint:
+      restore(session, pods, job.checkpoint.prefix, client)
+      return
+    session.run(program.initialize)
+    if job.initial_weights:
+      names = job.manifest.shapes
+      parameters = [{name: x[name] for name in names} for x in pods]
+      restore_weights(session, parameters, job.initial_weights, client)
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""

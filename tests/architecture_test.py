@@ -112,6 +112,7 @@ NOT_MIRRORED = {
   "kill_test.py",
   "oracle_test.py",
   "packaging_test.py",
+  "pod_faults_test.py",
   "readme_test.py",
   "tasks/gin_run_test.py",
 }

@@ -32,14 +32,23 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
     mesh: of each pod.
     pods: how many there are, and the dtype on the way.
   """
-  dims = parameter_dims(config)
-  gradients = sum(
-    math.prod(shape) * mesh.num_devices // _num_slices(dims[name], mesh)
-    for name, shape in parameter_shapes(config).items()
-  )
-  to_each = gradients * _NUMBER_BYTES[pods.dcn_dtype]
+  to_each = sum(gradient_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * _NUMBER_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
+
+
+def gradient_bytes(
+  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
+) -> dict[str, int]:
+  """Returns the bytes of each gradient that a pod sends to one other."""
+  dims = parameter_dims(config)
+  return {
+    name: math.prod(shape)
+    * mesh.num_devices
+    // _num_slices(dims[name], mesh)
+    * _NUMBER_BYTES[pods.dcn_dtype]
+    for name, shape in parameter_shapes(config).items()
+  }
 
 
 def _num_slices(dims: tuple[str, ...], mesh: MeshLayout) -> int:
