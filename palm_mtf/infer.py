@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf generate`: what the newest checkpoint adds to texts."""
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf import layout
@@ -140,6 +141,7 @@ def _find_prompts(
   return run.prompts, "PROMPTS"
 
 
+@contextlib.contextmanager
 def _generator(
   checkpoint: Checkpoint,
   model: PalmConfig,
@@ -147,18 +149,18 @@ def _generator(
   vocabulary: Vocabulary,
   decode: DecodeConfig,
   run: RunConfig,
-) -> "Generator":
+) -> Iterator["Generator"]:
   from palm_mtf.generation import Generator
+  from palm_mtf.loaded_decoder import LoadedDecoder
 
-  return Generator(
-    checkpoint,
-    model,
-    mesh,
-    vocabulary,
-    decode,
-    sample_tokens=run.sample_tokens,
-    seed=run.seed,
-  )
+  with LoadedDecoder(checkpoint, model, mesh, decode.weight_dtype) as loaded:
+    yield Generator(
+      loaded,
+      vocabulary,
+      decode,
+      sample_tokens=run.sample_tokens,
+      seed=run.seed,
+    )
 
 
 def _print_stream(loaded: "Generator", prompt: str) -> None:
