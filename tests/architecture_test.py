@@ -31,6 +31,7 @@ PURE = {
   "islands",
   "layout",
   "pods_config",
+  "score_windows",
   "skips",
 }
 # What every other part of the graph layer stands on.
@@ -47,6 +48,7 @@ MAY_IMPORT = {
   "decode_config": {"errors"},
   "layout": {"config", "errors"},
   "pods_config": {"errors"},
+  "score_windows": set(),
   "islands": {"errors", "layout", "pods_config"},
   "accounting": PURE,
   "_tf": set(),
@@ -85,6 +87,7 @@ ENTRY_POINTS = {
   "infer",
   "pod_serve",
   "report",
+  "score",
   "train",
   "vocab",
 }

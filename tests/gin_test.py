@@ -30,6 +30,7 @@ RUNS = [
   "data_statistics",
   "evaluate",
   "generate",
+  "score",
   "train",
 ]
 COMMAND_OF = {name.replace(" ", "_"): name for name in COMMANDS}

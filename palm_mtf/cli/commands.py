@@ -80,6 +80,27 @@ COMMANDS = {
       },
     },
   ),
+  "score": Command(
+    "print how likely texts, targets or options are",
+    has_results=True,
+    takes_model_dir=True,
+    flags={
+      "--text": {
+        "dest": "texts",
+        "metavar": "TEXT",
+        "action": "append",
+        "help": "a document; may be repeated",
+      },
+      "--input": {
+        "dest": "input_files",
+        "metavar": "FILE",
+        "action": "extend",
+        "nargs": "+",
+        "help": "a document, a .tsv file of inputs and targets or options, or "
+        "a .jsonl file: text, or inputs and targets or options",
+      },
+    },
+  ),
   "data cache": Command(
     "encode the documents of a run, for all runs", has_results=True
   ),

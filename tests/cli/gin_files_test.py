@@ -12,7 +12,7 @@ from palm_mtf.errors import UserError
 
 RECIPE = "recipes/quickstart.gin"
 DIR = 'MODEL_DIR="runs/x"'
-COMMANDS = ["evaluate", "generate", "train"]
+COMMANDS = ["evaluate", "generate", "score", "train"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def without_origins(configuration) -> list[str]:
   return [line.partition("  # ")[0] for line in lines]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
+@pytest.mark.parametrize("command", ["evaluate", "generate", "score", "train"])
 def test_a_later_file_and_then_the_command_line_hold(here, command):
   first = write(here, "a.gin", "SEED = 1\nLOG_STEPS = 1\nNORM = 'rms_norm'\n")
   second = write(here, "b.gin", "SEED = 2\nLOG_STEPS = 2\n")
