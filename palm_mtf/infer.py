@@ -23,7 +23,7 @@ from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
-from palm_mtf.prompts import check_prompts, read_prompts
+from palm_mtf.prompts import check_prompts, check_room, read_prompts
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.generation import Continuation, Generator
@@ -83,7 +83,7 @@ def generate(
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   check_same_model(checkpoint, shapes, vocabulary.sha256)
-  _check_room(model, run)
+  check_room(model, run)
 
   def check(texts):
     check_prompts(texts, vocabulary, model, run, origin)
@@ -114,14 +114,6 @@ def continue_prompts(
   decode = DecodeConfig()
   with _generator(checkpoint, model, mesh, vocabulary, decode, run) as loaded:
     return [each.text for (each,) in loaded.continuations(run.prompts)]
-
-
-def _check_room(model: PalmConfig, run: RunConfig) -> None:
-  if run.sample_tokens >= model.sequence_length:
-    raise UserError(
-      f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
-      f"SEQUENCE_LENGTH = {model.sequence_length}; give a number below that."
-    )
 
 
 def _find_prompts(

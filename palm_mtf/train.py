@@ -41,6 +41,7 @@ from palm_mtf.data.batches import Batch
 from palm_mtf.data.corpus import Corpus, load_corpus
 from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
 from palm_mtf.initial_weights import (
@@ -52,8 +53,9 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.pod_servers import PodServers, cluster_places
 from palm_mtf.pods_config import PodsConfig
-from palm_mtf.prompts import check_prompts
+from palm_mtf.prompts import check_prompts, check_room
 from palm_mtf.samples import keep_samples
+from palm_mtf.task_eval_config import TaskEvalConfig
 from palm_mtf.training_lock import training_lock
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -86,6 +88,7 @@ def train(
   data: DataConfig,
   run: RunConfig,
   watch: WatchConfig,
+  tasks: TaskEvalConfig,
   config_files: Mapping[str, str] | None = None,
 ) -> None:
   """Trains to `run.train_steps`, from the newest checkpoint if there is one.
@@ -101,6 +104,7 @@ def train(
     data: text and vocabulary.
     run: lengths, batch size, seed and prompts.
     watch: what is done when something goes wrong.
+    tasks: SeqIO tasks to evaluate on, and when; predictions are greedy.
     config_files: name -> text, written into `model_dir` (config.gin).
 
   Raises:
@@ -121,6 +125,9 @@ def train(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
   corpus.batches(run.batch_sizes)  # are there enough?
+  evaluate_tasks = _task_evaluation(
+    model_dir, model, mesh, vocabulary, run, tasks
+  )
   entropy = unigram_entropy(_validation_batches(corpus, run))
   configs = (model, mesh, pods, optimizer, data, watch, run)
   manifest = _manifest(configs, vocabulary, corpus)
@@ -148,6 +155,8 @@ def train(
     checkpoint=newest,
     unigram_entropy=entropy,
     keep_samples=sample,
+    task_eval_steps=tasks.task_eval_steps,
+    evaluate_tasks=evaluate_tasks,
     initial_weights=initial,
   )
   if outcome.stopped_by:
@@ -156,6 +165,39 @@ def train(
   _report(outcome.validation_loss, entropy)
   _print_texts(run.prompts, sample(outcome.checkpoint))
   _say_what_next(model_dir, run.train_steps)
+
+
+def _task_evaluation(
+  model_dir: str,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  vocabulary: Vocabulary,
+  run: RunConfig,
+  tasks: TaskEvalConfig,
+) -> Callable[[Checkpoint], dict[str, float]]:
+  """Opens the tasks; returns what gives a checkpoint's metrics by name."""
+  if not tasks.task_eval_steps:
+    return lambda checkpoint: {}
+  check_room(model, run)
+  # SeqIO takes seconds, as TensorFlow does, which training needs anyway.
+  from palm_mtf.task_evaluation import TaskEvaluation
+
+  greedy = DecodeConfig(temperature=0.0)
+  evaluation = TaskEvaluation(
+    model_dir, model, mesh, vocabulary, greedy, run=run, tasks=tasks
+  )
+
+  def numbers(checkpoint: Checkpoint) -> dict[str, float]:
+    found = {}
+    for outcome in evaluation.evaluate(checkpoint):
+      found |= outcome.numbers
+    say(
+      f"step {checkpoint.manifest.step}  "
+      + "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+    )
+    return found
+
+  return numbers
 
 
 def _run_training(

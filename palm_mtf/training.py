@@ -69,6 +69,8 @@ class TrainJob:
     initial_weights: of another run, to start from where there is none.
     rewinds: that are later than `checkpoint`.
     keep_samples: keeps what a checkpoint's model makes of the prompts.
+    task_eval_steps: steps between evaluations on tasks; None for none.
+    evaluate_tasks: returns the metrics of a checkpoint, by name.
   """
 
   model_dir: str
@@ -83,6 +85,8 @@ class TrainJob:
   checkpoint: Checkpoint | None
   unigram_entropy: float
   keep_samples: Callable[[Checkpoint], object]
+  evaluate_tasks: Callable[[Checkpoint], dict[str, float]]
+  task_eval_steps: int | None = None
   initial_weights: NamedWeights | None = None
   rewinds: Sequence[Rewind] = ()
 
@@ -271,17 +275,18 @@ class _Loop:
         self._validate()
         values["validation_loss"] = self._validation_loss
         values["unigram_entropy"] = self._job.unigram_entropy
-      if is_last or self._step % run.log_steps == 0:
+      every = self._job.task_eval_steps
+      has_tasks = every is not None and (is_last or self._step % every == 0)
+      if has_tasks:
+        values |= self._job.evaluate_tasks(self._checkpoint_of_now())
+      if has_tasks or is_last or self._step % run.log_steps == 0:
         self._log(values)
       every = None if is_last else run.sample_steps
-      has_samples = every is not None and self._step % every == 0
-      if has_samples or self._step % run.checkpoint_steps == 0:
+      if every is not None and self._step % every == 0:
+        self._job.keep_samples(self._checkpoint_of_now())
+      elif self._step % run.checkpoint_steps == 0:
         self._save()
-      if has_samples:
-        self._watchdog.expect_slow()
-        self._job.keep_samples(self._writer.wait())
-    if self._step != self._writer.step:  # the last step, or a signal came
-      self._save()
+    self._save()  # the last step, or a signal came
     newest = self._writer.wait()
     if self._step < run.train_steps:
       return Outcome(newest, None, stop.signal_name)
@@ -339,8 +344,16 @@ class _Loop:
       self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu
     )
 
+  def _checkpoint_of_now(self) -> Checkpoint:
+    """Returns the checkpoint of this step, written; its use may take long."""
+    self._save()
+    self._watchdog.expect_slow()
+    return self._writer.wait()
+
   def _save(self) -> None:
-    """Begins to write a checkpoint of this step."""
+    """Begins to write a checkpoint of this step, unless there is one."""
+    if self._step == self._writer.step:
+      return
     job = self._job
     self._watchdog.expect_slow()
     sizes = job.run.batch_sizes

@@ -38,13 +38,22 @@ def registries_restored() -> Iterator[None]:
     registry._REGISTRY.update(names)
 
 
-def add(name, source, steps=T5_STEPS, features=("targets",), vocabulary=None):
+def add(
+  name,
+  source,
+  steps=T5_STEPS,
+  features=("targets",),
+  vocabulary=None,
+  **evaluation,
+):
+  """`evaluation` is a metric_fns and a postprocess_fn."""
   vocabulary = vocabulary or UNREACHABLE
   return seqio.TaskRegistry.add(
     name,
     source=source,
     preprocessors=steps,
     output_features={f: seqio.Feature(vocabulary) for f in features},
+    **evaluation,
   )
 
 

@@ -56,7 +56,9 @@ _MODEL_DIR = {"metavar": "MODEL_DIR", "help": "of a training run"}
 COMMANDS = {
   "train": Command("train a model, or resume its training", keeps_config=True),
   "evaluate": Command(
-    "print the validation loss of the newest checkpoint", has_results=True
+    "print validation loss, or the metrics of SeqIO tasks",
+    has_results=True,
+    takes_model_dir=True,
   ),
   "generate": Command(
     "continue texts",
