@@ -201,7 +201,7 @@ def _print_outcome(
       f"{'metric':24}  {'value':>10}"
     )
   for name, value in outcome.metrics.items():
-    text = f"{value:10.4f}" if isinstance(value, float) else value
+    text = f"{value:10.4f}" if isinstance(value, float) else repr(value)
     print(
       f"{outcome.step:8}  {outcome.task:28}  {outcome.split:12}  "
       f"{outcome.num_examples:8,}  {name:24}  {text}",

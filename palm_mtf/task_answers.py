@@ -76,11 +76,7 @@ class CheckpointModel:
 
 
 class TaskAnswers:
-  """The answers of one model to one task; see eval_tasks.Answers.
-
-  Attributes:
-    num_cut: how many examples lost the beginning of their inputs.
-  """
+  """The answers of one model to one task; see eval_tasks.Answers."""
 
   def __init__(
     self, task: EvalTask, model: CheckpointModel, journal: "AnswerJournal"
@@ -94,14 +90,16 @@ class TaskAnswers:
     """How many examples lost the beginning of their inputs so far."""
     return len(self._cut)
 
+  def _prompts(self) -> list[list[int]]:
+    """Returns the inputs as far as there is room for a continuation."""
+    room = self._model.config.sequence_length - self._model.run.sample_tokens
+    inputs = self._task.inputs
+    self._cut |= {n for n, ids in enumerate(inputs) if len(ids) > room}
+    return [ids[-room:] for ids in inputs]
+
   def predictions(self) -> list[list[str]]:
     """Returns the continuations of each example's inputs."""
-    room = self._model.config.sequence_length - self._model.run.sample_tokens
-    prompts = []
-    for number, ids in enumerate(self._task.inputs):
-      if len(ids) > room:
-        self._cut.add(number)
-      prompts.append(ids[-room:])
+    prompts = self._prompts()
     known = self._journal.known("prediction")
     # Prompts of like lengths share a batch.
     missing = [n for n in range(len(prompts)) if n not in known]
@@ -133,7 +131,7 @@ class TaskAnswers:
     encode = self._model.vocabulary.encode
     examples = [
       Example(inputs, encode(text))
-      for inputs, texts in zip(self._task.inputs, predictions, strict=True)
+      for inputs, texts in zip(self._prompts(), predictions, strict=True)
       for text in texts
     ]
     self._score("prediction_score", examples)

@@ -233,7 +233,9 @@ def ids_of(dataset):
       "example 0 has no inputs; there has to be a text to continue.",
     ),
     (
-      lambda: register("mine", [exact], steps=[ids_of]),
+      lambda: register(
+        "mine", [exact], steps=[ids_of], vocabulary=seqio.ByteVocabulary()
+      ),
       "EVAL_TASKS: the preprocessors of mine make token ids, so the run's",
     ),
     (

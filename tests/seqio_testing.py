@@ -69,7 +69,7 @@ def add_lines(name, path, steps=T5_STEPS, **keywords):
 def add_examples(name, examples: dict, steps=T5_STEPS, **keywords):
   """A task of {split: {feature: values}}."""
 
-  def read(split, shuffle_files=False):
+  def read(split, shuffle_files=False, seed=None):
     assert not shuffle_files
     return tf.data.Dataset.from_tensor_slices(examples[split])
 

@@ -43,11 +43,13 @@ RUN = RunConfig(
   sample_tokens=SAMPLE_TOKENS,
 )
 GREEDY = DecodeConfig(temperature=0.0)
-# Four options each, of which the third is right.
+# Eight questions with four options each, of which another one is right.
 OPTIONS = [
-  (number, question, option, place == 2)
-  for number, question in enumerate(["abc", "b", "cabcab", "aab", "bbc"])
-  for place, option in enumerate(["a", "bc", "cab", "abca"])
+  (number, question, option, place == number % 4)
+  for number, question in enumerate(
+    ["abc", "b", "cabcab", "aab", "bbc", "c", "ab", "cc"]
+  )
+  for place, option in enumerate(["ab", "bc", "cab", "bca"])
 ]
 QUESTIONS = ["abc", "b", "c" * 44, "cabcab"]
 
@@ -171,7 +173,7 @@ def test_accuracy_over_options_is_that_of_the_oracles_likelihoods(
     for _, question, option, _ in OPTIONS
   ]
   best = np.reshape(likelihoods, [-1, 4]).argmax(1)
-  assert outcome.metrics == {"accuracy": np.mean(best == 2)}
+  assert outcome.metrics == {"accuracy": np.mean(best == np.arange(8) % 4)}
   assert 0 < outcome.metrics["accuracy"] < 1, "the task tells nothing"
   kept = records(tmp_path, "options-validation.jsonl")
   np.testing.assert_allclose([x["score"] for x in kept], likelihoods, rtol=1e-5)
