@@ -125,9 +125,9 @@ def train(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
   corpus.batches(run.batch_sizes)  # are there enough?
-  evaluate_tasks = _task_evaluation(
-    model_dir, model, mesh, vocabulary, run, tasks
-  )
+  context = (model_dir, model, mesh, vocabulary, run)
+  sample = functools.partial(_sample, *context)
+  evaluate_tasks = _task_evaluation(*context, tasks)
   entropy = unigram_entropy(_validation_batches(corpus, run))
   configs = (model, mesh, pods, optimizer, data, watch, run)
   manifest = _manifest(configs, vocabulary, corpus)
@@ -135,13 +135,6 @@ def train(
   set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
-
-  def sample(checkpoint: Checkpoint) -> list[str]:
-    """Continues the prompts, and keeps that."""
-    texts = continue_prompts(checkpoint, model, mesh, vocabulary, run)
-    keep_samples(model_dir, checkpoint.manifest.step, run.prompts, texts)
-    return texts
-
   outcome = _run_training(
     model_dir=model_dir,
     model=model,
@@ -165,6 +158,20 @@ def train(
   _report(outcome.validation_loss, entropy)
   _print_texts(run.prompts, sample(outcome.checkpoint))
   _say_what_next(model_dir, run.train_steps)
+
+
+def _sample(
+  model_dir: str,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  vocabulary: Vocabulary,
+  run: RunConfig,
+  checkpoint: Checkpoint,
+) -> list[str]:
+  """Continues the prompts, and keeps that."""
+  texts = continue_prompts(checkpoint, model, mesh, vocabulary, run)
+  keep_samples(model_dir, checkpoint.manifest.step, run.prompts, texts)
+  return texts
 
 
 def _task_evaluation(
