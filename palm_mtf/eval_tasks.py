@@ -132,8 +132,8 @@ class EvalTask:
     self.name, self.split = task.name, config.eval_split
     self._vocabulary = vocabulary
     self._what = f"EVAL_TASKS: {task.name}, split {self.split!r}"
-    outputs = {each.model_output_type for each in task.metric_objs}
-    if _Output.SCORE_WITH_INTERMEDIATES in outputs:
+    self._outputs = {each.model_output_type for each in task.metric_objs}
+    if _Output.SCORE_WITH_INTERMEDIATES in self._outputs:
       raise UserError(
         f"{self._what}: a metric wants scores with intermediates, which this "
         "model does not give; use scores."
@@ -151,7 +151,7 @@ class EvalTask:
     if not self._examples:
       raise UserError(f"{self._what}: there are no examples.")
     self._set_ids()
-    if outputs & _PREDICTS and not all(map(len, self.inputs)):
+    if self._outputs & _PREDICTS and not all(map(len, self.inputs)):
       number = [*map(bool, map(len, self.inputs))].index(False)
       raise UserError(
         f"{self._what}: example {number:,} has no inputs; there has to be a "
@@ -184,27 +184,22 @@ class EvalTask:
       UserError: a metric function or a postprocessor of the task fails.
     """
 
-    def predict(dataset: object) -> list[tuple[int, np.ndarray]]:
-      del dataset  # `answers` knows the examples
-      return list(enumerate(self._as_ids(answers.predictions())))
-
-    def predict_with_aux(dataset: object) -> tuple[list, dict[str, list]]:
+    # Asked first, so that errors of the model are not taken for the task's.
+    outputs, predicted, scores = self._outputs, [], []
+    if outputs & _PREDICTS:
+      predicted = [*enumerate(self._as_ids(answers.predictions()))]
+    if _Output.PREDICTION_WITH_AUX in outputs:
       scores = answers.prediction_scores()
       if all(len(each) == 1 for each in scores):
         scores = [each[0] for each in scores]
-      return predict(dataset), {"scores": scores}
-
-    def score(dataset: object) -> list[tuple[int, float]]:
-      del dataset
-      return list(enumerate(answers.scores()))
-
+    scored = [*enumerate(answers.scores())] if _Output.SCORE in outputs else []
     with explained(self._what), eager_mode():
       results, _ = self._evaluator.evaluate(
         compute_metrics=True,
         step=step,
-        predict_fn=predict,
-        score_fn=score,
-        predict_with_aux_fn=predict_with_aux,
+        predict_fn=lambda dataset: predicted,
+        score_fn=lambda dataset: scored,
+        predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
       metrics = results.result()[self.name]
     (kept,) = self._evaluator.loggers

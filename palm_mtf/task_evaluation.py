@@ -14,6 +14,7 @@ from the answers; the model is loaded only for what is missing.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import urllib.parse
@@ -152,10 +153,13 @@ class TaskEvaluation:
     if _read(f"{path}.json") == content:
       return  # TensorBoard has it
     write_atomically(f"{path}.json", content)
-    with tf.Graph().as_default():  # it refuses to be made in eager code
-      events = tf.summary.FileWriter(self._folder)
-    events.add_summary(summary_of(outcome.numbers), outcome.step)
-    events.close()
+    self._events.add_summary(summary_of(outcome.numbers), outcome.step)
+    self._events.flush()
+
+  @functools.cached_property
+  def _events(self) -> tf.summary.FileWriter:
+    with tf.Graph().as_default():  # it refuses to be made where eager code runs
+      return tf.summary.FileWriter(self._folder)
 
 
 def _read(path: str) -> bytes:

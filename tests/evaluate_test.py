@@ -10,6 +10,7 @@ import pytest
 
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
+from palm_mtf import task_answers  # noqa: E402
 from palm_mtf.cli.main import main  # noqa: E402
 from tests import runs  # noqa: E402
 from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
@@ -126,6 +127,27 @@ def test_fewer_examples_are_the_first_ones(evaluate, finished):
   assert {*records[0]} == {
     *("inputs", "targets", "expected", "output", "prediction", "score")
   }
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_left_out(
+  evaluate, finished, tmp_path, monkeypatch
+):
+  copy = tmp_path / "run"
+  shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("eval"))
+  real = task_answers.LoadedDecoder
+
+  def after_training_removed_it(checkpoint, *rest):
+    if checkpoint.manifest.step == 4:
+      shutil.rmtree(checkpoint.path)
+    return real(checkpoint, *rest)
+
+  monkeypatch.setattr(task_answers, "LoadedDecoder", after_training_removed_it)
+  code, out, err = evaluate(
+    f"--gin.MODEL_DIR={str(copy)!r}", '--gin.EVAL_CHECKPOINTS="every"', "--json"
+  )
+  assert code == 0, err
+  assert [json.loads(line)["step"] for line in out.splitlines()] == [8]
+  assert "step_00000004 was removed while it was read; it is left out" in err
 
 
 @pytest.mark.parametrize(
