@@ -109,7 +109,7 @@ def test_the_table_has_a_line_a_metric_and_every_checkpoint_that_there_is(
   head, *lines = [line.split() for line in out.splitlines()]
   assert head == ["step", "task", "split", "examples", "metric", "value"]
   assert [(line[0], line[4]) for line in lines] == [
-    (step, metric) for step in ("4", "8") for metric in ("mean_score", "exact")
+    (step, metric) for step in ("4", "8") for metric in ("exact", "mean_score")
   ]
   value = in_metrics(finished)[8][1]
   assert lines[3][1:] == (
