@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf import config, decode_config, layout, pods_config, train
+from palm_mtf import (
+  config,
+  decode_config,
+  layout,
+  pods_config,
+  task_eval_config,
+  train,
+)
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
@@ -30,6 +37,7 @@ RUNS = [
   "data_statistics",
   "evaluate",
   "generate",
+  "score",
   "train",
 ]
 COMMAND_OF = {name.replace(" ", "_"): name for name in COMMANDS}
@@ -178,6 +186,7 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
       (config, config.RunConfig),
       (config, config.WatchConfig),
       (decode_config, decode_config.DecodeConfig),
+      (task_eval_config, task_eval_config.TaskEvalConfig),
     )
     for name in kind.__dataclass_fields__
   }
@@ -205,6 +214,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "data": config.DataConfig,
     "run": config.RunConfig,
     "watch": config.WatchConfig,
+    "tasks": task_eval_config.TaskEvalConfig,
   }
   sizes = built["run"].batch_sizes.sizes
   num_pods = built["pods"].num_pods

@@ -37,6 +37,7 @@ from palm_mtf.model.decode_slices import (
 from palm_mtf.model.decode_weights import DecodeWeights, product_parts
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import local_embedding, sines_and_cosines
+from palm_mtf.model.loss import laid_out_cross_entropy
 from palm_mtf.model.products import parts_of, product, rows_of
 from palm_mtf.whole_slice import slice_offset, split_axes
 
@@ -204,6 +205,19 @@ class Decoder:
     for axis in split_axes(self._impl, [self._dims.vocab]):
       logits = self._impl.allconcat(logits, axis, 1)  # all-gather
     return logits
+
+  def nats(self, y: LaidOut, targets: LaidOut) -> LaidOut:
+    """Returns -log p of the token after each of some places, [rows] float32.
+
+    Args:
+      y: [rows, d_model], of what `prefill` returns.
+      targets: [rows], int32.
+    """
+    logits = self._product(y, self._weights.to_logits, packed=False)
+    nats, _ = laid_out_cross_entropy(
+      self._impl, self._dims.vocab, logits, targets
+    )
+    return nats
 
   def _embed(self, tokens: LaidOut) -> LaidOut:
     x = self._impl.slicewise(
