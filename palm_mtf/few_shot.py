@@ -15,9 +15,9 @@ on the seed and the texts alone, not on order, machine or process. An example
 never sees itself, so that a task without a training split can lend its
 exemplars from another one.
 
-Where all of them do not fit into the inputs' length, the first that do are
-taken, as many for each option of a question; how often that was is said at the
-end.
+Where not all of them fit into the context together with inputs and targets, the
+first that do are taken, as many for each option of a question; how often that
+was is said at the end.
 
 Three features of an example matter if the task has them: `record` names the
 question that several examples belong to (options of one question get the same
@@ -26,6 +26,7 @@ of the exemplars (such as the subject of MMLU). An example that is
 `unconditional` gets none: it asks how likely its targets are anyway.
 """
 
+import bisect
 import functools
 import hashlib
 import heapq
@@ -91,11 +92,12 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
       "let them end in seqio.preprocessors.tokenize."
     )
   exemplars = Exemplars(task, to_text, num_shots, seed)
+  add = [exemplars.add] if num_shots else []
   tasks.add_provider(
     new_name,
     task.replace(
       name=new_name,
-      preprocessors=[*to_text, exemplars.add, *steps[len(to_text) :]],
+      preprocessors=[*to_text, *add, *steps[len(to_text) :]],
       postprocess_fn=functools.partial(_cut_output, task.postprocessor),
     ),
   )
@@ -141,25 +143,24 @@ class Exemplars:
   def add(
     self,
     dataset: Any,
-    sequence_length: Mapping[str, int] | None = None,
-    output_features: Mapping[str, Any] | None = None,
+    sequence_length: Mapping[str, int] | None,
+    output_features: Mapping[str, Any],
   ) -> Any:
     """Returns a tf.data.Dataset whose inputs begin with exemplars.
 
     Args:
       dataset: of examples with texts `inputs` and `targets`.
-      sequence_length: tokens of "inputs", or None if they may be any number.
+      sequence_length: of "inputs" that of the context: tokens of inputs and
+        targets; None if there may be any number.
       output_features: `seqio.Feature` of "inputs", whose vocabulary counts.
     """
     from palm_mtf._tf import tf
 
-    if not self._num_shots:
-      return dataset
     limit = (sequence_length or {}).get("inputs")
     encode = output_features["inputs"].vocabulary.encode if limit else None
 
-    def fits(text: str) -> bool:
-      return limit is None or len(encode(text)) <= limit
+    def fits(inputs: str, targets: str) -> bool:
+      return limit is None or len(encode(inputs) + encode(targets)) <= limit
 
     return tf.data.Dataset.from_generator(
       lambda: self._with_exemplars(dataset, fits, limit),
@@ -167,34 +168,30 @@ class Exemplars:
     )
 
   def _with_exemplars(
-    self, dataset: Any, fits: Callable[[str], bool], limit: int | None
+    self, dataset: Any, fits: Callable[[str, str], bool], limit: int | None
   ) -> Iterator[dict]:
     fewest, num_short, num_questions = self._num_shots, 0, 0
     for key, group in itertools.groupby(dataset, _key):
       examples = list(group)
-      inputs = [_text(example["inputs"]) for example in examples]
+      asked = [e for e in examples if not e.get("unconditional", False)]
       shots = self._draw(key, _group(examples[0]))
-      asked = [
-        text
-        for text, example in zip(inputs, examples, strict=True)
-        if not example.get("unconditional", False)
-      ]
       count = min(
-        (_how_many(shots, text, fits) for text in asked),
+        (_how_many(shots, example, fits) for example in asked),
         default=self._num_shots,
       )
       num_questions += 1
       if count < self._num_shots:
         fewest, num_short = min(fewest, count), num_short + 1
-      for example, text in zip(examples, inputs, strict=True):
+      for example in examples:
+        inputs = _text(example["inputs"])
         if not example.get("unconditional", False):
-          text = _assemble(shots[:count], text)
-        yield {**example, "inputs": text}
+          inputs = _assemble(shots[:count], inputs)
+        yield {**example, "inputs": inputs}
     if num_short:
       say(
         f"{self._task.name}: {num_short:,} of {num_questions:,} questions have "
         f"fewer than {self._num_shots} exemplars, at least {fewest}: no more "
-        f"fit into {limit:,} tokens of inputs."
+        f"fit into {limit:,} tokens."
       )
 
   def _draw(self, key: str, group: str) -> list[str]:
@@ -269,19 +266,23 @@ def _assemble(shots: Sequence[str], inputs: str) -> str:
 
 
 def _how_many(
-  shots: Sequence[str], inputs: str, fits: Callable[[str], bool]
+  shots: Sequence[str],
+  example: Mapping[str, Any],
+  fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns how many of the first exemplars fit before `inputs`."""
-  if fits(_assemble(shots, inputs)):
+  """Returns how many of the first exemplars fit before an example."""
+  inputs, targets = _text(example["inputs"]), _text(example["targets"])
+
+  def fit(count: int) -> bool:
+    return fits(_assemble(shots[:count], inputs), targets)
+
+  if fit(len(shots)):
     return len(shots)
-  low, high = 0, len(shots) - 1
-  while low < high:
-    middle = (low + high + 1) // 2
-    if fits(_assemble(shots[:middle], inputs)):
-      low = middle
-    else:
-      high = middle - 1
-  return low
+  # One fewer than the least number of exemplars that do not fit.
+  too_many = bisect.bisect_left(
+    range(len(shots)), True, lo=1, key=lambda count: not fit(count)
+  )
+  return too_many - 1
 
 
 def _cut_output(
@@ -294,6 +295,8 @@ def _cut_output(
   """Cuts what the model wrote, then does what the task does with it."""
   if not is_target and isinstance(output, str):
     output = output.partition(SEPARATOR)[0]
+  elif not is_target and isinstance(output, list):  # several samples
+    output = [text.partition(SEPARATOR)[0] for text in output]
   if postprocess is None:
     return output
   return postprocess(output, is_target=is_target, **keywords)

@@ -51,13 +51,19 @@ class _Vocabulary(seqio.SentencePieceVocabulary):
     super().__init__("")
 
   def _model_context(self):
-    self._sentencepiece_model_file = vocabulary()
-    if self._sentencepiece_model_file is None:
+    self._sentencepiece_model_file = self.sentencepiece_model_file
+    return super()._model_context()
+
+  @property
+  def sentencepiece_model_file(self) -> str:
+    """The path that gin says."""
+    path = vocabulary()
+    if path is None:
       raise UserError(
         "documents.vocabulary.path is not set: give the path of a "
         "SentencePiece model."
       )
-    return super()._model_context()
+    return path
 
 
 VOCABULARY = _Vocabulary()

@@ -139,12 +139,13 @@ def test_as_many_exemplars_as_fit_are_used_and_it_is_said(capsys):
     assert query == all_query
     assert shots == all_shots[: len(shots)], "the first ones"
     longer = SEPARATOR.join([*all_shots[: len(shots) + 1], query])
-    assert len(text) <= 60 < len(longer), "no more would fit"
+    targets = " 200"
+    assert len(text + targets) <= 60 < len(longer + targets), "no more fits"
   message = capsys.readouterr().err
   counts = [text.count(SEPARATOR) for text in short]
   assert (
     f"sums: 10 of 10 questions have fewer than 5 exemplars, at least "
-    f"{min(counts)}: no more fit into 60 tokens of inputs." in message
+    f"{min(counts)}: no more fit into 60 tokens." in message
   )
 
 
@@ -224,6 +225,9 @@ def test_the_output_is_cut_at_the_double_line_break_before_the_task_sees_it():
   assert task.postprocess_fn(written, example={}, is_target=False) == "8"
   assert task.postprocess_fn(" a\n\nb", example={}, is_target=True) == "a\n\nb"
   assert seen == [(" 8", False), (" a\n\nb", True)]
+  samples = [" 1\n\n2", " 3"]
+  task = seqio.get_mixture_or_task(few_shot_task("sums", 1))
+  assert task.postprocess_fn(samples, example={}) == [" 1", " 3"]
 
 
 def test_inputs_and_targets_without_white_space_are_parted_in_exemplars():
