@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 # The limits are set by the process itself: Python must not run code between
 # fork and exec where there are threads, as TensorFlow's.
@@ -38,7 +38,7 @@ class Limits(NamedTuple):
   Attributes:
     secs: of the clock, and of one core.
     memory_bytes: of address space, its interpreter's included.
-    file_bytes: size of any file, its output's included.
+    file_bytes: size of any file it writes.
   """
 
   secs: float = 10.0
@@ -68,17 +68,17 @@ def run_program(program: str, limits: Limits) -> Outcome:
   """
   mark = secrets.token_hex(16)
   with tempfile.TemporaryDirectory(prefix="palm_mtf_program_") as folder:
-    with open(
-      os.path.join(folder, "program.py"), "w", encoding="utf-8"
-    ) as file:
-      file.write(f"{program}\n\n__import__('os').write(1, b'{mark}')\n")
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    path, done = (os.path.join(folder, x) for x in ("program.py", "done"))
+    end = f"__import__('pathlib').Path({done!r}).write_text({mark!r})"
+    with open(path, "w", encoding="utf-8") as file:
+      file.write(f"{program}\n\n{end}\n")
+    with tempfile.TemporaryFile() as errors:
       process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START, *_numbers(limits)],
         cwd=folder,
         env={"HOME": folder, "TMPDIR": folder},
         stdin=subprocess.DEVNULL,
-        stdout=output,
+        stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,
       )
@@ -88,7 +88,7 @@ def run_program(program: str, limits: Limits) -> Outcome:
         return Outcome(False, f"took more than {limits.secs:g} s")
       finally:
         _end(process)
-      if _tail(output).endswith(mark):
+      if _content(done) == mark:
         return Outcome(True, "")
       lines = _tail(errors).strip().splitlines()
   if lines:
@@ -121,7 +121,16 @@ def _end(process: subprocess.Popen) -> None:
   process.wait()
 
 
-def _tail(file) -> str:
+def _content(path: str) -> str:
+  """Returns what is in a file, or "" where there is none."""
+  try:
+    with open(path, encoding="utf-8", errors="replace") as file:
+      return file.read(4096)
+  except OSError:
+    return ""
+
+
+def _tail(file: BinaryIO) -> str:
   """Returns the last 4 KB of a file."""
   size = file.seek(0, os.SEEK_END)
   file.seek(max(0, size - 4096))

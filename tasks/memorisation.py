@@ -82,6 +82,8 @@ def find_spans(
       )
       hashes, first = np.unique(hashes, return_index=True)  # sorted
       hashes, places = hashes[:_CANDIDATES], places[first][:_CANDIDATES]
+  if not len(hashes):
+    return []
   counts = np.zeros(len(hashes), np.int64)
   for array in arrays:
     for _, found, whole in _blocks(array, eod_id):

@@ -49,7 +49,6 @@ def test_files_are_limited_in_size():
   outcome = run_program(program, QUICK)
   assert not outcome.passed
   assert "File too large" in outcome.why or "SIGXFSZ" in outcome.why
-  assert not run_program("while True: print('x' * 9999)", QUICK).passed
 
 
 def test_a_program_sees_no_environment_and_leaves_no_folder(monkeypatch):
