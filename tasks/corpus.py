@@ -238,7 +238,7 @@ def _add(
 
 
 _add("corpus_continuation", continuations, "unconditional")
-_add("corpus_recall", recalls, "unconditional")
+_add("corpus_recall", recalls, "tokens")
 _add("corpus_brackets", brackets, "sum")
 seqio.MixtureRegistry.add(
   "corpus",

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
 import math
+import re
 import shutil
 
 import gin
@@ -12,11 +13,15 @@ pytest.importorskip("seqio", reason="SeqIO is not installed")
 import seqio
 
 from palm_mtf.data.documents import TextFiles
-from palm_mtf.tasks import corpus  # noqa: F401
+from palm_mtf.tasks import corpus
 
-TASKS = ("corpus_continuation", "corpus_recall", "corpus_brackets")
+MAKERS = {
+  "corpus_continuation": corpus.continuations,
+  "corpus_recall": corpus.recalls,
+  "corpus_brackets": corpus.brackets,
+}
 SHARE = 0.4
-each_task = pytest.mark.parametrize("name", TASKS)
+each_task = pytest.mark.parametrize("name", MAKERS)
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +31,7 @@ def no_settings():
   gin.clear_config()
 
 
-def configure(vocabulary, files, num_questions=120) -> None:
+def configure(vocabulary, files, num_questions=20) -> None:
   gin.clear_config()
   gin.parse_config(
     "from __gin__ import dynamic_registration\n"
@@ -39,30 +44,20 @@ def configure(vocabulary, files, num_questions=120) -> None:
   )
 
 
-def asked(name) -> list[tuple[str, list[str], int]]:
-  """Returns inputs, options and the right one of each question."""
-  questions = {}
-  for example in rows(name):
-    if not example["unconditional"]:
-      number, i = example["idx"]
-      inputs, option = (
-        example[f"{f}_pretokenized"].decode() for f in ("inputs", "targets")
-      )
-      _, options, right = questions.setdefault(number, (inputs, [], []))
-      options.append(option)
-      right += [i] * bool(example["is_correct"])
-  return [(a, b, c) for a, b, (c,) in questions.values()]
-
-
 def rows(name) -> list[dict]:
   task = seqio.TaskRegistry.get(name)
   dataset = task.get_dataset(split="validation", shuffle=False)
   return list(dataset.as_numpy_iterator())
 
 
-def accuracy(name, likelihood) -> float:
-  """The margin of who chooses by `likelihood(inputs, option)`."""
-  questions = asked(name)
+def asked(name, texts, num_questions=120) -> list[tuple[str, list[str], int]]:
+  """Returns inputs, options and the right one of each question."""
+  questions = MAKERS[name](texts, corpus.Size(num_questions, 300))
+  return [(q.inputs, q.options, q.correct[0]) for q in questions]
+
+
+def accuracy(questions, likelihood) -> float:
+  """How often the most likely option is right, in percent."""
   hits = [
     max(range(len(options)), key=lambda i: likelihood(inputs, options[i]))
     == right
@@ -72,24 +67,33 @@ def accuracy(name, likelihood) -> float:
 
 
 @each_task
-def test_the_right_option_is_what_really_follows_in_held_out_text(
-  name, folder, vocabulary
-):
+def test_a_task_asks_of_held_out_text_alone(name, folder, vocabulary):
   configure(vocabulary, folder / "*.txt")
   files = TextFiles(str(folder / "*.txt"), validation_share=SHARE)
   held_out = [d.text for split, d in files.documents() if split == "validation"]
-  questions = asked(name)
-  assert 60 < len(questions) <= 120
+  made = rows(name)
+  right = [e for e in made if e["is_correct"] and not e["unconditional"]]
+  assert 15 <= len(right) <= 20
+  for example in right:
+    inputs, option = (
+      example[f"{f}_pretokenized"].decode() for f in ("inputs", "targets")
+    )
+    assert any(inputs + option in text for text in held_out)
+
+
+@each_task
+def test_the_right_option_is_what_really_follows(name, code):
+  questions = asked(name, code)
+  assert 100 < len(questions) <= 120
   assert len({inputs for inputs, _, _ in questions}) > 0.9 * len(questions)
   for inputs, options, right in questions:
-    assert any(inputs + options[right] in text for text in held_out)
+    assert any(inputs + options[right] in text for text in code)
     assert len(set(options)) == len(options)
 
 
 @each_task
-def test_the_right_option_stands_anywhere(name, folder, vocabulary):
-  configure(vocabulary, folder / "*.txt")
-  places = [right for _, _, right in asked(name)]
+def test_the_right_option_stands_anywhere(name, code):
+  places = [right for _, _, right in asked(name, code)]
   number = 3 if name == "corpus_brackets" else 4
   for i in range(number):
     assert places.count(i) > len(places) / number / 2
@@ -98,13 +102,13 @@ def test_the_right_option_stands_anywhere(name, folder, vocabulary):
 @each_task
 def test_questions_depend_on_the_text_alone(name, folder, tmp_path, vocabulary):
   configure(vocabulary, folder / "*.txt")
-  first = asked(name)
+  first = rows(name)
   elsewhere = tmp_path / "elsewhere"
   elsewhere.mkdir()
   for i, path in enumerate(sorted(folder.iterdir(), reverse=True)):
     shutil.copy(path, elsewhere / f"{i}.txt")
   configure(vocabulary, elsewhere / "*.txt")
-  assert asked(name) == first
+  assert [str(row) for row in rows(name)] == [str(row) for row in first]
 
 
 def closes(inputs: str, option: str) -> bool:
@@ -117,20 +121,21 @@ def closes(inputs: str, option: str) -> bool:
   return bool(opened) and opened[-1] + option in ("()", "[]", "{}")
 
 
-def test_who_reads_knows_names_and_most_brackets(folder, vocabulary):
-  configure(vocabulary, folder / "*.txt")
-  recall = accuracy("corpus_recall", lambda text, name: name.strip() in text)
+def test_who_reads_knows_names_and_most_brackets(code):
+  recall = accuracy(
+    asked("corpus_recall", code),
+    lambda text, name: name.strip() in re.findall(r"\w+", text),
+  )
   assert recall == 100
   # Some brackets stand in strings.
-  assert accuracy("corpus_brackets", closes) > 85
+  assert accuracy(asked("corpus_brackets", code), closes) > 85
 
 
 @each_task
-def test_who_does_not_read_does_what_chance_does(name, folder, vocabulary):
-  configure(vocabulary, folder / "*.txt", num_questions=600)
-  num_questions = len(asked(name))
+def test_who_does_not_read_does_what_chance_does(name, code):
+  questions = asked(name, code, num_questions=600)
   chance = 1 / (3 if name == "corpus_brackets" else 4)
-  error = 100 * math.sqrt(chance * (1 - chance) / num_questions)
+  error = 100 * math.sqrt(chance * (1 - chance) / len(questions))
   guessers = {
     "any": lambda inputs, option: hashlib.md5(option.encode()).digest(),
     "short": lambda inputs, option: -len(option),
@@ -138,12 +143,11 @@ def test_who_does_not_read_does_what_chance_does(name, folder, vocabulary):
     "first": lambda inputs, option: 0,
   }
   for guesser, likelihood in guessers.items():
-    margin = accuracy(name, likelihood) - 100 * chance
+    margin = accuracy(questions, likelihood) - 100 * chance
     assert abs(margin) < 5 * error, guesser
   if name == "corpus_brackets":
-    assert accuracy(name, lambda _, option: option == ")") == pytest.approx(
-      100 / 3
-    )
+    always = accuracy(questions, lambda inputs, option: option == ")")
+    assert always == pytest.approx(100 / 3)
 
 
 def test_prose_without_brackets_is_told_so(tmp_path, vocabulary):
