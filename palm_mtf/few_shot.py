@@ -104,11 +104,10 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
   return new_name
 
 
-def join(inputs: str, targets: str) -> str:
-  """Returns an example as a whole; a line break where no white space is."""
-  needs_break = inputs and not inputs[-1].isspace()
-  needs_break = needs_break and not targets[:1].isspace()
-  return f"{inputs}\n{targets}" if needs_break else inputs + targets
+def _ended(inputs: str, targets: str) -> str:
+  """Returns inputs ready for targets: a line break where no white space is."""
+  parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
+  return inputs if parted else f"{inputs}\n"
 
 
 class _Exemplar(NamedTuple):
@@ -183,7 +182,7 @@ class Exemplars:
       if count < self._num_shots:
         fewest, num_short = min(fewest, count), num_short + 1
       for example in examples:
-        inputs = _text(example["inputs"])
+        inputs = _inputs(example)
         if not example.get("unconditional", False):
           inputs = _assemble(shots[:count], inputs)
         yield {**example, "inputs": inputs}
@@ -238,7 +237,7 @@ class Exemplars:
         continue
       if example.get("unconditional", False):
         continue
-      text = join(_text(example["inputs"]), _text(example["targets"]))
+      text = _inputs(example) + _text(example["targets"])
       yield _Exemplar(_key(example), _group(example), text)
 
   def _hash(self, *texts: str) -> bytes:
@@ -257,6 +256,10 @@ def _group(example: Mapping[str, Any]) -> str:
   return _text(example["exemplar_group"]) if "exemplar_group" in example else ""
 
 
+def _inputs(example: Mapping[str, Any]) -> str:
+  return _ended(_text(example["inputs"]), _text(example["targets"]))
+
+
 def _text(value: Any) -> str:
   return value.numpy().decode("utf-8", "replace")
 
@@ -271,7 +274,7 @@ def _how_many(
   fits: Callable[[str, str], bool],
 ) -> int:
   """Returns how many of the first exemplars fit before an example."""
-  inputs, targets = _text(example["inputs"]), _text(example["targets"])
+  inputs, targets = _inputs(example), _text(example["targets"])
 
   def fit(count: int) -> bool:
     return fits(_assemble(shots[:count], inputs), targets)

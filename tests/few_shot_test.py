@@ -230,7 +230,7 @@ def test_the_output_is_cut_at_the_double_line_break_before_the_task_sees_it():
   assert task.postprocess_fn(samples, example={}) == [" 1", " 3"]
 
 
-def test_inputs_and_targets_without_white_space_are_parted_in_exemplars():
+def test_where_no_white_space_is_a_line_break_parts_inputs_and_targets():
   features = {"inputs": ["a", "b", "c"], "targets": ["x", "y", "z"]}
   add_examples(
     "bare",
@@ -240,7 +240,7 @@ def test_inputs_and_targets_without_white_space_are_parted_in_exemplars():
     vocabulary=BYTES,
   )
   texts = inputs_of(few_shot_task("bare", 2), split="train")
-  assert sorted(texts[0].split(SEPARATOR)) == ["a", "b\ny", "c\nz"]
+  assert sorted(texts[0].split(SEPARATOR)) == ["a\n", "b\ny", "c\nz"]
 
 
 def test_a_mixture_has_a_few_shot_form_with_its_rates():
