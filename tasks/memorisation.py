@@ -2,8 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """SeqIO task `memorisation`: how much of its training text a model recites.
 
+  from palm_mtf.tasks import documents
   from palm_mtf.tasks import memorisation
+  documents.vocabulary.path = "runs/quickstart/vocabulary.model"
   memorisation.spans.tokens = "runs/quickstart/tokens/*"
+  EVAL_TASKS = ["memorisation"]
+  SAMPLE_TOKENS = 50
 
 As PaLM measured it (10): spans of 100 tokens of the training text; the model
 reads 50 and goes on greedily; it is memorised if the next 50 are exactly those.
