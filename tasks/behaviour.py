@@ -29,6 +29,7 @@ from palm_mtf.tasks.questions import (
   add_questions,
   choices,
 )
+from palm_mtf.tasks.records import OrderedSource
 
 _WORDS = ("river", "stone", "lamp", "horse", "cloud", "paper", "king", "door")
 _NUMBERS = (
@@ -163,12 +164,12 @@ def _question(inputs: str, options: list[str], right: int) -> Choice:
 
 
 def _source(make: Callable[[], Iterator[tuple]]) -> seqio.DataSource:
-  def read(split: str, shuffle_files: bool) -> tf.data.Dataset:
-    del split, shuffle_files
+  def read(split: str) -> tf.data.Dataset:
+    del split
     records = [json.dumps(each) for each in make()]
     return tf.data.Dataset.from_tensor_slices({"record": records})
 
-  return seqio.FunctionDataSource(read, splits=("validation",))
+  return OrderedSource(read, ["validation"])
 
 
 def _add(

@@ -34,6 +34,7 @@ import tensorflow as tf
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.tasks.documents import TextFilesSource, text_files
 from palm_mtf.tasks.questions import Choice, add_choices
+from palm_mtf.tasks.records import OrderedSource
 
 _PASSAGE_CHARACTERS = 80
 _MAX_DOCUMENTS = 1000
@@ -199,13 +200,7 @@ def _held_out() -> list[str]:
   return heapq.nsmallest(_MAX_DOCUMENTS, texts, key=lambda t: _hash(t, 0))
 
 
-def _read(
-  split: str,
-  shuffle_files: bool,
-  name: str,
-  make: Callable[..., Iterator[Choice]],
-) -> tf.data.Dataset:
-  del split, shuffle_files
+def _read(name: str, make: Callable[..., Iterator[Choice]]) -> tf.data.Dataset:
 
   def generate() -> Iterator[dict]:
     size = questions()
@@ -231,9 +226,7 @@ def _read(
 def _add(
   name: str, make: Callable[..., Iterator[Choice]], normalization: str
 ) -> None:
-  source = seqio.FunctionDataSource(
-    functools.partial(_read, name=name, make=make), splits=("validation",)
-  )
+  source = OrderedSource(lambda split: _read(name, make), ["validation"])
   add_choices(name, source, lambda record: [Choice(*record)], normalization)
 
 

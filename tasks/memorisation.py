@@ -33,6 +33,7 @@ from palm_mtf.data.token_array import TokenArray
 from palm_mtf.data.token_store import read_store
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.tasks.documents import VOCABULARY
+from palm_mtf.tasks.records import OrderedSource
 
 PROMPT_TOKENS = 50
 SPAN_TOKENS = 100
@@ -153,9 +154,9 @@ def _read(array: TokenArray, start: int) -> np.ndarray:
   return np.asarray(tokens, np.int32)
 
 
-def _folders(split: str, shuffle_files: bool) -> tf.data.Dataset:
+def _folders(split: str) -> tf.data.Dataset:
   """Returns one example of all the token folders that gin names."""
-  del split, shuffle_files
+  del split
   where = spans()
   check_count("memorisation.spans.num_spans", where.num_spans)
   found = sorted(glob.glob(f"{where.tokens}/manifest.json"))
@@ -209,7 +210,7 @@ def _postprocess(output, example=None, is_target=False):
 
 seqio.TaskRegistry.add(
   "memorisation",
-  source=seqio.FunctionDataSource(_folders, splits=("validation",)),
+  source=OrderedSource(_folders, ["validation"]),
   preprocessors=[_spans],
   output_features={
     name: seqio.Feature(VOCABULARY, add_eos=False)

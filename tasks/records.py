@@ -14,7 +14,7 @@ TFDS's own folder, or in `data_dir`; nothing is downloaded.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,22 @@ def places(folder: str | None = None, data_dir: str | None = None) -> Places:
   return Places(folder, data_dir)
 
 
-class RecordSource(seqio.FunctionDataSource):
+class OrderedSource(seqio.FunctionDataSource):
+  """A SeqIO source in an order of its own, whatever seed SeqIO has."""
+
+  def __init__(
+    self, read: Callable[[str], tf.data.Dataset], splits: Iterable[str]
+  ):
+    """Reads nothing yet; `read` takes the name of a split."""
+
+    def dataset_fn(split, shuffle_files, seed=None):
+      del shuffle_files, seed
+      return read(split)
+
+    super().__init__(dataset_fn, splits=tuple(splits))
+
+
+class RecordSource(OrderedSource):
   """A SeqIO source of feature "record": a record of a dataset, as JSON."""
 
   def __init__(
@@ -60,10 +75,9 @@ class RecordSource(seqio.FunctionDataSource):
     self._dataset = dataset
     self._version = version
     self._names = splits
-    super().__init__(self._read, splits=tuple(splits))
+    super().__init__(self._read, splits)
 
-  def _read(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
-    del shuffle_files  # evaluation reads in order
+  def _read(self, split: str) -> tf.data.Dataset:
     where = places()
     if where.folder is None:
       records = self._of_tfds(split, where.data_dir)

@@ -33,7 +33,9 @@ def score(name, likelihood) -> dict[str, float]:
   """The metrics of a model that says `likelihood(inputs, option)`."""
   task = seqio.TaskRegistry.get(f"behaviour_{name}")
   examples = list(
-    task.get_dataset(split="validation", shuffle=False).as_numpy_iterator()
+    task.get_dataset(
+      split="validation", shuffle=False, seed=42
+    ).as_numpy_iterator()
   )
   texts = [
     [e[f"{f}_pretokenized"].decode() for f in ("inputs", "targets")]
@@ -117,7 +119,9 @@ def test_repetition_is_the_share_of_runs_that_were_there_before():
 def test_outputs_are_asked_for_and_kept_as_they_are():
   task = seqio.TaskRegistry.get("behaviour_output")
   examples = list(
-    task.get_dataset(split="validation", shuffle=False).as_numpy_iterator()
+    task.get_dataset(
+      split="validation", shuffle=False, seed=42
+    ).as_numpy_iterator()
   )
   assert all(len(e["inputs"]) for e in examples)
   assert task.postprocess_fn(" as is \n", example=examples[0]) == " as is \n"

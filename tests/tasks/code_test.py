@@ -73,7 +73,7 @@ def configure(vocabulary, folder, allowed: bool) -> None:
 def results(name, output) -> dict[str, float]:
   task = seqio.get_mixture_or_task(name)
   (example,) = task.get_dataset(
-    split="validation", shuffle=False
+    split="validation", shuffle=False, seed=42
   ).as_numpy_iterator()
   target = task.postprocess_fn(
     example["targets_pretokenized"].decode(), example=example, is_target=True
@@ -109,7 +109,7 @@ def test_a_program_is_asked_for_with_its_tests(folder):
   name = few_shot_task("mbpp", 3)
   (example,) = (
     seqio.get_mixture_or_task(name)
-    .get_dataset(split="validation", shuffle=False)
+    .get_dataset(split="validation", shuffle=False, seed=42)
     .as_numpy_iterator()
   )
   question = (

@@ -67,7 +67,7 @@ def folder(tmp_path, vocabulary):
 
 def examples(name, split="validation") -> list[dict]:
   task = seqio.get_mixture_or_task(name)
-  dataset = task.get_dataset(split=split, shuffle=False)
+  dataset = task.get_dataset(split=split, shuffle=False, seed=42)
   return list(dataset.as_numpy_iterator())
 
 
