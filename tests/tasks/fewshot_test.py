@@ -194,6 +194,32 @@ def test_likely_right_options_are_all_right(name, folder):
   assert right["chance"] == pytest.approx(100 / len(options))
 
 
+def test_seqios_evaluator_takes_a_task_and_its_few_shot_form(folder):
+  for name in ("boolq", few_shot_task("boolq", 2)):
+    evaluator = seqio.Evaluator(
+      name,
+      seqio.EncDecFeatureConverter(pack=False),
+      eval_split="validation",
+      sequence_length={"inputs": 256, "targets": 16},
+    )
+    yes = evaluator.cached_task_datasets[name].enumerate()
+    scores = {
+      int(i): float(e["targets_pretokenized"] == b" yes")
+      for i, e in yes.as_numpy_iterator()
+    }
+    results, _ = evaluator.evaluate(
+      compute_metrics=True,
+      score_fn=lambda dataset, scores=scores: [
+        (int(i), scores[int(i)]) for i, _ in dataset.as_numpy_iterator()
+      ],
+    )
+    assert results.result()[name] == {
+      "accuracy": 100,
+      "chance": 50,
+      "margin": 50,
+    }
+
+
 def test_gin_chooses_what_is_compared(folder, vocabulary):
   assert not any(e["unconditional"] for e in examples("piqa"))
   configure(
