@@ -74,7 +74,11 @@ ONLY_IMPORTERS = {
   "gin": "palm_mtf/cli/",
   "tensorflow": "palm_mtf/_tf.py",
   "mesh_tensorflow": "palm_mtf/_tf.py",
-  "seqio": ("palm_mtf/data/seqio_sources.py", "palm_mtf/eval_tasks.py"),
+  "seqio": (
+    "palm_mtf/data/seqio_sources.py",
+    "palm_mtf/eval_tasks.py",
+    "palm_mtf/few_shot.py",
+  ),
   "matplotlib": "palm_mtf/report/",
 }
 

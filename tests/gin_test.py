@@ -90,6 +90,7 @@ def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
 def test_every_folder_is_one_of_the_known_kinds():
   assert {path.parent.name for path in FILES} == {
     *FRAGMENT_FOLDERS,
+    "eval",
     "recipes",
     "runs",
   }
@@ -110,6 +111,14 @@ def test_only_data_imports_and_only_tasks():
     imports.discard("from __gin__ import dynamic_registration")
     assert path.parent.name == "data" or not imports
     assert all(line.startswith("from palm_mtf.tasks ") for line in imports)
+
+
+def test_what_eval_holds_sets_tasks_by_the_macros_of_the_run():
+  for path in (FOLDER / "eval").glob("*.gin"):
+    assert re.match(r"# [A-Z](.|\n# )*\.\n", path.read_text())
+    imports = r"from (__gin__|palm_mtf\.tasks) import \w+$"
+    bindings = r"[a-z_]+\.[a-z_]+\.[a-z_]+ = %[A-Z_]+$"
+    assert all(re.match(f"{imports}|{bindings}", x) for x in own_lines(path))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
