@@ -130,7 +130,10 @@ def load_parameters(
   """Writes each parameter's slices; `params` are whole, by name."""
   for name, value in params.items():
     for part in slices[name]:
-      part.variable.load(value[slice_indices(part.spec)], session)
+      padded = np.zeros(part.variable.shape, value.dtype)
+      if part.spec is not None:
+        padded[tuple(map(slice, part.sizes))] = value[slice_indices(part.spec)]
+      part.variable.load(padded, session)
 
 
 def slice_indices(spec: str) -> tuple[slice, ...]:
@@ -145,10 +148,13 @@ def slice_indices(spec: str) -> tuple[slice, ...]:
 def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
   """Returns a variable from its slices, after checking that copies agree."""
   spec = parts[0].spec
-  shape = spec.split()[:-1] if spec else parts[0].variable.shape
+  shape = spec.split()[:-1] if spec else parts[0].sizes
   whole = np.full([int(size) for size in shape], np.nan)
   for part in parts:
+    if part.spec is None:  # padding alone
+      continue
     value = session.run(part.variable.read_value())
+    value = value[tuple(map(slice, part.sizes))]
     index = slice_indices(part.spec)
     if not part.is_first:
       np.testing.assert_array_equal(whole[index], value.astype(np.float64))
@@ -213,7 +219,7 @@ def run_model(
   """
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    dims = model_dims(config, len(batch["inputs"]))
+    dims = model_dims(config, len(batch["inputs"]), mesh)
     shape = mtf.Shape([dims.batch, dims.length])
     features = {
       name: mtf.import_tf_tensor(mtf_mesh, tf.constant(value), shape)

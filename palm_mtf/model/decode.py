@@ -203,7 +203,10 @@ class Decoder:
     logits = self._product(y, self._weights.to_logits, packed)
     for axis in split_axes(self._impl, [self._dims.vocab]):
       logits = self._impl.allconcat(logits, axis, 1)  # all-gather
-    return logits
+    vocab_size = self._config.vocab_size
+    if self._dims.vocab.size == vocab_size:
+      return logits
+    return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)
 
   def _embed(self, tokens: LaidOut) -> LaidOut:
     x = self._impl.slicewise(

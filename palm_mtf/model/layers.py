@@ -45,13 +45,12 @@ def local_embedding(
   return tf.where_v2((row >= 0)[..., tf.newaxis], found, tf.zeros_like(found))
 
 
-def _embed_gradient(first, table, tokens, dy):
-  row = _local_rows(first, tokens, table.shape[0])
+def _embed_gradient(first, rows, tokens, dy):
+  (num_rows,) = rows.shape
+  row = _local_rows(first, tokens, num_rows)
   # float32: a frequent token sums thousands of bfloat16 rows.
-  total = tf.math.unsorted_segment_sum(
-    tf.cast(dy, tf.float32), row, table.shape[0]
-  )
-  return tf.cast(total, table.dtype)
+  total = tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
+  return tf.cast(total, dy.dtype)
 
 
 def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
@@ -69,10 +68,12 @@ def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
 
   def gradient(op, dy):
     table, tokens = op.inputs
+    # What has as many rows as the table, which need not be kept for this.
+    rows = mtf.zeros(dy.mesh, mtf.Shape([vocab]), tf.int32)
     return [
       WholeSlice(
         _embed_gradient,
-        [table, tokens, dy],
+        [rows, tokens, dy],
         [(table.shape, table.dtype)],
         splittable=["batch", "vocab"],
         offset_of=vocab,

@@ -7,7 +7,8 @@
   pod 1, device i    slice i --------+--> slice i of 0 + slice i of 1
 
 Each device sends its slice to the device of the same number in every other pod,
-and nowhere else. It is an edge of the graph, so TensorFlow begins to send a
+and nowhere else; of a slice that several devices have, each its own part of it
+(own_parts.py). It is an edge of the graph, so TensorFlow begins to send a
 gradient as soon as it exists, behind the rest of the backward pass. All pods
 add the same numbers in the same order, in float32: their sums are the same to
 the bit.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.pods.microbatches import Sums
+from palm_mtf.pods.own_parts import OwnPart, Reunited
 
 
 @fused
@@ -59,6 +61,19 @@ def exchanged(terms: Sequence[mtf.Tensor], dtype: tf.DType) -> list[mtf.Tensor]:
   return [Exchange(sent, x.mesh).outputs[0] for x in terms]
 
 
+def _exchanged_parts(
+  terms: Sequence[mtf.Tensor], dtype: tf.DType
+) -> list[mtf.Tensor]:
+  """Returns what `exchanged` does; no two devices of a pod send the same."""
+  if len(terms) == 1:
+    return list(terms)
+  own = [OwnPart(x) for x in terms]
+  sums = exchanged([x.outputs[0] for x in own], dtype)
+  return [
+    Reunited(*each).outputs[0] for each in zip(sums, own, strict=True)
+  ]
+
+
 def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
   """Returns for each pod the sums over all pods.
 
@@ -75,7 +90,7 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
     )
   )
   gradients = [
-    exchanged(terms, dtype)
+    _exchanged_parts(terms, dtype)
     for terms in zip(*(x.gradients for x in pods), strict=True)
   ]
   by_pod = zip(*gradients, strict=True)

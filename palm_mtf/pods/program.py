@@ -262,7 +262,7 @@ def build_forward_program(
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   (devices,) = local_devices(mesh_layout.num_devices).pods
   placement = SlicePlacement(mesh_layout, devices)
-  dims = model_dims(config, batch_size)
+  dims = model_dims(config, batch_size, mesh_layout)
   with tf.device(placement.host):
     fed = placeholders(features, dims)
   batch = import_features(mesh, fed, dims)
