@@ -110,6 +110,7 @@ NOT_MIRRORED = {
   "data/imports_test.py",
   "gin_test.py",
   "kill_test.py",
+  "layouts_test.py",
   "oracle_test.py",
   "packaging_test.py",
   "readme_test.py",

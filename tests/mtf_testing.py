@@ -41,6 +41,13 @@ LAYOUTS = {
     "data:2,model:2",
     "batch:data,heads:model,d_ff:model,vocab:model",
   ),
+  "padded vocab over three": ("model:3", "vocab:model"),
+  "fully sharded": ("data:4", "batch:data,d_model_stored:data"),
+  "PaLM's 2D": (
+    "data:2,model:2",
+    "batch:data,heads:model,d_ff:model,vocab:model,"
+    "d_model_stored:data,d_model_residual:model",
+  ),
 }
 
 PALM_OPTIMIZER = AdafactorConfig(
@@ -242,6 +249,9 @@ def run_model(
     for variable, gradient in zip(variables, gradients, strict=True):
       fetches[f"gradient of {variable.name}"] = gradient
     lowered: Lowered = lower({mtf_mesh: placement(mesh)}, fetches)
+    lowered.tensors["logits"] = lowered.tensors["logits"][
+      ..., : config.vocab_size
+    ]
     with tf.Session(config=session_config(mesh.num_devices)) as session:
       load_parameters(session, lowered.slices[0], params)
       values = session.run(

@@ -26,6 +26,7 @@ mesh/collectives.py.
 
 import collections
 import dataclasses
+import itertools
 import math
 
 from palm_mtf.accounting.device_memory import (
@@ -34,10 +35,10 @@ from palm_mtf.accounting.device_memory import (
   gradient_bytes,
   parameter_slices,
 )
+from palm_mtf.accounting.params import parameter_dims
 from palm_mtf.accounting.slots import row_rank
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.layout import MeshLayout
-from palm_mtf.accounting.params import parameter_dims
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 
@@ -52,7 +53,11 @@ class _Traffic:
   )
 
   def add(
-    self, kind: str, axes: tuple[str | None, ...], num_bytes: int, times: int = 1
+    self,
+    kind: str,
+    axes: tuple[str | None, ...],
+    num_bytes: int,
+    times: int = 1,
   ) -> None:
     """Adds collectives of `num_bytes` on each device, uncut, over `axes`."""
     sizes = self.mesh.axes
@@ -197,10 +202,16 @@ def _add_update(
 ) -> None:
   """Adds the sums that the optimizer takes over split weights."""
   rules = traffic.mesh.rules
+  # Squares of gradients are added one after the other: the first ones that are
+  # split alike while their sums are still open.
+  split = [each.axes for each in slices.values()]
+  alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
+  for axes in split[alike - 1 :]:
+    traffic.add("all_reduce", axes, _FLOAT32)
   for name, dims in parameter_dims(config).items():
     each = slices[name]
-    # Of squares of its gradient, of its update and of itself.
-    traffic.add("all_reduce", each.axes, _FLOAT32, 3)
+    # Of squares of its update and of itself.
+    traffic.add("all_reduce", each.axes, _FLOAT32, 2)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
     over = [

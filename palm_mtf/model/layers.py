@@ -140,23 +140,33 @@ _NORMS = {
 }
 
 
-def norm(x: mtf.Tensor, scale: mtf.Tensor, kind: str) -> mtf.Tensor:
+def norm(
+  x: mtf.Tensor, scale: mtf.Tensor, kind: str, factor: float = 1.0
+) -> mtf.Tensor:
   """Normalizes over d_model: LayerNorm without bias, or RMSNorm.
 
   Args:
     x: [batch, length, d_model], activation dtype.
     scale: [d_model], float32.
     kind: "layer_norm" (mean taken out) or "rms_norm".
+    factor: what the scale is multiplied by.
 
   Returns:
     [batch, length, d_model], activation dtype.
   """
   forward, backward = _NORMS[kind]
 
+  def forward_slice(x, scale):
+    return forward(x, scale * factor)
+
+  def backward_slice(x, scale, dy):
+    dx, dscale = backward(x, scale * factor, dy)
+    return dx, dscale * factor
+
   def gradient(op, dy):
     x, scale = op.inputs
     return WholeSlice(
-      backward,
+      backward_slice,
       [x, scale, dy],
       [(x.shape, x.dtype), (scale.shape, scale.dtype)],
       splittable=["batch"],
@@ -164,7 +174,7 @@ def norm(x: mtf.Tensor, scale: mtf.Tensor, kind: str) -> mtf.Tensor:
     ).outputs
 
   return WholeSlice(
-    forward,
+    forward_slice,
     [x, scale],
     [(x.shape, x.dtype)],
     splittable=["batch"],

@@ -95,8 +95,8 @@ class Palm:
       x = recomputed(block, [x]) if config.remat == "layer" else block(x)
     x = from_residual(x, dims)
     # The scale carries 1/sqrt(d_model), so that it is applied in float32.
-    scale = self._scale("final_norm", x, dims.d_model.size**-0.5)
-    x = norm(x, scale, config.norm)
+    factor = dims.d_model.size**-0.5
+    x = norm(x, self._scale("final_norm", x), config.norm, factor)
     # The backward pass begins here: the table is kept for it.
     logits = gathered_einsum(
       x, embedding, [dims.batch, dims.length, dims.vocab], dims, again=False
@@ -178,18 +178,14 @@ class Palm:
     again = self._config.remat != "layer"
     return gathered_einsum(x, kernel, kept + out_dims, self._dims, again=again)
 
-  def _scale(
-    self, name: str, after: mtf.Tensor, factor: float = 1.0
-  ) -> mtf.Tensor:
-    """Returns the scale of a norm times `factor`, gathered behind `after`."""
+  def _scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
+    """Returns the scale of a norm, gathered once `after` is there."""
     scale = sliced_variable(
       self._mesh,
       f"{name}/scale",
       self._stored([self._dims.d_model]),
       initializer=Fill(1.0),
     )
-    if factor != 1:
-      scale *= factor
     return gathered(scale, after, self._dims)
 
   def _stored(self, dims: list[mtf.Dimension]) -> mtf.Shape:

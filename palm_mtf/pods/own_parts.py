@@ -6,21 +6,16 @@ Devices of a pod that hold the same weights end with the same gradients. The
 network between pods is the slow one: over it each of them sends one part, and
 receives what is added up of that part; within the pod they then tell each other.
 
-  OwnPart    a sum whose parts lie on several devices is reduce-scattered, what
-             they have already is cut; flat, padded to equal parts
-  Reunited   all-gathers the parts and gives them their shape again
-
-Both together move what an all-reduce does. A gradient of weights that are stored
-split over all axes is an own part as it is.
+A sum that is still open between devices is reduce-scattered, what they have
+already is cut, both flat and padded to equal parts; at the end an all-gather
+puts the parts together. Both move what an all-reduce does. A gradient of weights
+that are stored split over all axes is an own part as it is.
 """
 
 import math
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.whole_slice import split_axes
-
-# No layout splits it: what differs from device to device is the contents.
-_NAME = "own_part"
 
 
 def _copy_axes(mesh_impl: mtf.MeshImpl, shape: mtf.Shape) -> list[int]:
@@ -36,17 +31,15 @@ def _copy_axes(mesh_impl: mtf.MeshImpl, shape: mtf.Shape) -> list[int]:
 class OwnPart(mtf.Operation):
   """Outputs a part of a tensor on each device, another one on each copy.
 
-  Attributes:
-    axes: of the mesh, over which it is cut in order; there when it is lowered.
+  How long a part is the layout decides; of the output only slices are to be
+  read, by what is lowered later.
   """
 
-  def __init__(self, x: mtf.Tensor):
-    super().__init__([x], name=_NAME)
-    self.axes: list[int] = []
-    # Of the parts' size the layout decides; nobody asks for it.
-    self._outputs = [
-      mtf.Tensor(self, mtf.Shape([mtf.Dimension(_NAME, x.size)]), x.dtype)
-    ]
+  def __init__(self, x: mtf.Tensor, dtype: tf.DType):
+    """Takes a gradient, and the dtype that its parts are rounded to."""
+    super().__init__([x], name="own_part")
+    self._axes: list[int] = []
+    self._outputs = [mtf.Tensor(self, x.shape, dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to a reduce-scatter for each axis that the input is a sum over."""
@@ -56,40 +49,35 @@ class OwnPart(mtf.Operation):
     part = x.laid_out_input if is_open else x
     summed = x.mesh_axes if is_open else []
     # What is cut first need not be sent.
-    self.axes = sorted(
+    self._axes = sorted(
       _copy_axes(mesh_impl, self.inputs[0].shape),
       key=lambda axis: axis in summed,
     )
-    copies = math.prod(mesh_impl.shape[axis].size for axis in self.axes)
+    copies = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
 
     def flat(x):
       x = tf.reshape(x, [-1])
       return tf.pad(x, [[0, -x.shape[0] % copies]])
 
     part = mesh_impl.slicewise(flat, part)
-    for axis in self.axes:
+    for axis in self._axes:
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
-    lowering.set_tensor_lowering(self.outputs[0], part)
+    # Not set_tensor_lowering, which compares slices with the whole shape.
+    lowering.tensors[self.outputs[0]] = mesh_impl.slicewise(
+      tf.cast, part, self.outputs[0].dtype
+    )
 
+  def whole(self, mesh_impl: mtf.MeshImpl, part: object) -> object:
+    """Returns what parts make up: an all-gather for each axis of copies.
 
-class Reunited(mtf.Operation):
-  """Outputs the tensor whose own parts these are, in their dtype."""
-
-  def __init__(self, part: mtf.Tensor, own: OwnPart):
-    """Takes what became of the output of `own`."""
-    super().__init__([part], mesh=part.mesh, name="reunited")
-    self._own = own
-    self._outputs = [mtf.Tensor(self, own.inputs[0].shape, part.dtype)]
-
-  def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to an all-gather for each axis that has copies."""
-    mesh_impl = lowering.mesh_impl(self)
-    part = lowering.tensors[self.inputs[0]]
-    for axis in reversed(self._own.axes):
+    Args:
+      mesh_impl: of a mesh like this one's.
+      part: laid out: what became of the output.
+    """
+    for axis in reversed(self._axes):
       part = mesh_impl.allconcat(part, axis, 0)
     size = mesh_impl.slice_shape(self.outputs[0].shape)
-    whole = mesh_impl.slicewise(
+    return mesh_impl.slicewise(
       lambda x: tf.reshape(x[: math.prod(size)], size), part
     )
-    lowering.set_tensor_lowering(self.outputs[0], whole)

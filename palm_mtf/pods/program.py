@@ -280,6 +280,10 @@ def build_forward_program(
       "weight_sum": weight_sum(batch["targets"], loss_weights),
     },
   )
+  # Of tokens, not of what the layout pads the vocabulary with.
+  lowered.tensors["logits"] = lowered.tensors["logits"][
+    ..., : config.vocab_size
+  ]
   return ForwardProgram(
     features=fed, slices=lowered.slices[0], **lowered.tensors
   )

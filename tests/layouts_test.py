@@ -1,0 +1,115 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Eight devices in every shape train what one device trains."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from palm_mtf.layout import MeshLayout
+from palm_mtf.pods_config import PodsConfig
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  random_documents,
+  relative_error,
+  small_config,
+  train,
+)
+
+STORED = "d_model_stored:data"
+WORK = "heads:model,d_ff:model,vocab:model"
+RESIDUAL = "d_model_residual:model"
+# 44 tokens are padded where `model` is 8.
+CONFIG = small_config(num_layers=1, num_heads=8, d_ff=40)
+SHAPES = {
+  "data:8": f"batch:data,{STORED}",
+  "data:4,model:2": f"batch:data,{WORK},{STORED},{RESIDUAL}",
+  "data:2,model:4": f"batch:data,{WORK},{STORED},{RESIDUAL}",
+  "model:8": f"{WORK},{RESIDUAL}",
+}
+NUM_STEPS, BATCH_SIZE = 10, 32
+# Every gradient is clipped: what the clip is computed from matters.
+OPTIMIZER = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
+
+# Each value of each column with each of every other at least once.
+COVERING = [
+  ("data:8", "none", 1, 1),
+  ("data:4,model:2", "layer", 2, 1),
+  ("model:8", "attention", 2, 1),
+  ("data:2,model:4", "none", 2, 2),
+]
+OTHERS = [
+  each
+  for each in itertools.product(
+    SHAPES, ("none", "attention", "layer"), (1, 2), (1, 2)
+  )
+  if each not in COVERING
+]
+
+
+def trained(mesh=SINGLE, num_pods=1, **changes):
+  """Returns every variable and the metrics of all steps."""
+  return train(
+    dataclasses.replace(CONFIG, **changes),
+    OPTIMIZER,
+    rows=random_documents,
+    mesh=mesh,
+    seed=3,
+    num_steps=NUM_STEPS,
+    batch_size=BATCH_SIZE,
+    pods=PodsConfig(num_pods=num_pods),
+  )
+
+
+def mesh_of(shape, num_microbatches):
+  return MeshLayout(
+    mesh_shape=shape, layout=SHAPES[shape], num_microbatches=num_microbatches
+  )
+
+
+@pytest.fixture(scope="module")
+def single():
+  return trained()
+
+
+# `train` compares copies of one device with the others', and pods, to the bit.
+@pytest.mark.parametrize(
+  ("shape", "remat", "num_microbatches", "num_pods"),
+  [
+    *COVERING,
+    *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS),
+  ],
+)
+def test_ten_steps_are_those_of_one_device(
+  shape, remat, num_microbatches, num_pods, single
+):
+  variables, metrics = trained(
+    mesh_of(shape, num_microbatches), num_pods, remat=remat
+  )
+  expected, expected_metrics = single
+  for seen, one in zip(metrics, expected_metrics, strict=True):
+    assert seen == pytest.approx(one, rel=1e-5)
+  assert variables.keys() == expected.keys()
+  for name, value in expected.items():
+    # Each step's g / sqrt(v) amplifies float32 rounding.
+    assert relative_error(variables[name], value) < 1e-3, name
+
+
+@pytest.mark.parametrize(
+  "shape",
+  [
+    pytest.param(x, marks=() if x == "data:4,model:2" else pytest.mark.slow)
+    for x in SHAPES
+  ],
+)
+def test_a_layout_gives_the_same_bits_twice(shape):
+  (first, first_metrics), (second, second_metrics) = (
+    trained(mesh_of(shape, 2), remat="layer", activation_dtype="bfloat16")
+    for _ in range(2)
+  )
+  assert first_metrics == second_metrics
+  for name, value in first.items():
+    np.testing.assert_array_equal(second[name], value, err_msg=name)
