@@ -4,16 +4,16 @@
 
 For each microbatch, with activations [batch, length, d_model] of one device:
 
-  heads, d_ff  a sum of each branch's end, and one of each branch's beginning on
-               the way back; the two of a parallel block are one where both are
-               split over one axis. Multi-query attention sums dk and dv besides
-  vocab        a sum of the embedded tokens, one on the way back from the logits,
-               and three numbers a token of the softmax
-  d_model_residual   a branch's end is reduce-scattered and not all-reduced if it
+  heads, d_ff  a sum of each branch's end, and one of its beginning on the way
+               back; the two of a parallel block are one where both are split
+               over one axis. Multi-query attention sums dk and dv besides
+  vocab        a sum of the embedded tokens, one on the way back from the
+               logits, and three numbers a token of the softmax
+  d_model_residual   a branch's end is reduce-scattered, not all-reduced, if it
                is a sum over the same axis, and gathered where the next begins
   d_model_stored     each kernel is gathered for the way forward and again for
                the way back, the embedding for its two uses, a norm scale once,
-               or twice with REMAT = "layer"; each gradient is reduce-scattered
+               or twice with REMAT = "layer"; gradients are reduce-scattered
 
 and once a step the gradients of what is split over `batch` and not over
 d_model_stored, two sums of the loss, and three sums of squares of each weight

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes that a training step sends between pods, over the data-center network.
 
-Each device sends its own part of every gradient to its counterpart in each other
-pod, once a step, and with it three sums over its tokens: of their weights, nats
-and squares of log z.
+Each device sends its own part of every gradient to its counterpart in each
+other pod, once a step, and with it three sums over its tokens: of their
+weights, nats and squares of log z.
 
   bytes = pods (pods - 1) (numbers DCN_DTYPE + devices 3 float32)
 

@@ -8,8 +8,8 @@ Among n devices with S bytes each, all of them together move
   reduce-scatter    (n - 1) S   ours: each device ends with its nth of the sum
   all-gather        (n - 1) S   Mesh TensorFlow's; S is what each ends with
 
-The operations of each stand in a name scope that says which it is and over which
-axes, so that traffic.py can count what a lowered program moves.
+The operations of each stand in a name scope that says which it is and over
+which axes, so that traffic.py can count what a lowered program moves.
 """
 
 import re

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes that a lowered program moves between devices, by collective and axes.
 
-They are read off the TensorFlow graph, edge by edge: nothing is counted that the
-fetches do not need, and nothing that a device has already.
+They are read off the TensorFlow graph, edge by edge: nothing is counted that
+the fetches do not need, and nothing that a device has already.
 """
 
 import collections

@@ -8,10 +8,15 @@
   d_model -> d_model_residual  block begins and where it ends
 
 To gather is an all-gather over the axis of the first name. The other way, a sum
-whose parts lie on the devices of that axis becomes one by a reduce-scatter: half
-of the bytes of the all-reduce that Mesh TensorFlow's reshape makes before it
-cuts. A value that these devices hold already is cut where it is. Each is the
-gradient of the other.
+whose parts lie on the devices of that axis is finished by a reduce-scatter: half
+the bytes of the all-reduce that Mesh TensorFlow's reshape makes before it cuts.
+A value that these devices hold already is cut where it is. Each is the gradient
+of the other.
+
+A kernel is gathered for one product at a time, when the other factor is there,
+and again on the way back: all kernels at once would be what was saved. So its
+gradient is cut in each microbatch, and added up in parts: that moves it once a
+microbatch and not once a step, and keeps a whole gradient nowhere.
 """
 
 from palm_mtf._tf import mtf, tf

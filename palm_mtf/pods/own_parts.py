@@ -4,12 +4,12 @@
 
 Devices of a pod that hold the same weights end with the same gradients. The
 network between pods is the slow one: over it each of them sends one part, and
-receives what is added up of that part; within the pod they then tell each other.
+adds up what it receives of that part; within the pod they then tell each other.
 
 A sum that is still open between devices is reduce-scattered, what they have
 already is cut, both flat and padded to equal parts; at the end an all-gather
-puts the parts together. Both move what an all-reduce does. A gradient of weights
-that are stored split over all axes is an own part as it is.
+puts the parts together. Both move what an all-reduce does. A gradient of what
+is stored split over all axes is an own part as it is.
 """
 
 import math

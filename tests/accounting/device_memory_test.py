@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of weights, slots and gradients on a device, built and by closed form."""
+"""What a device keeps: the built program, the closed form, the paper."""
 
 import collections
 import math

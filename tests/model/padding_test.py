@@ -27,11 +27,13 @@ from tests.mtf_testing import (
 # 44 tokens in 48 rows, 6 on each: the last device has 2 tokens, 4 of padding.
 EIGHT = MeshLayout(mesh_shape="model:8", layout="vocab:model")
 # 5 tokens in 8 rows, 2 on each of 4: the last device has padding alone.
+THREE = MeshLayout(mesh_shape="model:3", layout="vocab:model")
 FOUR = MeshLayout(mesh_shape="model:4", layout="vocab:model")
 
 
 @pytest.mark.parametrize(
-  ("mesh", "vocab_size", "rows"), [(EIGHT, 44, 6), (FOUR, 5, 2)]
+  ("mesh", "vocab_size", "rows"),
+  [pytest.param(EIGHT, 44, 6, marks=pytest.mark.slow), (FOUR, 5, 2)],
 )
 def test_padding_stays_zero_and_no_checkpoint_holds_it(
   mesh, vocab_size, rows, tmp_path
@@ -70,9 +72,9 @@ def test_logits_and_loss_are_those_of_the_tokens_alone():
   batch = random_tokens(config, batch_size=2, seed=9)
   with (
     tf.Graph().as_default(),
-    tf.Session(config=session_config(EIGHT.num_devices)) as session,
+    tf.Session(config=session_config(THREE.num_devices)) as session,
   ):
-    program = build_forward_program(config, EIGHT, batch_size=2)
+    program = build_forward_program(config, THREE, batch_size=2)
     load_parameters(session, program.slices, params)
     logits, loss = session.run(
       [program.logits, program.loss],
@@ -90,7 +92,7 @@ def test_logits_and_loss_are_those_of_the_tokens_alone():
   [
     # Nearly all tokens alike: 3 of 16 draws would fall on padding.
     DecodeConfig(temperature=100.0, num_samples=8, repetition_penalty=1.1),
-    DecodeConfig(num_beams=2),
+    pytest.param(DecodeConfig(num_beams=2), marks=pytest.mark.slow),
   ],
   ids=["samples", "beams"],
 )
