@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.collectives import (
   ALL_GATHER,
@@ -164,12 +165,22 @@ def _host_of(device: str) -> str:
 def local_devices(num_devices: int, num_pods: int = 1) -> Devices:
   """Returns devices of this process for pods of `num_devices` each.
 
-  GPUs where there are enough of them, else virtual CPU devices, of which
-  `session_config` makes as many.
+  GPUs where there are any, else virtual CPU devices, of which `session_config`
+  makes as many.
+
+  Raises:
+    UserError: there are GPUs, and fewer than that.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
-  kind = "gpu" if gpus >= num_devices * num_pods else "cpu"
-  names = [f"/device:{kind}:{i}" for i in range(num_devices * num_pods)]
+  needed = num_devices * num_pods
+  if 0 < gpus < needed:
+    raise UserError(
+      f"MESH_SHAPE and NUM_PODS need {num_devices} x {num_pods} = {needed} "
+      f"devices, and TensorFlow sees {gpus} GPUs here. Use at most as many, or "
+      "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
+    )
+  kind = "gpu" if gpus else "cpu"
+  names = [f"/device:{kind}:{i}" for i in range(needed)]
   return Devices(
     client="/device:cpu:0",
     pods=[

@@ -156,12 +156,15 @@ def norm(
   """
   forward, backward = _NORMS[kind]
 
+  def scaled(scale):
+    return scale if factor == 1 else scale * factor
+
   def forward_slice(x, scale):
-    return forward(x, scale * factor)
+    return forward(x, scaled(scale))
 
   def backward_slice(x, scale, dy):
-    dx, dscale = backward(x, scale * factor, dy)
-    return dx, dscale * factor
+    dx, dscale = backward(x, scaled(scale), dy)
+    return dx, scaled(dscale)
 
   def gradient(op, dy):
     x, scale = op.inputs

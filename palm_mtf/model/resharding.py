@@ -7,11 +7,11 @@
   d_model_residual -> d_model  the same two for the residual stream, where a
   d_model -> d_model_residual  block begins and where it ends
 
-To gather is an all-gather over the axis of the first name. The other way, a sum
-whose parts lie on the devices of that axis is finished by a reduce-scatter: half
-the bytes of the all-reduce that Mesh TensorFlow's reshape makes before it cuts.
-A value that these devices hold already is cut where it is. Each is the gradient
-of the other.
+To gather is an all-gather over the first name's axis. The other way, a sum
+whose parts lie on the devices of that axis is finished by a reduce-scatter:
+half the bytes of the all-reduce that Mesh TensorFlow's reshape makes before it
+cuts. A value that these devices hold already is cut where it is. Each is the
+gradient of the other.
 
 A kernel is gathered for one product at a time, when the other factor is there,
 and again on the way back: all kernels at once would be what was saved. So its
