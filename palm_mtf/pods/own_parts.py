@@ -28,6 +28,13 @@ def _copy_axes(mesh_impl: mtf.MeshImpl, shape: mtf.Shape) -> list[int]:
   ]
 
 
+def _flat(x: tf.Tensor, num_parts: int) -> tf.Tensor:
+  """Returns all numbers of x, and zeros until they divide into parts."""
+  x = tf.reshape(x, [-1])
+  rest = -x.shape[0] % num_parts
+  return tf.pad(x, [[0, rest]]) if rest else x
+
+
 class OwnPart(mtf.Operation):
   """Outputs a part of a tensor on each device, another one on each copy.
 
@@ -53,13 +60,9 @@ class OwnPart(mtf.Operation):
       _copy_axes(mesh_impl, self.inputs[0].shape),
       key=lambda axis: axis in summed,
     )
-    copies = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
-
-    def flat(x):
-      x = tf.reshape(x, [-1])
-      return tf.pad(x, [[0, -x.shape[0] % copies]])
-
-    part = mesh_impl.slicewise(flat, part)
+    if self._axes:
+      copies = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
+      part = mesh_impl.slicewise(_flat, part, copies)
     for axis in self._axes:
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
@@ -75,6 +78,8 @@ class OwnPart(mtf.Operation):
       mesh_impl: of a mesh like this one's.
       part: laid out: what became of the output.
     """
+    if not self._axes:
+      return part
     for axis in reversed(self._axes):
       part = mesh_impl.allconcat(part, axis, 0)
     size = mesh_impl.slice_shape(self.outputs[0].shape)
