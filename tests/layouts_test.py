@@ -3,6 +3,7 @@
 """Eight devices in every shape train what one device trains."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -50,10 +51,10 @@ OTHERS = [
 ]
 
 
-def trained(mesh=SINGLE, num_pods=1, **changes):
+def trained(mesh=SINGLE, remat="none", num_pods=1):
   """Returns every variable and the metrics of all steps."""
   return train(
-    dataclasses.replace(CONFIG, **changes),
+    dataclasses.replace(CONFIG, remat=remat),
     OPTIMIZER,
     rows=random_documents,
     mesh=mesh,
@@ -64,10 +65,13 @@ def trained(mesh=SINGLE, num_pods=1, **changes):
   )
 
 
-def mesh_of(shape, num_microbatches):
-  return MeshLayout(
+@functools.cache
+def split(shape, remat, num_microbatches, num_pods):
+  """Returns the same of one of SHAPES."""
+  mesh = MeshLayout(
     mesh_shape=shape, layout=SHAPES[shape], num_microbatches=num_microbatches
   )
+  return trained(mesh, remat, num_pods)
 
 
 @pytest.fixture(scope="module")
@@ -77,18 +81,12 @@ def single():
 
 # `train` compares copies of one device with the others', and pods, to the bit.
 @pytest.mark.parametrize(
-  ("shape", "remat", "num_microbatches", "num_pods"),
-  [
-    *COVERING,
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS),
-  ],
+  "case",
+  [*COVERING, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)],
+  ids=str,
 )
-def test_ten_steps_are_those_of_one_device(
-  shape, remat, num_microbatches, num_pods, single
-):
-  variables, metrics = trained(
-    mesh_of(shape, num_microbatches), num_pods, remat=remat
-  )
+def test_ten_steps_are_those_of_one_device(case, single):
+  variables, metrics = split(*case)
   expected, expected_metrics = single
   for seen, one in zip(metrics, expected_metrics, strict=True):
     assert seen == pytest.approx(one, rel=1e-5)
@@ -99,17 +97,16 @@ def test_ten_steps_are_those_of_one_device(
 
 
 @pytest.mark.parametrize(
-  "shape",
+  "case",
   [
-    pytest.param(x, marks=() if x == "data:4,model:2" else pytest.mark.slow)
-    for x in SHAPES
+    COVERING[0],
+    *(pytest.param(x, marks=pytest.mark.slow) for x in COVERING[1:]),
   ],
+  ids=str,
 )
-def test_a_layout_gives_the_same_bits_twice(shape):
-  (first, first_metrics), (second, second_metrics) = (
-    trained(mesh_of(shape, 2), remat="layer", activation_dtype="bfloat16")
-    for _ in range(2)
-  )
+def test_a_layout_gives_the_same_bits_twice(case):
+  first, first_metrics = split(*case)
+  second, second_metrics = split.__wrapped__(*case)
   assert first_metrics == second_metrics
   for name, value in first.items():
     np.testing.assert_array_equal(second[name], value, err_msg=name)
