@@ -55,7 +55,7 @@ quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...
 	  --gin.MODEL_DIR='"$(MODEL_DIR)"' $(ARGS)
 
 test: lint ## lint and run the tests, but for the slow ones
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: venv ## run the slow tests
 	$(BIN)/python -m pytest -q -m slow

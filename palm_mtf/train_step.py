@@ -2,11 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training step in a session: its microbatches, the last with the update.
 
+A pod needs no other before the last microbatch, and waits for none: what comes
+before it is a call of its own for each pod.
+
 A step whose loss or gradients are infinite or no number changes no variable;
 its last part is run again without the update, to say where that began.
 """
 
-from collections.abc import Iterable, Iterator
+import concurrent.futures
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -45,8 +50,14 @@ class TrainStep:
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares], fed
     )
-    if program.accumulate is not None:
-      self._accumulate = session.make_callable(program.accumulate, fed)
+    self._accumulate = [
+      session.make_callable(
+        pod.accumulate,
+        [*pod.features.values(), program.step, program.microbatch],
+      )
+      for pod in program.pods
+    ]
+    self._clients = concurrent.futures.ThreadPoolExecutor(self._num_pods)
     self._losses_and_weights = session.make_callable(
       [[pod.loss, pod.weight_sum] for pod in program.pods], features
     )
@@ -64,14 +75,21 @@ class TrainStep:
     Raises:
       BadStepError: its loss or its gradients are not finite.
     """
-    *others, last = enumerate(self._microbatches(batch))
-    for i, rows in others:
-      self._accumulate(*rows, step, i)
-    i, rows = last
+    shares = self._shares(batch)
+    pods = [
+      self._clients.submit(self._accumulate_share, pod, share[:-1], step)
+      for pod, share in enumerate(shares)
+    ]
+    concurrent.futures.wait(pods)
+    for pod in pods:
+      pod.result()
+    # A, the exchange and B: from here on pods wait for each other.
+    last = [rows for share in shares for rows in share[-1]]
+    last += [step, self._num_microbatches - 1]
     try:
-      metrics, _ = self._step(*rows, step, i)
+      metrics, _ = self._step(*last)
     except tf.errors.InvalidArgumentError:
-      losses, squares = self._measure(*rows, step, i)
+      losses, squares = self._measure(*last)
       if np.isfinite(list(losses.values())).all():
         raise  # something else was wrong
       raise BadStepError(_floats(losses), squares) from None
@@ -79,23 +97,29 @@ class TrainStep:
 
   def mean_loss(self, batches: Iterable[Batch]) -> float:
     """Returns the nats of a target, averaged over all targets of `batches`."""
-    results = [
-      result
-      for batch in batches
-      for rows in self._microbatches(batch)
-      for result in self._losses_and_weights(*rows)
-    ]
+    results = []
+    for batch in batches:
+      for parts in zip(*self._shares(batch), strict=True):
+        rows = itertools.chain.from_iterable(parts)
+        results.extend(self._losses_and_weights(*rows))
     losses, weights = zip(*results, strict=True)
     return float(np.average(losses, weights=weights))
 
-  def _microbatches(self, batch: Batch) -> Iterator[list[np.ndarray]]:
-    """Yields what to feed for each microbatch, pod after pod."""
-    shares = [
-      split_batch(share, self._num_microbatches)
+  def _accumulate_share(
+    self, pod: int, microbatches: Sequence[list[np.ndarray]], step: int
+  ) -> None:
+    for i, rows in enumerate(microbatches):
+      self._accumulate[pod](*rows, step, i)
+
+  def _shares(self, batch: Batch) -> list[list[list[np.ndarray]]]:
+    """Returns what to feed: of each pod, of each microbatch, its features."""
+    return [
+      [
+        [part[name] for name in self._features]
+        for part in split_batch(share, self._num_microbatches)
+      ]
       for share in split_batch(batch, self._num_pods)
     ]
-    for parts in zip(*shares, strict=True):
-      yield [part[name] for part in parts for name in self._features]
 
 
 def _floats(values: dict[str, np.float32]) -> dict[str, float]:
