@@ -105,7 +105,7 @@ def measure(settings: dict, num_steps: int) -> dict:
     )
     moved = traffic([program.update, *program.metrics.values()])
     for _ in range(mesh.num_microbatches - 1):
-      moved += traffic([program.accumulate])
+      moved += traffic([pod.accumulate for pod in program.pods])
     session.run(program.initialize)
     run, times = TrainStep(session, program).run, []
     for step in range(_WARM_UP_STEPS + num_steps):

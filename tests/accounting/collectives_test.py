@@ -29,7 +29,7 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
     )
     moved = traffic([program.update, *program.metrics.values()])
     for _ in range(mesh.num_microbatches - 1):
-      moved += traffic([program.accumulate])
+      moved += traffic([pod.accumulate for pod in program.pods])
   return moved
 
 
