@@ -152,15 +152,26 @@ def slice_indices(spec: str) -> tuple[slice, ...]:
   return tuple(slice(begin, begin + size) for begin, size in pairs)
 
 
-def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
-  """Returns a variable from its slices, after checking that copies agree."""
+def read_variables(
+  session: tf.Session, slices: Mapping[str, Sequence]
+) -> dict[str, np.ndarray]:
+  """Returns variables from their slices, after checking that copies agree."""
+  values = session.run(
+    {
+      name: [part.variable.read_value() for part in parts]
+      for name, parts in slices.items()
+    }
+  )
+  return {name: _whole(slices[name], x) for name, x in values.items()}
+
+
+def _whole(parts: Sequence, values: Sequence[np.ndarray]) -> np.ndarray:
   spec = parts[0].spec
   shape = spec.split()[:-1] if spec else parts[0].sizes
   whole = np.full([int(size) for size in shape], np.nan)
-  for part in parts:
+  for part, value in zip(parts, values, strict=True):
     if part.spec is None:  # padding alone
       continue
-    value = session.run(part.variable.read_value())
     value = value[tuple(map(slice, part.sizes))]
     index = slice_indices(part.spec)
     if not part.is_first:
@@ -170,22 +181,27 @@ def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
   return whole
 
 
-def assert_pods_are_equal(session: tf.Session, program: TrainProgram) -> None:
+class PodComparison:
   """Compares each slice of every pod with the first pod's, to the bit."""
-  first, *others = session.run(
-    [
+
+  def __init__(self, session: tf.Session, program: TrainProgram):
+    reads = [
       {
-        (name, i): part.variable.read_value()
+        f"{name}/{i}": part.variable.read_value()
         for name, parts in pod.slices.items()
         for i, part in enumerate(parts)
       }
       for pod in program.pods
     ]
-  )
-  for index, other in enumerate(others, start=1):
-    assert other.keys() == first.keys()
-    for name, value in first.items():
-      assert other[name].tobytes() == value.tobytes(), f"pod {index}: {name}"
+    self._read = session.make_callable(reads)
+
+  def check(self) -> None:
+    """Fails with the pod and the variable that differs."""
+    first, *others = self._read()
+    for index, other in enumerate(others, start=1):
+      assert other.keys() == first.keys()
+      for name, value in first.items():
+        assert other[name].tobytes() == value.tobytes(), f"pod {index}: {name}"
 
 
 def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
@@ -305,11 +321,10 @@ def train(
     for pod in program.pods:
       load_parameters(session, pod.slices, params or {})
     run = TrainStep(session, program).run
+    pods_are_equal = PodComparison(session, program).check
     metrics = []
     for step, batch in enumerate(batches):
       metrics.append(run(batch, step))
-      assert_pods_are_equal(session, program)
-    variables = {
-      name: read_whole(session, parts) for name, parts in program.slices.items()
-    }
+      pods_are_equal()
+    variables = read_variables(session, program.slices)
   return variables, metrics
