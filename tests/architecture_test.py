@@ -119,6 +119,7 @@ NOT_MIRRORED = {
   "data/imports_test.py",
   "gin_test.py",
   "kill_test.py",
+  "layouts_test.py",
   "oracle_test.py",
   "packaging_test.py",
   "pod_faults_test.py",

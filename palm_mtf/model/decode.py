@@ -204,7 +204,10 @@ class Decoder:
     logits = self._product(y, self._weights.to_logits, packed)
     for axis in split_axes(self._impl, [self._dims.vocab]):
       logits = self._impl.allconcat(logits, axis, 1)  # all-gather
-    return logits
+    vocab_size = self._config.vocab_size
+    if self._dims.vocab.size == vocab_size:
+      return logits
+    return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)
 
   def nats(self, y: LaidOut, targets: LaidOut) -> LaidOut:
     """Returns -log p of the token after each of some places, [rows] float32.

@@ -58,7 +58,7 @@ def build_decode_model(
     weight_dtype: of DecodeConfig.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
-  dims = model_dims(config, 1)
+  dims = model_dims(config, 1, mesh_layout)
   checkpoint_variables(mesh, config, dims)
   (devices,) = local_devices(mesh_layout.num_devices).pods
   placement = SlicePlacement(mesh_layout, devices)
