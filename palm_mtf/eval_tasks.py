@@ -25,6 +25,7 @@ from palm_mtf.data.seqio_sources import check_ids, explained, find_provider
 from palm_mtf.data.seqio_steps import tokenizes
 from palm_mtf.data.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.few_shot import few_shot_task
 from palm_mtf.task_eval_config import TaskEvalConfig
 
 # After TensorFlow, which _tf.py keeps silent.
@@ -68,7 +69,7 @@ def open_eval_tasks(
   out, which is said; one that is named itself is an error.
 
   Args:
-    config: names, split and number of examples.
+    config: names, split, number of examples and of exemplars.
     vocabulary: of the run.
     sequence_length: for preprocessors that cut token ids.
 
@@ -79,6 +80,9 @@ def open_eval_tasks(
   found: dict[str, EvalTask] = {}
   for name in config.eval_tasks:
     provider = find_provider(name, "EVAL_TASKS")
+    if config.num_shots is not None:
+      shots = few_shot_task(name, config.num_shots, config.seed)
+      provider = seqio.get_mixture_or_task(shots)
     problems = []
     for task in seqio.get_subtasks(provider):
       problem = _problem(task, config.eval_split)

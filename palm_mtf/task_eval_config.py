@@ -18,6 +18,9 @@ class TaskEvalConfig:
       the validation loss.
     eval_split: of the tasks.
     eval_examples: of each task, its first ones; None for all.
+    num_shots: solved examples before each example (few_shot.py), from the
+      training split; None leaves every task as it is registered.
+    seed: chooses them.
     eval_checkpoints: "newest", a list of steps, or "every": those there are,
       oldest first, and each new one while training runs elsewhere, until that
       of TRAIN_STEPS.
@@ -29,6 +32,8 @@ class TaskEvalConfig:
   eval_tasks: list[str] | tuple[str, ...] = ()
   eval_split: str = "validation"
   eval_examples: int | None = None
+  num_shots: int | None = None
+  seed: int = 0
   eval_checkpoints: str | list[int] | tuple[int, ...] = NEWEST
   eval_wait_secs: float = 3600.0
   task_eval_steps: int | None = None
@@ -49,6 +54,8 @@ class TaskEvalConfig:
       )
     if self.eval_examples is not None:
       check_count("EVAL_EXAMPLES", self.eval_examples)
+    if self.num_shots is not None:
+      check_count("NUM_SHOTS", self.num_shots, 0)
     self._check_checkpoints()
     check_real("EVAL_WAIT_SECS", self.eval_wait_secs, 0.0, 1e9)
     if self.task_eval_steps is not None:

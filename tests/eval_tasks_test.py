@@ -91,6 +91,28 @@ def test_text_becomes_the_runs_ids_though_the_tasks_are_out_of_reach(
   assert plain.fingerprint != with_eos.fingerprint
 
 
+def test_num_shots_puts_solved_examples_before_each_that_fit(vocabulary):
+  add_examples(
+    "solved",
+    {"train": QUESTIONS, "validation": QUESTIONS},
+    STEPS,
+    features=BOTH,
+    metric_fns=[exact],
+  )
+  (as_registered,) = opened(vocabulary, "solved")
+  (task,) = opened(vocabulary, "solved", num_shots=1)
+  assert task.name == "solved_1_shot"
+  for ids, before in zip(task.inputs, as_registered.inputs, strict=True):
+    shot, query = vocabulary.decode(ids).split("\n\n")
+    assert query == vocabulary.decode(before)
+    assert shot in map("".join, zip(*QUESTIONS.values(), strict=True))
+    assert not shot.startswith(query)
+  (many,) = opened(vocabulary, "solved", num_shots=2)
+  assert max(map(len, many.inputs)) <= 64, "the context"
+  (other,) = opened(vocabulary, "solved", num_shots=1, seed=3)
+  assert other.inputs != task.inputs
+
+
 @pytest.mark.parametrize("in_a_graph", [False, True])
 def test_metrics_are_what_the_tasks_functions_make_of_texts_and_scores(
   vocabulary, in_a_graph

@@ -13,6 +13,7 @@ from palm_mtf.task_eval_config import TaskEvalConfig
     ({"eval_tasks": [""]}, "EVAL_TASKS = ['']: give a list"),
     ({"eval_split": None}, "EVAL_SPLIT = None: give the name of a split"),
     ({"eval_examples": 0}, "EVAL_EXAMPLES = 0: give a whole number"),
+    ({"num_shots": -1}, "NUM_SHOTS = -1: give a whole number of at least 0"),
     (
       {"eval_checkpoints": "newst"},
       "EVAL_CHECKPOINTS = 'newst' (did you mean \"newest\"?)",
