@@ -38,7 +38,7 @@ _CONNECT_SECS = 0.5
 _AGAIN_SECS = 0.2
 # How TensorFlow says that a task is not there, and which.
 _NOT_THERE = (tf.errors.UnavailableError, tf.errors.AbortedError)
-_POD = re.compile(r"/job:pod_(\d+)")
+_TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
 class PodLostError(UserError):
@@ -84,6 +84,7 @@ class PodWatch:
     }
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
+    self._threads: dict[str, threading.Thread] = {}
     self._facts: dict[str, ServerFacts] = {}
     with concurrent.futures.ThreadPoolExecutor() as threads:
       asked = {x: threads.submit(self._ask, x) for x in self._pods}
@@ -108,11 +109,19 @@ class PodWatch:
 
   def __enter__(self) -> "PodWatch":
     for address in self._pods:
-      threading.Thread(target=self._watch, args=[address], daemon=True).start()
+      thread = threading.Thread(target=self._watch, args=[address], daemon=True)
+      thread.start()
+      self._threads[address] = thread
     return self
 
   def __exit__(self, *unused: object) -> None:
     self._end.set()
+    # A thread that came back from TensorFlow while Python ends would abort it.
+    for address, thread in self._threads.items():
+      thread.join(_CUT_AGAIN_SECS)
+      while thread.is_alive():  # no answer: it waits until its question's end
+        _cut(address)
+        thread.join(_CUT_AGAIN_SECS)
 
   def connect(self, session: tf.Session) -> None:
     """Connects a session with all servers; by itself it would try for ever.
@@ -166,10 +175,11 @@ class PodWatch:
 
     Its connection to another pod has ended, or another client has taken it.
     """
-    named = _POD.findall(error.message)
+    named = _TASK.findall(error.message)
     if not named or not isinstance(error, _NOT_THERE):
       return None
-    address = next(x for x, of in self._pods.items() if of == int(named[-1]))
+    pod, task = map(int, named[-1])  # the far end stands last
+    address = [x for x, of in self._pods.items() if of == pod][task]
     return address, f"has broken off ({error.message.splitlines()[0]})"
 
   def _message(self, address: str, how: str, phase: str) -> str:
@@ -181,8 +191,7 @@ class PodWatch:
     while not self._end.wait(self._secs * _PAUSE):
       self._look(address)
       while address in self._lost:
-        host, _, port = address.rpartition(":")
-        cut(host, int(port))
+        _cut(address)
         # It may be connected once more: to a stopped one, by the kernel.
         if self._end.wait(_CUT_AGAIN_SECS):
           return
@@ -203,10 +212,15 @@ class PodWatch:
       try:
         return ask(address, secs)
       except NoAnswerError as error:
-        if time.monotonic() - start >= 2 * secs:
+        if time.monotonic() - start >= 2 * secs or self._end.is_set():
           if isinstance(error, NotOursError):
             raise
           raise NoAnswerError(
             f"has not answered for {self._secs:g} seconds"
           ) from error
       time.sleep(_AGAIN_SECS)
+
+
+def _cut(address: str) -> None:
+  host, _, port = address.rpartition(":")
+  cut(host, int(port))

@@ -277,7 +277,10 @@ def run_model(
     logits=values["logits"],
     loss=float(values["loss"]),
     z_loss=float(values["z_loss"]),
-    gradients={v.name: values[f"gradient of {v.name}"] for v in variables},
+    gradients={
+      v.name: values[f"gradient of {v.name}"][tuple(map(slice, v.sizes))]
+      for v in variables
+    },
   )
 
 

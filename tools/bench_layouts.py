@@ -36,11 +36,11 @@ _WORK = "heads:model,d_ff:model,vocab:model"
 _MEMORY = "d_model_stored:data,d_model_residual:model"
 LAYOUTS = {
   "single": ("", ""),
-  "data parallel": ("data:8", "batch:data"),
-  "fully sharded": ("data:8", "batch:data,d_model_stored:data"),
-  "model parallel": ("model:8", _WORK),
-  "both": ("data:4,model:2", f"batch:data,{_WORK}"),
-  "PaLM's 2D": ("data:4,model:2", f"batch:data,{_WORK},{_MEMORY}"),
+  "data parallel": ("data:4", "batch:data"),
+  "fully sharded": ("data:4", "batch:data,d_model_stored:data"),
+  "model parallel": ("model:4", _WORK),
+  "both": ("data:2,model:2", f"batch:data,{_WORK}"),
+  "PaLM's 2D": ("data:2,model:2", f"batch:data,{_WORK},{_MEMORY}"),
 }
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 _WARM_UP_STEPS = 2  # not timed: the first compiles

@@ -38,6 +38,7 @@ from palm_mtf.model.decode_weights import DecodeWeights, product_parts
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import local_embedding, sines_and_cosines
 from palm_mtf.model.loss import laid_out_cross_entropy
+from palm_mtf.model.padding import laid_out_without_padding
 from palm_mtf.model.products import parts_of, product, rows_of
 from palm_mtf.whole_slice import slice_offset, split_axes
 
@@ -217,6 +218,9 @@ class Decoder:
       targets: [rows], int32.
     """
     logits = self._product(y, self._weights.to_logits, packed=False)
+    logits = laid_out_without_padding(
+      self._impl, self._dims.vocab, logits, self._config.vocab_size
+    )
     nats, _ = laid_out_cross_entropy(
       self._impl, self._dims.vocab, logits, targets
     )

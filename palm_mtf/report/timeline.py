@@ -84,6 +84,7 @@ def _drawn(timeline: Timeline, colors: Mapping[str, str], title: str) -> Any:
   axes.set_yticks(range(len(lanes)), list(_labels(timeline)))
   axes.set_ylim(len(lanes) - 0.5, -0.5)
   axes.set_xlim(0, timeline.end / 1e3)
+  axes.xaxis.set_major_formatter("{x:,.5g}")
   axes.tick_params(length=0)
   axes.tick_params(axis="y", labelcolor=colors["ink"])
   axes.grid(axis="x")

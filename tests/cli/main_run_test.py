@@ -128,7 +128,8 @@ def test_json_reaches_the_commands_with_results(palm_mtf, name):
     (
       "--gin.LAYOUT='dff:model'",
       'layout rule "dff:model": no dimension "dff" (did you mean "d_ff"?). '
-      "Dimensions: batch, heads, d_ff, vocab.",
+      "Dimensions: batch, heads, d_ff, vocab, d_model_stored, "
+      "d_model_residual.",
     ),
     (
       '--gin.MODEL_DIR="x!user"',

@@ -34,12 +34,13 @@ def gathers_by_variable(program):
   for op in needed:
     is_gather = op.type == "ConcatV2" and op.device.endswith("cpu:0")
     if is_gather and (collective_of(op.name) or [""])[0] == ALL_GATHER:
-      names = {
-        each.name.partition("/slice_")[0]
+      (name,) = {
+        parameter
         for each in ancestors(op, with_control=False)
-        if each.type == "VarHandleOp"
+        for parameter in program.parameters
+        if f"/{parameter}/slice_" in f"/{each.name}"
+        and each.type == "VarHandleOp"
       }
-      (name,) = names
       gathers[name].append(ancestors(op, with_control=True))
   return gathers
 

@@ -53,6 +53,7 @@ def expected(config, params, batch):
     ({"attention": "multi_head"}, "all over data and model"),
     ({}, "vocab over four"),
     ({}, "two axes but no batch"),
+    ({}, "padded vocab over three"),
   ],
 )
 def test_nats_of_every_token_are_the_oracles_in_any_layout(changes, layout):

@@ -35,8 +35,8 @@ def test_peak_memory_follows_what_devices_keep(monkeypatch, capsys):
   records = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
   whole, split = records
   assert [x["layout"] for x in records] == list(names)
-  kept = [8 * (x["weight_bytes"] + x["slot_bytes"]) for x in records]
-  assert kept[1] * 8 == kept[0]
+  kept = [4 * (x["weight_bytes"] + x["slot_bytes"]) for x in records]
+  assert kept[1] * 4 == kept[0]
   # Gradients and what the update makes of them come on top, split alike.
   saved = whole["peak_bytes"] - split["peak_bytes"]
   assert 0.8 * (kept[0] - kept[1]) < saved < 2.5 * (kept[0] - kept[1])
@@ -70,7 +70,7 @@ def test_a_row_adds_up_the_axes_of_a_kind():
     ("--layout=boht", "--layout = 'boht' (did you mean \"both\"?)"),
     ("--steps=0", "--steps = 0: give a whole number of at least 1."),
     ("--stps=3", "--stps=3: no such flag; macros are --gin.NAME=VALUE."),
-    ("--gin.NUM_HEADS=6", "heads=6 is not divisible by mesh axis model=8"),
+    ("--gin.NUM_HEADS=6", "heads=6 is not divisible by mesh axis model=4"),
   ],
 )
 def test_a_wrong_flag_is_one_line(flag, message, monkeypatch, capsys):
