@@ -86,7 +86,8 @@ def test_the_order_of_fragments_and_run_files_does_not_matter():
 
 
 def test_a_command_needs_only_the_macros_that_it_uses(here):
-  text = "train.train.mesh = None\ntrain.train.run = None\n"
+  unused = ("mesh", "run", "tasks")
+  text = "".join(f"train.train.{name} = None\n" for name in unused)
   fewer = write(here, "m.gin", f"include 'models/palm_tiny.gin'\n{text}")
   rest = ["data/python_stdlib.gin", "optim/palm.gin"]
   configuration = load("train", [fewer, *rest], [DIR, "TRAIN_STEPS=3"])
