@@ -263,7 +263,7 @@ def build_forward_program(
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   (devices,) = local_devices(mesh_layout.num_devices).pods
   placement = SlicePlacement(mesh_layout, devices)
-  dims = model_dims(config, batch_size)
+  dims = model_dims(config, batch_size, mesh_layout)
   with tf.device(placement.host):
     fed = placeholders(features, dims)
   batch = import_features(mesh, fed, dims)
@@ -281,6 +281,10 @@ def build_forward_program(
       "weight_sum": weight_sum(batch["targets"], loss_weights),
     },
   )
+  # Of tokens, not of what the layout pads the vocabulary with.
+  lowered.tensors["logits"] = lowered.tensors["logits"][
+    ..., : config.vocab_size
+  ]
   return ForwardProgram(
     features=fed, slices=lowered.slices[0], **lowered.tensors
   )

@@ -179,9 +179,9 @@ def crossings(mesh, pods):
   [
     SINGLE,
     mesh_layout("batch over data", num_microbatches=2),
-    mesh_layout("all over data and model"),
+    mesh_layout("PaLM's 2D"),
   ],
-  ids=["one device", "batch over data", "data:2,model:2"],
+  ids=["one device", "batch over data", "PaLM's 2D"],
 )
 @pytest.mark.parametrize(
   "pods",
