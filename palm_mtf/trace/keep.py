@@ -44,7 +44,7 @@ def keep_trace(
   Raises:
     UserError: the disk is full.
   """
-  trace = read_trace(calls, program.step.graph, program.devices)
+  trace = read_trace(calls, program)
   written = chrome_trace(trace, step)
   timeline = read_timeline(written)
   path = os.path.join(model_dir, TRACES_FOLDER, f"step_{step:08d}")

@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.mesh.placement import Devices
+from palm_mtf.pods.program import TrainProgram
 
 FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "forward",
@@ -41,7 +41,7 @@ _EXCHANGE = re.compile(r"^exchange(_\d+)?/")
 _PHASES = {
   EXCHANGE: _EXCHANGE,
   UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
-  BACKWARD: re.compile(r"/gradients/|/gradient_sum/"),
+  BACKWARD: re.compile(r"/gradients/|_sum/add(_\d+)?/"),
 }
 _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
@@ -128,16 +128,14 @@ class _Span:
   label: str
 
 
-def read_trace(
-  calls: Sequence[tf.RunMetadata], graph: tf.Graph, devices: Devices
-) -> Trace:
+def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   """Returns what was recorded of one step.
 
   Args:
     calls: of each call into the session, the last one at the end.
-    graph: that was run.
-    devices: of its pods.
+    program: that was run, in its graph.
   """
+  graph, devices = program.step.graph, program.devices
   numbers = {
     _device(name): (pod, number)
     for pod, names in enumerate(devices.pods)
@@ -146,18 +144,18 @@ def read_trace(
   spans = [list(_spans(call)) for call in calls]
   begin = min(span.start for each in spans for span in each)
   operations, transfers = [], []
-  after_exchange = _after_exchange(graph)
+  late = {name: UPDATE for name in _late(program)}
   for each in spans:
     ran = [x for x in each if not x.label and x.device in numbers]
     found = list(_transfers(each, ran, graph, numbers))
-    phases = {name: UPDATE for name in after_exchange}
     # What is rounded for its way is rounded for a pod's own sum too.
-    phases |= {name: EXCHANGE for name, _ in found if name.startswith("cast")}
+    rounded = {name: EXCHANGE for name, _ in found if name.startswith("cast")}
+    known = {**late, **rounded}
     operations += [
       Operation(
         *numbers[x.device],
         x.name,
-        phases.get(x.name) or _phase(x.name),
+        _phase(x.name, known),
         x.start,
         x.end,
       )
@@ -211,23 +209,25 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       )
 
 
-def _after_exchange(graph: tf.Graph) -> set[str]:
-  """Returns the operations that need a sum over pods."""
-  todo = [x for x in graph.get_operations() if _EXCHANGE.match(x.name)]
-  found = set()
+def _late(program: TrainProgram) -> set[str]:
+  """Returns the operations that neither a loss nor an exchange needs."""
+  names = {x.name for x in program.step.graph.get_operations()}
+  todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
+  todo += [
+    x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
+  ]
   while todo:
-    for x in todo.pop().outputs:
-      for consumer in x.consumers():
-        if consumer.name not in found and not _EXCHANGE.match(consumer.name):
-          found.add(consumer.name)
-          todo.append(consumer)
-  return found
+    operation = todo.pop()
+    if operation.name in names:
+      names.remove(operation.name)
+      todo += [x.op for x in operation.inputs]
+      todo += operation.control_inputs
+  return names
 
 
-def _phase(name: str) -> str:
-  return next(
-    (phase for phase, scope in _PHASES.items() if scope.search(name)), FORWARD
-  )
+def _phase(name: str, known: Mapping[str, str]) -> str:
+  scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
+  return next(scoped, known.get(name, FORWARD))
 
 
 def _transfers(
