@@ -53,9 +53,11 @@ $(INSTALLED): requirements.lock setup.py pyproject.toml
 quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...] [ARGS=...]
 	$(BIN)/palm_mtf train --gin_file=recipes/quickstart.gin \
 	  --gin.MODEL_DIR='"$(MODEL_DIR)"' $(ARGS)
+	$(BIN)/palm_mtf evaluate --model_dir $(MODEL_DIR) \
+	  --gin_file=eval/corpus.gin
 
 test: lint ## lint and run the tests, but for the slow ones
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: venv ## run the slow tests
 	$(BIN)/python -m pytest -q -m slow

@@ -10,6 +10,11 @@ memory, never results.
   MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
   LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
   NUM_MICROBATCHES = 4                           a quarter of the batch at once
+
+One size may lie in two ways under two names. `d_model_stored` is the d_model of
+weights, their slots and their gradients while no layer uses them: split over
+`data` they are stored once, not once for each part of the batch.
+`d_model_residual` is the d_model of the residual stream between two blocks.
 """
 
 import dataclasses
@@ -26,12 +31,16 @@ DIMENSIONS = (
   "length",
   "memory_length",
   "d_model",
+  "d_model_stored",
+  "d_model_residual",
   "heads",
   "d_kv",
   "d_ff",
   "vocab",
 )
-SPLIT_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
+# What splits the work of a step, and what only its memory.
+WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
+SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
 _UNSPLIT_REASONS = {
   "length": "attention looks along it",
@@ -46,6 +55,10 @@ _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
   ("batch", "length", "vocab"),
+  ("batch", "length", "d_model_residual"),
+  ("vocab", "d_model_stored"),
+  ("d_model_stored", "heads", "d_kv"),
+  ("d_model_stored", "d_ff"),
 )
 
 
@@ -75,10 +88,12 @@ class MeshLayout:
       _check_rule(dimension, axis, self)
     _check_rules_together(rules)
     for axis, size in self.axes.items():
-      if size > 1 and axis not in self.rules.values():
+      split = [dimension for dimension, over in rules if over == axis]
+      if size > 1 and not set(split) & set(WORK_DIMENSIONS):
         raise UserError(
-          f'mesh axis "{axis}"={size} splits no dimension: every core would '
-          f"repeat the same work. Add a rule such as "
+          f'mesh axis "{axis}"={size} splits '
+          f"{'only ' + ' and '.join(split) if split else 'no dimension'}: "
+          "every core would repeat the same work. Add a rule such as "
           f'"{"batch" if axis == "data" else "heads"}:{axis}" to LAYOUT.'
         )
 
@@ -103,6 +118,15 @@ class MeshLayout:
     assert dimension in DIMENSIONS, dimension
     axis = self.rules.get(dimension)
     return self.axes[axis] if axis else 1
+
+  def padded_vocab_size(self, vocab_size: int) -> int:
+    """Returns the rows of the embedding on the mesh: what its axis divides.
+
+    The rows behind `vocab_size` are zeros that nothing reads or trains, and no
+    checkpoint holds them.
+    """
+    slices = self.axis_size_of("vocab")
+    return -(-vocab_size // slices) * slices
 
 
 def check(
@@ -131,7 +155,8 @@ def check(
     *(("batch", size, batch_macro) for size in at_once),
     ("heads", config.num_heads, "NUM_HEADS"),
     ("d_ff", config.d_ff, "D_FF"),
-    ("vocab", config.vocab_size, "VOCAB_SIZE"),
+    ("d_model_stored", config.d_model, "D_MODEL"),
+    ("d_model_residual", config.d_model, "D_MODEL"),
   ]
   for dimension, size, macro in sizes:
     if size % layout.axis_size_of(dimension):

@@ -12,6 +12,7 @@ on the layout.
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 
@@ -50,7 +51,13 @@ class Fill:
 
 
 class SlicedVariable(mtf.Variable):
-  """A variable without a master; `lowering.variables` maps it to its slices."""
+  """A variable without a master; `lowering.variables` maps it to its slices.
+
+  Attributes:
+    initializer: gives the first value.
+    sizes: of the dimensions in a checkpoint; what the mesh has more is padding,
+      zeros at the end.
+  """
 
   def __init__(
     self,
@@ -62,6 +69,7 @@ class SlicedVariable(mtf.Variable):
     stored_dtype: tf.DType,
     activation_dtype: tf.DType,
     trainable: bool,
+    sizes: Sequence[int] | None,
   ):
     # mtf.Variable's constructor makes the master, hence not super().__init__.
     mtf.Operation.__init__(self, [], mesh, name=name)
@@ -72,6 +80,7 @@ class SlicedVariable(mtf.Variable):
     )
     self._trainable = trainable
     self.initializer = initializer
+    self.sizes = list(sizes or shape.to_integer_list)
     self._outputs = [mtf.Tensor(self, shape, activation_dtype)]
     self._splittable_dims, self._unsplittable_dims = (
       self._initialize_all_dimensions_as_splittable()
@@ -90,6 +99,7 @@ def sliced_variable(
   stored_dtype: tf.DType = tf.float32,
   activation_dtype: tf.DType = tf.float32,
   trainable: bool = True,
+  sizes: Sequence[int] | None = None,
 ) -> mtf.Tensor:
   """Makes a variable and returns its value in `activation_dtype`.
 
@@ -101,6 +111,8 @@ def sliced_variable(
     stored_dtype: of the slices and of the checkpoint.
     activation_dtype: what the value is cast to where the model reads it.
     trainable: False for what the optimizer keeps.
+    sizes: of the dimensions in a checkpoint, where some are padded; None where
+      none are.
 
   Returns:
     [shape], activation_dtype; its `operation` is the variable.
@@ -113,4 +125,5 @@ def sliced_variable(
     stored_dtype=stored_dtype,
     activation_dtype=activation_dtype,
     trainable=trainable,
+    sizes=sizes,
   ).outputs[0]

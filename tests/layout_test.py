@@ -11,9 +11,12 @@ from palm_mtf.errors import UserError
 from palm_mtf.layout import (
   DIMENSIONS,
   SPLIT_DIMENSIONS,
+  WORK_DIMENSIONS,
   MeshLayout,
   check,
 )
+
+SPLITTABLE = "batch, heads, d_ff, vocab, d_model_stored, d_model_residual"
 
 CONFIG = PalmConfig(
   num_layers=2,
@@ -75,6 +78,13 @@ def test_every_split_that_divides_is_accepted():
   check(mesh, CONFIG, 6)
 
 
+def test_any_vocabulary_is_padded_to_what_its_axis_divides():
+  mesh = layout("model:3", "vocab:model")
+  check(mesh, CONFIG, 8)
+  assert [mesh.padded_vocab_size(n) for n in (320, 321, 1)] == [321, 321, 3]
+  assert layout("model:3", "heads:model").padded_vocab_size(320) == 320
+
+
 def test_an_axis_of_one_may_split_nothing():
   assert layout("data:1,model:2", "heads:model").num_devices == 2
 
@@ -87,8 +97,13 @@ def test_dimensions_that_never_meet_may_share_an_axis():
   assert layout("data:2", "heads:data,d_ff:data,vocab:data").num_devices == 2
 
 
-def test_the_split_dimensions_are_the_four_of_the_design():
-  assert SPLIT_DIMENSIONS == ("batch", "heads", "d_ff", "vocab")
+def test_four_dimensions_split_work_and_two_memory_alone():
+  assert WORK_DIMENSIONS == ("batch", "heads", "d_ff", "vocab")
+  assert SPLIT_DIMENSIONS == (
+    *WORK_DIMENSIONS,
+    "d_model_stored",
+    "d_model_residual",
+  )
   assert set(SPLIT_DIMENSIONS) < set(DIMENSIONS)
 
 
@@ -99,39 +114,39 @@ def test_the_split_dimensions_are_the_four_of_the_design():
       "model:2",
       "dff:model",
       'layout rule "dff:model": no dimension "dff" (did you mean "d_ff"?). '
-      "Dimensions: batch, heads, d_ff, vocab.",
+      f"Dimensions: {SPLITTABLE}.",
     ),
     (
       "model:2",
       "xyz:model",
-      'layout rule "xyz:model": no dimension "xyz". '
-      "Dimensions: batch, heads, d_ff, vocab.",
+      f'layout rule "xyz:model": no dimension "xyz". Dimensions: {SPLITTABLE}.',
     ),
     (
       "model:2",
       "d_model:model",
       'layout rule "d_model:model": d_model cannot be split, because every '
-      "norm sums over it. Dimensions that can be: batch, heads, d_ff, vocab.",
+      "norm sums over it. "
+      f"Dimensions that can be: {SPLITTABLE}.",
     ),
     (
       "model:2",
       "length:model",
       'layout rule "length:model": length cannot be split, because attention '
-      "looks along it. Dimensions that can be: batch, heads, d_ff, vocab.",
+      f"looks along it. Dimensions that can be: {SPLITTABLE}.",
     ),
     (
       "model:2",
       "memory_length:model",
       'layout rule "memory_length:model": memory_length cannot be split, '
-      "because attention sums over it. Dimensions that can be: batch, heads, "
-      "d_ff, vocab.",
+      "because attention sums over it. "
+      f"Dimensions that can be: {SPLITTABLE}.",
     ),
     (
       "model:2",
       "d_kv:model",
       'layout rule "d_kv:model": d_kv cannot be split, because rotary '
-      "embedding turns pairs of it. Dimensions that can be: batch, heads, "
-      "d_ff, vocab.",
+      "embedding turns pairs of it. "
+      f"Dimensions that can be: {SPLITTABLE}.",
     ),
     (
       "model:2",
@@ -158,6 +173,19 @@ def test_the_split_dimensions_are_the_four_of_the_design():
       'same work. Add a rule such as "batch:data" to LAYOUT.',
     ),
     (
+      "data:2",
+      "d_model_stored:data",
+      'mesh axis "data"=2 splits only d_model_stored: every core would repeat '
+      'the same work. Add a rule such as "batch:data" to LAYOUT.',
+    ),
+    (
+      "data:2,model:2",
+      "batch:data,d_model_stored:model,d_model_residual:model",
+      'mesh axis "model"=2 splits only d_model_stored and d_model_residual: '
+      "every core would repeat the same work. Add a rule such as "
+      '"heads:model" to LAYOUT.',
+    ),
+    (
       "data:2,model:2",
       "batch:data,batch:model",
       'layout rule "batch:model": there is already a rule "batch:data"; keep '
@@ -168,27 +196,6 @@ def test_the_split_dimensions_are_the_four_of_the_design():
       "heads:model,heads:model",
       'layout rule "heads:model": there is already a rule "heads:model"; keep '
       "one.",
-    ),
-    (
-      "model:2",
-      "vocab:model,batch:model",
-      'layout rules "batch:model" and "vocab:model": the tensor [batch, '
-      'length, vocab] can be split only once over axis "model"; move one to '
-      "the other axis.",
-    ),
-    (
-      "data:2",
-      "batch:data,heads:data",
-      'layout rules "batch:data" and "heads:data": the tensor [batch, length, '
-      'heads] can be split only once over axis "data"; move one to the other '
-      "axis.",
-    ),
-    (
-      "data:2",
-      "batch:data,d_ff:data",
-      'layout rules "batch:data" and "d_ff:data": the tensor [batch, length, '
-      'd_ff] can be split only once over axis "data"; move one to the other '
-      "axis.",
     ),
     (
       "batch:2",
@@ -254,6 +261,28 @@ def test_a_wrong_layout_is_named_with_the_rule_and_the_fix(
 
 
 @pytest.mark.parametrize(
+  ("first", "second", "tensor"),
+  [
+    ("batch", "vocab", "batch, length, vocab"),
+    ("batch", "heads", "batch, length, heads"),
+    ("batch", "d_ff", "batch, length, d_ff"),
+    ("batch", "d_model_residual", "batch, length, d_model_residual"),
+    ("vocab", "d_model_stored", "vocab, d_model_stored"),
+    ("d_model_stored", "heads", "d_model_stored, heads, d_kv"),
+    ("d_model_stored", "d_ff", "d_model_stored, d_ff"),
+  ],
+)
+def test_one_axis_splits_only_one_dimension_of_a_tensor(first, second, tensor):
+  for rules in (f"{first}:data,{second}:data", f"{second}:data,{first}:data"):
+    with pytest.raises(UserError) as error:
+      layout("data:2", rules)
+    assert str(error.value) == (
+      f'layout rules "{first}:data" and "{second}:data": the tensor [{tensor}] '
+      'can be split only once over axis "data"; move one to the other axis.'
+    )
+
+
+@pytest.mark.parametrize(
   ("mesh_shape", "rules", "batch", "message"),
   [
     (
@@ -271,11 +300,18 @@ def test_a_wrong_layout_is_named_with_the_rule_and_the_fix(
       "divisor of 96, or another D_FF.",
     ),
     (
-      "model:3",
-      "vocab:model",
+      "data:5",
+      "batch:data,d_model_stored:data",
+      5,
+      "d_model_stored=48 is not divisible by mesh axis data=5 (rule "
+      "d_model_stored:data). Use a divisor of 48, or another D_MODEL.",
+    ),
+    (
+      "model:5",
+      "vocab:model,d_model_residual:model",
       8,
-      "vocab=320 is not divisible by mesh axis model=3 (rule vocab:model). "
-      "Use a divisor of 320, or another VOCAB_SIZE.",
+      "d_model_residual=48 is not divisible by mesh axis model=5 (rule "
+      "d_model_residual:model). Use a divisor of 48, or another D_MODEL.",
     ),
     (
       "data:4",

@@ -41,6 +41,13 @@ LAYOUTS = {
     "data:2,model:2",
     "batch:data,heads:model,d_ff:model,vocab:model",
   ),
+  "padded vocab over three": ("model:3", "vocab:model"),
+  "fully sharded": ("data:4", "batch:data,d_model_stored:data"),
+  "PaLM's 2D": (
+    "data:2,model:2",
+    "batch:data,heads:model,d_ff:model,vocab:model,"
+    "d_model_stored:data,d_model_residual:model",
+  ),
 }
 
 PALM_OPTIMIZER = AdafactorConfig(
@@ -130,7 +137,10 @@ def load_parameters(
   """Writes each parameter's slices; `params` are whole, by name."""
   for name, value in params.items():
     for part in slices[name]:
-      part.variable.load(value[slice_indices(part.spec)], session)
+      padded = np.zeros(part.variable.shape, value.dtype)
+      if part.spec is not None:
+        padded[tuple(map(slice, part.sizes))] = value[slice_indices(part.spec)]
+      part.variable.load(padded, session)
 
 
 def slice_indices(spec: str) -> tuple[slice, ...]:
@@ -142,13 +152,27 @@ def slice_indices(spec: str) -> tuple[slice, ...]:
   return tuple(slice(begin, begin + size) for begin, size in pairs)
 
 
-def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
-  """Returns a variable from its slices, after checking that copies agree."""
+def read_variables(
+  session: tf.Session, slices: Mapping[str, Sequence]
+) -> dict[str, np.ndarray]:
+  """Returns variables from their slices, after checking that copies agree."""
+  values = session.run(
+    {
+      name: [part.variable.read_value() for part in parts]
+      for name, parts in slices.items()
+    }
+  )
+  return {name: _whole(slices[name], x) for name, x in values.items()}
+
+
+def _whole(parts: Sequence, values: Sequence[np.ndarray]) -> np.ndarray:
   spec = parts[0].spec
-  shape = spec.split()[:-1] if spec else parts[0].variable.shape
+  shape = spec.split()[:-1] if spec else parts[0].sizes
   whole = np.full([int(size) for size in shape], np.nan)
-  for part in parts:
-    value = session.run(part.variable.read_value())
+  for part, value in zip(parts, values, strict=True):
+    if part.spec is None:  # padding alone
+      continue
+    value = value[tuple(map(slice, part.sizes))]
     index = slice_indices(part.spec)
     if not part.is_first:
       np.testing.assert_array_equal(whole[index], value.astype(np.float64))
@@ -157,22 +181,27 @@ def read_whole(session: tf.Session, parts: Sequence) -> np.ndarray:
   return whole
 
 
-def assert_pods_are_equal(session: tf.Session, program: TrainProgram) -> None:
+class PodComparison:
   """Compares each slice of every pod with the first pod's, to the bit."""
-  first, *others = session.run(
-    [
+
+  def __init__(self, session: tf.Session, program: TrainProgram):
+    reads = [
       {
-        (name, i): part.variable.read_value()
+        f"{name}/{i}": part.variable.read_value()
         for name, parts in pod.slices.items()
         for i, part in enumerate(parts)
       }
       for pod in program.pods
     ]
-  )
-  for index, other in enumerate(others, start=1):
-    assert other.keys() == first.keys()
-    for name, value in first.items():
-      assert other[name].tobytes() == value.tobytes(), f"pod {index}: {name}"
+    self._read = session.make_callable(reads)
+
+  def check(self) -> None:
+    """Fails with the pod and the variable that differs."""
+    first, *others = self._read()
+    for index, other in enumerate(others, start=1):
+      assert other.keys() == first.keys()
+      for name, value in first.items():
+        assert other[name].tobytes() == value.tobytes(), f"pod {index}: {name}"
 
 
 def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
@@ -213,7 +242,7 @@ def run_model(
   """
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    dims = model_dims(config, len(batch["inputs"]))
+    dims = model_dims(config, len(batch["inputs"]), mesh)
     shape = mtf.Shape([dims.batch, dims.length])
     features = {
       name: mtf.import_tf_tensor(mtf_mesh, tf.constant(value), shape)
@@ -236,6 +265,9 @@ def run_model(
     for variable, gradient in zip(variables, gradients, strict=True):
       fetches[f"gradient of {variable.name}"] = gradient
     lowered: Lowered = lower({mtf_mesh: placement(mesh)}, fetches)
+    lowered.tensors["logits"] = lowered.tensors["logits"][
+      ..., : config.vocab_size
+    ]
     with tf.Session(config=session_config(mesh.num_devices)) as session:
       load_parameters(session, lowered.slices[0], params)
       values = session.run(
@@ -245,7 +277,10 @@ def run_model(
     logits=values["logits"],
     loss=float(values["loss"]),
     z_loss=float(values["z_loss"]),
-    gradients={v.name: values[f"gradient of {v.name}"] for v in variables},
+    gradients={
+      v.name: values[f"gradient of {v.name}"][tuple(map(slice, v.sizes))]
+      for v in variables
+    },
   )
 
 
@@ -289,11 +324,10 @@ def train(
     for pod in program.pods:
       load_parameters(session, pod.slices, params or {})
     run = TrainStep(session, program).run
+    pods_are_equal = PodComparison(session, program).check
     metrics = []
     for step, batch in enumerate(batches):
       metrics.append(run(batch, step))
-      assert_pods_are_equal(session, program)
-    variables = {
-      name: read_whole(session, parts) for name, parts in program.slices.items()
-    }
+      pods_are_equal()
+    variables = read_variables(session, program.slices)
   return variables, metrics

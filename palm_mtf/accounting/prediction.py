@@ -19,7 +19,7 @@ answer to the client.
 import dataclasses
 import math
 
-from palm_mtf.accounting.communication import gradient_bytes
+from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.config import PalmConfig
 from palm_mtf.layout import MeshLayout
 from palm_mtf.pods_config import PodsConfig
@@ -57,7 +57,7 @@ def step_secs(
     compute_secs: of a step over a link without limits.
     link: of each pod.
   """
-  sent = gradient_bytes(config, mesh, pods)
+  sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding_secs = sent.pop("embedding") * secs_per_byte
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches

@@ -20,7 +20,7 @@ class Lowered:
   Attributes:
     tensors: what was asked for, gathered from its slices.
     operations: all operations asked for, as one.
-    accumulations: the same of those.
+    accumulations: of each mesh, in order, those asked for, as one.
     initialize: sets every variable to its first value.
     slices: of each mesh, in order, the slices of every variable by its
       checkpoint name.
@@ -28,7 +28,7 @@ class Lowered:
 
   tensors: dict[str, tf.Tensor]
   operations: tf.Operation
-  accumulations: tf.Operation
+  accumulations: list[tf.Operation]
   initialize: tf.Operation
   slices: list[dict[str, list[Slice]]]
 
@@ -72,9 +72,16 @@ def lower(
       for name, tensor in tensors.items()
     },
     operations=tf.group([lowering.lowered_operation(op) for op in operations]),
-    accumulations=tf.group(
-      [lowering.lowered_operation(op) for op in accumulations]
-    ),
+    accumulations=[
+      tf.group(
+        [
+          lowering.lowered_operation(op)
+          for op in accumulations
+          if op.mesh is mesh
+        ]
+      )
+      for mesh in placements
+    ],
     initialize=tf.group(
       [
         part.variable.initializer

@@ -11,9 +11,18 @@ slice that several devices repeat is saved once, from the first of them.
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.collectives import (
+  ALL_GATHER,
+  ALL_REDUCE,
+  REDUCE_SCATTER,
+  reduce_scatter_ring,
+  scope_of,
+)
 from palm_mtf.variables import SlicedVariable
 
 
@@ -37,12 +46,15 @@ class Slice:
   Attributes:
     variable: the tf.Variable, of the dtype that is stored.
     spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole shape,
-      then begin,size of each dimension; "" when the slice is the whole.
+      then begin,size of each dimension; "" when the slice is the whole, None
+      when all of it is padding, which no checkpoint holds.
+    sizes: of what a checkpoint holds of it, from its beginning.
     is_first: False when an earlier device holds the same part.
   """
 
   variable: tf.Variable
-  spec: str
+  spec: str | None
+  sizes: list[int]
   is_first: bool
 
 
@@ -59,40 +71,89 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     super().__init__(shape, list(mesh.rules.items()), list(devices))
     self.host = _host_of(devices[0])
 
+  def allreduce(self, x, mesh_axes, reduction_fn_string):
+    """Mesh TensorFlow's, under the name of what it moves."""
+    with self._moving(ALL_REDUCE, mesh_axes):
+      return super().allreduce(x, mesh_axes, reduction_fn_string)
+
+  def allconcat(self, x, mesh_axis, concat_axis):
+    """Mesh TensorFlow's all-gather, under the name of what it moves."""
+    with self._moving(ALL_GATHER, [mesh_axis]):
+      return super().allconcat(x, mesh_axis, concat_axis)
+
+  def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
+    """Adds up x over a mesh axis; each device keeps its part of the sum.
+
+    Args:
+      x: laid out: what each device adds.
+      mesh_axis: of the mesh, by its number.
+      split_axis: of x, which the parts are cut along.
+    """
+
+    def scatter(xs, devices):
+      return reduce_scatter_ring(xs, devices, split_axis)
+
+    with self._moving(REDUCE_SCATTER, [mesh_axis]):
+      return self._collective_with_groups(x, [mesh_axis], scatter)
+
+  def _moving(self, kind: str, mesh_axes: Sequence[int]):
+    names = [self.shape[axis].name for axis in mesh_axes]
+    return tf.name_scope(scope_of(kind, names)) if names else nullcontext()
+
   class LaidOutVariable:
     """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "SlicePlacement"):
-      shape = variable.shape
-      full_shape = shape.to_integer_list
+      shape, sizes = variable.shape, variable.sizes
       size = mesh_impl.slice_shape(shape)
       self.slices: list[Slice] = []
       seen = set()
       for pnum, device in enumerate(mesh_impl.devices):
         begin = mesh_impl.slice_begin(shape, pnum)
-        is_whole = size == full_shape
-        spec = "" if is_whole else _slice_spec(full_shape, begin, size)
+        held = [
+          max(0, min(n, whole - first))
+          for n, whole, first in zip(size, sizes, begin, strict=True)
+        ]
+        spec = _slice_spec(sizes, begin, held)
         with tf.device(device):
-          value = variable.initializer.full_value(variable.name, full_shape)
-          value = tf.cast(value, variable.slice_dtype)
+          value = variable.initializer.full_value(variable.name, sizes)
+          value = _cut(tf.cast(value, variable.slice_dtype), begin, held)
           # Outside variable scopes: tf.Variable's name is only for people.
           part = tf.Variable(
-            value if is_whole else tf.slice(value, begin, size),
+            padded(value, size),
             trainable=False,
             use_resource=True,
             name=f"{variable.name}/slice_{pnum}",
           )
-        self.slices.append(Slice(part, spec, spec not in seen))
+        self.slices.append(Slice(part, spec, held, spec not in seen))
         seen.add(spec)
       self.laid_out_tensor = mesh_impl.LaidOutTensor(
         [part.variable for part in self.slices]
       )
 
 
-def _slice_spec(full_shape, begin, size) -> str:
-  shape = " ".join(map(str, full_shape))
-  parts = ":".join(f"{b},{s}" for b, s in zip(begin, size, strict=True))
+def _slice_spec(
+  sizes: list[int], begin: list[int], held: list[int]
+) -> str | None:
+  if held == sizes:
+    return ""
+  if 0 in held:
+    return None
+  shape = " ".join(map(str, sizes))
+  parts = ":".join(f"{b},{s}" for b, s in zip(begin, held, strict=True))
   return f"{shape} {parts}"
+
+
+def _cut(x: tf.Tensor, begin: list[int], held: list[int]) -> tf.Tensor:
+  if 0 in held:
+    return tf.zeros(held, x.dtype)
+  return x if held == x.shape.as_list() else tf.slice(x, begin, held)
+
+
+def padded(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+  """Returns x with zeros behind it, of shape `sizes`."""
+  more = [[0, n - had] for n, had in zip(sizes, x.shape, strict=True)]
+  return tf.pad(x, more) if any(n for _, n in more) else x
 
 
 def _host_of(device: str) -> str:
@@ -104,12 +165,22 @@ def _host_of(device: str) -> str:
 def local_devices(num_devices: int, num_pods: int = 1) -> Devices:
   """Returns devices of this process for pods of `num_devices` each.
 
-  GPUs where there are enough of them, else virtual CPU devices, of which
-  `session_config` makes as many.
+  GPUs where there are any, else virtual CPU devices, of which `session_config`
+  makes as many.
+
+  Raises:
+    UserError: there are GPUs, and fewer than that.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
-  kind = "gpu" if gpus >= num_devices * num_pods else "cpu"
-  names = [f"/device:{kind}:{i}" for i in range(num_devices * num_pods)]
+  needed = num_devices * num_pods
+  if 0 < gpus < needed:
+    raise UserError(
+      f"MESH_SHAPE and NUM_PODS need {num_devices} x {num_pods} = {needed} "
+      f"devices, and TensorFlow sees {gpus} GPUs here. Use at most as many, or "
+      "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
+    )
+  kind = "gpu" if gpus else "cpu"
+  names = [f"/device:{kind}:{i}" for i in range(needed)]
   return Devices(
     client="/device:cpu:0",
     pods=[

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.mesh.placement import Slice
+from palm_mtf.mesh.placement import Slice, padded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,22 +46,31 @@ def build_restorer(
     by_spec = collections.defaultdict(list)
     for slices in pods:
       for part in slices[name]:
-        by_spec[part.spec].append(part.variable)
-    for spec, variables in by_spec.items():
+        by_spec[part.spec].append(part)
+    for parts in by_spec.values():
       # One after the other: the client need not hold more than two slices.
       with tf.device(client), tf.control_dependencies(done[:-1]):
-        (value,) = tf.raw_ops.RestoreV2(
-          prefix=prefix,
-          tensor_names=[name],
-          shape_and_slices=[spec],
-          dtypes=[variables[0].dtype.base_dtype],
-        )
+        value = _read(prefix, name, parts[0])
       done = [
         *done[-1:],
-        tf.group([each.assign(value).op for each in variables]),
+        tf.group([each.variable.assign(value).op for each in parts]),
       ]
       assignments.append(done[-1])
   return Restorer(prefix, tf.group(assignments))
+
+
+def _read(prefix: tf.Tensor, name: str, part: Slice) -> tf.Tensor:
+  """Returns one slice of a variable from a file, with its padding."""
+  shape, dtype = part.variable.shape.as_list(), part.variable.dtype.base_dtype
+  if part.spec is None:
+    return tf.zeros(shape, dtype)
+  (value,) = tf.raw_ops.RestoreV2(
+    prefix=prefix,
+    tensor_names=[name],
+    shape_and_slices=[part.spec],
+    dtypes=[dtype],
+  )
+  return padded(tf.ensure_shape(value, part.sizes), shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +106,8 @@ def slice_values(
   for _, part in _saved(slices):
     with tf.device(part.variable.device):
       value = part.variable.read_value()
+      if value.shape.as_list() != part.sizes:  # padding stays here
+        value = tf.slice(value, [0] * len(part.sizes), part.sizes)
     with tf.device(client):  # pod 0 -> client
       values.append(tf.identity(value))
   return values
@@ -108,7 +119,7 @@ def build_file_writer(slices: Mapping[str, Sequence[Slice]]) -> FileWriter:
   with tf.Graph().as_default() as graph:
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
     values = [
-      tf.placeholder(part.variable.dtype.base_dtype, part.variable.shape)
+      tf.placeholder(part.variable.dtype.base_dtype, part.sizes)
       for _, part in saved
     ]
     write = tf.raw_ops.SaveV2(
@@ -125,5 +136,5 @@ def _saved(slices: Mapping[str, Sequence[Slice]]) -> list[tuple[str, Slice]]:
     (name, part)
     for name, parts in slices.items()
     for part in parts
-    if part.is_first
+    if part.is_first and part.spec is not None
   ]

@@ -46,8 +46,9 @@ def checkpoint_variables(
       name,
       mtf.Shape(dims_of[name.rsplit("/", 1)[-1]]),
       initializer=Fill(0.0),
+      sizes=shape,
     )
-    for name in parameter_shapes(config)
+    for name, shape in parameter_shapes(config).items()
   }
 
 

@@ -45,13 +45,12 @@ def local_embedding(
   return tf.where_v2((row >= 0)[..., tf.newaxis], found, tf.zeros_like(found))
 
 
-def _embed_gradient(first, table, tokens, dy):
-  row = _local_rows(first, tokens, table.shape[0])
+def _embed_gradient(first, rows, tokens, dy):
+  (num_rows,) = rows.shape
+  row = _local_rows(first, tokens, num_rows)
   # float32: a frequent token sums thousands of bfloat16 rows.
-  total = tf.math.unsorted_segment_sum(
-    tf.cast(dy, tf.float32), row, table.shape[0]
-  )
-  return tf.cast(total, table.dtype)
+  total = tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
+  return tf.cast(total, dy.dtype)
 
 
 def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
@@ -69,10 +68,12 @@ def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
 
   def gradient(op, dy):
     table, tokens = op.inputs
+    # What has as many rows as the table, which need not be kept for this.
+    rows = mtf.zeros(dy.mesh, mtf.Shape([vocab]), tf.int32)
     return [
       WholeSlice(
         _embed_gradient,
-        [table, tokens, dy],
+        [rows, tokens, dy],
         [(table.shape, table.dtype)],
         splittable=["batch", "vocab"],
         offset_of=vocab,
@@ -139,23 +140,36 @@ _NORMS = {
 }
 
 
-def norm(x: mtf.Tensor, scale: mtf.Tensor, kind: str) -> mtf.Tensor:
+def norm(
+  x: mtf.Tensor, scale: mtf.Tensor, kind: str, factor: float = 1.0
+) -> mtf.Tensor:
   """Normalizes over d_model: LayerNorm without bias, or RMSNorm.
 
   Args:
     x: [batch, length, d_model], activation dtype.
     scale: [d_model], float32.
     kind: "layer_norm" (mean taken out) or "rms_norm".
+    factor: what the scale is multiplied by.
 
   Returns:
     [batch, length, d_model], activation dtype.
   """
   forward, backward = _NORMS[kind]
 
+  def scaled(scale):
+    return scale if factor == 1 else scale * factor
+
+  def forward_slice(x, scale):
+    return forward(x, scaled(scale))
+
+  def backward_slice(x, scale, dy):
+    dx, dscale = backward(x, scaled(scale), dy)
+    return dx, scaled(dscale)
+
   def gradient(op, dy):
     x, scale = op.inputs
     return WholeSlice(
-      backward,
+      backward_slice,
       [x, scale, dy],
       [(x.shape, x.dtype), (scale.shape, scale.dtype)],
       splittable=["batch"],
@@ -163,7 +177,7 @@ def norm(x: mtf.Tensor, scale: mtf.Tensor, kind: str) -> mtf.Tensor:
     ).outputs
 
   return WholeSlice(
-    forward,
+    forward_slice,
     [x, scale],
     [(x.shape, x.dtype)],
     splittable=["batch"],

@@ -11,7 +11,8 @@
 
 No kernel and no norm has a bias, and input and output share the embedding. The
 names of the variables are the checkpoint's schema. The loss is in loss.py, the
-layers' arithmetic in layers.py and attention.py, the dimensions in dims.py.
+layers' arithmetic in layers.py and attention.py, the dimensions in dims.py, and
+what moves where a layout splits d_model, in resharding.py.
 """
 
 import functools
@@ -22,7 +23,14 @@ from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import embed, norm, rotary, rotary_tables, swiglu
+from palm_mtf.model.padding import without_padding
 from palm_mtf.model.remat import recomputed
+from palm_mtf.model.resharding import (
+  as_residual,
+  from_residual,
+  gathered,
+  gathered_einsum,
+)
 from palm_mtf.variables import Fill, Normal, sliced_variable
 
 
@@ -71,37 +79,50 @@ class Palm:
     Returns:
       [batch, length, vocab], activation dtype.
     """
-    dims = self._dims
+    dims, config = self._dims, self._config
     embedding = sliced_variable(
       self._mesh,
       "embedding",
-      mtf.Shape([dims.vocab, dims.d_model]),
+      mtf.Shape([dims.vocab, dims.d_model_stored]),
       initializer=Normal(1.0, self._seed),
       activation_dtype=self._dtype,
+      sizes=[config.vocab_size, config.d_model],
     )
-    x = self._drop(embed(embedding, inputs), 0)
-    for layer in range(self._config.num_layers):
+    x = embed(gathered(embedding, inputs, dims), inputs)
+    x = as_residual(self._drop(x, 0), dims)
+    for layer in range(config.num_layers):
       block = functools.partial(self._block, segments=segments, layer=layer)
-      x = recomputed(block, [x]) if self._config.remat == "layer" else block(x)
+      x = recomputed(block, [x]) if config.remat == "layer" else block(x)
+    x = from_residual(x, dims)
     # The scale carries 1/sqrt(d_model), so that it is applied in float32.
-    scale = self._scale("final_norm") * dims.d_model.size**-0.5
-    x = norm(x, scale, self._config.norm)
-    return mtf.einsum(
-      [x, embedding], output_shape=[dims.batch, dims.length, dims.vocab]
+    factor = dims.d_model.size**-0.5
+    x = norm(x, self._scale("final_norm", x), config.norm, factor)
+    # The backward pass begins here: the table is kept for it.
+    logits = gathered_einsum(
+      x, embedding, [dims.batch, dims.length, dims.vocab], dims, again=False
     )
+    return without_padding(logits, config.vocab_size)
 
   def _block(
     self, x: mtf.Tensor, *, segments: mtf.Tensor | None, layer: int
   ) -> mtf.Tensor:
     name = f"layer_{layer:03d}"
-    y = norm(x, self._scale(f"{name}/norm"), self._config.norm)
+    y = self._norm(x, f"{name}/norm")
     attention = self._attention(y, segments, f"{name}/attention")
     if self._config.block == "parallel":
       both = attention + self._mlp(y, f"{name}/mlp")
-      return x + self._drop(both, 2 * layer + 1)
-    x += self._drop(attention, 2 * layer + 1)
-    y = norm(x, self._scale(f"{name}/mlp_norm"), self._config.norm)
-    return x + self._drop(self._mlp(y, f"{name}/mlp"), 2 * layer + 2)
+      return self._add(x, both, 2 * layer + 1)
+    x = self._add(x, attention, 2 * layer + 1)
+    y = self._norm(x, f"{name}/mlp_norm")
+    return self._add(x, self._mlp(y, f"{name}/mlp"), 2 * layer + 2)
+
+  def _norm(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
+    x = from_residual(x, self._dims)
+    return norm(x, self._scale(name, x), self._config.norm)
+
+  def _add(self, x: mtf.Tensor, branch: mtf.Tensor, place: int) -> mtf.Tensor:
+    """Adds what a branch computed to the residual stream."""
+    return x + as_residual(self._drop(branch, place), self._dims)
 
   def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
     return self._dropout(x, place) if self._dropout else x
@@ -148,17 +169,26 @@ class Palm:
     kernel = sliced_variable(
       self._mesh,
       name,
-      mtf.Shape(in_dims + out_dims),
+      self._stored(in_dims + out_dims),
       initializer=Normal(fan_in**-0.5, self._seed),
       activation_dtype=self._dtype,
     )
     kept = [dim for dim in x.shape.dims if dim not in in_dims]
-    return mtf.einsum([x, kernel], output_shape=kept + out_dims)
+    # A block that is computed again gathers its kernels again anyway.
+    again = self._config.remat != "layer"
+    return gathered_einsum(x, kernel, kept + out_dims, self._dims, again=again)
 
-  def _scale(self, name: str) -> mtf.Tensor:
-    return sliced_variable(
+  def _scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
+    """Returns the scale of a norm, gathered once `after` is there."""
+    scale = sliced_variable(
       self._mesh,
       f"{name}/scale",
-      mtf.Shape([self._dims.d_model]),
+      self._stored([self._dims.d_model]),
       initializer=Fill(1.0),
     )
+    return gathered(scale, after, self._dims)
+
+  def _stored(self, dims: list[mtf.Dimension]) -> mtf.Shape:
+    """Returns the shape of a weight with `dims` as its variable has it."""
+    d = self._dims
+    return mtf.Shape([d.d_model_stored if x == d.d_model else x for x in dims])

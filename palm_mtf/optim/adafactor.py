@@ -22,6 +22,7 @@ assignments; a factored v takes another. All that is assigned is computed with
 the clip factor, which there is only if the gradients are finite (clip.py).
 """
 
+import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
@@ -105,7 +106,7 @@ class _Parameter:
       gradient: of the variable.
     """
     self.name = variable.name
-    self.size = variable.size
+    self.size = math.prod(variable.sizes)
     self._mesh_impl = mesh_impl = lowering.mesh_impl(variable)
     self._dims = variable.shape.dims
     self._variables = {
@@ -124,7 +125,9 @@ class _Parameter:
     self._squares, self._step = _full_squares, _full_step
     if len(self._moment) > 1:
       self._squares, self._step = _factored_squares, _factored_step
-      factored = FactoredMoment(mesh_impl, self._dims, row_rank(self.name))
+      factored = FactoredMoment(
+        mesh_impl, self._dims, variable.sizes, row_rank(self.name)
+      )
       self._next_moment = factored.next_means(
         self._g, self._clip, self._decay, *self._moment
       )
@@ -191,6 +194,7 @@ class AdafactorUpdate(mtf.Operation):
           initializer=Fill(0.0),
           stored_dtype=tf.as_dtype(slot.dtype),
           trainable=False,
+          sizes=variable.sizes[slot.dims],
         ).operation
         for slot in parameter_slots(variable.name, variable.shape.ndims, state)
       }

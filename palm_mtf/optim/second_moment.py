@@ -14,6 +14,7 @@ full form passes over v and g where they are used; the factored one once more
 over g before, and all-reduces r and c where the matrix is split.
 """
 
+import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
@@ -58,11 +59,21 @@ class FactoredMoment:
     self,
     mesh_impl: mtf.MeshImpl,
     dims: Sequence[mtf.Dimension],
+    sizes: Sequence[int],
     rows: int,
   ):
-    """Takes the matrix's dimensions, of which the first `rows` are its rows."""
+    """Readies what the means are over.
+
+    Args:
+      mesh_impl: the devices and the layout.
+      dims: of the matrix.
+      sizes: of each, without padding, which means are not over.
+      rows: how many of the first dimensions are its rows.
+    """
     self._mesh_impl = mesh_impl
     self._row_dims, self._column_dims = dims[:rows], dims[rows:]
+    self._num_rows = float(math.prod(sizes[:rows]))
+    self._num_columns = float(math.prod(sizes[rows:]))
 
   def next_means(self, g, clip, decay, row, column) -> tuple:
     """Returns r and c after the step, laid out like `row` and `column`.
@@ -78,12 +89,15 @@ class FactoredMoment:
       _row_and_column_sums, g, clip, len(self._row_dims)
     )
     means = []
-    for old, part, summed in zip(
-      (row, column), sums, (self._column_dims, self._row_dims), strict=True
+    for old, part, summed, count in zip(
+      (row, column),
+      sums,
+      (self._column_dims, self._row_dims),
+      (self._num_columns, self._num_rows),
+      strict=True,
     ):
       # all-reduce of a row or a column, over the axes that split the other
       total = self._all_reduce(part, summed)
-      count = float(mtf.Shape(summed).size)
       means.append(
         self._mesh_impl.slicewise(
           lambda old, total, decay, count=count: (
@@ -100,10 +114,11 @@ class FactoredMoment:
     """Returns what g is multiplied by: 1 / sqrt(r / mean(r)), 1 / sqrt(c)."""
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)
-    count = float(mtf.Shape(self._row_dims).size)
     return (
       self._mesh_impl.slicewise(
-        lambda row, total: tf.math.rsqrt(row / (total / count)), row, total
+        lambda row, total: tf.math.rsqrt(row / (total / self._num_rows)),
+        row,
+        total,
       ),
       self._mesh_impl.slicewise(tf.math.rsqrt, column),
     )

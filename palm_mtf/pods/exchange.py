@@ -7,7 +7,8 @@
   pod 1, device i    slice i --------+--> slice i of 0 + slice i of 1
 
 Each device sends its slice to the device of the same number in every other pod,
-and nowhere else. It is an edge of the graph, so TensorFlow begins to send a
+and nowhere else; of a slice that several devices have, each its own part of it
+(own_parts.py). It is an edge of the graph, so TensorFlow begins to send a
 gradient as soon as it exists, behind the rest of the backward pass. All pods
 add the same numbers in the same order, in float32: their sums are the same to
 the bit.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.pods.microbatches import Sums
+from palm_mtf.pods.own_parts import OwnPart
 
 
 @fused
@@ -30,24 +32,52 @@ def _sum_in_order(*terms):
 class Exchange(mtf.Operation):
   """Outputs on one pod's mesh, in float32, a sum over all pods."""
 
-  def __init__(self, terms: Sequence[mtf.Tensor], mesh: mtf.Mesh):
-    """Adds up `terms`, one from each pod in order, alike in shape and dtype."""
+  def __init__(
+    self,
+    terms: Sequence[mtf.Tensor],
+    mesh: mtf.Mesh,
+    own: OwnPart | None = None,
+  ):
+    """Adds up `terms`, one from each pod in order, alike in shape and dtype.
+
+    Args:
+      terms: to be added up.
+      mesh: the pod that the sum is for.
+      own: where the terms are own parts, those of this pod.
+    """
     super().__init__(list(terms), mesh=mesh, name="exchange")
+    self._own = own
     self._outputs = [mtf.Tensor(self, terms[0].shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one sum on each device, of slices of as many pods."""
+    mesh_impl = lowering.mesh_impl(self)
     # all-reduce within each pod, if its sum is still open
     terms = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
     # device i of every other pod -> device i of this one
-    total = lowering.mesh_impl(self).slicewise(_sum_in_order, *terms)
+    total = mesh_impl.slicewise(_sum_in_order, *terms)
+    if self._own:
+      total = self._own.whole(mesh_impl, total)
     lowering.set_tensor_lowering(self.outputs[0], total)
 
 
-def exchanged(terms: Sequence[mtf.Tensor], dtype: tf.DType) -> list[mtf.Tensor]:
+def exchanged(terms: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
   """Returns the sum of `terms` on the mesh of each, float32.
 
   The one term of one pod is returned as it is.
+
+  Args:
+    terms: a number on the mesh of each pod, float32.
+  """
+  if len(terms) == 1:
+    return list(terms)
+  return [Exchange(terms, x.mesh).outputs[0] for x in terms]
+
+
+def exchanged_parts(
+  terms: Sequence[mtf.Tensor], dtype: tf.DType
+) -> list[mtf.Tensor]:
+  """Returns what `exchanged` does; no two devices of a pod send the same.
 
   Args:
     terms: one on the mesh of each pod, of the same shape.
@@ -55,8 +85,9 @@ def exchanged(terms: Sequence[mtf.Tensor], dtype: tf.DType) -> list[mtf.Tensor]:
   """
   if len(terms) == 1:
     return list(terms)
-  sent = [mtf.cast(x, dtype) for x in terms]
-  return [Exchange(sent, x.mesh).outputs[0] for x in terms]
+  own = [OwnPart(x, dtype) for x in terms]
+  parts = [x.outputs[0] for x in own]
+  return [Exchange(parts, x.mesh, x).outputs[0] for x in own]
 
 
 def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
@@ -67,7 +98,7 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
     dtype: of gradients on their way; the few other numbers are float32.
   """
   nats, squares, weights = (
-    exchanged(terms, tf.float32)
+    exchanged(terms)
     for terms in (
       [x.nats for x in pods],
       [x.log_z_squares for x in pods],
@@ -75,7 +106,7 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
     )
   )
   gradients = [
-    exchanged(terms, dtype)
+    exchanged_parts(terms, dtype)
     for terms in zip(*(x.gradients for x in pods), strict=True)
   ]
   by_pod = zip(*gradients, strict=True)

@@ -11,8 +11,8 @@ All microbatches of a step but the last add their sums to accumulators. The last
 one's pass runs together with exchange and update, on what is there plus its
 own. So memory holds the activations of one microbatch, however many there are,
 and a gradient is on its way to other pods while earlier layers still compute
-theirs. The client runs the passes one after the other: a while loop in the
-program would hold the batch of the whole step on the devices.
+theirs. The client runs the passes of a pod one after the other: a while loop in
+the program would hold the batch of the whole step on the devices.
 
 A sum over a split dimension is left open: each slice adds up its own part, and
 the parts are all-reduced when the sum is read, once a step.

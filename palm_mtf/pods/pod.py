@@ -109,7 +109,11 @@ class PodBuilder:
     mesh = mtf.Mesh(self._graph, f"pod_{index}")
     placement = SlicePlacement(self._mesh_layout, devices)
     num_microbatches = self._mesh_layout.num_microbatches
-    dims = model_dims(self._config, self._pod_batch_size // num_microbatches)
+    dims = model_dims(
+      self._config,
+      self._pod_batch_size // num_microbatches,
+      self._mesh_layout,
+    )
     # What is imported onto the mesh is made beside it.
     with tf.device(placement.host):
       fed = placeholders(features, dims)

@@ -56,12 +56,14 @@ class PodProgram:
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several parts is that of their losses, weighted by it.
     slices: of every variable, by its checkpoint name.
+    accumulate: adds the gradients and sums of its part to those of the step.
   """
 
   features: dict[str, tf.Tensor]
   loss: tf.Tensor
   weight_sum: tf.Tensor
   slices: dict[str, list[Slice]]
+  accumulate: tf.Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +76,8 @@ class TrainProgram:
     step: [], int64: feed the number of steps done before this one. Where it is
       not fed, for the loss of other batches, nothing is dropped.
     microbatch: [], int32: feed which of the step it is, from 0.
-    num_microbatches: in a step. Run `accumulate` on each of them but the last,
-      and `update` and `metrics`, at once, on that.
-    accumulate: adds the gradients and sums of a microbatch to the step's; None
-      where there is only one.
+    num_microbatches: in a step. Run `accumulate` of each pod on each of them
+      but the last, and `update` and `metrics`, at once, on that.
     update: updates all variables. Where loss, z_loss or grad_norm is infinite
       or no number it raises InvalidArgumentError, and changes nothing.
     losses: of the step, [] float32 each: loss (nats a token), z_loss and
@@ -95,7 +95,6 @@ class TrainProgram:
   step: tf.Tensor
   microbatch: tf.Tensor
   num_microbatches: int
-  accumulate: tf.Operation | None
   gradient_squares: tf.Tensor
   parameters: list[str]
   update: tf.Operation
@@ -157,7 +156,6 @@ def build_train_program(
     step=builder.step,
     microbatch=builder.microbatch,
     num_microbatches=mesh_layout.num_microbatches,
-    accumulate=lowered.accumulations if built[0].accumulations else None,
     parameters=[variable.name for variable in built[0].variables],
     update=lowered.operations,
     initialize=lowered.initialize,
@@ -189,13 +187,16 @@ def _lower(pods: Sequence[Pod], updates: Sequence[Update]) -> Lowered:
 def _pod_programs(
   pods: Sequence[Pod], lowered: Lowered
 ) -> Iterator[PodProgram]:
-  for pod, slices in zip(pods, lowered.slices, strict=True):
+  for pod, slices, accumulate in zip(
+    pods, lowered.slices, lowered.accumulations, strict=True
+  ):
     sums = {each.sum_name for each in pod.accumulations}
     yield PodProgram(
       pod.features,
       lowered.tensors[f"loss/{pod.index}"],
       lowered.tensors[f"weight_sum/{pod.index}"],
       {name: x for name, x in slices.items() if name not in sums},
+      accumulate,
     )
 
 
@@ -262,7 +263,7 @@ def build_forward_program(
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   (devices,) = local_devices(mesh_layout.num_devices).pods
   placement = SlicePlacement(mesh_layout, devices)
-  dims = model_dims(config, batch_size)
+  dims = model_dims(config, batch_size, mesh_layout)
   with tf.device(placement.host):
     fed = placeholders(features, dims)
   batch = import_features(mesh, fed, dims)
@@ -280,6 +281,10 @@ def build_forward_program(
       "weight_sum": weight_sum(batch["targets"], loss_weights),
     },
   )
+  # Of tokens, not of what the layout pads the vocabulary with.
+  lowered.tensors["logits"] = lowered.tensors["logits"][
+    ..., : config.vocab_size
+  ]
   return ForwardProgram(
     features=fed, slices=lowered.slices[0], **lowered.tensors
   )

@@ -3,11 +3,16 @@
 """Bytes between pods; pods/exchange_test.py compares them with the graph's."""
 
 import dataclasses
+import math
 
 import pytest
 
 from palm_mtf.accounting.communication import dcn_bytes
-from palm_mtf.accounting.params import count_norm_scales, count_parameters
+from palm_mtf.accounting.params import (
+  count_norm_scales,
+  count_parameters,
+  parameter_shapes,
+)
 from palm_mtf.layout import MeshLayout
 from palm_mtf.pods_config import PodsConfig
 from tests.accounting.published_sizes import PALM_8B, PALM_540B
@@ -37,15 +42,29 @@ def test_palm_540b_sends_what_its_paper_says():
   assert from_a_host / 2**30 == pytest.approx(1.31, abs=0.005)
 
 
-def test_copies_are_sent_too_and_parts_once():
-  split = MeshLayout(
-    mesh_shape="data:2,model:4",
-    layout="batch:data,heads:model,d_ff:model,vocab:model",
-  )
-  c = dataclasses.replace(PALM_8B, num_layers=1)
-  scales = 2 * c.d_model
-  key_and_value = 2 * c.d_model * c.d_kv
-  parts = count_parameters(c) - key_and_value
-  assert dcn_bytes(c, split, TWO_PODS) == (
-    2 * (2 * (2 * parts + 8 * (key_and_value + scales)) + 8 * 3 * 4)
-  )
+@pytest.mark.parametrize(
+  "layout",
+  [
+    "batch:data",
+    "batch:data,heads:model,d_ff:model,vocab:model",
+    "batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
+  ],
+)
+def test_no_two_devices_of_a_pod_send_the_same(layout):
+  """Whatever the layout, only the three sums are sent by each of them."""
+  shape = "data:2,model:4" if ":model" in layout else "data:8"
+  split = MeshLayout(mesh_shape=shape, layout=layout)
+  numbers = count_parameters(PALM_8B) + count_norm_scales(PALM_8B)
+  expected = 2 * (2 * numbers + 8 * 3 * 4)
+  assert dcn_bytes(PALM_8B, split, TWO_PODS) == expected
+
+
+def test_parts_of_one_size_need_a_little_padding():
+  """44 rows are 45 on three devices; 10 numbers, in thirds, are 12."""
+  split = MeshLayout(mesh_shape="model:3", layout="vocab:model")
+  c = dataclasses.replace(PALM_8B, num_layers=1, vocab_size=44, d_model=10)
+  shapes = parameter_shapes(c)
+  del shapes["embedding"]
+  numbers = 45 * 10
+  numbers += sum(3 * math.ceil(math.prod(x) / 3) for x in shapes.values())
+  assert dcn_bytes(c, split, TWO_PODS) == 2 * (2 * numbers + 3 * 3 * 4)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from palm_mtf.accounting.communication import gradient_bytes
+from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.accounting.prediction import Link, step_secs
 from palm_mtf.config import PalmConfig
 from palm_mtf.layout import MeshLayout
@@ -35,7 +35,7 @@ def predicted(
 
 def test_gradients_are_all_parameters():
   mesh, pods = MeshLayout(mesh_shape="", layout=""), PodsConfig(num_pods=2)
-  sent = gradient_bytes(TINY, mesh, pods)
+  sent = sent_bytes(TINY, mesh, pods)
   assert sent["embedding"] == 4 * EMBEDDING
   assert sum(sent.values()) == 4 * (EMBEDDING + OTHERS)
 

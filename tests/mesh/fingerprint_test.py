@@ -19,7 +19,9 @@ def fingerprints(*variables):
       for i, part in enumerate(parts):
         with tf.device(f"/device:cpu:{i}"):
           variable = tf.Variable(part, use_resource=True)
-        slices[str(number)].append(Slice(variable, "", True))
+        slices[str(number)].append(
+          Slice(variable, "", list(variable.shape), True)
+        )
     result = build_fingerprints(slices)
     session.run(tf.global_variables_initializer())
     return session.run(result)

@@ -32,7 +32,7 @@ def cached_logits(
   """Returns logits from the prompt's last place on, [rows, places, vocab]."""
   with tf.Graph().as_default():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    dims = model_dims(config, ROWS)
+    dims = model_dims(config, ROWS, mesh_rules)
     checkpoint_variables(mesh, config, dims)
     impl = placement(mesh_rules)
     (slices,) = lower({mesh: impl}, {}).slices

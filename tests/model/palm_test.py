@@ -202,7 +202,7 @@ def test_layouts_do_not_change_results(layout, block, attention, rows):
 def _variables(config: PalmConfig) -> dict[str, list[int]]:
   with tf.Graph().as_default():
     mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    dims = model_dims(config, batch_size=1)
+    dims = model_dims(config, 1, SINGLE)
     tokens = mtf.import_tf_tensor(
       mesh,
       tf.zeros([1, config.sequence_length], tf.int32),

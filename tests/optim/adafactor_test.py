@@ -22,7 +22,7 @@ from tests.mtf_testing import (
   load_parameters,
   oracle_slots,
   placement,
-  read_whole,
+  read_variables,
   relative_error,
 )
 
@@ -152,10 +152,7 @@ def run_steps(optimizer, params, gradients, mesh):
         continue
       with pytest.raises(tf.errors.InvalidArgumentError):
         session.run(lowered.operations, feed)
-    values = {
-      name: read_whole(session, parts)
-      for name, parts in lowered.slices[0].items()
-    }
+    values = read_variables(session, lowered.slices[0])
   return values, norms
 
 

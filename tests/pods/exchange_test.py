@@ -135,19 +135,30 @@ def device_index(op):
   return tf.DeviceSpec.from_string(op.device).device_index
 
 
-def crossings(mesh, pods):
-  """Returns the bytes from each pod to each other in one step's graph."""
-  with tf.Graph().as_default():
-    program = build_train_program(
-      CONFIG, mesh, PALM_OPTIMIZER, batch_size=24, seed=0, pods=pods
-    )
-  todo = [program.update, *(x.op for x in program.metrics.values())]
-  seen, sent = set(), {}
+def graph_before(operations):
+  """Yields each operation that `operations` need, themselves not."""
+  todo, seen = list(operations), set()
   while todo:
     op = todo.pop()
     before = {*op.control_inputs, *(x.op for x in op.inputs)} - seen
+    yield from before
     todo += before
     seen |= before
+
+
+def build(mesh, pods):
+  with tf.Graph().as_default():
+    return build_train_program(
+      CONFIG, mesh, PALM_OPTIMIZER, batch_size=24, seed=0, pods=pods
+    )
+
+
+def crossings(mesh, pods):
+  """Returns the bytes from each pod to each other in one step's graph."""
+  program = build(mesh, pods)
+  last = [program.update, *(x.op for x in program.metrics.values())]
+  sent = {}
+  for op in [*last, *graph_before(last)]:
     for x in op.inputs:
       if x.op in (program.step.op, program.microbatch.op):
         continue  # from the client
@@ -168,9 +179,9 @@ def crossings(mesh, pods):
   [
     SINGLE,
     mesh_layout("batch over data", num_microbatches=2),
-    mesh_layout("all over data and model"),
+    mesh_layout("PaLM's 2D"),
   ],
-  ids=["one device", "batch over data", "data:2,model:2"],
+  ids=["one device", "batch over data", "PaLM's 2D"],
 )
 @pytest.mark.parametrize(
   "pods",
@@ -187,3 +198,32 @@ def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
   assert set(sent) == set(itertools.permutations(range(pods.num_pods), 2))
   assert len(set(sent.values())) == 1
   assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods)
+
+
+def test_the_client_sends_each_pod_its_own_rows_alone():
+  """And the number of the step and of the microbatch."""
+  mesh = mesh_layout("batch over data", num_microbatches=2)
+  program = build(mesh, TWO_PODS)
+  row_bytes = 2 * 4 * CONFIG.sequence_length  # inputs and targets, int32
+  for number, pod in enumerate(program.pods):
+    fed = list(pod.features.values())
+    readers = [op for x in fed for op in (x.op, *x.consumers())]
+    assert {device_index(op) // 2 for op in readers} == {number}
+    fed_bytes = sum(x.dtype.size * math.prod(x.shape) for x in fed)
+    assert 2 * fed_bytes == 24 // 2 * row_bytes
+
+
+def test_a_pod_needs_no_other_before_the_last_microbatch():
+  mesh = mesh_layout("batch over data", num_microbatches=2)
+  program = build(mesh, TWO_PODS)
+  client = {program.step.op, program.microbatch.op}
+  client |= set(graph_before(client))
+  for number, pod in enumerate(program.pods):
+    needed = set(graph_before([pod.accumulate]))
+    assert needed & {x.op for x in pod.features.values()}
+    pods = {
+      tf.DeviceSpec.from_string(op.device).device_index // 2
+      for op in needed - client
+      if op.device
+    }
+    assert pods == {number}

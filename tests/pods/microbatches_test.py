@@ -130,7 +130,7 @@ def reached_devices(program, name):
   """Returns where the values come from that device 0 adds to a sum."""
   (add,) = (
     op
-    for op in program.accumulate.graph.get_operations()
+    for op in program.update.graph.get_operations()
     if op.type in ("If", "StatelessIf")
     and any(f"{name}/gradient_sum/slice_0" in x.name for x in op.inputs)
   )

@@ -1,0 +1,79 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of layouts; the memory that a process holds follows the layout."""
+
+import json
+import sys
+
+import pytest
+
+from tools import bench_layouts
+
+# 3.3M parameters, 40 MB of weights and slots, and next to no activations.
+WIDE = [
+  "--gin.NUM_LAYERS=1",
+  "--gin.D_MODEL=512",
+  "--gin.NUM_HEADS=8",
+  "--gin.D_KV=16",
+  "--gin.D_FF=1024",
+  "--gin.VOCAB_SIZE=3000",
+  "--gin.SEQUENCE_LENGTH=4",
+  "--gin.GLOBAL_BATCH_SIZE=8",
+  "--gin.ACTIVATION_DTYPE='float32'",
+]
+
+
+def run(monkeypatch, *flags):
+  monkeypatch.setattr(sys, "argv", ["bench_layouts.py", *flags])
+  return bench_layouts.main()
+
+
+def test_peak_memory_follows_what_devices_keep(monkeypatch, capsys):
+  names = ("data parallel", "fully sharded")
+  layouts = [f"--layout={name}" for name in names]
+  assert run(monkeypatch, *WIDE, *layouts, "--steps=1", "--json") == 0
+  records = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+  whole, split = records
+  assert [x["layout"] for x in records] == list(names)
+  kept = [4 * (x["weight_bytes"] + x["slot_bytes"]) for x in records]
+  assert kept[1] * 4 == kept[0]
+  # Gradients and what the update makes of them come on top, split alike.
+  saved = whole["peak_bytes"] - split["peak_bytes"]
+  assert 0.8 * (kept[0] - kept[1]) < saved < 2.5 * (kept[0] - kept[1])
+  assert list(split["moved_bytes"]) == [
+    "all_gather data",
+    "all_reduce data",
+    "reduce_scatter data",
+  ]
+
+
+def test_a_row_adds_up_the_axes_of_a_kind():
+  record = {
+    "moved_bytes": {
+      "all_gather data": 2e6,
+      "all_reduce data": 1e6,
+      "all_reduce model": 3e6,
+    },
+    "weight_bytes": 10e6,
+    "slot_bytes": 20e6,
+    "gradient_bytes": 5e6,
+    "peak_bytes": 2000e6,
+    "step_secs": 0.25,
+  }
+  cells = bench_layouts.row("both", record).split()
+  assert cells == "both 4.0 0.0 2.0 30.0 5.0 2,000.0 0.250".split()
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--layout=boht", "--layout = 'boht' (did you mean \"both\"?)"),
+    ("--steps=0", "--steps = 0: give a whole number of at least 1."),
+    ("--stps=3", "--stps=3: no such flag; macros are --gin.NAME=VALUE."),
+    ("--gin.NUM_HEADS=6", "heads=6 is not divisible by mesh axis model=4"),
+  ],
+)
+def test_a_wrong_flag_is_one_line(flag, message, monkeypatch, capsys):
+  assert run(monkeypatch, flag) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line

@@ -1,0 +1,59 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the exchange costs is measured against the same pods without it."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from tools import bench_pods
+
+
+def run(monkeypatch, *flags):
+  monkeypatch.setattr(sys, "argv", ["bench_pods.py", *flags])
+  return bench_pods.main()
+
+
+def test_ratio_and_speed_up_are_medians_of_the_rounds():
+  rounds = [
+    {"joined": 4, "apart": 3, "alone": 2},
+    {"joined": 2, "apart": 1.8, "alone": 1.6},
+    {"joined": 8, "apart": 4, "alone": 3},
+  ]
+  record = bench_pods.summarize(rounds)
+  assert (record["ratio_min"], record["ratio_max"]) == (0.5, 0.9)
+  assert (record["ratio"], record["speed_up"]) == (0.75, 1)
+  assert (record["joined_secs"], record["alone_secs"]) == (4, 2)
+
+
+def test_two_servers_train_joined_apart_and_alone(monkeypatch, capsys):
+  whole = bench_pods.benchmark_config("bfloat16")
+  small = dataclasses.replace(whole, num_layers=1, d_model=32, d_ff=64)
+  monkeypatch.setattr(bench_pods, "benchmark_config", lambda dtype: small)
+  assert run(monkeypatch, "--microbatches=1,2", "--rounds=1", "--json") == 0
+  lines = capsys.readouterr().out.splitlines()
+  records = [json.loads(line) for line in lines]
+  assert [record["num_microbatches"] for record in records] == [1, 2]
+  for record in records:
+    assert record["dcn_dtype"] == "bfloat16"
+    assert record["ratio"] * record["joined_secs"] == pytest.approx(
+      record["apart_secs"], rel=0.05
+    )
+    assert min(record[f"{kind}_secs"] for kind in ("joined", "alone")) > 0
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--rounds=0", "--rounds = 0: give a whole number of at least 1."),
+    ("--microbatches=many", "--microbatches = many: give numbers"),
+    ("--microbatches=0", "--microbatches = 0: give a whole number"),
+    ("--dcn_dtype=float16", "--dcn_dtype"),
+  ],
+)
+def test_a_wrong_flag_is_one_line(flag, message, monkeypatch, capsys):
+  assert run(monkeypatch, flag) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line

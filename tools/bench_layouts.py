@@ -1,0 +1,183 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares layouts: bytes moved, memory, seconds of a step.
+
+  python tools/bench_layouts.py
+  python tools/bench_layouts.py --layout "fully sharded" --steps 20 --json
+
+Each layout trains the recipe's model in a process of its own, on virtual
+devices of this machine. Bytes moved in a step, of all devices together, are
+counted in the lowered program; what a device keeps is the closed form; the peak
+is what the process held more than before it built the program, all devices
+together. The devices share this machine's cores: seconds compare what layouts
+cost besides the arithmetic, which is the same in all of them, and say nothing
+of a network. --gin_file and --gin.NAME=VALUE are those of `palm_mtf train`.
+Results are on stdout.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from palm_mtf import layout
+from palm_mtf.accounting.device_memory import device_bytes
+from palm_mtf.cli import gin_files
+from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.memory import resident_bytes
+
+RECIPE = "recipes/quickstart.gin"
+_WORK = "heads:model,d_ff:model,vocab:model"
+_MEMORY = "d_model_stored:data,d_model_residual:model"
+LAYOUTS = {
+  "single": ("", ""),
+  "data parallel": ("data:4", "batch:data"),
+  "fully sharded": ("data:4", "batch:data,d_model_stored:data"),
+  "model parallel": ("model:4", _WORK),
+  "both": ("data:2,model:2", f"batch:data,{_WORK}"),
+  "PaLM's 2D": ("data:2,model:2", f"batch:data,{_WORK},{_MEMORY}"),
+}
+KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+_WARM_UP_STEPS = 2  # not timed: the first compiles
+
+
+def read_arguments() -> tuple[argparse.Namespace, list[str]]:
+  """Returns the command line's choices, and macros as gin wants them."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--gin_file", action="append", help=f"by default {RECIPE}")
+  add("--layout", action="append", help=f"of {', '.join(LAYOUTS)}; else all")
+  add("--steps", type=int, default=5, help="timed")
+  add("--json", action="store_true", help="print one object a line")
+  add("--measure", action="store_true", help=argparse.SUPPRESS)
+  chosen, others = parser.parse_known_args()
+  check_count("--steps", chosen.steps)
+  for name in chosen.layout or []:
+    check_choice("--layout", name, LAYOUTS)
+  for other in others:
+    if not other.startswith("--gin.") or "=" not in other:
+      raise UserError(f"{other}: no such flag; macros are --gin.NAME=VALUE.")
+  return chosen, [other.removeprefix("--gin.") for other in others]
+
+
+def settings_of(chosen: argparse.Namespace, macros: list[str], name: str):
+  """Returns the settings of a run in one of LAYOUTS, checked."""
+  mesh_shape, rules = LAYOUTS[name]
+  macros = [
+    "MODEL_DIR='none'",  # nothing is written
+    f"MESH_SHAPE={mesh_shape!r}",
+    f"LAYOUT={rules!r}",
+    *macros,
+  ]
+  files = chosen.gin_file or [RECIPE]
+  _, settings = gin_files.load("train", files, macros).build()
+  batch_size = settings["run"].batch_sizes.sizes[0]
+  layout.check(settings["mesh"], settings["model"], batch_size)
+  return settings
+
+
+def measure(settings: dict, num_steps: int) -> dict:
+  """Trains in this process; returns what the docstring says of it."""
+  from palm_mtf._tf import tf
+  from palm_mtf.mesh.placement import session_config
+  from palm_mtf.mesh.traffic import traffic
+  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.train_step import TrainStep
+
+  model, mesh = settings["model"], settings["mesh"]
+  optimizer = settings["optimizer"]
+  batch_size = settings["run"].batch_sizes.sizes[0]
+  tokens = np.random.default_rng(0).integers(
+    model.vocab_size, size=[batch_size, model.sequence_length]
+  )
+  before = resident_bytes()
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    program = build_train_program(
+      model, mesh, optimizer, batch_size=batch_size, seed=0
+    )
+    moved = traffic([program.update, *program.metrics.values()])
+    for _ in range(mesh.num_microbatches - 1):
+      moved += traffic([pod.accumulate for pod in program.pods])
+    session.run(program.initialize)
+    run, times = TrainStep(session, program).run, []
+    for step in range(_WARM_UP_STEPS + num_steps):
+      start = time.perf_counter()
+      run({"inputs": tokens, "targets": tokens}, step)
+      times.append(time.perf_counter() - start)
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  kept = device_bytes(model, mesh, optimizer)
+  return {
+    "devices": mesh.num_devices,
+    "moved_bytes": {
+      f"{kind} {'.'.join(axes)}": size
+      for (kind, axes), size in sorted(moved.items())
+    },
+    "weight_bytes": kept.weights,
+    "slot_bytes": kept.slots,
+    "gradient_bytes": kept.gradients,
+    "peak_bytes": peak - before,
+    "step_secs": round(statistics.median(times[_WARM_UP_STEPS:]), 4),
+  }
+
+
+def row(name: str, record: dict) -> str:
+  """Returns a line of the table; bytes are in MB."""
+  moved = dict.fromkeys(KINDS, 0)
+  for key, size in record["moved_bytes"].items():
+    moved[key.partition(" ")[0]] += size
+  numbers = [
+    *moved.values(),
+    record["weight_bytes"] + record["slot_bytes"],
+    record["gradient_bytes"],
+    record["peak_bytes"],
+  ]
+  cells = "".join(f"{number / 1e6:>15,.1f}" for number in numbers)
+  return f"{name:<15}{cells}{record['step_secs']:>10.3f}"
+
+
+def main() -> int:
+  """Returns the exit code."""
+  try:
+    chosen, macros = read_arguments()
+    names = chosen.layout or list(LAYOUTS)
+    settings = [settings_of(chosen, macros, name) for name in names]
+  except UserError as error:
+    print(f"bench_layouts: {error}", file=sys.stderr)
+    return 2
+  if chosen.measure:
+    print(json.dumps(measure(settings[0], chosen.steps)))
+    return 0
+  files = [f"--gin_file={file}" for file in chosen.gin_file or []]
+  if not chosen.json:
+    heads = [*KINDS, "weights+slots", "gradients", "peak, all"]
+    print(f"{'MB':<15}{''.join(f'{x:>15}' for x in heads)}{'s/step':>10}")
+  for name in names:
+    result = subprocess.run(
+      [
+        *(sys.executable, __file__, "--measure", f"--layout={name}"),
+        *(f"--steps={chosen.steps}", *files),
+        *(f"--gin.{macro}" for macro in macros),
+      ],
+      capture_output=True,
+      check=False,
+      text=True,
+    )
+    if result.returncode:
+      print(result.stderr, file=sys.stderr)
+      return 1
+    record = json.loads(result.stdout)
+    line = json.dumps({"layout": name, **record})
+    print(line if chosen.json else row(name, record), flush=True)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

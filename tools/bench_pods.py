@@ -1,0 +1,193 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures what the exchange of gradients between two pods costs a step.
+
+  python tools/bench_pods.py
+  python tools/bench_pods.py --microbatches 1,4 --dcn_dtype float32 --json
+
+Two pods are server processes with a core each, and train the 26.6M-parameter
+model of bench_train.py in bfloat16. Three kinds of steps take turns in one run:
+
+  joined  both pods, which exchange their gradients: a training step
+  apart   both pods at once, each for itself: the same step without exchange
+  alone   the first pod for itself, the other idle
+
+`ratio` is the time of a step apart over that of one joined: 0.975 says that the
+exchange costs 2.5% of a step. `speed-up` is how much more two joined pods do
+than one alone; cores that share a clock and memory slow each other down without
+any exchange, so that it stays below 2 times `ratio`. Medians over --rounds are
+printed, and of `ratio` the lowest and the highest. A step is some microbatches
+of 8 sequences a pod: the more, the more work to the same gradients. Results
+are on stdout, progress is on stderr.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.layout import MeshLayout
+from palm_mtf.pod_servers import PodServers
+from palm_mtf.pods_config import PodsConfig
+
+# Beside this file; nothing else puts the folder on the path under pytest.
+sys.path.append(str(Path(__file__).resolve().parent))
+from bench_train import BATCH_SIZE, PALM_OPTIMIZER, benchmark_config
+
+NUM_PODS = 2
+WARM_UP_ROUNDS = 2  # not timed: they compile and fill caches
+
+
+def rounds_of_steps(
+  cluster, pods: PodsConfig, mesh: MeshLayout, rounds: int
+) -> Iterator[dict[str, float]]:
+  """Yields the seconds of one step of each kind, of round after round."""
+  from palm_mtf._tf import tf
+  from palm_mtf.mesh.placement import Devices
+  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.train_step import TrainStep
+
+  config = benchmark_config("bfloat16")
+  pod_batch_size = BATCH_SIZE * mesh.num_microbatches
+  shape = [pod_batch_size * NUM_PODS, config.sequence_length]
+  tokens = np.random.default_rng(0).integers(config.vocab_size, size=shape)
+  tokens = tokens.astype(np.int32)
+  batch = {"inputs": tokens, "targets": tokens}
+  part = {name: rows[:pod_batch_size] for name, rows in batch.items()}
+
+  def step(devices: Devices) -> Callable[[dict, int], dict[str, float]]:
+    num_pods = len(devices.pods)
+    program = build_train_program(
+      config,
+      mesh,
+      PALM_OPTIMIZER,
+      batch_size=pod_batch_size * num_pods,
+      seed=0,
+      pods=dataclasses.replace(pods, num_pods=num_pods),
+      devices=devices,
+    )
+    session.run(program.initialize)
+    return TrainStep(session, program).run
+
+  with (
+    tf.Graph().as_default(),
+    cluster.session() as session,
+    concurrent.futures.ThreadPoolExecutor(NUM_PODS) as clients,
+  ):
+    client = cluster.devices.client
+    joined = step(cluster.devices)
+    each = [step(Devices(client, [names])) for names in cluster.devices.pods]
+
+    def apart(number: int) -> None:
+      list(clients.map(lambda run: run(part, number), each))
+
+    kinds = {
+      "joined": lambda number: joined(batch, number),
+      "apart": apart,
+      "alone": lambda number: each[0](part, number),
+    }
+    for number in range(WARM_UP_ROUNDS + rounds):
+      secs = {}
+      for kind, run in kinds.items():
+        start = time.perf_counter()
+        run(1 + number)  # step 0 would be taken on moments that are not 0
+        secs[kind] = time.perf_counter() - start
+      if number >= WARM_UP_ROUNDS:
+        yield secs
+
+
+def summarize(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Returns the medians of ratio, speed-up and seconds.
+
+  Example:
+    One round of {"joined": 4, "apart": 3, "alone": 2.8} has the ratio 0.75, and
+    the speed-up 2 * 2.8 / 4 = 1.4.
+  """
+  ratios = [secs["apart"] / secs["joined"] for secs in rounds]
+  speed_ups = [NUM_PODS * secs["alone"] / secs["joined"] for secs in rounds]
+  return {
+    "ratio": round(statistics.median(ratios), 4),
+    "ratio_min": round(min(ratios), 4),
+    "ratio_max": round(max(ratios), 4),
+    "speed_up": round(statistics.median(speed_ups), 3),
+    **{
+      f"{kind}_secs": round(statistics.median(x[kind] for x in rounds), 3)
+      for kind in rounds[0]
+    },
+  }
+
+
+def read_arguments() -> argparse.Namespace:
+  """Returns the command line's choices; checks all of them."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--microbatches", default="1,2,4,7", help="numbers of them in a step")
+  add("--dcn_dtype", default="bfloat16", help="of gradients; or float32")
+  add("--rounds", type=int, default=5, help="timed steps of each kind")
+  add("--json", action="store_true", help="print one object a line")
+  chosen = parser.parse_args()
+  check_choice("--dcn_dtype", chosen.dcn_dtype, ["bfloat16", "float32"])
+  check_count("--rounds", chosen.rounds)
+  try:
+    chosen.microbatches = [int(x) for x in chosen.microbatches.split(",")]
+  except ValueError:
+    raise UserError(
+      f"--microbatches = {chosen.microbatches}: give numbers, as in 1,2,4."
+    ) from None
+  for number in chosen.microbatches:
+    check_count("--microbatches", number)
+  return chosen
+
+
+def main() -> int:
+  """Returns the exit code."""
+  try:
+    chosen = read_arguments()
+  except UserError as error:
+    print(f"bench_pods: {error}", file=sys.stderr)
+    return 2
+  pods = PodsConfig(
+    num_pods=NUM_PODS, pods="local_servers", dcn_dtype=chosen.dcn_dtype
+  )
+  meshes = [
+    MeshLayout(mesh_shape="", layout="", num_microbatches=number)
+    for number in chosen.microbatches
+  ]
+  if not chosen.json:
+    print("microbatches  joined    apart     alone     speed-up  ratio")
+  with PodServers(pods, meshes[0]) as servers:
+    from palm_mtf.cluster import connect
+
+    cluster = connect(pods, meshes[0], servers.places())
+    for mesh in meshes:
+      rounds = []
+      for secs in rounds_of_steps(cluster, pods, mesh, chosen.rounds):
+        rounds.append(secs)
+        text = "  ".join(f"{kind} {x:.3f} s" for kind, x in secs.items())
+        print(f"{mesh.num_microbatches} microbatches: {text}", file=sys.stderr)
+      record = summarize(rounds)
+      if chosen.json:
+        settings = {"dcn_dtype": chosen.dcn_dtype, "rounds": chosen.rounds}
+        microbatches = {"num_microbatches": mesh.num_microbatches}
+        print(json.dumps({**microbatches, **record, **settings}), flush=True)
+        continue
+      secs = "  ".join(f"{record[f'{kind}_secs']:6.3f} s" for kind in rounds[0])
+      print(
+        f"{mesh.num_microbatches:<12}  {secs}  {record['speed_up']:<8.2f}  "
+        f"{record['ratio']:.3f} ({record['ratio_min']:.3f} to "
+        f"{record['ratio_max']:.3f})",
+        flush=True,
+      )
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
