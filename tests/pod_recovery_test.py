@@ -14,8 +14,8 @@ import pytest
 from palm_mtf import (
   divergence,
   fingerprints,
+  train_loop,
   train_step,
-  training,
   variable_files,
 )
 from palm_mtf.errors import UserError
@@ -195,7 +195,7 @@ LOCAL = {
 
 
 PHASES = {
-  "while its variables were set": (training, "TrainStep", 1),
+  "while its variables were set": (train_loop, "TrainStep", 1),
   r"while pods were compared after step \d+": (
     fingerprints.FingerprintWatch,
     "check",
