@@ -189,7 +189,8 @@ def test_servers_that_another_client_takes_are_named(cluster, table, tmp_path):
   table("taken by another client", time.monotonic() - begun, line)
   assert client.returncode == 2, error
   assert re.match(
-    r"palm_mtf: pod \d: its server \S+ answers, but has broken off \(another client has taken it, .*\), "
+    r"palm_mtf: pod \d: its server \S+ answers, but has broken off \(another "
+    r"client has taken it, .*\), "
     f"{WHEN}; run the same command to go on.",
     line,
   ), line
