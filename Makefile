@@ -53,6 +53,8 @@ $(INSTALLED): requirements.lock setup.py pyproject.toml
 quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...] [ARGS=...]
 	$(BIN)/palm_mtf train --gin_file=recipes/quickstart.gin \
 	  --gin.MODEL_DIR='"$(MODEL_DIR)"' $(ARGS)
+	$(BIN)/palm_mtf evaluate --model_dir $(MODEL_DIR) \
+	  --gin_file=eval/corpus.gin
 
 test: lint ## lint and run the tests, but for the slow ones
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile

@@ -50,6 +50,7 @@ with _silent_unless_it_fails():
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.core.framework import attr_value_pb2
+  from tensorflow.python.eager import context
   from tensorflow.python.framework import (
     kernels,
     ops,
@@ -89,6 +90,10 @@ if not hasattr(ops, "register_tensor_conversion_function"):
 import mesh_tensorflow as mtf  # noqa: E402
 
 tf.logging.set_verbosity(tf.logging.ERROR)
+
+
+# Runs its body eagerly, inside a tf.Graph too: for SeqIO's own code.
+eager_mode = context.eager_mode
 
 
 def fused(fn: Callable[..., object]) -> Callable[..., object]:
@@ -202,6 +207,7 @@ def int8_matmul(
 
 
 __all__ = [
+  "eager_mode",
   "fused",
   "has_kernel",
   "int8_matmul",

@@ -82,6 +82,13 @@ def resolved(pods: Sequence[Sequence[Place]], client: str) -> list[list[Place]]:
   ]
 
 
+def check_client(address: str) -> None:
+  """Raises UserError unless this host is CLIENT_ADDRESS, its port free."""
+  host, _, port = address.partition(":")
+  ip = resolve("CLIENT_ADDRESS", host)
+  check_free("CLIENT_ADDRESS", ip, int(port or 0))
+
+
 def check_free(setting: str, ip: str, port: int) -> None:
   """Raises UserError unless this host can listen there."""
   with socket.socket() as trial:

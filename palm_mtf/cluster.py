@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.addresses import ANY_ADDRESS, check_free, is_loopback, resolve
+from palm_mtf.addresses import ANY_ADDRESS, is_loopback, resolve
 from palm_mtf.islands import Place
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import Devices, local_devices, session_config
@@ -113,9 +113,11 @@ def start_server(
     # With one, what waits for another pod would keep this one from working.
     inter_op_parallelism_threads=max(2, num_threads),
   )
-  # Its name until a session gives it another, which has to be a new one.
+  # Its name until a session gives it another, which has to be a new one. By its
+  # address a session finds itself among its tasks.
+  host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   server = tf.distribute.Server(
-    {"unnamed": [f"127.0.0.1:{port}"]}, config=config, start=False
+    {"unnamed": [f"{host}:{port}"]}, config=config, start=False
   )
   port = int(server.target.rpartition(":")[2])
   if is_loopback(ip):
@@ -130,6 +132,4 @@ def start_server(
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
   """Returns the one of this process: it lasts as long, and cannot be ended."""
-  if port:
-    check_free("CLIENT_ADDRESS", ip, port)
   return start_server(1, 0, (ip, port))

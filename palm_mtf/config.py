@@ -14,6 +14,8 @@ from palm_mtf.batch_sizes import BatchSizes
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
 from palm_mtf.skips import Skips
 
+# A trace is several megabytes, and a traced step takes longer.
+_MAX_TRACED_STEPS = 10
 _keyword_only = dataclasses.dataclass(frozen=True, kw_only=True)
 
 
@@ -305,6 +307,8 @@ class RunConfig:
     sample_tokens: length of each continuation, in tokens.
     sample_steps: steps between continuations on the way, each by a checkpoint
       that is written then, and kept in samples.jsonl; None for none.
+    trace_steps: steps, counted from 1 as in metrics.jsonl, of which a Chrome
+      trace and a picture are written into MODEL_DIR/traces (trace/).
   """
 
   train_steps: int
@@ -321,6 +325,7 @@ class RunConfig:
   keep_every_steps: int | None = None
   init_checkpoint: str | None = None
   sample_steps: int | None = None
+  trace_steps: list[int] | tuple[int, ...] = ()
 
   def __post_init__(self):
     for name in (
@@ -335,6 +340,7 @@ class RunConfig:
       check_count(name.upper(), getattr(self, name))
     check_count("SEED", self.seed, minimum=0)
     self._check_keep_every_steps()
+    self._check_trace_steps()
     if self.sample_steps is not None:
       check_count("SAMPLE_STEPS", self.sample_steps)
     _check_text(
@@ -360,6 +366,19 @@ class RunConfig:
         f"KEEP_EVERY_STEPS = {every}: there is a checkpoint every "
         f"CHECKPOINT_STEPS = {steps} steps; give a multiple of that, such as "
         f"{-(-every // steps) * steps}, or None."
+      )
+
+  def _check_trace_steps(self):
+    steps, last = self.trace_steps, self.train_steps
+    if (
+      not isinstance(steps, (list, tuple))
+      or len(steps) > _MAX_TRACED_STEPS
+      or not all(type(x) is int and 1 <= x <= last for x in steps)
+    ):
+      raise UserError(
+        f"TRACE_STEPS = {steps!r}: give a list of at most {_MAX_TRACED_STEPS} "
+        f"steps from 1 to TRAIN_STEPS = {last}, such as {[max(1, last // 2)]}, "
+        "or [] for none."
       )
 
   @property

@@ -1,21 +1,41 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf evaluate`: the validation loss of the newest checkpoint."""
+"""`palm_mtf evaluate`: how good checkpoints are, by loss or by tasks.
 
+Without EVAL_TASKS that is the validation loss of the newest checkpoint; with
+them it is what their metric functions say (task_evaluation.py).
+"""
+
+import dataclasses
 import json
 import math
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from palm_mtf import layout
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.checkpoints import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints import (
+  Checkpoint,
+  check_same_model,
+  newest_checkpoint,
+)
 from palm_mtf.config import AdafactorConfig, DataConfig, PalmConfig, RunConfig
+from palm_mtf.console import say
 from palm_mtf.data.batches import split_batch
 from palm_mtf.data.corpus import load_corpus
 from palm_mtf.data.statistics import unigram_entropy
-from palm_mtf.data.vocabulary import load_vocabulary
+from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir
+from palm_mtf.eval_checkpoints import checkpoints_to_evaluate
 from palm_mtf.layout import MeshLayout
 from palm_mtf.pods_config import PodsConfig
+from palm_mtf.prompts import check_room
+from palm_mtf.task_eval_config import TaskEvalConfig
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.task_evaluation import TaskOutcome
 
 
 def evaluate(
@@ -27,9 +47,11 @@ def evaluate(
   optimizer: AdafactorConfig,
   data: DataConfig,
   run: RunConfig,
+  decode: DecodeConfig,
+  tasks: TaskEvalConfig,
   as_json: bool = False,
 ) -> None:
-  """Prints loss, perplexity and bits per byte of the validation text.
+  """Prints the metrics of tasks, or loss, perplexity and bits per byte.
 
   Args:
     model_dir: of a training run.
@@ -38,20 +60,82 @@ def evaluate(
     pods: of the training; one of them evaluates, as many rows at once as there.
     optimizer: unused; a recipe is the same for every command.
     data: text and vocabulary.
-    run: batch size and number of batches are read.
-    as_json: print one JSON object instead of lines for people.
+    run: batch size and number of batches are read, and for tasks sample_tokens,
+      seed and train_steps.
+    decode: how predictions for tasks are chosen.
+    tasks: which, of which checkpoints; without any, the validation loss.
+    as_json: print one JSON object a line instead of a table.
 
   Raises:
-    UserError: there is no checkpoint, or it is of another model.
+    UserError: there is no checkpoint, or it is of another model, or a task, its
+      split or its metric functions are missing.
   """
   del optimizer
   check_model_dir(model_dir)
   batch_size = run.batch_sizes.sizes[0]
   layout.check(mesh, model, batch_size, num_pods=pods.num_pods)
   shapes = parameter_shapes(model)
-  checkpoint = newest_checkpoint(model_dir, shapes)
+  if not tasks.eval_tasks:
+    checkpoint = newest_checkpoint(model_dir, shapes)
+    vocabulary = _vocabulary_of(model_dir, data, model, checkpoint)
+    num_parts = pods.num_pods * mesh.num_microbatches
+    results = _validation_results(
+      model_dir,
+      checkpoint,
+      model,
+      mesh,
+      vocabulary,
+      data,
+      run,
+      num_parts=num_parts,
+    )
+    _print_results(results, as_json)
+    return
+  check_room(model, run)
+  checkpoints = checkpoints_to_evaluate(
+    model_dir, shapes, tasks, run.train_steps
+  )
+  vocabulary = _vocabulary_of(model_dir, data, model)
+  # All else is known to be good; SeqIO and TensorFlow take seconds.
+  from palm_mtf.task_evaluation import TaskEvaluation
+
+  evaluation = TaskEvaluation(
+    model_dir, model, mesh, vocabulary, decode, run=run, tasks=tasks
+  )
+  printed = False
+  for checkpoint in checkpoints:
+    check_same_model(checkpoint, shapes, vocabulary.sha256)
+    for outcome in _outcomes(evaluation, checkpoint):
+      _print_outcome(outcome, as_json, has_head=printed)
+      printed = True
+
+
+def _vocabulary_of(
+  model_dir: str,
+  data: DataConfig,
+  model: PalmConfig,
+  checkpoint: Checkpoint | None = None,
+) -> Vocabulary:
+  """Returns the run's vocabulary; checks that it is the checkpoint's."""
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
-  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  if checkpoint:
+    check_same_model(checkpoint, parameter_shapes(model), vocabulary.sha256)
+  return vocabulary
+
+
+def _validation_results(
+  model_dir: str,
+  checkpoint: Checkpoint,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  vocabulary: Vocabulary,
+  data: DataConfig,
+  run: RunConfig,
+  *,
+  num_parts: int,
+) -> dict[str, object]:
+  """Returns the loss over the validation text, by parts of a batch."""
+  batch_size = run.batch_sizes.sizes[0]
   corpus = load_corpus(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
@@ -63,7 +147,6 @@ def evaluate(
   # All input is known to be good; TensorFlow takes seconds.
   from palm_mtf.loaded_model import LoadedModel
 
-  num_parts = pods.num_pods * mesh.num_microbatches
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]
   with LoadedModel(
     checkpoint,
@@ -74,7 +157,7 @@ def evaluate(
   ) as loaded:
     loss = loaded.mean_nats(parts)
   bits_per_token = loss / math.log(2)
-  results = {
+  return {
     "checkpoint": checkpoint.path,
     "step": checkpoint.manifest.step,
     "validation_loss": loss,
@@ -82,9 +165,45 @@ def evaluate(
     "bits_per_byte": bits_per_token / corpus.validation_bytes_per_token,
     "unigram_entropy": unigram_entropy(batches),
   }
+
+
+def _print_results(results: dict[str, object], as_json: bool) -> None:
   if as_json:
     print(json.dumps(results))
     return
   for name, value in results.items():
     text = f"{value:.4f}" if isinstance(value, float) else value
     print(f"{name:16} {text}")
+
+
+def _outcomes(evaluation, checkpoint: Checkpoint) -> Iterator["TaskOutcome"]:
+  """Yields what comes of the tasks; none if the checkpoint is removed."""
+  from palm_mtf._tf import tf
+
+  try:
+    yield from evaluation.evaluate(checkpoint)
+  except tf.errors.OpError:
+    if os.path.isdir(checkpoint.path):
+      raise
+    say(f"{checkpoint.path} was removed while it was read; it is left out")
+
+
+def _print_outcome(
+  outcome: "TaskOutcome", as_json: bool, *, has_head: bool
+) -> None:
+  """Prints a line for each metric, under one head for all."""
+  if as_json:
+    print(json.dumps(dataclasses.asdict(outcome)), flush=True)
+    return
+  if not has_head:
+    print(
+      f"{'step':>8}  {'task':28}  {'split':12}  {'examples':>8}  "
+      f"{'metric':24}  {'value':>10}"
+    )
+  for name, value in outcome.metrics.items():
+    text = f"{value:10.4f}" if isinstance(value, float) else repr(value)
+    print(
+      f"{outcome.step:8}  {outcome.task:28}  {outcome.split:12}  "
+      f"{outcome.num_examples:8,}  {name:24}  {text}",
+      flush=True,
+    )

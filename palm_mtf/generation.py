@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model in a session that continues texts.
+"""A trained model that continues texts.
 
 The loop over tokens is in the graph (pods/decode_program.py). Here prompts
 become batches, tokens text, and a text ends before the first of STOP_STRINGS.
@@ -14,20 +14,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf._tf import tf
-from palm_mtf.checkpoints import Checkpoint
-from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary import Vocabulary
 from palm_mtf.decode_config import DecodeConfig
-from palm_mtf.layout import MeshLayout
-from palm_mtf.mesh.placement import session_config
+from palm_mtf.loaded_decoder import LoadedDecoder
 from palm_mtf.pods.decode_program import (
   BatchSizes,
   DecodeProgram,
-  build_decode_model,
   build_decode_program,
 )
-from palm_mtf.variable_files import restore
 
 # More rows are several batches; reading the weights costs little beside them.
 _MOST_ROWS = 64
@@ -53,53 +47,34 @@ class Continuation:
 
 
 class Generator:
-  """The weights of one checkpoint, ready to continue texts.
-
-  Use it as a context manager: it holds a session.
-  """
+  """Continues texts with the weights of one checkpoint."""
 
   def __init__(
     self,
-    checkpoint: Checkpoint,
-    model: PalmConfig,
-    mesh: MeshLayout,
+    loaded: LoadedDecoder,
     vocabulary: Vocabulary,
     decode: DecodeConfig,
     *,
     sample_tokens: int,
     seed: int,
   ):
-    """Restores the weights.
+    """Readies it; programs are built when they are needed.
 
     Args:
-      checkpoint: the weights.
-      model: the architecture.
-      mesh: devices and layout rules.
+      loaded: the weights, of `decode.weight_dtype`.
       vocabulary: of the model.
       decode: how tokens are chosen.
       sample_tokens: the longest continuation, in tokens.
       seed: of the draws.
     """
-    self._mesh = mesh
+    self._loaded = loaded
     self._vocabulary = vocabulary
     self._decode = decode
     self._sample_tokens = sample_tokens
-    self._most_prompt_tokens = model.sequence_length - sample_tokens + 1
+    length = loaded.model.config.sequence_length
+    self._most_prompt_tokens = length - sample_tokens + 1
     self._seed = seed
-    self._graph = tf.Graph()
     self._programs: dict[tuple[int, int], DecodeProgram] = {}
-    with self._graph.as_default():
-      self._model = build_decode_model(model, mesh, decode.weight_dtype)
-      self._session = tf.Session(config=session_config(mesh.num_devices))
-      restore(self._session, [self._model.slices], checkpoint.prefix)
-      self._session.run(self._model.prepare)
-      self._session.run(self._model.release)
-
-  def __enter__(self) -> "Generator":
-    return self
-
-  def __exit__(self, *unused: object) -> None:
-    self._session.close()
 
   def continuations(
     self, prompts: Sequence[str]
@@ -109,7 +84,17 @@ class Generator:
     Args:
       prompts: texts that passed `check_prompts`.
     """
-    slices = self._mesh.axis_size_of("batch")
+    return self.continue_tokens(self._vocabulary.encode_batch(prompts))
+
+  def continue_tokens(
+    self, prompts: Sequence[Sequence[int]]
+  ) -> Iterator[list[Continuation]]:
+    """Yields the continuations of each prompt, in order.
+
+    Args:
+      prompts: ids, each with room for a continuation in the sequence length.
+    """
+    slices = self._loaded.mesh.axis_size_of("batch")
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
     size = -(-min(len(prompts), most) // slices) * slices
     for first in range(0, len(prompts), size):
@@ -128,8 +113,9 @@ class Generator:
       prompt: passed `check_prompts`.
     """
     shown = 0
-    size = self._mesh.axis_size_of("batch")
-    for ((result,),) in self._batch([prompt], size, _TOKENS_TO_SHOW):
+    size = self._loaded.mesh.axis_size_of("batch")
+    ids = self._vocabulary.encode(prompt)
+    for ((result,),) in self._batch([ids], size, _TOKENS_TO_SHOW):
       text = result.text
       if not result.ended:
         text = text[: len(text) - self._num_unsure(text)]
@@ -153,18 +139,18 @@ class Generator:
     return unsure
 
   def _batch(
-    self, prompts: Sequence[str], size: int, step: int | None
+    self, prompts: Sequence[Sequence[int]], size: int, step: int | None
   ) -> Iterator[list[list[Continuation]]]:
     """Yields what there is every `step` tokens, and at the end.
 
     Args:
-      prompts: at most `size` texts.
+      prompts: ids of at most `size` texts.
       size: prompts in the batch.
       step: None for the end alone.
     """
     # Rows that nobody asked for copy the first, so that they end with it.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
-    tokens = [[0, *ids] for ids in self._vocabulary.encode_batch(filled)]
+    tokens = [[0, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
     program = self._program(size, max(lengths))
     inputs = np.zeros(program.prompts.shape.as_list(), np.int32)
@@ -175,11 +161,11 @@ class Generator:
       program.lengths: lengths,
       program.keys: [self._keys(prompt) for prompt in filled],
     }
-    self._session.run(program.start, feed)
+    self._loaded.session.run(program.start, feed)
     step = step or self._sample_tokens
     for limit in range(step, self._sample_tokens + step, step):
       limit = min(limit, self._sample_tokens)
-      self._session.run(program.advance, {program.limit: limit})
+      self._loaded.session.run(program.advance, {program.limit: limit})
       yield self._results(program, len(prompts))
 
   def _results(
@@ -193,7 +179,7 @@ class Generator:
     }
     if program.scores is not None:
       fetched["scores"] = program.scores
-    values = self._session.run(fetched)
+    values = self._loaded.session.run(fetched)
     tokens, scores = values["tokens"], values.get("scores")
     is_last = values["num_done"] == self._sample_tokens
     if scores is None:
@@ -238,14 +224,14 @@ class Generator:
         num_tokens=self._vocabulary.size,
         eod_id=self._vocabulary.eod_id,
       )
-      with self._graph.as_default():
-        program = build_decode_program(self._model, self._decode, sizes)
+      with self._loaded.graph.as_default():
+        program = build_decode_program(self._loaded.model, self._decode, sizes)
       self._programs[size, room] = program
     return self._programs[size, room]
 
-  def _keys(self, prompt: str) -> np.ndarray:
+  def _keys(self, prompt: Sequence[int]) -> np.ndarray:
     """Returns the key of each sample's draws, [samples, 2], int32."""
-    keys = []
+    keys, prompt = [], self._vocabulary.decode(prompt)
     for sample in range(self._decode.rows_per_prompt):
       text = f"{self._seed}/{sample}/{prompt}".encode()
       digest = hashlib.blake2b(text, digest_size=8).digest()

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf generate`: what the newest checkpoint adds to texts."""
 
+import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf import layout
@@ -22,7 +23,7 @@ from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
-from palm_mtf.prompts import check_prompts, read_prompts
+from palm_mtf.prompts import check_prompts, check_room, read_prompts
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.generation import Continuation, Generator
@@ -82,7 +83,7 @@ def generate(
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   check_same_model(checkpoint, shapes, vocabulary.sha256)
-  _check_room(model, run)
+  check_room(model, run)
 
   def check(texts):
     check_prompts(texts, vocabulary, model, run, origin)
@@ -115,14 +116,6 @@ def continue_prompts(
     return [each.text for (each,) in loaded.continuations(run.prompts)]
 
 
-def _check_room(model: PalmConfig, run: RunConfig) -> None:
-  if run.sample_tokens >= model.sequence_length:
-    raise UserError(
-      f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
-      f"SEQUENCE_LENGTH = {model.sequence_length}; give a number below that."
-    )
-
-
 def _find_prompts(
   prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
 ) -> tuple[Sequence[str], str]:
@@ -140,6 +133,7 @@ def _find_prompts(
   return run.prompts, "PROMPTS"
 
 
+@contextlib.contextmanager
 def _generator(
   checkpoint: Checkpoint,
   model: PalmConfig,
@@ -147,18 +141,18 @@ def _generator(
   vocabulary: Vocabulary,
   decode: DecodeConfig,
   run: RunConfig,
-) -> "Generator":
+) -> Iterator["Generator"]:
   from palm_mtf.generation import Generator
+  from palm_mtf.loaded_decoder import LoadedDecoder
 
-  return Generator(
-    checkpoint,
-    model,
-    mesh,
-    vocabulary,
-    decode,
-    sample_tokens=run.sample_tokens,
-    seed=run.seed,
-  )
+  with LoadedDecoder(checkpoint, model, mesh, decode.weight_dtype) as loaded:
+    yield Generator(
+      loaded,
+      vocabulary,
+      decode,
+      sample_tokens=run.sample_tokens,
+      seed=run.seed,
+    )
 
 
 def _print_stream(loaded: "Generator", prompt: str) -> None:

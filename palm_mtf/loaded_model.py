@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trained model in a session: its loss on batches.
 
-evaluate.py is its user; training.py and generation.py have sessions of their
+evaluate.py is its user; train_loop.py and generation.py have sessions of their
 own.
 """
 

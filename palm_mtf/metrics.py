@@ -40,19 +40,23 @@ class MetricsWriter:
     with writing(self._file.name, None):
       self._file.write(json.dumps({"step": step, **values}) + "\n")
       self._file.flush()
-    summary = tf.Summary(
-      value=[
-        tf.Summary.Value(tag=name, simple_value=value)
-        for name, value in values.items()
-      ]
-    )
-    self._events.add_summary(summary, step)
+    self._events.add_summary(summary_of(values), step)
     self._events.flush()
 
   def close(self) -> None:
     """Closes both records."""
     self._file.close()
     self._events.close()
+
+
+def summary_of(values: Mapping[str, float | int]) -> tf.Summary:
+  """Returns what TensorBoard shows of numbers, by name."""
+  return tf.Summary(
+    value=[
+      tf.Summary.Value(tag=name, simple_value=value)
+      for name, value in values.items()
+    ]
+  )
 
 
 def _drop_lines_after(path: str, step: int) -> None:

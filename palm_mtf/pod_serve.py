@@ -49,11 +49,17 @@ def serve(
       f'--listen = "{listen}" lets every host that reaches this one run '
       "programs on it; give one address, or add --allow_any_address."
     )
+  if is_loopback(ip) and not _means_loopback(host):
+    raise UserError(
+      f'--listen = "{listen}": "{host}" is {ip} on this host, where no other '
+      "host reaches it; give an address that others reach, or localhost."
+    )
   check_free("--listen", ip, port)
   if not is_loopback(ip):
+    where = "any address of this host" if ip == ANY_ADDRESS else ip
     say(
-      f"TensorFlow's protocol has no authentication: whoever reaches {ip} can "
-      "run programs and read files as this user; let a firewall admit the "
+      f"TensorFlow's protocol has no authentication: whoever reaches {where} "
+      "can run programs and read files as this user; let a firewall admit the "
       "client and the other servers alone"
     )
   from palm_mtf.cluster import start_server
@@ -65,3 +71,8 @@ def serve(
     signal.signal(number, lambda *_: os._exit(0))
   while True:  # the server has no other way to stop
     signal.pause()
+
+
+def _means_loopback(host: str) -> bool:
+  """Whether it is written so: some systems give their own name that address."""
+  return host.startswith("localhost") or host.replace(".", "").isdigit()

@@ -32,12 +32,14 @@ _DEATH_SECS = 2.0
 _LAST_LINES = 3
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Server:
-  """One pod's process and what it writes to stderr."""
+  """One pod's process, what it writes to stderr, and its address once known."""
 
+  settings: ServerSettings
   process: subprocess.Popen
   log: BinaryIO
+  address: str = ""
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
@@ -72,15 +74,8 @@ class PodServers:
 
   def __init__(self, pods: PodsConfig, mesh: MeshLayout):
     """Starts them, for pods of `mesh`, and does not wait."""
-    self._servers: list[_Server] = []
     self._pods, self._mesh = pods, mesh
-    if pods.pods != "local_servers":
-      return
-    for cores in cores_of_pods(pods.num_pods):
-      settings = ServerSettings(
-        client=os.getpid(), num_devices=mesh.num_devices, cores=cores
-      )
-      self._servers.append(_start(settings))
+    self._start()
 
   def __enter__(self) -> "PodServers":
     return self
@@ -89,13 +84,29 @@ class PodServers:
     for server in self._servers:
       server.process.stdin.close()
     for server in self._servers:
-      try:
-        server.process.wait(_STOP_SECS)
-      except subprocess.TimeoutExpired:
-        server.process.kill()
-        server.process.wait()
-      server.process.stdout.close()
-      server.log.close()
+      _stop(server)
+
+  def remove(self, pod: int) -> PodsConfig:
+    """Returns the other pods; those after it move up.
+
+    Servers of ours are started anew, each with the cores that fewer have.
+    """
+    pods = self._pods
+    self._pods = dataclasses.replace(
+      pods,
+      num_pods=pods.num_pods - 1,
+      islands=[x for i, x in enumerate(pods.islands) if i != pod],
+    )
+    for server in self._servers:
+      _stop(server)
+    self._start()
+    return self._pods
+
+  def start_anew(self, pod: int) -> None:
+    """Stops a pod's server, if it is ours, and starts another in its place."""
+    if self._servers:
+      _stop(self._servers[pod])
+      self._servers[pod] = _start(self._servers[pod].settings)
 
   def places(self) -> list[list[Place]]:
     """Returns the devices of each pod, in mesh order; waits for the servers.
@@ -131,8 +142,21 @@ class PodServers:
       time.sleep(_DEATH_SECS / 100)
     return None
 
+  def _start(self) -> None:
+    self._servers: list[_Server] = []
+    if self._pods.pods != "local_servers":
+      return
+    for cores in cores_of_pods(self._pods.num_pods):
+      settings = ServerSettings(
+        client=os.getpid(), num_devices=self._mesh.num_devices, cores=cores
+      )
+      self._servers.append(_start(settings))
+
   def _address(self, pod: int, secs: float) -> str:
-    output = self._servers[pod].process.stdout
+    server = self._servers[pod]
+    if server.address:
+      return server.address
+    output = server.process.stdout
     ready, _, _ = select.select([output], [], [], max(0.0, secs))
     if not ready:
       raise UserError(
@@ -140,7 +164,8 @@ class PodServers:
         f"not started in {_START_SECS:.0f} seconds."
       )
     if line := output.readline():
-      return json.loads(line)["address"]
+      server.address = json.loads(line)["address"]
+      return server.address
     process = self._servers[pod].process
     process.wait()
     raise UserError(
@@ -160,6 +185,18 @@ class PodServers:
     return f"{how}{last and f' ({last})'}"
 
 
+def _stop(server: _Server) -> None:
+  """Ends a server: one that does not hear is killed."""
+  server.process.stdin.close()
+  try:
+    server.process.wait(_STOP_SECS)
+  except subprocess.TimeoutExpired:
+    server.process.kill()
+    server.process.wait()
+  server.process.stdout.close()
+  server.log.close()
+
+
 def _start(settings: ServerSettings) -> _Server:
   log = tempfile.TemporaryFile()
   path = os.pathsep.join(folder for folder in sys.path if folder)
@@ -173,4 +210,4 @@ def _start(settings: ServerSettings) -> _Server:
   line = json.dumps(dataclasses.asdict(settings)) + "\n"
   process.stdin.write(line.encode())
   process.stdin.flush()
-  return _Server(process, log)
+  return _Server(settings, process, log)

@@ -11,6 +11,7 @@ process itself was stopped for a while, its first one was too late.
 
 import concurrent.futures
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,25 @@ from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.islands import Place
 from palm_mtf.pod_servers import PodServers
-from palm_mtf.server_facts import NoAnswerError, ServerFacts, ask, difference
+from palm_mtf.server_facts import (
+  NoAnswerError,
+  NotOursError,
+  ServerFacts,
+  ask,
+  difference,
+)
 from palm_mtf.sockets import cut
 
 # Of POD_TIMEOUT_SECS: a pause, and two questions.
 _PAUSE, _QUESTION = 0.25, 0.375
 _CUT_AGAIN_SECS = 1.0
+# How often a session that is being connected is looked after.
+_CONNECT_SECS = 0.5
+# A server that has just started answers before it knows what it is.
+_AGAIN_SECS = 0.2
+# How TensorFlow says that a task is not there, and which.
+_NOT_THERE = (tf.errors.UnavailableError, tf.errors.AbortedError)
+_TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
 class PodLostError(UserError):
@@ -32,12 +46,13 @@ class PodLostError(UserError):
 
   Attributes:
     pod: its number.
+    is_missing: it was not there when the watch began.
   """
 
-  def __init__(self, pod: int, message: str):
-    """Keeps both."""
+  def __init__(self, pod: int, message: str, is_missing: bool = False):
+    """Keeps all."""
     super().__init__(message)
-    self.pod = pod
+    self.pod, self.is_missing = pod, is_missing
 
 
 class PodWatch:
@@ -57,7 +72,8 @@ class PodWatch:
       secs: POD_TIMEOUT_SECS.
 
     Raises:
-      PodLostError: one does not answer, or cannot do what it has to.
+      PodLostError: one does not answer.
+      UserError: one cannot do what it has to.
     """
     self._servers, self._secs = servers, secs
     # The pod of each server, by address.
@@ -68,6 +84,7 @@ class PodWatch:
     }
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
+    self._threads: dict[str, threading.Thread] = {}
     self._facts: dict[str, ServerFacts] = {}
     with concurrent.futures.ThreadPoolExecutor() as threads:
       asked = {x: threads.submit(self._ask, x) for x in self._pods}
@@ -75,7 +92,11 @@ class PodWatch:
       try:
         facts = self._facts[address] = answer.result()
       except NoAnswerError as error:
-        raise self._error(address, str(error), "at the start") from None
+        raise PodLostError(
+          self._pods[address],
+          self._message(address, str(error), "at the start"),
+          is_missing=True,
+        ) from None
       how = difference(facts, next(iter(self._facts.values())))
       most = max(x.device for y in places for x in y if x.address == address)
       if most >= facts.num_devices:
@@ -84,15 +105,42 @@ class PodWatch:
           f"{most}, counted from 0 (--devices)"
         )
       if how:
-        raise self._error(address, how, "at the start")
+        raise UserError(self._message(address, how, "at the start") + ".")
 
   def __enter__(self) -> "PodWatch":
     for address in self._pods:
-      threading.Thread(target=self._watch, args=[address], daemon=True).start()
+      thread = threading.Thread(target=self._watch, args=[address], daemon=True)
+      thread.start()
+      self._threads[address] = thread
     return self
 
   def __exit__(self, *unused: object) -> None:
     self._end.set()
+    # A thread that came back from TensorFlow while Python ends would abort it.
+    for address, thread in self._threads.items():
+      thread.join(_CUT_AGAIN_SECS)
+      while thread.is_alive():  # no answer: it waits until its question's end
+        _cut(address)
+        thread.join(_CUT_AGAIN_SECS)
+
+  def connect(self, session: tf.Session) -> None:
+    """Connects a session with all servers; by itself it would try for ever.
+
+    Raises:
+      UnavailableError: a server is lost, as in what `during` encloses.
+    """
+    nothing = tf.no_op()
+
+    def run() -> None:
+      with contextlib.suppress(tf.errors.OpError):  # the next call meets it too
+        session.run(nothing)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+      thread.join(_CONNECT_SECS)
+      if self._lost:
+        raise tf.errors.UnavailableError(None, None, "a server is lost")
 
   @contextlib.contextmanager
   def during(self, phase: str) -> Iterator[None]:
@@ -103,11 +151,13 @@ class PodWatch:
     """
     try:
       yield
-    except tf.errors.OpError:
-      if lost := self._find_lost():
-        address, how = lost
-        raise self._error(address, how, phase) from None
-      raise
+    except tf.errors.OpError as error:
+      lost = self._find_lost() or self._find_broken_off(error)
+      if not lost:
+        raise
+      address, how = lost
+      message = self._message(address, how, phase)
+      raise PodLostError(self._pods[address], message) from None
 
   def _find_lost(self) -> tuple[str, str] | None:
     """Returns the address of a server that is lost, and how."""
@@ -118,20 +168,30 @@ class PodWatch:
       list(threads.map(self._look, self._pods.keys() - self._lost.keys()))
     return next(iter(self._lost.items()), None)
 
-  def _error(self, address: str, how: str, phase: str) -> PodLostError:
+  def _find_broken_off(
+    self, error: tf.errors.OpError
+  ) -> tuple[str, str] | None:
+    """Returns a server that answers, and yet the error says it was not there.
+
+    Its connection to another pod has ended, or another client has taken it.
+    """
+    named = _TASK.findall(error.message)
+    if not named or not isinstance(error, _NOT_THERE):
+      return None
+    pod, task = map(int, named[-1])  # the far end stands last
+    address = [x for x, of in self._pods.items() if of == pod][task]
+    return address, f"has broken off ({error.message.splitlines()[0]})"
+
+  def _message(self, address: str, how: str, phase: str) -> str:
     pod = self._pods[address]
-    return PodLostError(
-      pod,
-      f"pod {pod}: its server {self._servers.name(pod, address)} {how}, "
-      f"{phase}; run the same command to go on.",
-    )
+    name = self._servers.name(pod, address)
+    return f"pod {pod}: its server {name} {how}, {phase}"
 
   def _watch(self, address: str) -> None:
     while not self._end.wait(self._secs * _PAUSE):
       self._look(address)
       while address in self._lost:
-        host, _, port = address.rpartition(":")
-        cut(host, int(port))
+        _cut(address)
         # It may be connected once more: to a stopped one, by the kernel.
         if self._end.wait(_CUT_AGAIN_SECS):
           return
@@ -145,17 +205,22 @@ class PodWatch:
       self._lost[address] = str(error)
 
   def _ask(self, address: str) -> ServerFacts:
-    """Asks once or twice."""
+    """Asks until there is an answer, twice at least."""
     start = time.monotonic()
     secs = self._secs * _QUESTION
-    try:
-      return ask(address, secs)
-    except NoAnswerError:
+    while True:
       try:
         return ask(address, secs)
       except NoAnswerError as error:
-        if time.monotonic() - start < secs:  # an answer, but not of ours
-          raise
-        raise NoAnswerError(
-          f"has not answered for {self._secs:g} seconds"
-        ) from error
+        if time.monotonic() - start >= 2 * secs or self._end.is_set():
+          if isinstance(error, NotOursError):
+            raise
+          raise NoAnswerError(
+            f"has not answered for {self._secs:g} seconds"
+          ) from error
+      time.sleep(_AGAIN_SECS)
+
+
+def _cut(address: str) -> None:
+  host, _, port = address.rpartition(":")
+  cut(host, int(port))

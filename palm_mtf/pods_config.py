@@ -43,6 +43,10 @@ class PodsConfig:
     fingerprint_steps: steps between comparisons of all pods' variables.
     pod_timeout_secs: a pod's server that gives no sign of life for so long is
       lost. A step may take any time.
+    on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the others;
+      see pod_recovery.py.
+    pod_wait_secs: how long to wait at most, also for a pod that is missing when
+      the run starts.
   """
 
   num_pods: int = 1
@@ -52,6 +56,8 @@ class PodsConfig:
   dcn_dtype: str = "float32"
   fingerprint_steps: int = 100
   pod_timeout_secs: float = 60.0
+  on_pod_failure: str = "stop"
+  pod_wait_secs: float = 3600.0
 
   def __post_init__(self):
     check_count("NUM_PODS", self.num_pods)
@@ -61,6 +67,10 @@ class PodsConfig:
       )
     check_count("FINGERPRINT_STEPS", self.fingerprint_steps)
     check_real("POD_TIMEOUT_SECS", self.pod_timeout_secs, 1.0, 1e6)
+    check_choice(
+      "ON_POD_FAILURE", self.on_pod_failure, ["stop", "wait", "shrink"]
+    )
+    check_real("POD_WAIT_SECS", self.pod_wait_secs, 1.0, 1e6)
     check_choice("PODS", self.pods, ["in_process", "local_servers", "cluster"])
     if not re.fullmatch(r"[^\s:/]+(:\d{1,5})?", str(self.client_address)):
       raise UserError(

@@ -39,6 +39,15 @@ def check_prompts(
       )
 
 
+def check_room(model: PalmConfig, run: RunConfig) -> None:
+  """Raises UserError unless there may be prompts at all."""
+  if run.sample_tokens >= model.sequence_length:
+    raise UserError(
+      f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
+      f"SEQUENCE_LENGTH = {model.sequence_length}; give a number below that."
+    )
+
+
 def read_prompts(path: str) -> list[str]:
   """Returns the prompts of a file, one a line.
 

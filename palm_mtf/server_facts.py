@@ -39,6 +39,10 @@ class NoAnswerError(Exception):
   """A server did not say what it is; says why."""
 
 
+class NotOursError(NoAnswerError):
+  """What answers is no server of palm_mtf, or not yet."""
+
+
 def publish(
   server: tf.distribute.Server, num_devices: int, num_threads: int
 ) -> None:
@@ -59,7 +63,8 @@ def ask(address: str, secs: float) -> ServerFacts:
   """Asks the server at "host:port" what it is.
 
   Raises:
-    NoAnswerError: it does not answer in time, or is not one of ours.
+    NoAnswerError: it does not answer in time.
+    NotOursError: it does not know what it is.
   """
   config = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * secs)))
   try:
@@ -72,7 +77,7 @@ def ask(address: str, secs: float) -> ServerFacts:
   except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
     raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
   except (tf.errors.OpError, ValueError, TypeError):
-    raise NoAnswerError("is not one of palm_mtf") from None
+    raise NotOursError("is not one of palm_mtf") from None
 
 
 def difference(facts: ServerFacts, first: ServerFacts) -> str:

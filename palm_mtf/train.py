@@ -4,7 +4,7 @@
 
 What can go wrong because of what the user gave goes wrong here, before
 TensorFlow is imported and before anything in MODEL_DIR is touched that was
-there before. The loop is in training.py.
+there before. The loop is in train_loop.py.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from palm_mtf import __version__, layout
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.accounting.slots import check_same_slots, optimizer_state
+from palm_mtf.addresses import check_client
 from palm_mtf.checkpoint_writer import check_space, set_damaged_aside
 from palm_mtf.checkpoints import (
   Checkpoint,
@@ -41,6 +42,7 @@ from palm_mtf.data.batches import Batch
 from palm_mtf.data.corpus import Corpus, load_corpus
 from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir, write_atomically
 from palm_mtf.infer import continue_prompts
 from palm_mtf.initial_weights import (
@@ -52,12 +54,14 @@ from palm_mtf.layout import MeshLayout
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.pod_servers import PodServers, cluster_places
 from palm_mtf.pods_config import PodsConfig
-from palm_mtf.prompts import check_prompts
+from palm_mtf.prompts import check_prompts, check_room
+from palm_mtf.report.figures import check_can_draw
 from palm_mtf.samples import keep_samples
+from palm_mtf.task_eval_config import TaskEvalConfig
 from palm_mtf.training_lock import training_lock
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
-  from palm_mtf.training import Outcome
+  from palm_mtf.train_loop import Outcome
 
 # What a run's numbers depend on besides its settings.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
@@ -86,6 +90,7 @@ def train(
   data: DataConfig,
   run: RunConfig,
   watch: WatchConfig,
+  tasks: TaskEvalConfig,
   config_files: Mapping[str, str] | None = None,
 ) -> None:
   """Trains to `run.train_steps`, from the newest checkpoint if there is one.
@@ -101,6 +106,7 @@ def train(
     data: text and vocabulary.
     run: lengths, batch size, seed and prompts.
     watch: what is done when something goes wrong.
+    tasks: SeqIO tasks to evaluate on, and when; predictions are greedy.
     config_files: name -> text, written into `model_dir` (config.gin).
 
   Raises:
@@ -121,6 +127,9 @@ def train(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
   corpus.batches(run.batch_sizes)  # are there enough?
+  context = (model_dir, model, mesh, vocabulary, run)
+  sample = functools.partial(_sample, *context)
+  evaluate_tasks = _task_evaluation(*context, tasks)
   entropy = unigram_entropy(_validation_batches(corpus, run))
   configs = (model, mesh, pods, optimizer, data, watch, run)
   manifest = _manifest(configs, vocabulary, corpus)
@@ -128,13 +137,6 @@ def train(
   set_damaged_aside(model_dir)
   for name, text in (config_files or {}).items():
     write_atomically(os.path.join(model_dir, name), text.encode())
-
-  def sample(checkpoint: Checkpoint) -> list[str]:
-    """Continues the prompts, and keeps that."""
-    texts = continue_prompts(checkpoint, model, mesh, vocabulary, run)
-    keep_samples(model_dir, checkpoint.manifest.step, run.prompts, texts)
-    return texts
-
   outcome = _run_training(
     model_dir=model_dir,
     model=model,
@@ -148,6 +150,8 @@ def train(
     checkpoint=newest,
     unigram_entropy=entropy,
     keep_samples=sample,
+    task_eval_steps=tasks.task_eval_steps,
+    evaluate_tasks=evaluate_tasks,
     initial_weights=initial,
   )
   if outcome.stopped_by:
@@ -158,13 +162,61 @@ def train(
   _say_what_next(model_dir, run.train_steps)
 
 
+def _sample(
+  model_dir: str,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  vocabulary: Vocabulary,
+  run: RunConfig,
+  checkpoint: Checkpoint,
+) -> list[str]:
+  """Continues the prompts, and keeps that."""
+  texts = continue_prompts(checkpoint, model, mesh, vocabulary, run)
+  keep_samples(model_dir, checkpoint.manifest.step, run.prompts, texts)
+  return texts
+
+
+def _task_evaluation(
+  model_dir: str,
+  model: PalmConfig,
+  mesh: MeshLayout,
+  vocabulary: Vocabulary,
+  run: RunConfig,
+  tasks: TaskEvalConfig,
+) -> Callable[[Checkpoint], dict[str, float]]:
+  """Opens the tasks; returns what gives a checkpoint's metrics by name."""
+  if not tasks.task_eval_steps:
+    return lambda checkpoint: {}
+  check_room(model, run)
+  # SeqIO takes seconds, as TensorFlow does, which training needs anyway.
+  from palm_mtf.task_evaluation import TaskEvaluation
+
+  greedy = DecodeConfig(temperature=0.0)
+  evaluation = TaskEvaluation(
+    model_dir, model, mesh, vocabulary, greedy, run=run, tasks=tasks
+  )
+
+  def numbers(checkpoint: Checkpoint) -> dict[str, float]:
+    found = {}
+    for outcome in evaluation.evaluate(checkpoint):
+      found |= outcome.numbers
+    say(
+      f"step {checkpoint.manifest.step}  "
+      + "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+    )
+    return found
+
+  return numbers
+
+
 def _run_training(
   *, pods: PodsConfig, mesh: MeshLayout, **job: object
 ) -> "Outcome":
   """Trains: all input is known to be good."""
   # TensorFlow takes seconds, here as in the pods' servers: they begin before.
   with PodServers(pods, mesh) as servers:
-    from palm_mtf.training import TrainJob, run_training
+    from palm_mtf.train_loop import TrainJob
+    from palm_mtf.training import run_training
 
     return run_training(TrainJob(pods=pods, mesh=mesh, **job), servers)
 
@@ -172,11 +224,14 @@ def _run_training(
 def _check_devices(
   model: PalmConfig, mesh: MeshLayout, pods: PodsConfig, run: RunConfig
 ) -> None:
-  """Raises UserError unless everything divides and the chip is known."""
+  """Raises UserError unless all divides, is known, and can be drawn."""
   layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
   check_chip(run.chip)
+  if run.trace_steps:
+    check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":
     cluster_places(pods, mesh)
+    check_client(pods.client_address)
 
 
 def _find_newest(

@@ -11,7 +11,8 @@ its last part is run again without the update, to say where that began.
 
 import concurrent.futures
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,39 +36,52 @@ class BadStepError(Exception):
     self.gradient_squares = gradient_squares
 
 
+class _Calls(NamedTuple):
+  """Into a session: what changes variables.
+
+  Attributes:
+    update: runs the last microbatch of a step.
+    accumulate: of each pod, runs its part of another.
+  """
+
+  update: Callable[..., Any]
+  accumulate: list[Callable[..., Any]]
+
+
 class TrainStep:
   """Runs the steps of a program, and its loss on other batches."""
 
   def __init__(self, session: tf.Session, program: TrainProgram):
     """Readies the calls into `session`, whose variables must be set."""
+    self._session, self._program = session, program
     self._num_pods = len(program.pods)
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
     features = [x for pod in program.pods for x in pod.features.values()]
     fed = [*features, program.step, program.microbatch]
+    self._calls = self._made_callable()
     # A callable returns what has the structure of its first argument.
-    self._step = session.make_callable([program.metrics, program.update], fed)
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares], fed
     )
-    self._accumulate = [
-      session.make_callable(
-        pod.accumulate,
-        [*pod.features.values(), program.step, program.microbatch],
-      )
-      for pod in program.pods
-    ]
     self._clients = concurrent.futures.ThreadPoolExecutor(self._num_pods)
     self._losses_and_weights = session.make_callable(
       [[pod.loss, pod.weight_sum] for pod in program.pods], features
     )
 
-  def run(self, batch: Batch, step: int) -> dict[str, float]:
+  def run(
+    self,
+    batch: Batch,
+    step: int,
+    records: list[tf.RunMetadata] | None = None,
+  ) -> dict[str, float]:
     """Trains on a batch.
 
     Args:
       batch: the features of the program.
       step: steps done before this one.
+      records: where to add what the runtime records of each call, the last one
+        at the end; None records nothing. It changes no bit.
 
     Returns:
       The metrics of the step, by name.
@@ -75,10 +89,11 @@ class TrainStep:
     Raises:
       BadStepError: its loss or its gradients are not finite.
     """
+    calls = self._calls if records is None else self._recorded(records)
     shares = self._shares(batch)
     pods = [
-      self._clients.submit(self._accumulate_share, pod, share[:-1], step)
-      for pod, share in enumerate(shares)
+      self._clients.submit(_accumulate_share, accumulate, share[:-1], step)
+      for accumulate, share in zip(calls.accumulate, shares, strict=True)
     ]
     concurrent.futures.wait(pods)
     for pod in pods:
@@ -87,7 +102,7 @@ class TrainStep:
     last = [rows for share in shares for rows in share[-1]]
     last += [step, self._num_microbatches - 1]
     try:
-      metrics, _ = self._step(*last)
+      metrics, _ = calls.update(*last)
     except tf.errors.InvalidArgumentError:
       losses, squares = self._measure(*last)
       if np.isfinite(list(losses.values())).all():
@@ -105,11 +120,42 @@ class TrainStep:
     losses, weights = zip(*results, strict=True)
     return float(np.average(losses, weights=weights))
 
-  def _accumulate_share(
-    self, pod: int, microbatches: Sequence[list[np.ndarray]], step: int
-  ) -> None:
-    for i, rows in enumerate(microbatches):
-      self._accumulate[pod](*rows, step, i)
+  def _made_callable(self, **options: bool) -> _Calls:
+    """Returns the calls, made once for many steps."""
+    program = self._program
+    features = [list(pod.features.values()) for pod in program.pods]
+    state = [program.step, program.microbatch]
+
+    def made(fetched: object, fed: Sequence[tf.Tensor]) -> Callable[..., Any]:
+      return self._session.make_callable(fetched, [*fed, *state], **options)
+
+    return _Calls(
+      made(
+        [program.metrics, program.update],
+        list(itertools.chain.from_iterable(features)),
+      ),
+      [
+        made(pod.accumulate, fed)
+        for pod, fed in zip(program.pods, features, strict=True)
+      ],
+    )
+
+  def _recorded(self, records: list[tf.RunMetadata]) -> _Calls:
+    """Returns the same calls, each of which adds to `records`."""
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+
+    def recorded(call: Callable[..., Any]) -> Callable[..., Any]:
+      def run(*fed: object) -> object:
+        metadata = tf.RunMetadata()
+        records.append(metadata)
+        return call(*fed, options=options, run_metadata=metadata)
+
+      return run
+
+    calls = self._made_callable(accept_options=True)
+    return _Calls(
+      recorded(calls.update), [recorded(x) for x in calls.accumulate]
+    )
 
   def _shares(self, batch: Batch) -> list[list[list[np.ndarray]]]:
     """Returns what to feed: of each pod, of each microbatch, its features."""
@@ -120,6 +166,15 @@ class TrainStep:
       ]
       for share in split_batch(batch, self._num_pods)
     ]
+
+
+def _accumulate_share(
+  accumulate: Callable[..., Any],
+  microbatches: Sequence[list[np.ndarray]],
+  step: int,
+) -> None:
+  for i, rows in enumerate(microbatches):
+    accumulate(*rows, step, i)
 
 
 def _floats(values: dict[str, np.float32]) -> dict[str, float]:

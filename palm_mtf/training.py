@@ -1,107 +1,29 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: step, log, evaluate, save; and the same from any step.
+"""A whole run: one training loop (train_loop.py) after another.
 
-Everything a step does is a function of its number: the batch (data/batches.py),
-the learning rate (optim/schedule.py) and, before the first, the weights. So a
-run that was stopped and resumed ends with the bits of one that was not.
+A loop ends, and the next goes on from a checkpoint, where the batch size
+changes, where the loss spikes, and where a pod is lost.
 """
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting import flops
-from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoint_writer import BackgroundWriter
-from palm_mtf.checkpoints import Checkpoint, Manifest
+from palm_mtf.checkpoints import Manifest, newest_whole
 from palm_mtf.cluster import Cluster, connect
-from palm_mtf.config import (
-  AdafactorConfig,
-  PalmConfig,
-  RunConfig,
-  WatchConfig,
-)
-from palm_mtf.data.corpus import Corpus
-from palm_mtf.divergence import DivergenceWatch
-from palm_mtf.fingerprints import FingerprintWatch
-from palm_mtf.layout import MeshLayout
-from palm_mtf.memory import resident_bytes
-from palm_mtf.mesh.placement import Devices
+from palm_mtf.errors import UserError
 from palm_mtf.metrics import MetricsWriter
-from palm_mtf.named_weights import NamedWeights
 from palm_mtf.peak import chip_flops_per_sec
+from palm_mtf.pod_recovery import PodRecovery
 from palm_mtf.pod_servers import PodServers
-from palm_mtf.pod_watch import PodWatch
-from palm_mtf.pods.program import build_train_program
+from palm_mtf.pod_watch import PodLostError, PodWatch
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.progress import TrainProgress
-from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
-from palm_mtf.train_step import BadStepError, TrainStep
-from palm_mtf.variable_files import (
-  WeightsCopier,
-  restore,
-  restore_weights,
-)
+from palm_mtf.train_loop import Outcome, Place, TrainJob, TrainLoop
 from palm_mtf.watchdog import Watchdog
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainJob:
-  """All that a run needs, checked.
-
-  Attributes:
-    model_dir: where checkpoints and metrics go.
-    model: the architecture.
-    mesh: devices and layout rules of each pod.
-    pods: how many there are, and where.
-    optimizer: Adafactor, its schedule and the z-loss.
-    run: lengths, batch size and seed.
-    watch: what is done when something goes wrong.
-    corpus: the tokens of training and of validation.
-    manifest: of the checkpoints to write, but for what changes with the step.
-    checkpoint: where to resume from, or None.
-    unigram_entropy: of the validation tokens, nats a token, for the records.
-    initial_weights: of another run, to start from where there is none.
-    rewinds: that are later than `checkpoint`.
-    keep_samples: keeps what a checkpoint's model makes of the prompts.
-  """
-
-  model_dir: str
-  model: PalmConfig
-  mesh: MeshLayout
-  pods: PodsConfig
-  optimizer: AdafactorConfig
-  run: RunConfig
-  watch: WatchConfig
-  corpus: Corpus
-  manifest: Manifest
-  checkpoint: Checkpoint | None
-  unigram_entropy: float
-  keep_samples: Callable[[Checkpoint], object]
-  initial_weights: NamedWeights | None = None
-  rewinds: Sequence[Rewind] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """How a run ended.
-
-  Attributes:
-    checkpoint: the newest; None if it was stopped before its first step.
-    validation_loss: nats a token at the end; None before.
-    stopped_by: the name of the signal that stopped it, or "".
-    rewinds: all so far, if it ended for the last of them; else none.
-  """
-
-  checkpoint: Checkpoint | None
-  validation_loss: float | None
-  stopped_by: str
-  rewinds: Sequence[Rewind] = ()
 
 
 def run_training(job: TrainJob, servers: PodServers) -> Outcome:
@@ -113,8 +35,30 @@ def run_training(job: TrainJob, servers: PodServers) -> Outcome:
 
   Raises:
     UserError: a number is no longer finite, a checkpoint has no space, or a
-      pod's server has ended.
+      pod is lost and ON_POD_FAILURE does not make up for it.
   """
+  recovery = PodRecovery(servers, job.model, job.run.batch_sizes.sizes)
+  while True:
+    try:
+      return _train_on(job, servers)
+    except PodLostError as lost:
+      newest = newest_whole(job.model_dir)
+      step = newest.manifest.step if newest else 0
+      pods = recovery.pods_after(lost, job.pods, job.mesh, step)
+      job = dataclasses.replace(
+        job, pods=pods, checkpoint=newest, rewinds=(), manifest=_on(pods, job)
+      )
+
+
+def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
+  """Returns a job's manifest with settings of pods."""
+  settings = dict(job.manifest.settings)
+  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
+  return dataclasses.replace(job.manifest, settings=settings)
+
+
+def _train_on(job: TrainJob, servers: PodServers) -> Outcome:
+  """Trains to the end, or a signal, on all servers."""
   peak = chip_flops_per_sec(
     job.run.chip, job.model.activation_dtype, job.pods.num_pods
   )
@@ -148,9 +92,17 @@ def _run_to_rewind(
         cluster.session() as session,
       ):
         watchdog.expect_slow()
-        where = _Place(cluster.devices, session, pod_watch)
+        where = Place(cluster.devices, session, pod_watch)
         records = (metrics, progress, writer, watchdog)
-        outcome = _Loop(job, where, peak, *records).run(stop)
+        try:
+          outcome = TrainLoop(job, where, peak, *records).run(stop)
+        except PodLostError as lost:
+          if not stop.signal_name:
+            raise
+          # Who asks a run to stop may have stopped its servers too.
+          raise UserError(
+            f"{lost}, after {stop.signal_name}; run the same command to go on."
+          ) from None
       if (
         outcome.stopped_by
         or outcome.rewinds
@@ -159,199 +111,3 @@ def _run_to_rewind(
         return outcome
       # Another batch size is another program, and goes on as a resumed run.
       job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
-
-
-class _Clock:
-  """Seconds of one part of a step, over the steps since the last log line.
-
-  A session's first step is left out: it compiles, and opens files.
-  """
-
-  def __init__(self):
-    self._is_first = True
-    self._secs: list[float] = []
-
-  @contextlib.contextmanager
-  def running(self) -> Iterator[None]:
-    """Times its body."""
-    start = time.perf_counter()
-    yield
-    if not self._is_first:
-      self._secs.append(time.perf_counter() - start)
-    self._is_first = False
-
-  def take_mean(self) -> float:
-    """Returns the mean, 0 if nothing was timed, and starts anew."""
-    mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
-    self._secs = []
-    return mean
-
-
-class _Place(NamedTuple):
-  """Where a program runs: on these devices, in a session that is watched."""
-
-  devices: Devices
-  session: tf.Session
-  pod_watch: PodWatch
-
-
-class _Loop:
-  """One session's program, its records and the step it has reached.
-
-  It runs as long as the batch size stays the same.
-  """
-
-  def __init__(
-    self,
-    job: TrainJob,
-    where: _Place,
-    peak: float,
-    metrics: MetricsWriter,
-    progress: TrainProgress,
-    writer: BackgroundWriter,
-    watchdog: Watchdog,
-  ):
-    self._job, self._peak = job, peak
-    self._during = where.pod_watch.during
-    self._metrics, self._progress = metrics, progress
-    self._writer, self._watchdog = writer, watchdog
-    self._step_clock, self._data_clock = _Clock(), _Clock()
-    self._validation_loss: float | None = None
-    self._step = job.checkpoint.manifest.step if job.checkpoint else 0
-    sizes = job.run.batch_sizes
-    self._batch_size = sizes.size(self._step)
-    self._last_step = job.run.train_steps
-    if change := sizes.next_change(self._step):
-      self._last_step = min(self._last_step, change)
-    self._spikes = SpikeWatch(job.watch, job.checkpoint, job.rewinds)
-    self._batches = job.corpus.batches(sizes, self._spikes.skips)
-    program = build_train_program(
-      job.model,
-      job.mesh,
-      job.optimizer,
-      batch_size=self._batch_size,
-      seed=job.run.seed,
-      features=self._batches.features,
-      pods=job.pods,
-      devices=where.devices,
-    )
-    session = where.session
-    self._train_step = TrainStep(session, program)
-    pods, client = [x.slices for x in program.pods], program.devices.client
-    self._copier = WeightsCopier(session, program.slices, client)
-    self._divergence = DivergenceWatch(session, program, self._writer.wait)
-    self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
-    with self._during("while its variables were set"):
-      if job.checkpoint:
-        restore(session, pods, job.checkpoint.prefix, client)
-      else:
-        session.run(program.initialize)
-        if job.initial_weights:
-          names = job.manifest.shapes
-          parameters = [{name: x[name] for name in names} for x in pods]
-          restore_weights(session, parameters, job.initial_weights, client)
-
-  def run(self, stop: StopRequest) -> Outcome:
-    """Runs the steps that are left, and what is due after each."""
-    run = self._job.run
-    while self._step < self._last_step and not stop.signal_name:
-      self._writer.check()
-      values = self._run_step()
-      if self._spikes.sees_spike(values):
-        self._writer.wait()
-        back, rewinds = self._spikes.rewind(
-          self._job.model_dir, self._step, values["loss"], run.batch_sizes
-        )
-        return Outcome(back, None, "", rewinds)
-      if self._step % self._job.pods.fingerprint_steps == 0:
-        with self._during(f"while pods were compared after step {self._step}"):
-          self._fingerprints.check(self._step)
-      is_last = self._step == run.train_steps
-      if is_last or self._step % run.eval_steps == 0:
-        self._validate()
-        values["validation_loss"] = self._validation_loss
-        values["unigram_entropy"] = self._job.unigram_entropy
-      if is_last or self._step % run.log_steps == 0:
-        self._log(values)
-      every = None if is_last else run.sample_steps
-      has_samples = every is not None and self._step % every == 0
-      if has_samples or self._step % run.checkpoint_steps == 0:
-        self._save()
-      if has_samples:
-        self._watchdog.expect_slow()
-        self._job.keep_samples(self._writer.wait())
-    if self._step != self._writer.step:  # the last step, or a signal came
-      self._save()
-    newest = self._writer.wait()
-    if self._step < run.train_steps:
-      return Outcome(newest, None, stop.signal_name)
-    if self._validation_loss is None:  # there was no step left to run
-      self._validate()
-    return Outcome(newest, self._validation_loss, "")
-
-  def _run_step(self) -> dict[str, float]:
-    with self._data_clock.running():
-      batch = self._batches.batch(self._step)
-    phase = f"in step {self._step + 1}"
-    with self._step_clock.running(), self._during(phase):
-      try:
-        values = self._train_step.run(batch, self._step)
-      except BadStepError as bad:
-        raise self._divergence.error_of_step(self._step + 1, bad) from None
-    self._step += 1
-    self._watchdog.step_done(self._step)
-    return values
-
-  def _validate(self) -> None:
-    """Measures the mean nats of the validation tokens."""
-    job = self._job
-    self._watchdog.expect_slow()
-    batches = job.corpus.validation_batches(
-      batch_size=self._batch_size,
-      num_rows=job.run.num_validation_rows,
-    )
-    with self._during(f"while the loss of step {self._step} was measured"):
-      self._validation_loss = self._train_step.mean_loss(batches)
-    self._progress.say(
-      f"step {self._step}  validation loss {self._validation_loss:.4f}"
-    )
-
-  def _log(self, values: dict[str, float]) -> None:
-    job, step_secs = self._job, self._step_clock.take_mean()
-    length = job.model.sequence_length
-    batch_tokens = self._batch_size * length
-    rate = batch_tokens / step_secs if step_secs else 0.0
-    mfu = flops.mfu(rate, job.model, self._peak)
-    values |= {
-      "tokens": job.run.batch_sizes.rows_before(self._step) * length,
-      "global_batch_tokens": batch_tokens,
-      "tokens_per_sec": rate,
-      "step_secs": step_secs,
-      "data_wait_secs": self._data_clock.take_mean(),
-      "checkpoint_wait_secs": self._writer.take_wait_secs(),
-      "mfu": mfu,
-      "host_memory_bytes": resident_bytes(),
-      "num_pods": job.pods.num_pods,
-      "dcn_bytes": dcn_bytes(job.model, job.mesh, job.pods),
-    }
-    self._metrics.write(self._step, values)
-    self._progress.update(
-      self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu
-    )
-
-  def _save(self) -> None:
-    """Begins to write a checkpoint of this step."""
-    job = self._job
-    self._watchdog.expect_slow()
-    sizes = job.run.batch_sizes
-    next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
-    manifest = dataclasses.replace(
-      job.manifest,
-      step=self._step,
-      next_row=next_row,
-      data={**job.manifest.data, **self._spikes.manifest_data()},
-    )
-    with self._during(f"while step {self._step} was saved"):
-      self._divergence.check_variables(self._step)
-      self._fingerprints.check(self._step)
-      self._writer.write(manifest, self._copier.copy)

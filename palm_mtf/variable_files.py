@@ -19,6 +19,14 @@ from palm_mtf.mesh.saving import (
 )
 from palm_mtf.named_weights import NamedWeights
 
+# How TensorFlow says that a file is not what it should be.
+_DAMAGE = (
+  tf.errors.DataLossError,
+  tf.errors.InvalidArgumentError,
+  tf.errors.NotFoundError,
+  tf.errors.OutOfRangeError,
+)
+
 
 def restore(
   session: tf.Session,
@@ -51,7 +59,7 @@ def restore_weights(
   """
   try:
     restore(session, pods, weights.prefix, client)
-  except tf.errors.OpError as error:
+  except _DAMAGE as error:  # others are of the session: a pod may be lost
     raise UserError(
       f"{weights.given}: TensorFlow cannot read it: "
       f"{error.message.splitlines()[0]}"

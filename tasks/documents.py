@@ -51,13 +51,19 @@ class _Vocabulary(seqio.SentencePieceVocabulary):
     super().__init__("")
 
   def _model_context(self):
-    self._sentencepiece_model_file = vocabulary()
-    if self._sentencepiece_model_file is None:
+    self._sentencepiece_model_file = self.sentencepiece_model_file
+    return super()._model_context()
+
+  @property
+  def sentencepiece_model_file(self) -> str:
+    """The path that gin says."""
+    path = vocabulary()
+    if path is None:
       raise UserError(
         "documents.vocabulary.path is not set: give the path of a "
         "SentencePiece model."
       )
-    return super()._model_context()
+    return path
 
 
 VOCABULARY = _Vocabulary()
@@ -158,8 +164,10 @@ class TextFilesSource(seqio.FunctionDataSource):
       settings=names,
     )
 
-  def _read(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
-    del shuffle_files  # SeqIO shuffles the documents too
+  def _read(
+    self, split: str, shuffle_files: bool, seed: int | None = None
+  ) -> tf.data.Dataset:
+    del shuffle_files, seed  # SeqIO shuffles the documents too
     return tf.data.Dataset.from_generator(
       functools.partial(_batches, self._open(), split),
       output_signature={"text": tf.TensorSpec((None,), tf.string)},
@@ -200,9 +208,13 @@ class TfdsTextSource(seqio.FunctionDataSource):
         f"{self._selector}.name = {settings.name!r}: {error}."
       ) from error
 
-  def _read(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
+  def _read(
+    self, split: str, shuffle_files: bool, seed: int | None = None
+  ) -> tf.data.Dataset:
     settings = self._settings()
-    dataset = self._open(settings).get_dataset(TRAIN, shuffle=shuffle_files)
+    dataset = self._open(settings).get_dataset(
+      TRAIN, shuffle=shuffle_files, seed=seed
+    )
     feature, known = settings.text_feature, dataset.element_spec
     if feature not in known:
       raise UserError(

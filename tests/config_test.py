@@ -301,3 +301,20 @@ def test_checkpoints_that_cannot_be_kept_or_read_are_refused(changes, message):
   with pytest.raises(UserError) as error:
     dataclasses.replace(RUN, **changes)
   assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+  "steps",
+  [20, None, "[1]", [0], [3], [1, 3], [True], [1.0], [[1, 2]], [1] * 11],
+)
+def test_steps_that_cannot_be_traced_are_refused(steps):
+  with pytest.raises(UserError) as error:
+    dataclasses.replace(RUN, trace_steps=steps)
+  assert str(error.value) == (
+    f"TRACE_STEPS = {steps!r}: give a list of at most 10 steps from 1 to "
+    "TRAIN_STEPS = 2, such as [1], or [] for none."
+  )
+
+
+def test_the_last_step_may_be_traced():
+  assert dataclasses.replace(RUN, trace_steps=[2]).trace_steps == [2]

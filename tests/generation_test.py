@@ -6,6 +6,7 @@ Its embedding is the identity, and its layers add nothing to it but what makes
 the next letter the likeliest; so every continuation is known.
 """
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -19,6 +20,7 @@ from palm_mtf.data.vocabulary_training import train_vocabulary
 from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.generation import Generator
 from palm_mtf.layout import MeshLayout
+from palm_mtf.loaded_decoder import LoadedDecoder
 from palm_mtf.pods.program import build_forward_program
 from palm_mtf.variable_files import WeightsCopier
 from tests.mtf_testing import SINGLE, load_parameters
@@ -86,16 +88,12 @@ def checkpoint(config, vocabulary, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make(checkpoint, config, vocabulary):
-  def generator(decode=GREEDY, mesh=SINGLE, seed=0, **changes):
-    return Generator(
-      checkpoint,
-      dataclasses.replace(config, **changes),
-      mesh,
-      vocabulary,
-      decode,
-      sample_tokens=SAMPLE_TOKENS,
-      seed=seed,
-    )
+  @contextlib.contextmanager
+  def generator(decode=GREEDY, mesh=SINGLE, seed=0):
+    with LoadedDecoder(checkpoint, config, mesh, decode.weight_dtype) as loaded:
+      yield Generator(
+        loaded, vocabulary, decode, sample_tokens=SAMPLE_TOKENS, seed=seed
+      )
 
   return generator
 

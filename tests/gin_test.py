@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf import config, decode_config, layout, pods_config, train
+from palm_mtf import (
+  config,
+  decode_config,
+  layout,
+  pods_config,
+  task_eval_config,
+  train,
+)
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
@@ -30,6 +37,7 @@ RUNS = [
   "data_statistics",
   "evaluate",
   "generate",
+  "score",
   "train",
 ]
 COMMAND_OF = {name.replace(" ", "_"): name for name in COMMANDS}
@@ -82,6 +90,7 @@ def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
 def test_every_folder_is_one_of_the_known_kinds():
   assert {path.parent.name for path in FILES} == {
     *FRAGMENT_FOLDERS,
+    "eval",
     "recipes",
     "runs",
   }
@@ -102,6 +111,14 @@ def test_only_data_imports_and_only_tasks():
     imports.discard("from __gin__ import dynamic_registration")
     assert path.parent.name == "data" or not imports
     assert all(line.startswith("from palm_mtf.tasks ") for line in imports)
+
+
+def test_what_eval_holds_sets_tasks_by_the_macros_of_the_run():
+  for path in (FOLDER / "eval").glob("*.gin"):
+    assert re.match(r"# [A-Z](.|\n# )*\.\n", path.read_text())
+    imports = r"from (__gin__|palm_mtf\.tasks) import \w+$"
+    bindings = r"EVAL_TASKS = |[a-z_]+\.[a-z_]+\.[a-z_]+ = %[A-Z_]+$"
+    assert all(re.match(f"{imports}|{bindings}", x) for x in own_lines(path))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
@@ -178,6 +195,7 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
       (config, config.RunConfig),
       (config, config.WatchConfig),
       (decode_config, decode_config.DecodeConfig),
+      (task_eval_config, task_eval_config.TaskEvalConfig),
     )
     for name in kind.__dataclass_fields__
   }
@@ -205,6 +223,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     "data": config.DataConfig,
     "run": config.RunConfig,
     "watch": config.WatchConfig,
+    "tasks": task_eval_config.TaskEvalConfig,
   }
   sizes = built["run"].batch_sizes.sizes
   num_pods = built["pods"].num_pods

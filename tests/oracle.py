@@ -179,6 +179,20 @@ def loss(
   return cross_entropy, z_loss * np.sum(share_BL * log_z_BL**2)
 
 
+def log_likelihood(config, params, given, targets) -> float:
+  """Returns log p of the tokens `targets` after the tokens `given`, in nats.
+
+  Both are lists; token 0 stands before them, as in training.
+  """
+  tokens = [0, *given, *targets]
+  logits_LV = forward(config, params, np.array([tokens[:-1]]))[0]
+  largest_L1 = logits_LV.max(axis=-1, keepdims=True)
+  log_z_L1 = np.log(np.exp(logits_LV - largest_L1).sum(-1, keepdims=True))
+  log_p_LV = logits_LV - largest_L1 - log_z_L1
+  places = range(len(given), len(tokens) - 1)
+  return float(sum(log_p_LV[i, tokens[i + 1]] for i in places))
+
+
 def root_mean_square(x) -> float:
   """Returns the root of the mean square over all axes of x."""
   return np.sqrt(np.mean(np.square(x)))

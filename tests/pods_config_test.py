@@ -23,6 +23,15 @@ from palm_mtf.pods_config import PodsConfig
       "POD_TIMEOUT_SECS = 0: give a number from 1.0 to 1000000.0.",
     ),
     (
+      {"on_pod_failure": "shrnk"},
+      "ON_POD_FAILURE = 'shrnk' (did you mean \"shrink\"?): choose one of "
+      "'stop', 'wait', 'shrink'.",
+    ),
+    (
+      {"client_address": "a:b:c"},
+      'CLIENT_ADDRESS = \'a:b:c\': write "host" or "host:port", of this host.',
+    ),
+    (
       {"pods": "in_proces"},
       "PODS = 'in_proces' (did you mean \"in_process\"?): choose one of "
       "'in_process', 'local_servers', 'cluster'.",

@@ -38,13 +38,22 @@ def registries_restored() -> Iterator[None]:
     registry._REGISTRY.update(names)
 
 
-def add(name, source, steps=T5_STEPS, features=("targets",), vocabulary=None):
+def add(
+  name,
+  source,
+  steps=T5_STEPS,
+  features=("targets",),
+  vocabulary=None,
+  **evaluation,
+):
+  """`evaluation` is a metric_fns and a postprocess_fn."""
   vocabulary = vocabulary or UNREACHABLE
   return seqio.TaskRegistry.add(
     name,
     source=source,
     preprocessors=steps,
     output_features={f: seqio.Feature(vocabulary) for f in features},
+    **evaluation,
   )
 
 
@@ -60,7 +69,7 @@ def add_lines(name, path, steps=T5_STEPS, **keywords):
 def add_examples(name, examples: dict, steps=T5_STEPS, **keywords):
   """A task of {split: {feature: values}}."""
 
-  def read(split, shuffle_files=False):
+  def read(split, shuffle_files=False, seed=None):
     assert not shuffle_files
     return tf.data.Dataset.from_tensor_slices(examples[split])
 

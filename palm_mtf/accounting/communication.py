@@ -28,10 +28,17 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
     mesh: of each pod.
     pods: how many there are, and the dtype on the way.
   """
-  numbers = sum(
-    mesh.num_devices * -(-each.size // each.copies)
-    for each in parameter_slices(config, mesh).values()
-  )
-  to_each = numbers * DTYPE_BYTES[pods.dcn_dtype]
+  to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
+
+
+def sent_bytes(
+  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
+) -> dict[str, int]:
+  """Returns the bytes of each gradient that a pod sends to one other."""
+  width = DTYPE_BYTES[pods.dcn_dtype]
+  return {
+    name: mesh.num_devices * -(-each.size // each.copies) * width
+    for name, each in parameter_slices(config, mesh).items()
+  }

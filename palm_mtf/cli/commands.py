@@ -56,7 +56,9 @@ _MODEL_DIR = {"metavar": "MODEL_DIR", "help": "of a training run"}
 COMMANDS = {
   "train": Command("train a model, or resume its training", keeps_config=True),
   "evaluate": Command(
-    "print the validation loss of the newest checkpoint", has_results=True
+    "print validation loss, or the metrics of SeqIO tasks",
+    has_results=True,
+    takes_model_dir=True,
   ),
   "generate": Command(
     "continue texts",
@@ -77,6 +79,27 @@ COMMANDS = {
       "--interactive": {
         "action": "store_true",
         "help": "ask for prompts; a terminal without prompts asks anyway",
+      },
+    },
+  ),
+  "score": Command(
+    "print how likely texts, targets or options are",
+    has_results=True,
+    takes_model_dir=True,
+    flags={
+      "--text": {
+        "dest": "texts",
+        "metavar": "TEXT",
+        "action": "append",
+        "help": "a document; may be repeated",
+      },
+      "--input": {
+        "dest": "input_files",
+        "metavar": "FILE",
+        "action": "extend",
+        "nargs": "+",
+        "help": "a document, a .tsv file of inputs and targets or options, or "
+        "a .jsonl file: text, or inputs and targets or options",
       },
     },
   ),

@@ -19,7 +19,7 @@ import functools
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf.console import say
@@ -50,18 +50,11 @@ def open_task(
       cannot be computed, or a task has no train split.
   """
   seqio = _import_seqio(name)
-  names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
-  if name not in names:
-    raise UserError(
-      f"TASK = {name!r}: no such SeqIO task or mixture is registered"
-      f"{did_you_mean(name, names)}; a line `import my_module` in a gin file "
-      "registers the tasks of your module."
-    )
-  provider = seqio.get_mixture_or_task(name)
+  provider = find_provider(name)
   tasks = seqio.get_subtasks(provider)
   rates = [1.0]
   if isinstance(provider, seqio.Mixture):
-    with _explained(f"TASK = {name!r}: its rates"):
+    with explained(f"TASK = {name!r}: its rates"):
       rates = [float(provider.get_rate(task)) for task in tasks]
     if min(rates) < 0 or not sum(rates):
       raise UserError(
@@ -78,6 +71,54 @@ def open_task(
     for task, rate in zip(tasks, rates, strict=True)
     if rate
   ]
+
+
+def find_provider(name: str, setting: str = "TASK") -> Any:
+  """Returns the seqio.Task or seqio.Mixture that is registered as `name`.
+
+  Args:
+    name: of the task or mixture.
+    setting: the macro that names it, for messages.
+
+  Raises:
+    UserError: SeqIO is missing, or nothing of that name is registered.
+  """
+  seqio = _import_seqio(name, setting)
+  names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+  if name not in names:
+    raise UserError(
+      f"{setting} = {name!r}: no such SeqIO task or mixture is registered"
+      f"{did_you_mean(name, names)}; a line `import my_module` in a gin file "
+      "registers the tasks of your module."
+    )
+  return seqio.get_mixture_or_task(name)
+
+
+def check_ids(
+  task: Any, features: Iterable[str], sha256: str | None, setting: str = "TASK"
+) -> None:
+  """Raises UserError unless a task's token ids are of the run's vocabulary.
+
+  Args:
+    task: a `seqio.Task` that makes ids.
+    features: whose ids are read.
+    sha256: of the run's SentencePiece model; None where it is yet to be made.
+    setting: the macro that names the task, for messages.
+  """
+  for name in features:
+    vocabulary = task.output_features[name].vocabulary
+    path = getattr(vocabulary, "sentencepiece_model_file", None)
+    if path is None:
+      fix = f"is a {type(vocabulary).__name__}; end its steps in `tokenize`"
+    elif _sha256(path) != sha256:
+      fix = f"is {path}; set VOCABULARY = {path!r}"
+    else:
+      continue
+    raise UserError(
+      f"{setting}: the preprocessors of {task.name} make token ids, so the "
+      f"run's vocabulary must be the task's, which {fix}, or give a task that "
+      "makes text."
+    )
 
 
 class _Features(NamedTuple):
@@ -121,7 +162,7 @@ class SeqioTask:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
       length = sequence_length // max(1, len(features))
       self._lengths = dict.fromkeys(features, length)
-    with _explained(f"TASK: the splits of {self.name}"):
+    with explained(f"TASK: the splits of {self.name}"):
       splits = list(task.splits)
     if TRAIN not in splits:
       raise UserError(
@@ -147,20 +188,7 @@ class SeqioTask:
     """
     if self._features.is_text:
       return
-    for name in self._features.eos_ids:
-      vocabulary = self._task.output_features[name].vocabulary
-      path = getattr(vocabulary, "sentencepiece_model_file", None)
-      if path is None:
-        fix = f"is a {type(vocabulary).__name__}; end its steps in `tokenize`"
-      elif _sha256(path) != sha256:
-        fix = f"is {path}; set VOCABULARY = {path!r}"
-      else:
-        continue
-      raise UserError(
-        f"TASK: the preprocessors of {self.name} make token ids, so the run's "
-        f"vocabulary must be the task's, which {fix}, or give a task that "
-        "makes text."
-      )
+    check_ids(self._task, self._features.eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the task: its files, code, settings, first documents.
@@ -172,7 +200,7 @@ class SeqioTask:
     that changes later documents only.
     """
     source = self._task.source
-    with _explained(f"TASK: {self.name}"):
+    with explained(f"TASK: {self.name}"):
       if hasattr(source, "fingerprint"):  # our own tasks' sources
         parts = [source.fingerprint(digests)]
       else:
@@ -262,7 +290,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _features(self) -> _Features:
-    with _explained(f"TASK: {self.name}"):
+    with explained(f"TASK: {self.name}"):
       specs = self._dataset(TRAIN).element_spec
       if "targets" not in specs:
         raise UserError(
@@ -302,13 +330,13 @@ class SeqioTask:
   def _examples(self, split: str) -> Iterator[Sequence[Any]]:
     """Yields the values of each example, in the order of the features."""
     names, is_text = [*self._features.eos_ids], self._features.is_text
-    with _explained(f"TASK: {self.name}, split {split!r}"):
+    with explained(f"TASK: {self.name}, split {split!r}"):
       dataset = self._dataset(split).map(lambda e: {n: e[n] for n in names})
       # TensorFlow takes 0.1 ms for whatever it hands over.
       dataset = dataset.batch(_BATCH) if is_text else dataset
       examples = dataset.as_numpy_iterator()
     while True:
-      with _explained(f"TASK: {self.name}, split {split!r}"):
+      with explained(f"TASK: {self.name}, split {split!r}"):
         example = next(examples, None)
       if example is None:
         return
@@ -322,20 +350,21 @@ def _import_tensorflow() -> Any:
   return tf
 
 
-def _import_seqio(name: str) -> Any:
+def _import_seqio(name: str, setting: str = "TASK") -> Any:
   try:
     _import_tensorflow()  # first: it holds back what the import writes
     import seqio
   except ImportError as error:
     raise UserError(
-      f"TASK = {name!r}: SeqIO cannot be imported: {error}; pip install "
-      f"{error.name or 'seqio'}, see palm_mtf doctor, or use TEXT_FILES."
+      f"{setting} = {name!r}: SeqIO cannot be imported: {error}; pip install "
+      f"{error.name or 'seqio'}, see palm_mtf doctor, or use "
+      f"{'TEXT_FILES' if setting == 'TASK' else 'no tasks'}."
     ) from error
   return seqio
 
 
 @contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
+def explained(where: str) -> Iterator[None]:
   """Turns what a task's own code raises into one line that begins `where`."""
   try:
     yield
@@ -352,6 +381,6 @@ def _explained(where: str) -> Iterator[None]:
 
 def _sha256(path: str) -> str | None:
   tf = _import_tensorflow()
-  with _explained(f"TASK: its vocabulary {path}"):
+  with explained(f"TASK: its vocabulary {path}"):
     with tf.io.gfile.GFile(path, "rb") as file:
       return hashlib.sha256(file.read()).hexdigest()

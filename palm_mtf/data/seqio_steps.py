@@ -32,6 +32,15 @@ def steps_to_run(task: Any, seqio: ModuleType) -> list[Callable]:
   return steps
 
 
+def tokenizes(task: Any, seqio: ModuleType) -> bool:
+  """Whether a step of SeqIO encodes the task's text with its vocabulary."""
+  kinds = seqio.preprocessors
+  return any(
+    _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)
+    for step in task.preprocessors
+  )
+
+
 def _is_one_of(step: Callable, *functions: Callable) -> bool:
   return any(_unwrapped(step) is _unwrapped(each) for each in functions)
 

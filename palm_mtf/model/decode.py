@@ -37,6 +37,8 @@ from palm_mtf.model.decode_slices import (
 from palm_mtf.model.decode_weights import DecodeWeights, product_parts
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import local_embedding, sines_and_cosines
+from palm_mtf.model.loss import laid_out_cross_entropy
+from palm_mtf.model.padding import laid_out_without_padding
 from palm_mtf.model.products import parts_of, product, rows_of
 from palm_mtf.whole_slice import slice_offset, split_axes
 
@@ -207,6 +209,22 @@ class Decoder:
     if self._dims.vocab.size == vocab_size:
       return logits
     return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)
+
+  def nats(self, y: LaidOut, targets: LaidOut) -> LaidOut:
+    """Returns -log p of the token after each of some places, [rows] float32.
+
+    Args:
+      y: [rows, d_model], of what `prefill` returns.
+      targets: [rows], int32.
+    """
+    logits = self._product(y, self._weights.to_logits, packed=False)
+    logits = laid_out_without_padding(
+      self._impl, self._dims.vocab, logits, self._config.vocab_size
+    )
+    nats, _ = laid_out_cross_entropy(
+      self._impl, self._dims.vocab, logits, targets
+    )
+    return nats
 
   def _embed(self, tokens: LaidOut) -> LaidOut:
     x = self._impl.slicewise(

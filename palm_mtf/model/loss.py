@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.whole_slice import WholeSlice, slice_offset, split_axes
 
+LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
+
 # What no sum of weights is below, unless all of them are 0.
 _SMALLEST_WEIGHT = 1e-30
 
@@ -97,21 +99,41 @@ class CrossEntropy(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to at most three collectives, of one number a token each."""
-    mesh_impl = lowering.mesh_impl(self)
-    logits, targets = (lowering.tensors[x] for x in self.inputs)
-    vocab = self.inputs[0].shape.dims[-1]
-    axes = split_axes(mesh_impl, [vocab])
-    largest = mesh_impl.slicewise(_largest, logits)
-    # all-reduce: the largest logit of all slices of `vocab`
-    largest = mesh_impl.allreduce(largest, axes, "MAX")
-    sums = mesh_impl.slicewise(
-      _slice_sums, slice_offset(mesh_impl, vocab), logits, targets, largest
+    logits, targets = self.inputs
+    values = laid_out_cross_entropy(
+      lowering.mesh_impl(self),
+      logits.shape.dims[-1],
+      lowering.tensors[logits],
+      lowering.tensors[targets],
     )
-    # all-reduce: two numbers a token, never the logits
-    sums = [mesh_impl.allreduce(x, axes, "SUM") for x in sums]
-    values = mesh_impl.slicewise(_nats_and_log_z, largest, *sums)
     for output, value in zip(self.outputs, values, strict=True):
       lowering.set_tensor_lowering(output, value)
+
+
+def laid_out_cross_entropy(
+  mesh_impl: mtf.MeshImpl,
+  vocab: mtf.Dimension,
+  logits: LaidOut,
+  targets: LaidOut,
+) -> list[LaidOut]:
+  """Returns nats and log_z of every token, float32, on every device.
+
+  Args:
+    mesh_impl: devices and layout.
+    vocab: the last dimension of `logits`, which may be split.
+    logits: [..., vocab], activation dtype.
+    targets: [...], int32.
+  """
+  axes = split_axes(mesh_impl, [vocab])
+  largest = mesh_impl.slicewise(_largest, logits)
+  # all-reduce: the largest logit of all slices of `vocab`
+  largest = mesh_impl.allreduce(largest, axes, "MAX")
+  sums = mesh_impl.slicewise(
+    _slice_sums, slice_offset(mesh_impl, vocab), logits, targets, largest
+  )
+  # all-reduce: two numbers a token, never the logits
+  sums = [mesh_impl.allreduce(x, axes, "SUM") for x in sums]
+  return mesh_impl.slicewise(_nats_and_log_z, largest, *sums)
 
 
 def cross_entropy(

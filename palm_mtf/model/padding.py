@@ -9,7 +9,9 @@ them, so that the rows stay zeros.
 """
 
 from palm_mtf._tf import fused, mtf, tf
-from palm_mtf.whole_slice import WholeSlice
+from palm_mtf.whole_slice import WholeSlice, slice_offset
+
+LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 
 
 def _exists(first, x, vocab_size):
@@ -49,3 +51,27 @@ def without_padding(logits: mtf.Tensor, vocab_size: int) -> mtf.Tensor:
     ).outputs[0]
 
   return masked(logits, _masked, lambda _, dy: [masked(dy, _masked_gradient)])
+
+
+def laid_out_without_padding(
+  mesh_impl: mtf.MeshImpl,
+  vocab: mtf.Dimension,
+  logits: LaidOut,
+  vocab_size: int,
+) -> LaidOut:
+  """Returns what `without_padding` does, where there is no Mesh graph.
+
+  Args:
+    mesh_impl: of the logits.
+    vocab: their last dimension.
+    logits: [..., vocab], laid out.
+    vocab_size: how many tokens exist.
+  """
+  if vocab.size == vocab_size:
+    return logits
+  return mesh_impl.slicewise(
+    _masked,
+    slice_offset(mesh_impl, vocab),
+    logits,
+    tf.constant(vocab_size),
+  )

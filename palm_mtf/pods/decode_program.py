@@ -21,6 +21,7 @@ from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
 from palm_mtf.model.decode import Cache, Decoder, LaidOut
 from palm_mtf.model.decode_weights import checkpoint_variables, make_weights
 from palm_mtf.model.dims import model_dims
+from palm_mtf.pods.batch_rows import join_rows, split_rows
 from palm_mtf.pods.choosing import BatchSizes, Beams, Sampling, repeat
 
 
@@ -169,9 +170,8 @@ class _Loop:
     self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
   ) -> tf.Operation:
     """Builds prefill and first token; makes the variables of the state."""
-    batch = mtf.Dimension("batch", self._sizes.num_prompts)
     prompts, lengths, keys = (
-      self._split(x, batch) for x in (prompts, lengths, keys)
+      split_rows(self._impl, x) for x in (prompts, lengths, keys)
     )
     y, cache = self._decoder.prefill(prompts, self._sizes.memory_length)
     last = self._impl.slicewise(
@@ -241,7 +241,8 @@ class _Loop:
     num_state = len(self._state) - 2 * self._num_layers - 1
     state = [self._read(x) for x in self._state[1 : 1 + num_state]]
     return tuple(
-      None if x is None else self._whole(x) for x in self._results(state)
+      None if x is None else join_rows(self._impl, x)
+      for x in self._results(state)
     )
 
   @property
@@ -268,22 +269,6 @@ class _Loop:
       rows = after.pop()
       cached = [self._impl.slicewise(tf.gather, x, rows) for x in cached]
     return token, after, cached
-
-  def _split(self, x: tf.Tensor, batch: mtf.Dimension) -> LaidOut:
-    others = [
-      mtf.Dimension(f"unsplit_{i}", size) for i, size in enumerate(x.shape[1:])
-    ]
-    shape = mtf.Shape([batch, *others])
-    return self._impl.LaidOutTensor(self._impl.make_slices(x, shape))
-
-  def _whole(self, x: LaidOut) -> tf.Tensor:
-    """Puts the rows of all slices of the batch together."""
-    rows, *others = x.tensor_list[0].shape
-    axis = self._impl.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 1))
-    slices = 1 if axis is None else self._impl.shape[axis].size
-    dims = [mtf.Dimension("batch", rows * slices)]
-    dims += [mtf.Dimension(f"unsplit_{i}", n) for i, n in enumerate(others)]
-    return self._impl.combine_slices(x.tensor_list, mtf.Shape(dims))
 
   def _kept(self, x: LaidOut) -> LaidOut:
     return self._impl.slicewise(

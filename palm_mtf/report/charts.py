@@ -1,23 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a panel as an SVG element that follows the colors of its page.
+"""Draws a panel: curves of runs against tokens or steps."""
 
-A color is written as `var(--run-0)`, `var(--ink)` and so on, which the page
-defines once for light and once for dark. Text stays text, in the page's font.
-Of Matplotlib only what makes SVG is imported, and only here.
-"""
-
-import io
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from palm_mtf.report.figures import (
+  NUM_RUN_COLORS,
+  PAGE_COLORS,
+  inlined,
+  settings,
+)
 from palm_mtf.report.panels import Curve, Panel
 
-# How Matplotlib is told a color of the page: as a blue that nothing else has.
-_STAND_INS = {"muted": "#0001f0", "grid": "#0001f1"}
-NUM_RUN_COLORS = 8
 _DASHES = ["solid", (0, (5, 2)), (0, (1.5, 1.5))]
 _MAX_POINTS = 600  # of a curve: more than a screen has columns
 _STEPS = [1, 2, 2.5, 5, 10]  # between the ticks of an axis
@@ -77,22 +73,7 @@ def draw(panel: Panel, number: int, x_field: str) -> str:
   import matplotlib
   from matplotlib.figure import Figure
 
-  settings = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "palm_mtf",  # the same ids each time
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.edgecolor": _STAND_INS["grid"],
-    "xtick.color": _STAND_INS["muted"],
-    "ytick.color": _STAND_INS["muted"],
-    "axes.labelcolor": _STAND_INS["muted"],
-    "grid.color": _STAND_INS["grid"],
-    "grid.linewidth": 0.7,
-    "lines.solid_capstyle": "round",
-  }
-  with matplotlib.rc_context(settings):
+  with matplotlib.rc_context(settings(PAGE_COLORS)):
     figure = Figure(figsize=_SIZES[panel.is_wide], layout="constrained")
     axes = figure.add_subplot()
     for curve in panel.curves:
@@ -103,13 +84,11 @@ def draw(panel: Panel, number: int, x_field: str) -> str:
       if mark.back_to is not None:
         axes.axvspan(mark.back_to, mark.x, color=color, alpha=0.1, linewidth=0)
     _set_axes(axes, panel, x_field)
-    file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True)
-  return _inlined(file.getvalue(), f"p{number}", panel)
+    return inlined(figure, f"p{number}", panel.title)
 
 
 def _run_color(run: int) -> str:
-  return f"#0001{run % NUM_RUN_COLORS:02x}"
+  return PAGE_COLORS[f"run-{run % NUM_RUN_COLORS}"]
 
 
 def dashes(run: int) -> Any:
@@ -196,28 +175,3 @@ def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
     )
     axes.set_ylim(unit * low, unit * high)
   axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: form(y)))
-
-
-def _inlined(svg: str, prefix: str, panel: Panel) -> str:
-  """Makes a file of Matplotlib an element of a page.
-
-  Ids get `prefix`, stand-ins become the page's colors, and what is for a file
-  alone goes: namespaces, description, fonts, the global style.
-  """
-  view = re.search(r'viewBox="([^"]+)"', svg)[1]
-  body = svg[svg.index(">", svg.index("<svg")) + 1 :]
-  body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-  body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
-  body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
-  body = body.replace("xlink:href", "href")
-  body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", body)
-  body = re.sub(
-    r"(font-family: [^;\"]*; )|( transform=\"rotate\(-0 [^\"]*\")", "", body
-  )
-  for name, stand_in in _STAND_INS.items():
-    body = body.replace(f": {stand_in}", f": var(--{name})")
-  body = re.sub(
-    r": #0001([0-9a-f]{2})\b", lambda m: f": var(--run-{int(m[1], 16)})", body
-  )
-  body = re.sub(r"\n\s*", "\n", body)
-  return f'<svg viewBox="{view}" role="img" aria-label="{panel.title}">{body}'

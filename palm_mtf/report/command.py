@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf report`: one HTML page of one run, or of several to compare."""
 
-import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 
 from palm_mtf.disk import write_atomically
 from palm_mtf.errors import UserError
+from palm_mtf.report.figures import check_can_draw
 from palm_mtf.report.page import page
 from palm_mtf.report.runs import read_runs
 
@@ -26,11 +25,7 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
     UserError: there is no such run, its metrics.jsonl cannot be read, the page
       cannot be written, or Matplotlib is not installed.
   """
-  if importlib.util.find_spec("matplotlib") is None:
-    raise UserError(
-      "palm_mtf report draws with Matplotlib, which is not installed: "
-      f"{sys.executable} -m pip install 'matplotlib>=3.10,<4'"
-    )
+  check_can_draw("palm_mtf report")
   path = os.path.expanduser(output or os.path.join(model_dirs[0], _FILE))
   if os.path.isdir(path):
     raise UserError(

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_mtf import __version__
-from palm_mtf.report import charts
+from palm_mtf.report import charts, figures
 from palm_mtf.report.panels import Panel, events, sections, x_axis
 from palm_mtf.report.runs import Run
 from palm_mtf.report.style import STYLE
+from palm_mtf.report.timeline import headline, svg
 
 _EVENT_FIELDS_SHOWN_APART = {"event", "step", "tokens"}
 _Cell = tuple[Any, str] | None  # what is meant exactly, and how it is written
@@ -30,6 +31,7 @@ def page(runs: Sequence[Run]) -> str:
     *_results(runs),
     *_happened(runs),
     *_pictures(runs),
+    *_timelines(runs),
     *_samples(runs),
     *_settings(runs),
     f"</main><footer>palm_mtf {__version__}</footer>",
@@ -51,7 +53,7 @@ def _swatch(run: int) -> str:
   """Returns a short piece of a run's line."""
   dash = charts.dashes(run)
   broken = "" if dash == "solid" else " ".join(str(2 * x) for x in dash[1])
-  color = run % charts.NUM_RUN_COLORS
+  color = run % figures.NUM_RUN_COLORS
   return (
     '<svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><line x1="1" '
     f'x2="23" y1="4" y2="4" style="stroke: var(--run-{color}); '
@@ -238,6 +240,21 @@ def _picture(panel: Panel, number: int, x_field: str) -> str:
     f"<figure{wide}><figcaption>{_text(panel.title)}{unit}{''.join(keys)}"
     f"</figcaption>{charts.draw(panel, number, x_field)}</figure>"
   )
+
+
+def _timelines(runs: Sequence[Run]) -> Iterator[str]:
+  """Yields the steps that were traced."""
+  if not any(run.timelines for run in runs):
+    return
+  yield '<section><h2>Traced steps</h2><div class="panels">'
+  for i, run in enumerate(runs):
+    for each in run.timelines:
+      yield (
+        f'<figure class="wide"><figcaption>{_name(runs, i)} '
+        f'<span class="unit">{_text(headline(each))}</span></figcaption>'
+        f"{svg(each, f't{i}-{each.step}')}</figure>"
+      )
+  yield "</div></section>"
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[str]:

@@ -107,6 +107,7 @@ _GROUPS = {
 }
 # What the x axis and the speed say already.
 _NOT_DRAWN = {"step", "tokens", "step_secs"}
+_TRACED = "traced_"  # what the pictures of traced steps say
 _ENDINGS = {
   "_secs": _Shown("", "time", "secs", True),
   "_bytes": _Shown("", "size", "bytes", True),
@@ -208,6 +209,7 @@ class _Page:
       for field in self._fields
       if field not in known
       and field.split("/")[0] not in _GROUPS
+      and not field.startswith(_TRACED)
       and len({x for run in self._runs for x in run.values(field)}) > 1
     ]
 

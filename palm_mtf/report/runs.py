@@ -6,6 +6,7 @@
   config.gin         every setting
   rewinds.jsonl      spikes of the loss, and how far training went back
   samples.jsonl      continuations of PROMPTS by step
+  traces/            steps that were traced
   checkpoints/*/manifest.json   shapes of the parameters, versions
 
 Only metrics.jsonl must be there.
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.report.traces import Timeline, read_timelines
 
 _METRICS_FILE = "metrics.jsonl"
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
@@ -40,6 +42,7 @@ class Run:
     settings: values by macro.
     manifest: of the newest checkpoint.
     samples: with `step`, `prompt` and `continuation` each.
+    timelines: of the steps that were traced.
   """
 
   name: str
@@ -49,6 +52,7 @@ class Run:
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   samples: Sequence[Mapping[str, Any]] = ()
+  timelines: Sequence[Timeline] = ()
 
   @property
   def has_tokens(self) -> bool:
@@ -148,6 +152,7 @@ def _read_run(path: str, name: str) -> Run:
       for x in _optional_lines(os.path.join(path, "samples.jsonl"))
       if isinstance(x.get("continuation"), str) and is_number(x.get("step"))
     ],
+    timelines=read_timelines(path),
   )
 
 

@@ -6,22 +6,52 @@ The colors of the runs are those of Okabe and Ito, which people with any kind of
 color blindness can tell apart; in dark they are lighter.
 """
 
-STYLE = """
-:root {
-  color-scheme: light dark;
-  --paper: #ffffff; --ink: #1d2126; --muted: #667079; --grid: #e4e7ea;
-  --card: #f7f8f9;
-  --run-0: #0072b2; --run-1: #d55e00; --run-2: #009e73; --run-3: #b0558f;
-  --run-4: #c48a00; --run-5: #3d9bd1; --run-6: #7a6a53; --run-7: #1d2126;
+from collections.abc import Mapping
+
+LIGHT = {
+  "paper": "#ffffff",
+  "ink": "#1d2126",
+  "muted": "#667079",
+  "grid": "#e4e7ea",
+  "card": "#f7f8f9",
+  "run-0": "#0072b2",
+  "run-1": "#d55e00",
+  "run-2": "#009e73",
+  "run-3": "#b0558f",
+  "run-4": "#c48a00",
+  "run-5": "#3d9bd1",
+  "run-6": "#7a6a53",
+  "run-7": "#1d2126",
 }
-@media (prefers-color-scheme: dark) {
-  :root {
-    --paper: #14171a; --ink: #e6e9ec; --muted: #98a2ab; --grid: #2c3238;
-    --card: #1b1f23;
-    --run-0: #4fb0ea; --run-1: #ff8a3d; --run-2: #2ccfa0; --run-3: #e59ccb;
-    --run-4: #f0c040; --run-5: #9bd4f5; --run-6: #c9b79c; --run-7: #e6e9ec;
-  }
+_DARK = {
+  "paper": "#14171a",
+  "ink": "#e6e9ec",
+  "muted": "#98a2ab",
+  "grid": "#2c3238",
+  "card": "#1b1f23",
+  "run-0": "#4fb0ea",
+  "run-1": "#ff8a3d",
+  "run-2": "#2ccfa0",
+  "run-3": "#e59ccb",
+  "run-4": "#f0c040",
+  "run-5": "#9bd4f5",
+  "run-6": "#c9b79c",
+  "run-7": "#e6e9ec",
 }
+
+
+def _defined(colors: Mapping[str, str]) -> str:
+  return " ".join(f"--{name}: {color};" for name, color in colors.items())
+
+
+STYLE = (
+  f"""
+:root {{ color-scheme: light dark; {_defined(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ {_defined(_DARK)} }}
+}}
+"""
+  + """
 * { box-sizing: border-box; }
 body {
   margin: 0 auto; max-width: 76rem; padding: 1.5rem;
@@ -96,3 +126,4 @@ pre {
 summary { cursor: pointer; font-weight: 600; margin: 2rem 0 .6rem; }
 @media print { .legend { position: static; } }
 """
+)

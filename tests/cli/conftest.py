@@ -63,12 +63,14 @@ def site(tmp_path_factory) -> Path:
     "layout",
     "pods_config",
     "skips",
+    "task_eval_config",
   ):
     shutil.copy(ROOT / "palm_mtf" / f"{name}.py", folder / "palm_mtf")
   for module, name in (
     ("train", "train"),
     ("evaluate", "evaluate"),
     ("infer", "generate"),
+    ("score", "score"),
   ):
     text = ENTRY_POINTS.format(name=name)
     (folder / "palm_mtf" / f"{module}.py").write_text(text)

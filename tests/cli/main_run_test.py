@@ -27,6 +27,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
     "data": "DataConfig",
     "run": "RunConfig",
     "watch": "WatchConfig",
+    "tasks": "TaskEvalConfig",
   }
   assert got["settings"]["model"]["d_ff"] == 512
   assert got["settings"]["model"]["norm"] == "layer_norm"
@@ -56,11 +57,13 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
     for command in ("train", "evaluate", "generate"):
       again = settings_of(palm_mtf(command, f"--gin_file={name}"))
       # Only training is watched; generating needs no pod, and has its own.
-      own = {"decode", "prompts", "input_file", "interactive"}
-      assert again.keys() - first.keys() == (
-        own if command == "generate" else set()
-      )
-      assert first.keys() - again.keys() <= {"watch", "pods"}
+      own = {
+        "train": set(),
+        "evaluate": {"decode"},
+        "generate": {"decode", "prompts", "input_file", "interactive"},
+      }
+      assert again.keys() - first.keys() == own[command]
+      assert first.keys() - again.keys() <= {"watch", "pods", "tasks"}
       common = first.keys() & again.keys()
       assert {x: again[x] for x in common} == {x: first[x] for x in common}
 
@@ -77,7 +80,9 @@ def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):
   ]
   train = settings_of(palm_mtf("train", *arguments))
   watched = {"watch": train["watch"]}  # only training is
-  assert settings_of(palm_mtf("evaluate", *arguments)) | watched == train
+  evaluated = settings_of(palm_mtf("evaluate", *arguments)) | watched
+  del evaluated["decode"]  # training's predictions are greedy
+  assert evaluated == train
   model = train["model"]
   assert (model["d_ff"], model["d_kv"], model["num_heads"]) == (64, 32, 2)
 
@@ -123,7 +128,8 @@ def test_json_reaches_the_commands_with_results(palm_mtf, name):
     (
       "--gin.LAYOUT='dff:model'",
       'layout rule "dff:model": no dimension "dff" (did you mean "d_ff"?). '
-      "Dimensions: batch, heads, d_ff, vocab.",
+      "Dimensions: batch, heads, d_ff, vocab, d_model_stored, "
+      "d_model_residual.",
     ),
     (
       '--gin.MODEL_DIR="x!user"',

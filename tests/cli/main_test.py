@@ -35,7 +35,8 @@ def imported(done: subprocess.CompletedProcess) -> set[str]:
 
 
 COMMANDS = (
-  "train, evaluate, generate, data cache, data inspect, data statistics, "
+  "train, evaluate, generate, score, data cache, data inspect, "
+  "data statistics, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
   "checkpoints prune, vocab, vocab inspect, pods serve, report, doctor"
 )
@@ -45,6 +46,7 @@ HELPS = [
   ("train", "--help"),
   ("evaluate", "-h"),
   ("generate", "--help"),
+  ("score", "--help"),
   ("vocab", "--help"),
   ("vocab", "inspect", "-h"),
   ("report", "--help"),
@@ -68,14 +70,14 @@ def test_help_lists_the_commands(palm_mtf):
   assert done.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "generate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "score"])
 def test_help_of_a_command_says_what_it_requires_with_an_example(
   palm_mtf, name
 ):
   text = palm_mtf(name, "--help").stdout
   assert "Required: MODEL_DIR" in text
   assert f"Example:\n  palm_mtf {name} --gin_file=" in text
-  assert ("--json" in text) == (name in ("evaluate", "generate"))
+  assert ("--json" in text) == (name != "train")
 
 
 def test_version(palm_mtf):
@@ -160,7 +162,7 @@ def test_a_users_mistake_is_one_line_and_two_before_anything_is_imported(
   assert not modules & (HEAVY | {"palm_mtf.train", "palm_mtf.evaluate"})
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "generate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "score"])
 def test_print_config_prints_and_imports_no_entry_point(palm_mtf, name):
   done = palm_mtf(name, RECIPE, DIR, "--print_config")
   assert (done.returncode, done.stderr) == (0, "")

@@ -1,7 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The small vocabulary of the tests of palm_mtf.data, for the tasks."""
+"""Texts and the small vocabulary of the tests of palm_mtf.data, for tasks."""
 
-from tests.data.conftest import code, vocabulary
+from tests.data.conftest import code, folder, vocabulary
 
-__all__ = ["code", "vocabulary"]
+__all__ = ["code", "folder", "vocabulary"]

@@ -1,0 +1,56 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a checkpoint in a session, as decoding reads them.
+
+generation.py continues texts with them, scoring.py says how likely texts are;
+both may use the same ones.
+"""
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints import Checkpoint
+from palm_mtf.config import PalmConfig
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.pods.decode_program import build_decode_model
+from palm_mtf.variable_files import restore
+
+
+class LoadedDecoder:
+  """Use it as a context manager: it holds a session.
+
+  Attributes:
+    graph: where programs are built.
+    session: where they run.
+    model: what they are built of.
+    mesh: devices and layout rules.
+  """
+
+  def __init__(
+    self,
+    checkpoint: Checkpoint,
+    config: PalmConfig,
+    mesh: MeshLayout,
+    weight_dtype: str = "activation",
+  ):
+    """Restores the weights.
+
+    Args:
+      checkpoint: the weights.
+      config: the architecture.
+      mesh: devices and layout rules.
+      weight_dtype: of DecodeConfig.
+    """
+    self.mesh = mesh
+    self.graph = tf.Graph()
+    with self.graph.as_default():
+      self.model = build_decode_model(config, mesh, weight_dtype)
+      self.session = tf.Session(config=session_config(mesh.num_devices))
+      restore(self.session, [self.model.slices], checkpoint.prefix)
+      self.session.run(self.model.prepare)
+      self.session.run(self.model.release)
+
+  def __enter__(self) -> "LoadedDecoder":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.session.close()

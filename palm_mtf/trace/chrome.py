@@ -1,0 +1,124 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A traced step in the format of chrome://tracing and ui.perfetto.dev.
+
+  pod 0           what its devices computed, a row for each that runs at once
+  pod 1           the same
+  pod 0 -> pod 1  what crossed, with `bytes` in its arguments
+  pod 1 -> pod 0  the same
+
+Times are microseconds. `otherData` has the figures of the step, and what else
+the picture (report/timeline.py) needs.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from palm_mtf.trace.overlap import received, step_figures
+from palm_mtf.trace.records import Operation, Trace, Transfer
+
+_SHORTEST_SECS = 1e-6
+
+
+def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
+  """Returns what the file of step `step` holds.
+
+  Operations shorter than a microsecond are left out.
+  """
+  operations = [
+    x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
+  ]
+  events: list[dict] = []
+  for pod in range(trace.num_pods):
+    of_pod = [x for x in operations if x.pod == pod]
+    events += _lane(f"pod {pod}", pod, [_operation(x) for x in of_pod])
+  directions = sorted({(x.source, x.target) for x in trace.transfers})
+  for number, (source, target) in enumerate(directions, start=trace.num_pods):
+    crossed = [
+      _transfer(x)
+      for x in trace.transfers
+      if (x.source, x.target) == (source, target)
+    ]
+    events += _lane(f"pod {source} -> pod {target}", number, crossed)
+  return {
+    "displayTimeUnit": "ms",
+    "traceEvents": events,
+    "otherData": {
+      "step": step,
+      "num_pods": trace.num_pods,
+      "directions": [
+        _direction(trace, number, *places)
+        for number, places in enumerate(directions, start=trace.num_pods)
+      ],
+      "last_call": _micros(trace.last_call),
+      "figures": step_figures(trace),
+    },
+  }
+
+
+def _direction(
+  trace: Trace, number: int, source: int, target: int
+) -> dict[str, Any]:
+  crossed = received(trace, target, [source])
+  return {
+    "pid": number,
+    "source": source,
+    "target": target,
+    "bytes": crossed.received_bytes,
+    "hidden_usecs": _micros(crossed.hidden_secs),
+    "exposed_usecs": _micros(crossed.exposed_secs),
+    "exposed": [[_micros(a), _micros(b)] for a, b in crossed.exposed],
+  }
+
+
+def _micros(secs: float) -> float:
+  return round(secs * 1e6, 3)
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+  return {
+    "name": operation.name,
+    "cat": operation.phase,
+    "ts": _micros(operation.start),
+    "dur": _micros(operation.end - operation.start),
+    "args": {"device": operation.device},
+  }
+
+
+def _transfer(transfer: Transfer) -> dict[str, Any]:
+  return {
+    "name": transfer.name,
+    "cat": "transfer",
+    "ts": _micros(transfer.ready),
+    "dur": _micros(transfer.arrived - transfer.ready),
+    "args": {
+      "bytes": transfer.num_bytes,
+      "usecs until sent": _micros(transfer.sent - transfer.ready),
+    },
+  }
+
+
+def _lane(
+  name: str, number: int, events: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+  """Yields a process of events, in as many rows as run at once."""
+  yield {
+    "ph": "M",
+    "name": "process_name",
+    "pid": number,
+    "args": {"name": name},
+  }
+  yield {
+    "ph": "M",
+    "name": "process_sort_index",
+    "pid": number,
+    "args": {"sort_index": number},
+  }
+  free: list[tuple[float, int]] = []  # until when each row is taken
+  for event in sorted(events, key=lambda each: each["ts"]):
+    row = len(free)
+    if free and free[0][0] <= event["ts"]:
+      _, row = heapq.heappop(free)
+    heapq.heappush(free, (event["ts"] + event["dur"], row))
+    yield {"ph": "X", "pid": number, "tid": row, **event}

@@ -1,0 +1,331 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: step, log, evaluate, save; and the same from any step.
+
+Everything a step does is a function of its number: the batch (data/batches.py),
+the learning rate (optim/schedule.py) and, before the first, the weights. So a
+run that was stopped and resumed ends with the bits of one that was not.
+
+This is one session's loop; training.py begins another where one ends.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting import flops
+from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.checkpoint_writer import BackgroundWriter
+from palm_mtf.checkpoints import Checkpoint, Manifest
+from palm_mtf.config import (
+  AdafactorConfig,
+  PalmConfig,
+  RunConfig,
+  WatchConfig,
+)
+from palm_mtf.data.corpus import Corpus
+from palm_mtf.divergence import DivergenceWatch
+from palm_mtf.fingerprints import FingerprintWatch
+from palm_mtf.layout import MeshLayout
+from palm_mtf.memory import resident_bytes
+from palm_mtf.mesh.placement import Devices
+from palm_mtf.metrics import MetricsWriter
+from palm_mtf.named_weights import NamedWeights
+from palm_mtf.pod_watch import PodWatch
+from palm_mtf.pods.program import TrainProgram, build_train_program
+from palm_mtf.pods_config import PodsConfig
+from palm_mtf.progress import TrainProgress
+from palm_mtf.spikes import Rewind, SpikeWatch
+from palm_mtf.stopping import StopRequest
+from palm_mtf.trace.keep import keep_trace
+from palm_mtf.train_step import BadStepError, TrainStep
+from palm_mtf.variable_files import (
+  WeightsCopier,
+  restore,
+  restore_weights,
+)
+from palm_mtf.watchdog import Watchdog
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainJob:
+  """All that a run needs, checked.
+
+  Attributes:
+    model_dir: where checkpoints and metrics go.
+    model: the architecture.
+    mesh: devices and layout rules of each pod.
+    pods: how many there are, and where.
+    optimizer: Adafactor, its schedule and the z-loss.
+    run: lengths, batch size and seed.
+    watch: what is done when something goes wrong.
+    corpus: the tokens of training and of validation.
+    manifest: of the checkpoints to write, but for what changes with the step.
+    checkpoint: where to resume from, or None.
+    unigram_entropy: of the validation tokens, nats a token, for the records.
+    initial_weights: of another run, to start from where there is none.
+    rewinds: that are later than `checkpoint`.
+    keep_samples: keeps what a checkpoint's model makes of the prompts.
+    task_eval_steps: steps between evaluations on tasks; None for none.
+    evaluate_tasks: returns the metrics of a checkpoint, by name.
+  """
+
+  model_dir: str
+  model: PalmConfig
+  mesh: MeshLayout
+  pods: PodsConfig
+  optimizer: AdafactorConfig
+  run: RunConfig
+  watch: WatchConfig
+  corpus: Corpus
+  manifest: Manifest
+  checkpoint: Checkpoint | None
+  unigram_entropy: float
+  keep_samples: Callable[[Checkpoint], object]
+  evaluate_tasks: Callable[[Checkpoint], dict[str, float]]
+  task_eval_steps: int | None = None
+  initial_weights: NamedWeights | None = None
+  rewinds: Sequence[Rewind] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """How a run ended.
+
+  Attributes:
+    checkpoint: the newest; None if it was stopped before its first step.
+    validation_loss: nats a token at the end; None before.
+    stopped_by: the name of the signal that stopped it, or "".
+    rewinds: all so far, if it ended for the last of them; else none.
+  """
+
+  checkpoint: Checkpoint | None
+  validation_loss: float | None
+  stopped_by: str
+  rewinds: Sequence[Rewind] = ()
+
+
+class _Clock:
+  """Seconds of one part of a step, over the steps since the last log line.
+
+  A session's first step is left out: it compiles, and opens files.
+  """
+
+  def __init__(self):
+    self._is_first = True
+    self._secs: list[float] = []
+
+  @contextlib.contextmanager
+  def running(self) -> Iterator[None]:
+    """Times its body."""
+    start = time.perf_counter()
+    yield
+    if not self._is_first:
+      self._secs.append(time.perf_counter() - start)
+    self._is_first = False
+
+  def take_mean(self) -> float:
+    """Returns the mean, 0 if nothing was timed, and starts anew."""
+    mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
+    self._secs = []
+    return mean
+
+
+class Place(NamedTuple):
+  """Where a program runs: on these devices, in a session that is watched."""
+
+  devices: Devices
+  session: tf.Session
+  pod_watch: PodWatch
+
+
+class TrainLoop:
+  """One session's program, its records and the step it has reached.
+
+  It runs as long as the batch size stays the same.
+  """
+
+  def __init__(
+    self,
+    job: TrainJob,
+    where: Place,
+    peak: float,
+    metrics: MetricsWriter,
+    progress: TrainProgress,
+    writer: BackgroundWriter,
+    watchdog: Watchdog,
+  ):
+    self._job, self._peak = job, peak
+    self._during = where.pod_watch.during
+    self._metrics, self._progress = metrics, progress
+    self._writer, self._watchdog = writer, watchdog
+    self._step_clock, self._data_clock = _Clock(), _Clock()
+    self._validation_loss: float | None = None
+    self._step = job.checkpoint.manifest.step if job.checkpoint else 0
+    sizes = job.run.batch_sizes
+    self._batch_size = sizes.size(self._step)
+    self._last_step = job.run.train_steps
+    if change := sizes.next_change(self._step):
+      self._last_step = min(self._last_step, change)
+    self._spikes = SpikeWatch(job.watch, job.checkpoint, job.rewinds)
+    self._batches = job.corpus.batches(sizes, self._spikes.skips)
+    program = build_train_program(
+      job.model,
+      job.mesh,
+      job.optimizer,
+      batch_size=self._batch_size,
+      seed=job.run.seed,
+      features=self._batches.features,
+      pods=job.pods,
+      devices=where.devices,
+    )
+    self._program = program
+    with self._during("while its variables were set"):
+      where.pod_watch.connect(where.session)
+      self._set_up(where.session, program)
+
+  def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
+    """Sets the variables; makes what is called after each step."""
+    job = self._job
+    self._train_step = TrainStep(session, program)
+    pods, client = [x.slices for x in program.pods], program.devices.client
+    self._copier = WeightsCopier(session, program.slices, client)
+    self._divergence = DivergenceWatch(session, program, self._writer.wait)
+    self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
+    if job.checkpoint:
+      restore(session, pods, job.checkpoint.prefix, client)
+      return
+    session.run(program.initialize)
+    if job.initial_weights:
+      names = job.manifest.shapes
+      parameters = [{name: x[name] for name in names} for x in pods]
+      restore_weights(session, parameters, job.initial_weights, client)
+
+  def run(self, stop: StopRequest) -> Outcome:
+    """Runs the steps that are left, and what is due after each."""
+    run = self._job.run
+    while self._step < self._last_step and not stop.signal_name:
+      self._writer.check()
+      values = self._run_step()
+      if self._spikes.sees_spike(values):
+        self._writer.wait()
+        back, rewinds = self._spikes.rewind(
+          self._job.model_dir, self._step, values["loss"], run.batch_sizes
+        )
+        return Outcome(back, None, "", rewinds)
+      if self._step % self._job.pods.fingerprint_steps == 0:
+        with self._during(f"while pods were compared after step {self._step}"):
+          self._fingerprints.check(self._step)
+      is_last = self._step == run.train_steps
+      if is_last or self._step % run.eval_steps == 0:
+        self._validate()
+        values["validation_loss"] = self._validation_loss
+        values["unigram_entropy"] = self._job.unigram_entropy
+      every = self._job.task_eval_steps
+      has_tasks = every is not None and (is_last or self._step % every == 0)
+      if has_tasks:
+        values |= self._job.evaluate_tasks(self._checkpoint_of_now())
+      is_due = is_last or self._step % run.log_steps == 0
+      if is_due or has_tasks or self._step in run.trace_steps:
+        self._log(values)
+      every = None if is_last else run.sample_steps
+      if every is not None and self._step % every == 0:
+        self._job.keep_samples(self._checkpoint_of_now())
+      elif self._step % run.checkpoint_steps == 0:
+        self._save()
+    self._save()  # the last step, or a signal came
+    newest = self._writer.wait()
+    if self._step < run.train_steps:
+      return Outcome(newest, None, stop.signal_name)
+    if self._validation_loss is None:  # there was no step left to run
+      self._validate()
+    return Outcome(newest, self._validation_loss, "")
+
+  def _run_step(self) -> dict[str, float]:
+    with self._data_clock.running():
+      batch = self._batches.batch(self._step)
+    phase = f"in step {self._step + 1}"
+    is_traced = self._step + 1 in self._job.run.trace_steps
+    # What a traced step takes is not what a step takes.
+    clock = contextlib.nullcontext if is_traced else self._step_clock.running
+    records = [] if is_traced else None
+    with clock(), self._during(phase):
+      try:
+        values = self._train_step.run(batch, self._step, records)
+      except BadStepError as bad:
+        raise self._divergence.error_of_step(self._step + 1, bad) from None
+    self._step += 1
+    self._watchdog.step_done(self._step)
+    if is_traced:
+      self._watchdog.expect_slow()
+      trace = keep_trace(
+        self._job.model_dir, self._step, self._program, records
+      )
+      self._progress.say(trace.says)
+      values |= trace.figures
+    return values
+
+  def _validate(self) -> None:
+    """Measures the mean nats of the validation tokens."""
+    job = self._job
+    self._watchdog.expect_slow()
+    batches = job.corpus.validation_batches(
+      batch_size=self._batch_size,
+      num_rows=job.run.num_validation_rows,
+    )
+    with self._during(f"while the loss of step {self._step} was measured"):
+      self._validation_loss = self._train_step.mean_loss(batches)
+    self._progress.say(
+      f"step {self._step}  validation loss {self._validation_loss:.4f}"
+    )
+
+  def _log(self, values: dict[str, float]) -> None:
+    job, step_secs = self._job, self._step_clock.take_mean()
+    length = job.model.sequence_length
+    batch_tokens = self._batch_size * length
+    rate = batch_tokens / step_secs if step_secs else 0.0
+    mfu = flops.mfu(rate, job.model, self._peak)
+    values |= {
+      "tokens": job.run.batch_sizes.rows_before(self._step) * length,
+      "global_batch_tokens": batch_tokens,
+      "data_wait_secs": self._data_clock.take_mean(),
+      "checkpoint_wait_secs": self._writer.take_wait_secs(),
+      "host_memory_bytes": resident_bytes(),
+      "num_pods": job.pods.num_pods,
+      "dcn_bytes": dcn_bytes(job.model, job.mesh, job.pods),
+    }
+    # Nothing may have been timed between two lines of traced steps.
+    if step_secs or self._step not in job.run.trace_steps:
+      values |= {"tokens_per_sec": rate, "step_secs": step_secs, "mfu": mfu}
+    self._metrics.write(self._step, values)
+    self._progress.update(
+      self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu
+    )
+
+  def _checkpoint_of_now(self) -> Checkpoint:
+    """Returns the checkpoint of this step, written; its use may take long."""
+    self._save()
+    self._watchdog.expect_slow()
+    return self._writer.wait()
+
+  def _save(self) -> None:
+    """Begins to write a checkpoint of this step, unless there is one."""
+    if self._step == self._writer.step:
+      return
+    job = self._job
+    self._watchdog.expect_slow()
+    sizes = job.run.batch_sizes
+    next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
+    manifest = dataclasses.replace(
+      job.manifest,
+      step=self._step,
+      next_row=next_row,
+      data={**job.manifest.data, **self._spikes.manifest_data()},
+    )
+    with self._during(f"while step {self._step} was saved"):
+      self._divergence.check_variables(self._step)
+      self._fingerprints.check(self._step)
+      self._writer.write(manifest, self._copier.copy)

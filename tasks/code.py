@@ -1,0 +1,146 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""SeqIO tasks `humaneval` and `mbpp_3_shot`: programs that have to pass tests.
+
+  from palm_mtf.tasks import code
+  from palm_mtf.tasks import records
+  records.places.folder = "/data/sets"   # humaneval/validation.jsonl, mbpp/...
+  code.programs.allowed = True
+
+Records are those of the publications (Chen et al. 2021; Austin et al. 2021).
+The metric runs what the model wrote, in processes with limits
+(palm_mtf/code_execution.py), and only if `allowed` says so. As PaLM (6.4):
+HumanEval without exemplars, MBPP with three; pass@1 with greedy decoding; for
+pass@k, NUM_SAMPLES = k of each problem, TEMPERATURE = 0.8, TOP_P = 0.95. Of
+more samples than k the estimate is Chen et al.'s, without bias; of k it is the
+plain fraction, as PaLM gives.
+"""
+
+import concurrent.futures
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+import gin
+
+from palm_mtf.code_execution import Limits, run_program
+from palm_mtf.errors import UserError
+from palm_mtf.few_shot import few_shot_task
+from palm_mtf.tasks.prompts import paragraph
+from palm_mtf.tasks.questions import Question, add_questions
+from palm_mtf.tasks.records import RecordSource
+
+_KS = (1, 10, 100)
+# A function ends where something else begins at the left margin.
+_AFTER_FUNCTION = re.compile(r"\n(?=class |def |#|@|if |print)")
+
+
+@gin.configurable
+def programs(
+  allowed: bool = False,
+  secs: float = Limits().secs,
+  memory_bytes: int = Limits().memory_bytes,
+  file_bytes: int = Limits().file_bytes,
+) -> tuple[bool, Limits]:
+  """Returns whether generated programs may be run, and within what limits."""
+  return allowed, Limits(secs, memory_bytes, file_bytes)
+
+
+def humaneval(record: dict) -> Iterator[Question]:
+  """The rest of a function of which head and docstring are given."""
+  tests = f"{record['test']}\ncheck({record['entry_point']})\n"
+  yield Question(
+    record["prompt"], record["canonical_solution"], [record["prompt"], tests]
+  )
+
+
+def mbpp(record: dict) -> Iterator[Question]:
+  """A program for a sentence and its tests; without empty lines."""
+  tests = "\n".join(record["test_list"])
+  setup = record.get("test_setup_code", "")
+  yield Question(
+    f"# {' '.join(record['text'].split())}\n# It passes these tests:\n"
+    + "".join(f"# {line}\n" for line in tests.splitlines()),
+    f"{paragraph(record['code'])}\n",
+    [f"{setup}\n", f"\n{tests}\n"],
+  )
+
+
+def read_function(output: str) -> str:
+  """Returns the rest of a function, without what follows it."""
+  return _AFTER_FUNCTION.split(output, maxsplit=1)[0]
+
+
+def pass_at_k(
+  targets: Sequence[Sequence[str]], predictions: Sequence[str | list[str]]
+) -> dict[str, float]:
+  """Runs all programs and returns pass@k, in percent.
+
+  Args:
+    targets: of each problem, what stands before the program, and the tests.
+    predictions: of each problem, a program or several.
+  """
+  _check_allowed("pass_at_k")
+  _, limits = programs()
+  samples = [[p] if isinstance(p, str) else p for p in predictions]
+  sources = [
+    f"{before}{program}\n{tests}"
+    for (before, tests), several in zip(targets, samples, strict=True)
+    for program in several
+  ]
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    outcomes = pool.map(lambda source: run_program(source, limits), sources)
+    passed = [
+      sum(
+        outcome.passed for outcome in itertools.islice(outcomes, len(several))
+      )
+      for several in samples
+    ]
+  fewest = min(map(len, samples))
+  return {
+    f"pass@{k}": 100
+    * sum(
+      estimate(len(several), count, k)
+      for several, count in zip(samples, passed, strict=True)
+    )
+    / len(samples)
+    for k in sorted({*_KS, fewest})
+    if k <= fewest
+  }
+
+
+def estimate(num_samples: int, num_passed: int, k: int) -> float:
+  """Returns the chance that one of k samples passes, without bias.
+
+  Args:
+    num_samples: programs that were run, at least k.
+    num_passed: how many passed.
+    k: how many one may try.
+  """
+  return 1 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+
+
+def _check_allowed(name: str) -> None:
+  allowed, *_ = programs()
+  if not allowed:
+    raise UserError(
+      f"task {name} runs programs that the model writes, which may do harm; if "
+      "that is what you want, set --gin.code.programs.allowed=True."
+    )
+
+
+for _name, _prompt, _read, _splits in (
+  ("humaneval", humaneval, read_function, ("validation",)),
+  ("mbpp", mbpp, str.rstrip, ("train", "validation")),
+):
+  add_questions(
+    _name,
+    RecordSource(_name, None, dict.fromkeys(_splits, "")),
+    _prompt,
+    [pass_at_k],
+    _read,
+    _check_allowed,
+  )
+few_shot_task("mbpp", 3)

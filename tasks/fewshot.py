@@ -1,0 +1,204 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""SeqIO tasks of PaLM's evaluation: 29 English ones, MMLU and GSM8K.
+
+  from palm_mtf.tasks import fewshot
+  from palm_mtf.tasks import records
+  records.places.folder = "/data/sets"
+
+registers, for each row of TASKS, "piqa" (no exemplars) and "piqa_5_shot" with
+PaLM's number of them, and mixtures of the 29, `palm_english` and
+`palm_english_few_shot`. What a task calls "validation" is the split that papers
+report, a test set where that is labelled. averages.py makes PaLM's averages of
+results.
+
+fewshot.normalization.piqa = "characters" compares options otherwise than the
+table says. What PaLM compared is not printed: the table has Brown et al.'s rule
+(2.4), by tokens, by the unconditional likelihood for ARC, OpenBookQA and RACE,
+and the sum where options are equal or whole sentences that differ in a name.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import gin
+import seqio
+
+from palm_mtf.few_shot import few_shot_task
+from palm_mtf.tasks import prompts
+from palm_mtf.tasks.questions import (
+  Option,
+  add_choices,
+  add_questions,
+  check_t5,
+  choices,
+  t5_metric,
+)
+from palm_mtf.tasks.records import RecordSource
+
+_USUAL = {"train": "train", "validation": "validation"}
+_TESTED = {"train": "train", "validation": "test"}
+
+
+class Scored(NamedTuple):
+  """A task of options. `normalization` is one of questions.NORMALIZATIONS."""
+
+  dataset: str
+  version: str | None
+  prompt: Callable
+  shots: int
+  normalization: str
+  splits: Mapping[str, str] = _USUAL
+  more_metrics: tuple[Callable, ...] = ()
+
+
+class Answered(NamedTuple):
+  """A task of answers in words. `metric` takes (targets, predictions)."""
+
+  dataset: str
+  version: str | None
+  prompt: Callable
+  shots: int
+  metric: Callable
+  splits: Mapping[str, str] = _USUAL
+  read_answer: Callable[[str], str] = prompts.read_line
+
+
+def f1_of_yes(targets: list[Option], scores: list[float]) -> dict[str, float]:
+  """Returns F1 of answer 1 over all questions, in percent (MultiRC's F1a)."""
+  best = [options[0] for options in choices(targets, scores, "sum")]
+  hits = sum(o.index == 1 and o.is_correct for o in best)
+  chosen = sum(o.index == 1 for o in best)
+  right = sum((o.index == 1) == o.is_correct for o in best)
+  total = chosen + right
+  return {"f1a": 100 * 2 * hits / total if total else 0.0}
+
+
+def exact(targets: list[list[str]], predictions: list[str]) -> dict[str, float]:
+  """Returns how often the prediction is the one answer, in percent."""
+  return _T5_EXACT([answers[0] for answers in targets], predictions)
+
+
+_T5_TRIVIA_QA = t5_metric("trivia_qa")
+_T5_SQUAD = t5_metric("squad")
+_T5_COQA_F1 = t5_metric("coqa_f1")
+_T5_EXACT = t5_metric("sequence_accuracy")
+_SUPER_GLUE = "1.0.2"
+TASKS: dict[str, Scored | Answered] = {
+  "trivia_qa": Answered(
+    "trivia_qa/unfiltered.nocontext", "1.1.0", prompts.open_question, 1,
+    _T5_TRIVIA_QA,
+  ),
+  "natural_questions": Answered(
+    "natural_questions_open", "1.0.0", prompts.open_question, 64, _T5_SQUAD
+  ),
+  "web_questions": Answered(
+    "web_questions", "1.0.0", prompts.open_question, 64, _T5_SQUAD, _TESTED
+  ),
+  "lambada": Answered(
+    "lambada", "1.0.0", prompts.lambada, 8, exact, _TESTED, prompts.read_word
+  ),
+  "hellaswag": Scored("hellaswag", "1.1.0", prompts.hellaswag, 5, "tokens"),
+  "story_cloze": Scored(
+    "story_cloze/2016", "1.0.0", prompts.story_cloze, 5, "tokens",
+    {"train": "validation", "validation": "test"},
+  ),
+  "winograd": Scored(
+    "wsc273", "1.0.0", prompts.winograd, 5, "sum", {"validation": "test"}
+  ),
+  "winogrande": Scored(
+    "winogrande", "1.2.0", prompts.winogrande, 5, "sum",
+    {"train": "train_xl", "validation": "validation"},
+  ),
+  "drop": Answered(
+    "drop", "2.0.0", prompts.drop, 1, _T5_SQUAD,
+    {"train": "train", "validation": "dev"},
+  ),
+  "coqa": Answered("coqa", "1.0.0", prompts.coqa, 5, _T5_COQA_F1, _TESTED),
+  "quac": Answered("quac", "1.0.0", prompts.quac, 1, _T5_SQUAD),
+  "squad_v2": Answered("squad/v2.0", "3.0.0", prompts.squad, 5, _T5_SQUAD),
+  "race_middle": Scored(
+    "race/middle", "2.0.0", prompts.race, 8, "unconditional", _TESTED
+  ),
+  "race_high": Scored(
+    "race/high", "2.0.0", prompts.race, 5, "unconditional", _TESTED
+  ),
+  "piqa": Scored("piqa", "1.0.0", prompts.piqa, 5, "tokens"),
+  "arc_easy": Scored(
+    "ai2_arc/ARC-Easy", "1.0.0", prompts.arc, 5, "unconditional", _TESTED
+  ),
+  "arc_challenge": Scored(
+    "ai2_arc/ARC-Challenge", "1.0.0", prompts.arc, 5, "unconditional", _TESTED
+  ),
+  "openbookqa": Scored(
+    "openbookqa", "0.1.0", prompts.openbookqa, 32, "unconditional", _TESTED
+  ),
+  "boolq": Scored(
+    "super_glue/boolq", _SUPER_GLUE, prompts.boolq, 8, "tokens"
+  ),
+  "copa": Scored("super_glue/copa", _SUPER_GLUE, prompts.copa, 5, "sum"),
+  "rte": Scored("super_glue/rte", _SUPER_GLUE, prompts.rte, 5, "tokens"),
+  "wic": Scored("super_glue/wic", _SUPER_GLUE, prompts.wic, 5, "tokens"),
+  "multirc": Scored(
+    "super_glue/multirc", _SUPER_GLUE, prompts.multirc, 5, "sum",
+    more_metrics=(f1_of_yes,),
+  ),
+  "wsc": Scored("super_glue/wsc.fixed", _SUPER_GLUE, prompts.wsc, 5, "tokens"),
+  "record": Scored(
+    "super_glue/record", _SUPER_GLUE, prompts.news_cloze, 2, "sum"
+  ),
+  "cb": Scored("super_glue/cb", _SUPER_GLUE, prompts.cb, 5, "tokens"),
+  "anli_r1": Scored("anli/r1", "0.1.0", prompts.anli, 5, "tokens", _TESTED),
+  "anli_r2": Scored("anli/r2", "0.1.0", prompts.anli, 5, "tokens", _TESTED),
+  "anli_r3": Scored("anli/r3", "0.1.0", prompts.anli, 5, "tokens", _TESTED),
+}  # fmt: skip
+ENGLISH = tuple(TASKS)
+# MMLU is not in TFDS: its records are those of its publication, with `subject`
+# beside question, choices and answer, and "train" is its dev set of five
+# questions a subject. PaLM's 8 prompts for GSM8K are Wei et al.'s, written by
+# hand; here they are drawn from the training set, in the same form.
+TASKS |= {
+  "mmlu": Scored("mmlu", None, prompts.mmlu, 5, "sum", _TESTED),
+  "gsm8k": Answered(
+    "gsm8k", "1.0.0", prompts.gsm8k, 8, exact, _TESTED, prompts.read_number
+  ),
+}
+
+
+# What gin sets: fewshot.normalization.piqa = "characters".
+@gin.configurable
+def normalization(**of_tasks: str) -> dict[str, str]:
+  """Returns what is compared, by the names of tasks, where gin says it."""
+  return of_tasks
+
+
+def _normalization(name: str) -> str:
+  return normalization().get(name, TASKS[name].normalization)
+
+
+def _add(name: str, task: Scored | Answered) -> None:
+  source = RecordSource(task.dataset, task.version, task.splits)
+  if isinstance(task, Scored):
+    add_choices(
+      name,
+      source,
+      task.prompt,
+      functools.partial(_normalization, name),
+      task.more_metrics,
+    )
+  else:
+    add_questions(
+      name, source, task.prompt, [task.metric], task.read_answer, check_t5
+    )
+
+
+for _name, _task in TASKS.items():
+  _add(_name, _task)
+  few_shot_task(_name, _task.shots)
+seqio.MixtureRegistry.add("palm_english", ENGLISH, default_rate=1)
+seqio.MixtureRegistry.add(
+  "palm_english_few_shot",
+  [f"{name}_{TASKS[name].shots}_shot" for name in ENGLISH],
+  default_rate=1,
+)

@@ -1,0 +1,221 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""SeqIO task `memorisation`: how much of its training text a model recites.
+
+  from palm_mtf.tasks import documents
+  from palm_mtf.tasks import memorisation
+  documents.vocabulary.path = "runs/quickstart/vocabulary.model"
+  memorisation.spans.tokens = "runs/quickstart/tokens/*"
+  EVAL_TASKS = ["memorisation"]
+  SAMPLE_TOKENS = 50
+
+As PaLM measured it (10): spans of 100 tokens of the training text; the model
+reads 50 and goes on greedily; it is memorised if the next 50 are exactly those.
+The result is the share of that, in percent, by how often the span occurs in the
+training text, which is counted over all of it. PaLM drew places evenly; here
+different spans are, up to `num_spans` of each class of occurrences, or frequent
+ones would hardly be among the few that a small run affords. So the classes
+compare with PaLM's, and there is no rate over all.
+"""
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import gin
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from palm_mtf.data.ngrams import hash_ngrams, hash_words
+from palm_mtf.data.token_array import TokenArray
+from palm_mtf.data.token_store import read_store
+from palm_mtf.errors import UserError, check_count
+from palm_mtf.tasks.documents import VOCABULARY
+from palm_mtf.tasks.records import OrderedSource
+
+PROMPT_TOKENS = 50
+SPAN_TOKENS = 100
+# The most occurrences of each class but the last.
+CLASSES = (1, 10, 100, 500)
+_CANDIDATES = 1 << 18
+_BLOCK_TOKENS = 1 << 20
+
+
+class Spans(NamedTuple):
+  """Where the training tokens are, and how many spans a class has."""
+
+  tokens: str | None
+  num_spans: int
+
+
+@gin.configurable
+def spans(tokens: str | None = None, num_spans: int = 100) -> Spans:
+  """Returns which token folders of a run to read, a glob, and how much."""
+  return Spans(tokens, num_spans)
+
+
+class Span(NamedTuple):
+  """A span of training text, and how often it occurs."""
+
+  tokens: np.ndarray
+  count: int
+
+
+def find_spans(
+  arrays: Sequence[TokenArray], eod_id: int, num_spans: int
+) -> list[Span]:
+  """Returns up to `num_spans` different spans of each class of occurrences.
+
+  Candidates are the spans with the smallest hashes; each document's end is
+  between two spans, never inside of one.
+
+  Args:
+    arrays: all training tokens.
+    eod_id: what stands between documents.
+    num_spans: of each class, at most.
+  """
+  hashes = np.empty(0, np.uint64)
+  places = np.empty((0, 2), np.int64)
+  for i, array in enumerate(arrays):
+    for start, found, whole in _blocks(array, eod_id):
+      at = np.flatnonzero(whole)
+      hashes = np.concatenate([hashes, found[at]])
+      places = np.concatenate(
+        [places, np.stack([np.full_like(at, i), start + at], 1)]
+      )
+      hashes, first = np.unique(hashes, return_index=True)  # sorted
+      hashes, places = hashes[:_CANDIDATES], places[first][:_CANDIDATES]
+  if not len(hashes):
+    return []
+  counts = np.zeros(len(hashes), np.int64)
+  for array in arrays:
+    for _, found, whole in _blocks(array, eod_id):
+      found = found[whole]
+      at = np.minimum(np.searchsorted(hashes, found), len(hashes) - 1)
+      counts += np.bincount(at[hashes[at] == found], minlength=len(hashes))
+  classes = np.searchsorted(CLASSES, counts)
+  chosen = [
+    candidate
+    for number in range(len(CLASSES) + 1)
+    for candidate in np.flatnonzero(classes == number)[:num_spans]
+  ]
+  return [
+    Span(_read(arrays[places[c, 0]], places[c, 1]), int(counts[c]))
+    for c in chosen
+  ]
+
+
+def class_name(count: int) -> str:
+  """Returns the class of spans that occur `count` times, such as "2_to_10"."""
+  number = int(np.searchsorted(CLASSES, count))
+  if number == len(CLASSES):
+    return f"over_{CLASSES[-1]}"
+  low = CLASSES[number - 1] + 1 if number else 1
+  high = CLASSES[number]
+  return str(high) if low == high else f"{low}_to_{high}"
+
+
+def memorised(
+  targets: Sequence[tuple[str, str]], predictions: Sequence[str]
+) -> dict[str, float]:
+  """Returns the share of spans that are recited, in percent, by class.
+
+  Args:
+    targets: class of each span, and its second half.
+    predictions: what the model wrote; may be longer.
+  """
+  hits: dict[str, list[bool]] = {}
+  for (name, text), written in zip(targets, predictions, strict=True):
+    hits.setdefault(name, []).append(written.startswith(text))
+  return {
+    f"memorised_seen_{name}": 100 * float(np.mean(each))
+    for name, each in hits.items()
+  }
+
+
+def _blocks(
+  array: TokenArray, eod_id: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+  """Yields positions, a hash of each span from there, if it is of one text."""
+  for start in range(0, len(array), _BLOCK_TOKENS):
+    stop = min(len(array), start + _BLOCK_TOKENS + SPAN_TOKENS - 1)
+    if stop - start < SPAN_TOKENS:
+      return
+    tokens, _ = array.read(start, stop)
+    ends = np.concatenate([[0], np.cumsum(tokens == eod_id)])
+    whole = ends[SPAN_TOKENS:] == ends[:-SPAN_TOKENS]
+    yield start, hash_ngrams(hash_words(tokens), SPAN_TOKENS), whole
+
+
+def _read(array: TokenArray, start: int) -> np.ndarray:
+  tokens, _ = array.read(int(start), int(start) + SPAN_TOKENS)
+  return np.asarray(tokens, np.int32)
+
+
+def _folders(split: str) -> tf.data.Dataset:
+  """Returns one example of all the token folders that gin names."""
+  del split
+  where = spans()
+  check_count("memorisation.spans.num_spans", where.num_spans)
+  found = sorted(glob.glob(f"{where.tokens}/manifest.json"))
+  if where.tokens is None or not found:
+    raise UserError(
+      f"memorisation.spans.tokens = {where.tokens!r}: no tokens are there; "
+      "give the token folders of a run, such as 'runs/quickstart/tokens/*'."
+    )
+  return tf.data.Dataset.from_tensors({"folders": found})
+
+
+def _spans(
+  dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]
+) -> tf.data.Dataset:
+  def generate() -> Iterator[dict]:
+    (example,) = dataset.as_numpy_iterator()
+    manifests = [path.decode() for path in example["folders"]]
+    arrays = [
+      read_store(os.path.dirname(path)).train.tokens for path in manifests
+    ]
+    eod_id = output_features["inputs"].vocabulary.eos_id
+    found = find_spans(arrays, eod_id, spans().num_spans)
+    if not found:
+      raise UserError(
+        f"memorisation.spans.tokens: no document of {manifests[0]} has "
+        f"{SPAN_TOKENS} tokens; give a run on longer texts."
+      )
+    for span in found:
+      yield {
+        "inputs": span.tokens[:PROMPT_TOKENS],
+        "targets": span.tokens[PROMPT_TOKENS:],
+        "occurrences": span.count,
+      }
+
+  ids = tf.TensorSpec((PROMPT_TOKENS,), tf.int32)
+  return tf.data.Dataset.from_generator(
+    generate,
+    output_signature={
+      "inputs": ids,
+      "targets": ids,
+      "occurrences": tf.TensorSpec((), tf.int64),
+    },
+  )
+
+
+def _postprocess(output, example=None, is_target=False):
+  if not is_target:
+    return output
+  return class_name(int(example["occurrences"])), output
+
+
+seqio.TaskRegistry.add(
+  "memorisation",
+  source=OrderedSource(_folders, ["validation"]),
+  preprocessors=[_spans],
+  output_features={
+    name: seqio.Feature(VOCABULARY, add_eos=False)
+    for name in ("inputs", "targets")
+  },
+  postprocess_fn=_postprocess,
+  metric_fns=[memorised],
+)

@@ -1,0 +1,326 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How each record of PaLM's 29 English tasks, and of some more, is asked.
+
+A function takes a record as TFDS yields it and makes questions of it. PaLM
+evaluates as Brown et al. (2020) and Du et al. (2021, GLaM) did and prints no
+templates for these tasks (6.1): the forms here follow Brown et al. (appendix G)
+in what stands where, in words of our own. A text inside a question has no empty
+lines: those part exemplars. An option or answer begins with the white space
+before it. What has no label (hidden test sets) makes no question.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from palm_mtf.tasks.questions import Choice, Question
+
+NO_ANSWER = "unanswerable"
+
+
+def open_question(record: dict) -> Iterator[Question]:
+  """TriviaQA, Natural Questions, WebQuestions: no text is given."""
+  answers = record.get("answers", record.get("answer"))
+  if isinstance(answers, dict):  # TriviaQA
+    first, answers = answers["value"], answers["aliases"]
+  else:
+    first = answers[0]
+  question = record["question"].strip().rstrip("?")
+  yield _asked(f"Q: {question}?\nA:", [first, *answers])
+
+
+def lambada(record: dict) -> Iterator[Question]:
+  """The last word of a passage, as a gap to fill."""
+  start, word = paragraph(record["passage"]).rsplit(None, 1)
+  yield _asked(f"{start} ____. ->", [word])
+
+
+def hellaswag(record: dict) -> Iterator[Choice]:
+  """The end of a description of some activity."""
+  title = record["activity_label"]
+  yield from _labelled(
+    f"{title}: {paragraph(record['context'])}",
+    [f" {end.strip()}" for end in record["endings"]],
+    record["label"],
+    context=f"{title}:",
+  )
+
+
+def story_cloze(record: dict) -> Iterator[Choice]:
+  """The end of a story."""
+  yield from _labelled(
+    paragraph(record["context"]),
+    [f" {end.strip()}" for end in record["endings"]],
+    record["label"],
+  )
+
+
+def winograd(record: dict) -> Iterator[Choice]:
+  """Whom a pronoun means: how likely the rest is after each name."""
+  text = record["text"]
+  start, end = record["pronoun_start"], record["pronoun_end"]
+  names = [record["option1_normalized"], record["option2_normalized"]]
+  yield from _labelled(
+    [f"{text[:start]}{name}" for name in names],
+    [f" {text[end:].strip()}"] * 2,
+    record["label"],
+  )
+
+
+def winogrande(record: dict) -> Iterator[Choice]:
+  """What stands in the gap: how likely the rest is after each name."""
+  start, end = record["sentence"].split("_", 1)
+  names = [record["option1"], record["option2"]]
+  yield from _labelled(
+    [f"{start}{name}" for name in names],
+    [f" {end.strip()}"] * 2,
+    int(record["label"]),
+  )
+
+
+def drop(record: dict) -> Iterator[Question]:
+  """Numbers, spans and dates from a paragraph."""
+  yield _asked(
+    f"Passage: {paragraph(record['passage'])}\n"
+    f"Question: {record['question'].strip()}\nAnswer:",
+    [record["answer"], *record["validated_answers"]],
+  )
+
+
+def coqa(record: dict) -> Iterator[Question]:
+  """A conversation about a story: each turn after those before it."""
+  text = paragraph(record["story"])
+  answers = record["answers"]["input_text"]
+  for question, answer in zip(record["questions"], answers, strict=True):
+    text = f"{text}\nQ: {question.strip()}\nA:"
+    yield _asked(text, [answer])
+    text = f"{text} {answer.strip()}"
+
+
+def quac(record: dict) -> Iterator[Question]:
+  """A question of a student; a TFDS record lacks the turns before it."""
+  title = f"{record['title']}, {record['section_title']}"
+  text = paragraph(record["context"].removesuffix("CANNOTANSWER"))
+  answers = [
+    NO_ANSWER if answer == "CANNOTANSWER" else answer
+    for answer in record["answers"]["text"]
+  ]
+  yield _asked(
+    f"Title: {title}\n{text}\nQ: {record['question'].strip()}\nA:", answers
+  )
+
+
+def squad(record: dict) -> Iterator[Question]:
+  """A question about a paragraph that may not answer it."""
+  text = paragraph(record["context"])
+  yield _asked(
+    f"Title: {record['title']}\n{text}\nQ: {record['question'].strip()}\nA:",
+    record["answers"]["text"] or [NO_ANSWER],
+  )
+
+
+def race(record: dict) -> Iterator[Choice]:
+  """Questions of an English exam."""
+  article = paragraph(record["article"])
+  for question, answer, options in zip(
+    record["questions"], record["answers"], record["options"], strict=True
+  ):
+    yield from _labelled(
+      f"{article}\nQuestion: {question.strip()}\nAnswer:",
+      [f" {option.strip()}" for option in options],
+      "ABCD".index(answer),
+    )
+
+
+def piqa(record: dict) -> Iterator[Choice]:
+  """How to reach a goal."""
+  yield from _labelled(
+    f"Goal: {paragraph(record['goal'])}\nAnswer:",
+    [f" {paragraph(record[name])}" for name in ("sol1", "sol2")],
+    record["label"],
+  )
+
+
+def arc(record: dict) -> Iterator[Choice]:
+  """Science questions; letters of options may be numbers."""
+  choices = record["choices"]
+  yield from _labelled(
+    f"Question: {paragraph(record['question'])}\nAnswer:",
+    [f" {option.strip()}" for option in choices["text"]],
+    choices["label"].index(record["answerKey"]),
+  )
+
+
+def openbookqa(record: dict) -> Iterator[Choice]:
+  """Science questions of an open book exam, without the book."""
+  question = record["question"]
+  yield from _labelled(
+    f"Question: {paragraph(question['stem'])}\nAnswer:",
+    [f" {question[f'choice_{letter}'].strip()}" for letter in "ABCD"],
+    record["answerKey"],
+  )
+
+
+def boolq(record: dict) -> Iterator[Choice]:
+  """A question of yes and no about a passage."""
+  question = record["question"].strip().rstrip("?")
+  yield from _labelled(
+    f"{paragraph(record['passage'])}\nQuestion: {question}?\nAnswer:",
+    [" no", " yes"],
+    record["label"],
+  )
+
+
+def copa(record: dict) -> Iterator[Choice]:
+  """A cause or an effect, as the end of the sentence."""
+  word = {"cause": "because", "effect": "so"}[record["question"]]
+  options = [record["choice1"].strip(), record["choice2"].strip()]
+  yield from _labelled(
+    f"{record['premise'].strip().rstrip('.')} {word}",
+    [f" {option[:1].lower()}{option[1:]}" for option in options],
+    record["label"],
+    context=word,
+  )
+
+
+def rte(record: dict) -> Iterator[Choice]:
+  """Whether one sentence follows from another."""
+  yield from _entailment(record["premise"], record, [" true", " false"])
+
+
+def cb(record: dict) -> Iterator[Choice]:
+  """The same, where it may be neither."""
+  yield from _entailment(
+    record["premise"], record, [" true", " false", " neither"]
+  )
+
+
+def anli(record: dict) -> Iterator[Choice]:
+  """The same, in another order of labels."""
+  yield from _entailment(
+    record["context"], record, [" true", " neither", " false"]
+  )
+
+
+def wic(record: dict) -> Iterator[Choice]:
+  """Whether a word means the same in two sentences."""
+  yield from _labelled(
+    f"{record['sentence1'].strip()}\n{record['sentence2'].strip()}\n"
+    f"Question: does '{record['word']}' mean the same in both sentences?\n"
+    "Answer:",
+    [" no", " yes"],
+    record["label"],
+  )
+
+
+def multirc(record: dict) -> Iterator[Choice]:
+  """Whether an answer to a question about a paragraph is right."""
+  text = re.sub(r"<b>Sent \d+: </b>|<br>", " ", record["paragraph"])
+  yield from _labelled(
+    f"{' '.join(text.split())}\nQuestion: {record['question'].strip()}\n"
+    f"Suggested answer: {record['answer'].strip()}\nIs it right?",
+    [" no", " yes"],
+    record["label"],
+  )
+
+
+def wsc(record: dict) -> Iterator[Choice]:
+  """Whether a pronoun means a name."""
+  yield from _labelled(
+    f"{paragraph(record['text'])}\nQuestion: does the pronoun "
+    f"'{record['span2_text']}' mean {record['span1_text']}?\nAnswer:",
+    [" no", " yes"],
+    record["label"],
+  )
+
+
+def news_cloze(record: dict) -> Iterator[Choice]:
+  """Which name of a news article a sentence about it lacks."""
+  names = list(dict.fromkeys(record["entities"]))
+  text = paragraph(record["passage"].replace("@highlight", "\n-"))
+  correct = [i for i, name in enumerate(names) if name in record["answers"]]
+  if correct:
+    sentences = [
+      record["query"].replace("@placeholder", name).strip() for name in names
+    ]
+    yield Choice(f"{text}\n-", [f" {each}" for each in sentences], correct)
+
+
+def mmlu(record: dict) -> Iterator[Choice]:
+  """An exam of 57 subjects; the letter is the answer (Hendrycks et al.)."""
+  options = "".join(
+    f"\n{letter}. {choice.strip()}"
+    for letter, choice in zip("ABCD", record["choices"], strict=True)
+  )
+  yield from _labelled(
+    f"{paragraph(record['question'])}{options}\nAnswer:",
+    [f" {letter}" for letter in "ABCD"],
+    record["answer"],
+    group=record["subject"],
+  )
+
+
+def gsm8k(record: dict) -> Iterator[Question]:
+  """Arithmetic in words; exemplars think aloud before they answer."""
+  chain, answer = record["answer"].rsplit("####", 1)
+  chain = " ".join(re.sub(r"<<.*?>>", "", chain).split())
+  answer = answer.strip().replace(",", "")
+  yield Question(
+    f"Q: {paragraph(record['question'])}\nA:",
+    f" {chain} The answer is {answer}.",
+    [answer],
+  )
+
+
+def read_number(output: str) -> str:
+  """Returns the number after "The answer is", or else the last number."""
+  _, _, after = output.partition("The answer is")
+  pattern = r"-?\d[\d,]*(?:\.\d+)?"
+  numbers = re.findall(pattern, after)[:1] or re.findall(pattern, output)[-1:]
+  if not numbers:
+    return ""
+  number = numbers[0].replace(",", "")
+  return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def read_line(output: str) -> str:
+  """Returns the first line of what the model wrote."""
+  return output.strip().partition("\n")[0].strip()
+
+
+def read_word(output: str) -> str:
+  """Returns the first word of what the model wrote, without punctuation."""
+  words = output.split()
+  return words[0].strip(".,;:!?\"'") if words else ""
+
+
+def paragraph(text: str) -> str:
+  """Returns the text without empty lines."""
+  return re.sub(r"\n\s*\n", "\n", text.strip())
+
+
+def _asked(inputs: str, answers: Sequence[str]) -> Question:
+  answers = list(dict.fromkeys(answer.strip() for answer in answers))
+  return Question(inputs, f" {answers[0]}", answers)
+
+
+def _labelled(
+  inputs: str | Sequence[str],
+  options: Sequence[str],
+  label: int,
+  **keywords: str,
+) -> Iterator[Choice]:
+  if label >= 0:
+    yield Choice(inputs, options, [int(label)], **keywords)
+
+
+def _entailment(
+  premise: str, record: dict, options: Sequence[str]
+) -> Iterator[Choice]:
+  *words, last = [option.strip() for option in options]
+  yield from _labelled(
+    f"{paragraph(premise)}\nQuestion: {record['hypothesis'].strip()} "
+    f"{', '.join(words).capitalize()} or {last}?\nAnswer:",
+    options,
+    record["label"],
+  )

@@ -1,0 +1,317 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Questions of two kinds as SeqIO examples, and how they are judged.
+
+A `Choice` has options. Each becomes one example, whose score is the
+log-likelihood of its text; the best option is the answer. What is compared:
+
+  sum            log p(option | inputs)
+  tokens         the same by the number of the option's tokens
+  characters     the same by the number of its characters
+  unconditional  log p(option | inputs) - log p(option | context), where the
+                 context says nothing of the question, such as "Answer:"
+                 (Brown et al. 2020, 2.4); twice as many examples
+
+A `Question` is answered in words. Its examples carry all right answers.
+
+Features beyond inputs and targets are those that palm_mtf/few_shot.py looks at,
+and `idx`, `is_correct` as T5's rank classification has them.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from palm_mtf.errors import UserError, check_choice
+from palm_mtf.tasks.documents import VOCABULARY
+
+NORMALIZATIONS = ("sum", "tokens", "characters", "unconditional")
+FEATURES = {
+  name: seqio.Feature(VOCABULARY, add_eos=False, required=True)
+  for name in ("inputs", "targets")
+}
+
+
+class Choice(NamedTuple):
+  """A question with options.
+
+  Attributes:
+    inputs: what stands before the option; one text for all, or one for each.
+    options: the texts to choose from.
+    correct: numbers of the right ones.
+    group: exemplars have to be of this group.
+    context: what stands before the option when it is scored unconditionally.
+  """
+
+  inputs: str | Sequence[str]
+  options: Sequence[str]
+  correct: Collection[int]
+  group: str = ""
+  context: str = "Answer:"
+
+
+class Question(NamedTuple):
+  """A question to be answered in words.
+
+  Attributes:
+    inputs: what stands before the answer.
+    targets: the answer, as an exemplar shows it.
+    answers: what is right.
+    group: exemplars have to be of this group.
+  """
+
+  inputs: str
+  targets: str
+  answers: Sequence[str]
+  group: str = ""
+
+
+class Option(NamedTuple):
+  """One scored example, for the metrics."""
+
+  question: int
+  index: int
+  is_correct: bool
+  unconditional: bool
+  num_tokens: int
+  num_characters: int
+
+
+Prompt = Callable[[dict], Iterable[Choice | Question]]
+
+_SIGNATURE = {
+  "record": tf.TensorSpec((), tf.string),
+  "exemplar_group": tf.TensorSpec((), tf.string),
+  "inputs": tf.TensorSpec((), tf.string),
+  "targets": tf.TensorSpec((), tf.string),
+}
+_OF_OPTIONS = {
+  "idx": tf.TensorSpec((2,), tf.int32),
+  "is_correct": tf.TensorSpec((), tf.bool),
+  "unconditional": tf.TensorSpec((), tf.bool),
+}
+_OF_ANSWERS = {"answers": tf.TensorSpec((), tf.string)}
+
+
+def add_choices(
+  name: str,
+  source: seqio.DataSource,
+  prompt: Prompt,
+  normalization: str | Callable[[], str],
+  more_metrics: Sequence[Callable] = (),
+) -> None:
+  """Registers a task of `Choice`s.
+
+  Args:
+    name: of the task.
+    source: of feature "record", in JSON.
+    prompt: makes `Choice`s of a record.
+    normalization: one of NORMALIZATIONS, or what returns it when it is needed.
+    more_metrics: of (targets, scores), beside the accuracy.
+  """
+
+  def chosen() -> str:
+    value = normalization() if callable(normalization) else normalization
+    check_choice(f"normalization of {name}", value, NORMALIZATIONS)
+    return value
+
+  def rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    twice = chosen() == "unconditional"
+    return _rows(
+      dataset,
+      lambda key, number, made: _options(key, number, made, twice),
+      prompt,
+      {**_SIGNATURE, **_OF_OPTIONS},
+    )
+
+  def accuracy(targets, scores):
+    return option_accuracy(targets, scores, chosen())
+
+  seqio.TaskRegistry.add(
+    name,
+    source=source,
+    preprocessors=[rows, seqio.preprocessors.tokenize],
+    output_features=FEATURES,
+    postprocess_fn=_to_option,
+    metric_fns=[accuracy, *more_metrics],
+  )
+
+
+def add_questions(
+  name: str,
+  source: seqio.DataSource,
+  prompt: Prompt,
+  metric_fns: Sequence[Callable],
+  read_answer: Callable[[str], str] = str.strip,
+  check: Callable[[str], None] = lambda name: None,
+) -> None:
+  """Registers a task of `Question`s.
+
+  Args:
+    name: of the task.
+    source: of feature "record", in JSON.
+    prompt: makes `Question`s of a record.
+    metric_fns: of (targets, predictions), lists of answers and answers.
+    read_answer: finds the answer in what the model wrote.
+    check: is given the name before anything is read, and raises UserError if
+      the task cannot be evaluated.
+  """
+
+  def rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    check(name)
+    return _rows(dataset, _answer, prompt, {**_SIGNATURE, **_OF_ANSWERS})
+
+  def postprocess(output, example=None, is_target=False):
+    if is_target:
+      return json.loads(example["answers"])
+    if isinstance(output, list):  # several samples of one example
+      return [read_answer(each) for each in output]
+    return read_answer(output)
+
+  seqio.TaskRegistry.add(
+    name,
+    source=source,
+    preprocessors=[rows, seqio.preprocessors.tokenize],
+    output_features=FEATURES,
+    postprocess_fn=postprocess,
+    metric_fns=metric_fns,
+  )
+
+
+def t5_metric(name: str) -> Callable:
+  """Returns a metric of t5.evaluation.metrics, imported when it is needed."""
+
+  def metric(targets, predictions):
+    from t5.evaluation import metrics
+
+    return getattr(metrics, name)(targets, predictions)
+
+  metric.__name__ = name
+  return metric
+
+
+def check_t5(name: str) -> None:
+  """Raises UserError unless t5 is installed, whose metric task `name` has."""
+  if importlib.util.find_spec("t5") is None:
+    raise UserError(
+      f"task {name}: its metric is T5's, which is not installed: pip install "
+      "--no-deps --no-build-isolation -r requirements-t5.lock."
+    )
+
+
+def option_accuracy(
+  targets: Sequence[Option], scores: Sequence[float], normalization: str
+) -> dict[str, float]:
+  """Returns how often the best option is right, in percent.
+
+  Args:
+    targets: the options of all questions.
+    scores: log-likelihood of each, nats.
+    normalization: one of NORMALIZATIONS.
+
+  Returns:
+    accuracy; chance, that of a guess; margin, their difference.
+  """
+  hits, chances = [], []
+  for options in choices(targets, scores, normalization):
+    hits.append(options[0].is_correct)
+    chances.append(np.mean([option.is_correct for option in options]))
+  accuracy, chance = 100 * float(np.mean(hits)), 100 * float(np.mean(chances))
+  return {"accuracy": accuracy, "chance": chance, "margin": accuracy - chance}
+
+
+def choices(
+  targets: Sequence[Option], scores: Sequence[float], normalization: str
+) -> list[list[Option]]:
+  """Returns the options of each question, best first; ties as they stand."""
+  alone, questions = {}, {}
+  for option, score in zip(targets, scores, strict=True):
+    if option.unconditional:
+      alone[option.question, option.index] = float(score)
+    else:
+      questions.setdefault(option.question, []).append((option, float(score)))
+  divisors = {
+    "tokens": lambda option: max(1, option.num_tokens),
+    "characters": lambda option: max(1, option.num_characters),
+  }
+  divide_by = divisors.get(normalization, lambda option: 1)
+
+  def value(scored: tuple[Option, float]) -> float:
+    option, score = scored
+    if normalization == "unconditional":
+      score -= alone[option.question, option.index]
+    return score / divide_by(option)
+
+  return [
+    [option for option, _ in sorted(each, key=value, reverse=True)]
+    for each in questions.values()
+  ]
+
+
+def _rows(
+  dataset: tf.data.Dataset,
+  to_rows: Callable[[str, int, Any], Iterator[dict]],
+  prompt: Prompt,
+  signature: dict,
+) -> tf.data.Dataset:
+  def generate() -> Iterator[dict]:
+    number = 0
+    for example in dataset:
+      record = example["record"].numpy()
+      digest = hashlib.blake2b(record, digest_size=8).hexdigest()
+      for i, made in enumerate(prompt(json.loads(record))):
+        yield from to_rows(f"{digest}/{i}", number, made)
+        number += 1
+
+  return tf.data.Dataset.from_generator(generate, output_signature=signature)
+
+
+def _options(
+  key: str, number: int, choice: Choice, twice: bool
+) -> Iterator[dict]:
+  for i, option in enumerate(choice.options):
+    inputs = choice.inputs
+    inputs = inputs if isinstance(inputs, str) else inputs[i]
+    for unconditional in (False, True) if twice else (False,):
+      yield {
+        "record": key,
+        "exemplar_group": choice.group,
+        "inputs": choice.context if unconditional else inputs,
+        "targets": option,
+        "idx": (number, i),
+        "is_correct": i in choice.correct,
+        "unconditional": unconditional,
+      }
+
+
+def _answer(key: str, number: int, question: Question) -> Iterator[dict]:
+  del number
+  yield {
+    "record": key,
+    "exemplar_group": question.group,
+    "inputs": question.inputs,
+    "targets": question.targets,
+    "answers": json.dumps(list(question.answers)),
+  }
+
+
+def _to_option(output, example=None, is_target=False):
+  if not is_target:
+    return output
+  text = example["targets_pretokenized"]
+  text = text.decode() if isinstance(text, bytes) else text
+  question, index = (int(i) for i in example["idx"])
+  return Option(
+    question,
+    index,
+    bool(example["is_correct"]),
+    bool(example["unconditional"]),
+    len(example["targets"]),
+    len(text),
+  )

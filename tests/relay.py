@@ -1,0 +1,66 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A link on loopback that a test cuts or silences while bytes cross it."""
+
+import contextlib
+import socket
+import threading
+
+CHUNK_BYTES = 16384
+
+
+class Relay:
+  """Listens on a port and passes on what it hears, both ways.
+
+  Attributes:
+    address: where it listens, "127.0.0.1:<port>".
+    failed: set once it has failed.
+  """
+
+  def __init__(self, to: str):
+    """Passes on to "host:port"."""
+    self._to = to
+    self._listener = socket.create_server(("127.0.0.1", 0))
+    self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+    self._sockets: list[socket.socket] = []
+    self._bytes_left, self._closes = float("inf"), False
+    self.failed = threading.Event()
+    threading.Thread(target=self._accept, daemon=True).start()
+
+  def fail_after(self, num_bytes: int, closes: bool) -> None:
+    """Passes on so many bytes more, then ends its connections or is silent."""
+    self._closes, self._bytes_left = closes, num_bytes
+
+  def close(self) -> None:
+    """Ends all connections, and takes no more."""
+    self._listener.close()
+    for each in self._sockets:
+      with contextlib.suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+      each.close()
+
+  def _accept(self) -> None:
+    with contextlib.suppress(OSError):  # closed
+      while True:
+        near, _ = self._listener.accept()
+        host, _, port = self._to.rpartition(":")
+        try:
+          far = socket.create_connection((host, int(port)))
+        except OSError:
+          near.close()
+          continue
+        self._sockets += [near, far]
+        for ends in ((near, far), (far, near)):
+          threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+  def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+      while data := source.recv(CHUNK_BYTES):
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+          self.failed.set()
+          if self._closes:
+            self.close()
+          continue  # silent: what is sent is taken, and goes nowhere
+        sink.sendall(data)
+      sink.shutdown(socket.SHUT_WR)

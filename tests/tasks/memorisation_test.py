@@ -1,0 +1,170 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import collections
+
+import gin
+import numpy as np
+import pytest
+
+pytest.importorskip("seqio", reason="SeqIO is not installed")
+
+import seqio
+
+from palm_mtf.tasks import memorisation
+from palm_mtf.tasks.memorisation import SPAN_TOKENS, find_spans
+from tests.data.small_sources import EOD, ListSource, store_of, token_array
+
+
+@pytest.fixture(autouse=True)
+def no_settings():
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+def documents() -> list[list[int]]:
+  """Random ones, some of whose parts come two, 20 and 600 times."""
+  random = np.random.default_rng(0)
+  repeated = {
+    times: random.integers(2, 500, 130).tolist() for times in (2, 20, 600)
+  }
+  made = [random.integers(2, 500, n).tolist() for n in (5, 99, 100, 101, 900)]
+  for times, part in repeated.items():
+    for _ in range(times):
+      made.append([*random.integers(2, 500, 7).tolist(), *part])
+  return [made[i] for i in random.permutation(len(made))]
+
+
+def counted(texts) -> collections.Counter:
+  """Every span of every document, and how often it is there."""
+  return collections.Counter(
+    tuple(text[i : i + SPAN_TOKENS])
+    for text in texts
+    for i in range(len(text) - SPAN_TOKENS + 1)
+  )
+
+
+def arrays(texts):
+  return [
+    token_array(
+      [([], text) for text in part[:half]],
+      [([], text) for text in part[half:]],
+      has_inputs=False,
+    )
+    for part in (texts[:300], texts[300:])
+    for half in (100,)
+  ]
+
+
+@pytest.mark.parametrize("block_tokens", [1 << 20, 1000])
+def test_occurrences_are_those_of_counting_every_span(
+  block_tokens, monkeypatch
+):
+  monkeypatch.setattr(memorisation, "_BLOCK_TOKENS", block_tokens)
+  texts = documents()
+  expected = counted(texts)
+  found = find_spans(arrays(texts), EOD, 10**9)
+  assert {tuple(s.tokens.tolist()): s.count for s in found} == expected
+  assert {2, 20, 600} <= set(expected.values())
+
+
+def test_each_class_has_at_most_so_many_spans_whatever_their_order():
+  texts = documents()
+  found = find_spans(arrays(texts), EOD, 10)
+  names = collections.Counter(
+    memorisation.class_name(span.count) for span in found
+  )
+  assert names == {
+    "1": 10,
+    "2_to_10": 10,
+    "11_to_100": 10,
+    "over_500": 10,
+  }
+  again = find_spans(arrays(texts[::-1]), EOD, 10)
+  assert [s.tokens.tolist() for s in again] == [
+    s.tokens.tolist() for s in found
+  ]
+
+
+def test_only_so_many_candidates_are_kept(monkeypatch):
+  monkeypatch.setattr(memorisation, "_CANDIDATES", 50)
+  monkeypatch.setattr(memorisation, "_BLOCK_TOKENS", 1000)
+  texts = documents()
+  expected = counted(texts)
+  found = find_spans(arrays(texts), EOD, 10**9)
+  assert len(found) == 50
+  for span in found:
+    assert expected[tuple(span.tokens.tolist())] == span.count
+
+
+def test_documents_without_a_whole_span_have_none():
+  assert find_spans(arrays([[2] * 60, [3] * 99]), EOD, 5) == []
+
+
+@pytest.mark.parametrize(
+  ("count", "name"),
+  [
+    (1, "1"),
+    (2, "2_to_10"),
+    (10, "2_to_10"),
+    (11, "11_to_100"),
+    (500, "101_to_500"),
+    (501, "over_500"),
+  ],
+)
+def test_classes_have_names(count, name):
+  assert memorisation.class_name(count) == name
+
+
+def test_the_rate_is_that_of_exact_continuations_by_class():
+  targets = [("1", "ab"), ("1", "cd"), ("over_500", "ef")]
+  assert memorisation.memorised(targets, ["ab", "cx", "ef and more"]) == {
+    "memorised_seen_1": 50,
+    "memorised_seen_over_500": 100,
+  }
+
+
+def configure(vocabulary, tokens) -> None:
+  gin.parse_config(
+    "from __gin__ import dynamic_registration\n"
+    "from palm_mtf.tasks import documents\n"
+    "from palm_mtf.tasks import memorisation\n"
+    f"documents.vocabulary.path = {vocabulary.path!r}\n"
+    f"memorisation.spans.tokens = {str(tokens)!r}\n"
+    "memorisation.spans.num_spans = 5"
+  )
+
+
+def examples() -> list[dict]:
+  task = seqio.TaskRegistry.get("memorisation")
+  dataset = task.get_dataset(split="validation", shuffle=False, seed=42)
+  return list(dataset.as_numpy_iterator())
+
+
+def test_the_task_asks_for_spans_of_a_runs_training_tokens(
+  code, vocabulary, tmp_path
+):
+  source = ListSource([*code[2:], code[3]], code[:2])
+  store_of(source, vocabulary, tmp_path / "tokens" / "store")
+  configure(vocabulary, tmp_path / "tokens" / "*")
+  made = examples()
+  task = seqio.TaskRegistry.get("memorisation")
+  names = collections.Counter()
+  for example in made:
+    ids = [*example["inputs"].tolist(), *example["targets"].tolist()]
+    assert len(ids) == SPAN_TOKENS
+    text = vocabulary.decode(ids)
+    assert sum(text in each for each in [*code[2:], code[3]]) >= 1
+    target = vocabulary.decode(ids[50:])
+    name, expected = task.postprocess_fn(
+      target, example=example, is_target=True
+    )
+    assert expected == target
+    names[name] += 1
+  assert names["1"] == names["2_to_10"] == 5
+
+
+def test_a_folder_without_tokens_is_named(vocabulary, tmp_path):
+  configure(vocabulary, tmp_path / "none")
+  with pytest.raises(Exception, match=r"spans\.tokens = '.*none': no tokens"):
+    examples()

@@ -1,0 +1,142 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The sweep limits real links, cleans up, or says in a line why it cannot."""
+
+import ctypes
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from palm_mtf.errors import UserError
+from tools import dcn_sweep
+from tools.linked_namespaces import ADDRESSES, LinkedNamespaces
+
+SEND = """
+import socket, sys, time
+with socket.create_server(("{address}", 5000)) as server:
+  print("ready", flush=True)
+  connection, _ = server.accept()
+  with connection, connection.makefile("rb") as file:
+    file.read({num_bytes})
+    connection.sendall(b"!")
+"""
+RECEIVE = """
+import socket, time
+with socket.create_connection(("{address}", 5000)) as connection:
+  start = time.monotonic()
+  connection.sendall(bytes({num_bytes}))
+  connection.recv(1)
+  print(time.monotonic() - start)
+"""
+
+
+def secs_to_send(namespaces, num_bytes):
+  """Sends so many bytes to the second namespace, and waits for one back."""
+  words = {"address": ADDRESSES[1], "num_bytes": num_bytes}
+  with subprocess.Popen(
+    namespaces.command(1, sys.executable, "-c", SEND.format(**words)),
+    stdout=subprocess.PIPE,
+  ) as server:
+    server.stdout.readline()
+    return float(
+      subprocess.check_output(
+        namespaces.command(0, sys.executable, "-c", RECEIVE.format(**words)),
+        timeout=60,
+      )
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["without_delay", "with_delay"])
+def namespaces(request):
+  try:
+    with LinkedNamespaces(request.param) as made:
+      yield made
+  except UserError as error:
+    pytest.skip(str(error))
+
+
+def test_a_link_has_the_bandwidth_that_it_is_given(namespaces):
+  """Two megabytes are 0.16 s at 100 Mb/s, less what may leave at once."""
+  namespaces.set_link(100e6, 0.0)
+  assert 0.13 < secs_to_send(namespaces, 2_000_000) < 0.3
+  namespaces.set_link(float("inf"), 0.0)
+  assert secs_to_send(namespaces, 2_000_000) < 0.1
+
+
+def test_a_link_has_the_delay_that_it_is_given():
+  """A byte and its answer: there, and back."""
+  try:
+    with LinkedNamespaces(has_delay=True) as namespaces:
+      namespaces.set_link(1e9, 0.1)
+      assert 0.2 <= secs_to_send(namespaces, 1) < 0.3
+  except UserError as error:
+    pytest.skip(str(error))
+
+
+def test_with_who_made_them_namespaces_are_gone(namespaces):
+  holder = namespaces._holder.pid
+  namespaces.__exit__()
+  assert not pathlib.Path(f"/proc/{holder}").exists()
+
+
+def run_tool(*flags, **keywords):
+  return subprocess.run(
+    [sys.executable, "-m", "tools.dcn_sweep", *flags],
+    capture_output=True,
+    text=True,
+    timeout=500,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    **keywords,
+  )
+
+
+def give_up_rights():
+  """Leaves even root without CAP_SYS_ADMIN, once it runs a program."""
+  pr_capbset_drop, cap_sys_admin = 24, 21
+  ctypes.CDLL(None).prctl(pr_capbset_drop, cap_sys_admin)
+
+
+def test_without_the_rights_it_says_so_and_stops():
+  has_programs = all(map(shutil.which, ("ip", "tc", "nsenter")))
+  message = "takes the rights of root" if has_programs else "install iproute2"
+  done = run_tool(preexec_fn=give_up_rights)
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert line.startswith("dcn_sweep: ") and message in line
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--mbits=fast", '--mbits = "fast": give numbers as in 200,50.'),
+    ("--dtypes=int8", "--dtypes"),
+    ("--steps=0", "--steps = 0: give a whole number of at least 1."),
+  ],
+)
+def test_a_wrong_flag_is_one_line(capsys, flag, message):
+  assert dcn_sweep.main([flag]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith(f"dcn_sweep: {message}")
+
+
+@pytest.mark.slow
+def test_a_slow_link_takes_the_time_of_its_bytes(tmp_path):
+  """19.4 MB each way at 100 Mb/s are 1.55 s, of which a step hides a part."""
+  done = run_tool(
+    *["--mbits=100", "--delays_ms=0", "--dtypes=float32", "--steps=2"],
+    *["--json", f"--picture={tmp_path}/sweep.png"],
+  )
+  if done.returncode == 2:
+    pytest.skip(done.stderr)
+  assert done.returncode == 0, done.stderr
+  unlimited, slow = map(json.loads, done.stdout.splitlines())
+  assert unlimited["dcn_bytes"] == 2 * (4 * 4_850_944 + 12)
+  assert unlimited["ratio"] == 1
+  assert slow["step_secs"] > 8 * slow["dcn_bytes"] / 2 / 100e6 * 0.95
+  assert 0.6 < slow["ratio"] < 1.6
+  assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")

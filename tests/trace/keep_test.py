@@ -1,0 +1,204 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Traced steps of real runs: bytes, times, and not one bit changed."""
+
+import collections
+import importlib.util
+import json
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests import runs
+
+# Weights make the weight of a step a tensor: TensorFlow folds a constant one.
+PODS = {
+  "NUM_PODS": 2,
+  "PACKING": "packed",
+  "DCN_DTYPE": "bfloat16",
+  "TRAIN_STEPS": 4,
+  "LOG_STEPS": 4,
+  "EVAL_STEPS": 4,
+  "PROMPTS": [],
+}
+TRACED = {**PODS, "TRACE_STEPS": [2, 4]}
+ONE_POD = {**PODS, "NUM_PODS": 1, "TRAIN_STEPS": 2, "TRACE_STEPS": [2]}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def in_process(corpus, tmp_path_factory):
+  model_dir = tmp_path_factory.mktemp("in_process")
+  assert runs.run("train", corpus, model_dir, **TRACED) == 0
+  return model_dir
+
+
+def train_in_servers(corpus, model_dir, **macros):
+  """Returns the folder of a run with two microbatches a step."""
+  settings = {**TRACED, "NUM_MICROBATCHES": 2, **macros}
+  process = runs.start(
+    "train", corpus, model_dir, PODS="local_servers", **settings
+  )
+  _, error = process.communicate(timeout=240)
+  assert process.returncode == 0, error
+  (model_dir / "stderr").write_text(error)
+  return model_dir
+
+
+@pytest.fixture(scope="module")
+def in_servers(corpus, tmp_path_factory):
+  return train_in_servers(corpus, tmp_path_factory.mktemp("in_servers"))
+
+
+@pytest.fixture(scope="module")
+def of_one_pod(corpus, tmp_path_factory):
+  model_dir = tmp_path_factory.mktemp("of_one_pod")
+  assert runs.run("train", corpus, model_dir, **ONE_POD) == 0
+  return model_dir
+
+
+def read(model_dir, step):
+  path = model_dir / "traces" / f"step_{step:08d}.json"
+  return json.loads(path.read_text())
+
+
+def lanes(written):
+  """Returns the events of each lane, by its name."""
+  names = {
+    x["pid"]: x["args"]["name"]
+    for x in written["traceEvents"]
+    if x["name"] == "process_name"
+  }
+  found = {name: [] for name in names.values()}
+  for x in written["traceEvents"]:
+    if x["ph"] == "X":
+      found[names[x["pid"]]].append(x)
+  return found
+
+
+def test_a_traced_run_ends_with_the_bytes_of_one_that_is_not(
+  corpus, in_process, tmp_path
+):
+  assert runs.run("train", corpus, tmp_path, **PODS) == 0
+  traced, plain = (
+    {
+      name: content
+      for name, content in runs.read_files(each / "checkpoints").items()
+      if "weights" in name
+    }
+    for each in (in_process, tmp_path)
+  )
+  assert traced == plain and traced
+  assert not (tmp_path / "traces").exists()
+
+
+@pytest.mark.parametrize("where", ["in_process", "in_servers"])
+def test_the_bytes_that_crossed_are_the_closed_form(where, request):
+  model_dir = request.getfixturevalue(where)
+  (line,) = (x for x in runs.read_metrics(model_dir) if x["step"] == 2)
+  assert line["traced_dcn_bytes"] == line["dcn_bytes"] > 0
+  of_lanes = lanes(read(model_dir, 2))
+  for way in ("pod 0 -> pod 1", "pod 1 -> pod 0"):
+    sent = sum(x["args"]["bytes"] for x in of_lanes[way])
+    assert sent == line["dcn_bytes"] / 2
+
+
+@pytest.mark.parametrize("where", ["in_process", "in_servers"])
+def test_every_gradient_crosses_under_its_variable_s_name(where, request):
+  written = read(request.getfixturevalue(where), 2)
+  names = {x["name"] for x in lanes(written)["pod 0 -> pod 1"]}
+  assert names >= {
+    "embedding",
+    "final_norm/scale",
+    "layer_000/attention/q",
+    "layer_000/mlp/wo",
+  }
+
+
+def test_transfers_between_servers_take_time_and_come_after_their_cause(
+  in_servers,
+):
+  figures = read(in_servers, 2)["otherData"]["figures"]
+  of_lanes = lanes(read(in_servers, 2))
+  crossed = [*of_lanes["pod 0 -> pod 1"], *of_lanes["pod 1 -> pod 0"]]
+  assert all(x["dur"] > 0 for x in crossed)
+  assert all(0 <= x["args"]["usecs until sent"] < x["dur"] for x in crossed)
+  spent = figures["traced_hidden_secs"] + figures["traced_exposed_secs"]
+  assert 0 < spent < figures["traced_step_secs"]
+  rate = figures["traced_dcn_bytes"] * 8e-9 / (2 * spent)
+  assert figures["traced_gbits_per_sec"] == pytest.approx(rate)
+
+
+def test_each_pod_s_phases_come_in_their_order(in_servers):
+  written = read(in_servers, 4)
+  assert written["otherData"]["last_call"] > 0
+  for pod in ("pod 0", "pod 1"):
+    starts = collections.defaultdict(list)
+    for event in lanes(written)[pod]:
+      starts[event["cat"]].append(event["ts"])
+    assert min(starts["forward"]) < min(starts["backward"])
+    assert min(starts["backward"]) < min(starts["exchange"])
+    assert max(starts["forward"]) < max(starts["backward"])
+    assert max(starts["backward"]) < max(starts["update"])
+    assert max(starts["exchange"]) < max(starts["update"])
+    # No pod sends a gradient before the last microbatch.
+    assert min(starts["exchange"]) > written["otherData"]["last_call"]
+
+
+@pytest.mark.slow
+def test_each_device_of_a_pod_is_in_the_trace(corpus, tmp_path):
+  split = {"MESH_SHAPE": "model:2", "LAYOUT": "heads:model,d_ff:model"}
+  train_in_servers(corpus, tmp_path, **split)
+  of_lanes = lanes(read(tmp_path, 2))
+  for pod in ("pod 0", "pod 1"):
+    assert {x["args"]["device"] for x in of_lanes[pod]} == {0, 1}
+  (line,) = (x for x in runs.read_metrics(tmp_path) if x["step"] == 2)
+  assert line["traced_dcn_bytes"] == line["dcn_bytes"]
+
+
+def test_a_picture_and_a_line_are_left_of_each_step(in_servers):
+  for step in (2, 4):
+    path = in_servers / "traces" / f"step_{step:08d}.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    said = (in_servers / "stderr").read_text().splitlines()
+    (line,) = (x for x in said if x.startswith(f"step {step} took "))
+    assert line.endswith(f": {path}") and "hidden" in line
+
+
+def test_a_traced_step_has_a_line_of_metrics_and_is_not_in_the_means(
+  in_process,
+):
+  """Of four steps only the third is timed: the first compiles."""
+  lines = {x["step"]: x for x in runs.read_metrics(in_process)}
+  assert set(lines) == {2, 4}
+  assert "tokens_per_sec" not in lines[2], "nothing was timed until then"
+  assert lines[4]["tokens_per_sec"] > 0
+  assert lines[4]["traced_hidden_secs"] == 0, "memory is handed over"
+
+
+def test_one_pod_has_a_trace_without_transfers(of_one_pod):
+  assert set(lanes(read(of_one_pod, 2))) == {"pod 0"}
+
+
+def test_a_run_that_resumes_behind_the_steps_traces_nothing(
+  corpus, of_one_pod, capsys
+):
+  before = runs.read_files(of_one_pod / "traces")
+  settings = {**ONE_POD, "TRAIN_STEPS": 3}
+  assert runs.run("train", corpus, of_one_pod, **settings) == 0
+  assert runs.read_files(of_one_pod / "traces") == before
+  assert " took " not in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_traced_run_does_not_begin(
+  corpus, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  arguments = runs.arguments("train", corpus, tmp_path, **TRACED)
+  assert main(arguments) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("palm_mtf: TRACE_STEPS draws with Matplotlib")

@@ -1,0 +1,332 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains on two pods over links of all kinds; prints what each costs a step.
+
+  python -m tools.dcn_sweep
+  python -m tools.dcn_sweep --mbits 1000,100 --delays_ms 0 --dtypes bfloat16
+
+The pods are servers of `palm_mtf pods serve` in two network namespaces of this
+machine (linked_namespaces.py), each with half of its cores; the client is
+`palm_mtf train` with recipes/quickstart.gin and pods/cluster.gin, beside the
+first. The link changes while it trains, and the median of --steps steps is
+printed, beside what accounting/prediction.py says of a step from one over a
+link without limits and from the link alone. --picture draws both.
+
+It takes the rights of root, and iproute2. Results are on stdout, progress is on
+stderr.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.prediction import Link, step_secs
+from palm_mtf.config import PalmConfig
+from palm_mtf.errors import UserError, check_choice, check_count, check_real
+from palm_mtf.layout import MeshLayout
+from palm_mtf.pod_servers import cores_of_pods
+from palm_mtf.pods_config import PodsConfig
+from tools.linked_namespaces import (
+  ADDRESSES,
+  LinkedNamespaces,
+  end_with_parent,
+)
+
+PORT = 2222
+TIMEOUT_SECS = 240  # of a start, and of a few steps over any link
+# One step is under way while the link changes, and one finds its pace.
+SETTLING_STEPS = 2
+QUICKSTART = PalmConfig(
+  num_layers=4,
+  d_model=256,
+  num_heads=4,
+  d_kv=64,
+  d_ff=1024,
+  vocab_size=4096,
+  sequence_length=256,
+)
+ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
+
+
+def pods_of(dtype: str) -> PodsConfig:
+  """Returns two pods whose gradients cross in `dtype`."""
+  return PodsConfig(num_pods=2, dcn_dtype=dtype)
+
+
+def client_command(model_dir: Path, dtype: str) -> list[str]:
+  """Returns a training run that logs each step, and does nothing else."""
+  texts = Path(os.__file__).parent / "*.py"  # of the standard library
+  macros = {
+    "MODEL_DIR": str(model_dir),
+    "TEXT_FILES": str(texts),
+    "TRAIN_STEPS": 100_000,
+    "LOG_STEPS": 1,
+    "EVAL_STEPS": 100_000,
+    "EVAL_BATCHES": 1,
+    "CHECKPOINT_STEPS": 100_000,
+    "FINGERPRINT_STEPS": 100_000,
+    "SAMPLE_STEPS": None,
+    "CHIP": "a100",  # nothing is made of MFU here
+    "DCN_DTYPE": dtype,
+    "CLIENT_ADDRESS": ADDRESSES[0],
+    "ISLANDS": [[f"{address}:{PORT}"] for address in ADDRESSES],
+  }
+  return [
+    *[sys.executable, "-m", "palm_mtf", "train"],
+    *["--gin_file=recipes/quickstart.gin", "--gin_file=pods/cluster.gin"],
+    *(f"--gin.{name}={value!r}" for name, value in macros.items()),
+  ]
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
+  """Runs a program as long as the body lasts; it writes to a file."""
+
+  def prepare() -> None:
+    end_with_parent()
+    if cores:
+      os.sched_setaffinity(0, cores)
+
+  with log.open("w") as file:
+    process = subprocess.Popen(
+      command, stdout=file, stderr=file, preexec_fn=prepare
+    )
+    try:
+      yield process
+    finally:
+      process.kill()
+      process.wait()
+
+
+class Client:
+  """A training run whose steps are read as they are logged."""
+
+  def __init__(self, process: subprocess.Popen, log: Path, model_dir: Path):
+    """Reads what `process` logs in its MODEL_DIR."""
+    self._process, self._log = process, log
+    self._metrics = model_dir / "metrics.jsonl"
+
+  def step_secs(self, count: int) -> list[float]:
+    """Returns the seconds of the next steps that begin from now on."""
+    first = len(self._lines()) + SETTLING_STEPS
+    end = time.monotonic() + TIMEOUT_SECS
+    while len(lines := self._lines()) < first + count:
+      if self._process.poll() is not None or time.monotonic() > end:
+        said = self._log.read_text().splitlines()[-5:]
+        raise RuntimeError("the client makes no steps: " + " / ".join(said))
+      time.sleep(0.02)
+    return [json.loads(line)["step_secs"] for line in lines[first:][:count]]
+
+  def _lines(self) -> list[str]:
+    if not self._metrics.exists():
+      return []
+    *whole, _ = self._metrics.read_text().split("\n")
+    return whole
+
+
+def measure(
+  links: Sequence[Link], dtypes: Sequence[str], steps: int, folder: Path
+) -> list[dict]:
+  """Returns a record for each dtype and link."""
+  has_delay = any(link.delay_secs for link in links)
+  with (
+    LinkedNamespaces(has_delay) as namespaces,
+    contextlib.ExitStack() as servers,
+  ):
+    say(f"two network namespaces, joined by {namespaces.how}")
+    cores = cores_of_pods(len(ADDRESSES))
+    for side, address in enumerate(ADDRESSES):
+      serve = ["-m", "palm_mtf", "pods", "serve"]
+      serve += [f"--listen={address}:{PORT}", f"--threads={len(cores[side])}"]
+      command = namespaces.command(side, sys.executable, *serve)
+      servers.enter_context(
+        running(command, folder / f"server_{side}", cores[side])
+      )
+    records = []
+    for dtype in dtypes:
+      (folder / "run/metrics.jsonl").unlink(missing_ok=True)
+      namespaces.set_link(math.inf, 0.0)
+      command = namespaces.command(0, *client_command(folder / "run", dtype))
+      log = folder / "client"
+      with running(command, log) as process:
+        client = Client(process, log, folder / "run")
+        records += measure_dtype(client, namespaces, links, dtype, steps)
+    return records
+
+
+def measure_dtype(
+  client: Client,
+  namespaces: LinkedNamespaces,
+  links: Sequence[Link],
+  dtype: str,
+  steps: int,
+) -> list[dict]:
+  """Returns a record for each link; the first has no limits."""
+  pods = pods_of(dtype)
+  records = []
+  for link in [Link(), *links]:
+    namespaces.set_link(link.bits_per_sec, link.delay_secs)
+    median = statistics.median(client.step_secs(steps))
+    if link == Link():
+      compute_secs = median
+    predicted = step_secs(QUICKSTART, ONE_DEVICE, pods, compute_secs, link)
+    unlimited = link.bits_per_sec == math.inf
+    records.append(
+      {
+        "dcn_dtype": dtype,
+        "dcn_bytes": dcn_bytes(QUICKSTART, ONE_DEVICE, pods),
+        "mbits_per_sec": None if unlimited else link.bits_per_sec / 1e6,
+        "delay_ms": 1000 * link.delay_secs,
+        "step_secs": round(median, 4),
+        "predicted_secs": round(predicted, 4),
+        "ratio": round(median / predicted, 3),
+      }
+    )
+    say(" ".join(row_of(records[-1])))
+  return records
+
+
+def row_of(record: dict) -> list[str]:
+  """Returns a record's cells, aligned."""
+  mbits = record["mbits_per_sec"]
+  return [
+    f"{record['dcn_dtype']:<9}",
+    f"{'no limit' if mbits is None else f'{mbits:,.0f} Mb/s':>11}",
+    f"{record['delay_ms']:>5.0f} ms",
+    f"{record['step_secs']:>10.3f}",
+    f"{record['predicted_secs']:>10.3f}",
+    f"{record['ratio']:>6.2f}",
+  ]
+
+
+def print_table(records: Sequence[dict]) -> None:
+  """Prints the records for a reader; ratio is measured / predicted."""
+  print(
+    f"{'DCN_DTYPE':<9} {'bandwidth':>11} {'delay':>8} {'measured':>10} "
+    f"{'predicted':>10} {'ratio':>6}"
+  )
+  for record in records:
+    print(" ".join(row_of(record)))
+
+
+def draw(records: Sequence[dict], path: str) -> None:
+  """Draws step time against bandwidth: lines predicted, marks measured."""
+  from matplotlib.figure import Figure
+
+  dtypes = list(dict.fromkeys(each["dcn_dtype"] for each in records))
+  figure = Figure(figsize=(4.6 * len(dtypes), 3.6), layout="constrained")
+  all_axes = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
+  for axes, dtype in zip(all_axes, dtypes, strict=True):
+    own = [each for each in records if each["dcn_dtype"] == dtype]
+    limited = [each for each in own if each["mbits_per_sec"] is not None]
+    axes.axhline(own[0]["step_secs"], color="0.6", linestyle=":")
+    axes.annotate(
+      "no limit",
+      (0.99, own[0]["step_secs"]),
+      va="top",
+      ha="right",
+      xycoords=("axes fraction", "data"),
+      color="0.4",
+      fontsize=8,
+    )
+    for number, delay in enumerate(sorted({x["delay_ms"] for x in limited})):
+      points = sorted(
+        (x["mbits_per_sec"], x["predicted_secs"], x["step_secs"])
+        for x in limited
+        if x["delay_ms"] == delay
+      )
+      mbits, predicted, measured = zip(*points, strict=True)
+      color = f"C{number}"
+      axes.plot(mbits, predicted, color=color, linewidth=1)
+      axes.plot(
+        mbits, measured, "o", color=color, label=f"{delay:g} ms each way"
+      )
+    axes.set(xscale="log", xlabel="bandwidth each way, Mb/s", title=dtype)
+    axes.set_xticks(mbits, [f"{each:,.0f}" for each in mbits])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+  all_axes[0].set_ylabel("seconds a step")
+  all_axes[-1].legend(frameon=False, title="marks measured, lines predicted")
+  partial = Path(path).with_suffix(".partial.png")
+  figure.savefig(partial, dpi=120)
+  os.replace(partial, path)
+
+
+def say(text: str) -> None:
+  """Tells the user how far it is."""
+  print(f"dcn_sweep: {text}", file=sys.stderr, flush=True)
+
+
+def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+  """Returns the command line's choices, lists as lists; checks all of them."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--json", action="store_true", help="print one object a line")
+  add("--mbits", default="10000,1000,200", help="bandwidths, 10^6 bits/s")
+  add("--delays_ms", default="0,10,50", help="each way")
+  add("--dtypes", default="float32,bfloat16", help="of DCN_DTYPE")
+  add("--steps", type=int, default=5, help="measured of each link")
+  add("--picture", metavar="PNG", help="draw the table into this file")
+  given = parser.parse_args(arguments)
+  check_count("--steps", given.steps)
+  given.dtypes = given.dtypes.split(",")
+  for dtype in given.dtypes:
+    check_choice("--dtypes", dtype, ["float32", "bfloat16"])
+  given.mbits = numbers("--mbits", given.mbits, 1, 1e6)
+  given.delays_ms = numbers("--delays_ms", given.delays_ms, 0, 1e4)
+  return given
+
+
+def numbers(flag: str, given: str, least: float, most: float) -> list[float]:
+  """Returns a list of numbers, each checked."""
+  try:
+    values = [float(each) for each in given.split(",")]
+  except ValueError:
+    raise UserError(f'{flag} = "{given}": give numbers as in 200,50.') from None
+  for value in values:
+    check_real(flag, value, least, most)
+  return values
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Measures, prints and draws; returns the exit code."""
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  try:
+    given = read_arguments(arguments)
+    links = [
+      Link(bits_per_sec=1e6 * mbits, delay_secs=delay / 1000)
+      for delay in given.delays_ms
+      for mbits in given.mbits
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+      records = measure(links, given.dtypes, given.steps, Path(folder))
+  except UserError as error:
+    print(f"dcn_sweep: {error}", file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print("dcn_sweep: interrupted", file=sys.stderr)
+    return 130
+  if given.picture:
+    draw(records, given.picture)
+  if given.json:
+    for record in records:
+      print(json.dumps(record))
+  else:
+    print_table(records)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
