@@ -14,8 +14,8 @@ import pytest
 from palm_mtf import (
   divergence,
   fingerprints,
+  train_loop,
   train_step,
-  training,
   variable_files,
 )
 from palm_mtf.errors import UserError
@@ -194,26 +194,41 @@ LOCAL = {
 }
 
 
-def test_a_pod_may_be_lost_in_any_phase(corpus, tmp_path, capsys, monkeypatch):
+PHASES = {
+  "while its variables were set": (train_loop, "TrainStep", 1),
+  r"while pods were compared after step \d+": (
+    fingerprints.FingerprintWatch,
+    "check",
+    3,
+  ),
+  r"while step \d+ was saved": (variable_files.WeightsCopier, "copy", 2),
+  r"while the loss of step \d+ was measured": (
+    train_step.TrainStep,
+    "mean_loss",
+    2,
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  "phases",
+  [
+    list(PHASES)[2:3],
+    pytest.param(list(PHASES), marks=pytest.mark.slow),
+  ],
+  ids=["one", "each"],
+)
+def test_a_pod_may_be_lost_in_any_phase(
+  corpus, tmp_path, capsys, monkeypatch, phases
+):
   """Each time it is taken back, and in the end not a bit is different."""
-  killing(monkeypatch, training, "TrainStep", 1)
-  killing(monkeypatch, fingerprints.FingerprintWatch, "check", 3)
-  killing(monkeypatch, variable_files.WeightsCopier, "copy", 2)
-  killing(monkeypatch, train_step.TrainStep, "mean_loss", 2)
+  for phase in phases:
+    killing(monkeypatch, *PHASES[phase])
   settings = {**LOCAL, "FINGERPRINT_STEPS": 3}
-  assert (
-    runs.run(
-      "train", corpus, tmp_path / "lost", **settings, ON_POD_FAILURE="wait"
-    )
-    == 0
-  )
+  lost = {**settings, "ON_POD_FAILURE": "wait"}
+  assert runs.run("train", corpus, tmp_path / "lost", **lost) == 0
   error = capsys.readouterr().err
-  for phase in (
-    "while its variables were set",
-    r"while pods were compared after step \d+",
-    r"while step \d+ was saved",
-    r"while the loss of step \d+ was measured",
-  ):
+  for phase in phases:
     assert re.search(
       r"pod \d: its server \S+ \(process \d+\) was killed by SIGKILL, "
       rf"{phase}; ON_POD_FAILURE = 'wait'",
