@@ -36,7 +36,7 @@ FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "exchange",
   "update",
 )
-_EXCHANGE = re.compile(r"^exchange(_\d+)?/")
+_EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
 # By the scopes that the programs give their operations; the first that fits.
 _PHASES = {
   EXCHANGE: _EXCHANGE,
@@ -59,8 +59,8 @@ class Operation:
     pod: that it was done for.
     device: its number within the pod's mesh.
     name: of the operation.
-    phase: one of PHASES. EXCHANGE is the sum over pods, and what rounds a
-      pod's own gradient for it.
+    phase: one of PHASES. EXCHANGE is the sum over pods, and what makes a pod's
+      own part of it.
     start: seconds after the step's beginning.
     end: the same.
   """
@@ -144,24 +144,20 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   spans = [list(_spans(call)) for call in calls]
   begin = min(span.start for each in spans for span in each)
   operations, transfers = [], []
-  late = {name: UPDATE for name in _late(program)}
+  early = _early(program)
   for each in spans:
     ran = [x for x in each if not x.label and x.device in numbers]
-    found = list(_transfers(each, ran, graph, numbers))
-    # What is rounded for its way is rounded for a pod's own sum too.
-    rounded = {name: EXCHANGE for name, _ in found if name.startswith("cast")}
-    known = {**late, **rounded}
+    transfers += _transfers(each, ran, graph, numbers)
     operations += [
       Operation(
         *numbers[x.device],
         x.name,
-        _phase(x.name, known),
+        _phase(x.name, early),
         x.start,
         x.end,
       )
       for x in ran
     ]
-    transfers += [transfer for _, transfer in found]
   return Trace(
     num_pods=len(devices.pods),
     last_call=min(x.start for x in spans[-1]) - begin,
@@ -209,25 +205,25 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       )
 
 
-def _late(program: TrainProgram) -> set[str]:
-  """Returns the operations that neither a loss nor an exchange needs."""
-  names = {x.name for x in program.step.graph.get_operations()}
+def _early(program: TrainProgram) -> set[str]:
+  """Returns the operations that a loss or an exchange needs."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [
     x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
   ]
+  found = set()
   while todo:
     operation = todo.pop()
-    if operation.name in names:
-      names.remove(operation.name)
+    if operation.name not in found:
+      found.add(operation.name)
       todo += [x.op for x in operation.inputs]
       todo += operation.control_inputs
-  return names
+  return found
 
 
-def _phase(name: str, known: Mapping[str, str]) -> str:
+def _phase(name: str, early: set[str]) -> str:
   scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
-  return next(scoped, known.get(name, FORWARD))
+  return next(scoped, FORWARD if name in early else UPDATE)
 
 
 def _transfers(
@@ -235,8 +231,8 @@ def _transfers(
   ran: Sequence[_Span],
   graph: tf.Graph,
   numbers: Mapping[tuple, tuple[int, int]],
-) -> Iterator[tuple[str, Transfer]]:
-  """Yields the operation that made each tensor that crossed, and its way."""
+) -> Iterator[Transfer]:
+  """Yields what crossed between pods in one call."""
   ends = {(x.device, x.name): x.end for x in ran}
   yield from _in_process(graph, ends, numbers)
   for span in spans:
@@ -250,16 +246,8 @@ def _transfers(
     if pods[0] == pods[1]:
       continue  # between hosts of a pod
     ready = min(ends.get((source, name), span.start), span.start)
-    yield (
-      name,
-      Transfer(
-        _meaning(graph, name),
-        *pods,
-        span.num_bytes,
-        ready,
-        span.start,
-        span.end,
-      ),
+    yield Transfer(
+      _meaning(graph, name), *pods, span.num_bytes, ready, span.start, span.end
     )
 
 
@@ -267,7 +255,7 @@ def _in_process(
   graph: tf.Graph,
   ends: Mapping[tuple[tuple, str], float],
   numbers: Mapping[tuple, tuple[int, int]],
-) -> Iterator[tuple[str, Transfer]]:
+) -> Iterator[Transfer]:
   """Yields what operations of this process read of other pods' devices."""
   if any(device[0] != "localhost" for device in numbers):
     return
@@ -286,15 +274,12 @@ def _in_process(
       if (x.name, target) in seen:  # what a device has is not sent again
         continue
       seen.add((x.name, target))
-      yield (
-        x.op.name,
-        Transfer(
-          _meaning(graph, x.op.name),
-          numbers[source][0],
-          numbers[target][0],
-          x.dtype.size * math.prod(x.shape.as_list()),
-          *[ready] * 3,
-        ),
+      yield Transfer(
+        _meaning(graph, x.op.name),
+        numbers[source][0],
+        numbers[target][0],
+        x.dtype.size * math.prod(x.shape.as_list()),
+        *[ready] * 3,
       )
 
 
