@@ -117,23 +117,27 @@ class PodWatch:
   def __exit__(self, *unused: object) -> None:
     self._end.set()
     # A thread that came back from TensorFlow while Python ends would abort it.
+    end = time.monotonic() + self._secs
     for address, thread in self._threads.items():
       thread.join(_CUT_AGAIN_SECS)
-      while thread.is_alive():  # no answer: it waits until its question's end
-        _cut(address)
+      while thread.is_alive() and time.monotonic() < end:
+        _cut(address)  # there is no answer: let its question end
         thread.join(_CUT_AGAIN_SECS)
 
   def connect(self, session: tf.Session) -> None:
     """Connects a session with all servers; by itself it would try for ever.
 
     Raises:
-      UnavailableError: a server is lost, as in what `during` encloses.
+      OpError: it cannot; a server is lost, as in what `during` encloses.
     """
     nothing = tf.no_op()
+    errors: list[tf.errors.OpError] = []
 
     def run() -> None:
-      with contextlib.suppress(tf.errors.OpError):  # the next call meets it too
+      try:
         session.run(nothing)
+      except tf.errors.OpError as error:
+        errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -141,6 +145,8 @@ class PodWatch:
       thread.join(_CONNECT_SECS)
       if self._lost:
         raise tf.errors.UnavailableError(None, None, "a server is lost")
+    if errors:  # another call would try for ever
+      raise errors[0]
 
   @contextlib.contextmanager
   def during(self, phase: str) -> Iterator[None]:
@@ -180,7 +186,10 @@ class PodWatch:
       return None
     pod, task = map(int, named[-1])  # the far end stands last
     address = [x for x, of in self._pods.items() if of == pod][task]
-    return address, f"has broken off ({error.message.splitlines()[0]})"
+    return address, (
+      "answers, but has broken off (another client has taken it, or its "
+      "connection to another pod has ended)"
+    )
 
   def _message(self, address: str, how: str, phase: str) -> str:
     pod = self._pods[address]
