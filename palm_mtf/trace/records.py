@@ -26,6 +26,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from palm_mtf._tf import tf
 from palm_mtf.pods.program import TrainProgram
@@ -118,12 +119,15 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-  """One record of a device, in seconds since 1970."""
+  """One record of a device, in nanoseconds since 1970.
+
+  These are integers: a float64 would round them to a quarter of a microsecond.
+  """
 
   device: tuple
   name: str
-  start: float
-  end: float
+  start: int
+  end: int
   num_bytes: int
   label: str
 
@@ -160,16 +164,16 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
     ]
   return Trace(
     num_pods=len(devices.pods),
-    last_call=min(x.start for x in spans[-1]) - begin,
+    last_call=(min(x.start for x in spans[-1]) - begin) / 1e9,
     operations=[_after(begin, x, "start", "end") for x in operations],
     transfers=[_after(begin, x, "ready", "sent", "arrived") for x in transfers],
-    end=max(x.end for each in spans for x in each) - begin,
+    end=(max(x.end for each in spans for x in each) - begin) / 1e9,
   )
 
 
-def _after(begin: float, record, *names: str):
-  """Returns a record whose times count from the beginning of the step."""
-  times = {name: getattr(record, name) - begin for name in names}
+def _after(begin: int, record: Any, *names: str) -> Any:
+  """Returns a record with seconds after `begin` instead of nanoseconds."""
+  times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
   return dataclasses.replace(record, **times)
 
 
@@ -181,14 +185,12 @@ def _device(name: str) -> tuple:
 def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
-      continue  # a GPU's streams, which the GPU's own records are the sum of
+      continue  # a GPU's streams, beside the GPU
     for node in device.node_stats:
       received = node.node_name == "RecvTensor"
-      # What is received has no nanoseconds, and no start of its operation.
-      start = node.all_start_micros * 1000 + node.op_start_rel_nanos
-      end = node.all_start_micros * 1000 + (
-        node.op_end_rel_nanos or node.op_end_rel_micros * 1000
-      )
+      # Of what is received there are no nanoseconds.
+      begin = node.all_start_nanos or node.all_start_micros * 1000
+      end = node.op_end_rel_nanos or node.op_end_rel_micros * 1000
       num_bytes = (
         node.output[0].tensor_description.allocation_description.requested_bytes
         if received
@@ -198,8 +200,8 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       yield _Span(
         _device(device.device),
         node.node_name,
-        start / 1e9,
-        end / 1e9,
+        begin + node.op_start_rel_nanos,
+        begin + end,
         num_bytes,
         label,
       )
@@ -253,7 +255,7 @@ def _transfers(
 
 def _in_process(
   graph: tf.Graph,
-  ends: Mapping[tuple[tuple, str], float],
+  ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
   """Yields what operations of this process read of other pods' devices."""
