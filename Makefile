@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 # Written last, so that an interrupted installation is not taken for a finished
 # one.
 INSTALLED := $(VENV)/installed
+T5_INSTALLED := $(VENV)/installed-t5
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-deps
@@ -56,10 +57,15 @@ quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...
 	$(BIN)/palm_mtf evaluate --model_dir $(MODEL_DIR) \
 	  --gin_file=eval/corpus.gin
 
-test: lint ## lint and run the tests, but for the slow ones
+# Tests compare with T5's metrics; training does without them.
+$(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
+	@$(PIP_INSTALL) --no-build-isolation -r requirements-t5.lock
+	@touch $@
+
+test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-test-slow: venv ## run the slow tests
+test-slow: $(T5_INSTALLED) ## run the slow tests
 	$(BIN)/python -m pytest -q -m slow
 
 lint: venv ## check style and format

@@ -26,6 +26,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from palm_mtf._tf import tf
 from palm_mtf.pods.program import TrainProgram
@@ -36,7 +37,7 @@ FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "exchange",
   "update",
 )
-_EXCHANGE = re.compile(r"^exchange(_\d+)?/")
+_EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
 # By the scopes that the programs give their operations; the first that fits.
 _PHASES = {
   EXCHANGE: _EXCHANGE,
@@ -59,8 +60,8 @@ class Operation:
     pod: that it was done for.
     device: its number within the pod's mesh.
     name: of the operation.
-    phase: one of PHASES. EXCHANGE is the sum over pods, and what rounds a
-      pod's own gradient for it.
+    phase: one of PHASES. EXCHANGE is the sum over pods, and what makes a pod's
+      own part of it.
     start: seconds after the step's beginning.
     end: the same.
   """
@@ -118,12 +119,15 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-  """One record of a device, in seconds since 1970."""
+  """One record of a device, in nanoseconds since 1970.
+
+  These are integers: a float64 would round them to a quarter of a microsecond.
+  """
 
   device: tuple
   name: str
-  start: float
-  end: float
+  start: int
+  end: int
   num_bytes: int
   label: str
 
@@ -144,36 +148,32 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   spans = [list(_spans(call)) for call in calls]
   begin = min(span.start for each in spans for span in each)
   operations, transfers = [], []
-  late = {name: UPDATE for name in _late(program)}
+  early = _early(program)
   for each in spans:
     ran = [x for x in each if not x.label and x.device in numbers]
-    found = list(_transfers(each, ran, graph, numbers))
-    # What is rounded for its way is rounded for a pod's own sum too.
-    rounded = {name: EXCHANGE for name, _ in found if name.startswith("cast")}
-    known = {**late, **rounded}
+    transfers += _transfers(each, ran, graph, numbers)
     operations += [
       Operation(
         *numbers[x.device],
         x.name,
-        _phase(x.name, known),
+        _phase(x.name, early),
         x.start,
         x.end,
       )
       for x in ran
     ]
-    transfers += [transfer for _, transfer in found]
   return Trace(
     num_pods=len(devices.pods),
-    last_call=min(x.start for x in spans[-1]) - begin,
+    last_call=(min(x.start for x in spans[-1]) - begin) / 1e9,
     operations=[_after(begin, x, "start", "end") for x in operations],
     transfers=[_after(begin, x, "ready", "sent", "arrived") for x in transfers],
-    end=max(x.end for each in spans for x in each) - begin,
+    end=(max(x.end for each in spans for x in each) - begin) / 1e9,
   )
 
 
-def _after(begin: float, record, *names: str):
-  """Returns a record whose times count from the beginning of the step."""
-  times = {name: getattr(record, name) - begin for name in names}
+def _after(begin: int, record: Any, *names: str) -> Any:
+  """Returns a record with seconds after `begin` instead of nanoseconds."""
+  times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
   return dataclasses.replace(record, **times)
 
 
@@ -185,14 +185,12 @@ def _device(name: str) -> tuple:
 def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
-      continue  # a GPU's streams, which the GPU's own records are the sum of
+      continue  # a GPU's streams, beside the GPU
     for node in device.node_stats:
       received = node.node_name == "RecvTensor"
-      # What is received has no nanoseconds, and no start of its operation.
-      start = node.all_start_micros * 1000 + node.op_start_rel_nanos
-      end = node.all_start_micros * 1000 + (
-        node.op_end_rel_nanos or node.op_end_rel_micros * 1000
-      )
+      # Of what is received there are no nanoseconds.
+      begin = node.all_start_nanos or node.all_start_micros * 1000
+      end = node.op_end_rel_nanos or node.op_end_rel_micros * 1000
       num_bytes = (
         node.output[0].tensor_description.allocation_description.requested_bytes
         if received
@@ -202,32 +200,32 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       yield _Span(
         _device(device.device),
         node.node_name,
-        start / 1e9,
-        end / 1e9,
+        begin + node.op_start_rel_nanos,
+        begin + end,
         num_bytes,
         label,
       )
 
 
-def _late(program: TrainProgram) -> set[str]:
-  """Returns the operations that neither a loss nor an exchange needs."""
-  names = {x.name for x in program.step.graph.get_operations()}
+def _early(program: TrainProgram) -> set[str]:
+  """Returns the operations that a loss or an exchange needs."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [
     x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
   ]
+  found = set()
   while todo:
     operation = todo.pop()
-    if operation.name in names:
-      names.remove(operation.name)
+    if operation.name not in found:
+      found.add(operation.name)
       todo += [x.op for x in operation.inputs]
       todo += operation.control_inputs
-  return names
+  return found
 
 
-def _phase(name: str, known: Mapping[str, str]) -> str:
+def _phase(name: str, early: set[str]) -> str:
   scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
-  return next(scoped, known.get(name, FORWARD))
+  return next(scoped, FORWARD if name in early else UPDATE)
 
 
 def _transfers(
@@ -235,8 +233,8 @@ def _transfers(
   ran: Sequence[_Span],
   graph: tf.Graph,
   numbers: Mapping[tuple, tuple[int, int]],
-) -> Iterator[tuple[str, Transfer]]:
-  """Yields the operation that made each tensor that crossed, and its way."""
+) -> Iterator[Transfer]:
+  """Yields what crossed between pods in one call."""
   ends = {(x.device, x.name): x.end for x in ran}
   yield from _in_process(graph, ends, numbers)
   for span in spans:
@@ -250,24 +248,16 @@ def _transfers(
     if pods[0] == pods[1]:
       continue  # between hosts of a pod
     ready = min(ends.get((source, name), span.start), span.start)
-    yield (
-      name,
-      Transfer(
-        _meaning(graph, name),
-        *pods,
-        span.num_bytes,
-        ready,
-        span.start,
-        span.end,
-      ),
+    yield Transfer(
+      _meaning(graph, name), *pods, span.num_bytes, ready, span.start, span.end
     )
 
 
 def _in_process(
   graph: tf.Graph,
-  ends: Mapping[tuple[tuple, str], float],
+  ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
-) -> Iterator[tuple[str, Transfer]]:
+) -> Iterator[Transfer]:
   """Yields what operations of this process read of other pods' devices."""
   if any(device[0] != "localhost" for device in numbers):
     return
@@ -286,15 +276,12 @@ def _in_process(
       if (x.name, target) in seen:  # what a device has is not sent again
         continue
       seen.add((x.name, target))
-      yield (
-        x.op.name,
-        Transfer(
-          _meaning(graph, x.op.name),
-          numbers[source][0],
-          numbers[target][0],
-          x.dtype.size * math.prod(x.shape.as_list()),
-          *[ready] * 3,
-        ),
+      yield Transfer(
+        _meaning(graph, x.op.name),
+        numbers[source][0],
+        numbers[target][0],
+        x.dtype.size * math.prod(x.shape.as_list()),
+        *[ready] * 3,
       )
 
 

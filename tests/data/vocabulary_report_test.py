@@ -70,19 +70,19 @@ def test_our_vocabulary_loses_nothing(vocabulary):
 @pytest.mark.parametrize(
   ("settings", "lost"),
   [
-    ({}, set()),
-    ({"remove_extra_whitespaces": True}, {"runs of spaces"}),
-    ({"normalization_rule_name": "nfkc"}, {"compatibility characters"}),
+    ({}, []),
+    ({"remove_extra_whitespaces": True}, ["runs of spaces"]),
+    ({"normalization_rule_name": "nfkc"}, ["compatibility characters"]),
     (
       {"normalization_rule_name": "nmt_nfkc"},
-      {"tabs", "line ends", "control characters"},
+      ["tabs", "line ends", "control characters"],
     ),
   ],
   ids=str,
 )
 def test_what_a_foreign_model_changes_is_named(foreign, settings, lost):
   losses = set(find_losses(foreign(**LOSSLESS | settings)))
-  assert losses >= lost
+  assert losses >= set(lost)
   assert bool(losses) == bool(settings)
 
 

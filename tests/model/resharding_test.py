@@ -32,7 +32,7 @@ def gathers_by_variable(program):
   needed = ancestors(program.update, with_control=True)
   gathers = collections.defaultdict(list)
   for op in needed:
-    is_gather = op.type == "ConcatV2" and op.device.endswith("cpu:0")
+    is_gather = op.type == "ConcatV2" and op.device.endswith("CPU:0")
     if is_gather and (collective_of(op.name) or [""])[0] == ALL_GATHER:
       (name,) = {
         parameter

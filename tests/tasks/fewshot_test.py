@@ -12,6 +12,7 @@ import gin
 import pytest
 
 pytest.importorskip("seqio", reason="SeqIO is not installed")
+pytest.importorskip("t5", reason="T5 is not installed; `make test` installs it")
 
 import seqio
 import tensorflow_datasets as tfds
@@ -267,7 +268,6 @@ PERFECT = {
 
 @pytest.mark.parametrize("name", PERFECT)
 def test_answers_are_judged_by_t5s_metrics(name, folder):
-  pytest.importorskip("t5", reason="t5 is not installed")
   output, expected = PERFECT[name]
   (made,) = examples(name)
   task = seqio.get_mixture_or_task(name)

@@ -28,6 +28,7 @@ def run(monkeypatch, *flags):
   return bench_layouts.main()
 
 
+@pytest.mark.slow
 def test_peak_memory_follows_what_devices_keep(monkeypatch, capsys):
   names = ("data parallel", "fully sharded")
   layouts = [f"--layout={name}" for name in names]
