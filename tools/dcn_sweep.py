@@ -233,9 +233,9 @@ def draw(records: Sequence[dict], path: str) -> None:
     axes.axhline(own[0]["step_secs"], color="0.6", linestyle=":")
     axes.annotate(
       "no limit",
-      (0.99, own[0]["step_secs"]),
+      (0.5, own[0]["step_secs"]),
       va="top",
-      ha="right",
+      ha="center",
       xycoords=("axes fraction", "data"),
       color="0.4",
       fontsize=8,
