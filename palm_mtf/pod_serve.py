@@ -19,6 +19,8 @@ from palm_mtf.addresses import (
 from palm_mtf.console import say
 from palm_mtf.errors import UserError, check_count
 
+_STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
 
 def serve(
   *,
@@ -62,15 +64,15 @@ def serve(
       "can run programs and read files as this user; let a firewall admit the "
       "client and the other servers alone"
     )
+  # Also in the threads of the server: they wait until this one asks for them.
+  signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   from palm_mtf.cluster import start_server
 
   server = start_server(devices, threads, (ip, port))
   _, _, port_text = server.target.rpartition(":")
   print(f"serving {devices} devices on {ip}:{port_text}", flush=True)
-  for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda *_: os._exit(0))
-  while True:  # the server has no other way to stop
-    signal.pause()
+  signal.sigwait(_STOP_SIGNALS)
+  os._exit(0)  # the server has no other way to stop
 
 
 def _means_loopback(host: str) -> bool:

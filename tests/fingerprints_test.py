@@ -76,8 +76,8 @@ def test_a_run_stops_at_the_next_comparison_and_saves_nothing_since(
     self.planted_in = session, program.pods[1]
     made(self, session, program)
 
-  def run_and_plant(self, batch, step):
-    result = run(self, batch, step)
+  def run_and_plant(self, batch, step, records):
+    result = run(self, batch, step, records)
     if step == 4:
       plant(*self.planted_in, "embedding")
     return result

@@ -45,8 +45,8 @@ from tools.linked_namespaces import (
 
 PORT = 2222
 TIMEOUT_SECS = 240  # of a start, and of a few steps over any link
-# One step is under way while the link changes, and one finds its pace.
-SETTLING_STEPS = 2
+# One step is under way while the link changes; the others find its pace.
+SETTLING_STEPS = 6
 QUICKSTART = PalmConfig(
   num_layers=4,
   d_model=256,

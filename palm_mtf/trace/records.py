@@ -15,6 +15,10 @@ A transfer lasts from `ready` to `arrived`. Pods of one process share memory:
 the tensor is handed over as it is, nothing is recorded of that, and all three
 times are the same.
 
+A server records what it receives once a message of the client has told it to,
+for which the client does not wait. So in a step of a few milliseconds the first
+transfers may be missing; then `traced_dcn_bytes` is below `dcn_bytes`.
+
 Times of servers on one host are of one clock. Those of several hosts are of
 each host's own clock: TensorFlow moves `sent` to be after the request and
 before the arrival, and `ready` is moved to be before `sent`; how operations of
