@@ -3,12 +3,12 @@
 """Texts to be continued: where they come from, and that there is room."""
 
 import json
-import os
 from collections.abc import Sequence
 
 from palm_mtf.config import PalmConfig, RunConfig
 from palm_mtf.data.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.input_files import read_input
 
 _FIELD = "prompt"
 
@@ -59,15 +59,7 @@ def read_prompts(path: str) -> list[str]:
     UserError: the file cannot be read, is empty, or a line is no prompt.
   """
   what = f"--input = {path!r}"
-  try:
-    with open(os.path.expanduser(path), encoding="utf-8") as file:
-      lines = file.read().splitlines()
-  except UnicodeDecodeError:
-    raise UserError(f"{what}: is no UTF-8 text; convert it.") from None
-  except OSError as error:
-    raise UserError(f"{what}: {error.strerror}; give a text file.") from None
-  if not lines:
-    raise UserError(f"{what}: is empty; write one prompt a line.")
+  lines = read_input(path, "write one prompt a line").splitlines()
   is_json = path.endswith(".jsonl")
   prompts = []
   for number, line in enumerate(lines, 1):

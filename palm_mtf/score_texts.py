@@ -17,6 +17,7 @@ import os
 from collections.abc import Sequence
 
 from palm_mtf.errors import UserError
+from palm_mtf.input_files import read_input
 
 _FORMS = (
   'give {"text": "..."}, {"inputs": "...", "targets": "..."} or {"inputs": '
@@ -65,15 +66,7 @@ def read_items(path: str) -> list[ScoreItem]:
     UserError: the file cannot be read, is empty, or a line is none of these.
   """
   what = f"--input = {path!r}"
-  try:
-    with open(os.path.expanduser(path), encoding="utf-8", newline="") as file:
-      content = file.read()
-  except UnicodeDecodeError:
-    raise UserError(f"{what}: is no UTF-8 text; convert it.") from None
-  except OSError as error:
-    raise UserError(f"{what}: {error.strerror}; give a text file.") from None
-  if not content:
-    raise UserError(f"{what}: is empty; there has to be a text to score.")
+  content = read_input(path, "there has to be a text to score")
   reader = {".jsonl": _json_item, ".tsv": _tsv_item}.get(
     os.path.splitext(path)[1]
   )

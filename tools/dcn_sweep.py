@@ -18,6 +18,7 @@ stderr.
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
@@ -32,6 +33,7 @@ from pathlib import Path
 
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.accounting.prediction import Link, step_secs
+from palm_mtf.cli import gin_files
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
 from palm_mtf.layout import MeshLayout
@@ -47,16 +49,7 @@ PORT = 2222
 TIMEOUT_SECS = 240  # of a start, and of a few steps over any link
 # One step is under way while the link changes; the others find its pace.
 SETTLING_STEPS = 6
-QUICKSTART = PalmConfig(
-  num_layers=4,
-  d_model=256,
-  num_heads=4,
-  d_kv=64,
-  d_ff=1024,
-  vocab_size=4096,
-  sequence_length=256,
-)
-ONE_DEVICE = MeshLayout(mesh_shape="", layout="")
+RECIPE = "recipes/quickstart.gin"
 
 
 def pods_of(dtype: str) -> PodsConfig:
@@ -84,7 +77,7 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
   }
   return [
     *[sys.executable, "-m", "palm_mtf", "train"],
-    *["--gin_file=recipes/quickstart.gin", "--gin_file=pods/cluster.gin"],
+    *[f"--gin_file={RECIPE}", "--gin_file=pods/cluster.gin"],
     *(f"--gin.{name}={value!r}" for name, value in macros.items()),
   ]
 
@@ -165,6 +158,14 @@ def measure(
     return records
 
 
+@functools.cache
+def trained() -> tuple[PalmConfig, MeshLayout]:
+  """Returns the model that the client trains, and the mesh of each pod."""
+  macros = ["MODEL_DIR='none'"]  # nothing is written
+  _, settings = gin_files.load("train", [RECIPE], macros).build()
+  return settings["model"], settings["mesh"]
+
+
 def measure_dtype(
   client: Client,
   namespaces: LinkedNamespaces,
@@ -173,6 +174,7 @@ def measure_dtype(
   steps: int,
 ) -> list[dict]:
   """Returns a record for each link; the first has no limits."""
+  model, mesh = trained()
   pods = pods_of(dtype)
   records = []
   for link in [Link(), *links]:
@@ -180,12 +182,12 @@ def measure_dtype(
     median = statistics.median(client.step_secs(steps))
     if link == Link():
       compute_secs = median
-    predicted = step_secs(QUICKSTART, ONE_DEVICE, pods, compute_secs, link)
+    predicted = step_secs(model, mesh, pods, compute_secs, link)
     unlimited = link.bits_per_sec == math.inf
     records.append(
       {
         "dcn_dtype": dtype,
-        "dcn_bytes": dcn_bytes(QUICKSTART, ONE_DEVICE, pods),
+        "dcn_bytes": dcn_bytes(model, mesh, pods),
         "mbits_per_sec": None if unlimited else link.bits_per_sec / 1e6,
         "delay_ms": 1000 * link.delay_secs,
         "step_secs": round(median, 4),

@@ -30,13 +30,12 @@ import itertools
 import math
 
 from palm_mtf.accounting.device_memory import (
-  DTYPE_BYTES,
   ParameterSlice,
   gradient_bytes,
   parameter_slices,
 )
 from palm_mtf.accounting.params import parameter_dims
-from palm_mtf.accounting.slots import row_rank
+from palm_mtf.accounting.slots import DTYPE_BYTES, row_rank
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.layout import MeshLayout
 

@@ -12,11 +12,13 @@ import dataclasses
 import math
 
 from palm_mtf.accounting.params import parameter_dims, parameter_shapes
-from palm_mtf.accounting.slots import optimizer_state, parameter_slots
+from palm_mtf.accounting.slots import (
+  DTYPE_BYTES,
+  optimizer_state,
+  slot_bytes,
+)
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.layout import MeshLayout
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +88,10 @@ def device_bytes(
 ) -> DeviceBytes:
   """Returns what one device keeps of weights, slots and gradients."""
   slices = parameter_slices(config, mesh)
-  state = optimizer_state(optimizer)
-  slots = sum(
-    DTYPE_BYTES[slot.dtype] * math.prod(each.sizes[slot.dims])
-    for name, each in slices.items()
-    for slot in parameter_slots(name, len(each.sizes), state)
-  )
+  shapes = {name: each.sizes for name, each in slices.items()}
   return DeviceBytes(
     weights=sum(4 * each.size for each in slices.values()),
-    slots=slots,
+    slots=slot_bytes(shapes, optimizer_state(optimizer)),
     gradients=sum(
       gradient_bytes(name, config, mesh) * each.size
       for name, each in slices.items()

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,20 @@ def checkpoint_bytes(
     state: which slots there are; by default as many as there may be.
   """
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
-  return parameters + sum(
-    _DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
+  return parameters + slot_bytes(shapes, state)
+
+
+def slot_bytes(
+  shapes: Mapping[str, tuple[int, ...]], state: OptimizerState
+) -> int:
+  """Returns the size of all slots.
+
+  Args:
+    shapes: of the parameters, or of a device's slices of them, by name.
+    state: which slots there are.
+  """
+  return sum(
+    DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
     for name, shape in shapes.items()
     for slot in parameter_slots(name, len(shape), state)
   )
