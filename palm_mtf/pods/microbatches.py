@@ -77,8 +77,8 @@ class Accumulate(mtf.Operation):
     # Not slot * 0: the accumulator may hold nothing yet, or what is no number.
     return tf.cond(
       self._is_first,
-      lambda: slot.assign(value).op,
-      lambda: slot.assign_add(value).op,
+      lambda: slot.assign(value, read_value=False),
+      lambda: slot.assign_add(value, read_value=False),
     )
 
 
