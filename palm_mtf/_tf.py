@@ -16,8 +16,10 @@ stays usable beside it.
 """
 
 import contextlib
+import contextlib
 import functools
-import importlib
+import importlib.abc
+import importlib.machinery
 import os
 import sys
 import tempfile
@@ -46,7 +48,39 @@ def _silent_unless_it_fails() -> Iterator[None]:
       os.close(terminal)
 
 
-with _silent_unless_it_fails():
+class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Finds packages that TensorFlow would load at once, and does not load them.
+
+  Half of the time of its import is Keras, which it loads for what registers
+  itself there, and JAX, if there is one, for a converter. It goes on without
+  both; whoever asks for tf.keras later has it.
+  """
+
+  _NAMES = ("jax", "keras")
+
+  def __enter__(self) -> None:
+    sys.meta_path.insert(0, self)
+
+  def __exit__(self, *exception: object) -> None:
+    sys.meta_path.remove(self)
+
+  def find_spec(
+    self, name: str, path: object = None, target: object = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    """Returns where the package is, with a loader that refuses."""
+    if name not in self._NAMES:
+      return None
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    if spec:
+      spec.loader = self
+    return spec
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    """Refuses."""
+    raise ImportError(f"{module.__name__} is not needed yet")
+
+
+with _silent_unless_it_fails(), _Withheld():
   # Logs device notices before it reads the level set above.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
