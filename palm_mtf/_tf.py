@@ -16,7 +16,6 @@ stays usable beside it.
 """
 
 import contextlib
-import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -158,6 +157,11 @@ def in_tpu_computation() -> bool:
   return control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
+def in_tpu_program(op: tf.Operation) -> bool:
+  """Whether TPU devices do an operation."""
+  return "_tpu_replicate" in op.node_def.attr
+
+
 def tpu_replicated_input(values: Sequence[tf.Tensor]) -> tf.Tensor:
   """Returns what each device of a TPU computation has its own value of."""
   return tpu_ops.tpu_replicated_input(list(values))
@@ -294,6 +298,7 @@ __all__ = [
   "fused",
   "has_kernel",
   "in_tpu_computation",
+  "in_tpu_program",
   "int8_matmul",
   "mtf",
   "optimization_barrier",

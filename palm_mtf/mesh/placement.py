@@ -128,6 +128,24 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     del clip
     return slot.assign(value, read_value=False)
 
+  def add(
+    self, slot: tf.Variable, value: tf.Tensor, is_first: tf.Tensor
+  ) -> tf.Operation:
+    """Returns what adds to an accumulator in place.
+
+    Args:
+      slot: of the accumulator, float32.
+      value: any float dtype.
+      is_first: [], bool; where it is true the sum begins anew with `value`.
+    """
+    value = tf.cast(value, slot.dtype)
+    # Not slot * 0: the accumulator may hold nothing yet, or what is no number.
+    return tf.cond(
+      is_first,
+      lambda: slot.assign(value, read_value=False),
+      lambda: slot.assign_add(value, read_value=False),
+    )
+
   class LaidOutVariable:
     """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
 

@@ -167,6 +167,18 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     tensors = [list(each) for each in zip(*outputs, strict=True)]
     return tensors, tf.group(*tensors[0])
 
+  @property
+  def pnum_tensor(self) -> tf.Tensor:
+    """Which of the mesh a device is, [] int32."""
+    if self._pnum_tensor is None:
+      numbers = []
+      with tf.control_dependencies(None):
+        for pnum, host in enumerate(self.hosts):
+          with tf.device(host):
+            numbers.append(tf.constant(pnum))
+        self._pnum_tensor = tpu_replicated_input(numbers)
+    return self._pnum_tensor
+
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
     """Gives each device its slice of what the pod is fed, or of a constant."""
     value = tf.get_static_value(tf_x)
@@ -198,6 +210,12 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """
     value = tf.where_v2(tf.math.is_nan(clip), slot.read_value(), value)
     return slot.assign(value)
+
+  def add(self, slot: tf.Variable, value: tf.Tensor, is_first: tf.Tensor):
+    """Adds to an accumulator, or begins anew; see SlicePlacement."""
+    # No tf.cond: a replicated variable leaves its branches.
+    so_far = tf.where_v2(is_first, 0.0, slot.read_value())
+    return slot.assign(so_far + tf.cast(value, slot.dtype))
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """Mesh TensorFlow's sum, and XLA's maximum, by the name of what moves."""

@@ -12,7 +12,7 @@ import collections
 import math
 from collections.abc import Iterable, Iterator
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import in_tpu_program, tf
 from palm_mtf.mesh.collectives import ALL_REDUCE, collective_of
 
 _CROSS_REPLICA = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
@@ -30,12 +30,14 @@ def traffic(fetches: Iterable[tf.Operation | tf.Tensor]) -> Traffic:
   moved: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}
   sizes = {}
   in_program: Traffic = collections.Counter()
-  for op in _needed(fetches):
+  for op in needed(fetches):
     collective = collective_of(op.name)
     if not collective:
       continue
     if op.type in _CROSS_REPLICA:
       in_program[collective] += _cross_replica_bytes(op, collective[0])
+    if in_tpu_program(op):
+      continue
     end = _device(op)
     for x in op.inputs:
       if _device(x.op) != end:
@@ -57,9 +59,10 @@ def _cross_replica_bytes(op: tf.Operation, kind: str) -> int:
   return num_groups * ways * (n - 1) * num_bytes
 
 
-def _needed(
+def needed(
   fetches: Iterable[tf.Operation | tf.Tensor],
 ) -> Iterator[tf.Operation]:
+  """Yields the operations that run when `fetches` are."""
   todo = [x.op if isinstance(x, tf.Tensor) else x for x in fetches]
   seen = set(todo)
   while todo:
