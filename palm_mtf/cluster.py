@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.addresses import ANY_ADDRESS, is_loopback, resolve
+from palm_mtf.errors import UserError
 from palm_mtf.islands import Place
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import Devices, local_devices, session_config

@@ -108,7 +108,9 @@ class MeshLayout:
     where = tpu_slice(self.tpu)
     if where.num_devices != self.num_devices:
       chips = " x ".join(map(str, where.chips))
-      of_chip = f" x {where.devices_of_chip}" if where.devices_of_chip > 1 else ""
+      of_chip = (
+        f" x {where.devices_of_chip}" if where.devices_of_chip > 1 else ""
+      )
       raise UserError(
         f'TPU = "{self.tpu}" has {chips} chips{of_chip} = {where.num_devices} '
         f'devices, and MESH_SHAPE = "{self.mesh_shape}" has '

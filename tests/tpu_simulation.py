@@ -77,7 +77,9 @@ class _Simulation:
           yield f"{_named(inner, index)}:{inner_index}"
       elif cluster := self._cluster(found):
         assert index is None, f"{node.name} reads {name} of {cluster}"
-        yield from (f"^{_named(source, i)}" for i in range(self._sizes[cluster]))
+        yield from (
+          f"^{_named(source, i)}" for i in range(self._sizes[cluster])
+        )
       else:
         yield name
 

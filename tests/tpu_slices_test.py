@@ -80,8 +80,8 @@ def test_a_model_axis_that_fits_no_box_still_uses_every_device_once():
     (
       lambda: check_pods(tpu_slice("v4-8"), PodsConfig(num_pods=2)),
       'TPU = "v4-8" has 1 host, PODS = "in_process" and NUM_PODS = 2: a pod in '
-      "process is one host's TPUs, and there is one; for others start `palm_mtf "
-      'pods serve` on each host and set PODS = "cluster".',
+      "process is one host's TPUs, and there is one; for others start "
+      '`palm_mtf pods serve` on each host and set PODS = "cluster".',
     ),
     (
       lambda: check_pods(

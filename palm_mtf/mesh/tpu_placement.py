@@ -271,7 +271,9 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return self.LaidOutTensor([part])
     with self._moving(REDUCE_SCATTER, [mesh_axis]):
       groups = self._create_group_assignment([mesh_axis])
-      return self.LaidOutTensor([cross_replica_reduce_scatter(part, groups, split_axis)])
+      return self.LaidOutTensor(
+        [cross_replica_reduce_scatter(part, groups, split_axis)]
+      )
 
   def _coordinate(self, mesh_axis: int) -> tf.Tensor:
     return self.laid_out_pcoord(mesh_axis).one_slice
@@ -307,9 +309,7 @@ class _LaidOutVariable:
           use_resource=True,
           name=f"{variable.name}/slice_{pnum}",
         )
-      self.slices.append(
-        Slice(of_device, part.spec, part.sizes, part.is_first)
-      )
+      self.slices.append(Slice(of_device, part.spec, part.sizes, part.is_first))
     self.laid_out_tensor = mesh_impl.LaidOutTensor(
       [
         mtf.tpu_variables.ReplicatedVariable(

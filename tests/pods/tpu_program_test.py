@@ -95,9 +95,7 @@ class Run:
   def _feed(self, batch, step):
     """Yields what each microbatch of each pod is fed."""
     program = self._program
-    shares = {
-      name: np.split(x, len(program.pods)) for name, x in batch.items()
-    }
+    shares = {name: np.split(x, len(program.pods)) for name, x in batch.items()}
     for i in range(program.num_microbatches):
       feed = {program.step: step, program.microbatch: i}
       for number, pod in enumerate(program.pods):
@@ -246,9 +244,7 @@ def test_a_step_moves_the_bytes_of_the_closed_form(
   )
   # 4 devices send a sum of 4 bytes three times, twice.
   expected["all_reduce", ("data",)] += num_alone * 4 * 3 * 2
-  _, program = build(
-    config, mesh, num_pods, features=("inputs", "targets")
-  )
+  _, program = build(config, mesh, num_pods, features=("inputs", "targets"))
   actual = traffic([program.update, *program.metrics.values()])
   for _ in range(num_microbatches - 1):
     actual += traffic([pod.accumulate for pod in program.pods])
