@@ -16,13 +16,14 @@ stays usable beside it.
 """
 
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import os
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 # Read once, at the import. What matters reaches us as a Python exception.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -82,6 +83,7 @@ with _silent_unless_it_fails(), _Withheld():
   # Logs device notices before it reads the level set above.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
+  from tensorflow.compiler.tf2xla.ops import gen_xla_ops
   from tensorflow.core.framework import attr_value_pb2
   from tensorflow.python.eager import context
   from tensorflow.python.framework import (
@@ -89,6 +91,8 @@ with _silent_unless_it_fails(), _Withheld():
     ops,
     tensor_conversion_registry,
   )
+  from tensorflow.python.ops import control_flow_util
+  from tensorflow.python.tpu.ops import tpu_ops
 
 
 def _add_module(name: str, **attributes: object) -> None:
@@ -135,9 +139,56 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
   XLA fuses the element-wise chain, two to four times as fast on a CPU as
   TensorFlow's op after op; matrix products stay outside, where oneDNN is the
   faster one. Decorate functions of a module, not closures: the compiled code
-  is shared by all layers that call the same function with the same shapes.
+  is shared by all layers that call the same function with the same shapes. On
+  a TPU, where XLA compiles all there is, `fn` is called as it is.
   """
-  return tf2.function(fn, jit_compile=True, autograph=False)
+  compiled = tf2.function(fn, jit_compile=True, autograph=False)
+
+  @functools.wraps(fn)
+  def call(*args: object) -> object:
+    return (fn if in_tpu_computation() else compiled)(*args)
+
+  return call
+
+
+def in_tpu_computation() -> bool:
+  """Whether what is built now is what TPU devices do."""
+  graph = ops.get_default_graph()
+  return control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def in_tpu_program(op: tf.Operation) -> bool:
+  """Whether TPU devices do an operation."""
+  return "_tpu_replicate" in op.node_def.attr
+
+
+def tpu_replicated_input(values: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Returns what each device of a TPU computation has its own value of."""
+  return tpu_ops.tpu_replicated_input(list(values))
+
+
+def cross_replica_sum(x: tf.Tensor, groups: list[list[int]]) -> tf.Tensor:
+  """Returns the sum of x over the devices of each group of a computation."""
+  return tpu_ops.cross_replica_sum(x, groups)
+
+
+def cross_replica_reduce(
+  x: tf.Tensor, groups: list[list[int]], reduction: str
+) -> tf.Tensor:
+  """Returns the "Max" or "Min" of x over the devices of each group."""
+  return gen_xla_ops.xla_all_reduce(x, groups, reduction, "CrossReplica")
+
+
+def cross_replica_reduce_scatter(
+  x: tf.Tensor, groups: list[list[int]], axis: int
+) -> tf.Tensor:
+  """Returns each device's part, along `axis`, of the sum over its group."""
+  return gen_xla_ops.xla_reduce_scatter(x, groups, axis, reduce_op="Add")
+
+
+def optimization_barrier(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  """Returns x, which XLA may not compute before it has `signal`."""
+  return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
 
 
 def has_kernel(name: str) -> bool:
@@ -240,11 +291,18 @@ def int8_matmul(
 
 
 __all__ = [
+  "cross_replica_reduce",
+  "cross_replica_reduce_scatter",
+  "cross_replica_sum",
   "eager_mode",
   "fused",
   "has_kernel",
+  "in_tpu_computation",
+  "in_tpu_program",
   "int8_matmul",
   "mtf",
+  "optimization_barrier",
   "packed_matmul",
   "tf",
+  "tpu_replicated_input",
 ]

@@ -16,12 +16,15 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.addresses import ANY_ADDRESS, is_loopback, resolve
+from palm_mtf.errors import UserError
 from palm_mtf.islands import Place
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import Devices, local_devices, session_config
+from palm_mtf.mesh.tpu_placement import tpu_devices
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.server_facts import publish
 from palm_mtf.sockets import keep_to_address, keep_to_this_machine
+from palm_mtf.tpu_slices import tpu_slice
 
 # A session's end waits for servers, which may be there no more.
 _CLOSE_SECS = 10.0
@@ -35,17 +38,20 @@ class Cluster:
     devices: for the program.
     config: for its session.
     target: for its session; "" is this process.
+    tpu_jobs: of pods of TPUs, the name of each one's job; None is this process.
   """
 
   devices: Devices
   config: tf.ConfigProto
   target: str = ""
+  tpu_jobs: Sequence[str | None] = ()
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
     """Opens a session of the current graph; its end has a bound."""
     session = tf.Session(self.target, config=self.config)
     try:
+      session.run([tf.tpu.initialize_system(job=job) for job in self.tpu_jobs])
       yield session
     finally:
       closing = threading.Thread(target=session.close, daemon=True)
@@ -64,6 +70,8 @@ def connect(
     places: each pod's devices in servers; none where they are in process.
   """
   if not places:
+    if mesh.tpu:
+      return _with_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
     return Cluster(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
@@ -89,7 +97,46 @@ def connect(
       ]
     )
   client = "/job:client/task:0/device:cpu:0"
+  if mesh.tpu:
+    jobs = [f"pod_{pod}" for pod in range(len(places))]
+    return _with_tpus(mesh, client, config, target, jobs)
   return Cluster(Devices(client, devices), config, target)
+
+
+def _with_tpus(
+  mesh: MeshLayout,
+  client: str,
+  config: tf.ConfigProto,
+  target: str,
+  jobs: Sequence[str | None],
+) -> Cluster:
+  """Returns where pods of TPUs run, as the TPUs there say.
+
+  Raises:
+    UserError: there are none, or they are another slice.
+  """
+  where = tpu_slice(mesh.tpu)
+  topologies = []
+  with tf.Graph().as_default(), tf.Session(target, config=config) as session:
+    for job in jobs:
+      place = f"{job}'s servers" if job else "this machine"
+      try:
+        found = session.run(tf.tpu.initialize_system(job=job))
+      except tf.errors.InvalidArgumentError:  # there is no such device
+        raise UserError(
+          f'TPU = "{where.name}": TensorFlow sees no TPU on {place}. Install '
+          "the TensorFlow that comes with the TPU, or drop TPU for CPUs and "
+          "GPUs."
+        ) from None
+      topologies.append(tf.tpu.experimental.Topology(serialized=found))
+      shape = tuple(topologies[-1].mesh_shape)
+      if shape != where.mesh_shape:
+        raise UserError(
+          f'TPU = "{where.name}" is {where.mesh_shape} (x, y, z, device), and '
+          f"{place} has {shape}; name that slice."
+        )
+  devices = tpu_devices(mesh, where, topologies, jobs=jobs, client=client)
+  return Cluster(devices, config, target, jobs)
 
 
 def start_server(

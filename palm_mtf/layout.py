@@ -24,6 +24,7 @@ import re
 
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.tpu_slices import tpu_slice
 
 AXES = ("data", "model")
 DIMENSIONS = (
@@ -74,11 +75,13 @@ class MeshLayout:
     layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
     num_microbatches: parts of a batch that a step computes one after the other,
       adding up their gradients; memory holds the activations of one.
+    tpu: the slice of TPUs that a pod is (tpu_slices.py); "" is CPUs or GPUs.
   """
 
   mesh_shape: str
   layout: str
   num_microbatches: int = 1
+  tpu: str = ""
 
   def __post_init__(self):
     check_count("NUM_MICROBATCHES", self.num_microbatches)
@@ -96,6 +99,23 @@ class MeshLayout:
           "every core would repeat the same work. Add a rule such as "
           f'"{"batch" if axis == "data" else "heads"}:{axis}" to LAYOUT.'
         )
+    self._check_tpu()
+
+  def _check_tpu(self) -> None:
+    """Raises UserError unless the mesh has as many devices as the slice."""
+    if not self.tpu:
+      return
+    where = tpu_slice(self.tpu)
+    if where.num_devices != self.num_devices:
+      chips = " x ".join(map(str, where.chips))
+      of_chip = (
+        f" x {where.devices_of_chip}" if where.devices_of_chip > 1 else ""
+      )
+      raise UserError(
+        f'TPU = "{self.tpu}" has {chips} chips{of_chip} = {where.num_devices} '
+        f'devices, and MESH_SHAPE = "{self.mesh_shape}" has '
+        f"{self.num_devices}; give the mesh as many."
+      )
 
   @property
   def axes(self) -> dict[str, int]:

@@ -58,6 +58,7 @@ from palm_mtf.prompts import check_prompts, check_room
 from palm_mtf.report.figures import check_can_draw
 from palm_mtf.samples import keep_samples
 from palm_mtf.task_eval_config import TaskEvalConfig
+from palm_mtf.tpu_slices import check_pods, tpu_slice
 from palm_mtf.training_lock import training_lock
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -227,6 +228,8 @@ def _check_devices(
   """Raises UserError unless all divides, is known, and can be drawn."""
   layout.check(mesh, model, *run.batch_sizes.sizes, num_pods=pods.num_pods)
   check_chip(run.chip)
+  if mesh.tpu:
+    check_pods(tpu_slice(mesh.tpu), pods)
   if run.trace_steps:
     check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":

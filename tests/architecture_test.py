@@ -34,6 +34,7 @@ PURE = {
   "score_windows",
   "skips",
   "task_eval_config",
+  "tpu_slices",
 }
 # What every other part of the graph layer stands on.
 FOUNDATION = {"_tf", "variables", "whole_slice"}
@@ -47,7 +48,8 @@ MAY_IMPORT = {
   "skips": {"batch_sizes", "errors"},
   "config": {"batch_sizes", "errors", "skips"},
   "decode_config": {"errors"},
-  "layout": {"config", "errors"},
+  "tpu_slices": {"errors", "pods_config"},
+  "layout": {"config", "errors", "tpu_slices"},
   "pods_config": {"errors"},
   "score_windows": set(),
   "task_eval_config": {"errors"},

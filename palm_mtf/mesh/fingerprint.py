@@ -31,15 +31,16 @@ def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   Args:
     slices: of one pod, by the name of the variable; the order of the result.
   """
-  first, *_ = (part.variable for parts in slices.values() for part in parts)
-  with tf.device(first.device):
+  first, *_ = (part for parts in slices.values() for part in parts)
+  with tf.device(first.near):
     return tf.stack([_of_variable(parts) for parts in slices.values()])
 
 
 def _of_variable(parts: Sequence[Slice]) -> tf.Tensor:
   numbers = []
   for index, part in enumerate(parts):
-    with tf.device(part.variable.device):
-      number = _of_slice(part.variable.read_value())
+    value = part.read()
+    with tf.device(part.near):
+      number = _of_slice(value)
       numbers.append(number * (2 * index + 1))
   return tf.add_n(numbers)

@@ -18,13 +18,14 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   Args:
     slices: of every variable, by its name; the order of the result.
   """
-  first, *_ = (part.variable for parts in slices.values() for part in parts)
-  with tf.device(first.device):
+  first, *_ = (part for parts in slices.values() for part in parts)
+  with tf.device(first.near):
     return tf.stack(
       [tf.reduce_all([_is_finite(x) for x in y]) for y in slices.values()]
     )
 
 
 def _is_finite(part: Slice) -> tf.Tensor:
-  with tf.device(part.variable.device):
-    return tf.reduce_all(tf.math.is_finite(part.variable.read_value()))
+  value = part.read()
+  with tf.device(part.near):
+    return tf.reduce_all(tf.math.is_finite(value))

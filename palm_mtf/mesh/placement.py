@@ -10,7 +10,7 @@ slice that several devices repeat is saved once, from the first of them.
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 from palm_mtf._tf import mtf, tf
@@ -33,10 +33,13 @@ class Devices:
   Attributes:
     client: the CPU of the process that feeds, fetches, and reads files.
     pods: of each pod, in the order of its mesh.
+    assignments: of pods of TPUs, where on its torus each of a pod's devices
+      lies; none of others.
   """
 
   client: str
   pods: Sequence[Sequence[str]]
+  assignments: Sequence[tf.tpu.experimental.DeviceAssignment] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,20 @@ class Slice:
   sizes: list[int]
   is_first: bool
 
+  @property
+  def near(self) -> str:
+    """Where its value is read and computed with, outside of a program.
+
+    That is where it lives; but beside a TPU, which runs programs only.
+    """
+    device = self.variable.device
+    return host_of(device) if "/device:TPU:" in device else device
+
+  def read(self) -> tf.Tensor:
+    """Returns its value, with padding."""
+    with tf.device(self.variable.device):
+      return self.variable.read_value()
+
 
 class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   """Places one slice of everything on each device.
@@ -69,7 +86,7 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Lays tensors out by the rules of `mesh` over `devices`, in mesh order."""
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(shape, list(mesh.rules.items()), list(devices))
-    self.host = _host_of(devices[0])
+    self.host = host_of(devices[0])
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """Mesh TensorFlow's, under the name of what it moves."""
@@ -100,36 +117,100 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     names = [self.shape[axis].name for axis in mesh_axes]
     return tf.name_scope(scope_of(kind, names)) if names else nullcontext()
 
+  def assign(self, slot: tf.Variable, value: tf.Tensor, clip: tf.Tensor):
+    """Returns what assigns; there is a value only if the step is finite.
+
+    Args:
+      slot: of a variable.
+      value: its next.
+      clip: the clip factor of the step (clip.py).
+    """
+    del clip
+    return slot.assign(value, read_value=False)
+
+  def add(
+    self, slot: tf.Variable, value: tf.Tensor, is_first: tf.Tensor
+  ) -> tf.Operation:
+    """Returns what adds to an accumulator in place.
+
+    Args:
+      slot: of the accumulator, float32.
+      value: any float dtype.
+      is_first: [], bool; where it is true the sum begins anew with `value`.
+    """
+    value = tf.cast(value, slot.dtype)
+    # Not slot * 0: the accumulator may hold nothing yet, or what is no number.
+    return tf.cond(
+      is_first,
+      lambda: slot.assign(value, read_value=False),
+      lambda: slot.assign_add(value, read_value=False),
+    )
+
   class LaidOutVariable:
     """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
 
     def __init__(self, variable: SlicedVariable, mesh_impl: "SlicePlacement"):
-      shape, sizes = variable.shape, variable.sizes
-      size = mesh_impl.slice_shape(shape)
+      size = mesh_impl.slice_shape(variable.shape)
       self.slices: list[Slice] = []
-      seen = set()
-      for pnum, device in enumerate(mesh_impl.devices):
-        begin = mesh_impl.slice_begin(shape, pnum)
-        held = [
-          max(0, min(n, whole - first))
-          for n, whole, first in zip(size, sizes, begin, strict=True)
-        ]
-        spec = _slice_spec(sizes, begin, held)
-        with tf.device(device):
-          value = variable.initializer.full_value(variable.name, sizes)
-          value = _cut(tf.cast(value, variable.slice_dtype), begin, held)
+      for pnum, part in enumerate(parts_of(variable, mesh_impl)):
+        with tf.device(mesh_impl.devices[pnum]):
+          value = variable.initializer.full_value(variable.name, variable.sizes)
+          value = part.cut(tf.cast(value, variable.slice_dtype))
           # Outside variable scopes: tf.Variable's name is only for people.
-          part = tf.Variable(
+          of_device = tf.Variable(
             padded(value, size),
             trainable=False,
             use_resource=True,
             name=f"{variable.name}/slice_{pnum}",
           )
-        self.slices.append(Slice(part, spec, held, spec not in seen))
-        seen.add(spec)
+        self.slices.append(
+          Slice(of_device, part.spec, part.sizes, part.is_first)
+        )
       self.laid_out_tensor = mesh_impl.LaidOutTensor(
         [part.variable for part in self.slices]
       )
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """What one device holds of a variable.
+
+  Attributes:
+    begin: its first number, in each dimension.
+    sizes: as in Slice.
+    spec: the same.
+    is_first: the same.
+  """
+
+  begin: list[int]
+  sizes: list[int]
+  spec: str | None
+  is_first: bool
+
+  def cut(self, x: tf.Tensor) -> tf.Tensor:
+    """Returns the part of x, the whole variable, without padding."""
+    if 0 in self.sizes:
+      return tf.zeros(self.sizes, x.dtype)
+    if self.sizes == x.shape.as_list():
+      return x
+    return tf.slice(x, self.begin, self.sizes)
+
+
+def parts_of(
+  variable: SlicedVariable, mesh_impl: mtf.MeshImpl
+) -> Iterator[Part]:
+  """Yields the part of each device, in the order of the mesh."""
+  size = mesh_impl.slice_shape(variable.shape)
+  seen = set()
+  for pnum in range(mesh_impl.size):
+    begin = mesh_impl.slice_begin(variable.shape, pnum)
+    held = [
+      max(0, min(n, whole - first))
+      for n, whole, first in zip(size, variable.sizes, begin, strict=True)
+    ]
+    spec = _slice_spec(variable.sizes, begin, held)
+    yield Part(begin, held, spec, spec not in seen)
+    seen.add(spec)
 
 
 def _slice_spec(
@@ -144,19 +225,13 @@ def _slice_spec(
   return f"{shape} {parts}"
 
 
-def _cut(x: tf.Tensor, begin: list[int], held: list[int]) -> tf.Tensor:
-  if 0 in held:
-    return tf.zeros(held, x.dtype)
-  return x if held == x.shape.as_list() else tf.slice(x, begin, held)
-
-
 def padded(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
   """Returns x with zeros behind it, of shape `sizes`."""
   more = [[0, n - had] for n, had in zip(sizes, x.shape, strict=True)]
   return tf.pad(x, more) if any(n for _, n in more) else x
 
 
-def _host_of(device: str) -> str:
+def host_of(device: str) -> str:
   """Returns the CPU beside a device: itself, if it is one."""
   task, _, name = device.rpartition("/device:")
   return device if name.startswith("cpu:") else f"{task}/device:cpu:0"

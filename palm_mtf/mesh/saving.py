@@ -104,9 +104,9 @@ def slice_values(
   """
   values = []
   for _, part in _saved(slices):
-    with tf.device(part.variable.device):
-      value = part.variable.read_value()
-      if value.shape.as_list() != part.sizes:  # padding stays here
+    value = part.read()
+    if value.shape.as_list() != part.sizes:
+      with tf.device(part.near):  # padding stays here
         value = tf.slice(value, [0] * len(part.sizes), part.sizes)
     with tf.device(client):  # pod 0 -> client
       values.append(tf.identity(value))

@@ -20,7 +20,7 @@ parts:
 
 from collections.abc import Callable, Sequence
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import in_tpu_computation, mtf, optimization_barrier, tf
 
 
 class _After(mtf.Operation):
@@ -37,14 +37,17 @@ class _After(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to an identity with a control dependency on each slice."""
-
-    def after(x, signal):
-      with tf.control_dependencies([signal]):
-        return tf.identity(x)
-
     x, signal = (lowering.tensors[each] for each in self.inputs)
     value = lowering.mesh_impl(self).slicewise(after, x, signal)
     lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  """Returns x once `signal` is there."""
+  if in_tpu_computation():  # XLA does not look at control dependencies
+    return optimization_barrier(x, signal)
+  with tf.control_dependencies([signal]):
+    return tf.identity(x)
 
 
 def recomputed(

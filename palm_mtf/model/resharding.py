@@ -19,8 +19,9 @@ gradient is cut in each microbatch, and added up in parts: that moves it once a
 microbatch and not once a step, and keeps a whole gradient nowhere.
 """
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import mtf
 from palm_mtf.model.dims import Dims
+from palm_mtf.model.remat import after as once_there
 from palm_mtf.model.remat import recomputed
 
 
@@ -56,7 +57,7 @@ class Resharded(mtf.Operation):
     mesh_impl = lowering.mesh_impl(self)
     x, *after = (lowering.tensors[each] for each in self.inputs)
     if after:
-      x = mesh_impl.slicewise(_after, x, *after)
+      x = mesh_impl.slicewise(once_there, x, *after)
     before, then = map(mesh_impl.tensor_dimension_to_mesh_axis, self._dims)
     place = self.inputs[0].shape.dims.index(self._dims[0])
     if before is not None:
@@ -64,11 +65,6 @@ class Resharded(mtf.Operation):
     if then is not None:
       x = _summed_and_cut(mesh_impl, x, then, place)
     lowering.set_tensor_lowering(self.outputs[0], x)
-
-
-def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  with tf.control_dependencies([signal]):
-    return tf.identity(x)
 
 
 def _summed_and_cut(mesh_impl, x, axis, place):

@@ -157,7 +157,7 @@ class _Parameter:
     order = ["", *momentum, *moment]
     assigned = [
       self._mesh_impl.slicewise(
-        lambda slot, new: slot.assign(new).op, self._variables[name], value
+        self._mesh_impl.assign, self._variables[name], value, self._clip
       )
       for name, value in zip(order, [*new, *self._next_moment], strict=True)
     ]

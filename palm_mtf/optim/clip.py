@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipping of all gradients by their global norm (PaLM 5)."""
 
+import math
 from collections.abc import Sequence
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import in_tpu_computation, mtf, tf
 from palm_mtf.whole_slice import WholeSlice
 
 
@@ -49,7 +50,8 @@ def clip_factor(
 
   Where the norm or a loss is infinite or no number, it raises
   InvalidArgumentError when it runs. Everything that an update assigns is
-  computed with this factor, so that such a step changes nothing.
+  computed with this factor, so that such a step changes nothing. A program of
+  XLA cannot raise: there it is no number, and TpuPlacement assigns nothing.
 
   Args:
     norm: [], float32, from `global_norm`.
@@ -58,7 +60,12 @@ def clip_factor(
   """
 
   def factor(*numbers):
-    finite = tf.debugging.check_numerics(tf.stack(numbers), "the step")
+    numbers = tf.stack(numbers)
+    if in_tpu_computation():
+      is_finite = tf.reduce_all(tf.math.is_finite(numbers))
+      factor = largest / tf.maximum(numbers[0], largest)
+      return tf.where_v2(is_finite, factor, math.nan)
+    finite = tf.debugging.check_numerics(numbers, "the step")
     return largest / tf.maximum(finite[0], largest)
 
   return mtf.cwise(factor, [norm, *losses])

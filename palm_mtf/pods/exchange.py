@@ -22,7 +22,8 @@ from palm_mtf.pods.own_parts import OwnPart
 
 
 @fused
-def _sum_in_order(*terms):
+def sum_in_order(*terms: tf.Tensor) -> tf.Tensor:
+  """Returns the sum of all pods' terms, float32."""
   total = tf.cast(terms[0], tf.float32)
   for term in terms[1:]:
     total += tf.cast(term, tf.float32)
@@ -55,9 +56,12 @@ class Exchange(mtf.Operation):
     # all-reduce within each pod, if its sum is still open
     terms = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
     # device i of every other pod -> device i of this one
-    total = mesh_impl.slicewise(_sum_in_order, *terms)
+    self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
+
+  def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
+    """Lowers where the sum is there, laid out."""
     if self._own:
-      total = self._own.whole(mesh_impl, total)
+      total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)
 
 

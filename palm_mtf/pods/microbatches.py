@@ -64,22 +64,13 @@ class Accumulate(mtf.Operation):
     is_open = isinstance(value, mtf.LazyAllreduceSum)
     part = value.laid_out_input if is_open else value.to_laid_out_tensor()
     slots = lowering.variables[self._sum].laid_out_tensor
-    added = mesh_impl.slicewise(self._add, slots, part)
+    added = mesh_impl.slicewise(mesh_impl.add, slots, part, self._is_first)
     lowering.operations[self] = tf.group(added.all_slices)
     so_far = mesh_impl.slicewise(tf.convert_to_tensor, slots)
     total = mesh_impl.slicewise(_plus, so_far, part)
     if is_open:  # all-reduce, over the axes that the value is a sum over
       total = mtf.LazyAllreduceSum(mesh_impl, total, value.mesh_axes)
     lowering.set_tensor_lowering(self.outputs[0], total)
-
-  def _add(self, slot, value):
-    value = tf.cast(value, tf.float32)
-    # Not slot * 0: the accumulator may hold nothing yet, or what is no number.
-    return tf.cond(
-      self._is_first,
-      lambda: slot.assign(value).op,
-      lambda: slot.assign_add(value).op,
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import SlicePlacement
+from palm_mtf.mesh.tpu_placement import TpuPlacement
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, divisor
@@ -48,7 +49,7 @@ class Pod:
 
   index: int
   mesh: mtf.Mesh
-  placement: SlicePlacement
+  placement: SlicePlacement | TpuPlacement
   features: dict[str, tf.Tensor]
   tokens: TokenLosses
   variables: list[mtf.Variable]
@@ -103,11 +104,13 @@ class PodBuilder:
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
 
   def pod(
-    self, index: int, devices: Sequence[str], features: Sequence[str]
+    self,
+    index: int,
+    placement: SlicePlacement | TpuPlacement,
+    features: Sequence[str],
   ) -> Pod:
     """Builds A: the sums of pod `index`."""
     mesh = mtf.Mesh(self._graph, f"pod_{index}")
-    placement = SlicePlacement(self._mesh_layout, devices)
     num_microbatches = self._mesh_layout.num_microbatches
     dims = model_dims(
       self._config,

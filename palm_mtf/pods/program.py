@@ -26,6 +26,7 @@ from palm_mtf.mesh.placement import (
   SlicePlacement,
   local_devices,
 )
+from palm_mtf.mesh.tpu_placement import TpuPlacement, placement_of
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import (
   cross_entropy,
@@ -41,6 +42,7 @@ from palm_mtf.pods.features import (
   placeholders,
 )
 from palm_mtf.pods.pod import Pod, PodBuilder, Update
+from palm_mtf.pods.tpu_program import lower_on_tpus
 from palm_mtf.pods_config import PodsConfig
 
 
@@ -145,8 +147,8 @@ def build_train_program(
     client=devices.client,
   )
   built = [
-    builder.pod(index, names, features)
-    for index, names in enumerate(devices.pods)
+    builder.pod(index, placement_of(mesh_layout, devices, index), features)
+    for index in range(len(devices.pods))
   ]
   sums = exchanged_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
   updates = [builder.update(*each) for each in zip(built, sums, strict=True)]
@@ -172,10 +174,19 @@ def _lower(pods: Sequence[Pod], updates: Sequence[Update]) -> Lowered:
     "weight": first.weight,
     **{f"squares/{i}": x for i, x in enumerate(first.squares)},
   }
+  of_forward_pass = []
   for pod in pods:
     nats, weights = pod.tokens.nats, pod.tokens.loss_weights
-    tensors[f"loss/{pod.index}"] = weighted_mean(nats, weights)
-    tensors[f"weight_sum/{pod.index}"] = weight_sum(nats, weights)
+    of_forward_pass.append(
+      {
+        f"loss/{pod.index}": weighted_mean(nats, weights),
+        f"weight_sum/{pod.index}": weight_sum(nats, weights),
+      }
+    )
+  if isinstance(pods[0].placement, TpuPlacement):
+    return lower_on_tpus(pods, updates, tensors, of_forward_pass)
+  for each in of_forward_pass:
+    tensors |= each
   return lower(
     {pod.mesh: pod.placement for pod in pods},
     tensors,

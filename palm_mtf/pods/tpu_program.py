@@ -1,0 +1,208 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A training step on TPUs: what each pod computes, as programs of XLA.
+
+A program runs on all devices of a pod at once, and ends. One pod does a whole
+step in one. Several pods do it in two: what they have to tell each other goes
+out of one program, over their hosts, and into the next:
+
+  A       device -> host -> hosts of the other pods
+  sum     on the hosts, in the order of the pods, float32
+  B       host -> device
+
+The loss of other batches is a program too, and so is a microbatch before the
+last. Each lowers what it needs of one Mesh TensorFlow graph, and all of them
+have the same variables.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.mesh.lowering import Lowered
+from palm_mtf.mesh.tpu_placement import TpuPlacement
+from palm_mtf.optim.adafactor import AdafactorUpdate
+from palm_mtf.pods.exchange import Exchange, sum_in_order
+from palm_mtf.pods.pod import Pod, Update
+
+# Laid out, the sum that each exchange of a pod gives.
+_Sums = Mapping[Exchange, Sequence[tf.Tensor]]
+
+
+class _Lowering(mtf.Lowering):
+  """Lowers what some tensors and operations of a mesh need, and no more."""
+
+  def __init__(
+    self,
+    mesh: mtf.Mesh,
+    placement: TpuPlacement,
+    wanted: Iterable[mtf.Operation],
+    sums: _Sums,
+  ):
+    # As in mtf.Lowering, whose constructor lowers all meshes of the graph.
+    self.graph, self.mesh_to_impl = mesh.graph, {mesh: placement}
+    self.tensors, self.operations = {}, {}
+    self.variables = _Variables(placement)
+    self._counters = []
+    for operation in _needed(mesh, wanted):
+      with tf.name_scope(operation.name):
+        if isinstance(operation, Exchange):
+          # hosts -> device
+          operation.lower_sum(self, placement.fed(sums[operation]))
+        else:
+          operation.lower(self)
+
+
+class _Variables(dict):
+  """The slices of variables, of those too that no tensor leads to."""
+
+  def __init__(self, placement: TpuPlacement):
+    super().__init__()
+    self._placement = placement
+
+  def __missing__(self, variable: mtf.Variable) -> object:
+    return self._placement.LaidOutVariable(variable, self._placement)
+
+
+def _needed(
+  mesh: mtf.Mesh, wanted: Iterable[mtf.Operation]
+) -> list[mtf.Operation]:
+  """Returns operations and what they need, in order; exchanges need nothing."""
+  todo = list(wanted)
+  needed = set(todo)
+  while todo:
+    operation = todo.pop()
+    if not isinstance(operation, Exchange):
+      before = {x.operation for x in operation.inputs} - needed
+      needed |= before
+      todo += before
+  return [x for x in mesh.graph.operations if x in needed]
+
+
+def lower_on_tpus(
+  pods: Sequence[Pod],
+  updates: Sequence[Update],
+  tensors: Mapping[str, mtf.Tensor],
+  of_forward_pass: Sequence[Mapping[str, mtf.Tensor]],
+) -> Lowered:
+  """Lowers all pods; see `lower`, which does it for other devices.
+
+  Args:
+    pods: A of each.
+    updates: B of each.
+    tensors: what is fetched of a step, [] float32 each, of the first pod.
+    of_forward_pass: what is fetched of the loss of other batches, [] float32
+      each, of each pod.
+  """
+  numbers: dict[str, tf.Tensor] = {}
+  accumulations = []
+  for pod, asked in zip(pods, of_forward_pass, strict=True):
+    numbers |= _run(pod, asked, [], {})[0]
+    accumulations.append(_run(pod, {}, pod.accumulations, {})[1])
+  done = []
+  for pod, update, sums in zip(pods, updates, _exchanged(pods), strict=True):
+    asked = tensors if pod is pods[0] else {}
+    found, operation = _run(pod, asked, update.operations, sums)
+    numbers |= found
+    done.append(operation)
+  with tf.device(pods[0].placement.host):
+    losses = tf.stack([numbers[name] for name in updates[0].losses])
+    done.append(tf.debugging.check_numerics(losses, "the step").op)
+  slices = [pod.placement.slices for pod in pods]
+  return Lowered(
+    tensors=numbers,
+    operations=tf.group(done),
+    accumulations=accumulations,
+    initialize=tf.group(
+      [
+        part.variable.initializer
+        for of_pod in slices
+        for parts in of_pod.values()
+        for part in parts
+      ]
+    ),
+    slices=slices,
+  )
+
+
+def _run(
+  pod: Pod,
+  asked: Mapping[str, mtf.Tensor],
+  operations: Sequence[mtf.Operation],
+  sums: _Sums,
+) -> tuple[dict[str, tf.Tensor], tf.Operation]:
+  """Returns numbers as the first device has them, and what runs all.
+
+  Where numbers are asked for, what the optimizer measures becomes one too.
+  """
+  wanted = [*(x.operation for x in asked.values()), *operations]
+  measured = [x for x in operations if isinstance(x, AdafactorUpdate) and asked]
+
+  def computation():
+    lowering = _Lowering(pod.mesh, pod.placement, wanted, sums)
+    found = [lowering.export_to_tf_tensor(x) for x in asked.values()]
+    found += [x.value for op in measured for x in op.sums_of_squares]
+    done = tf.group([lowering.lowered_operation(x) for x in operations])
+    # In one message, for each has a price of its own.
+    return [tf.stack(found)] if asked else [], done
+
+  if not wanted:
+    return {}, tf.no_op()
+  outputs, done = pod.placement.replicate(computation)
+  if not asked:
+    return {}, done
+  with tf.device(pod.placement.host):  # device -> host
+    numbers = iter(tf.unstack(tf.identity(outputs[0][0])))
+  found = {name: next(numbers) for name in asked}
+  for operation in measured:
+    operation.sums_of_squares = [
+      x._replace(value=next(numbers)) for x in operation.sums_of_squares
+    ]
+  return found, done
+
+
+def _exchanged(pods: Sequence[Pod]) -> list[_Sums]:
+  """Runs A of several pods; returns the sums that B of each reads."""
+  exchanges = [
+    x for x in pods[0].mesh.graph.operations if isinstance(x, Exchange)
+  ]
+  values: dict[mtf.Tensor, list[tf.Tensor]] = {}
+  for pod in pods if exchanges else ():
+    values |= _terms(pod, [x for e in exchanges for x in e.inputs])
+  sums = []
+  for pod in pods:
+    of_pod = {}
+    for exchange in exchanges:
+      if exchange.mesh is pod.mesh:
+        terms = zip(*(values[x] for x in exchange.inputs), strict=True)
+        of_pod[exchange] = []
+        for host, of_device in zip(pod.placement.hosts, terms, strict=True):
+          with tf.device(host):  # hosts of the other pods -> host
+            of_pod[exchange].append(sum_in_order(*of_device))
+    sums.append(of_pod)
+  return sums
+
+
+def _terms(
+  pod: Pod, tensors: Iterable[mtf.Tensor]
+) -> dict[mtf.Tensor, list[tf.Tensor]]:
+  """Runs what those of `tensors` need that are on a pod: A of its step.
+
+  Returns:
+    Of each tensor the slice of each device, on its host.
+  """
+  terms = list(dict.fromkeys(x for x in tensors if x.mesh is pod.mesh))
+
+  def computation():
+    wanted = [x.operation for x in terms]
+    lowering = _Lowering(pod.mesh, pod.placement, wanted, {})
+    laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
+    return [x.one_slice for x in laid_out], tf.no_op()
+
+  outputs, _ = pod.placement.replicate(computation)
+  values = {}
+  for term, slices in zip(terms, outputs, strict=True):
+    values[term] = []
+    for host, value in zip(pod.placement.hosts, slices, strict=True):
+      with tf.device(host):  # device -> host
+        values[term].append(tf.identity(value))
+  return values

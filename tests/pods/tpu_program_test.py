@@ -1,0 +1,278 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs for TPUs compute what those for CPUs do, and move as much.
+
+There is no TPU here: each program is built whole, and `tests/tpu_simulation.py`
+runs what every device of it does on the CPU.
+"""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import in_tpu_program, tf
+from palm_mtf.accounting.collectives import step_bytes
+from palm_mtf.layout import MeshLayout
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
+from palm_mtf.mesh.traffic import needed, traffic
+from palm_mtf.pods.program import build_train_program
+from palm_mtf.pods_config import PodsConfig
+from palm_mtf.tpu_slices import tpu_slice
+from tests.mtf_testing import (
+  LAYOUTS,
+  PALM_OPTIMIZER,
+  SINGLE,
+  random_documents,
+  small_config,
+)
+from tests.tpu_simulation import counts, simulated
+
+TWO_D = LAYOUTS["PaLM's 2D"]
+ALL = LAYOUTS["all over data and model"]
+FSDP = LAYOUTS["fully sharded"]
+BATCH_SIZE = 16
+NUM_STEPS = 2
+
+
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
+
+
+def tiny_config(**changes):
+  return small_config(**{"num_layers": 1, **changes})
+
+
+def mesh_of(layout, tpu="v4-8", **changes):
+  mesh_shape, rules = layout
+  return MeshLayout(mesh_shape=mesh_shape, layout=rules, tpu=tpu, **changes)
+
+
+def build(
+  config,
+  mesh,
+  num_pods=1,
+  optimizer=PALM_OPTIMIZER,
+  features=("inputs", "targets", "segments", "loss_weights"),
+):
+  """Returns a program in a graph of its own."""
+  devices = None
+  if mesh.tpu:
+    where = tpu_slice(mesh.tpu)
+    jobs = [f"pod_{i}" for i in range(num_pods)] if num_pods > 1 else [None]
+    topologies = [tpu_topology(where)] * num_pods
+    devices = tpu_devices(
+      mesh, where, topologies, jobs=jobs, client="/job:client/device:cpu:0"
+    )
+  with tf.Graph().as_default() as graph:
+    program = build_train_program(
+      config,
+      mesh,
+      optimizer,
+      batch_size=BATCH_SIZE,
+      seed=3,
+      pods=PodsConfig(num_pods=num_pods),
+      devices=devices,
+      features=features,
+    )
+  return graph, program
+
+
+class Run:
+  """Trains with a program, wherever its graph now is."""
+
+  def __init__(self, graph, program, values):
+    self._graph, self._program = graph, program
+    self._values = values
+    self.session = tf.Session(graph=graph, config=session_config(1))
+    self.session.run(self._here(program.initialize))
+
+  def _here(self, x):
+    return self._graph.as_graph_element(x.name)
+
+  def _feed(self, batch, step):
+    """Yields what each microbatch of each pod is fed."""
+    program = self._program
+    shares = {name: np.split(x, len(program.pods)) for name, x in batch.items()}
+    for i in range(program.num_microbatches):
+      feed = {program.step: step, program.microbatch: i}
+      for number, pod in enumerate(program.pods):
+        for name, tensor in pod.features.items():
+          parts = np.split(shares[name][number], program.num_microbatches)
+          feed[tensor] = parts[i]
+      yield {self._here(x): value for x, value in feed.items()}
+
+  def step(self, batch, step):
+    """Returns the metrics of a step."""
+    program = self._program
+    *others, last = self._feed(batch, step)
+    for feed in others:
+      for pod in program.pods:
+        self.session.run(self._here(pod.accumulate), feed)
+    metrics = {name: self._here(x) for name, x in program.metrics.items()}
+    done = self._here(program.update)
+    return self.session.run([metrics, done], last)[0]
+
+  def loss(self, batch):
+    """Returns the loss of each pod's first microbatch, and its weight."""
+    feed, *_ = self._feed(batch, 0)
+    asked = [[x.loss, x.weight_sum] for x in self._program.pods]
+    return self.session.run(
+      [[self._here(x) for x in each] for each in asked], feed
+    )
+
+  def slices(self, pod):
+    """Returns the slices of every variable of a pod, by device."""
+    return self.session.run(
+      {
+        name: [self._here(x) for x in values]
+        for name, values in self._values[pod].items()
+      }
+    )
+
+
+def run_of(config, mesh, **changes):
+  graph, program = build(config, mesh, **changes)
+  with graph.as_default():
+    values = [
+      {name: [x.read() for x in parts] for name, parts in pod.slices.items()}
+      for pod in program.pods
+    ]
+  return Run(simulated(graph) if mesh.tpu else graph, program, values)
+
+
+@pytest.mark.parametrize(
+  ("layout", "changes", "num_microbatches", "num_pods"),
+  [
+    (ALL, {}, 2, 1),
+    (TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
+    (FSDP, {"remat": "attention"}, 1, 2),
+    slow(("model:4", "vocab:model,heads:model"), {"norm": "rms_norm"}, 1, 1),
+    slow(TWO_D, {"attention": "multi_head", "num_layers": 2}, 2, 2),
+  ],
+)
+def test_a_simulated_tpu_step_is_that_of_one_cpu(
+  layout, changes, num_microbatches, num_pods
+):
+  config = tiny_config(vocab_size=43, **changes)
+  mesh = mesh_of(layout, num_microbatches=num_microbatches)
+  tpu = run_of(config, mesh, num_pods=num_pods)
+  one = run_of(
+    config, dataclasses.replace(SINGLE, num_microbatches=num_microbatches)
+  )
+  for step in range(NUM_STEPS):
+    batch = random_documents(config, BATCH_SIZE, seed=step)
+    actual, expected = (run.step(batch, step) for run in (tpu, one))
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+      np.testing.assert_allclose(actual[name], value, rtol=2e-5, err_msg=name)
+  for number in range(1, num_pods):  # pods hold the same bits
+    for name, parts in tpu.slices(number).items():
+      np.testing.assert_equal(parts, tpu.slices(0)[name], err_msg=name)
+
+
+def test_the_loss_of_other_batches_is_that_of_one_cpu():
+  config = tiny_config()
+  batch = random_documents(config, BATCH_SIZE, seed=5)
+  (actual,) = run_of(config, mesh_of(TWO_D)).loss(batch)
+  (expected,) = run_of(config, SINGLE).loss(batch)
+  np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_dropout_drops_the_same_numbers_as_on_one_cpu():
+  config = tiny_config()
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, dropout=0.5)
+  batch = random_documents(config, BATCH_SIZE, seed=5)
+  losses = [
+    run_of(config, mesh, optimizer=optimizer).step(batch, 0)["loss"]
+    for mesh in (mesh_of(TWO_D), SINGLE)
+  ]
+  np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_first_weights_are_the_bits_of_a_cpu():
+  config = tiny_config(vocab_size=43)
+  mesh = mesh_of(TWO_D)
+  on_cpus = run_of(config, dataclasses.replace(mesh, tpu="")).slices(0)
+  on_tpu = run_of(config, mesh).slices(0)
+  assert on_tpu.keys() == on_cpus.keys()
+  for name, parts in on_cpus.items():
+    np.testing.assert_equal(on_tpu[name], parts, err_msg=name)
+
+
+def test_a_step_that_is_not_finite_raises_and_changes_nothing():
+  config = tiny_config()
+  run = run_of(config, mesh_of(ALL))
+  batch = random_documents(config, BATCH_SIZE, seed=0)
+  run.step(batch, 0)
+  before = run.slices(0)
+  bad = {**batch, "loss_weights": np.full_like(batch["loss_weights"], np.inf)}
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    run.step(bad, 1)
+  for name, parts in run.slices(0).items():
+    np.testing.assert_equal(parts, before[name], err_msg=name)
+  assert np.isfinite(run.step(batch, 1)["loss"])
+
+
+@pytest.mark.parametrize(
+  ("layout", "changes", "num_microbatches", "num_pods", "num_alone"),
+  [
+    (ALL, {"attention": "multi_head"}, 2, 1, 0),
+    (FSDP, {}, 1, 1, 10),
+    slow(TWO_D, {"remat": "layer"}, 2, 1, 0),
+    (TWO_D, {"remat": "attention"}, 1, 2, 0),
+  ],
+)
+def test_a_step_moves_the_bytes_of_the_closed_form(
+  layout, changes, num_microbatches, num_pods, num_alone
+):
+  """Where all is split alike, `num_alone` squares are fetched apart too."""
+  config = tiny_config(**changes)
+  mesh = mesh_of(layout, num_microbatches=num_microbatches)
+  of_one_pod = step_bytes(
+    config,
+    mesh,
+    PALM_OPTIMIZER,
+    pod_batch_size=BATCH_SIZE // num_pods,
+    num_pods=num_pods,
+  )
+  expected = collections.Counter(
+    {key: num_pods * value for key, value in of_one_pod.items()}
+  )
+  # 4 devices send a sum of 4 bytes three times, twice.
+  expected["all_reduce", ("data",)] += num_alone * 4 * 3 * 2
+  _, program = build(config, mesh, num_pods, features=("inputs", "targets"))
+  actual = traffic([program.update, *program.metrics.values()])
+  for _ in range(num_microbatches - 1):
+    actual += traffic([pod.accumulate for pod in program.pods])
+  assert actual == expected
+
+
+def test_recomputed_parts_wait_where_xla_would_find_what_it_has():
+  for remat, there_is in (("none", False), ("layer", True)):
+    graph, _ = build(tiny_config(remat=remat), mesh_of(ALL))
+    assert ("XlaOptimizationBarrier" in counts(graph)) == there_is
+
+
+def test_every_operation_of_a_step_is_a_device_s_or_has_its_place():
+  _, program = build(tiny_config(), mesh_of(TWO_D, num_microbatches=2), 2)
+  fetches = [program.update, program.initialize, *program.metrics.values()]
+  fetches += [x for pod in program.pods for x in (pod.accumulate, pod.loss)]
+  types = collections.Counter()
+  for op in needed(fetches):
+    types[op.type] += 1
+    if in_tpu_program(op) or op.type in PLACED_BY_WHAT_THEY_JOIN:
+      continue
+    if op.inputs and op.inputs[0].op.type == "TPUReplicatedOutput":
+      continue
+    device = tf.DeviceSpec.from_string(op.device)
+    assert device.job in ("client", "pod_0", "pod_1"), op
+    assert (device.device_type == "TPU") == (op.type in OF_VARIABLES), op
+  assert types["TPUReplicateMetadata"] == 2 * 4  # loss, accumulate, A, B
+
+
+PLACED_BY_WHAT_THEY_JOIN = ("NoOp", "TPUReplicatedInput", "TPUReplicatedOutput")
+OF_VARIABLES = ("VarHandleOp", "AssignVariableOp")

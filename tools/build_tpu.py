@@ -1,0 +1,150 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the training program of TPUs, on any machine, and counts what it has.
+
+  python tools/build_tpu.py
+  python tools/build_tpu.py --gin_file=recipes/palm_8b.gin \
+    --gin_file=layouts/tpu_v4_128.gin --gin.GLOBAL_BATCH_SIZE=64 --json
+
+Without --gin_file a table: models and slices, each built in a process of its
+own. Nothing is compiled and nothing runs: XLA's part, and its memory on a
+device, are not seen here. Operations are those of all programs of a step and
+those around them; collectives are those of one device's programs in a step
+without microbatches.
+"""
+
+import argparse
+import collections
+import json
+import resource
+import subprocess
+import sys
+import time
+
+from palm_mtf import layout
+from palm_mtf.cli import gin_files
+from palm_mtf.errors import UserError
+
+# Gin files and macros.
+ROWS = [
+  (["recipes/quickstart.gin", "layouts/tpu_v3_8.gin"], ["NUM_PODS=1"]),
+  (["recipes/quickstart.gin", "layouts/tpu_v4_8.gin"], ["NUM_PODS=2"]),
+  (["recipes/palm_8b.gin", "layouts/tpu_v3_32.gin"], ["NUM_PODS=1"]),
+  (["recipes/palm_8b.gin", "layouts/tpu_v4_128.gin"], ["NUM_PODS=1"]),
+]
+# What a recipe leaves to the user, and this does not need.
+_UNUSED = ["MODEL_DIR='none'", "TEXT_FILES='none'"]
+_KINDS = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
+
+
+def settings_of(files: list[str], macros: list[str]) -> dict:
+  """Returns the settings of a run, checked.
+
+  Raises:
+    UserError: they do not go together, or have no TPU.
+  """
+  _, settings = gin_files.load("train", files, [*_UNUSED, *macros]).build()
+  mesh, sizes = settings["mesh"], settings["run"].batch_sizes.sizes
+  if not mesh.tpu:
+    raise UserError("TPU is not set: add a --gin_file=layouts/tpu_*.gin.")
+  layout.check(
+    mesh, settings["model"], *sizes, num_pods=settings["pods"].num_pods
+  )
+  return settings
+
+
+def build(settings: dict) -> dict[str, object]:
+  """Builds a training program; returns what it is and what that took."""
+  mesh, model = settings["mesh"], settings["model"]
+  from palm_mtf._tf import in_tpu_program, tf
+  from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
+  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.tpu_slices import tpu_slice
+
+  where, pods = tpu_slice(mesh.tpu), settings["pods"]
+  jobs = [f"pod_{i}" for i in range(pods.num_pods)]
+  start = time.perf_counter()
+  devices = tpu_devices(
+    mesh,
+    where,
+    [tpu_topology(where)] * len(jobs),
+    jobs=jobs,
+    client="/job:client/task:0/device:cpu:0",
+  )
+  with tf.Graph().as_default() as graph:
+    build_train_program(
+      model,
+      mesh,
+      settings["optimizer"],
+      batch_size=settings["run"].batch_sizes.sizes[0],
+      seed=0,
+      pods=pods,
+      devices=devices,
+    )
+  secs = time.perf_counter() - start
+  operations = graph.get_operations()
+  counts = collections.Counter(
+    op.type for op in operations if op.type in _KINDS and in_tpu_program(op)
+  )
+  return {
+    "tpu": mesh.tpu,
+    "devices": where.num_devices,
+    "layers": model.num_layers,
+    "pods": pods.num_pods,
+    "build_secs": round(secs, 1),
+    "gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    "operations": len(operations),
+    **{kind: counts[kind] for kind in _KINDS},
+  }
+
+
+def main() -> int:
+  """Returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--gin_file", action="append", help="else a table")
+  parser.add_argument("--json", action="store_true", help="one object a line")
+  chosen, others = parser.parse_known_args()
+  try:
+    for other in others:
+      if not other.startswith("--gin.") or "=" not in other:
+        raise UserError(f"{other}: no such flag; macros are --gin.NAME=VALUE.")
+    macros = [other.removeprefix("--gin.") for other in others]
+    if chosen.gin_file:
+      print(json.dumps(build(settings_of(chosen.gin_file, macros))))
+      return 0
+    for files, own in ROWS:
+      settings_of(files, [*own, *macros])
+  except UserError as error:
+    print(f"build_tpu: {error}", file=sys.stderr)
+    return 2
+  return _print_table(macros, as_json=chosen.json)
+
+
+def _print_table(macros: list[str], *, as_json: bool) -> int:
+  """Builds each of ROWS in a process of its own; returns the exit code."""
+  for i, (files, own) in enumerate(ROWS):
+    result = subprocess.run(
+      [
+        *(sys.executable, __file__),
+        *(f"--gin_file={file}" for file in files),
+        *(f"--gin.{macro}" for macro in (*own, *macros)),
+      ],
+      capture_output=True,
+      check=False,
+      text=True,
+    )
+    if result.returncode:
+      print(result.stderr, file=sys.stderr)
+      return 1
+    if as_json:
+      print(result.stdout, end="", flush=True)
+      continue
+    found = json.loads(result.stdout)
+    if not i:
+      print("".join(f"{x:>16}" for x in found))
+    print("".join(f"{x:>16}" for x in found.values()), flush=True)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
