@@ -17,6 +17,7 @@ stays usable beside it.
 
 import contextlib
 import functools
+import hashlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -86,6 +87,7 @@ with _silent_unless_it_fails(), _Withheld():
   from tensorflow.compiler.tf2xla.ops import gen_xla_ops
   from tensorflow.core.framework import attr_value_pb2
   from tensorflow.python.eager import context
+  from tensorflow.python.eager.polymorphic_function import atomic_function
   from tensorflow.python.framework import (
     kernels,
     ops,
@@ -131,6 +133,29 @@ tf.logging.set_verbosity(tf.logging.ERROR)
 
 # Runs its body eagerly, inside a tf.Graph too: for SeqIO's own code.
 eager_mode = context.eager_mode
+
+
+_from_func_graph = atomic_function.from_func_graph
+
+
+def _named_by_content(
+  name: str, graph: tf.Graph, attrs: dict, *more: object, **named: object
+) -> object:
+  """Names what XLA compiles by what it computes, where a counter would.
+
+  So the compiled code has one name in every session and process, and XLA's
+  cache on disk, where somebody asks for one with --tf_xla_persistent_cache_
+  directory in TF_XLA_FLAGS, is of use.
+  """
+  if "_XlaMustCompile" in attrs:
+    content = graph.as_graph_def().SerializeToString(deterministic=True)
+    ends = [x.name for x in (*graph.inputs, *graph.outputs)]
+    digest = hashlib.sha256(content + repr(ends).encode()).hexdigest()
+    name = f"__inference_{graph.name}_{digest[:16]}"
+  return _from_func_graph(name, graph, attrs, *more, **named)
+
+
+atomic_function.from_func_graph = _named_by_content
 
 
 def fused(fn: Callable[..., object]) -> Callable[..., object]:

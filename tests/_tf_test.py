@@ -3,8 +3,11 @@
 """TensorFlow is imported for what we use of it, and others lose nothing."""
 
 import json
+import os
 import subprocess
 import sys
+
+from palm_mtf._tf import fused, tf
 
 _SAYS = """
 import json, sys
@@ -23,3 +26,52 @@ def test_keras_and_jax_are_loaded_when_somebody_asks_for_them():
   loaded, is_there = json.loads(shown.stdout)
   assert loaded == []
   assert is_there
+
+
+@fused
+def doubled(x):
+  return x + x
+
+
+@fused
+def squared(x):
+  return x * x
+
+
+def name_in_a_graph_of_its_own(function, shape):
+  with tf.Graph().as_default() as graph:
+    function(tf.zeros(shape))
+    (compiled,) = graph.as_graph_def().library.function
+  return compiled.signature.name
+
+
+def test_what_xla_compiles_is_named_by_what_it_computes():
+  name = name_in_a_graph_of_its_own(doubled, [2])
+  assert name_in_a_graph_of_its_own(doubled, [2]) == name
+  assert name_in_a_graph_of_its_own(doubled, [3]) != name
+  assert name_in_a_graph_of_its_own(squared, [2]) != name
+
+
+def test_a_process_finds_what_another_has_compiled(tmp_path):
+  program = """
+from palm_mtf._tf import fused, tf
+@fused
+def f(x):
+  return x + x
+with tf.Graph().as_default(), tf.Session() as session:
+  x = tf.placeholder(tf.float32, [2])  # a constant would be folded
+  print(session.run(f(x), {x: [1.0, 1.0]}))
+"""
+  flags = f"--tf_xla_persistent_cache_directory={tmp_path}"
+  kept = []
+  for _ in range(2):
+    shown = subprocess.run(
+      [sys.executable, "-c", program],
+      env={**os.environ, "TF_XLA_FLAGS": flags},
+      capture_output=True,
+      text=True,
+      check=True,
+    )
+    assert shown.stdout == "[2. 2.]\n"
+    kept.append({x.name: x.stat().st_mtime_ns for x in tmp_path.iterdir()})
+  assert len(kept[0]) == 1 and kept[1] == kept[0]

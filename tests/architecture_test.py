@@ -15,10 +15,8 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -140,13 +138,26 @@ def _python_files(*folders: str) -> list[str]:
 
 PACKAGE = _python_files("palm_mtf")
 EVERY = [*_python_files("palm_mtf", "tasks", "tests", "tools"), "setup.py"]
-each_module = pytest.mark.parametrize("path", PACKAGE)
-each_file = pytest.mark.parametrize("path", EVERY)
+
+
+def _assert_none(breaches: Iterable[str]) -> None:
+  """Fails with every breach of a rule: each begins with its file.
+
+  One test for each file and rule would spend a minute in pytest alone.
+  """
+  found = list(breaches)
+  assert not found, "\n".join(found)
 
 
 @functools.cache
-def _tree(path: str) -> ast.Module:
-  return ast.parse((ROOT / path).read_text(encoding="utf-8"), path)
+def _text(path: str) -> str:
+  return (ROOT / path).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _nodes(path: str) -> tuple[ast.AST, ...]:
+  """Returns every node of a file's tree: the module itself is the first."""
+  return tuple(ast.walk(ast.parse(_text(path), path)))
 
 
 def _module_name(path: str) -> str:
@@ -155,28 +166,33 @@ def _module_name(path: str) -> str:
 
 def _part(path: str) -> str:
   """Returns the module or folder of palm_mtf that a file belongs to."""
-  return Path(path).parts[1].removesuffix(".py")
+  return path.split("/")[1].removesuffix(".py")
 
 
-def _imports(path: str) -> Iterator[str]:
-  """Yields the full name of everything that a file imports, anywhere in it."""
-  for node in ast.walk(_tree(path)):
+PARTS = {_part(path) for path in PACKAGE}
+
+
+@functools.cache
+def _imports(path: str) -> tuple[str, ...]:
+  """Returns the full name of everything that a file imports, anywhere in it."""
+  names = []
+  for node in _nodes(path):
     if isinstance(node, ast.Import):
-      yield from (alias.name for alias in node.names)
+      names += [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, f"{path}:{node.lineno}: import by the full name"
-      yield from (f"{node.module}.{alias.name}" for alias in node.names)
+      names += [f"{node.module}.{alias.name}" for alias in node.names]
+  return tuple(names)
 
 
 def _imported_parts(path: str) -> set[str]:
   names = [name.split(".") for name in _imports(path)]
   parts = {name[1] for name in names if name[0] == "palm_mtf" and name[1:]}
-  existing = {_part(each) for each in PACKAGE}
-  return (parts & existing) - {_part(path), "__init__"}
+  return (parts & PARTS) - {_part(path), "__init__"}
 
 
 def _functions(path: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-  for node in ast.walk(_tree(path)):
+  for node in _nodes(path):
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
       yield node
 
@@ -184,17 +200,19 @@ def _functions(path: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 def _allowed_parts(part: str) -> set[str]:
   if part in MAY_IMPORT:
     return MAY_IMPORT[part]
-  return {_part(path) for path in PACKAGE} - {ONLY_MAIN_IMPORTS, "__main__"}
+  return PARTS - {ONLY_MAIN_IMPORTS, "__main__"}
 
 
-@each_module
-def test_imports_within_the_package_follow_the_table(path):
-  assert _imported_parts(path) <= _allowed_parts(_part(path))
+def test_imports_within_the_package_follow_the_table():
+  _assert_none(
+    f"{path}: imports {part}"
+    for path in PACKAGE
+    for part in _imported_parts(path) - _allowed_parts(_part(path))
+  )
 
 
 def test_the_tables_name_parts_that_exist():
-  parts = {_part(path) for path in PACKAGE}
-  assert set(MAY_IMPORT) | PURE | GRAPH | TENSORFLOW_FREE <= parts
+  assert set(MAY_IMPORT) | PURE | GRAPH | TENSORFLOW_FREE <= PARTS
 
 
 def test_the_table_lets_no_layer_import_a_later_one():
@@ -207,40 +225,56 @@ def test_the_table_lets_no_layer_import_a_later_one():
     assert not MAY_IMPORT[part] & {"mesh", "model", "optim", "pods"}, part
 
 
-@each_module
-def test_each_library_is_imported_in_its_one_place(path):
-  for library, place in ONLY_IMPORTERS.items():
-    if not path.startswith(place):
-      imported = [n for n in _imports(path) if n.split(".")[0] == library]
-      assert not imported, f"only {place} imports {library}"
+def test_each_library_is_imported_in_its_one_place():
+  _assert_none(
+    f"{path}: imports {name}, which only {place} does"
+    for path in PACKAGE
+    for library, place in ONLY_IMPORTERS.items()
+    for name in _imports(path)
+    if name.split(".")[0] == library and not path.startswith(place)
+  )
 
 
-@pytest.mark.parametrize("path", [p for p in PACKAGE if _part(p) == "data"])
-def test_of_data_only_the_source_of_seqio_tasks_needs_tensorflow(path):
-  if path != "palm_mtf/data/seqio_sources.py":
-    assert "_tf" not in _imported_parts(path)
+def test_of_data_only_the_source_of_seqio_tasks_needs_tensorflow():
+  found = {
+    path
+    for path in PACKAGE
+    if _part(path) == "data" and "_tf" in _imported_parts(path)
+  }
+  assert found <= {"palm_mtf/data/seqio_sources.py"}
 
 
-@each_module
-def test_the_package_imports_neither_tasks_nor_tools_nor_tests(path):
-  names = [name.split(".") for name in _imports(path)]
-  assert not {name[0] for name in names} & {"tasks", "tests", "tools"}
-  assert ["palm_mtf", "tasks"] not in [name[:2] for name in names]
+def test_the_package_imports_neither_tasks_nor_tools_nor_tests():
+  _assert_none(
+    f"{path}: imports {name}"
+    for path in PACKAGE
+    for name in _imports(path)
+    if name.split(".")[0] in ("tasks", "tests", "tools")
+    or name.split(".")[:2] == ["palm_mtf", "tasks"]
+  )
+
+
+def _opens(node: ast.AST) -> bool:
+  if isinstance(node, ast.Attribute):
+    return "Session" in node.attr
+  return (
+    isinstance(node, ast.Call)
+    and isinstance(node.func, ast.Name)
+    and node.func.id == "open"
+  )
 
 
 # _tf.py holds back what TensorFlow writes while it is imported.
-@pytest.mark.parametrize(
-  "path", [p for p in PACKAGE if _part(p) in GRAPH - {"_tf"}]
-)
-def test_the_graph_layer_opens_no_session_and_no_file(path):
-  for node in ast.walk(_tree(path)):
-    if isinstance(node, ast.Attribute):
-      assert "Session" not in node.attr, f"{path}:{node.lineno}"
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-      assert node.func.id != "open", f"{path}:{node.lineno}"
+def test_the_graph_layer_opens_no_session_and_no_file():
+  _assert_none(
+    f"{path}:{node.lineno}"
+    for path in PACKAGE
+    if _part(path) in GRAPH - {"_tf"}
+    for node in _nodes(path)
+    if _opens(node)
+  )
 
 
-@functools.cache
 def _imports_without_tensorflow(modules: tuple[str, ...]) -> dict[str, str]:
   """Returns why each module that fails to import without HEAVY does."""
   program = f"""
@@ -267,9 +301,8 @@ WITHOUT_TENSORFLOW = tuple(
 )
 
 
-@pytest.mark.parametrize("module", WITHOUT_TENSORFLOW)
-def test_the_module_imports_without_tensorflow(module):
-  assert module not in _imports_without_tensorflow(WITHOUT_TENSORFLOW)
+def test_each_of_these_modules_imports_without_tensorflow():
+  assert _imports_without_tensorflow(WITHOUT_TENSORFLOW) == {}
 
 
 def test_a_module_that_needs_tensorflow_would_be_found():
@@ -277,75 +310,85 @@ def test_a_module_that_needs_tensorflow_would_be_found():
   assert set(failed) == {"palm_mtf._tf"}
 
 
-@each_file
-def test_the_file_has_at_most_400_lines(path):
-  lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-  assert len(lines) <= MAX_FILE_LINES
+def test_files_have_at_most_400_lines():
+  _assert_none(
+    path for path in EVERY if len(_text(path).splitlines()) > MAX_FILE_LINES
+  )
 
 
-@each_file
-def test_functions_have_at_most_80_lines(path):
-  for function in _functions(path):
-    lines = function.end_lineno - function.lineno + 1
-    assert lines <= MAX_FUNCTION_LINES, f"{path}:{function.lineno}"
+def test_functions_have_at_most_80_lines():
+  _assert_none(
+    f"{path}:{function.lineno}: {function.name}"
+    for path in EVERY
+    for function in _functions(path)
+    if function.end_lineno - function.lineno + 1 > MAX_FUNCTION_LINES
+  )
 
 
-@each_module
-def test_functions_but_entry_points_have_at_most_8_parameters(path):
-  if _part(path) in ENTRY_POINTS:
-    return
-  for function in _functions(path):
-    arguments = function.args
-    names = [
-      each.arg
-      for each in (
-        *arguments.posonlyargs,
-        *arguments.args,
-        *arguments.kwonlyargs,
-      )
-      if each.arg not in ("self", "cls")
-    ]
-    assert len(names) <= MAX_PARAMETERS, f"{path}:{function.lineno}"
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+  every = function.args
+  arguments = (*every.posonlyargs, *every.args, *every.kwonlyargs)
+  return [each.arg for each in arguments if each.arg not in ("self", "cls")]
 
 
-@each_file
-def test_the_file_begins_with_copyright_and_license(path):
-  assert (ROOT / path).read_text(encoding="utf-8").startswith(HEADER)
+def test_functions_but_entry_points_have_at_most_8_parameters():
+  _assert_none(
+    f"{path}:{function.lineno}: {function.name}"
+    for path in PACKAGE
+    if _part(path) not in ENTRY_POINTS
+    for function in _functions(path)
+    if len(_parameters(function)) > MAX_PARAMETERS
+  )
 
 
-@each_file
-def test_the_file_is_ascii(path):
-  (ROOT / path).read_text(encoding="ascii")
+def test_files_begin_with_copyright_and_license():
+  _assert_none(path for path in EVERY if not _text(path).startswith(HEADER))
 
 
-@each_file
-def test_the_file_name_says_what_is_in_it(path):
-  assert Path(path).stem not in SAYS_NOTHING
+def test_files_are_ascii():
+  _assert_none(path for path in EVERY if not _text(path).isascii())
 
 
-@pytest.mark.parametrize("path", [p for p in EVERY if p[:6] != "tests/"])
-def test_the_module_has_a_docstring(path):
-  assert ast.get_docstring(_tree(path))
+def test_file_names_say_what_is_in_the_file():
+  _assert_none(path for path in EVERY if Path(path).stem in SAYS_NOTHING)
 
 
-@each_module
-def test_public_functions_and_classes_have_docstrings(path):
-  for node in _tree(path).body:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-      if not node.name.startswith("_"):
-        assert ast.get_docstring(node), f"{path}:{node.lineno}: {node.name}"
+def test_modules_have_a_docstring():
+  _assert_none(
+    path
+    for path in EVERY
+    if not path.startswith("tests/") and not ast.get_docstring(_nodes(path)[0])
+  )
 
 
-@pytest.mark.parametrize(
-  "path", [p for p in _python_files("tests") if p.endswith("_test.py")]
-)
-def test_each_test_module_mirrors_a_module(path):
-  name = path.removeprefix("tests/")
+def test_public_functions_and_classes_have_docstrings():
+  _assert_none(
+    f"{path}:{node.lineno}: {node.name}"
+    for path in PACKAGE
+    for node in _nodes(path)[0].body
+    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    and not node.name.startswith("_")
+    and not ast.get_docstring(node)
+  )
+
+
+def _is_mirror(name: str) -> bool:
+  """Says whether a test, named below tests/, mirrors a module.
+
+  tests/tools/x_test.py mirrors tools/x.py, and tests/tasks/ mirrors tasks/.
+  """
   module = name.replace("_test.py", ".py")
-  # tests/tools/x_test.py mirrors tools/x.py, and tests/tasks/ mirrors tasks/.
-  mirrored = (ROOT / "palm_mtf" / module).is_file() or (
+  return (ROOT / "palm_mtf" / module).is_file() or (
     module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file()
   )
-  assert mirrored or name in NOT_MIRRORED, (
-    f"no palm_mtf/{module}; tests of several modules stand in NOT_MIRRORED"
+
+
+def test_each_test_module_mirrors_a_module():
+  """Tests of several modules stand in NOT_MIRRORED."""
+  tests = [p for p in _python_files("tests") if p.endswith("_test.py")]
+  names = [path.removeprefix("tests/") for path in tests]
+  _assert_none(
+    f"tests/{name}: no palm_mtf/{name.replace('_test.py', '.py')}"
+    for name in names
+    if name not in NOT_MIRRORED and not _is_mirror(name)
   )
