@@ -77,7 +77,7 @@ def generate(
   if not asks and not texts:
     raise UserError(
       "PROMPTS = []: give at least one text to continue, such as "
-      "--prompt 'def ', or --input FILE."
+      "--prompt 'def main(', or --input FILE."
     )
   shapes = parameter_shapes(model)
   checkpoint = newest_checkpoint(model_dir, shapes)

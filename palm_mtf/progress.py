@@ -24,8 +24,10 @@ class TrainProgress:
 
   def __init__(self, step: int, train_steps: int):
     """Starts at `step` steps done of `train_steps`."""
-    self._start_step, self._train_steps = step, train_steps
-    self._start = self._last_line = time.monotonic()
+    self._train_steps = train_steps
+    self._last_line = time.monotonic()
+    # Of the first update: what is before it, compiling above all, comes once.
+    self._first: tuple[int, float] | None = None
     self._text = ""
     self._bar = progress.Progress(
       progress.TextColumn("step {task.completed}/{task.total}"),
@@ -57,16 +59,25 @@ class TrainProgress:
     if tokens_per_sec:
       numbers += f"  {tokens_per_sec:,.0f} tokens/s  MFU {mfu:.1%}"
     now = time.monotonic()
-    done = max(1, step - self._start_step)
-    left = (now - self._start) / done * (self._train_steps - step)
-    left_text = f"{_minutes(left)} left"
-    self._bar.update(
-      self._task, completed=step, numbers=numbers, left=left_text
-    )
+    left = self._left(step, now)
+    self._bar.update(self._task, completed=step, numbers=numbers, left=left)
     is_due = now - self._last_line >= _LINE_SECS or step == self._train_steps
     if not self._is_terminal and is_due:
       self._last_line = now
-      self.say(f"step {step}/{self._train_steps}  {numbers}  {left_text}")
+      line = f"step {step}/{self._train_steps}  {numbers}  {left}"
+      self.say(line.rstrip())
+
+  def _left(self, step: int, now: float) -> str:
+    """Returns the time left, or nothing where that cannot be known yet."""
+    steps_left = self._train_steps - step
+    if not steps_left:
+      return "0:00 left"
+    if self._first is None or step <= self._first[0]:  # a rewind
+      self._first = step, now
+      return ""
+    first_step, start = self._first
+    secs = (now - start) / (step - first_step) * steps_left
+    return f"{_minutes(secs)} left"
 
   def say(self, line: str) -> None:
     """Writes a line that stays, above the bar."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from palm_mtf.config import PalmConfig, RunConfig
+from palm_mtf.console import say
 from palm_mtf.data.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.input_files import read_input
@@ -22,6 +23,8 @@ def check_prompts(
 ) -> None:
   """Raises UserError unless each prompt leaves room for its continuation.
 
+  Says so where a prompt ends in a space that training has never seen alone.
+
   Args:
     prompts: the texts.
     vocabulary: of the model.
@@ -36,6 +39,11 @@ def check_prompts(
         f"{origin}: {prompt[:40]!r} is {len(ids):,} tokens and SAMPLE_TOKENS "
         f"= {run.sample_tokens:,}, together more than SEQUENCE_LENGTH = "
         f"{model.sequence_length:,}: shorten one of them."
+      )
+    if prompt.endswith(" ") and vocabulary.joins_spaces():
+      say(
+        f"{origin}: {prompt[-40:]!r} ends in a space, with which this "
+        "vocabulary begins a word: leave it out, or a word may not follow"
       )
 
 

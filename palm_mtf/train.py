@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,7 +161,7 @@ def train(
     return
   _report(outcome.validation_loss, entropy)
   _print_texts(run.prompts, sample(outcome.checkpoint))
-  _say_what_next(model_dir, run.train_steps)
+  _say_what_next(model_dir, run)
 
 
 def _sample(
@@ -329,21 +330,24 @@ def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
     print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
 
 
-def _say_what_next(model_dir: str, train_steps: int) -> None:
+def _say_what_next(model_dir: str, run: RunConfig) -> None:
   program = os.path.relpath(sys.argv[0])  # as in .venv/bin/palm_mtf
   if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
     program = "palm_mtf"
   config = os.path.join(model_dir, "config.gin")
+  what = "--interactive"
+  if run.prompts:
+    what = f"--prompt {shlex.quote(run.prompts[0])} --gin.NUM_SAMPLES=3"
   say(
     f"everything is in {model_dir}: checkpoints/, metrics.jsonl, config.gin, "
     "vocabulary.model, TensorBoard events"
   )
   say("next, for example:")
   for command in (
-    f"generate --model_dir {model_dir} --prompt 'def '",
+    f"generate --model_dir {model_dir} {what}",
     f"evaluate --gin_file={config}",
     f"report {model_dir}",
-    f"train --gin_file={config} --gin.TRAIN_STEPS={5 * train_steps}",
+    f"train --gin_file={config} --gin.TRAIN_STEPS={5 * run.train_steps}",
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
   ):

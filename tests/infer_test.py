@@ -62,6 +62,18 @@ def test_one_prompt_is_streamed_and_says_what_json_says(generate):
   assert out == f"--- 'one two'\none two{record['continuation']}\n\n"
 
 
+def test_a_prompt_that_ends_in_the_space_of_the_next_word_is_told(generate):
+  code, out, err = generate("--prompt=one two ", "--prompt=one ", "--json")
+  assert code == 0 and len(records(out)) == 2
+  assert err.splitlines() == [
+    f"palm_mtf: --prompt: {prompt!r} ends in a space, with which this "
+    "vocabulary begins a word: leave it out, or a word may not follow"
+    for prompt in ("one two ", "one ")
+  ]
+  for flag in ("--prompt=one two", "--prompt=one two\n"):
+    assert generate(flag)[2] == ""
+
+
 def test_interactive_answers_line_by_line_and_survives_a_long_one(
   generate, monkeypatch
 ):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run shows where stderr is a file."""
 
+from palm_mtf import progress as progress_module
 from palm_mtf.progress import TrainProgress
 
 
@@ -15,3 +16,16 @@ def test_a_file_gets_lines_with_step_loss_speed_mfu_and_time_left(capsys):
     "step 15  validation loss 2.6",
     "step 20/20  loss 2.250  12,346 tokens/s  MFU 45.6%  0:00 left",
   ]
+
+
+def test_the_time_left_counts_no_time_before_the_first_numbers(
+  capsys, monkeypatch
+):
+  times = iter([0.0, 100.0, 120.0, 140.0, 160.0])
+  monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(times))
+  with TrainProgress(step=0, train_steps=40) as progress:
+    for step in (10, 20, 30, 40):
+      progress.update(step, loss=2.5, tokens_per_sec=100, mfu=0.5)
+  ends = [x.split()[-2:] for x in capsys.readouterr().err.splitlines()]
+  assert ends[0] == ["MFU", "50.0%"]
+  assert ends[1:] == [["0:40", "left"], ["0:20", "left"], ["0:00", "left"]]

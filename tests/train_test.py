@@ -3,6 +3,7 @@
 """Whole runs: learning, resuming, stopping, and refusing what cannot work."""
 
 import json
+import shlex
 import shutil
 import signal
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from palm_mtf import checkpoints
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.cli.main import main
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary_training import train_vocabulary
 from tests import runs
@@ -194,6 +196,18 @@ def test_running_a_finished_run_again_trains_nothing_and_reports_the_same(
   assert runs.run("train", corpus, finished) == 0
   assert capsys.readouterr().out == first
   assert runs.read_files(finished / "checkpoints") == before
+
+
+def test_the_first_command_that_training_proposes_continues_its_prompt(
+  corpus, finished, capsys
+):
+  assert runs.run("train", corpus, finished) == 0
+  _, _, told = capsys.readouterr().err.partition("next, for example:\n")
+  _, program, *arguments = shlex.split(told.splitlines()[0])
+  assert (program, arguments[0]) == ("palm_mtf", "generate")
+  assert main([*arguments, "--json"]) == 0
+  found = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+  assert [x["prompt"] for x in found] == ["one two"] * 3
 
 
 def test_evaluate_and_train_report_the_same_loss(corpus, finished, capsys):

@@ -98,6 +98,13 @@ class Vocabulary:
     """Returns the piece of id `i`, its spaces written as U+2581."""
     return self._processor.IdToPiece(i)
 
+  def joins_spaces(self) -> bool:
+    """Whether words have pieces that begin with the space before them."""
+    return any(
+      piece.startswith(SPACE_MARK) and piece.strip(SPACE_MARK)
+      for piece in map(self.piece, range(self.size))
+    )
+
   def is_control(self, i: int) -> bool:
     """Whether no text makes id `i`."""
     model = self._processor

@@ -100,6 +100,18 @@ def test_indentation_is_learnt_in_runs(vocabulary):
   assert len(deeper) == len(deep) <= 3
 
 
+def test_words_may_begin_with_the_space_before_them(vocabulary, code, tmp_path):
+  assert vocabulary.joins_spaces()
+  path = foreign_model(
+    code,
+    tmp_path / "foreign.model",
+    byte_fallback=True,
+    vocab_size=400,
+    treat_whitespace_as_suffix=True,
+  )
+  assert not Vocabulary(path).joins_spaces()
+
+
 def test_ids_above_the_vocabulary_are_unknown_and_not_an_error(vocabulary):
   text = vocabulary.decode([vocabulary.size, vocabulary.size + 5000])
   assert text == 2 * vocabulary.decode([2])
