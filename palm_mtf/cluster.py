@@ -51,7 +51,8 @@ class Cluster:
     """Opens a session of the current graph; its end has a bound."""
     session = tf.Session(self.target, config=self.config)
     try:
-      session.run([tf.tpu.initialize_system(job=job) for job in self.tpu_jobs])
+      for job in self.tpu_jobs:
+        session.run(tf.tpu.initialize_system(job=job))
       yield session
     finally:
       closing = threading.Thread(target=session.close, daemon=True)

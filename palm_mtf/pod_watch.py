@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Notices a pod's server that is gone, stopped, cut off or started anew.
 
-A thread for each server asks it, again and again, what it is (server_facts.py).
-One that gives no answer for POD_TIMEOUT_SECS is lost: the connections to it are
-cut, so that whatever waits for it fails, as it does at once where the server
-has ended. A second question follows the first without an answer: where this
-process itself was stopped for a while, its first one was too late.
+A thread for each server asks it, again and again, whether it is still the one
+that it was (server_facts.py). One that gives no answer for POD_TIMEOUT_SECS is
+lost: the connections to it are cut, so that whatever waits for it fails, as it
+does at once where the server has ended. A second question follows the first
+without an answer: where this process itself was stopped for a while, its first
+one was too late.
 """
 
 import concurrent.futures
@@ -14,7 +15,8 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
@@ -25,10 +27,12 @@ from palm_mtf.server_facts import (
   NotOursError,
   ServerFacts,
   ask,
+  ask_incarnation,
   difference,
 )
 from palm_mtf.sockets import cut
 
+_Answer = TypeVar("_Answer")
 # Of POD_TIMEOUT_SECS: a pause, and two questions.
 _PAUSE, _QUESTION = 0.25, 0.375
 _CUT_AGAIN_SECS = 1.0
@@ -85,19 +89,21 @@ class PodWatch:
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
-    self._facts: dict[str, ServerFacts] = {}
+    self._incarnations: dict[str, int] = {}
+    first = None
     with concurrent.futures.ThreadPoolExecutor() as threads:
-      asked = {x: threads.submit(self._ask, x) for x in self._pods}
+      asked = {x: threads.submit(self._first_answer, x) for x in self._pods}
     for address, answer in asked.items():
       try:
-        facts = self._facts[address] = answer.result()
+        self._incarnations[address], facts = answer.result()
       except NoAnswerError as error:
         raise PodLostError(
           self._pods[address],
           self._message(address, str(error), "at the start"),
           is_missing=True,
         ) from None
-      how = difference(facts, next(iter(self._facts.values())))
+      first = first or facts
+      how = difference(facts, first)
       most = max(x.device for y in places for x in y if x.address == address)
       if most >= facts.num_devices:
         how = how or (
@@ -208,18 +214,25 @@ class PodWatch:
   def _look(self, address: str) -> None:
     """Notes whether a server is lost."""
     try:
-      if self._ask(address).start != self._facts[address].start:
+      incarnation = self._ask(ask_incarnation, address)
+      if incarnation != self._incarnations[address]:
         self._lost[address] = "has been started anew"
     except NoAnswerError as error:
       self._lost[address] = str(error)
 
-  def _ask(self, address: str) -> ServerFacts:
+  def _first_answer(self, address: str) -> tuple[int, ServerFacts]:
+    # In this order: if it starts anew in between, it will be found out.
+    return self._ask(ask_incarnation, address), self._ask(ask, address)
+
+  def _ask(
+    self, question: Callable[[str, float], _Answer], address: str
+  ) -> _Answer:
     """Asks until there is an answer, twice at least."""
     start = time.monotonic()
     secs = self._secs * _QUESTION
     while True:
       try:
-        return ask(address, secs)
+        return question(address, secs)
       except NoAnswerError as error:
         if time.monotonic() - start >= 2 * secs or self._end.is_set():
           if isinstance(error, NotOursError):

@@ -3,12 +3,16 @@
 """What a pod's server says of itself to whoever asks: also that it is there.
 
 It is a variable, which a server keeps beside those of any session: asking is a
-session of TensorFlow like any other, with a bound.
+session of TensorFlow like any other, with a bound. Reading it waits for a
+thread that computes, and a step may keep all of those busy for long, a first
+one above all, which compiles. That a server is there is therefore asked for in
+another way, which takes none of them (`ask_incarnation`).
 """
 
+import contextlib
 import dataclasses
 import json
-import uuid
+from collections.abc import Iterator
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
@@ -25,14 +29,12 @@ class ServerFacts:
     tensorflow: its version.
     num_devices: that it serves.
     num_threads: that share an operation's work.
-    start: differs from one start of a server to the next.
   """
 
   palm_mtf: str
   tensorflow: str
   num_devices: int
   num_threads: int
-  start: str
 
 
 class NoAnswerError(Exception):
@@ -52,7 +54,6 @@ def publish(
     tensorflow=tf.__version__,
     num_devices=num_devices,
     num_threads=num_threads,
-    start=uuid.uuid4().hex,
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
     text = tf.constant(json.dumps(dataclasses.asdict(facts)))
@@ -66,14 +67,34 @@ def ask(address: str, secs: float) -> ServerFacts:
     NoAnswerError: it does not answer in time.
     NotOursError: it does not know what it is.
   """
+  with _question(address, secs) as session:
+    with session.graph.as_default():
+      value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
+    return ServerFacts(**json.loads(session.run(value)))
+
+
+def ask_incarnation(address: str, secs: float) -> int:
+  """Asks the server at "host:port" for the number it drew when it started.
+
+  Raises:
+    NoAnswerError: it does not answer in time.
+    NotOursError: it answers something else.
+  """
+  with _question(address, secs) as session:
+    with session.graph.as_default():
+      tf.no_op()
+    session._extend_graph()  # begins the session; without it TensorFlow warns
+    return session.list_devices()[0].incarnation
+
+
+@contextlib.contextmanager
+def _question(address: str, secs: float) -> Iterator[tf.Session]:
+  """Gives a session with a bound; raises NoAnswerError where it fails."""
   config = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * secs)))
   try:
-    with tf.Graph().as_default():
-      value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
-      session = tf.Session(f"grpc://{address}", config=config)
-      text = session.run(value)
-      session.close()  # where it failed there is none
-    return ServerFacts(**json.loads(text))
+    session = tf.Session(f"grpc://{address}", graph=tf.Graph(), config=config)
+    yield session
+    session.close()  # where it failed there is none
   except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
     raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
   except (tf.errors.OpError, ValueError, TypeError):

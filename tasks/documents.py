@@ -44,11 +44,18 @@ def vocabulary(path: str | None = None) -> str | None:
   return path
 
 
-class _Vocabulary(seqio.SentencePieceVocabulary):
-  """Asks gin for its file when it is first used."""
+class LateVocabulary(seqio.SentencePieceVocabulary):
+  """Asks for its file when it is first used, after gin has been read."""
 
-  def __init__(self):
+  def __init__(self, path: Callable[[], str | None], setting: str):
+    """Reads nothing yet.
+
+    Args:
+      path: of a SentencePiece model, None where gin sets none.
+      setting: what gin calls it.
+    """
     super().__init__("")
+    self._path, self._setting = path, setting
 
   def _model_context(self):
     self._sentencepiece_model_file = self.sentencepiece_model_file
@@ -57,16 +64,15 @@ class _Vocabulary(seqio.SentencePieceVocabulary):
   @property
   def sentencepiece_model_file(self) -> str:
     """The path that gin says."""
-    path = vocabulary()
+    path = self._path()
     if path is None:
       raise UserError(
-        "documents.vocabulary.path is not set: give the path of a "
-        "SentencePiece model."
+        f"{self._setting} is not set: give the path of a SentencePiece model."
       )
     return path
 
 
-VOCABULARY = _Vocabulary()
+VOCABULARY = LateVocabulary(vocabulary, "documents.vocabulary.path")
 
 
 class Files(NamedTuple):

@@ -2,20 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """SeqIO task `memorisation`: how much of its training text a model recites.
 
-  from palm_mtf.tasks import documents
-  from palm_mtf.tasks import memorisation
-  documents.vocabulary.path = "runs/quickstart/vocabulary.model"
-  memorisation.spans.tokens = "runs/quickstart/tokens/*"
-  EVAL_TASKS = ["memorisation"]
-  SAMPLE_TOKENS = 50
+  palm_mtf evaluate --model_dir runs/mine --gin_file=eval/memorisation.gin
 
 As PaLM measured it (10): spans of 100 tokens of the training text; the model
 reads 50 and goes on greedily; it is memorised if the next 50 are exactly those.
-The result is the share of that, in percent, by how often the span occurs in the
-training text, which is counted over all of it. PaLM drew places evenly; here
+`memorised_seen_<n>` is the share of that, in percent, of the spans that occur n
+times in the training text, which is counted over all of it; `memorised` that of
+evenly drawn places of the text, PaLM's own rate. PaLM drew such places; here
 different spans are, up to `num_spans` of each class of occurrences, or frequent
-ones would hardly be among the few that a small run affords. So the classes
-compare with PaLM's, and there is no rate over all.
+ones would hardly be among the few that a small run affords. So in `memorised`
+each counts as many places as it stands for.
 """
 
 import glob
@@ -32,7 +28,7 @@ from palm_mtf.data.ngrams import hash_ngrams, hash_words
 from palm_mtf.data.token_array import TokenArray
 from palm_mtf.data.token_store import read_store
 from palm_mtf.errors import UserError, check_count
-from palm_mtf.tasks.documents import VOCABULARY
+from palm_mtf.tasks.documents import LateVocabulary
 from palm_mtf.tasks.records import OrderedSource
 
 PROMPT_TOKENS = 50
@@ -44,23 +40,55 @@ _BLOCK_TOKENS = 1 << 20
 
 
 class Spans(NamedTuple):
-  """Where the training tokens are, and how many spans a class has."""
+  """Whose training text is asked, and how much of it.
 
+  Attributes:
+    model_dir: of the run.
+    vocabulary: its SentencePiece model; None for the one in `model_dir`.
+    tokens: a glob of token folders; None for those in `model_dir`.
+    num_spans: of each class, at most.
+  """
+
+  model_dir: str | None
+  vocabulary: str | None
   tokens: str | None
   num_spans: int
 
 
 @gin.configurable
-def spans(tokens: str | None = None, num_spans: int = 100) -> Spans:
-  """Returns which token folders of a run to read, a glob, and how much."""
-  return Spans(tokens, num_spans)
+def spans(
+  model_dir: str | None = None,
+  vocabulary: str | None = None,
+  tokens: str | None = None,
+  num_spans: int = 100,
+) -> Spans:
+  """Returns whose training text is asked; `tokens` is for CACHE_DIR."""
+  return Spans(model_dir, vocabulary, tokens, num_spans)
+
+
+def _in_run(chosen: str | None, name: str) -> str | None:
+  """Returns what gin chose, or the run's own, if gin names a run."""
+  model_dir = spans().model_dir
+  return chosen or (model_dir and os.path.join(model_dir, name))
+
+
+def _vocabulary_path() -> str | None:
+  return _in_run(spans().vocabulary, "vocabulary.model")
 
 
 class Span(NamedTuple):
-  """A span of training text, and how often it occurs."""
+  """A span of training text.
+
+  Attributes:
+    tokens: of it.
+    count: how often it occurs.
+    places: how many places of the text it stands for, those of the spans of its
+      class that were not chosen included.
+  """
 
   tokens: np.ndarray
   count: int
+  places: float
 
 
 def find_spans(
@@ -96,15 +124,14 @@ def find_spans(
       at = np.minimum(np.searchsorted(hashes, found), len(hashes) - 1)
       counts += np.bincount(at[hashes[at] == found], minlength=len(hashes))
   classes = np.searchsorted(CLASSES, counts)
-  chosen = [
-    candidate
-    for number in range(len(CLASSES) + 1)
-    for candidate in np.flatnonzero(classes == number)[:num_spans]
-  ]
-  return [
-    Span(_read(arrays[places[c, 0]], places[c, 1]), int(counts[c]))
-    for c in chosen
-  ]
+  chosen = []
+  for number in range(len(CLASSES) + 1):
+    candidates = np.flatnonzero(classes == number)
+    for c in candidates[:num_spans]:
+      share = min(1.0, num_spans / len(candidates))
+      tokens = _read(arrays[places[c, 0]], places[c, 1])
+      chosen.append(Span(tokens, int(counts[c]), counts[c] / share))
+  return chosen
 
 
 def class_name(count: int) -> str:
@@ -118,21 +145,23 @@ def class_name(count: int) -> str:
 
 
 def memorised(
-  targets: Sequence[tuple[str, str]], predictions: Sequence[str]
+  targets: Sequence[tuple[str, str, float]], predictions: Sequence[str]
 ) -> dict[str, float]:
-  """Returns the share of spans that are recited, in percent, by class.
+  """Returns the share of places that are recited, in percent, and by class.
 
   Args:
-    targets: class of each span, and its second half.
+    targets: of each span its class, its second half and its places.
     predictions: what the model wrote; may be longer.
   """
-  hits: dict[str, list[bool]] = {}
-  for (name, text), written in zip(targets, predictions, strict=True):
-    hits.setdefault(name, []).append(written.startswith(text))
-  return {
-    f"memorised_seen_{name}": 100 * float(np.mean(each))
-    for name, each in hits.items()
-  }
+  names, texts, places = zip(*targets, strict=True)
+  is_hit = np.array(
+    [x.startswith(text) for x, text in zip(predictions, texts, strict=True)]
+  )
+  rates = {"memorised": np.average(is_hit, weights=places)}
+  for name in dict.fromkeys(names):
+    of_class = np.array(names) == name
+    rates[f"memorised_seen_{name}"] = np.mean(is_hit[of_class])
+  return {name: 100 * float(rate) for name, rate in rates.items()}
 
 
 def _blocks(
@@ -157,13 +186,14 @@ def _read(array: TokenArray, start: int) -> np.ndarray:
 def _folders(split: str) -> tf.data.Dataset:
   """Returns one example of all the token folders that gin names."""
   del split
-  where = spans()
-  check_count("memorisation.spans.num_spans", where.num_spans)
-  found = sorted(glob.glob(f"{where.tokens}/manifest.json"))
-  if where.tokens is None or not found:
+  chosen = spans()
+  check_count("memorisation.spans.num_spans", chosen.num_spans)
+  tokens = _in_run(chosen.tokens, "tokens/*")
+  found = sorted(glob.glob(f"{tokens}/manifest.json"))
+  if tokens is None or not found:
     raise UserError(
-      f"memorisation.spans.tokens = {where.tokens!r}: no tokens are there; "
-      "give the token folders of a run, such as 'runs/quickstart/tokens/*'."
+      f"memorisation.spans.tokens = {tokens!r}: no tokens are there; give the "
+      "token folders of a run, such as 'runs/quickstart/tokens/*'."
     )
   return tf.data.Dataset.from_tensors({"folders": found})
 
@@ -189,6 +219,7 @@ def _spans(
         "inputs": span.tokens[:PROMPT_TOKENS],
         "targets": span.tokens[PROMPT_TOKENS:],
         "occurrences": span.count,
+        "places": span.places,
       }
 
   ids = tf.TensorSpec((PROMPT_TOKENS,), tf.int32)
@@ -198,6 +229,7 @@ def _spans(
       "inputs": ids,
       "targets": ids,
       "occurrences": tf.TensorSpec((), tf.int64),
+      "places": tf.TensorSpec((), tf.float64),
     },
   )
 
@@ -205,7 +237,8 @@ def _spans(
 def _postprocess(output, example=None, is_target=False):
   if not is_target:
     return output
-  return class_name(int(example["occurrences"])), output
+  name = class_name(int(example["occurrences"]))
+  return name, output, float(example["places"])
 
 
 seqio.TaskRegistry.add(
@@ -213,7 +246,10 @@ seqio.TaskRegistry.add(
   source=OrderedSource(_folders, ["validation"]),
   preprocessors=[_spans],
   output_features={
-    name: seqio.Feature(VOCABULARY, add_eos=False)
+    name: seqio.Feature(
+      LateVocabulary(_vocabulary_path, "memorisation.spans.model_dir"),
+      add_eos=False,
+    )
     for name in ("inputs", "targets")
   },
   postprocess_fn=_postprocess,

@@ -117,7 +117,9 @@ def test_what_eval_holds_sets_tasks_by_the_macros_of_the_run():
   for path in (FOLDER / "eval").glob("*.gin"):
     assert re.match(r"# [A-Z](.|\n# )*\.\n", path.read_text())
     imports = r"from (__gin__|palm_mtf\.tasks) import \w+$"
-    bindings = r"EVAL_TASKS = |[a-z_]+\.[a-z_]+\.[a-z_]+ = %[A-Z_]+$"
+    bindings = (
+      r"(EVAL_TASKS|SAMPLE_TOKENS) = |[a-z_]+\.[a-z_]+\.[a-z_]+ = %[A-Z_]+$"
+    )
     assert all(re.match(f"{imports}|{bindings}", x) for x in own_lines(path))
 
 

@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import collections
+import json
 
 import gin
 import numpy as np
@@ -10,8 +11,10 @@ pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 import seqio
 
+from palm_mtf.cli.main import main
 from palm_mtf.tasks import memorisation
 from palm_mtf.tasks.memorisation import SPAN_TOKENS, find_spans
+from tests import runs
 from tests.data.small_sources import EOD, ListSource, store_of, token_array
 
 
@@ -86,6 +89,22 @@ def test_each_class_has_at_most_so_many_spans_whatever_their_order():
   ]
 
 
+def test_the_chosen_stand_for_all_places_of_their_class():
+  texts = documents()
+  expected = collections.Counter()
+  for count in counted(texts).values():
+    expected[memorisation.class_name(count)] += count
+  places = collections.Counter()
+  for span in find_spans(arrays(texts), EOD, 10):
+    places[memorisation.class_name(span.count)] += span.places
+  assert set(places) == set(expected)
+  # Each span of these classes occurs as often as the others.
+  for name in ("1", "over_500"):
+    assert places[name] == pytest.approx(expected[name])
+  found = find_spans(arrays(texts), EOD, 10**9)
+  assert all(span.places == span.count for span in found)
+
+
 def test_only_so_many_candidates_are_kept(monkeypatch):
   monkeypatch.setattr(memorisation, "_CANDIDATES", 50)
   monkeypatch.setattr(memorisation, "_BLOCK_TOKENS", 1000)
@@ -116,9 +135,10 @@ def test_classes_have_names(count, name):
   assert memorisation.class_name(count) == name
 
 
-def test_the_rate_is_that_of_exact_continuations_by_class():
-  targets = [("1", "ab"), ("1", "cd"), ("over_500", "ef")]
+def test_rates_are_those_of_exact_continuations_of_all_places_and_by_class():
+  targets = [("1", "ab", 4.0), ("1", "cd", 1.0), ("over_500", "ef", 600.0)]
   assert memorisation.memorised(targets, ["ab", "cx", "ef and more"]) == {
+    "memorised": pytest.approx(100 * 604 / 605),
     "memorised_seen_1": 50,
     "memorised_seen_over_500": 100,
   }
@@ -127,9 +147,8 @@ def test_the_rate_is_that_of_exact_continuations_by_class():
 def configure(vocabulary, tokens) -> None:
   gin.parse_config(
     "from __gin__ import dynamic_registration\n"
-    "from palm_mtf.tasks import documents\n"
     "from palm_mtf.tasks import memorisation\n"
-    f"documents.vocabulary.path = {vocabulary.path!r}\n"
+    f"memorisation.spans.vocabulary = {vocabulary.path!r}\n"
     f"memorisation.spans.tokens = {str(tokens)!r}\n"
     "memorisation.spans.num_spans = 5"
   )
@@ -156,10 +175,11 @@ def test_the_task_asks_for_spans_of_a_runs_training_tokens(
     text = vocabulary.decode(ids)
     assert sum(text in each for each in [*code[2:], code[3]]) >= 1
     target = vocabulary.decode(ids[50:])
-    name, expected = task.postprocess_fn(
+    name, expected, places = task.postprocess_fn(
       target, example=example, is_target=True
     )
     assert expected == target
+    assert places >= 1
     names[name] += 1
   assert names["1"] == names["2_to_10"] == 5
 
@@ -168,3 +188,58 @@ def test_a_folder_without_tokens_is_named(vocabulary, tmp_path):
   configure(vocabulary, tmp_path / "none")
   with pytest.raises(Exception, match=r"spans\.tokens = '.*none': no tokens"):
     examples()
+
+
+def test_without_a_run_the_setting_is_named():
+  gin.parse_config(
+    "from __gin__ import dynamic_registration\n"
+    "from palm_mtf.tasks import memorisation\n"
+  )
+  task = seqio.TaskRegistry.get("memorisation")
+  vocabulary = task.output_features["inputs"].vocabulary
+  with pytest.raises(Exception, match=r"spans\.model_dir is not set: give"):
+    vocabulary.encode("a")
+
+
+# Words follow each other in a circle, which a small model soon knows by heart.
+TRAIN = {
+  "SEQUENCE_LENGTH": 128,
+  "GLOBAL_BATCH_SIZE": 8,
+  "VOCAB_SIZE": 300,
+  "TRAIN_STEPS": 150,
+  "CHECKPOINT_STEPS": 2,
+  "KEEP_CHECKPOINTS": 100,
+  "EVAL_STEPS": 1000,
+  "PROMPTS": [],
+}
+
+
+def test_a_run_learns_to_recite_its_text_and_evaluate_says_how_much(
+  tmp_path, capsys
+):
+  corpus = runs.write_corpus(tmp_path / "corpus")
+  model_dir = tmp_path / "run"
+  assert runs.run("train", corpus, model_dir, **TRAIN) == 0
+  capsys.readouterr()
+  code = main(
+    [
+      *("evaluate", "--model_dir", str(model_dir), "--json"),
+      "--gin_file=eval/memorisation.gin",
+      "--gin.EVAL_CHECKPOINTS=[2, 150]",
+      "--gin.memorisation.spans.num_spans=5",
+    ]
+  )
+  out, err = capsys.readouterr()
+  assert code == 0, err
+  first, last = (json.loads(x)["metrics"] for x in out.splitlines())
+  assert first.keys() == last.keys()
+  assert first["memorised"] == 0
+  assert last["memorised"] > 50
+  path = model_dir / "eval" / "step_00000150" / "memorisation-validation.jsonl"
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  hits = places = 0.0
+  for record in records:
+    _, text, weight = record["expected"]
+    hits += weight * record["prediction"].startswith(text)
+    places += weight
+  assert last["memorised"] == pytest.approx(100 * hits / places)
