@@ -17,7 +17,6 @@ Results are on stdout.
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -29,7 +28,7 @@ from palm_mtf import layout
 from palm_mtf.accounting.device_memory import device_bytes
 from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.memory import resident_bytes
+from palm_mtf.memory import largest_resident_bytes, resident_bytes
 
 RECIPE = "recipes/quickstart.gin"
 _WORK = "heads:model,d_ff:model,vocab:model"
@@ -112,7 +111,7 @@ def measure(settings: dict, num_steps: int) -> dict:
       start = time.perf_counter()
       run({"inputs": tokens, "targets": tokens}, step)
       times.append(time.perf_counter() - start)
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  peak = largest_resident_bytes()
   kept = device_bytes(model, mesh, optimizer)
   return {
     "devices": mesh.num_devices,

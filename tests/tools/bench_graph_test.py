@@ -1,0 +1,75 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of graphs; building needs no memory for what a model holds."""
+
+import json
+import sys
+
+import pytest
+
+from palm_mtf.layout import MeshLayout
+from tools import bench_graph
+
+# Its weights and slots would take 2.1 GB.
+WIDE = [
+  "--gin.D_MODEL=8192",
+  "--gin.NUM_HEADS=16",
+  "--gin.D_FF=8192",
+  "--gin.VOCAB_SIZE=1000",
+  "--gin.GLOBAL_BATCH_SIZE=8",
+]
+
+
+def run(monkeypatch, *flags):
+  monkeypatch.setattr(sys, "argv", ["bench_graph.py", *flags])
+  return bench_graph.main()
+
+
+def test_building_allocates_no_weights(monkeypatch, capsys):
+  flags = ["--mesh=data:2", "--layers=1", "--json"]
+  assert run(monkeypatch, *WIDE, *flags) == 0
+  (record,) = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+  assert record["mesh"] == "data:2"
+  assert (record["devices"], record["layers"]) == (2, 1)
+  assert record["operations"] > 1000
+  assert record["build_secs"] > 0
+  assert record["peak_bytes"] - record["before_bytes"] < 5e8
+
+
+def test_the_rules_are_those_of_palms_layout():
+  rules = bench_graph.gin_files.load(
+    "train",
+    [bench_graph.RECIPE, "layouts/palm_2d.gin"],
+    ["MODEL_DIR='none'", "TEXT_FILES='none'"],
+  ).build()[1]["mesh"]
+  own = MeshLayout(
+    mesh_shape="data:2,model:2", layout=",".join(bench_graph.RULES.values())
+  )
+  assert own.rules == rules.rules
+
+
+def test_a_row_has_gib_and_grouped_digits():
+  record = {
+    "devices": 8,
+    "build_secs": 61.26,
+    "peak_bytes": 3 << 30,
+    "before_bytes": 1 << 29,
+    "operations": 1234567,
+  }
+  cells = bench_graph.row("data:4,model:2", 118, record).split()
+  assert cells == "data:4,model:2 8 118 61.3 3.00 0.50 1,234,567".split()
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    ("--layers=0", "--layers = 0: give a whole number of at least 1."),
+    ("--mesh=dat:2", 'no axis "dat" (did you mean "data"?)'),
+    ("--mesh=model:5", "heads=48 is not divisible by mesh axis model=5"),
+    ("--mehs=data:2", "--mehs=data:2: no such flag; macros are --gin."),
+  ],
+)
+def test_a_wrong_flag_is_one_line(flag, message, monkeypatch, capsys):
+  assert run(monkeypatch, flag) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line
