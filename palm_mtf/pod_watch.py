@@ -41,7 +41,12 @@ _CONNECT_SECS = 0.5
 # A server that has just started answers before it knows what it is.
 _AGAIN_SECS = 0.2
 # How TensorFlow says that a task is not there, and which.
-_NOT_THERE = (tf.errors.UnavailableError, tf.errors.AbortedError)
+# What waits elsewhere for a server that is not there is cancelled.
+_NOT_THERE = (
+  tf.errors.UnavailableError,
+  tf.errors.AbortedError,
+  tf.errors.CancelledError,
+)
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
