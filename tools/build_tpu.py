@@ -8,15 +8,14 @@
 
 Without --gin_file a table: models and slices, each built in a process of its
 own. Nothing is compiled and nothing runs: XLA's part, and its memory on a
-device, are not seen here. Operations are those of all programs of a step and
-those around them; collectives are those of one device's programs in a step
-without microbatches.
+device, are not seen here. Operations are those of all programs and those around
+them; collectives are those of one device of each pod, in all its programs: the
+step, a microbatch before its last, and the loss of other batches.
 """
 
 import argparse
 import collections
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import time
 from palm_mtf import layout
 from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError
+from palm_mtf.memory import largest_resident_bytes
 
 # Gin files and macros.
 ROWS = [
@@ -92,7 +92,7 @@ def build(settings: dict) -> dict[str, object]:
     "layers": model.num_layers,
     "pods": pods.num_pods,
     "build_secs": round(secs, 1),
-    "gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    "gib": round(largest_resident_bytes() / 2**30, 2),
     "operations": len(operations),
     **{kind: counts[kind] for kind in _KINDS},
   }

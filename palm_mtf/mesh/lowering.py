@@ -82,13 +82,20 @@ def lower(
       )
       for mesh in placements
     ],
-    initialize=tf.group(
-      [
-        part.variable.initializer
-        for of_mesh in slices.values()
-        for parts in of_mesh.values()
-        for part in parts
-      ]
-    ),
+    initialize=initialized(list(slices.values())),
     slices=list(slices.values()),
+  )
+
+
+def initialized(
+  slices: Sequence[Mapping[str, Sequence[Slice]]],
+) -> tf.Operation:
+  """Returns what sets every slice of every mesh to its first value."""
+  return tf.group(
+    [
+      part.variable.initializer
+      for of_mesh in slices
+      for parts in of_mesh.values()
+      for part in parts
+    ]
   )

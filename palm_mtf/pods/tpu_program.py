@@ -18,7 +18,7 @@ have the same variables.
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.lowering import Lowered
+from palm_mtf.mesh.lowering import Lowered, initialized
 from palm_mtf.mesh.tpu_placement import TpuPlacement
 from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.pods.exchange import Exchange, sum_in_order
@@ -112,14 +112,7 @@ def lower_on_tpus(
     tensors=numbers,
     operations=tf.group(done),
     accumulations=accumulations,
-    initialize=tf.group(
-      [
-        part.variable.initializer
-        for of_pod in slices
-        for parts in of_pod.values()
-        for part in parts
-      ]
-    ),
+    initialize=initialized(slices),
     slices=slices,
   )
 
