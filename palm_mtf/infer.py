@@ -145,7 +145,9 @@ def _generator(
   from palm_mtf.generation import Generator
   from palm_mtf.loaded_decoder import LoadedDecoder
 
-  with LoadedDecoder(checkpoint, model, mesh, decode.weight_dtype) as loaded:
+  with LoadedDecoder(
+    checkpoint, model, mesh, decode.weight_dtype, for_steps=True
+  ) as loaded:
     yield Generator(
       loaded,
       vocabulary,

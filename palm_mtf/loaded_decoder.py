@@ -6,13 +6,33 @@ generation.py continues texts with them, scoring.py says how likely texts are;
 both may use the same ones.
 """
 
+import os
+
 from palm_mtf._tf import tf
+from palm_mtf.accounting.decode_bytes import step_threads
 from palm_mtf.checkpoints import Checkpoint
 from palm_mtf.config import PalmConfig
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.pods.decode_program import build_decode_model
 from palm_mtf.variable_files import restore
+
+
+def step_session_config(
+  config: PalmConfig, mesh: MeshLayout, weight_dtype: str
+) -> tf.ConfigProto:
+  """Returns a session's configuration for many tokens one after another.
+
+  One device has as many threads as pay for a step; a process keeps those of its
+  first session. Several devices of a host share all of them.
+  """
+  session = session_config(mesh.num_devices)
+  if mesh.num_devices == 1:
+    cores = len(os.sched_getaffinity(0))
+    threads = step_threads(config, weight_dtype, cores)
+    session.intra_op_parallelism_threads = threads
+    session.inter_op_parallelism_threads = threads
+  return session
 
 
 class LoadedDecoder:
@@ -31,6 +51,8 @@ class LoadedDecoder:
     config: PalmConfig,
     mesh: MeshLayout,
     weight_dtype: str = "activation",
+    *,
+    for_steps: bool = False,
   ):
     """Restores the weights.
 
@@ -39,12 +61,19 @@ class LoadedDecoder:
       config: the architecture.
       mesh: devices and layout rules.
       weight_dtype: of DecodeConfig.
+      for_steps: whether most of the time will go into continuing texts, not
+        into reading them.
     """
     self.mesh = mesh
     self.graph = tf.Graph()
     with self.graph.as_default():
       self.model = build_decode_model(config, mesh, weight_dtype)
-      self.session = tf.Session(config=session_config(mesh.num_devices))
+      session = (
+        step_session_config(config, mesh, weight_dtype)
+        if for_steps
+        else session_config(mesh.num_devices)
+      )
+      self.session = tf.Session(config=session)
       restore(self.session, [self.model.slices], checkpoint.prefix)
       self.session.run(self.model.prepare)
       self.session.run(self.model.release)

@@ -20,13 +20,15 @@ framework. Results are on stdout, progress is on stderr.
 import argparse
 import dataclasses
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import time
+from concurrent import futures
 from pathlib import Path
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.decode_bytes import decode_weight_bytes
 from palm_mtf.config import PalmConfig
 from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.errors import UserError, check_choice, check_count
@@ -80,19 +82,6 @@ class Task:
     )
 
 
-def weight_bytes(config: PalmConfig, dtype: str) -> int:
-  """Returns the bytes of all weights that one token reads."""
-  sizes = {"float32": 4, "bfloat16": 2, "int8": 1}
-  total = 0
-  for name, shape in parameter_shapes(config).items():
-    count = 1
-    for size in shape:
-      count *= size
-    is_kernel = name.rpartition("/")[2] not in ("embedding", "scale")
-    total += count * sizes[dtype if is_kernel else config.activation_dtype]
-  return total
-
-
 def measure_bandwidth() -> float:
   """Returns the bytes per second at which a product reads float32 weights."""
   from palm_mtf._tf import tf
@@ -120,7 +109,7 @@ def run_ours(task: Task, dtype: str) -> dict:
   import numpy as np
 
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import session_config
+  from palm_mtf.loaded_decoder import step_session_config
   from palm_mtf.pods.choosing import BatchSizes
   from palm_mtf.pods.decode_program import (
     build_decode_model,
@@ -140,7 +129,8 @@ def run_ours(task: Task, dtype: str) -> dict:
   )
   weight_dtype = "int8" if dtype == "int8" else "activation"
   settings = DecodeConfig(temperature=0.0)
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+  session_config = step_session_config(config, mesh, weight_dtype)
+  with tf.Graph().as_default(), tf.Session(config=session_config) as session:
     model = build_decode_model(config, mesh, weight_dtype)
     program = build_decode_program(model, settings, sizes)
     session.run(
@@ -165,8 +155,11 @@ def run_ours(task: Task, dtype: str) -> dict:
       session.run(program.advance, {program.limit: max_tokens})
       seconds.append(time.perf_counter() - start)
   steps_per_sec = (max_tokens - 1) / statistics.median(seconds[1:])
-  bandwidth = measure_bandwidth()
-  share = steps_per_sec * weight_bytes(config, dtype) / bandwidth
+  # In a process of its own: this one has the threads of its first session.
+  spawned = multiprocessing.get_context("spawn")
+  with futures.ProcessPoolExecutor(1, mp_context=spawned) as pool:
+    bandwidth = pool.submit(measure_bandwidth).result()
+  share = steps_per_sec * decode_weight_bytes(config, weight_dtype) / bandwidth
   return {
     "tokens_per_sec": round(task.batch_size * steps_per_sec, 1),
     "parameters": NUM_PARAMETERS,

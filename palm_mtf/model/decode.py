@@ -27,12 +27,14 @@ from palm_mtf.model.decode_slices import (
   Widths,
   add_and_norm,
   attend_to_cache,
+  attention_parts,
+  for_products,
   largest_of_rows,
   normed,
-  places,
-  prompt_parts,
   quantized,
+  rows_of_cache,
   split_swiglu,
+  written,
 )
 from palm_mtf.model.decode_weights import DecodeWeights, product_parts
 from palm_mtf.model.dims import Dims
@@ -131,12 +133,11 @@ class Decoder:
       del layer
 
       def read(wide):
-        q, k, v, *hidden = prompt_parts(
+        q, k, v, *hidden = attention_parts(
           parts_of(wide), (rows, length), self._dtype, sin, cos, self._widths
         )
         out, _ = attend(q, k, v)
-        flat = [tf.reshape(x, [rows * length, -1]) for x in (out, *hidden)]
-        branches = self._widths.for_products(*flat)
+        branches = for_products(rows * length, self._widths, out, *hidden)
         return (*map(rows_of, branches), stored(k), stored(v))
 
       *out, keys, values = self._impl.slicewise(read, wide)
@@ -165,28 +166,37 @@ class Decoder:
       The logits of the next token, [batch, vocab], activation dtype, whole on
       every device that has the row; and the cache with this token.
     """
-    memory_length = cache.keys[0].tensor_list[0].shape[-2]
-    tables = sines_and_cosines(memory_length, self._config.d_kv)
+    cache_shape = cache.keys[0].tensor_list[0].shape
+    tables = sines_and_cosines(cache_shape[-2], self._config.d_kv)
     sin, cos = self._impl.slicewise(
       lambda position: tuple(tf.gather(table, position) for table in tables),
       position,
     )
+    at = self._impl.slicewise(
+      lambda position: rows_of_cache(position, cache_shape), position
+    )
     after = Cache([], [])
 
     def attention(layer, wide):
-      def read(wide, keys, values, position, sin, cos):
-        branches, k, v = attend_to_cache(
-          parts_of(wide), keys, values, position, sin, cos, self._widths
+      def read(wide, keys, values, position, at, sin, cos):
+        rows = position.shape[0]
+        q, k, v, *hidden = attention_parts(
+          parts_of(wide), (rows,), self._dtype, sin, cos, self._widths
         )
-        at = places(position, keys.shape)
-        # Once nothing reads the cache any more it is updated in place.
-        with tf.control_dependencies([k]):
-          keys = tf.tensor_scatter_nd_update(keys, at, k)
-          values = tf.tensor_scatter_nd_update(values, at, v)
+        keys, values = written(keys, at, k), written(values, at, v)
+        out = attend_to_cache(q, keys, values, position)
+        branches = for_products(rows, self._widths, out, *hidden)
         return (*map(rows_of, branches), keys, values)
 
       *out, keys, values = self._impl.slicewise(
-        read, wide, cache.keys[layer], cache.values[layer], position, sin, cos
+        read,
+        wide,
+        cache.keys[layer],
+        cache.values[layer],
+        position,
+        at,
+        sin,
+        cos,
       )
       after.keys.append(keys)
       after.values.append(values)

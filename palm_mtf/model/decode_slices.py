@@ -8,6 +8,8 @@ products and the all-reduces in between.
 
 import dataclasses
 import functools
+import math
+from collections.abc import Sequence
 
 from palm_mtf._tf import fused, tf
 from palm_mtf.model.layers import gated, normalized, turned
@@ -94,11 +96,12 @@ def split_swiglu(wide, dtype, widths):
 
 
 @fused
-def prompt_parts(wide, shape, dtype, sin, cos, widths):
+def attention_parts(wide, shape, dtype, sin, cos, widths):
   """Returns q, k and v, turned, and the MLP's hidden layer if it is there.
 
-  `wide` has the parts of [batch * length, q k v ...], `shape` is [batch,
-  length]; k and v have `heads` in multi-head.
+  `wide` has the parts of [tokens, q k v ...], and `shape` says what the tokens
+  are: [batch, length] of prompts, [batch] of one step; sin and cos are [the
+  last of `shape`, d_kv / 2]. k and v have `heads` in multi-head.
   """
   wide = tf.reshape(value_of(wide, dtype), [*shape, -1])
   q, k, v, *mlp = widths.parts(wide)
@@ -107,61 +110,77 @@ def prompt_parts(wide, shape, dtype, sin, cos, widths):
   q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
   q, k = turned(q, sin, cos), turned(k, sin, cos)
   if widths.is_shared:
-    k, v = k[:, :, 0], v[:, :, 0]
+    k, v = k[..., 0, :], v[..., 0, :]
   return (q, k, v, gated(*mlp)) if mlp else (q, k, v)
 
 
 @fused
-def attend_to_cache(wide, keys, values, position, sin, cos, widths):
-  """Returns what one token of each row makes of the tokens before it.
+def _softmax(scores, position, scale):
+  """Returns the weights of places up to each row's, as attention.py does."""
+  at = tf.reshape(position, [-1, *[1] * (scores.shape.rank - 1)])
+  visible = tf.range(scores.shape[-1]) <= at
+  x = tf.cast(scores, tf.float32) * scale
+  x = tf.where_v2(visible, x, x.dtype.min)
+  x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+  return tf.cast(x / tf.reduce_sum(x, -1, keepdims=True), scores.dtype)
+
+
+def attend_to_cache(
+  q: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, position: tf.Tensor
+) -> tf.Tensor:
+  """Returns what one token of each row makes of itself and those before it.
 
   Args:
-    wide: the parts of [rows, q k v ...].
-    keys: of one layer, before this token.
+    q: [rows, heads, d_kv].
+    keys: [rows, (heads,) memory_length, d_kv].
     values: the same.
-    position: [rows], int32: how many tokens there are before.
-    sin: [rows, d_kv / 2], float32, of the position.
-    cos: the same.
-    widths: static.
+    position: [rows], int32: the place of each token.
 
   Returns:
-    What the next products read, in parts, and the new key and value,
-    [rows, (heads,) d_kv].
+    [rows, heads, (1,) d_kv].
   """
-  wide = value_of(wide, keys.dtype)
-  q, k, v, *mlp = widths.parts(wide)
-  shape = [wide.shape[0], -1, widths.d_kv]
-  q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
-  sin, cos = sin[:, tf.newaxis], cos[:, tf.newaxis]
-  q, k = turned(q, sin, cos), turned(k, sin, cos)
-  memory = "bmk" if widths.is_shared else "bhmk"
-  # float32: the sums of the softmax, and the weights that bfloat16 would bend.
-  q_, k_, v_, keys, values = (
-    tf.cast(each, tf.float32) for each in (q, k, v, keys, values)
+  scale = q.shape[-1] ** -0.5
+  if keys.shape.rank == 4:
+    q = q[:, :, tf.newaxis]
+  weights = _softmax(tf.matmul(q, keys, transpose_b=True), position, scale)
+  return tf.matmul(weights, values)
+
+
+@fused
+def for_products(rows, widths, *branches):
+  """Returns what the next products read of `rows` tokens, in parts.
+
+  `branches` are what the heads make, and the hidden layer if it is there.
+  """
+  return widths.for_products(*(tf.reshape(x, [rows, -1]) for x in branches))
+
+
+def rows_of_cache(position: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+  """Returns which rows of a flat cache are of one place: [rows (heads)].
+
+  Args:
+    position: [rows], int32.
+    shape: of the cache, [rows, (heads,) memory_length, d_kv].
+  """
+  *rows, memory_length, _ = shape
+  first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
+  at = tf.reshape(position, [-1, *[1] * (len(rows) - 1)])
+  return tf.reshape(first + at, [-1])
+
+
+def written(cache: tf.Tensor, at: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+  """Returns a cache with one more token of every row, in the same memory.
+
+  What was read before is of no use afterwards: a copy of all positions, which
+  is what TensorFlow's scatter makes, would cost more than the rest of a step.
+
+  Args:
+    cache: keys or values of one layer, [rows, (heads,) memory_length, d_kv].
+    at: of `rows_of_cache`.
+    x: the token's, [rows, (heads,) d_kv].
+  """
+  d_kv = cache.shape[-1]
+  flat = tf.raw_ops.InplaceUpdate(
+    x=tf.reshape(cache, [-1, d_kv]), i=at, v=tf.reshape(x, [-1, d_kv])
   )
-  q_ *= widths.d_kv**-0.5
-  before = tf.einsum(f"bhk,{memory}->bhm", q_, keys)
-  own = tf.reduce_sum(q_ * k_, -1, keepdims=True)  # broadcast over heads
-  memory_length = keys.shape[-2]
-  visible = tf.range(memory_length) < position[:, tf.newaxis, tf.newaxis]
-  before = tf.where_v2(visible, before, before.dtype.min)
-  top = tf.maximum(tf.reduce_max(before, -1, keepdims=True), own)
-  before, own = tf.exp(before - top), tf.exp(own - top)
-  out = tf.einsum(f"bhm,{memory}->bhk", before, values) + own * v_
-  out /= tf.reduce_sum(before, -1, keepdims=True) + own
-  out = tf.reshape(tf.cast(out, wide.dtype), [wide.shape[0], -1])
-  if widths.is_shared:
-    k, v = k[:, 0], v[:, 0]
-  branches = [out, gated(*mlp)] if mlp else [out]
-  return widths.for_products(*branches), k, v
-
-
-def places(position: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-  """Returns where in a cache each row's token goes: [rows, (heads,) rank]."""
-  rows, *heads, _, _ = shape
-  row = tf.range(rows)
-  if not heads:
-    return tf.stack([row, position], -1)
-  grid = tf.meshgrid(row, tf.range(heads[0]), indexing="ij")
-  at = tf.broadcast_to(position[:, tf.newaxis], [rows, heads[0]])
-  return tf.stack([*grid, at], -1)
+  return tf.reshape(flat, cache.shape)
