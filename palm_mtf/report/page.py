@@ -13,7 +13,7 @@ from typing import Any
 from palm_mtf import __version__
 from palm_mtf.report import charts, figures
 from palm_mtf.report.panels import Panel, events, sections, x_axis
-from palm_mtf.report.runs import Run
+from palm_mtf.report.runs import Run, is_number
 from palm_mtf.report.style import STYLE
 from palm_mtf.report.timeline import headline, svg
 
@@ -29,6 +29,7 @@ def page(runs: Sequence[Run]) -> str:
     *(_legend(runs) if len(runs) > 1 else [f"<p>{_text(names)}</p>"]),
     "</header><main>",
     *_results(runs),
+    *_evaluations(runs),
     *_happened(runs),
     *_pictures(runs),
     *_timelines(runs),
@@ -198,6 +199,29 @@ def _results(runs: Sequence[Run]) -> Iterator[str]:
       yield f'<tr><th scope="row">{title}{unit}</th>'
       yield from (_cell(cell) for cell in cells)
       yield "</tr>"
+  yield "</table></div></section>"
+
+
+def _evaluations(runs: Sequence[Run]) -> Iterator[str]:
+  """Yields what tasks measured last, of each run."""
+  rows: dict[tuple[str, str, str], list[_Cell]] = {}
+  for i, run in enumerate(runs):
+    for each in run.evaluations:  # of a later step comes later
+      for metric, value in each["metrics"].items():
+        if is_number(value):
+          row = (str(each.get("task")), str(each.get("split")), metric)
+          written = f"{value:,.4g} at step {each['step']:,}"
+          rows.setdefault(row, [None] * len(runs))[i] = (value, written)
+  if not rows:
+    return
+  yield '<section><h2>Tasks</h2><div class="scroll"><table class="results">'
+  if len(runs) > 1:
+    yield _head(runs)
+  for (task, split, metric), cells in rows.items():
+    unit = f'<span class="unit">{_text(split)}</span>'
+    yield f'<tr><th scope="row">{_text(task)} {_text(metric)} {unit}</th>'
+    yield from (_cell(cell) for cell in cells)
+    yield "</tr>"
   yield "</table></div></section>"
 
 

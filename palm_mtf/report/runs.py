@@ -6,6 +6,7 @@
   config.gin         every setting
   rewinds.jsonl      spikes of the loss, and how far training went back
   samples.jsonl      continuations of PROMPTS by step
+  eval/step_*/*.json what tasks measured of a checkpoint
   traces/            steps that were traced
   checkpoints/*/manifest.json   shapes of the parameters, versions
 
@@ -42,6 +43,8 @@ class Run:
     settings: values by macro.
     manifest: of the newest checkpoint.
     samples: with `step`, `prompt` and `continuation` each.
+    evaluations: of tasks, with `step`, `task`, `split`, `num_examples` and
+      `metrics` each, in the order of steps.
     timelines: of the steps that were traced.
   """
 
@@ -52,6 +55,7 @@ class Run:
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   samples: Sequence[Mapping[str, Any]] = ()
+  evaluations: Sequence[Mapping[str, Any]] = ()
   timelines: Sequence[Timeline] = ()
 
   @property
@@ -152,6 +156,7 @@ def _read_run(path: str, name: str) -> Run:
       for x in _optional_lines(os.path.join(path, "samples.jsonl"))
       if isinstance(x.get("continuation"), str) and is_number(x.get("step"))
     ],
+    evaluations=_evaluations(path),
     timelines=read_timelines(path),
   )
 
@@ -250,12 +255,28 @@ def _settings(path: str) -> dict[str, Any]:
 
 def _newest_manifest(model_dir: str) -> dict[str, Any]:
   folder = os.path.join(glob.escape(model_dir), "checkpoints", "step_*")
-  for path in sorted(glob.glob(f"{folder}/manifest.json"), reverse=True):
-    try:
-      with open(path, encoding="utf-8") as file:
-        manifest = json.load(file)
-    except (OSError, ValueError):
-      continue
-    if isinstance(manifest, dict):
-      return manifest
-  return {}
+  manifests = (
+    _json_object(path)
+    for path in sorted(glob.glob(f"{folder}/manifest.json"), reverse=True)
+  )
+  return next((each for each in manifests if each), {})
+
+
+def _evaluations(model_dir: str) -> list[dict[str, Any]]:
+  folder = os.path.join(glob.escape(model_dir), "eval", "step_*")
+  found = map(_json_object, sorted(glob.glob(f"{folder}/*.json")))
+  return [
+    each
+    for each in found
+    if is_number(each.get("step")) and isinstance(each.get("metrics"), dict)
+  ]
+
+
+def _json_object(path: str) -> dict[str, Any]:
+  """Returns what is in a file, {} where that is no object."""
+  try:
+    with open(path, encoding="utf-8") as file:
+      value = json.load(file)
+  except (OSError, ValueError):
+    return {}
+  return value if isinstance(value, dict) else {}

@@ -4,6 +4,7 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 import pytest
 
@@ -35,6 +36,7 @@ def write_run(tmp_path):
     config: str = "",
     samples: list[dict] | None = None,
     manifest: dict | None = None,
+    evaluations: Sequence[dict] = (),
   ) -> pathlib.Path:
     folder = tmp_path / name
     folder.mkdir(parents=True)
@@ -47,6 +49,10 @@ def write_run(tmp_path):
       checkpoint = folder / "checkpoints" / "step_00000020"
       checkpoint.mkdir(parents=True)
       (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    for each in evaluations:
+      file = folder / "eval" / f"step_{each['step']:08d}" / "quiz-test.json"
+      file.parent.mkdir(parents=True)
+      file.write_text(json.dumps(each))
     return folder
 
   return write

@@ -106,6 +106,28 @@ def test_the_values_of_the_table_are_those_of_the_files(folders):
   assert rows["Version"] == [("0.1.0", "0.1.0")]
 
 
+def test_tasks_have_what_the_last_evaluated_checkpoint_measured(write_run):
+  def outcome(step, accuracy):
+    return {
+      "step": step,
+      "task": "quiz",
+      "split": "test",
+      "num_examples": 9,
+      "metrics": {"accuracy": accuracy, "best": "a text"},
+    }
+
+  first = write_run("a", [log_line(1)], evaluations=[outcome(100, 25.0)])
+  second = write_run(
+    "b", [log_line(1)], evaluations=[outcome(200, 78.6667), outcome(50, 1.0)]
+  )
+  rows = read(first, second)[0].rows()
+  assert rows["quiz accuracy test"] == [
+    ("25.0", "25 at step 100"),
+    ("78.6667", "78.67 at step 200"),
+  ]
+  assert not any("best" in title for title in rows)
+
+
 def test_versions_of_several_packages_are_named(write_run):
   versions = {"palm_mtf": "0.1.0", "numpy": "2.4.6"}
   manifest = {"shapes": {}, "versions": versions}
