@@ -6,8 +6,10 @@ What comes out is plain TensorFlow: tensors to fetch, operations to run and the
 slices of every variable to initialize, save and restore.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.placement import Slice, SlicePlacement
@@ -46,10 +48,23 @@ class _Lowering(mtf.Lowering):
     self.mesh_to_impl = placements
     self.tensors, self.operations, self.variables = {}, {}, {}
     self._counters = []
-    for operation in graph.operations:
-      host = self.mesh_impl(operation).host
-      with tf.name_scope(operation.name), tf.device(host):
-        operation.lower(self)
+    with _nothing_is_freed():
+      for operation in graph.operations:
+        host = self.mesh_impl(operation).host
+        with tf.name_scope(operation.name), tf.device(host):
+          operation.lower(self)
+
+
+@contextlib.contextmanager
+def _nothing_is_freed() -> Iterator[None]:
+  """Keeps Python from searching a graph that grows for what is free in it."""
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    if was_enabled:
+      gc.enable()
 
 
 def lower(

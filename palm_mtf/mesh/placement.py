@@ -10,10 +10,10 @@ slice that several devices repeat is saved once, from the first of them.
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import OperationCopies, mtf, tf
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.collectives import (
@@ -87,6 +87,41 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(shape, list(mesh.rules.items()), list(devices))
     self.host = host_of(devices[0])
+
+  def slicewise(self, fn, *inputs):
+    """Mesh TensorFlow's; `fn` is called for the first device alone.
+
+    What it made is copied for the others, unless it made a variable, or its
+    arguments differ in something else than tensors and variables: then it is
+    called for each, as Mesh TensorFlow does it.
+    """
+    inputs = mtf.ops.convert_args_to_laid_out_tensors(inputs)
+    first, *others = (
+      [
+        x.tensor_list[i] if isinstance(x, self.LaidOutTensor) else x
+        for x in inputs
+      ]
+      for i in range(len(self.devices))
+    )
+    graph = tf.get_default_graph()
+    num_before = graph.num_operations()
+    with tf.device(self.devices[0]):
+      results = [fn(*first)]
+    copies = OperationCopies(graph, num_before)
+    can_copy = copies.can_be_made(self.devices[0]) and _is_plain(results[0])
+    for device, arguments in zip(self.devices[1:], others, strict=True):
+      replacements = _replacements(first, arguments) if can_copy else None
+      if replacements is None:
+        with tf.device(device):
+          results.append(fn(*arguments))
+      else:
+        made = copies.make(device, replacements)
+        results.append(_replaced(results[0], made))
+    if isinstance(results[0], tuple):
+      return tuple(
+        map(self.LaidOutTensor, map(list, zip(*results, strict=True)))
+      )
+    return self.LaidOutTensor(results)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """Mesh TensorFlow's, under the name of what it moves."""
@@ -169,6 +204,47 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       self.laid_out_tensor = mesh_impl.LaidOutTensor(
         [part.variable for part in self.slices]
       )
+
+
+def _replacements(
+  first: Sequence[object], others: Sequence[object]
+) -> dict[int, object] | None:
+  """Returns one device's tensors and variables by the id() of the first's.
+
+  None where it takes more than other tensors to do the same.
+  """
+  replacements = {}
+  for x, other in zip(first, others, strict=True):
+    pairs = [(x, other)]
+    if hasattr(x, "handle"):  # a variable
+      x, other = x.handle, other.handle
+      pairs.append((x, other))
+    if x is other:
+      continue
+    if not (isinstance(x, tf.Tensor) and isinstance(other, tf.Tensor)):
+      return None
+    for each, another in pairs:
+      if replacements.setdefault(id(each), another) is not another:
+        return None
+    # What waits for a tensor, waits for its operation.
+    replacements.setdefault(id(x.op), other.op)
+  return replacements
+
+
+def _is_plain(results: object) -> bool:
+  """Whether results are known by their id() alone."""
+  if isinstance(results, tuple):
+    return all(map(_is_plain, results))
+  is_variable = hasattr(results, "handle")
+  plain = (tf.Tensor, tf.Operation, type(None))
+  return is_variable or isinstance(results, plain)
+
+
+def _replaced(results: object, made: Mapping[int, object]) -> object:
+  """Returns results with what another device has in place of the first's."""
+  if isinstance(results, tuple):
+    return tuple(_replaced(x, made) for x in results)
+  return made.get(id(results), results)
 
 
 @dataclasses.dataclass(frozen=True)
