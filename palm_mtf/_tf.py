@@ -85,7 +85,7 @@ with _silent_unless_it_fails(), _Withheld():
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-  from tensorflow.core.framework import attr_value_pb2, node_def_pb2
+  from tensorflow.core.framework import attr_value_pb2
   from tensorflow.python.eager import context
   from tensorflow.python.eager.polymorphic_function import atomic_function
   from tensorflow.python.framework import (
@@ -174,81 +174,6 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
     return (fn if in_tpu_computation() else compiled)(*args)
 
   return call
-
-
-class OperationCopies:
-  """Operations that one device does, to be made again for others.
-
-  In Python TensorFlow takes long to check and to complete what an operation is
-  given. What it found for one device is taken over for the others.
-  """
-
-  def __init__(self, graph: tf.Graph, num_before: int):
-    """Reads the operations of a graph that were made last.
-
-    Args:
-      graph: of them.
-      num_before: of `graph.num_operations()`, before they were made.
-    """
-    self._graph = graph
-    scope = graph.get_name_scope()
-    self._skipped = len(scope) + 1 if scope else 0
-    self._templates = [
-      (op, op.node_def, op.inputs, op.control_inputs)
-      for op in graph.operations[num_before:]
-    ]
-
-  def can_be_made(self, device: str) -> bool:
-    """Whether all of them are of `device`, and make no variable.
-
-    A graph that is a function's body would have to capture what they read.
-    """
-    if self._graph.building_function:
-      return False
-    # What reads a variable has no device: it runs where the variable is.
-    places = ("", tf.DeviceSpec.from_string(device).to_string())
-    return all(
-      node.device in places
-      and node.op != "VarHandleOp"
-      and "_class" not in node.attr
-      for _, node, _, _ in self._templates
-    )
-
-  def make(self, device: str, tensors: dict[int, tf.Tensor]) -> dict:
-    """Makes them once more.
-
-    Args:
-      device: of the new ones.
-      tensors: what they read in place of a tensor, by its id().
-
-    Returns:
-      What there is in place of each tensor and each operation, by its id().
-    """
-    made = dict(tensors)
-    graph = self._graph
-    device = tf.DeviceSpec.from_string(device).to_string()
-    for op, template, inputs, control_inputs in self._templates:
-      node = node_def_pb2.NodeDef()
-      node.CopyFrom(template)
-      node.device = device if template.device else ""
-      # It has the shapes of the first: no need to look for them in its body.
-      if template.op == "PartitionedCall":
-        node.attr["_disable_call_shape_inference"].b = True
-      node.name = graph.unique_name(template.name[self._skipped :])
-      with graph._mutation_lock():
-        copy = tf.Operation.from_node_def(
-          node,
-          graph,
-          inputs=[made.get(id(x), x) for x in inputs],
-          control_inputs=[made.get(id(x), x) for x in control_inputs],
-        )
-        graph._create_op_helper(copy, compute_device=False)
-      if template.op == "PartitionedCall":
-        for x, same in zip(copy.outputs, op.outputs, strict=True):
-          x.set_shape(same.shape)
-      made[id(op)] = copy
-      made.update(zip(map(id, op.outputs), copy.outputs, strict=True))
-    return made
 
 
 def in_tpu_computation() -> bool:
@@ -391,7 +316,6 @@ def int8_matmul(
 
 
 __all__ = [
-  "OperationCopies",
   "cross_replica_reduce",
   "cross_replica_reduce_scatter",
   "cross_replica_sum",

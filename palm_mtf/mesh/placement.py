@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
-from palm_mtf._tf import OperationCopies, mtf, tf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.collectives import (
@@ -23,6 +23,7 @@ from palm_mtf.mesh.collectives import (
   reduce_scatter_ring,
   scope_of,
 )
+from palm_mtf.mesh.operation_copies import OperationCopies
 from palm_mtf.variables import SlicedVariable
 
 
