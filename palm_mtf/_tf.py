@@ -158,6 +158,46 @@ def _named_by_content(
 atomic_function.from_func_graph = _named_by_content
 
 
+_partitioned_call_op = atomic_function.partitioned_call_op
+
+
+def _call_of_known_shapes(
+  name: str,
+  args: Sequence[object],
+  is_stateful: bool,
+  tout: Sequence[int],
+  config: bytes | None = None,
+  executor_type: str | None = None,
+  xla_compile_attr: attr_value_pb2.AttrValue | None = None,
+) -> tf.Operation:
+  """Calls what XLA compiles without looking for shapes in its body.
+
+  They are known, and set by who calls this. To look for them TensorFlow copies
+  a table of all constants of the graph, at every call.
+  """
+  if xla_compile_attr is None or is_stateful:
+    given = (config, executor_type, xla_compile_attr)
+    return _partitioned_call_op(name, args, is_stateful, tout, *given)
+  value = attr_value_pb2.AttrValue
+  args = [tf.convert_to_tensor(x) for x in args]
+  inputs = [x.dtype.as_datatype_enum for x in args]
+  attrs = {
+    "Tin": value(list=value.ListValue(type=inputs)),
+    "Tout": value(list=value.ListValue(type=tout)),
+    "f": value(func=attr_value_pb2.NameAttrList(name=name)),
+    "config_proto": value(s=config),
+    "executor_type": value(s=(executor_type or "").encode()),
+    "_XlaMustCompile": xla_compile_attr,
+    "_disable_call_shape_inference": value(b=True),
+  }
+  return ops.get_default_graph().create_op(
+    "PartitionedCall", args, tout, name="PartitionedCall", attrs=attrs
+  )
+
+
+atomic_function.partitioned_call_op = _call_of_known_shapes
+
+
 def fused(fn: Callable[..., object]) -> Callable[..., object]:
   """Compiles an element-wise function of slices into one pass over memory.
 

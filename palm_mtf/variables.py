@@ -13,8 +13,22 @@ on the layout.
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
+
+
+class Part(Protocol):
+  """What one device holds of a variable (mesh/placement.py).
+
+  Attributes:
+    sizes: of its dimensions, without padding.
+  """
+
+  sizes: list[int]
+
+  def cut(self, x: tf.Tensor) -> tf.Tensor:
+    """Returns the part of x, the whole variable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +51,10 @@ class Normal:
       shape, seed=[self.seed % 2**31, key]
     )
 
+  def part_value(self, name: str, shape: list[int], part: Part) -> tf.Tensor:
+    """Returns a part of it; all of it is drawn, so that parts agree."""
+    return part.cut(self.full_value(name, shape))
+
 
 @dataclasses.dataclass(frozen=True)
 class Fill:
@@ -48,6 +66,11 @@ class Fill:
     """Returns the whole initial value of `name`, float32."""
     del name
     return tf.fill(shape, self.number)
+
+  def part_value(self, name: str, shape: list[int], part: Part) -> tf.Tensor:
+    """Returns a part of it."""
+    del shape
+    return self.full_value(name, part.sizes)
 
 
 class SlicedVariable(mtf.Variable):

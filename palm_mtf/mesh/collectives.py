@@ -1,12 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A sum that ends in parts, and the names of all that moves within a mesh.
+"""What moves within a mesh: its names, and the two that are ours.
 
 Among n devices with S bytes each, all of them together move
 
   all-reduce      2 (n - 1) S   Mesh TensorFlow's, in rings
   reduce-scatter    (n - 1) S   ours: each device ends with its nth of the sum
-  all-gather        (n - 1) S   Mesh TensorFlow's; S is what each ends with
+  all-gather        (n - 1) S   ours: each device reads from every other one; S
+                                is what each ends with
 
 The operations of each stand in a name scope that says which it is and over
 which axes, so that traffic.py can count what a lowered program moves.
@@ -69,3 +70,25 @@ def reduce_scatter_ring(
         total = tf.add(total, parts[place][part])
     sums.append(total)
   return sums
+
+
+def all_gather_direct(
+  xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
+) -> list[tf.Tensor]:
+  """Returns on each device the parts of all, joined.
+
+  In Mesh TensorFlow's ring a part passes every device on its way, an operation
+  each; the bytes are the same.
+
+  Args:
+    xs: one on each device, alike in shape and dtype.
+    devices: in the order of the parts.
+    axis: the dimension that is joined.
+  """
+  if len(xs) == 1:
+    return list(xs)
+  whole = []
+  for device in devices:
+    with tf.device(device):
+      whole.append(tf.concat(xs, axis))
+  return whole

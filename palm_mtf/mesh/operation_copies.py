@@ -61,9 +61,6 @@ class OperationCopies:
       node = type(template)()
       node.CopyFrom(template)
       node.device = device if template.device else ""
-      # It has the shapes of the first: no need to look for them in its body.
-      if template.op == "PartitionedCall":
-        node.attr["_disable_call_shape_inference"].b = True
       node.name = graph.unique_name(template.name[self._skipped :])
       with graph._mutation_lock():
         copy = tf.Operation.from_node_def(
@@ -73,7 +70,7 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      if template.op == "PartitionedCall":
+      if template.op == "PartitionedCall":  # TensorFlow does not infer them
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)
       made[id(op)] = copy

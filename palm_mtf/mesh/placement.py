@@ -20,6 +20,7 @@ from palm_mtf.mesh.collectives import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
+  all_gather_direct,
   reduce_scatter_ring,
   scope_of,
 )
@@ -130,9 +131,13 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
   def allconcat(self, x, mesh_axis, concat_axis):
-    """Mesh TensorFlow's all-gather, under the name of what it moves."""
+    """An all-gather: joins the parts of x over a mesh axis, on each device."""
+
+    def gather(xs, devices):
+      return all_gather_direct(xs, devices, concat_axis)
+
     with self._moving(ALL_GATHER, [mesh_axis]):
-      return super().allconcat(x, mesh_axis, concat_axis)
+      return self._collective_with_groups(x, [mesh_axis], gather)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
     """Adds up x over a mesh axis; each device keeps its part of the sum.
@@ -190,8 +195,10 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       self.slices: list[Slice] = []
       for pnum, part in enumerate(parts_of(variable, mesh_impl)):
         with tf.device(mesh_impl.devices[pnum]):
-          value = variable.initializer.full_value(variable.name, variable.sizes)
-          value = part.cut(tf.cast(value, variable.slice_dtype))
+          value = variable.initializer.part_value(
+            variable.name, variable.sizes, part
+          )
+          value = tf.cast(value, variable.slice_dtype)
           # Outside variable scopes: tf.Variable's name is only for people.
           of_device = tf.Variable(
             padded(value, size),

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The reduce-scatter, and what collectives move, counted in the graph."""
+"""Reduce-scatter and all-gather, and what is moved, counted in the graph."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,28 @@ def test_each_device_ends_with_its_part_of_the_sum(
       np.testing.assert_allclose(parts[device], value, rtol=1e-5, atol=1e-6)
 
 
-def test_it_moves_half_of_what_an_all_reduce_does():
+def test_an_all_gather_joins_the_parts_of_a_group_in_order():
+  mesh = MeshLayout(
+    mesh_shape="data:2,model:3", layout="batch:data,heads:model"
+  )
+  parts = np.arange(6 * 4, dtype=np.float32).reshape([6, 2, 2])
+  with tf.Graph().as_default():
+    impl = placement(mesh)
+    x = impl.LaidOutTensor([tf.constant(part) for part in parts])
+    x = impl.slicewise(tf.identity, x)
+    whole = impl.allconcat(x, MODEL, 1).tensor_list
+    moved = traffic(whole)
+    with tf.Session(config=session_config(6)) as session:
+      found = session.run(whole)
+  for first in (0, 3):
+    joined = np.concatenate(parts[first : first + 3], 1)
+    for device in range(first, first + 3):
+      np.testing.assert_array_equal(found[device], joined)
+  # 2 groups of 3 devices, each of which reads 2 parts of 16 bytes.
+  assert moved == {("all_gather", ("model",)): 2 * 3 * 2 * 16}
+
+
+def test_a_reduce_scatter_moves_half_of_what_an_all_reduce_does():
   _, _, moved, by_all_reduce = scattered("data:2,model:4", MODEL, 1)
   num_bytes = 2 * 3 * 4 * np.prod(SHAPE)  # 2 groups, 3 hops a part, float32
   assert moved == {("reduce_scatter", ("model",)): num_bytes}

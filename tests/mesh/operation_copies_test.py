@@ -34,7 +34,6 @@ PALM_2D = MeshLayout(
 # What a name has, and what TensorFlow notes of how an operation was made.
 NO_PART_OF_WHAT_IS_DONE = {
   "shared_name",
-  "_disable_call_shape_inference",
   "_has_manual_control_dependencies",
 }
 
