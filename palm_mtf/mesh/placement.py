@@ -105,25 +105,28 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       ]
       for i in range(len(self.devices))
     )
-    graph = tf.get_default_graph()
-    num_before = graph.num_operations()
+    num_before = tf.get_default_graph().num_operations()
     with tf.device(self.devices[0]):
       results = [fn(*first)]
-    copies = OperationCopies(graph, num_before)
-    can_copy = copies.can_be_made(self.devices[0]) and _is_plain(results[0])
-    for device, arguments in zip(self.devices[1:], others, strict=True):
-      replacements = _replacements(first, arguments) if can_copy else None
-      if replacements is None:
-        with tf.device(device):
-          results.append(fn(*arguments))
-      else:
-        made = copies.make(device, replacements)
-        results.append(_replaced(results[0], made))
+    if others:
+      results += self._repeated(fn, first, others, results[0], num_before)
     if isinstance(results[0], tuple):
       return tuple(
         map(self.LaidOutTensor, map(list, zip(*results, strict=True)))
       )
     return self.LaidOutTensor(results)
+
+  def _repeated(self, fn, first, others, result, num_before):
+    """Returns what `fn` gives of each of `others`, as `result` of `first`."""
+    copies = OperationCopies(tf.get_default_graph(), num_before)
+    can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
+    for device, arguments in zip(self.devices[1:], others, strict=True):
+      replacements = _replacements(first, arguments) if can_copy else None
+      if replacements is None:
+        with tf.device(device):
+          yield fn(*arguments)
+      else:
+        yield _replaced(result, copies.make(device, replacements))
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """Mesh TensorFlow's, under the name of what it moves."""
