@@ -29,7 +29,7 @@ def test_the_built_program_keeps_the_bytes_of_the_closed_form(layout):
   config = small_config(num_layers=1)
   mesh = mesh_layout(layout, num_microbatches=2)
   with tf.Graph().as_default() as graph:
-    build_train_program(config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0)
+    build_train_program(config, mesh, PALM_OPTIMIZER, batch_size=8, seed=0)
     kept = collections.defaultdict(collections.Counter)
     for each in graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
       name = each.op.name

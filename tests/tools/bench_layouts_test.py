@@ -38,9 +38,10 @@ def test_peak_memory_follows_what_devices_keep(monkeypatch, capsys):
   assert [x["layout"] for x in records] == list(names)
   kept = [4 * (x["weight_bytes"] + x["slot_bytes"]) for x in records]
   assert kept[1] * 4 == kept[0]
-  # Gradients and what the update makes of them come on top, split alike.
+  # On top of a weight and two slots come, split alike, at most its gradient,
+  # the sum of all devices' gradients, and the next values: 8 in place of 3.
   saved = whole["peak_bytes"] - split["peak_bytes"]
-  assert 0.8 * (kept[0] - kept[1]) < saved < 2.5 * (kept[0] - kept[1])
+  assert 0.8 * (kept[0] - kept[1]) < saved < 8 / 3 * (kept[0] - kept[1])
   assert list(split["moved_bytes"]) == [
     "all_gather data",
     "all_reduce data",
