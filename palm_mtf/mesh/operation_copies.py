@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one device does, made again for another: half the time of building it.
+"""What one device does, made again for another, in less time than at first.
 
 In Python TensorFlow takes long to check and to complete what an operation is
 given. What it found for the first device of a mesh holds for the others, which

@@ -20,6 +20,25 @@ from palm_mtf._tf import fused, mtf, tf
 from palm_mtf.whole_slice import WholeSlice
 
 
+def visible_softmax(
+  scores: tf.Tensor, visible: tf.Tensor, scale: float | tf.Tensor
+) -> tf.Tensor:
+  """Returns the softmax of scaled scores, in float32, over what is visible.
+
+  Args:
+    scores: [..., memory_length], any float dtype.
+    visible: bool, broadcast to the scores; elsewhere weights are zero.
+    scale: of the scores.
+
+  Returns:
+    The shape and dtype of the scores.
+  """
+  x = tf.cast(scores, tf.float32) * scale
+  x = tf.where_v2(visible, x, x.dtype.min)
+  x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+  return tf.cast(x / tf.reduce_sum(x, -1, keepdims=True), scores.dtype)
+
+
 @fused
 def _causal_softmax(scores, scale, segments=None):
   """Returns the attention weights of scores [batch, length, heads, memory]."""
@@ -29,10 +48,7 @@ def _causal_softmax(scores, scale, segments=None):
   if segments is not None:
     segments = segments[:, :, tf.newaxis, tf.newaxis]
     visible &= tf.equal(segments, tf.transpose(segments, [0, 2, 3, 1]))
-  x = tf.cast(scores, tf.float32) * scale
-  x = tf.where_v2(visible, x, x.dtype.min)
-  x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
-  return tf.cast(x / tf.reduce_sum(x, -1, keepdims=True), scores.dtype)
+  return visible_softmax(scores, visible, scale)
 
 
 @fused

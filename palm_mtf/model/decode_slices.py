@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import fused, tf
+from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalized, turned
 from palm_mtf.model.products import largest_numbers, to_int8, value_of
 
@@ -116,13 +117,10 @@ def attention_parts(wide, shape, dtype, sin, cos, widths):
 
 @fused
 def _softmax(scores, position, scale):
-  """Returns the weights of places up to each row's, as attention.py does."""
+  """Returns the weights of the places up to each row's own."""
   at = tf.reshape(position, [-1, *[1] * (scores.shape.rank - 1)])
   visible = tf.range(scores.shape[-1]) <= at
-  x = tf.cast(scores, tf.float32) * scale
-  x = tf.where_v2(visible, x, x.dtype.min)
-  x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
-  return tf.cast(x / tf.reduce_sum(x, -1, keepdims=True), scores.dtype)
+  return visible_softmax(scores, visible, scale)
 
 
 def attend_to_cache(
