@@ -216,6 +216,11 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
   return call
 
 
+def function(fn: Callable[..., object]) -> Callable[..., object]:
+  """Builds a function of tensors once; each call of it is one operation."""
+  return tf2.function(fn, autograph=False)
+
+
 def in_tpu_computation() -> bool:
   """Whether what is built now is what TPU devices do."""
   graph = ops.get_default_graph()
@@ -360,6 +365,7 @@ __all__ = [
   "cross_replica_reduce_scatter",
   "cross_replica_sum",
   "eager_mode",
+  "function",
   "fused",
   "has_kernel",
   "in_tpu_computation",

@@ -19,6 +19,7 @@ from palm_mtf._tf import tf
 from palm_mtf.checkpoints import Checkpoint
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.finite import build_finite_check
+from palm_mtf.mesh.placement import names_of
 from palm_mtf.pods.program import TrainProgram
 from palm_mtf.train_step import BadStepError
 
@@ -41,7 +42,7 @@ class DivergenceWatch:
     """
     self._newest = newest
     self._parameters = program.parameters
-    self._variables = list(program.slices)
+    self._variables = names_of(program.slices)
     self._finite = session.make_callable(build_finite_check(program.slices))
 
   def error_of_step(self, step: int, bad: BadStepError) -> UserError:

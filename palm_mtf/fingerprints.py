@@ -18,6 +18,7 @@ from palm_mtf._tf import tf
 from palm_mtf.checkpoints import Checkpoint
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.fingerprint import build_fingerprints
+from palm_mtf.mesh.placement import names_of
 from palm_mtf.pods.program import TrainProgram
 
 
@@ -38,7 +39,7 @@ class FingerprintWatch:
       newest: returns the last good checkpoint, for messages.
     """
     self._newest = newest
-    self._variables = list(program.slices)
+    self._variables = names_of(program.slices)
     self._fingerprints = None
     if len(program.pods) > 1:
       self._fingerprints = session.make_callable(

@@ -200,8 +200,11 @@ class TrainLoop:
       return
     session.run(program.initialize)
     if job.initial_weights:
-      names = job.manifest.shapes
-      parameters = [{name: x[name] for name in names} for x in pods]
+      names = set(job.manifest.shapes)
+      parameters = [
+        {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
+        for pod in pods
+      ]
       restore_weights(session, parameters, job.initial_weights, client)
 
   def run(self, stop: StopRequest) -> Outcome:

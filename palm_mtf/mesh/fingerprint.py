@@ -19,28 +19,29 @@ _BITS = {tf.float32: tf.uint32, tf.bfloat16: tf.uint16}
 
 
 @fused
-def _of_slice(x):
+def _of_slices(x):
+  """Returns the sum over i for each row of x, [names, numbers]."""
   bits = tf.cast(tf.bitcast(x, _BITS[x.dtype]), tf.int64)
-  place = tf.range(x.shape.num_elements(), dtype=tf.int64)
-  return tf.reduce_sum(tf.reshape(bits, [-1]) * (2 * place + 1))
+  place = tf.range(x.shape[1], dtype=tf.int64)
+  return tf.reduce_sum(bits * (2 * place + 1), axis=1)
 
 
 def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   """Returns the fingerprint of each variable, [variables], int64.
 
   Args:
-    slices: of one pod, by the name of the variable; the order of the result.
+    slices: of one pod; their names' order is that of the result.
   """
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):
-    return tf.stack([_of_variable(parts) for parts in slices.values()])
+    return tf.concat([_of_variables(x) for x in slices.values()], axis=0)
 
 
-def _of_variable(parts: Sequence[Slice]) -> tf.Tensor:
+def _of_variables(parts: Sequence[Slice]) -> tf.Tensor:
   numbers = []
   for index, part in enumerate(parts):
     value = part.read()
     with tf.device(part.near):
-      number = _of_slice(value)
-      numbers.append(number * (2 * index + 1))
+      of_names = tf.reshape(value, [len(part.names), -1])
+      numbers.append(_of_slices(of_names) * (2 * index + 1))
   return tf.add_n(numbers)

@@ -16,16 +16,22 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   """Returns whether each variable is finite throughout, [variables], bool.
 
   Args:
-    slices: of every variable, by its name; the order of the result.
+    slices: of every variable; their names' order is that of the result.
   """
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):
-    return tf.stack(
-      [tf.reduce_all([_is_finite(x) for x in y]) for y in slices.values()]
+    return tf.concat(
+      [
+        tf.reduce_all([_are_finite(x) for x in parts], axis=0)
+        for parts in slices.values()
+      ],
+      axis=0,
     )
 
 
-def _is_finite(part: Slice) -> tf.Tensor:
+def _are_finite(part: Slice) -> tf.Tensor:
+  """Returns whether a slice of each variable is, [names], bool."""
   value = part.read()
   with tf.device(part.near):
-    return tf.reduce_all(tf.math.is_finite(value))
+    of_names = tf.reshape(value, [len(part.names), -1])
+    return tf.reduce_all(tf.math.is_finite(of_names), axis=1)

@@ -25,7 +25,7 @@ class Lowered:
     accumulations: of each mesh, in order, those asked for, as one.
     initialize: sets every variable to its first value.
     slices: of each mesh, in order, the slices of every variable by its
-      checkpoint name.
+      checkpoint name; of a stack (placement.py), by that of its first.
   """
 
   tensors: dict[str, tf.Tensor]

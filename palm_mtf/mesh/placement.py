@@ -46,17 +46,20 @@ class Devices:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """One device's part of a variable.
+  """One device's part of a variable, or of several that are alike.
 
   Attributes:
-    variable: the tf.Variable, of the dtype that is stored.
-    spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole shape,
-      then begin,size of each dimension; "" when the slice is the whole, None
-      when all of it is padding, which no checkpoint holds.
-    sizes: of what a checkpoint holds of it, from its beginning.
+    names: of the variables, in a checkpoint.
+    variable: the tf.Variable, of the dtype that is stored. Where there are
+      several names it is a stack, with a row for each: so it is on TPUs.
+    spec: of each, TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole
+      shape, then begin,size of each dimension; "" when the slice is the whole,
+      None when all of it is padding, which no checkpoint holds.
+    sizes: of what a checkpoint holds of each, from its beginning.
     is_first: False when an earlier device holds the same part.
   """
 
+  names: Sequence[str]
   variable: tf.Variable
   spec: str | None
   sizes: list[int]
@@ -75,6 +78,19 @@ class Slice:
     """Returns its value, with padding."""
     with tf.device(self.variable.device):
       return self.variable.read_value()
+
+  def rows(self, value: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what a value of `variable` has of each of `names`."""
+    return tf.unstack(value) if len(self.names) > 1 else [value]
+
+  def of_rows(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the value of `variable` that has these, of each of `names`."""
+    return tf.stack(values) if len(self.names) > 1 else values[0]
+
+
+def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
+  """Returns the names of all variables that slices are of, in their order."""
+  return [name for parts in slices.values() for name in parts[0].names]
 
 
 class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
@@ -210,7 +226,9 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
             name=f"{variable.name}/slice_{pnum}",
           )
         self.slices.append(
-          Slice(of_device, part.spec, part.sizes, part.is_first)
+          Slice(
+            [variable.name], of_device, part.spec, part.sizes, part.is_first
+          )
         )
       self.laid_out_tensor = mesh_impl.LaidOutTensor(
         [part.variable for part in self.slices]

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves and restores variables slice by slice, in TensorFlow's own format.
 
-A slice is in the file as a named part of the whole variable.
-`tf.train.load_checkpoint` reads whole variables from the file, and so does a
-program under any other layout. Only the client reads and writes files, each
-slice once: from there it goes to every device that holds it, of all pods. Which
-files there are, and which of them are whole, is the business of checkpoints.py.
+A slice is in the file as a named part of the whole variable; of a stack of
+slices, each is. `tf.train.load_checkpoint` reads whole variables from the file,
+and so does a program under any other layout. Only the client reads and writes
+files, each slice once: from there it goes to every device that holds it, of all
+pods. Which files there are, and which of them are whole, is the business of
+checkpoints.py.
 """
 
 import collections
@@ -36,21 +37,23 @@ def build_restorer(
   """Builds what reads the variables of all pods.
 
   Args:
-    pods: the slices of each pod, by checkpoint name; all pods have the same.
+    pods: the slices of each pod; all pods have slices of the same.
     client: the device that reads.
   """
   with tf.device(client):
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
   assignments, done = [], []
-  for name in pods[0]:
+  for key, (first, *_) in pods[0].items():
+    with tf.device(client):
+      names = tf.constant(first.names)
     by_spec = collections.defaultdict(list)
     for slices in pods:
-      for part in slices[name]:
+      for part in slices[key]:
         by_spec[part.spec].append(part)
     for parts in by_spec.values():
-      # One after the other: the client need not hold more than two slices.
+      # One after the other: the client need not hold more than two values.
       with tf.device(client), tf.control_dependencies(done[:-1]):
-        value = _read(prefix, name, parts[0])
+        value = _read(prefix, names, parts[0])
       done = [
         *done[-1:],
         tf.group([each.variable.assign(value).op for each in parts]),
@@ -59,18 +62,20 @@ def build_restorer(
   return Restorer(prefix, tf.group(assignments))
 
 
-def _read(prefix: tf.Tensor, name: str, part: Slice) -> tf.Tensor:
-  """Returns one slice of a variable from a file, with its padding."""
+def _read(prefix: tf.Tensor, names: tf.Tensor, part: Slice) -> tf.Tensor:
+  """Returns the value of a device's variable from a file, with its padding."""
   shape, dtype = part.variable.shape.as_list(), part.variable.dtype.base_dtype
   if part.spec is None:
     return tf.zeros(shape, dtype)
-  (value,) = tf.raw_ops.RestoreV2(
+  num = len(part.names)
+  values = tf.raw_ops.RestoreV2(
     prefix=prefix,
-    tensor_names=[name],
-    shape_and_slices=[part.spec],
-    dtypes=[dtype],
+    tensor_names=names,
+    shape_and_slices=tf.fill([num], part.spec),
+    dtypes=[dtype] * num,
   )
-  return padded(tf.ensure_shape(value, part.sizes), shape)
+  value = part.of_rows([tf.ensure_shape(x, part.sizes) for x in values])
+  return padded(value, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,38 +108,44 @@ def slice_values(
   for all of them, and gRPC counts its bytes in 32 bits.
   """
   values = []
-  for _, part in _saved(slices):
-    value = part.read()
-    if value.shape.as_list() != part.sizes:
+  for part in _saved(slices):
+    value, sizes = part.read(), _saved_sizes(part)
+    if value.shape.as_list() != sizes:
       with tf.device(part.near):  # padding stays here
-        value = tf.slice(value, [0] * len(part.sizes), part.sizes)
+        value = tf.slice(value, [0] * len(sizes), sizes)
     with tf.device(client):  # pod 0 -> client
       values.append(tf.identity(value))
   return values
 
 
 def build_file_writer(slices: Mapping[str, Sequence[Slice]]) -> FileWriter:
-  """Builds what writes the values of `slices`, by checkpoint name."""
+  """Builds what writes what `slice_values` gave of the same slices."""
   saved = _saved(slices)
   with tf.Graph().as_default() as graph:
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
     values = [
-      tf.placeholder(part.variable.dtype.base_dtype, part.sizes)
-      for _, part in saved
+      tf.placeholder(part.variable.dtype.base_dtype, _saved_sizes(part))
+      for part in saved
     ]
+    rows = zip(saved, values, strict=True)
     write = tf.raw_ops.SaveV2(
       prefix=prefix,
-      tensor_names=[name for name, _ in saved],
-      shape_and_slices=[part.spec for _, part in saved],
-      tensors=values,
+      tensor_names=[name for part in saved for name in part.names],
+      shape_and_slices=[part.spec for part in saved for _ in part.names],
+      tensors=[row for part, value in rows for row in part.rows(value)],
     )
   return FileWriter(graph, prefix, values, write)
 
 
-def _saved(slices: Mapping[str, Sequence[Slice]]) -> list[tuple[str, Slice]]:
+def _saved(slices: Mapping[str, Sequence[Slice]]) -> list[Slice]:
   return [
-    (name, part)
-    for name, parts in slices.items()
+    part
+    for parts in slices.values()
     for part in parts
     if part.is_first and part.spec is not None
   ]
+
+
+def _saved_sizes(part: Slice) -> list[int]:
+  """Returns those of its variable without padding."""
+  return [*([len(part.names)] if len(part.names) > 1 else []), *part.sizes]

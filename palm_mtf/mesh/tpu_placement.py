@@ -36,9 +36,8 @@ from palm_mtf.mesh.placement import (
   Slice,
   SlicePlacement,
   host_of,
-  padded,
-  parts_of,
 )
+from palm_mtf.mesh.tpu_variables import Slot, Stack, stacked_with
 from palm_mtf.tpu_slices import TpuSlice, chips_of_replicas
 from palm_mtf.variables import SlicedVariable
 
@@ -121,21 +120,24 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._devices = list(devices)
     self.hosts = [host_of(device) for device in devices]
     self.host = self.hosts[0]
-    self._laid_out: dict[str, _LaidOutVariable] = {}
+    self._stacks: list[Stack] = []
+    self._slots: dict[str, Slot] = {}
 
   def LaidOutVariable(  # noqa: N802, Mesh TensorFlow's name
     self, variable: SlicedVariable, mesh_impl: "TpuPlacement"
   ) -> "_LaidOutVariable":
-    """Returns the slices of a variable; all computations share them."""
-    if variable.name not in self._laid_out:
+    """Returns a variable's row of its stack; all computations share stacks."""
+    if variable.name not in self._slots:
       with tf.control_dependencies(None):  # outside of the computation
-        self._laid_out[variable.name] = _LaidOutVariable(variable, mesh_impl)
-    return self._laid_out[variable.name]
+        for alike in stacked_with(variable, self):
+          self._stacks.append(Stack(alike, self, self.hosts))
+          self._slots |= self._stacks[-1].slots()
+    return _LaidOutVariable(self._slots[variable.name], mesh_impl)
 
   @property
   def slices(self) -> Mapping[str, Sequence[Slice]]:
-    """Of every variable that a computation reads, by its checkpoint name."""
-    return {name: x.slices for name, x in self._laid_out.items()}
+    """Of all variables that computations have, by their stack's first."""
+    return {stack.name: stack.slices for stack in self._stacks}
 
   def replicate(
     self, computation: Callable[[], tuple[Sequence[tf.Tensor], tf.Operation]]
@@ -156,8 +158,11 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       if job:  # each pod is a TPU system
         (metadata,) = tf.no_op().control_inputs
         metadata._set_device(f"{job}/task:0/device:TPU_SYSTEM:0")
+      for stack in self._stacks:
+        stack.begin()
       tensors, operation = computation()
-      return [*tensors, operation]
+      written = [op for stack in self._stacks for op in stack.end()]
+      return [*tensors, tf.group(operation, *written)]
 
     outputs = tf.tpu.replicate(
       on_one_device, [[]] * self.size, device_assignment=self.device_assignment
@@ -200,7 +205,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     with tf.control_dependencies(None):
       return self.LaidOutTensor([tpu_replicated_input(values)])
 
-  def assign(self, slot: tf.Variable, value: tf.Tensor, clip: tf.Tensor):
+  def assign(self, slot: Slot, value: tf.Tensor, clip: tf.Tensor):
     """Assigns where the step is finite: a program of XLA cannot raise.
 
     Args:
@@ -208,13 +213,13 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       value: its next.
       clip: [], float32, no number where the step is not finite (clip.py).
     """
-    value = tf.where_v2(tf.math.is_nan(clip), slot.read_value(), value)
-    return slot.assign(value)
+    is_bad = tf.math.is_nan(clip)
+    return slot.assign(tf.where_v2(is_bad, tf.convert_to_tensor(slot), value))
 
-  def add(self, slot: tf.Variable, value: tf.Tensor, is_first: tf.Tensor):
+  def add(self, slot: Slot, value: tf.Tensor, is_first: tf.Tensor):
     """Adds to an accumulator, or begins anew; see SlicePlacement."""
     # No tf.cond: a replicated variable leaves its branches.
-    so_far = tf.where_v2(is_first, 0.0, slot.read_value())
+    so_far = tf.where_v2(is_first, 0.0, tf.convert_to_tensor(slot))
     return slot.assign(so_far + tf.cast(value, slot.dtype))
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
@@ -284,36 +289,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
 
 class _LaidOutVariable:
-  """A variable's slices, one on each device.
+  """A variable's row of a stack."""
 
-  The first host draws the first value whole, once, and sends each device its
-  slice: the same numbers as on CPUs.
-  """
-
-  def __init__(self, variable: SlicedVariable, mesh_impl: TpuPlacement):
-    size = mesh_impl.slice_shape(variable.shape)
-    dtype = variable.slice_dtype
-    with tf.device(mesh_impl.host):
-      value = variable.initializer.full_value(variable.name, variable.sizes)
-      value = tf.cast(value, dtype)
-    cut: dict[str | None, tf.Tensor] = {}
-    self.slices = []
-    for pnum, part in enumerate(parts_of(variable, mesh_impl)):
-      if part.spec not in cut:
-        with tf.device(mesh_impl.host):
-          cut[part.spec] = padded(part.cut(value), size)
-      with tf.device(mesh_impl.devices[pnum]):
-        of_device = tf.Variable(
-          cut[part.spec],
-          trainable=False,
-          use_resource=True,
-          name=f"{variable.name}/slice_{pnum}",
-        )
-      self.slices.append(Slice(of_device, part.spec, part.sizes, part.is_first))
-    self.laid_out_tensor = mesh_impl.LaidOutTensor(
-      [
-        mtf.tpu_variables.ReplicatedVariable(
-          variable.name, [x.variable for x in self.slices]
-        )
-      ]
-    )
+  def __init__(self, slot: Slot, mesh_impl: TpuPlacement):
+    self.laid_out_tensor = mesh_impl.LaidOutTensor([slot])

@@ -32,13 +32,11 @@ def _plus(total, value):
 
 
 class Accumulate(mtf.Operation):
-  """Outputs an accumulator plus its input, which is not kept.
-
-  The operation, not its output, adds its input to the accumulator: run it on
-  all microbatches but the last, and on the last one read the output.
+  """Adds its input to an accumulator: all microbatches but the last do.
 
   Attributes:
     sum_name: of the accumulator.
+    accumulator: what it adds to.
   """
 
   def __init__(self, name: str, value: mtf.Tensor, is_first: tf.Tensor):
@@ -50,27 +48,52 @@ class Accumulate(mtf.Operation):
       is_first: [], bool; where it is true the sum begins anew with `value`.
     """
     self.sum_name = name
-    self._sum = sliced_variable(
+    self.accumulator = sliced_variable(
       value.mesh, name, value.shape, initializer=Fill(0.0), trainable=False
     ).operation
     super().__init__([value], name=f"{name}/add")
     self._is_first = is_first
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to one addition in place a slice."""
+    mesh_impl = lowering.mesh_impl(self)
+    slots, part, _ = _slots_and_part(lowering, self.accumulator, self.inputs[0])
+    added = mesh_impl.slicewise(mesh_impl.add, slots, part, self._is_first)
+    lowering.operations[self] = tf.group(added.all_slices)
+
+
+class AccumulatedSum(mtf.Operation):
+  """Outputs an accumulator plus the last microbatch's value, not kept."""
+
+  def __init__(self, accumulate: Accumulate):
+    """Reads what `accumulate` has added up, and its input."""
+    super().__init__(accumulate.inputs, name=f"{accumulate.sum_name}/read")
+    self._accumulator = accumulate.accumulator
+    (value,) = accumulate.inputs
     self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition in place a slice, and one that is not."""
+    """Lowers to one addition a slice, and the all-reduce that was left."""
     mesh_impl = lowering.mesh_impl(self)
-    value = lowering.tensors[self.inputs[0]]
-    is_open = isinstance(value, mtf.LazyAllreduceSum)
-    part = value.laid_out_input if is_open else value.to_laid_out_tensor()
-    slots = lowering.variables[self._sum].laid_out_tensor
-    added = mesh_impl.slicewise(mesh_impl.add, slots, part, self._is_first)
-    lowering.operations[self] = tf.group(added.all_slices)
+    slots, part, open_axes = _slots_and_part(
+      lowering, self._accumulator, self.inputs[0]
+    )
     so_far = mesh_impl.slicewise(tf.convert_to_tensor, slots)
     total = mesh_impl.slicewise(_plus, so_far, part)
-    if is_open:  # all-reduce, over the axes that the value is a sum over
-      total = mtf.LazyAllreduceSum(mesh_impl, total, value.mesh_axes)
+    if open_axes:  # all-reduce, over the axes that the value is a sum over
+      total = mtf.LazyAllreduceSum(mesh_impl, total, open_axes)
     lowering.set_tensor_lowering(self.outputs[0], total)
+
+
+def _slots_and_part(
+  lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
+) -> tuple[object, object, list[int]]:
+  """Returns both laid out, and the axes that the value is a sum over yet."""
+  slots = lowering.variables[accumulator].laid_out_tensor
+  laid_out = lowering.tensors[value]
+  if isinstance(laid_out, mtf.LazyAllreduceSum):
+    return slots, laid_out.laid_out_input, laid_out.mesh_axes
+  return slots, laid_out.to_laid_out_tensor(), []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,5 +172,7 @@ def accumulated(
   accumulations = [
     Accumulate(name, value, is_first) for name, value in values.items()
   ]
-  nats, squares, weight, *gradients = (x.outputs[0] for x in accumulations)
+  nats, squares, weight, *gradients = (
+    AccumulatedSum(x).outputs[0] for x in accumulations
+  )
   return Sums(nats, squares, weight, gradients), accumulations

@@ -57,7 +57,8 @@ class PodProgram:
       forward pass alone.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several parts is that of their losses, weighted by it.
-    slices: of every variable, by its checkpoint name.
+    slices: of every variable, by its checkpoint name; of a stack, by that of
+      its first (placement.py).
     accumulate: adds the gradients and sums of its part to those of the step.
   """
 
@@ -206,7 +207,7 @@ def _pod_programs(
       pod.features,
       lowered.tensors[f"loss/{pod.index}"],
       lowered.tensors[f"weight_sum/{pod.index}"],
-      {name: x for name, x in slices.items() if name not in sums},
+      {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)},
       accumulate,
     )
 

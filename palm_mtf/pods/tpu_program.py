@@ -16,6 +16,7 @@ have the same variables.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.lowering import Lowered, initialized
@@ -24,8 +25,17 @@ from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.pods.exchange import Exchange, sum_in_order
 from palm_mtf.pods.pod import Pod, Update
 
-# Laid out, the sum that each exchange of a pod gives.
-_Sums = Mapping[Exchange, Sequence[tf.Tensor]]
+
+class _Sums(NamedTuple):
+  """Sums over pods that are alike in shape and dtype, for one pod.
+
+  Attributes:
+    exchanges: whose sums they are.
+    stacks: of each device, on its host, [exchanges, slice], float32.
+  """
+
+  exchanges: Sequence[Exchange]
+  stacks: Sequence[tf.Tensor]
 
 
 class _Lowering(mtf.Lowering):
@@ -36,18 +46,22 @@ class _Lowering(mtf.Lowering):
     mesh: mtf.Mesh,
     placement: TpuPlacement,
     wanted: Iterable[mtf.Operation],
-    sums: _Sums,
+    sums: Sequence[_Sums] = (),
   ):
     # As in mtf.Lowering, whose constructor lowers all meshes of the graph.
     self.graph, self.mesh_to_impl = mesh.graph, {mesh: placement}
     self.tensors, self.operations = {}, {}
     self.variables = _Variables(placement)
     self._counters = []
+    totals = {}
+    for each in sums:  # host -> device
+      rows = tf.unstack(placement.fed(each.stacks).one_slice)
+      totals |= zip(each.exchanges, rows, strict=True)
     for operation in _needed(mesh, wanted):
       with tf.name_scope(operation.name):
         if isinstance(operation, Exchange):
-          # hosts -> device
-          operation.lower_sum(self, placement.fed(sums[operation]))
+          total = placement.LaidOutTensor([totals[operation]])
+          operation.lower_sum(self, total)
         else:
           operation.lower(self)
 
@@ -96,8 +110,8 @@ def lower_on_tpus(
   numbers: dict[str, tf.Tensor] = {}
   accumulations = []
   for pod, asked in zip(pods, of_forward_pass, strict=True):
-    numbers |= _run(pod, asked, [], {})[0]
-    accumulations.append(_run(pod, {}, pod.accumulations, {})[1])
+    numbers |= _run(pod, asked, [])[0]
+    accumulations.append(_run(pod, {}, pod.accumulations)[1])
   done = []
   for pod, update, sums in zip(pods, updates, _exchanged(pods), strict=True):
     asked = tensors if pod is pods[0] else {}
@@ -121,7 +135,7 @@ def _run(
   pod: Pod,
   asked: Mapping[str, mtf.Tensor],
   operations: Sequence[mtf.Operation],
-  sums: _Sums,
+  sums: Sequence[_Sums] = (),
 ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
   """Returns numbers as the first device has them, and what runs all.
 
@@ -153,49 +167,61 @@ def _run(
   return found, done
 
 
-def _exchanged(pods: Sequence[Pod]) -> list[_Sums]:
+def _exchanged(pods: Sequence[Pod]) -> list[list[_Sums]]:
   """Runs A of several pods; returns the sums that B of each reads."""
   exchanges = [
-    x for x in pods[0].mesh.graph.operations if isinstance(x, Exchange)
+    [
+      x
+      for x in pod.mesh.graph.operations
+      if isinstance(x, Exchange) and x.mesh is pod.mesh
+    ]
+    for pod in pods
   ]
-  values: dict[mtf.Tensor, list[tf.Tensor]] = {}
-  for pod in pods if exchanges else ():
-    values |= _terms(pod, [x for e in exchanges for x in e.inputs])
+  if not any(exchanges):
+    return [[] for _ in pods]
+  terms = [
+    _terms(pod, [x.inputs[i] for x in exchanges[i]])
+    for i, pod in enumerate(pods)
+  ]
   sums = []
-  for pod in pods:
-    of_pod = {}
-    for exchange in exchanges:
-      if exchange.mesh is pod.mesh:
-        terms = zip(*(values[x] for x in exchange.inputs), strict=True)
-        of_pod[exchange] = []
-        for host, of_device in zip(pod.placement.hosts, terms, strict=True):
-          with tf.device(host):  # hosts of the other pods -> host
-            of_pod[exchange].append(sum_in_order(*of_device))
-    sums.append(of_pod)
+  for pod, of_pod in zip(pods, exchanges, strict=True):
+    sums.append([])
+    for alike in terms[0]:
+      of_devices = zip(*(x[alike] for x in terms), strict=True)
+      stacks = []
+      for host, of_pods in zip(pod.placement.hosts, of_devices, strict=True):
+        with tf.device(host):  # hosts of the other pods -> host
+          stacks.append(sum_in_order(*of_pods))
+      sums[-1].append(_Sums([of_pod[i] for i in alike], stacks))
   return sums
 
 
 def _terms(
-  pod: Pod, tensors: Iterable[mtf.Tensor]
-) -> dict[mtf.Tensor, list[tf.Tensor]]:
-  """Runs what those of `tensors` need that are on a pod: A of its step.
+  pod: Pod, terms: Sequence[mtf.Tensor]
+) -> dict[tuple[int, ...], list[tf.Tensor]]:
+  """Runs what terms of exchanges need, on their pod: A of its step.
 
   Returns:
-    Of each tensor the slice of each device, on its host.
+    Of terms that are alike, by their positions: the stack of their slices on
+    each device, on its host. Each message has a price of its own.
   """
-  terms = list(dict.fromkeys(x for x in tensors if x.mesh is pod.mesh))
+  alike: dict[object, list[int]] = {}
 
   def computation():
     wanted = [x.operation for x in terms]
-    lowering = _Lowering(pod.mesh, pod.placement, wanted, {})
-    laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
-    return [x.one_slice for x in laid_out], tf.no_op()
+    lowering = _Lowering(pod.mesh, pod.placement, wanted)
+    parts = [lowering.tensors[x].to_laid_out_tensor().one_slice for x in terms]
+    for i, part in enumerate(parts):
+      alike.setdefault((part.dtype, *part.shape.as_list()), []).append(i)
+    stacks = [tf.stack([parts[i] for i in x]) for x in alike.values()]
+    return stacks, tf.no_op()
 
   outputs, _ = pod.placement.replicate(computation)
   values = {}
-  for term, slices in zip(terms, outputs, strict=True):
-    values[term] = []
-    for host, value in zip(pod.placement.hosts, slices, strict=True):
+  for positions, of_devices in zip(alike.values(), outputs, strict=True):
+    on_hosts = []
+    for host, value in zip(pod.placement.hosts, of_devices, strict=True):
       with tf.device(host):  # device -> host
-        values[term].append(tf.identity(value))
+        on_hosts.append(tf.identity(value))
+    values[tuple(positions)] = on_hosts
   return values

@@ -20,7 +20,7 @@ def fingerprints(*variables):
         with tf.device(f"/device:cpu:{i}"):
           variable = tf.Variable(part, use_resource=True)
         slices[str(number)].append(
-          Slice(variable, "", list(variable.shape), True)
+          Slice([str(number)], variable, "", list(variable.shape), True)
         )
     result = build_fingerprints(slices)
     session.run(tf.global_variables_initializer())

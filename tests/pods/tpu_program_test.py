@@ -8,6 +8,7 @@ runs what every device of it does on the CPU.
 
 import collections
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -15,7 +16,14 @@ import pytest
 from palm_mtf._tf import in_tpu_program, tf
 from palm_mtf.accounting.collectives import step_bytes
 from palm_mtf.layout import MeshLayout
-from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.fingerprint import build_fingerprints
+from palm_mtf.mesh.finite import build_finite_check
+from palm_mtf.mesh.placement import names_of, session_config
+from palm_mtf.mesh.saving import (
+  build_file_writer,
+  build_restorer,
+  slice_values,
+)
 from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
 from palm_mtf.mesh.traffic import needed, traffic
 from palm_mtf.pods.program import build_train_program
@@ -84,8 +92,8 @@ class Run:
   """Trains with a program, wherever its graph now is."""
 
   def __init__(self, graph, program, values):
-    self._graph, self._program = graph, program
-    self._values = values
+    self._graph, self.program = graph, program
+    self.values = values
     self.session = tf.Session(graph=graph, config=session_config(1))
     self.session.run(self._here(program.initialize))
 
@@ -94,7 +102,7 @@ class Run:
 
   def _feed(self, batch, step):
     """Yields what each microbatch of each pod is fed."""
-    program = self._program
+    program = self.program
     shares = {name: np.split(x, len(program.pods)) for name, x in batch.items()}
     for i in range(program.num_microbatches):
       feed = {program.step: step, program.microbatch: i}
@@ -106,7 +114,7 @@ class Run:
 
   def step(self, batch, step):
     """Returns the metrics of a step."""
-    program = self._program
+    program = self.program
     *others, last = self._feed(batch, step)
     for feed in others:
       for pod in program.pods:
@@ -118,37 +126,46 @@ class Run:
   def loss(self, batch):
     """Returns the loss of each pod's first microbatch, and its weight."""
     feed, *_ = self._feed(batch, 0)
-    asked = [[x.loss, x.weight_sum] for x in self._program.pods]
+    asked = [[x.loss, x.weight_sum] for x in self.program.pods]
     return self.session.run(
       [[self._here(x) for x in each] for each in asked], feed
     )
 
+  def fetch(self, tensors, feed=()):
+    """Returns the values of a structure of tensors."""
+    feed = {self._here(x): value for x, value in dict(feed).items()}
+    return self.session.run(tf.nest.map_structure(self._here, tensors), feed)
+
   def slices(self, pod):
     """Returns the slices of every variable of a pod, by device."""
-    return self.session.run(
-      {
-        name: [self._here(x) for x in values]
-        for name, values in self._values[pod].items()
-      }
-    )
+    return self.fetch(self.values[pod])
 
 
-def run_of(config, mesh, **changes):
+def run_of(config, mesh, beside=None, **changes):
+  """Returns a run of a program, and what `beside` builds in its graph."""
   graph, program = build(config, mesh, **changes)
   with graph.as_default():
-    values = [
-      {name: [x.read() for x in parts] for name, parts in pod.slices.items()}
-      for pod in program.pods
-    ]
-  return Run(simulated(graph) if mesh.tpu else graph, program, values)
+    values = [read_by_name(pod.slices) for pod in program.pods]
+    built = beside(program) if beside else None
+  run = Run(simulated(graph) if mesh.tpu else graph, program, values)
+  return (run, built) if beside else run
+
+
+def read_by_name(slices):
+  """Returns the slices of every variable, by device."""
+  values = collections.defaultdict(list)
+  for part in itertools.chain.from_iterable(slices.values()):
+    for name, row in zip(part.names, part.rows(part.read()), strict=True):
+      values[name].append(row)
+  return values
 
 
 @pytest.mark.parametrize(
   ("layout", "changes", "num_microbatches", "num_pods"),
   [
-    (ALL, {}, 2, 1),
+    (ALL, {"num_layers": 2}, 2, 1),
     (TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
-    (FSDP, {"remat": "attention"}, 1, 2),
+    (FSDP, {"remat": "attention", "num_layers": 2}, 1, 2),
     slow(("model:4", "vocab:model,heads:model"), {"norm": "rms_norm"}, 1, 1),
     slow(TWO_D, {"attention": "multi_head", "num_layers": 2}, 2, 2),
   ],
@@ -194,7 +211,7 @@ def test_dropout_drops_the_same_numbers_as_on_one_cpu():
 
 
 def test_first_weights_are_the_bits_of_a_cpu():
-  config = tiny_config(vocab_size=43)
+  config = tiny_config(vocab_size=43, num_layers=2)
   mesh = mesh_of(TWO_D)
   on_cpus = run_of(config, dataclasses.replace(mesh, tpu="")).slices(0)
   on_tpu = run_of(config, mesh).slices(0)
@@ -203,8 +220,71 @@ def test_first_weights_are_the_bits_of_a_cpu():
     np.testing.assert_equal(on_tpu[name], parts, err_msg=name)
 
 
+def saving_of(program):
+  """Returns what reads, copies and looks at the variables of a program."""
+  pods, client = [x.slices for x in program.pods], program.devices.client
+  return {
+    "restorer": build_restorer(pods, client),
+    "values": slice_values(program.slices, client),
+    "fingerprints": [build_fingerprints(x) for x in pods],
+    "finite": build_finite_check(program.slices),
+    "names": names_of(program.slices),
+    "writer": build_file_writer(program.slices),
+  }
+
+
+def save(run, saving, path):
+  writer = saving["writer"]
+  values = zip(writer.values, run.fetch(saving["values"]), strict=True)
+  with tf.Session(graph=writer.graph) as session:
+    session.run(writer.write, {**dict(values), writer.prefix: path})
+
+
+def test_checkpoints_cross_between_tpus_and_a_cpu(tmp_path):
+  config = tiny_config(vocab_size=43, num_layers=2)
+  of_cpu, of_tpus = str(tmp_path / "cpu"), str(tmp_path / "tpus")
+  cpu, saving = run_of(config, SINGLE, saving_of)
+  cpu.step(random_documents(config, BATCH_SIZE, seed=0), 0)
+  save(cpu, saving, of_cpu)
+  tpus, saving = run_of(config, mesh_of(TWO_D), saving_of, num_pods=2)
+  restorer = saving["restorer"]
+  tpus.fetch(restorer.restore, {restorer.prefix: of_cpu})
+  save(tpus, saving, of_tpus)
+  readers = [tf.train.load_checkpoint(x) for x in (of_cpu, of_tpus)]
+  shapes, again = (x.get_variable_to_shape_map() for x in readers)
+  assert again == shapes
+  for name in shapes:
+    first, second = (x.get_tensor(name) for x in readers)
+    np.testing.assert_equal(second, first, err_msg=name)
+  assert sorted(saving["names"]) == sorted(shapes)
+  assert tpus.fetch(saving["finite"]).tolist() == [True] * len(shapes)
+  first, second = tpus.fetch(saving["fingerprints"])
+  np.testing.assert_equal(second, first)
+  assert len(set(first.tolist())) == len(shapes)
+
+
+def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
+  run, saving = run_of(
+    tiny_config(num_layers=2), mesh_of(TWO_D), saving_of, num_pods=2
+  )
+  name = "layer_001/mlp/wi/momentum"
+  (part,) = (
+    x
+    for x in run.program.slices["layer_000/mlp/wi/momentum"]
+    if x.variable.name.endswith("slice_2:0")
+  )
+  value = np.zeros(part.variable.shape.as_list(), np.float32)
+  value[part.names.index(name)].ravel()[-1] = np.inf
+  setter = part.variable.initializer
+  run.fetch(setter, {setter.inputs[1]: value})
+  at = saving["names"].index(name)
+  assert np.flatnonzero(~run.fetch(saving["finite"])).tolist() == [at]
+  first, second = run.fetch(saving["fingerprints"])
+  assert np.flatnonzero(first != second).tolist() == [at]
+
+
 def test_a_step_that_is_not_finite_raises_and_changes_nothing():
-  config = tiny_config()
+  config = tiny_config(num_layers=2)
   run = run_of(config, mesh_of(ALL))
   batch = random_documents(config, BATCH_SIZE, seed=0)
   run.step(batch, 0)
