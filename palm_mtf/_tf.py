@@ -94,6 +94,7 @@ with _silent_unless_it_fails(), _Withheld():
     tensor_conversion_registry,
   )
   from tensorflow.python.ops import control_flow_util
+  from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
   from tensorflow.python.tpu.ops import tpu_ops
 
 
@@ -170,12 +171,12 @@ def _call_of_known_shapes(
   executor_type: str | None = None,
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
-  """Calls what XLA compiles without looking for shapes in its body.
+  """Calls a function without looking for shapes in its body.
 
-  They are known, and set by who calls this. To look for them TensorFlow copies
-  a table of all constants of the graph, at every call.
+  They are known, and set by who calls this. To look for them TensorFlow walks
+  through the body and copies a table of all constants of the graph, each time.
   """
-  if xla_compile_attr is None or is_stateful:
+  if is_stateful:
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
   value = attr_value_pb2.AttrValue
@@ -187,9 +188,10 @@ def _call_of_known_shapes(
     "f": value(func=attr_value_pb2.NameAttrList(name=name)),
     "config_proto": value(s=config),
     "executor_type": value(s=(executor_type or "").encode()),
-    "_XlaMustCompile": xla_compile_attr,
     "_disable_call_shape_inference": value(b=True),
   }
+  if xla_compile_attr is not None:
+    attrs["_XlaMustCompile"] = xla_compile_attr
   return ops.get_default_graph().create_op(
     "PartitionedCall", args, tout, name="PartitionedCall", attrs=attrs
   )
@@ -361,6 +363,7 @@ def int8_matmul(
 
 
 __all__ = [
+  "BaseResourceVariable",
   "cross_replica_reduce",
   "cross_replica_reduce_scatter",
   "cross_replica_sum",

@@ -45,12 +45,12 @@ class DivergenceWatch:
     self._variables = names_of(program.slices)
     self._finite = session.make_callable(build_finite_check(program.slices))
 
-  def error_of_step(self, step: int, bad: BadStepError) -> UserError:
-    """Returns what to tell the user; `step` counts the bad one too."""
+  def error_of_step(self, bad: BadStepError) -> UserError:
+    """Returns what to tell the user."""
     numbers = ", ".join(f"{name} = {x}" for name, x in bad.losses.items())
     return UserError(
-      f"{numbers} at step {step}: training has diverged; the first tensor that "
-      f"is not finite is {self._first_bad(bad)}. {self._advice()}"
+      f"{numbers} at step {bad.step}: training has diverged; the first tensor "
+      f"that is not finite is {self._first_bad(bad)}. {self._advice()}"
     )
 
   def check_variables(self, step: int) -> None:

@@ -10,6 +10,7 @@ memory, never results.
   MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
   LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
   NUM_MICROBATCHES = 4                           a quarter of the batch at once
+  STEPS_PER_LOOP = 100                           on TPUs, 100 steps in a call
 
 One size may lie in two ways under two names. `d_model_stored` is the d_model of
 weights, their slots and their gradients while no layer uses them: split over
@@ -76,15 +77,19 @@ class MeshLayout:
     num_microbatches: parts of a batch that a step computes one after the other,
       adding up their gradients; memory holds the activations of one.
     tpu: the slice of TPUs that a pod is (tpu_slices.py); "" is CPUs or GPUs.
+    steps_per_loop: how many steps TPUs do in one call, at most; a call ends
+      where something is due.
   """
 
   mesh_shape: str
   layout: str
   num_microbatches: int = 1
   tpu: str = ""
+  steps_per_loop: int = 1
 
   def __post_init__(self):
     check_count("NUM_MICROBATCHES", self.num_microbatches)
+    check_count("STEPS_PER_LOOP", self.steps_per_loop)
     _check_axes(_pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"))
     rules = _pairs("LAYOUT", self.layout, "batch:data,heads:model")
     for dimension, axis in rules:
@@ -104,6 +109,11 @@ class MeshLayout:
   def _check_tpu(self) -> None:
     """Raises UserError unless the mesh has as many devices as the slice."""
     if not self.tpu:
+      if self.steps_per_loop > 1:
+        raise UserError(
+          f'STEPS_PER_LOOP = {self.steps_per_loop} and TPU = "": only TPUs do '
+          "several steps in a call; set STEPS_PER_LOOP = 1."
+        )
       return
     where = tpu_slice(self.tpu)
     if where.num_devices != self.num_devices:
@@ -163,6 +173,11 @@ def check(
     *batch_sizes: every size of a training batch in the run.
     num_pods: NUM_PODS, which share each batch.
   """
+  if num_pods > 1 and layout.steps_per_loop > 1:
+    raise UserError(
+      f"STEPS_PER_LOOP = {layout.steps_per_loop} and NUM_PODS = {num_pods}: "
+      "pods exchange gradients after each step; set STEPS_PER_LOOP = 1."
+    )
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:
     _check_shares(size, num_pods, parts)

@@ -111,7 +111,7 @@ class Outcome:
 class _Clock:
   """Seconds of one part of a step, over the steps since the last log line.
 
-  A session's first step is left out: it compiles, and opens files.
+  A session's first call is left out: it compiles, and opens files.
   """
 
   def __init__(self):
@@ -119,12 +119,12 @@ class _Clock:
     self._secs: list[float] = []
 
   @contextlib.contextmanager
-  def running(self) -> Iterator[None]:
-    """Times its body."""
+  def running(self, num_steps: int = 1) -> Iterator[None]:
+    """Times its body, which is of so many steps."""
     start = time.perf_counter()
     yield
     if not self._is_first:
-      self._secs.append(time.perf_counter() - start)
+      self._secs += [(time.perf_counter() - start) / num_steps] * num_steps
     self._is_first = False
 
   def take_mean(self) -> float:
@@ -212,13 +212,14 @@ class TrainLoop:
     run = self._job.run
     while self._step < self._last_step and not stop.signal_name:
       self._writer.check()
-      values = self._run_step()
-      if self._spikes.sees_spike(values):
-        self._writer.wait()
-        back, rewinds = self._spikes.rewind(
-          self._job.model_dir, self._step, values["loss"], run.batch_sizes
-        )
-        return Outcome(back, None, "", rewinds)
+      for values in self._run_steps():
+        self._step += 1
+        if self._spikes.sees_spike(values):
+          self._writer.wait()
+          back, rewinds = self._spikes.rewind(
+            self._job.model_dir, self._step, values["loss"], run.batch_sizes
+          )
+          return Outcome(back, None, "", rewinds)
       if self._step % self._job.pods.fingerprint_steps == 0:
         with self._during(f"while pods were compared after step {self._step}"):
           self._fingerprints.check(self._step)
@@ -247,29 +248,46 @@ class TrainLoop:
       self._validate()
     return Outcome(newest, self._validation_loss, "")
 
-  def _run_step(self) -> dict[str, float]:
-    with self._data_clock.running():
-      batch = self._batches.batch(self._step)
-    phase = f"in step {self._step + 1}"
-    is_traced = self._step + 1 in self._job.run.trace_steps
+  def _run_steps(self) -> list[dict[str, float]]:
+    """Runs the steps of one call; returns the metrics of each."""
+    num_steps = self._steps_of_call()
+    until = self._step + num_steps
+    with self._data_clock.running(num_steps):
+      batches = [self._batches.batch(i) for i in range(self._step, until)]
+    phase = f"in step {until}"
+    if num_steps > 1:
+      phase = f"in steps {self._step + 1} to {until}"
+    is_traced = until in self._job.run.trace_steps
     # What a traced step takes is not what a step takes.
     clock = contextlib.nullcontext if is_traced else self._step_clock.running
     records = [] if is_traced else None
-    with clock(), self._during(phase):
+    with clock(num_steps), self._during(phase):
       try:
-        values = self._train_step.run(batch, self._step, records)
+        if self._program.loop and not is_traced:
+          all_values = self._train_step.run_loop(batches, self._step)
+        else:
+          all_values = [self._train_step.run(*batches, self._step, records)]
       except BadStepError as bad:
-        raise self._divergence.error_of_step(self._step + 1, bad) from None
-    self._step += 1
-    self._watchdog.step_done(self._step)
+        raise self._divergence.error_of_step(bad) from None
+    self._watchdog.step_done(until)
     if is_traced:
       self._watchdog.expect_slow()
-      trace = keep_trace(
-        self._job.model_dir, self._step, self._program, records
-      )
+      trace = keep_trace(self._job.model_dir, until, self._program, records)
       self._progress.say(trace.says)
-      values |= trace.figures
-    return values
+      all_values[-1] |= trace.figures
+    return all_values
+
+  def _steps_of_call(self) -> int:
+    """Returns how many steps are run before anything is due."""
+    if not self._program.loop:
+      return 1
+    job, run = self._job, self._job.run
+    every = [run.log_steps, run.eval_steps, run.checkpoint_steps]
+    every += filter(None, [run.sample_steps, job.task_eval_steps])
+    ends = [self._last_step, *(n - self._step % n + self._step for n in every)]
+    for traced in run.trace_steps:  # alone in its call
+      ends += [x for x in (traced - 1, traced) if x > self._step]
+    return min(self._program.loop.max_steps, min(ends) - self._step)
 
   def _validate(self) -> None:
     """Measures the mean nats of the validation tokens."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A training step in a session: its microbatches, the last with the update.
+"""Training steps in a session: their microbatches, the last with the update.
 
 A pod needs no other before the last microbatch, and waits for none: what comes
 before it is a call of its own for each pod.
@@ -25,13 +25,17 @@ class BadStepError(Exception):
   """A step with a number that is not finite; it has changed no variable.
 
   Attributes:
+    step: of it, counted from 1.
     losses: loss, z_loss and grad_norm of the step.
     gradient_squares: [variables], float32, as in TrainProgram.
   """
 
-  def __init__(self, losses: dict[str, float], gradient_squares: np.ndarray):
-    """Keeps both."""
-    super().__init__(losses)
+  def __init__(
+    self, step: int, losses: dict[str, float], gradient_squares: np.ndarray
+  ):
+    """Keeps them."""
+    super().__init__(step, losses)
+    self.step = step
     self.losses = losses
     self.gradient_squares = gradient_squares
 
@@ -64,6 +68,12 @@ class TrainStep:
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares], fed
     )
+    self._loop = loop = program.loop
+    if loop:
+      self._run_loop = session.make_callable(
+        [loop.metrics, loop.num_done],
+        [*loop.features.values(), program.step, loop.num_steps],
+      )
     self._clients = concurrent.futures.ThreadPoolExecutor(self._num_pods)
     self._losses_and_weights = session.make_callable(
       [[pod.loss, pod.weight_sum] for pod in program.pods], features
@@ -99,16 +109,50 @@ class TrainStep:
     for pod in pods:
       pod.result()
     # A, the exchange and B: from here on pods wait for each other.
-    last = [rows for share in shares for rows in share[-1]]
-    last += [step, self._num_microbatches - 1]
+    last = self._last(shares, step)
     try:
       metrics, _ = calls.update(*last)
     except tf.errors.InvalidArgumentError:
       losses, squares = self._measure(*last)
       if np.isfinite(list(losses.values())).all():
         raise  # something else was wrong
-      raise BadStepError(_floats(losses), squares) from None
+      raise BadStepError(step + 1, _floats(losses), squares) from None
     return _floats(metrics)
+
+  def run_loop(
+    self, batches: Sequence[Batch], step: int
+  ) -> list[dict[str, float]]:
+    """Trains on a batch after the other, in one call of the program's loop.
+
+    Args:
+      batches: one a step, no more than the loop can have.
+      step: steps done before the first.
+
+    Returns:
+      The metrics of each step, by name.
+
+    Raises:
+      BadStepError: a step's loss or gradients are not finite; those before it
+        are done.
+    """
+    fed = []
+    for name, of_rounds in self._loop.features.items():
+      rows = np.concatenate([batch[name] for batch in batches])
+      rounds = np.zeros(of_rounds.shape, rows.dtype)
+      rows = rows.reshape(-1, *rounds.shape[1:])
+      rounds[: len(rows)] = rows
+      fed.append(rounds)
+    metrics, num_done = self._run_loop(*fed, step, len(batches))
+    done = [
+      {name: float(of_steps[i]) for name, of_steps in metrics.items()}
+      for i in range(num_done)
+    ]
+    if not np.isfinite([done[-1][name] for name in self._program.losses]).all():
+      bad = num_done - 1
+      last = self._last(self._shares(batches[bad]), step + bad)
+      losses, squares = self._measure(*last)
+      raise BadStepError(step + num_done, _floats(losses), squares)
+    return done
 
   def mean_loss(self, batches: Iterable[Batch]) -> float:
     """Returns the nats of a target, averaged over all targets of `batches`."""
@@ -119,6 +163,11 @@ class TrainStep:
         results.extend(self._losses_and_weights(*rows))
     losses, weights = zip(*results, strict=True)
     return float(np.average(losses, weights=weights))
+
+  def _last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
+    """Returns what to feed with the last microbatch of a step."""
+    rows = [rows for share in shares for rows in share[-1]]
+    return [*rows, step, self._num_microbatches - 1]
 
   def _made_callable(self, **options: bool) -> _Calls:
     """Returns the calls, made once for many steps."""

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import BaseResourceVariable, mtf, tf
 
 
 class Part(Protocol):
@@ -150,3 +150,31 @@ def sliced_variable(
     trainable=trainable,
     sizes=sizes,
   ).outputs[0]
+
+
+def device_variable(value: tf.Tensor, name: str) -> tf.Variable:
+  """Makes a variable that is not trained by TensorFlow, and its initializer.
+
+  It lives on the device whose scope this is. tf.Variable itself makes twice the
+  operations, in three times the time, and a pod has a hundred thousand.
+
+  Args:
+    value: the first.
+    name: of its operations.
+  """
+  with tf.name_scope(name) as scope:
+    unique_name = scope.removesuffix("/")
+    handle = tf.raw_ops.VarHandleOp(
+      dtype=value.dtype, shape=value.shape, shared_name=unique_name, name=scope
+    )
+    return BaseResourceVariable(
+      trainable=False,
+      shape=value.shape,
+      dtype=value.dtype,
+      handle=handle,
+      handle_name=unique_name,
+      unique_id=unique_name,
+      initial_value=value,
+      initializer_op=tf.raw_ops.AssignVariableOp(resource=handle, value=value),
+      in_graph_mode=True,
+    )

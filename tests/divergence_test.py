@@ -167,7 +167,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
     for name, value in before.items():
       np.testing.assert_array_equal(after[name], value, err_msg=str(name))
     watch = DivergenceWatch(session, program, lambda: None)
-    error = watch.error_of_step(2, bad.value)
+    error = watch.error_of_step(bad.value)
     assert "the parameter layer_001/norm/scale, before the step" in str(error)
 
 
@@ -185,7 +185,7 @@ def test_the_gradient_that_was_computed_first_is_named():
       program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
     )
     squares[first], squares[second] = np.nan, np.inf
-    error = watch.error_of_step(7, BadStepError(losses, squares))
+    error = watch.error_of_step(BadStepError(7, losses, squares))
   assert str(error) == (
     "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
     "diverged; the first tensor that is not finite is the gradient of "

@@ -5,23 +5,149 @@
 `tf.tpu.replicate` writes down one device's part, which the TPU's compiler then
 makes for all. `simulated` does that here: it copies every operation of a part
 as often as there are devices, gives each copy its own inputs and outputs, and
-puts plain TensorFlow in place of what the copies tell each other. It knows
-TensorFlow's operations, and nothing of ours.
+puts plain TensorFlow in place of what the copies tell each other. A loop, in
+which they do so too, is written out round after round. It knows TensorFlow's
+operations, and nothing of ours.
 """
 
 import collections
+import dataclasses
 
 import numpy as np
+from tensorflow.python.framework.function_def_to_graph import (
+  function_def_to_graph_def,
+)
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import BaseResourceVariable, tf
 
 _CLUSTER = "_tpu_replicate"
 
 
-def simulated(graph: tf.Graph) -> tf.Graph:
-  """Returns a graph with all of `graph` under the same names, for one CPU."""
+def simulated(graph: tf.Graph, max_rounds: int = 0) -> tf.Graph:
+  """Returns a graph with all of `graph` under the same names, for one CPU.
+
+  Args:
+    graph: with programs for TPUs.
+    max_rounds: that a loop in them can have.
+  """
+  with tf.Graph().as_default() as made:
+    simulate(graph, max_rounds)
+  return made
+
+
+def simulate(graph: tf.Graph, max_rounds: int = 0) -> None:
+  """Adds what `simulated` returns to the current graph."""
   definition = graph.as_graph_def()
-  return _Simulation(definition).graph()
+  functions = tf.GraphDef(library=definition.library)
+  tf.import_graph_def(functions, name="")  # loops in loops are looked for here
+  while any(_is_loop(node) for node in definition.node):
+    _write_out_loops(definition, max_rounds)
+  tf.import_graph_def(_Simulation(definition).definition(), name="")
+
+
+def moved(x: object) -> object:
+  """Returns x, of a simulated graph, as the current graph has it.
+
+  Args:
+    x: a tensor, an operation or a variable, or what is made of them.
+  """
+  if isinstance(x, (tf.Tensor, tf.Operation)):
+    return tf.get_default_graph().as_graph_element(x.name)
+  if isinstance(x, BaseResourceVariable):
+    return BaseResourceVariable(
+      trainable=False,
+      shape=x.shape,
+      dtype=x.dtype,
+      handle=moved(x.handle),
+      handle_name=x.name.removesuffix(":0"),
+      unique_id=x.name,
+      initializer_op=moved(x.initializer),
+      in_graph_mode=True,
+    )
+  if dataclasses.is_dataclass(x):
+    fields = {each.name for each in dataclasses.fields(x)}
+    return dataclasses.replace(
+      x, **{name: moved(getattr(x, name)) for name in fields}
+    )
+  if isinstance(x, dict):
+    return {key: moved(value) for key, value in x.items()}
+  return [moved(each) for each in x] if isinstance(x, list) else x
+
+
+def _is_loop(node: tf.NodeDef) -> bool:
+  return node.op in ("While", "StatelessWhile") and _CLUSTER in node.attr
+
+
+def _write_out_loops(definition: tf.GraphDef, max_rounds: int) -> None:
+  """Puts as many rounds in place of each loop, each of which may be the last.
+
+  A loop whose condition no longer holds keeps its values. Loops in loops are
+  left for the next call.
+  """
+  functions = {
+    each.signature.name: each for each in definition.library.function
+  }
+  nodes, ends = [], {}
+  for node in definition.node:
+    if not _is_loop(node):
+      nodes.append(node)
+      continue
+    values = [x for x in node.input if not x.startswith("^")]
+    for number in range(max_rounds):
+      prefix = f"{node.name}/round_{number}"
+      parts = []
+      for part in ("cond", "body"):
+        function = functions[node.attr[part].func.name]
+        parts.append(
+          _inlined(nodes, function, values, f"{prefix}/{part}", node)
+        )
+      (is_on,), after = parts
+      for i, (old, new) in enumerate(zip(values, after, strict=True)):
+        if new == old:
+          continue
+        chosen = tf.NodeDef(
+          name=f"{prefix}/value_{i}", op="SelectV2", input=[is_on, new, old]
+        )
+        chosen.attr["T"].type = node.attr["T"].list.type[i]
+        chosen.attr[_CLUSTER].CopyFrom(node.attr[_CLUSTER])
+        nodes.append(chosen)
+        values[i] = chosen.name
+    ends[node.name] = values
+  for node in nodes:
+    for i, name in enumerate(node.input):
+      source, index = _split(name)
+      if source in ends:
+        last, _ = _split(ends[source][index or 0])
+        node.input[i] = f"^{last}" if index is None else ends[source][index]
+  del definition.node[:]
+  definition.node.extend(nodes)
+
+
+def _inlined(nodes, function, values, prefix, loop) -> list[str]:
+  """Adds the operations of a function; returns the names of its results."""
+  definition, flat_names = function_def_to_graph_def(function)
+  arguments = [each.name for each in function.signature.input_arg]
+  given = dict(zip(arguments, values, strict=True))
+
+  def renamed(name):
+    source, index = _split(name)
+    if source in given:
+      argument, _ = _split(given[source])
+      return f"^{argument}" if index is None else given[source]
+    here = f"{prefix}/{source}"
+    return f"^{here}" if index is None else f"{here}:{index}"
+
+  for node in definition.node:
+    if node.name in given:
+      continue
+    inputs = [renamed(x) for x in node.input]
+    node.name = f"{prefix}/{node.name}"
+    del node.input[:]
+    node.input.extend(inputs)
+    node.attr[_CLUSTER].CopyFrom(loop.attr[_CLUSTER])
+    nodes.append(node)
+  results = [function.ret[each.name] for each in function.signature.output_arg]
+  return [renamed(flat_names[x]) for x in results]
 
 
 class _Simulation:
@@ -39,7 +165,7 @@ class _Simulation:
     self._made.versions.CopyFrom(self._versions)
     self._made.library.CopyFrom(self._library)
 
-  def graph(self) -> tf.Graph:
+  def definition(self) -> tf.GraphDef:
     """Returns the rewritten graph."""
     for node in self._nodes.values():
       if node.op in ("TPUReplicatedInput", "TPUReplicatedOutput"):
@@ -56,9 +182,7 @@ class _Simulation:
         copy.attr.pop("_class", None)
         del copy.input[:]
         copy.input.extend(self._outside_inputs(node))
-    with tf.Graph().as_default() as made:
-      tf.import_graph_def(self._made, name="")
-    return made
+    return self._made
 
   def _cluster(self, node) -> str:
     return node.attr[_CLUSTER].s.decode() if _CLUSTER in node.attr else ""

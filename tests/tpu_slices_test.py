@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.layout import MeshLayout
+from palm_mtf.layout import MeshLayout, check
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.tpu_slices import check_pods, chips_of_replicas, tpu_slice
+from tests.mtf_testing import small_config
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,26 @@ def test_a_model_axis_that_fits_no_box_still_uses_every_device_once():
       lambda: MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v3-8"),
       'TPU = "v3-8" has 2 x 2 x 1 chips x 2 = 8 devices, and MESH_SHAPE = '
       '"data:4" has 4; give the mesh as many.',
+    ),
+    (
+      lambda: MeshLayout(mesh_shape="", layout="", steps_per_loop=9),
+      'STEPS_PER_LOOP = 9 and TPU = "": only TPUs do several steps in a call; '
+      "set STEPS_PER_LOOP = 1.",
+    ),
+    (
+      lambda: check(
+        MeshLayout(
+          mesh_shape="data:4",
+          layout="batch:data",
+          tpu="v4-8",
+          steps_per_loop=9,
+        ),
+        small_config(),
+        8,
+        num_pods=2,
+      ),
+      "STEPS_PER_LOOP = 9 and NUM_PODS = 2: pods exchange gradients after each "
+      "step; set STEPS_PER_LOOP = 1.",
     ),
     (
       lambda: check_pods(tpu_slice("v4-8"), PodsConfig(num_pods=2)),

@@ -25,7 +25,7 @@ from palm_mtf.mesh.collectives import (
   scope_of,
 )
 from palm_mtf.mesh.operation_copies import OperationCopies
-from palm_mtf.variables import SlicedVariable
+from palm_mtf.variables import SlicedVariable, device_variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,12 +218,8 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
             variable.name, variable.sizes, part
           )
           value = tf.cast(value, variable.slice_dtype)
-          # Outside variable scopes: tf.Variable's name is only for people.
-          of_device = tf.Variable(
-            padded(value, size),
-            trainable=False,
-            use_resource=True,
-            name=f"{variable.name}/slice_{pnum}",
+          of_device = device_variable(
+            padded(value, size), f"{variable.name}/slice_{pnum}"
           )
         self.slices.append(
           Slice(

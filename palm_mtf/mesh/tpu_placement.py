@@ -14,7 +14,10 @@ Replica i of a computation is device i of the mesh: where on the torus that is,
 tpu_slices.py decides.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from palm_mtf._tf import (
   cross_replica_reduce,
@@ -122,6 +125,10 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self.host = self.hosts[0]
     self._stacks: list[Stack] = []
     self._slots: dict[str, Slot] = {}
+    self._groups: dict[tuple[int, ...], np.ndarray] = {}
+    # Of a loop: what is imported in all rounds, also as devices are fed it.
+    self._rounds: Mapping[str, tf.Tensor] = {}
+    self._fed_rounds: dict[str, tf.Tensor] = {}
 
   def LaidOutVariable(  # noqa: N802, Mesh TensorFlow's name
     self, variable: SlicedVariable, mesh_impl: "TpuPlacement"
@@ -151,7 +158,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     Returns:
       [tensors][devices], and what runs all of it.
     """
-    self._pnum_tensor = None  # each computation has an input of its own
+    self._pnum_tensor = None  # each computation has inputs of its own
+    self._fed_rounds = {}
     job, _, _ = self.host.rpartition("/task:")
 
     def on_one_device():
@@ -172,12 +180,63 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     tensors = [list(each) for each in zip(*outputs, strict=True)]
     return tensors, tf.group(*tensors[0])
 
+  def loop(
+    self,
+    condition: Callable[..., tf.Tensor],
+    body: Callable[..., Sequence[tf.Tensor]],
+    values: Sequence[tf.Tensor],
+  ) -> list[tf.Tensor]:
+    """Repeats a part of a computation while a condition holds.
+
+    Each round goes on from the variables that the last one left.
+
+    Args:
+      condition: of the values before a round, whether there is one.
+      body: a round: returns the next values. It uses no variable that no
+        computation has used before.
+      values: before the first round.
+
+    Returns:
+      The last values.
+    """
+    num = len(values)
+
+    def of_round(*carried: tf.Tensor) -> list[tf.Tensor]:
+      for stack, whole in zip(self._stacks, carried[num:], strict=True):
+        stack.begin(whole)
+      following = list(body(*carried[:num]))
+      return following + [stack.whole() for stack in self._stacks]
+
+    carried = tf.while_loop(
+      lambda *carried: condition(*carried[:num]),
+      of_round,
+      [*values, *(stack.whole() for stack in self._stacks)],
+    )
+    for stack, whole in zip(self._stacks, carried[num:], strict=True):
+      stack.begin(whole)
+    return carried[:num]
+
+  @contextlib.contextmanager
+  def in_round(
+    self, rounds: Mapping[str, tf.Tensor], index: tf.Tensor
+  ) -> Iterator[None]:
+    """Lowers what is imported, in its body, as a round of a loop has it.
+
+    Args:
+      rounds: the values in all rounds, [rounds, ...], by the name of the tensor
+        that is imported.
+      index: of the round, [], int32.
+    """
+    self._rounds, self._index = rounds, index
+    yield
+    self._rounds = {}
+
   @property
   def pnum_tensor(self) -> tf.Tensor:
     """Which of the mesh a device is, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
-      with tf.control_dependencies(None):
+      with tf.init_scope():
         for pnum, host in enumerate(self.hosts):
           with tf.device(host):
             numbers.append(tf.constant(pnum))
@@ -189,21 +248,37 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     value = tf.get_static_value(tf_x)
     if value is not None:  # a part of the program
       return self.slice(tf.constant(value, tf_x.dtype), x.shape)
-    size = self.slice_shape(x.shape)
-    with tf.control_dependencies(None), tf.device(self.host):
-      cut = {}
-      for pnum in range(self.size):
-        begin = tuple(self.slice_begin(x.shape, pnum))
-        if begin not in cut:
-          cut[begin] = tf.slice(tf_x, begin, size) if size else tf_x
-    return self.fed(
-      [cut[tuple(self.slice_begin(x.shape, i))] for i in range(self.size)]
-    )
+    return self.LaidOutTensor([self._imported(tf_x, x.shape)])
 
-  def fed(self, values: Sequence[tf.Tensor]):
-    """Returns, laid out, what each device is given from outside."""
-    with tf.control_dependencies(None):
-      return self.LaidOutTensor([tpu_replicated_input(values)])
+  def _imported(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
+    """Returns a device's slice of a tensor of the host."""
+    if tf_x.name not in self._rounds:
+      return self._cut_and_fed(tf_x, shape)
+    if tf_x.name not in self._fed_rounds:
+      rounds = self._rounds[tf_x.name]
+      self._fed_rounds[tf_x.name] = self._cut_and_fed(rounds, shape)
+    return tf.gather(self._fed_rounds[tf_x.name], self._index)
+
+  def _cut_and_fed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
+    """Cuts by the last dimensions, which `shape` is of."""
+    before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
+    size = before + self.slice_shape(shape)
+    begins = [
+      (*([0] * len(before)), *self.slice_begin(shape, pnum))
+      for pnum in range(self.size)
+    ]
+    cut = {}
+    # Outside of computations, and of loops in them.
+    with tf.init_scope(), tf.device(self.host):
+      for begin in dict.fromkeys(begins):
+        is_whole = size == tf_x.shape.as_list()
+        cut[begin] = tf_x if is_whole else tf.slice(tf_x, begin, size)
+    return self.fed([cut[begin] for begin in begins])
+
+  def fed(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns what each device is given from outside."""
+    with tf.init_scope():
+      return tpu_replicated_input(values)
 
   def assign(self, slot: Slot, value: tf.Tensor, clip: tf.Tensor):
     """Assigns where the step is finite: a program of XLA cannot raise.
@@ -218,7 +293,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def add(self, slot: Slot, value: tf.Tensor, is_first: tf.Tensor):
     """Adds to an accumulator, or begins anew; see SlicePlacement."""
-    # No tf.cond: a replicated variable leaves its branches.
+    is_first = self._imported(is_first, mtf.Shape([]))
     so_far = tf.where_v2(is_first, 0.0, tf.convert_to_tensor(slot))
     return slot.assign(so_far + tf.cast(value, slot.dtype))
 
@@ -279,6 +354,14 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       return self.LaidOutTensor(
         [cross_replica_reduce_scatter(part, groups, split_axis)]
       )
+
+  def _create_group_assignment(self, mesh_axes):
+    """Mesh TensorFlow's, once: of thousands of devices it takes a while."""
+    axes = tuple(mesh_axes)
+    if axes not in self._groups:
+      groups = super()._create_group_assignment(axes)
+      self._groups[axes] = np.array(groups, np.int32)
+    return self._groups[axes]
 
   def _coordinate(self, mesh_axis: int) -> tf.Tensor:
     return self.laid_out_pcoord(mesh_axis).one_slice

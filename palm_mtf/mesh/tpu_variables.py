@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import function, mtf, tf
 from palm_mtf.mesh.placement import Part, Slice, padded, parts_of
-from palm_mtf.variables import Fill, SlicedVariable
+from palm_mtf.variables import Fill, SlicedVariable, device_variable
 
 # Of a stack on a device: what saves and restores it is one message.
 _MAX_BYTES = 2**30
@@ -75,12 +75,7 @@ class Stack:
     self.slices = []
     for pnum, (part, value) in enumerate(zip(parts, values, strict=True)):
       with tf.device(mesh_impl.devices[pnum]):
-        of_device = tf.Variable(
-          value,
-          trainable=False,
-          use_resource=True,
-          name=f"{self.name}/slice_{pnum}",
-        )
+        of_device = device_variable(value, f"{self.name}/slice_{pnum}")
       self.slices.append(
         Slice(names, of_device, part.spec, part.sizes, part.is_first)
       )
@@ -93,30 +88,44 @@ class Stack:
     """Returns its variables, by their names."""
     return {name: Slot(self, i) for i, name in enumerate(self.slices[0].names)}
 
-  def begin(self) -> None:
-    """Begins a computation, which has read and written nothing."""
-    self._values: list[tf.Tensor] = []
+  def begin(self, whole: tf.Tensor | None = None) -> None:
+    """Begins a computation, or a part of it, which has read and set nothing.
+
+    Args:
+      whole: the stack at its beginning; None is that of the variable.
+    """
+    self._before, self._is_changed = whole, whole is not None
+    self._rows: list[tf.Tensor] = []
     self._next: dict[int, tf.Tensor] = {}
 
   def value(self, row: int) -> tf.Tensor:
-    """Returns what a device holds of a variable, by its number here."""
-    if not self._values:
-      self._values = self.slices[0].rows(self._variable.read_value())
-    return self._values[row]
+    """Returns what a variable, by its number here, was at the beginning."""
+    if not self._rows:
+      self._rows = self.slices[0].rows(self._beginning())
+    return self._rows[row]
 
   def set(self, row: int, value: tf.Tensor) -> None:
-    """Says what a device is to hold of a variable after the computation."""
+    """Says what a variable is to be at the end."""
     self._next[row] = value
+    self._is_changed = True
+
+  def whole(self) -> tf.Tensor:
+    """Returns the stack at the end."""
+    if not self._next:
+      return self._beginning()
+    rows = range(len(self.slices[0].names))
+    return self.slices[0].of_rows(
+      [self._next[i] if i in self._next else self.value(i) for i in rows]
+    )
 
   def end(self) -> list[tf.Operation]:
-    """Returns what writes the stack, if any of it was set."""
-    if not self._next:
-      return []
-    values = [
-      self._next[row] if row in self._next else self.value(row)
-      for row in range(len(self.slices[0].names))
-    ]
-    return [self._variable.assign(self.slices[0].of_rows(values))]
+    """Returns what writes the variable, if it has changed."""
+    return [self._variable.assign(self.whole())] if self._is_changed else []
+
+  def _beginning(self) -> tf.Tensor:
+    if self._before is None:
+      self._before = self._variable.read_value()
+    return self._before
 
 
 class Slot:

@@ -8,7 +8,7 @@ arithmetic that follows, and so are the variables.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, PalmConfig
@@ -41,6 +41,7 @@ class Pod:
     mesh: its own.
     placement: of its mesh.
     features: what it is fed.
+    numbers: what else its devices are told of a step, by name.
     tokens: what the forward pass says of a microbatch.
     variables: the trained ones.
     sums: of the step, read on its last microbatch.
@@ -51,6 +52,7 @@ class Pod:
   mesh: mtf.Mesh
   placement: SlicePlacement | TpuPlacement
   features: dict[str, tf.Tensor]
+  numbers: dict[str, tf.Tensor]
   tokens: TokenLosses
   variables: list[mtf.Variable]
   sums: Sums
@@ -63,14 +65,12 @@ class Update:
 
   Attributes:
     operations: update all variables.
-    learning_rate: [], float32.
     weight: [], float32: what the sums and their gradients are divided by.
     squares: the sum of squares of each summed gradient.
     losses: loss, z_loss and grad_norm, [] float32 each.
   """
 
   operations: list[AdafactorUpdate]
-  learning_rate: tf.Tensor
   weight: mtf.Tensor
   squares: list[mtf.Tensor]
   losses: dict[str, mtf.Tensor]
@@ -97,6 +97,7 @@ class PodBuilder:
     self._config, self._mesh_layout = config, mesh_layout
     self._optimizer, self._seed = optimizer, seed
     self._pod_batch_size = pod_batch_size
+    self._num_microbatches = mesh_layout.num_microbatches
     self._graph = mtf.Graph()
     with tf.device(client):
       none = tf.constant(-1, tf.int64)
@@ -111,19 +112,17 @@ class PodBuilder:
   ) -> Pod:
     """Builds A: the sums of pod `index`."""
     mesh = mtf.Mesh(self._graph, f"pod_{index}")
-    num_microbatches = self._mesh_layout.num_microbatches
     dims = model_dims(
       self._config,
-      self._pod_batch_size // num_microbatches,
+      self._pod_batch_size // self._num_microbatches,
       self._mesh_layout,
     )
     # What is imported onto the mesh is made beside it.
     with tf.device(placement.host):
       fed = placeholders(features, dims)
       batch = import_features(mesh, fed, dims)
-      first_row = index * self._pod_batch_size
-      first_row += self.microbatch * dims.batch.size
-      dropout = self._dropout(mesh, first_row)
+      numbers = self.numbers(index, self.step, self.microbatch)
+      dropout = self._dropout(mesh, numbers)
       logits = Palm(mesh, self._config, dims, self._seed, dropout).logits(
         batch["inputs"], batch.get("segments")
       )
@@ -133,30 +132,55 @@ class PodBuilder:
       variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
       sums = microbatch_sums(tokens, self._optimizer.z_loss, variables)
       accumulations = []
-      if num_microbatches > 1:
-        is_first = tf.equal(self.microbatch, 0)
-        sums, accumulations = accumulated(sums, variables, is_first)
+      if self._num_microbatches > 1:
+        sums, accumulations = accumulated(sums, variables, numbers["is_first"])
     return Pod(
-      index, mesh, placement, fed, tokens, variables, sums, accumulations
+      index,
+      mesh,
+      placement,
+      fed,
+      numbers,
+      tokens,
+      variables,
+      sums,
+      accumulations,
     )
 
-  def _dropout(self, mesh: mtf.Mesh, first_row: tf.Tensor) -> Dropout | None:
-    """Returns what drops activations; in step -1 it drops nothing."""
+  def numbers(
+    self, index: int, step: tf.Tensor, microbatch: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    """Returns what the devices of pod `index` are told of a microbatch.
+
+    Args:
+      index: of the pod.
+      step: as in TrainProgram.
+      microbatch: the same.
+    """
+    k = tf.cast(step + 1, tf.float32)
+    first_row = index * self._pod_batch_size
+    first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
+    dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
+    return {
+      "learning_rate": schedule.learning_rate(k, self._optimizer),
+      "decay": schedule.second_moment_decay(k, self._optimizer),
+      "is_first": tf.equal(microbatch, 0),
+      "dropout_state": tf.stack([tf.cast(x, tf.int32) for x in dropout_state]),
+    }
+
+  def _dropout(
+    self, mesh: mtf.Mesh, numbers: Mapping[str, tf.Tensor]
+  ) -> Dropout | None:
+    """Returns what drops activations, if anything does."""
     if not self._optimizer.dropout:
       return None
-    state = self.step, first_row, self.step >= 0
-    state = tf.stack([tf.cast(x, tf.int32) for x in state])
     shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
-    state = mtf.import_tf_tensor(mesh, state, shape)
+    state = mtf.import_tf_tensor(mesh, numbers["dropout_state"], shape)
     return Dropout(self._optimizer.dropout, self._seed, state)
 
   def update(self, pod: Pod, sums: Sums) -> Update:
     """Builds B on one pod, from the sums of all of them."""
     optimizer = self._optimizer
     with tf.device(pod.placement.host):
-      k = tf.cast(self.step + 1, tf.float32)
-      learning_rate = schedule.learning_rate(k, optimizer)
-      decay = schedule.second_moment_decay(k, optimizer)
       weight = divisor(sums.weight)
       squares = sums_of_squares(sums.gradients)
       losses = {
@@ -167,9 +191,10 @@ class PodBuilder:
       norm, *others = (losses[x] for x in ("grad_norm", "loss", "z_loss"))
       scalars = [
         clip_factor(norm, optimizer.gradient_clip, others) / weight,
-        *(mtf.import_tf_tensor(pod.mesh, x) for x in (learning_rate, decay)),
+        mtf.import_tf_tensor(pod.mesh, pod.numbers["learning_rate"]),
+        mtf.import_tf_tensor(pod.mesh, pod.numbers["decay"]),
       ]
       operations = adafactor_updates(
         pod.variables, sums.gradients, scalars, optimizer
       )
-    return Update(operations, learning_rate, weight, squares, losses)
+    return Update(operations, weight, squares, losses)

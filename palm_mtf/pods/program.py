@@ -14,6 +14,7 @@ What a pod is fed is in features.py.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
@@ -42,6 +43,7 @@ from palm_mtf.pods.features import (
   placeholders,
 )
 from palm_mtf.pods.pod import Pod, PodBuilder, Update
+from palm_mtf.pods.tpu_loop import LoopProgram, lower_loop
 from palm_mtf.pods.tpu_program import lower_on_tpus
 from palm_mtf.pods_config import PodsConfig
 
@@ -92,6 +94,7 @@ class TrainProgram:
     parameters: names of the variables that are trained, in the model's order.
     initialize: draws the first weights.
     devices: where all of it is placed.
+    loop: several steps in one call, where devices can do that.
   """
 
   pods: list[PodProgram]
@@ -105,6 +108,7 @@ class TrainProgram:
   metrics: dict[str, tf.Tensor]
   initialize: tf.Operation
   devices: Devices
+  loop: LoopProgram | None
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
@@ -153,7 +157,8 @@ def build_train_program(
   ]
   sums = exchanged_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
   updates = [builder.update(*each) for each in zip(built, sums, strict=True)]
-  lowered = _lower(built, updates)
+  lowered = _lower(built, updates, _asked(updates[0]))
+  fetched = _fetched(built[0], updates[0], lowered.tensors)
   return TrainProgram(
     pods=list(_pod_programs(built, lowered)),
     step=builder.step,
@@ -163,18 +168,17 @@ def build_train_program(
     update=lowered.operations,
     initialize=lowered.initialize,
     devices=devices,
-    **_fetched(built[0], updates[0], lowered.tensors),
+    loop=_loop(builder, built[0], updates[0], mesh_layout),
+    **fetched,
   )
 
 
-def _lower(pods: Sequence[Pod], updates: Sequence[Update]) -> Lowered:
-  """Lowers all pods, with what is fetched: of the step from the first."""
-  first = updates[0]
-  tensors = {
-    **first.losses,
-    "weight": first.weight,
-    **{f"squares/{i}": x for i, x in enumerate(first.squares)},
-  }
+def _lower(
+  pods: Sequence[Pod],
+  updates: Sequence[Update],
+  tensors: Mapping[str, mtf.Tensor],
+) -> Lowered:
+  """Lowers all pods, with `tensors`, and each pod's loss of other batches."""
   of_forward_pass = []
   for pod in pods:
     nats, weights = pod.tokens.nats, pod.tokens.loss_weights
@@ -187,7 +191,7 @@ def _lower(pods: Sequence[Pod], updates: Sequence[Update]) -> Lowered:
   if isinstance(pods[0].placement, TpuPlacement):
     return lower_on_tpus(pods, updates, tensors, of_forward_pass)
   for each in of_forward_pass:
-    tensors |= each
+    tensors = {**tensors, **each}
   return lower(
     {pod.mesh: pod.placement for pod in pods},
     tensors,
@@ -212,26 +216,53 @@ def _pod_programs(
     )
 
 
+def _asked(update: Update) -> dict[str, mtf.Tensor]:
+  """Returns what is fetched of a step, [] float32 each, losses first."""
+  return {
+    **update.losses,
+    "weight": update.weight,
+    **{f"squares/{i}": x for i, x in enumerate(update.squares)},
+  }
+
+
 def _fetched(
   pod: Pod, update: Update, tensors: Mapping[str, tf.Tensor]
 ) -> dict[str, object]:
   """Returns losses, metrics and gradient_squares of a TrainProgram."""
-  losses = {name: tensors[name] for name in update.losses}
+  learning_rate = pod.numbers["learning_rate"]
   with tf.device(pod.placement.host):
     squares = tf.stack(
       [tensors[f"squares/{i}"] for i in range(len(update.squares))]
     )
     return {
       "gradient_squares": squares / tf.square(tensors["weight"]),
-      "losses": losses,
-      "metrics": {
-        **losses,
-        "learning_rate": update.learning_rate,
-        **rms_by_kind(
-          each for op in update.operations for each in op.sums_of_squares
-        ),
-      },
+      "losses": {name: tensors[name] for name in update.losses},
+      "metrics": _metrics(update, tensors, learning_rate),
     }
+
+
+def _metrics(
+  update: Update, tensors: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
+) -> dict[str, tf.Tensor]:
+  """Returns the metrics of a step, or of [steps] alike."""
+  return {
+    **{name: tensors[name] for name in update.losses},
+    "learning_rate": learning_rate,
+    **rms_by_kind(
+      each for op in update.operations for each in op.sums_of_squares
+    ),
+  }
+
+
+def _loop(
+  builder: PodBuilder, pod: Pod, update: Update, mesh_layout: MeshLayout
+) -> LoopProgram | None:
+  """Returns the steps that a pod of TPUs does in one call, if it does."""
+  if mesh_layout.steps_per_loop == 1:
+    return None
+  metrics_of = functools.partial(_metrics, update)
+  asked = _asked(update)
+  return lower_loop(builder, pod, update, asked, metrics_of, mesh_layout)
 
 
 @dataclasses.dataclass(frozen=True)

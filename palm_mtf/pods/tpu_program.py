@@ -38,7 +38,7 @@ class _Sums(NamedTuple):
   stacks: Sequence[tf.Tensor]
 
 
-class _Lowering(mtf.Lowering):
+class TpuLowering(mtf.Lowering):
   """Lowers what some tensors and operations of a mesh need, and no more."""
 
   def __init__(
@@ -55,7 +55,7 @@ class _Lowering(mtf.Lowering):
     self._counters = []
     totals = {}
     for each in sums:  # host -> device
-      rows = tf.unstack(placement.fed(each.stacks).one_slice)
+      rows = tf.unstack(placement.fed(each.stacks))
       totals |= zip(each.exchanges, rows, strict=True)
     for operation in _needed(mesh, wanted):
       with tf.name_scope(operation.name):
@@ -137,34 +137,63 @@ def _run(
   operations: Sequence[mtf.Operation],
   sums: Sequence[_Sums] = (),
 ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-  """Returns numbers as the first device has them, and what runs all.
-
-  Where numbers are asked for, what the optimizer measures becomes one too.
-  """
-  wanted = [*(x.operation for x in asked.values()), *operations]
-  measured = [x for x in operations if isinstance(x, AdafactorUpdate) and asked]
+  """Returns numbers as the first device has them, and what runs all."""
+  fetched = Asked(asked, operations)
 
   def computation():
-    lowering = _Lowering(pod.mesh, pod.placement, wanted, sums)
-    found = [lowering.export_to_tf_tensor(x) for x in asked.values()]
-    found += [x.value for op in measured for x in op.sums_of_squares]
+    lowering = TpuLowering(pod.mesh, pod.placement, fetched.operations, sums)
     done = tf.group([lowering.lowered_operation(x) for x in operations])
-    # In one message, for each has a price of its own.
-    return [tf.stack(found)] if asked else [], done
+    return [fetched.numbers(lowering)] if asked else [], done
 
-  if not wanted:
+  if not fetched.operations:
     return {}, tf.no_op()
   outputs, done = pod.placement.replicate(computation)
   if not asked:
     return {}, done
   with tf.device(pod.placement.host):  # device -> host
-    numbers = iter(tf.unstack(tf.identity(outputs[0][0])))
-  found = {name: next(numbers) for name in asked}
-  for operation in measured:
-    operation.sums_of_squares = [
-      x._replace(value=next(numbers)) for x in operation.sums_of_squares
-    ]
-  return found, done
+    return fetched.named(tf.unstack(tf.identity(outputs[0][0]))), done
+
+
+class Asked:
+  """Numbers that are asked of a program, in one message.
+
+  Where there are any, what the optimizer measures comes with them.
+
+  Attributes:
+    operations: what has to be lowered.
+  """
+
+  def __init__(
+    self,
+    tensors: Mapping[str, mtf.Tensor],
+    operations: Sequence[mtf.Operation],
+  ):
+    """Asks for `tensors`, [] float32 each, while `operations` are done."""
+    self.operations = [*(x.operation for x in tensors.values()), *operations]
+    self._tensors = tensors
+    self._measured = [x for x in operations if isinstance(x, AdafactorUpdate)]
+
+  @property
+  def num_numbers(self) -> int:
+    """How many there are, once the operations have been lowered."""
+    measured = sum(len(x.sums_of_squares) for x in self._measured)
+    return len(self._tensors) + measured
+
+  def numbers(self, lowering: mtf.Lowering) -> tf.Tensor:
+    """Returns what a device has of all of them, [num_numbers]."""
+    found = [lowering.export_to_tf_tensor(x) for x in self._tensors.values()]
+    found += [x.value for op in self._measured for x in op.sums_of_squares]
+    return tf.stack(found)
+
+  def named(self, numbers: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Returns those of `tensors`; the optimizer is given its own."""
+    remaining = iter(numbers)
+    found = {name: next(remaining) for name in self._tensors}
+    for operation in self._measured:
+      operation.sums_of_squares = [
+        x._replace(value=next(remaining)) for x in operation.sums_of_squares
+      ]
+    return found
 
 
 def _exchanged(pods: Sequence[Pod]) -> list[list[_Sums]]:
@@ -209,7 +238,7 @@ def _terms(
 
   def computation():
     wanted = [x.operation for x in terms]
-    lowering = _Lowering(pod.mesh, pod.placement, wanted)
+    lowering = TpuLowering(pod.mesh, pod.placement, wanted)
     parts = [lowering.tensors[x].to_laid_out_tensor().one_slice for x in terms]
     for i, part in enumerate(parts):
       alike.setdefault((part.dtype, *part.shape.as_list()), []).append(i)

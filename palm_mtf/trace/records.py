@@ -46,7 +46,7 @@ _EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
 _PHASES = {
   EXCHANGE: _EXCHANGE,
   UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
-  BACKWARD: re.compile(r"/gradients/|_sum/add(_\d+)?/"),
+  BACKWARD: re.compile(r"/gradients/|_sum/(add|read)(_\d+)?/"),
 }
 _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(

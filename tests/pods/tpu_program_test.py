@@ -147,7 +147,9 @@ def run_of(config, mesh, beside=None, **changes):
   with graph.as_default():
     values = [read_by_name(pod.slices) for pod in program.pods]
     built = beside(program) if beside else None
-  run = Run(simulated(graph) if mesh.tpu else graph, program, values)
+  if mesh.tpu:
+    graph = simulated(graph, mesh.steps_per_loop)
+  run = Run(graph, program, values)
   return (run, built) if beside else run
 
 
