@@ -10,7 +10,8 @@ Without --gin_file a table: models and slices, each built in a process of its
 own. Nothing is compiled and nothing runs: XLA's part, and its memory on a
 device, are not seen here. Operations are those of all programs and those around
 them; collectives are those of one device of each pod, in all its programs: the
-step, a microbatch before its last, and the loss of other batches.
+step, a microbatch before its last, and the loss of other batches; not in loops
+of steps.
 """
 
 import argparse
@@ -28,9 +29,16 @@ from palm_mtf.memory import largest_resident_bytes
 # Gin files and macros.
 ROWS = [
   (["recipes/quickstart.gin", "layouts/tpu_v3_8.gin"], ["NUM_PODS=1"]),
+  (
+    ["recipes/quickstart.gin", "layouts/tpu_v3_8.gin"],
+    ["NUM_PODS=1", "STEPS_PER_LOOP=100"],
+  ),
   (["recipes/quickstart.gin", "layouts/tpu_v4_8.gin"], ["NUM_PODS=2"]),
   (["recipes/palm_8b.gin", "layouts/tpu_v3_32.gin"], ["NUM_PODS=1"]),
   (["recipes/palm_8b.gin", "layouts/tpu_v4_128.gin"], ["NUM_PODS=1"]),
+  (["recipes/palm_62b.gin", "layouts/tpu_v4_128.gin"], ["NUM_PODS=1"]),
+  (["recipes/palm_540b.gin", "layouts/tpu_palm_540b.gin"], ["NUM_PODS=1"]),
+  (["recipes/palm_540b.gin", "layouts/tpu_palm_540b.gin"], ["NUM_PODS=2"]),
 ]
 # What a recipe leaves to the user, and this does not need.
 _UNUSED = ["MODEL_DIR='none'", "TEXT_FILES='none'"]
@@ -141,8 +149,8 @@ def _print_table(macros: list[str], *, as_json: bool) -> int:
       continue
     found = json.loads(result.stdout)
     if not i:
-      print("".join(f"{x:>16}" for x in found))
-    print("".join(f"{x:>16}" for x in found.values()), flush=True)
+      print("".join(f"{x:>17}" for x in found))
+    print("".join(f"{x:>17}" for x in found.values()), flush=True)
   return 0
 
 

@@ -13,18 +13,27 @@ devices hold: the same numbers as on CPUs, and none cross the network.
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from palm_mtf._tf import function, mtf, tf
 from palm_mtf.mesh.placement import Part, Slice, padded, parts_of
 from palm_mtf.variables import Fill, SlicedVariable, device_variable
 
-# Of a stack on a device: what saves and restores it is one message.
+# gRPC counts the bytes of a message in 32 bits, and a stack is one.
 _MAX_BYTES = 2**30
+
+_T = TypeVar("_T")
+
+
+def in_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
+  """Returns things of `num_bytes` each in as few stacks as messages allow."""
+  num_rows = max(1, _MAX_BYTES // num_bytes)
+  return [alike[i : i + num_rows] for i in range(0, len(alike), num_rows)]
 
 
 def stacked_with(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
-) -> list[list[SlicedVariable]]:
+) -> list[Sequence[SlicedVariable]]:
   """Returns all variables of a kind, by stack, in the order of their layers.
 
   Args:
@@ -37,8 +46,7 @@ def stacked_with(
     if x.mesh is variable.mesh and _kind(x.name) == _kind(variable.name)
   ]
   size = mesh_impl.slice_size(variable.shape) * variable.slice_dtype.size
-  num_rows = max(1, _MAX_BYTES // size)
-  return [alike[i : i + num_rows] for i in range(0, len(alike), num_rows)]
+  return in_stacks(alike, size)
 
 
 def _kind(name: str) -> str:

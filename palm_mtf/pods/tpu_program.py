@@ -15,12 +15,15 @@ last. Each lowers what it needs of one Mesh TensorFlow graph, and all of them
 have the same variables.
 """
 
+import collections
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.lowering import Lowered, initialized
 from palm_mtf.mesh.tpu_placement import TpuPlacement
+from palm_mtf.mesh.tpu_variables import in_stacks
 from palm_mtf.optim.adafactor import AdafactorUpdate
 from palm_mtf.pods.exchange import Exchange, sum_in_order
 from palm_mtf.pods.pod import Pod, Update
@@ -234,20 +237,22 @@ def _terms(
     Of terms that are alike, by their positions: the stack of their slices on
     each device, on its host. Each message has a price of its own.
   """
-  alike: dict[object, list[int]] = {}
+  stacks: list[Sequence[int]] = []
 
   def computation():
     wanted = [x.operation for x in terms]
     lowering = TpuLowering(pod.mesh, pod.placement, wanted)
     parts = [lowering.tensors[x].to_laid_out_tensor().one_slice for x in terms]
+    alike = collections.defaultdict(list)
     for i, part in enumerate(parts):
-      alike.setdefault((part.dtype, *part.shape.as_list()), []).append(i)
-    stacks = [tf.stack([parts[i] for i in x]) for x in alike.values()]
-    return stacks, tf.no_op()
+      alike[part.dtype, *part.shape.as_list()].append(i)
+    for (dtype, *sizes), positions in alike.items():
+      stacks.extend(in_stacks(positions, dtype.size * math.prod(sizes)))
+    return [tf.stack([parts[i] for i in x]) for x in stacks], tf.no_op()
 
   outputs, _ = pod.placement.replicate(computation)
   values = {}
-  for positions, of_devices in zip(alike.values(), outputs, strict=True):
+  for positions, of_devices in zip(stacks, outputs, strict=True):
     on_hosts = []
     for host, value in zip(pod.placement.hosts, of_devices, strict=True):
       with tf.device(host):  # device -> host

@@ -9,12 +9,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tensorflow.python.framework import kernels
 
+from palm_mtf._tf import fused, tf
 from tests.mtf_testing import PALM_OPTIMIZER, random_documents
 from tests.pods.tpu_program_test import (
   ALL,
   BATCH_SIZE,
   TWO_D,
+  build,
   mesh_of,
   run_of,
   tiny_config,
@@ -91,3 +94,41 @@ def test_a_loop_ends_at_a_step_that_is_not_finite_which_changes_nothing():
   called.step(good, 0)
   for name, parts in called.slices(0).items():
     np.testing.assert_equal(looped.slices(0)[name], parts, err_msg=name)
+
+
+def test_xla_has_all_that_is_in_a_program():
+  mesh = mesh_of(TWO_D, num_microbatches=2, steps_per_loop=MAX_STEPS)
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, dropout=0.5)
+  graph, _ = build(tiny_config(remat="layer"), mesh, optimizer=optimizer)
+  types = types_in_programs(graph.as_graph_def())
+  assert {"While", "XlaReduceScatter", "XlaOptimizationBarrier"} <= types
+  with tf.Graph().as_default(), tf.Session() as session:
+    session.run(negative(tf.constant(1.0)))  # XLA is loaded when it is used
+  assert {x for x in types if "XLA_CPU_JIT" not in devices_of(x)} == {
+    "CrossReplicaSum",  # of TPUs alone
+    "TPUReplicateMetadata",
+  }
+
+
+@fused
+def negative(x):
+  return -x
+
+
+def devices_of(operation):
+  found = kernels.get_registered_kernels_for_op(operation)
+  return {each.device_type for each in found.kernel}
+
+
+def types_in_programs(definition):
+  """Returns the types of operations, also of those in functions."""
+  functions = {x.signature.name: x for x in definition.library.function}
+  todo = [node for node in definition.node if "_tpu_replicate" in node.attr]
+  types = set()
+  while todo:
+    node = todo.pop()
+    types.add(node.op)
+    for attribute in node.attr.values():
+      if attribute.func.name:
+        todo += functions.pop(attribute.func.name).node_def
+  return types
