@@ -16,14 +16,18 @@ of `palm_mtf train`. Results are on stdout.
 
 import argparse
 import json
-import subprocess
 import sys
 import time
+from pathlib import Path
 
 from palm_mtf import layout
 from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.memory import largest_resident_bytes, resident_bytes
+
+# Beside this file; nothing else puts the folder on the path under pytest.
+sys.path.append(str(Path(__file__).resolve().parent))
+from bench_command import macros_of, measured
 
 RECIPE = "recipes/palm_540b.gin"
 MESHES = ["", "data:2", "data:2,model:2", "data:4,model:2", "data:4,model:4"]
@@ -47,10 +51,7 @@ def read_arguments() -> tuple[argparse.Namespace, list[str]]:
   chosen, others = parser.parse_known_args()
   for number in chosen.layers or []:
     check_count("--layers", number)
-  for other in others:
-    if not other.startswith("--gin.") or "=" not in other:
-      raise UserError(f"{other}: no such flag; macros are --gin.NAME=VALUE.")
-  return chosen, [other.removeprefix("--gin.") for other in others]
+  return chosen, macros_of(others)
 
 
 def settings_of(
@@ -137,20 +138,12 @@ def main() -> int:
       f"{'before':>8}{'operations':>13}"
     )
   for mesh, num_layers in rows:
-    result = subprocess.run(
-      [
-        *(sys.executable, __file__, "--measure", f"--mesh={mesh}"),
-        *(f"--layers={num_layers}", *files),
-        *(f"--gin.{macro}" for macro in macros),
-      ],
-      capture_output=True,
-      check=False,
-      text=True,
+    record = measured(
+      *(__file__, "--measure", f"--mesh={mesh}", f"--layers={num_layers}"),
+      *(*files, *(f"--gin.{macro}" for macro in macros)),
     )
-    if result.returncode:
-      print(result.stderr, file=sys.stderr)
+    if record is None:
       return 1
-    record = json.loads(result.stdout)
     line = json.dumps({"mesh": mesh, "layers": num_layers, **record})
     print(line if chosen.json else row(mesh, num_layers, record), flush=True)
   return 0

@@ -18,9 +18,9 @@ Results are on stdout.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +29,10 @@ from palm_mtf.accounting.device_memory import device_bytes
 from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.memory import largest_resident_bytes, resident_bytes
+
+# Beside this file; nothing else puts the folder on the path under pytest.
+sys.path.append(str(Path(__file__).resolve().parent))
+from bench_command import macros_of, measured
 
 RECIPE = "recipes/quickstart.gin"
 _WORK = "heads:model,d_ff:model,vocab:model"
@@ -58,10 +62,7 @@ def read_arguments() -> tuple[argparse.Namespace, list[str]]:
   check_count("--steps", chosen.steps)
   for name in chosen.layout or []:
     check_choice("--layout", name, LAYOUTS)
-  for other in others:
-    if not other.startswith("--gin.") or "=" not in other:
-      raise UserError(f"{other}: no such flag; macros are --gin.NAME=VALUE.")
-  return chosen, [other.removeprefix("--gin.") for other in others]
+  return chosen, macros_of(others)
 
 
 def settings_of(chosen: argparse.Namespace, macros: list[str], name: str):
@@ -159,20 +160,12 @@ def main() -> int:
     heads = [*KINDS, "weights+slots", "gradients", "peak, all"]
     print(f"{'MB':<15}{''.join(f'{x:>15}' for x in heads)}{'s/step':>10}")
   for name in names:
-    result = subprocess.run(
-      [
-        *(sys.executable, __file__, "--measure", f"--layout={name}"),
-        *(f"--steps={chosen.steps}", *files),
-        *(f"--gin.{macro}" for macro in macros),
-      ],
-      capture_output=True,
-      check=False,
-      text=True,
+    record = measured(
+      *(__file__, "--measure", f"--layout={name}", f"--steps={chosen.steps}"),
+      *(*files, *(f"--gin.{macro}" for macro in macros)),
     )
-    if result.returncode:
-      print(result.stderr, file=sys.stderr)
+    if record is None:
       return 1
-    record = json.loads(result.stdout)
     line = json.dumps({"layout": name, **record})
     print(line if chosen.json else row(name, record), flush=True)
   return 0

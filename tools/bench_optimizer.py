@@ -18,11 +18,16 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError, check_count
+
+# Beside this file; nothing else puts the folder on the path under pytest.
+sys.path.append(str(Path(__file__).resolve().parent))
+from bench_command import macros_of
 
 WARM_UP_STEPS = 3  # not timed: the first compiles, the others fill caches
 RECIPE = "recipes/quickstart.gin"
@@ -37,10 +42,7 @@ def read_arguments() -> tuple[argparse.Namespace, list[str]]:
   add("--json", action="store_true", help="print one object")
   chosen, others = parser.parse_known_args()
   check_count("--rounds", chosen.rounds)
-  for other in others:
-    if not other.startswith("--gin.") or "=" not in other:
-      raise UserError(f"{other}: no such flag; macros are --gin.NAME=VALUE.")
-  return chosen, [other.removeprefix("--gin.") for other in others]
+  return chosen, macros_of(others)
 
 
 def seconds_of_pairs(settings: dict, rounds: int) -> dict[str, list]:

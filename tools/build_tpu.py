@@ -17,14 +17,18 @@ of steps.
 import argparse
 import collections
 import json
-import subprocess
 import sys
 import time
+from pathlib import Path
 
 from palm_mtf import layout
 from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError
 from palm_mtf.memory import largest_resident_bytes
+
+# Beside this file; nothing else puts the folder on the path under pytest.
+sys.path.append(str(Path(__file__).resolve().parent))
+from bench_command import macros_of, measured
 
 # Gin files and macros.
 ROWS = [
@@ -113,10 +117,7 @@ def main() -> int:
   parser.add_argument("--json", action="store_true", help="one object a line")
   chosen, others = parser.parse_known_args()
   try:
-    for other in others:
-      if not other.startswith("--gin.") or "=" not in other:
-        raise UserError(f"{other}: no such flag; macros are --gin.NAME=VALUE.")
-    macros = [other.removeprefix("--gin.") for other in others]
+    macros = macros_of(others)
     if chosen.gin_file:
       print(json.dumps(build(settings_of(chosen.gin_file, macros))))
       return 0
@@ -131,23 +132,16 @@ def main() -> int:
 def _print_table(macros: list[str], *, as_json: bool) -> int:
   """Builds each of ROWS in a process of its own; returns the exit code."""
   for i, (files, own) in enumerate(ROWS):
-    result = subprocess.run(
-      [
-        *(sys.executable, __file__),
-        *(f"--gin_file={file}" for file in files),
-        *(f"--gin.{macro}" for macro in (*own, *macros)),
-      ],
-      capture_output=True,
-      check=False,
-      text=True,
+    found = measured(
+      __file__,
+      *(f"--gin_file={file}" for file in files),
+      *(f"--gin.{macro}" for macro in (*own, *macros)),
     )
-    if result.returncode:
-      print(result.stderr, file=sys.stderr)
+    if found is None:
       return 1
     if as_json:
-      print(result.stdout, end="", flush=True)
+      print(json.dumps(found), flush=True)
       continue
-    found = json.loads(result.stdout)
     if not i:
       print("".join(f"{x:>17}" for x in found))
     print("".join(f"{x:>17}" for x in found.values()), flush=True)
