@@ -72,7 +72,7 @@ def connect(
   """
   if not places:
     if mesh.tpu:
-      return _with_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
+      return tpus_here(mesh)
     return Cluster(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
@@ -102,6 +102,16 @@ def connect(
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     return _with_tpus(mesh, client, config, target, jobs)
   return Cluster(Devices(client, devices), config, target)
+
+
+@functools.cache
+def tpus_here(mesh: MeshLayout) -> Cluster:
+  """Returns where a pod of this process's TPUs runs; looks for them once.
+
+  Raises:
+    UserError: there are none, or they are another slice.
+  """
+  return _with_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
 
 
 def _with_tpus(

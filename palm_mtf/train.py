@@ -231,6 +231,11 @@ def _check_devices(
   check_chip(run.chip)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)
+    if pods.pods == "in_process":
+      # TensorFlow takes seconds, but data may take hours.
+      from palm_mtf.cluster import tpus_here
+
+      tpus_here(mesh)
   if run.trace_steps:
     check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":

@@ -5,9 +5,8 @@
 import numpy as np
 import pytest
 
-from palm_mtf import train_loop, training
+from palm_mtf import cluster, train_loop
 from palm_mtf._tf import tf
-from palm_mtf.cluster import Cluster, connect
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
 from palm_mtf.pods.program import build_train_program
@@ -39,14 +38,12 @@ def simulated_tpus(monkeypatch):
   """Lets runs have TPUs; returns how many steps each call of a loop had."""
   calls = []
 
-  def connected(pods, mesh, places):
-    if not mesh.tpu:
-      return connect(pods, mesh, places)
+  def tpus_here(mesh):
     where = tpu_slice(mesh.tpu)
     topologies = [tpu_topology(where)]
     client = "/device:cpu:0"
     devices = tpu_devices(mesh, where, topologies, jobs=[None], client=client)
-    return Cluster(devices, session_config(1))
+    return cluster.Cluster(devices, session_config(1))
 
   def built(model, mesh, *settings, **more):
     if not mesh.tpu:
@@ -62,7 +59,7 @@ def simulated_tpus(monkeypatch):
     calls.append(len(batches))
     return run_loop(self, batches, step)
 
-  monkeypatch.setattr(training, "connect", connected)
+  monkeypatch.setattr(cluster, "tpus_here", tpus_here)
   monkeypatch.setattr(train_loop, "build_train_program", built)
   monkeypatch.setattr(train_loop.TrainStep, "run_loop", count)
   return calls
@@ -108,3 +105,13 @@ def test_a_step_in_a_loop_that_diverges_is_named(
   assert calls
   assert messages[1] == messages[0].replace("/1/", "/4/")
   assert "training has diverged; the first tensor that is not" in messages[0]
+
+
+def test_tpus_that_are_not_there_are_missed_before_any_work(
+  corpus, tmp_path, capsys
+):
+  model_dir = tmp_path / "run"
+  assert train(corpus, model_dir) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert 'TPU = "v4-8": TensorFlow sees no TPU on this machine.' in line
+  assert not list(model_dir.glob("*"))
