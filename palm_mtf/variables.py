@@ -167,7 +167,7 @@ def device_variable(value: tf.Tensor, name: str) -> tf.Variable:
     handle = tf.raw_ops.VarHandleOp(
       dtype=value.dtype, shape=value.shape, shared_name=unique_name, name=scope
     )
-    return BaseResourceVariable(
+    variable = BaseResourceVariable(
       trainable=False,
       shape=value.shape,
       dtype=value.dtype,
@@ -178,3 +178,5 @@ def device_variable(value: tf.Tensor, name: str) -> tf.Variable:
       initializer_op=tf.raw_ops.AssignVariableOp(resource=handle, value=value),
       in_graph_mode=True,
     )
+  tf.add_to_collection(tf.GraphKeys.GLOBAL_VARIABLES, variable)
+  return variable

@@ -20,11 +20,17 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from palm_mtf import layout
 from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError
 from palm_mtf.memory import largest_resident_bytes
+from palm_mtf.tpu_slices import tpu_slice
+
+if TYPE_CHECKING:
+  from palm_mtf._tf import tf
+  from palm_mtf.pods.program import TrainProgram
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -46,7 +52,7 @@ ROWS = [
 ]
 # What a recipe leaves to the user, and this does not need.
 _UNUSED = ["MODEL_DIR='none'", "TEXT_FILES='none'"]
-_KINDS = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
+KINDS = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 
 
 def settings_of(files: list[str], macros: list[str]) -> dict:
@@ -65,17 +71,15 @@ def settings_of(files: list[str], macros: list[str]) -> dict:
   return settings
 
 
-def build(settings: dict) -> dict[str, object]:
-  """Builds a training program; returns what it is and what that took."""
-  mesh, model = settings["mesh"], settings["model"]
-  from palm_mtf._tf import in_tpu_program, tf
+def program_of(settings: dict) -> tuple["tf.Graph", "TrainProgram"]:
+  """Builds a training program in a graph of its own."""
+  from palm_mtf._tf import tf
   from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
   from palm_mtf.pods.program import build_train_program
-  from palm_mtf.tpu_slices import tpu_slice
 
-  where, pods = tpu_slice(mesh.tpu), settings["pods"]
+  mesh, pods = settings["mesh"], settings["pods"]
+  where = tpu_slice(mesh.tpu)
   jobs = [f"pod_{i}" for i in range(pods.num_pods)]
-  start = time.perf_counter()
   devices = tpu_devices(
     mesh,
     where,
@@ -84,8 +88,8 @@ def build(settings: dict) -> dict[str, object]:
     client="/job:client/task:0/device:cpu:0",
   )
   with tf.Graph().as_default() as graph:
-    build_train_program(
-      model,
+    program = build_train_program(
+      settings["model"],
       mesh,
       settings["optimizer"],
       batch_size=settings["run"].batch_sizes.sizes[0],
@@ -93,20 +97,29 @@ def build(settings: dict) -> dict[str, object]:
       pods=pods,
       devices=devices,
     )
+  return graph, program
+
+
+def build(settings: dict) -> dict[str, object]:
+  """Builds a training program; returns what it is and what that took."""
+  from palm_mtf._tf import in_tpu_program
+
+  start = time.perf_counter()
+  graph, _ = program_of(settings)
   secs = time.perf_counter() - start
   operations = graph.get_operations()
   counts = collections.Counter(
-    op.type for op in operations if op.type in _KINDS and in_tpu_program(op)
+    op.type for op in operations if op.type in KINDS and in_tpu_program(op)
   )
   return {
-    "tpu": mesh.tpu,
-    "devices": where.num_devices,
-    "layers": model.num_layers,
-    "pods": pods.num_pods,
+    "tpu": settings["mesh"].tpu,
+    "devices": settings["mesh"].num_devices,
+    "layers": settings["model"].num_layers,
+    "pods": settings["pods"].num_pods,
     "build_secs": round(secs, 1),
     "gib": round(largest_resident_bytes() / 2**30, 2),
     "operations": len(operations),
-    **{kind: counts[kind] for kind in _KINDS},
+    **{kind: counts[kind] for kind in KINDS},
   }
 
 

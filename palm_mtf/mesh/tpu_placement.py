@@ -118,7 +118,11 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(
-      shape, list(mesh.rules.items()), device_assignment=assignment
+      shape,
+      list(mesh.rules.items()),
+      device_assignment=assignment,
+      # Sums are sent in the dtype of what is summed, as on other devices.
+      allreduce_in_bfloat16_max_group_size=len(devices),
     )
     self._devices = list(devices)
     self.hosts = [host_of(device) for device in devices]
@@ -236,7 +240,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Which of the mesh a device is, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
-      with tf.init_scope():
+      # No part of the collective that may be the first to ask for it.
+      with tf.init_scope(), tf.name_scope("pnum/"):
         for pnum, host in enumerate(self.hosts):
           with tf.device(host):
             numbers.append(tf.constant(pnum))

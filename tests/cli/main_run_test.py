@@ -35,6 +35,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
     "mesh_shape": "",
     "layout": "",
     "num_microbatches": 1,
+    "steps_per_loop": 1,
     "tpu": "",
   }
   assert isinstance(got["settings"]["run"]["prompts"], list)

@@ -104,7 +104,7 @@ def test_sums_are_float32_and_in_no_checkpoint():
         seed=0,
       )
       kept = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
-    assert all(each.dtype.base_dtype == tf.float32 for each in kept)
+    assert {each.dtype.base_dtype for each in kept} == {tf.float32}
     names.append(list(program.slices))
   assert names[0] == names[1]
 

@@ -341,8 +341,15 @@ def test_recomputed_parts_wait_where_xla_would_find_what_it_has():
 
 def test_every_operation_of_a_step_is_a_device_s_or_has_its_place():
   _, program = build(tiny_config(), mesh_of(TWO_D, num_microbatches=2), 2)
+  types = placed_types(program)
+  assert types["TPUReplicateMetadata"] == 2 * 4  # loss, accumulate, A, B
+
+
+def placed_types(program):
+  """Counts operations by type; each is a device's, or has its place."""
   fetches = [program.update, program.initialize, *program.metrics.values()]
   fetches += [x for pod in program.pods for x in (pod.accumulate, pod.loss)]
+  jobs = ["client", *(f"pod_{i}" for i in range(len(program.pods)))]
   types = collections.Counter()
   for op in needed(fetches):
     types[op.type] += 1
@@ -351,9 +358,9 @@ def test_every_operation_of_a_step_is_a_device_s_or_has_its_place():
     if op.inputs and op.inputs[0].op.type == "TPUReplicatedOutput":
       continue
     device = tf.DeviceSpec.from_string(op.device)
-    assert device.job in ("client", "pod_0", "pod_1"), op
+    assert device.job in jobs, op
     assert (device.device_type == "TPU") == (op.type in OF_VARIABLES), op
-  assert types["TPUReplicateMetadata"] == 2 * 4  # loss, accumulate, A, B
+  return types
 
 
 PLACED_BY_WHAT_THEY_JOIN = ("NoOp", "TPUReplicatedInput", "TPUReplicatedOutput")

@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tool builds a TPU's program whole, and refuses what has none."""
 
+import collections
 import json
 
+import numpy as np
 import pytest
 
+from palm_mtf.accounting.collectives import step_bytes
+from palm_mtf.mesh.traffic import traffic
+from tests.pods.tpu_program_test import placed_types
 from tools import build_tpu
 
 SMALL = ["NUM_LAYERS=1", "VOCAB_SIZE=512", "D_FF=64", "SEQUENCE_LENGTH=16"]
@@ -34,6 +39,46 @@ def test_it_counts_the_collectives_of_two_pods(monkeypatch, capsys):
   # Of each of 10 gradients, of each pod, and again of the embedding's other
   # use; those of norm scales are cut for the exchange.
   assert found["XlaReduceScatter"] >= 2 * 10
+
+
+QUICKSTART = ["recipes/quickstart.gin", "layouts/tpu_v3_8.gin"]
+
+
+def of_8b(slice_):
+  files = ["recipes/palm_8b.gin", f"layouts/tpu_{slice_}.gin"]
+  return pytest.param(files, 0, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+  ("files", "num_alone"), [(QUICKSTART, 34), of_8b("v3_32"), of_8b("v4_128")]
+)
+def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
+  files, num_alone
+):
+  """Where all is split alike, `num_alone` squares are fetched apart too."""
+  counts = []
+  for macros in (["NUM_LAYERS=1"], ["NUM_LAYERS=2"], []):
+    settings = build_tpu.settings_of(files, ["NUM_PODS=1", *macros])
+    _, program = build_tpu.program_of(settings)
+    types = placed_types(program)
+    counts.append(np.array([types[kind] for kind in build_tpu.KINDS]))
+  one, two, all_layers = counts
+  num_layers = settings["model"].num_layers
+  np.testing.assert_equal(all_layers, one + (num_layers - 1) * (two - one))
+  assert (all_layers > 0).any()
+  mesh = settings["mesh"]
+  expected = collections.Counter(
+    step_bytes(
+      settings["model"],
+      mesh,
+      settings["optimizer"],
+      pod_batch_size=settings["run"].batch_sizes.sizes[0],
+      num_pods=1,
+    )
+  )
+  alone = 4 * (mesh.num_devices - 1) * 2
+  expected["all_reduce", ("data",)] += num_alone * alone
+  assert traffic([program.update, *program.metrics.values()]) == expected
 
 
 @pytest.mark.parametrize(
