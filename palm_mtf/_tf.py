@@ -159,6 +159,7 @@ def _named_by_content(
 atomic_function.from_func_graph = _named_by_content
 
 
+_OF_KNOWN_SHAPES = "of_known_shapes_"
 _partitioned_call_op = atomic_function.partitioned_call_op
 
 
@@ -171,12 +172,13 @@ def _call_of_known_shapes(
   executor_type: str | None = None,
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
-  """Calls a function without looking for shapes in its body.
+  """Calls what XLA compiles, or `function` made, not looking for shapes in it.
 
   They are known, and set by who calls this. To look for them TensorFlow walks
   through the body and copies a table of all constants of the graph, each time.
   """
-  if is_stateful:
+  is_ours = _OF_KNOWN_SHAPES in tf.compat.as_str(name)
+  if is_stateful or (xla_compile_attr is None and not is_ours):
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
   value = attr_value_pb2.AttrValue
@@ -219,8 +221,17 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
 
 
 def function(fn: Callable[..., object]) -> Callable[..., object]:
-  """Builds a function of tensors once; each call of it is one operation."""
-  return tf2.function(fn, autograph=False)
+  """Builds a function once; each call of it is one operation.
+
+  Args:
+    fn: takes tensors of the same shapes each time.
+  """
+
+  def of_known_shapes(*args: tf.Tensor) -> object:
+    return fn(*args)
+
+  of_known_shapes.__name__ = f"{_OF_KNOWN_SHAPES}{fn.__name__}"
+  return tf2.function(of_known_shapes, autograph=False)
 
 
 def in_tpu_computation() -> bool:

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 
-from palm_mtf._tf import fused, tf
+import tensorflow as tf2
+
+from palm_mtf._tf import function, fused, tf
 
 _SAYS = """
 import json, sys
@@ -75,3 +77,16 @@ with tf.Graph().as_default(), tf.Session() as session:
     assert shown.stdout == "[2. 2.]\n"
     kept.append({x.name: x.stat().st_mtime_ns for x in tmp_path.iterdir()})
   assert len(kept[0]) == 1 and kept[1] == kept[0]
+
+
+def test_calls_of_our_functions_know_their_shapes_and_others_are_looked_into():
+  def twice(x):
+    return tf.tile(x, [2, 1])
+
+  with tf.Graph().as_default():
+    x = tf.zeros([2, 3])
+    calls = [function(twice)(x), fused(twice)(x), tf2.function(twice)(x)]
+  assert [each.shape.as_list() for each in calls] == [[4, 3]] * 3
+  skipped = "_disable_call_shape_inference"
+  found = [skipped in each.op.node_def.attr for each in calls]
+  assert found == [True, True, False]
