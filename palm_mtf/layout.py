@@ -78,7 +78,7 @@ class MeshLayout:
       adding up their gradients; memory holds the activations of one.
     tpu: the slice of TPUs that a pod is (tpu_slices.py); "" is CPUs or GPUs.
     steps_per_loop: how many steps TPUs do in one call, at most; a call ends
-      where something is due.
+      where something is due. Signals and the watchdog hear of steps then.
   """
 
   mesh_shape: str

@@ -231,16 +231,16 @@ def _check_devices(
   check_chip(run.chip)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)
-    if pods.pods == "in_process":
-      # TensorFlow takes seconds, but data may take hours.
-      from palm_mtf.cluster import tpus_here
-
-      tpus_here(mesh)
   if run.trace_steps:
     check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":
     cluster_places(pods, mesh)
     check_client(pods.client_address)
+  if mesh.tpu and pods.pods == "in_process":
+    # Last, for TensorFlow takes seconds; but what data take may be hours.
+    from palm_mtf.cluster import tpus_here
+
+    tpus_here(mesh)
 
 
 def _find_newest(

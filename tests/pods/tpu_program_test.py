@@ -212,9 +212,14 @@ def test_dropout_drops_the_same_numbers_as_on_one_cpu():
   np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_first_weights_are_the_bits_of_a_cpu():
+@pytest.mark.parametrize(
+  ("tpu", "mesh_shape", "num_hosts"),
+  [("v4-8", TWO_D[0], 1), slow("v4-16", "data:4,model:2", 2)],
+)
+def test_first_weights_are_the_bits_of_a_cpu(tpu, mesh_shape, num_hosts):
   config = tiny_config(vocab_size=43, num_layers=2)
-  mesh = mesh_of(TWO_D)
+  mesh = mesh_of((mesh_shape, TWO_D[1]), tpu)
+  assert tpu_slice(tpu).num_hosts == num_hosts  # each draws its own
   on_cpus = run_of(config, dataclasses.replace(mesh, tpu="")).slices(0)
   on_tpu = run_of(config, mesh).slices(0)
   assert on_tpu.keys() == on_cpus.keys()
