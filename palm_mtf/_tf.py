@@ -274,120 +274,21 @@ def optimization_barrier(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
   return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
 
 
-def has_kernel(name: str) -> bool:
-  """Whether this build of TensorFlow has an operation of its CPU library."""
-  return bool(kernels.get_registered_kernels_for_op(name).kernel)
-
-
-def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-  """Multiplies by weights that never change, as oneDNN packs them.
-
-  This is what TensorFlow's own graph pass makes of a product with a constant:
-  the operation packs `w` when it first runs and keeps that. Another `w` later
-  would not be seen. A plain product packs bfloat16 weights at every call.
-
-  Args:
-    x: [rows, inner], bfloat16 or float32.
-    w: [inner, outer], the same dtype.
-
-  Returns:
-    [rows, outer], the same dtype.
-  """
-  value = attr_value_pb2.AttrValue
-  operation = ops.get_default_graph()._create_op_internal(
-    "_MklNativeFusedMatMul",
-    [x, w, tf.zeros([w.shape[1]], x.dtype)],  # it has no form without a bias
-    [x.dtype],
-    attrs={
-      "T": value(type=x.dtype.as_datatype_enum),
-      "num_args": value(i=1),
-      "is_filter_const": value(b=True),
-      "transpose_a": value(b=False),
-      "transpose_b": value(b=False),
-      "fused_ops": value(list=value.ListValue(s=[b"BiasAdd"])),
-      "epsilon": value(f=0.0),
-      "leakyrelu_alpha": value(f=0.0),
-      "_kernel": value(s=b"MklNameChangeOp"),
-    },
-    name="packed_matmul",
-  )
-  (product,) = operation.outputs
-  product.set_shape([x.shape[0], w.shape[1]])
-  return product
-
-
-def int8_matmul(
-  x: tf.Tensor,
-  w: tf.Tensor,
-  limit: tuple[tf.Tensor, tf.Tensor],
-  *,
-  packed: bool,
-) -> tf.Tensor:
-  """Multiplies int8 by int8 weights, as oneDNN does it.
-
-  Args:
-    x: [rows, inner], int8.
-    w: [inner, outer], int8.
-    limit: what -127 and 127 stand for in each column, [outer], float32 each.
-    packed: as in `packed_matmul`: packs `w` once, and it may never change.
-
-  Returns:
-    x (w * limit[1] / 127), [rows, outer], float32; sums are exact.
-  """
-  value = attr_value_pb2.AttrValue
-  types = {
-    name: tf.as_dtype(name).as_datatype_enum for name in ("float32", "qint8")
-  }
-
-  def type_list(*names):
-    return value(list=value.ListValue(type=[types[each] for each in names]))
-
-  operation = ops.get_default_graph()._create_op_internal(
-    "_QuantizedMatMul",
-    [
-      tf.bitcast(x, tf.qint8),
-      tf.bitcast(w, tf.qint8),
-      tf.zeros([w.shape[1]]),
-      *(tf.constant(-127.0), tf.constant(127.0), *limit),
-    ],
-    [tf.float32],
-    attrs={
-      "Tdevice_inputs": type_list("qint8", "qint8", "float32"),
-      "Thost_inputs": type_list(*["float32"] * 4),
-      "Tdevice_outputs": type_list("float32"),
-      "Thost_outputs": type_list(),
-      **{x: value(type=types["qint8"]) for x in ("T1", "T2")},
-      **{x: value(type=types["float32"]) for x in ("Tbias", "U", "Tout")},
-      **{x: value(b=False) for x in ("transpose_a", "transpose_b")},
-      "is_weight_const": value(b=packed),
-      "is_bias_const": value(b=packed),
-      "fused_ops": value(list=value.ListValue(s=[b"BiasAdd", b"Dequantize"])),
-      "input_quant_mode": value(s=b"SCALED"),
-      "output_quant_mode": value(s=b"SCALED"),
-      "leakyrelu_alpha": value(f=0.0),
-    },
-    name="int8_matmul",
-  )
-  (product,) = operation.outputs
-  product.set_shape([x.shape[0], w.shape[1]])
-  return product
-
-
 __all__ = [
   "BaseResourceVariable",
+  "attr_value_pb2",
   "cross_replica_reduce",
   "cross_replica_reduce_scatter",
   "cross_replica_sum",
   "eager_mode",
   "function",
   "fused",
-  "has_kernel",
   "in_tpu_computation",
   "in_tpu_program",
-  "int8_matmul",
+  "kernels",
   "mtf",
+  "ops",
   "optimization_barrier",
-  "packed_matmul",
   "tf",
   "tpu_replicated_input",
 ]

@@ -50,8 +50,9 @@ class PalmConfig:
     block: "parallel", x + MLP(norm(x)) + Attention(norm(x)), or "serial",
       h + MLP(norm(h)) with h = x + Attention(norm(x)).
     attention: "multi_query" (one key and value head) or "multi_head".
-    activation_dtype: "bfloat16" or "float32"; masters, norms, softmax, rotary
-      tables and the loss are float32 either way.
+    activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
+      by what the machine multiplies natively (machine/activation_dtype.py);
+      masters, norms, softmax, rotary tables and the loss are float32 always.
     remat: what a step computes again instead of keeping it, at the price of
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.
@@ -90,7 +91,9 @@ class PalmConfig:
     check_choice("BLOCK", self.block, ["parallel", "serial"])
     check_choice("ATTENTION", self.attention, ["multi_query", "multi_head"])
     check_choice(
-      "ACTIVATION_DTYPE", self.activation_dtype, ["bfloat16", "float32"]
+      "ACTIVATION_DTYPE",
+      self.activation_dtype,
+      ["auto", "bfloat16", "float32"],
     )
     check_choice("REMAT", self.remat, ["none", "attention", "layer"])
 

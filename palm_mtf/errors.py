@@ -1,18 +1,33 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception that is the user's to mend, and the nearest right name.
+"""The exceptions that the command line expects, and the nearest right name.
 
 A `UserError` says in one line what was given, the rule it breaks and the fix.
-The command line prints it without a traceback and exits with 2; every other
-exception is ours and exits with 1.
+The command line prints it without a traceback and exits with 2. `StoppedError`
+ends a command that was asked to stop. Every other exception is ours and exits
+with 1.
 """
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
   """What the user gave cannot work; the message says how to mend it."""
+
+
+class StoppedError(Exception):
+  """A signal ended the command early; what was done until then is kept.
+
+  Attributes:
+    exit_code: 128 + the signal's number, as a shell says it: 130 after SIGINT.
+  """
+
+  def __init__(self, signal_name: str):
+    """Takes the name of the signal, such as "SIGINT"."""
+    super().__init__(signal_name)
+    self.exit_code = 128 + signal.Signals[signal_name]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -30,6 +30,7 @@ from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir
 from palm_mtf.eval_checkpoints import checkpoints_to_evaluate
 from palm_mtf.layout import MeshLayout
+from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.pods_config import PodsConfig
 from palm_mtf.prompts import check_room
 from palm_mtf.task_eval_config import TaskEvalConfig
@@ -74,6 +75,7 @@ def evaluate(
   check_model_dir(model_dir)
   batch_size = run.batch_sizes.sizes[0]
   layout.check(mesh, model, batch_size, num_pods=pods.num_pods)
+  model = resolved(model, mesh)
   shapes = parameter_shapes(model)
   if not tasks.eval_tasks:
     checkpoint = newest_checkpoint(model_dir, shapes)
@@ -99,6 +101,7 @@ def evaluate(
   # All else is known to be good; SeqIO and TensorFlow take seconds.
   from palm_mtf.task_evaluation import TaskEvaluation
 
+  _warn_if_slow(model, mesh)
   evaluation = TaskEvaluation(
     model_dir, model, mesh, vocabulary, decode, run=run, tasks=tasks
   )
@@ -147,6 +150,7 @@ def _validation_results(
   # All input is known to be good; TensorFlow takes seconds.
   from palm_mtf.loaded_model import LoadedModel
 
+  _warn_if_slow(model, mesh)
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]
   with LoadedModel(
     checkpoint,
@@ -165,6 +169,13 @@ def _validation_results(
     "bits_per_byte": bits_per_token / corpus.validation_bytes_per_token,
     "unigram_entropy": unigram_entropy(batches),
   }
+
+
+def _warn_if_slow(model: PalmConfig, mesh: MeshLayout) -> None:
+  from palm_mtf.dtype_speed import warn_if_slow
+  from palm_mtf.mesh.placement import session_config
+
+  warn_if_slow(model, mesh, session_config(mesh.num_devices))
 
 
 def _print_results(results: dict[str, object], as_json: bool) -> None:

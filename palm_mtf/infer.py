@@ -23,6 +23,7 @@ from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError
 from palm_mtf.layout import MeshLayout
+from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.prompts import check_prompts, check_room, read_prompts
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -68,6 +69,7 @@ def generate(
   del optimizer
   check_model_dir(model_dir)
   layout.check(mesh, model)
+  model = resolved(model, mesh)
   texts, origin = _find_prompts(prompts, input_file, run)
   asks = interactive or (not texts and sys.stdin.isatty())
   if asks and (prompts or input_file):
@@ -91,6 +93,12 @@ def generate(
   if not asks:
     check(texts)
   # All input is known to be good; TensorFlow takes seconds.
+  from palm_mtf.dtype_speed import warn_if_slow
+  from palm_mtf.loaded_decoder import step_session_config
+
+  warn_if_slow(
+    model, mesh, step_session_config(model, mesh, decode.weight_dtype)
+  )
   with _generator(checkpoint, model, mesh, vocabulary, decode, run) as loaded:
     is_one = decode.rows_per_prompt == 1 and not as_json
     if asks:

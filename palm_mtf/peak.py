@@ -12,6 +12,7 @@ import time
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import peak_flops_per_sec
 from palm_mtf.mesh.placement import session_config
+from palm_mtf.ops.bfloat16 import matmul
 
 _SIZE = 2048
 _REPEATS = 8
@@ -40,7 +41,7 @@ def _measure_product(dtype: tf.DType, num_pods: int) -> float:
     # A variable: a constant product would be folded away.
     factor = tf.Variable(tf.ones([_SIZE, _SIZE], dtype), use_resource=True)
     session.run(factor.initializer)
-    products = [tf.matmul(factor, factor).op for _ in range(num_pods)]
+    products = [matmul(factor, factor).op for _ in range(num_pods)]
     product = session.make_callable(tf.group(products))
     product()
     times = []

@@ -18,6 +18,7 @@ from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.disk import check_model_dir
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.layout import MeshLayout
+from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.score_texts import ScoreItem, given_texts, read_items
 
 _SHOWN_CHARACTERS = 40
@@ -56,6 +57,7 @@ def score(
   """
   check_model_dir(model_dir)
   layout.check(mesh, model)
+  model = resolved(model, mesh)
   _check_stride(stride, model)
   if not texts and not input_files:
     raise UserError(
@@ -124,10 +126,13 @@ def _log_likelihoods(
   encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
   stride: int | None,
 ) -> Iterator[float]:
+  from palm_mtf.dtype_speed import warn_if_slow
   from palm_mtf.loaded_decoder import LoadedDecoder
+  from palm_mtf.mesh.placement import session_config
   from palm_mtf.scoring import Example, Scorer
 
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
+  warn_if_slow(model, mesh, session_config(mesh.num_devices))
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
     found = dict(Scorer(loaded, stride).log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))

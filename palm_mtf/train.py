@@ -45,6 +45,7 @@ from palm_mtf.data.statistics import unigram_entropy
 from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.disk import check_model_dir, write_atomically
+from palm_mtf.errors import StoppedError
 from palm_mtf.infer import continue_prompts
 from palm_mtf.initial_weights import (
   check_same_vocabulary,
@@ -52,6 +53,7 @@ from palm_mtf.initial_weights import (
   find_initial_weights,
 )
 from palm_mtf.layout import MeshLayout
+from palm_mtf.machine.activation_dtype import described, resolved
 from palm_mtf.named_weights import NamedWeights
 from palm_mtf.pod_servers import PodServers, cluster_places
 from palm_mtf.pods_config import PodsConfig
@@ -93,7 +95,7 @@ def train(
   run: RunConfig,
   watch: WatchConfig,
   tasks: TaskEvalConfig,
-  config_files: Mapping[str, str] | None = None,
+  config_files: Callable[..., Mapping[str, str]] = lambda **resolved: {},
 ) -> None:
   """Trains to `run.train_steps`, from the newest checkpoint if there is one.
 
@@ -109,14 +111,17 @@ def train(
     run: lengths, batch size, seed and prompts.
     watch: what is done when something goes wrong.
     tasks: SeqIO tasks to evaluate on, and when; predictions are greedy.
-    config_files: name -> text, written into `model_dir` (config.gin).
+    config_files: takes the macros that were resolved here, and returns the
+      files {name: text} to write into `model_dir` (config.gin).
 
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
+    StoppedError: a signal came; the last step that was done is saved.
   """
   _check_devices(model, mesh, pods, run)
   shapes = parameter_shapes(model)
   newest = _find_newest(model_dir, model, optimizer)
+  model = _with_dtype(model, mesh, newest)
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
   check_vocabulary_given(initial, model_dir, data)
   check_space(model_dir, shapes, run, optimizer_state(optimizer))
@@ -137,8 +142,7 @@ def train(
   manifest = _manifest(configs, vocabulary, corpus)
   manifest = _starting_from(newest, initial, manifest)
   set_damaged_aside(model_dir)
-  for name, text in (config_files or {}).items():
-    write_atomically(os.path.join(model_dir, name), text.encode())
+  _write_config(model_dir, config_files, model)
   outcome = _run_training(
     model_dir=model_dir,
     model=model,
@@ -156,12 +160,20 @@ def train(
     evaluate_tasks=evaluate_tasks,
     initial_weights=initial,
   )
-  if outcome.stopped_by:
-    _say_stopped(outcome, model_dir)
-    return
+  _check_not_stopped(outcome, model_dir)
   _report(outcome.validation_loss, entropy)
   _print_texts(run.prompts, sample(outcome.checkpoint))
   _say_what_next(model_dir, run)
+
+
+def _write_config(
+  model_dir: str,
+  config_files: Callable[..., Mapping[str, str]],
+  model: PalmConfig,
+) -> None:
+  files = config_files(ACTIVATION_DTYPE=model.activation_dtype)
+  for name, text in files.items():
+    write_atomically(os.path.join(model_dir, name), text.encode())
 
 
 def _sample(
@@ -217,9 +229,12 @@ def _run_training(
   """Trains: all input is known to be good."""
   # TensorFlow takes seconds, here as in the pods' servers: they begin before.
   with PodServers(pods, mesh) as servers:
+    from palm_mtf.dtype_speed import warn_if_slow
+    from palm_mtf.mesh.placement import session_config
     from palm_mtf.train_loop import TrainJob
     from palm_mtf.training import run_training
 
+    warn_if_slow(job["model"], mesh, session_config(1, pods.num_pods))
     return run_training(TrainJob(pods=pods, mesh=mesh, **job), servers)
 
 
@@ -252,6 +267,16 @@ def _find_newest(
     check_same_model(newest, parameter_shapes(model))
     check_same_slots(newest.path, newest.manifest.settings, optimizer)
   return newest
+
+
+def _with_dtype(
+  model: PalmConfig, mesh: MeshLayout, newest: Checkpoint | None
+) -> PalmConfig:
+  """Returns the architecture, its dtype resolved; says what that is."""
+  begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
+  model = resolved(model, mesh, begun_in)
+  say(described(model, mesh, begun_in))
+  return model
 
 
 def _validation_batches(corpus: Corpus, run: RunConfig) -> Iterator[Batch]:
@@ -315,10 +340,13 @@ def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
       )
 
 
-def _say_stopped(outcome: "Outcome", model_dir: str) -> None:
+def _check_not_stopped(outcome: "Outcome", model_dir: str) -> None:
+  if not outcome.stopped_by:
+    return
   where = outcome.checkpoint.path if outcome.checkpoint else model_dir
   say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt")
   say("run the same command to go on")
+  raise StoppedError(outcome.stopped_by)
 
 
 def _report(loss: float, entropy: float) -> None:

@@ -28,6 +28,7 @@ PURE = {
   "errors",
   "islands",
   "layout",
+  "machine",
   "pods_config",
   "score_windows",
   "skips",
@@ -35,7 +36,7 @@ PURE = {
   "tpu_slices",
 }
 # What every other part of the graph layer stands on.
-FOUNDATION = {"_tf", "variables", "whole_slice"}
+FOUNDATION = {"_tf", "ops", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
 
 # Parts that may import less than their layer allows. A part may always import
@@ -53,7 +54,9 @@ MAY_IMPORT = {
   "task_eval_config": {"errors"},
   "islands": {"errors", "layout", "pods_config"},
   "accounting": PURE,
+  "machine": {"config", "layout"},
   "_tf": set(),
+  "ops": {"_tf", "machine"},
   "variables": PURE | {"_tf"},
   "whole_slice": PURE | {"_tf"},
   # These three never import each other; they meet in pods.

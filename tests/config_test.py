@@ -104,7 +104,7 @@ def test_a_count_is_a_whole_number(settings, name, value):
       "activation_dtype",
       "float16",
       "ACTIVATION_DTYPE = 'float16' (did you mean \"bfloat16\"?): choose one "
-      "of 'bfloat16', 'float32'.",
+      "of 'auto', 'bfloat16', 'float32'.",
     ),
     (
       PALM,

@@ -23,6 +23,7 @@ from palm_mtf.cli import gin_files
 from palm_mtf.cli.commands import COMMANDS
 from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.cli.gin_statements import Macro, Setting, names_in, read_file
+from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.pods.program import build_train_program
 
 FOLDER = gin_folder()
@@ -237,7 +238,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
 def test_every_entry_point_takes_what_its_command_passes(command):
   entry_point, built = loaded(RECIPES[0], command).build()
   if COMMANDS[COMMAND_OF[command]].keeps_config:
-    built["config_files"] = {}
+    built["config_files"] = lambda **resolved: {}
   if COMMANDS[COMMAND_OF[command]].has_results:
     built["as_json"] = True
   inspect.signature(entry_point).bind(**built)
@@ -336,7 +337,7 @@ def test_the_header_of_a_run_file_speaks_of_its_command(command):
 def test_recipe_builds_its_whole_training_step_without_its_memory(recipe):
   """Forward, backward and update of all layers, lowered to TensorFlow."""
   _, settings = loaded(recipe).build()
-  model = settings["model"]
+  model = resolved(settings["model"], settings["mesh"])
   with tf.Graph().as_default():
     program = build_train_program(
       model,

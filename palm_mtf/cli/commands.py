@@ -20,8 +20,9 @@ class Command(NamedTuple):
     summary: one line for `palm_mtf --help`.
     has_results: its entry point takes `as_json`, bool: print results as JSON,
       one object a line.
-    keeps_config: its entry point takes `config_files`, a mapping from file
-      name to text that is written into MODEL_DIR.
+    keeps_config: its entry point takes `config_files`, a function of the
+      macros that it resolved that returns {file name: text}, to be written into
+      MODEL_DIR.
     entry_point: dotted path of the function that runs it, or "" where gin says
       that: in runs/<name>.gin, a space in the name written as "_".
     takes_model_dir: --model_dir stands for the config.gin in that folder.

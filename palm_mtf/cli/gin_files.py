@@ -97,16 +97,25 @@ class Configuration:
       message = str(error).partition("\n  In call to")[0]
       raise UserError(message) from None
 
-  def config_files(self) -> dict[str, str]:
+  def config_files(self, **resolved: object) -> dict[str, str]:
     """What MODEL_DIR keeps of the configuration: file name -> text.
 
     `config.gin` is what was asked, `operative_config.gin` what gin gave to
     every class that `build` made, defaults included.
+
+    Args:
+      **resolved: the values that the command found for macros that left it the
+        choice, for `config.gin`.
     """
     import gin
 
+    macros = dict(self.macros)
+    for name, value in resolved.items():
+      if macros[name].value != value:
+        origin = f"{macros[name].value}, {macros[name].origin}"
+        macros[name] = Setting(name=name, value=value, origin=origin)
     return {
-      "config.gin": self.effective_text(),
+      "config.gin": dataclasses.replace(self, macros=macros).effective_text(),
       "operative_config.gin": gin.operative_config_str(),
     }
 

@@ -6,9 +6,10 @@
     --gin.MODEL_DIR='"runs/first"' --gin.TRAIN_STEPS=300
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the
-user's error (one line, no traceback), 1 ours, 130 interrupted. Nothing heavier
-than argparse is imported before a command needs it. Which commands there are is
-in commands.py, how the configuration is made in gin_files.py.
+user's error (one line, no traceback), 1 ours, 128 + the signal's number when
+stopped: 130 after SIGINT, 143 after SIGTERM. Nothing heavier than argparse is
+imported before a command needs it. Which commands there are is in commands.py,
+how the configuration is made in gin_files.py.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf.cli.commands import COMMANDS, Command, commands_in, split_name
-from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.errors import StoppedError, UserError, did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     message = str(error).replace("\n", "\\n")  # one line, whatever was given
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2
+  except StoppedError as stopped:  # which has said so
+    return stopped.exit_code
   except KeyboardInterrupt:
     print("palm_mtf: interrupted", file=sys.stderr)
     return 130
@@ -86,7 +89,8 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     parser.add_argument(
       "--model_dir",
       metavar="PATH",
-      help="of a training run: its config.gin, without its PROMPTS",
+      help="of a training run: its config.gin, without its PROMPTS, in the "
+      "ACTIVATION_DTYPE that is fast here",
     )
   own = [
     parser.add_argument(flag, **keywords).dest
@@ -117,7 +121,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   try:
     entry_point, keywords = configuration.build()
     if command.keeps_config:
-      keywords["config_files"] = configuration.config_files()
+      keywords["config_files"] = configuration.config_files
     if command.has_results:
       keywords["as_json"] = options.as_json
     keywords.update({name: getattr(options, name) for name in own})
@@ -135,8 +139,13 @@ def _settings_of(model_dir: str) -> tuple[str, list[str]]:
       f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
       "MODEL_DIR of a training run."
     )
-  # It may have moved; and its prompts were those of the end of training.
-  return file, [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]"]
+  # It may have moved; its prompts were those of the end of training, and its
+  # dtype that of the machine it was trained on.
+  return file, [
+    f"MODEL_DIR={model_dir!r}",
+    "PROMPTS=[]",
+    "ACTIVATION_DTYPE='auto'",
+  ]
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:

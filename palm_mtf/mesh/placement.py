@@ -25,6 +25,7 @@ from palm_mtf.mesh.collectives import (
   scope_of,
 )
 from palm_mtf.mesh.operation_copies import OperationCopies
+from palm_mtf.ops.bfloat16 import einsum
 from palm_mtf.variables import SlicedVariable, device_variable
 
 
@@ -143,6 +144,10 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
           yield fn(*arguments)
       else:
         yield _replaced(result, copies.make(device, replacements))
+
+  def einsum(self, equation, *slices):
+    """Mesh TensorFlow's, in dtypes that the devices lack too."""
+    return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """Mesh TensorFlow's, under the name of what it moves."""

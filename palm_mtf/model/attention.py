@@ -17,6 +17,7 @@ them meet the same keys: no transpose, no copy of k and v per head.
 from collections.abc import Callable
 
 from palm_mtf._tf import fused, mtf, tf
+from palm_mtf.ops.bfloat16 import einsum
 from palm_mtf.whole_slice import WholeSlice
 
 
@@ -81,18 +82,18 @@ def slice_functions(
   scale = d_kv**-0.5
 
   def attend(q, k, v, segments=None):
-    scores = tf.einsum(f"blhk,{memory}->blhm", q, k)
+    scores = einsum(f"blhk,{memory}->blhm", q, k)
     weights = _causal_softmax(scores, tf.constant(scale), segments)
-    return tf.einsum(f"blhm,{memory}->blhk", weights, v), weights
+    return einsum(f"blhm,{memory}->blhk", weights, v), weights
 
   def attend_gradient(q, k, v, out, weights, dout):
-    dv = tf.einsum(f"blhm,blhk->{memory}", weights, dout)
-    dweights = tf.einsum(f"blhk,{memory}->blhm", dout, v)
+    dv = einsum(f"blhm,blhk->{memory}", weights, dout)
+    dweights = einsum(f"blhk,{memory}->blhm", dout, v)
     dscores = _causal_softmax_gradient(
       weights, dweights, out, dout, tf.constant(scale)
     )
-    dq = tf.einsum(f"blhm,{memory}->blhk", dscores, k)
-    dk = tf.einsum(f"blhm,blhk->{memory}", dscores, q)
+    dq = einsum(f"blhm,{memory}->blhk", dscores, k)
+    dk = einsum(f"blhm,blhk->{memory}", dscores, q)
     return dq, dk, dv
 
   return attend, attend_gradient

@@ -15,6 +15,7 @@ from palm_mtf._tf import fused, tf
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalized, turned
 from palm_mtf.model.products import largest_numbers, to_int8, value_of
+from palm_mtf.ops.bfloat16 import matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +141,8 @@ def attend_to_cache(
   scale = q.shape[-1] ** -0.5
   if keys.shape.rank == 4:
     q = q[:, :, tf.newaxis]
-  weights = _softmax(tf.matmul(q, keys, transpose_b=True), position, scale)
-  return tf.matmul(weights, values)
+  weights = _softmax(matmul(q, keys, transpose_b=True), position, scale)
+  return matmul(weights, values)
 
 
 @fused

@@ -17,7 +17,11 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.products import largest_numbers, make_kernel
+from palm_mtf.model.products import (
+  constant_variable,
+  largest_numbers,
+  make_kernel,
+)
 from palm_mtf.variables import Fill, sliced_variable
 from palm_mtf.whole_slice import split_axes
 
@@ -135,9 +139,7 @@ def make_weights(
   table = maker.laid_out("embedding")
   to_logits = mesh_impl.slicewise(tf.transpose, table)
   return DecodeWeights(
-    table=mesh_impl.slicewise(
-      lambda kernel: kernel.value, maker.kept("table", dtype, table)
-    ),
+    table=maker.constant("table", dtype, table),
     to_logits=maker.kept("to_logits", dtype, to_logits),
     scales=scales,
     kernels=kernels,
@@ -175,12 +177,21 @@ class _Maker:
 
     return self._impl.slicewise(keep, value, *largest)
 
+  def constant(self, name, dtype, value):
+    """Returns what a variable holds whose first value is `value`."""
+
+    def keep(value):
+      kept = constant_variable(tf.cast(value, dtype), f"decode/{name}")
+      self.initializers.append(kept.initializer)
+      return kept.value()
+
+    return self._impl.slicewise(keep, value)
+
   def scale(self, name, factor=1.0):
     """Returns the scale of a norm times `factor`."""
     value = self.laid_out(f"{name}/scale")
     value = self._impl.slicewise(lambda x: x * factor, value)
-    kernel = self.kept(f"{name}/scale", tf.float32, value)
-    return self._impl.slicewise(lambda kernel: kernel.value, kernel)
+    return self.constant(f"{name}/scale", tf.float32, value)
 
   def kernels(self, layer, parts, block, dtype):
     """Returns the kernel of each product of a layer."""

@@ -14,11 +14,16 @@ with a scale s_w for each output channel, as in PaLM's published inference code,
 and one s_x for each row of x, taken when it is there: products of int8 numbers
 are several times as fast as those of others, and their sums are exact. A row's
 result does not depend on the other rows.
+
+A CPU without products of bfloat16 keeps bfloat16 weights as the same numbers in
+float32 (ops/bfloat16.py).
 """
 
 import dataclasses
 
-from palm_mtf._tf import has_kernel, int8_matmul, packed_matmul, tf
+from palm_mtf._tf import tf
+from palm_mtf.ops.bfloat16 import is_emulated
+from palm_mtf.ops.onednn import has_kernel, int8_matmul, packed_matmul
 
 _LARGEST = 127.0
 
@@ -28,7 +33,8 @@ class Kernel:
   """A weight on one device, read from variables outside of all loops.
 
   Attributes:
-    value: [inner, outer], activation dtype or int8.
+    value: [inner, outer], activation dtype, int8, or float32 where bfloat16
+      is emulated.
     limit: of int8 numbers, what -127 and 127 stand for: [outer], float32 each;
       None of others.
     initialize: gives the variables their values.
@@ -37,6 +43,11 @@ class Kernel:
   value: tf.Tensor
   limit: tuple[tf.Tensor, tf.Tensor] | None
   initialize: tf.Operation
+
+
+def constant_variable(value: tf.Tensor, name: str) -> tf.Variable:
+  """Makes a variable that keeps its first value, and is not trained."""
+  return tf.Variable(value, trainable=False, use_resource=True, name=name)
 
 
 def make_kernel(
@@ -52,18 +63,17 @@ def make_kernel(
       summed; of int8 alone.
   """
 
-  def variable(value, suffix=""):
-    return tf.Variable(
-      value, trainable=False, use_resource=True, name=name + suffix
-    )
-
   if dtype != tf.int8:
-    kept = variable(tf.cast(w, dtype))
+    numbers = tf.cast(w, dtype)
+    if is_emulated(numbers):
+      numbers = tf.cast(numbers, tf.float32)
+    kept = constant_variable(numbers, name)
     return Kernel(kept.value(), None, kept.initializer)
   numbers, scale = to_int8(
     w, largest_numbers(w, 0) if largest is None else largest
   )
-  kept, high = variable(numbers), variable(_LARGEST * scale[0], "_limit")
+  kept = constant_variable(numbers, name)
+  high = constant_variable(_LARGEST * scale[0], f"{name}_limit")
   return Kernel(
     kept.value(),
     (-high.value(), high.value()),
@@ -122,7 +132,7 @@ def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
   """Returns x kernel.
 
   Args:
-    x: [rows, inner], of the kernel's dtype; Scaled for int8.
+    x: [rows, inner], activation dtype; Scaled for int8.
     kernel: on the device of x.
     packed: whether a packed copy of the weights is kept, for many products.
 
@@ -131,17 +141,22 @@ def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
   """
   w = kernel.value
   if not isinstance(x, Scaled):
-    # One float32 row is the one product that needs no packing to be fast.
-    packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
-    if packed and _has("_MklNativeFusedMatMul", x):
-      return packed_matmul(x, w)
-    return tf.matmul(x, w)
+    y = _float_product(tf.cast(x, w.dtype), w, packed)
+    return tf.cast(y, x.dtype)
   if _has("_QuantizedMatMul", x.numbers):
     y = int8_matmul(x.numbers, w, kernel.limit, packed=packed)
   else:
     y = tf.matmul(*(tf.cast(each, tf.float32) for each in (x.numbers, w)))
     y *= kernel.limit[1] / _LARGEST
   return Scaled(y, x.scale)
+
+
+def _float_product(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
+  # One float32 row is the one product that needs no packing to be fast.
+  packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
+  if packed and _has("_MklNativeFusedMatMul", x):
+    return packed_matmul(x, w)
+  return tf.matmul(x, w)
 
 
 def _has(operation: str, x: tf.Tensor) -> bool:

@@ -21,7 +21,7 @@ ENTRY_POINTS = """
 import json, os, sys
 from palm_mtf.errors import UserError
 
-def {name}(*, model_dir, config_files=None, as_json=None, **settings):
+def {name}(*, model_dir, config_files=dict, as_json=None, **settings):
   model_dir, _, mood = model_dir.partition("!")
   if mood == "crash":
     raise RuntimeError("ours")
@@ -31,7 +31,7 @@ def {name}(*, model_dir, config_files=None, as_json=None, **settings):
     raise KeyboardInterrupt
   if mood == "pipe":
     raise BrokenPipeError("a socket, not stdout")
-  for file_name, text in (config_files or {{}}).items():
+  for file_name, text in config_files().items():
     os.makedirs(model_dir, exist_ok=True)
     with open(os.path.join(model_dir, file_name), "w") as file:
       file.write(text)

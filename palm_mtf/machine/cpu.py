@@ -1,0 +1,69 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The instructions of this CPU that decide what is computed how.
+
+The kernel lists them as flags, which it reads with the instruction CPUID.
+oneDNN, whose kernels multiply, can be told to do without some of them: its
+variable ONEDNN_MAX_CPU_ISA limits what is chosen here in the same way, so that
+a lesser CPU can be simulated.
+"""
+
+import os
+import re
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# Multiply bfloat16 numbers and add up in float32; "bf16" is Arm's.
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+# Multiply 8-bit integers and add up in 32 bits. What x86 CPUs without them do
+# adds pairs of products in 16 bits, and saturates.
+INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
+
+# What each of oneDNN's limits leaves of the flags above; others leave all.
+_NONE = frozenset()
+_LIMITS = {
+  "SSE41": _NONE,
+  "AVX": _NONE,
+  "AVX2": _NONE,
+  "AVX2_VNNI": frozenset({"avx_vnni"}),
+  "AVX2_VNNI_2": frozenset({"avx_vnni"}),
+  "AVX512_CORE": _NONE,
+  "AVX512_CORE_VNNI": frozenset({"avx512_vnni"}),
+  "AVX512_CORE_BF16": frozenset({"avx512_vnni", "avx512_bf16"}),
+  "AVX512_CORE_FP16": frozenset({"avx512_vnni", "avx512_bf16"}),
+}
+
+
+def cpu_flags() -> frozenset[str]:
+  """Returns the flags of the CPU, without those that oneDNN may not use."""
+  flags = frozenset(_entry("flags|Features").split())
+  limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+  if limit in _LIMITS:
+    flags -= (BFLOAT16_FLAGS | INT8_FLAGS) - _LIMITS[limit]
+  return flags
+
+
+def cpu_name() -> str:
+  """Returns the name that the maker gave the CPU, or "this CPU"."""
+  return _entry("model name") or "this CPU"
+
+
+def bfloat16_flags() -> list[str]:
+  """Returns the flags for which the CPU multiplies bfloat16, in order."""
+  return sorted(cpu_flags() & BFLOAT16_FLAGS)
+
+
+def sums_int8_in_32_bits() -> bool:
+  """Returns whether the CPU's products of 8-bit integers never saturate."""
+  return bool(cpu_flags() & INT8_FLAGS)
+
+
+def _entry(names: str) -> str:
+  """Returns the value of the first line of CPUINFO that has a name, or ""."""
+  try:
+    text = CPUINFO.read_text(encoding="utf-8", errors="replace")
+  except OSError:
+    return ""
+  match = re.search(rf"^(?:{names})[ \t]*:[ \t]*(.*)$", text, re.MULTILINE)
+  return match[1].strip() if match else ""

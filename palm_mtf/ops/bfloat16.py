@@ -1,0 +1,43 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products of bfloat16 numbers, on CPUs without them too.
+
+A CPU that cannot multiply bfloat16 gets the same numbers from float32: products
+of bfloat16 numbers are exact there, sums are in float32 as everywhere, and the
+result is rounded once. TensorFlow's own products are slow on such a CPU, and
+oneDNN's do not exist.
+"""
+
+from palm_mtf._tf import in_tpu_computation, tf
+from palm_mtf.machine.cpu import bfloat16_flags
+
+
+def is_emulated(x: tf.Tensor) -> bool:
+  """Returns whether a product of `x` is computed in float32 where `x` is."""
+  if x.dtype != tf.bfloat16 or in_tpu_computation():
+    return False
+  return "gpu" not in x.device.lower() and not bfloat16_flags()
+
+
+def einsum(equation: str, *xs: tf.Tensor) -> tf.Tensor:
+  """Returns TensorFlow's einsum of tensors of one float dtype."""
+  if not is_emulated(xs[0]):
+    return tf.einsum(equation, *xs)
+  y = tf.einsum(equation, *(tf.cast(x, tf.float32) for x in xs))
+  return tf.cast(y, tf.bfloat16)
+
+
+def matmul(
+  x: tf.Tensor, y: tf.Tensor, *, transpose_b: bool = False
+) -> tf.Tensor:
+  """Returns TensorFlow's matmul of tensors of one float dtype.
+
+  Args:
+    x: [..., rows, inner].
+    y: [..., inner, columns], or [..., columns, inner] with `transpose_b`.
+    transpose_b: whether `y` is transposed.
+  """
+  if not is_emulated(x):
+    return tf.matmul(x, y, transpose_b=transpose_b)
+  x, y = (tf.cast(each, tf.float32) for each in (x, y))
+  return tf.cast(tf.matmul(x, y, transpose_b=transpose_b), tf.bfloat16)

@@ -1,0 +1,159 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products of TensorFlow's CPU library oneDNN that no public function builds.
+
+They exist where TensorFlow was built with oneDNN, and in the dtypes that the
+CPU has: who builds one asks `has_kernel` and machine/cpu.py first, for oneDNN
+ends the process where it cannot.
+"""
+
+from palm_mtf._tf import attr_value_pb2, fused, kernels, ops, tf
+from palm_mtf.machine.cpu import sums_int8_in_32_bits
+
+
+def has_kernel(name: str) -> bool:
+  """Whether this build of TensorFlow has an operation of its CPU library."""
+  return bool(kernels.get_registered_kernels_for_op(name).kernel)
+
+
+def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+  """Multiplies by weights that never change, as oneDNN packs them.
+
+  This is what TensorFlow's own graph pass makes of a product with a constant:
+  the operation packs `w` when it first runs and keeps that. Another `w` later
+  would not be seen. A plain product packs bfloat16 weights at every call.
+
+  Args:
+    x: [rows, inner], bfloat16 or float32.
+    w: [inner, outer], the same dtype.
+
+  Returns:
+    [rows, outer], the same dtype.
+  """
+  value = attr_value_pb2.AttrValue
+  operation = ops.get_default_graph()._create_op_internal(
+    "_MklNativeFusedMatMul",
+    [x, w, tf.zeros([w.shape[1]], x.dtype)],  # it has no form without a bias
+    [x.dtype],
+    attrs={
+      "T": value(type=x.dtype.as_datatype_enum),
+      "num_args": value(i=1),
+      "is_filter_const": value(b=True),
+      "transpose_a": value(b=False),
+      "transpose_b": value(b=False),
+      "fused_ops": value(list=value.ListValue(s=[b"BiasAdd"])),
+      "epsilon": value(f=0.0),
+      "leakyrelu_alpha": value(f=0.0),
+      "_kernel": value(s=b"MklNameChangeOp"),
+    },
+    name="packed_matmul",
+  )
+  (product,) = operation.outputs
+  product.set_shape([x.shape[0], w.shape[1]])
+  return product
+
+
+def int8_matmul(
+  x: tf.Tensor,
+  w: tf.Tensor,
+  limit: tuple[tf.Tensor, tf.Tensor],
+  *,
+  packed: bool,
+) -> tf.Tensor:
+  """Multiplies int8 by int8 weights; sums are exact on every CPU.
+
+  A CPU that adds pairs of products in 16 bits would saturate at 32,767. No
+  pair does so where one factor lies between 0 and 127: 2 * 127 * 127 = 32,258.
+  So such a CPU multiplies what is positive and what is negative in `x` apart,
+  as twice the rows; the weights, which cost the time, are read once.
+
+  Args:
+    x: [rows, inner], int8, at least -127.
+    w: [inner, outer], int8, at least -127.
+    limit: what -127 and 127 stand for in each column, [outer], float32 each.
+    packed: as in `packed_matmul`: packs `w` once, and it may never change.
+
+  Returns:
+    x (w * limit[1] / 127), [rows, outer], float32; sums are exact up to 2^24,
+    where float32 begins to round them.
+  """
+  if sums_int8_in_32_bits():
+    return _quantized_matmul(x, w, limit, packed=packed)
+  unscaled = tf.fill([w.shape[1]], 127.0)
+  sums = _quantized_matmul(
+    _signs_apart(x), w, (-unscaled, unscaled), packed=packed
+  )
+  return _signs_joined(sums, limit[1])
+
+
+@fused
+def _signs_apart(x):
+  """Returns [x where positive; -x where negative], uint8."""
+  return tf.cast(tf.concat([tf.maximum(x, 0), tf.maximum(-x, 0)], 0), tf.uint8)
+
+
+@fused
+def _signs_joined(sums, limit):
+  """Returns the scaled difference of the two halves of [2 rows, outer]."""
+  positive, negative = tf.split(sums, 2)
+  return (positive - negative) * (limit / 127.0)
+
+
+def _quantized_matmul(
+  x: tf.Tensor,
+  w: tf.Tensor,
+  limit: tuple[tf.Tensor, tf.Tensor],
+  *,
+  packed: bool,
+) -> tf.Tensor:
+  """Builds oneDNN's product of 8-bit integers; see `int8_matmul`.
+
+  Args:
+    x: [rows, inner], int8, or uint8 of at most 127.
+    w: [inner, outer], int8.
+    limit: as in `int8_matmul`.
+    packed: as in `int8_matmul`.
+  """
+  value = attr_value_pb2.AttrValue
+  signed = x.dtype == tf.int8
+  x_type = "qint8" if signed else "quint8"
+  types = {
+    name: tf.as_dtype(name).as_datatype_enum
+    for name in ("float32", "qint8", "quint8")
+  }
+
+  def type_list(*names):
+    return value(list=value.ListValue(type=[types[each] for each in names]))
+
+  operation = ops.get_default_graph()._create_op_internal(
+    "_QuantizedMatMul",
+    [
+      tf.bitcast(x, tf.as_dtype(x_type)),
+      tf.bitcast(w, tf.qint8),
+      tf.zeros([w.shape[1]]),
+      tf.constant(-127.0 if signed else 0.0),
+      tf.constant(127.0 if signed else 255.0),
+      *limit,
+    ],
+    [tf.float32],
+    attrs={
+      "Tdevice_inputs": type_list(x_type, "qint8", "float32"),
+      "Thost_inputs": type_list(*["float32"] * 4),
+      "Tdevice_outputs": type_list("float32"),
+      "Thost_outputs": type_list(),
+      "T1": value(type=types[x_type]),
+      "T2": value(type=types["qint8"]),
+      **{x: value(type=types["float32"]) for x in ("Tbias", "U", "Tout")},
+      **{x: value(b=False) for x in ("transpose_a", "transpose_b")},
+      "is_weight_const": value(b=packed),
+      "is_bias_const": value(b=packed),
+      "fused_ops": value(list=value.ListValue(s=[b"BiasAdd", b"Dequantize"])),
+      "input_quant_mode": value(s=b"SCALED"),
+      "output_quant_mode": value(s=b"SCALED"),
+      "leakyrelu_alpha": value(f=0.0),
+    },
+    name="int8_matmul",
+  )
+  (product,) = operation.outputs
+  product.set_shape([x.shape[0], w.shape[1]])
+  return product

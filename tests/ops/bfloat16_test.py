@@ -1,0 +1,54 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where bfloat16 is not native, products are rounded float32 sums."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.ops.bfloat16 import einsum, is_emulated, matmul
+from tests.cpus import ZEN_3, pretend_cpu
+
+ROWS, INNER, COLUMNS = 5, 96, 7
+
+
+@pytest.fixture
+def no_native_bfloat16(tmp_path, monkeypatch):
+  pretend_cpu(ZEN_3, tmp_path, monkeypatch)
+
+
+def rounded(x):
+  """Returns float64 numbers rounded to bfloat16's 8 bits, as float64."""
+  mantissa, exponent = np.frexp(x)
+  return np.ldexp(np.round(mantissa * 256) / 256, exponent)
+
+
+def test_products_round_float32_sums_once(no_native_bfloat16):
+  rng = np.random.default_rng(0)
+  x = rounded(rng.normal(size=[2, ROWS, INNER]))
+  y = rounded(rng.normal(size=[2, INNER, COLUMNS]))
+  with tf.Graph().as_default(), tf.Session() as session:
+    x_, y_ = tf.constant(x, tf.bfloat16), tf.constant(y, tf.bfloat16)
+    assert is_emulated(x_)
+    found = [
+      matmul(x_, y_),
+      matmul(x_, tf.transpose(y_, [0, 2, 1]), transpose_b=True),
+      einsum("bri,bic->brc", x_, y_),
+    ]
+    assert {each.dtype for each in found} == {tf.bfloat16}
+    found = session.run([tf.cast(each, tf.float32) for each in found])
+  exact = x @ y
+  for each in found:
+    # Half of the last of 8 bits, and what float32 sums are off.
+    np.testing.assert_allclose(each, exact, rtol=2**-8, atol=1e-5)
+    assert (each == rounded(exact)).mean() > 0.95
+
+
+def test_float32_is_not_emulated(no_native_bfloat16):
+  with tf.Graph().as_default():
+    assert not is_emulated(tf.constant(1.0))
+
+
+def test_gpus_multiply_bfloat16_themselves(no_native_bfloat16):
+  with tf.Graph().as_default(), tf.device("/device:GPU:0"):
+    assert not is_emulated(tf.zeros([1], tf.bfloat16))
