@@ -28,7 +28,7 @@ class TrainProgress:
     self._last_line = time.monotonic()
     # Of the first update: what is before it, compiling above all, comes once.
     self._first: tuple[int, float] | None = None
-    self._text = ""
+    self._has_said_how_long = False
     self._bar = progress.Progress(
       progress.TextColumn("step {task.completed}/{task.total}"),
       progress.BarColumn(),
@@ -78,6 +78,15 @@ class TrainProgress:
     first_step, start = self._first
     secs = (now - start) / (step - first_step) * steps_left
     return f"{_minutes(secs)} left"
+
+  def say_how_long(self, step_secs: float, secs: float) -> None:
+    """Says what a step takes here, and what is left, both in seconds; once."""
+    if not self._has_said_how_long:
+      self._has_said_how_long = True
+      self.say(
+        f"training will take about {_minutes(secs)} minutes here: "
+        f"{step_secs:.2f} s a step, and validation losses"
+      )
 
   def say(self, line: str) -> None:
     """Writes a line that stays, above the bar."""

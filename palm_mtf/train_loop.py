@@ -108,15 +108,26 @@ class Outcome:
   rewinds: Sequence[Rewind] = ()
 
 
+# Timed steps, or seconds of them, after which a run says how long it will take.
+_STEPS_TO_JUDGE, _SECS_TO_JUDGE = 3, 10.0
+# A loss is the forward pass alone: a third of a step's arithmetic.
+_STEPS_OF_A_LOSS = 1 / 3
+
+
 class _Clock:
   """Seconds of one part of a step, over the steps since the last log line.
 
   A session's first call is left out: it compiles, and opens files.
+
+  Attributes:
+    num_steps: all steps that were timed.
+    total_secs: the time of those steps.
   """
 
   def __init__(self):
     self._is_first = True
     self._secs: list[float] = []
+    self.num_steps, self.total_secs = 0, 0.0
 
   @contextlib.contextmanager
   def running(self, num_steps: int = 1) -> Iterator[None]:
@@ -124,7 +135,10 @@ class _Clock:
     start = time.perf_counter()
     yield
     if not self._is_first:
-      self._secs += [(time.perf_counter() - start) / num_steps] * num_steps
+      secs = time.perf_counter() - start
+      self._secs += [secs / num_steps] * num_steps
+      self.num_steps += num_steps
+      self.total_secs += secs
     self._is_first = False
 
   def take_mean(self) -> float:
@@ -220,6 +234,7 @@ class TrainLoop:
             self._job.model_dir, self._step, values["loss"], run.batch_sizes
           )
           return Outcome(back, None, "", rewinds)
+      self._say_how_long()
       if self._step % self._job.pods.fingerprint_steps == 0:
         with self._during(f"while pods were compared after step {self._step}"):
           self._fingerprints.check(self._step)
@@ -276,6 +291,19 @@ class TrainLoop:
       self._progress.say(trace.says)
       all_values[-1] |= trace.figures
     return all_values
+
+  def _say_how_long(self) -> None:
+    """Says what the steps and losses that are left will take, once."""
+    clock, run = self._step_clock, self._job.run
+    if clock.num_steps < _STEPS_TO_JUDGE and clock.total_secs < _SECS_TO_JUDGE:
+      return
+    sizes = run.batch_sizes
+    rows = sizes.rows_before(run.train_steps) - sizes.rows_before(self._step)
+    losses = -(-run.train_steps // run.eval_steps)
+    losses -= self._step // run.eval_steps
+    rows += losses * run.num_validation_rows * _STEPS_OF_A_LOSS
+    step_secs = clock.total_secs / clock.num_steps
+    self._progress.say_how_long(step_secs, rows / self._batch_size * step_secs)
 
   def _steps_of_call(self) -> int:
     """Returns how many steps are run before anything is due."""

@@ -124,6 +124,7 @@ NOT_MIRRORED = {
   "gin_test.py",
   "kill_test.py",
   "layouts_test.py",
+  "lesser_cpus_test.py",
   "oracle_test.py",
   "packaging_test.py",
   "pod_faults_test.py",

@@ -29,3 +29,13 @@ def test_the_time_left_counts_no_time_before_the_first_numbers(
   ends = [x.split()[-2:] for x in capsys.readouterr().err.splitlines()]
   assert ends[0] == ["MFU", "50.0%"]
   assert ends[1:] == [["0:40", "left"], ["0:20", "left"], ["0:00", "left"]]
+
+
+def test_how_long_a_run_will_take_is_said_once(capsys):
+  with TrainProgress(step=0, train_steps=40) as progress:
+    progress.say_how_long(1.5, 150.0)
+    progress.say_how_long(9.5, 950.0)
+  assert capsys.readouterr().err.splitlines() == [
+    "training will take about 2:30 minutes here: 1.50 s a step, and validation "
+    "losses"
+  ]

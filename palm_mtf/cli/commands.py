@@ -240,6 +240,18 @@ COMMANDS = {
     "print versions and devices, and what to mend",
     has_results=True,
     entry_point="palm_mtf.cli.doctor.main",
+    flags={
+      "--gin_file": {
+        "metavar": "FILE",
+        "action": "append",
+        "default": [],
+        "help": "a configuration that the machine has to suit; may be repeated",
+      },
+      "--measure": {
+        "action": "store_true",
+        "help": "measure the rates of products and of memory, some seconds",
+      },
+    },
   ),
 }
 

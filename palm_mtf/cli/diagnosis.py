@@ -3,7 +3,8 @@
 """What is wrong with an installation, and the command that mends it.
 
 A pure function of what was found: doctor.py looks at the machine, imports the
-libraries in a process of their own, and prints.
+libraries in a process of their own, and prints. What is wrong with the machine
+is in slowness.py.
 """
 
 import dataclasses
@@ -93,14 +94,6 @@ def diagnose(found: Environment) -> list[Problem]:
     *_failed_imports(found),
     *_missing_gin_folder(found),
   ]
-
-
-def bfloat16_advice(cpu_flags: Sequence[str]) -> str:
-  """Says whether the CPU computes in bfloat16, and what to set."""
-  native = {"avx512_bf16", "amx_bf16", "bf16"} & set(cpu_flags)
-  if native:
-    return f'{", ".join(sorted(native))}: set ACTIVATION_DTYPE = "bfloat16"'
-  return 'not native: set ACTIVATION_DTYPE = "float32"'
 
 
 def _wrong_python(found: Environment) -> Iterator[Problem]:

@@ -4,7 +4,7 @@
 
 The libraries are imported in a process of their own with a time limit, so that
 one that crashes is reported, not fatal. What is wrong with what was found is
-decided in diagnosis.py.
+decided in diagnosis.py, and in slowness.py for the machine.
 """
 
 import os
@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from json import dumps, loads
 from pathlib import Path
@@ -25,11 +25,14 @@ from palm_mtf.cli.diagnosis import (
   IMPORTS,
   Environment,
   Problem,
-  bfloat16_advice,
   diagnose,
 )
-from palm_mtf.cli.gin_folder import gin_folder
+from palm_mtf.cli.gin_folder import find_gin_file, gin_folder
+from palm_mtf.cli.slowness import Machine, dtype_line, find_slowness
 from palm_mtf.errors import UserError
+from palm_mtf.machine import cores
+from palm_mtf.machine.activation_dtype import native_bfloat16_here
+from palm_mtf.machine.cpu import cpu_flags, cpu_name
 
 _SHOWN_PACKAGES = (
   "tensorflow",
@@ -46,8 +49,12 @@ _SHOWN_PACKAGES = (
   "t5",
   "tensorboard",
 )
-_SHOWN_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
+_SHOWN_CPU_FLAGS = (
+  *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16"),
+  *("amx_int8", "amx_bf16", "i8mm", "bf16"),
+)
 _IMPORT_SECS = 180
+_WATCH_SECS = 1.0  # how long the cores are watched
 _GIB = 2**30
 
 # Prints one object a line as it goes: the module whose line lacks an outcome
@@ -70,15 +77,32 @@ if "tensorflow" in sys.modules:
 """
 
 
-def main(as_json: bool = False) -> int:
+def main(
+  gin_file: Sequence[str] = (), measure: bool = False, as_json: bool = False
+) -> int:
   """Prints what is here and what to mend.
 
   Args:
+    gin_file: the files of a configuration that the machine has to suit.
+    measure: measure the rates of the machine too.
     as_json: print one JSON object instead of text.
 
   Returns:
     The exit code: 0, or 2 when there are problems.
+
+  Raises:
+    UserError: a gin file is missing, or cannot be read.
   """
+  asked_dtype, asked_where = _asked_dtype(gin_file)
+  here = Machine(
+    native_bfloat16=native_bfloat16_here(),
+    asked_dtype=asked_dtype,
+    asked_where=asked_where,
+    cores=cores.visible_cores(),
+    quota=cores.core_quota(),
+    threads=cores.thread_count(os.environ),
+    busy=cores.busy_shares(_WATCH_SECS),
+  )
   print("palm_mtf: importing the libraries ...", file=sys.stderr)
   import_errors, devices = _try_imports()
   found = Environment(
@@ -89,8 +113,11 @@ def main(as_json: bool = False) -> int:
     import_errors=import_errors,
     gin_error=_gin_error(),
   )
-  machine = _machine(found.versions, devices)
+  machine = _machine(found.versions, devices, here)
   problems = diagnose(found)
+  if measure and not problems:
+    machine["measured"] = _measured_rates()
+  problems += find_slowness(here)
   if as_json:
     problems_as_json = [problem._asdict() for problem in problems]
     print(dumps({**machine, "problems": problems_as_json}))
@@ -114,8 +141,45 @@ def _report(machine: Mapping[str, object], problems: list[Problem]) -> str:
   return "\n".join(lines if problems else [*lines, "No problems."])
 
 
-def _machine(versions: Mapping[str, str], devices: list[str]) -> dict:
-  flags = _cpu_flags()
+def _asked_dtype(gin_files: Sequence[str]) -> tuple[str, str]:
+  """Returns the ACTIVATION_DTYPE of gin files, and the place that sets it.
+
+  That is "auto" without one, and for TPUs, which this CPU says nothing of.
+  """
+  from palm_mtf.cli.gin_statements import Setting, read_file
+
+  macros = {
+    each.name: each
+    for name in gin_files
+    for each in read_file(find_gin_file(name))
+    if isinstance(each, Setting) and not each.selector
+  }
+  dtype = macros.get("ACTIVATION_DTYPE")
+  if dtype is None or ("TPU" in macros and macros["TPU"].value):
+    return "auto", ""
+  return dtype.value, dtype.origin
+
+
+def _measured_rates() -> dict[str, str]:
+  """Measures in a process of its own, which may import TensorFlow."""
+  print("palm_mtf: measuring ...", file=sys.stderr)
+  package_folder = Path(palm_mtf.__file__).parent.parent
+  result = subprocess.run(
+    [sys.executable, "-m", "palm_mtf.machine_rates"],
+    capture_output=True,
+    check=False,
+    cwd=package_folder,
+    text=True,
+  )
+  if result.returncode:
+    return {"failed": _telling_line(result.stderr)}
+  return loads(result.stdout)
+
+
+def _machine(
+  versions: Mapping[str, str], devices: list[str], here: Machine
+) -> dict:
+  flags = cpu_flags()
   shown = [name for name in _SHOWN_CPU_FLAGS if name in flags]
   total, available = _memory_bytes()
   free = shutil.disk_usage(".").free
@@ -124,9 +188,10 @@ def _machine(versions: Mapping[str, str], devices: list[str]) -> dict:
     "python": f"{platform.python_version()} ({sys.executable})",
     "platform": platform.platform(),
     "packages": {name: versions.get(name, "-") for name in _SHOWN_PACKAGES},
-    "cores": len(os.sched_getaffinity(0)),
+    "cpu": cpu_name(),
+    "cores": len(here.cores),
     "cpu features": " ".join(shown) or "none that matter",
-    "bfloat16": bfloat16_advice(flags),
+    "bfloat16": dtype_line(here),
     "memory": f"{total / _GIB:.1f} GiB, {available / _GIB:.1f} GiB available",
     "disk": f"{free / _GIB:.1f} GiB free in the current folder",
     "devices": ", ".join(devices) or "unknown: TensorFlow was not imported",
@@ -213,13 +278,6 @@ def _gin_error() -> str:
   except UserError as error:
     return str(error)
   return ""
-
-
-def _cpu_flags() -> list[str]:
-  match = re.search(
-    r"^(?:flags|Features)\s*:(.*)$", _text("/proc/cpuinfo"), re.MULTILINE
-  )
-  return match[1].split() if match else []
 
 
 def _memory_bytes() -> tuple[int, int]:

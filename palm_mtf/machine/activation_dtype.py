@@ -25,6 +25,11 @@ def native_bfloat16(mesh: MeshLayout) -> str:
   """
   if mesh.tpu:
     return f"TPU {mesh.tpu}"
+  return native_bfloat16_here()
+
+
+def native_bfloat16_here() -> str:
+  """Returns what multiplies bfloat16 natively on this host, TPUs aside."""
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
   return ", ".join(bfloat16_flags())

@@ -9,7 +9,6 @@ import pytest
 from palm_mtf.cli.diagnosis import (
   Environment,
   Problem,
-  bfloat16_advice,
   diagnose,
 )
 
@@ -220,16 +219,3 @@ def test_causes_come_before_their_consequences():
   assert "write over" in written_over.what
   assert "SIGSEGV" in failed.what
   assert "gin folder" in missing.what
-
-
-@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16", "bf16"])
-def test_a_cpu_with_bfloat16_is_advised_to_use_it(flag):
-  assert bfloat16_advice(["avx2", flag]) == (
-    f'{flag}: set ACTIVATION_DTYPE = "bfloat16"'
-  )
-
-
-def test_a_cpu_without_bfloat16_is_advised_to_use_float32():
-  assert bfloat16_advice(["avx2", "avx512f"]) == (
-    'not native: set ACTIVATION_DTYPE = "float32"'
-  )

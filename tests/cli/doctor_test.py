@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -32,14 +33,48 @@ def test_the_report_agrees_with_this_environment():
   result = _run_doctor("--json")
   report = json.loads(result.stdout)
   assert result.returncode == (2 if report["problems"] else 0)
-  # SeqIO alone may be missing a part: editdistance has no wheel for 3.13.
+  # SeqIO alone may be missing a part: editdistance has no wheel for 3.13. And
+  # other tests may be running.
   for problem in report["problems"]:
-    assert "No module named 'editdistance'" in problem["what"]
+    assert re.search(
+      "No module named 'editdistance'|keep cores busy", problem["what"]
+    )
   assert report["packages"]["tensorflow"] == metadata.version("tensorflow")
   assert report["python"].startswith(sys.version.split()[0])
   assert report["cores"] == len(os.sched_getaffinity(0))
   assert "CPU:0" in report["devices"]
-  assert "set ACTIVATION_DTYPE" in report["bfloat16"]
+  assert '"auto" is ' in report["bfloat16"]
+
+
+def test_measured_rates_are_those_a_machine_can_have():
+  result = subprocess.run(
+    [sys.executable, "-m", "palm_mtf.machine_rates"],
+    capture_output=True,
+    check=True,
+    cwd=ROOT,
+  )
+  rates = json.loads(result.stdout)
+  assert sorted(rates) == [
+    "bfloat16 products",
+    "float32 products",
+    "memory read",
+  ]
+  for text in rates.values():
+    number, unit = text.replace(",", "").split()
+    assert unit in ("GFLOP/s", "GB/s")
+    assert 0.1 < float(number) < 1e6
+
+
+def test_a_configuration_that_asks_for_bfloat16_is_read(tmp_path):
+  (tmp_path / "mine.gin").write_text(
+    "include 'models/palm_tiny.gin'\nACTIVATION_DTYPE = 'bfloat16'\n"
+  )
+  dtype, where = doctor._asked_dtype([str(tmp_path / "mine.gin")])
+  assert (dtype, where.endswith("mine.gin:2")) == ("bfloat16", True)
+  assert doctor._asked_dtype(["recipes/quickstart.gin"])[0] == "auto"
+  # A TPU multiplies it, whatever this CPU does.
+  files = ["recipes/palm_8b.gin", "layouts/tpu_v3_32.gin"]
+  assert doctor._asked_dtype(files)[0] == "auto"
 
 
 def test_a_library_that_crashes_is_reported_and_the_rest_is_shown(tmp_path):

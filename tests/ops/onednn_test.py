@@ -18,12 +18,8 @@ def hard_numbers(rng, shape):
   return np.where(rng.random(shape) < 0.5, extreme, rng.integers(-127, 128))
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 3, 16])
-@pytest.mark.parametrize("is_zen_3", [False, True])
-def test_int8_sums_are_exact(tmp_path, monkeypatch, packed, num_rows, is_zen_3):
-  if is_zen_3:
-    pretend_cpu(ZEN_3, tmp_path, monkeypatch)
+def check_int8_sums(num_rows: int, packed: bool) -> None:
+  """Fails unless products of hard numbers are what int64 makes of them."""
   rng = np.random.default_rng(num_rows)
   x = hard_numbers(rng, [num_rows, INNER]).astype(np.int8)
   w = hard_numbers(rng, [INNER, OUTER]).astype(np.int8)
@@ -37,3 +33,12 @@ def test_int8_sums_are_exact(tmp_path, monkeypatch, packed, num_rows, is_zen_3):
     y = int8_matmul(tf.constant(x), kept.value(), (-high, high), packed=packed)
     for _ in range(2):
       np.testing.assert_array_equal(session.run(y), exact * scale)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3, 16])
+@pytest.mark.parametrize("is_zen_3", [False, True])
+def test_int8_sums_are_exact(tmp_path, monkeypatch, packed, num_rows, is_zen_3):
+  if is_zen_3:
+    pretend_cpu(ZEN_3, tmp_path, monkeypatch)
+  check_int8_sums(num_rows, packed)

@@ -1,0 +1,48 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The rates of this machine that training and decoding live on.
+
+`python -m palm_mtf.machine_rates` measures them and prints one JSON object,
+{name: text}: doctor --measure runs it in a process of its own.
+"""
+
+import json
+import time
+
+from palm_mtf._tf import tf
+from palm_mtf.mesh.placement import session_config
+from palm_mtf.peak import chip_flops_per_sec
+
+# Beyond any cache.
+_READ_BYTES = 2**28
+_REPEATS = 5
+
+
+def measured_rates() -> dict[str, str]:
+  """Returns the rates, as people read them, by name."""
+  rates = {}
+  for dtype in ("float32", "bfloat16"):
+    flops = chip_flops_per_sec("measured", dtype)
+    rates[f"{dtype} products"] = f"{flops / 1e9:,.0f} GFLOP/s"
+  rates["memory read"] = f"{read_bytes_per_sec() / 1e9:,.1f} GB/s"
+  return rates
+
+
+def read_bytes_per_sec() -> float:
+  """Returns how fast all cores together read an array from memory."""
+  config = session_config(1)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    array = tf.Variable(tf.ones([_READ_BYTES // 4]), use_resource=True)
+    session.run(array.initializer)
+    read = session.make_callable(tf.reduce_max(array).op)
+    read()
+    times = []
+    for _ in range(_REPEATS):
+      start = time.perf_counter()
+      read()
+      times.append(time.perf_counter() - start)
+  return _READ_BYTES / min(times)
+
+
+if __name__ == "__main__":
+  print(json.dumps(measured_rates()))

@@ -1,0 +1,78 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""On lesser CPUs everything works, and computes what it computes here.
+
+Simulated are oneDNN's kernels (ONEDNN_MAX_CPU_ISA), the code that XLA makes
+(--xla_cpu_max_isa), and our own choices, which follow the first. Not simulated
+are Eigen's kernels and TensorFlow's own questions to the CPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import runs
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  return runs.write_corpus(tmp_path_factory.mktemp("lesser") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+  """XLA's code for AVX2: another cache than the tests' own, of this CPU."""
+  return tmp_path_factory.mktemp("compiled_for_avx2")
+
+
+@pytest.fixture(scope="module")
+def here(corpus, tmp_path_factory):
+  """What `evaluate` prints of the same two steps in float32 on this CPU."""
+  model_dir = tmp_path_factory.mktemp("here")
+  settings = {"NUM_PODS": 2, "TRAIN_STEPS": 2, "EVAL_STEPS": 2, "PROMPTS": []}
+  assert runs.run("train", corpus, model_dir, **settings) == 0
+  return runs.read_metrics(model_dir)[-1]["validation_loss"]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("limit", ["AVX2", "SSE41"])
+def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
+  limit, dtype, corpus, compiled, here, tmp_path
+):
+  run = subprocess.run(
+    [
+      *(sys.executable, "-m", "tests.lesser_cpu_commands"),
+      *(str(corpus), str(tmp_path), dtype),
+    ],
+    capture_output=True,
+    check=False,
+    text=True,
+    env={
+      **os.environ,
+      "PYTHONPATH": os.pathsep.join(sys.path),
+      "ONEDNN_MAX_CPU_ISA": limit,
+      "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+      "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={compiled}",
+    },
+  )
+  assert run.returncode == 0, run.stderr  # nothing aborted
+  results = json.loads(run.stdout)
+  assert {name for name, (code, _) in results.items() if code} == set(), (
+    run.stderr
+  )
+  resolved = "float32" if dtype == "auto" else "bfloat16"
+  said = run.stderr.splitlines()
+  assert said[0].startswith(
+    f"palm_mtf: computing in {resolved} (no native bfloat16: "
+  )
+  warnings = [x for x in said if "times as slow as float32 (measured" in x]
+  # Of train, evaluate, score, and generate in three forms: one each.
+  assert len(warnings) == (6 if dtype == "bfloat16" else 0)
+  config = (tmp_path / "config.gin").read_text()
+  assert f'\nACTIVATION_DTYPE = "{resolved}"  # ' in config
+  assert len(results["generate beams"][1].splitlines()) == 2
+  loss = json.loads(results["evaluate"][1])["validation_loss"]
+  assert loss == pytest.approx(here, rel=1e-4 if dtype == "auto" else 1e-2)

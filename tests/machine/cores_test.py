@@ -1,0 +1,54 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Cores, their quota and what others take of them, from the kernel's files."""
+
+import pytest
+
+from palm_mtf.machine import cores
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+  """The kernel's files, of a machine whose cores 1 and 3 are ours."""
+  for name in ("STAT", "CPU_MAX", "CPU_QUOTA", "CPU_PERIOD"):
+    monkeypatch.setattr(cores, name, tmp_path / name)
+  monkeypatch.setattr(cores.os, "sched_getaffinity", lambda pid: {3, 1})
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  ("texts", "quota"),
+  [
+    ({}, None),
+    ({"CPU_MAX": "max 100000\n"}, None),
+    ({"CPU_MAX": "250000 100000\n"}, 2.5),
+    ({"CPU_QUOTA": "-1\n", "CPU_PERIOD": "100000\n"}, None),
+    ({"CPU_QUOTA": "50000\n", "CPU_PERIOD": "100000\n"}, 0.5),
+  ],
+)
+def test_the_quota_of_a_container_is_found(files, texts, quota):
+  for name, text in texts.items():
+    (files / name).write_text(text)
+  assert cores.core_quota() == quota
+
+
+def test_threads_are_those_of_the_cores_or_what_the_environment_asks(files):
+  assert cores.visible_cores() == [1, 3]
+  assert cores.thread_count({}) == 2
+  assert cores.thread_count({"OMP_NUM_THREADS": "1"}) == 2
+  assert cores.thread_count({"TF_NUM_INTRAOP_THREADS": "16"}) == 16
+
+
+def test_work_of_others_and_stolen_time_are_busy_and_waiting_is_not(
+  files, monkeypatch
+):
+  #        user nice system idle iowait irq softirq steal guest guest_nice
+  before = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\n"
+  before += "cpu2 0 0 0 0 0 0 0 0 0 0\ncpu3 5 0 0 90 0 0 0 0 0 0\nintr 1\n"
+  after = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu1 30 0 10 20 20 0 0 20 0 0\n"
+  after += "cpu2 99 0 0 0 0 0 0 0 0 0\ncpu3 5 0 0 190 0 0 0 0 0 0\nintr 2\n"
+  (files / "STAT").write_text(before)
+  monkeypatch.setattr(
+    cores.time, "sleep", lambda secs: (files / "STAT").write_text(after)
+  )
+  assert cores.busy_shares(1.0) == {1: pytest.approx(0.6), 3: 0.0}
