@@ -33,6 +33,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.decode_config import DecodeConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.layout import MeshLayout
+from palm_mtf.machine.activation_dtype import fast_dtype_here
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -74,7 +75,7 @@ class Task:
 
   def config(self, dtype: str) -> PalmConfig:
     """Returns the architecture; activations of int8 weights are bfloat16."""
-    activations = "bfloat16" if dtype == "int8" else dtype
+    activations = fast_dtype_here() if dtype == "int8" else dtype
     return dataclasses.replace(
       benchmark_config(activations),
       sequence_length=self.sequence_length,

@@ -26,6 +26,7 @@ from palm_mtf.accounting.params import count_norm_scales, count_parameters
 from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.layout import MeshLayout
+from palm_mtf.machine.activation_dtype import fast_dtype_here
 
 BATCH_SIZE = 8
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
@@ -217,7 +218,12 @@ def read_arguments() -> argparse.Namespace:
   add("--json", action="store_true", help="print one object a line")
   add("--steps", type=int, default=10, help="timed steps of one run")
   add("--rounds", type=int, default=3, help="runs of each program")
-  add("--dtype", default="bfloat16", help="of all programs; or float32")
+  add(
+    "--dtype",
+    default=fast_dtype_here(),
+    help="of all programs, bfloat16 or float32; what this machine multiplies "
+    "fast",
+  )
   add("--peer", default="", help=f"some of {','.join(PEERS)}")
   add("--peer_python", default=sys.executable, help="interpreter of the peers")
   add("--worker", choices=["ours"], help=argparse.SUPPRESS)

@@ -35,6 +35,11 @@ def native_bfloat16_here() -> str:
   return ", ".join(bfloat16_flags())
 
 
+def fast_dtype_here() -> str:
+  """Returns the dtype that this host multiplies fast, TPUs aside."""
+  return "bfloat16" if native_bfloat16_here() else "float32"
+
+
 def resolved(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> PalmConfig:
