@@ -12,7 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError
+from palm_mtf.machine.activation_dtype import resolved
 
 
 def macros_of(flags: Sequence[str]) -> list[str]:
@@ -25,6 +27,23 @@ def macros_of(flags: Sequence[str]) -> list[str]:
     if not flag.startswith("--gin.") or "=" not in flag:
       raise UserError(f"{flag}: no such flag; macros are --gin.NAME=VALUE.")
   return [flag.removeprefix("--gin.") for flag in flags]
+
+
+def train_settings(
+  files: Sequence[str], macros: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what `palm_mtf train` is called with, its dtype resolved.
+
+  Args:
+    files: gin files.
+    macros: "NAME=VALUE" texts over all files.
+
+  Raises:
+    UserError: something in them is wrong.
+  """
+  _, settings = gin_files.load("train", files, macros).build()
+  settings["model"] = resolved(settings["model"], settings["mesh"])
+  return settings
 
 
 def measured(script: str, *flags: str) -> dict[str, Any] | None:

@@ -21,13 +21,12 @@ import time
 from pathlib import Path
 
 from palm_mtf import layout
-from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.memory import largest_resident_bytes, resident_bytes
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, measured
+from bench_command import macros_of, measured, train_settings
 
 RECIPE = "recipes/palm_540b.gin"
 MESHES = ["", "data:2", "data:2,model:2", "data:4,model:2", "data:4,model:4"]
@@ -68,7 +67,7 @@ def settings_of(
     *macros,
   ]
   files = chosen.gin_file or [RECIPE]
-  _, settings = gin_files.load("train", files, macros).build()
+  settings = train_settings(files, macros)
   sizes = settings["run"].batch_sizes.sizes
   num_pods = settings["pods"].num_pods
   layout.check(settings["mesh"], settings["model"], sizes[0], num_pods=num_pods)

@@ -26,13 +26,12 @@ import numpy as np
 
 from palm_mtf import layout
 from palm_mtf.accounting.device_memory import device_bytes
-from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.memory import largest_resident_bytes, resident_bytes
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, measured
+from bench_command import macros_of, measured, train_settings
 
 RECIPE = "recipes/quickstart.gin"
 _WORK = "heads:model,d_ff:model,vocab:model"
@@ -75,7 +74,7 @@ def settings_of(chosen: argparse.Namespace, macros: list[str], name: str):
     *macros,
   ]
   files = chosen.gin_file or [RECIPE]
-  _, settings = gin_files.load("train", files, macros).build()
+  settings = train_settings(files, macros)
   batch_size = settings["run"].batch_sizes.sizes[0]
   layout.check(settings["mesh"], settings["model"], batch_size)
   return settings

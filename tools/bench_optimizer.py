@@ -22,12 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError, check_count
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of
+from bench_command import macros_of, train_settings
 
 WARM_UP_STEPS = 3  # not timed: the first compiles, the others fill caches
 RECIPE = "recipes/quickstart.gin"
@@ -111,7 +110,7 @@ def main() -> int:
       *macros,
     ]
     files = chosen.gin_file or [RECIPE]
-    _, settings = gin_files.load("train", files, macros).build()
+    settings = train_settings(files, macros)
   except UserError as error:
     print(f"bench_optimizer: {error}", file=sys.stderr)
     return 2

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_mtf import layout
-from palm_mtf.cli import gin_files
 from palm_mtf.errors import UserError
 from palm_mtf.memory import largest_resident_bytes
 from palm_mtf.tpu_slices import tpu_slice
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, measured
+from bench_command import macros_of, measured, train_settings
 
 # Gin files and macros.
 ROWS = [
@@ -61,7 +60,7 @@ def settings_of(files: list[str], macros: list[str]) -> dict:
   Raises:
     UserError: they do not go together, or have no TPU.
   """
-  _, settings = gin_files.load("train", files, [*_UNUSED, *macros]).build()
+  settings = train_settings(files, [*_UNUSED, *macros])
   mesh, sizes = settings["mesh"], settings["run"].batch_sizes.sizes
   if not mesh.tpu:
     raise UserError("TPU is not set: add a --gin_file=layouts/tpu_*.gin.")

@@ -33,12 +33,12 @@ from pathlib import Path
 
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.accounting.prediction import Link, step_secs
-from palm_mtf.cli import gin_files
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
 from palm_mtf.layout import MeshLayout
 from palm_mtf.pod_servers import cores_of_pods
 from palm_mtf.pods_config import PodsConfig
+from tools.bench_command import train_settings
 from tools.linked_namespaces import (
   ADDRESSES,
   LinkedNamespaces,
@@ -162,7 +162,7 @@ def measure(
 def trained() -> tuple[PalmConfig, MeshLayout]:
   """Returns the model that the client trains, and the mesh of each pod."""
   macros = ["MODEL_DIR='none'"]  # nothing is written
-  _, settings = gin_files.load("train", [RECIPE], macros).build()
+  settings = train_settings([RECIPE], macros)
   return settings["model"], settings["mesh"]
 
 
