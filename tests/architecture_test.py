@@ -35,7 +35,7 @@ PURE = {
   "tpu_slices",
 }
 # What every other part of the graph layer stands on.
-FOUNDATION = {"_tf", "variables", "whole_slice"}
+FOUNDATION = {"_tf", "lean_import", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
 
 # Parts that may import less than their layer allows. A part may always import
@@ -53,7 +53,8 @@ MAY_IMPORT = {
   "task_eval_config": {"errors"},
   "islands": {"errors", "layout", "pods_config"},
   "accounting": PURE,
-  "_tf": set(),
+  "lean_import": set(),
+  "_tf": {"lean_import"},
   "variables": PURE | {"_tf"},
   "whole_slice": PURE | {"_tf"},
   # These three never import each other; they meet in pods.
