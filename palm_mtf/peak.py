@@ -13,8 +13,8 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import peak_flops_per_sec
 from palm_mtf.mesh.placement import session_config
 
-_SIZE = 2048
-_REPEATS = 8
+_SIZE = 1536
+_REPEATS = 4
 
 
 def chip_flops_per_sec(
