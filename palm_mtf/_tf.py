@@ -15,72 +15,20 @@ Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
 stays usable beside it.
 """
 
-import contextlib
 import functools
 import hashlib
-import importlib.abc
-import importlib.machinery
+import importlib
 import os
 import sys
-import tempfile
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+
+from palm_mtf.lean_import import lean_import
 
 # Read once, at the import. What matters reaches us as a Python exception.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-
-@contextlib.contextmanager
-def _silent_unless_it_fails() -> Iterator[None]:
-  """Holds back what C++ writes to stderr; shows it if the body raises."""
-  sys.stderr.flush()
-  terminal = os.dup(2)
-  with tempfile.TemporaryFile() as held:
-    os.dup2(held.fileno(), 2)
-    try:
-      yield
-    except BaseException:
-      held.seek(0)
-      os.write(terminal, held.read())
-      raise
-    finally:
-      os.dup2(terminal, 2)
-      os.close(terminal)
-
-
-class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds packages that TensorFlow would load at once, and does not load them.
-
-  Half of the time of its import is Keras, which it loads for what registers
-  itself there, and JAX, if there is one, for a converter. It goes on without
-  both; whoever asks for tf.keras later has it.
-  """
-
-  _NAMES = ("jax", "keras")
-
-  def __enter__(self) -> None:
-    sys.meta_path.insert(0, self)
-
-  def __exit__(self, *exception: object) -> None:
-    sys.meta_path.remove(self)
-
-  def find_spec(
-    self, name: str, path: object = None, target: object = None
-  ) -> importlib.machinery.ModuleSpec | None:
-    """Returns where the package is, with a loader that refuses."""
-    if name not in self._NAMES:
-      return None
-    spec = importlib.machinery.PathFinder.find_spec(name)
-    if spec:
-      spec.loader = self
-    return spec
-
-  def exec_module(self, module: types.ModuleType) -> None:
-    """Refuses."""
-    raise ImportError(f"{module.__name__} is not needed yet")
-
-
-with _silent_unless_it_fails(), _Withheld():
+with lean_import():
   # Logs device notices before it reads the level set above.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf

@@ -10,6 +10,7 @@ variable is compared (mesh/fingerprint.py).
 """
 
 import collections
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -31,24 +32,21 @@ class FingerprintWatch:
     program: TrainProgram,
     newest: Callable[[], Checkpoint | None],
   ):
-    """Adds what it looks at to the graph of `program`.
+    """Readies it; the first check adds what it looks at to the graph.
 
     Args:
       session: holds the variables.
       program: what is run.
       newest: returns the last good checkpoint, for messages.
     """
+    self._session = session
     self._newest = newest
     self._variables = names_of(program.slices)
-    self._fingerprints = None
-    if len(program.pods) > 1:
-      self._fingerprints = session.make_callable(
-        [build_fingerprints(pod.slices) for pod in program.pods]
-      )
+    self._pods = [pod.slices for pod in program.pods]
 
   def check(self, step: int) -> None:
     """Raises UserError unless all pods are the same after `step` steps."""
-    if self._fingerprints is None:
+    if len(self._pods) == 1:
       return
     numbers = np.stack(self._fingerprints())  # [pods, variables]
     differ = np.flatnonzero((numbers != numbers[0]).any(axis=0))
@@ -68,6 +66,14 @@ class FingerprintWatch:
         else "There is no checkpoint yet."
       )
     )
+
+  @functools.cached_property
+  def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
+    """Returns the fingerprints of each pod; no first step waits for it."""
+    with self._session.graph.as_default():
+      return self._session.make_callable(
+        [build_fingerprints(slices) for slices in self._pods]
+      )
 
 
 def _who(numbers: list[int]) -> str:

@@ -14,8 +14,8 @@ from palm_mtf.accounting.hardware import peak_flops_per_sec
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.ops.bfloat16 import matmul
 
-_SIZE = 2048
-_REPEATS = 8
+_SIZE = 1536
+_REPEATS = 4
 
 
 def chip_flops_per_sec(

@@ -14,20 +14,37 @@ from palm_mtf._tf import function, fused, tf
 _SAYS = """
 import json, sys
 import palm_mtf._tf
-loaded = [name for name in ("keras", "jax") if name in sys.modules]
+withheld = ("keras", "jax", "scipy", "h5py")
+loaded = [name for name in withheld if name in sys.modules]
+import h5py.version, scipy.sparse
 from tensorflow.keras.layers import Dense
 import tensorflow
 print(json.dumps([loaded, tensorflow.keras.layers.Dense is Dense]))
 """
 
 
-def test_keras_and_jax_are_loaded_when_somebody_asks_for_them():
+def test_what_tensorflow_goes_on_without_is_loaded_when_somebody_asks_for_it():
   shown = subprocess.run(
     [sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True
   )
   loaded, is_there = json.loads(shown.stdout)
   assert loaded == []
   assert is_there
+
+
+def test_the_import_looks_for_garbage_once_and_never_again_in_what_it_made():
+  program = """
+import gc
+runs = []
+gc.callbacks.append(lambda phase, info: runs.append(info["generation"]))
+import palm_mtf._tf
+gc.callbacks.clear()
+print(runs.count(2), gc.get_freeze_count() > 100_000, gc.isenabled())
+"""
+  shown = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, check=True
+  )
+  assert shown.stdout == "2 True True\n"
 
 
 @fused

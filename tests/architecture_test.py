@@ -36,7 +36,7 @@ PURE = {
   "tpu_slices",
 }
 # What every other part of the graph layer stands on.
-FOUNDATION = {"_tf", "ops", "variables", "whole_slice"}
+FOUNDATION = {"_tf", "lean_import", "ops", "variables", "whole_slice"}
 GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
 
 # Parts that may import less than their layer allows. A part may always import
@@ -55,7 +55,8 @@ MAY_IMPORT = {
   "islands": {"errors", "layout", "pods_config"},
   "accounting": PURE,
   "machine": {"config", "layout"},
-  "_tf": set(),
+  "lean_import": set(),
+  "_tf": {"lean_import"},
   "ops": {"_tf", "machine"},
   "variables": PURE | {"_tf"},
   "whole_slice": PURE | {"_tf"},

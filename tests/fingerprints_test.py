@@ -9,6 +9,7 @@ from palm_mtf import train_step
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.fingerprints import FingerprintWatch
+from palm_mtf.layout import MeshLayout
 from palm_mtf.mesh.placement import session_config
 from palm_mtf.pods.program import build_train_program
 from palm_mtf.pods_config import PodsConfig
@@ -41,6 +42,22 @@ def watched(request):
     session.run(program.initialize)
     watch = FingerprintWatch(session, program, lambda: None)
     yield session, program, watch
+
+
+def test_no_step_waits_for_what_the_first_check_builds():
+  pods = PodsConfig(num_pods=2)
+  with tf.Graph().as_default() as graph, tf.Session() as session:
+    program = build_train_program(
+      small_config(),
+      MeshLayout(mesh_shape="", layout=""),
+      PALM_OPTIMIZER,
+      batch_size=12,
+      seed=0,
+      pods=pods,
+    )
+    before = graph.num_operations()
+    FingerprintWatch(session, program, lambda: None)
+    assert graph.num_operations() == before
 
 
 def test_a_planted_change_is_named_and_taken_back_is_none(watched):

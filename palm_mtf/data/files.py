@@ -72,8 +72,10 @@ def _match(pattern: str, what: str) -> list[str]:
   stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
   expanded = pattern.replace("{stdlib}", glob.escape(stdlib))
   expanded = os.path.abspath(os.path.expanduser(expanded))
-  matches = glob.glob(expanded, recursive=True)
-  if "{stdlib}" in pattern:
+  is_stdlib = "{stdlib}" in pattern
+  patterns = _without_installed(expanded, stdlib) if is_stdlib else [expanded]
+  matches = [x for each in patterns for x in glob.glob(each, recursive=True)]
+  if is_stdlib:
     matches = [
       path
       for path in matches
@@ -83,6 +85,31 @@ def _match(pattern: str, what: str) -> list[str]:
   if not paths:
     raise UserError(_explain_no_match(pattern, what, expanded, matches))
   return paths
+
+
+def _without_installed(pattern: str, stdlib: str) -> list[str]:
+  """Returns globs that match the same files of the standard library.
+
+  What is installed beside it, often ten times as many files, is not walked
+  through only to be left out.
+  """
+  root = glob.escape(stdlib)
+  start, _, rest = pattern.partition(os.path.join(root, "**", ""))
+  if start or not rest:
+    return [pattern]
+  folders = [
+    entry.name
+    for entry in os.scandir(stdlib)
+    if entry.is_dir() and not entry.name.startswith(".")
+  ]
+  return [
+    os.path.join(root, rest),
+    *(
+      os.path.join(root, glob.escape(name), "**", rest)
+      for name in folders
+      if name not in _NOT_STANDARD_LIBRARY
+    ),
+  ]
 
 
 def describe_file(path: str, setting: str = "") -> TextFile:

@@ -56,6 +56,25 @@ def test_stdlib_is_the_standard_library_without_what_is_installed_in_it(
   assert len(find_files([f"{tree}/deep/**/*.txt"])) == 3
 
 
+def test_what_is_installed_beside_the_standard_library_is_not_walked_through(
+  tree, monkeypatch
+):
+  stdlib = tree / "deep"
+  (stdlib / "site-packages/package").mkdir(parents=True)
+  monkeypatch.setattr("sysconfig.get_path", {"stdlib": str(stdlib)}.__getitem__)
+  walked, scandir = [], os.scandir
+
+  def watched(folder):
+    walked.append(str(folder))
+    return scandir(folder)
+
+  monkeypatch.setattr("os.scandir", watched)
+  (found,) = find_files(["{stdlib}/**/*.txt"])
+  assert found.path == str(stdlib / "er/c.txt")
+  assert str(stdlib / "er") in walked
+  assert not [x for x in walked if "site-packages" in x]
+
+
 def test_the_default_glob_finds_the_running_library():
   names = {os.path.basename(f.path) for f in find_files(["{stdlib}/**/*.py"])}
   assert {"argparse.py", "typing.py"} <= names
