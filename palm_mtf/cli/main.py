@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from palm_mtf import __version__
 from palm_mtf.cli.commands import COMMANDS, Command, commands_in, split_name
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
+from palm_mtf.machine.compiled_code import keep_compiled_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,6 +75,7 @@ def _run_with_flags(name: str, arguments: list[str]) -> int:
   for flag, keywords in command.flags.items():
     parser.add_argument(flag, **keywords)
   keywords = vars(_parse(parser, arguments))
+  keep_compiled_code()
   module, _, function = command.entry_point.rpartition(".")
   entry_point = getattr(importlib.import_module(module), function)
   return entry_point(**keywords) or 0
@@ -118,6 +120,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   if options.print_config:
     print(configuration.effective_text(), end="")
     return 0
+  keep_compiled_code()
   try:
     entry_point, keywords = configuration.build()
     if command.keeps_config:

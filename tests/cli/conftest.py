@@ -79,7 +79,7 @@ def site(tmp_path_factory) -> Path:
     "def inspect(**flags):\n  print('inspect', flags)\n"
   )
   (folder / "palm_mtf" / "cli" / "doctor.py").write_text(
-    "def main(as_json):\n  print(f'doctor {as_json}')\n  return 0\n"
+    "def main(**flags):\n  print('doctor', flags)\n  return 0\n"
   )
   return folder
 
