@@ -66,7 +66,7 @@ test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: $(T5_INSTALLED) ## run the slow tests
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n 1 -m slow
 
 lint: venv ## check style and format
 	$(BIN)/ruff check

@@ -71,6 +71,7 @@ setup(
       "optax>=0.2.8,<0.3",
       "packaging>=24",
       "pytest>=9,<10",
+      "pytest-timeout>=2.4,<3",
       "pytest-xdist>=3.8,<4",
       "ruff>=0.17.5,<0.18",
       "setuptools>=77",

@@ -150,6 +150,28 @@ def _call_of_known_shapes(
 atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
+def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
+  """Returns tf2.function(fn), another one for each graph that calls it.
+
+  It keeps what it traced, and with that the graph. So the graph keeps it, and
+  both go together; what weak keys lead to would hold them.
+  """
+  kept = "_functions_of_palm_mtf"
+
+  def call(*args: object) -> object:
+    graph = ops.get_default_graph()
+    while graph.building_function:
+      graph = graph.outer_graph
+    if not hasattr(graph, kept):
+      setattr(graph, kept, {})
+    made = getattr(graph, kept)
+    if call not in made:
+      made[call] = tf2.function(fn, autograph=False, **options)
+    return made[call](*args)
+
+  return call
+
+
 def fused(fn: Callable[..., object]) -> Callable[..., object]:
   """Compiles an element-wise function of slices into one pass over memory.
 
@@ -159,7 +181,7 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
   is shared by all layers that call the same function with the same shapes. On
   a TPU, where XLA compiles all there is, `fn` is called as it is.
   """
-  compiled = tf2.function(fn, jit_compile=True, autograph=False)
+  compiled = _in_each_graph(fn, jit_compile=True)
 
   @functools.wraps(fn)
   def call(*args: object) -> object:
@@ -169,7 +191,7 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
 
 
 def function(fn: Callable[..., object]) -> Callable[..., object]:
-  """Builds a function once; each call of it is one operation.
+  """Builds a function once in a graph; each call of it is one operation.
 
   Args:
     fn: takes tensors of the same shapes each time.
@@ -179,7 +201,7 @@ def function(fn: Callable[..., object]) -> Callable[..., object]:
     return fn(*args)
 
   of_known_shapes.__name__ = f"{_OF_KNOWN_SHAPES}{fn.__name__}"
-  return tf2.function(of_known_shapes, autograph=False)
+  return _in_each_graph(of_known_shapes)
 
 
 def in_tpu_computation() -> bool:

@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow is imported for what we use of it, and others lose nothing."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 
+import numpy as np
 import tensorflow as tf2
 
 from palm_mtf._tf import function, fused, tf
+from palm_mtf.memory import resident_bytes
 
 _SAYS = """
 import json, sys
@@ -94,6 +98,55 @@ with tf.Graph().as_default(), tf.Session() as session:
     assert shown.stdout == "[2. 2.]\n"
     kept.append({x.name: x.stat().st_mtime_ns for x in tmp_path.iterdir()})
   assert len(kept[0]) == 1 and kept[1] == kept[0]
+
+
+@function
+def halved(x):
+  return x / 2
+
+
+def run_and_drop(num_bytes):
+  """Returns a weak reference to a graph that was built and run."""
+  with tf.Graph().as_default() as graph, tf.Session() as session:
+    x = tf.placeholder(tf.float32, [2])
+    y = halved(doubled(x))
+    _, z = tf.while_loop(
+      lambda i, _: i < 2, lambda i, y: (i + 1, squared(y)), [0, y]
+    )
+    tf.constant(np.zeros([num_bytes], np.int8))
+    session.run(z, {x: [1.0, 2.0]})
+  return weakref.ref(graph)
+
+
+def test_a_graph_that_nobody_holds_is_freed_with_what_it_compiled():
+  graph = run_and_drop(num_bytes=1)
+  gc.collect()
+  assert graph() is None
+
+
+def test_memory_does_not_grow_with_the_graphs_that_were():
+  sizes = []
+  for _ in range(6):
+    run_and_drop(num_bytes=20_000_000)
+    gc.collect()
+    sizes.append(resident_bytes())
+  assert sizes[-1] - sizes[1] < 20e6
+
+
+def test_a_graph_traces_a_function_once_for_each_shape():
+  traced = []
+
+  @fused
+  def seen(x):
+    traced.append(x.shape)
+    return x + x
+
+  for _ in range(2):
+    with tf.Graph().as_default():
+      x = tf.zeros([2])
+      for each in (x, x, tf.zeros([3])):
+        seen(each)
+  assert [x.as_list() for x in traced] == [[2], [3]] * 2
 
 
 def test_calls_of_our_functions_know_their_shapes_and_others_are_looked_into():

@@ -120,6 +120,7 @@ NOT_MIRRORED = {
   "architecture_test.py",
   "bench_train_test.py",
   "cli/main_run_test.py",
+  "conftest_test.py",
   "data/imports_test.py",
   "evaluate_processes_test.py",
   "gin_test.py",

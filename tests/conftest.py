@@ -4,12 +4,26 @@
 
 What XLA compiles is kept until the tests end: most of the time of a small run
 is the compiler's, and other tests and their processes compile the same.
+
+A run ends on any machine: a test that takes too long ends its process
+(pytest-timeout), a process that ends or grows beyond bounds ends the run or
+fails a test, by name.
 """
 
 import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from palm_mtf.memory import largest_resident_bytes
+
+# A few at once fit into any machine.
+_MAX_BYTES = 2 * 10**9
+# Ten minutes on a fast machine; the limit of others is in pyproject.toml.
+_SLOW_SECS = 3600
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # Read when TensorFlow is imported. Workers and processes that tests start take
@@ -18,3 +32,40 @@ if "TF_XLA_FLAGS" not in os.environ:
   compiled = tempfile.mkdtemp(prefix="palm_mtf_tests_xla_")
   atexit.register(shutil.rmtree, compiled, ignore_errors=True)
   os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={compiled}"
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+  """Gives slow tests more time than others."""
+  for item in items:
+    if item.get_closest_marker("slow"):
+      item.add_marker(pytest.mark.timeout(_SLOW_SECS))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:
+  """Fails the run of a worker that died, where no test did it too."""
+  if error:
+    node.config.pluginmanager.getplugin("session").testsfailed += 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+  """Ends the run where a worker died: xdist may wait for it for ever."""
+  pytest.exit(f"{crashitem}: the process that ran it died", returncode=1)
+
+
+_grown = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+  """Fails the first test after which its process has had too much memory."""
+  yield
+  most = largest_resident_bytes()
+  if most > _MAX_BYTES and not item.config.stash.get(_grown, False):
+    item.config.stash[_grown] = True
+    pytest.fail(
+      f"this process has had {most / 1e9:.1f} GB of memory, by the end of this "
+      f"test; {_MAX_BYTES / 1e9:.0f} GB is the most",
+      pytrace=False,
+    )

@@ -8,6 +8,8 @@ the next letter the likeliest; so every continuation is known.
 
 import contextlib
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -170,3 +172,17 @@ def test_a_prompt_may_take_all_the_room_there_is(make, config):
   with make() as generator:
     prompt = "a" * (config.sequence_length - SAMPLE_TOKENS)
     assert texts(generator, [prompt, "j"]) == [[ORDER[1:]], ["\u00e9k"]]
+
+
+def test_nothing_is_left_of_a_decoder_that_was_used(
+  checkpoint, config, vocabulary
+):
+  with LoadedDecoder(checkpoint, config, SINGLE) as loaded:
+    generator = Generator(
+      loaded, vocabulary, GREEDY, sample_tokens=SAMPLE_TOKENS, seed=0
+    )
+    assert texts(generator, ["a"]) == [[ORDER[1:]]]
+    graph = weakref.ref(loaded.graph)
+  del generator, loaded
+  gc.collect()
+  assert graph() is None

@@ -3,7 +3,9 @@
 """The training step as a whole: loss, gradients, clipping and Adafactor."""
 
 import dataclasses
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.pods.program import build_forward_program, build_train_program
+from palm_mtf.train_step import TrainStep
 from tests import oracle, oracle_jax
 from tests.mtf_testing import (
   NUM_STEPS,
@@ -129,6 +132,23 @@ def test_the_same_step_twice_gives_the_same_bits():
   assert first_metrics == second_metrics
   for name, value in first.items():
     np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def test_nothing_is_left_of_a_program_that_has_trained():
+  config = small_config(num_layers=1)
+
+  def train_and_drop():
+    with tf.Graph().as_default() as graph, tf.Session() as session:
+      program = build_train_program(
+        config, SINGLE, PALM_OPTIMIZER, batch_size=2, seed=0
+      )
+      session.run(program.initialize)
+      TrainStep(session, program).run(random_tokens(config, 2, seed=0), 0)
+    return weakref.ref(graph)
+
+  graph = train_and_drop()
+  gc.collect()
+  assert graph() is None
 
 
 def test_first_weights_have_the_paper_s_deviations_and_depend_on_the_seed():
