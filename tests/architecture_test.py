@@ -106,9 +106,7 @@ STARTERS = {"addresses", "pod_server", "pod_servers", "sockets"}
 TENSORFLOW_FREE = PURE | ENTRY_POINTS | STARTERS | {"__main__", "cli", "data"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 80
-MAX_PARAMETERS = 8
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 8
 SAYS_NOTHING = {"common", "helpers", "misc", "util", "utils"}
 HEADER = (
   "# Copyright 2026 The palm_mtf authors.\n"
