@@ -114,12 +114,13 @@ def test_only_data_imports_and_only_tasks():
     assert all(line.startswith("from palm_mtf.tasks ") for line in imports)
 
 
-def test_what_eval_holds_sets_tasks_by_the_macros_of_the_run():
+def test_what_eval_holds_sets_tasks_by_the_macros_of_the_run_or_their_size():
   for path in (FOLDER / "eval").glob("*.gin"):
     assert re.match(r"# [A-Z](.|\n# )*\.\n", path.read_text())
     imports = r"from (__gin__|palm_mtf\.tasks) import \w+$"
     bindings = (
-      r"(EVAL_TASKS|SAMPLE_TOKENS) = |[a-z_]+\.[a-z_]+\.[a-z_]+ = %[A-Z_]+$"
+      r"(EVAL_TASKS|SAMPLE_TOKENS) = |"
+      r"[a-z_]+\.[a-z_]+\.[a-z_]+ = (%[A-Z_]+|\d+)$"
     )
     assert all(re.match(f"{imports}|{bindings}", x) for x in own_lines(path))
 
