@@ -31,8 +31,8 @@ def warn_if_slow(
   slowdown = bfloat16_slowdown(model, config)
   say(
     'ACTIVATION_DTYPE = "bfloat16": this machine computes it in float32 and '
-    f"rounds, {slowdown:.1f} times as slow as float32 (measured, a product of "
-    'the MLP); "auto" or "float32" avoids that'
+    f"rounds, which takes {slowdown:.1f} times as long as float32 (measured, a "
+    'product of the MLP); "auto" or "float32" avoids that'
   )
 
 

@@ -68,7 +68,7 @@ def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
   assert said[0].startswith(
     f"palm_mtf: computing in {resolved} (no native bfloat16: "
   )
-  warnings = [x for x in said if "times as slow as float32 (measured" in x]
+  warnings = [x for x in said if "times as long as float32 (measured" in x]
   # Of train, evaluate, score, and generate in three forms: one each.
   assert len(warnings) == (6 if dtype == "bfloat16" else 0)
   config = (tmp_path / "config.gin").read_text()
