@@ -11,17 +11,22 @@ fails a test, by name.
 """
 
 import atexit
+import ctypes
+import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from palm_mtf.memory import largest_resident_bytes
+from palm_mtf.memory import largest_resident_bytes, resident_bytes
 
 # A few at once fit into any machine.
 _MAX_BYTES = 2 * 10**9
+# More than this of new memory is worth a look for what is garbage.
+_MUCH_BYTES = 10**8
 # Ten minutes on a fast machine; the limit of others is in pyproject.toml.
 _SLOW_SECS = 3600
 
@@ -32,6 +37,27 @@ if "TF_XLA_FLAGS" not in os.environ:
   compiled = tempfile.mkdtemp(prefix="palm_mtf_tests_xla_")
   atexit.register(shutil.rmtree, compiled, ignore_errors=True)
   os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={compiled}"
+
+
+def pytest_collection_finish() -> None:
+  """Spares the collector of garbage what was imported: it stays."""
+  gc.collect()
+  gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _memory_is_given_back() -> Iterator[None]:
+  """Gives back what a module's tests used.
+
+  Graphs are cycles of garbage, and JAX keeps all that it compiled.
+  """
+  before = resident_bytes()
+  yield
+  if resident_bytes() - before > _MUCH_BYTES:
+    if jax := sys.modules.get("jax"):
+      jax.clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

@@ -127,11 +127,13 @@ def test_an_update_that_overflows_is_never_saved(
 
 
 def all_values(session, program):
-  return {
-    (name, i): session.run(part.variable.read_value())
-    for name, parts in program.slices.items()
-    for i, part in enumerate(parts)
-  }
+  return session.run(
+    {
+      f"{name}/{i}": part.variable.read_value()
+      for name, parts in program.slices.items()
+      for i, part in enumerate(parts)
+    }
+  )
 
 
 def test_a_bad_step_changes_no_bit_of_any_variable():
@@ -165,7 +167,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
       train_step.run(batch, 1)
     after = all_values(session, program)
     for name, value in before.items():
-      np.testing.assert_array_equal(after[name], value, err_msg=str(name))
+      np.testing.assert_array_equal(after[name], value, err_msg=name)
     watch = DivergenceWatch(session, program, lambda: None)
     error = watch.error_of_step(bad.value)
     assert "the parameter layer_001/norm/scale, before the step" in str(error)

@@ -81,8 +81,8 @@ BOTH = {**MULTI_HEAD, **SERIAL}
     (SERIAL, "one device"),
     (BOTH, "one device"),
     ({}, "all over data and model"),
-    (BOTH, "all over data and model"),
-    ({}, "two axes but no batch"),
+    pytest.param(BOTH, "all over data and model", marks=pytest.mark.slow),
+    pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),
     (MULTI_HEAD, "two axes but no batch"),
   ],
 )

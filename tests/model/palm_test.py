@@ -37,6 +37,11 @@ FORMS = [
   )
 ]
 FORM_NAMES = [" ".join(form.values()) for form in FORMS]
+# The first four hold every pair of choices.
+PAIRS = [FORMS[i] for i in (0, 3, 5, 6)] + [
+  pytest.param(FORMS[i], marks=pytest.mark.slow) for i in (1, 2, 4, 7)
+]
+PAIR_NAMES = [FORM_NAMES[i] for i in (0, 3, 5, 6, 1, 2, 4, 7)]
 Z_LOSS = 0.1  # large, so that its gradient counts
 
 
@@ -58,7 +63,7 @@ def test_float32_agrees_with_the_oracles_to_1e_5(form):
     assert relative_error(result.gradients[name], gradient) < 1e-5, name
 
 
-@pytest.mark.parametrize("form", FORMS, ids=FORM_NAMES)
+@pytest.mark.parametrize("form", PAIRS, ids=PAIR_NAMES)
 def test_bfloat16_agrees_with_the_oracles_to_its_8_bits(form):
   """One rounding is 2^-9 = 0.2%; some twenty meet on the way to a gradient."""
   config = small_config(activation_dtype="bfloat16", **form)
@@ -76,12 +81,7 @@ def test_bfloat16_agrees_with_the_oracles_to_its_8_bits(form):
     assert relative_error(result.gradients[name], gradient) < 0.05, name
 
 
-# Of the eight forms, these hold every pair of choices.
-@pytest.mark.parametrize(
-  "form",
-  [FORMS[i] for i in (0, 3, 5, 6)],
-  ids=[FORM_NAMES[i] for i in (0, 3, 5, 6)],
-)
+@pytest.mark.parametrize("form", PAIRS[:4], ids=PAIR_NAMES[:4])
 def test_documents_and_loss_weights_agree_with_the_oracles_to_1e_5(form):
   config = small_config(**form)
   params = oracle.random_parameters(config, seed=7)
@@ -180,14 +180,19 @@ def _run_on(layout: str | None, block: str, attention: str, rows):
   )
 
 
+OF_TOKENS = ("parallel", "multi_query", random_tokens)
+OF_DOCUMENTS = ("serial", "multi_head", random_documents)
+
+
+# The two take turns; of each layout the other one is slow.
 @pytest.mark.parametrize(
-  "block, attention, rows",
+  "layout, block, attention, rows",
   [
-    ("parallel", "multi_query", random_tokens),
-    ("serial", "multi_head", random_documents),
+    pytest.param(layout, *form, marks=pytest.mark.slow if (i + j) % 2 else ())
+    for i, layout in enumerate(LAYOUTS)
+    for j, form in enumerate((OF_TOKENS, OF_DOCUMENTS))
   ],
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_do_not_change_results(layout, block, attention, rows):
   single = _run_on(None, block, attention, rows)
   split = _run_on(layout, block, attention, rows)

@@ -166,7 +166,7 @@ def read_by_name(slices):
   ("layout", "changes", "num_microbatches", "num_pods"),
   [
     (ALL, {"num_layers": 2}, 2, 1),
-    (TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
+    slow(TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
     (FSDP, {"remat": "attention", "num_layers": 2}, 1, 2),
     slow(("model:4", "vocab:model,heads:model"), {"norm": "rms_norm"}, 1, 1),
     slow(TWO_D, {"attention": "multi_head", "num_layers": 2}, 2, 2),
