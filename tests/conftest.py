@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -45,19 +46,22 @@ def pytest_collection_finish() -> None:
   gc.freeze()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _memory_is_given_back() -> Iterator[None]:
-  """Gives back what a module's tests used.
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """The folder of `runs.write_corpus`, to be read alone."""
+  from tests import runs
 
-  Graphs are cycles of garbage, and JAX keeps all that it compiled.
-  """
-  before = resident_bytes()
-  yield
-  if resident_bytes() - before > _MUCH_BYTES:
-    if jax := sys.modules.get("jax"):
-      jax.clear_caches()
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+
+
+@pytest.fixture(scope="session")
+def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """A run of 12 steps in one go, to be read or copied."""
+  from tests import runs
+
+  model_dir = tmp_path_factory.mktemp("finished")
+  assert runs.run("train", corpus, model_dir) == 0
+  return model_dir
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
@@ -80,16 +84,27 @@ def pytest_handlecrashitem(crashitem: str) -> None:
   pytest.exit(f"{crashitem}: the process that ran it died", returncode=1)
 
 
-_grown = pytest.StashKey[bool]()
+_kept = pytest.StashKey[int]()
+_has_grown = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-  """Fails the first test after which its process has had too much memory."""
+def pytest_runtest_teardown(
+  item: pytest.Item, nextitem: pytest.Item | None
+) -> Iterator[None]:
+  """Gives memory back; fails the first test after which it was too much."""
   yield
+  stash = item.config.stash
+  if resident_bytes() - stash.get(_kept, 0) > _MUCH_BYTES:
+    # Graphs are cycles of garbage, and JAX keeps what a module's tests compile.
+    if "jax" in sys.modules and (not nextitem or nextitem.path != item.path):
+      sys.modules["jax"].clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    stash[_kept] = resident_bytes()
   most = largest_resident_bytes()
-  if most > _MAX_BYTES and not item.config.stash.get(_grown, False):
-    item.config.stash[_grown] = True
+  if most > _MAX_BYTES and not stash.get(_has_grown, False):
+    stash[_has_grown] = True
     pytest.fail(
       f"this process has had {most / 1e9:.1f} GB of memory, by the end of this "
       f"test; {_MAX_BYTES / 1e9:.0f} GB is the most",

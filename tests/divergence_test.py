@@ -26,19 +26,6 @@ from tests.mtf_testing import (
 from tests.oracle import random_parameters
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
-  """A run of 12 steps."""
-  model_dir = tmp_path_factory.mktemp("finished")
-  assert runs.run("train", corpus, model_dir) == 0
-  return model_dir
-
-
 def plant(model_dir, change):
   """Rewrites the checkpoint of step 12 with what `change` makes of it."""
   tensors = runs.read_tensors(model_dir, 12)

@@ -117,11 +117,6 @@ def test_rewinds_are_bounded_and_the_last_spike_is_said(capsys):
   assert error.count("because there were 1 rewinds already") == 1
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
 BAD_ROWS = range(4 * 130, 4 * 140)
 SETTINGS = {
   "SPIKE_POLICY": "rewind",

@@ -19,19 +19,6 @@ from palm_mtf.data.vocabulary_training import train_vocabulary
 from tests import runs
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
-  """A run of 12 steps in one go."""
-  model_dir = tmp_path_factory.mktemp("finished")
-  assert runs.run("train", corpus, model_dir) == 0
-  return model_dir
-
-
 def copy_of(model_dir, tmp_path):
   return shutil.copytree(model_dir, tmp_path / "copy")
 
@@ -148,7 +135,7 @@ def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
-  assert runs.run("train", corpus, model_dir, PROMPTS=[]) == 0
+  assert runs.run("train", corpus, model_dir) == 0
   said = capsys.readouterr().err
   assert f"DAMAGED checkpoint {damaged}: {path.name} does not hold" in said
   assert "resuming from" in said and "step_00000008" in said

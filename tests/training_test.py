@@ -8,19 +8,6 @@ import pytest
 from tests import runs
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
-  """A run of 12 steps in one go."""
-  model_dir = tmp_path_factory.mktemp("finished")
-  assert runs.run("train", corpus, model_dir) == 0
-  return model_dir
-
-
 def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   corpus, tmp_path
 ):

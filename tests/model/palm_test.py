@@ -49,7 +49,7 @@ Z_LOSS = 0.1  # large, so that its gradient counts
 def test_float32_agrees_with_the_oracles_to_1e_5(form):
   config = small_config(**form)
   params = oracle.random_parameters(config, seed=1)
-  tokens = random_tokens(config, batch_size=3, seed=2)
+  tokens = random_tokens(config, batch_size=4, seed=2)
   result = run_model(config, params, tokens, z_loss=Z_LOSS)
   logits = oracle.forward(config, params, tokens["inputs"])
   loss, z_loss, gradients = oracle_jax.loss_and_gradients(
@@ -68,7 +68,7 @@ def test_bfloat16_agrees_with_the_oracles_to_its_8_bits(form):
   """One rounding is 2^-9 = 0.2%; some twenty meet on the way to a gradient."""
   config = small_config(activation_dtype="bfloat16", **form)
   params = oracle.random_parameters(config, seed=1)
-  tokens = random_tokens(config, batch_size=3, seed=2)
+  tokens = random_tokens(config, batch_size=4, seed=2)
   result = run_model(config, params, tokens, z_loss=Z_LOSS)
   logits = oracle.forward(config, params, tokens["inputs"])
   loss, z_loss, gradients = oracle_jax.loss_and_gradients(
@@ -85,7 +85,7 @@ def test_bfloat16_agrees_with_the_oracles_to_its_8_bits(form):
 def test_documents_and_loss_weights_agree_with_the_oracles_to_1e_5(form):
   config = small_config(**form)
   params = oracle.random_parameters(config, seed=7)
-  batch = random_documents(config, batch_size=3, seed=8)
+  batch = random_documents(config, batch_size=4, seed=8)
   result = run_model(config, params, batch, z_loss=Z_LOSS)
   logits = oracle.forward(config, params, batch["inputs"], batch["segments"])
   loss, z_loss = oracle.loss(config, params, **batch, z_loss=Z_LOSS)
@@ -143,7 +143,7 @@ def test_tokens_of_one_segment_do_not_change_another_s_logits_by_a_bit(
 def test_what_padding_holds_changes_neither_loss_nor_any_gradient_by_a_bit():
   config = small_config()
   params = oracle.random_parameters(config, seed=13)
-  batch = random_documents(config, batch_size=3, seed=14)
+  batch = random_documents(config, batch_size=4, seed=14)
   padding = batch["segments"] == 0
   assert padding.any()
   other = {name: np.copy(value) for name, value in batch.items()}
@@ -159,7 +159,7 @@ def test_what_padding_holds_changes_neither_loss_nor_any_gradient_by_a_bit():
 def test_future_tokens_do_not_change_past_logits(attention):
   config = small_config(attention=attention)
   params = oracle.random_parameters(config, seed=3)
-  tokens = random_tokens(config, batch_size=2, seed=4)
+  tokens = random_tokens(config, batch_size=4, seed=4)
   before = run_model(config, params, tokens).logits
   changed = {name: np.copy(value) for name, value in tokens.items()}
   changed["inputs"][:, 5:] = (changed["inputs"][:, 5:] + 7) % config.vocab_size
