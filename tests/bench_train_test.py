@@ -31,6 +31,7 @@ def test_ratio_is_the_median_of_the_pairs_not_of_the_speeds():
   assert (record["tokens_per_sec"], record["peer_tokens_per_sec"]) == (8, 3)
 
 
+@pytest.mark.slow
 def test_ours_trains_the_model_it_says_and_prints_its_speed():
   done = run("--json", "--rounds=1", "--steps=1", "--dtype=float32")
   assert done.returncode == 0, done.stderr

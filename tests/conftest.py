@@ -11,17 +11,23 @@ fails a test, by name.
 """
 
 import atexit
+import ctypes
+import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
-from palm_mtf.memory import largest_resident_bytes
+from palm_mtf.memory import largest_resident_bytes, resident_bytes
 
 # A few at once fit into any machine.
 _MAX_BYTES = 2 * 10**9
+# More than this of new memory is worth a look for what is garbage.
+_MUCH_BYTES = 10**8
 # Ten minutes on a fast machine; the limit of others is in pyproject.toml.
 _SLOW_SECS = 3600
 
@@ -32,6 +38,30 @@ if "TF_XLA_FLAGS" not in os.environ:
   compiled = tempfile.mkdtemp(prefix="palm_mtf_tests_xla_")
   atexit.register(shutil.rmtree, compiled, ignore_errors=True)
   os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={compiled}"
+
+
+def pytest_collection_finish() -> None:
+  """Spares the collector of garbage what was imported: it stays."""
+  gc.collect()
+  gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """The folder of `runs.write_corpus`, to be read alone."""
+  from tests import runs
+
+  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
+
+
+@pytest.fixture(scope="session")
+def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """A run of 12 steps in one go, to be read or copied."""
+  from tests import runs
+
+  model_dir = tmp_path_factory.mktemp("finished")
+  assert runs.run("train", corpus, model_dir) == 0
+  return model_dir
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
@@ -54,16 +84,27 @@ def pytest_handlecrashitem(crashitem: str) -> None:
   pytest.exit(f"{crashitem}: the process that ran it died", returncode=1)
 
 
-_grown = pytest.StashKey[bool]()
+_kept = pytest.StashKey[int]()
+_has_grown = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-  """Fails the first test after which its process has had too much memory."""
+def pytest_runtest_teardown(
+  item: pytest.Item, nextitem: pytest.Item | None
+) -> Iterator[None]:
+  """Gives memory back; fails the first test after which it was too much."""
   yield
+  stash = item.config.stash
+  if resident_bytes() - stash.get(_kept, 0) > _MUCH_BYTES:
+    # Graphs are cycles of garbage, and JAX keeps what a module's tests compile.
+    if "jax" in sys.modules and (not nextitem or nextitem.path != item.path):
+      sys.modules["jax"].clear_caches()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    stash[_kept] = resident_bytes()
   most = largest_resident_bytes()
-  if most > _MAX_BYTES and not item.config.stash.get(_grown, False):
-    item.config.stash[_grown] = True
+  if most > _MAX_BYTES and not stash.get(_has_grown, False):
+    stash[_has_grown] = True
     pytest.fail(
       f"this process has had {most / 1e9:.1f} GB of memory, by the end of this "
       f"test; {_MAX_BYTES / 1e9:.0f} GB is the most",

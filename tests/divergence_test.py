@@ -26,19 +26,6 @@ from tests.mtf_testing import (
 from tests.oracle import random_parameters
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
-  """A run of 12 steps."""
-  model_dir = tmp_path_factory.mktemp("finished")
-  assert runs.run("train", corpus, model_dir) == 0
-  return model_dir
-
-
 def plant(model_dir, change):
   """Rewrites the checkpoint of step 12 with what `change` makes of it."""
   tensors = runs.read_tensors(model_dir, 12)
@@ -127,11 +114,13 @@ def test_an_update_that_overflows_is_never_saved(
 
 
 def all_values(session, program):
-  return {
-    (name, i): session.run(part.variable.read_value())
-    for name, parts in program.slices.items()
-    for i, part in enumerate(parts)
-  }
+  return session.run(
+    {
+      f"{name}/{i}": part.variable.read_value()
+      for name, parts in program.slices.items()
+      for i, part in enumerate(parts)
+    }
+  )
 
 
 def test_a_bad_step_changes_no_bit_of_any_variable():
@@ -165,7 +154,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
       train_step.run(batch, 1)
     after = all_values(session, program)
     for name, value in before.items():
-      np.testing.assert_array_equal(after[name], value, err_msg=str(name))
+      np.testing.assert_array_equal(after[name], value, err_msg=name)
     watch = DivergenceWatch(session, program, lambda: None)
     error = watch.error_of_step(bad.value)
     assert "the parameter layer_001/norm/scale, before the step" in str(error)

@@ -32,9 +32,8 @@ OPTIMIZER = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
 # Mesh, REMAT, microbatches and pods.
 COVERING = [
   ("data:2,model:2", "layer", 2, 1),
-  ("data:2", "attention", 2, 2),
-  ("model:4", "none", 1, 1),
 ]
+MORE = [("data:2", "attention", 2, 2), ("model:4", "none", 1, 1)]
 EIGHT = ("data:8", "data:4,model:2", "data:2,model:4", "model:8")
 WIDE = list(
   itertools.product(EIGHT, ("none", "attention", "layer"), (1, 2), (1, 2))
@@ -82,7 +81,10 @@ def single():
 # `train` compares copies of one device with the others', and pods, to the bit.
 @pytest.mark.parametrize(
   "case",
-  [*COVERING, *(pytest.param(each, marks=pytest.mark.slow) for each in WIDE)],
+  [
+    *COVERING,
+    *(pytest.param(x, marks=pytest.mark.slow) for x in (*MORE, *WIDE)),
+  ],
   ids=str,
 )
 def test_ten_steps_are_those_of_one_device(case, single):

@@ -134,13 +134,20 @@ def load_parameters(
   slices: Mapping[str, Sequence],
   params: Mapping[str, np.ndarray],
 ) -> None:
-  """Writes each parameter's slices; `params` are whole, by name."""
+  """Writes each parameter's slices; `params` are whole, by name.
+
+  All at once: TensorFlow looks through the graph for each run of its own.
+  """
+  writes, feed = [], {}
   for name, value in params.items():
     for part in slices[name]:
       padded = np.zeros(part.variable.shape, value.dtype)
       if part.spec is not None:
         padded[tuple(map(slice, part.sizes))] = value[slice_indices(part.spec)]
-      part.variable.load(padded, session)
+      write = part.variable.initializer
+      writes.append(write)
+      feed[write.inputs[1]] = padded
+  session.run(writes, feed)
 
 
 def slice_indices(spec: str) -> tuple[slice, ...]:

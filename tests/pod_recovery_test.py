@@ -239,6 +239,7 @@ def test_a_pod_may_be_lost_in_any_phase(
   assert_same_tensors(tmp_path / "lost", tmp_path / "whole", 12)
 
 
+@pytest.mark.slow
 def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
   corpus, tmp_path, capsys, monkeypatch
 ):

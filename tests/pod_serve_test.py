@@ -65,6 +65,7 @@ def servers():
     yield [process.stdout.readline().split()[-1] for process in processes]
 
 
+@pytest.mark.slow
 def test_pods_of_several_hosts_train_the_bits_of_one_process(servers, tmp_path):
   """Servers stay for a second client, which goes on from the first's.
 

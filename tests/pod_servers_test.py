@@ -154,7 +154,11 @@ def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   ("sent", "how"),
   [
     (signal.SIGKILL, "was killed by SIGKILL"),
-    (signal.SIGSTOP, "has not answered for 4 seconds"),
+    pytest.param(
+      signal.SIGSTOP,
+      "has not answered for 4 seconds",
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_a_lost_server_ends_the_run_in_time_with_its_name(

@@ -117,11 +117,6 @@ def test_rewinds_are_bounded_and_the_last_spike_is_said(capsys):
   assert error.count("because there were 1 rewinds already") == 1
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
 BAD_ROWS = range(4 * 130, 4 * 140)
 SETTINGS = {
   "SPIKE_POLICY": "rewind",
@@ -162,10 +157,8 @@ def check_same_run(one, other, step):
   assert a.parent["checkpoint"] == b.parent["checkpoint"]
 
 
-def test_a_spike_is_gone_after_a_rewind_which_a_stopped_run_repeats(
-  corpus, tmp_path, bad_batches, capsys
-):
-  once, stopped = tmp_path / "once", tmp_path / "stopped"
+def test_a_spike_is_gone_after_a_rewind(corpus, tmp_path, bad_batches, capsys):
+  once = tmp_path / "once"
   assert runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150) == 0
   error = capsys.readouterr().err
   assert "loss spike at step 133" in error
@@ -184,6 +177,12 @@ def test_a_spike_is_gone_after_a_rewind_which_a_stopped_run_repeats(
   (line,) = (once / "rewinds.jsonl").read_text().splitlines()
   assert json.loads(line) == rewind
 
+
+@pytest.mark.slow
+def test_a_stopped_run_repeats_a_rewind(corpus, tmp_path, bad_batches, capsys):
+  once, stopped = tmp_path / "once", tmp_path / "stopped"
+  assert runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150) == 0
+  capsys.readouterr()
   # Stopped before the spike; killed after the rewind, before a checkpoint.
   for steps in (125, 150):
     runs.run("train", corpus, stopped, **SETTINGS, TRAIN_STEPS=steps)

@@ -28,11 +28,6 @@ SETTINGS = {
 DIVERGING = {"LEARNING_RATE_SCHEDULE": "constant", "LEARNING_RATE": 10.0}
 
 
-@pytest.fixture(name="corpus", scope="module")
-def corpus_(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
 @pytest.fixture(name="calls")
 def simulated_tpus(monkeypatch):
   """Lets runs have TPUs; returns how many steps each call of a loop had."""
@@ -69,9 +64,11 @@ def train(corpus, model_dir, **macros):
   return runs.run("train", corpus, model_dir, **SETTINGS, **macros)
 
 
-def test_a_run_in_loops_leaves_what_one_in_steps_does(corpus, calls, tmp_path):
+def test_a_run_in_loops_leaves_what_one_in_steps_does(
+  corpus, finished, calls, tmp_path
+):
   """One that is stopped and resumed too, whose loops begin elsewhere."""
-  in_steps, in_loops, on_cpu = (tmp_path / x for x in ("steps", "loops", "cpu"))
+  in_steps, in_loops = (tmp_path / x for x in ("steps", "loops"))
   assert train(corpus, in_steps) == 0
   assert not calls
   for steps in (7, 12):
@@ -79,9 +76,8 @@ def test_a_run_in_loops_leaves_what_one_in_steps_does(corpus, calls, tmp_path):
     assert train(corpus, in_loops, **looped) == 0
   # To lines at 4, 8 and 12, losses at 6 and 12, a checkpoint at 8.
   assert calls == [3, 1, 2, 1, *(1, 3, 1)]
-  assert runs.run("train", corpus, on_cpu, PROMPTS=[]) == 0
   expected = runs.read_tensors(in_steps, 12)
-  near = runs.read_tensors(on_cpu, 12)
+  near = runs.read_tensors(finished, 12)  # on a CPU
   for name, value in runs.read_tensors(in_loops, 12).items():
     np.testing.assert_array_equal(value, expected[name], err_msg=name)
     np.testing.assert_allclose(value, near[name], rtol=1e-3, atol=1e-4)

@@ -19,19 +19,6 @@ from palm_mtf.data.vocabulary_training import train_vocabulary
 from tests import runs
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
-  """A run of 12 steps in one go."""
-  model_dir = tmp_path_factory.mktemp("finished")
-  assert runs.run("train", corpus, model_dir) == 0
-  return model_dir
-
-
 def copy_of(model_dir, tmp_path):
   return shutil.copytree(model_dir, tmp_path / "copy")
 
@@ -112,9 +99,8 @@ def test_tensorflow_reads_every_variable_of_a_checkpoint_whole(finished):
 def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
   corpus, finished, tmp_path
 ):
-  runs.run("train", corpus, tmp_path, TRAIN_STEPS=6)
-  runs.run("train", corpus, tmp_path, TRAIN_STEPS=7)
-  runs.run("train", corpus, tmp_path)
+  for steps in (6, 7, 12):
+    runs.run("train", corpus, tmp_path, TRAIN_STEPS=steps, PROMPTS=[])
   once, resumed = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
   assert once.keys() == resumed.keys()
   for name, value in once.items():
@@ -133,7 +119,7 @@ def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_anew(
     shutil.rmtree(model_dir / "checkpoints" / f"step_{step:08d}")
   with open(model_dir / "metrics.jsonl", "a") as file:
     file.write('{"step": 14, "lo')  # killed in the middle of a line
-  assert runs.run("train", corpus, model_dir) == 0
+  assert runs.run("train", corpus, model_dir, PROMPTS=[]) == 0
   once, again = (runs.read_metrics(d) for d in (finished, model_dir))
   assert [runs.without_times(x) for x in again] == [
     runs.without_times(x) for x in once
@@ -226,7 +212,7 @@ def test_evaluate_and_train_report_the_same_loss(corpus, finished, capsys):
 def test_loss_above_the_unigram_entropy_is_not_called_learning(
   corpus, tmp_path, capsys
 ):
-  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=1) == 0
+  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=1, PROMPTS=[]) == 0
   out = capsys.readouterr().out
   assert "learnt           nothing from context yet; train longer" in out
 
@@ -259,12 +245,16 @@ def test_continuation_does_not_depend_on_the_other_prompts(
   assert together["7"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+  "number",
+  [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
+)
 def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
   number, corpus, tmp_path, capsys
 ):
+  settings = {"CHECKPOINT_STEPS": 100_000, "PROMPTS": []}
   process = runs.start(
-    "train", corpus, tmp_path, TRAIN_STEPS=100_000, CHECKPOINT_STEPS=100_000
+    "train", corpus, tmp_path, TRAIN_STEPS=100_000, **settings
   )
   lines = []
   for line in process.stderr:
@@ -283,7 +273,8 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
   (checkpoint,) = (tmp_path / "checkpoints").iterdir()
   step = int(checkpoint.name.removeprefix("step_"))
   assert step >= 6
-  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=step + 1) == 0
+  settings["TRAIN_STEPS"] = step + 1
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
 
 
 @pytest.mark.parametrize(

@@ -8,25 +8,13 @@ import pytest
 from tests import runs
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-@pytest.fixture(scope="module")
-def finished(corpus, tmp_path_factory):
-  """A run of 12 steps in one go."""
-  model_dir = tmp_path_factory.mktemp("finished")
-  assert runs.run("train", corpus, model_dir) == 0
-  return model_dir
-
-
 def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   corpus, tmp_path
 ):
   ramp = [[0, 4], [3, 8], [5, 12]]
   once, stopped = tmp_path / "once", tmp_path / "stopped"
   settings = {"GLOBAL_BATCH_SIZE": ramp, "LOG_STEPS": 1, "TRAIN_STEPS": 7}
+  settings["PROMPTS"] = []
   assert runs.run("train", corpus, once, **settings) == 0
   tokens = [m["global_batch_tokens"] // 32 for m in runs.read_metrics(once)]
   assert tokens == [4, 4, 4, 8, 8, 12, 12]
@@ -47,6 +35,7 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
       "TRAIN_STEPS": steps,
       "NUM_PODS": num_pods,
       "NUM_MICROBATCHES": num_microbatches,
+      "PROMPTS": [],
     }
     assert runs.run("train", corpus, tmp_path, **macros) == 0
   expected = runs.read_metrics(finished)
@@ -79,7 +68,7 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
 def test_trains_resumes_and_evaluates_with_every_packing(
   corpus, tmp_path, packing, capsys
 ):
-  settings = {"PACKING": packing, "TRAIN_STEPS": 4}
+  settings = {"PACKING": packing, "TRAIN_STEPS": 4, "PROMPTS": []}
   assert runs.run("train", corpus, tmp_path, **settings) == 0
   settings["TRAIN_STEPS"] = 8
   assert runs.run("train", corpus, tmp_path, **settings) == 0
@@ -98,6 +87,7 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
   vocabulary = str(finished / "vocabulary.model")
   settings = {"CACHE_DIR": str(cache), "VOCABULARY": vocabulary}
   assert runs.run("data cache", corpus, tmp_path / "a", **settings) == 0
+  settings["PROMPTS"] = []
   assert runs.run("train", corpus, tmp_path / "b", **settings) == 0
   assert (
     f"tokens of text_files are read from {cache}" in capsys.readouterr().err

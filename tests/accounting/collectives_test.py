@@ -33,16 +33,20 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
   return moved
 
 
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
   ("layout", "changes", "num_microbatches", "num_pods", "optimizer"),
   [
     (LAYOUTS["batch over data"], {}, 1, 1, {}),
     (LAYOUTS["all over data and model"], MULTI_HEAD, 2, 1, FACTORED),
     (LAYOUTS["two axes but no batch"], MULTI_HEAD, 1, 1, {}),
-    (LAYOUTS["two axes but no batch"], SERIAL, 1, 1, {}),
+    slow(LAYOUTS["two axes but no batch"], SERIAL, 1, 1, {}),
     (LAYOUTS["padded vocab over three"], {}, 1, 2, {}),
     (LAYOUTS["fully sharded"], {"activation_dtype": "bfloat16"}, 2, 1, {}),
-    (TWO_D, {"remat": "layer"}, 2, 1, {}),
+    slow(TWO_D, {"remat": "layer"}, 2, 1, {}),
     (TWO_D, {"remat": "layer", **SERIAL, **MULTI_HEAD}, 1, 1, {}),
     (
       TWO_D,

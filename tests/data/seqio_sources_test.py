@@ -262,6 +262,7 @@ def test_fingerprint_follows_code_arguments_share_and_first_documents(lines):
   assert len(set(seen)) == 5
 
 
+@pytest.mark.slow
 def test_fingerprint_is_the_same_in_every_process(lines, tmp_path, monkeypatch):
   (tmp_path / "my_tasks.py").write_text(f"""
 import functools

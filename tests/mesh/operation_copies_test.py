@@ -67,7 +67,9 @@ def operations_of(remat: str) -> collections.Counter:
   return collections.Counter(digests.values())
 
 
-@pytest.mark.parametrize("remat", ["none", "layer"])
+@pytest.mark.parametrize(
+  "remat", [pytest.param("none", marks=pytest.mark.slow), "layer"]
+)
 def test_what_is_copied_for_a_device_is_what_a_call_would_have_made(
   monkeypatch, remat
 ):

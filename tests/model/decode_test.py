@@ -81,8 +81,8 @@ BOTH = {**MULTI_HEAD, **SERIAL}
     (SERIAL, "one device"),
     (BOTH, "one device"),
     ({}, "all over data and model"),
-    (BOTH, "all over data and model"),
-    ({}, "two axes but no batch"),
+    pytest.param(BOTH, "all over data and model", marks=pytest.mark.slow),
+    pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),
     (MULTI_HEAD, "two axes but no batch"),
   ],
 )
@@ -107,15 +107,21 @@ def test_bfloat16_is_off_by_its_rounding_alone():
   assert error < 1.5 * np.abs(full - exact[:, PROMPT - 1 :]).max()
 
 
-def test_int8_logits_are_near_and_the_same_in_every_layout():
+@pytest.mark.parametrize(
+  "layout",
+  [
+    "all over data and model",
+    pytest.param("two axes but no batch", marks=pytest.mark.slow),
+  ],
+)
+def test_int8_logits_are_near_and_the_same_in_every_layout(layout):
   config = small_config()
   params = oracle.random_parameters(config, seed=1)
   batch = random_tokens(config, ROWS, seed=3)
   full = full_logits(config, params, batch)
   int8 = cached_logits(config, params, batch["inputs"], weight_dtype="int8")
   assert 1e-3 < np.abs(int8 - full).max() < 0.03 * np.abs(full).max()
-  for layout in ("all over data and model", "two axes but no batch"):
-    split = cached_logits(
-      config, params, batch["inputs"], mesh_layout(layout), "int8"
-    )
-    np.testing.assert_allclose(split, int8, atol=1e-5, rtol=0, err_msg=layout)
+  split = cached_logits(
+    config, params, batch["inputs"], mesh_layout(layout), "int8"
+  )
+  np.testing.assert_allclose(split, int8, atol=1e-5, rtol=0)

@@ -41,7 +41,11 @@ def assert_same_bits(actual, expected):
 
 
 @pytest.mark.parametrize(
-  "block, attention", [("parallel", "multi_query"), ("serial", "multi_head")]
+  "block, attention",
+  [
+    ("parallel", "multi_query"),
+    pytest.param("serial", "multi_head", marks=pytest.mark.slow),
+  ],
 )
 def test_recomputing_changes_no_bit(block, attention):
   """Of the losses, the gradients' norms and moments, and the parameters."""

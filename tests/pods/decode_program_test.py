@@ -37,7 +37,12 @@ def expected(recomputed):
 
 
 @pytest.mark.parametrize(
-  "layout", [None, "all over data and model", "two axes but no batch"]
+  "layout",
+  [
+    None,
+    "all over data and model",
+    pytest.param("two axes but no batch", marks=pytest.mark.slow),
+  ],
 )
 def test_greedy_tokens_are_those_of_full_recomputation(layout, expected):
   mesh = mesh_layout(layout) if layout else SINGLE

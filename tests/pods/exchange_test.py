@@ -100,7 +100,8 @@ def test_dropout_masks_are_those_of_one_pod():
 
 # `train` compares the pods to the bit after each step.
 @pytest.mark.parametrize(
-  ("num_pods", "dcn_dtype"), [(2, "float32"), (4, "bfloat16")]
+  ("num_pods", "dcn_dtype"),
+  [pytest.param(2, "float32", marks=pytest.mark.slow), (4, "bfloat16")],
 )
 def test_pods_hold_the_same_bits_after_every_step(num_pods, dcn_dtype):
   pods = PodsConfig(num_pods=num_pods, dcn_dtype=dcn_dtype)
@@ -174,26 +175,34 @@ def crossings(mesh, pods):
   return totals
 
 
+# Each mesh, number of pods and dtype at least once.
 @pytest.mark.parametrize(
-  "mesh",
+  ("mesh", "num_pods", "dcn_dtype"),
   [
-    SINGLE,
-    mesh_layout("batch over data", num_microbatches=2),
-    mesh_layout("PaLM's 2D"),
+    (SINGLE, 3, "float32"),
+    (mesh_layout("batch over data", num_microbatches=2), 2, "bfloat16"),
+    (mesh_layout("PaLM's 2D"), 2, "bfloat16"),
+    pytest.param(
+      mesh_layout("batch over data", num_microbatches=2),
+      *(3, "float32"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      mesh_layout("PaLM's 2D"), 3, "float32", marks=pytest.mark.slow
+    ),
   ],
-  ids=["one device", "batch over data", "PaLM's 2D"],
-)
-@pytest.mark.parametrize(
-  "pods",
-  [
-    PodsConfig(num_pods=2, dcn_dtype="bfloat16"),
-    PodsConfig(num_pods=3, dcn_dtype="float32"),
+  ids=[
+    "one device of three",
+    "batch over data of two",
+    "PaLM's 2D of two",
+    "batch over data of three",
+    "PaLM's 2D of three",
   ],
-  ids=["two", "three"],
 )
 def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
-  mesh, pods
+  mesh, num_pods, dcn_dtype
 ):
+  pods = PodsConfig(num_pods=num_pods, dcn_dtype=dcn_dtype)
   sent = crossings(mesh, pods)
   assert set(sent) == set(itertools.permutations(range(pods.num_pods), 2))
   assert len(set(sent.values())) == 1

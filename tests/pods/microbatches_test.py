@@ -74,7 +74,11 @@ def test_microbatches_weigh_as_much_as_their_tokens():
 # Each axis alone and both; one device has every layout in program_test.
 @pytest.mark.parametrize(
   "layout",
-  ["batch over data", "vocab over model", "all over data and model"],
+  [
+    pytest.param("batch over data", marks=pytest.mark.slow),
+    pytest.param("vocab over model", marks=pytest.mark.slow),
+    "all over data and model",
+  ],
 )
 def test_layouts_do_not_change_microbatches(whole, layout):
   mesh = mesh_layout(layout, num_microbatches=2)

@@ -106,7 +106,7 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
 @pytest.mark.parametrize(
   "layout, rows",
   [
-    ("batch over data", random_documents),
+    pytest.param("batch over data", random_documents, marks=pytest.mark.slow),
     ("vocab over model", random_tokens),
     ("all over data and model", random_documents),
   ],

@@ -81,6 +81,7 @@ def test_a_loop_holds_the_bits_of_as_many_calls(
     np.testing.assert_equal(actual[name], parts, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_loop_ends_at_a_step_that_is_not_finite_which_changes_nothing():
   config = tiny_config()
   mesh = mesh_of(ALL, steps_per_loop=MAX_STEPS)

@@ -166,7 +166,7 @@ def read_by_name(slices):
   ("layout", "changes", "num_microbatches", "num_pods"),
   [
     (ALL, {"num_layers": 2}, 2, 1),
-    (TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
+    slow(TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
     (FSDP, {"remat": "attention", "num_layers": 2}, 1, 2),
     slow(("model:4", "vocab:model,heads:model"), {"norm": "rms_norm"}, 1, 1),
     slow(TWO_D, {"attention": "multi_head", "num_layers": 2}, 2, 2),
@@ -270,6 +270,7 @@ def test_checkpoints_cross_between_tpus_and_a_cpu(tmp_path):
   assert len(set(first.tolist())) == len(shapes)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
   run, saving = run_of(
     tiny_config(num_layers=2), mesh_of(TWO_D), saving_of, num_pods=2

@@ -214,6 +214,7 @@ TRAIN = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_learns_to_recite_its_text_and_evaluate_says_how_much(
   tmp_path, capsys
 ):

@@ -43,6 +43,7 @@ def test_ratio_is_the_median_of_the_pairs_of_the_fastest_dtypes():
   assert (record["tokens_per_sec"], record["peer_tokens_per_sec"]) == (8, 3)
 
 
+@pytest.mark.slow
 def test_ours_decodes_and_prints_its_speed_and_share_of_the_bandwidth():
   done = run(
     "--json",

@@ -32,6 +32,7 @@ def test_the_share_is_the_median_of_the_pairs():
   assert record["step_secs"] == 2
 
 
+@pytest.mark.slow
 def test_a_small_recipe_is_measured(monkeypatch, capsys):
   flags = [*SMALL, "--rounds=3", "--json", "--gin.SECOND_MOMENT='factored'"]
   assert run(monkeypatch, *flags) == 0

@@ -28,6 +28,7 @@ def test_ratio_and_speed_up_are_medians_of_the_rounds():
   assert (record["joined_secs"], record["alone_secs"]) == (4, 2)
 
 
+@pytest.mark.slow
 def test_two_servers_train_joined_apart_and_alone(monkeypatch, capsys):
   whole = bench_pods.benchmark_config("bfloat16")
   small = dataclasses.replace(whole, num_layers=1, d_model=32, d_ff=64)
