@@ -26,8 +26,8 @@ from palm_mtf.memory import largest_resident_bytes, resident_bytes
 
 # A few at once fit into any machine.
 _MAX_BYTES = 2 * 10**9
-# More than this of new memory is worth a look for what is garbage.
-_MUCH_BYTES = 10**8
+# So much new memory is worth a look for what is garbage.
+_MUCH_BYTES = 5 * 10**7
 # Ten minutes on a fast machine; the limit of others is in pyproject.toml.
 _SLOW_SECS = 3600
 
@@ -95,11 +95,11 @@ def pytest_runtest_teardown(
   """Gives memory back; fails the first test after which it was too much."""
   yield
   stash = item.config.stash
+  is_last = nextitem is None or nextitem.path != item.path
+  if is_last and "jax" in sys.modules:
+    sys.modules["jax"].clear_caches()  # of all that it compiled
   if resident_bytes() - stash.get(_kept, 0) > _MUCH_BYTES:
-    # Graphs are cycles of garbage, and JAX keeps what a module's tests compile.
-    if "jax" in sys.modules and (not nextitem or nextitem.path != item.path):
-      sys.modules["jax"].clear_caches()
-    gc.collect()
+    gc.collect()  # graphs are cycles of garbage
     ctypes.CDLL(None).malloc_trim(0)
     stash[_kept] = resident_bytes()
   most = largest_resident_bytes()
