@@ -66,7 +66,8 @@ def evaluate(finished, capsys):
 
   def run(*flags, tasks=("counting",)):
     names = f"--gin.EVAL_TASKS={list(tasks)!r}"
-    code = main(["evaluate", "--model_dir", str(finished), names, *flags])
+    settings = ["--model_dir", str(finished), runs.IN_FLOAT32, names]
+    code = main(["evaluate", *settings, *flags])
     return code, *capsys.readouterr()
 
   return run

@@ -165,6 +165,7 @@ def test_a_lost_server_ends_the_run_in_time_with_its_name(
   corpus, tmp_path, sent, how
 ):
   process = started(corpus, tmp_path, POD_TIMEOUT_SECS=4.0, CHECKPOINT_STEPS=20)
+  wait_until((tmp_path / "checkpoints" / "step_00000020").exists)
   pids = servers_of(process.pid)
   start = time.monotonic()
   os.kill(pids[1], sent)

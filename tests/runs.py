@@ -24,6 +24,7 @@ SETTINGS = {
   "VOCAB_SIZE": 320,
   "SEQUENCE_LENGTH": 32,
   "ACTIVATION_DTYPE": "float32",
+  "LEARNING_RATE": 0.01,
   "VALIDATION_SHARE": 0.2,
   "GLOBAL_BATCH_SIZE": 4,
   "NUM_PODS": 1,
@@ -39,6 +40,9 @@ SETTINGS = {
   "SAMPLE_STEPS": None,
 }
 
+
+# For commands with --model_dir, which compute in what is fast on this CPU.
+IN_FLOAT32 = "--gin.ACTIVATION_DTYPE='float32'"
 
 # What no two runs have in common.
 TIMES = {

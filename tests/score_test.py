@@ -46,7 +46,8 @@ def score(finished, capsys):
   """Runs the command; returns its exit code, output and errors."""
 
   def run(*flags):
-    code = main(["score", "--model_dir", str(finished), *flags])
+    settings = ["--model_dir", str(finished), runs.IN_FLOAT32]
+    code = main(["score", *settings, *flags])
     return code, *capsys.readouterr()
 
   return run

@@ -37,11 +37,10 @@ def test_building_allocates_no_weights(monkeypatch, capsys):
 
 
 def test_the_rules_are_those_of_palms_layout():
-  rules = bench_graph.gin_files.load(
-    "train",
+  rules = bench_graph.train_settings(
     [bench_graph.RECIPE, "layouts/palm_2d.gin"],
     ["MODEL_DIR='none'", "TEXT_FILES='none'"],
-  ).build()[1]["mesh"]
+  )["mesh"]
   own = MeshLayout(
     mesh_shape="data:2,model:2", layout=",".join(bench_graph.RULES.values())
   )
