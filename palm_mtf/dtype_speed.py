@@ -41,7 +41,7 @@ def bfloat16_slowdown(model: PalmConfig, config: tf.ConfigProto) -> float:
 
   Args:
     model: the architecture: [tokens, d_model] meets [d_model, d_ff].
-    config: of the session that measures.
+    config: the configuration of the session that measures.
   """
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     products = []

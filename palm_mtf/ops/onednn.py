@@ -70,8 +70,8 @@ def int8_matmul(
   Args:
     x: [rows, inner], int8, at least -127.
     w: [inner, outer], int8, at least -127.
-    limit: what -127 and 127 stand for in each column, [outer], float32 each.
-    packed: as in `packed_matmul`: packs `w` once, and it may never change.
+    limit: the values of -127 and of 127 in each column, [outer], float32 each.
+    packed: whether `w` is packed once, at the first call; it may never change.
 
   Returns:
     x (w * limit[1] / 127), [rows, outer], float32; sums are exact up to 2^24,
@@ -111,8 +111,8 @@ def _quantized_matmul(
   Args:
     x: [rows, inner], int8, or uint8 of at most 127.
     w: [inner, outer], int8.
-    limit: as in `int8_matmul`.
-    packed: as in `int8_matmul`.
+    limit: the values of -127 and of 127 in each column, [outer], float32 each.
+    packed: whether `w` is packed once, at the first call; it may never change.
   """
   value = attr_value_pb2.AttrValue
   signed = x.dtype == tf.int8
