@@ -7,15 +7,13 @@
 """
 
 import json
-import time
 
 from palm_mtf._tf import tf
 from palm_mtf.mesh.placement import session_config
-from palm_mtf.peak import chip_flops_per_sec
+from palm_mtf.peak import chip_flops_per_sec, fastest_call_secs
 
 # Beyond any cache.
 _READ_BYTES = 2**28
-_REPEATS = 5
 
 
 def measured_rates() -> dict[str, str]:
@@ -35,13 +33,7 @@ def read_bytes_per_sec() -> float:
     array = tf.Variable(tf.ones([_READ_BYTES // 4]), use_resource=True)
     session.run(array.initializer)
     read = session.make_callable(tf.reduce_max(array).op)
-    read()
-    times = []
-    for _ in range(_REPEATS):
-      start = time.perf_counter()
-      read()
-      times.append(time.perf_counter() - start)
-  return _READ_BYTES / min(times)
+    return _READ_BYTES / fastest_call_secs(read)
 
 
 if __name__ == "__main__":
