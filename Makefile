@@ -63,7 +63,7 @@ $(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
 	@touch $@
 
 test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(T5_INSTALLED) ## run the slow tests
 	$(BIN)/python -m pytest -q -n 1 -m slow

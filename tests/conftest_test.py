@@ -42,7 +42,7 @@ def test_comes_later():
   pass
 """
 
-MAX_BYTES = "3 * 10**9"
+MAX_BYTES = "2 * 10**9"
 
 
 def run(folder, *options, **modules):

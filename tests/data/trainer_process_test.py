@@ -98,20 +98,25 @@ train_sentencepiece(words, {"vocab_size": 90000}, on_progress=lambda n: None)
 
 
 def test_an_interrupt_ends_both_processes_at_once():
-  process = subprocess.Popen(
+  with subprocess.Popen(
     [sys.executable, "-c", PROGRAM],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
     env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
-  assert process.stdout.readline() == "begins\n"
-  listed = f"/proc/{process.pid}/task/{process.pid}/children"
-  while not (child := open(listed).read().strip()):
-    time.sleep(0.01)
-  time.sleep(0.3)
-  process.send_signal(signal.SIGINT)
-  # The training would take minutes; on a busy machine an end takes seconds.
-  _, errors = process.communicate(timeout=20)
+    start_new_session=True,
+  ) as process:
+    try:
+      assert process.stdout.readline() == "begins\n"
+      listed = f"/proc/{process.pid}/task/{process.pid}/children"
+      while not (child := open(listed).read().strip()):
+        time.sleep(0.01)
+      time.sleep(0.3)
+      process.send_signal(signal.SIGINT)
+      # The training would take minutes; on a busy machine an end takes seconds.
+      _, errors = process.communicate(timeout=20)
+    finally:
+      with contextlib.suppress(ProcessLookupError):  # both have ended
+        os.killpg(process.pid, signal.SIGKILL)
   assert "KeyboardInterrupt" in errors
   assert not os.path.exists(f"/proc/{child}")
