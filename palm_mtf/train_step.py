@@ -12,13 +12,16 @@ its last part is run again without the update, to say where that began.
 import concurrent.futures
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.data.batches import Batch, split_batch
+from palm_mtf.mesh.placement import ONE_BY_ONE
 from palm_mtf.pods.program import TrainProgram
+
+_TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
 
 class BadStepError(Exception):
@@ -40,18 +43,6 @@ class BadStepError(Exception):
     self.gradient_squares = gradient_squares
 
 
-class _Calls(NamedTuple):
-  """Into a session: what changes variables.
-
-  Attributes:
-    update: runs the last microbatch of a step.
-    accumulate: of each pod, runs its part of another.
-  """
-
-  update: Callable[..., Any]
-  accumulate: list[Callable[..., Any]]
-
-
 class TrainStep:
   """Runs the steps of a program, and its loss on other batches."""
 
@@ -63,8 +54,19 @@ class TrainStep:
     self._features = list(program.pods[0].features)
     features = [x for pod in program.pods for x in pod.features.values()]
     fed = [*features, program.step, program.microbatch]
-    self._calls = self._made_callable()
     # A callable returns what has the structure of its first argument.
+    self._update = session.make_callable(
+      [program.metrics, program.update], fed, accept_options=True
+    )
+    self._accumulate = [
+      session.make_callable(
+        pod.accumulate,
+        [*pod.features.values(), program.step, program.microbatch],
+        accept_options=True,
+      )
+      for pod in program.pods
+    ]
+    self._is_first = True
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares], fed
     )
@@ -99,19 +101,27 @@ class TrainStep:
     Raises:
       BadStepError: its loss or its gradients are not finite.
     """
-    calls = self._calls if records is None else self._recorded(records)
+    options = None
+    if self._is_first and self._num_pods > 1:
+      options = ONE_BY_ONE  # servers disregard it
+    self._is_first = False
+
+    def run(call: Callable[..., Any], *fed: object) -> Any:
+      if records is None:
+        return call(*fed, options=options)
+      records.append(tf.RunMetadata())
+      return call(*fed, options=_TRACED, run_metadata=records[-1])
+
+    def accumulate(pod: int) -> None:
+      for i, rows in enumerate(shares[pod][:-1]):
+        run(self._accumulate[pod], *rows, step, i)
+
     shares = self._shares(batch)
-    pods = [
-      self._clients.submit(_accumulate_share, accumulate, share[:-1], step)
-      for accumulate, share in zip(calls.accumulate, shares, strict=True)
-    ]
-    concurrent.futures.wait(pods)
-    for pod in pods:
-      pod.result()
+    list(self._clients.map(accumulate, range(self._num_pods)))
     # A, the exchange and B: from here on pods wait for each other.
     last = self._last(shares, step)
     try:
-      metrics, _ = calls.update(*last)
+      metrics, _ = run(self._update, *last)
     except tf.errors.InvalidArgumentError:
       losses, squares = self._measure(*last)
       if np.isfinite(list(losses.values())).all():
@@ -169,43 +179,6 @@ class TrainStep:
     rows = [rows for share in shares for rows in share[-1]]
     return [*rows, step, self._num_microbatches - 1]
 
-  def _made_callable(self, **options: bool) -> _Calls:
-    """Returns the calls, made once for many steps."""
-    program = self._program
-    features = [list(pod.features.values()) for pod in program.pods]
-    state = [program.step, program.microbatch]
-
-    def made(fetched: object, fed: Sequence[tf.Tensor]) -> Callable[..., Any]:
-      return self._session.make_callable(fetched, [*fed, *state], **options)
-
-    return _Calls(
-      made(
-        [program.metrics, program.update],
-        list(itertools.chain.from_iterable(features)),
-      ),
-      [
-        made(pod.accumulate, fed)
-        for pod, fed in zip(program.pods, features, strict=True)
-      ],
-    )
-
-  def _recorded(self, records: list[tf.RunMetadata]) -> _Calls:
-    """Returns the same calls, each of which adds to `records`."""
-    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-
-    def recorded(call: Callable[..., Any]) -> Callable[..., Any]:
-      def run(*fed: object) -> object:
-        metadata = tf.RunMetadata()
-        records.append(metadata)
-        return call(*fed, options=options, run_metadata=metadata)
-
-      return run
-
-    calls = self._made_callable(accept_options=True)
-    return _Calls(
-      recorded(calls.update), [recorded(x) for x in calls.accumulate]
-    )
-
   def _shares(self, batch: Batch) -> list[list[list[np.ndarray]]]:
     """Returns what to feed: of each pod, of each microbatch, its features."""
     return [
@@ -215,15 +188,6 @@ class TrainStep:
       ]
       for share in split_batch(batch, self._num_pods)
     ]
-
-
-def _accumulate_share(
-  accumulate: Callable[..., Any],
-  microbatches: Sequence[list[np.ndarray]],
-  step: int,
-) -> None:
-  for i, rows in enumerate(microbatches):
-    accumulate(*rows, step, i)
 
 
 def _floats(values: dict[str, np.float32]) -> dict[str, float]:

@@ -370,6 +370,9 @@ def local_devices(num_devices: int, num_pods: int = 1) -> Devices:
   )
 
 
+ONE_BY_ONE = tf.RunOptions(inter_op_thread_pool=1)
+
+
 def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   """Returns a configuration with virtual CPU devices.
 
@@ -381,6 +384,10 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   its copies: they would drift apart in the last bit. XLA and oneDNN do what it
   is for; without it a session starts sooner and needs less memory.
 
+  Several pods have a second pool, of one thread, for the first step: it runs
+  their operations one after another (`ONE_BY_ONE`). A pod then finds in XLA's
+  cache on disk what another has compiled, where both at once would compile all.
+
   Args:
     num_devices: in the mesh of a pod.
     num_pods: in this process.
@@ -391,5 +398,7 @@ def session_config(num_devices: int, num_pods: int = 1) -> tf.ConfigProto:
   if num_pods > 1:
     cores = len(os.sched_getaffinity(0))
     config.intra_op_parallelism_threads = max(1, cores // num_pods)
+    for num_threads in (0, 1):  # 0: one for each core
+      config.session_inter_op_thread_pool.add(num_threads=num_threads)
   config.graph_options.rewrite_options.disable_meta_optimizer = True
   return config
