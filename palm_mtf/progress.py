@@ -12,7 +12,24 @@ import time
 from rich import progress
 from rich.console import Console
 
+from palm_mtf.config import RunConfig
+
 _LINE_SECS = 10.0
+# A loss is the forward pass alone: a third of a step's arithmetic.
+_STEPS_OF_A_LOSS = 1 / 3
+
+
+def rows_to_compute(run: RunConfig, step: int) -> float:
+  """Returns the work that is left after `step`, in rows of training steps.
+
+  Args:
+    run: the steps, their batch sizes, and the validation losses between them.
+    step: steps that are done.
+  """
+  sizes = run.batch_sizes
+  rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
+  losses = -(-run.train_steps // run.eval_steps) - step // run.eval_steps
+  return rows + losses * run.num_validation_rows * _STEPS_OF_A_LOSS
 
 
 def _minutes(secs: float) -> str:

@@ -37,7 +37,7 @@ from palm_mtf.named_weights import NamedWeights
 from palm_mtf.pod_watch import PodWatch
 from palm_mtf.pods.program import TrainProgram, build_train_program
 from palm_mtf.pods_config import PodsConfig
-from palm_mtf.progress import TrainProgress
+from palm_mtf.progress import TrainProgress, rows_to_compute
 from palm_mtf.spikes import Rewind, SpikeWatch
 from palm_mtf.stopping import StopRequest
 from palm_mtf.trace.keep import keep_trace
@@ -110,8 +110,6 @@ class Outcome:
 
 # Timed steps, or seconds of them, after which a run says how long it will take.
 _STEPS_TO_JUDGE, _SECS_TO_JUDGE = 3, 10.0
-# A loss is the forward pass alone: a third of a step's arithmetic.
-_STEPS_OF_A_LOSS = 1 / 3
 
 
 class _Clock:
@@ -297,13 +295,9 @@ class TrainLoop:
     clock, run = self._step_clock, self._job.run
     if clock.num_steps < _STEPS_TO_JUDGE and clock.total_secs < _SECS_TO_JUDGE:
       return
-    sizes = run.batch_sizes
-    rows = sizes.rows_before(run.train_steps) - sizes.rows_before(self._step)
-    losses = -(-run.train_steps // run.eval_steps)
-    losses -= self._step // run.eval_steps
-    rows += losses * run.num_validation_rows * _STEPS_OF_A_LOSS
     step_secs = clock.total_secs / clock.num_steps
-    self._progress.say_how_long(step_secs, rows / self._batch_size * step_secs)
+    secs = rows_to_compute(run, self._step) / self._batch_size * step_secs
+    self._progress.say_how_long(step_secs, secs)
 
   def _steps_of_call(self) -> int:
     """Returns how many steps are run before anything is due."""

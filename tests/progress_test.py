@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run shows where stderr is a file."""
 
+import pytest
+
 from palm_mtf import progress as progress_module
-from palm_mtf.progress import TrainProgress
+from palm_mtf.config import RunConfig
+from palm_mtf.progress import TrainProgress, rows_to_compute
 
 
 def test_a_file_gets_lines_with_step_loss_speed_mfu_and_time_left(capsys):
@@ -39,3 +42,31 @@ def test_how_long_a_run_will_take_is_said_once(capsys):
     "training will take about 2:30 minutes here: 1.50 s a step, and validation "
     "losses"
   ]
+
+
+@pytest.mark.parametrize(
+  ("step", "rows"),
+  [
+    # 20 steps of 4 rows and 10 of 6; losses at 10, 20 and 30, of 8 rows each.
+    (0, 20 * 4 + 10 * 6 + 3 * 8 / 3),
+    (9, 11 * 4 + 10 * 6 + 3 * 8 / 3),
+    (10, 10 * 4 + 10 * 6 + 2 * 8 / 3),
+    (25, 5 * 6 + 8 / 3),
+    (30, 0),
+  ],
+)
+def test_a_loss_is_a_third_of_a_step_of_as_many_rows(step, rows):
+  run = RunConfig(
+    train_steps=30,
+    global_batch_size=[[0, 4], [20, 6]],
+    seed=0,
+    log_steps=1,
+    eval_steps=10,
+    eval_batches=2,
+    checkpoint_steps=10,
+    keep_checkpoints=1,
+    chip="measured",
+    prompts=[],
+    sample_tokens=1,
+  )
+  assert rows_to_compute(run, step) == pytest.approx(rows)
