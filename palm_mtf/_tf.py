@@ -13,22 +13,103 @@ Mesh TensorFlow 0.1.21 was written for TensorFlow 1; it imports on TensorFlow
 
 Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
 stays usable beside it.
+
+The import of TensorFlow is most of the time that a command takes before it does
+something: it is silent, without extras and without waste (`_lean_import`).
 """
 
-import functools
-import hashlib
+import contextlib
+import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import os
 import sys
+import tempfile
 import types
-from collections.abc import Callable, Sequence
-
-from palm_mtf.lean_import import lean_import
+from collections.abc import Iterator
 
 # Read once, at the import. What matters reaches us as a Python exception.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-with lean_import():
+
+@contextlib.contextmanager
+def _lean_import() -> Iterator[None]:
+  """Imports what its body does, and nothing that TensorFlow goes on without."""
+  with _never_garbage(), _silent_unless_it_fails(), _Withheld():
+    yield
+
+
+@contextlib.contextmanager
+def _silent_unless_it_fails() -> Iterator[None]:
+  """Holds back what C++ writes to stderr; shows it if the body raises."""
+  sys.stderr.flush()
+  terminal = os.dup(2)
+  with tempfile.TemporaryFile() as held:
+    os.dup2(held.fileno(), 2)
+    try:
+      yield
+    except BaseException:
+      held.seek(0)
+      os.write(terminal, held.read())
+      raise
+    finally:
+      os.dup2(terminal, 2)
+      os.close(terminal)
+
+
+class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Finds packages that TensorFlow would load at once, and does not load them.
+
+  Half of the time of its import is Keras, which it loads for what registers
+  itself there, JAX, if there is one, for a converter, and what the old copy of
+  Keras inside of it, which nothing else uses, would like to have. It goes on
+  without them; whoever asks for one of them later has it.
+  """
+
+  _NAMES = ("h5py", "jax", "keras", "scipy")
+
+  def __enter__(self) -> None:
+    sys.meta_path.insert(0, self)
+
+  def __exit__(self, *exception: object) -> None:
+    sys.meta_path.remove(self)
+
+  def find_spec(
+    self, name: str, path: object = None, target: object = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    """Returns where the package is, with a loader that refuses."""
+    if name not in self._NAMES:
+      return None
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    if spec:
+      spec.loader = self
+    return spec
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    """Refuses."""
+    raise ImportError(f"{module.__name__} is not needed yet")
+
+
+@contextlib.contextmanager
+def _never_garbage() -> Iterator[None]:
+  """Keeps Python from looking for garbage in what its body makes, for good.
+
+  An import makes 400,000 objects that stay. To walk through them again and
+  again is a fifth of its time, and more while a program's graph is built.
+  """
+  gc.collect()  # what is garbage already shall not stay
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    gc.freeze()
+    if was_enabled:
+      gc.enable()
+
+
+with _lean_import():
   # Logs device notices before it reads the level set above.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
@@ -84,181 +165,17 @@ tf.logging.set_verbosity(tf.logging.ERROR)
 eager_mode = context.eager_mode
 
 
-_from_func_graph = atomic_function.from_func_graph
-
-
-def _named_by_content(
-  name: str, graph: tf.Graph, attrs: dict, *more: object, **named: object
-) -> object:
-  """Names what XLA compiles by what it computes, where a counter would.
-
-  So the compiled code has one name in every session and process, and XLA's
-  cache on disk, where somebody asks for one with --tf_xla_persistent_cache_
-  directory in TF_XLA_FLAGS, is of use.
-  """
-  if "_XlaMustCompile" in attrs:
-    content = graph.as_graph_def().SerializeToString(deterministic=True)
-    ends = [x.name for x in (*graph.inputs, *graph.outputs)]
-    digest = hashlib.sha256(content + repr(ends).encode()).hexdigest()
-    name = f"__inference_{graph.name}_{digest[:16]}"
-  return _from_func_graph(name, graph, attrs, *more, **named)
-
-
-atomic_function.from_func_graph = _named_by_content
-
-
-_OF_KNOWN_SHAPES = "of_known_shapes_"
-_partitioned_call_op = atomic_function.partitioned_call_op
-
-
-def _call_of_known_shapes(
-  name: str,
-  args: Sequence[object],
-  is_stateful: bool,
-  tout: Sequence[int],
-  config: bytes | None = None,
-  executor_type: str | None = None,
-  xla_compile_attr: attr_value_pb2.AttrValue | None = None,
-) -> tf.Operation:
-  """Calls what XLA compiles, or `function` made, not looking for shapes in it.
-
-  They are known, and set by who calls this. To look for them TensorFlow walks
-  through the body and copies a table of all constants of the graph, each time.
-  """
-  is_ours = _OF_KNOWN_SHAPES in tf.compat.as_str(name)
-  if is_stateful or (xla_compile_attr is None and not is_ours):
-    given = (config, executor_type, xla_compile_attr)
-    return _partitioned_call_op(name, args, is_stateful, tout, *given)
-  value = attr_value_pb2.AttrValue
-  args = [tf.convert_to_tensor(x) for x in args]
-  inputs = [x.dtype.as_datatype_enum for x in args]
-  attrs = {
-    "Tin": value(list=value.ListValue(type=inputs)),
-    "Tout": value(list=value.ListValue(type=tout)),
-    "f": value(func=attr_value_pb2.NameAttrList(name=name)),
-    "config_proto": value(s=config),
-    "executor_type": value(s=(executor_type or "").encode()),
-    "_disable_call_shape_inference": value(b=True),
-  }
-  if xla_compile_attr is not None:
-    attrs["_XlaMustCompile"] = xla_compile_attr
-  return ops.get_default_graph().create_op(
-    "PartitionedCall", args, tout, name="PartitionedCall", attrs=attrs
-  )
-
-
-atomic_function.partitioned_call_op = _call_of_known_shapes
-
-
-def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Returns tf2.function(fn), another one for each graph that calls it.
-
-  It keeps what it traced, and with that the graph. So the graph keeps it, and
-  both go together; what weak keys lead to would hold them.
-  """
-  kept = "_functions_of_palm_mtf"
-
-  def call(*args: object) -> object:
-    graph = ops.get_default_graph()
-    while graph.building_function:
-      graph = graph.outer_graph
-    if not hasattr(graph, kept):
-      setattr(graph, kept, {})
-    made = getattr(graph, kept)
-    if call not in made:
-      made[call] = tf2.function(fn, autograph=False, **options)
-    return made[call](*args)
-
-  return call
-
-
-def fused(fn: Callable[..., object]) -> Callable[..., object]:
-  """Compiles an element-wise function of slices into one pass over memory.
-
-  XLA fuses the element-wise chain, two to four times as fast on a CPU as
-  TensorFlow's op after op; matrix products stay outside, where oneDNN is the
-  faster one. Decorate functions of a module, not closures: the compiled code
-  is shared by all layers that call the same function with the same shapes. On
-  a TPU, where XLA compiles all there is, `fn` is called as it is.
-  """
-  compiled = _in_each_graph(fn, jit_compile=True)
-
-  @functools.wraps(fn)
-  def call(*args: object) -> object:
-    return (fn if in_tpu_computation() else compiled)(*args)
-
-  return call
-
-
-def function(fn: Callable[..., object]) -> Callable[..., object]:
-  """Builds a function once in a graph; each call of it is one operation.
-
-  Args:
-    fn: takes tensors of the same shapes each time.
-  """
-
-  def of_known_shapes(*args: tf.Tensor) -> object:
-    return fn(*args)
-
-  of_known_shapes.__name__ = f"{_OF_KNOWN_SHAPES}{fn.__name__}"
-  return _in_each_graph(of_known_shapes)
-
-
-def in_tpu_computation() -> bool:
-  """Whether what is built now is what TPU devices do."""
-  graph = ops.get_default_graph()
-  return control_flow_util.GraphOrParentsInXlaContext(graph)
-
-
-def in_tpu_program(op: tf.Operation) -> bool:
-  """Whether TPU devices do an operation."""
-  return "_tpu_replicate" in op.node_def.attr
-
-
-def tpu_replicated_input(values: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Returns what each device of a TPU computation has its own value of."""
-  return tpu_ops.tpu_replicated_input(list(values))
-
-
-def cross_replica_sum(x: tf.Tensor, groups: list[list[int]]) -> tf.Tensor:
-  """Returns the sum of x over the devices of each group of a computation."""
-  return tpu_ops.cross_replica_sum(x, groups)
-
-
-def cross_replica_reduce(
-  x: tf.Tensor, groups: list[list[int]], reduction: str
-) -> tf.Tensor:
-  """Returns the "Max" or "Min" of x over the devices of each group."""
-  return gen_xla_ops.xla_all_reduce(x, groups, reduction, "CrossReplica")
-
-
-def cross_replica_reduce_scatter(
-  x: tf.Tensor, groups: list[list[int]], axis: int
-) -> tf.Tensor:
-  """Returns each device's part, along `axis`, of the sum over its group."""
-  return gen_xla_ops.xla_reduce_scatter(x, groups, axis, reduce_op="Add")
-
-
-def optimization_barrier(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  """Returns x, which XLA may not compute before it has `signal`."""
-  return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
-
-
 __all__ = [
   "BaseResourceVariable",
+  "atomic_function",
   "attr_value_pb2",
-  "cross_replica_reduce",
-  "cross_replica_reduce_scatter",
-  "cross_replica_sum",
+  "control_flow_util",
   "eager_mode",
-  "function",
-  "fused",
-  "in_tpu_computation",
-  "in_tpu_program",
+  "gen_xla_ops",
   "kernels",
   "mtf",
   "ops",
-  "optimization_barrier",
   "tf",
-  "tpu_replicated_input",
+  "tf2",
+  "tpu_ops",
 ]

@@ -62,3 +62,15 @@ def check_real(name: str, value: object, low: float, high: float) -> None:
     or not low <= value <= high
   ):
     raise UserError(f"{name} = {value!r}: give a number from {low} to {high}.")
+
+
+def check_text(name: str, value: object, what: str) -> None:
+  """Raises UserError unless `value` is None or a text that says something.
+
+  Args:
+    name: the macro.
+    value: what it was given.
+    what: a noun phrase, for the message: what to give.
+  """
+  if value is not None and (not isinstance(value, str) or not value):
+    raise UserError(f"{name} = {value!r}: give {what}.")

@@ -9,7 +9,7 @@
 
 Records are those of the publications (Chen et al. 2021; Austin et al. 2021).
 The metric runs what the model wrote, in processes with limits
-(palm_mtf/code_execution.py), and only if `allowed` says so. As PaLM (6.4):
+(tasks/code_execution.py), and only if `allowed` says so. As PaLM (6.4):
 HumanEval without exemplars, MBPP with three; pass@1 with greedy decoding; for
 pass@k, NUM_SAMPLES = k of each problem, TEMPERATURE = 0.8, TOP_P = 0.95. Of
 more samples than k the estimate is Chen et al.'s, without bias; of k it is the
@@ -25,12 +25,12 @@ from collections.abc import Iterator, Sequence
 
 import gin
 
-from palm_mtf.code_execution import Limits, run_program
 from palm_mtf.errors import UserError
-from palm_mtf.few_shot import few_shot_task
+from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks.prompts import paragraph
 from palm_mtf.tasks.questions import Question, add_questions
 from palm_mtf.tasks.records import RecordSource
+from tasks.code_execution import Limits, run_program
 
 _KS = (1, 10, 100)
 # A function ends where something else begins at the left margin.

@@ -22,16 +22,16 @@ import gin
 import seqio
 import tensorflow as tf
 
-from palm_mtf.data.documents import TextFiles
-from palm_mtf.data.file_digests import FileDigests, describe_shards
-from palm_mtf.data.reading import Settings
-from palm_mtf.data.sources import (
+from palm_mtf.data.sources.document import (
   SPLITS,
   TRAIN,
   VALIDATION,
   Document,
   num_repeats,
 )
+from palm_mtf.data.sources.file_hashes import FileDigests, describe_shards
+from palm_mtf.data.sources.read_files import Settings
+from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.errors import UserError, did_you_mean
 
 VALIDATION_SHARE = 0.02

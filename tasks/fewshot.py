@@ -25,7 +25,7 @@ from typing import NamedTuple
 import gin
 import seqio
 
-from palm_mtf.few_shot import few_shot_task
+from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import prompts
 from palm_mtf.tasks.questions import (
   Option,

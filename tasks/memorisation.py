@@ -24,9 +24,9 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from palm_mtf.data.ngrams import hash_ngrams, hash_words
-from palm_mtf.data.token_array import TokenArray
-from palm_mtf.data.token_store import read_store
+from palm_mtf.data.statistics.ngrams import hash_ngrams, hash_words
+from palm_mtf.data.tokens.array import TokenArray
+from palm_mtf.data.tokens.store import read_store
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.tasks.documents import LateVocabulary
 from palm_mtf.tasks.records import OrderedSource

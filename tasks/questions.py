@@ -14,8 +14,9 @@ log-likelihood of its text; the best option is the answer. What is compared:
 
 A `Question` is answered in words. Its examples carry all right answers.
 
-Features beyond inputs and targets are those that palm_mtf/few_shot.py looks at,
-and `idx`, `is_correct` as T5's rank classification has them.
+Features beyond inputs and targets are those that
+palm_mtf/evaluation/few_shot.py looks at, and `idx`, `is_correct` as T5's rank
+classification has them.
 """
 
 import hashlib

@@ -12,8 +12,9 @@ import weakref
 import numpy as np
 import tensorflow as tf2
 
-from palm_mtf._tf import function, fused, tf
-from palm_mtf.memory import resident_bytes
+from palm_mtf._tf import tf
+from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.ops.xla import function, fused
 
 _SAYS = """
 import json, sys
@@ -77,7 +78,8 @@ def test_what_xla_compiles_is_named_by_what_it_computes():
 
 def test_a_process_finds_what_another_has_compiled(tmp_path):
   program = """
-from palm_mtf._tf import fused, tf
+from palm_mtf._tf import tf
+from palm_mtf.ops.xla import fused
 @fused
 def f(x):
   return x + x

@@ -1,13 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Imports point run -> graph -> pure, and files keep to the project's shape.
+"""Imports point one way between the folders of palm_mtf.
 
-  pure   arithmetic; imports without TensorFlow
-  graph  builds symbols; opens no session, reads no file
-  run    everything else: sessions, files, clocks
-
-A part is a module or a folder of palm_mtf; one that no table names is of the
-run layer.
+pure   arithmetic and settings; imports without TensorFlow
+graph  builds symbols; opens no session, reads no file
+run    everything else: sessions, files, clocks
 """
 
 import ast
@@ -15,63 +12,56 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 
-PURE = {
-  "accounting",
-  "batch_sizes",
-  "config",
-  "decode_config",
-  "errors",
-  "islands",
-  "layout",
-  "machine",
-  "pods_config",
-  "score_windows",
-  "skips",
-  "task_eval_config",
-  "tpu_slices",
+# Each folder of palm_mtf, or module of its root, with what it imports, all of
+# it above its own row. A folder may always import itself.
+IMPORTS = {
+  "__init__": "",
+  "errors": "",
+  "console": "",
+  "_tf": "",
+  "config": "errors",
+  "machine": "config",
+  "accounting": "errors config",
+  "ops": "_tf machine",
+  "mesh": "_tf errors config ops",
+  "model": "_tf config ops",
+  "optim": "_tf config accounting ops",
+  "decode": "_tf config accounting ops mesh model",
+  "programs": "_tf errors config ops mesh model optim decode",
+  "rates": "_tf console config machine accounting ops mesh",
+  "model_dir": "_tf errors console",
+  "report": "__init__ errors model_dir",
+  "trace": "_tf programs model_dir report",
+  "data": "_tf errors console config model_dir",
+  "checkpoints": "_tf errors console config accounting mesh model_dir data",
+  "cluster": "__init__ _tf errors console config mesh",
+  "inference": "_tf errors console config accounting mesh programs data "
+  "checkpoints",
+  "evaluation": "_tf errors console config model_dir data checkpoints "
+  "inference",
+  "training": "__init__ _tf errors console config machine accounting ops mesh "
+  "programs rates model_dir report trace data checkpoints cluster inference "
+  "evaluation",
+  "commands": "_tf errors console config machine accounting mesh rates "
+  "model_dir report data checkpoints cluster inference evaluation training",
+  # Commands are reached by the names that the table and gin files give.
+  "cli": "__init__ errors machine model_dir",
+  "__main__": "cli",
 }
-# What every other part of the graph layer stands on.
-FOUNDATION = {"_tf", "lean_import", "ops", "variables", "whole_slice"}
-GRAPH = {*FOUNDATION, "mesh", "model", "optim", "pods"}
-
-# Parts that may import less than their layer allows. A part may always import
-# itself.
-MAY_IMPORT = {
-  "errors": set(),
-  "batch_sizes": {"errors"},
-  "skips": {"batch_sizes", "errors"},
-  "config": {"batch_sizes", "errors", "skips"},
-  "decode_config": {"errors"},
-  "tpu_slices": {"errors", "pods_config"},
-  "layout": {"config", "errors", "tpu_slices"},
-  "pods_config": {"errors"},
-  "score_windows": set(),
-  "task_eval_config": {"errors"},
-  "islands": {"errors", "layout", "pods_config"},
-  "accounting": PURE,
-  "machine": {"config", "layout"},
-  "lean_import": set(),
-  "_tf": {"lean_import"},
-  "ops": {"_tf", "machine"},
-  "variables": PURE | {"_tf"},
-  "whole_slice": PURE | {"_tf"},
-  # These three never import each other; they meet in pods.
-  "model": PURE | FOUNDATION,
-  "optim": PURE | FOUNDATION,
-  "mesh": PURE | FOUNDATION,
-  "pods": PURE | GRAPH,
-  "data": PURE | {"_tf", "console", "disk"},
-  "report": {"disk", "errors"},  # reads files alone
-  # Entry points are reached by the names that gin files give.
-  "cli": PURE,
-  "__main__": {"cli"},
+# Of data, on the way from documents to batches.
+DATA_IMPORTS = {
+  "sources": "",
+  "vocabulary": "sources",
+  "tokens": "sources vocabulary",
+  "batches": "sources vocabulary tokens",
+  "statistics": "sources vocabulary",
 }
-ONLY_MAIN_IMPORTS = "cli"
+PURE = {"__init__", "accounting", "config", "errors", "machine"}
+GRAPH = {"_tf", "decode", "mesh", "model", "ops", "optim", "programs"}
 
 # Where a library may be imported, at the top or inside a function.
 ONLY_IMPORTERS = {
@@ -79,90 +69,31 @@ ONLY_IMPORTERS = {
   "tensorflow": "palm_mtf/_tf.py",
   "mesh_tensorflow": "palm_mtf/_tf.py",
   "seqio": (
-    "palm_mtf/data/seqio_sources.py",
-    "palm_mtf/eval_tasks.py",
-    "palm_mtf/few_shot.py",
+    "palm_mtf/data/sources/seqio_task.py",
+    "palm_mtf/evaluation/few_shot.py",
+    "palm_mtf/evaluation/seqio_tasks.py",
   ),
   "matplotlib": "palm_mtf/report/",
 }
 
-# Import without TensorFlow. The entry points check all input before they
-# import it.
-ENTRY_POINTS = {
-  "checkpoint_commands",
-  "data_cache",
-  "data_inspect",
-  "data_statistics",
-  "evaluate",
-  "infer",
-  "pod_serve",
+# Import without TensorFlow: commands check all input before they import it.
+TENSORFLOW_FREE = PURE | {
+  "__main__",
+  "cli",
+  "commands",
+  "console",
+  "data",
   "report",
-  "score",
-  "train",
-  "vocab",
 }
 # Processes that start others first.
-STARTERS = {"addresses", "pod_server", "pod_servers", "sockets"}
-TENSORFLOW_FREE = PURE | ENTRY_POINTS | STARTERS | {"__main__", "cli", "data"}
+STARTERS = {
+  f"palm_mtf/cluster/{name}.py"
+  for name in ("addresses", "local_servers", "server_process", "sockets")
+}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 8
-SAYS_NOTHING = {"common", "helpers", "misc", "util", "utils"}
-HEADER = (
-  "# Copyright 2026 The palm_mtf authors.\n"
-  "# SPDX-License-Identifier: Apache-2.0\n"
-)
-
-# Tests of the project, or of several modules at once.
-NOT_MIRRORED = {
-  "architecture_test.py",
-  "bench_train_test.py",
-  "cli/main_run_test.py",
-  "conftest_test.py",
-  "data/imports_test.py",
-  "evaluate_processes_test.py",
-  "gin_test.py",
-  "kill_test.py",
-  "layouts_test.py",
-  "lesser_cpus_test.py",
-  "oracle_test.py",
-  "packaging_test.py",
-  "pod_faults_test.py",
-  "readme_test.py",
-  "tasks/gin_run_test.py",
-}
-
-
-def _python_files(*folders: str) -> list[str]:
-  return sorted(
-    str(path.relative_to(ROOT))
-    for folder in folders
-    for path in (ROOT / folder).rglob("*.py")
-  )
-
-
-PACKAGE = _python_files("palm_mtf")
-EVERY = [*_python_files("palm_mtf", "tasks", "tests", "tools"), "setup.py"]
-
-
-def _assert_none(breaches: Iterable[str]) -> None:
-  """Fails with every breach of a rule: each begins with its file.
-
-  One test for each file and rule would spend a minute in pytest alone.
-  """
-  found = list(breaches)
-  assert not found, "\n".join(found)
-
-
-@functools.cache
-def _text(path: str) -> str:
-  return (ROOT / path).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _nodes(path: str) -> tuple[ast.AST, ...]:
-  """Returns every node of a file's tree: the module itself is the first."""
-  return tuple(ast.walk(ast.parse(_text(path), path)))
+# Of palm_mtf, its folders aside.
+ROOT_FILES = {"__init__", "__main__", "_tf", "console", "errors"}
 
 
 def _module_name(path: str) -> str:
@@ -174,14 +105,11 @@ def _part(path: str) -> str:
   return path.split("/")[1].removesuffix(".py")
 
 
-PARTS = {_part(path) for path in PACKAGE}
-
-
 @functools.cache
 def _imports(path: str) -> tuple[str, ...]:
   """Returns the full name of everything that a file imports, anywhere in it."""
   names = []
-  for node in _nodes(path):
+  for node in nodes_of(path):
     if isinstance(node, ast.Import):
       names += [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -190,48 +118,77 @@ def _imports(path: str) -> tuple[str, ...]:
   return tuple(names)
 
 
-def _imported_parts(path: str) -> set[str]:
-  names = [name.split(".") for name in _imports(path)]
-  parts = {name[1] for name in names if name[0] == "palm_mtf" and name[1:]}
-  return (parts & PARTS) - {_part(path), "__init__"}
+def _imported_from(path: str, package: str) -> set[str]:
+  """Returns what a file imports of a package: the next part of each name."""
+  start = f"{package}."
+  names = {
+    f"{name}.".removeprefix(start).split(".")[0]
+    for name in _imports(path)
+    if f"{name}.".startswith(start)
+  }
+  below = ROOT / package.replace(".", "/")
+  found = {x for x in names if x and any(below.glob(f"{x}*"))}
+  if names - found and package == "palm_mtf":
+    found.add("__init__")  # __version__
+  return found
 
 
-def _functions(path: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-  for node in _nodes(path):
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-      yield node
+def _drawn(package: str, part_of: Callable[[str], str]) -> dict[str, set[str]]:
+  """Returns what each part of a package imports of its other parts."""
+  drawn: dict[str, set[str]] = {}
+  for path in PACKAGE:
+    if path.startswith(package.replace(".", "/") + "/"):
+      part = part_of(path)
+      found = _imported_from(path, package) - {part}
+      drawn.setdefault(part, set()).update(found)
+  return drawn
 
 
-def _allowed_parts(part: str) -> set[str]:
-  if part in MAY_IMPORT:
-    return MAY_IMPORT[part]
-  return PARTS - {ONLY_MAIN_IMPORTS, "__main__"}
+def _differences(
+  table: Mapping[str, str], drawn: Mapping[str, set[str]]
+) -> Iterator[str]:
+  for part in sorted({*table, *drawn}):
+    allowed, found = set(table.get(part, "").split()), drawn.get(part, set())
+    if part not in table or part not in drawn:
+      yield f"{part}: is in the table or in the package alone"
+    if found - allowed:
+      yield f"{part}: imports {found - allowed}, which the table does not say"
+    if allowed - found:
+      yield f"{part}: imports no {allowed - found}, which the table says"
 
 
-def test_imports_within_the_package_follow_the_table():
-  _assert_none(
-    f"{path}: imports {part}"
-    for path in PACKAGE
-    for part in _imported_parts(path) - _allowed_parts(_part(path))
-  )
+def test_folders_import_what_the_table_says_and_no_less():
+  assert_none(_differences(IMPORTS, _drawn("palm_mtf", _part)))
 
 
-def test_the_tables_name_parts_that_exist():
-  assert set(MAY_IMPORT) | PURE | GRAPH | TENSORFLOW_FREE <= PARTS
+def test_folders_of_data_import_what_their_table_says_and_no_less():
+  drawn = _drawn("palm_mtf.data", lambda path: path.split("/")[2])
+  del drawn["__init__.py"]
+  assert_none(_differences(DATA_IMPORTS, drawn))
 
 
-def test_the_table_lets_no_layer_import_a_later_one():
+def test_the_tables_draw_no_circle():
+  for table in (IMPORTS, DATA_IMPORTS):
+    above = set()
+    for part, imported in table.items():
+      assert set(imported.split()) <= above, part
+      above.add(part)
+
+
+def test_no_layer_imports_a_later_one():
   for part in PURE:
-    assert MAY_IMPORT[part] <= PURE, part
+    assert set(IMPORTS[part].split()) <= PURE, part
   for part in GRAPH:
-    assert MAY_IMPORT[part] <= PURE | GRAPH, part
-  assert not FOUNDATION & {"mesh", "model", "optim"}
-  for part in ("mesh", "model", "optim"):
-    assert not MAY_IMPORT[part] & {"mesh", "model", "optim", "pods"}, part
+    assert set(IMPORTS[part].split()) <= PURE | GRAPH, part
+
+
+def test_the_root_of_the_package_holds_these_files_alone():
+  files = {x.stem for x in (ROOT / "palm_mtf").glob("*.py")}
+  assert files == ROOT_FILES
 
 
 def test_each_library_is_imported_in_its_one_place():
-  _assert_none(
+  assert_none(
     f"{path}: imports {name}, which only {place} does"
     for path in PACKAGE
     for library, place in ONLY_IMPORTERS.items()
@@ -244,13 +201,13 @@ def test_of_data_only_the_source_of_seqio_tasks_needs_tensorflow():
   found = {
     path
     for path in PACKAGE
-    if _part(path) == "data" and "_tf" in _imported_parts(path)
+    if _part(path) == "data" and "_tf" in _imported_from(path, "palm_mtf")
   }
-  assert found <= {"palm_mtf/data/seqio_sources.py"}
+  assert found == {"palm_mtf/data/sources/seqio_task.py"}
 
 
 def test_the_package_imports_neither_tasks_nor_tools_nor_tests():
-  _assert_none(
+  assert_none(
     f"{path}: imports {name}"
     for path in PACKAGE
     for name in _imports(path)
@@ -271,11 +228,11 @@ def _opens(node: ast.AST) -> bool:
 
 # _tf.py holds back what TensorFlow writes while it is imported.
 def test_the_graph_layer_opens_no_session_and_no_file():
-  _assert_none(
+  assert_none(
     f"{path}:{node.lineno}"
     for path in PACKAGE
     if _part(path) in GRAPH - {"_tf"}
-    for node in _nodes(path)
+    for node in nodes_of(path)
     if _opens(node)
   )
 
@@ -302,7 +259,9 @@ print(json.dumps(failed))
 
 
 WITHOUT_TENSORFLOW = tuple(
-  _module_name(path) for path in PACKAGE if _part(path) in TENSORFLOW_FREE
+  _module_name(path)
+  for path in PACKAGE
+  if _part(path) in TENSORFLOW_FREE or path in STARTERS
 )
 
 
@@ -313,87 +272,3 @@ def test_each_of_these_modules_imports_without_tensorflow():
 def test_a_module_that_needs_tensorflow_would_be_found():
   failed = _imports_without_tensorflow(("palm_mtf._tf", "palm_mtf.errors"))
   assert set(failed) == {"palm_mtf._tf"}
-
-
-def test_files_have_at_most_400_lines():
-  _assert_none(
-    path for path in EVERY if len(_text(path).splitlines()) > MAX_FILE_LINES
-  )
-
-
-def test_functions_have_at_most_80_lines():
-  _assert_none(
-    f"{path}:{function.lineno}: {function.name}"
-    for path in EVERY
-    for function in _functions(path)
-    if function.end_lineno - function.lineno + 1 > MAX_FUNCTION_LINES
-  )
-
-
-def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-  every = function.args
-  arguments = (*every.posonlyargs, *every.args, *every.kwonlyargs)
-  return [each.arg for each in arguments if each.arg not in ("self", "cls")]
-
-
-def test_functions_but_entry_points_have_at_most_8_parameters():
-  _assert_none(
-    f"{path}:{function.lineno}: {function.name}"
-    for path in PACKAGE
-    if _part(path) not in ENTRY_POINTS
-    for function in _functions(path)
-    if len(_parameters(function)) > MAX_PARAMETERS
-  )
-
-
-def test_files_begin_with_copyright_and_license():
-  _assert_none(path for path in EVERY if not _text(path).startswith(HEADER))
-
-
-def test_files_are_ascii():
-  _assert_none(path for path in EVERY if not _text(path).isascii())
-
-
-def test_file_names_say_what_is_in_the_file():
-  _assert_none(path for path in EVERY if Path(path).stem in SAYS_NOTHING)
-
-
-def test_modules_have_a_docstring():
-  _assert_none(
-    path
-    for path in EVERY
-    if not path.startswith("tests/") and not ast.get_docstring(_nodes(path)[0])
-  )
-
-
-def test_public_functions_and_classes_have_docstrings():
-  _assert_none(
-    f"{path}:{node.lineno}: {node.name}"
-    for path in PACKAGE
-    for node in _nodes(path)[0].body
-    if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    and not node.name.startswith("_")
-    and not ast.get_docstring(node)
-  )
-
-
-def _is_mirror(name: str) -> bool:
-  """Says whether a test, named below tests/, mirrors a module.
-
-  tests/tools/x_test.py mirrors tools/x.py, and tests/tasks/ mirrors tasks/.
-  """
-  module = name.replace("_test.py", ".py")
-  return (ROOT / "palm_mtf" / module).is_file() or (
-    module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file()
-  )
-
-
-def test_each_test_module_mirrors_a_module():
-  """Tests of several modules stand in NOT_MIRRORED."""
-  tests = [p for p in _python_files("tests") if p.endswith("_test.py")]
-  names = [path.removeprefix("tests/") for path in tests]
-  _assert_none(
-    f"tests/{name}: no palm_mtf/{name.replace('_test.py', '.py')}"
-    for name in names
-    if name not in NOT_MIRRORED and not _is_mirror(name)
-  )

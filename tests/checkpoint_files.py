@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes small checkpoints without tensors, for tests of files."""
 
-from palm_mtf import checkpoint_writer, checkpoints
+from palm_mtf.checkpoints.manifest import Checkpoint, Manifest, find_checkpoints
+from palm_mtf.checkpoints.writer import write_checkpoint
 
 SHAPES = {"embedding": (4, 2), "final_norm/scale": (2,)}
 
 
-def manifest(step: int) -> checkpoints.Manifest:
+def manifest(step: int) -> Manifest:
   """Returns the manifest of a small model."""
-  return checkpoints.Manifest(
+  return Manifest(
     step=step,
     shapes=SHAPES,
     vocabulary_sha256="f00d",
@@ -32,9 +33,9 @@ def text_writer(text: str):
 
 def write(
   model_dir, step: int, keep: int = 10, text: str = "weights", every=None
-) -> checkpoints.Checkpoint:
+) -> Checkpoint:
   """Writes a checkpoint of one file that holds `text`."""
-  return checkpoint_writer.write_checkpoint(
+  return write_checkpoint(
     str(model_dir),
     manifest(step),
     text_writer(text),
@@ -45,7 +46,7 @@ def write(
 
 def steps_of(model_dir) -> list[int]:
   """Returns the steps of the checkpoints in `model_dir`."""
-  found = checkpoints.find_checkpoints(str(model_dir))
+  found = find_checkpoints(str(model_dir))
   return [checkpoint.manifest.step for checkpoint in found]
 
 

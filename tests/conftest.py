@@ -24,11 +24,11 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf.memory import largest_resident_bytes, resident_bytes
+from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 
 # A few at once fit into any machine.
 _MAX_BYTES = 2 * 10**9
-_LARGEST = re.compile(r"^tpu_|loop_test")
+_LARGEST = re.compile(r"^tpu_|loop_test|oracle_test|palm_test")
 # So much new memory is worth a look for what is garbage.
 _MUCH_BYTES = 5 * 10**7
 # Ten minutes on a fast machine; the limit of others is in pyproject.toml.
@@ -73,8 +73,9 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Gives slow tests more time than others, and begins with the largest.
 
-  XLA takes half a gigabyte for a moment to compile a TPU's program. A process
-  has it to spare while it is small: what it imports and compiles stays.
+  XLA takes half a gigabyte for a moment to compile a TPU's program, JAX for
+  the oracles' gradients. A process has it to spare while it is small: what it
+  imports stays.
   """
   items.sort(key=lambda item: not _LARGEST.search(item.path.name))
   for item in items:

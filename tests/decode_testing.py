@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.config import PalmConfig
-from palm_mtf.decode_config import DecodeConfig
-from palm_mtf.layout import MeshLayout
-from palm_mtf.mesh.placement import session_config
-from palm_mtf.pods.choosing import BatchSizes
-from palm_mtf.pods.decode_program import (
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.decode.strategies import BatchSizes
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.forward_program import build_forward_program
+from palm_mtf.programs.generate_program import (
   build_decode_model,
   build_decode_program,
 )
-from palm_mtf.pods.program import build_forward_program
 from tests.mtf_testing import SINGLE, load_parameters
 
 EOD = 11  # which one of the tests' models chooses at some time

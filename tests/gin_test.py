@@ -9,23 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf import (
-  config,
-  decode_config,
-  layout,
-  pods_config,
-  task_eval_config,
-  train,
-)
+from palm_mtf import config
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.cli import gin_files
-from palm_mtf.cli.commands import COMMANDS
+from palm_mtf.cli.command_table import COMMANDS
 from palm_mtf.cli.gin_folder import gin_folder
 from palm_mtf.cli.gin_statements import Macro, Setting, names_in, read_file
+from palm_mtf.commands import train
+from palm_mtf.config import mesh_layout
 from palm_mtf.machine.activation_dtype import resolved
-from palm_mtf.pods.program import build_train_program
+from palm_mtf.programs.train_program import build_train_program
 
 FOLDER = gin_folder()
 FILES = sorted(FOLDER.glob("**/*.gin"))
@@ -190,19 +185,10 @@ def test_every_field_is_bound_to_the_macro_of_its_name():
   bound = re.findall(r"^(\w+\.\w+)\.(\w+) = %(\w+)$", text, re.MULTILINE)
   assert all(macro == name.upper() for _, name, macro in bound)
   fields = {
-    (f"{module.__name__.rpartition('.')[2]}.{kind.__name__}", name)
-    for module, kind in (
-      (config, config.PalmConfig),
-      (layout, layout.MeshLayout),
-      (pods_config, pods_config.PodsConfig),
-      (config, config.AdafactorConfig),
-      (config, config.DataConfig),
-      (config, config.RunConfig),
-      (config, config.WatchConfig),
-      (decode_config, decode_config.DecodeConfig),
-      (task_eval_config, task_eval_config.TaskEvalConfig),
-    )
-    for name in kind.__dataclass_fields__
+    (f"config.{kind}", name)
+    for kind in config.__all__
+    if kind != "Config"
+    for name in getattr(config, kind).__dataclass_fields__
   }
   assert {(selector, name) for selector, name, _ in bound} == fields
 
@@ -221,19 +207,16 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
   assert entry_point is train.train
   assert {name: type(each) for name, each in built.items()} == {
     "model_dir": str,
-    "model": config.PalmConfig,
-    "mesh": layout.MeshLayout,
-    "pods": pods_config.PodsConfig,
-    "optimizer": config.AdafactorConfig,
-    "data": config.DataConfig,
-    "run": config.RunConfig,
-    "watch": config.WatchConfig,
-    "tasks": task_eval_config.TaskEvalConfig,
+    "config": config.Config,
   }
-  sizes = built["run"].batch_sizes.sizes
-  num_pods = built["pods"].num_pods
-  layout.check(built["mesh"], built["model"], *sizes, num_pods=num_pods)
-  check_chip(built["run"].chip)
+  settings = built["config"]
+  mesh_layout.check(
+    settings.mesh_layout,
+    settings.model,
+    *settings.run.batch_sizes.sizes,
+    num_pods=settings.pods.num_pods,
+  )
+  check_chip(settings.run.chip)
 
 
 @pytest.mark.parametrize("command", RUNS)
@@ -257,7 +240,7 @@ def test_every_layout_divides_every_model(path, model):
   settings = {
     each.name: each.value for each in (*read_file(path), *read_file(model))
   }
-  mesh = layout.MeshLayout(
+  mesh = config.MeshLayout(
     mesh_shape=settings.pop("MESH_SHAPE"),
     layout=settings.pop("LAYOUT"),
     num_microbatches=settings.pop("NUM_MICROBATCHES"),
@@ -266,7 +249,7 @@ def test_every_layout_divides_every_model(path, model):
   sizes = {name.lower(): value for name, value in settings.items()}
   if mesh.num_devices <= 8 or model.stem == "palm_540b":
     batch_size = max(16, mesh.axis_size_of("batch"))
-    layout.check(mesh, config.PalmConfig(**sizes), batch_size)
+    mesh_layout.check(mesh, config.PalmConfig(**sizes), batch_size)
 
 
 @pytest.mark.parametrize(
@@ -349,19 +332,19 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(
   The large ones with few layers, where tests are not slow: others are like
   them.
   """
-  _, settings = loaded(recipe).build()
-  model = resolved(settings["model"], settings["mesh"])
+  settings = loaded(recipe).build()[1]["config"]
+  model = resolved(settings.model, settings.mesh_layout)
   if recipe.stem in LARGE:
     num_layers = min(model.num_layers, most_layers)
     model = dataclasses.replace(model, num_layers=num_layers)
   with tf.Graph().as_default():
     program = build_train_program(
       model,
-      settings["mesh"],
-      settings["optimizer"],
-      batch_size=settings["run"].batch_sizes.largest,
+      settings.mesh_layout,
+      settings.optimizer,
+      batch_size=settings.run.batch_sizes.largest,
       seed=0,
-      pods=settings["pods"],
+      pods=settings.pods,
     )
   built = {
     name: tuple(slices[0].variable.shape.as_list())

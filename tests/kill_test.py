@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from palm_mtf import checkpoints
+from palm_mtf.checkpoints.manifest import newest_whole
 from tests import runs
 
 KILLS = 30
@@ -34,7 +34,7 @@ def logged_step(model_dir):
 
 def kept_step(model_dir):
   """Returns the step of the newest checkpoint whose bytes are whole."""
-  newest = checkpoints.newest_whole(str(model_dir))
+  newest = newest_whole(str(model_dir))
   return newest.manifest.step if newest else 0
 
 

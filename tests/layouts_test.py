@@ -9,8 +9,8 @@ import itertools
 import numpy as np
 import pytest
 
-from palm_mtf.layout import MeshLayout
-from palm_mtf.pods_config import PodsConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,

@@ -11,16 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import AdafactorConfig, PalmConfig
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.mesh.lowering import Lowered, lower
-from palm_mtf.mesh.placement import SlicePlacement, session_config
+from palm_mtf.mesh.placement import SlicePlacement
+from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
-from palm_mtf.pods.program import TrainProgram, build_train_program
-from palm_mtf.pods_config import PodsConfig
-from palm_mtf.train_step import TrainStep
+from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.training.step import TrainStep
 from tests import oracle
 
 SINGLE = MeshLayout(mesh_shape="", layout="")

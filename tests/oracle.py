@@ -21,9 +21,9 @@ Arrays have positional axes, named by the letters that end a variable's name:
 [B, L] how much its target counts; without them a row is one document and every
 target counts the same.
 
-`config` has the fields of palm_mtf.config.PalmConfig and `optimizer` those of
-AdafactorConfig. `params` and `gradients` are dicts from a variable's name, as
-in a checkpoint, to its array.
+`config` has the fields of palm_mtf.config.PalmConfig and `optimizer`
+those of AdafactorConfig. `params` and `gradients` are dicts from a variable's
+name, as in a checkpoint, to its array.
 """
 
 import numpy as np

@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
 from tests import oracle, oracle_jax
 
 BATCH, LENGTH = 2, 7

@@ -16,8 +16,8 @@ import time
 import pytest
 
 from tests import runs
-from tests.pod_recovery_test import assert_same_tensors
-from tests.pod_serve_test import OTHER_VERSION, serve, start
+from tests.cluster.recovery_test import assert_same_tensors
+from tests.commands.pods_serve_test import OTHER_VERSION, serve, start
 from tests.relay import Relay
 
 TIMEOUT_SECS = 4.0

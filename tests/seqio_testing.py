@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import seqio
 import tensorflow as tf
 
-from palm_mtf.data.seqio_sources import open_task
+from palm_mtf.data.sources.seqio_task import open_task
 
 TEXTS = [f"line {i}: caf\u00e9 \U0001f600" for i in range(300)]
 # No text of a task may need the vocabulary of the task.

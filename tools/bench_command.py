@@ -6,6 +6,7 @@ Each thing is measured in a process of its own, so that none sees what another
 left behind.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from palm_mtf.cli import gin_files
+from palm_mtf.config import Config
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import resolved
 
@@ -29,10 +31,8 @@ def macros_of(flags: Sequence[str]) -> list[str]:
   return [flag.removeprefix("--gin.") for flag in flags]
 
 
-def train_settings(
-  files: Sequence[str], macros: Sequence[str]
-) -> dict[str, Any]:
-  """Returns what `palm_mtf train` is called with, its dtype resolved.
+def train_config(files: Sequence[str], macros: Sequence[str]) -> Config:
+  """Returns the settings of `palm_mtf train`, ACTIVATION_DTYPE resolved.
 
   Args:
     files: gin files.
@@ -41,9 +41,10 @@ def train_settings(
   Raises:
     UserError: something in them is wrong.
   """
-  _, settings = gin_files.load("train", files, macros).build()
-  settings["model"] = resolved(settings["model"], settings["mesh"])
-  return settings
+  _, keywords = gin_files.load("train", files, macros).build()
+  config: Config = keywords["config"]
+  model = resolved(config.model, config.mesh_layout)
+  return dataclasses.replace(config, model=model)
 
 
 def measured(script: str, *flags: str) -> dict[str, Any] | None:

@@ -27,15 +27,15 @@ from collections.abc import Callable, Iterator
 
 import sentencepiece
 
-from palm_mtf.batch_sizes import BatchSizes
-from palm_mtf.config import DataConfig
-from palm_mtf.data.batches import Batches, RowSource
-from palm_mtf.data.encoding import Encoder
-from palm_mtf.data.open_sources import open_sources
-from palm_mtf.data.rows import JoinedRows
-from palm_mtf.data.sources import Source
-from palm_mtf.data.token_store import TokenStore, read_store, write_store
-from palm_mtf.data.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.config.data import DataConfig
+from palm_mtf.data.batches.batches import Batches, RowSource
+from palm_mtf.data.batches.packing import JoinedRows
+from palm_mtf.data.sources.document import Source
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.tokens.encoder import Encoder
+from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 
 ROWS, LENGTH = 16, 256  # the quickstart's

@@ -28,11 +28,11 @@ import time
 from concurrent import futures
 from pathlib import Path
 
-from palm_mtf.accounting.decode_bytes import decode_weight_bytes
-from palm_mtf.config import PalmConfig
-from palm_mtf.decode_config import DecodeConfig
+from palm_mtf.accounting.decode import decode_weight_bytes
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.layout import MeshLayout
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 
 # Beside this file; nothing else puts the folder on the path under pytest.
@@ -86,7 +86,7 @@ class Task:
 def measure_bandwidth() -> float:
   """Returns the bytes per second at which a product reads float32 weights."""
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import session_config
+  from palm_mtf.mesh.session import session_config
 
   shape = [4096, 16384]  # 256 MiB: no cache holds it
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
@@ -110,9 +110,9 @@ def run_ours(task: Task, dtype: str) -> dict:
   import numpy as np
 
   from palm_mtf._tf import tf
-  from palm_mtf.loaded_decoder import step_session_config
-  from palm_mtf.pods.choosing import BatchSizes
-  from palm_mtf.pods.decode_program import (
+  from palm_mtf.decode.strategies import BatchSizes
+  from palm_mtf.inference.decoder_session import step_session_config
+  from palm_mtf.programs.generate_program import (
     build_decode_model,
     build_decode_program,
   )

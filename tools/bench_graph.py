@@ -20,13 +20,13 @@ import sys
 import time
 from pathlib import Path
 
-from palm_mtf import layout
+from palm_mtf.config import Config, mesh_layout
 from palm_mtf.errors import UserError, check_count
-from palm_mtf.memory import largest_resident_bytes, resident_bytes
+from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, measured, train_settings
+from bench_command import macros_of, measured, train_config
 
 RECIPE = "recipes/palm_540b.gin"
 MESHES = ["", "data:2", "data:2,model:2", "data:4,model:2", "data:4,model:4"]
@@ -53,9 +53,9 @@ def read_arguments() -> tuple[argparse.Namespace, list[str]]:
   return chosen, macros_of(others)
 
 
-def settings_of(
+def config_of(
   chosen: argparse.Namespace, macros: list[str], mesh: str, num_layers: int
-) -> dict:
+) -> Config:
   """Returns the settings of a run on a mesh, checked."""
   rules = [rule for axis, rule in RULES.items() if f"{axis}:" in mesh]
   macros = [
@@ -67,28 +67,30 @@ def settings_of(
     *macros,
   ]
   files = chosen.gin_file or [RECIPE]
-  settings = train_settings(files, macros)
-  sizes = settings["run"].batch_sizes.sizes
-  num_pods = settings["pods"].num_pods
-  layout.check(settings["mesh"], settings["model"], sizes[0], num_pods=num_pods)
-  return settings
+  config = train_config(files, macros)
+  sizes = config.run.batch_sizes.sizes
+  num_pods = config.pods.num_pods
+  mesh_layout.check(
+    config.mesh_layout, config.model, sizes[0], num_pods=num_pods
+  )
+  return config
 
 
-def measure(settings: dict) -> dict:
+def measure(config: Config) -> dict:
   """Builds in this process; returns what the docstring says of it."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.placement import local_devices
-  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.programs.train_program import build_train_program
 
-  mesh, pods = settings["mesh"], settings["pods"]
+  mesh, pods = config.mesh_layout, config.pods
   before = resident_bytes()
   with tf.Graph().as_default() as graph:
     start = time.perf_counter()
     build_train_program(
-      settings["model"],
+      config.model,
       mesh,
-      settings["optimizer"],
-      batch_size=settings["run"].batch_sizes.sizes[0],
+      config.optimizer,
+      batch_size=config.run.batch_sizes.sizes[0],
       seed=0,
       pods=pods,
       devices=local_devices(mesh.num_devices, pods.num_pods),
@@ -123,12 +125,12 @@ def main() -> int:
       for num_layers in chosen.layers or LAYERS
       for mesh in (MESHES if chosen.mesh is None else chosen.mesh)
     ]
-    settings = [settings_of(chosen, macros, *each) for each in rows]
+    configs = [config_of(chosen, macros, *each) for each in rows]
   except UserError as error:
     print(f"bench_graph: {error}", file=sys.stderr)
     return 2
   if chosen.measure:
-    print(json.dumps(measure(settings[0])))
+    print(json.dumps(measure(configs[0])))
     return 0
   files = [f"--gin_file={file}" for file in chosen.gin_file or []]
   if not chosen.json:

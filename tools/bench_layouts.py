@@ -24,14 +24,14 @@ from pathlib import Path
 
 import numpy as np
 
-from palm_mtf import layout
-from palm_mtf.accounting.device_memory import device_bytes
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.config import Config, mesh_layout
 from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.memory import largest_resident_bytes, resident_bytes
+from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, measured, train_settings
+from bench_command import macros_of, measured, train_config
 
 RECIPE = "recipes/quickstart.gin"
 _WORK = "heads:model,d_ff:model,vocab:model"
@@ -64,7 +64,7 @@ def read_arguments() -> tuple[argparse.Namespace, list[str]]:
   return chosen, macros_of(others)
 
 
-def settings_of(chosen: argparse.Namespace, macros: list[str], name: str):
+def config_of(chosen: argparse.Namespace, macros: list[str], name: str):
   """Returns the settings of a run in one of LAYOUTS, checked."""
   mesh_shape, rules = LAYOUTS[name]
   macros = [
@@ -74,23 +74,23 @@ def settings_of(chosen: argparse.Namespace, macros: list[str], name: str):
     *macros,
   ]
   files = chosen.gin_file or [RECIPE]
-  settings = train_settings(files, macros)
-  batch_size = settings["run"].batch_sizes.sizes[0]
-  layout.check(settings["mesh"], settings["model"], batch_size)
-  return settings
+  config = train_config(files, macros)
+  batch_size = config.run.batch_sizes.sizes[0]
+  mesh_layout.check(config.mesh_layout, config.model, batch_size)
+  return config
 
 
-def measure(settings: dict, num_steps: int) -> dict:
+def measure(config: Config, num_steps: int) -> dict:
   """Trains in this process; returns what the docstring says of it."""
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import session_config
+  from palm_mtf.mesh.session import session_config
   from palm_mtf.mesh.traffic import traffic
-  from palm_mtf.pods.program import build_train_program
-  from palm_mtf.train_step import TrainStep
+  from palm_mtf.programs.train_program import build_train_program
+  from palm_mtf.training.step import TrainStep
 
-  model, mesh = settings["model"], settings["mesh"]
-  optimizer = settings["optimizer"]
-  batch_size = settings["run"].batch_sizes.sizes[0]
+  model, mesh = config.model, config.mesh_layout
+  optimizer = config.optimizer
+  batch_size = config.run.batch_sizes.sizes[0]
   tokens = np.random.default_rng(0).integers(
     model.vocab_size, size=[batch_size, model.sequence_length]
   )
@@ -147,12 +147,12 @@ def main() -> int:
   try:
     chosen, macros = read_arguments()
     names = chosen.layout or list(LAYOUTS)
-    settings = [settings_of(chosen, macros, name) for name in names]
+    configs = [config_of(chosen, macros, name) for name in names]
   except UserError as error:
     print(f"bench_layouts: {error}", file=sys.stderr)
     return 2
   if chosen.measure:
-    print(json.dumps(measure(settings[0], chosen.steps)))
+    print(json.dumps(measure(configs[0], chosen.steps)))
     return 0
   files = [f"--gin_file={file}" for file in chosen.gin_file or []]
   if not chosen.json:

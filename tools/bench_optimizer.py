@@ -22,11 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from palm_mtf.config import Config
 from palm_mtf.errors import UserError, check_count
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, train_settings
+from bench_command import macros_of, train_config
 
 WARM_UP_STEPS = 3  # not timed: the first compiles, the others fill caches
 RECIPE = "recipes/quickstart.gin"
@@ -44,18 +45,18 @@ def read_arguments() -> tuple[argparse.Namespace, list[str]]:
   return chosen, macros_of(others)
 
 
-def seconds_of_pairs(settings: dict, rounds: int) -> dict[str, list]:
+def seconds_of_pairs(config: Config, rounds: int) -> dict[str, list]:
   """Returns the seconds of whole steps and of their gradients, in pairs.
 
   Returns:
     A list of `rounds` pairs for "clock" and one for "cpu".
   """
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import session_config
-  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs.train_program import build_train_program
 
-  model, mesh = settings["model"], settings["mesh"]
-  batch_size = settings["run"].batch_sizes.sizes[0] // mesh.num_microbatches
+  model, mesh = config.model, config.mesh_layout
+  batch_size = config.run.batch_sizes.sizes[0] // mesh.num_microbatches
   tokens = np.random.default_rng(0).integers(
     model.vocab_size, size=[batch_size, model.sequence_length]
   )
@@ -64,7 +65,7 @@ def seconds_of_pairs(settings: dict, rounds: int) -> dict[str, list]:
     tf.Session(config=session_config(mesh.num_devices)) as session,
   ):
     program = build_train_program(
-      model, mesh, settings["optimizer"], batch_size=batch_size, seed=0
+      model, mesh, config.optimizer, batch_size=batch_size, seed=0
     )
     session.run(program.initialize)
     feeds = [*program.pods[0].features.values(), program.step]
@@ -110,11 +111,11 @@ def main() -> int:
       *macros,
     ]
     files = chosen.gin_file or [RECIPE]
-    settings = train_settings(files, macros)
+    config = train_config(files, macros)
   except UserError as error:
     print(f"bench_optimizer: {error}", file=sys.stderr)
     return 2
-  seconds = seconds_of_pairs(settings, chosen.rounds)
+  seconds = seconds_of_pairs(config, chosen.rounds)
   records = {by: summarize(pairs) for by, pairs in seconds.items()}
   if chosen.json:
     print(json.dumps({**records, "rounds": chosen.rounds}))

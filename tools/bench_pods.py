@@ -33,10 +33,10 @@ from pathlib import Path
 
 import numpy as np
 
+from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.layout import MeshLayout
-from palm_mtf.pod_servers import PodServers
-from palm_mtf.pods_config import PodsConfig
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -52,8 +52,8 @@ def rounds_of_steps(
   """Yields the seconds of one step of each kind, of round after round."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.placement import Devices
-  from palm_mtf.pods.program import build_train_program
-  from palm_mtf.train_step import TrainStep
+  from palm_mtf.programs.train_program import build_train_program
+  from palm_mtf.training.step import TrainStep
 
   config = benchmark_config("bfloat16")
   pod_batch_size = BATCH_SIZE * mesh.num_microbatches
@@ -164,7 +164,7 @@ def main() -> int:
   if not chosen.json:
     print("microbatches  joined    apart     alone     speed-up  ratio")
   with PodServers(pods, meshes[0]) as servers:
-    from palm_mtf.cluster import connect
+    from palm_mtf.cluster.connect import connect
 
     cluster = connect(pods, meshes[0], servers.places())
     for mesh in meshes:

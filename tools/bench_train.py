@@ -23,9 +23,10 @@ import time
 from pathlib import Path
 
 from palm_mtf.accounting.params import count_norm_scales, count_parameters
-from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.errors import UserError, check_choice, check_count
-from palm_mtf.layout import MeshLayout
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 
 BATCH_SIZE = 8
@@ -75,8 +76,8 @@ def run_ours(config: PalmConfig, steps: int) -> float:
   import numpy as np
 
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import session_config
-  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs.train_program import build_train_program
 
   tokens = np.random.default_rng(0).integers(
     config.vocab_size, size=[BATCH_SIZE, config.sequence_length]

@@ -22,18 +22,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palm_mtf import layout
+from palm_mtf.config import Config, mesh_layout
+from palm_mtf.config.tpu_topology import tpu_slice
 from palm_mtf.errors import UserError
-from palm_mtf.memory import largest_resident_bytes
-from palm_mtf.tpu_slices import tpu_slice
+from palm_mtf.machine.host_memory import largest_resident_bytes
 
 if TYPE_CHECKING:
   from palm_mtf._tf import tf
-  from palm_mtf.pods.program import TrainProgram
+  from palm_mtf.programs.train_program import TrainProgram
 
 # Beside this file; nothing else puts the folder on the path under pytest.
 sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, measured, train_settings
+from bench_command import macros_of, measured, train_config
 
 # Gin files and macros.
 ROWS = [
@@ -54,29 +54,27 @@ _UNUSED = ["MODEL_DIR='none'", "TEXT_FILES='none'"]
 KINDS = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 
 
-def settings_of(files: list[str], macros: list[str]) -> dict:
+def config_of(files: list[str], macros: list[str]) -> Config:
   """Returns the settings of a run, checked.
 
   Raises:
     UserError: they do not go together, or have no TPU.
   """
-  settings = train_settings(files, [*_UNUSED, *macros])
-  mesh, sizes = settings["mesh"], settings["run"].batch_sizes.sizes
+  config = train_config(files, [*_UNUSED, *macros])
+  mesh, sizes = config.mesh_layout, config.run.batch_sizes.sizes
   if not mesh.tpu:
     raise UserError("TPU is not set: add a --gin_file=layouts/tpu_*.gin.")
-  layout.check(
-    mesh, settings["model"], *sizes, num_pods=settings["pods"].num_pods
-  )
-  return settings
+  mesh_layout.check(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
+  return config
 
 
-def program_of(settings: dict) -> tuple["tf.Graph", "TrainProgram"]:
+def program_of(config: Config) -> tuple["tf.Graph", "TrainProgram"]:
   """Builds a training program in a graph of its own."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
-  from palm_mtf.pods.program import build_train_program
+  from palm_mtf.programs.train_program import build_train_program
 
-  mesh, pods = settings["mesh"], settings["pods"]
+  mesh, pods = config.mesh_layout, config.pods
   where = tpu_slice(mesh.tpu)
   jobs = [f"pod_{i}" for i in range(pods.num_pods)]
   devices = tpu_devices(
@@ -88,10 +86,10 @@ def program_of(settings: dict) -> tuple["tf.Graph", "TrainProgram"]:
   )
   with tf.Graph().as_default() as graph:
     program = build_train_program(
-      settings["model"],
+      config.model,
       mesh,
-      settings["optimizer"],
-      batch_size=settings["run"].batch_sizes.sizes[0],
+      config.optimizer,
+      batch_size=config.run.batch_sizes.sizes[0],
       seed=0,
       pods=pods,
       devices=devices,
@@ -99,22 +97,22 @@ def program_of(settings: dict) -> tuple["tf.Graph", "TrainProgram"]:
   return graph, program
 
 
-def build(settings: dict) -> dict[str, object]:
+def build(config: Config) -> dict[str, object]:
   """Builds a training program; returns what it is and what that took."""
-  from palm_mtf._tf import in_tpu_program
+  from palm_mtf.ops.xla import in_tpu_program
 
   start = time.perf_counter()
-  graph, _ = program_of(settings)
+  graph, _ = program_of(config)
   secs = time.perf_counter() - start
   operations = graph.get_operations()
   counts = collections.Counter(
     op.type for op in operations if op.type in KINDS and in_tpu_program(op)
   )
   return {
-    "tpu": settings["mesh"].tpu,
-    "devices": settings["mesh"].num_devices,
-    "layers": settings["model"].num_layers,
-    "pods": settings["pods"].num_pods,
+    "tpu": config.mesh_layout.tpu,
+    "devices": config.mesh_layout.num_devices,
+    "layers": config.model.num_layers,
+    "pods": config.pods.num_pods,
     "build_secs": round(secs, 1),
     "gib": round(largest_resident_bytes() / 2**30, 2),
     "operations": len(operations),
@@ -131,10 +129,10 @@ def main() -> int:
   try:
     macros = macros_of(others)
     if chosen.gin_file:
-      print(json.dumps(build(settings_of(chosen.gin_file, macros))))
+      print(json.dumps(build(config_of(chosen.gin_file, macros))))
       return 0
     for files, own in ROWS:
-      settings_of(files, [*own, *macros])
+      config_of(files, [*own, *macros])
   except UserError as error:
     print(f"build_tpu: {error}", file=sys.stderr)
     return 2

@@ -33,17 +33,13 @@ from pathlib import Path
 
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.accounting.prediction import Link, step_secs
-from palm_mtf.config import PalmConfig
+from palm_mtf.cluster.local_servers import cores_of_pods
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
-from palm_mtf.layout import MeshLayout
-from palm_mtf.pod_servers import cores_of_pods
-from palm_mtf.pods_config import PodsConfig
-from tools.bench_command import train_settings
-from tools.linked_namespaces import (
-  ADDRESSES,
-  LinkedNamespaces,
-  end_with_parent,
-)
+from tools.bench_command import train_config
+from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
 PORT = 2222
 TIMEOUT_SECS = 240  # of a start, and of a few steps over any link
@@ -162,8 +158,8 @@ def measure(
 def trained() -> tuple[PalmConfig, MeshLayout]:
   """Returns the model that the client trains, and the mesh of each pod."""
   macros = ["MODEL_DIR='none'"]  # nothing is written
-  settings = train_settings([RECIPE], macros)
-  return settings["model"], settings["mesh"]
+  config = train_config([RECIPE], macros)
+  return config.model, config.mesh_layout
 
 
 def measure_dtype(

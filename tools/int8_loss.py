@@ -5,7 +5,7 @@
   python tools/int8_loss.py --model_dir runs/quickstart
 
 The loss is over the rows that `palm_mtf evaluate` reads, of the newest
-checkpoint, by the decoder's own forward pass (model/decode.py): once in the
+checkpoint, by the decoder's own forward pass (decode/decoder.py): once in the
 activation dtype, once with WEIGHT_DTYPE = "int8". Results are on stdout.
 """
 
@@ -17,14 +17,14 @@ import sys
 from collections.abc import Iterable
 
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.checkpoints import Checkpoint, newest_checkpoint
+from palm_mtf.checkpoints.manifest import Checkpoint, newest_checkpoint
 from palm_mtf.cli import gin_files
-from palm_mtf.config import PalmConfig
-from palm_mtf.data.batches import Batch
-from palm_mtf.data.corpus import load_corpus
-from palm_mtf.data.vocabulary import load_vocabulary
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.data.batches.batches import Batch
+from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.layout import MeshLayout
 
 
 def mean_nats(
@@ -44,9 +44,9 @@ def mean_nats(
   import numpy as np
 
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import session_config
-  from palm_mtf.pods.decode_program import build_decode_model
-  from palm_mtf.variable_files import restore
+  from palm_mtf.checkpoints.tensors import restore
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs.generate_program import build_decode_model
 
   batches = list(batches)
   mesh = MeshLayout(mesh_shape="", layout="")
@@ -90,8 +90,9 @@ def measure(model_dir: str) -> dict:
   configuration = gin_files.load(
     "evaluate", [file], [f"MODEL_DIR={model_dir!r}"]
   )
-  _, settings = configuration.build()
-  model, run, data = (settings[name] for name in ("model", "run", "data"))
+  _, keywords = configuration.build()
+  config = keywords["config"]
+  model, run, data = config.model, config.run, config.data
   checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = load_corpus(

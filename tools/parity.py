@@ -23,9 +23,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config import AdafactorConfig, PalmConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.errors import UserError, check_count
-from palm_mtf.layout import MeshLayout
 
 FIRST_STEPS = 10
 FIRST_LIMIT = 1e-5
@@ -88,9 +89,9 @@ def train_ours(
     The first weights, by name, and the loss of every step.
   """
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import session_config
-  from palm_mtf.pods.program import build_train_program
-  from palm_mtf.train_step import TrainStep
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs.train_program import build_train_program
+  from palm_mtf.training.step import TrainStep
 
   mesh = MeshLayout(mesh_shape="", layout="")
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:

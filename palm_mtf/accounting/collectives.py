@@ -29,15 +29,16 @@ import dataclasses
 import itertools
 import math
 
-from palm_mtf.accounting.device_memory import (
+from palm_mtf.accounting.memory import (
   ParameterSlice,
   gradient_bytes,
   parameter_slices,
 )
+from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, row_rank
 from palm_mtf.accounting.params import parameter_dims
-from palm_mtf.accounting.slots import DTYPE_BYTES, row_rank
-from palm_mtf.config import AdafactorConfig, PalmConfig
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 

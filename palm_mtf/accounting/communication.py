@@ -12,11 +12,11 @@ where `numbers` are those of all parameters, whatever the layout, and the few by
 which the parts of a slice are padded to be of one size.
 """
 
-from palm_mtf.accounting.device_memory import parameter_slices
-from palm_mtf.accounting.slots import DTYPE_BYTES
-from palm_mtf.config import PalmConfig
-from palm_mtf.layout import MeshLayout
-from palm_mtf.pods_config import PodsConfig
+from palm_mtf.accounting.memory import parameter_slices
+from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.pods import PodsConfig
 
 _TOKEN_SUMS = 3
 

@@ -17,7 +17,7 @@ counts what REMAT computes again besides: two products of attention, and for
 import math
 
 from palm_mtf.accounting.params import count_parameters, parameter_shapes
-from palm_mtf.config import PalmConfig
+from palm_mtf.config.model import PalmConfig
 
 
 def product_flops_per_token(num_parameters: int) -> int:

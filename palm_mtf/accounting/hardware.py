@@ -9,7 +9,8 @@ peak gives a plausible and wrong MFU.
 
 from palm_mtf.errors import UserError, did_you_mean
 
-# CHIP = "measured": the rate of a product on this machine, see peak.py.
+# CHIP = "measured": the rate of a matrix product on this machine
+# (rates/peak_flops.py).
 MEASURED = "measured"
 
 PEAK_FLOPS_PER_SEC = {

@@ -15,7 +15,7 @@ checkpoint's schema; model/palm.py makes the variables.
 
 import math
 
-from palm_mtf.config import PalmConfig
+from palm_mtf.config.model import PalmConfig
 
 
 def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:

@@ -20,9 +20,9 @@ import dataclasses
 import math
 
 from palm_mtf.accounting.communication import sent_bytes
-from palm_mtf.config import PalmConfig
-from palm_mtf.layout import MeshLayout
-from palm_mtf.pods_config import PodsConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.pods import PodsConfig
 
 _BACKWARD_SHARE = 4 / 6
 _MESSAGES = 3

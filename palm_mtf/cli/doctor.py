@@ -21,12 +21,7 @@ from json import dumps, loads
 from pathlib import Path
 
 import palm_mtf
-from palm_mtf.cli.diagnosis import (
-  IMPORTS,
-  Environment,
-  Problem,
-  diagnose,
-)
+from palm_mtf.cli.diagnosis import IMPORTS, Environment, Problem, diagnose
 from palm_mtf.cli.gin_folder import find_gin_file, gin_folder
 from palm_mtf.cli.slowness import Machine, dtype_line, find_slowness
 from palm_mtf.errors import UserError
@@ -165,7 +160,7 @@ def _measured_rates() -> dict[str, str]:
   print("palm_mtf: measuring ...", file=sys.stderr)
   package_folder = Path(palm_mtf.__file__).parent.parent
   result = subprocess.run(
-    [sys.executable, "-m", "palm_mtf.machine_rates"],
+    [sys.executable, "-m", "palm_mtf.rates.measure"],
     capture_output=True,
     check=False,
     cwd=package_folder,

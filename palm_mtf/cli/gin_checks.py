@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from palm_mtf.cli.earlier_versions import part_of_today
 from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
@@ -73,7 +74,23 @@ class Symbols:
   def same(self, setting: Setting, shipped: Mapping[Binding, Setting]) -> bool:
     """Whether a run file has this very line."""
     other = shipped.get(self.key_of(setting))
-    return other is not None and repr(other.value) == repr(setting.value)
+    return other is not None and self._text(other) == self._text(setting)
+
+  def of_today(self, setting: Setting) -> Setting:
+    """Returns what the line of an earlier version says today."""
+    key = self.key_of(setting)
+    part = part_of_today(key.path, key.name)
+    if not part:
+      return setting
+    return dataclasses.replace(setting, selector="config.Config", name=part)
+
+  def _text(self, setting: Setting) -> str:
+    """Returns its value, whatever its file calls the module it refers to."""
+    value = setting.value
+    if isinstance(value, Reference):
+      path = self.path_of(value.selector, setting)
+      value = dataclasses.replace(value, selector=path)
+    return repr(value)
 
 
 @dataclasses.dataclass(frozen=True)

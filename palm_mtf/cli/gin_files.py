@@ -181,7 +181,9 @@ def load(
   for setting in _settings(user):
     if not setting.selector:
       macros[setting.name] = setting
-    elif not symbols.same(setting, shipped):  # a run's own line, repeated
+      continue
+    setting = symbols.of_today(setting)
+    if not symbols.same(setting, shipped):  # a run's own line, repeated
       gin_checks.check_parameter(setting, shipped, symbols)
       merged[symbols.key_of(setting)] = setting
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gin import config_parser
 
+from palm_mtf.cli.earlier_versions import module_of_today
 from palm_mtf.cli.gin_folder import find_include, shown
 from palm_mtf.errors import UserError
 
@@ -246,14 +247,22 @@ def _converted(statement, origin: str) -> list[Statement]:
         f"{origin}: {statement.format()}: the name is gin's own; import it as "
         "another."
       )
-    whole = statement.is_from or statement.alias
-    return [
-      Import(
-        statement=statement.format(),
-        name=statement.bound_name(),
-        path=statement.module if whole else statement.bound_name(),
-        module=statement.module,
-        origin=origin,
-      )
-    ]
+    return [_import(statement, origin)]
   return []  # a block's head; its bindings follow as statements of their own
+
+
+def _import(statement: config_parser.ImportStatement, origin: str) -> Import:
+  name, module = statement.bound_name(), module_of_today(statement.module)
+  text = statement.format()
+  if module != statement.module:
+    package, _, last = module.rpartition(".")
+    alias = "" if last == name else f" as {name}"
+    text = f"from {package} import {last}{alias}"
+  whole = statement.is_from or statement.alias
+  return Import(
+    statement=text,
+    name=name,
+    path=module if whole else name,
+    module=module,
+    origin=origin,
+  )

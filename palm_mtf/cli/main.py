@@ -8,8 +8,8 @@
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the
 user's error (one line, no traceback), 1 ours, 128 + the signal's number when
 stopped: 130 after SIGINT, 143 after SIGTERM. Nothing heavier than argparse is
-imported before a command needs it. Which commands there are is in commands.py,
-how the configuration is made in gin_files.py.
+imported before a command needs it. Which commands there are is in
+command_table.py, how the configuration is made in gin_files.py.
 """
 
 import argparse
@@ -21,9 +21,15 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from palm_mtf import __version__
-from palm_mtf.cli.commands import COMMANDS, Command, commands_in, split_name
+from palm_mtf.cli.command_table import (
+  COMMANDS,
+  Command,
+  commands_in,
+  split_name,
+)
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
+from palm_mtf.model_dir.layout import ModelDir
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,7 +142,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
 
 def _settings_of(model_dir: str) -> tuple[str, list[str]]:
   """Returns the gin file of a run and the bindings that are not the run's."""
-  file = os.path.join(model_dir, "config.gin")
+  file = ModelDir(model_dir).config
   if not os.path.isfile(file):
     raise UserError(
       f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "

@@ -11,8 +11,8 @@ are float32 in every checkpoint, so a model may be read in the other dtype.
 
 import dataclasses
 
-from palm_mtf.config import PalmConfig
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.cpu import bfloat16_flags, cpu_name
 from palm_mtf.machine.gpu import gpu_capabilities, gpus_multiply_bfloat16
 

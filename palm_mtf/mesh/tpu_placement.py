@@ -11,7 +11,7 @@ batch and its slices of the variables, which live on the device between calls.
   device              what a computation returns            -> its host
 
 Replica i of a computation is device i of the mesh: where on the torus that is,
-tpu_slices.py decides.
+config/tpu_topology.py decides.
 """
 
 import contextlib
@@ -19,30 +19,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf._tf import (
-  cross_replica_reduce,
-  cross_replica_reduce_scatter,
-  cross_replica_sum,
-  mtf,
-  tf,
-  tpu_replicated_input,
-)
-from palm_mtf.layout import MeshLayout
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.tpu_topology import TpuSlice, chips_of_replicas
 from palm_mtf.mesh.collectives import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
   scope_of,
 )
-from palm_mtf.mesh.placement import (
-  Devices,
-  Slice,
-  SlicePlacement,
-  host_of,
+from palm_mtf.mesh.placement import Devices, Slice, SlicePlacement, host_of
+from palm_mtf.mesh.tpu_stacked_variables import Slot, Stack, stacked_with
+from palm_mtf.ops.variables import SlicedVariable
+from palm_mtf.ops.xla import (
+  cross_replica_reduce,
+  cross_replica_reduce_scatter,
+  cross_replica_sum,
+  tpu_replicated_input,
 )
-from palm_mtf.mesh.tpu_variables import Slot, Stack, stacked_with
-from palm_mtf.tpu_slices import TpuSlice, chips_of_replicas
-from palm_mtf.variables import SlicedVariable
 
 
 def tpu_topology(where: TpuSlice) -> tf.tpu.experimental.Topology:

@@ -12,8 +12,9 @@ import collections
 import math
 from collections.abc import Iterable, Iterator
 
-from palm_mtf._tf import in_tpu_program, tf
+from palm_mtf._tf import tf
 from palm_mtf.mesh.collectives import ALL_REDUCE, collective_of
+from palm_mtf.ops.xla import in_tpu_program
 
 _CROSS_REPLICA = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 

@@ -16,9 +16,10 @@ them meet the same keys: no transpose, no copy of k and v per head.
 
 from collections.abc import Callable
 
-from palm_mtf._tf import fused, mtf, tf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.bfloat16 import einsum
-from palm_mtf.whole_slice import WholeSlice
+from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.ops.xla import fused
 
 
 def visible_softmax(

@@ -22,8 +22,8 @@ Layout rules name these dimensions; the macros that size them are in upper case.
 import dataclasses
 
 from palm_mtf._tf import mtf
-from palm_mtf.config import PalmConfig
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
 
 
 @dataclasses.dataclass(frozen=True)

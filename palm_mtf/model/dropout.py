@@ -6,16 +6,17 @@
 
 A generator with a state would draw other masks under another layout. Here each
 number of the activations has a counter, its place in the global batch, and a
-hash of it decides (threefry.py). So a slice computes its own part of one mask,
-however the batch is cut into slices and microbatches. The gradient computes the
-mask again, and nothing is kept for it.
+hash of it decides (ops/threefry.py). So a slice computes its own part of one
+mask, however the batch is cut into slices and microbatches. The gradient
+computes the mask again, and nothing is kept for it.
 """
 
 import dataclasses
 
-from palm_mtf._tf import fused, mtf, tf
-from palm_mtf.model.threefry import threefry
-from palm_mtf.whole_slice import WholeSlice
+from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.ops.threefry import threefry
+from palm_mtf.ops.xla import fused
 
 
 def _words(number):

@@ -11,8 +11,9 @@ import functools
 
 import numpy as np
 
-from palm_mtf._tf import fused, mtf, tf
-from palm_mtf.whole_slice import WholeSlice
+from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.ops.xla import fused
 
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0

@@ -17,8 +17,9 @@ float32 arithmetic; the only other tensor of their size is their gradient:
 
 from collections.abc import Sequence
 
-from palm_mtf._tf import fused, mtf, tf
-from palm_mtf.whole_slice import WholeSlice, slice_offset, split_axes
+from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.slicewise import WholeSlice, slice_offset, split_axes
+from palm_mtf.ops.xla import fused
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 

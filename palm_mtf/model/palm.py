@@ -12,26 +12,26 @@
 No kernel and no norm has a bias, and input and output share the embedding. The
 names of the variables are the checkpoint's schema. The loss is in loss.py, the
 layers' arithmetic in layers.py and attention.py, the dimensions in dims.py, and
-what moves where a layout splits d_model, in resharding.py.
+what moves where a layout splits d_model, in sharding.py.
 """
 
 import functools
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import PalmConfig
+from palm_mtf.config.model import PalmConfig
 from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import embed, norm, rotary, rotary_tables, swiglu
-from palm_mtf.model.padding import without_padding
 from palm_mtf.model.remat import recomputed
-from palm_mtf.model.resharding import (
+from palm_mtf.model.sharding import (
   as_residual,
   from_residual,
   gathered,
   gathered_einsum,
 )
-from palm_mtf.variables import Fill, Normal, sliced_variable
+from palm_mtf.model.vocab_padding import without_padding
+from palm_mtf.ops.variables import Fill, Normal, sliced_variable
 
 
 class Palm:

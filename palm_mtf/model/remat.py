@@ -20,7 +20,8 @@ parts:
 
 from collections.abc import Callable, Sequence
 
-from palm_mtf._tf import in_tpu_computation, mtf, optimization_barrier, tf
+from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.xla import in_tpu_computation, optimization_barrier
 
 
 class _After(mtf.Operation):

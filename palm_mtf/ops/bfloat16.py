@@ -8,8 +8,9 @@ result is rounded once. TensorFlow's own products are slow on such a CPU, and
 oneDNN's do not exist.
 """
 
-from palm_mtf._tf import in_tpu_computation, tf
+from palm_mtf._tf import tf
 from palm_mtf.machine.cpu import bfloat16_flags
+from palm_mtf.ops.xla import in_tpu_computation
 
 
 def is_emulated(x: tf.Tensor) -> bool:

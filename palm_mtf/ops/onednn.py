@@ -7,8 +7,9 @@ CPU has: who builds one asks `has_kernel` and machine/cpu.py first, for oneDNN
 ends the process where it cannot.
 """
 
-from palm_mtf._tf import attr_value_pb2, fused, kernels, ops, tf
+from palm_mtf._tf import attr_value_pb2, kernels, ops, tf
 from palm_mtf.machine.cpu import sums_int8_in_32_bits
+from palm_mtf.ops.xla import fused
 
 
 def has_kernel(name: str) -> bool:

@@ -14,8 +14,8 @@ It is Adam with the learning rate relative to the size of each variable. The
 moments start at zero; v needs no bias correction because beta2 is 0 at the
 first step. The fields of AdafactorConfig say which of its parts there are; what
 is left out costs neither memory nor time. second_moment.py has the factored v,
-schedule.py beta2 and lr, groups.py who shares an RMS and who decays, and
-accounting/slots.py the names of the moments.
+schedule.py beta2 and lr, parameter_groups.py who shares an RMS and who decays,
+and accounting/optimizer_state.py the names of the moments.
 
 Two passes over memory do all of it: one for the root mean squares, one for the
 assignments; a factored v takes another. All that is assigned is computed with
@@ -25,18 +25,23 @@ the clip factor, which there is only if the gradients are finite (clip.py).
 import math
 from collections.abc import Sequence
 
-from palm_mtf._tf import fused, mtf, tf
-from palm_mtf.accounting.slots import optimizer_state, parameter_slots, row_rank
-from palm_mtf.config import AdafactorConfig
-from palm_mtf.optim.groups import is_decayed, scale_groups
+from palm_mtf._tf import mtf, tf
+from palm_mtf.accounting.optimizer_state import (
+  optimizer_state,
+  parameter_slots,
+  row_rank,
+)
+from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.xla import fused
+from palm_mtf.optim.parameter_groups import is_decayed, scale_groups
 from palm_mtf.optim.rms import SumOfSquares
 from palm_mtf.optim.second_moment import (
   FactoredMoment,
   factored_update,
   full_update,
 )
-from palm_mtf.variables import Fill, sliced_variable
-from palm_mtf.whole_slice import split_axes
 
 
 def _clipped(g, clip):

@@ -5,8 +5,9 @@
 import math
 from collections.abc import Sequence
 
-from palm_mtf._tf import in_tpu_computation, mtf, tf
-from palm_mtf.whole_slice import WholeSlice
+from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.ops.xla import in_tpu_computation
 
 
 def _sum_of_squares(x):

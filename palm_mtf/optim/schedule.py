@@ -11,7 +11,7 @@ last step: float32 would round a thousandth of it away in beta2 itself.
 """
 
 from palm_mtf._tf import tf
-from palm_mtf.config import AdafactorConfig
+from palm_mtf.config.optimizer import AdafactorConfig
 
 
 def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:

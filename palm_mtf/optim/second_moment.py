@@ -17,8 +17,9 @@ over g before, and all-reduces r and c where the matrix is split.
 import math
 from collections.abc import Sequence
 
-from palm_mtf._tf import fused, mtf, tf
-from palm_mtf.whole_slice import split_axes
+from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.xla import fused
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 

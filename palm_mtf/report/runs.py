@@ -24,9 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.model_dir.json_lines import read_json_lines
+from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.report.traces import Timeline, read_timelines
 
-_METRICS_FILE = "metrics.jsonl"
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 
 
@@ -131,16 +132,17 @@ def _short_names(paths: Sequence[str]) -> list[str]:
 
 
 def _read_run(path: str, name: str) -> Run:
-  file = os.path.join(path, _METRICS_FILE)
-  if not os.path.isfile(file):
+  model_dir = ModelDir(path)
+  if not os.path.isfile(model_dir.metrics):
     raise UserError(_no_metrics(path))
-  entries = list(_json_lines(file))
+  entries = _json_objects(model_dir.metrics)
   numbers = [x for x in entries if is_number(x.get("step")) and _is_log(x)]
   if not numbers:
     raise UserError(
-      f"{file}: has no line with numbers yet; wait for the run's LOG_STEPS."
+      f"{model_dir.metrics}: has no line with numbers yet; wait for the run's "
+      "LOG_STEPS."
     )
-  rewinds = _optional_lines(os.path.join(path, "rewinds.jsonl"))
+  rewinds = _json_objects(model_dir.rewinds)
   return Run(
     name=name,
     path=path,
@@ -149,14 +151,14 @@ def _read_run(path: str, name: str) -> Run:
       *(x for x in entries if "event" in x),
       *({"event": "rewind", **x} for x in rewinds),
     ],
-    settings=_settings(os.path.join(path, "config.gin")),
-    manifest=_newest_manifest(path),
+    settings=_settings(model_dir.config),
+    manifest=_newest_manifest(model_dir),
     samples=[
       x
-      for x in _optional_lines(os.path.join(path, "samples.jsonl"))
+      for x in _json_objects(model_dir.samples)
       if isinstance(x.get("continuation"), str) and is_number(x.get("step"))
     ],
-    evaluations=_evaluations(path),
+    evaluations=_evaluations(model_dir),
     timelines=read_timelines(path),
   )
 
@@ -177,44 +179,22 @@ def _no_metrics(path: str) -> str:
     return f"{what}: there is no such folder{guess}; give that of a run."
   if not os.path.isdir(path):
     return f"{what}: is a file; give the folder of a run."
-  within = sorted(glob.glob(f"{glob.escape(path)}/*/{_METRICS_FILE}"))
+  metrics = os.path.basename(ModelDir(path).metrics)
+  within = sorted(glob.glob(f"{glob.escape(path)}/*/{metrics}"))
   if within:
     return (
-      f"{what}: holds no {_METRICS_FILE}, but folders of runs; give one, such "
+      f"{what}: holds no {metrics}, but folders of runs; give one, such "
       f"as {os.path.dirname(within[0])!r}."
     )
   return (
-    f"{what}: holds no {_METRICS_FILE}; give the MODEL_DIR of a run that has "
+    f"{what}: holds no {metrics}; give the MODEL_DIR of a run that has "
     "logged a step."
   )
 
 
-def _json_lines(path: str) -> Iterator[dict[str, Any]]:
-  """Yields the objects of a .jsonl file, but for a last half line.
-
-  Raises:
-    UserError: another line is no JSON object, or the file cannot be read.
-  """
-  try:
-    with open(path, encoding="utf-8", errors="replace") as file:
-      lines = file.read().splitlines(keepends=True)
-  except OSError as error:
-    raise UserError(f"cannot read {path}: {error.strerror}.") from None
-  for number, line in enumerate(lines, start=1):
-    try:
-      value = json.loads(line)
-    except ValueError:
-      value = None
-    if isinstance(value, dict):
-      yield value
-    elif line.strip() and line.endswith("\n"):  # else a write that goes on
-      raise UserError(
-        f"{path}, line {number}: is no JSON object; remove the line."
-      )
-
-
-def _optional_lines(path: str) -> list[dict[str, Any]]:
-  return list(_json_lines(path)) if os.path.isfile(path) else []
+def _json_objects(path: str) -> list[dict[str, Any]]:
+  """Returns the objects of a file of JSON lines, none without the file."""
+  return [x for x in read_json_lines(path) if isinstance(x, dict)]
 
 
 def _with_tokens(lines: Sequence[Mapping]) -> Iterator[dict[str, Any]]:
@@ -253,18 +233,20 @@ def _settings(path: str) -> dict[str, Any]:
   return settings
 
 
-def _newest_manifest(model_dir: str) -> dict[str, Any]:
-  folder = os.path.join(glob.escape(model_dir), "checkpoints", "step_*")
+def _newest_manifest(model_dir: ModelDir) -> dict[str, Any]:
+  folder = glob.escape(model_dir.checkpoints)
   manifests = (
     _json_object(path)
-    for path in sorted(glob.glob(f"{folder}/manifest.json"), reverse=True)
+    for path in sorted(
+      glob.glob(f"{folder}/step_*/manifest.json"), reverse=True
+    )
   )
   return next((each for each in manifests if each), {})
 
 
-def _evaluations(model_dir: str) -> list[dict[str, Any]]:
-  folder = os.path.join(glob.escape(model_dir), "eval", "step_*")
-  found = map(_json_object, sorted(glob.glob(f"{folder}/*.json")))
+def _evaluations(model_dir: ModelDir) -> list[dict[str, Any]]:
+  folder = glob.escape(model_dir.evaluations)
+  found = map(_json_object, sorted(glob.glob(f"{folder}/step_*/*.json")))
   return [
     each
     for each in found

@@ -8,11 +8,11 @@ Bars that a picture of a whole step cannot tell apart become one.
 import dataclasses
 import glob
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-TRACES_FOLDER = "traces"
+from palm_mtf.model_dir.layout import ModelDir
+
 _TRANSFER = "transfer"
 _WAITING = "waiting"
 _SHORTEST_SHARE = 1 / 3000  # of the step: less than a dot of the picture
@@ -109,7 +109,7 @@ def read_timeline(written: Mapping[str, Any]) -> Timeline:
 def read_timelines(model_dir: str) -> Sequence[Timeline]:
   """Returns the traced steps of a run in order, as far as they can be read."""
   found = []
-  folder = os.path.join(glob.escape(model_dir), TRACES_FOLDER)
+  folder = glob.escape(ModelDir(model_dir).traces)
   for path in sorted(glob.glob(f"{folder}/step_*.json")):
     try:
       with open(path, encoding="utf-8") as file:

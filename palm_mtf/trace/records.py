@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_mtf._tf import tf
-from palm_mtf.pods.program import TrainProgram
+from palm_mtf.programs.train_program import TrainProgram
 
 FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "forward",

@@ -9,10 +9,10 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.collectives import step_bytes
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.mesh.traffic import traffic
-from palm_mtf.pods.program import build_train_program
-from palm_mtf.pods_config import PodsConfig
+from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, mesh_layout, small_config
 
 SERIAL = {"block": "serial"}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes between pods; pods/exchange_test.py compares them with the graph's."""
+"""Bytes between pods; dcn_all_reduce_test.py compares them with the graph's."""
 
 import dataclasses
 import math
@@ -13,8 +13,8 @@ from palm_mtf.accounting.params import (
   count_parameters,
   parameter_shapes,
 )
-from palm_mtf.layout import MeshLayout
-from palm_mtf.pods_config import PodsConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
 from tests.accounting.published_sizes import PALM_8B, PALM_540B
 
 SINGLE = MeshLayout(mesh_shape="", layout="")

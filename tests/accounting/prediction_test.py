@@ -8,9 +8,9 @@ import pytest
 
 from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.accounting.prediction import Link, step_secs
-from palm_mtf.config import PalmConfig
-from palm_mtf.layout import MeshLayout
-from palm_mtf.pods_config import PodsConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.pods import PodsConfig
 
 TINY = PalmConfig(
   num_layers=4,

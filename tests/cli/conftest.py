@@ -21,7 +21,10 @@ ENTRY_POINTS = """
 import json, os, sys
 from palm_mtf.errors import UserError
 
-def {name}(*, model_dir, config_files=dict, as_json=None, **settings):
+def {name}(
+  *, model_dir, config=None, config_files=dict, as_json=None, **settings
+):
+  settings |= vars(config) if config else {{}}
   model_dir, _, mood = model_dir.partition("!")
   if mood == "crash":
     raise RuntimeError("ours")
@@ -52,33 +55,27 @@ def site(tmp_path_factory) -> Path:
   """An installed palm_mtf whose entry points print their arguments."""
   folder = tmp_path_factory.mktemp("site")
   shutil.copytree(ROOT / "gin", folder / "palm_mtf" / "gin")
-  shutil.copytree(ROOT / "palm_mtf" / "cli", folder / "palm_mtf" / "cli")
-  for name in (
-    "__init__",
-    "__main__",
-    "batch_sizes",
-    "config",
-    "decode_config",
-    "errors",
-    "layout",
-    "pods_config",
-    "skips",
-    "task_eval_config",
-  ):
-    shutil.copy(ROOT / "palm_mtf" / f"{name}.py", folder / "palm_mtf")
+  package = folder / "palm_mtf"
+  for name in ("cli", "config", "machine", "model_dir"):
+    shutil.copytree(ROOT / "palm_mtf" / name, package / name)
+  for name in ("__init__", "__main__", "errors"):
+    shutil.copy(ROOT / "palm_mtf" / f"{name}.py", package)
+  commands = package / "commands"
+  commands.mkdir()
+  (commands / "__init__.py").touch()
   for module, name in (
     ("train", "train"),
     ("evaluate", "evaluate"),
-    ("infer", "generate"),
+    ("generate", "generate"),
     ("score", "score"),
   ):
     text = ENTRY_POINTS.format(name=name)
-    (folder / "palm_mtf" / f"{module}.py").write_text(text)
-  (folder / "palm_mtf" / "vocab.py").write_text(
+    (commands / f"{module}.py").write_text(text)
+  (commands / "vocab.py").write_text(
     "def vocab(**flags):\n  print('vocab', flags)\n"
     "def inspect(**flags):\n  print('inspect', flags)\n"
   )
-  (folder / "palm_mtf" / "cli" / "doctor.py").write_text(
+  (package / "cli" / "doctor.py").write_text(
     "def main(**flags):\n  print('doctor', flags)\n  return 0\n"
   )
   return folder
@@ -90,11 +87,11 @@ def grouped_site(site, tmp_path_factory) -> Path:
   folder = tmp_path_factory.mktemp("grouped") / "site"
   shutil.copytree(site, folder)
   package = folder / "palm_mtf"
-  with open(package / "cli" / "commands.py", "a") as file:
+  with open(package / "cli" / "command_table.py", "a") as file:
     file.write(
       'COMMANDS["trial once"] = Command("try it once", has_results=True)\n'
       'COMMANDS["trial twice"] = Command(\n'
-      '  "try it twice", entry_point="palm_mtf.trial.twice",\n'
+      '  "try it twice", entry_point="palm_mtf.commands.trial.twice",\n'
       '  flags={"--times": {"type": int, "required": True}},\n'
       ")\n"
     )
@@ -103,7 +100,7 @@ def grouped_site(site, tmp_path_factory) -> Path:
   run_file = run_file.replace("import train", "import trial")
   run_file = run_file.replace("palm_mtf train", "palm_mtf trial once")
   (package / "gin" / "runs" / "trial_once.gin").write_text(run_file)
-  (package / "trial.py").write_text(
+  (package / "commands" / "trial.py").write_text(
     ENTRY_POINTS.format(name="once")
     + "def twice(*, times):\n  print('twice', times)\n"
   )

@@ -6,11 +6,7 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.cli.diagnosis import (
-  Environment,
-  Problem,
-  diagnose,
-)
+from palm_mtf.cli.diagnosis import Environment, Problem, diagnose
 
 SOUND = Environment(
   python="/env/bin/python",

@@ -48,7 +48,7 @@ def test_the_report_agrees_with_this_environment():
 
 def test_measured_rates_are_those_a_machine_can_have():
   result = subprocess.run(
-    [sys.executable, "-m", "palm_mtf.machine_rates"],
+    [sys.executable, "-m", "palm_mtf.rates.measure"],
     capture_output=True,
     check=True,
     cwd=ROOT,

@@ -101,20 +101,17 @@ def test_the_effective_text_begins_as_gin_needs_it_and_shows_origins():
     "train", [RECIPE], [DIR], asked="palm_mtf train x"
   ).effective_text()
   lines = text.splitlines()
-  assert lines[:9] == [
+  assert lines[:6] == [
     "# palm_mtf train x",
     "from __gin__ import dynamic_registration",
     "from palm_mtf import config",
-    "from palm_mtf import layout",
-    "from palm_mtf import pods_config",
-    "from palm_mtf import task_eval_config",
-    "from palm_mtf import train",
+    "from palm_mtf.commands import train",
     "",
     'MODEL_DIR = "runs/x"  # command line',
   ]
   assert re.search(r"\nNUM_LAYERS = \d+  # models/palm_tiny.gin:3\n", text)
-  assert "train.train.model = @config.PalmConfig()" in text
-  for line in lines[8:]:
+  assert "config.Config.model = @config.PalmConfig()" in text
+  for line in lines[5:]:
     assert not line or "  # " in line
 
 
@@ -155,7 +152,7 @@ def test_own_configurables_and_imports_stay_in_the_text(here):
     "mine.gin",
     "from __gin__ import dynamic_registration\nimport their.models\n"
     "import tasks_of_mine\nfrom their import data as their_data\n"
-    "train.train.model = @their.models.Tall()\n"
+    "config.Config.model = @their.models.Tall()\n"
     "their.models.Tall.depth = %DEPTH\nDEPTH = 9\n"
     "their_data.mixture.rate = 2.0\n",
   )
@@ -166,7 +163,7 @@ def test_own_configurables_and_imports_stay_in_the_text(here):
     "import tasks_of_mine",
     "from their import data as their_data",
     "DEPTH = 9  # mine.gin:7",
-    "train.train.model = @their.models.Tall()  # mine.gin:5",
+    "config.Config.model = @their.models.Tall()  # mine.gin:5",
     "their.models.Tall.depth = %DEPTH  # mine.gin:6",
     "their_data.mixture.rate = 2.0  # mine.gin:8",
   ):
@@ -175,16 +172,19 @@ def test_own_configurables_and_imports_stay_in_the_text(here):
   assert "NUM_LAYERS" not in configuration.macros
 
 
-def test_another_commands_entry_point_may_be_bound_in_a_shared_file(here):
+def test_a_part_that_commands_once_took_is_that_of_their_config_now(here):
   mine = write(
     here,
     "mine.gin",
-    "import their\ntrain.train.data = @their.Data()\n"
+    "import their\n"
+    "from palm_mtf import evaluate\n"
+    "from palm_mtf import train\n"
+    "train.train.data = @their.Data()\n"
     "evaluate.evaluate.data = @their.Data()\n",
   )
   for command in ("train", "evaluate"):
     text = load(command, [RECIPE, mine], [DIR]).effective_text()
-    assert f"{command}.{command}.data = @their.Data()" in text
+    assert "config.Config.data = @their.Data()" in text
     assert "DataConfig" not in text
 
 
@@ -192,7 +192,7 @@ def test_a_scope_counts_where_a_reference_opens_it(here):
   mine = write(
     here,
     "mine.gin",
-    "train.train.model = @deep/config.PalmConfig()\n"
+    "config.Config.model = @deep/config.PalmConfig()\n"
     "deep/config.PalmConfig.num_layers = 8\n",
   )
   text = load("train", [RECIPE, mine], [DIR]).effective_text()
@@ -253,15 +253,16 @@ PALM_PARAMETERS = (
       "runs/settings.gin instead.",
     ),
     (
-      "train.train.model = @foo.Model()",
-      "train.train.model = @foo.Model() (mine.gin:1): no import provides "
+      "config.Config.model = @foo.Model()",
+      "config.Config.model = @foo.Model() (mine.gin:1): no import provides "
       '"foo"; import it, or set a macro of runs/settings.gin instead.',
     ),
     (
-      "train.train.modle = @config.PalmConfig()",
-      "train.train.modle = @config.PalmConfig() (mine.gin:1): train.train has "
-      'no parameter "modle" (did you mean "model"?). Parameters: model_dir, '
-      "model, mesh, pods, optimizer, data, run, watch, tasks.",
+      "config.Config.modle = @config.PalmConfig()",
+      "config.Config.modle = @config.PalmConfig() (mine.gin:1): config.Config "
+      'has no parameter "modle" (did you mean "model"?). Parameters: model, '
+      "mesh_layout, optimizer, data, run, pods, evaluation, decode, "
+      "fault_tolerance.",
     ),
     (
       "from their import config",

@@ -21,17 +21,18 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
   got = json.loads(done.stdout)
   assert got["kinds"] == {
     "model": "PalmConfig",
-    "mesh": "MeshLayout",
-    "pods": "PodsConfig",
+    "mesh_layout": "MeshLayout",
     "optimizer": "AdafactorConfig",
     "data": "DataConfig",
     "run": "RunConfig",
-    "watch": "WatchConfig",
-    "tasks": "TaskEvalConfig",
+    "pods": "PodsConfig",
+    "fault_tolerance": "WatchConfig",
+    "decode": "DecodeConfig",
+    "evaluation": "TaskEvalConfig",
   }
   assert got["settings"]["model"]["d_ff"] == 512
   assert got["settings"]["model"]["norm"] == "layer_norm"
-  assert got["settings"]["mesh"] == {
+  assert got["settings"]["mesh_layout"] == {
     "mesh_shape": "",
     "layout": "",
     "num_microbatches": 1,
@@ -58,15 +59,14 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
     (tmp_path / name).write_text(text)
     for command in ("train", "evaluate", "generate"):
       again = settings_of(palm_mtf(command, f"--gin_file={name}"))
-      # Only training is watched; generating needs no pod, and has its own.
+      # Training has no settings of decoding, and what watches over it alone.
       own = {
         "train": set(),
-        "evaluate": {"decode"},
-        "generate": {"decode", "prompts", "input_file", "interactive"},
+        "evaluate": set(),
+        "generate": {"prompts", "input_file", "interactive"},
       }
       assert again.keys() - first.keys() == own[command]
-      assert first.keys() - again.keys() <= {"watch", "pods", "tasks"}
-      common = first.keys() & again.keys()
+      common = first.keys() - {"decode", "fault_tolerance"}
       assert {x: again[x] for x in common} == {x: first[x] for x in common}
 
 
@@ -81,9 +81,9 @@ def test_train_and_evaluate_give_precedence_alike(palm_mtf, tmp_path):
     DIR,
   ]
   train = settings_of(palm_mtf("train", *arguments))
-  watched = {"watch": train["watch"]}  # only training is
-  evaluated = settings_of(palm_mtf("evaluate", *arguments)) | watched
-  del evaluated["decode"]  # training's predictions are greedy
+  evaluated = settings_of(palm_mtf("evaluate", *arguments))
+  for settings in (train, evaluated):
+    del settings["decode"]  # training's predictions are greedy
   assert evaluated == train
   model = train["model"]
   assert (model["d_ff"], model["d_kv"], model["num_heads"]) == (64, 32, 2)

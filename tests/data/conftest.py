@@ -7,8 +7,8 @@ import sysconfig
 
 import pytest
 
-from palm_mtf.data.vocabulary import Vocabulary
-from palm_mtf.data.vocabulary_training import train_vocabulary
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import sys
 
 def test_text_becomes_batches_without_tensorflow():
   program = (
-    "import sys, palm_mtf.data, palm_mtf.vocab\n"
+    "import sys, palm_mtf.data, palm_mtf.commands.vocab\n"
     "print([m for m in sys.modules if m.split('.')[0] in "
     "('tensorflow', 'mesh_tensorflow', 'gin', 'seqio', 'rich', 'jax')])"
   )

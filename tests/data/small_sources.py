@@ -9,11 +9,11 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from palm_mtf.data.corpus import Corpus
-from palm_mtf.data.sources import TRAIN, VALIDATION, Document
-from palm_mtf.data.token_array import Shard, TokenArray
-from palm_mtf.data.token_store import TokenStore, read_store, write_store
-from palm_mtf.data.vocabulary import Vocabulary
+from palm_mtf.data.batches.corpus import Corpus
+from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
+from palm_mtf.data.tokens.array import Shard, TokenArray
+from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 EOD = 1
 

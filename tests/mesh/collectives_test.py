@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.mesh.collectives import collective_of, scope_of
-from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.traffic import traffic
 from tests.mtf_testing import placement
 

@@ -9,9 +9,9 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.lowering import lower
-from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dropout import Dropout
-from palm_mtf.pods.program import build_train_program
+from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,

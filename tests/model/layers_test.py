@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
-from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.session import session_config
 from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.layers import embed, norm, rotary, rotary_tables
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.pods.program import build_train_program
+from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
-from palm_mtf.mesh.placement import session_config
+from palm_mtf.mesh.session import session_config
+from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import adafactor_updates
 from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
-from palm_mtf.variables import Fill, sliced_variable
 from tests import oracle
 from tests.mtf_testing import (
   PALM_OPTIMIZER,

@@ -10,7 +10,7 @@ pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 import seqio
 
-from palm_mtf.few_shot import few_shot_task
+from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import code as code_tasks
 from tests.seqio_testing import registries_restored
 

@@ -12,7 +12,7 @@ pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 import seqio
 
-from palm_mtf.data.documents import TextFiles
+from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.tasks import corpus
 
 MAKERS = {

@@ -9,9 +9,9 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 tf = pytest.importorskip("tensorflow")
 tfds = pytest.importorskip("tensorflow_datasets")
 
-from palm_mtf.data.documents import TextFiles  # noqa: E402
-from palm_mtf.data.seqio_sources import open_task  # noqa: E402
-from palm_mtf.data.sources import num_repeats  # noqa: E402
+from palm_mtf.data.sources.document import num_repeats  # noqa: E402
+from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
+from palm_mtf.data.sources.text_files import TextFiles  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
 from palm_mtf.tasks import documents  # noqa: E402, F401
 

@@ -17,7 +17,7 @@ pytest.importorskip("t5", reason="T5 is not installed; `make test` installs it")
 import seqio
 import tensorflow_datasets as tfds
 
-from palm_mtf.few_shot import few_shot_task
+from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import fewshot
 from tests.seqio_testing import registries_restored
 from tests.tasks.evaluation_records import EXPECTED

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("seqio", reason="SeqIO is not installed")
 
-from palm_mtf.data.sources import SPLITS
+from palm_mtf.data.sources.document import SPLITS
 
 # Does for each request what a command does first, and reads all documents.
 PROGRAM = """
@@ -35,8 +35,8 @@ from palm_mtf.cli import gin_files
 
 def read(files, macros):
   configuration = gin_files.load("train", files, macros)
-  data = configuration.build()[1]["data"]
-  from palm_mtf.data.open_sources import open_sources
+  data = configuration.build()[1]["config"].data
+  from palm_mtf.data.sources.open import open_sources
   sources = open_sources(data)
   for source in sources:
     source.fingerprint()

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("seqio", reason="SeqIO is not installed")
 
-from palm_mtf.data.seqio_sources import open_task
+from palm_mtf.data.sources.seqio_task import open_task
 from palm_mtf.errors import UserError
 from palm_mtf.tasks import palm_mixture  # noqa: F401
 

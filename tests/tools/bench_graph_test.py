@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from palm_mtf.layout import MeshLayout
+from palm_mtf.config.mesh_layout import MeshLayout
 from tools import bench_graph
 
 # Its weights and slots would take 2.1 GB.
@@ -37,10 +37,10 @@ def test_building_allocates_no_weights(monkeypatch, capsys):
 
 
 def test_the_rules_are_those_of_palms_layout():
-  rules = bench_graph.train_settings(
+  rules = bench_graph.train_config(
     [bench_graph.RECIPE, "layouts/palm_2d.gin"],
     ["MODEL_DIR='none'", "TEXT_FILES='none'"],
-  )["mesh"]
+  ).mesh_layout
   own = MeshLayout(
     mesh_shape="data:2,model:2", layout=",".join(bench_graph.RULES.values())
   )

@@ -10,7 +10,7 @@ import pytest
 
 from palm_mtf.accounting.collectives import step_bytes
 from palm_mtf.mesh.traffic import traffic
-from tests.pods.tpu_program_test import placed_types
+from tests.programs.tpu_program_test import placed_types
 from tools import build_tpu
 
 SMALL = ["NUM_LAYERS=1", "VOCAB_SIZE=512", "D_FF=64", "SEQUENCE_LENGTH=16"]
@@ -58,21 +58,21 @@ def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
   """Where all is split alike, `num_alone` squares are fetched apart too."""
   counts = []
   for macros in (["NUM_LAYERS=1"], ["NUM_LAYERS=2"], []):
-    settings = build_tpu.settings_of(files, ["NUM_PODS=1", *macros])
-    _, program = build_tpu.program_of(settings)
+    config = build_tpu.config_of(files, ["NUM_PODS=1", *macros])
+    _, program = build_tpu.program_of(config)
     types = placed_types(program)
     counts.append(np.array([types[kind] for kind in build_tpu.KINDS]))
   one, two, all_layers = counts
-  num_layers = settings["model"].num_layers
+  num_layers = config.model.num_layers
   np.testing.assert_equal(all_layers, one + (num_layers - 1) * (two - one))
   assert (all_layers > 0).any()
-  mesh = settings["mesh"]
+  mesh = config.mesh_layout
   expected = collections.Counter(
     step_bytes(
-      settings["model"],
+      config.model,
       mesh,
-      settings["optimizer"],
-      pod_batch_size=settings["run"].batch_sizes.sizes[0],
+      config.optimizer,
+      pod_batch_size=config.run.batch_sizes.sizes[0],
       num_pods=1,
     )
   )

@@ -1,0 +1,100 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""INIT_CHECKPOINT: training that starts from the weights of another run.
+
+Step and optimizer begin anew, as PaLM's finetuning does (PaLM 6). It is read
+only while MODEL_DIR has no checkpoint of its own; what cannot be used is an
+error, so that no run starts from nothing where weights were asked for.
+"""
+
+import os
+from collections.abc import Mapping
+
+from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
+from palm_mtf.checkpoints.manifest import Checkpoint, shape_differences
+from palm_mtf.config.data import DataConfig
+from palm_mtf.console import say
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.layout import ModelDir
+
+
+def find_initial_weights(
+  path: str | None,
+  newest: Checkpoint | None,
+  shapes: Mapping[str, tuple[int, ...]],
+) -> NamedWeights | None:
+  """Returns the weights to start from, None where there is no need of them.
+
+  Args:
+    path: INIT_CHECKPOINT.
+    newest: the checkpoint that is resumed; says so when `path` is not read.
+    shapes: of every parameter of the model.
+
+  Raises:
+    UserError: there is nothing at `path`, or it is damaged or of another model.
+  """
+  if path is None:
+    return None
+  if newest:
+    say(f"INIT_CHECKPOINT is not read: {newest.path} is this run's own")
+    return None
+  weights = find_weights("INIT_CHECKPOINT", path)
+  if weights.checkpoint:
+    held = weights.checkpoint.manifest.shapes
+  else:
+    held = {
+      name: shape
+      for name, shape in read_shapes(weights).items()
+      if name.rpartition("/")[0] not in shapes  # what an optimizer keeps
+    }
+  if different := shape_differences(held, shapes):
+    raise UserError(
+      f"{weights.given}: {weights.place} has {different}: it is of another "
+      "model; use the models/*.gin it was trained with."
+    )
+  return weights
+
+
+def check_vocabulary_given(
+  weights: NamedWeights | None, model_dir: str, data: DataConfig
+) -> None:
+  """Raises UserError if a run would train a vocabulary the weights don't know.
+
+  Args:
+    weights: to start from, if there are any.
+    model_dir: which may hold a vocabulary.
+    data: VOCABULARY is read.
+  """
+  own = ModelDir(model_dir).vocabulary
+  if not weights or data.vocabulary is not None or os.path.exists(own):
+    return
+  hint = ""
+  if weights.checkpoint:
+    run = os.path.dirname(os.path.dirname(weights.checkpoint.path))
+    theirs = weights.checkpoint.manifest.settings.get("VOCABULARY")
+    theirs = theirs or ModelDir(run).vocabulary
+    hint = f", such as {theirs!r}" if os.path.exists(theirs) else ""
+  raise UserError(
+    f"VOCABULARY = None: {weights.given} was trained with a vocabulary of its "
+    f"own; set VOCABULARY to it{hint}."
+  )
+
+
+def check_same_vocabulary(
+  weights: NamedWeights | None, vocabulary: Vocabulary
+) -> None:
+  """Raises UserError if `weights` were trained with another vocabulary."""
+  if not weights:
+    return
+  if not weights.checkpoint:
+    say(
+      f"{weights.prefix} does not say which vocabulary it was trained with: "
+      "see to it yourself that VOCABULARY is the one"
+    )
+  elif weights.checkpoint.manifest.vocabulary_sha256 != vocabulary.sha256:
+    raise UserError(
+      f"{weights.given}: {weights.place} was trained with another vocabulary "
+      "than VOCABULARY; its tokens would mean other texts; set VOCABULARY to "
+      "its own."
+    )

@@ -1,0 +1,108 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The weights that a path names: of a checkpoint, a run, or a TensorFlow file.
+
+  runs/first/checkpoints/step_00000200          that checkpoint
+  runs/first                                    its newest whole checkpoint
+  any/where/model.ckpt-200                      a prefix, as TensorFlow calls it
+
+What a prefix names must have our variables' names; it has no manifest, so that
+nothing is known of its vocabulary.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+
+from palm_mtf.checkpoints.manifest import (
+  MANIFEST,
+  Checkpoint,
+  DamagedCheckpointError,
+  newest_whole,
+  read_whole,
+)
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.model_dir.layout import ModelDir, step_of
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedWeights:
+  """Weights on the disk.
+
+  Attributes:
+    given: what was given, and for which setting: "INIT_CHECKPOINT = 'a'".
+    prefix: what TensorFlow calls their path.
+    checkpoint: what they are the weights of, None for a TensorFlow prefix.
+  """
+
+  given: str
+  prefix: str
+  checkpoint: Checkpoint | None
+
+  @property
+  def place(self) -> str:
+    """The path of the checkpoint, or the prefix."""
+    return self.checkpoint.path if self.checkpoint else self.prefix
+
+
+def find_weights(setting: str, path: str) -> NamedWeights:
+  """Returns the weights that `path` names, all of whose bytes are whole.
+
+  Args:
+    setting: what `path` was given for, for messages.
+    path: a checkpoint's folder, a MODEL_DIR, or a TensorFlow prefix.
+
+  Raises:
+    UserError: there are none, or they are damaged.
+  """
+  given = f"{setting} = {path!r}"
+  path = os.path.expanduser(path).rstrip("/")
+  if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
+    if os.path.isdir(path):
+      return _read(given, path)
+  elif os.path.isdir(ModelDir(path).checkpoints):
+    newest = newest_whole(path, setting)
+    if newest:
+      return NamedWeights(given, newest.prefix, newest)
+  else:
+    prefix = path.removesuffix(".index")
+    if os.path.isfile(f"{prefix}.index"):
+      return NamedWeights(given, prefix, None)
+  folder, name = os.path.split(path)
+  names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+  raise UserError(
+    f"{given}: there is no checkpoint{did_you_mean(name, names)}; give the "
+    "folder of a checkpoint or of a run, or what TensorFlow calls a "
+    "checkpoint's prefix."
+  )
+
+
+def _read(given: str, path: str) -> NamedWeights:
+  try:
+    checkpoint = read_whole(path)
+  except DamagedCheckpointError as error:
+    raise UserError(f"{given}: is damaged: {error}; give another.") from None
+  return NamedWeights(given, checkpoint.prefix, checkpoint)
+
+
+def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
+  """Returns the shape of every variable in the file; imports TensorFlow.
+
+  Raises:
+    UserError: TensorFlow cannot read it, or a variable is not float32.
+  """
+  from palm_mtf._tf import tf
+
+  try:
+    reader = tf.train.load_checkpoint(weights.prefix)
+  except (tf.errors.OpError, ValueError, RuntimeError) as error:
+    reason = str(error).splitlines()[0]
+    raise UserError(
+      f"{weights.given}: TensorFlow cannot read it: {reason}"
+    ) from None
+  for name, dtype in reader.get_variable_to_dtype_map().items():
+    if dtype != tf.float32:
+      raise UserError(
+        f"{weights.given}: its {name} is {dtype.name}; weights are float32."
+      )
+  return {k: tuple(v) for k, v in reader.get_variable_to_shape_map().items()}

@@ -1,0 +1,305 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of `palm_mtf`, and which of them the first arguments name.
+
+A name has one word or two: `data cache` is one of the group `data`. Most
+commands are configured by gin; those that name an entry point here have flags
+of their own. Nothing but names is kept here, so that help imports nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from palm_mtf.errors import UserError, did_you_mean
+
+
+class Command(NamedTuple):
+  """What one command is called with.
+
+  Attributes:
+    summary: one line for `palm_mtf --help`.
+    has_results: its entry point takes `as_json`, bool: print results as JSON,
+      one object a line.
+    keeps_config: its entry point takes `config_files`, a function of the
+      macros that it resolved that returns {file name: text}, to be written into
+      MODEL_DIR.
+    entry_point: dotted path of the function that runs it, or "" where gin says
+      that: in runs/<name>.gin, a space in the name written as "_".
+    takes_model_dir: --model_dir stands for the config.gin in that folder.
+    flags: {flag: keywords of argparse}; one without dashes is a place. The
+      entry point takes each as a keyword.
+  """
+
+  summary: str
+  has_results: bool = False
+  keeps_config: bool = False
+  entry_point: str = ""
+  takes_model_dir: bool = False
+  flags: Mapping[str, Mapping[str, Any]] = {}
+
+
+_INPUT = {
+  "dest": "globs",
+  "metavar": "GLOB",
+  "action": "extend",
+  "nargs": "+",
+  "required": True,
+  "help": "files, each a text, or .jsonl files, each line a text; may be "
+  "compressed (.gz, .bz2, .xz), and the flag repeated",
+}
+_TEXT_FIELD = {
+  "metavar": "FIELD",
+  "default": "text",
+  "help": "the field of a JSON line that is the text (default: text)",
+}
+_MODEL_DIR = {"metavar": "MODEL_DIR", "help": "of a training run"}
+
+COMMANDS = {
+  "train": Command("train a model, or resume its training", keeps_config=True),
+  "evaluate": Command(
+    "print validation loss, or the metrics of SeqIO tasks",
+    has_results=True,
+    takes_model_dir=True,
+  ),
+  "generate": Command(
+    "continue texts",
+    has_results=True,
+    takes_model_dir=True,
+    flags={
+      "--prompt": {
+        "dest": "prompts",
+        "metavar": "TEXT",
+        "action": "append",
+        "help": "a text to continue; may be repeated",
+      },
+      "--input": {
+        "dest": "input_file",
+        "metavar": "FILE",
+        "help": "prompts, one a line; of a .jsonl file the field prompt",
+      },
+      "--interactive": {
+        "action": "store_true",
+        "help": "ask for prompts; a terminal without prompts asks anyway",
+      },
+    },
+  ),
+  "score": Command(
+    "print how likely texts, targets or options are",
+    has_results=True,
+    takes_model_dir=True,
+    flags={
+      "--text": {
+        "dest": "texts",
+        "metavar": "TEXT",
+        "action": "append",
+        "help": "a document; may be repeated",
+      },
+      "--input": {
+        "dest": "input_files",
+        "metavar": "FILE",
+        "action": "extend",
+        "nargs": "+",
+        "help": "a document, a .tsv file of inputs and targets or options, or "
+        "a .jsonl file: text, or inputs and targets or options",
+      },
+    },
+  ),
+  "data cache": Command(
+    "encode the documents of a run, for all runs",
+    has_results=True,
+    flags={
+      "--verify": {
+        "action": "store_true",
+        "help": "compare every byte that is there with its hash; encode anew "
+        "what is damaged",
+      },
+    },
+  ),
+  "data inspect": Command(
+    "print what a training step reads, as text", has_results=True
+  ),
+  "data statistics": Command(
+    "count documents, tokens, duplicates and overlap", has_results=True
+  ),
+  "checkpoints list": Command(
+    "print step, date, size and loss of every checkpoint",
+    has_results=True,
+    entry_point="palm_mtf.commands.checkpoints.list_all",
+    flags={"model_dir": _MODEL_DIR},
+  ),
+  "checkpoints verify": Command(
+    "compare every byte of every checkpoint with its hashes",
+    has_results=True,
+    entry_point="palm_mtf.commands.checkpoints.verify",
+    flags={"model_dir": _MODEL_DIR},
+  ),
+  "checkpoints compare": Command(
+    "print in what two checkpoints differ",
+    has_results=True,
+    entry_point="palm_mtf.commands.checkpoints.compare",
+    flags={
+      "first": {
+        "metavar": "A",
+        "help": "the folder of a checkpoint or of a run, or a TensorFlow "
+        "checkpoint's prefix",
+      },
+      "second": {"metavar": "B", "help": "another"},
+    },
+  ),
+  "checkpoints prune": Command(
+    "remove all but the newest whole checkpoints",
+    has_results=True,
+    entry_point="palm_mtf.commands.checkpoints.prune",
+    flags={
+      "model_dir": _MODEL_DIR,
+      "--keep": {
+        "metavar": "N",
+        "type": int,
+        "required": True,
+        "help": "how many of the newest stay",
+      },
+      "--keep_every_steps": {
+        "metavar": "M",
+        "type": int,
+        "help": "those whose step is a multiple of M stay too",
+      },
+    },
+  ),
+  "vocab": Command(
+    "train a vocabulary of your own",
+    has_results=True,
+    entry_point="palm_mtf.commands.vocab.vocab",
+    flags={
+      "--input": _INPUT,
+      "--size": {
+        "metavar": "N",
+        "type": int,
+        "required": True,
+        "help": "number of pieces; PaLM has 256000",
+      },
+      "--output": {
+        "metavar": "PREFIX",
+        "dest": "prefix",
+        "required": True,
+        "help": "writes PREFIX.model, for VOCABULARY, and PREFIX.vocab, the "
+        "list of its pieces and scores",
+      },
+      "--text_field": _TEXT_FIELD,
+    },
+  ),
+  "vocab inspect": Command(
+    "show the pieces of a vocabulary, and how well it fits your text",
+    has_results=True,
+    entry_point="palm_mtf.commands.vocab.inspect",
+    flags={
+      "--vocabulary": {
+        "metavar": "PATH",
+        "required": True,
+        "help": "a SentencePiece model, ours or a foreign one",
+      },
+      "--input": _INPUT,
+      "--text_field": _TEXT_FIELD,
+    },
+  ),
+  "pods serve": Command(
+    "serve devices of this host to the client of a cluster",
+    entry_point="palm_mtf.commands.pods_serve.serve",
+    flags={
+      "--listen": {
+        "metavar": "ADDRESS:PORT",
+        "default": "127.0.0.1:0",
+        "help": "of this host; port 0 is any that is free (default: "
+        "127.0.0.1:0)",
+      },
+      "--devices": {
+        "metavar": "N",
+        "type": int,
+        "default": 1,
+        "help": "virtual CPU devices (default: 1)",
+      },
+      "--threads": {
+        "metavar": "N",
+        "type": int,
+        "help": "that share an operation's work, as many in all servers "
+        "(default: one for each core)",
+      },
+      "--allow_any_address": {
+        "action": "store_true",
+        "help": "permit 0.0.0.0, every address of this host",
+      },
+    },
+  ),
+  "report": Command(
+    "draw what runs logged: one HTML page, of one run or several",
+    entry_point="palm_mtf.commands.report.report",
+    flags={
+      "model_dirs": {
+        "metavar": "MODEL_DIR",
+        "nargs": "+",
+        "help": "of a run; several are compared",
+      },
+      "--output": {
+        "metavar": "FILE",
+        "help": "the page to write (default: report.html in MODEL_DIR)",
+      },
+    },
+  ),
+  "doctor": Command(
+    "print versions and devices, and what to mend",
+    has_results=True,
+    entry_point="palm_mtf.cli.doctor.main",
+    flags={
+      "--gin_file": {
+        "metavar": "FILE",
+        "action": "append",
+        "default": [],
+        "help": "a configuration that the machine has to suit; may be repeated",
+      },
+      "--measure": {
+        "action": "store_true",
+        "help": "measure the rates of products and of memory, some seconds",
+      },
+    },
+  ),
+}
+
+
+def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
+  """Splits the name of a command, or of a group, from what follows it.
+
+  The name is "" where the first argument is a flag.
+
+  Raises:
+    UserError: no command has this name; names the nearest one.
+  """
+  words = []
+  for word in arguments[:2]:
+    if word.startswith("-"):
+      break
+    words.append(word)
+  name = " ".join(words)
+  if not words or name in COMMANDS or commands_in(name):
+    return name, list(arguments[len(words) :])
+  group = words[0]
+  known = commands_in(group) if len(words) == 2 else {}
+  if not known:
+    if group in COMMANDS:  # a wrong argument follows, not a wrong name
+      return group, list(arguments[1:])
+    known = COMMANDS
+    if not did_you_mean(name, (x for x in COMMANDS if " " in x)):
+      name = group
+  # Groups are nearest to a misspelt first word.
+  names = dict.fromkeys([*known, *(each.split(" ")[0] for each in known)])
+  raise UserError(
+    f'unknown command "{name}"{did_you_mean(name, names)}. '
+    f"Commands: {', '.join(known)}."
+  )
+
+
+def commands_in(group: str) -> dict[str, Command]:
+  """Returns the commands of two words whose first is `group`, or all for ""."""
+  return {
+    name: command
+    for name, command in COMMANDS.items()
+    if not group or name.startswith(f"{group} ")
+  }

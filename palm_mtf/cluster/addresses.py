@@ -1,0 +1,108 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Names of hosts, and whether a server can listen where it was told to."""
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+
+from palm_mtf.cluster.device_table import Place
+from palm_mtf.errors import UserError
+
+ANY_ADDRESS = "0.0.0.0"
+
+
+def split_address(setting: str, given: str) -> tuple[str, int]:
+  """Returns the host and the port of "host:port".
+
+  Raises:
+    UserError: it is something else; names the setting.
+  """
+  host, _, port = given.rpartition(":")
+  if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    raise UserError(
+      f'{setting} = "{given}": write ADDRESS:PORT, the port from 0 (any that '
+      'is free) to 65535, as in "127.0.0.1:2222".'
+    )
+  return host, int(port)
+
+
+def resolve(setting: str, host: str) -> str:
+  """Returns the IPv4 address of a host.
+
+  Raises:
+    UserError: its name has none.
+  """
+  try:
+    return socket.gethostbyname(host)
+  except (OSError, UnicodeError):
+    raise UserError(
+      f'{setting}: the name "{host}" has no IPv4 address on this host; correct '
+      "it, add it to /etc/hosts, or give the address itself."
+    ) from None
+
+
+def is_loopback(ip: str) -> bool:
+  """Whether an IPv4 address is of this machine alone."""
+  return ipaddress.ip_address(ip).is_loopback
+
+
+def resolved(pods: Sequence[Sequence[Place]], client: str) -> list[list[Place]]:
+  """Returns places with IPv4 addresses: the same for whoever reads them.
+
+  Args:
+    pods: places by host names.
+    client: CLIENT_ADDRESS, without a port.
+
+  Raises:
+    UserError: a name has no address, or one that other hosts cannot reach.
+  """
+  ips = {}
+  for address in {place.address for places in pods for place in places}:
+    host, _, port = address.rpartition(":")
+    ips[address] = resolve("ISLANDS", host), port
+  client_ip = resolve("CLIENT_ADDRESS", client)
+  near = sorted(x for x, (ip, _) in ips.items() if is_loopback(ip))
+  far = sorted(x for x, (ip, _) in ips.items() if not is_loopback(ip))
+  if far and near:
+    raise UserError(
+      f'ISLANDS: "{near[0]}" is {ips[near[0]][0]} on this host, which '
+      f'"{far[0]}" cannot reach; give an address that all hosts reach.'
+    )
+  if far and is_loopback(client_ip):
+    raise UserError(
+      f'CLIENT_ADDRESS = "{client}" is {client_ip}, which "{far[0]}" cannot '
+      "reach; give an address of this host that all servers reach."
+    )
+  return [
+    [Place(":".join(ips[x.address]), x.device) for x in places]
+    for places in pods
+  ]
+
+
+def check_client(address: str) -> None:
+  """Raises UserError unless this host is CLIENT_ADDRESS, its port free."""
+  host, _, port = address.partition(":")
+  ip = resolve("CLIENT_ADDRESS", host)
+  check_free("CLIENT_ADDRESS", ip, int(port or 0))
+
+
+def check_free(setting: str, ip: str, port: int) -> None:
+  """Raises UserError unless this host can listen there."""
+  with socket.socket() as trial:
+    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      # TensorFlow takes the port on all addresses.
+      trial.bind((ip, 0))
+      with socket.socket() as wider:
+        wider.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        wider.bind((ANY_ADDRESS, port))
+    except OSError as error:
+      why = {
+        errno.EADDRINUSE: f"port {port} is in use; give another, or 0 for any",
+        errno.EADDRNOTAVAIL: "this host has no such address",
+        errno.EACCES: f"port {port} needs rights; give one from 1024",
+      }.get(error.errno, os.strerror(error.errno or 0))
+      raise UserError(f'{setting} = "{ip}:{port}": {why}.') from None

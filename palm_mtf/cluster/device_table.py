@@ -1,0 +1,117 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The table of islands: which devices of which servers make which pod.
+
+  ISLANDS = [["a:2222/0-1", "b:2222/0-1"],   pod 0
+             ["c:2222/0-1", "d:2222/0-1"]]   pod 1
+
+Each pod's devices are in the order of its mesh, whose last axis runs fastest:
+under MESH_SHAPE "data:2,model:2" the model axis stays within a host. A server
+whose devices are not named gives as many as any other of its pod.
+"""
+
+import collections
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.errors import UserError
+
+_ENTRY = re.compile(r"([^\s/:]+:\d{1,5})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
+
+
+class Place(NamedTuple):
+  """A device: the "host:port" of its server, and its number there."""
+
+  address: str
+  device: int
+
+
+def places_of_pods(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
+  """Returns the devices of each pod, in mesh order.
+
+  Args:
+    pods: with a table of islands.
+    mesh: of each pod.
+
+  Raises:
+    UserError: the table does not make these pods; says the arithmetic.
+  """
+  if len(pods.islands) != pods.num_pods:
+    raise UserError(
+      f"ISLANDS has {len(pods.islands)} pods and NUM_PODS = {pods.num_pods}: "
+      "give each pod a list of its servers."
+    )
+  made = [
+    _places(pod, entries, mesh) for pod, entries in enumerate(pods.islands)
+  ]
+  _check_apart(made)
+  return made
+
+
+def _places(pod: int, entries: Sequence[str], mesh: MeshLayout) -> list[Place]:
+  matches = [_parsed(pod, entry) for entry in entries]
+  needed = " x ".join(map(str, mesh.axes.values())) or "1"
+  if len(mesh.axes) > 1:
+    needed += f" = {mesh.num_devices}"
+  share, left = divmod(mesh.num_devices, max(1, len(entries)))
+  if left and not all(match[2] for match in matches):
+    raise UserError(
+      f"ISLANDS: pod {pod} needs {needed} devices (MESH_SHAPE = "
+      f'"{mesh.mesh_shape}"), which {len(entries)} servers cannot share '
+      'equally; name those of each, as in "host:2222/0-1".'
+    )
+  given = [
+    list(_numbers(match[2]) if match[2] else range(share)) for match in matches
+  ]
+  places = [
+    Place(match[1], device)
+    for match, devices in zip(matches, given, strict=True)
+    for device in devices
+  ]
+  if len(places) != mesh.num_devices:
+    terms = " + ".join(str(len(devices)) for devices in given) or "0"
+    total = f" = {len(places)}" if len(given) > 1 else ""
+    raise UserError(
+      f"ISLANDS: pod {pod} has {terms}{total} devices and needs {needed} "
+      f'(MESH_SHAPE = "{mesh.mesh_shape}"); give as many as the mesh has.'
+    )
+  return places
+
+
+def _parsed(pod: int, entry: object) -> re.Match:
+  match = _ENTRY.fullmatch(entry) if isinstance(entry, str) else None
+  if not match or not 0 < int(match[1].rpartition(":")[2]) < 65536:
+    raise UserError(
+      f'ISLANDS: pod {pod} has {entry!r}: write "host:port", the port from 1 '
+      'to 65535, or with its devices "host:port/0-3".'
+    )
+  return match
+
+
+def _numbers(text: str) -> Iterator[int]:
+  for part in text.split(","):
+    first, _, last = part.partition("-")
+    yield from range(int(first), int(last or first) + 1)
+
+
+def _check_apart(pods: Sequence[Sequence[Place]]) -> None:
+  """Raises UserError where a device is twice, or a server in two pods."""
+  place, count = collections.Counter(
+    place for places in pods for place in places
+  ).most_common(1)[0]
+  if count > 1:
+    raise UserError(
+      f"ISLANDS: device {place.device} of {place.address} is given {count} "
+      "times; give each device once."
+    )
+  owners: dict[str, int] = {}
+  for pod, places in enumerate(pods):
+    for place in places:
+      if owners.setdefault(place.address, pod) != pod:
+        raise UserError(
+          f"ISLANDS: {place.address} is in pods {owners[place.address]} and "
+          f"{pod}; start a server for each pod."
+        )

@@ -1,0 +1,298 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf checkpoints`: lists, verifies, compares and prunes them.
+
+All but comparing works on files alone, without TensorFlow.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  DamagedCheckpointError,
+  checkpoint_folders,
+  read_checkpoint,
+  read_whole,
+)
+from palm_mtf.checkpoints.retention import expendable, remove_checkpoint
+from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.model_dir.atomic_files import writing
+from palm_mtf.model_dir.json_lines import read_json_lines
+from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.lock import training_lock
+
+_WHOLE = "whole"
+
+
+def list_all(*, model_dir: str, as_json: bool) -> None:
+  """Prints step, date, size, losses and state of every checkpoint.
+
+  The state is "whole" where all files have their sizes; `verify` compares their
+  bytes. What was set aside is listed as well.
+
+  Args:
+    model_dir: of a training run.
+    as_json: print one JSON object a checkpoint.
+
+  Raises:
+    UserError: there is no such folder, or it has no checkpoint.
+  """
+  losses = _read_losses(model_dir)
+  rows = []
+  for path in _folders(model_dir):
+    row = {"step": _step(path), "path": path, "state": _WHOLE}
+    try:
+      checkpoint = read_checkpoint(path)
+      row["written"] = checkpoint.written.isoformat(" ")
+      row["bytes"] = checkpoint.num_bytes
+    except DamagedCheckpointError as error:
+      row["state"] = f"damaged: {error}"
+    rows.append(row | losses.get(row["step"], {}))
+  for path in _set_aside(model_dir):
+    rows.append({"step": _step(path), "path": path, "state": "set aside"})
+  if as_json:
+    for row in rows:
+      print(json.dumps(row))
+    return
+  head = ("step", "written", "megabytes", "loss", "validation loss", "state")
+  table = [
+    (
+      f"{row['step']:,}",
+      row.get("written", "-"),
+      f"{row['bytes'] / 1e6:,.1f}" if "bytes" in row else "-",
+      f"{row['loss']:.4f}" if "loss" in row else "-",
+      f"{row['validation_loss']:.4f}" if "validation_loss" in row else "-",
+      row["state"],
+    )
+    for row in rows
+  ]
+  _print_table([head, *table])
+
+
+def verify(*, model_dir: str, as_json: bool) -> None:
+  """Compares every byte of every checkpoint with its hashes.
+
+  Args:
+    model_dir: of a training run.
+    as_json: print one JSON object a checkpoint.
+
+  Raises:
+    UserError: there is no such folder, it has no checkpoint, or one is damaged.
+  """
+  damaged = []
+  paths = _folders(model_dir)
+  for path in paths:
+    state = _state(path)
+    if state != _WHOLE:
+      damaged.append(path)
+    if as_json:
+      print(json.dumps({"step": _step(path), "path": path, "state": state}))
+    else:
+      print(f"{path}  {state}")
+  if damaged:
+    raise UserError(
+      f"{len(damaged)} of {len(paths)} checkpoints in {model_dir} are damaged: "
+      f"{', '.join(map(os.path.basename, damaged))}; training goes on from the "
+      "newest that is whole."
+    )
+
+
+def compare(*, first: str, second: str, as_json: bool) -> None:
+  """Prints in which names, shapes, numbers and settings two checkpoints differ.
+
+  Args:
+    first: a checkpoint's folder, a MODEL_DIR, or a TensorFlow prefix.
+    second: another.
+    as_json: print one JSON object.
+
+  Raises:
+    UserError: one of them is not there or damaged.
+  """
+  weights = find_weights("A", first), find_weights("B", second)
+  shapes = [read_shapes(each) for each in weights]
+  names = [set(each) for each in shapes]
+  shared = sorted(names[0] & names[1])
+  other_shapes = {
+    name: [list(each[name]) for each in shapes]
+    for name in shared
+    if shapes[0][name] != shapes[1][name]
+  }
+  differences = _differences(
+    weights, [name for name in shared if name not in other_shapes]
+  )
+  results = {
+    "first": weights[0].place,
+    "second": weights[1].place,
+    "tensors": len(shared),
+    "only_in_first": sorted(names[0] - names[1]),
+    "only_in_second": sorted(names[1] - names[0]),
+    "other_shapes": other_shapes,
+    "max_difference": differences,
+    "other_settings": _other_settings(*weights),
+    "bitwise_equal": names[0] == names[1]
+    and not other_shapes
+    and not differences,
+  }
+  if as_json:
+    print(json.dumps(results))
+    return
+  for name, value in results.items():
+    title = name.replace("_", " ")
+    if isinstance(value, Mapping):
+      lines = [f"{key} {_shown(each)}" for key, each in value.items()]
+    else:
+      lines = [_shown(value)]
+    for line in lines or ["none"]:
+      print(f"{title:16} {line}")
+
+
+def prune(
+  *, model_dir: str, keep: int, keep_every_steps: int | None, as_json: bool
+) -> None:
+  """Removes all but the newest whole checkpoints, and says which.
+
+  Damaged ones are removed too, and do not count. Nothing is removed where none
+  is whole.
+
+  Args:
+    model_dir: of a training run that is not running.
+    keep: how many of the newest stay.
+    keep_every_steps: those whose step is a multiple of it stay too.
+    as_json: print one JSON object for each that is removed.
+
+  Raises:
+    UserError: there is no such folder, it has no whole checkpoint, or a process
+      trains there.
+  """
+  check_count("--keep", keep)
+  if keep_every_steps is not None:
+    check_count("--keep_every_steps", keep_every_steps)
+  _folders(model_dir)
+  with training_lock(model_dir):
+    states = {path: _state(path) for path in _folders(model_dir)}
+    whole = [path for path, state in states.items() if state == _WHOLE]
+    if not whole:
+      raise UserError(
+        f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
+        "is whole; nothing was removed."
+      )
+    old = dict.fromkeys(expendable(whole, keep, keep_every_steps), "old")
+    removed = {p: state for p, state in states.items() if state != _WHOLE} | old
+    for path in sorted(removed):
+      remove_checkpoint(path)
+    for path in _set_aside(model_dir):
+      removed[path] = "set aside"
+      with writing(path, None):
+        shutil.rmtree(path)
+  for path in sorted(removed):
+    if as_json:
+      print(json.dumps({"removed": path, "reason": removed[path]}))
+    else:
+      print(f"removed {path} ({removed[path]})")
+  if not removed and not as_json:
+    print(f"nothing to remove: {model_dir} has {len(whole)} checkpoints")
+
+
+def _folders(model_dir: str) -> list[str]:
+  """Returns the paths of the checkpoints; raises UserError if there is none."""
+  if not os.path.isdir(model_dir):
+    folder, name = os.path.split(model_dir.rstrip("/"))
+    names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+    raise UserError(
+      f"MODEL_DIR = {model_dir!r}: there is no such folder"
+      f"{did_you_mean(name, names)}; give the MODEL_DIR of a run."
+    )
+  paths = checkpoint_folders(model_dir)
+  if not paths:
+    raise UserError(
+      f"MODEL_DIR = {model_dir!r}: holds no checkpoint; give the MODEL_DIR "
+      "of a run."
+    )
+  return paths
+
+
+def _set_aside(model_dir: str) -> list[str]:
+  root = ModelDir(model_dir).checkpoints
+  return sorted(
+    os.path.join(root, name)
+    for name in os.listdir(root)
+    if name.startswith("step_") and ".damaged" in name
+  )
+
+
+def _step(path: str) -> int:
+  name = os.path.basename(path).removeprefix("step_")
+  return int(name.partition(".")[0])
+
+
+def _state(path: str) -> str:
+  try:
+    read_whole(path)
+  except DamagedCheckpointError as error:
+    return f"damaged: {error}"
+  return _WHOLE
+
+
+def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
+  """Returns the losses in metrics.jsonl by their steps."""
+  losses = {}
+  for values in read_json_lines(ModelDir(model_dir).metrics):
+    names = {"loss", "validation_loss"} & values.keys()
+    losses[values["step"]] = {name: values[name] for name in sorted(names)}
+  return losses
+
+
+def _differences(
+  weights: Iterable[NamedWeights], names: Iterable[str]
+) -> dict[str, float | str]:
+  """Returns the largest difference of each tensor that is not bitwise equal."""
+  import numpy as np
+
+  from palm_mtf._tf import tf
+
+  readers = [tf.train.load_checkpoint(each.prefix) for each in weights]
+  differences = {}
+  for name in names:
+    a, b = (reader.get_tensor(name) for reader in readers)
+    if a.tobytes() != b.tobytes():
+      largest = float(np.max(np.abs(a.astype(np.float64) - b)))
+      differences[name] = largest if np.isfinite(largest) else str(largest)
+  return differences
+
+
+def _other_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
+  """Returns the macros whose values differ, where both say what they are."""
+  if not a.checkpoint or not b.checkpoint:
+    return {}
+  ours, theirs = _settings(a.checkpoint), _settings(b.checkpoint)
+  return {
+    name: [ours.get(name), theirs.get(name)]
+    for name in sorted(ours.keys() | theirs.keys())
+    if ours.get(name) != theirs.get(name)
+  }
+
+
+def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
+  manifest = checkpoint.manifest
+  return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}
+
+
+def _shown(value: object) -> str:
+  if isinstance(value, bool):
+    return "yes" if value else "no"
+  if isinstance(value, list):
+    return ", ".join(map(str, value)) or "none"
+  return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+  """Prints columns, numbers to the right, the last to the left."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  for *cells, last in rows:
+    padded = [f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False)]
+    print("  ".join([*padded, last]))

@@ -1,0 +1,82 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf data cache`: encodes the documents of a run, for many runs.
+
+Training with the same CACHE_DIR reads what this wrote, and encodes what it did
+not. Started again after it was stopped, it goes on behind the last whole shard.
+"""
+
+import json
+import os
+import time
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.tokens.cache import cache_stores
+from palm_mtf.data.tokens.store import TokenStore
+from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.model_dir.atomic_files import check_model_dir
+
+
+def data_cache(
+  *,
+  model_dir: str,
+  model: PalmConfig,
+  data: DataConfig,
+  verify: bool = False,
+  as_json: bool = False,
+) -> None:
+  """Encodes every source that CACHE_DIR lacks, and prints what is there.
+
+  Args:
+    model_dir: where the vocabulary is, or is trained, if VOCABULARY is None;
+      and the cache, if CACHE_DIR is None.
+    model: gives VOCAB_SIZE.
+    data: the documents, the vocabulary and CACHE_DIR.
+    verify: compare every byte that is there with its hash; what is damaged is
+      encoded anew.
+    as_json: print one JSON object a source instead of lines for people.
+
+  Raises:
+    UserError: there is no text, or the disk is full.
+  """
+  check_model_dir(model_dir)
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  sources = open_sources(data, model.sequence_length)
+  for source in sources:
+    source.check_vocabulary(vocabulary.sha256)
+  start = time.perf_counter()
+  stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
+  secs = time.perf_counter() - start
+  for source, (path, store) in zip(sources, stores, strict=True):
+    result = {"source": source.name, "path": path, **_describe(path, store)}
+    if as_json:
+      print(json.dumps(result))
+    else:
+      for name, value in result.items():
+        print(f"{name:24} {_text(value)}")
+      print()
+  if not as_json:
+    print(f"{'secs':24} {secs:.1f}")
+
+
+def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
+  counts = store.train.counts + store.validation.counts
+  size = sum(entry.stat().st_size for entry in os.scandir(path))
+  return {
+    "training_documents": store.train.counts.num_documents,
+    "validation_documents": store.validation.counts.num_documents,
+    "training_tokens": store.train.counts.num_tokens,
+    "validation_tokens": store.validation.counts.num_tokens,
+    "text_bytes": counts.num_bytes,
+    "text_bytes_per_token": counts.num_bytes / max(1, counts.num_tokens),
+    "disk_bytes": size,
+    "disk_bytes_per_token": size / max(1, counts.num_tokens),
+  }
+
+
+def _text(value: str | int | float) -> str:
+  if isinstance(value, str):
+    return value
+  return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

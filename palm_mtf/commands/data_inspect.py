@@ -1,0 +1,149 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf data inspect`: what a training step reads, as text.
+
+Text that is learnt stands behind "|", what is only given (inputs of an example)
+behind ":"; "[eod]" between lines is the end of a document.
+"""
+
+import collections
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.run import RunConfig
+from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.data.batches.batches import Batch, Batches, batch_hash
+from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.errors import UserError, check_count
+from palm_mtf.model_dir.atomic_files import check_model_dir
+
+
+def data_inspect(
+  *,
+  model_dir: str,
+  model: PalmConfig,
+  data: DataConfig,
+  run: RunConfig,
+  steps: Sequence[int],
+  num_rows: int,
+  skip_steps: Sequence[Sequence[int]] = (),
+  as_json: bool = False,
+) -> None:
+  """Prints the batches of `steps`: figures of each, and its first rows as text.
+
+  Args:
+    model_dir: of a training run, or of one to come.
+    model: gives VOCAB_SIZE and SEQUENCE_LENGTH.
+    data: the documents and the vocabulary.
+    run: gives GLOBAL_BATCH_SIZE and SEED.
+    steps: counted from 0.
+    num_rows: how many rows of each batch are shown.
+    skip_steps: batches that training leaves out.
+    as_json: print one JSON object a step instead of lines for people.
+
+  Raises:
+    UserError: as training would.
+  """
+  check_model_dir(model_dir)
+  if not isinstance(steps, (list, tuple)) or not steps:
+    raise UserError(
+      f"INSPECT_STEPS = {steps!r}: give a list of steps, such as [0, 1000]."
+    )
+  for step in steps:
+    check_count("INSPECT_STEPS", step, minimum=0)
+  check_count("INSPECT_ROWS", num_rows, minimum=0)
+  skips = Skips(skip_steps)
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  corpus = load_corpus(
+    model_dir, data, vocabulary, model.sequence_length, run.seed
+  )
+  batches = corpus.batches(run.batch_sizes, skips)
+  for step in steps:
+    result = describe_step(batches, step, vocabulary, num_rows)
+    if as_json:
+      print(json.dumps(result))
+    else:
+      _print_step(result)
+
+
+def describe_step(
+  batches: Batches, step: int, vocabulary: Vocabulary, num_rows: int
+) -> dict:
+  """Returns the figures of a step's batch, and its first rows as text."""
+  batch, places = batches.batch(step), batches.places(step)
+  targets = batch["targets"]
+  weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
+  is_padding = _is_padding(batch, vocabulary.eod_id)
+  tokens = targets[~is_padding]
+  per_source = collections.Counter()
+  for place, row_padding in zip(places, is_padding, strict=True):
+    per_source[place.source] += int((~row_padding).sum())
+  return {
+    "step": step,
+    "hash": batch_hash(batch),
+    "shape": list(targets.shape),
+    "features": list(batch),
+    "learnt_share": float(weights.sum() / targets.size),
+    "padding_share": float(is_padding.mean()),
+    "eod_share": float((tokens == vocabulary.eod_id).mean()),
+    "byte_share": vocabulary.byte_share(tokens.tolist()),
+    "tokens_per_source": dict(per_source),
+    "rows": [
+      {**place._asdict(), "pieces": list(_pieces(ids, learnt, vocabulary))}
+      for place, ids, learnt, row_padding in zip(
+        places[:num_rows], targets, weights > 0, is_padding, strict=False
+      )
+      for ids, learnt in [(ids[~row_padding], learnt[~row_padding])]
+    ],
+  }
+
+
+def _is_padding(batch: Batch, eod_id: int) -> np.ndarray:
+  """Marks the tokens behind the last document of a row, [batch, length]."""
+  targets = batch["targets"]
+  if "loss_weights" not in batch:
+    return np.zeros(targets.shape, bool)
+  unused = (targets == 0) & (batch["loss_weights"] == 0)
+  # Behind the last token that is used, nothing follows.
+  return np.logical_and.accumulate(unused[:, ::-1], axis=1)[:, ::-1]
+
+
+def _pieces(
+  ids: np.ndarray, learnt: np.ndarray, vocabulary: Vocabulary
+) -> Iterator[dict]:
+  """Yields the texts of a row, cut where a document or its inputs end."""
+  changes = (learnt[1:] != learnt[:-1]) | (ids[:-1] == vocabulary.eod_id)
+  ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
+  for start, end in zip([0, *ends], ends, strict=False):
+    yield {
+      "text": vocabulary.decode(ids[start:end]),
+      "learnt": bool(learnt[start]),
+      "tokens": end - start,
+      "ends_document": bool(ids[end - 1] == vocabulary.eod_id),
+    }
+
+
+def _print_step(result: dict) -> None:
+  rows, length = result["shape"]
+  print(f"step {result['step']}: {rows:,} rows of {length:,} tokens")
+  print(f"hash            {result['hash']} of {', '.join(result['features'])}")
+  for name in ("learnt_share", "padding_share", "eod_share", "byte_share"):
+    print(f"{name:15} {100 * result[name]:.3f}%")
+  for source, tokens in result["tokens_per_source"].items():
+    print(f"tokens          {tokens:,} of {source}")
+  for number, row in enumerate(result["rows"]):
+    print(
+      f"\nrow {number}: {row['source']}, epoch {row['epoch']}, {row['row']:,}"
+    )
+    for piece in row["pieces"]:
+      mark = "|" if piece["learnt"] else ":"
+      for line in piece["text"].split("\n"):
+        print(f"{mark} {line}")
+      if piece["ends_document"]:
+        print("[eod]")
+  print()

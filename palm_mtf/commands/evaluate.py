@@ -1,0 +1,176 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf evaluate`: how good checkpoints are, by loss or by tasks.
+
+Without EVAL_TASKS that is the validation loss of the newest checkpoint; with
+them it is what their metric functions say (evaluation/evaluator.py).
+"""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  check_same_model,
+  newest_checkpoint,
+)
+from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
+from palm_mtf.console import say
+from palm_mtf.data.batches.batches import split_batch
+from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.batches.unigram import unigram_entropy
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
+from palm_mtf.inference.prompts import check_room
+from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.model_dir.atomic_files import check_model_dir
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.evaluation.evaluator import TaskOutcome
+
+
+def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
+  """Prints the metrics of tasks, or loss, perplexity and bits per byte.
+
+  Args:
+    model_dir: of a training run.
+    config: every setting. One pod of the training evaluates, as many rows at
+      once as there.
+    as_json: print one JSON object a line instead of a table.
+
+  Raises:
+    UserError: there is no checkpoint, or it is of another model, or a task, its
+      split or its metric functions are missing.
+  """
+  check_model_dir(model_dir)
+  mesh, run = config.mesh_layout, config.run
+  mesh_layout.check(
+    mesh,
+    config.model,
+    run.batch_sizes.sizes[0],
+    num_pods=config.pods.num_pods,
+  )
+  model = resolved(config.model, mesh)
+  config = dataclasses.replace(config, model=model)
+  shapes = parameter_shapes(model)
+  if not config.evaluation.eval_tasks:
+    checkpoint = newest_checkpoint(model_dir, shapes)
+    _print_results(_validation_results(model_dir, checkpoint, config), as_json)
+    return
+  check_room(model, run)
+  checkpoints = checkpoints_to_evaluate(
+    model_dir, shapes, config.evaluation, run.train_steps
+  )
+  vocabulary = _vocabulary_of(model_dir, config)
+  # All else is known to be good; SeqIO and TensorFlow take seconds.
+  from palm_mtf.evaluation.evaluator import TaskEvaluation
+
+  _warn_if_slow(model, mesh)
+  evaluation = TaskEvaluation(model_dir, config, vocabulary)
+  printed = False
+  for checkpoint in checkpoints:
+    check_same_model(checkpoint, shapes, vocabulary.sha256)
+    for outcome in _outcomes(evaluation, checkpoint):
+      _print_outcome(outcome, as_json, has_head=printed)
+      printed = True
+
+
+def _vocabulary_of(model_dir: str, config: Config) -> Vocabulary:
+  return load_vocabulary(
+    model_dir, config.data, vocab_size=config.model.vocab_size
+  )
+
+
+def _validation_results(
+  model_dir: str, checkpoint: Checkpoint, config: Config
+) -> dict[str, object]:
+  """Returns the loss over the validation text, by parts of a batch."""
+  model, mesh, run = config.model, config.mesh_layout, config.run
+  vocabulary = _vocabulary_of(model_dir, config)
+  check_same_model(checkpoint, parameter_shapes(model), vocabulary.sha256)
+  batch_size = run.batch_sizes.sizes[0]
+  num_parts = config.pods.num_pods * mesh.num_microbatches
+  corpus = load_corpus(
+    model_dir, config.data, vocabulary, model.sequence_length, run.seed
+  )
+  batches = list(
+    corpus.validation_batches(
+      batch_size=batch_size, num_rows=run.num_validation_rows
+    )
+  )
+  # All input is known to be good; TensorFlow takes seconds.
+  from palm_mtf.inference.loss_session import LoadedModel
+
+  _warn_if_slow(model, mesh)
+  parts = [x for batch in batches for x in split_batch(batch, num_parts)]
+  with LoadedModel(
+    checkpoint,
+    model,
+    mesh,
+    batch_size=batch_size // num_parts,
+    features=list(parts[0]),
+  ) as loaded:
+    loss = loaded.mean_nats(parts)
+  bits_per_token = loss / math.log(2)
+  return {
+    "checkpoint": checkpoint.path,
+    "step": checkpoint.manifest.step,
+    "validation_loss": loss,
+    "perplexity": math.exp(loss),
+    "bits_per_byte": bits_per_token / corpus.validation_bytes_per_token,
+    "unigram_entropy": unigram_entropy(batches),
+  }
+
+
+def _warn_if_slow(model: PalmConfig, mesh: MeshLayout) -> None:
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+
+  warn_if_slow(model, mesh, session_config(mesh.num_devices))
+
+
+def _print_results(results: dict[str, object], as_json: bool) -> None:
+  if as_json:
+    print(json.dumps(results))
+    return
+  for name, value in results.items():
+    text = f"{value:.4f}" if isinstance(value, float) else value
+    print(f"{name:16} {text}")
+
+
+def _outcomes(evaluation, checkpoint: Checkpoint) -> Iterator["TaskOutcome"]:
+  """Yields what comes of the tasks; none if the checkpoint is removed."""
+  from palm_mtf._tf import tf
+
+  try:
+    yield from evaluation.evaluate(checkpoint)
+  except tf.errors.OpError:
+    if os.path.isdir(checkpoint.path):
+      raise
+    say(f"{checkpoint.path} was removed while it was read; it is left out")
+
+
+def _print_outcome(
+  outcome: "TaskOutcome", as_json: bool, *, has_head: bool
+) -> None:
+  """Prints a line for each metric, under one head for all."""
+  if as_json:
+    print(json.dumps(dataclasses.asdict(outcome)), flush=True)
+    return
+  if not has_head:
+    print(
+      f"{'step':>8}  {'task':28}  {'split':12}  {'examples':>8}  "
+      f"{'metric':24}  {'value':>10}"
+    )
+  for name, value in outcome.metrics.items():
+    text = f"{value:10.4f}" if isinstance(value, float) else repr(value)
+    print(
+      f"{outcome.step:8}  {outcome.task:28}  {outcome.split:12}  "
+      f"{outcome.num_examples:8,}  {name:24}  {text}",
+      flush=True,
+    )

@@ -1,0 +1,166 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf generate`: what the newest checkpoint adds to texts."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.manifest import check_same_model, newest_checkpoint
+from palm_mtf.config import Config, RunConfig, mesh_layout
+from palm_mtf.console import say
+from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.inference.continue_prompts import open_generator
+from palm_mtf.inference.prompts import check_prompts, check_room, read_prompts
+from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.model_dir.atomic_files import check_model_dir
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.inference.generator import Continuation, Generator
+
+
+def generate(
+  *,
+  model_dir: str,
+  config: Config,
+  prompts: Sequence[str] | None = None,
+  input_file: str | None = None,
+  interactive: bool = False,
+  as_json: bool = False,
+) -> None:
+  """Prints continuations of texts.
+
+  The texts are `prompts`, the lines of `input_file`, PROMPTS, or what is typed
+  at a terminal: the first of these that there are.
+
+  Args:
+    model_dir: of a training run.
+    config: every setting; those of training are not read.
+    prompts: texts.
+    input_file: of prompts, one a line.
+    interactive: ask for prompts, whatever else there is.
+    as_json: print one JSON object a continuation instead of text for people.
+
+  Raises:
+    UserError: there is no checkpoint or no prompt, the checkpoint is of another
+      model, or a prompt is too long.
+  """
+  check_model_dir(model_dir)
+  mesh, decode, run = config.mesh_layout, config.decode, config.run
+  mesh_layout.check(mesh, config.model)
+  model = resolved(config.model, mesh)
+  config = dataclasses.replace(config, model=model)
+  texts, origin = _find_prompts(prompts, input_file, run)
+  asks = interactive or (not texts and sys.stdin.isatty())
+  if asks and (prompts or input_file):
+    raise UserError(
+      "--interactive: asks for prompts; leave out --prompt and --input."
+    )
+  if not asks and not texts:
+    raise UserError(
+      "PROMPTS = []: give at least one text to continue, such as "
+      "--prompt 'def main(', or --input FILE."
+    )
+  shapes = parameter_shapes(model)
+  checkpoint = newest_checkpoint(model_dir, shapes)
+  vocabulary = load_vocabulary(
+    model_dir, config.data, vocab_size=model.vocab_size
+  )
+  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  check_room(model, run)
+
+  def check(texts):
+    check_prompts(texts, vocabulary, model, run, origin)
+
+  if not asks:
+    check(texts)
+  # All input is known to be good; TensorFlow takes seconds.
+  from palm_mtf.inference.decoder_session import step_session_config
+  from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+
+  warn_if_slow(
+    model, mesh, step_session_config(model, mesh, decode.weight_dtype)
+  )
+  with open_generator(checkpoint, config, vocabulary) as loaded:
+    is_one = decode.rows_per_prompt == 1 and not as_json
+    if asks:
+      _answer(loaded, check, is_one, as_json)
+    elif is_one and len(texts) == 1:
+      _print_stream(loaded, texts[0])
+    else:
+      _print_all(loaded, texts, as_json)
+
+
+def _find_prompts(
+  prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
+) -> tuple[Sequence[str], str]:
+  """Returns the texts to continue and what the user calls them."""
+  if prompts and input_file:
+    raise UserError("--prompt and --input: give one of them.")
+  if prompts is not None:
+    if not all(prompts):
+      raise UserError(
+        "--prompt = '': is empty; there has to be a text to continue."
+      )
+    return prompts, "--prompt"
+  if input_file:
+    return read_prompts(input_file), f"--input = {input_file!r}"
+  return run.prompts, "PROMPTS"
+
+
+def _print_stream(loaded: "Generator", prompt: str) -> None:
+  print(f"--- {prompt!r}\n{prompt}", end="", flush=True)
+  for piece in loaded.stream(prompt):
+    print(piece, end="", flush=True)
+  print("\n", flush=True)
+
+
+def _print_all(
+  loaded: "Generator", prompts: Sequence[str], as_json: bool
+) -> None:
+  for prompt, results in zip(
+    prompts, loaded.continuations(prompts), strict=True
+  ):
+    for number, result in enumerate(results):
+      if as_json:
+        print(json.dumps(_record(prompt, number, result)))
+      else:
+        sample = f" ({number + 1})" if len(results) > 1 else ""
+        print(f"--- {prompt!r}{sample}\n{prompt}{result.text}\n")
+
+
+def _record(prompt: str, number: int, result: "Continuation") -> dict:
+  record = {"prompt": prompt, "continuation": result.text, "sample": number}
+  fields = dataclasses.asdict(result)
+  for name in ("num_tokens", "ended", "score"):
+    if fields[name] is not None:
+      record[name] = fields[name]
+  return record
+
+
+def _answer(
+  loaded: "Generator",
+  check: Callable[[Sequence[str]], None],
+  streams: bool,
+  as_json: bool,
+) -> None:
+  """Continues each line of stdin until it ends."""
+  say("type a text to continue; an empty line or Ctrl-D ends")
+  while True:
+    print("> ", end="", file=sys.stderr, flush=True)
+    prompt = sys.stdin.readline().rstrip("\n")
+    if not prompt:
+      return
+    try:
+      check([prompt])
+    except UserError as error:
+      say(str(error))
+      continue
+    if streams:
+      _print_stream(loaded, prompt)
+    else:
+      _print_all(loaded, [prompt], as_json)

@@ -1,0 +1,35 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf report`: one HTML page of one run, or of several to compare."""
+
+import os
+from collections.abc import Sequence
+
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.report.figures import check_can_draw
+from palm_mtf.report.page import page
+from palm_mtf.report.runs import read_runs
+
+
+def report(*, model_dirs: Sequence[str], output: str | None) -> None:
+  """Writes the page, and prints where it is.
+
+  Args:
+    model_dirs: of runs.
+    output: the file to write; None is report.html in the first MODEL_DIR.
+
+  Raises:
+    UserError: there is no such run, its metrics.jsonl cannot be read, the page
+      cannot be written, or Matplotlib is not installed.
+  """
+  check_can_draw("palm_mtf report")
+  path = os.path.expanduser(output or ModelDir(model_dirs[0]).report)
+  if os.path.isdir(path):
+    raise UserError(
+      f"--output = {output!r}: is a folder; name a file in it, such as "
+      f"{ModelDir(path).report!r}."
+    )
+  write_atomically(path, page(read_runs(model_dirs)).encode())
+  print(path)

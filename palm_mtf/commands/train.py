@@ -1,0 +1,130 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf train`: prepares a run, trains, and says what came of it.
+
+All checks are in training/prepare.py, the loop is in training/loop.py.
+"""
+
+import functools
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from palm_mtf.checkpoints.retention import set_damaged_aside
+from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.config import Config, RunConfig
+from palm_mtf.console import say
+from palm_mtf.errors import StoppedError
+from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
+from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.training.job import Outcome, TrainJob
+from palm_mtf.training.prepare import prepare
+
+
+def _alone(entry_point: Callable[..., None]) -> Callable[..., None]:
+  """Lets `entry_point` be the only one that changes its `model_dir`."""
+
+  @functools.wraps(entry_point)
+  def locked(*, model_dir: str, **settings: object) -> None:
+    check_model_dir(model_dir)
+    with training_lock(model_dir):
+      entry_point(model_dir=model_dir, **settings)
+
+  return locked
+
+
+@_alone
+def train(
+  *,
+  model_dir: str,
+  config: Config,
+  config_files: Callable[..., Mapping[str, str]] = lambda **resolved: {},
+) -> None:
+  """Trains to `train_steps`, from the newest checkpoint if there is one.
+
+  Prints validation loss, unigram entropy and a continuation of each prompt.
+
+  Args:
+    model_dir: where everything the run makes is kept.
+    config: every setting.
+    config_files: takes the macros that were resolved here, and returns the
+      files {name: text} to write into `model_dir` (config.gin).
+
+  Raises:
+    UserError: what was given cannot work; nothing has been overwritten.
+    StoppedError: a signal came; the last step that was done is saved.
+  """
+  job = prepare(model_dir, config)
+  set_damaged_aside(model_dir, job.checkpoint)
+  dtype = job.config.model.activation_dtype
+  for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
+    write_atomically(os.path.join(model_dir, name), text.encode())
+  outcome = _run(job)
+  _check_not_stopped(outcome, model_dir)
+  _report(outcome.validation_loss, job.unigram_entropy)
+  _print_texts(config.run.prompts, job.keep_samples(outcome.checkpoint))
+  _say_what_next(model_dir, config.run)
+
+
+def _run(job: TrainJob) -> Outcome:
+  """Trains: all input is known to be good."""
+  config = job.config
+  # TensorFlow takes seconds, here as in the pods' servers: they begin before.
+  with PodServers(config.pods, config.mesh_layout) as servers:
+    from palm_mtf.mesh.session import session_config
+    from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+    from palm_mtf.training.supervisor import run_training
+
+    session = session_config(1, config.pods.num_pods)
+    warn_if_slow(config.model, config.mesh_layout, session)
+    return run_training(job, servers)
+
+
+def _check_not_stopped(outcome: Outcome, model_dir: str) -> None:
+  if not outcome.stopped_by:
+    return
+  where = outcome.checkpoint.path if outcome.checkpoint else model_dir
+  say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt")
+  say("run the same command to go on")
+  raise StoppedError(outcome.stopped_by)
+
+
+def _report(loss: float, entropy: float) -> None:
+  print(f"validation loss  {loss:.4f} nats/token")
+  print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
+  if loss < entropy:
+    print(f"learnt           {entropy - loss:.4f} nats/token from context")
+  else:
+    print("learnt           nothing from context yet; train longer")
+
+
+def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
+  for prompt, text in zip(prompts, texts, strict=True):
+    print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
+
+
+def _say_what_next(model_dir: str, run: RunConfig) -> None:
+  program = os.path.relpath(sys.argv[0])  # as in .venv/bin/palm_mtf
+  if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
+    program = "palm_mtf"
+  config = ModelDir(model_dir).config
+  what = "--interactive"
+  if run.prompts:
+    what = f"--prompt {shlex.quote(run.prompts[0])} --gin.NUM_SAMPLES=3"
+  say(
+    f"everything is in {model_dir}: checkpoints/, metrics.jsonl, config.gin, "
+    "vocabulary.model, TensorBoard events"
+  )
+  say("next, for example:")
+  for command in (
+    f"generate --model_dir {model_dir} {what}",
+    f"evaluate --gin_file={config}",
+    f"report {model_dir}",
+    f"train --gin_file={config} --gin.TRAIN_STEPS={5 * run.train_steps}",
+    "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
+    "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
+  ):
+    say(f"  {program} {command}")

@@ -1,0 +1,96 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How texts are continued: the numbers of sampling and of beam search."""
+
+import dataclasses
+
+from palm_mtf.errors import UserError, check_choice, check_count, check_real
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+  """How the tokens of a continuation are chosen (decode/strategies.py).
+
+  Attributes:
+    temperature: logits are divided by it; 0 takes the likeliest token always.
+    top_k: only the k likeliest tokens are drawn; None for all.
+    top_p: only the likeliest tokens that have this share together are drawn.
+    repetition_penalty: above 1, tokens that are there already become less
+      likely; 1 is off.
+    num_samples: continuations of each prompt.
+    num_beams: above 1, beam search for the likeliest continuation.
+    length_penalty: of beam search: above 0, longer texts win more often.
+    stop_strings: a continuation ends before the first of them.
+    weight_dtype: "activation", as in training, or "int8" weights and inputs of
+      products, norms and embedding excepted (decode/matmul.py).
+  """
+
+  temperature: float = 0.7
+  top_k: int | None = None
+  top_p: float = 1.0
+  repetition_penalty: float = 1.0
+  num_samples: int = 1
+  num_beams: int = 1
+  length_penalty: float = 0.6
+  stop_strings: list[str] | tuple[str, ...] = ()
+  weight_dtype: str = "activation"
+
+  def __post_init__(self):
+    check_real("TEMPERATURE", self.temperature, 0.0, 100.0)
+    if self.top_k is not None:
+      check_count("TOP_K", self.top_k)
+    check_real("TOP_P", self.top_p, 0.0, 1.0)
+    if self.top_p == 0:
+      raise UserError(
+        "TOP_P = 0: no token has a share of 0; give a number above 0, to 1, or "
+        "TEMPERATURE = 0 for the likeliest token."
+      )
+    check_real("REPETITION_PENALTY", self.repetition_penalty, 0.01, 100.0)
+    check_real("LENGTH_PENALTY", self.length_penalty, 0.0, 10.0)
+    for name in ("num_samples", "num_beams"):
+      check_count(name.upper(), getattr(self, name))
+    check_choice("WEIGHT_DTYPE", self.weight_dtype, ["activation", "int8"])
+    stops = self.stop_strings
+    if not isinstance(stops, (list, tuple)) or not all(
+      isinstance(each, str) and each for each in stops
+    ):
+      raise UserError(
+        f"STOP_STRINGS = {stops!r}: give a list of texts, or [] for none."
+      )
+    # Hashable, because what is compiled is kept by its settings.
+    object.__setattr__(self, "stop_strings", tuple(stops))
+    self._check_together()
+
+  def _check_together(self):
+    if self.num_beams > 1:
+      for name, off in (
+        ("num_samples", 1),
+        ("top_k", None),
+        ("top_p", 1),
+        ("repetition_penalty", 1),
+        ("stop_strings", ()),
+      ):
+        value = getattr(self, name)
+        if value != off:
+          macro = name.upper()
+          raise UserError(
+            f"NUM_BEAMS = {self.num_beams} and {macro} = {value!r}: beam "
+            "search draws nothing and looks for whole texts; set NUM_BEAMS to "
+            f"1 or {macro} to {off}."
+          )
+    elif self.is_greedy and self.num_samples > 1:
+      raise UserError(
+        f"NUM_SAMPLES = {self.num_samples} and TEMPERATURE = "
+        f"{self.temperature}: all samples would be the same; set TEMPERATURE "
+        "above 0 or NUM_SAMPLES to 1."
+      )
+
+  @property
+  def is_greedy(self) -> bool:
+    """Whether the likeliest token is taken: a temperature of 1e-4 or less."""
+    return self.temperature <= 1e-4
+
+  @property
+  def rows_per_prompt(self) -> int:
+    """How many rows of a batch one prompt needs."""
+    return max(self.num_samples, self.num_beams)

@@ -1,0 +1,81 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Which SeqIO tasks a model is evaluated on, on what of them, and when."""
+
+import dataclasses
+
+from palm_mtf.errors import UserError, check_choice, check_count, check_real
+
+NEWEST, EVERY = "newest", "every"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskEvalConfig:
+  """What `palm_mtf evaluate`, and training on its way, measure tasks on.
+
+  Attributes:
+    eval_tasks: names of SeqIO tasks or mixtures with metric functions; [] for
+      the validation loss.
+    eval_split: of the tasks.
+    eval_examples: of each task, its first ones; None for all.
+    num_shots: solved examples before each example (evaluation/few_shot.py),
+      from the training split; None leaves every task as it is registered.
+    seed: chooses them.
+    eval_checkpoints: "newest", a list of steps, or "every": those there are,
+      oldest first, and each new one while training runs elsewhere, until that
+      of TRAIN_STEPS.
+    eval_wait_secs: of "every", how long to wait for the next checkpoint.
+    task_eval_steps: of training, steps between evaluations on the tasks, each
+      by a checkpoint that is written then; None for none.
+  """
+
+  eval_tasks: list[str] | tuple[str, ...] = ()
+  eval_split: str = "validation"
+  eval_examples: int | None = None
+  num_shots: int | None = None
+  seed: int = 0
+  eval_checkpoints: str | list[int] | tuple[int, ...] = NEWEST
+  eval_wait_secs: float = 3600.0
+  task_eval_steps: int | None = None
+
+  def __post_init__(self):
+    names = self.eval_tasks
+    if not isinstance(names, (list, tuple)) or not all(
+      isinstance(name, str) and name for name in names
+    ):
+      raise UserError(
+        f"EVAL_TASKS = {names!r}: give a list of names of SeqIO tasks, such as "
+        "'[\"my_task\"]', or [] for none."
+      )
+    if not isinstance(self.eval_split, str) or not self.eval_split:
+      raise UserError(
+        f"EVAL_SPLIT = {self.eval_split!r}: give the name of a split, such as "
+        '"validation".'
+      )
+    if self.eval_examples is not None:
+      check_count("EVAL_EXAMPLES", self.eval_examples)
+    if self.num_shots is not None:
+      check_count("NUM_SHOTS", self.num_shots, 0)
+    self._check_checkpoints()
+    check_real("EVAL_WAIT_SECS", self.eval_wait_secs, 0.0, 1e9)
+    if self.task_eval_steps is not None:
+      check_count("TASK_EVAL_STEPS", self.task_eval_steps)
+      if not names:
+        raise UserError(
+          f"TASK_EVAL_STEPS = {self.task_eval_steps}: on no task; name some in "
+          "EVAL_TASKS, or set it to None."
+        )
+
+  def _check_checkpoints(self):
+    steps = self.eval_checkpoints
+    if isinstance(steps, str):
+      check_choice("EVAL_CHECKPOINTS", steps, [NEWEST, EVERY])
+    elif (
+      not isinstance(steps, (list, tuple))
+      or not steps
+      or not all(type(step) is int and step > 0 for step in steps)
+    ):
+      raise UserError(
+        f'EVAL_CHECKPOINTS = {steps!r}: give "{NEWEST}", "{EVERY}" or a list '
+        "of steps, such as [1000, 2000]."
+      )

@@ -1,0 +1,305 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh of devices and how a step is spread over them, and over time.
+
+Mesh TensorFlow's syntax, checked as it does not check itself: a rule that
+matches nothing is an error here, not a silently unsplit dimension. A *dim* is a
+dimension of a tensor, an *axis* one of the mesh. Layouts change speed and
+memory, never results.
+
+  MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
+  LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
+  NUM_MICROBATCHES = 4                           a quarter of the batch at once
+  STEPS_PER_LOOP = 100                           on TPUs, 100 steps in a call
+
+One size may lie in two ways under two names. `d_model_stored` is the d_model of
+weights, their slots and their gradients while no layer uses them: split over
+`data` they are stored once, not once for each part of the batch.
+`d_model_residual` is the d_model of the residual stream between two blocks.
+"""
+
+import dataclasses
+import itertools
+import math
+import re
+
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.errors import UserError, check_count, did_you_mean
+
+AXES = ("data", "model")
+DIMENSIONS = (
+  "batch",
+  "length",
+  "memory_length",
+  "d_model",
+  "d_model_stored",
+  "d_model_residual",
+  "heads",
+  "d_kv",
+  "d_ff",
+  "vocab",
+)
+# What splits the work of a step, and what only its memory.
+WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
+SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
+
+_UNSPLIT_REASONS = {
+  "length": "attention looks along it",
+  "memory_length": "attention sums over it",
+  "d_model": "every norm sums over it",
+  "d_kv": "rotary embedding turns pairs of it",
+}
+
+# The tensors in which dimensions that may be split meet; a mesh axis can split
+# only one dimension of each.
+_TENSORS = (
+  ("batch", "length", "heads"),
+  ("batch", "length", "d_ff"),
+  ("batch", "length", "vocab"),
+  ("batch", "length", "d_model_residual"),
+  ("vocab", "d_model_stored"),
+  ("d_model_stored", "heads", "d_kv"),
+  ("d_model_stored", "d_ff"),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshLayout:
+  """The mesh and the layout rules, as the user wrote them.
+
+  What can be judged without the model's sizes is judged when it is made; the
+  sizes are judged by `check`.
+
+  Attributes:
+    mesh_shape: "axis:size" pairs between "," or ";"; "" is one device.
+    layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
+    num_microbatches: parts of a batch that a step computes one after the other,
+      adding up their gradients; memory holds the activations of one.
+    tpu: the slice of TPUs that a pod is (tpu_topology.py); "" is CPUs or GPUs.
+    steps_per_loop: how many steps TPUs do in one call, at most; a call ends
+      where something is due. Signals and the watchdog hear of steps then.
+  """
+
+  mesh_shape: str
+  layout: str
+  num_microbatches: int = 1
+  tpu: str = ""
+  steps_per_loop: int = 1
+
+  def __post_init__(self):
+    check_count("NUM_MICROBATCHES", self.num_microbatches)
+    check_count("STEPS_PER_LOOP", self.steps_per_loop)
+    _check_axes(_pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"))
+    rules = _pairs("LAYOUT", self.layout, "batch:data,heads:model")
+    for dimension, axis in rules:
+      _check_rule(dimension, axis, self)
+    _check_rules_together(rules)
+    for axis, size in self.axes.items():
+      split = [dimension for dimension, over in rules if over == axis]
+      if size > 1 and not set(split) & set(WORK_DIMENSIONS):
+        raise UserError(
+          f'mesh axis "{axis}"={size} splits '
+          f"{'only ' + ' and '.join(split) if split else 'no dimension'}: "
+          "every core would repeat the same work. Add a rule such as "
+          f'"{"batch" if axis == "data" else "heads"}:{axis}" to LAYOUT.'
+        )
+    self._check_tpu()
+
+  def _check_tpu(self) -> None:
+    """Raises UserError unless the mesh has as many devices as the slice."""
+    if not self.tpu:
+      if self.steps_per_loop > 1:
+        raise UserError(
+          f'STEPS_PER_LOOP = {self.steps_per_loop} and TPU = "": only TPUs do '
+          "several steps in a call; set STEPS_PER_LOOP = 1."
+        )
+      return
+    where = tpu_slice(self.tpu)
+    if where.num_devices != self.num_devices:
+      chips = " x ".join(map(str, where.chips))
+      of_chip = (
+        f" x {where.devices_of_chip}" if where.devices_of_chip > 1 else ""
+      )
+      raise UserError(
+        f'TPU = "{self.tpu}" has {chips} chips{of_chip} = {where.num_devices} '
+        f'devices, and MESH_SHAPE = "{self.mesh_shape}" has '
+        f"{self.num_devices}; give the mesh as many."
+      )
+
+  @property
+  def axes(self) -> dict[str, int]:
+    """Sizes of the mesh axes, in the order of the mesh's dimensions."""
+    pairs = _pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
+    return {axis: int(size) for axis, size in pairs}
+
+  @property
+  def rules(self) -> dict[str, str]:
+    """The mesh axis of every dimension that is split."""
+    return dict(_pairs("LAYOUT", self.layout, "batch:data,heads:model"))
+
+  @property
+  def num_devices(self) -> int:
+    """Devices in one mesh."""
+    return math.prod(self.axes.values())
+
+  def axis_size_of(self, dimension: str) -> int:
+    """Into how many slices `dimension` is split; 1 where no rule names it."""
+    assert dimension in DIMENSIONS, dimension
+    axis = self.rules.get(dimension)
+    return self.axes[axis] if axis else 1
+
+  def padded_vocab_size(self, vocab_size: int) -> int:
+    """Returns the rows of the embedding on the mesh: what its axis divides.
+
+    The rows behind `vocab_size` are zeros that nothing reads or trains, and no
+    checkpoint holds them.
+    """
+    slices = self.axis_size_of("vocab")
+    return -(-vocab_size // slices) * slices
+
+
+def check(
+  layout: MeshLayout,
+  config: PalmConfig,
+  *batch_sizes: int,
+  num_pods: int = 1,
+) -> None:
+  """Raises UserError unless pods, microbatches and split dims divide evenly.
+
+  Args:
+    layout: the mesh and the rules.
+    config: the architecture.
+    *batch_sizes: every size of a training batch in the run.
+    num_pods: NUM_PODS, which share each batch.
+  """
+  if num_pods > 1 and layout.steps_per_loop > 1:
+    raise UserError(
+      f"STEPS_PER_LOOP = {layout.steps_per_loop} and NUM_PODS = {num_pods}: "
+      "pods exchange gradients after each step; set STEPS_PER_LOOP = 1."
+    )
+  parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
+  for size in batch_sizes:
+    _check_shares(size, num_pods, parts)
+  at_once = [size // num_pods // parts for size in batch_sizes]
+  if num_pods > 1:
+    batch_macro += " / NUM_PODS"
+  if parts > 1:
+    batch_macro += " / NUM_MICROBATCHES"
+  sizes = [
+    *(("batch", size, batch_macro) for size in at_once),
+    ("heads", config.num_heads, "NUM_HEADS"),
+    ("d_ff", config.d_ff, "D_FF"),
+    ("d_model_stored", config.d_model, "D_MODEL"),
+    ("d_model_residual", config.d_model, "D_MODEL"),
+  ]
+  for dimension, size, macro in sizes:
+    if size % layout.axis_size_of(dimension):
+      axis = layout.rules[dimension]
+      raise UserError(
+        f"{dimension}={size} is not divisible by mesh axis "
+        f"{axis}={layout.axes[axis]} (rule {dimension}:{axis}). Use a divisor "
+        f"of {size}, or another {macro}."
+      )
+
+
+def _check_shares(batch_size: int, num_pods: int, parts: int) -> None:
+  """Raises UserError unless a batch divides into pods and microbatches."""
+  if batch_size % num_pods:
+    raise UserError(
+      f"a batch of {batch_size} is not divisible by NUM_PODS = {num_pods}. Use "
+      f"a divisor of {batch_size}, or another GLOBAL_BATCH_SIZE."
+    )
+  share = batch_size // num_pods
+  if share % parts:
+    batch = f"a batch of {share}"
+    if num_pods > 1:
+      batch = f"a pod's share of a batch, {batch_size} / {num_pods} = {share},"
+    raise UserError(
+      f"{batch} is not divisible by NUM_MICROBATCHES = {parts}. Use a divisor "
+      f"of {share}, or another GLOBAL_BATCH_SIZE."
+    )
+
+
+def _pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
+  """Splits "a:b,c:d" into its pairs."""
+  if not isinstance(value, str):
+    raise UserError(f'{name} = {value!r}: give a text such as "{example}".')
+  pairs = []
+  for pair in filter(None, re.split(r"[,;\s]+", value)):
+    left, separator, right = pair.partition(":")
+    if not (left and separator and right) or ":" in right:
+      raise UserError(
+        f'{name} = "{value}": "{pair}" is not a pair; write "{example}".'
+      )
+    pairs.append((left, right))
+  return pairs
+
+
+def _check_axes(pairs: list[tuple[str, str]]) -> None:
+  seen = set()
+  for axis, size in pairs:
+    if axis not in AXES:
+      raise UserError(
+        f'MESH_SHAPE "{axis}:{size}": no axis "{axis}"'
+        f"{did_you_mean(axis, AXES)}. Axes: {', '.join(AXES)}."
+      )
+    if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
+      raise UserError(
+        f'MESH_SHAPE "{axis}:{size}": the size of an axis is a whole number '
+        "of at least 1."
+      )
+    if axis in seen:
+      raise UserError(
+        f'MESH_SHAPE "{axis}:{size}": axis "{axis}" is already there; give it '
+        "one size."
+      )
+    seen.add(axis)
+
+
+def _check_rule(dimension: str, axis: str, layout: MeshLayout) -> None:
+  rule = f'layout rule "{dimension}:{axis}"'
+  if dimension not in DIMENSIONS:
+    raise UserError(
+      f'{rule}: no dimension "{dimension}"'
+      f"{did_you_mean(dimension, DIMENSIONS)}. "
+      f"Dimensions: {', '.join(SPLIT_DIMENSIONS)}."
+    )
+  if dimension in _UNSPLIT_REASONS:
+    raise UserError(
+      f"{rule}: {dimension} cannot be split, because "
+      f"{_UNSPLIT_REASONS[dimension]}. "
+      f"Dimensions that can be: {', '.join(SPLIT_DIMENSIONS)}."
+    )
+  if axis not in AXES:
+    raise UserError(
+      f'{rule}: no axis "{axis}"{did_you_mean(axis, AXES)}. '
+      f"Axes: {', '.join(AXES)}."
+    )
+  if axis not in layout.axes:
+    raise UserError(
+      f'{rule}: MESH_SHAPE = "{layout.mesh_shape}" has no axis "{axis}"; add '
+      f'"{axis}:<size>" to it or drop the rule.'
+    )
+
+
+def _check_rules_together(rules: list[tuple[str, str]]) -> None:
+  """One rule for a dimension, one dimension of a tensor for an axis."""
+  axes: dict[str, str] = {}
+  for dimension, axis in rules:
+    if dimension in axes:
+      raise UserError(
+        f'layout rule "{dimension}:{axis}": there is already a rule '
+        f'"{dimension}:{axes[dimension]}"; keep one.'
+      )
+    axes[dimension] = axis
+  for tensor in _TENSORS:
+    split = [dimension for dimension in tensor if dimension in axes]
+    for first, second in itertools.pairwise(split):
+      if axes[first] == axes[second]:
+        raise UserError(
+          f'layout rules "{first}:{axes[first]}" and '
+          f'"{second}:{axes[second]}": the tensor [{", ".join(tensor)}] can '
+          f'be split only once over axis "{axes[first]}"; move one to the '
+          "other axis."
+        )

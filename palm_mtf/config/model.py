@@ -1,0 +1,71 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The architecture."""
+
+import dataclasses
+
+from palm_mtf.errors import UserError, check_choice, check_count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PalmConfig:
+  """The architecture (PaLM 2; sizes in Table 1).
+
+  Attributes:
+    num_layers: blocks.
+    d_model: width of the residual stream.
+    num_heads: query heads; PaLM 540B has num_heads * d_kv != d_model.
+    d_kv: width of one head, 256 in PaLM; even, because rotary turns pairs.
+    d_ff: hidden width of the MLP, 4 * d_model in PaLM.
+    vocab_size: rows of the tied embedding.
+    sequence_length: tokens in one sequence.
+    norm: "layer_norm" (no bias) or "rms_norm".
+    block: "parallel", x + MLP(norm(x)) + Attention(norm(x)), or "serial",
+      h + MLP(norm(h)) with h = x + Attention(norm(x)).
+    attention: "multi_query" (one key and value head) or "multi_head".
+    activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
+      by what the machine multiplies natively (machine/activation_dtype.py);
+      masters, norms, softmax, rotary tables and the loss are float32 always.
+    remat: what a step computes again instead of keeping it, at the price of
+      time: "none", "attention" or the whole "layer"; no bit of the result
+      depends on it.
+  """
+
+  num_layers: int
+  d_model: int
+  num_heads: int
+  d_kv: int
+  d_ff: int
+  vocab_size: int
+  sequence_length: int
+  norm: str = "layer_norm"
+  block: str = "parallel"
+  attention: str = "multi_query"
+  activation_dtype: str = "bfloat16"
+  remat: str = "none"
+
+  def __post_init__(self):
+    for name in (
+      "num_layers",
+      "d_model",
+      "num_heads",
+      "d_kv",
+      "d_ff",
+      "vocab_size",
+      "sequence_length",
+    ):
+      check_count(name.upper(), getattr(self, name))
+    if self.d_kv % 2:
+      raise UserError(
+        f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
+        f"D_KV is even; use {self.d_kv + 1}."
+      )
+    check_choice("NORM", self.norm, ["layer_norm", "rms_norm"])
+    check_choice("BLOCK", self.block, ["parallel", "serial"])
+    check_choice("ATTENTION", self.attention, ["multi_query", "multi_head"])
+    check_choice(
+      "ACTIVATION_DTYPE",
+      self.activation_dtype,
+      ["auto", "bfloat16", "float32"],
+    )
+    check_choice("REMAT", self.remat, ["none", "attention", "layer"])

@@ -1,0 +1,93 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Adafactor, its schedule, and the loss it minimizes."""
+
+import dataclasses
+
+from palm_mtf.errors import UserError, check_choice, check_real
+
+
+def _check_real_or_none(
+  name: str, value: object, low: float, high: float, none: str
+) -> None:
+  if value is not None:
+    try:
+      check_real(name, value, low, high)
+    except UserError as error:
+      raise UserError(f"{str(error)[:-1]}, or None {none}.") from None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdafactorConfig:
+  """The optimizer and the loss it minimizes (PaLM 5).
+
+  Where the paper leaves a choice open the default is how we read it.
+
+  Attributes:
+    learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
+    beta1: decay of the momentum; 0 keeps none, and no memory for it.
+    beta2_exponent: beta2 = 1 - k ** -beta2_exponent.
+    update_clip: largest root mean square of one variable's update, in units
+      of its parameter scale; None is off. PaLM does not say: on, as in the
+      Adafactor paper.
+    gradient_clip: largest global norm of all gradients.
+    weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent a
+      step; None is off.
+    z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
+    dropout: share of the activations that a training step drops, in finetuning;
+      evaluation and generation drop nothing.
+    learning_rate_schedule: "palm", as above, or "constant", learning_rate at
+      every step.
+    second_moment: "full", PaLM's, or "factored", row and column means only.
+    momentum_dtype: of the momentum in memory and in checkpoints, "float32" or
+      "bfloat16". The second moment is always float32: near beta2 = 1 it
+      changes by less than bfloat16 can tell, and would stand still.
+    parameter_scale: lr is relative to the root mean square of each "variable",
+      or of the matrices that PaLM's own code "stacked"
+      (optim/parameter_groups.py); or "off", lr is absolute.
+    parameter_scale_floor: the smallest such root mean square.
+    weight_decay_on: what shrinks: "all", "all_but_scales" of norms, or
+      "kernels", neither scales nor the embedding. PaLM names no exception.
+  """
+
+  learning_rate: float
+  beta1: float
+  beta2_exponent: float
+  update_clip: float | None
+  gradient_clip: float
+  weight_decay_exponent: float | None
+  z_loss: float
+  dropout: float = 0.0
+  learning_rate_schedule: str = "palm"
+  second_moment: str = "full"
+  momentum_dtype: str = "float32"
+  parameter_scale: str = "variable"
+  parameter_scale_floor: float = 1e-3
+  weight_decay_on: str = "all"
+
+  def __post_init__(self):
+    check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
+    check_real("BETA1", self.beta1, 0.0, 0.9999)
+    check_real("BETA2_EXPONENT", self.beta2_exponent, 0.01, 2.0)
+    _check_real_or_none(
+      "UPDATE_CLIP", self.update_clip, 1e-3, 1e9, "for no clipping"
+    )
+    check_real("GRADIENT_CLIP", self.gradient_clip, 1e-6, 1e9)
+    _check_real_or_none(
+      "WEIGHT_DECAY_EXPONENT",
+      self.weight_decay_exponent,
+      0.1,
+      99.0,
+      "for no decay",
+    )
+    check_real("Z_LOSS", self.z_loss, 0.0, 1.0)
+    check_real("DROPOUT", self.dropout, 0.0, 0.99)
+    check_real("PARAMETER_SCALE_FLOOR", self.parameter_scale_floor, 1e-12, 1e3)
+    for name, choices in (
+      ("learning_rate_schedule", ["palm", "constant"]),
+      ("second_moment", ["full", "factored"]),
+      ("momentum_dtype", ["float32", "bfloat16"]),
+      ("parameter_scale", ["variable", "stacked", "off"]),
+      ("weight_decay_on", ["all", "all_but_scales", "kernels"]),
+    ):
+      check_choice(name.upper(), getattr(self, name), choices)

@@ -1,0 +1,80 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How many pods train, where they are, and what crosses between them.
+
+A pod is a mesh of devices with all parameters. A step divides its batch into
+NUM_PODS equal shares by rows, in order, and each share into NUM_MICROBATCHES;
+the gradients of all pods are added up, so that every pod makes the same update:
+
+  GLOBAL_BATCH_SIZE = 16, NUM_PODS = 2, NUM_MICROBATCHES = 2
+
+  pod           0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1
+  microbatch    0 0 0 0 1 1 1 1 0 0 0 0 1 1 1 1
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from palm_mtf.errors import UserError, check_choice, check_count, check_real
+
+MAX_PODS = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodsConfig:
+  """The pods of a run; their number and place change speed, never results.
+
+  Attributes:
+    num_pods: pods that share a step, 1 to 8.
+    pods: where they are: "in_process", virtual devices of the client,
+      "local_servers", processes that the client starts, or "cluster", servers
+      that `palm_mtf pods serve` has started.
+    islands: of a cluster: of each pod its servers; see cluster/device_table.py.
+    client_address: "host" or "host:port", where servers of a cluster reach the
+      client.
+    dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.
+      Sums are float32, of numbers that all pods have alike.
+    fingerprint_steps: steps between comparisons of all pods' variables.
+    pod_timeout_secs: a pod's server that gives no sign of life for so long is
+      lost. A step may take any time.
+    on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the others;
+      see cluster/recovery.py.
+    pod_wait_secs: how long to wait at most, also for a pod that is missing when
+      the run starts.
+  """
+
+  num_pods: int = 1
+  pods: str = "in_process"
+  islands: Sequence[Sequence[str]] = ()
+  client_address: str = "127.0.0.1"
+  dcn_dtype: str = "float32"
+  fingerprint_steps: int = 100
+  pod_timeout_secs: float = 60.0
+  on_pod_failure: str = "stop"
+  pod_wait_secs: float = 3600.0
+
+  def __post_init__(self):
+    check_count("NUM_PODS", self.num_pods)
+    if self.num_pods > MAX_PODS:
+      raise UserError(
+        f"NUM_PODS = {self.num_pods}: give a whole number from 1 to {MAX_PODS}."
+      )
+    check_count("FINGERPRINT_STEPS", self.fingerprint_steps)
+    check_real("POD_TIMEOUT_SECS", self.pod_timeout_secs, 1.0, 1e6)
+    check_choice(
+      "ON_POD_FAILURE", self.on_pod_failure, ["stop", "wait", "shrink"]
+    )
+    check_real("POD_WAIT_SECS", self.pod_wait_secs, 1.0, 1e6)
+    check_choice("PODS", self.pods, ["in_process", "local_servers", "cluster"])
+    if not re.fullmatch(r"[^\s:/]+(:\d{1,5})?", str(self.client_address)):
+      raise UserError(
+        f'CLIENT_ADDRESS = {self.client_address!r}: write "host" or '
+        '"host:port", of this host.'
+      )
+    if self.pods == "cluster" and not self.islands:
+      raise UserError(
+        'PODS = "cluster" and ISLANDS is empty: list the servers of each pod, '
+        'as in [["host-a:2222"], ["host-b:2222"]].'
+      )
+    check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

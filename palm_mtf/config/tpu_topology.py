@@ -1,0 +1,175 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of TPU pods: how many chips, on how many hosts, and how they lie.
+
+  TPU = "v3-8"           8 cores on 4 chips, as clouds name them
+  TPU = "v4-16"          16 cores on 8 chips
+  TPU = "v4-12x16x16"    3,072 chips, by their shape (PaLM's pod; PaLM 4)
+
+Chips lie on a torus with the coordinates x, y and z; a host has 2 x 2 x 1 of
+them. A v2 or v3 chip is two devices, one a core; the two cores of a v4 chip
+are one device.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.errors import UserError, did_you_mean
+
+_HOST = (2, 2, 1)
+_DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
+_CORES_OF_CHIP = 2
+
+# Shapes, in chips, of the slices that are named by their number of cores.
+_FLAT = {8: (2, 2, 1), 32: (4, 4, 1), 128: (8, 8, 1), 512: (16, 16, 1)}
+_SHAPES = {
+  "v2": {**_FLAT, 256: (8, 16, 1)},
+  "v3": {**_FLAT, 64: (4, 8, 1), 1024: (16, 32, 1), 2048: (32, 32, 1)},
+  "v4": {
+    8: (2, 2, 1),
+    16: (2, 2, 2),
+    32: (2, 2, 4),
+    64: (2, 4, 4),
+    128: (4, 4, 4),
+    256: (4, 4, 8),
+    512: (4, 8, 8),
+    1024: (8, 8, 8),
+    2048: (8, 8, 16),
+    4096: (8, 16, 16),
+    8192: (16, 16, 16),
+  },
+}
+
+
+class TpuSlice(NamedTuple):
+  """A slice of a TPU pod.
+
+  Attributes:
+    name: as it was given.
+    chips: how many along x, y and z.
+    devices_of_chip: TensorFlow's devices on each.
+  """
+
+  name: str
+  chips: tuple[int, int, int]
+  devices_of_chip: int
+
+  @property
+  def num_devices(self) -> int:
+    """TensorFlow's devices in all."""
+    return math.prod(self.chips) * self.devices_of_chip
+
+  @property
+  def num_hosts(self) -> int:
+    """Hosts, which have the same number of devices each."""
+    return math.prod(self.chips) // math.prod(_HOST)
+
+  @property
+  def mesh_shape(self) -> tuple[int, int, int, int]:
+    """What TensorFlow calls the shape of a topology: x, y, z, device."""
+    return (*self.chips, self.devices_of_chip)
+
+  @property
+  def device_coordinates(self) -> list[list[tuple[int, int, int, int]]]:
+    """Where each device of each host lies: [hosts][devices] of a host."""
+    return [
+      [
+        (*(base + step for base, step in zip(corner, chip, strict=True)), i)
+        for chip in _boxes(_HOST)
+        for i in range(self.devices_of_chip)
+      ]
+      for corner in _boxes(self.chips, _HOST)
+    ]
+
+
+def _boxes(
+  shape: tuple[int, int, int], step: tuple[int, int, int] = (1, 1, 1)
+) -> list[tuple[int, int, int]]:
+  """Returns the first corners of boxes that fill `shape`, x fastest."""
+  xs, ys, zs = (range(0, n, by) for n, by in zip(shape, step, strict=True))
+  return [(x, y, z) for z in zs for y in ys for x in xs]
+
+
+def tpu_slice(name: str) -> TpuSlice:
+  """Returns the slice called `name`.
+
+  Raises:
+    UserError: there is none.
+  """
+  kind, _, size = str(name).partition("-")
+  if kind in _SHAPES and size.isdecimal() and int(size) in _SHAPES[kind]:
+    chips = _SHAPES[kind][int(size)]
+  elif kind == "v4" and re.fullmatch(r"\d{1,3}x\d{1,3}x\d{1,3}", size):
+    chips = tuple(map(int, size.split("x")))
+    if 0 in chips or any(n % by for n, by in zip(chips, _HOST, strict=True)):
+      raise UserError(
+        f'TPU = "{name}": a host has 2 x 2 x 1 chips, so that x and y are even '
+        'numbers, as in "v4-4x4x8".'
+      )
+  else:
+    known = [f"{x}-{n}" for x, shapes in _SHAPES.items() for n in shapes]
+    raise UserError(
+      f'TPU = "{name}": no such slice{did_you_mean(str(name), known)}. Name '
+      'one by its cores, as in "v3-8" or "v4-128", or a v4 by its chips, as '
+      'in "v4-4x4x8".'
+    )
+  return TpuSlice(name, chips, _DEVICES_OF_CHIP[kind])
+
+
+def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
+  """Raises UserError unless pods can be slices of TPUs.
+
+  Args:
+    where: what each of them is.
+    pods: their number and place.
+  """
+  given = f'TPU = "{where.name}"'
+  hosts = f"{where.num_hosts} host" + "s" * (where.num_hosts > 1)
+  if pods.pods == "cluster":
+    for pod, entries in enumerate(pods.islands):
+      if len(entries) != where.num_hosts:
+        raise UserError(
+          f"{given} has {hosts}, and ISLANDS gives pod {pod} {len(entries)}; "
+          "list the server of each host, in the order of its tasks."
+        )
+  elif pods.pods != "in_process" or pods.num_pods > 1 or where.num_hosts > 1:
+    raise UserError(
+      f'{given} has {hosts}, PODS = "{pods.pods}" and NUM_PODS = '
+      f"{pods.num_pods}: a pod in process is one host's TPUs, and there is "
+      "one; for others start `palm_mtf pods serve` on each host and set PODS "
+      '= "cluster".'
+    )
+
+
+def chips_of_replicas(
+  where: TpuSlice, model_size: int
+) -> list[tuple[int, int, int, int]]:
+  """Returns where each device of a mesh lies, the last mesh axis in a box.
+
+  Devices that differ only in the last axis of the mesh speak most, many times
+  a layer: they get a box of neighbours wherever the shape has one that fits,
+  first the devices of a chip, then along x, y and z.
+
+  Args:
+    where: the slice.
+    model_size: of the last axis of the mesh; divides the number of devices.
+
+  Returns:
+    [devices] of x, y, z, device.
+  """
+  box, left = [], model_size
+  for n in (where.devices_of_chip, *where.chips):
+    box.append(math.gcd(left, n))
+    left //= box[-1]
+  device, *chips = box
+  if left > 1:  # no box has as many devices
+    device, chips = where.devices_of_chip, [1, 1, 1]
+  return [
+    (*(base + step for base, step in zip(corner, chip, strict=True)), i + j)
+    for corner in _boxes(where.chips, tuple(chips))
+    for i in range(0, where.devices_of_chip, device)
+    for chip in _boxes(tuple(chips))
+    for j in range(device)
+  ]

@@ -1,0 +1,204 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""All the tokens of a run, checked, and the batches that are made of them."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator
+
+from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.config.data import DataConfig
+from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.console import say
+from palm_mtf.data.batches.batches import (
+  Batch,
+  Batches,
+  RowSource,
+  validation_batches,
+)
+from palm_mtf.data.batches.packing import JoinedRows, Rows, WholeRows
+from palm_mtf.data.sources.document import Source
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.tokens.array import TokenArray
+from palm_mtf.data.tokens.cache import load_stores
+from palm_mtf.data.tokens.store import Split, TokenStore
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpus:
+  """The sources of a run, encoded.
+
+  Attributes:
+    sources: where the documents come from.
+    stores: the tokens of each source.
+    packing: how documents fill rows (packing.py).
+    sequence_length: tokens in a row.
+    eod_id: of [eod].
+    seed: of every shuffle.
+  """
+
+  sources: list[Source]
+  stores: list[TokenStore]
+  packing: str
+  sequence_length: int
+  eod_id: int
+  seed: int
+
+  @property
+  def fingerprint(self) -> str:
+    """A hash of all that decides the batches but seed and batch sizes."""
+    parts = [self.packing, self.sequence_length]
+    for source, store in zip(self.sources, self.stores, strict=True):
+      parts += [source.name, source.rate, store.fingerprint]
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+  @property
+  def validation_bytes_per_token(self) -> float:
+    """Bytes of text for one learnt token of the validation batches."""
+    return sum(
+      source.rate * store.validation.bytes_per_token
+      for source, store in zip(self.sources, self.stores, strict=True)
+    )
+
+  def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
+    """Returns the training batches; `skips` are left out.
+
+    Raises:
+      UserError: an epoch holds less than one batch.
+    """
+    rows = self._training_rows
+    num_rows = sum(source.rows.num_rows for source in rows)
+    if num_rows < sizes.largest:
+      tokens = sum(len(store.train.tokens) for store in self.stores)
+      raise UserError(
+        f"training text = {tokens:,} tokens, {num_rows:,} rows: less than one "
+        f"batch, GLOBAL_BATCH_SIZE = {sizes.largest:,} rows of SEQUENCE_LENGTH "
+        f"= {self.sequence_length:,} tokens; give more text, lower "
+        "VALIDATION_SHARE, or lower GLOBAL_BATCH_SIZE or SEQUENCE_LENGTH."
+      )
+    return Batches(rows, sizes, seed=self.seed, skips=skips)
+
+  def validation_batches(
+    self, *, batch_size: int, num_rows: int
+  ) -> Iterator[Batch]:
+    """Returns the validation batches; see batches.validation_batches."""
+    return validation_batches(
+      self._validation_rows,
+      batch_size=batch_size,
+      num_rows=num_rows,
+      seed=self.seed,
+    )
+
+  # Planned once: rows of whole documents take a pass over them.
+  @functools.cached_property
+  def _training_rows(self) -> list[RowSource]:
+    return self._rows("train")
+
+  @functools.cached_property
+  def _validation_rows(self) -> list[RowSource]:
+    return self._rows("validation")
+
+  def _rows(self, split: str) -> list[RowSource]:
+    return [
+      RowSource(source.name, source.rate, self._make_rows(source, split, store))
+      for source, store in zip(self.sources, self.stores, strict=True)
+    ]
+
+  def _make_rows(self, source: Source, split: str, store: TokenStore) -> Rows:
+    tokens: TokenArray = getattr(store, split).tokens
+    if self.packing in ("packed", "single"):
+      rows = WholeRows(
+        tokens,
+        self.sequence_length,
+        eod_id=self.eod_id,
+        packed=self.packing == "packed",
+        seed=self.seed,
+      )
+      if rows.num_cut:
+        say(
+          f"{rows.num_cut:,} examples of {source.name} ({split}) are longer "
+          f"than SEQUENCE_LENGTH = {self.sequence_length:,}: the beginning of "
+          "their inputs, or the end of their targets, is left out"
+        )
+      return rows
+    if len(tokens) < self.sequence_length:
+      share = "lower" if split == "train" else "raise"
+      raise UserError(
+        f"{source.name}, {split} = {len(tokens):,} tokens: less than one row; "
+        f"give more text, {share} VALIDATION_SHARE, or lower SEQUENCE_LENGTH = "
+        f"{self.sequence_length:,}."
+      )
+    masked = self.packing == "joined_masked"
+    return JoinedRows(
+      tokens, self.sequence_length, eod_id=self.eod_id if masked else None
+    )
+
+
+def load_corpus(
+  model_dir: str,
+  data: DataConfig,
+  vocabulary: Vocabulary,
+  sequence_length: int,
+  seed: int,
+) -> Corpus:
+  """Returns the tokens of a run, encoded if need be (data/tokens/cache.py).
+
+  Says on stderr when SEQUENCE_LENGTH is longer than any document.
+
+  Args:
+    model_dir: where the tokens are kept, unless CACHE_DIR has them.
+    data: the documents, and how they fill rows.
+    vocabulary: of the ids.
+    sequence_length: tokens in a row.
+    seed: of every shuffle.
+
+  Raises:
+    UserError: there is no text, a source lacks a split, the tokens of a task
+      are of another vocabulary, or the disk is full.
+  """
+  sources = open_sources(data, sequence_length)
+  for source in sources:
+    source.check_vocabulary(vocabulary.sha256)
+  stores = load_stores(model_dir, data, sources, vocabulary)
+  for source, store in zip(sources, stores, strict=True):
+    _check_splits(source, store, data)
+  if data.packing in ("joined", "joined_masked"):
+    longest = max(s.train.counts.longest_document_tokens for s in stores)
+    if sequence_length > longest:
+      say(
+        f"SEQUENCE_LENGTH = {sequence_length:,} is longer than the longest "
+        f"training document ({longest:,} tokens with [eod]): documents are "
+        f"joined, so training works, but no token learns from more than "
+        f"{longest - 1:,} tokens of its own document."
+      )
+  return Corpus(
+    sources=sources,
+    stores=stores,
+    packing=data.packing,
+    sequence_length=sequence_length,
+    eod_id=vocabulary.eod_id,
+    seed=seed,
+  )
+
+
+def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
+  """Raises UserError unless both splits have a document."""
+  splits: dict[str, Split] = {
+    "training": store.train,
+    "validation": store.validation,
+  }
+  for name, split in splits.items():
+    if split.counts.num_documents:
+      continue
+    others = store.train.counts.num_documents
+    enough = int(store.lowest_rank * 1000 + 1) / 1000
+    fix = "give more text"
+    if name == "validation" and enough <= 0.5 and others > 1:
+      fix = f"set VALIDATION_SHARE = {enough} or give more text"
+    raise UserError(
+      f"VALIDATION_SHARE = {data.validation_share}: leaves no document of "
+      f"{source.name} for {name}; {fix}."
+    )

@@ -1,0 +1,178 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the text files of a run, and says why when there are none.
+
+`{stdlib}` in a glob stands for the folder of the running Python's standard
+library, without what was installed beside it. Only names, sizes and times are
+read here; read_files.py reads what is in the files.
+"""
+
+import glob
+import os
+import sysconfig
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from palm_mtf.errors import UserError, did_you_mean
+
+COMPRESSIONS = (".gz", ".bz2", ".xz")
+
+_NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+_OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".Z")
+
+
+class TextFile(NamedTuple):
+  """Where a file is, its size on disk and its time of change."""
+
+  path: str
+  num_bytes: int
+  mtime_ns: int
+
+  @property
+  def compression(self) -> str:
+    """One of COMPRESSIONS, or "" for none."""
+    suffix = os.path.splitext(self.path)[1]
+    return suffix if suffix in COMPRESSIONS else ""
+
+  @property
+  def is_json_lines(self) -> bool:
+    """Whether each line is a document; else the file is one."""
+    return self.path.removesuffix(self.compression).endswith(".jsonl")
+
+
+def find_files(
+  globs: str | Sequence[str], setting: str = "TEXT_FILES"
+) -> list[TextFile]:
+  """Returns the files that some globs match, each once, sorted by path.
+
+  Args:
+    globs: one or several.
+    setting: what the user calls them, for the messages.
+
+  Raises:
+    UserError: a glob matches no file, names a folder, matches a file that may
+      not be read or decompressed, or all files are empty.
+  """
+  paths = set()
+  for pattern in [globs] if isinstance(globs, str) else globs:
+    paths.update(_match(pattern, f"{setting} = {pattern!r}"))
+  for path in sorted(paths):
+    _check_compression(path, setting)
+  files = [describe_file(path, setting) for path in sorted(paths)]
+  if not any(file.num_bytes for file in files):
+    raise UserError(
+      f"{setting} = {globs!r}: all {len(files):,} files are empty, such as "
+      f"{files[0].path}; give files with text."
+    )
+  return files
+
+
+def _match(pattern: str, what: str) -> list[str]:
+  """Returns the absolute paths of the files that one glob matches."""
+  stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
+  expanded = pattern.replace("{stdlib}", glob.escape(stdlib))
+  expanded = os.path.abspath(os.path.expanduser(expanded))
+  is_stdlib = "{stdlib}" in pattern
+  patterns = _without_installed(expanded, stdlib) if is_stdlib else [expanded]
+  matches = [x for each in patterns for x in glob.glob(each, recursive=True)]
+  if is_stdlib:
+    matches = [
+      path
+      for path in matches
+      if _NOT_STANDARD_LIBRARY.isdisjoint(path[len(stdlib) :].split(os.sep))
+    ]
+  paths = [path for path in matches if os.path.isfile(path)]
+  if not paths:
+    raise UserError(_explain_no_match(pattern, what, expanded, matches))
+  return paths
+
+
+def _without_installed(pattern: str, stdlib: str) -> list[str]:
+  """Returns globs that match the same files of the standard library.
+
+  What is installed beside it, often ten times as many files, is not walked
+  through only to be left out.
+  """
+  root = glob.escape(stdlib)
+  start, _, rest = pattern.partition(os.path.join(root, "**", ""))
+  if start or not rest:
+    return [pattern]
+  folders = [
+    entry.name
+    for entry in os.scandir(stdlib)
+    if entry.is_dir() and not entry.name.startswith(".")
+  ]
+  return [
+    os.path.join(root, rest),
+    *(
+      os.path.join(root, glob.escape(name), "**", rest)
+      for name in folders
+      if name not in _NOT_STANDARD_LIBRARY
+    ),
+  ]
+
+
+def describe_file(path: str, setting: str = "") -> TextFile:
+  """Returns a file's size and time.
+
+  Raises:
+    UserError: it may not be read; begins with `setting`.
+  """
+  where = f"{setting}: {path}" if setting else path
+  if not os.access(path, os.R_OK):
+    raise UserError(
+      f"{where} may not be read; change its permissions, or give a "
+      "glob that leaves it out."
+    )
+  try:
+    stat = os.stat(path)
+  except OSError as error:
+    raise UserError(f"{where}: {error.strerror}.") from None
+  return TextFile(path, stat.st_size, stat.st_mtime_ns)
+
+
+def _check_compression(path: str, setting: str) -> None:
+  if path.endswith(_OTHER_COMPRESSIONS):
+    raise UserError(
+      f"{setting}: {path}: this compression is not supported, only "
+      f"{', '.join(COMPRESSIONS)}; compress the text anew, or give a glob that "
+      "leaves the file out."
+    )
+
+
+def _explain_no_match(
+  pattern: str, what: str, expanded: str, matches: list[str]
+) -> str:
+  """Returns the one line that says why `pattern` matches no file."""
+  stem = pattern.rstrip("/*") or "/"
+  if os.path.isdir(expanded):
+    return (
+      f"{what}: a folder; give a glob of the files in it, such as "
+      f"'{stem}/**/*.txt'."
+    )
+  if any(os.path.isdir(path) for path in matches):
+    return (
+      f"{what}: matches folders only; give a glob of the files in them, such "
+      f"as '{stem}/**/*.txt'."
+    )
+  # The part of the glob without wildcards is a folder, or should be one.
+  missing, folder = "", expanded
+  while glob.has_magic(folder) or not os.path.isdir(folder):
+    if not glob.has_magic(folder):
+      missing = folder
+    folder = os.path.dirname(folder)
+  if not os.access(folder, os.R_OK | os.X_OK):
+    return (
+      f"{what}: the folder {folder} may not be read; change its permissions."
+    )
+  if missing and missing != expanded:
+    guess = did_you_mean(os.path.basename(missing), os.listdir(folder))
+    return (
+      f"{what}: no folder {missing}{guess}; the nearest that exists is "
+      f"{folder}."
+    )
+  guess = did_you_mean(os.path.basename(expanded), os.listdir(folder))
+  return (
+    f"{what}: matches no file; the folder {folder} exists, but holds no such "
+    f"file{guess}."
+  )

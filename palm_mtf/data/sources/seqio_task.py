@@ -1,0 +1,391 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sources of TASK: every task of a SeqIO task or mixture that is registered.
+
+A task's text is encoded with the run's vocabulary, not the task's: its
+preprocessors run up to `seqio.preprocessors.tokenize`, and `append_eos` or
+`append_eos_after_trim` after it are left out. The vocabulary of the task is
+then never loaded. Where another step follows `tokenize`, or token ids are made
+without it, all steps run and the ids are taken as they are, but for an EOS at
+the end; the run's vocabulary must then be the task's (`check_vocabulary`).
+
+Feature "targets" is the document, "inputs" the inputs. The order is that of the
+files, and random steps have fixed seeds. Splits "train" and "validation" are
+used where a task has both; otherwise the train split is held out by rank.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from palm_mtf.console import say
+from palm_mtf.data.sources.code_fingerprint import describe
+from palm_mtf.data.sources.document import SPLITS, TRAIN, VALIDATION, Document
+from palm_mtf.data.sources.file_hashes import FileDigests, describe_shards
+from palm_mtf.data.sources.seqio_steps import (
+  decode,
+  kind,
+  steps_to_run,
+  strip_eos,
+)
+from palm_mtf.errors import UserError, did_you_mean
+
+# Of each split, read ahead to know what a task's documents are like.
+_FIRST_DOCUMENTS = 32
+_BATCH = 32
+
+
+def open_task(
+  name: str, validation_share: float, sequence_length: int | None = None
+) -> list["SeqioTask"]:
+  """Returns the tasks of a registered task or mixture with their rates.
+
+  Args:
+    name: of the task or mixture.
+    validation_share: share of the documents that is held out of tasks without
+      a validation split.
+    sequence_length: tokens of a row, for preprocessors that cut token ids.
+
+  Raises:
+    UserError: SeqIO is missing, nothing of that name is registered, a rate
+      cannot be computed, or a task has no train split.
+  """
+  seqio = _import_seqio(name)
+  provider = find_provider(name)
+  tasks = seqio.get_subtasks(provider)
+  rates = [1.0]
+  if isinstance(provider, seqio.Mixture):
+    with explained(f"TASK = {name!r}: its rates"):
+      rates = [float(provider.get_rate(task)) for task in tasks]
+    if min(rates) < 0 or not sum(rates):
+      raise UserError(
+        f"TASK = {name!r}: its rates are {rates}; give rates of at least 0 "
+        "that are not all 0."
+      )
+  return [
+    SeqioTask(
+      task,
+      rate=rate / sum(rates),
+      validation_share=validation_share,
+      sequence_length=sequence_length,
+    )
+    for task, rate in zip(tasks, rates, strict=True)
+    if rate
+  ]
+
+
+def find_provider(name: str, setting: str = "TASK") -> Any:
+  """Returns the seqio.Task or seqio.Mixture that is registered as `name`.
+
+  Args:
+    name: of the task or mixture.
+    setting: the macro that names it, for messages.
+
+  Raises:
+    UserError: SeqIO is missing, or nothing of that name is registered.
+  """
+  seqio = _import_seqio(name, setting)
+  names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
+  if name not in names:
+    raise UserError(
+      f"{setting} = {name!r}: no such SeqIO task or mixture is registered"
+      f"{did_you_mean(name, names)}; a line `import my_module` in a gin file "
+      "registers the tasks of your module."
+    )
+  return seqio.get_mixture_or_task(name)
+
+
+def check_ids(
+  task: Any, features: Iterable[str], sha256: str | None, setting: str = "TASK"
+) -> None:
+  """Raises UserError unless a task's token ids are of the run's vocabulary.
+
+  Args:
+    task: a `seqio.Task` that makes ids.
+    features: whose ids are read.
+    sha256: of the run's SentencePiece model; None where it is yet to be made.
+    setting: the macro that names the task, for messages.
+  """
+  for name in features:
+    vocabulary = task.output_features[name].vocabulary
+    path = getattr(vocabulary, "sentencepiece_model_file", None)
+    if path is None:
+      fix = f"is a {type(vocabulary).__name__}; end its steps in `tokenize`"
+    elif _sha256(path) != sha256:
+      fix = f"is {path}; set VOCABULARY = {path!r}"
+    else:
+      continue
+    raise UserError(
+      f"{setting}: the preprocessors of {task.name} make token ids, so the "
+      f"run's vocabulary must be the task's, which {fix}, or give a task that "
+      "makes text."
+    )
+
+
+class _Features(NamedTuple):
+  """What a task's dataset holds: texts, or ids that end in one of `eos_ids`."""
+
+  has_inputs: bool
+  is_text: bool
+  eos_ids: dict[str, int | None]
+
+
+class SeqioTask:
+  """The documents of one SeqIO task.
+
+  Left out are documents without targets and those whose text is not UTF-8 or
+  has a NUL, which `report_skipped` tells.
+
+  Attributes:
+    name: of the task.
+    rate: its share of the rows.
+    num_bytes: None; SeqIO does not know.
+  """
+
+  num_bytes = None
+
+  def __init__(
+    self,
+    task: Any,
+    *,
+    rate: float,
+    validation_share: float,
+    sequence_length: int | None,
+  ):
+    """Looks at the splits and preprocessors of a `seqio.Task`."""
+    self.name = task.name
+    self.rate = rate
+    self._task = task
+    self._share = validation_share
+    self._steps = steps_to_run(task, _import_seqio(task.name))
+    self._lengths = None
+    if sequence_length:
+      features = [f for f in ("inputs", "targets") if f in task.output_features]
+      length = sequence_length // max(1, len(features))
+      self._lengths = dict.fromkeys(features, length)
+    with explained(f"TASK: the splits of {self.name}"):
+      splits = list(task.splits)
+    if TRAIN not in splits:
+      raise UserError(
+        f"TASK: {self.name} has no split {TRAIN!r}, only "
+        f"{', '.join(map(repr, splits))}; give a task with one."
+      )
+    self._has_validation = VALIDATION in splits
+    self._num_skipped = 0
+
+  @property
+  def has_inputs(self) -> bool:
+    """Whether its documents are examples; a few are read to know."""
+    return any(
+      d.inputs is not None and len(d.inputs) for d in self._first_documents
+    )
+
+  def check_vocabulary(self, sha256: str | None) -> None:
+    """Raises UserError if its documents are ids of another vocabulary.
+
+    Args:
+      sha256: of the run's SentencePiece model, in hexadecimal; None where the
+        run is to train one.
+    """
+    if self._features.is_text:
+      return
+    check_ids(self._task, self._features.eos_ids, sha256)
+
+  def fingerprint(self, digests: FileDigests | None = None) -> str:
+    """Returns a hash of the task: its files, code, settings, first documents.
+
+    It sees the bytes of local files, the code of source and preprocessors
+    (code_fingerprint.py says what of it), and what all that makes of the first
+    documents of each split. What shows in none of these goes unseen: a remote
+    file that changes under its name, a function that a preprocessor calls and
+    that changes later documents only.
+    """
+    source = self._task.source
+    with explained(f"TASK: {self.name}"):
+      if hasattr(source, "fingerprint"):  # our own tasks' sources
+        parts = [source.fingerprint(digests)]
+      else:
+        inside = {**vars(source)}
+        inside.pop("_split_to_filepattern", None)  # files may move
+        parts = [describe(type(source)), describe(inside)]
+        for split in self._splits():
+          shards = source.list_shards(split)
+          parts += [split, *describe_shards(shards, digests)]
+    parts += [describe(step) for step in self._steps]
+    if not self._features.is_text:
+      parts.append(repr(self._lengths))
+    parts += [self.name, repr(None if self._has_validation else self._share)]
+    parts += [repr(document.rank) for document in self._first_documents]
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+  def documents(self) -> Iterator[tuple[str, Document]]:
+    """Yields (split, document); reads everything anew.
+
+    Raises:
+      UserError: the task's source or a preprocessor fails, or there is none.
+    """
+    self._num_skipped = 0
+    found = False
+    has_inputs = self.has_inputs
+    for split in self._splits():
+      for number, document in enumerate(self._read(split)):
+        if not has_inputs:
+          if document.inputs is not None and len(document.inputs):
+            raise UserError(
+              f"TASK: {self.name}: example {number:,} of {split!r} has inputs, "
+              "but the first have none; give all or none of them inputs."
+            )
+          document = document._replace(inputs=None)
+        found = True
+        if not self._has_validation:
+          yield SPLITS[document.rank < self._share], document
+        else:
+          yield split, document
+    if not found:
+      raise UserError(f"TASK: {self.name} has no document.")
+
+  def report_skipped(self) -> None:
+    """Says on stderr how many documents the latest reading left out."""
+    if self._num_skipped:
+      say(
+        f"{self._num_skipped:,} documents of task {self.name} left out (not "
+        "UTF-8, or with NUL bytes)."
+      )
+
+  def _splits(self) -> tuple[str, ...]:
+    return SPLITS if self._has_validation else (TRAIN,)
+
+  @functools.cached_property
+  def _first_documents(self) -> list[Document]:
+    """The first documents of each split; equal whenever they are read."""
+    first, again = (
+      [
+        document
+        for split in self._splits()
+        for document in itertools.islice(self._read(split), _FIRST_DOCUMENTS)
+      ]
+      for _ in range(2)
+    )
+    if [d.rank for d in first] != [d.rank for d in again]:
+      raise UserError(
+        f"TASK: {self.name} gives other documents each time it is read; let "
+        "its preprocessors draw random numbers from the seeds that "
+        "seqio.map_over_dataset(num_seeds=...) gives them only."
+      )
+    return first
+
+  def _dataset(self, split: str) -> Any:
+    """Returns the tf.data.Dataset of the steps, on the CPU."""
+    seqio, tf = _import_seqio(self.name), _import_tensorflow()
+    with tf.device("CPU:0"), seqio.map_seed_manager(0):
+      dataset = self._task.source.get_dataset(split=split, shuffle=False)
+      for step in self._steps:
+        dataset = seqio.add_kwargs_to_transform(
+          step,
+          sequence_length=self._lengths,
+          output_features=self._task.output_features,
+        )(dataset)
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+  @functools.cached_property
+  def _features(self) -> _Features:
+    with explained(f"TASK: {self.name}"):
+      specs = self._dataset(TRAIN).element_spec
+      if "targets" not in specs:
+        raise UserError(
+          f"TASK: {self.name} makes no feature 'targets', only "
+          f"{', '.join(map(repr, specs))}; let a preprocessor rename one, as "
+          "seqio.preprocessors.rekey does."
+        )
+      names = [name for name in ("inputs", "targets") if name in specs]
+      kinds = {name: kind(specs[name]) for name in names}
+      if set(kinds.values()) not in ({"text"}, {"ids"}):
+        raise UserError(
+          f"TASK: {self.name} makes {kinds}; make each a text, or each the "
+          "ids of one."
+        )
+      is_text = kinds["targets"] == "text"
+      outputs = self._task.output_features
+      eos_ids = {
+        name: None if is_text else outputs[name].vocabulary.eos_id
+        for name in names
+      }
+    return _Features("inputs" in names, is_text, eos_ids)
+
+  def _read(self, split: str) -> Iterator[Document]:
+    features = self._features
+    for example in self._examples(split):
+      values = [
+        decode(value) if features.is_text else strip_eos(value, eos_id)
+        for value, eos_id in zip(
+          example, features.eos_ids.values(), strict=True
+        )
+      ]
+      if any(value is None for value in values):
+        self._num_skipped += 1
+      elif len(values[-1]):
+        yield Document(values[-1], values[0] if features.has_inputs else None)
+
+  def _examples(self, split: str) -> Iterator[Sequence[Any]]:
+    """Yields the values of each example, in the order of the features."""
+    names, is_text = [*self._features.eos_ids], self._features.is_text
+    with explained(f"TASK: {self.name}, split {split!r}"):
+      dataset = self._dataset(split).map(lambda e: {n: e[n] for n in names})
+      # TensorFlow takes 0.1 ms for whatever it hands over.
+      dataset = dataset.batch(_BATCH) if is_text else dataset
+      examples = dataset.as_numpy_iterator()
+    while True:
+      with explained(f"TASK: {self.name}, split {split!r}"):
+        example = next(examples, None)
+      if example is None:
+        return
+      values = [example[name] for name in names]
+      yield from zip(*values, strict=True) if is_text else [values]
+
+
+def _import_tensorflow() -> Any:
+  from palm_mtf._tf import tf
+
+  return tf
+
+
+def _import_seqio(name: str, setting: str = "TASK") -> Any:
+  try:
+    _import_tensorflow()  # first: it holds back what the import writes
+    import seqio
+  except ImportError as error:
+    raise UserError(
+      f"{setting} = {name!r}: SeqIO cannot be imported: {error}; pip install "
+      f"{error.name or 'seqio'}, see palm_mtf doctor, or use "
+      f"{'TEXT_FILES' if setting == 'TASK' else 'no tasks'}."
+    ) from error
+  return seqio
+
+
+@contextlib.contextmanager
+def explained(where: str) -> Iterator[None]:
+  """Turns what a task's own code raises into one line that begins `where`."""
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:
+    # TensorFlow wraps what a generator raises in the text of an error.
+    own = re.search(r"UserError: (.*)", str(error))
+    if own:
+      raise UserError(own[1]) from error
+    message = str(error).strip().partition("\n")[0]
+    raise UserError(f"{where}: {type(error).__name__}: {message}") from error
+
+
+def _sha256(path: str) -> str | None:
+  tf = _import_tensorflow()
+  with explained(f"TASK: its vocabulary {path}"):
+    with tf.io.gfile.GFile(path, "rb") as file:
+      return hashlib.sha256(file.read()).hexdigest()

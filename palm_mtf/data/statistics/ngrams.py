@@ -1,0 +1,116 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Words and n-grams of a text as 64-bit hashes.
+
+Words are what white space separates, in lower case: `text.lower().split()`.
+Where a task gives token ids instead of text, each id is a word. Equal n-grams
+have equal hashes, in every text and every process; two different ones have the
+same hash about once in 2 ** 64.
+
+A text is hashed in blocks of some 256 thousand characters, which take about 50
+bytes of memory a character; its words take 8 bytes each.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from palm_mtf.data.sources.document import Document, Text
+
+_BLOCK_CHARACTERS = 1 << 18
+_SPACE = re.compile(r"\s")  # what str.split() splits at
+_LAST_SPACE = 0x3000
+# Odd, so that products mod 2 ** 64 lose nothing.
+_CHARACTER_FACTOR = 0x9E3779B97F4A7C15
+_WORD_FACTOR = 0xD1342543DE82EF95
+
+
+def hash_document(document: Document) -> np.ndarray:
+  """Returns a hash of each word, [num_words], uint64; inputs come first."""
+  words = hash_words(document.text)
+  if document.inputs is None:
+    return words
+  return np.concatenate([hash_words(document.inputs), words])
+
+
+def hash_words(text: Text) -> np.ndarray:
+  """Returns a hash of each word of `text`, [num_words], uint64."""
+  if isinstance(text, np.ndarray):
+    return _mix(text.astype(np.uint64))
+  blocks = [_hash_block(block) for block in _blocks(text)]
+  return np.concatenate([np.empty(0, np.uint64), *blocks])
+
+
+def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
+  """Returns a hash of each run of `n` words.
+
+  Args:
+    words: hashes of the words, [num_words], uint64.
+    n: words in a run, at least 1.
+
+  Returns:
+    [max(0, num_words - n + 1)], uint64; those of different `n` differ.
+  """
+  count = max(0, len(words) - n + 1)
+  hashes = np.full(count, n, np.uint64)
+  for i in range(n):
+    hashes *= _WORD_FACTOR
+    hashes += words[i : i + count]
+  return _mix(hashes)
+
+
+def _blocks(text: str) -> Iterator[str]:
+  """Yields `text` in blocks that end with a word."""
+  start = 0
+  while start < len(text):
+    space = _SPACE.search(text, start + _BLOCK_CHARACTERS)
+    end = space.start() if space else len(text)
+    yield text[start:end]
+    start = end
+
+
+def _hash_block(block: str) -> np.ndarray:
+  """Hashes words as polynomials of their characters, all at once."""
+  content = block.lower().encode("utf-32-le")
+  characters = np.frombuffer(content, "<u4")
+  is_space = _space_table()[np.minimum(characters, _LAST_SPACE + 1)]
+  before = np.concatenate([[True], is_space[:-1]])
+  starts = np.flatnonzero(before & ~is_space)
+  if not len(starts):
+    return np.empty(0, np.uint64)
+  # A block is little longer than _BLOCK_CHARACTERS, unless it is one huge word.
+  size = max(2 * _BLOCK_CHARACTERS, 1 << len(characters).bit_length())
+  powers, inverses = _powers(size)
+  terms = characters + np.uint64(1)
+  terms[is_space] = 0
+  terms *= powers[: len(terms)]
+  # As if every word began the block.
+  return _mix(np.add.reduceat(terms, starts) * inverses[starts])
+
+
+@functools.cache
+def _space_table() -> np.ndarray:
+  """Returns which characters are white space, [last + 2], bool."""
+  return np.array([chr(i).isspace() for i in range(_LAST_SPACE + 2)])
+
+
+@functools.lru_cache(maxsize=1)
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns powers of the character factor and their inverses mod 2 ** 64."""
+  inverse = pow(_CHARACTER_FACTOR, -1, 1 << 64)
+  powers = np.full((2, count), 1, np.uint64)
+  powers[0, 1:], powers[1, 1:] = _CHARACTER_FACTOR, inverse
+  np.cumprod(powers, axis=1, out=powers)
+  return powers[0], powers[1]
+
+
+def _mix(hashes: np.ndarray) -> np.ndarray:
+  """Spreads values over all 64 bits, one to one, in place (splitmix64)."""
+  hashes ^= hashes >> 30
+  hashes *= 0xBF58476D1CE4E5B9
+  hashes ^= hashes >> 27
+  hashes *= 0x94D049BB133111EB
+  hashes ^= hashes >> 31
+  return hashes

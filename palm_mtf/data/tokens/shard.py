@@ -1,0 +1,259 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One shard of a token store: written, checked, mapped.
+
+store.py lists a shard's files. Its .json is written last, so that a shard
+without one is not there, whatever else a writer left that was stopped.
+"""
+
+import array
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+from palm_mtf.data.sources.document import SPLITS, TRAIN, num_repeats
+from palm_mtf.data.tokens.array import Shard
+from palm_mtf.data.tokens.encoder import EncodedDocument
+from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
+
+_SEAL = "seal"
+_CHANGED = "its content is not what was written"
+
+
+class DamagedShardError(Exception):
+  """A shard does not agree with its .json; the message says where."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts:
+  """What one split holds; counts of two shards can be added.
+
+  Attributes:
+    num_documents: documents, as often as they are repeated.
+    num_tokens: tokens, with an [eod] for each document.
+    num_target_tokens: those that are learnt: all but inputs.
+    num_bytes: size of the text in UTF-8, inputs and all.
+    num_target_bytes: size of what is learnt.
+    longest_document_tokens: length of the longest, with its [eod].
+  """
+
+  num_documents: int = 0
+  num_tokens: int = 0
+  num_target_tokens: int = 0
+  num_bytes: int = 0
+  num_target_bytes: int = 0
+  longest_document_tokens: int = 0
+
+  def __add__(self, other: "Counts") -> "Counts":
+    ours, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+    *sums, _ = (a + b for a, b in zip(ours, theirs, strict=True))
+    return Counts(
+      **dict(zip(dataclasses.asdict(self), sums, strict=False)),
+      longest_document_tokens=max(ours[-1], theirs[-1]),
+    )
+
+
+_COUNTS = [field.name for field in dataclasses.fields(Counts)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardSummary:
+  """What a shard's .json says.
+
+  Attributes:
+    num_read: documents of the source that went into it, or were left out.
+    lowest_rank: of these.
+    counts: of each split.
+    blake2b: hash of each file, by its name.
+  """
+
+  num_read: int
+  lowest_rank: float
+  counts: dict[str, Counts]
+  blake2b: dict[str, str]
+
+  @classmethod
+  def from_json(cls, content: dict) -> "ShardSummary":
+    """Reads what `dataclasses.asdict` gave."""
+    counts = {split: Counts(**content["counts"][split]) for split in SPLITS}
+    return cls(**{**content, "counts": counts})
+
+
+class _SplitWriter:
+  """Gathers the documents of one split of a shard."""
+
+  def __init__(self, dtype: str, eod_id: int, has_inputs: bool):
+    self._dtype = np.dtype(dtype)
+    self._eod = np.array([eod_id], dtype).tobytes()
+    self._tokens = bytearray()
+    # Where targets begin and end, in turns; arrays take little memory.
+    self._examples = array.array("q") if has_inputs else None
+    self._counts = dict.fromkeys(_COUNTS, 0)
+
+  def add(self, encoded: EncodedDocument) -> None:
+    """Appends one document and its [eod]."""
+    for ids in (encoded.inputs, encoded.text):
+      self._tokens += ids.astype(self._dtype).tobytes()
+    self._tokens += self._eod
+    counts, document = self._counts, encoded.document
+    num_target_tokens = len(encoded.text) + 1
+    num_tokens = len(encoded.inputs) + num_target_tokens
+    counts["num_documents"] += 1
+    counts["num_tokens"] += num_tokens
+    counts["num_target_tokens"] += num_target_tokens
+    counts["num_bytes"] += document.num_bytes
+    counts["num_target_bytes"] += document._replace(inputs=None).num_bytes
+    counts["longest_document_tokens"] = max(
+      counts["longest_document_tokens"], num_tokens
+    )
+    if self._examples is not None:
+      end = counts["num_tokens"]
+      self._examples.extend((end - num_target_tokens, end))
+
+  def counts(self) -> Counts:
+    """Returns what was gathered, counted."""
+    return Counts(**self._counts)
+
+  def write(self, folder: str, name: str) -> list[str]:
+    """Writes what was gathered; returns the names of the files."""
+    arrays = {f"{name}.npy": np.frombuffer(self._tokens, self._dtype)}
+    if self._examples is not None:
+      examples = np.array(self._examples, np.int64).reshape(-1, 2)
+      arrays[f"{name}.examples.npy"] = np.ascontiguousarray(examples.T)
+    for file, values in arrays.items():
+      _save(os.path.join(folder, file), values)
+    return list(arrays)
+
+
+def write_shard(
+  folder: str,
+  number: int,
+  documents: Iterable[EncodedDocument],
+  *,
+  dtype: str,
+  eod_id: int,
+  has_inputs: bool,
+) -> ShardSummary:
+  """Writes `documents` as shard `number`; without any, nothing is written."""
+  writers = {s: _SplitWriter(dtype, eod_id, has_inputs) for s in SPLITS}
+  num_read, lowest_rank = 0, 1.0
+  for encoded in documents:
+    num_read += 1
+    lowest_rank = min(lowest_rank, encoded.document.rank)
+    repeats = num_repeats(encoded.document)
+    for _ in range(repeats if encoded.split == TRAIN else min(repeats, 1)):
+      writers[encoded.split].add(encoded)
+  counts = {split: writer.counts() for split, writer in writers.items()}
+  files = []
+  if num_read:
+    for split, writer in writers.items():
+      files += writer.write(folder, f"{split}-{number:05d}")
+  summary = ShardSummary(
+    num_read=num_read,
+    lowest_rank=lowest_rank,
+    counts=counts,
+    blake2b={file: hash_file(os.path.join(folder, file)) for file in files},
+  )
+  if num_read:
+    write_sealed_json(
+      _summary_path(folder, number), dataclasses.asdict(summary)
+    )
+  return summary
+
+
+def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
+  """Returns the summary of a shard whose files agree with it.
+
+  Args:
+    folder: of the store.
+    number: of the shard.
+    reads: compare every byte with the hashes, not the sizes alone.
+
+  Raises:
+    DamagedShardError: a file is missing, cut short or changed.
+  """
+  path = _summary_path(folder, number)
+  try:
+    summary = ShardSummary.from_json(read_sealed_json(path))
+    for name, expected in summary.blake2b.items():
+      path = os.path.join(folder, name)
+      if reads and hash_file(path) != expected:
+        raise DamagedShardError(f"{path}: {_CHANGED}")
+      if not reads and os.path.getsize(path) != _num_bytes(name, summary, path):
+        raise DamagedShardError(f"{path}: {_CHANGED}")
+  except OSError as error:
+    raise DamagedShardError(f"{path}: {error.strerror}") from None
+  return summary
+
+
+def _num_bytes(name: str, summary: ShardSummary, path: str) -> int:
+  """Returns how large a file of a shard is, by its header and the counts.
+
+  Raises:
+    DamagedShardError: it has no header, or one of another array.
+  """
+  counts = summary.counts[name.partition("-")[0]]
+  shape = (counts.num_tokens,)
+  if name.endswith(".examples.npy"):
+    shape = (2, counts.num_documents)
+  try:
+    with open(path, "rb") as file:
+      np.lib.format.read_magic(file)
+      found, _, dtype = np.lib.format.read_array_header_1_0(file)
+      if found == shape:
+        return file.tell() + math.prod(shape) * dtype.itemsize
+  except ValueError:
+    pass  # not the header of an array
+  raise DamagedShardError(f"{path}: {_CHANGED}")
+
+
+def write_sealed_json(path: str, content: dict) -> None:
+  """Writes a JSON file with a hash of what it says."""
+  write_atomically(path, json.dumps(sealed(content, _SEAL), indent=1).encode())
+
+
+def read_sealed_json(path: str) -> dict:
+  """Returns what `write_sealed_json` wrote.
+
+  Raises:
+    DamagedShardError: the file is missing, cut short or changed.
+  """
+  try:
+    return read_sealed(path, _SEAL)[0]
+  except OSError as error:
+    raise DamagedShardError(f"{path}: {error.strerror}") from None
+  except ValueError:
+    raise DamagedShardError(f"{path}: {_CHANGED}") from None
+
+
+def map_shard(folder: str, number: int, split: str) -> Shard:
+  """Maps one split of a shard that has been checked."""
+  path = os.path.join(folder, f"{split}-{number:05d}")
+  examples = f"{path}.examples.npy"
+  return Shard(
+    _map(f"{path}.npy"), _map(examples) if os.path.exists(examples) else None
+  )
+
+
+def _map(path: str) -> np.ndarray:
+  try:
+    return np.load(path, mmap_mode="r")
+  except ValueError:  # an array without numbers cannot be mapped
+    return np.load(path)
+
+
+def _save(path: str, values: np.ndarray) -> None:
+  # np.save says neither that a disk is full nor which.
+  header = np.lib.format.header_data_from_array_1_0(values)
+  with open(path, "wb") as file:
+    np.lib.format.write_array_header_1_0(file, header)
+    file.write(values.data)
+
+
+def _summary_path(folder: str, number: int) -> str:
+  return os.path.join(folder, f"shard-{number:05d}.json")

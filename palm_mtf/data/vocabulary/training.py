@@ -1,0 +1,179 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a SentencePiece vocabulary on a bounded sample of the documents.
+
+SentencePiece needs its training text in memory, and soon gains nothing from
+more of it. So the documents are cut into chunks, and those with the smallest
+hashes are kept, as many as fit: a sample that is spread over all documents,
+needs bounded memory and one pass, and does not depend on their order. The same
+documents give the same model, byte for byte.
+
+The pieces are merged pairs ("bpe"), because on source code they beat
+SentencePiece's other kind, "unigram": more bytes per token, and training in a
+second instead of half a minute. PaLM does not say which kind it used. The ids
+are listed in vocabulary.py.
+"""
+
+import hashlib
+import heapq
+import re
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+
+from palm_mtf.console import progress_bar
+from palm_mtf.data.sources.document import cut_text
+from palm_mtf.data.vocabulary.trainer_process import (
+  RefusedError,
+  train_sentencepiece,
+)
+from palm_mtf.errors import UserError, check_count
+from palm_mtf.model_dir.atomic_files import write_atomically
+
+MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one to learn
+
+_SAMPLE_CHARACTERS_PER_PIECE = 4096
+_MIN_SAMPLE_CHARACTERS = 8 << 20
+_MAX_SAMPLE_CHARACTERS = 64 << 20  # SentencePiece then needs about 1 GB
+_CHUNK_CHARACTERS = 4096
+# Where chunks are cut. SentencePiece's own marks for a space and for an unknown
+# character go: it leaves out every chunk with the second, and would count the
+# first as a space. Digits stand alone: it keeps apart those of ASCII only.
+_CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
+_SETTINGS = {
+  "model_type": "bpe",
+  # Lossless (PaLM 2): no normalization, all white space, bytes for rare
+  # characters, single digits.
+  "normalization_rule_name": "identity",
+  "add_dummy_prefix": False,
+  "remove_extra_whitespaces": False,
+  "allow_whitespace_only_pieces": True,
+  "byte_fallback": True,
+  "split_digits": True,
+  "required_chars": "0123456789",  # however rare
+  "pad_id": 0,
+  "eos_id": 1,
+  "eos_piece": "[eod]",
+  "unk_id": 2,
+  "bos_id": -1,
+  "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # a character has 4 bytes
+  "num_threads": 1,  # the model file names it, so it may not follow the cores
+}
+
+
+def train_vocabulary(
+  documents: Iterable[str], vocab_size: int, *, path: str
+) -> None:
+  """Writes to `path` a vocabulary of `vocab_size` pieces learnt from texts.
+
+  Raises:
+    UserError: as `learn_model`, or `path` cannot be written.
+  """
+  sample = training_sample(documents, vocab_size)
+  write_atomically(path, learn_model(sample, vocab_size))
+
+
+def training_sample(documents: Iterable[str], vocab_size: int) -> list[str]:
+  """Returns the part of the texts that `vocab_size` pieces are learnt from."""
+  return sample_text(
+    documents,
+    min(
+      max(_MIN_SAMPLE_CHARACTERS, _SAMPLE_CHARACTERS_PER_PIECE * vocab_size),
+      _MAX_SAMPLE_CHARACTERS,
+    ),
+  )
+
+
+def learn_model(
+  sample: Sequence[str], vocab_size: int, *, size_setting: str = "VOCAB_SIZE"
+) -> bytes:
+  """Returns a SentencePiece model of `vocab_size` pieces, as a file's bytes.
+
+  Args:
+    sample: the training text.
+    vocab_size: number of pieces.
+    size_setting: what the user calls it, for the messages.
+
+  Raises:
+    UserError: there is no text, or too little or too varied for `vocab_size`.
+  """
+  check_count(size_setting, vocab_size, MIN_VOCAB_SIZE)
+  sentences = [part for chunk in sample for part in _CUTS.split(chunk) if part]
+  if not sentences:
+    raise UserError(
+      "no training document to learn a vocabulary from; give more files, or "
+      "hold out fewer (VALIDATION_SHARE)."
+    )
+  try:
+    with progress_bar(
+      "Learning pieces", vocab_size, counted="pieces"
+    ) as advance:
+      return train_sentencepiece(
+        sentences, _SETTINGS | {"vocab_size": vocab_size}, on_progress=advance
+      )
+  except RefusedError as error:
+    raise UserError(
+      _explain_refusal(size_setting, vocab_size, str(error))
+    ) from None
+
+
+def list_pieces(model: bytes) -> str:
+  """Returns the pieces and scores of a model, for people.
+
+  A line is a piece, a tab and its score, as SentencePiece writes it, but what
+  would break the line, and the backslash, are written as in Python.
+  """
+  processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+  return "".join(
+    f"{_printable(processor.IdToPiece(i))}\t{processor.GetScore(i):g}\n"
+    for i in range(processor.GetPieceSize())
+  )
+
+
+def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
+  """Returns chunks of the documents that hold `max_characters` at most.
+
+  The chunks are those of smallest hash, in the order of their hashes: they are
+  the same in whichever order the documents come.
+  """
+  kept = []  # a heap of (-hash, chunk): the largest hash comes first
+  num_characters = 0
+  limit = 1 << 64  # chunks from this hash on do not fit
+  for document in documents:
+    for chunk in cut_text(document, _CHUNK_CHARACTERS):
+      digest = hashlib.blake2b(chunk.encode(), digest_size=8).digest()
+      key = int.from_bytes(digest, "little")
+      if key >= limit:
+        continue
+      heapq.heappush(kept, (-key, chunk))
+      num_characters += len(chunk)
+      while num_characters > max_characters:
+        key, chunk = heapq.heappop(kept)
+        num_characters -= len(chunk)
+        limit = min(limit, -key)
+  return [chunk for _, chunk in sorted(kept, reverse=True)]
+
+
+def _printable(piece: str) -> str:
+  return "".join(
+    c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode()
+    for c in piece
+  )
+
+
+def _explain_refusal(setting: str, vocab_size: int, message: str) -> str:
+  """Returns the one line that says what SentencePiece's refusal asks for."""
+  what = f"{setting} = {vocab_size}"
+  if at_most := re.search(r"set it to a value <= (\d+)", message):
+    return (
+      f"{what}: too high, the training text supports at most "
+      f"{at_most[1]} pieces; set {setting} = {at_most[1]} or less, or give "
+      "more text."
+    )
+  if at_least := re.search(r"required_chars\. \d+ vs (\d+)", message):
+    return (
+      f"{what}: too low, the control, byte and digit pieces and the text's "
+      f"frequent characters alone are {at_least[1]}; set {setting} = "
+      f"{at_least[1]} or more."
+    )
+  return f"{what}: SentencePiece cannot train a vocabulary: {message}"

@@ -1,0 +1,246 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The SentencePiece vocabulary: text to token ids and back, without loss.
+
+As in PaLM 2, every character of the text survives: nothing is normalized, all
+white space is kept, a character without a piece becomes one token per UTF-8
+byte, and every digit is a token of its own (of another script than ASCII's,
+where the text was too little to learn it, one a byte). The ids:
+
+  0           <pad>   shifted in at the start of every sequence
+  1           [eod]   end of document; a text that says "[eod]" has other ids
+  2           <unk>   never made: byte pieces take its place
+  3 .. 258    <0x00> .. <0xFF>
+  259 ..      learnt pieces, among them the digits and runs of white space
+
+SentencePiece writes a space as U+2581 inside its pieces and turns U+2581 into
+a space when it decodes. A U+2581 of the text itself is therefore encoded as
+its three byte pieces, which decode to it. Half a surrogate pair is no Unicode
+text and cannot be encoded. training.py makes the model,
+report.py describes it.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import sentencepiece
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.console import progress_bar, say
+from palm_mtf.data.sources.document import TRAIN, Source
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.model_dir.layout import ModelDir
+
+SPACE_MARK = "\u2581"
+_TRAIN_ONE = "or train one (palm_mtf vocab)"
+
+
+class Vocabulary:
+  """A SentencePiece model, ours or a foreign one.
+
+  Attributes:
+    path: where the model file is.
+    size: number of pieces; ids are below it.
+    eod_id: id of the end of a document.
+    is_byte: [size], bool: which ids are byte pieces.
+    sha256: of the model file, in hexadecimal.
+  """
+
+  def __init__(self, path: str, *, setting: str = "VOCABULARY"):
+    """Reads a model.
+
+    Args:
+      path: the model file.
+      setting: what the user calls it, for the messages.
+
+    Raises:
+      UserError: there is no such file, or it is no model that can be used.
+    """
+    what = f"{setting} = {path!r}"
+    model = _read_model(path, what)
+    self.path = path
+    self.sha256 = hashlib.sha256(model).hexdigest()
+    self._processor = sentencepiece.SentencePieceProcessor()
+    try:
+      self._processor.LoadFromSerializedProto(model)
+    except RuntimeError:
+      raise UserError(
+        f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
+      ) from None
+    self.size = self._processor.GetPieceSize()
+    self.eod_id = self._processor.eos_id()
+    if self.eod_id < 0:
+      raise UserError(
+        f"{what}: has no end-of-sentence piece, which marks the end of a "
+        f"document; give a model with an eos id, {_TRAIN_ONE}."
+      )
+    self.is_byte = np.array(
+      [self._processor.IsByte(i) for i in range(self.size)]
+    )
+    if not self.is_byte.any():
+      raise UserError(
+        f"{what}: has no byte pieces, so that characters would be lost; give a "
+        f"model trained with byte_fallback, {_TRAIN_ONE}."
+      )
+    self._space_mark_ids = np.array(
+      [
+        self._processor.PieceToId(f"<0x{byte:02X}>")
+        for byte in SPACE_MARK.encode()
+      ],
+      np.int32,
+    )
+
+  def piece(self, i: int) -> str:
+    """Returns the piece of id `i`, its spaces written as U+2581."""
+    return self._processor.IdToPiece(i)
+
+  def joins_spaces(self) -> bool:
+    """Whether words have pieces that begin with the space before them."""
+    return any(
+      piece.startswith(SPACE_MARK) and piece.strip(SPACE_MARK)
+      for piece in map(self.piece, range(self.size))
+    )
+
+  def is_control(self, i: int) -> bool:
+    """Whether no text makes id `i`."""
+    model = self._processor
+    return model.IsControl(i) or model.IsUnknown(i) or model.IsUnused(i)
+
+  def check_size(self, vocab_size: int) -> None:
+    """Raises UserError unless the embedding has a row for every id."""
+    if self.size > vocab_size:
+      raise UserError(
+        f"{self.path} has {self.size} pieces, VOCAB_SIZE = {vocab_size} rows: "
+        f"set VOCAB_SIZE to {self.size} or more, or use a smaller vocabulary."
+      )
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of `text`, without [eod]."""
+    return self.encode_batch([text])[0]
+
+  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the ids of every text, encoded on all cores.
+
+    Raises:
+      UserError: half a surrogate pair, which is no Unicode text.
+    """
+    return [ids.tolist() for ids in self.encode_arrays(texts, num_cores())]
+
+  def encode_arrays(
+    self, texts: Sequence[str], num_threads: int
+  ) -> list[np.ndarray]:
+    """Returns the ids of every text, each [num_tokens], int32.
+
+    Raises:
+      UserError: as `encode_batch`.
+    """
+    segments = [text.split(SPACE_MARK) for text in texts]
+    flat = [segment for split in segments for segment in split]
+    try:
+      encoded = iter(
+        self._processor.Encode(flat, num_threads=num_threads, out_type="numpy")
+      )
+    except TypeError:
+      raise UserError(_explain_no_text(flat)) from None
+    batch = []
+    for split in segments:
+      parts = [next(encoded)]
+      for _ in split[1:]:
+        parts += [self._space_mark_ids, next(encoded)]
+      batch.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    return batch
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of `ids`.
+
+    <pad> and [eod] have no text. An embedding may have more rows than the
+    vocabulary has pieces: the ids of those rows read as <unk>. Bytes that are
+    no UTF-8 read as U+FFFD.
+    """
+    unknown = self._processor.unk_id()
+    return self._processor.Decode(
+      [int(i) if i < self.size else unknown for i in ids]
+    )
+
+  def byte_share(self, ids: Sequence[int]) -> float:
+    """Returns which share of `ids` are byte pieces."""
+    return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
+
+
+def load_vocabulary(
+  model_dir: str, data: DataConfig, *, vocab_size: int
+) -> Vocabulary:
+  """Returns the vocabulary of a run, trained when it has none.
+
+  That is VOCABULARY or, when that is None, MODEL_DIR/vocabulary.model, which
+  is trained on the training documents the first time and kept as it is from
+  then on: checkpoints depend on it.
+
+  Raises:
+    UserError: the file is no fitting model, has more than `vocab_size` pieces,
+      or cannot be trained or written.
+  """
+  path = data.vocabulary
+  if path is None:
+    path = ModelDir(model_dir).vocabulary
+    if not os.path.exists(path):
+      sources = open_sources(data)
+      for source in sources:
+        source.check_vocabulary(None)
+      say(f"training a vocabulary of {vocab_size:,} pieces: {path}")
+      train_vocabulary(training_texts(sources), vocab_size, path=path)
+  vocabulary = Vocabulary(os.path.expanduser(path))
+  vocabulary.check_size(vocab_size)
+  return vocabulary
+
+
+def training_texts(sources: Iterable[Source]) -> Iterator[str]:
+  """Yields every text of the training documents, inputs of examples too."""
+  for source in sources:
+    with progress_bar(f"Reading {source.name}", source.num_bytes) as advance:
+      for split, document in source.documents():
+        if split == TRAIN:
+          for text in (document.inputs, document.text):
+            if isinstance(text, str):
+              yield text
+        advance(document.num_bytes)
+
+
+def _read_model(path: str, what: str) -> bytes:
+  try:
+    with open(path, "rb") as file:
+      return file.read()
+  except FileNotFoundError:
+    folder = os.path.dirname(path) or "."
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    guess = did_you_mean(os.path.basename(path), names)
+    raise UserError(
+      f"{what}: no such file{guess}; give a SentencePiece model, {_TRAIN_ONE}."
+    ) from None
+  except OSError as error:
+    raise UserError(f"{what}: {error.strerror}.") from None
+
+
+def _explain_no_text(texts: Iterable[str]) -> str:
+  """Says what of `texts` cannot be encoded as UTF-8."""
+  for text in texts:
+    try:
+      text.encode()
+    except UnicodeEncodeError as error:
+      return (
+        f"{text[max(0, error.start - 10) : error.end + 10]!r}: holds half a "
+        "surrogate pair, which is not Unicode text; leave it out."
+      )
+  raise AssertionError("SentencePiece refuses what is Unicode text")
+
+
+def num_cores() -> int:
+  """Returns how many cores this process may use."""
+  try:
+    return len(os.sched_getaffinity(0))
+  except AttributeError:  # not on macOS
+    return os.cpu_count() or 1

@@ -1,0 +1,153 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The next token of each row, from its logits and a key of its own.
+
+  1. REPETITION_PENALTY: a logit above 0 of a token that the row has already is
+     divided by it, one below 0 multiplied (Keskar et al. 2019, CTRL).
+  2. TEMPERATURE divides all logits; at 0 the largest one is taken.
+  3. TOP_K keeps the k likeliest tokens.
+  4. TOP_P keeps the fewest likeliest tokens that together have this share of
+     what is left (Holtzman et al. 2020).
+
+Tokens that tie with the last one kept are kept. The draw is by inversion: one
+uniform number, a hash of the row's key and the token's place, falls into one of
+the intervals that the tokens' shares make. So a row's text does not depend on
+the rows beside it. Nothing is sorted: the least share that is kept is found by
+bisection over the bits of a float32, in 31 passes over the vocabulary.
+"""
+
+from palm_mtf._tf import tf
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.ops.threefry import threefry
+from palm_mtf.ops.xla import fused
+
+_ONE_BITS = 0x3F800000  # of float32 1.0
+
+
+def _least_kept(shares, weights, wanted):
+  """Returns the largest t for which weights of shares >= t sum to `wanted`.
+
+  Args:
+    shares: [rows, vocab], float32 in [0, 1].
+    weights: the same shape; what is summed up.
+    wanted: [rows, 1].
+
+  Returns:
+    [rows, 1], float32.
+  """
+  # Floats that are not negative are ordered as their bits are.
+  bits = tf.bitcast(shares, tf.int32)
+
+  def halve(_, low, high):
+    middle = low + (high - low) // 2
+    total = tf.reduce_sum(
+      tf.where_v2(bits >= middle, weights, 0.0), -1, keepdims=True
+    )
+    enough = total >= wanted
+    return (
+      tf.where_v2(enough, middle, low),
+      tf.where_v2(enough, high, middle),
+    )
+
+  low = tf.zeros_like(wanted, tf.int32)
+  high = tf.fill(wanted.shape, _ONE_BITS + 1)
+  _, low, _ = tf.while_loop(
+    lambda i, low, high: i < 31,
+    lambda i, low, high: (i + 1, *halve(i, low, high)),
+    [tf.constant(0), low, high],
+  )
+  return tf.bitcast(low, tf.float32)
+
+
+def _likely_enough(shares, top_k, top_p):
+  """Sets the shares of all but the likeliest tokens to 0."""
+  if top_k and top_k < shares.shape[-1]:
+    ones = tf.ones_like(shares)
+    wanted = tf.fill([shares.shape[0], 1], float(top_k))
+    least = _least_kept(shares, ones, wanted)
+    shares = tf.where_v2(shares >= least, shares, 0.0)
+  if top_p < 1:
+    wanted = top_p * tf.reduce_sum(shares, -1, keepdims=True)
+    least = _least_kept(shares, shares, wanted)
+    shares = tf.where_v2(shares >= least, shares, 0.0)
+  return shares
+
+
+def _penalized(logits, seen, config, num_tokens):
+  logits = allowed(logits, num_tokens)
+  penalty = config.repetition_penalty
+  if penalty == 1:
+    return logits
+  less = tf.where_v2(logits > 0, logits / penalty, logits * penalty)
+  return tf.where_v2(seen, less, logits)
+
+
+def allowed(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
+  """Returns float32 logits, the least number for ids without a piece.
+
+  Args:
+    logits: [rows, vocab].
+    num_tokens: pieces of the vocabulary; an embedding may have more rows.
+  """
+  logits = tf.cast(logits, tf.float32)
+  exists = tf.range(logits.shape[-1]) < num_tokens
+  return tf.where_v2(exists, logits, logits.dtype.min)
+
+
+@fused
+def _shares(logits, seen, config, num_tokens):
+  logits = _penalized(logits, seen, config, num_tokens)
+  logits /= config.temperature
+  shares = tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
+  return _likely_enough(shares, config.top_k, config.top_p)
+
+
+@fused
+def _likeliest(logits, seen, config, num_tokens):
+  logits = _penalized(logits, seen, config, num_tokens)
+  return tf.argmax(logits, -1, output_type=tf.int32)
+
+
+@fused
+def _uniform(key, place):
+  """Returns a number in [0, 1) for each key, [rows], float32."""
+  key = tf.cast(key, tf.uint32)
+  counter = [
+    tf.fill(key.shape[:1], tf.cast(each, tf.uint32)) for each in (place, 0)
+  ]
+  bits, _ = threefry(tf.unstack(key, axis=1), counter)
+  # 23 bits behind a leading 1: in [1, 2), and 1 - 2 ** -23 at most is left.
+  bits = tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32))
+  return tf.bitcast(tf.cast(bits, tf.int32) + _ONE_BITS, tf.float32) - 1.0
+
+
+def next_tokens(
+  logits: tf.Tensor,
+  seen: tf.Tensor,
+  key: tf.Tensor,
+  place: tf.Tensor,
+  config: DecodeConfig,
+  num_tokens: int,
+) -> tf.Tensor:
+  """Chooses a token for every row.
+
+  Args:
+    logits: [rows, vocab].
+    seen: [rows, vocab], bool: tokens that the row has; any tensor where
+      REPETITION_PENALTY is 1.
+    key: [rows, 2], int32: of (SEED, prompt, sample).
+    place: [], int32: how many tokens the row has drawn before.
+    config: how it is chosen.
+    num_tokens: as in `allowed`.
+
+  Returns:
+    [rows], int32.
+  """
+  if config.is_greedy:
+    return _likeliest(logits, seen, config, num_tokens)
+  shares = _shares(logits, seen, config, num_tokens)
+  # Outside of XLA, whose cumulative sums on a CPU are slow.
+  upto = tf.cumsum(shares, axis=-1)
+  at = _uniform(key, place)[:, tf.newaxis] * upto[:, -1:]
+  # A token without a share has no interval that a number could fall into.
+  return tf.searchsorted(upto, at, side="right")[:, 0]

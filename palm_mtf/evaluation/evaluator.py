@@ -1,0 +1,173 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluates checkpoints on SeqIO tasks, and keeps what came of it.
+
+  MODEL_DIR/eval/events...                             for TensorBoard
+  MODEL_DIR/eval/step_00000200/my_task-validation.json           the metrics
+                               my_task-validation.jsonl          the examples
+                               my_task-validation.answers.jsonl  what the model
+                                                                 said
+
+A file of examples has inputs, targets and predictions, an object a line. What
+is asked again, after an interruption or with another metric function, is read
+from the answers; the model is loaded only for what is missing.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import urllib.parse
+from collections.abc import Iterator
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config import Config
+from palm_mtf.console import say
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.evaluation.answers import (
+  AnswerJournal,
+  CheckpointModel,
+  TaskAnswers,
+)
+from palm_mtf.evaluation.seqio_tasks import (
+  EvalTask,
+  TaskResult,
+  open_eval_tasks,
+)
+from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.json_lines import write_json_lines
+from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.metrics import summary_of
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOutcome:
+  """The metrics of one task by one checkpoint.
+
+  Attributes:
+    step: of the checkpoint.
+    checkpoint: its path.
+    task: name.
+    split: of the task.
+    num_examples: that were answered.
+    num_cut: examples whose inputs lost their beginning, to fit.
+    metrics: numbers, or texts, by name.
+  """
+
+  step: int
+  checkpoint: str
+  task: str
+  split: str
+  num_examples: int
+  num_cut: int
+  metrics: dict[str, float | str]
+
+  @property
+  def numbers(self) -> dict[str, float]:
+    """The metrics that are numbers, by task and name."""
+    return {
+      f"{self.task}/{name}": value
+      for name, value in self.metrics.items()
+      if isinstance(value, float)
+    }
+
+
+class TaskEvaluation:
+  """The tasks of EVAL_TASKS, ready for any checkpoint of a run."""
+
+  def __init__(self, model_dir: str, config: Config, vocabulary: Vocabulary):
+    """Opens the tasks and reads their examples.
+
+    Args:
+      model_dir: of the run.
+      config: every setting, ACTIVATION_DTYPE resolved.
+      vocabulary: of the run.
+
+    Raises:
+      UserError: see `open_eval_tasks`.
+    """
+    self._model_dir = ModelDir(model_dir)
+    self._config, self._vocabulary = config, vocabulary
+    model, decode = config.model, dataclasses.asdict(config.decode)
+    self._tasks = open_eval_tasks(
+      config.evaluation, vocabulary, model.sequence_length
+    )
+    self._depends_on = {
+      "vocabulary": vocabulary.sha256,
+      "SEQUENCE_LENGTH": model.sequence_length,
+      "ACTIVATION_DTYPE": model.activation_dtype,
+      "SAMPLE_TOKENS": config.run.sample_tokens,
+      "SEED": config.run.seed,
+      **{name.upper(): value for name, value in decode.items()},
+    }
+
+  def evaluate(self, checkpoint: Checkpoint) -> Iterator[TaskOutcome]:
+    """Yields what comes of each task, when it is kept.
+
+    Raises:
+      UserError: a task's code fails, or the disk is full.
+    """
+    step = checkpoint.manifest.step
+    with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:
+      for task in self._tasks:
+        name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
+        path = os.path.join(self._model_dir.evaluation(step), name)
+        depends_on = {
+          "checkpoint": checkpoint.blake2b,
+          "examples": task.fingerprint,
+          **self._depends_on,
+        }
+        with AnswerJournal(f"{path}.answers.jsonl", depends_on) as journal:
+          answers = TaskAnswers(task, model, journal)
+          result = task.evaluate(step, answers)
+        outcome = TaskOutcome(
+          step=step,
+          checkpoint=checkpoint.path,
+          task=task.name,
+          split=task.split,
+          num_examples=len(task.targets),
+          num_cut=answers.num_cut,
+          metrics=result.metrics,
+        )
+        self._keep(path, task, outcome, result)
+        yield outcome
+
+  def _keep(
+    self, path: str, task: EvalTask, outcome: TaskOutcome, result: TaskResult
+  ) -> None:
+    if outcome.num_cut:
+      say(
+        f"{task.name}: of {outcome.num_cut:,} of {outcome.num_examples:,} "
+        "examples the inputs were too long and lost their beginning"
+      )
+    write_json_lines(f"{path}.jsonl", result.records, _as_json)
+    content = json.dumps(dataclasses.asdict(outcome), indent=1).encode()
+    if _read(f"{path}.json") == content:
+      return  # TensorBoard has it
+    write_atomically(f"{path}.json", content)
+    self._events.add_summary(summary_of(outcome.numbers), outcome.step)
+    self._events.flush()
+
+  @functools.cached_property
+  def _events(self) -> tf.summary.FileWriter:
+    with tf.Graph().as_default():  # it refuses to be made where eager code runs
+      return tf.summary.FileWriter(self._model_dir.evaluations)
+
+
+def _read(path: str) -> bytes:
+  if not os.path.exists(path):
+    return b""
+  with open(path, "rb") as file:
+    return file.read()
+
+
+def _as_json(value: object) -> object:
+  """Returns what json writes of a value that it does not know."""
+  if isinstance(value, (np.ndarray, np.generic)):
+    return value.tolist()
+  if isinstance(value, bytes):
+    return value.decode("utf-8", "replace")
+  return repr(value)

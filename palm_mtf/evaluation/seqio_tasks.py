@@ -1,0 +1,369 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""SeqIO tasks as evaluations of this model, by SeqIO's own code.
+
+A task's text is encoded with the run's vocabulary, as in training: all of its
+preprocessors run, and find the run's vocabulary where the task has its own,
+which is never loaded. So "inputs" and "targets" of an example are ids of the
+model; targets end in [eod] if the task appends an EOS, and then it is scored
+with them. seqio.Evaluator calls the task's postprocessor and metric functions;
+what the model says to an example it is given by `Answers`.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from palm_mtf._tf import eager_mode, tf
+from palm_mtf.config.evaluation import TaskEvalConfig
+from palm_mtf.console import say
+from palm_mtf.data.sources.seqio_steps import tokenizes
+from palm_mtf.data.sources.seqio_task import check_ids, explained, find_provider
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.few_shot import few_shot_task
+
+# After TensorFlow, which _tf.py keeps silent.
+import seqio  # isort: skip
+
+_Output = seqio.metrics.ModelOutputType
+_PREDICTS = {_Output.PREDICTION, _Output.PREDICTION_WITH_AUX}
+
+
+class Answers(Protocol):
+  """What a model says to the examples of a task, in their order."""
+
+  def predictions(self) -> list[list[str]]:
+    """Returns the continuations of each example's inputs."""
+
+  def scores(self) -> list[float]:
+    """Returns log p of each example's targets given its inputs, in nats."""
+
+  def prediction_scores(self) -> list[list[float]]:
+    """Returns log p of each of `predictions` given the inputs, in nats."""
+
+
+class TaskResult(NamedTuple):
+  """What came of a task.
+
+  Attributes:
+    metrics: numbers, or texts, by the names that the metric functions give.
+    records: of each example, what was asked, expected and answered.
+  """
+
+  metrics: dict[str, float | str]
+  records: list[dict]
+
+
+def open_eval_tasks(
+  config: TaskEvalConfig, vocabulary: Vocabulary, sequence_length: int
+) -> list["EvalTask"]:
+  """Returns the tasks of EVAL_TASKS, those of mixtures one by one.
+
+  A task of a mixture without the split, or without metric functions, is left
+  out, which is said; one that is named itself is an error.
+
+  Args:
+    config: names, split, number of examples and of exemplars.
+    vocabulary: of the run.
+    sequence_length: for preprocessors that cut token ids.
+
+  Raises:
+    UserError: there is no such task, split, metric function or example, or
+      SeqIO or the task's code fails.
+  """
+  found: dict[str, EvalTask] = {}
+  for name in config.eval_tasks:
+    provider = find_provider(name, "EVAL_TASKS")
+    if config.num_shots is not None:
+      shots = few_shot_task(name, config.num_shots, config.seed)
+      provider = seqio.get_mixture_or_task(shots)
+    problems = []
+    for task in seqio.get_subtasks(provider):
+      problem = _problem(task, config.eval_split)
+      if problem:
+        problems.append(problem)
+      elif task.name not in found:
+        found[task.name] = EvalTask(task, config, vocabulary, sequence_length)
+    if len(problems) == len(seqio.get_subtasks(provider)):
+      raise UserError(f"EVAL_TASKS = {name!r}: {problems[0]}")
+    for problem in problems:
+      say(f"EVAL_TASKS: left out of {name}: {problem}")
+  return list(found.values())
+
+
+def _problem(task: seqio.Task, split: str) -> str:
+  """Returns why a task cannot be evaluated, or ""."""
+  with explained(f"EVAL_TASKS: the splits of {task.name}"):
+    splits = list(task.splits)
+  if split not in splits:
+    return (
+      f"{task.name} has no split {split!r}, only "
+      f"{', '.join(map(repr, splits))}; set EVAL_SPLIT to one of them."
+    )
+  if not task.metric_objs:
+    return (
+      f"{task.name} has no metric functions; give its registration some "
+      "(metric_fns), or another task."
+    )
+  return ""
+
+
+class EvalTask:
+  """One task, its examples read.
+
+  Attributes:
+    name: of the task.
+    split: that is read.
+    inputs: ids of each example, [] where the task has no such feature.
+    targets: ids of each example.
+    fingerprint: a hash of both, in hexadecimal.
+  """
+
+  def __init__(
+    self,
+    task: seqio.Task,
+    config: TaskEvalConfig,
+    vocabulary: Vocabulary,
+    sequence_length: int,
+  ):
+    """Reads the examples; see `open_eval_tasks`."""
+    self.name, self.split = task.name, config.eval_split
+    self._vocabulary = vocabulary
+    self._what = f"EVAL_TASKS: {task.name}, split {self.split!r}"
+    self._outputs = {each.model_output_type for each in task.metric_objs}
+    if _Output.SCORE_WITH_INTERMEDIATES in self._outputs:
+      raise UserError(
+        f"{self._what}: a metric wants scores with intermediates, which this "
+        "model does not give; use scores."
+      )
+    if not tokenizes(task, seqio):
+      names = {"inputs", "targets"} & set(task.output_features)
+      check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
+    with explained(self._what), eager_mode():
+      self._evaluator = _evaluator(
+        _with_vocabulary(task, vocabulary), config, sequence_length
+      )
+      self._examples = list(
+        self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
+      )
+    if not self._examples:
+      raise UserError(f"{self._what}: there are no examples.")
+    self._set_ids()
+    if self._outputs & _PREDICTS and not all(map(len, self.inputs)):
+      number = [*map(bool, map(len, self.inputs))].index(False)
+      raise UserError(
+        f"{self._what}: example {number:,} has no inputs; there has to be a "
+        "text to continue."
+      )
+
+  def _set_ids(self):
+    digest = hashlib.blake2b(digest_size=16)
+    self.inputs, self.targets = [], []
+    for number, example in enumerate(self._examples):
+      for name, ids in (("inputs", self.inputs), ("targets", self.targets)):
+        value = np.asarray(example.get(name, []))
+        if value.ndim != 1 or (len(value) and value.dtype.kind not in "iu"):
+          raise UserError(
+            f"{self._what}: {name!r} of example {number:,} are not the ids of "
+            "one text; end the task's steps in `tokenize`."
+          )
+        ids.append(value.tolist())
+        digest.update(f"{ids[-1]}".encode())
+    self.fingerprint = digest.hexdigest()
+
+  def evaluate(self, step: int, answers: Answers) -> TaskResult:
+    """Returns what the task's metric functions make of the answers.
+
+    Args:
+      step: of the checkpoint.
+      answers: of its model.
+
+    Raises:
+      UserError: a metric function or a postprocessor of the task fails.
+    """
+
+    # Asked first, so that errors of the model are not taken for the task's.
+    outputs, predicted, scores = self._outputs, [], []
+    if outputs & _PREDICTS:
+      predicted = [*enumerate(self._as_ids(answers.predictions()))]
+    if _Output.PREDICTION_WITH_AUX in outputs:
+      scores = answers.prediction_scores()
+      if all(len(each) == 1 for each in scores):
+        scores = [each[0] for each in scores]
+    scored = [*enumerate(answers.scores())] if _Output.SCORE in outputs else []
+    with explained(self._what), eager_mode():
+      results, _ = self._evaluator.evaluate(
+        compute_metrics=True,
+        step=step,
+        predict_fn=lambda dataset: predicted,
+        score_fn=lambda dataset: scored,
+        predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
+      )
+      metrics = results.result()[self.name]
+    (kept,) = self._evaluator.loggers
+    return TaskResult(dict(_plain(metrics)), list(self._records(kept)))
+
+  def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
+    """Returns ids with [eod] behind them, as many in each.
+
+    That is [examples, tokens], or [examples, samples, tokens].
+    """
+    eod = self._vocabulary.eod_id
+    flat = [text for texts in predictions for text in texts]
+    ids = self._vocabulary.encode_batch(flat)
+    padded = np.full([len(ids), max(map(len, ids)) + 1], eod, np.int32)
+    for row, each in zip(padded, ids, strict=True):
+      row[: len(each)] = each
+    samples = len(predictions[0])
+    if samples == 1:
+      return padded
+    return padded.reshape([-1, samples, padded.shape[1]])
+
+  def _records(self, kept: "_Kept") -> Iterator[dict]:
+    for number, example in enumerate(self._examples):
+      record = {
+        name: self._text(example, name)
+        for name in ("inputs", "targets")
+        if name in example
+      }
+      if kept.targets is not None:
+        record["expected"] = kept.targets[number]
+      for name, values in kept.inferences.items():
+        if isinstance(values, dict):  # auxiliary ones
+          record[name] = {x: each[number] for x, each in values.items()}
+        else:
+          record[name] = values[number]
+      yield record
+
+  def _text(self, example: dict[str, Any], name: str) -> str:
+    text = example.get(f"{name}_pretokenized")
+    if isinstance(text, bytes):
+      return text.decode("utf-8", "replace")
+    return self._vocabulary.decode(example[name])
+
+
+def _evaluator(
+  task: seqio.Task, config: TaskEvalConfig, sequence_length: int
+) -> seqio.Evaluator:
+  lengths = None
+  for step in task.preprocessors:
+    parameter = inspect.signature(step).parameters.get("sequence_length")
+    if parameter and parameter.default is inspect.Parameter.empty:
+      lengths = dict.fromkeys(task.output_features, sequence_length)
+  with _registered(task) as name:
+    return seqio.Evaluator(
+      name,
+      _Unconverted(),
+      eval_split=config.eval_split,
+      sequence_length=lengths,
+      num_examples=config.eval_examples,
+      logger_cls=[_Kept],
+      log_dir=".",
+      async_compute_metrics=False,
+    )
+
+
+@contextlib.contextmanager
+def _registered(task: seqio.Task) -> Iterator[str]:
+  """Registers a task, which seqio.Evaluator looks up, for a moment."""
+  name = f"palm_mtf_evaluates:{task.name}"
+  seqio.TaskRegistry.add_provider(name, task)
+  try:
+    yield name
+  finally:
+    seqio.TaskRegistry.remove(name)
+
+
+def _with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
+  own = _RunVocabulary(vocabulary)
+  return task.replace(
+    output_features={
+      name: feature
+      if isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
+      else dataclasses.replace(feature, vocabulary=own)
+      for name, feature in task.output_features.items()
+    }
+  )
+
+
+def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
+  """Yields what of the metrics is a number or a text."""
+  for name, value in metrics.items():
+    if isinstance(value, seqio.metrics.Scalar):
+      value = value.value
+    elif isinstance(value, seqio.metrics.Text):
+      value = value.textdata
+    if isinstance(value, bytes):
+      value = value.decode("utf-8", "replace")
+    if isinstance(value, str):
+      yield name, value
+    elif np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
+      yield name, float(np.asarray(value).reshape([]))
+
+
+class _RunVocabulary(seqio.Vocabulary):
+  """The run's vocabulary as SeqIO calls it."""
+
+  def __init__(self, vocabulary: Vocabulary):
+    super().__init__()
+    self._own = vocabulary
+
+  @property
+  def eos_id(self) -> int:
+    return self._own.eod_id
+
+  @property
+  def unk_id(self) -> None:
+    return None
+
+  @property
+  def _base_vocab_size(self) -> int:
+    return self._own.size
+
+  def _encode(self, s: str) -> list[int]:
+    return self._own.encode(s)
+
+  def _decode(self, ids: Sequence[int]) -> str:
+    return self._own.decode(ids)
+
+  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
+    def encode(text: bytes) -> np.ndarray:
+      (ids,) = self._own.encode_arrays([text.decode("utf-8")], 1)
+      return ids.astype(np.int32)
+
+    ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
+    ids.set_shape([None])
+    return ids
+
+  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
+    def decode(ids: np.ndarray) -> bytes:
+      return self._own.decode(ids).encode()
+
+    text = tf.numpy_function(decode, [ids], tf.string, stateful=False)
+    text.set_shape([])
+    return text
+
+
+class _Unconverted(seqio.PassThroughFeatureConverter):
+  """Leaves examples as they are: `EvalTask` makes rows of them itself."""
+
+  TASK_FEATURES = MODEL_FEATURES = PACKING_FEATURE_DTYPES = {}  # noqa: RUF012
+  pack = False
+
+
+class _Kept(seqio.loggers.Logger):
+  """Keeps what SeqIO hands to its loggers, for the files of an evaluation."""
+
+  def __init__(self, output_dir: str):
+    super().__init__(output_dir)
+    self.targets: Sequence[Any] | None = None
+    self.inferences: dict[str, Any] = {}
+
+  def __call__(self, *, targets=None, inferences=None, **unused: object):
+    self.targets, self.inferences = targets, inferences or {}

@@ -1,0 +1,239 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model that continues texts.
+
+The loop over tokens is in the graph (programs/generate_program.py). Here
+prompts become batches, tokens text, and a text ends before the first of
+STOP_STRINGS. Each continuation depends on SEED, its prompt and its number
+alone, not on the batch it is made in.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.inference.decoder_session import LoadedDecoder
+from palm_mtf.programs.generate_program import (
+  BatchSizes,
+  DecodeProgram,
+  build_decode_program,
+)
+
+# More rows are several batches; reading the weights costs little beside them.
+_MOST_ROWS = 64
+# Between looks at what is there: for stop strings, and to show a text.
+_TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+  """What the model adds to a prompt.
+
+  Attributes:
+    text: without [eod] or the stop string.
+    num_tokens: of the text.
+    ended: why: "eod", "stop" (a stop string) or "length".
+    score: of beam search, see decode/beam_search.py; else None.
+  """
+
+  text: str
+  num_tokens: int
+  ended: str
+  score: float | None = None
+
+
+class Generator:
+  """Continues texts with the weights of one checkpoint."""
+
+  def __init__(
+    self,
+    loaded: LoadedDecoder,
+    vocabulary: Vocabulary,
+    decode: DecodeConfig,
+    *,
+    sample_tokens: int,
+    seed: int,
+  ):
+    """Readies it; programs are built when they are needed.
+
+    Args:
+      loaded: the weights, of `decode.weight_dtype`.
+      vocabulary: of the model.
+      decode: how tokens are chosen.
+      sample_tokens: the longest continuation, in tokens.
+      seed: of the draws.
+    """
+    self._loaded = loaded
+    self._vocabulary = vocabulary
+    self._decode = decode
+    self._sample_tokens = sample_tokens
+    length = loaded.model.config.sequence_length
+    self._most_prompt_tokens = length - sample_tokens + 1
+    self._seed = seed
+    self._programs: dict[tuple[int, int], DecodeProgram] = {}
+
+  def continuations(
+    self, prompts: Sequence[str]
+  ) -> Iterator[list[Continuation]]:
+    """Yields the continuations of each prompt, in order.
+
+    Args:
+      prompts: texts that passed `check_prompts`.
+    """
+    return self.continue_tokens(self._vocabulary.encode_batch(prompts))
+
+  def continue_tokens(
+    self, prompts: Sequence[Sequence[int]]
+  ) -> Iterator[list[Continuation]]:
+    """Yields the continuations of each prompt, in order.
+
+    Args:
+      prompts: ids, each with room for a continuation in the sequence length.
+    """
+    slices = self._loaded.mesh.axis_size_of("batch")
+    most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
+    size = -(-min(len(prompts), most) // slices) * slices
+    for first in range(0, len(prompts), size):
+      some = prompts[first : first + size]
+      step = _TOKENS_TO_STOP if self._decode.stop_strings else None
+      results = []
+      for results in self._batch(some, size, step):
+        if all(each.ended != "" for row in results for each in row):
+          break
+      yield from results
+
+  def stream(self, prompt: str) -> Iterator[str]:
+    """Yields the one continuation of a prompt, piece by piece.
+
+    Args:
+      prompt: passed `check_prompts`.
+    """
+    shown = 0
+    size = self._loaded.mesh.axis_size_of("batch")
+    ids = self._vocabulary.encode(prompt)
+    for ((result,),) in self._batch([ids], size, _TOKENS_TO_SHOW):
+      text = result.text
+      if not result.ended:
+        text = text[: len(text) - self._num_unsure(text)]
+      yield text[shown:]
+      shown = max(shown, len(text))
+      if result.ended:
+        return
+
+  def _num_unsure(self, text: str) -> int:
+    """Returns how many characters at the end more tokens may change.
+
+    These are a character whose bytes have not all come, and what may become a
+    stop string.
+    """
+    unsure = len(text) - len(text.rstrip("\ufffd"))
+    for stop in self._decode.stop_strings:
+      for length in range(len(stop) - 1, unsure, -1):
+        if text.endswith(stop[:length]):
+          unsure = length
+          break
+    return unsure
+
+  def _batch(
+    self, prompts: Sequence[Sequence[int]], size: int, step: int | None
+  ) -> Iterator[list[list[Continuation]]]:
+    """Yields what there is every `step` tokens, and at the end.
+
+    Args:
+      prompts: ids of at most `size` texts.
+      size: prompts in the batch.
+      step: None for the end alone.
+    """
+    # Rows that nobody asked for copy the first, so that they end with it.
+    filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
+    tokens = [[0, *ids] for ids in filled]
+    lengths = [len(each) for each in tokens]
+    program = self._program(size, max(lengths))
+    inputs = np.zeros(program.prompts.shape.as_list(), np.int32)
+    for row, ids in enumerate(tokens):
+      inputs[row, : len(ids)] = ids
+    feed = {
+      program.prompts: inputs,
+      program.lengths: lengths,
+      program.keys: [self._keys(prompt) for prompt in filled],
+    }
+    self._loaded.session.run(program.start, feed)
+    step = step or self._sample_tokens
+    for limit in range(step, self._sample_tokens + step, step):
+      limit = min(limit, self._sample_tokens)
+      self._loaded.session.run(program.advance, {program.limit: limit})
+      yield self._results(program, len(prompts))
+
+  def _results(
+    self, program: DecodeProgram, num_prompts: int
+  ) -> list[list[Continuation]]:
+    """Returns what there is; `ended` is "" of a text that goes on."""
+    fetched = {
+      "tokens": program.tokens,
+      "is_over": program.is_over,
+      "num_done": program.num_done,
+    }
+    if program.scores is not None:
+      fetched["scores"] = program.scores
+    values = self._loaded.session.run(fetched)
+    tokens, scores = values["tokens"], values.get("scores")
+    is_last = values["num_done"] == self._sample_tokens
+    if scores is None:
+      tokens = tokens[:, :, : values["num_done"]]
+    # A beam search tells its best alone.
+    count = 1 if scores is not None else self._decode.num_samples
+    return [
+      [
+        self._continuation(
+          tokens[prompt, row].tolist(),
+          is_last or bool(values["is_over"][prompt, row]),
+          None if scores is None else float(scores[prompt, row]),
+        )
+        for row in range(count)
+      ]
+      for prompt in range(num_prompts)
+    ]
+
+  def _continuation(
+    self, ids: list[int], is_over: bool, score: float | None
+  ) -> Continuation:
+    ended = "length" if is_over else ""
+    if self._vocabulary.eod_id in ids:
+      ids = ids[: ids.index(self._vocabulary.eod_id)]
+      ended = "eod"
+    text = self._vocabulary.decode(ids)
+    found = [text.find(stop) for stop in self._decode.stop_strings]
+    found = [place for place in found if place >= 0]
+    if found:
+      text, ended = text[: min(found)], "stop"
+      ids = self._vocabulary.encode(text)
+    return Continuation(text, len(ids), ended, score)
+
+  def _program(self, size: int, prompt_tokens: int) -> DecodeProgram:
+    """Returns the program for prompts of up to a power of two of tokens."""
+    room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
+    if (size, room) not in self._programs:
+      sizes = BatchSizes(
+        num_prompts=size,
+        prompt_tokens=room,
+        max_tokens=self._sample_tokens,
+        num_tokens=self._vocabulary.size,
+        eod_id=self._vocabulary.eod_id,
+      )
+      with self._loaded.graph.as_default():
+        program = build_decode_program(self._loaded.model, self._decode, sizes)
+      self._programs[size, room] = program
+    return self._programs[size, room]
+
+  def _keys(self, prompt: Sequence[int]) -> np.ndarray:
+    """Returns the key of each sample's draws, [samples, 2], int32."""
+    keys, prompt = [], self._vocabulary.decode(prompt)
+    for sample in range(self._decode.rows_per_prompt):
+      text = f"{self._seed}/{sample}/{prompt}".encode()
+      digest = hashlib.blake2b(text, digest_size=8).digest()
+      keys.append(np.frombuffer(digest, "<i4"))
+    return np.stack(keys)

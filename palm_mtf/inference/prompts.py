@@ -1,0 +1,117 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Texts to be continued: where they come from, and that there is room."""
+
+import json
+import os
+from collections.abc import Sequence
+
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.run import RunConfig
+from palm_mtf.console import say
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+
+_FIELD = "prompt"
+
+
+def check_prompts(
+  prompts: Sequence[str],
+  vocabulary: Vocabulary,
+  model: PalmConfig,
+  run: RunConfig,
+  origin: str = "PROMPTS",
+) -> None:
+  """Raises UserError unless each prompt leaves room for its continuation.
+
+  Says so where a prompt ends in a space that training has never seen alone.
+
+  Args:
+    prompts: the texts.
+    vocabulary: of the model.
+    model: sequence_length is read.
+    run: sample_tokens is read.
+    origin: what the user calls the prompts, for the message.
+  """
+  tokens = vocabulary.encode_batch(prompts)
+  for prompt, ids in zip(prompts, tokens, strict=True):
+    if len(ids) + run.sample_tokens > model.sequence_length:
+      raise UserError(
+        f"{origin}: {prompt[:40]!r} is {len(ids):,} tokens and SAMPLE_TOKENS "
+        f"= {run.sample_tokens:,}, together more than SEQUENCE_LENGTH = "
+        f"{model.sequence_length:,}: shorten one of them."
+      )
+    if prompt.endswith(" ") and vocabulary.joins_spaces():
+      say(
+        f"{origin}: {prompt[-40:]!r} ends in a space, with which this "
+        "vocabulary begins a word: leave it out, or a word may not follow"
+      )
+
+
+def check_room(model: PalmConfig, run: RunConfig) -> None:
+  """Raises UserError unless there may be prompts at all."""
+  if run.sample_tokens >= model.sequence_length:
+    raise UserError(
+      f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
+      f"SEQUENCE_LENGTH = {model.sequence_length}; give a number below that."
+    )
+
+
+def read_prompts(path: str) -> list[str]:
+  """Returns the prompts of a file, one a line.
+
+  Args:
+    path: a text file, or of JSON lines, .jsonl, each an object with the field
+      "prompt"; that is how a prompt may have several lines.
+
+  Raises:
+    UserError: the file cannot be read, is empty, or a line is no prompt.
+  """
+  what = f"--input = {path!r}"
+  lines = read_input(path, "write one prompt a line").splitlines()
+  is_json = path.endswith(".jsonl")
+  prompts = []
+  for number, line in enumerate(lines, 1):
+    prompt = _json_prompt(line, what, number) if is_json else line
+    if not prompt:
+      raise UserError(
+        f"{what}: line {number} is empty; there has to be a text to continue."
+      )
+    prompts.append(prompt)
+  return prompts
+
+
+def _json_prompt(line: str, what: str, number: int) -> str:
+  try:
+    prompt = json.loads(line)[_FIELD]
+  except (ValueError, TypeError, KeyError):
+    prompt = None
+  if not isinstance(prompt, str):
+    raise UserError(
+      f"{what}: line {number} is no JSON object with a text under "
+      f'"{_FIELD}"; write {{"{_FIELD}": "..."}}.'
+    )
+  return prompt
+
+
+def read_input(path: str, what_is_needed: str) -> str:
+  """Returns a file's text, line ends as they are.
+
+  Args:
+    path: of a UTF-8 file.
+    what_is_needed: what an empty file is told, as in "write one prompt a line".
+
+  Raises:
+    UserError: the file cannot be read, or is empty.
+  """
+  what = f"--input = {path!r}"
+  try:
+    with open(os.path.expanduser(path), encoding="utf-8", newline="") as file:
+      content = file.read()
+  except UnicodeDecodeError:
+    raise UserError(f"{what}: is no UTF-8 text; convert it.") from None
+  except OSError as error:
+    raise UserError(f"{what}: {error.strerror}; give a text file.") from None
+  if not content:
+    raise UserError(f"{what}: is empty; {what_is_needed}.")
+  return content

@@ -1,0 +1,111 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How likely texts are, by the weights of a checkpoint.
+
+The log-likelihood of targets given inputs is the sum of log p of the targets'
+tokens, in nats. Inputs and targets are joined as in training: each encoded by
+itself, token 0 before them. Which rows that takes is in score_windows.py, the
+graph in programs/score_program.py.
+"""
+
+import collections
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from palm_mtf.inference.decoder_session import LoadedDecoder
+from palm_mtf.inference.score_windows import (
+  Window,
+  row_length,
+  rows_at_once,
+  windows,
+)
+from palm_mtf.programs.score_program import ScoreProgram, build_score_program
+
+
+class Example(NamedTuple):
+  """Token ids to be scored.
+
+  Attributes:
+    inputs: what is given; may be empty.
+    targets: what is scored, at least one.
+  """
+
+  inputs: Sequence[int]
+  targets: Sequence[int]
+
+
+class Scorer:
+  """Scores examples with the weights of one checkpoint."""
+
+  def __init__(self, loaded: LoadedDecoder, stride: int | None = None):
+    """Readies it; programs are built when they are needed.
+
+    Args:
+      loaded: the weights.
+      stride: as in score_windows.py; None is half of the sequence length.
+    """
+    self._loaded = loaded
+    self._length = loaded.model.config.sequence_length
+    self._stride = stride or max(self._length // 2, 1)
+    self._programs: dict[int, ScoreProgram] = {}
+
+  def log_likelihoods(
+    self, examples: Sequence[Example]
+  ) -> Iterator[tuple[int, float]]:
+    """Yields the place of each example, and log p of its targets in nats.
+
+    The shortest come first, so that results come early.
+    """
+    rows = collections.defaultdict(list)  # by their length
+    missing = []
+    for index, (inputs, targets) in enumerate(examples):
+      first = len(inputs)
+      found = windows(first + len(targets), first, self._length, self._stride)
+      missing.append(len(found))
+      for window in found:
+        needed = row_length(window.stop - window.start, self._length)
+        rows[needed].append((index, window))
+    parts = collections.defaultdict(list)
+    for length in sorted(rows):
+      size = rows_at_once(length, self._loaded.mesh.axis_size_of("batch"))
+      for start in range(0, len(rows[length]), size):
+        some = rows[length][start : start + size]
+        for (index, _), part in zip(
+          some, self._batch(examples, some, length, size), strict=True
+        ):
+          parts[index].append(part)
+          if len(parts[index]) == missing[index]:
+            yield index, math.fsum(parts.pop(index))
+
+  def _batch(
+    self,
+    examples: Sequence[Example],
+    rows: Sequence[tuple[int, Window]],
+    length: int,
+    size: int,
+  ) -> list[float]:
+    """Returns the log-likelihood of what each row scores."""
+    program = self._program(size, length)
+    inputs, targets = np.zeros([2, size, length], np.int32)
+    for row, (index, window) in enumerate(rows):
+      ids = [*examples[index].inputs, *examples[index].targets]
+      ids = ids[window.start : window.stop]
+      targets[row, : len(ids)] = ids
+      inputs[row, 1 : len(ids)] = ids[:-1]
+    nats = self._loaded.session.run(
+      program.nats, {program.inputs: inputs, program.targets: targets}
+    )
+    return [
+      -math.fsum(nats[row, w.first - w.start : w.stop - w.start].tolist())
+      for row, (_, w) in enumerate(rows)
+    ]
+
+  def _program(self, size: int, length: int) -> ScoreProgram:
+    if length not in self._programs:
+      with self._loaded.graph.as_default():
+        program = build_score_program(self._loaded.model, size, length)
+      self._programs[length] = program
+    return self._programs[length]

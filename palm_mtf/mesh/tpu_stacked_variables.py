@@ -1,0 +1,226 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Variables on TPU devices: what all layers have of one kind is one stack.
+
+A pod has thousands of devices and a model a hundred layers, and each variable
+of each device has a price: to make, to hand to every program, to save. So a
+device has one for "layer_000/mlp/wi" and its like in all layers that follow. A
+program reads it once, and writes it once; a checkpoint knows layers alone
+(saving.py).
+
+Each host draws the first weights whole, one after the other, and keeps what its
+devices hold: the same numbers as on CPUs, and none cross the network.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.mesh.placement import Part, Slice, padded, parts_of
+from palm_mtf.ops.variables import Fill, SlicedVariable, device_variable
+from palm_mtf.ops.xla import function
+
+# gRPC counts the bytes of a message in 32 bits, and a stack is one.
+_MAX_BYTES = 2**30
+
+_T = TypeVar("_T")
+
+
+def in_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
+  """Returns things of `num_bytes` each in as few stacks as messages allow."""
+  num_rows = max(1, _MAX_BYTES // num_bytes)
+  return [alike[i : i + num_rows] for i in range(0, len(alike), num_rows)]
+
+
+def stacked_with(
+  variable: SlicedVariable, mesh_impl: mtf.MeshImpl
+) -> list[Sequence[SlicedVariable]]:
+  """Returns all variables of a kind, by stack, in the order of their layers.
+
+  Args:
+    variable: one of them.
+    mesh_impl: lays them out.
+  """
+  alike = [
+    x
+    for x in variable.graph.all_variables
+    if x.mesh is variable.mesh and _kind(x.name) == _kind(variable.name)
+  ]
+  size = mesh_impl.slice_size(variable.shape) * variable.slice_dtype.size
+  return in_stacks(alike, size)
+
+
+def _kind(name: str) -> str:
+  """Returns what the variables of all layers have in common."""
+  layer, _, of_layer = name.partition("/")
+  return of_layer if layer.startswith("layer_") else name
+
+
+class Stack:
+  """Variables of one kind, a stack of slices on each device.
+
+  Attributes:
+    name: that of its first variable.
+    slices: of each device.
+  """
+
+  def __init__(
+    self,
+    variables: Sequence[SlicedVariable],
+    mesh_impl: mtf.MeshImpl,
+    hosts: Sequence[str],
+  ):
+    """Makes the variable of each device.
+
+    Args:
+      variables: alike in shape, dtype and initializer.
+      mesh_impl: lays them out.
+      hosts: the CPU beside each device.
+    """
+    names = [each.name for each in variables]
+    self.name = names[0]
+    parts = list(parts_of(variables[0], mesh_impl))
+    values = _first_values(variables, mesh_impl, parts, hosts)
+    self.slices = []
+    for pnum, (part, value) in enumerate(zip(parts, values, strict=True)):
+      with tf.device(mesh_impl.devices[pnum]):
+        of_device = device_variable(value, f"{self.name}/slice_{pnum}")
+      self.slices.append(
+        Slice(names, of_device, part.spec, part.sizes, part.is_first)
+      )
+    self._variable = mtf.tpu_variables.ReplicatedVariable(
+      self.name, [x.variable for x in self.slices]
+    )
+    self.begin()
+
+  def slots(self) -> dict[str, "Slot"]:
+    """Returns its variables, by their names."""
+    return {name: Slot(self, i) for i, name in enumerate(self.slices[0].names)}
+
+  def begin(self, whole: tf.Tensor | None = None) -> None:
+    """Begins a computation, or a part of it, which has read and set nothing.
+
+    Args:
+      whole: the stack at its beginning; None is that of the variable.
+    """
+    self._before, self._is_changed = whole, whole is not None
+    self._rows: list[tf.Tensor] = []
+    self._next: dict[int, tf.Tensor] = {}
+
+  def value(self, row: int) -> tf.Tensor:
+    """Returns what a variable, by its number here, was at the beginning."""
+    if not self._rows:
+      self._rows = self.slices[0].rows(self._beginning())
+    return self._rows[row]
+
+  def set(self, row: int, value: tf.Tensor) -> None:
+    """Says what a variable is to be at the end."""
+    self._next[row] = value
+    self._is_changed = True
+
+  def whole(self) -> tf.Tensor:
+    """Returns the stack at the end."""
+    if not self._next:
+      return self._beginning()
+    rows = range(len(self.slices[0].names))
+    return self.slices[0].of_rows(
+      [self._next[i] if i in self._next else self.value(i) for i in rows]
+    )
+
+  def end(self) -> list[tf.Operation]:
+    """Returns what writes the variable, if it has changed."""
+    return [self._variable.assign(self.whole())] if self._is_changed else []
+
+  def _beginning(self) -> tf.Tensor:
+    if self._before is None:
+      self._before = self._variable.read_value()
+    return self._before
+
+
+class Slot:
+  """One variable, as a computation has it.
+
+  Attributes:
+    dtype: that is stored.
+  """
+
+  def __init__(self, stack: Stack, row: int):
+    self._stack, self._row = stack, row
+    self.dtype = stack.slices[0].variable.dtype.base_dtype
+
+  def __tf_tensor__(
+    self, dtype: tf.DType | None = None, name: str | None = None
+  ) -> tf.Tensor:
+    """Returns its value before the computation, where a tensor is asked for."""
+    del dtype, name
+    return self._stack.value(self._row)
+
+  def assign(self, value: tf.Tensor) -> tf.Tensor:
+    """Sets its value after the computation, and returns it."""
+    self._stack.set(self._row, value)
+    return value
+
+
+def _first_values(
+  variables: Sequence[SlicedVariable],
+  mesh_impl: mtf.MeshImpl,
+  parts: Sequence[Part],
+  hosts: Sequence[str],
+) -> list[tf.Tensor]:
+  """Returns the first value of each device's stack, on its host."""
+  of_hosts: dict[str, dict[tuple[int, ...], Part]] = {}
+  for part, host in zip(parts, hosts, strict=True):
+    of_hosts.setdefault(host, {})[tuple(part.begin)] = part
+  is_filled = isinstance(variables[0].initializer, Fill)
+  first = (_filled if is_filled else _drawn)(variables, mesh_impl)
+  values = {}
+  for host, of_host in of_hosts.items():
+    with tf.device(host):
+      made = first(list(of_host.values()))
+      values[host] = dict(zip(of_host, made, strict=True))
+  return [
+    values[host][tuple(part.begin)]
+    for part, host in zip(parts, hosts, strict=True)
+  ]
+
+
+# Returns stacks of slices, of each of the parts that it is given.
+_First = Callable[[Sequence[Part]], list[tf.Tensor]]
+
+
+def _filled(
+  variables: Sequence[SlicedVariable], mesh_impl: mtf.MeshImpl
+) -> _First:
+  first = variables[0]
+  rows = [len(variables)] if len(variables) > 1 else []
+  sizes = [*rows, *mesh_impl.slice_shape(first.shape)]
+
+  def filled(parts: Sequence[Part]) -> list[tf.Tensor]:
+    by_sizes = {}
+    for held in dict.fromkeys(tuple(part.sizes) for part in parts):
+      value = first.initializer.full_value(first.name, [*rows, *held])
+      by_sizes[held] = padded(tf.cast(value, first.slice_dtype), sizes)
+    return [by_sizes[tuple(part.sizes)] for part in parts]
+
+  return filled
+
+
+def _drawn(
+  variables: Sequence[SlicedVariable], mesh_impl: mtf.MeshImpl
+) -> _First:
+  sizes = mesh_impl.slice_shape(variables[0].shape)
+
+  @function
+  def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
+    rows: list[list[tf.Tensor]] = []
+    for each in variables:
+      # After what came before: memory holds one whole weight at a time.
+      with tf.control_dependencies(rows[-1] if rows else []):
+        whole = each.initializer.full_value(each.name, each.sizes)
+        whole = tf.cast(whole, each.slice_dtype)
+        whole = padded(whole, each.shape.to_integer_list)
+        rows.append([tf.slice(whole, x, sizes) for x in tf.unstack(begins)])
+    stacks = zip(*rows, strict=True)
+    return [tf.stack(x) if len(x) > 1 else x[0] for x in stacks]
+
+  return lambda parts: drawn(tf.constant([part.begin for part in parts]))

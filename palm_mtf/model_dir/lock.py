@@ -1,0 +1,84 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One trainer for each MODEL_DIR: a second one is refused.
+
+The lock is flock(2) on MODEL_DIR/trainer.lock, which the kernel releases when
+its holder ends, however it ends. The file says who holds it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+
+from palm_mtf.console import say
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.atomic_files import writing
+from palm_mtf.model_dir.layout import ModelDir
+
+
+@contextlib.contextmanager
+def training_lock(model_dir: str) -> Iterator[None]:
+  """Makes this process the only one that changes `model_dir`.
+
+  Raises:
+    UserError: another process trains there, or it cannot be written.
+  """
+  path = ModelDir(model_dir).lock
+  is_new = not os.path.isdir(model_dir)
+  descriptor = _lock(model_dir, path)
+  try:
+    yield
+  finally:
+    os.unlink(path)
+    os.close(descriptor)
+    if is_new:  # nothing came of it
+      with contextlib.suppress(OSError):
+        os.rmdir(model_dir)
+
+
+def _lock(model_dir: str, path: str) -> int:
+  """Returns the descriptor of the locked file."""
+  while True:
+    with writing(model_dir, None):
+      os.makedirs(model_dir, exist_ok=True)
+      descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        os.close(descriptor)
+        raise UserError(
+          f"MODEL_DIR = {model_dir!r}: {_holder(path)} trains there; wait for "
+          "it, stop it, or choose another MODEL_DIR."
+        ) from None
+      say(
+        f"{model_dir} is on a file system without locks ({error.strerror}): "
+        "see to it yourself that only one process trains there"
+      )
+    if _is_at(descriptor, path):
+      break
+    os.close(descriptor)  # its holder has just removed it
+  os.ftruncate(descriptor, 0)
+  holder = {"pid": os.getpid(), "host": socket.gethostname()}
+  os.write(descriptor, json.dumps(holder).encode())
+  return descriptor
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+  try:
+    return os.path.samestat(os.fstat(descriptor), os.stat(path))
+  except FileNotFoundError:
+    return False
+
+
+def _holder(path: str) -> str:
+  try:
+    with open(path, encoding="utf-8") as file:
+      content = json.load(file)
+    return f"process {content['pid']} on {content['host']}"
+  except (OSError, ValueError, KeyError, TypeError):
+    return "another process"  # which has not said yet who it is

@@ -1,0 +1,59 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says of itself: metrics.jsonl and TensorBoard event files.
+
+One JSON object a line, one line a logged step. A resumed run first drops the
+lines after the step it resumes from, so that each step stands there once.
+"""
+
+from collections.abc import Mapping
+
+from palm_mtf._tf import tf
+from palm_mtf.model_dir.json_lines import (
+  JsonLinesWriter,
+  read_json_lines,
+  write_json_lines,
+)
+from palm_mtf.model_dir.layout import ModelDir
+
+
+class MetricsWriter:
+  """Appends to both records; each line is on the disk when `write` returns."""
+
+  def __init__(self, model_dir: str, step: int):
+    """Continues the records of `model_dir` after `step` steps."""
+    path = ModelDir(model_dir).metrics
+    kept = [x for x in read_json_lines(path) if x["step"] <= step]
+    write_json_lines(path, kept)
+    self._lines = JsonLinesWriter(path)
+    with tf.Graph().as_default():  # it refuses to be made where eager code runs
+      self._events = tf.summary.FileWriter(model_dir)
+    # TensorBoard drops the events after `step` that an earlier run left.
+    self._events.add_session_log(
+      tf.SessionLog(status=tf.SessionLog.START), step + 1
+    )
+
+  def write(self, step: int, values: Mapping[str, float | int]) -> None:
+    """Records `values` at `step`, the number of steps done.
+
+    Raises:
+      UserError: the disk is full.
+    """
+    self._lines.write({"step": step, **values})
+    self._events.add_summary(summary_of(values), step)
+    self._events.flush()
+
+  def close(self) -> None:
+    """Closes both records."""
+    self._lines.close()
+    self._events.close()
+
+
+def summary_of(values: Mapping[str, float | int]) -> tf.Summary:
+  """Returns what TensorBoard shows of numbers, by name."""
+  return tf.Summary(
+    value=[
+      tf.Summary.Value(tag=name, simple_value=value)
+      for name, value in values.items()
+    ]
+  )

@@ -1,0 +1,88 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The forward pass of one pod: logits and loss of a batch."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
+from palm_mtf.model.palm import Palm
+from palm_mtf.programs.features import (
+  REQUIRED_FEATURES,
+  import_features,
+  placeholders,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardProgram:
+  """The forward pass of one pod.
+
+  Attributes:
+    features: what to feed of a batch, by name, in the order asked for.
+    logits: [batch, length, vocab], activation dtype; needs no targets and no
+      loss_weights.
+    loss: [], float32: nats a token.
+    weight_sum: [], float32: how many tokens the loss is the mean of.
+    slices: of every variable, by its checkpoint name.
+  """
+
+  features: dict[str, tf.Tensor]
+  logits: tf.Tensor
+  loss: tf.Tensor
+  weight_sum: tf.Tensor
+  slices: dict[str, list[Slice]]
+
+
+def build_forward_program(
+  config: PalmConfig,
+  mesh_layout: MeshLayout,
+  *,
+  batch_size: int,
+  features: Sequence[str] = REQUIRED_FEATURES,
+) -> ForwardProgram:
+  """Builds the logits and the loss of a batch in the current tf.Graph.
+
+  Args:
+    config: the architecture.
+    mesh_layout: devices and layout rules, checked against `config`.
+    batch_size: sequences in one pass.
+    features: names among FEATURES: what every batch has.
+
+  Raises:
+    UserError: there is no such feature, or inputs or targets are missing.
+  """
+  mesh = mtf.Mesh(mtf.Graph(), "pod")
+  (devices,) = local_devices(mesh_layout.num_devices).pods
+  placement = SlicePlacement(mesh_layout, devices)
+  dims = model_dims(config, batch_size, mesh_layout)
+  with tf.device(placement.host):
+    fed = placeholders(features, dims)
+  batch = import_features(mesh, fed, dims)
+  loss_weights = batch.get("loss_weights")
+  # The first weights are never used: a checkpoint is restored over them.
+  logits = Palm(mesh, config, dims, seed=0).logits(
+    batch["inputs"], batch.get("segments")
+  )
+  nats, _ = cross_entropy(logits, batch["targets"])
+  lowered = lower(
+    {mesh: placement},
+    {
+      "logits": logits,
+      "loss": weighted_mean(nats, loss_weights),
+      "weight_sum": weight_sum(batch["targets"], loss_weights),
+    },
+  )
+  # Of tokens, not of what the layout pads the vocabulary with.
+  lowered.tensors["logits"] = lowered.tensors["logits"][
+    ..., : config.vocab_size
+  ]
+  return ForwardProgram(
+    features=fed, slices=lowered.slices[0], **lowered.tensors
+  )

@@ -1,0 +1,180 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over the microbatches of one step, kept in float32 beside the weights.
+
+A mean over the tokens of a step is not the mean of its microbatches' means, or
+of its pods', where their weights differ. So what a forward and backward pass
+gives are sums over its tokens, and their weight; sums are added up over
+microbatches here, over pods in dcn_all_reduce.py, and divided in
+train_program.py.
+
+All microbatches of a step but the last add their sums to accumulators. The last
+one's pass runs together with exchange and update, on what is there plus its
+own. So memory holds the activations of one microbatch, however many there are,
+and a gradient is on its way to other pods while earlier layers still compute
+theirs. The client runs the passes of a pod one after the other: a while loop in
+the program would hold the batch of the whole step on the devices.
+
+A sum over a split dimension is left open: each slice adds up its own part, and
+the parts are all-reduced when the sum is read, once a step.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.model.loss import weight_sum, weighted_sum
+from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.xla import fused
+
+
+@fused
+def _plus(total, value):
+  return total + tf.cast(value, tf.float32)
+
+
+class Accumulate(mtf.Operation):
+  """Adds its input to an accumulator: all microbatches but the last do.
+
+  Attributes:
+    sum_name: of the accumulator.
+    accumulator: what it adds to.
+  """
+
+  def __init__(self, name: str, value: mtf.Tensor, is_first: tf.Tensor):
+    """Makes the accumulator `name`, which no checkpoint holds.
+
+    Args:
+      name: of the accumulator, unlike that of any variable.
+      value: what is added, any float dtype.
+      is_first: [], bool; where it is true the sum begins anew with `value`.
+    """
+    self.sum_name = name
+    self.accumulator = sliced_variable(
+      value.mesh, name, value.shape, initializer=Fill(0.0), trainable=False
+    ).operation
+    super().__init__([value], name=f"{name}/add")
+    self._is_first = is_first
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to one addition in place a slice."""
+    mesh_impl = lowering.mesh_impl(self)
+    slots, part, _ = _slots_and_part(lowering, self.accumulator, self.inputs[0])
+    added = mesh_impl.slicewise(mesh_impl.add, slots, part, self._is_first)
+    lowering.operations[self] = tf.group(added.all_slices)
+
+
+class AccumulatedSum(mtf.Operation):
+  """Outputs an accumulator plus the last microbatch's value, not kept."""
+
+  def __init__(self, accumulate: Accumulate):
+    """Reads what `accumulate` has added up, and its input."""
+    super().__init__(accumulate.inputs, name=f"{accumulate.sum_name}/read")
+    self._accumulator = accumulate.accumulator
+    (value,) = accumulate.inputs
+    self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to one addition a slice, and the all-reduce that was left."""
+    mesh_impl = lowering.mesh_impl(self)
+    slots, part, open_axes = _slots_and_part(
+      lowering, self._accumulator, self.inputs[0]
+    )
+    so_far = mesh_impl.slicewise(tf.convert_to_tensor, slots)
+    total = mesh_impl.slicewise(_plus, so_far, part)
+    if open_axes:  # all-reduce, over the axes that the value is a sum over
+      total = mtf.LazyAllreduceSum(mesh_impl, total, open_axes)
+    lowering.set_tensor_lowering(self.outputs[0], total)
+
+
+def _slots_and_part(
+  lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
+) -> tuple[object, object, list[int]]:
+  """Returns both laid out, and the axes that the value is a sum over yet."""
+  slots = lowering.variables[accumulator].laid_out_tensor
+  laid_out = lowering.tensors[value]
+  if isinstance(laid_out, mtf.LazyAllreduceSum):
+    return slots, laid_out.laid_out_input, laid_out.mesh_axes
+  return slots, laid_out.to_laid_out_tensor(), []
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLosses:
+  """What a forward pass says of each token, [batch, length] float32 each.
+
+  Attributes:
+    nats: -log p(target).
+    log_z: of the logits.
+    loss_weights: of each token in the means; None is 1 each.
+  """
+
+  nats: mtf.Tensor
+  log_z: mtf.Tensor
+  loss_weights: mtf.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+  """Sums over the tokens of a microbatch or more, on the mesh of one pod.
+
+  Attributes:
+    nats: [], float32.
+    log_z_squares: [], float32.
+    weight: [], float32: how many tokens they are sums of.
+    gradients: of nats + Z_LOSS log_z_squares, of each variable in order. Those
+      of the mean would be divided by `weight`; that is left to the scalar that
+      the optimizer multiplies gradients by, for they are large.
+  """
+
+  nats: mtf.Tensor
+  log_z_squares: mtf.Tensor
+  weight: mtf.Tensor
+  gradients: list[mtf.Tensor]
+
+
+def microbatch_sums(
+  tokens: TokenLosses, z_loss: float, variables: Sequence[mtf.Variable]
+) -> Sums:
+  """Returns the sums of one microbatch.
+
+  Args:
+    tokens: of it.
+    z_loss: Z_LOSS.
+    variables: the trained ones.
+  """
+  nats = weighted_sum(tokens.nats, tokens.loss_weights)
+  squares = weighted_sum(mtf.square(tokens.log_z), tokens.loss_weights)
+  gradients = mtf.gradients(
+    [nats + z_loss * squares], [v.value for v in variables]
+  )
+  weight = weight_sum(tokens.nats, tokens.loss_weights)
+  return Sums(nats, squares, weight, gradients)
+
+
+def accumulated(
+  sums: Sums, variables: Sequence[mtf.Variable], is_first: tf.Tensor
+) -> tuple[Sums, list[Accumulate]]:
+  """Returns the sums of a step, read on its last microbatch.
+
+  Args:
+    sums: of one microbatch.
+    variables: the trained ones.
+    is_first: [], bool: whether this microbatch is the first of its step.
+
+  Returns:
+    The sums, and what to run on each microbatch but the last.
+  """
+  values = {
+    "nats_sum": sums.nats,
+    "log_z_square_sum": sums.log_z_squares,
+    "weight_sum": sums.weight,
+  }
+  for variable, gradient in zip(variables, sums.gradients, strict=True):
+    values[f"{variable.name}/gradient_sum"] = gradient
+  accumulations = [
+    Accumulate(name, value, is_first) for name, value in values.items()
+  ]
+  nats, squares, weight, *gradients = (
+    AccumulatedSum(x).outputs[0] for x in accumulations
+  )
+  return Sums(nats, squares, weight, gradients), accumulations

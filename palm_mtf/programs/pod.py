@@ -1,0 +1,201 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What every pod computes of a training step: A before the exchange, B after.
+
+A is the forward and backward pass of the pod's share of the batch. B is global
+clipping and the update, from sums that are the same on all pods; so is all
+arithmetic that follows, and so are the variables.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.mesh.placement import SlicePlacement
+from palm_mtf.mesh.tpu_placement import TpuPlacement
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.dropout import Dropout
+from palm_mtf.model.loss import cross_entropy, divisor
+from palm_mtf.model.palm import Palm
+from palm_mtf.optim import schedule
+from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
+from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
+from palm_mtf.programs.features import import_features, placeholders
+from palm_mtf.programs.gradient_accumulation import (
+  Accumulate,
+  Sums,
+  TokenLosses,
+  accumulated,
+  microbatch_sums,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+  """A of one pod, as Mesh TensorFlow has it.
+
+  Attributes:
+    index: of the pod.
+    mesh: its own.
+    placement: of its mesh.
+    features: what it is fed.
+    numbers: what else its devices are told of a step, by name.
+    tokens: what the forward pass says of a microbatch.
+    variables: the trained ones.
+    sums: of the step, read on its last microbatch.
+    accumulations: to run on each microbatch but the last.
+  """
+
+  index: int
+  mesh: mtf.Mesh
+  placement: SlicePlacement | TpuPlacement
+  features: dict[str, tf.Tensor]
+  numbers: dict[str, tf.Tensor]
+  tokens: TokenLosses
+  variables: list[mtf.Variable]
+  sums: Sums
+  accumulations: list[Accumulate]
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+  """B of one pod.
+
+  Attributes:
+    operations: update all variables.
+    weight: [], float32: what the sums and their gradients are divided by.
+    squares: the sum of squares of each summed gradient.
+    losses: loss, z_loss and grad_norm, [] float32 each.
+  """
+
+  operations: list[AdafactorUpdate]
+  weight: mtf.Tensor
+  squares: list[mtf.Tensor]
+  losses: dict[str, mtf.Tensor]
+
+
+class PodBuilder:
+  """Builds A and B of each pod, from what all have in common.
+
+  Attributes:
+    step: as in TrainProgram.
+    microbatch: the same.
+  """
+
+  def __init__(
+    self,
+    config: PalmConfig,
+    mesh_layout: MeshLayout,
+    optimizer: AdafactorConfig,
+    *,
+    pod_batch_size: int,
+    seed: int,
+    client: str,
+  ):
+    self._config, self._mesh_layout = config, mesh_layout
+    self._optimizer, self._seed = optimizer, seed
+    self._pod_batch_size = pod_batch_size
+    self._num_microbatches = mesh_layout.num_microbatches
+    self._graph = mtf.Graph()
+    with tf.device(client):
+      none = tf.constant(-1, tf.int64)
+      self.step = tf.placeholder_with_default(none, [], "step")
+      self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
+
+  def pod(
+    self,
+    index: int,
+    placement: SlicePlacement | TpuPlacement,
+    features: Sequence[str],
+  ) -> Pod:
+    """Builds A: the sums of pod `index`."""
+    mesh = mtf.Mesh(self._graph, f"pod_{index}")
+    dims = model_dims(
+      self._config,
+      self._pod_batch_size // self._num_microbatches,
+      self._mesh_layout,
+    )
+    # What is imported onto the mesh is made beside it.
+    with tf.device(placement.host):
+      fed = placeholders(features, dims)
+      batch = import_features(mesh, fed, dims)
+      numbers = self.numbers(index, self.step, self.microbatch)
+      dropout = self._dropout(mesh, numbers)
+      logits = Palm(mesh, self._config, dims, self._seed, dropout).logits(
+        batch["inputs"], batch.get("segments")
+      )
+      tokens = TokenLosses(
+        *cross_entropy(logits, batch["targets"]), batch.get("loss_weights")
+      )
+      variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
+      sums = microbatch_sums(tokens, self._optimizer.z_loss, variables)
+      accumulations = []
+      if self._num_microbatches > 1:
+        sums, accumulations = accumulated(sums, variables, numbers["is_first"])
+    return Pod(
+      index,
+      mesh,
+      placement,
+      fed,
+      numbers,
+      tokens,
+      variables,
+      sums,
+      accumulations,
+    )
+
+  def numbers(
+    self, index: int, step: tf.Tensor, microbatch: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    """Returns what the devices of pod `index` are told of a microbatch.
+
+    Args:
+      index: of the pod.
+      step: as in TrainProgram.
+      microbatch: the same.
+    """
+    k = tf.cast(step + 1, tf.float32)
+    first_row = index * self._pod_batch_size
+    first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
+    dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
+    return {
+      "learning_rate": schedule.learning_rate(k, self._optimizer),
+      "decay": schedule.second_moment_decay(k, self._optimizer),
+      "is_first": tf.equal(microbatch, 0),
+      "dropout_state": tf.stack([tf.cast(x, tf.int32) for x in dropout_state]),
+    }
+
+  def _dropout(
+    self, mesh: mtf.Mesh, numbers: Mapping[str, tf.Tensor]
+  ) -> Dropout | None:
+    """Returns what drops activations, if anything does."""
+    if not self._optimizer.dropout:
+      return None
+    shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
+    state = mtf.import_tf_tensor(mesh, numbers["dropout_state"], shape)
+    return Dropout(self._optimizer.dropout, self._seed, state)
+
+  def update(self, pod: Pod, sums: Sums) -> Update:
+    """Builds B on one pod, from the sums of all of them."""
+    optimizer = self._optimizer
+    with tf.device(pod.placement.host):
+      weight = divisor(sums.weight)
+      squares = sums_of_squares(sums.gradients)
+      losses = {
+        "loss": sums.nats / weight,
+        "z_loss": optimizer.z_loss * sums.log_z_squares / weight,
+        "grad_norm": global_norm(squares) / weight,
+      }
+      norm, *others = (losses[x] for x in ("grad_norm", "loss", "z_loss"))
+      scalars = [
+        clip_factor(norm, optimizer.gradient_clip, others) / weight,
+        mtf.import_tf_tensor(pod.mesh, pod.numbers["learning_rate"]),
+        mtf.import_tf_tensor(pod.mesh, pod.numbers["decay"]),
+      ]
+      operations = adafactor_updates(
+        pod.variables, sums.gradients, scalars, optimizer
+      )
+    return Update(operations, weight, squares, losses)

@@ -1,0 +1,40 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The rates of this machine that training and decoding live on.
+
+`python -m palm_mtf.rates.measure` measures them and prints one JSON object,
+{name: text}: doctor --measure runs it in a process of its own.
+"""
+
+import json
+
+from palm_mtf._tf import tf
+from palm_mtf.mesh.session import session_config
+from palm_mtf.rates.peak_flops import chip_flops_per_sec, fastest_call_secs
+
+# Beyond any cache.
+_READ_BYTES = 2**28
+
+
+def measured_rates() -> dict[str, str]:
+  """Returns the rates, as people read them, by name."""
+  rates = {}
+  for dtype in ("float32", "bfloat16"):
+    flops = chip_flops_per_sec("measured", dtype)
+    rates[f"{dtype} products"] = f"{flops / 1e9:,.0f} GFLOP/s"
+  rates["memory read"] = f"{read_bytes_per_sec() / 1e9:,.1f} GB/s"
+  return rates
+
+
+def read_bytes_per_sec() -> float:
+  """Returns how fast all cores together read an array from memory."""
+  config = session_config(1)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    array = tf.Variable(tf.ones([_READ_BYTES // 4]), use_resource=True)
+    session.run(array.initializer)
+    read = session.make_callable(tf.reduce_max(array).op)
+    return _READ_BYTES / fastest_call_secs(read)
+
+
+if __name__ == "__main__":
+  print(json.dumps(measured_rates()))

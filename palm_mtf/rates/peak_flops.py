@@ -1,0 +1,61 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix-product rate of this machine: what MFU is measured against.
+
+A CPU's data sheet gives no useful peak, so CHIP = "measured" times a product
+large enough to reach it. Chips with a published peak are in
+accounting/hardware.py.
+"""
+
+import time
+from collections.abc import Callable
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting.hardware import peak_flops_per_sec
+from palm_mtf.mesh.session import session_config
+from palm_mtf.ops.bfloat16 import matmul
+
+_SIZE = 1536
+_REPEATS = 4
+
+
+def chip_flops_per_sec(
+  chip: str, activation_dtype: str, num_pods: int = 1
+) -> float:
+  """Returns the peak of `chip`, measuring it when that is "measured".
+
+  Args:
+    chip: CHIP.
+    activation_dtype: of the products.
+    num_pods: which share this machine: that many products run at once.
+  """
+  if chip != "measured":
+    return float(peak_flops_per_sec(chip))
+  return _measure_product(tf.as_dtype(activation_dtype), num_pods)
+
+
+def _measure_product(dtype: tf.DType, num_pods: int) -> float:
+  """Returns FLOP/s of square products; one multiply-add counts as two."""
+  # TensorFlow keeps the number of threads of a process's first session.
+  config = session_config(1, num_pods)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    # A variable: a constant product would be folded away.
+    factor = tf.Variable(tf.ones([_SIZE, _SIZE], dtype), use_resource=True)
+    session.run(factor.initializer)
+    products = [matmul(factor, factor).op for _ in range(num_pods)]
+    product = session.make_callable(tf.group(products))
+    return 2 * _SIZE**3 * num_pods / fastest_call_secs(product)
+
+
+def fastest_call_secs(call: Callable[[], object]) -> float:
+  """Returns the least time of some calls: others only slow a call down.
+
+  The first call is not timed: it makes its kernels.
+  """
+  call()
+  times = []
+  for _ in range(_REPEATS):
+    start = time.perf_counter()
+    call()
+    times.append(time.perf_counter() - start)
+  return min(times)

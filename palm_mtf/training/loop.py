@@ -1,0 +1,304 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: step, log, evaluate, save; and the same from any step.
+
+Everything a step does is a function of its number: the batch
+(data/batches/batches.py), the learning rate (optim/schedule.py) and, before the
+first, the weights. So a run that was stopped and resumed ends with the bits of
+one that was not.
+
+This is one session's loop; supervisor.py begins another where one ends.
+"""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting import flops
+from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.tensors import WeightsCopier, restore, restore_weights
+from palm_mtf.checkpoints.writer import BackgroundWriter
+from palm_mtf.cluster.heartbeat import PodWatch
+from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.mesh.placement import Devices
+from palm_mtf.model_dir.metrics import MetricsWriter
+from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.trace.write import keep_trace
+from palm_mtf.training.finite_check import DivergenceWatch
+from palm_mtf.training.job import Outcome, TrainJob
+from palm_mtf.training.loss_spikes import SpikeWatch
+from palm_mtf.training.progress import TrainProgress, rows_to_compute
+from palm_mtf.training.replica_check import FingerprintWatch
+from palm_mtf.training.step import BadStepError, TrainStep
+from palm_mtf.training.stop_signal import StopRequest
+from palm_mtf.training.watchdog import Watchdog
+
+# Timed steps, or seconds of them, after which a run says how long it will take.
+_STEPS_TO_JUDGE, _SECS_TO_JUDGE = 3, 10.0
+
+
+class _Clock:
+  """Seconds of one part of a step, over the steps since the last log line.
+
+  A session's first call is left out: it compiles, and opens files.
+
+  Attributes:
+    num_steps: all steps that were timed.
+    total_secs: the time of those steps.
+  """
+
+  def __init__(self):
+    self._is_first = True
+    self._secs: list[float] = []
+    self.num_steps, self.total_secs = 0, 0.0
+
+  @contextlib.contextmanager
+  def running(self, num_steps: int = 1) -> Iterator[None]:
+    """Times its body, which is of so many steps."""
+    start = time.perf_counter()
+    yield
+    if not self._is_first:
+      secs = time.perf_counter() - start
+      self._secs += [secs / num_steps] * num_steps
+      self.num_steps += num_steps
+      self.total_secs += secs
+    self._is_first = False
+
+  def take_mean(self) -> float:
+    """Returns the mean, 0 if nothing was timed, and starts anew."""
+    mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
+    self._secs = []
+    return mean
+
+
+class Place(NamedTuple):
+  """Where a program runs: on these devices, in a session that is watched."""
+
+  devices: Devices
+  session: tf.Session
+  pod_watch: PodWatch
+
+
+class TrainLoop:
+  """One session's program, its records and the step it has reached.
+
+  It runs as long as the batch size stays the same.
+  """
+
+  def __init__(
+    self,
+    job: TrainJob,
+    where: Place,
+    peak: float,
+    metrics: MetricsWriter,
+    progress: TrainProgress,
+    writer: BackgroundWriter,
+    watchdog: Watchdog,
+  ):
+    self._job, self._config, self._peak = job, job.config, peak
+    self._during = where.pod_watch.during
+    self._metrics, self._progress = metrics, progress
+    self._writer, self._watchdog = writer, watchdog
+    self._step_clock, self._data_clock = _Clock(), _Clock()
+    self._validation_loss: float | None = None
+    self._step = job.step
+    config, sizes = job.config, job.config.run.batch_sizes
+    self._batch_size = sizes.size(self._step)
+    self._last_step = config.run.train_steps
+    if change := sizes.next_change(self._step):
+      self._last_step = min(self._last_step, change)
+    self._spikes = SpikeWatch(
+      config.fault_tolerance, job.checkpoint, job.rewinds
+    )
+    self._batches = job.corpus.batches(sizes, self._spikes.skips)
+    program = build_train_program(
+      config.model,
+      config.mesh_layout,
+      config.optimizer,
+      batch_size=self._batch_size,
+      seed=config.run.seed,
+      features=self._batches.features,
+      pods=config.pods,
+      devices=where.devices,
+    )
+    self._program = program
+    with self._during("while its variables were set"):
+      where.pod_watch.connect(where.session)
+      self._set_up(where.session, program)
+
+  def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
+    """Sets the variables; makes what is called after each step."""
+    job = self._job
+    self._train_step = TrainStep(session, program)
+    pods, client = [x.slices for x in program.pods], program.devices.client
+    self._copier = WeightsCopier(session, program.slices, client)
+    self._divergence = DivergenceWatch(session, program, self._writer.wait)
+    self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
+    if job.checkpoint:
+      restore(session, pods, job.checkpoint.prefix, client)
+      return
+    session.run(program.initialize)
+    if job.initial_weights:
+      names = set(job.manifest.shapes)
+      parameters = [
+        {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
+        for pod in pods
+      ]
+      restore_weights(session, parameters, job.initial_weights, client)
+
+  def run(self, stop: StopRequest) -> Outcome:
+    """Runs the steps that are left, and what is due after each."""
+    run = self._config.run
+    while self._step < self._last_step and not stop.signal_name:
+      self._writer.check()
+      for values in self._run_steps():
+        self._step += 1
+        if self._spikes.sees_spike(values):
+          self._writer.wait()
+          back, rewinds = self._spikes.rewind(
+            self._job.model_dir, self._step, values["loss"], run.batch_sizes
+          )
+          return Outcome(back, None, "", rewinds)
+      self._say_how_long()
+      if self._step % self._config.pods.fingerprint_steps == 0:
+        with self._during(f"while pods were compared after step {self._step}"):
+          self._fingerprints.check(self._step)
+      is_last = self._step == run.train_steps
+      if is_last or self._step % run.eval_steps == 0:
+        self._validate()
+        values["validation_loss"] = self._validation_loss
+        values["unigram_entropy"] = self._job.unigram_entropy
+      every = self._config.evaluation.task_eval_steps
+      has_tasks = every is not None and (is_last or self._step % every == 0)
+      if has_tasks:
+        values |= self._job.evaluate_tasks(self._checkpoint_of_now())
+      is_due = is_last or self._step % run.log_steps == 0
+      if is_due or has_tasks or self._step in run.trace_steps:
+        self._log(values)
+      every = None if is_last else run.sample_steps
+      if every is not None and self._step % every == 0:
+        self._job.keep_samples(self._checkpoint_of_now())
+      elif self._step % run.checkpoint_steps == 0:
+        self._save()
+    self._save()  # the last step, or a signal came
+    newest = self._writer.wait()
+    if self._step < run.train_steps:
+      return Outcome(newest, None, stop.signal_name)
+    if self._validation_loss is None:  # there was no step left to run
+      self._validate()
+    return Outcome(newest, self._validation_loss, "")
+
+  def _run_steps(self) -> list[dict[str, float]]:
+    """Runs the steps of one call; returns the metrics of each."""
+    num_steps = self._steps_of_call()
+    until = self._step + num_steps
+    with self._data_clock.running(num_steps):
+      batches = [self._batches.batch(i) for i in range(self._step, until)]
+    phase = f"in step {until}"
+    if num_steps > 1:
+      phase = f"in steps {self._step + 1} to {until}"
+    is_traced = until in self._config.run.trace_steps
+    # What a traced step takes is not what a step takes.
+    clock = contextlib.nullcontext if is_traced else self._step_clock.running
+    records = [] if is_traced else None
+    with clock(num_steps), self._during(phase):
+      try:
+        if self._program.loop and not is_traced:
+          all_values = self._train_step.run_loop(batches, self._step)
+        else:
+          all_values = [self._train_step.run(*batches, self._step, records)]
+      except BadStepError as bad:
+        raise self._divergence.error_of_step(bad) from None
+    self._watchdog.step_done(until)
+    if is_traced:
+      self._watchdog.expect_slow()
+      trace = keep_trace(self._job.model_dir, until, self._program, records)
+      self._progress.say(trace.says)
+      all_values[-1] |= trace.figures
+    return all_values
+
+  def _say_how_long(self) -> None:
+    """Says what the steps and losses that are left will take, once."""
+    clock, run = self._step_clock, self._config.run
+    if clock.num_steps < _STEPS_TO_JUDGE and clock.total_secs < _SECS_TO_JUDGE:
+      return
+    step_secs = clock.total_secs / clock.num_steps
+    secs = rows_to_compute(run, self._step) / self._batch_size * step_secs
+    self._progress.say_how_long(step_secs, secs)
+
+  def _steps_of_call(self) -> int:
+    """Returns how many steps are run before anything is due."""
+    if not self._program.loop:
+      return 1
+    run, evaluation = self._config.run, self._config.evaluation
+    every = [run.log_steps, run.eval_steps, run.checkpoint_steps]
+    every += filter(None, [run.sample_steps, evaluation.task_eval_steps])
+    ends = [self._last_step, *(n - self._step % n + self._step for n in every)]
+    for traced in run.trace_steps:  # alone in its call
+      ends += [x for x in (traced - 1, traced) if x > self._step]
+    return min(self._program.loop.max_steps, min(ends) - self._step)
+
+  def _validate(self) -> None:
+    """Measures the mean nats of the validation tokens."""
+    self._watchdog.expect_slow()
+    batches = self._job.corpus.validation_batches(
+      batch_size=self._batch_size,
+      num_rows=self._config.run.num_validation_rows,
+    )
+    with self._during(f"while the loss of step {self._step} was measured"):
+      self._validation_loss = self._train_step.mean_loss(batches)
+    self._progress.say(
+      f"step {self._step}  validation loss {self._validation_loss:.4f}"
+    )
+
+  def _log(self, values: dict[str, float]) -> None:
+    config, step_secs = self._config, self._step_clock.take_mean()
+    length = config.model.sequence_length
+    batch_tokens = self._batch_size * length
+    rate = batch_tokens / step_secs if step_secs else 0.0
+    mfu = flops.mfu(rate, config.model, self._peak)
+    values |= {
+      "tokens": config.run.batch_sizes.rows_before(self._step) * length,
+      "global_batch_tokens": batch_tokens,
+      "data_wait_secs": self._data_clock.take_mean(),
+      "checkpoint_wait_secs": self._writer.take_wait_secs(),
+      "host_memory_bytes": resident_bytes(),
+      "num_pods": config.pods.num_pods,
+      "dcn_bytes": dcn_bytes(config.model, config.mesh_layout, config.pods),
+    }
+    # Nothing may have been timed between two lines of traced steps.
+    if step_secs or self._step not in config.run.trace_steps:
+      values |= {"tokens_per_sec": rate, "step_secs": step_secs, "mfu": mfu}
+    self._metrics.write(self._step, values)
+    self._progress.update(
+      self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu
+    )
+
+  def _checkpoint_of_now(self) -> Checkpoint:
+    """Returns the checkpoint of this step, written; its use may take long."""
+    self._save()
+    self._watchdog.expect_slow()
+    return self._writer.wait()
+
+  def _save(self) -> None:
+    """Begins to write a checkpoint of this step, unless there is one."""
+    if self._step == self._writer.step:
+      return
+    job = self._job
+    self._watchdog.expect_slow()
+    sizes = self._config.run.batch_sizes
+    next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
+    manifest = dataclasses.replace(
+      job.manifest,
+      step=self._step,
+      next_row=next_row,
+      data={**job.manifest.data, **self._spikes.manifest_data()},
+    )
+    with self._during(f"while step {self._step} was saved"):
+      self._divergence.check_variables(self._step)
+      self._fingerprints.check(self._step)
+      self._writer.write(manifest, self._copier.copy)

@@ -1,0 +1,220 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every check of a training run, and its data: what the loop begins with.
+
+What can go wrong because of what the user gave goes wrong here, before
+TensorFlow is imported and before anything in MODEL_DIR is touched that was
+there before.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from palm_mtf import __version__
+from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.accounting.optimizer_state import (
+  check_same_slots,
+  optimizer_state,
+)
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.initial_weights import (
+  check_same_vocabulary,
+  check_vocabulary_given,
+  find_initial_weights,
+)
+from palm_mtf.checkpoints.locate import NamedWeights
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  Manifest,
+  check_same_model,
+  newest_whole,
+)
+from palm_mtf.checkpoints.retention import check_space
+from palm_mtf.cluster.addresses import check_client
+from palm_mtf.cluster.local_servers import cluster_places
+from palm_mtf.config import Config, DecodeConfig, mesh_layout
+from palm_mtf.config.tpu_topology import check_pods, tpu_slice
+from palm_mtf.console import say
+from palm_mtf.data.batches.batches import Batch
+from palm_mtf.data.batches.corpus import Corpus, load_corpus
+from palm_mtf.data.batches.unigram import unigram_entropy
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.inference.prompts import check_prompts, check_room
+from palm_mtf.machine.activation_dtype import described, resolved
+from palm_mtf.report.figures import check_can_draw
+from palm_mtf.training.job import TrainJob
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.evaluation.evaluator import TaskEvaluation
+
+# What a run's numbers depend on besides its settings.
+_COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
+
+
+def prepare(model_dir: str, config: Config) -> TrainJob:
+  """Checks everything and readies vocabulary and tokens.
+
+  Args:
+    model_dir: MODEL_DIR, which only this process changes.
+    config: every setting.
+
+  Raises:
+    UserError: what was given cannot work; nothing has been overwritten.
+  """
+  _check_devices(config)
+  shapes = parameter_shapes(config.model)
+  newest = _find_newest(model_dir, config)
+  config = _with_dtype(config, newest)
+  model, data, run = config.model, config.data, config.run
+  initial = find_initial_weights(run.init_checkpoint, newest, shapes)
+  check_vocabulary_given(initial, model_dir, data)
+  check_space(model_dir, shapes, run, optimizer_state(config.optimizer))
+  vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+  if newest:
+    check_same_model(newest, shapes, vocabulary.sha256)
+  check_same_vocabulary(initial, vocabulary)
+  check_prompts(run.prompts, vocabulary, model, run)
+  corpus = load_corpus(
+    model_dir, data, vocabulary, model.sequence_length, run.seed
+  )
+  corpus.batches(run.batch_sizes)  # are there enough?
+  task_evaluation = _task_evaluation(model_dir, config, vocabulary)
+  entropy = unigram_entropy(_validation_batches(corpus, config))
+  manifest = _manifest(config, vocabulary, corpus)
+  return TrainJob(
+    model_dir=model_dir,
+    config=config,
+    vocabulary=vocabulary,
+    corpus=corpus,
+    manifest=_starting_from(newest, initial, manifest),
+    checkpoint=newest,
+    unigram_entropy=entropy,
+    task_evaluation=task_evaluation,
+    initial_weights=initial,
+  )
+
+
+def _task_evaluation(
+  model_dir: str, config: Config, vocabulary: Vocabulary
+) -> "TaskEvaluation | None":
+  """Opens the tasks that training evaluates on; predictions are greedy."""
+  if not config.evaluation.task_eval_steps:
+    return None
+  check_room(config.model, config.run)
+  # SeqIO takes seconds, as TensorFlow does, which training needs anyway.
+  from palm_mtf.evaluation.evaluator import TaskEvaluation
+
+  greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
+  return TaskEvaluation(model_dir, greedy, vocabulary)
+
+
+def _check_devices(config: Config) -> None:
+  """Raises UserError unless all divides, is known, and can be drawn."""
+  mesh, pods, run = config.mesh_layout, config.pods, config.run
+  sizes = run.batch_sizes.sizes
+  mesh_layout.check(mesh, config.model, *sizes, num_pods=pods.num_pods)
+  check_chip(run.chip)
+  if mesh.tpu:
+    check_pods(tpu_slice(mesh.tpu), pods)
+  if run.trace_steps:
+    check_can_draw("TRACE_STEPS")
+  if pods.pods == "cluster":
+    cluster_places(pods, mesh)
+    check_client(pods.client_address)
+  if mesh.tpu and pods.pods == "in_process":
+    # Last, for TensorFlow takes seconds; but what data take may be hours.
+    from palm_mtf.cluster.connect import tpus_here
+
+    tpus_here(mesh)
+
+
+def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
+  """Returns where to go on from; raises UserError if that is another model."""
+  newest = newest_whole(model_dir)
+  if newest:
+    check_same_model(newest, parameter_shapes(config.model))
+    check_same_slots(newest.path, newest.manifest.settings, config.optimizer)
+  return newest
+
+
+def _with_dtype(config: Config, newest: Checkpoint | None) -> Config:
+  """Returns the settings, ACTIVATION_DTYPE resolved; says what that is."""
+  begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
+  model = resolved(config.model, config.mesh_layout, begun_in)
+  say(described(model, config.mesh_layout, begun_in))
+  return dataclasses.replace(config, model=model)
+
+
+def _validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
+  """Returns what the validation loss is measured on."""
+  run = config.run
+  return corpus.validation_batches(
+    batch_size=run.batch_sizes.size(run.train_steps - 1),
+    num_rows=run.num_validation_rows,
+  )
+
+
+def _manifest(
+  config: Config, vocabulary: Vocabulary, corpus: Corpus
+) -> Manifest:
+  """Returns what every checkpoint of the run says of itself, but its step."""
+  model, run = config.model, config.run
+  parts = (
+    model,
+    config.mesh_layout,
+    config.pods,
+    config.optimizer,
+    config.data,
+    config.fault_tolerance,
+    run,
+  )
+  settings = {
+    name.upper(): value
+    for part in parts
+    for name, value in dataclasses.asdict(part).items()
+  }
+  return Manifest(
+    shapes=parameter_shapes(model),
+    vocabulary_sha256=vocabulary.sha256,
+    data={
+      "SEED": run.seed,
+      "GLOBAL_BATCH_SIZE": run.batch_sizes.pairs,
+      "SEQUENCE_LENGTH": model.sequence_length,
+      "PACKING": corpus.packing,
+      "the tokens": corpus.fingerprint,
+    },
+    settings=json.loads(json.dumps(settings)),  # as they will be read
+    versions={
+      "palm_mtf": __version__,
+      "python": platform.python_version(),
+      **{x: importlib.metadata.version(x) for x in _COMPUTING_PACKAGES},
+    },
+  )
+
+
+def _starting_from(
+  newest: Checkpoint | None, initial: NamedWeights | None, manifest: Manifest
+) -> Manifest:
+  """Says whose weights a run starts from; returns the manifest with them."""
+  if newest:
+    _say_what_resumes(newest, manifest)
+  if not initial:
+    return manifest
+  say(f"starting from the weights of {initial.place}, with step 0")
+  if not initial.checkpoint:
+    return manifest
+  return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)
+
+
+def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
+  say(f"resuming from {newest.path}")
+  for name, value in manifest.data.items():
+    if newest.manifest.data.get(name) != value:
+      say(
+        f"{name} differs from that checkpoint's: from here on each step reads "
+        "other batches than a run from the start would"
+      )

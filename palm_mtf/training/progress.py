@@ -1,0 +1,113 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The progress of a run on stderr: a bar for people, lines for files.
+
+On a terminal it is one bar with step, loss, tokens/s, MFU and the time left;
+where stderr is a file or a pipe, a line every few seconds says the same.
+"""
+
+import sys
+import time
+
+from rich import progress
+from rich.console import Console
+
+from palm_mtf.config.run import RunConfig
+
+_LINE_SECS = 10.0
+# A loss is the forward pass alone: a third of a step's arithmetic.
+_STEPS_OF_A_LOSS = 1 / 3
+
+
+def rows_to_compute(run: RunConfig, step: int) -> float:
+  """Returns the work that is left after `step`, in rows of training steps.
+
+  Args:
+    run: the steps, their batch sizes, and the validation losses between them.
+    step: steps that are done.
+  """
+  sizes = run.batch_sizes
+  rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
+  losses = -(-run.train_steps // run.eval_steps) - step // run.eval_steps
+  return rows + losses * run.num_validation_rows * _STEPS_OF_A_LOSS
+
+
+def _minutes(secs: float) -> str:
+  return f"{int(secs) // 60}:{int(secs) % 60:02d}"
+
+
+class TrainProgress:
+  """Shows how far training is; use it as a context manager."""
+
+  def __init__(self, step: int, train_steps: int):
+    """Starts at `step` steps done of `train_steps`."""
+    self._train_steps = train_steps
+    self._last_line = time.monotonic()
+    # Of the first update: what is before it, compiling above all, comes once.
+    self._first: tuple[int, float] | None = None
+    self._has_said_how_long = False
+    self._bar = progress.Progress(
+      progress.TextColumn("step {task.completed}/{task.total}"),
+      progress.BarColumn(),
+      progress.TextColumn("{task.fields[numbers]}"),
+      progress.TimeElapsedColumn(),
+      progress.TextColumn("{task.fields[left]}"),
+      console=Console(stderr=True),
+    )
+    self._task = self._bar.add_task(
+      "", total=train_steps, completed=step, numbers="compiling ...", left=""
+    )
+    self._is_terminal = sys.stderr.isatty()
+
+  def __enter__(self) -> "TrainProgress":
+    if self._is_terminal:
+      self._bar.start()
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    if self._is_terminal:
+      self._bar.stop()
+
+  def update(
+    self, step: int, *, loss: float, tokens_per_sec: float, mfu: float
+  ) -> None:
+    """Shows `step` steps done and the latest numbers."""
+    numbers = f"loss {loss:.3f}"
+    if tokens_per_sec:
+      numbers += f"  {tokens_per_sec:,.0f} tokens/s  MFU {mfu:.1%}"
+    now = time.monotonic()
+    left = self._left(step, now)
+    self._bar.update(self._task, completed=step, numbers=numbers, left=left)
+    is_due = now - self._last_line >= _LINE_SECS or step == self._train_steps
+    if not self._is_terminal and is_due:
+      self._last_line = now
+      line = f"step {step}/{self._train_steps}  {numbers}  {left}"
+      self.say(line.rstrip())
+
+  def _left(self, step: int, now: float) -> str:
+    """Returns the time left, or nothing where that cannot be known yet."""
+    steps_left = self._train_steps - step
+    if not steps_left:
+      return "0:00 left"
+    if self._first is None or step <= self._first[0]:  # a rewind
+      self._first = step, now
+      return ""
+    first_step, start = self._first
+    secs = (now - start) / (step - first_step) * steps_left
+    return f"{_minutes(secs)} left"
+
+  def say_how_long(self, step_secs: float, secs: float) -> None:
+    """Says what a step takes here, and what is left, both in seconds; once."""
+    if not self._has_said_how_long:
+      self._has_said_how_long = True
+      self.say(
+        f"training will take about {_minutes(secs)} minutes here: "
+        f"{step_secs:.2f} s a step, and validation losses"
+      )
+
+  def say(self, line: str) -> None:
+    """Writes a line that stays, above the bar."""
+    if self._is_terminal:
+      self._bar.console.print(line, markup=False, highlight=False)
+    else:
+      print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,194 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps in a session: their microbatches, the last with the update.
+
+A pod needs no other before the last microbatch, and waits for none: what comes
+before it is a call of its own for each pod.
+
+A step whose loss or gradients are infinite or no number changes no variable;
+its last part is run again without the update, to say where that began.
+"""
+
+import concurrent.futures
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.data.batches.batches import Batch, split_batch
+from palm_mtf.mesh.session import ONE_BY_ONE
+from palm_mtf.programs.train_program import TrainProgram
+
+_TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
+
+
+class BadStepError(Exception):
+  """A step with a number that is not finite; it has changed no variable.
+
+  Attributes:
+    step: of it, counted from 1.
+    losses: loss, z_loss and grad_norm of the step.
+    gradient_squares: [variables], float32, as in TrainProgram.
+  """
+
+  def __init__(
+    self, step: int, losses: dict[str, float], gradient_squares: np.ndarray
+  ):
+    """Keeps them."""
+    super().__init__(step, losses)
+    self.step = step
+    self.losses = losses
+    self.gradient_squares = gradient_squares
+
+
+class TrainStep:
+  """Runs the steps of a program, and its loss on other batches."""
+
+  def __init__(self, session: tf.Session, program: TrainProgram):
+    """Readies the calls into `session`, whose variables must be set."""
+    self._session, self._program = session, program
+    self._num_pods = len(program.pods)
+    self._num_microbatches = program.num_microbatches
+    self._features = list(program.pods[0].features)
+    features = [x for pod in program.pods for x in pod.features.values()]
+    fed = [*features, program.step, program.microbatch]
+    # A callable returns what has the structure of its first argument.
+    self._update = session.make_callable(
+      [program.metrics, program.update], fed, accept_options=True
+    )
+    self._accumulate = [
+      session.make_callable(
+        pod.accumulate,
+        [*pod.features.values(), program.step, program.microbatch],
+        accept_options=True,
+      )
+      for pod in program.pods
+    ]
+    self._is_first = True
+    self._measure = session.make_callable(
+      [program.losses, program.gradient_squares], fed
+    )
+    self._loop = loop = program.loop
+    if loop:
+      self._run_loop = session.make_callable(
+        [loop.metrics, loop.num_done],
+        [*loop.features.values(), program.step, loop.num_steps],
+      )
+    self._clients = concurrent.futures.ThreadPoolExecutor(self._num_pods)
+    self._losses_and_weights = session.make_callable(
+      [[pod.loss, pod.weight_sum] for pod in program.pods], features
+    )
+
+  def run(
+    self,
+    batch: Batch,
+    step: int,
+    records: list[tf.RunMetadata] | None = None,
+  ) -> dict[str, float]:
+    """Trains on a batch.
+
+    Args:
+      batch: the features of the program.
+      step: steps done before this one.
+      records: where to add what the runtime records of each call, the last one
+        at the end; None records nothing. It changes no bit.
+
+    Returns:
+      The metrics of the step, by name.
+
+    Raises:
+      BadStepError: its loss or its gradients are not finite.
+    """
+    options = None
+    if self._is_first and self._num_pods > 1:
+      options = ONE_BY_ONE  # servers disregard it
+    self._is_first = False
+
+    def run(call: Callable[..., Any], *fed: object) -> Any:
+      if records is None:
+        return call(*fed, options=options)
+      records.append(tf.RunMetadata())
+      return call(*fed, options=_TRACED, run_metadata=records[-1])
+
+    def accumulate(pod: int) -> None:
+      for i, rows in enumerate(shares[pod][:-1]):
+        run(self._accumulate[pod], *rows, step, i)
+
+    shares = self._shares(batch)
+    list(self._clients.map(accumulate, range(self._num_pods)))
+    # A, the exchange and B: from here on pods wait for each other.
+    last = self._last(shares, step)
+    try:
+      metrics, _ = run(self._update, *last)
+    except tf.errors.InvalidArgumentError:
+      losses, squares = self._measure(*last)
+      if np.isfinite(list(losses.values())).all():
+        raise  # something else was wrong
+      raise BadStepError(step + 1, _floats(losses), squares) from None
+    return _floats(metrics)
+
+  def run_loop(
+    self, batches: Sequence[Batch], step: int
+  ) -> list[dict[str, float]]:
+    """Trains on a batch after the other, in one call of the program's loop.
+
+    Args:
+      batches: one a step, no more than the loop can have.
+      step: steps done before the first.
+
+    Returns:
+      The metrics of each step, by name.
+
+    Raises:
+      BadStepError: a step's loss or gradients are not finite; those before it
+        are done.
+    """
+    fed = []
+    for name, of_rounds in self._loop.features.items():
+      rows = np.concatenate([batch[name] for batch in batches])
+      rounds = np.zeros(of_rounds.shape, rows.dtype)
+      rows = rows.reshape(-1, *rounds.shape[1:])
+      rounds[: len(rows)] = rows
+      fed.append(rounds)
+    metrics, num_done = self._run_loop(*fed, step, len(batches))
+    done = [
+      {name: float(of_steps[i]) for name, of_steps in metrics.items()}
+      for i in range(num_done)
+    ]
+    if not np.isfinite([done[-1][name] for name in self._program.losses]).all():
+      bad = num_done - 1
+      last = self._last(self._shares(batches[bad]), step + bad)
+      losses, squares = self._measure(*last)
+      raise BadStepError(step + num_done, _floats(losses), squares)
+    return done
+
+  def mean_loss(self, batches: Iterable[Batch]) -> float:
+    """Returns the nats of a target, averaged over all targets of `batches`."""
+    results = []
+    for batch in batches:
+      for parts in zip(*self._shares(batch), strict=True):
+        rows = itertools.chain.from_iterable(parts)
+        results.extend(self._losses_and_weights(*rows))
+    losses, weights = zip(*results, strict=True)
+    return float(np.average(losses, weights=weights))
+
+  def _last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
+    """Returns what to feed with the last microbatch of a step."""
+    rows = [rows for share in shares for rows in share[-1]]
+    return [*rows, step, self._num_microbatches - 1]
+
+  def _shares(self, batch: Batch) -> list[list[list[np.ndarray]]]:
+    """Returns what to feed: of each pod, of each microbatch, its features."""
+    return [
+      [
+        [part[name] for name in self._features]
+        for part in split_batch(share, self._num_microbatches)
+      ]
+      for share in split_batch(batch, self._num_pods)
+    ]
+
+
+def _floats(values: dict[str, np.float32]) -> dict[str, float]:
+  return {name: float(value) for name, value in values.items()}

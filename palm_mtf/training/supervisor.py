@@ -1,0 +1,122 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A whole run: one training loop (loop.py) after another.
+
+A loop ends, and the next goes on from a checkpoint, where the batch size
+changes, where the loss spikes, and where a pod is lost.
+"""
+
+import contextlib
+import dataclasses
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import Manifest, newest_whole
+from palm_mtf.checkpoints.writer import BackgroundWriter
+from palm_mtf.cluster.connect import Cluster, connect
+from palm_mtf.cluster.heartbeat import PodLostError, PodWatch
+from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.recovery import PodRecovery
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.metrics import MetricsWriter
+from palm_mtf.rates.peak_flops import chip_flops_per_sec
+from palm_mtf.training.job import Outcome, TrainJob
+from palm_mtf.training.loop import Place, TrainLoop
+from palm_mtf.training.progress import TrainProgress
+from palm_mtf.training.stop_signal import StopRequest
+from palm_mtf.training.watchdog import Watchdog
+
+
+def run_training(job: TrainJob, servers: PodServers) -> Outcome:
+  """Trains from `job.checkpoint`, or from nothing, to TRAIN_STEPS.
+
+  Args:
+    job: what is trained.
+    servers: of its pods.
+
+  Raises:
+    UserError: a number is no longer finite, a checkpoint has no space, or a
+      pod is lost and ON_POD_FAILURE does not make up for it.
+  """
+  recovery = PodRecovery(
+    servers, job.config.model, job.config.run.batch_sizes.sizes
+  )
+  while True:
+    try:
+      return _train_on(job, servers)
+    except PodLostError as lost:
+      newest = newest_whole(job.model_dir)
+      step = newest.manifest.step if newest else 0
+      config = job.config
+      pods = recovery.pods_after(lost, config.pods, config.mesh_layout, step)
+      job = dataclasses.replace(
+        job,
+        config=dataclasses.replace(config, pods=pods),
+        checkpoint=newest,
+        rewinds=(),
+        manifest=_on(pods, job),
+      )
+
+
+def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
+  """Returns a job's manifest with settings of pods."""
+  settings = dict(job.manifest.settings)
+  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
+  return dataclasses.replace(job.manifest, settings=settings)
+
+
+def _train_on(job: TrainJob, servers: PodServers) -> Outcome:
+  """Trains to the end, or a signal, on all servers."""
+  config, pods = job.config, job.config.pods
+  peak = chip_flops_per_sec(
+    config.run.chip, config.model.activation_dtype, pods.num_pods
+  )
+  places = servers.places()
+  with PodWatch(servers, places, pods.pod_timeout_secs) as pod_watch:
+    cluster = connect(pods, config.mesh_layout, places)
+    while True:  # through all rewinds
+      outcome = _run_to_rewind(job, cluster, pod_watch, peak)
+      if not outcome.rewinds:
+        return outcome
+      job = dataclasses.replace(
+        job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
+      )
+
+
+def _run_to_rewind(
+  job: TrainJob, cluster: Cluster, pod_watch: PodWatch, peak: float
+) -> Outcome:
+  """Trains to the end, a signal, or a spike; records start anew after one."""
+  run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
+  with (
+    StopRequest() as stop,
+    contextlib.closing(MetricsWriter(job.model_dir, job.step)) as metrics,
+    TrainProgress(job.step, run.train_steps) as progress,
+    BackgroundWriter(job.model_dir, run, job.checkpoint) as writer,
+    Watchdog(secs, lambda: writer.newest_path) as watchdog,
+  ):
+    while True:
+      with (
+        tf.Graph().as_default(),
+        cluster.session() as session,
+      ):
+        watchdog.expect_slow()
+        where = Place(cluster.devices, session, pod_watch)
+        records = (metrics, progress, writer, watchdog)
+        try:
+          outcome = TrainLoop(job, where, peak, *records).run(stop)
+        except PodLostError as lost:
+          if not stop.signal_name:
+            raise
+          # Who asks a run to stop may have stopped its servers too.
+          raise UserError(
+            f"{lost}, after {stop.signal_name}; run the same command to go on."
+          ) from None
+      if (
+        outcome.stopped_by
+        or outcome.rewinds
+        or outcome.validation_loss is not None
+      ):
+        return outcome
+      # Another batch size is another program, and goes on as a resumed run.
+      job = dataclasses.replace(job, checkpoint=outcome.checkpoint)

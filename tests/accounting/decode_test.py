@@ -1,0 +1,59 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a token reads, and the threads that this is worth."""
+
+import dataclasses
+
+import pytest
+
+from palm_mtf.accounting.decode import decode_weight_bytes, step_threads
+from palm_mtf.accounting.params import count_norm_scales, count_parameters
+from palm_mtf.config.model import PalmConfig
+
+# 26.6M parameters: products of 1.9M weights.
+SMALL = PalmConfig(
+  num_layers=6,
+  d_model=512,
+  num_heads=8,
+  d_kv=64,
+  d_ff=2048,
+  vocab_size=8192,
+  sequence_length=256,
+)
+PALM_8B = PalmConfig(
+  num_layers=32,
+  d_model=4096,
+  num_heads=16,
+  d_kv=256,
+  d_ff=16384,
+  vocab_size=256000,
+  sequence_length=2048,
+)
+
+
+def test_a_token_reads_every_weight_once():
+  config = dataclasses.replace(SMALL, activation_dtype="bfloat16")
+  rest = config.vocab_size * config.d_model + count_norm_scales(config)
+  kernels = count_parameters(config) - config.vocab_size * config.d_model
+  assert decode_weight_bytes(config, "int8") == kernels + 2 * rest
+  assert decode_weight_bytes(config, "activation") == 2 * (kernels + rest)
+  config = dataclasses.replace(SMALL, activation_dtype="float32")
+  assert decode_weight_bytes(config, "activation") == 4 * (kernels + rest)
+
+
+@pytest.mark.parametrize(
+  ("dtype", "weight_dtype", "threads"),
+  [
+    ("bfloat16", "int8", 1),
+    ("bfloat16", "activation", 1),
+    ("float32", "activation", 2),
+  ],
+)
+def test_few_bytes_are_read_by_one_thread(dtype, weight_dtype, threads):
+  config = dataclasses.replace(SMALL, activation_dtype=dtype)
+  assert step_threads(config, weight_dtype, cores=16) == threads
+
+
+def test_many_bytes_are_read_by_all_cores():
+  assert step_threads(PALM_8B, "int8", cores=16) == 16
+  assert step_threads(PALM_8B, "int8", cores=2) == 2

@@ -1,0 +1,136 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer's slots, their bytes, and whose can be gone on with."""
+
+import dataclasses
+
+import pytest
+
+from palm_mtf.accounting.optimizer_state import (
+  check_same_slots,
+  checkpoint_bytes,
+  optimizer_state,
+  parameter_slots,
+)
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.errors import UserError
+
+PALM = AdafactorConfig(
+  learning_rate=0.01,
+  beta1=0.9,
+  beta2_exponent=0.8,
+  update_clip=1.0,
+  gradient_clip=1.0,
+  weight_decay_exponent=2.0,
+  z_loss=1e-4,
+)
+FACTORED = dataclasses.replace(PALM, second_moment="factored", beta1=0.0)
+SHAPES = parameter_shapes(
+  PalmConfig(
+    num_layers=1,
+    d_model=3,
+    num_heads=5,
+    d_kv=2,
+    d_ff=7,
+    vocab_size=11,
+    sequence_length=4,
+  )
+)
+NUM_PARAMETERS = 33 + 3 + 30 + 6 + 6 + 30 + 21 + 21 + 21 + 3
+
+
+def slot_shapes(optimizer):
+  return {
+    f"{name}/{slot.name}": shape[slot.dims]
+    for name, shape in SHAPES.items()
+    for slot in parameter_slots(name, len(shape), optimizer_state(optimizer))
+  }
+
+
+def test_palm_keeps_two_slots_of_the_shape_of_each_parameter():
+  assert slot_shapes(PALM) == {
+    f"{name}/{slot}": shape
+    for name, shape in SHAPES.items()
+    for slot in ("second_moment", "momentum")
+  }
+
+
+def test_factored_keeps_rows_and_columns_of_matrices_alone():
+  assert slot_shapes(FACTORED) == {
+    "embedding/second_moment_row": (11,),
+    "embedding/second_moment_column": (3,),
+    "layer_000/norm/scale/second_moment": (3,),
+    "layer_000/attention/q/second_moment_row": (3,),
+    "layer_000/attention/q/second_moment_column": (5, 2),
+    "layer_000/attention/k/second_moment_row": (3,),
+    "layer_000/attention/k/second_moment_column": (2,),
+    "layer_000/attention/v/second_moment_row": (3,),
+    "layer_000/attention/v/second_moment_column": (2,),
+    "layer_000/attention/o/second_moment_row": (5, 2),
+    "layer_000/attention/o/second_moment_column": (3,),
+    "layer_000/mlp/wi_gate/second_moment_row": (3,),
+    "layer_000/mlp/wi_gate/second_moment_column": (7,),
+    "layer_000/mlp/wi/second_moment_row": (3,),
+    "layer_000/mlp/wi/second_moment_column": (7,),
+    "layer_000/mlp/wo/second_moment_row": (7,),
+    "layer_000/mlp/wo/second_moment_column": (3,),
+    "final_norm/scale/second_moment": (3,),
+  }
+
+
+@pytest.mark.parametrize(
+  ("changes", "num_bytes"),
+  [
+    ({}, 12 * NUM_PARAMETERS),
+    ({"beta1": 0.0}, 8 * NUM_PARAMETERS),
+    ({"momentum_dtype": "bfloat16"}, 10 * NUM_PARAMETERS),
+    (
+      {"second_moment": "factored", "beta1": 0.0},
+      4 * (NUM_PARAMETERS + 14 + 3 + 13 + 5 + 5 + 13 + 10 + 10 + 10 + 3),
+    ),
+  ],
+  ids=["PaLM", "no momentum", "momentum in bfloat16", "factored, no momentum"],
+)
+def test_bytes_of_a_checkpoint_follow_the_slots(changes, num_bytes):
+  state = optimizer_state(dataclasses.replace(PALM, **changes))
+  assert checkpoint_bytes(SHAPES, state) == num_bytes
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (
+      {"second_moment": "factored"},
+      "SECOND_MOMENT = 'factored': runs/a was written with 'full' and its "
+      "moments are of no use here; go on with that, or start anew in another "
+      "MODEL_DIR.",
+    ),
+    ({"beta1": 0.0}, "BETA1 = 0.0: runs/a was written with 0.9 and"),
+    (
+      {"momentum_dtype": "bfloat16"},
+      "MOMENTUM_DTYPE = 'bfloat16': runs/a was written with 'float32' and",
+    ),
+  ],
+)
+def test_other_slots_are_refused_by_the_setting(changes, message):
+  settings = {k.upper(): v for k, v in dataclasses.asdict(PALM).items()}
+  with pytest.raises(UserError) as error:
+    check_same_slots("runs/a", settings, dataclasses.replace(PALM, **changes))
+  assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [{}, {"beta1": 0.8}, {"learning_rate": 1.0}, {"update_clip": None}],
+)
+def test_settings_that_change_no_slot_may_change(changes):
+  settings = {k.upper(): v for k, v in dataclasses.asdict(PALM).items()}
+  check_same_slots("runs/a", settings, dataclasses.replace(PALM, **changes))
+
+
+def test_without_momentum_its_dtype_may_change():
+  settings = {k.upper(): v for k, v in dataclasses.asdict(FACTORED).items()}
+  other = dataclasses.replace(FACTORED, momentum_dtype="bfloat16")
+  check_same_slots("runs/a", settings, other)

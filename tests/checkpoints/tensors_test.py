@@ -1,0 +1,135 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of the variables stays as it is while steps change them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf2
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.tensors import WeightsCopier, build_restorer
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.train_program import build_train_program
+from tests.mtf_testing import (
+  LAYOUTS,
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  random_tokens,
+  small_config,
+)
+
+
+def read(prefix):
+  reader = tf2.train.load_checkpoint(prefix)
+  return {
+    name: reader.get_tensor(name).tobytes()
+    for name in reader.get_variable_to_shape_map()
+  }
+
+
+def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
+  tmp_path,
+):
+  config = small_config()
+  early, late, after = (str(tmp_path / x) for x in ("early", "late", "after"))
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_train_program(
+      config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
+    )
+    copier = WeightsCopier(session, program.slices)
+    session.run(program.initialize)
+
+    def step(number):
+      batch = random_tokens(config, 4, seed=number)
+      feed = {program.pods[0].features[name]: batch[name] for name in batch}
+      session.run(program.update, {**feed, program.step: number})
+
+    step(0)
+    write = copier.copy()
+    write(early)
+    for number in (1, 2, 3):
+      step(number)
+    write(late)
+    copier.copy()(after)
+  assert read(late) == read(early)
+  assert all(read(after)[name] != value for name, value in read(early).items())
+
+
+@pytest.mark.parametrize("prefix", ["/dev/null/weights", "/proc/weights"])
+def test_what_the_disk_refuses_is_an_os_error(prefix):
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_train_program(
+      small_config(), SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
+    )
+    session.run(program.initialize)
+    write = WeightsCopier(session, program.slices).copy()
+    with pytest.raises(OSError, match="weights"):
+      write(prefix)
+
+
+# Those with a cut through rows, through columns, and through both.
+QUICK = ("padded vocab over three", "PaLM's 2D")
+
+
+def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
+  """Starts a program under `mesh`, restores if asked, and saves to `path`."""
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    program = build_train_program(
+      small_config(num_layers=1), mesh, optimizer, batch_size=4, seed=8
+    )
+    if restore_from:
+      restorer = build_restorer([program.slices], "/device:cpu:0")
+      session.run(restorer.restore, {restorer.prefix: restore_from})
+    else:
+      session.run(program.initialize)
+    WeightsCopier(session, program.slices).copy()(path)
+  reader = tf2.train.load_checkpoint(path)
+  return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in LAYOUTS
+  ],
+)
+def test_first_weights_and_checkpoints_are_the_same_bits_under_every_layout(
+  layout, tmp_path
+):
+  mesh = mesh_layout(layout)
+  single = save_again(SINGLE, str(tmp_path / "single"))
+  split = save_again(mesh, str(tmp_path / "split"))
+  to_split = save_again(mesh, str(tmp_path / "b"), str(tmp_path / "single"))
+  to_single = save_again(SINGLE, str(tmp_path / "c"), str(tmp_path / "split"))
+  for other in (split, to_split, to_single):
+    assert other.keys() == single.keys()
+    for name, value in single.items():
+      np.testing.assert_array_equal(other[name], value, err_msg=name)
+  assert single["embedding"].std() > 0.5
+
+
+def test_checkpoints_hold_the_slots_of_other_forms_in_their_dtypes(tmp_path):
+  optimizer = dataclasses.replace(
+    PALM_OPTIMIZER, second_moment="factored", momentum_dtype="bfloat16"
+  )
+  mesh, path = mesh_layout("all over data and model"), str(tmp_path / "a")
+  split = save_again(mesh, path, optimizer=optimizer)
+  single = save_again(SINGLE, str(tmp_path / "b"), path, optimizer)
+  o = "layer_000/attention/o"
+  assert {n: x.shape for n, x in split.items() if n.startswith(o)} == {
+    o: (4, 10, 24),
+    f"{o}/momentum": (4, 10, 24),
+    f"{o}/second_moment_row": (4, 10),
+    f"{o}/second_moment_column": (24,),
+  }
+  for name, value in split.items():
+    kept = tf.bfloat16 if name.endswith("momentum") else tf.float32
+    assert value.dtype == kept.as_numpy_dtype, name
+    np.testing.assert_array_equal(single[name], value, err_msg=name)

@@ -1,0 +1,234 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints are whole or not there, written while others run, few kept."""
+
+import os
+import shutil
+import threading
+import time
+import types
+
+import pytest
+
+from palm_mtf.checkpoints import manifest as manifest_module
+from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.checkpoints.retention import check_space, set_damaged_aside
+from palm_mtf.checkpoints.writer import BackgroundWriter, write_checkpoint
+from palm_mtf.errors import UserError
+from tests.checkpoint_files import (
+  SHAPES,
+  manifest,
+  steps_of,
+  text_writer,
+  write,
+)
+
+
+def run_config(**changes):
+  """Returns what the writer reads of a RunConfig."""
+  settings = {
+    "keep_checkpoints": 3,
+    "keep_every_steps": None,
+    "train_steps": 100,
+    "checkpoint_steps": 1,
+  }
+  return types.SimpleNamespace(**{**settings, **changes})
+
+
+def fail_for_want_of_space(prefix):
+  with open("/dev/full", "w") as file:
+    file.write("x")
+
+
+def test_only_the_newest_are_kept(tmp_path):
+  for step in (1, 2, 3, 4):
+    write(tmp_path, step, keep=2)
+  assert steps_of(tmp_path) == [3, 4]
+  assert len(os.listdir(tmp_path / "checkpoints")) == 2
+
+
+def test_every_so_many_steps_one_is_kept_for_good(tmp_path):
+  for step in range(2, 21, 2):
+    write(tmp_path, step, keep=2, every=6)
+  assert steps_of(tmp_path) == [6, 12, 18, 20]
+
+
+def test_interrupted_write_leaves_nothing_and_keeps_the_older(tmp_path):
+  write(tmp_path, 1)
+
+  def interrupted(prefix):
+    text_writer("half")(prefix)
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    write_checkpoint(str(tmp_path), manifest(2), interrupted, keep=1)
+  assert os.listdir(tmp_path / "checkpoints") == ["step_00000001"]
+
+
+def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_written_again(
+  tmp_path, capsys
+):
+  for text in ("first", "second"):
+    damaged = write(tmp_path, 1, text=text)
+    with open(f"{damaged.path}/weights.data", "a") as file:
+      file.write("!")
+  write(tmp_path, 1)
+  names = sorted(os.listdir(tmp_path / "checkpoints"))
+  assert names == [
+    "step_00000001",
+    "step_00000001.damaged",
+    "step_00000001.damaged_2",
+  ]
+  for name, text in zip(names, ("weights", "first!", "second!"), strict=True):
+    path = tmp_path / "checkpoints" / name / "weights.data"
+    assert path.read_text() == text
+  assert f"is kept as {damaged.path}.damaged_2" in capsys.readouterr().err
+
+
+def test_a_whole_checkpoint_makes_way_for_one_of_the_same_step(tmp_path):
+  write(tmp_path, 1, text="old")
+  write(tmp_path, 1, text="new")
+  (path,) = (tmp_path / "checkpoints").rglob("weights.data")
+  assert path.read_text() == "new"
+
+
+def test_a_trainer_that_starts_clears_what_is_half_or_damaged(tmp_path):
+  for step in (1, 2, 3):
+    write(tmp_path, step)
+  root = tmp_path / "checkpoints"
+  (root / "step_00000001" / "weights.data").unlink()  # older: not in the way
+  (root / "step_00000003" / "weights.data").write_text("weight5")
+  (root / ".partial_step_00000004_x").mkdir()
+  newest = newest_whole(str(tmp_path))
+  set_damaged_aside(str(tmp_path), newest)
+  assert sorted(os.listdir(root)) == [
+    "step_00000001",
+    "step_00000002",
+    "step_00000003.damaged",
+  ]
+
+
+def test_no_byte_of_a_checkpoint_is_hashed_twice_at_a_start(
+  tmp_path, monkeypatch
+):
+  for step in (1, 2):
+    write(tmp_path, step)
+  hashed = []
+  real = manifest_module.hash_file
+  monkeypatch.setattr(
+    manifest_module, "hash_file", lambda path: hashed.append(path) or real(path)
+  )
+  set_damaged_aside(str(tmp_path), newest_whole(str(tmp_path)))
+  assert len(hashed) == len(set(hashed)) == 1
+
+
+def test_full_disk_is_one_line_with_the_folder_and_the_bytes(tmp_path):
+  with pytest.raises(UserError) as error:
+    write_checkpoint(str(tmp_path), manifest(3), fail_for_want_of_space, keep=1)
+  assert str(error.value) == (
+    f"no disk space left for {tmp_path}/checkpoints/step_00000003, which needs "
+    "up to 120 bytes; free some, or choose another folder."
+  )
+  assert not os.listdir(tmp_path / "checkpoints")
+
+
+def test_disk_without_room_for_the_checkpoints_is_refused_before_training(
+  tmp_path,
+):
+  check_space(str(tmp_path / "not/there/yet"), SHAPES, run_config())
+  half = shutil.disk_usage(tmp_path).free // 24
+  shapes = {"embedding": (half,)}
+  for changes, count in (
+    ({}, 4),
+    ({"keep_every_steps": 20}, 9),
+    ({"train_steps": 2}, 3),  # no more than are written
+  ):
+    with pytest.raises(UserError) as error:
+      check_space(str(tmp_path), shapes, run_config(**changes))
+    needed = count * 12 * half
+    assert f"room for {count} more, {needed:,} bytes, and" in str(error.value)
+  # Three of the four are there, and the fourth fits.
+  for step in (1, 2, 3):
+    write(tmp_path, step)
+  check_space(str(tmp_path), shapes, run_config())
+
+
+def test_the_caller_goes_on_while_one_checkpoint_is_written(tmp_path):
+  may_write, copies = threading.Event(), []
+
+  def copy_weights():
+    copies.append(time.monotonic())
+
+    def write_weights(prefix):
+      assert may_write.wait(10)
+      text_writer("weights")(prefix)
+
+    return write_weights
+
+  with BackgroundWriter(str(tmp_path), run_config(), None) as writer:
+    writer.write(manifest(1), copy_weights)
+    writer.check()
+    assert writer.step == 1
+    assert not steps_of(tmp_path), "nothing is there before it is whole"
+    second = threading.Thread(
+      target=writer.write, args=(manifest(2), copy_weights)
+    )
+    second.start()
+    time.sleep(0.05)
+    assert len(copies) == 1, "one copy at a time"
+    may_write.set()
+    second.join()
+    assert writer.take_wait_secs() >= 0.04
+    assert writer.wait().manifest.step == 2
+  assert steps_of(tmp_path) == [1, 2]
+
+
+def test_each_checkpoint_names_its_parent_and_the_hash_of_that(tmp_path):
+  resumed = write(tmp_path, 1)
+  with BackgroundWriter(str(tmp_path), run_config(), resumed) as writer:
+    writer.write(manifest(2), lambda: text_writer("two"))
+    second = writer.wait()
+    writer.write(manifest(3), lambda: text_writer("three"))
+    third = writer.wait()
+  for child, parent in ((second, resumed), (third, second)):
+    assert child.manifest.parent == {
+      "checkpoint": os.path.basename(parent.path),
+      "blake2b": parent.blake2b,
+    }
+  assert resumed.manifest.parent is None
+
+
+@pytest.mark.parametrize("how", ["check", "wait", "write"])
+def test_a_write_that_fails_stops_the_run_and_names_the_last_good_one(
+  how, tmp_path
+):
+  good = write(tmp_path, 1)
+  with (
+    pytest.raises(UserError) as error,
+    BackgroundWriter(str(tmp_path), run_config(), good) as writer,
+  ):
+    writer.write(manifest(2), lambda: fail_for_want_of_space)
+    if how == "check":
+      while True:
+        writer.check()
+    elif how == "wait":
+      writer.wait()
+    else:
+      writer.write(manifest(3), lambda: text_writer("three"))
+  assert str(error.value).startswith("no disk space left for")
+  assert str(error.value).endswith(f"The newest checkpoint is {good.path}.")
+  assert steps_of(tmp_path) == [1]
+
+
+def test_the_end_waits_for_the_checkpoint_that_is_being_written(tmp_path):
+  def slowly(prefix):
+    time.sleep(0.1)
+    text_writer("weights")(prefix)
+
+  with (
+    pytest.raises(ValueError, match="training has diverged"),
+    BackgroundWriter(str(tmp_path), run_config(), None) as writer,
+  ):
+    writer.write(manifest(1), lambda: slowly)
+    raise ValueError("training has diverged")
+  assert steps_of(tmp_path) == [1]

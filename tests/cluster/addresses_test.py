@@ -1,0 +1,69 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses that cannot work are refused in one line that says why."""
+
+import socket
+
+import pytest
+
+from palm_mtf.cluster.addresses import (
+  check_free,
+  resolve,
+  resolved,
+  split_address,
+)
+from palm_mtf.cluster.device_table import Place
+from palm_mtf.errors import UserError
+
+
+def message_of(function, *arguments):
+  with pytest.raises(UserError) as error:
+    function(*arguments)
+  return str(error.value)
+
+
+def test_names_become_the_addresses_that_all_hosts_share():
+  places = [[Place("localhost:5", 1)], [Place("127.0.0.1:6", 0)]]
+  assert resolved(places, "localhost") == [
+    [Place("127.0.0.1:5", 1)],
+    [Place("127.0.0.1:6", 0)],
+  ]
+
+
+def test_a_name_without_an_address_is_named():
+  assert message_of(resolve, "ISLANDS", "no-such-host.invalid") == (
+    'ISLANDS: the name "no-such-host.invalid" has no IPv4 address on this '
+    "host; correct it, add it to /etc/hosts, or give the address itself."
+  )
+
+
+def test_a_name_that_is_loopback_here_alone_is_refused():
+  places = [[Place("localhost:5", 0)], [Place("192.0.2.1:5", 0)]]
+  assert message_of(resolved, places, "192.0.2.9") == (
+    'ISLANDS: "localhost:5" is 127.0.0.1 on this host, which "192.0.2.1:5" '
+    "cannot reach; give an address that all hosts reach."
+  )
+  assert message_of(resolved, places[1:], "localhost") == (
+    'CLIENT_ADDRESS = "localhost" is 127.0.0.1, which "192.0.2.1:5" cannot '
+    "reach; give an address of this host that all servers reach."
+  )
+
+
+@pytest.mark.parametrize("given", ["2222", "host:", "host:70000", ":22"])
+def test_what_is_no_address_is_refused(given):
+  assert message_of(split_address, "--listen", given).startswith(
+    f'--listen = "{given}": write ADDRESS:PORT'
+  )
+
+
+def test_a_port_in_use_and_another_hosts_address_are_refused():
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+    assert message_of(check_free, "--listen", "127.0.0.1", port) == (
+      f'--listen = "127.0.0.1:{port}": port {port} is in use; give another, or '
+      "0 for any."
+    )
+  check_free("--listen", "127.0.0.1", port)
+  assert message_of(check_free, "--listen", "192.0.2.1", 0) == (
+    '--listen = "192.0.2.1:0": this host has no such address.'
+  )

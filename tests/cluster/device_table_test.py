@@ -1,0 +1,71 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A table of islands gives each pod its devices, or is refused by its text."""
+
+import pytest
+
+from palm_mtf.cluster.device_table import Place, places_of_pods
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.errors import UserError
+
+MESH = MeshLayout(mesh_shape="data:2,model:2", layout="batch:data,d_ff:model")
+
+
+def places(*islands, num_pods=None):
+  pods = PodsConfig(
+    num_pods=num_pods or len(islands), pods="cluster", islands=islands
+  )
+  return places_of_pods(pods, MESH)
+
+
+def test_devices_are_in_mesh_order_and_shared_equally_where_unnamed():
+  assert places(["a:1", "b:2"], ["c:3/0,4-5,2"]) == [
+    [Place("a:1", 0), Place("a:1", 1), Place("b:2", 0), Place("b:2", 1)],
+    [Place("c:3", 0), Place("c:3", 4), Place("c:3", 5), Place("c:3", 2)],
+  ]
+
+
+@pytest.mark.parametrize(
+  ("islands", "message"),
+  [
+    (
+      [["a:1"], ["b:1/0-1", "c:1/0"]],
+      "ISLANDS: pod 1 has 2 + 1 = 3 devices and needs 2 x 2 = 4 (MESH_SHAPE = "
+      '"data:2,model:2"); give as many as the mesh has.',
+    ),
+    (
+      [["a:1", "b:1", "c:1"]],
+      'ISLANDS: pod 0 needs 2 x 2 = 4 devices (MESH_SHAPE = "data:2,model:2"), '
+      "which 3 servers cannot share equally; name those of each, as in "
+      '"host:2222/0-1".',
+    ),
+    (
+      [["a:1/0-1", "a:1/1-2"]],
+      "ISLANDS: device 1 of a:1 is given 2 times; give each device once.",
+    ),
+    (
+      [["a:1/0-3"], ["a:1/4-7"]],
+      "ISLANDS: a:1 is in pods 0 and 1; start a server for each pod.",
+    ),
+    (
+      [["a:1"], ["b"]],
+      "ISLANDS: pod 1 has 'b': write \"host:port\", the port from 1 to 65535, "
+      'or with its devices "host:port/0-3".',
+    ),
+    (
+      [["a:70000"]],
+      "ISLANDS: pod 0 has 'a:70000': write \"host:port\", the port from 1 to "
+      '65535, or with its devices "host:port/0-3".',
+    ),
+  ],
+)
+def test_an_impossible_table_is_refused_with_the_arithmetic(islands, message):
+  with pytest.raises(UserError) as error:
+    places(*islands)
+  assert str(error.value) == message
+
+
+def test_a_table_of_other_pods_than_there_are_is_refused():
+  with pytest.raises(UserError, match="ISLANDS has 1 pods and NUM_PODS = 2"):
+    places(["a:1"], num_pods=2)

@@ -1,0 +1,48 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A server says that it is there, whatever it does."""
+
+import threading
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from palm_mtf.cluster.server_info import NoAnswerError, ask, ask_incarnation
+from tests.commands.pods_serve_test import serve
+
+
+@pytest.fixture(scope="module")
+def address():
+  with serve(1) as server:
+    yield server.stdout.readline().split()[-1]
+    server.kill()
+
+
+def compute(address):
+  """Keeps every thread of a server busy, each for a second and more."""
+  with tf.Graph().as_default(), tf.Session(f"grpc://{address}") as session:
+    x = tf.random.uniform([4096, 4096])
+    products = [tf.matmul(x + i, x) for i in range(4)]
+    session.run(tf.add_n([y[0, 0] for y in products]))
+
+
+def test_a_server_that_computes_answers_at_once(address):
+  before = ask_incarnation(address, 5.0)
+  thread = threading.Thread(target=compute, args=[address])
+  thread.start()
+  late = 0
+  while thread.is_alive():
+    assert ask_incarnation(address, 1.0) == before
+    try:
+      ask(address, 0.1)
+    except NoAnswerError:
+      late += 1
+  assert late > 0, "it was never busy"
+
+
+def test_each_start_of_a_server_has_its_own_number(address):
+  assert ask(address, 5.0).num_devices == 1
+  with serve(1) as other:
+    of_other = ask_incarnation(other.stdout.readline().split()[-1], 5.0)
+    other.kill()
+  assert ask_incarnation(address, 5.0) != of_other

@@ -1,0 +1,40 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A fenced socket hears one address; a cut connection ends at once."""
+
+import socket
+
+import pytest
+
+from palm_mtf.cluster.sockets import cut, keep_to_address
+
+
+@pytest.fixture
+def listener():
+  with socket.create_server(("", 0)) as server:
+    yield server
+
+
+def test_what_is_sent_to_another_address_is_not_heard(listener):
+  port = listener.getsockname()[1]
+  for ip in ("127.0.0.1", "127.0.0.2"):
+    socket.create_connection((ip, port), timeout=5).close()
+  keep_to_address(port, "127.0.0.1")
+  with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+    client.sendall(b"heard")
+    for _ in range(3):  # the two before it
+      connection, _ = listener.accept()
+    with connection:
+      assert connection.recv(5) == b"heard"
+  with pytest.raises(TimeoutError):
+    socket.create_connection(("127.0.0.2", port), timeout=0.3)
+
+
+def test_a_cut_connection_ends_for_who_waits_and_no_other_does(listener):
+  port = listener.getsockname()[1]
+  near = socket.create_connection(("127.0.0.1", port), timeout=5)
+  other = socket.create_connection(("127.0.0.2", port), timeout=5)
+  with near, other:
+    cut("127.0.0.1", port)
+    assert near.recv(1) == b""
+    other.sendall(b"x")

@@ -1,0 +1,142 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import numpy as np
+import pytest
+
+from palm_mtf.data.statistics.contamination import Examples
+from tests import runs
+
+COMMAND = "data statistics"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  """Sixty texts: random words, five copies of one, a near copy of another."""
+  folder = tmp_path / "corpus"
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  texts = [
+    f"text {i}\n" + " ".join(rng.choice(runs.WORDS, 200)) for i in range(54)
+  ]
+  texts += [texts[7]] * 5 + [texts[9].replace("text 9\n", "other 9\n")]
+  for number, text in enumerate(texts):
+    (folder / f"{number:02d}.txt").write_text(text)
+  return folder
+
+
+def statistics(corpus, model_dir, *flags: str, **macros) -> int:
+  command, *rest = runs.arguments(COMMAND, corpus, model_dir, **macros)
+  return runs.main([*command.split(), *rest, *flags])
+
+
+def test_json_has_counts_duplicates_and_overlap(corpus, tmp_path, capsys):
+  assert statistics(corpus, tmp_path / "run", "--json") == 0
+  results = json.loads(capsys.readouterr().out)
+  everything = results["all"]
+  assert results["sources"] == {"text_files": everything}
+  files = sorted(corpus.iterdir())
+  assert everything["documents"] == len(files) == 60
+  assert everything["bytes"] == sum(path.stat().st_size for path in files)
+  assert everything["tokens"] > 60 * 100
+  assert 0 < everything["held_out_documents"] < 30
+  assert everything["exact_documents"] == 5
+  assert everything["exact_across"] == 0
+  assert everything["near_groups"] == everything["near_texts"] == 1
+  start = files[7].read_text()[:60]
+  assert everything["largest_exact"] == [{"size": 6, "start": start}]
+  (group,) = everything["largest_near"]
+  assert group["size"] == 2
+  assert group["start"] in {files[i].read_text()[:60] for i in (9, 59)}
+  overlap = results["overlap"]["validation"]
+  assert overlap["examples"] == everything["held_out_documents"]
+  assert (tmp_path / "run" / "vocabulary.model").exists()
+
+
+def test_the_table_says_the_same(corpus, tmp_path, capsys):
+  statistics(corpus, tmp_path / "run", "--json")
+  everything = json.loads(capsys.readouterr().out)["all"]
+  assert statistics(corpus, tmp_path / "run") == 0
+  out, err = capsys.readouterr()
+  lines = out.splitlines()
+  assert lines[0].split("  ")[0] == "source"
+  assert lines[1].split() == [
+    "text_files",
+    "60",
+    f"{everything['bytes']:,}",
+    f"{everything['tokens']:,}",
+    f"{everything['held_out_documents'] / 0.6:.2f}%",
+    "8.33%",
+    "1.67%",
+    f"{everything['longest_bytes']:,}",
+  ]
+  assert (
+    f"exact copies       5 documents, {everything['exact_bytes']:,} " in out
+  )
+  assert "\n  6 documents      'text 7\\n" in out
+  assert "\n  groups           1, of texts" in out
+  assert f"held out           {everything['held_out_documents']} doc" in out
+  assert err == "", "the vocabulary is there and stderr is no terminal"
+
+
+def test_another_evaluation_set_is_compared_with_the_training_text(
+  corpus, tmp_path, capsys
+):
+  folder = tmp_path / "evaluation"
+  folder.mkdir()
+  (folder / "a.jsonl").write_text(
+    "".join(
+      json.dumps({"text": path.read_text()}) + "\n"
+      for path in [*sorted(corpus.iterdir())[:54]]
+    )
+    + json.dumps({"text": "nothing of this was ever in any training text"})
+  )
+  macros = {"OVERLAP_FILES": f"{folder}/*.jsonl"}
+  assert statistics(corpus, tmp_path / "run", "--json", **macros) == 0
+  results = json.loads(capsys.readouterr().out)
+  overlap = results["overlap"]["OVERLAP_FILES"]
+  assert overlap["examples"] == overlap["judged"] == 55
+  held_out = results["all"]["held_out_documents"]
+  assert 54 - held_out <= overlap["contaminated"] <= 54
+  assert statistics(corpus, tmp_path / "run", **macros) == 0
+  assert "\nOVERLAP_FILES      55 documents\n" in capsys.readouterr().out
+
+
+def test_a_sample_of_a_large_evaluation_set_is_said_to_be_one(
+  corpus, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setattr(Examples.__init__, "__defaults__", (1000,))
+  assert statistics(corpus, tmp_path / "run") == 0
+  assert "\n  judged           a sample of 5 of them" in capsys.readouterr().out
+
+
+def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(
+  corpus, tmp_path, capsys
+):
+  assert statistics(corpus, tmp_path / "run", VOCAB_SIZE=99_999) == 0
+  out, err = capsys.readouterr()
+  assert "not counted" in out.splitlines()[1]
+  assert err.splitlines()[-1].startswith(
+    "palm_mtf: tokens are not counted: VOCAB_SIZE = 99999: too high"
+  )
+
+
+@pytest.mark.parametrize(
+  ("macros", "line"),
+  [
+    ({"VOCABULARY": "none.model"}, "VOCABULARY = 'none.model': no such file"),
+    ({"OVERLAP_FILES": 3}, "OVERLAP_FILES = 3: give a glob, a list of globs"),
+    ({"OVERLAP_FILES": []}, "OVERLAP_FILES = []: give a glob"),
+    ({"OVERLAP_FILES": "/no/*"}, "OVERLAP_FILES = '/no/*': "),
+    ({"TEXT_FILES": "/no/*"}, "TEXT_FILES = '/no/*': "),
+  ],
+)
+def test_what_cannot_be_read_is_one_line(
+  corpus, tmp_path, capsys, macros, line
+):
+  assert statistics(corpus, tmp_path / "run", **macros) == 2
+  out, err = capsys.readouterr()
+  assert out == ""
+  assert err.startswith(f"palm_mtf: {line}")
+  assert err.count("\n") == 1

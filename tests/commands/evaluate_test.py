@@ -1,0 +1,188 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf evaluate` with tasks, and training that evaluates on its way."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+
+from palm_mtf.cli.main import main  # noqa: E402
+from palm_mtf.evaluation import answers  # noqa: E402
+from tests import runs  # noqa: E402
+from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+
+EXAMPLES = {
+  "inputs": ["one two", "three four", "seven"],
+  "targets": [" three", " five", " eight"],
+}
+TRAIN = {"TRAIN_STEPS": 8, "CHECKPOINT_STEPS": 8, "PROMPTS": []}
+
+
+def mean_score(targets, scores):
+  del targets
+  return {"mean_score": np.mean(scores)}
+
+
+def exact(targets, predictions):
+  same = [t == p for t, p in zip(targets, predictions, strict=True)]
+  return {"exact": np.mean(same)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+  with registries_restored():
+    for name, metrics in (("counting", [mean_score, exact]), ("bare", [])):
+      add_examples(
+        name,
+        {"validation": EXAMPLES},
+        [seqio.preprocessors.tokenize],
+        features=("inputs", "targets"),
+        metric_fns=metrics,
+      )
+    yield
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  return runs.write_corpus(tmp_path_factory.mktemp("evaluate") / "corpus")
+
+
+@pytest.fixture(scope="module")
+def finished(corpus, registered):
+  """A run that evaluated after steps 4 and 8."""
+  model_dir = corpus.parent / "run"
+  macros = {"EVAL_TASKS": ["counting"], "TASK_EVAL_STEPS": 4}
+  assert runs.run("train", corpus, model_dir, **TRAIN, **macros) == 0
+  return model_dir
+
+
+@pytest.fixture
+def evaluate(finished, capsys):
+  """Runs the command; returns its exit code, output and errors."""
+
+  def run(*flags, tasks=("counting",)):
+    names = f"--gin.EVAL_TASKS={list(tasks)!r}"
+    settings = ["--model_dir", str(finished), runs.IN_FLOAT32, names]
+    code = main(["evaluate", *settings, *flags])
+    return code, *capsys.readouterr()
+
+  return run
+
+
+def in_metrics(model_dir):
+  names = ("counting/exact", "counting/mean_score")  # SeqIO's order
+  return {
+    line["step"]: [line[name] for name in names]
+    for line in runs.read_metrics(model_dir)
+    if names[0] in line
+  }
+
+
+def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
+  shutil.rmtree(finished / "eval")  # or else it would read the answers there
+  code, out, err = evaluate("--gin.EVAL_CHECKPOINTS=[4, 8]", "--json")
+  assert code == 0, err
+  found = [json.loads(line) for line in out.splitlines()]
+  metrics = {x["step"]: [*x["metrics"].values()] for x in found}
+  assert metrics == in_metrics(finished)
+  assert set(metrics) == {4, 8}
+  assert metrics[4] != metrics[8]
+
+
+def test_evaluating_changes_no_bit_of_a_run(finished, corpus, tmp_path):
+  assert runs.run("train", corpus, tmp_path / "plain", **TRAIN) == 0
+  plain = runs.read_tensors(tmp_path / "plain", 8)
+  tensors = runs.read_tensors(finished, 8)
+  assert plain.keys() == tensors.keys()
+  for name, value in plain.items():
+    assert value.tobytes() == tensors[name].tobytes(), name
+
+
+def test_the_table_has_a_line_a_metric_and_every_checkpoint_that_there_is(
+  evaluate, finished
+):
+  code, out, err = evaluate('--gin.EVAL_CHECKPOINTS="every"')
+  assert code == 0, err
+  head, *lines = [line.split() for line in out.splitlines()]
+  assert head == ["step", "task", "split", "examples", "metric", "value"]
+  assert [(line[0], line[4]) for line in lines] == [
+    (step, metric) for step in ("4", "8") for metric in ("exact", "mean_score")
+  ]
+  value = in_metrics(finished)[8][1]
+  assert lines[3][1:] == (
+    f"counting validation 3 mean_score {value:.4f}".split()
+  )
+
+
+def test_fewer_examples_are_the_first_ones(evaluate, finished):
+  code, _, err = evaluate("--gin.EVAL_EXAMPLES=2")
+  assert code == 0, err
+  folder = finished / "eval" / "step_00000008"
+  lines = (folder / "counting-validation.jsonl").read_text().splitlines()
+  records = [json.loads(line) for line in lines]
+  assert [x["inputs"] for x in records] == EXAMPLES["inputs"][:2]
+  assert {*records[0]} == {
+    *("inputs", "targets", "expected", "output", "prediction", "score")
+  }
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_left_out(
+  evaluate, finished, tmp_path, monkeypatch
+):
+  copy = tmp_path / "run"
+  shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("eval"))
+  real = answers.LoadedDecoder
+
+  def after_training_removed_it(checkpoint, *rest):
+    if checkpoint.manifest.step == 4:
+      shutil.rmtree(checkpoint.path)
+    return real(checkpoint, *rest)
+
+  monkeypatch.setattr(answers, "LoadedDecoder", after_training_removed_it)
+  code, out, err = evaluate(
+    f"--gin.MODEL_DIR={str(copy)!r}", '--gin.EVAL_CHECKPOINTS="every"', "--json"
+  )
+  assert code == 0, err
+  assert [json.loads(line)["step"] for line in out.splitlines()] == [8]
+  assert "step_00000004 was removed while it was read; it is left out" in err
+
+
+@pytest.mark.parametrize(
+  ("flags", "tasks", "message"),
+  [
+    ([], ["countin"], 'is registered (did you mean "counting"?)'),
+    ([], ["bare"], "EVAL_TASKS = 'bare': bare has no metric functions"),
+    (
+      ['--gin.EVAL_SPLIT="test"'],
+      ["counting"],
+      "counting has no split 'test', only 'validation'; set EVAL_SPLIT",
+    ),
+    (["--gin.EVAL_CHECKPOINTS=[5]"], ["counting"], "it has: 4, 8."),
+    (["--gin.SAMPLE_TOKENS=32"], ["counting"], "leaves no room for a prompt"),
+    (["--gin.D_MODEL=64"], ["counting"], "it is of another model; use the"),
+  ],
+)
+def test_bad_input_is_one_line(evaluate, flags, tasks, message):
+  code, out, err = evaluate(*flags, tasks=tasks)
+  assert (code, out) == (2, "")
+  (line,) = err.splitlines()
+  assert message in line
+
+
+def test_a_missing_checkpoint_is_one_line(evaluate, tmp_path):
+  code, _, err = evaluate(f'--gin.MODEL_DIR="{tmp_path}"')
+  assert code == 2
+  assert "holds no checkpoint" in err
+
+
+def test_a_task_that_is_unknown_ends_training_before_it_begins(
+  corpus, tmp_path, capsys
+):
+  macros = {"EVAL_TASKS": ["countin"], "TASK_EVAL_STEPS": 4}
+  assert runs.run("train", corpus, tmp_path / "run", **TRAIN, **macros) == 2
+  assert 'did you mean "counting"?' in capsys.readouterr().err
+  assert not (tmp_path / "run" / "checkpoints").exists()

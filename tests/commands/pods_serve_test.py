@@ -1,0 +1,219 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that someone else has started: the same bits, or what is wrong."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from palm_mtf.cli.main import main
+from palm_mtf.cluster.heartbeat import PodLostError, PodWatch
+from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.errors import UserError
+from tests import runs
+
+SPLIT = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
+MESH = MeshLayout(mesh_shape="data:2", layout="batch:data")
+
+
+def start(*arguments):
+  return subprocess.Popen(
+    [sys.executable, *arguments],
+    stdout=subprocess.PIPE,
+    text=True,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+  )
+
+
+def serve(devices, threads=1, port=0):
+  flags = ["--listen", f"localhost:{port}", "--devices", str(devices)]
+  return start(
+    "-m", "palm_mtf", "pods", "serve", *flags, f"--threads={threads}"
+  )
+
+
+OTHER_VERSION = """
+import palm_mtf
+palm_mtf.__version__ = "0.0.1"
+from palm_mtf.commands.pods_serve import serve
+serve(listen="127.0.0.1:0", devices=2, threads=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def servers():
+  """Returns addresses: of 2, 1 and 1 devices; more threads; another version."""
+  processes = [
+    serve(2),
+    serve(1),
+    serve(1),
+    serve(2, threads=3),
+    start("-c", OTHER_VERSION),
+  ]
+  with contextlib.ExitStack() as stack:
+    for process in processes:
+      stack.enter_context(process)
+      stack.callback(process.terminate)
+    yield [process.stdout.readline().split()[-1] for process in processes]
+
+
+@pytest.mark.slow
+def test_pods_of_several_hosts_train_the_bits_of_one_process(servers, tmp_path):
+  """Servers stay for a second client, which goes on from the first's.
+
+  That one has another address.
+  """
+  corpus = runs.write_corpus(tmp_path / "corpus")
+  settings = {"NUM_PODS": 2, "PROMPTS": [], **SPLIT}
+  cluster = {"PODS": "cluster", "ISLANDS": [servers[:1], servers[1:3]]}
+  for folder, steps, more in (
+    ("in_process", 4, {}),
+    ("cluster", 2, cluster),
+    ("cluster", 4, {**cluster, "CLIENT_ADDRESS": "127.0.0.2"}),
+  ):
+    process = runs.start(
+      "train",
+      corpus,
+      tmp_path / folder,
+      **{**settings, **more, "TRAIN_STEPS": steps},
+    )
+    _, error = process.communicate(timeout=240)
+    assert process.returncode == 0, error
+  first = runs.read_tensors(tmp_path / "in_process", 4)
+  second = runs.read_tensors(tmp_path / "cluster", 4)
+  assert first.keys() == second.keys()
+  for name, value in first.items():
+    np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def refusal(*islands, mesh=MESH, kind=UserError):
+  pods = PodsConfig(num_pods=len(islands), pods="cluster", islands=islands)
+  with PodServers(pods, mesh) as none, pytest.raises(kind) as error:
+    PodWatch(none, none.places(), secs=4.0)
+  return str(error.value)
+
+
+END = ", at the start"
+
+
+def test_what_does_not_answer_is_named_in_time(servers):
+  message = refusal(servers[:1], ["127.0.0.1:9"], kind=PodLostError)
+  assert message == (
+    "pod 1: its server 127.0.0.1:9 has not answered for 4 seconds" + END
+  )
+
+
+def test_a_server_with_too_few_devices_is_named(servers):
+  assert refusal(servers[:1], servers[1:2]) == (
+    f"pod 1: its server {servers[1]} serves 1 devices and is to give that of "
+    "number 1, counted from 0 (--devices)" + END + "."
+  )
+
+
+def test_a_server_with_other_threads_is_named(servers):
+  assert refusal(servers[:1], servers[3:4]) == (
+    f"pod 1: its server {servers[3]} computes with 3 threads and pod 0's first "
+    "with 1, whose bits would differ (--threads)" + END + "."
+  )
+
+
+def test_a_server_of_another_version_is_named(servers):
+  message = refusal(servers[:1], servers[4:5])
+  assert message.startswith(
+    f"pod 1: its server {servers[4]} has palm_mtf 0.0.1"
+  )
+
+
+def test_every_address_needs_an_explicit_yes(capsys):
+  assert main(["pods", "serve", "--listen", "0.0.0.0:0"]) == 2
+  assert capsys.readouterr().err == (
+    'palm_mtf: --listen = "0.0.0.0:0" lets every host that reaches this one '
+    "run programs on it; give one address, or add --allow_any_address.\n"
+  )
+
+
+def test_a_port_in_use_is_refused(capsys):
+  with socket.create_server(("127.0.0.1", 0)) as other:
+    listen = f"127.0.0.1:{other.getsockname()[1]}"
+    assert main(["pods", "serve", "--listen", listen]) == 2
+  port = listen.rpartition(":")[2]
+  assert capsys.readouterr().err == (
+    f'palm_mtf: --listen = "{listen}": port {port} is in use; give another, or '
+    "0 for any.\n"
+  )
+
+
+@contextlib.contextmanager
+def apart(script):
+  """Runs a shell script where files and addresses are its own."""
+  own = "unshare --user --map-root-user --net --mount sh -ec".split()
+  if not shutil.which("unshare") or subprocess.call([*own, "ip link"]):
+    pytest.skip("no namespaces, or no iproute2, here")
+  with subprocess.Popen(
+    [*own, "ip link set lo up\n" + script],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+  ) as process:
+    try:
+      yield process
+    finally:
+      process.kill()
+
+
+def test_a_name_that_is_loopback_on_its_own_host_is_refused(tmp_path):
+  """As Debian's installer writes it into /etc/hosts."""
+  hosts = tmp_path / "hosts"
+  hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node-b\n")
+  with apart(
+    f"mount --bind {hosts} /etc/hosts\n"
+    f"exec {sys.executable} -m palm_mtf pods serve --listen node-b:2222"
+  ) as process:
+    _, error = process.communicate(timeout=60)
+  assert process.returncode == 2
+  assert error == (
+    'palm_mtf: --listen = "node-b:2222": "node-b" is 127.0.1.1 on this host, '
+    "where no other host reaches it; give an address that others reach, or "
+    "localhost.\n"
+  )
+
+
+@pytest.mark.parametrize(
+  ("listen", "where"),
+  [
+    ("10.9.8.7:2222", "10.9.8.7"),
+    ("0.0.0.0:2222 --allow_any_address", "any address of this host"),
+  ],
+)
+def test_a_wide_address_is_served_with_a_warning(listen, where):
+  with apart(
+    "ip address add 10.9.8.7/32 dev lo\n"
+    f"exec {sys.executable} -m palm_mtf pods serve --listen {listen}"
+  ) as process:
+    serving = process.stdout.readline()
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+  assert serving == f"serving 1 devices on {listen.split()[0]}\n"
+  assert error.splitlines()[0] == (
+    "palm_mtf: TensorFlow's protocol has no authentication: whoever reaches "
+    f"{where} can run programs and read files as this user; let a firewall "
+    "admit the client and the other servers alone"
+  )
+
+
+def test_a_server_needs_a_device(capsys):
+  assert main(["pods", "serve", "--devices=0"]) == 2
+  assert capsys.readouterr().err == (
+    "palm_mtf: --devices = 0: give a whole number of at least 1.\n"
+  )
+  with pytest.raises(UserError, match="ISLANDS is empty"):
+    PodsConfig(num_pods=2, pods="cluster")

@@ -1,0 +1,340 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs: learning, resuming, stopping, and refusing what cannot work."""
+
+import json
+import shlex
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.cli.main import main
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from tests import runs
+
+
+def copy_of(model_dir, tmp_path):
+  return shutil.copytree(model_dir, tmp_path / "copy")
+
+
+def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
+  lines = runs.read_metrics(finished)
+  assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
+  for line in lines:
+    fields = (
+      "loss z_loss learning_rate grad_norm tokens global_batch_tokens "
+      "tokens_per_sec step_secs data_wait_secs checkpoint_wait_secs mfu "
+      "num_pods dcn_bytes host_memory_bytes"
+    )
+    rms = {
+      f"{of}_rms/{kind}"
+      for of in ("update", "parameter")
+      for kind in ("embedding", "norm", "attention", "mlp")
+    }
+    assert {*fields.split(), *rms} <= set(line)
+    assert line["tokens"] == line["step"] * 4 * 32
+    assert 10**8 < line["host_memory_bytes"] < 10**11
+    assert line["global_batch_tokens"] == 4 * 32
+    assert line["learning_rate"] == pytest.approx(0.01)
+    rate = line["global_batch_tokens"] / line["step_secs"]
+    assert line["tokens_per_sec"] == pytest.approx(rate)
+  evaluated = [line["step"] for line in lines if "validation_loss" in line]
+  assert evaluated == [6, 12]
+  entropies = {x["unigram_entropy"] for x in lines if x["step"] in (6, 12)}
+  assert len(entropies) == 1 and 2 < entropies.pop() < 6
+
+
+def test_the_last_samples_are_kept(finished):
+  (line,) = (finished / "samples.jsonl").read_text().splitlines()
+  sample = json.loads(line)
+  assert (sample["step"], sample["prompt"]) == (12, "one two")
+  assert sample["continuation"]
+
+
+def test_samples_on_the_way_are_kept_and_change_no_bit(
+  corpus, finished, tmp_path
+):
+  assert runs.run("train", corpus, tmp_path, SAMPLE_STEPS=3) == 0
+  lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+  assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
+  assert lines[-1:] == (finished / "samples.jsonl").read_text().splitlines()
+  sampled = runs.read_tensors(tmp_path, 12)
+  for name, value in runs.read_tensors(finished, 12).items():
+    np.testing.assert_array_equal(sampled[name], value, err_msg=name)
+
+
+def test_tensorboard_shows_what_metrics_jsonl_holds(finished):
+  (path,) = finished.glob("events.out.tfevents.*")
+  seen = {}
+  for event in tf.compat.v1.train.summary_iterator(str(path)):
+    for value in event.summary.value:
+      seen[event.step, value.tag] = value.simple_value
+  for line in runs.read_metrics(finished):
+    for name in set(line) - {"step"}:
+      assert seen[line["step"], name] == pytest.approx(line[name])
+
+
+def test_tensorflow_reads_every_variable_of_a_checkpoint_whole(finished):
+  settings = {
+    name.lower(): value
+    for name, value in runs.SETTINGS.items()
+    if name.lower() in PalmConfig.__dataclass_fields__
+  }
+  shapes = parameter_shapes(PalmConfig(**settings))
+  tensors = runs.read_tensors(finished, 12)
+  expected = {
+    f"{name}{slot}": shape
+    for name, shape in shapes.items()
+    for slot in ("", "/second_moment", "/momentum")
+  }
+  assert {n: t.shape for n, t in tensors.items()} == expected
+
+
+def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
+  corpus, finished, tmp_path
+):
+  for steps in (6, 7, 12):
+    runs.run("train", corpus, tmp_path, TRAIN_STEPS=steps, PROMPTS=[])
+  once, resumed = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
+  assert once.keys() == resumed.keys()
+  for name, value in once.items():
+    np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+  last, resumed_last = (
+    runs.without_times(runs.read_metrics(d)[-1]) for d in (finished, tmp_path)
+  )
+  assert resumed_last == last
+
+
+def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_anew(
+  corpus, finished, tmp_path
+):
+  model_dir = copy_of(finished, tmp_path)
+  for step in (8, 12):
+    shutil.rmtree(model_dir / "checkpoints" / f"step_{step:08d}")
+  with open(model_dir / "metrics.jsonl", "a") as file:
+    file.write('{"step": 14, "lo')  # killed in the middle of a line
+  assert runs.run("train", corpus, model_dir, PROMPTS=[]) == 0
+  once, again = (runs.read_metrics(d) for d in (finished, model_dir))
+  assert [runs.without_times(x) for x in again] == [
+    runs.without_times(x) for x in once
+  ]
+
+
+def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
+  corpus, finished, tmp_path, capsys
+):
+  model_dir = copy_of(finished, tmp_path)
+  damaged = model_dir / "checkpoints" / "step_00000012"
+  (path,) = damaged.glob("weights.data*")
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+  assert runs.run("train", corpus, model_dir) == 0
+  said = capsys.readouterr().err
+  assert f"DAMAGED checkpoint {damaged}: {path.name} does not hold" in said
+  assert "resuming from" in said and "step_00000008" in said
+  once, again = (
+    runs.read_files(d / "checkpoints") for d in (finished, model_dir)
+  )
+  aside = f"step_00000012.damaged/{path.name}"
+  assert again[aside] == bytes(content), "what was damaged is kept as it is"
+  assert again.items() >= once.items(), "bit for bit, manifests too"
+
+
+def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
+  corpus, finished, tmp_path, capsys
+):
+  settings = {
+    "INIT_CHECKPOINT": str(finished),
+    "VOCABULARY": str(finished / "vocabulary.model"),
+    "LEARNING_RATE": 1e-9,  # so that one step changes next to nothing
+    "PROMPTS": [],
+  }
+  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=1) == 0
+  newest = newest_whole(str(finished))
+  said = capsys.readouterr().err
+  assert f"starting from the weights of {newest.path}, with step 0" in said
+  start, tuned = runs.read_tensors(finished, 12), runs.read_tensors(tmp_path, 1)
+  for name, value in start.items():
+    if name.endswith("/momentum"):
+      assert np.abs(tuned[name]).max() < 1e-8 < np.abs(value).max(), name
+    elif not name.endswith("/second_moment"):
+      np.testing.assert_allclose(tuned[name], value, 1e-6, 1e-8, err_msg=name)
+  found = newest_whole(str(tmp_path)).manifest
+  assert (found.step, found.next_row) == (1, 4)
+  assert found.parent == newest.as_parent
+  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=2) == 0
+  assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
+
+
+def test_running_a_finished_run_again_trains_nothing_and_reports_the_same(
+  corpus, finished, capsys
+):
+  before = runs.read_files(finished / "checkpoints")
+  assert runs.run("train", corpus, finished) == 0
+  first = capsys.readouterr().out
+  assert runs.run("train", corpus, finished) == 0
+  assert capsys.readouterr().out == first
+  assert runs.read_files(finished / "checkpoints") == before
+
+
+def test_the_first_command_that_training_proposes_continues_its_prompt(
+  corpus, finished, capsys
+):
+  assert runs.run("train", corpus, finished) == 0
+  _, _, told = capsys.readouterr().err.partition("next, for example:\n")
+  _, program, *arguments = shlex.split(told.splitlines()[0])
+  assert (program, arguments[0]) == ("palm_mtf", "generate")
+  assert main([*arguments, "--json"]) == 0
+  found = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+  assert [x["prompt"] for x in found] == ["one two"] * 3
+
+
+def test_evaluate_and_train_report_the_same_loss(corpus, finished, capsys):
+  assert runs.run("train", corpus, finished) == 0
+  trained = capsys.readouterr().out
+  arguments = runs.arguments("evaluate", corpus, finished)
+  assert runs.main([*arguments, "--json"]) == 0
+  results = json.loads(capsys.readouterr().out)
+  assert f"validation loss  {results['validation_loss']:.4f}" in trained
+  assert results["step"] == 12
+  assert results["perplexity"] == pytest.approx(
+    np.exp(results["validation_loss"])
+  )
+
+
+def test_loss_above_the_unigram_entropy_is_not_called_learning(
+  corpus, tmp_path, capsys
+):
+  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=1, PROMPTS=[]) == 0
+  out = capsys.readouterr().out
+  assert "learnt           nothing from context yet; train longer" in out
+
+
+def test_learns_from_context_what_no_unigram_model_can(
+  corpus, tmp_path, capsys
+):
+  """The corpus counts from one to ten: every word follows from the last."""
+  assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=150, LOG_STEPS=50) == 0
+  out = capsys.readouterr().out
+  learnt = float(out.split("learnt")[1].split()[0])
+  assert learnt > 1.0
+  assert "one two three four five six" in out
+
+
+def test_continuation_does_not_depend_on_the_other_prompts(
+  corpus, finished, capsys
+):
+  def continuations(*prompts):
+    arguments = runs.arguments(
+      "generate", corpus, finished, PROMPTS=list(prompts)
+    )
+    assert runs.main([*arguments, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return {x["prompt"]: x["continuation"] for x in map(json.loads, lines)}
+
+  together = continuations("one two ", "7", "three")
+  alone = continuations("7")
+  assert together["7"] == alone["7"]
+  assert together["7"]
+
+
+@pytest.mark.parametrize(
+  "number",
+  [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
+)
+def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
+  number, corpus, tmp_path, capsys
+):
+  settings = {"CHECKPOINT_STEPS": 100_000, "PROMPTS": []}
+  process = runs.start(
+    "train", corpus, tmp_path, TRAIN_STEPS=100_000, **settings
+  )
+  lines = []
+  for line in process.stderr:
+    lines.append(line)
+    if "validation loss" in line:
+      assert runs.run("train", corpus, tmp_path) == 2
+      assert f"process {process.pid} on" in capsys.readouterr().err
+      process.send_signal(number)
+      break
+  _, rest = process.communicate(timeout=60)
+  assert process.returncode == 128 + number, (
+    rest
+  )  # so `train && evaluate` stops
+  assert f"stopped by {number.name}" in rest
+  assert "run the same command to go on" in rest
+  (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+  step = int(checkpoint.name.removeprefix("step_"))
+  assert step >= 6
+  settings["TRAIN_STEPS"] = step + 1
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+
+
+@pytest.mark.parametrize(
+  "macros, message",
+  [
+    (
+      {"D_FF": 128},
+      "has layer_000/mlp/wi_gate [32, 64], the model wants [32, 128]; "
+      "layer_000/mlp/wi [32, 64], the model wants [32, 128]; layer_000/mlp/wo "
+      "[64, 32], the model wants [128, 32]: it is of another model",
+    ),
+    (
+      {"NUM_LAYERS": 2},
+      "has layer_001/norm/scale nothing, the model wants [32]",
+    ),
+    (
+      {"BLOCK": "serial"},
+      "has layer_000/mlp_norm/scale nothing, the model wants [32]",
+    ),
+    ({"VOCAB_SIZE": 300}, "has embedding [320, 32], the model wants [300, 32]"),
+  ],
+)
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
+def test_model_dir_of_another_model_is_refused_and_left_as_it_was(
+  command, macros, message, corpus, finished, capsys
+):
+  before = runs.read_files(finished)
+  assert runs.run(command, corpus, finished, **macros) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert message in line
+  assert runs.read_files(finished) == before
+
+
+def test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was(
+  corpus, finished, tmp_path, capsys
+):
+  other = runs.write_corpus(tmp_path / "other")
+  (other / "0.txt").write_text("quite another text " * 100)
+  vocabulary = str(tmp_path / "other.model")
+  texts = (path.read_text() for path in other.iterdir())
+  train_vocabulary(texts, 320, path=vocabulary)
+  before = runs.read_files(finished)
+  assert runs.run("train", corpus, finished, VOCABULARY=vocabulary) == 2
+  assert "was trained with another vocabulary" in capsys.readouterr().err
+  assert runs.read_files(finished) == before
+
+
+def test_prompt_longer_than_the_context_is_refused_before_training(
+  corpus, tmp_path, capsys
+):
+  prompts = ["one two three four " * 20]
+  assert runs.run("train", corpus, tmp_path, PROMPTS=prompts) == 2
+  assert "together more than SEQUENCE_LENGTH = 32" in capsys.readouterr().err
+  assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "generate"])
+def test_no_checkpoint_is_an_error_and_trains_no_vocabulary(
+  command, corpus, tmp_path, capsys
+):
+  assert runs.run(command, corpus, tmp_path) == 2
+  assert "holds no checkpoint" in capsys.readouterr().err
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,39 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from palm_mtf.config.evaluation import TaskEvalConfig
+from palm_mtf.errors import UserError
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"eval_tasks": "mine"}, "EVAL_TASKS = 'mine': give a list of names of"),
+    ({"eval_tasks": [""]}, "EVAL_TASKS = ['']: give a list"),
+    ({"eval_split": None}, "EVAL_SPLIT = None: give the name of a split"),
+    ({"eval_examples": 0}, "EVAL_EXAMPLES = 0: give a whole number"),
+    ({"num_shots": -1}, "NUM_SHOTS = -1: give a whole number of at least 0"),
+    (
+      {"eval_checkpoints": "newst"},
+      "EVAL_CHECKPOINTS = 'newst' (did you mean \"newest\"?)",
+    ),
+    ({"eval_checkpoints": []}, "or a list of steps, such as [1000, 2000]."),
+    ({"eval_checkpoints": [True]}, "EVAL_CHECKPOINTS = [True]: give"),
+    ({"eval_wait_secs": -1}, "EVAL_WAIT_SECS = -1: give a number"),
+    ({"task_eval_steps": 5}, "TASK_EVAL_STEPS = 5: on no task; name some in"),
+    ({"task_eval_steps": 0, "eval_tasks": ["a"]}, "give a whole number"),
+  ],
+)
+def test_a_wrong_setting_is_one_line(settings, message):
+  with pytest.raises(UserError) as info:
+    TaskEvalConfig(**settings)
+  assert message in str(info.value)
+  assert "\n" not in str(info.value)
+
+
+def test_what_users_write_is_taken():
+  config = TaskEvalConfig(
+    eval_tasks=["a"], eval_checkpoints=[5, 10], task_eval_steps=5
+  )
+  assert config.eval_split == "validation"

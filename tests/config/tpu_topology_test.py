@@ -1,0 +1,123 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of TPUs have the chips of their names, and meshes lie on them well."""
+
+import numpy as np
+import pytest
+
+from palm_mtf.config.mesh_layout import MeshLayout, check
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config.tpu_topology import (
+  check_pods,
+  chips_of_replicas,
+  tpu_slice,
+)
+from palm_mtf.errors import UserError
+from tests.mtf_testing import small_config
+
+
+@pytest.mark.parametrize(
+  ("name", "devices", "hosts"),
+  [
+    ("v2-8", 8, 1),
+    ("v3-8", 8, 1),
+    ("v3-32", 32, 4),
+    ("v4-8", 4, 1),
+    ("v4-128", 64, 16),
+    ("v4-12x16x16", 3072, 768),  # facts of PaLM's pod: 3,072 chips, 768 hosts
+  ],
+)
+def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
+  where = tpu_slice(name)
+  assert (where.num_devices, where.num_hosts) == (devices, hosts)
+
+
+@pytest.mark.parametrize("name", ["v2-256", "v3-32", "v4-16", "v4-4x4x8"])
+def test_devices_of_hosts_fill_the_torus_once(name):
+  where = tpu_slice(name)
+  coordinates = np.array(where.device_coordinates)
+  assert coordinates.shape[0] == where.num_hosts
+  found = {tuple(x) for x in coordinates.reshape([-1, 4])}
+  assert found == set(np.ndindex(where.mesh_shape))
+
+
+@pytest.mark.parametrize(
+  ("name", "model_size"),
+  [("v3-8", 8), ("v3-32", 8), ("v4-128", 16), ("v4-12x16x16", 12), ("v4-8", 1)],
+)
+def test_devices_of_a_model_axis_lie_in_a_box_and_all_are_used(
+  name, model_size
+):
+  where = tpu_slice(name)
+  chips = chips_of_replicas(where, model_size)
+  assert sorted(chips) == sorted(np.ndindex(where.mesh_shape))
+  for group in np.split(np.array(chips), len(chips) // model_size):
+    sides = np.ptp(group, axis=0) + 1
+    assert np.prod(sides) == model_size
+
+
+def test_a_model_axis_that_fits_no_box_still_uses_every_device_once():
+  where = tpu_slice("v4-6x2x1")
+  assert sorted(chips_of_replicas(where, 4)) == sorted(
+    np.ndindex(where.mesh_shape)
+  )
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (
+      lambda: tpu_slice("v3-16"),
+      'TPU = "v3-16": no such slice (did you mean "v4-16"?). Name one by '
+      'its cores, as in "v3-8" or "v4-128", or a v4 by its chips, as in '
+      '"v4-4x4x8".',
+    ),
+    (
+      lambda: tpu_slice("v4-3x4x4"),
+      'TPU = "v4-3x4x4": a host has 2 x 2 x 1 chips, so that x and y are even '
+      'numbers, as in "v4-4x4x8".',
+    ),
+    (
+      lambda: MeshLayout(mesh_shape="data:4", layout="batch:data", tpu="v3-8"),
+      'TPU = "v3-8" has 2 x 2 x 1 chips x 2 = 8 devices, and MESH_SHAPE = '
+      '"data:4" has 4; give the mesh as many.',
+    ),
+    (
+      lambda: MeshLayout(mesh_shape="", layout="", steps_per_loop=9),
+      'STEPS_PER_LOOP = 9 and TPU = "": only TPUs do several steps in a call; '
+      "set STEPS_PER_LOOP = 1.",
+    ),
+    (
+      lambda: check(
+        MeshLayout(
+          mesh_shape="data:4",
+          layout="batch:data",
+          tpu="v4-8",
+          steps_per_loop=9,
+        ),
+        small_config(),
+        8,
+        num_pods=2,
+      ),
+      "STEPS_PER_LOOP = 9 and NUM_PODS = 2: pods exchange gradients after each "
+      "step; set STEPS_PER_LOOP = 1.",
+    ),
+    (
+      lambda: check_pods(tpu_slice("v4-8"), PodsConfig(num_pods=2)),
+      'TPU = "v4-8" has 1 host, PODS = "in_process" and NUM_PODS = 2: a pod in '
+      "process is one host's TPUs, and there is one; for others start "
+      '`palm_mtf pods serve` on each host and set PODS = "cluster".',
+    ),
+    (
+      lambda: check_pods(
+        tpu_slice("v4-16"), PodsConfig(pods="cluster", islands=[["a:1"]])
+      ),
+      'TPU = "v4-16" has 2 hosts, and ISLANDS gives pod 0 1; list the server '
+      "of each host, in the order of its tasks.",
+    ),
+  ],
+)
+def test_what_does_not_fit_is_told_with_the_rule_and_the_fix(make, message):
+  with pytest.raises(UserError) as error:
+    make()
+  assert str(error.value) == message

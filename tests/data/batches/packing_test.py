@@ -1,0 +1,297 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import re
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from palm_mtf.data.batches import packing as rows_module
+from palm_mtf.data.batches.packing import JoinedRows, WholeRows, positions
+from palm_mtf.data.batches.shuffle import permute
+from palm_mtf.data.tokens.array import Shard, TokenArray
+from tests.data.small_sources import EOD, examples, repeatable, token_array
+
+_FEATURES = ("targets", "inputs", "segments", "positions", "loss_weights")
+
+
+def joined(tokens, length, *, masked=False):
+  return JoinedRows(tokens, length, eod_id=EOD if masked else None)
+
+
+def whole(tokens, length, *, packed, seed=0):
+  return WholeRows(tokens, length, eod_id=EOD, packed=packed, seed=seed)
+
+
+def written_example() -> dict[str, dict[str, list[list[str]]]]:
+  """Returns the docstring's figure: packing -> feature -> rows of symbols."""
+  figure, packing = {}, None
+  for line in rows_module.__doc__.splitlines():
+    line = line.replace("(the next epoch)", "")
+    found = re.match(rf"  (\w*) +({'|'.join(_FEATURES)})  +(.*)", line)
+    if found:
+      packing = found[1] or packing
+      cells = [row.split(" ") for row in re.split("  +", found[3].strip())]
+      figure.setdefault(packing, {})[found[2]] = cells
+  return figure
+
+
+def number(symbol: str) -> int:
+  if symbol.isdigit():
+    return int(symbol)
+  return {"_": 0, ".": EOD}.get(symbol, ord(symbol))
+
+
+def in_written_order() -> int:
+  """Returns a seed that packs three documents in the order they come."""
+  three = np.arange(3)
+  return next(
+    seed
+    for seed in range(1000)
+    if (permute(three, 3, f"seed {seed} packing") == three).all()
+  )
+
+
+@pytest.mark.parametrize("packing", written_example())
+def test_the_example_of_the_docstring_is_what_rows_hold(packing):
+  a, b, c, d, e, f = map(ord, "abcdef")
+  documents = [([], [a, b]), ([], [c]), ([d, e], [f])]
+  tokens = token_array(documents, has_inputs=True)
+  made = {
+    "joined": lambda: joined(tokens, 6),
+    "joined_masked": lambda: joined(tokens, 6, masked=True),
+    "packed": lambda: whole(tokens, 6, packed=True, seed=in_written_order()),
+    "single": lambda: whole(tokens, 6, packed=False),
+  }[packing]()
+  expected = written_example()[packing]
+  count = len(expected["targets"])
+  read = [made.read(i) for i in range(count)]
+  if packing in ("packed", "single"):
+    assert made.num_rows == count
+  for row in read:
+    if "segments" in row:
+      row["positions"] = positions(row["segments"])
+  assert set(expected) - {"positions"} == set(made.features)
+  for name, cells in expected.items():
+    got = [row[name].tolist() for row in read]
+    assert got == [[number(s) for s in row] for row in cells], name
+
+
+def test_the_docstring_shows_all_four_packings():
+  assert list(written_example()) == [
+    "joined",
+    "joined_masked",
+    "packed",
+    "single",
+  ]
+
+
+@hypothesis.given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5))
+@repeatable(300)
+def test_joined_rows_are_the_documents_read_round_and_round(
+  num_tokens, length, num_epochs
+):
+  num_tokens = max(num_tokens, length)
+  tokens = TokenArray([Shard(np.arange(num_tokens, dtype="<u2"))])
+  rows = joined(tokens, length)
+  count = rows.epoch_start(num_epochs)
+  read = [rows.read(i)["targets"] for i in range(count)]
+  stream = np.tile(np.arange(num_tokens), num_epochs + 1)
+  assert np.concatenate(read).tolist() == stream[: count * length].tolist()
+  # Rows of the epochs before cover them, and no whole row more.
+  assert 0 <= count * length - num_epochs * num_tokens < length
+
+
+@hypothesis.given(st.integers(1, 60), st.integers(1, 20))
+@repeatable(100)
+def test_the_epoch_of_a_joined_row_is_the_one_it_begins_in(num_tokens, length):
+  num_tokens = max(num_tokens, length)
+  tokens = TokenArray([Shard(np.zeros(num_tokens, "<u2"))])
+  rows = joined(tokens, length)
+  numbers = np.arange(100)
+  expected = [n * length // num_tokens for n in range(100)]
+  assert rows.epoch(numbers).tolist() == expected
+  for epoch in range(max(expected)):
+    assert rows.epoch_start(epoch) == expected.index(epoch)
+  assert rows.num_rows == num_tokens // length
+
+
+_shards = st.lists(
+  st.lists(examples(5), min_size=1, max_size=4), min_size=1, max_size=3
+)
+
+
+@hypothesis.given(_shards, st.integers(1, 12), st.booleans(), st.booleans())
+@repeatable(150)
+def test_joined_rows_follow_the_rules_token_by_token(
+  shards, length, masked, has_inputs
+):
+  documents = list(itertools.chain(*shards))
+  tokens = token_array(*shards, has_inputs=has_inputs)
+  length = min(length, len(tokens))
+  rows = joined(tokens, length, masked=masked)
+  stream, weights = [], []
+  for inputs, text in documents:
+    stream += [*inputs, *text, EOD]
+    weights += [0.0 if has_inputs else 1.0] * len(inputs)
+    weights += [1.0] * (len(text) + 1)
+  for index in range(2 * rows.num_rows + 2):
+    row = rows.read(index)
+    segment, previous = 1, 0
+    for place in range(length):
+      here = (index * length + place) % len(stream)
+      if masked and previous == EOD:
+        segment, previous = segment + 1, 0
+      assert row["targets"][place] == stream[here]
+      assert row["inputs"][place] == previous
+      if masked:
+        assert row["segments"][place] == segment
+      if has_inputs:
+        assert row["loss_weights"][place] == weights[here]
+      previous = stream[here]
+  names = ["inputs", "targets"] + ["segments"] * masked
+  assert list(row) == names + ["loss_weights"] * has_inputs == [*rows.features]
+
+
+def documents_in(row) -> list[list[int]]:
+  """Returns the targets of each segment of a packed row."""
+  segments = row["segments"]
+  return [
+    row["targets"][segments == s].tolist() for s in range(1, segments.max() + 1)
+  ]
+
+
+@hypothesis.given(_shards, st.integers(3, 15), st.integers(0, 9))
+@repeatable(60)
+def test_packed_rows_hold_every_whole_document_once(shards, length, seed):
+  shards = [[([], [*i, *t][: length - 1]) for i, t in s] for s in shards]
+  tokens = token_array(*shards, has_inputs=False)
+  rows = whole(tokens, length, packed=True, seed=seed)
+  read = [rows.read(i) for i in range(rows.num_rows)]
+  found = [documents_in(row) for row in read]
+  expected = [[*text, EOD] for _, text in list(itertools.chain(*shards))]
+  assert sorted(list(itertools.chain(*found))) == sorted(expected)
+  for row, documents in zip(read, found, strict=True):
+    used = sum(map(len, documents))
+    assert 0 < used <= length
+    assert not row["segments"][used:].any()
+    assert not row["loss_weights"][used:].any()
+    assert row["loss_weights"][:used].all()
+
+
+@hypothesis.given(_shards, st.integers(3, 15), st.integers(0, 9))
+@repeatable(60)
+def test_no_packed_row_could_have_taken_the_next_document_too(
+  shards, length, seed
+):
+  tokens = token_array(*shards, has_inputs=True)
+  rows = whole(tokens, length, packed=True, seed=seed)
+  found = [documents_in(rows.read(i)) for i in range(rows.num_rows)]
+  for this, following in itertools.pairwise(found):
+    assert sum(map(len, this)) + len(following[0]) > length
+
+
+def test_another_seed_packs_other_documents_together():
+  documents = [([], [i] * (i % 5)) for i in range(2, 50)]
+  tokens = token_array(documents, has_inputs=False)
+  packed = {
+    whole(tokens, 12, packed=True, seed=seed).read(0)["targets"].tobytes()
+    for seed in range(10)
+  }
+  assert len(packed) > 5
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@hypothesis.given(_shards, st.integers(1, 4))
+@repeatable(60)
+def test_texts_longer_than_a_row_are_cut_and_nothing_is_lost(
+  packed, shards, length
+):
+  tokens = token_array(*shards, has_inputs=False)
+  rows = whole(tokens, length, packed=packed)
+  found = []
+  for row in map(rows.read, range(rows.num_rows)):
+    used = int(row["loss_weights"].sum())
+    found += documents_in(row) if packed else [row["targets"][:used].tolist()]
+  expected = []
+  for inputs, text in list(itertools.chain(*shards)):
+    document = [*inputs, *text, EOD]
+    expected += [
+      document[i : i + length] for i in range(0, len(document), length)
+    ]
+  assert sorted(found) == sorted(expected)
+  assert rows.num_cut == 0
+  if not packed:
+    assert found == expected
+
+
+@hypothesis.given(_shards, st.integers(1, 9))
+@repeatable(300)
+def test_an_example_that_is_too_long_keeps_its_targets_and_the_end_of_inputs(
+  shards, length
+):
+  tokens = token_array(*shards, has_inputs=True)
+  rows = whole(tokens, length, packed=False)
+  num_cut = 0
+  documents = list(itertools.chain(*shards))
+  assert rows.num_rows == len(documents)
+  for index, (inputs, text) in enumerate(documents):
+    targets = [*text, EOD][:length]
+    given = inputs[max(0, len(inputs) - (length - len(targets))) :]
+    num_cut += len(inputs) + len(text) + 1 > length
+    padding = [0] * (length - len(given) - len(targets))
+    row = rows.read(index)
+    assert row["targets"].tolist() == given + targets + padding
+    expected = [0.0] * len(given) + [1.0] * len(targets) + [0.0] * len(padding)
+    assert row["loss_weights"].tolist() == expected
+    shifted = [0, *given, *targets][: len(given) + len(targets)]
+    assert row["inputs"].tolist() == shifted + padding
+  assert rows.num_cut == num_cut
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_rows_of_whole_documents_come_again_every_epoch(packed):
+  documents = [([], [i] * 4) for i in range(2, 9)]
+  tokens = token_array(documents, has_inputs=False)
+  rows = whole(tokens, 11, packed=packed)
+  count = rows.num_rows
+  assert count == (4 if packed else 7)
+  assert rows.epoch(np.arange(2 * count)).tolist() == [0] * count + [1] * count
+  assert [rows.epoch_start(e) for e in range(3)] == [0, count, 2 * count]
+  for index in range(count):
+    again = rows.read(index + 3 * count)
+    for name, values in rows.read(index).items():
+      assert np.array_equal(values, again[name])
+
+
+@hypothesis.given(
+  st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1)
+)
+@repeatable(200)
+def test_positions_count_from_the_start_of_each_segment(runs):
+  segments, expected = [], []
+  for number_of_run, (segment, length) in enumerate(runs):
+    value = 0 if segment == 0 else number_of_run + 1
+    segments += [value] * length
+    if value == 0:
+      expected += [0] * length
+    else:
+      expected += range(length)
+  found = positions(np.array([segments, segments], np.int32))
+  assert found.tolist() == [expected, expected]
+  assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize("packed", [None, True, False])
+def test_rows_are_int32_and_weights_float32(packed):
+  tokens = token_array([([5, 6], [7, 60_000])], has_inputs=True)
+  if packed is None:
+    row = joined(tokens, 3, masked=True).read(1)
+  else:
+    row = whole(tokens, 3, packed=packed).read(0)
+  for name, values in row.items():
+    weights = name == "loss_weights"
+    assert values.dtype == (np.float32 if weights else np.int32)
+    assert values.shape == (3,)

@@ -1,0 +1,74 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from palm_mtf.data.sources.document import Document, num_repeats
+
+DOCUMENTS = [f"document {i}" for i in range(4000)]
+
+
+def near(count: int, share: float) -> bool:
+  """Whether `count` of 4000 fits `share`, within four deviations."""
+  return abs(count - 4000 * share) < 4 * (4000 * share * (1 - share)) ** 0.5
+
+
+def test_ranks_are_spread_evenly():
+  ranks = np.array([Document(text).rank for text in DOCUMENTS])
+  assert ((ranks >= 0) & (ranks < 1)).all()
+  for share in (0.02, 0.2, 0.5, 0.9):
+    assert near((ranks < share).sum(), share)
+
+
+@given(st.text(), st.text())
+def test_rank_depends_on_inputs_and_text_and_where_one_ends(inputs, text):
+  joined = Document(inputs + text)
+  split = Document(text, inputs)
+  assert split.rank == Document(text, inputs, weight=3.0).rank
+  assert split.rank != joined.rank
+
+
+@given(st.text())
+def test_size_is_that_in_utf8(text):
+  assert Document(text).num_bytes == len(text.encode())
+  assert Document(text, "\u00e9").num_bytes == len(text.encode()) + 2
+
+
+def test_token_ids_have_a_rank_and_a_size():
+  ids = np.arange(5, dtype=np.int32)
+  assert Document(ids).num_bytes == 20
+  assert Document(ids).rank == Document(ids.copy()).rank
+  assert Document(ids).rank != Document(ids[::-1].copy()).rank
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 2.0, 17.0])
+def test_a_whole_weight_is_the_number_of_repeats(weight):
+  repeats = {num_repeats(Document(t, weight=weight)) for t in DOCUMENTS[:100]}
+  assert repeats == {int(weight)}
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.5, 2.25])
+def test_the_part_of_a_weight_is_the_share_of_one_more_repeat(weight):
+  times = int(weight)
+  repeats = [num_repeats(Document(t, weight=weight)) for t in DOCUMENTS]
+  assert set(repeats) == {times, times + 1}
+  assert near(sum(r > times for r in repeats), weight - times)
+
+
+def test_repeats_tell_nothing_about_the_split():
+  documents = [Document(text, weight=0.5) for text in DOCUMENTS]
+  for share in (0.1, 0.5):
+    held_out = [d for d in documents if d.rank < share]
+    kept = sum(map(num_repeats, held_out))
+    deviation = 4 * (len(held_out) / 4) ** 0.5
+    assert abs(kept - len(held_out) / 2) < deviation
+
+
+@given(st.text(), st.floats(0, 100), st.floats(0, 100))
+def test_a_larger_weight_repeats_at_least_as_often(text, first, second):
+  low, high = sorted((first, second))
+  assert num_repeats(Document(text, weight=low)) <= num_repeats(
+    Document(text, weight=high)
+  )

@@ -1,0 +1,194 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import os
+import tempfile
+
+import pytest
+
+from palm_mtf.data.sources.find_files import find_files
+from palm_mtf.errors import UserError
+
+
+def error(*globs) -> str:
+  with pytest.raises(UserError) as info:
+    find_files(globs)
+  assert "\n" not in str(info.value)
+  return str(info.value)
+
+
+@pytest.fixture
+def tree(tmp_path):
+  for name in ("b.txt", "a.txt", "deep/er/c.txt", "deep/d.md"):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(name)
+  return tmp_path
+
+
+def test_files_are_sorted_and_each_is_found_once_by_several_globs(tree):
+  files = find_files([f"{tree}/**/*.txt", f"{tree}/*", f"{tree}/b.txt"])
+  names = [os.path.relpath(file.path, tree) for file in files]
+  assert names == ["a.txt", "b.txt", "deep/er/c.txt"]
+  assert [file.num_bytes for file in files] == [5, 5, 13]
+
+
+def test_relative_globs_start_in_the_current_folder(tree, monkeypatch):
+  monkeypatch.chdir(tree)
+  assert [f.path for f in find_files(["*.txt"])] == [
+    str(tree / "a.txt"),
+    str(tree / "b.txt"),
+  ]
+
+
+def test_stdlib_is_the_standard_library_without_what_is_installed_in_it(
+  tree, monkeypatch
+):
+  for name in ("site-packages/p.txt", "x/dist-packages/p.txt"):
+    path = tree / "deep" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("installed")
+  monkeypatch.setattr(
+    "sysconfig.get_path", {"stdlib": str(tree / "deep")}.__getitem__
+  )
+  files = find_files(["{stdlib}/**/*.txt"])
+  assert [f.path for f in files] == [str(tree / "deep/er/c.txt")]
+  # A glob that names such a folder itself means it.
+  assert len(find_files([f"{tree}/deep/**/*.txt"])) == 3
+
+
+def test_what_is_installed_beside_the_standard_library_is_not_walked_through(
+  tree, monkeypatch
+):
+  stdlib = tree / "deep"
+  (stdlib / "site-packages/package").mkdir(parents=True)
+  monkeypatch.setattr("sysconfig.get_path", {"stdlib": str(stdlib)}.__getitem__)
+  walked, scandir = [], os.scandir
+
+  def watched(folder):
+    walked.append(str(folder))
+    return scandir(folder)
+
+  monkeypatch.setattr("os.scandir", watched)
+  (found,) = find_files(["{stdlib}/**/*.txt"])
+  assert found.path == str(stdlib / "er/c.txt")
+  assert str(stdlib / "er") in walked
+  assert not [x for x in walked if "site-packages" in x]
+
+
+def test_the_default_glob_finds_the_running_library():
+  names = {os.path.basename(f.path) for f in find_files(["{stdlib}/**/*.py"])}
+  assert {"argparse.py", "typing.py"} <= names
+  assert "pytest.py" not in names
+
+
+def test_a_missing_folder_is_named_with_the_nearest_that_exists(tree):
+  assert error(f"{tree}/deeep/x/**/*.txt") == (
+    f"TEXT_FILES = '{tree}/deeep/x/**/*.txt': no folder {tree}/deeep "
+    f'(did you mean "deep"?); the nearest that exists is {tree}.'
+  )
+
+
+def test_a_folder_without_such_files_is_named(tree):
+  assert error(f"{tree}/deep/**/*.rst") == (
+    f"TEXT_FILES = '{tree}/deep/**/*.rst': matches no file; the folder "
+    f"{tree}/deep exists, but holds no such file."
+  )
+  assert 'no such file (did you mean "a.txt"?).' in error(f"{tree}/aa.txt")
+
+
+def test_one_glob_of_several_that_matches_nothing_is_an_error(tree):
+  assert "matches no file" in error(f"{tree}/*.txt", f"{tree}/*.rst")
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_folder_in_place_of_a_glob_gets_the_glob(tree, end):
+  assert error(f"{tree}{end}") == (
+    f"TEXT_FILES = '{tree}{end}': a folder; give a glob of the files in it, "
+    f"such as '{tree}/**/*.txt'."
+  )
+
+
+def test_a_glob_of_folders_only_is_told_apart(tree):
+  assert "matches folders only" in error(f"{tree}/d*")
+
+
+def test_all_files_empty_is_an_error(tmp_path):
+  for name in "ab":
+    (tmp_path / name).touch()
+  assert f"all 2 files are empty, such as {tmp_path}/a" in error(
+    f"{tmp_path}/*"
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "compression", "is_json_lines"),
+  [
+    ("a.txt", "", False),
+    ("a.json", "", False),
+    ("jsonl", "", False),
+    ("a.jsonl", "", True),
+    ("a.txt.gz", ".gz", False),
+    ("a.jsonl.gz", ".gz", True),
+    ("a.jsonl.bz2", ".bz2", True),
+    ("a.jsonl.xz", ".xz", True),
+    ("a.jsonl.gz.txt", "", False),
+  ],
+)
+def test_the_suffix_says_what_a_file_is(
+  tmp_path, name, compression, is_json_lines
+):
+  (tmp_path / name).write_text("text")
+  (file,) = find_files(f"{tmp_path}/*")
+  assert file.compression == compression
+  assert file.is_json_lines == is_json_lines
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".lz4", ".lzma", ".br"])
+def test_another_compression_is_named_with_those_that_are_read(
+  tmp_path, suffix
+):
+  (tmp_path / f"a.jsonl{suffix}").write_bytes(b"packed")
+  assert error(f"{tmp_path}/*") == (
+    f"TEXT_FILES: {tmp_path}/a.jsonl{suffix}: this compression is not "
+    "supported, only .gz, .bz2, .xz; compress the text anew, or give a glob "
+    "that leaves the file out."
+  )
+
+
+def test_a_message_calls_the_setting_as_the_user_does(tmp_path):
+  with pytest.raises(UserError, match=r"^books.files = '.*/x': matches no"):
+    find_files(f"{tmp_path}/x", "books.files")
+
+
+@pytest.fixture
+def ordinary_user():
+  """A folder that everybody may enter; the test runs without root's rights."""
+  with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o755)
+    is_root = os.geteuid() == 0
+    yield folder, lambda: os.setresuid(65534, 65534, 0) if is_root else None
+    if is_root:
+      os.setresuid(0, 0, 0)
+    for path in os.listdir(folder):
+      os.chmod(os.path.join(folder, path), 0o755)
+
+
+def test_a_file_that_may_not_be_read_is_named(ordinary_user):
+  folder, drop_rights = ordinary_user
+  path = os.path.join(folder, "secret.txt")
+  with open(path, "w") as file:
+    file.write("text")
+  os.chmod(path, 0)
+  drop_rights()
+  assert error(f"{folder}/*.txt") == (
+    f"TEXT_FILES: {path} may not be read; change its permissions, or give a "
+    "glob that leaves it out."
+  )
+
+
+def test_a_folder_that_may_not_be_read_is_named(ordinary_user):
+  folder, drop_rights = ordinary_user
+  path = os.path.join(folder, "secret")
+  os.mkdir(path, mode=0)
+  drop_rights()
+  assert f"the folder {path} may not be read" in error(f"{path}/*.txt")

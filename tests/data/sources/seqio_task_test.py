@@ -1,0 +1,310 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import functools
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+tf = pytest.importorskip("tensorflow")
+
+from palm_mtf.config.data import DataConfig  # noqa: E402
+from palm_mtf.data.sources.open import open_sources  # noqa: E402
+from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
+from palm_mtf.errors import UserError  # noqa: E402
+from tests.seqio_testing import (  # noqa: E402
+  REKEY,
+  TEXTS,
+  add_examples,
+  add_lines,
+  open_one,
+  registries_restored,
+  texts_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def registries():
+  with registries_restored():
+    yield
+
+
+@pytest.fixture
+def lines(tmp_path):
+  path = tmp_path / "lines.txt"
+  path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+  return path
+
+
+def error(name, **keywords) -> str:
+  with pytest.raises(UserError) as info:
+    for source in open_task(name, 0.1, **keywords):
+      list(source.documents())
+  assert "\n" not in str(info.value)
+  return str(info.value)
+
+
+def test_a_task_of_t5_gives_its_text_without_its_vocabulary(lines):
+  add_lines("t5_like", lines)
+  source = open_one("t5_like")
+  assert (source.name, source.rate) == ("t5_like", 1.0)
+  assert not source.has_inputs
+  both = dict.fromkeys(("train", "validation"))
+  for split in both:
+    both[split] = texts_of(source, split)
+    assert both[split] == [t for t in TEXTS if t in both[split]], "in order"
+  assert sorted(both["train"] + both["validation"]) == sorted(TEXTS)
+  assert 10 < len(both["validation"]) < 60
+  source.check_vocabulary(None)
+
+
+def test_examples_have_inputs_and_targets():
+  add_examples(
+    "examples",
+    {"train": {"inputs": ["a", "b", ""], "targets": ["1", "2", "3"]}},
+    [seqio.preprocessors.tokenize],
+    features=("inputs", "targets"),
+  )
+  source = open_one("examples")
+  assert source.has_inputs
+  documents = [d for _, d in source.documents()]
+  assert [(d.inputs, d.text) for d in documents] == [
+    ("a", "1"),
+    ("b", "2"),
+    ("", "3"),
+  ]
+
+
+def test_empty_inputs_are_none(lines):
+  key_map = {"inputs": None, "targets": "text"}
+  rekey = functools.partial(seqio.preprocessors.rekey, key_map=key_map)
+  add_lines(
+    "lm",
+    lines,
+    [rekey, seqio.preprocessors.tokenize],
+    features=("inputs", "targets"),
+  )
+  source = open_one("lm")
+  assert not source.has_inputs
+  assert {d.inputs for _, d in source.documents()} == {None}
+
+
+def test_inputs_that_come_late_are_an_error():
+  inputs = [""] * 40 + ["a"]
+  add_examples(
+    "late",
+    {"train": {"inputs": inputs, "targets": ["t"] * 41}},
+    [],
+    features=("inputs", "targets"),
+  )
+  assert "late: example 40 of 'train' has inputs" in error("late")
+
+
+def test_own_splits_are_used_where_both_exist():
+  splits = {
+    split: {"text": [f"{split} {i}" for i in range(50)]}
+    for split in ("train", "validation", "test")
+  }
+  add_examples("own", splits)
+  source = open_one("own", share=0.5)
+  for split in ("train", "validation"):
+    assert texts_of(source, split) == splits[split]["text"]
+
+
+def test_a_task_without_a_train_split_is_named_with_its_splits():
+  add_examples("eval", {"test": {"text": ["a"]}, "dev": {"text": ["a"]}})
+  assert error("eval") == (
+    "TASK: eval has no split 'train', only 'test', 'dev'; give a task with one."
+  )
+
+
+def test_a_mixture_is_its_tasks_with_their_shares_of_the_rate(lines):
+  for name in ("one", "two", "three", "none"):
+    add_lines(name, lines)
+  seqio.MixtureRegistry.add("inner", [("one", 1), ("two", lambda task: 3)])
+  rates = [("inner", 3.0), ("three", 1.0), ("none", 0)]
+  seqio.MixtureRegistry.add("outer", rates)
+  assert {s.name: s.rate for s in open_task("inner", 0.1)} == {
+    "one": 0.25,
+    "two": 0.75,
+  }
+  sources = open_task("outer", 0.1)
+  assert {s.name: s.rate for s in sources} == {
+    "one": 3 / 16,
+    "two": 9 / 16,
+    "three": 1 / 4,
+  }
+
+
+def test_rates_that_are_all_zero_or_fail_are_an_error(lines):
+  add_lines("one", lines)
+  seqio.MixtureRegistry.add("zero", [("one", 0)])
+  seqio.MixtureRegistry.add("fails", [("one", lambda task: 1 / 0)])
+  assert "TASK = 'zero': its rates are [0.0]" in error("zero")
+  assert error("fails").startswith(
+    "TASK = 'fails': its rates: ZeroDivisionError: "
+  )
+
+
+def test_an_unknown_task_is_named_with_the_nearest_and_the_way_to_register(
+  lines,
+):
+  add_lines("my_lines", lines)
+  assert error("my_line") == (
+    "TASK = 'my_line': no such SeqIO task or mixture is registered (did you "
+    'mean "my_lines"?); a line `import my_module` in a gin file registers the '
+    "tasks of your module."
+  )
+
+
+def test_texts_that_are_none_are_left_out_and_counted(capsys):
+  texts = [b"caf\xe9", b"good", b"nul\0", b""]
+  add_examples("bad", {"train": {"text": texts}})
+  source = open_one("bad")
+  assert texts_of(source) + texts_of(source, "validation") == ["good"]
+  source.report_skipped()
+  assert capsys.readouterr().err == (
+    "palm_mtf: 2 documents of task bad left out (not UTF-8, or with NUL "
+    "bytes).\n"
+  )
+
+
+def test_a_task_without_documents_is_an_error():
+  add_examples("empty", {"train": {"text": [""]}})
+  assert error("empty") == "TASK: empty has no document."
+
+
+@pytest.mark.parametrize(
+  ("steps", "message"),
+  [
+    ([], "makes no feature 'targets', only 'text'; let a preprocessor rename"),
+    (
+      [lambda ds: ds.map(lambda e: {"targets": [e["text"]]})],
+      "makes {'targets': 'string of rank 1'}; make each a text, or each",
+    ),
+    ([lambda ds: ds.nothing()], "AttributeError: "),
+    (
+      [lambda ds: ds.map(lambda e: {"targets": tf.io.read_file(e["text"])})],
+      "split 'train': NotFoundError: ",
+    ),
+  ],
+)
+def test_a_task_that_does_not_work_is_named(steps, message):
+  add_examples("broken", {"train": {"text": ["/no/such/file"]}}, steps)
+  assert message in error("broken")
+  assert error("broken").startswith("TASK: broken")
+
+
+def test_missing_files_are_named(tmp_path):
+  add_lines("gone", tmp_path / "gone*.txt")
+  assert f"{tmp_path}/gone*.txt" in error("gone")
+
+
+def test_documents_that_change_with_every_reading_are_refused(lines):
+  def random(dataset):
+    return dataset.map(
+      lambda _: {"targets": tf.strings.as_string(tf.random.uniform(()))}
+    )
+
+  add_lines("random", lines, [random])
+  assert "gives other documents each time it is read" in error("random")
+
+
+def test_random_steps_with_the_seeds_of_seqio_repeat(lines):
+  @seqio.map_over_dataset(num_seeds=1)
+  def random(example, seed):
+    noise = tf.random.stateless_uniform((), seed)
+    return {"targets": example["text"] + tf.strings.as_string(noise)}
+
+  add_lines("seeded", lines, [random])
+  assert texts_of(open_one("seeded")) == texts_of(open_one("seeded"))
+
+
+# Fingerprints.
+
+
+def test_fingerprint_is_that_of_the_files_wherever_they_lie(lines, tmp_path):
+  add_lines("first", lines)
+  first = open_one("first").fingerprint()
+  assert open_one("first").fingerprint() == first
+  moved = tmp_path / "moved.txt"
+  moved.write_bytes(lines.read_bytes())
+  seqio.TaskRegistry.remove("first")
+  add_lines("first", moved)
+  assert open_one("first").fingerprint() == first
+  # Beyond the documents that are read ahead.
+  moved.write_text(moved.read_text().replace("line 299", "Line 299"))
+  assert open_one("first").fingerprint() != first
+
+
+def test_fingerprint_follows_code_arguments_share_and_first_documents(lines):
+  outside = ["!"]
+
+  def end(dataset, mark):
+    return dataset.map(lambda e: {"targets": e["targets"] + mark + outside[0]})
+
+  def fingerprint(*steps, share=0.1) -> str:
+    seqio.TaskRegistry.remove("task")
+    add_lines("task", lines, [REKEY, *steps])
+    return open_one("task", share).fingerprint()
+
+  seen = [
+    fingerprint(),
+    fingerprint(share=0.2),
+    fingerprint(functools.partial(end, mark=".")),
+    fingerprint(functools.partial(end, mark="")),
+  ]
+  outside[0] = "?"
+  seen.append(fingerprint(functools.partial(end, mark="")))
+  assert len(set(seen)) == 5
+
+
+@pytest.mark.slow
+def test_fingerprint_is_the_same_in_every_process(lines, tmp_path, monkeypatch):
+  (tmp_path / "my_tasks.py").write_text(f"""
+import functools
+import seqio
+
+def to_text(dataset, mark):
+  return dataset.map(lambda line: {{"targets": line + mark}})
+
+seqio.TaskRegistry.add(
+  "mine",
+  source=seqio.TextLineDataSource({{"train": "{lines}"}}),
+  preprocessors=[
+    functools.partial(to_text, mark="."), seqio.preprocessors.tokenize
+  ],
+  output_features={{
+    "targets": seqio.Feature(seqio.SentencePieceVocabulary("/no/such.model"))
+  }},
+)
+""")
+  program = (
+    "import my_tasks\n"
+    "from palm_mtf.data.sources.seqio_task import open_task\n"
+    "print(open_task('mine', 0.1)[0].fingerprint())"
+  )
+  path = os.pathsep.join([str(tmp_path), *sys.path])
+  there = subprocess.run(
+    [sys.executable, "-c", program],
+    capture_output=True,
+    text=True,
+    check=True,
+    env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "1"},
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  importlib.import_module("my_tasks")
+  assert there.stdout.split() == [open_one("mine").fingerprint()]
+
+
+def test_open_sources_opens_what_task_names(lines):
+  add_lines("lines", lines)
+  data = DataConfig(
+    task="lines", text_files=None, vocabulary=None, validation_share=0.1
+  )
+  (source,) = open_sources(data)
+  assert source.name == "lines"
+  assert set(texts_of(source)) <= set(TEXTS)

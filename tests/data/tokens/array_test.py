@@ -1,0 +1,82 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from palm_mtf.data.tokens.array import Shard, TokenArray
+from tests.data.small_sources import EOD, examples, repeatable, token_array
+
+_shards = st.lists(st.lists(examples(), max_size=4), max_size=5)
+
+
+@hypothesis.given(_shards, st.data(), st.booleans())
+@repeatable(300)
+def test_reading_across_shards_is_a_slice_of_all_of_them(
+  shards, data, has_inputs
+):
+  tokens = token_array(*shards, has_inputs=has_inputs)
+  every, learnt = [], []
+  for inputs, text in list(itertools.chain(*shards)):
+    every += [*inputs, *text, EOD]
+    learnt += [not has_inputs] * len(inputs) + [True] * (len(text) + 1)
+  assert len(tokens) == len(every)
+  start = data.draw(st.integers(0, len(every)))
+  stop = data.draw(st.integers(start, len(every)))
+  read, is_target = tokens.read(start, stop)
+  assert read.tolist() == every[start:stop]
+  assert is_target.tolist() == learnt[start:stop]
+  assert (read.dtype, is_target.dtype) == (np.int32, np.bool_)
+
+
+@hypothesis.given(_shards, st.booleans())
+@repeatable(200)
+def test_spans_say_where_every_document_and_its_targets_are(shards, has_inputs):
+  tokens = token_array(*shards, has_inputs=has_inputs)
+  expected, end = [], 0
+  for inputs, text in list(itertools.chain(*shards)):
+    begin, end = end, end + len(inputs) + len(text) + 1
+    targets = begin + len(inputs) if has_inputs else begin
+    expected.append([begin, targets, end])
+  assert tokens.spans(EOD).tolist() == expected
+
+
+@hypothesis.given(_shards, st.integers(1, 9))
+@repeatable(100)
+def test_blocks_are_all_tokens_in_order_a_few_at_a_time(shards, size):
+  tokens = token_array(*shards, has_inputs=False)
+  blocks = list(tokens.blocks(size))
+  assert all(0 < len(block) <= size for block in blocks)
+  joined = np.concatenate([np.empty(0, "<u2"), *blocks])
+  assert joined.tolist() == tokens.read(0, len(tokens))[0].tolist()
+
+
+def test_no_tokens_at_all_read_as_none():
+  tokens = TokenArray([Shard(np.empty(0, "<u2"))])
+  assert (len(tokens), tokens.has_inputs) == (0, False)
+  assert tokens.read(0, 0)[0].size == 0
+  assert tokens.spans(EOD).shape == (0, 3)
+  assert list(tokens.blocks()) == []
+
+
+@pytest.mark.parametrize("has_inputs", [True, False])
+def test_examples_are_told_from_documents(has_inputs):
+  tokens = token_array([([5], [6])], [], has_inputs=has_inputs)
+  assert tokens.has_inputs == has_inputs
+
+
+def test_reading_a_part_reads_no_more_than_that_part():
+  class Counting(np.ndarray):
+    read = 0
+
+    def __getitem__(self, item):
+      part = super().__getitem__(item)
+      Counting.read += part.size
+      return part
+
+  shards = [Shard(np.ones(1000, "<u2").view(Counting)) for _ in range(100)]
+  TokenArray(shards).read(990, 1010)
+  assert Counting.read == 20

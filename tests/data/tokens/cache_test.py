@@ -1,0 +1,348 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.tokens.cache import cache_stores, load_stores
+from palm_mtf.errors import UserError
+
+
+@pytest.fixture
+def run(folder, vocabulary, tmp_path):
+  """Loads, or caches, the tokens of a folder for the run tmp_path / "run"."""
+
+  def run(share=0.2, cached=None, texts=folder, *, command=load_stores):
+    data = DataConfig(
+      text_files=f"{texts}/*.txt",
+      vocabulary=None,
+      validation_share=share,
+      cache_dir=cached and str(cached),
+    )
+    (found,) = command(
+      str(tmp_path / "run"), data, open_sources(data), vocabulary
+    )
+    return found
+
+  return run
+
+
+@pytest.fixture
+def cache(run, tmp_path):
+  """A CACHE_DIR with the tokens of the folder."""
+  cache = tmp_path / "cache"
+  run(cached=cache, command=cache_stores)
+  return cache
+
+
+def stores(folder: pathlib.Path) -> list[pathlib.Path]:
+  return sorted(each for each in folder.glob("*") if each.is_dir())
+
+
+def age(folder: pathlib.Path) -> None:
+  """Makes files so old that their hashes are kept."""
+  for path in folder.iterdir():
+    os.utime(path, ns=(10**18, 10**18))
+
+
+def test_tokens_are_encoded_once_and_that_is_said(run, tmp_path, capsys):
+  first = run()
+  (store,) = stores(tmp_path / "run" / "tokens")
+  train, validation = first.train.counts, first.validation.counts
+  assert capsys.readouterr().err == (
+    f"palm_mtf: encoded {train.num_documents} training documents "
+    f"({train.num_tokens:,} tokens) and {validation.num_documents} validation "
+    f"documents ({validation.num_tokens:,} tokens) into {store}\n"
+  )
+  inode = (store / "train-00000.npy").stat().st_ino
+  assert run().fingerprint == first.fingerprint
+  assert capsys.readouterr() == ("", "")
+  assert (store / "train-00000.npy").stat().st_ino == inode
+
+
+def test_tokens_of_cache_dir_are_read_and_that_is_said(
+  run, cache, tmp_path, capsys
+):
+  capsys.readouterr()
+  run(cached=cache)
+  assert capsys.readouterr().err == (
+    f"palm_mtf: tokens of text_files are read from {cache}\n"
+  )
+  assert not (tmp_path / "run").exists()
+
+
+def test_without_them_in_cache_dir_the_run_keeps_its_own_and_says_so(
+  run, cache, tmp_path, capsys
+):
+  capsys.readouterr()
+  before = stores(cache)
+  run(0.3, cache)
+  own = tmp_path / "run" / "tokens"
+  said = capsys.readouterr().err.splitlines()
+  assert said[0] == (
+    f"palm_mtf: CACHE_DIR = {str(cache)!r} lacks the tokens of text_files: "
+    f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
+  )
+  assert said[1].startswith("palm_mtf: encoded ")
+  assert stores(cache) == before
+  assert len(stores(own)) == 1
+  run(0.3, cache)  # are found there
+  assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_cache_dir_that_may_not_be_written_works(run, cache, tmp_path):
+  expected = run(cached=cache).fingerprint
+  for path in [*cache.rglob("*"), cache]:
+    path.chmod(0o555 if path.is_dir() else 0o444)
+  try:
+    assert run(cached=cache).fingerprint == expected
+    assert run(0.3, cache).train.counts.num_tokens
+  finally:
+    for path in [cache, *stores(cache)]:
+      path.chmod(0o755)
+
+
+def test_a_cache_dir_on_a_read_only_disk_works(run, cache, monkeypatch):
+  # Permissions do not stop the superuser, so the question is answered for it.
+  content = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+  access = os.access
+  monkeypatch.setattr(
+    os, "access", lambda path, mode: mode != os.W_OK and access(path, mode)
+  )
+  run(cached=cache)
+  run(0.3, cache)
+  assert {p: p.stat().st_mtime_ns for p in cache.rglob("*")} == content
+
+
+def test_moved_and_touched_files_are_found_again(
+  run, cache, folder, tmp_path, capsys
+):
+  moved = tmp_path / "elsewhere"
+  shutil.move(folder, moved)
+  for path in moved.iterdir():
+    path.touch()
+  capsys.readouterr()
+  run(cached=cache, texts=moved)
+  assert "are read from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["byte", "new", "missing"])
+def test_changed_new_and_missing_files_are_not(
+  run, cache, folder, capsys, change
+):
+  first = run(cached=cache).fingerprint
+  path = folder / "003.txt"
+  if change == "byte":
+    stat = path.stat()
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as it was
+  elif change == "new":
+    (folder / "new.txt").write_text("new")
+  else:
+    path.unlink()
+  capsys.readouterr()
+  assert run(cached=cache).fingerprint != first
+  assert "lacks the tokens" in capsys.readouterr().err
+
+
+def test_another_share_or_vocabulary_has_tokens_of_its_own(
+  run, vocabulary, tmp_path, monkeypatch
+):
+  run(0.2)
+  run(0.3)
+  monkeypatch.setattr(vocabulary, "sha256", "another")
+  run(0.2)
+  assert len(stores(tmp_path / "run" / "tokens")) == 3
+
+
+def test_a_later_start_does_not_read_the_text(run, folder):
+  age(folder)
+  first = run()
+  for path in folder.iterdir():
+    path.write_bytes(b"x" * path.stat().st_size)
+  age(folder)
+  assert run().fingerprint == first.fingerprint
+
+
+def test_damaged_tokens_are_mended_and_that_is_said(run, tmp_path, capsys):
+  first = run()
+  (store,) = stores(tmp_path / "run" / "tokens")
+  os.truncate(store / "train-00000.npy", 1000)
+  capsys.readouterr()
+  assert run().fingerprint == first.fingerprint
+  said = capsys.readouterr().err.splitlines()
+  assert said[0] == (
+    f"palm_mtf: damaged tokens are encoded anew: {store}/train-00000.npy: its "
+    "content is not what was written"
+  )
+  assert said[1].startswith("palm_mtf: encoded ")
+  assert stores(tmp_path / "run" / "tokens") == [store]
+
+
+def test_damage_in_cache_dir_is_not_mended_by_a_run(
+  run, cache, tmp_path, capsys
+):
+  first = run(cached=cache)
+  (store,) = stores(cache)
+  os.truncate(store / "train-00000.npy", 1000)
+  capsys.readouterr()
+  assert run(cached=cache).fingerprint == first.fingerprint
+  said = capsys.readouterr().err
+  assert f"{store}/train-00000.npy: its content" in said
+  assert "lacks the tokens" in said
+  assert (store / "train-00000.npy").stat().st_size == 1000
+  run(cached=cache, command=cache_stores)
+  assert run(cached=cache).fingerprint == first.fingerprint
+
+
+def flip_a_bit(path):
+  content = bytearray(path.read_bytes())
+  content[-1] ^= 1
+  path.write_bytes(content)
+
+
+def test_a_changed_bit_is_found_where_every_byte_is_compared(
+  run, cache, tmp_path, capsys
+):
+  first = run(cached=cache)
+  (store,) = stores(cache)
+  flip_a_bit(store / "train-00000.npy")
+  capsys.readouterr()
+  run(cached=cache, command=cache_stores)
+  assert capsys.readouterr().err == ""
+  verify = functools.partial(cache_stores, verify=True)
+  _, mended = run(cached=cache, command=verify)
+  assert f"{store}/train-00000.npy: its content" in capsys.readouterr().err
+  assert mended.fingerprint == first.fingerprint
+
+
+def test_a_run_reads_no_byte_of_a_large_store(run, tmp_path, monkeypatch):
+  run()
+
+  def read(path):
+    raise AssertionError(f"{path} was read")
+
+  monkeypatch.setattr("palm_mtf.data.tokens.shard.hash_file", read)
+  run()
+
+
+def test_data_cache_says_where_the_tokens_are(run, cache, tmp_path):
+  path, store = run(cached=cache, command=cache_stores)
+  assert [path] == [str(each) for each in stores(cache)]
+  own, again = run(command=cache_stores)
+  assert os.path.dirname(own) == str(tmp_path / "run" / "tokens")
+  assert again.fingerprint == store.fingerprint
+
+
+PROGRAM = """
+import sys
+from palm_mtf.config.data import DataConfig
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.tokens.cache import load_stores
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+data = DataConfig(text_files={texts!r}, vocabulary=None, validation_share=0.2)
+sources = open_sources(data)
+print("ready", flush=True)
+sys.stdin.readline()
+(store,) = load_stores({model_dir!r}, data, sources, Vocabulary({vocabulary!r}))
+print(store.fingerprint)
+"""
+
+
+def test_of_two_processes_at_once_one_waits_and_both_get_the_tokens(
+  run, folder, vocabulary, tmp_path
+):
+  program = PROGRAM.format(
+    texts=f"{folder}/*.txt",
+    model_dir=str(tmp_path / "both"),
+    vocabulary=vocabulary.path,
+  )
+  processes = [
+    subprocess.Popen(
+      [sys.executable, "-c", program],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    for _ in range(2)
+  ]
+  for process in processes:
+    assert process.stdout.readline() == "ready\n"
+  for process in processes:
+    process.stdin.write("\n")
+    process.stdin.flush()
+  ends = [process.communicate(timeout=60) for process in processes]
+  expected = run().fingerprint
+  assert [out for out, _ in ends] == [f"{expected}\n"] * 2
+  said = "".join(err for _, err in ends)
+  assert said.count("encoded ") == 1
+  assert len(stores(tmp_path / "both" / "tokens")) == 1
+
+
+def test_a_process_waits_for_another_that_holds_the_folder(
+  run, tmp_path, capsys
+):
+  tokens = tmp_path / "run" / "tokens"
+  program = (
+    "import sys, time\n"
+    "from palm_mtf.data.tokens.cache import _only_writer\n"
+    f"with _only_writer({str(tokens)!r}):\n"
+    "  print('held', flush=True)\n"
+    "  time.sleep(1)\n"
+  )
+  holder = subprocess.Popen(
+    [sys.executable, "-c", program],
+    stdout=subprocess.PIPE,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+  )
+  assert holder.stdout.readline() == b"held\n"
+  start = time.monotonic()
+  run()
+  assert time.monotonic() - start > 0.5
+  holder.communicate(timeout=20)
+  assert capsys.readouterr().err.startswith(
+    f"palm_mtf: waiting for another process that encodes into {tokens}\n"
+  )
+
+
+def test_a_process_that_was_killed_holds_nobody_up(run, tmp_path, capsys):
+  tokens = tmp_path / "run" / "tokens"
+  program = (
+    "import os, signal\n"
+    "from palm_mtf.data.tokens.cache import _only_writer\n"
+    f"with _only_writer({str(tokens)!r}):\n"
+    "  os.kill(os.getpid(), signal.SIGKILL)\n"
+  )
+  killed = subprocess.run(
+    [sys.executable, "-c", program],
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    check=False,
+  )
+  assert killed.returncode == -9
+  run()
+  assert "waiting" not in capsys.readouterr().err
+
+
+def test_files_that_are_no_text_are_told_when_they_are_encoded(
+  run, folder, capsys
+):
+  (folder / "binary.txt").write_bytes(b"\0\1")
+  run()
+  told = f"files left out (not UTF-8, or with NUL bytes, such as {folder}/bin"
+  assert told in capsys.readouterr().err
+
+
+def test_a_model_dir_that_is_a_file_is_an_error(run, tmp_path):
+  (tmp_path / "run").write_text("")
+  with pytest.raises(UserError, match=r"cannot write .*/run/tokens.*choose an"):
+    run()

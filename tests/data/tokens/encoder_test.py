@@ -1,0 +1,198 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document, cut_text
+from palm_mtf.data.tokens.encoder import Encoder
+from palm_mtf.errors import UserError
+from tests.data.small_sources import repeatable
+
+# Small parts and batches, so that short documents have many of both.
+_PART = 12
+
+_texts = st.text(
+  st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from("\u2581\n \tabc1"),
+  ),
+  max_size=60,
+)
+_ids = st.lists(st.integers(2, 60_000), max_size=60).map(np.array)
+_documents = st.lists(
+  st.tuples(
+    st.sampled_from([TRAIN, VALIDATION]),
+    st.builds(
+      Document,
+      st.one_of(_texts, _ids),
+      st.one_of(st.none(), _texts, _ids),
+      st.floats(0, 3),
+    ),
+  ),
+  max_size=12,
+)
+
+MODULE = "palm_mtf.data.tokens.encoder"
+
+
+@pytest.fixture(params=[0, 1, 2])
+def encoder(request, vocabulary, monkeypatch):
+  """An encoder of so many processes, with small parts and batches."""
+  monkeypatch.setattr(f"{MODULE}._PART_CHARACTERS", _PART)
+  monkeypatch.setattr(f"{MODULE}._BATCH_CHARACTERS", 40)
+  monkeypatch.setattr(f"{MODULE}._DOCUMENT_CHARACTERS", 1)
+  monkeypatch.setattr(f"{MODULE}._BATCHES_BEFORE_PROCESSES", 2)
+  with Encoder(vocabulary, request.param) as encoder:
+    yield encoder
+
+
+def encoded_by_hand(vocabulary, text, part=_PART) -> list[int]:
+  if not isinstance(text, str):
+    return text.tolist()
+  parts = cut_text(text, part)
+  return [i for part in parts for i in vocabulary.encode(part)]
+
+
+@hypothesis.given(_documents)
+@repeatable(150)
+def test_any_documents_have_the_ids_of_their_parts_in_order(
+  encoder, vocabulary, documents
+):
+  encoded = list(encoder.encode(iter(documents)))
+  assert len(encoded) == len(documents)
+  for one, (split, document) in zip(encoded, documents, strict=True):
+    assert one.split == split
+    assert one.document is document
+    inputs = "" if document.inputs is None else document.inputs
+    for ids, text in ((one.text, document.text), (one.inputs, inputs)):
+      assert ids.tolist() == encoded_by_hand(vocabulary, text)
+      assert ids.dtype == np.int32
+
+
+def test_documents_of_many_batches_are_put_together_again(encoder, vocabulary):
+  lines = [f"line {i} of a long document\n" for i in range(300)]
+  documents = [(TRAIN, Document("".join(lines[:i]))) for i in (300, 0, 3, 200)]
+  for _ in range(2):  # processes serve one call after the other
+    encoded = list(encoder.encode(documents))
+    assert [one.text.tolist() for one in encoded] == [
+      encoded_by_hand(vocabulary, d.text) for _, d in documents
+    ]
+
+
+def test_a_text_shorter_than_a_part_is_encoded_as_a_whole(vocabulary, code):
+  short = [text for text in code if len(text) < 1 << 16]
+  assert len(short) > 20
+  with Encoder(vocabulary, 0) as encoder:
+    encoded = encoder.encode((TRAIN, Document(text)) for text in short)
+    assert [one.text.tolist() for one in encoded] == [
+      vocabulary.encode(text) for text in short
+    ]
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+  """Processes work from the first batch on."""
+  monkeypatch.setattr(f"{MODULE}._BATCHES_BEFORE_PROCESSES", 0)
+
+
+def many():
+  for _ in range(2000):
+    yield TRAIN, Document("some words, and some more\n" * 1000)
+
+
+def test_a_killed_worker_process_is_an_error_that_says_so(vocabulary, at_once):
+  with (
+    pytest.raises(UserError) as info,
+    Encoder(vocabulary, 2) as encoder,
+  ):
+    for number, _ in enumerate(encoder.encode(many())):
+      if number == 50:
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+  assert str(info.value) == (
+    "a process that encodes text was killed, as happens when memory runs out; "
+    "free some and start again: what is encoded is kept."
+  )
+  assert multiprocessing.active_children() == []
+
+
+def test_processes_end_with_the_encoder(vocabulary, at_once):
+  with Encoder(vocabulary, 2) as encoder:
+    next(encoder.encode(many()))
+    assert len(multiprocessing.active_children()) == 2
+  assert multiprocessing.active_children() == []
+
+
+def test_processes_end_with_an_error_of_the_documents(vocabulary, at_once):
+  def broken():
+    for number, document in enumerate(many()):
+      if number == 200:
+        raise UserError("line 7 is broken")
+      yield document
+
+  with (
+    pytest.raises(UserError, match="line 7"),
+    Encoder(vocabulary, 2) as encoder,
+  ):
+    list(encoder.encode(broken()))
+  assert multiprocessing.active_children() == []
+
+
+def test_processes_end_when_this_one_is_killed(vocabulary):
+  program = f"""
+from palm_mtf.data.tokens import encoder
+from palm_mtf.data.tokens.encoder import Document, Encoder, Vocabulary
+encoder._BATCHES_BEFORE_PROCESSES = 0
+def many():
+  for _ in range(10_000):
+    yield "train", Document("words and words\\n" * 1000)
+with Encoder(Vocabulary({vocabulary.path!r}), 2) as processes:
+  for _ in processes.encode(many()):
+    print("encoded", flush=True)
+"""
+  process = subprocess.Popen(
+    [sys.executable, "-c", program],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+  )
+  assert process.stdout.readline() == b"encoded\n"
+  process.kill()
+  # Every process of it has stdout open; it is at its end when none is left.
+  process.communicate(timeout=20)
+
+
+def test_a_short_corpus_starts_no_process(vocabulary, code):
+  with Encoder(vocabulary, 2) as encoder:
+    list(encoder.encode((TRAIN, Document(text)) for text in code))
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+  "document",
+  [
+    Document(""),
+    Document("a"),
+    Document("", "words " * 200),
+    Document("a", "b"),
+  ],
+)
+def test_memory_stays_small_for_any_number_of_short_documents(
+  vocabulary, document
+):
+  count = 10_000
+  with Encoder(vocabulary, 0) as encoder:
+    tracemalloc.start()
+    encoded = encoder.encode((TRAIN, document) for _ in range(count))
+    assert sum(1 for _ in encoded) == count
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+  assert peak < 6_000_000

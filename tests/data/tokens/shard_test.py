@@ -1,0 +1,215 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import json
+import os
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from palm_mtf.data.sources.document import (
+  TRAIN,
+  VALIDATION,
+  Document,
+  num_repeats,
+)
+from palm_mtf.data.tokens.encoder import EncodedDocument
+from palm_mtf.data.tokens.shard import (
+  Counts,
+  DamagedShardError,
+  check_shard,
+  map_shard,
+  write_shard,
+)
+from tests.data.small_sources import EOD, examples, repeatable
+
+
+def encoded(inputs, text, split=TRAIN, weight=1.0) -> EncodedDocument:
+  ids = [np.array(each, np.int32) for each in (inputs, text)]
+  document = Document(
+    " ".join(map(str, text)), " ".join(map(str, inputs)), weight
+  )
+  return EncodedDocument(split, document, *ids)
+
+
+def write(folder, documents, *, number=0, dtype="<u2", has_inputs=True):
+  return write_shard(
+    str(folder),
+    number,
+    documents,
+    dtype=dtype,
+    eod_id=EOD,
+    has_inputs=has_inputs,
+  )
+
+
+_documents = st.lists(
+  st.builds(
+    lambda example, split, weight: encoded(*example, split, weight),
+    examples(6),
+    st.sampled_from([TRAIN, VALIDATION]),
+    st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+  ),
+  min_size=1,
+  max_size=8,
+)
+
+
+@hypothesis.given(_documents, st.booleans(), st.sampled_from(["<u2", "<u4"]))
+@repeatable(100)
+def test_a_shard_is_its_documents_in_order_repeated_by_weight(
+  tmp_path_factory, documents, has_inputs, dtype
+):
+  folder = tmp_path_factory.mktemp("shard")
+  summary = write(folder, documents, has_inputs=has_inputs, dtype=dtype)
+  assert check_shard(str(folder), 0, reads=True) == summary
+  assert summary.num_read == len(documents)
+  assert summary.lowest_rank == min(d.document.rank for d in documents)
+  for split in (TRAIN, VALIDATION):
+    tokens, targets, ends, counts = [], [], [], Counts()
+    for one in documents:
+      repeats = num_repeats(one.document) if one.split == split else 0
+      if split == VALIDATION:  # held out once, or not at all
+        repeats = min(repeats, 1)
+      for _ in range(repeats):
+        tokens += one.inputs.tolist()
+        targets.append(len(tokens))
+        tokens += [*one.text.tolist(), EOD]
+        ends.append(len(tokens))
+        length = len(one.inputs) + len(one.text) + 1
+        counts += Counts(
+          num_documents=1,
+          num_tokens=length,
+          num_target_tokens=len(one.text) + 1,
+          num_bytes=len(one.document.text) + len(one.document.inputs),
+          num_target_bytes=len(one.document.text),
+          longest_document_tokens=length,
+        )
+    shard = map_shard(str(folder), 0, split)
+    assert shard.tokens.tolist() == tokens
+    assert shard.tokens.dtype == np.dtype(dtype)
+    assert summary.counts[split] == counts
+    if has_inputs:
+      assert shard.examples.tolist() == [targets, ends]
+    else:
+      assert shard.examples is None
+
+
+def test_counts_add_up_and_the_longest_is_the_longest():
+  one = Counts(num_documents=1, num_tokens=5, longest_document_tokens=5)
+  two = Counts(num_documents=2, num_tokens=6, longest_document_tokens=3)
+  assert one + two == Counts(
+    num_documents=3, num_tokens=11, longest_document_tokens=5
+  )
+
+
+def test_no_document_writes_no_file(tmp_path):
+  assert write(tmp_path, []).num_read == 0
+  assert os.listdir(tmp_path) == []
+
+
+def test_files_are_what_numpy_reads_and_are_mapped(tmp_path):
+  write(tmp_path, [encoded([5], [6, 7])])
+  assert np.load(tmp_path / "train-00000.npy").tolist() == [5, 6, 7, EOD]
+  assert np.load(tmp_path / "train-00000.examples.npy").tolist() == [[1], [4]]
+  shard = map_shard(str(tmp_path), 0, TRAIN)
+  assert isinstance(shard.tokens, np.memmap)
+  with pytest.raises(ValueError, match="read-only"):
+    shard.tokens[0] = 1
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """A folder with one shard of both splits."""
+  documents = [encoded([9] * i, [8] * 5) for i in range(20)]
+  documents += [encoded([2], [3], VALIDATION)] * 5
+  write(tmp_path, documents)
+  return tmp_path
+
+
+FILES = [
+  "shard-00000.json",
+  *(
+    f"{split}-00000{kind}.npy"
+    for split in (TRAIN, VALIDATION)
+    for kind in ("", ".examples")
+  ),
+]
+
+
+def cut_short(path):
+  os.truncate(path, os.path.getsize(path) - 1)
+
+
+def append(path):
+  with open(path, "ab") as file:
+    file.write(b"\0")
+
+
+def empty(path):
+  os.truncate(path, 0)
+
+
+def change_one_bit(path):
+  with open(path, "r+b") as file:
+    file.seek(-1, os.SEEK_END)
+    byte = file.read(1)[0]
+    file.seek(-1, os.SEEK_CUR)
+    file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize(
+  "damage", [cut_short, append, empty, change_one_bit, os.remove]
+)
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("reads", [True, False])
+def test_every_damage_is_found_and_the_file_is_named(
+  folder, damage, name, reads
+):
+  if (damage, name) == (append, FILES[0]):
+    return  # is tested byte by byte below
+  damage(folder / name)
+  if damage is change_one_bit and name != FILES[0] and not reads:
+    check_shard(str(folder), 0, reads=False)  # its size is right
+    return
+  with pytest.raises(DamagedShardError) as info:
+    check_shard(str(folder), 0, reads=reads)
+  why = "its content is not what was written"
+  if damage is os.remove:
+    why = "No such file or directory"
+  assert str(info.value) == f"{folder}/{name}: {why}"
+
+
+def test_no_changed_byte_of_the_summary_goes_unnoticed(folder):
+  path = folder / "shard-00000.json"
+  content = path.read_bytes()
+  before = check_shard(str(folder), 0, reads=True)
+  for place in range(len(content)):
+    for bit in (1, 16):
+      changed = bytearray(content)
+      changed[place] ^= bit
+      path.write_bytes(changed)
+      try:
+        found = check_shard(str(folder), 0, reads=True)
+      except DamagedShardError:
+        continue
+      assert found == before  # white space
+
+
+@pytest.mark.parametrize(
+  "content", ["", "{}", "[]", "null", "3", '{"seal": 1}']
+)
+def test_a_summary_that_is_none_is_damage(folder, content):
+  (folder / "shard-00000.json").write_text(content)
+  with pytest.raises(DamagedShardError, match=r"shard-00000\.json: its cont"):
+    check_shard(str(folder), 0, reads=True)
+
+
+def test_the_summary_says_the_counts_to_people_too(folder):
+  content = json.loads((folder / "shard-00000.json").read_text())
+  summary = check_shard(str(folder), 0, reads=True)
+  for split, counts in summary.counts.items():
+    assert content["counts"][split] == dataclasses.asdict(counts)
+  assert sorted(content["blake2b"]) == sorted(FILES[1:])

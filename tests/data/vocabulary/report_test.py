@@ -1,0 +1,119 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import io
+import itertools
+
+import pytest
+import sentencepiece
+
+from palm_mtf.data.vocabulary.report import (
+  count_pieces,
+  find_losses,
+  measure_fit,
+)
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+
+LOSSLESS = {
+  "normalization_rule_name": "identity",
+  "add_dummy_prefix": False,
+  "remove_extra_whitespaces": False,
+  "split_digits": True,
+}
+
+
+@pytest.fixture
+def foreign(code, tmp_path):
+  """Trains a model with settings of its own, on lines without their ends."""
+
+  def train(**settings) -> Vocabulary:
+    model = io.BytesIO()
+    numbers = [str(i) for i in range(1000, 3000)]
+    sentencepiece.SentencePieceTrainer.Train(
+      sentence_iterator=iter([*code[0].splitlines(), *numbers]),
+      model_writer=model,
+      vocab_size=400,
+      model_type="bpe",
+      byte_fallback=True,
+      minloglevel=2,
+      **settings,
+    )
+    path = tmp_path / "foreign.model"
+    path.write_bytes(model.getvalue())
+    return Vocabulary(str(path))
+
+  return train
+
+
+def test_every_piece_is_of_one_kind(vocabulary):
+  pieces = count_pieces(vocabulary)
+  assert (pieces.control, pieces.byte, pieces.digit) == (3, 256, 10)
+  assert pieces.joined_digits == 0
+  assert pieces.white_space > 3
+  rest = vocabulary.size - 3 - 256 - 10 - pieces.white_space
+  assert pieces.other == rest
+  lengths = [len(piece) for piece in pieces.longest]
+  assert lengths == sorted(lengths, reverse=True)
+  assert not any("\u2581" in piece for piece in pieces.longest)
+
+
+def test_pieces_that_join_digits_are_found(foreign):
+  assert count_pieces(foreign(split_digits=True)).joined_digits == 0
+  pieces = count_pieces(foreign(split_digits=False))
+  assert pieces.joined_digits > 0
+  assert any(c.isdigit() for c in pieces.first_joined_digits)
+
+
+def test_our_vocabulary_loses_nothing(vocabulary):
+  assert find_losses(vocabulary) == []
+
+
+@pytest.mark.parametrize(
+  ("settings", "lost"),
+  [
+    ({}, []),
+    ({"remove_extra_whitespaces": True}, ["runs of spaces"]),
+    ({"normalization_rule_name": "nfkc"}, ["compatibility characters"]),
+    (
+      {"normalization_rule_name": "nmt_nfkc"},
+      ["tabs", "line ends", "control characters"],
+    ),
+  ],
+  ids=str,
+)
+def test_what_a_foreign_model_changes_is_named(foreign, settings, lost):
+  losses = set(find_losses(foreign(**LOSSLESS | settings)))
+  assert losses >= set(lost)
+  assert bool(losses) == bool(settings)
+
+
+def test_fit_is_counted_as_sentencepiece_itself_encodes(vocabulary):
+  texts = ["import os\n", "\U0001f600 = 2026\n", "", "import os\n"] * 500
+  fit = measure_fit(vocabulary, iter(texts))
+  processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  ids = list(itertools.chain(*processor.Encode(texts)))
+  assert fit.num_documents == 2000
+  assert fit.num_bytes == sum(len(text.encode()) for text in texts)
+  assert fit.num_tokens == len(ids)
+  assert fit.num_used == len(set(ids))
+  assert fit.byte_share == sum(map(processor.IsByte, ids)) / len(ids)
+  assert fit.byte_share == vocabulary.byte_share(ids)
+  assert fit.tokens_per_byte == len(ids) / fit.num_bytes
+  assert fit.bytes_per_token == fit.num_bytes / len(ids)
+  assert (fit.num_changed, fit.first_change) == (0, "")
+
+
+def test_long_texts_are_whole_again(vocabulary, code):
+  fit = measure_fit(vocabulary, ["".join(code) * 4, *code])
+  assert (fit.num_documents, fit.num_changed) == (1 + len(code), 0)
+
+
+def test_no_text_has_no_tokens_and_no_division_by_zero(vocabulary):
+  fit = measure_fit(vocabulary, [])
+  assert (fit.num_tokens, fit.byte_share, fit.bytes_per_token) == (0, 0.0, 0.0)
+
+
+def test_the_first_text_that_changes_is_shown(foreign):
+  vocabulary = foreign(**LOSSLESS | {"remove_extra_whitespaces": True})
+  fit = measure_fit(vocabulary, ["a b", "some  words", "c  d"])
+  assert fit.num_changed == 2
+  assert fit.first_change == ("document 2: 'some  words' becomes 'some words'")

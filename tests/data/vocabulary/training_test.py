@@ -1,0 +1,196 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import ast
+import os
+import random
+import re
+import resource
+
+import pytest
+import sentencepiece
+
+from palm_mtf.data.sources.document import cut_text
+from palm_mtf.data.vocabulary.training import (
+  list_pieces,
+  sample_text,
+  train_vocabulary,
+)
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+
+
+def train(documents, vocab_size, path) -> bytes:
+  train_vocabulary(documents, vocab_size, path=str(path))
+  return path.read_bytes()
+
+
+def test_the_same_documents_give_the_same_model_in_any_order(code, tmp_path):
+  first = train(code, 700, tmp_path / "a")
+  assert train(code, 700, tmp_path / "b") == first
+  assert train(code[::-1], 700, tmp_path / "c") == first
+  assert train(code[:-1], 700, tmp_path / "d") != first
+
+
+def test_the_number_of_cores_does_not_change_the_model(code, tmp_path):
+  cores = os.sched_getaffinity(0)
+  all_cores = train(code, 700, tmp_path / "a")
+  os.sched_setaffinity(0, {min(cores)})
+  try:
+    one_core = train(code, 700, tmp_path / "b")
+  finally:
+    os.sched_setaffinity(0, cores)
+  assert one_core == all_cores
+
+
+def test_the_vocabulary_has_the_size_asked_for(code, tmp_path):
+  train(code, 700, tmp_path / "a")
+  assert Vocabulary(str(tmp_path / "a")).size == 700
+
+
+def test_training_says_nothing_on_the_terminal(code, tmp_path, capfd):
+  train(code, 700, tmp_path / "a")
+  with pytest.raises(UserError):
+    train(["a few words"], 5000, tmp_path / "b")
+  assert capfd.readouterr() == ("", "")
+
+
+def test_too_many_pieces_for_the_text_is_an_error_with_the_number_that_works(
+  tmp_path,
+):
+  words = ["a few words, and a few more words after these words\n"] * 3
+  with pytest.raises(UserError) as info:
+    train(words, 5000, tmp_path / "a")
+  message = str(info.value)
+  assert message.startswith("VOCAB_SIZE = 5000: too high, the training text ")
+  supported = int(re.search(r"at most (\d+) ", message)[1])
+  assert f"set VOCAB_SIZE = {supported} or less" in message
+  assert not (tmp_path / "a").exists()
+  assert train(words, supported, tmp_path / "a")
+
+
+def test_too_few_pieces_for_the_characters_is_an_error_with_the_number(
+  tmp_path,
+):
+  with pytest.raises(UserError) as info:
+    train(["abcdef " * 9], 270, tmp_path / "a")
+  assert str(info.value) == (
+    "VOCAB_SIZE = 270: too low, the control, byte and digit pieces and the "
+    "text's frequent characters alone are 276; set VOCAB_SIZE = 276 or more."
+  )
+
+
+def test_fewer_pieces_than_bytes_is_an_error(tmp_path):
+  with pytest.raises(UserError, match="give a whole number of at least 270"):
+    train(["abc"], 269, tmp_path / "a")
+
+
+@pytest.mark.parametrize("documents", [[], [""], ["\u2581\u2585"]])
+def test_no_training_text_is_an_error(tmp_path, documents):
+  with pytest.raises(UserError, match="no training document"):
+    train(documents, 300, tmp_path / "a")
+
+
+def test_digits_are_pieces_even_where_the_text_has_none(tmp_path):
+  train(["some words and some more words\n"] * 9, 290, tmp_path / "a")
+  vocabulary = Vocabulary(str(tmp_path / "a"))
+  ids = vocabulary.encode("0123456789")
+  assert [vocabulary.piece(i) for i in ids] == list("0123456789")
+
+
+def test_digits_of_every_script_are_learnt_alone(tmp_path):
+  scripts = ["0123456789", "\uff10\uff11\uff12", "\u0660\u0661\u0662"]
+  scripts += ["\u0966\u0967\u0968", "\U0001d7ce\U0001d7cf\U0001d7d0"]
+  words = [f"{digits} words {digits}{digits}\n" for digits in scripts] * 50
+  train(words, 297, tmp_path / "a")
+  vocabulary = Vocabulary(str(tmp_path / "a"))
+  for text in scripts:
+    ids = vocabulary.encode(text)
+    assert [vocabulary.piece(i) for i in ids] == list(text)
+    assert len(vocabulary.encode(f"words {text * 3}")) == len(
+      vocabulary.encode("words ")
+    ) + 3 * len(text)
+
+
+def test_the_list_of_pieces_is_sentencepieces_own_with_line_breaks_escaped(
+  code, tmp_path
+):
+  sentencepiece.SentencePieceTrainer.Train(
+    sentence_iterator=iter(code),
+    model_prefix=str(tmp_path / "theirs"),
+    model_type="bpe",
+    vocab_size=700,
+    normalization_rule_name="identity",
+    allow_whitespace_only_pieces=True,
+    byte_fallback=True,
+    max_sentence_length=1 << 20,
+    minloglevel=2,
+  )
+  ours = list_pieces((tmp_path / "theirs.model").read_bytes())
+  lines = ours.removesuffix("\n").split("\n")
+  assert len(lines) == 700
+  assert all(line.count("\t") == 1 for line in lines)
+  assert any("\\n" in line for line in lines)
+  unescaped = re.sub(
+    r"\\(\\|n|t|r|x[0-9a-f]{2})",
+    lambda match: ast.literal_eval(f"'\\{match[1]}'"),
+    ours,
+  )
+  assert unescaped == (tmp_path / "theirs.vocab").read_text(encoding="utf-8")
+
+
+def test_reserved_characters_cost_no_more_than_themselves(code, tmp_path):
+  plain = train(code, 700, tmp_path / "a")
+  marked = [text.replace("\n\n", "\n\u2585\n", 1) for text in code]
+  train(marked, 700, tmp_path / "b")
+  sizes = [
+    len(Vocabulary(str(tmp_path / name)).encode(code[0])) for name in "ab"
+  ]
+  assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
+  assert plain
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(code, tmp_path):
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+  try:
+    with pytest.raises(UserError) as info:
+      train(code, 700, tmp_path / "a")
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert f"no disk space left for {tmp_path}, which needs" in str(info.value)
+  assert os.listdir(tmp_path) == []
+
+
+def test_a_sample_is_the_same_in_any_order_and_fits(code):
+  shuffled = random.Random(0).sample(code, len(code))
+  for limit in (5_000, 50_000, 200_000):
+    sample = sample_text(code, limit)
+    assert sample == sample_text(shuffled, limit)
+    assert limit - 4096 <= sum(map(len, sample)) <= limit
+
+
+def test_a_sample_of_all_is_all(code):
+  sample = sample_text(code, 10**9)
+  assert sorted(sample) == sorted(
+    chunk for text in code for chunk in cut_text(text, 4096)
+  )
+
+
+def test_a_sample_is_spread_over_the_documents(code):
+  total = sum(map(len, code))
+  sample = set(sample_text(code, total // 2))
+  longest = sorted(code, key=len)[-10:]
+  for text in longest:
+    chunks = list(cut_text(text, 4096))
+    assert 0 < sum(chunk in sample for chunk in chunks) < len(chunks)
+
+
+@pytest.mark.parametrize("text", ["", "abc", "a\nbc\n\n\ndefghi\njk", "\n" * 9])
+def test_parts_are_short_and_make_the_text_again(text):
+  parts = list(cut_text(text, 4))
+  assert "".join(parts) == text
+  assert all(0 < len(part) <= 4 for part in parts)
+
+
+def test_parts_end_with_a_line_where_a_line_fits():
+  assert list(cut_text("ab\ncdefgh\nij", 4)) == ["ab\n", "cdef", "gh\n", "ij"]

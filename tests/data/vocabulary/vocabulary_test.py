@@ -1,0 +1,230 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import io
+
+import hypothesis
+import pytest
+import sentencepiece
+from hypothesis import strategies as st
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.errors import UserError
+
+# Every code point but surrogates, and more often what vocabularies get wrong.
+_texts = st.text(
+  st.one_of(
+    st.characters(exclude_categories=["Cs"]),
+    st.sampled_from("\u2581\u2585 \t\r\n\0\x1f[]eod<>09ab\u0301\u05d0\u200d"),
+  )
+)
+
+
+@hypothesis.given(_texts)
+@hypothesis.settings(
+  max_examples=1000, deadline=None, derandomize=True, database=None
+)
+def test_any_text_is_decoded_to_itself(vocabulary, text):
+  assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "",
+    " ",
+    "   leading and trailing   ",
+    "\0",
+    "a\0b\0",
+    "\t\t\n\n\r\n\x0b\x0c\x1c\x85\u2028\u2029",
+    "\u2581",
+    " \u2581 \u2581\u2581",
+    "\u2585\u2047 ",
+    "[eod]<pad><unk><0x41><s></s>",
+    "\ufeff\ufffd\ufffe\uffff\ue000\U0010ffff",
+    "e\u0301 \u00e9 \ufb01 \u212b \u2460 \uff11",
+    "\u202e\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7",
+    "\u3000\u00a0\u200b\u00ad",
+    "a" + "\u0300" * 50,
+    "".join(map(chr, [*range(0x20), *range(0x7F, 0xA1)])),
+    " " * 1000 + "\n" * 1000 + "\t" * 1000,
+  ],
+)
+def test_special_characters_survive(vocabulary, text):
+  assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udc80b", "\ude00\ud83d"])
+def test_half_a_surrogate_pair_is_no_text_and_refused(vocabulary, text):
+  with pytest.raises(UserError, match="half a surrogate pair") as info:
+    vocabulary.encode(text)
+  assert str(info.value).isascii()
+
+
+def test_whole_source_files_survive_and_are_encoded_alike_one_by_one(
+  vocabulary, code
+):
+  batch = vocabulary.encode_batch(code)
+  assert [vocabulary.decode(ids) for ids in batch] == code
+  assert batch == [vocabulary.encode(text) for text in code]
+
+
+def test_no_text_makes_a_control_id(vocabulary):
+  ids = vocabulary.encode("[eod]<pad><unk>[eod] \0 \u2581 \U0001f600")
+  assert min(ids) > 2
+
+
+def test_ids_are_control_pieces_then_bytes_then_learnt_pieces(vocabulary):
+  processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  pieces = [processor.IdToPiece(i) for i in range(300)]
+  assert pieces[:3] == ["<pad>", "[eod]", "<unk>"]
+  assert pieces[3:259] == [f"<0x{byte:02X}>" for byte in range(256)]
+  assert not any(map(processor.IsByte, range(259, vocabulary.size)))
+  assert vocabulary.eod_id == 1
+  assert vocabulary.decode([0, 1]) == ""
+
+
+def test_every_digit_is_a_token(vocabulary):
+  processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  for i in range(259, vocabulary.size):
+    piece = processor.IdToPiece(i)
+    assert len(piece) == 1 or not any(c.isdigit() for c in piece), piece
+  assert len(vocabulary.encode("2026")) == 4
+
+
+def test_indentation_is_learnt_in_runs(vocabulary):
+  deeper = vocabulary.encode("\n        return")
+  deep = vocabulary.encode("\n    return")
+  assert len(deeper) == len(deep) <= 3
+
+
+def test_words_may_begin_with_the_space_before_them(vocabulary, code, tmp_path):
+  assert vocabulary.joins_spaces()
+  path = foreign_model(
+    code,
+    tmp_path / "foreign.model",
+    byte_fallback=True,
+    vocab_size=400,
+    treat_whitespace_as_suffix=True,
+  )
+  assert not Vocabulary(path).joins_spaces()
+
+
+def test_ids_above_the_vocabulary_are_unknown_and_not_an_error(vocabulary):
+  text = vocabulary.decode([vocabulary.size, vocabulary.size + 5000])
+  assert text == 2 * vocabulary.decode([2])
+
+
+def test_byte_share_counts_byte_pieces(vocabulary):
+  assert vocabulary.byte_share(vocabulary.encode("import")) == 0.0
+  assert vocabulary.byte_share(vocabulary.encode("\U0001f600")) == 1.0
+  assert vocabulary.byte_share([]) == 0.0
+
+
+def text_config(folder, **settings):
+  settings = {"vocabulary": None, "validation_share": 0.2} | settings
+  return DataConfig(text_files=f"{folder}/*.txt", **settings)
+
+
+def test_a_run_trains_its_vocabulary_once_and_keeps_it(
+  folder, tmp_path, capsys
+):
+  data = text_config(folder)
+  first = load_vocabulary(str(tmp_path / "run"), data, vocab_size=600)
+  assert first.path == str(tmp_path / "run" / "vocabulary.model")
+  assert "training a vocabulary of 600 pieces" in capsys.readouterr().err
+  (folder / "000.txt").write_text("something else")
+  again = load_vocabulary(str(tmp_path / "run"), data, vocab_size=700)
+  assert (again.sha256, again.size) == (first.sha256, 600)
+  assert capsys.readouterr() == ("", "")
+
+
+def test_held_out_documents_never_reach_the_vocabulary(folder, tmp_path):
+  data = text_config(folder)
+  with_them = load_vocabulary(str(tmp_path / "a"), data, vocab_size=600)
+  (source,) = open_sources(data)
+  texts = [d.text for split, d in source.documents() if split == "train"]
+  assert 0 < len(texts) < len(source.files)
+  for path in folder.iterdir():
+    path.unlink()
+  for i, text in enumerate(texts):
+    (folder / f"{i}.txt").write_text(text)
+  without = load_vocabulary(str(tmp_path / "b"), data, vocab_size=600)
+  assert with_them.sha256 == without.sha256
+
+
+def test_a_given_vocabulary_is_used_where_it_is(vocabulary, folder, tmp_path):
+  data = text_config(folder, vocabulary=vocabulary.path)
+  loaded = load_vocabulary(str(tmp_path / "run"), data, vocab_size=4096)
+  assert loaded.sha256 == vocabulary.sha256
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_an_error(
+  vocabulary, folder, tmp_path
+):
+  data = text_config(folder, vocabulary=vocabulary.path)
+  with pytest.raises(UserError) as info:
+    load_vocabulary(str(tmp_path), data, vocab_size=999)
+  assert str(info.value) == (
+    f"{vocabulary.path} has 1000 pieces, VOCAB_SIZE = 999 rows: set VOCAB_SIZE "
+    "to 1000 or more, or use a smaller vocabulary."
+  )
+  vocabulary.check_size(1000)
+
+
+def test_a_missing_vocabulary_is_an_error_with_the_nearest_name(tmp_path):
+  (tmp_path / "words.model").touch()
+  with pytest.raises(
+    UserError, match=r'no such file \(did you mean "words.mod'
+  ):
+    Vocabulary(str(tmp_path / "word.model"))
+
+
+@pytest.mark.parametrize("content", [b"", b"a text file\n", bytes(range(256))])
+def test_a_file_that_is_no_model_is_an_error(tmp_path, content, capfd):
+  path = tmp_path / "words.model"
+  path.write_bytes(content)
+  with pytest.raises(UserError, match="not a SentencePiece model"):
+    Vocabulary(str(path))
+  assert capfd.readouterr() == ("", "")
+
+
+def test_a_folder_in_place_of_a_model_is_an_error(tmp_path):
+  with pytest.raises(UserError, match="Is a directory"):
+    Vocabulary(str(tmp_path))
+
+
+def foreign_model(code, path, **settings) -> str:
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.Train(
+    sentence_iterator=iter(code[0].splitlines()),
+    model_writer=model,
+    minloglevel=2,
+    **settings,
+  )
+  path.write_bytes(model.getvalue())
+  return str(path)
+
+
+def test_a_foreign_model_without_eos_is_an_error(code, tmp_path):
+  path = foreign_model(
+    code, tmp_path / "m", vocab_size=400, byte_fallback=True, eos_id=-1
+  )
+  with pytest.raises(UserError, match="has no end-of-sentence piece"):
+    Vocabulary(path)
+
+
+def test_a_foreign_model_without_byte_pieces_is_an_error(code, tmp_path):
+  path = foreign_model(code, tmp_path / "m", vocab_size=150)
+  with pytest.raises(UserError, match=r"has no byte pieces.*byte_fallback"):
+    Vocabulary(path)
+
+
+def test_a_foreign_model_keeps_its_own_end_of_document(code, tmp_path):
+  path = foreign_model(
+    code, tmp_path / "m", vocab_size=400, byte_fallback=True, eos_id=2
+  )
+  assert Vocabulary(path).eod_id == 2

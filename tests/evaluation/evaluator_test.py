@@ -1,0 +1,249 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of tasks are those that follow from the oracle's own numbers."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+
+seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+
+from palm_mtf._tf import tf  # noqa: E402
+from palm_mtf.checkpoints.manifest import Checkpoint  # noqa: E402
+from palm_mtf.checkpoints.tensors import WeightsCopier  # noqa: E402
+from palm_mtf.config import (  # noqa: E402
+  Config,
+  DataConfig,
+  DecodeConfig,
+  RunConfig,
+  TaskEvalConfig,
+)
+from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
+from palm_mtf.evaluation.evaluator import TaskEvaluation  # noqa: E402
+from palm_mtf.programs.forward_program import build_forward_program  # noqa: E402
+from tests import checkpoint_files, oracle  # noqa: E402
+from tests.mtf_testing import (  # noqa: E402
+  PALM_OPTIMIZER,
+  SINGLE,
+  load_parameters,
+  small_config,
+)
+from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+
+SAMPLE_TOKENS = 6
+DATA = DataConfig(text_files="none.txt", vocabulary=None, validation_share=0.1)
+RUN = RunConfig(
+  train_steps=8,
+  global_batch_size=1,
+  seed=0,
+  log_steps=1,
+  eval_steps=1,
+  eval_batches=1,
+  checkpoint_steps=1,
+  keep_checkpoints=1,
+  chip="a100",
+  prompts=[],
+  sample_tokens=SAMPLE_TOKENS,
+)
+GREEDY = DecodeConfig(temperature=0.0)
+# Eight questions with four options each, of which another one is right.
+OPTIONS = [
+  (number, question, option, place == number % 4)
+  for number, question in enumerate(
+    ["abc", "b", "cabcab", "aab", "bbc", "c", "ab", "cc"]
+  )
+  for place, option in enumerate(["ab", "bc", "cab", "bca"])
+]
+QUESTIONS = ["abc", "b", "c" * 44, "cabcab"]
+
+
+def accuracy(targets, scores):
+  """The share of questions whose right option has the highest score."""
+  options = collections.defaultdict(list)
+  for (number, is_right), score in zip(targets, scores, strict=True):
+    options[number].append((score, is_right))
+  return {"accuracy": np.mean([max(each)[1] for each in options.values()])}
+
+
+def begins_with_a(targets, predictions):
+  del targets
+  return {"begins_with_a": np.mean([x[:1] == "a" for x in predictions])}
+
+
+def number_and_right(text, example, is_target):
+  del text, is_target
+  return int(example["number"]), bool(example["is_right"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks():
+  with registries_restored():
+    steps = [seqio.preprocessors.tokenize]
+    both = ("inputs", "targets")
+    names = ("number", "inputs", "targets", "is_right")
+    columns = dict(zip(names, zip(*OPTIONS, strict=True), strict=True))
+    add_examples(
+      "options",
+      {"validation": {name: list(x) for name, x in columns.items()}},
+      steps,
+      features=both,
+      metric_fns=[accuracy],
+      postprocess_fn=number_and_right,
+    )
+    add_examples(
+      "open",
+      {"validation": {"inputs": QUESTIONS, "targets": ["a"] * 4}},
+      steps,
+      features=both,
+      metric_fns=[begins_with_a],
+    )
+    yield
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
+  train_vocabulary(["abc\ncab\nbca\n" * 20], 275, path=path)
+  return Vocabulary(path)
+
+
+@pytest.fixture(scope="module")
+def config(vocabulary):
+  return small_config(sequence_length=48, vocab_size=vocabulary.size)
+
+
+@pytest.fixture(scope="module")
+def params(config):
+  return oracle.random_parameters(config, seed=5)
+
+
+@pytest.fixture
+def checkpoint(config, params, tmp_path):
+  folder = tmp_path / "checkpoint"
+  folder.mkdir()
+  checkpoint = Checkpoint(
+    str(folder), checkpoint_files.manifest(200), files={}, blake2b="f00d"
+  )
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_forward_program(config, SINGLE, batch_size=1)
+    load_parameters(session, program.slices, params)
+    WeightsCopier(session, program.slices).copy()(checkpoint.prefix)
+  return checkpoint
+
+
+@pytest.fixture
+def evaluate(config, vocabulary, checkpoint, tmp_path):
+  """Evaluates the checkpoint; returns the outcomes by task."""
+
+  def run(*names, decode=GREEDY):
+    evaluation = TaskEvaluation(
+      str(tmp_path),
+      Config(
+        model=config,
+        mesh_layout=SINGLE,
+        optimizer=PALM_OPTIMIZER,
+        data=DATA,
+        run=RUN,
+        decode=decode,
+        evaluation=TaskEvalConfig(eval_tasks=names),
+      ),
+      vocabulary,
+    )
+    return {x.task: x for x in evaluation.evaluate(checkpoint)}
+
+  return run
+
+
+def records(tmp_path, name):
+  path = tmp_path / "eval" / "step_00000200" / name
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def greedy(config, params, vocabulary, prompt):
+  """Returns the likeliest continuation by the oracle, as text."""
+  tokens = vocabulary.encode(prompt)[-(48 - SAMPLE_TOKENS) :]
+  added = []
+  while len(added) < SAMPLE_TOKENS and vocabulary.eod_id not in added:
+    inputs = np.array([[0, *tokens, *added]])
+    added.append(int(oracle.forward(config, params, inputs)[0, -1].argmax()))
+  return vocabulary.decode(added)
+
+
+def test_accuracy_over_options_is_that_of_the_oracles_likelihoods(
+  evaluate, config, params, vocabulary, tmp_path
+):
+  outcome = evaluate("options")["options"]
+  likelihoods = [
+    oracle.log_likelihood(
+      config, params, vocabulary.encode(question), vocabulary.encode(option)
+    )
+    for _, question, option, _ in OPTIONS
+  ]
+  best = np.reshape(likelihoods, [-1, 4]).argmax(1)
+  assert outcome.metrics == {"accuracy": np.mean(best == np.arange(8) % 4)}
+  assert 0 < outcome.metrics["accuracy"] < 1, "the task tells nothing"
+  kept = records(tmp_path, "options-validation.jsonl")
+  np.testing.assert_allclose([x["score"] for x in kept], likelihoods, rtol=1e-5)
+  assert [x["targets"] for x in kept] == [x[2] for x in OPTIONS]
+
+
+def test_predictions_are_the_oracles_likeliest_and_long_inputs_lose_the_front(
+  evaluate, config, params, vocabulary, tmp_path, capsys
+):
+  outcome = evaluate("open")["open"]
+  expected = [greedy(config, params, vocabulary, x) for x in QUESTIONS]
+  kept = records(tmp_path, "open-validation.jsonl")
+  assert [x["prediction"] for x in kept] == expected
+  assert outcome.num_cut == 1
+  assert (
+    "open: of 1 of 4 examples the inputs were too long and lost their "
+    "beginning" in capsys.readouterr().err
+  )
+  share = np.mean([x[:1] == "a" for x in expected])
+  assert outcome.metrics == {"begins_with_a": share}
+
+
+def test_predictions_end_before_a_stop_string(evaluate, tmp_path):
+  evaluate("open")
+  whole = [x["output"] for x in records(tmp_path, "open-validation.jsonl")]
+  stop = next(text[-1] for text in whole if len(text) > 1)
+  evaluate("open", decode=DecodeConfig(temperature=0.0, stop_strings=[stop]))
+  cut = [x["output"] for x in records(tmp_path, "open-validation.jsonl")]
+  assert cut == [text.partition(stop)[0] for text in whole]
+  assert cut != whole
+
+
+def test_what_was_answered_is_not_asked_again(evaluate, checkpoint, tmp_path):
+  first = evaluate("options", "open")
+  folder = tmp_path / "eval" / "step_00000200"
+  answers = folder / "open-validation.answers.jsonl"
+  whole = answers.read_text()
+  result = json.loads((folder / "open-validation.json").read_text())
+  assert result["metrics"] == first["open"].metrics
+  # An interruption: half of the answers, and half a line.
+  lines = whole.splitlines(keepends=True)
+  answers.write_text("".join(lines[:3]) + lines[3][:9])
+  assert evaluate("options", "open") == first
+  again = answers.read_text()
+  assert again.startswith("".join(lines[:3]))
+  assert sorted(again.splitlines()) == sorted(whole.splitlines())
+  # All is answered: no model is needed.
+  for path in (tmp_path / "checkpoint").iterdir():
+    path.unlink()
+  assert evaluate("options", "open") == first
+
+
+def test_tensorboard_has_the_metrics_once(evaluate, tmp_path):
+  outcome = evaluate("open")["open"]
+  evaluate("open")
+  found = [
+    (event.step, value.tag, value.simple_value)
+    for path in (tmp_path / "eval").glob("events*")
+    for event in tf.train.summary_iterator(str(path))
+    for value in event.summary.value
+  ]
+  value = pytest.approx(outcome.metrics["begins_with_a"])
+  assert found == [(200, "open/begins_with_a", value)]

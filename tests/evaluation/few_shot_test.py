@@ -1,0 +1,269 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+pytest.importorskip("seqio", reason="SeqIO is not installed")
+
+import seqio
+
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.few_shot import SEPARATOR, few_shot_task
+from tests.seqio_testing import add_examples, registries_restored
+
+BYTES = seqio.ByteVocabulary()
+STEPS = [seqio.preprocessors.tokenize, seqio.preprocessors.append_eos]
+
+
+@pytest.fixture(autouse=True)
+def registries():
+  with registries_restored():
+    yield
+
+
+def sums(numbers) -> dict[str, list[str]]:
+  return {
+    "inputs": [f"Q: {n} + {n}?\nA:" for n in numbers],
+    "targets": [f" {2 * n}" for n in numbers],
+  }
+
+
+def add_sums(name="sums", train=range(40), **keywords):
+  return add_examples(
+    name,
+    {"train": sums(train), "validation": sums(range(100, 110))},
+    steps=STEPS,
+    features=("inputs", "targets"),
+    vocabulary=BYTES,
+    **keywords,
+  )
+
+
+def examples(name, split="validation", lengths=None) -> list[dict]:
+  dataset = seqio.get_mixture_or_task(name).get_dataset(
+    lengths, split=split, shuffle=False
+  )
+  return list(dataset.as_numpy_iterator())
+
+
+def inputs_of(name, **keywords) -> list[str]:
+  return [
+    each["inputs_pretokenized"].decode() for each in examples(name, **keywords)
+  ]
+
+
+def test_solved_training_examples_stand_before_each_input():
+  add_sums()
+  name = few_shot_task("sums", 3)
+  assert name == "sums_3_shot"
+  solved = {f"Q: {n} + {n}?\nA: {2 * n}" for n in range(40)}
+  seen = set()
+  for n, example in zip(range(100, 110), examples(name), strict=True):
+    text = example["inputs_pretokenized"].decode()
+    *shots, query = text.split(SEPARATOR)
+    assert query == f"Q: {n} + {n}?\nA:"
+    assert len(set(shots)) == 3
+    assert set(shots) <= solved
+    seen |= set(shots)
+    assert BYTES.decode(example["inputs"].tolist()[:-1]) == text, "and its ids"
+    assert example["targets_pretokenized"].decode() == f" {2 * n}"
+  assert len(seen) > 10, "each example has its own"
+
+
+def test_no_shots_is_the_task_as_registered_but_for_its_output():
+  add_sums()
+  assert inputs_of(few_shot_task("sums", 0)) == inputs_of("sums")
+
+
+def test_exemplars_depend_on_seed_and_texts_not_on_their_order():
+  add_sums()
+  add_sums("reversed", train=range(39, -1, -1))
+  first = inputs_of(few_shot_task("sums", 3))
+  assert inputs_of(few_shot_task("reversed", 3)) == first
+  assert inputs_of(few_shot_task("sums", 3, seed=1)) != first
+
+
+def test_every_process_chooses_the_same_exemplars():
+  # Computed once, by blake2b alone.
+  add_sums()
+  first, second, *_ = inputs_of(few_shot_task("sums", 3))
+  for text, query, numbers in (
+    (first, 100, (33, 27, 16)),
+    (second, 101, (35, 15, 22)),
+  ):
+    shots = [f"Q: {n} + {n}?\nA: {2 * n}" for n in numbers]
+    assert text == SEPARATOR.join([*shots, f"Q: {query} + {query}?\nA:"])
+
+
+def test_an_example_never_sees_itself():
+  add_sums(train=range(6))
+  name = few_shot_task("sums", 5)
+  for text in inputs_of(name, split="train"):
+    *shots, query = text.split(SEPARATOR)
+    assert not [shot for shot in shots if shot.startswith(query)]
+    assert len(shots) == 5
+
+
+def test_without_a_training_split_exemplars_are_of_another():
+  add_examples(
+    "tested",
+    {"test": sums(range(4))},
+    steps=STEPS,
+    features=("inputs", "targets"),
+    vocabulary=BYTES,
+  )
+  for text in inputs_of(few_shot_task("tested", 3), split="test"):
+    assert text.count(SEPARATOR) == 3
+
+
+def test_as_many_exemplars_as_fit_are_used_and_it_is_said(capsys):
+  add_sums()
+  name = few_shot_task("sums", 5)
+  whole = inputs_of(name)
+  capsys.readouterr()
+  lengths = {"inputs": 60, "targets": 16}
+  short = inputs_of(name, lengths=lengths)
+  for text, of_all in zip(short, whole, strict=True):
+    *shots, query = text.split(SEPARATOR)
+    *all_shots, all_query = of_all.split(SEPARATOR)
+    assert query == all_query
+    assert shots == all_shots[: len(shots)], "the first ones"
+    longer = SEPARATOR.join([*all_shots[: len(shots) + 1], query])
+    targets = " 200"
+    assert len(text + targets) <= 60 < len(longer + targets), "no more fits"
+  message = capsys.readouterr().err
+  counts = [text.count(SEPARATOR) for text in short]
+  assert (
+    f"sums: 10 of 10 questions have fewer than 5 exemplars, at least "
+    f"{min(counts)}: no more fit into 60 tokens." in message
+  )
+
+
+def add_choices(**more):
+  """Questions of two options each, the second one much longer."""
+  n, options = 8, [" yes", " certainly not at all"]
+  rows = [(i, j) for i in range(n) for j in range(2)]
+  features = {
+    "record": [f"{i}" for i, _ in rows],
+    "inputs": [f"Is {i} even?{' ' * 30 * j}\nA:" for i, j in rows],
+    "targets": [options[j] for _, j in rows],
+    "is_correct": [i % 2 == j for i, j in rows],
+    "unconditional": [False for _ in rows],
+    **more,
+  }
+  add_examples(
+    "choices",
+    {"train": features, "validation": features},
+    steps=STEPS,
+    features=("inputs", "targets"),
+    vocabulary=BYTES,
+  )
+
+
+def test_options_of_a_question_have_the_same_correct_exemplars():
+  add_choices()
+  for lengths, expected in (
+    (None, {3}),
+    ({"inputs": 150, "targets": 64}, {1, 2, 3}),
+  ):
+    counts = set()
+    texts = inputs_of(few_shot_task("choices", 3), lengths=lengths)
+    for first, second in zip(texts[::2], texts[1::2], strict=True):
+      *shots, _ = first.split(SEPARATOR)
+      assert shots == second.split(SEPARATOR)[:-1]
+      assert shots
+      counts.add(len(shots))
+      for shot in shots:
+        number = int(shot.split()[1])
+        assert shot.endswith((" yes", " certainly not at all")[number % 2])
+    assert counts <= expected
+    assert lengths is None or min(counts) < 3
+
+
+def test_unconditional_examples_get_none():
+  add_choices(unconditional=[j == 1 for _ in range(8) for j in range(2)])
+  texts = inputs_of(few_shot_task("choices", 3))
+  assert all(SEPARATOR in text for text in texts[::2])
+  assert not any(SEPARATOR in text for text in texts[1::2])
+  # None is an exemplar either: "certainly" is only in theirs.
+  assert not any("certainly" in text for text in texts)
+
+
+def test_exemplars_are_of_the_group_of_the_example():
+  add_choices(
+    exemplar_group=["low" if i < 4 else "high" for i in range(8) for _ in "ab"]
+  )
+  for i, text in enumerate(inputs_of(few_shot_task("choices", 2))):
+    numbers = {int(shot.split()[1]) for shot in text.split(SEPARATOR)}
+    assert numbers < (set(range(4)) if i < 8 else set(range(4, 8)))
+
+
+def test_the_output_is_cut_at_the_double_line_break_before_the_task_sees_it():
+  seen = []
+
+  def postprocess(output, example=None, is_target=False):
+    seen.append((output, is_target))
+    return output.strip()
+
+  add_sums()
+  task = seqio.TaskRegistry.get("sums").replace(
+    name="strict", postprocess_fn=postprocess
+  )
+  seqio.TaskRegistry.add_provider("strict", task)
+  task = seqio.get_mixture_or_task(few_shot_task("strict", 1))
+  written = " 8\n\nQ: 9 + 9?\nA: 18"
+  assert task.postprocess_fn(written, example={}, is_target=False) == "8"
+  assert task.postprocess_fn(" a\n\nb", example={}, is_target=True) == "a\n\nb"
+  assert seen == [(" 8", False), (" a\n\nb", True)]
+  samples = [" 1\n\n2", " 3"]
+  task = seqio.get_mixture_or_task(few_shot_task("sums", 1))
+  assert task.postprocess_fn(samples, example={}) == [" 1", " 3"]
+
+
+def test_where_no_white_space_is_a_line_break_parts_inputs_and_targets():
+  features = {"inputs": ["a", "b", "c"], "targets": ["x", "y", "z"]}
+  add_examples(
+    "bare",
+    {"train": features},
+    steps=STEPS,
+    features=("inputs", "targets"),
+    vocabulary=BYTES,
+  )
+  texts = inputs_of(few_shot_task("bare", 2), split="train")
+  assert sorted(texts[0].split(SEPARATOR)) == ["a\n", "b\ny", "c\nz"]
+
+
+def test_a_mixture_has_a_few_shot_form_with_its_rates():
+  add_sums()
+  add_sums("more")
+  seqio.MixtureRegistry.add("both", [("sums", 3), ("more", 1)])
+  mixture = seqio.MixtureRegistry.get(few_shot_task("both", 2, seed=5))
+  assert mixture.name == "both_2_shot_seed_5"
+  assert {t.name: mixture.get_rate(t) for t in mixture.tasks} == {
+    "sums_2_shot_seed_5": 3,
+    "more_2_shot_seed_5": 1,
+  }
+
+
+def test_asking_twice_registers_once():
+  add_sums()
+  assert few_shot_task("sums", 2) == few_shot_task("sums", 2)
+
+
+def test_what_cannot_work_is_one_line():
+  add_sums(train=range(3))
+  add_sums("tokens_only")
+  tokens = seqio.TaskRegistry.get("tokens_only").replace(
+    name="ids", preprocessors=[lambda dataset: dataset]
+  )
+  seqio.TaskRegistry.add_provider("ids", tokens)
+  for arguments, message in (
+    (("sum", 2), "no SeqIO task or mixture 'sum' is registered (did you mean"),
+    (("sums", -1), "NUM_SHOTS = -1: give a whole number of at least 0."),
+    (("ids", 1), "task 'ids' has no few-shot form: its preprocessors make no"),
+  ):
+    with pytest.raises(UserError) as info:
+      few_shot_task(*arguments)
+    assert message in str(info.value)
+    assert "\n" not in str(info.value)
+  with pytest.raises(Exception, match="NUM_SHOTS = 5, but split 'train' has"):
+    inputs_of(few_shot_task("sums", 5))

@@ -1,0 +1,308 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks reach the model as its own ids, and SeqIO gets the model's answers."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+
+from palm_mtf._tf import tf  # noqa: E402
+from palm_mtf.config.evaluation import TaskEvalConfig  # noqa: E402
+from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
+from palm_mtf.errors import UserError  # noqa: E402
+from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
+from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+
+BOTH = ("inputs", "targets")
+STEPS = [seqio.preprocessors.tokenize]
+WITH_EOS = [*STEPS, seqio.preprocessors.append_eos]
+QUESTIONS = {
+  "inputs": ["1 + 1 =", "2 + 2 =", "caf\u00e9?"],
+  "targets": [" 2", " 4", " \u00e9"],
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
+  train_vocabulary(["1 + 1 = 2\n2 + 2 = 4\nabcxy?\n" * 20], 290, path=path)
+  return Vocabulary(path)
+
+
+@pytest.fixture(autouse=True)
+def registries():
+  with registries_restored():
+    yield
+
+
+@dataclasses.dataclass
+class Says:
+  """Answers that are known beforehand."""
+
+  texts: list[list[str]] = ()
+  numbers: list[float] = ()
+
+  def predictions(self):
+    return self.texts
+
+  def scores(self):
+    return self.numbers
+
+  def prediction_scores(self):
+    return [[-float(len(x)) for x in texts] for texts in self.texts]
+
+
+def exact(targets, predictions):
+  same = [t == p for t, p in zip(targets, predictions, strict=True)]
+  return {"exact": np.mean(same)}
+
+
+def mean_score(targets, scores):
+  assert len(targets) == len(scores)
+  return {"mean_score": np.mean(scores)}
+
+
+def register(name, metrics, examples=QUESTIONS, steps=STEPS, **changes):
+  changes = {"features": BOTH, "metric_fns": metrics, **changes}
+  add_examples(name, {"validation": examples}, steps, **changes)
+
+
+def opened(vocabulary, *names, **settings):
+  config = TaskEvalConfig(eval_tasks=names, **settings)
+  return open_eval_tasks(config, vocabulary, 64)
+
+
+def test_text_becomes_the_runs_ids_though_the_tasks_are_out_of_reach(
+  vocabulary,
+):
+  register("plain", [exact])
+  register("with_eos", [exact], steps=WITH_EOS)
+  plain, with_eos = opened(vocabulary, "plain", "with_eos")
+  expected = [vocabulary.encode(x) for x in QUESTIONS["targets"]]
+  assert plain.targets == expected
+  assert plain.inputs == [vocabulary.encode(x) for x in QUESTIONS["inputs"]]
+  eod = vocabulary.eod_id
+  assert with_eos.targets == [[*ids, eod] for ids in expected]
+  assert plain.fingerprint != with_eos.fingerprint
+
+
+def test_num_shots_puts_solved_examples_before_each_that_fit(vocabulary):
+  add_examples(
+    "solved",
+    {"train": QUESTIONS, "validation": QUESTIONS},
+    STEPS,
+    features=BOTH,
+    metric_fns=[exact],
+  )
+  (as_registered,) = opened(vocabulary, "solved")
+  (task,) = opened(vocabulary, "solved", num_shots=1)
+  assert task.name == "solved_1_shot"
+  for ids, before in zip(task.inputs, as_registered.inputs, strict=True):
+    shot, query = vocabulary.decode(ids).split("\n\n")
+    assert query == vocabulary.decode(before)
+    assert shot in map("".join, zip(*QUESTIONS.values(), strict=True))
+    assert not shot.startswith(query)
+  (many,) = opened(vocabulary, "solved", num_shots=2)
+  assert max(map(len, many.inputs)) <= 64, "the context"
+  (other,) = opened(vocabulary, "solved", num_shots=1, seed=3)
+  assert other.inputs != task.inputs
+
+
+@pytest.mark.parametrize("in_a_graph", [False, True])
+def test_metrics_are_what_the_tasks_functions_make_of_texts_and_scores(
+  vocabulary, in_a_graph
+):
+  def postprocess(text, example, is_target):
+    assert ("inputs_pretokenized" in example) and text is not None
+    return text.strip() + ("" if is_target else "!")[:0]
+
+  register(
+    "both", [exact, mean_score], steps=WITH_EOS, postprocess_fn=postprocess
+  )
+  says = Says([["2"], ["  5 "], ["\u00e9\n"]], [-1.0, -2.0, -6.0])
+
+  def evaluate():
+    (task,) = opened(vocabulary, "both")
+    return task.evaluate(7, says)
+
+  if in_a_graph:  # as while training
+    with tf.Graph().as_default():
+      result = evaluate()
+  else:
+    result = evaluate()
+  assert result.metrics == {"exact": pytest.approx(2 / 3), "mean_score": -3.0}
+  assert result.records[1] == {
+    "inputs": "2 + 2 =",
+    "targets": " 4",
+    "expected": "4",
+    "output": "  5 ",
+    "prediction": "5",
+    "score": -2.0,
+  }
+
+
+def test_predictions_may_be_empty_and_several_and_have_scores(vocabulary):
+  def best_of(targets, predictions):
+    return {
+      "best": np.mean(
+        [t in p for t, p in zip(targets, predictions, strict=True)]
+      )
+    }
+
+  def with_aux(targets, predictions, aux_values):
+    del targets
+    assert list(predictions) == ["", " 4 5", "x"]
+    return {"total": float(np.sum(aux_values["scores"]))}
+
+  register("several", [best_of])
+  register("scored", [with_aux])
+  several, scored = opened(vocabulary, "several", "scored")
+  texts = [["a", " 2"], ["", "4"], [" \u00e9", "b"]]
+  assert several.evaluate(1, Says(texts)).metrics["best"] == pytest.approx(
+    2 / 3
+  )
+  result = scored.evaluate(1, Says([[""], [" 4 5"], ["x"]]))
+  assert result.metrics == {"total": -5.0}
+
+
+def test_metrics_that_are_no_numbers_are_texts_or_left_out(vocabulary):
+  def shown(targets, scores):
+    del targets
+    return {
+      "number": seqio.metrics.Scalar(np.float32(0.5)),
+      "note": seqio.metrics.Text("fine"),
+      "spread": seqio.metrics.Histogram(np.array(scores)),
+    }
+
+  register("shown", [shown])
+  (task,) = opened(vocabulary, "shown")
+  metrics = task.evaluate(1, Says(numbers=[0.0, 1.0, 2.0])).metrics
+  assert metrics == {"number": 0.5, "note": "fine"}
+
+
+def test_a_mixture_is_its_tasks_without_those_that_cannot_be(
+  vocabulary, capsys
+):
+  register("first", [exact])
+  register("second", [mean_score])
+  register("no_metric", [])
+  add_examples("no_split", {"train": QUESTIONS}, STEPS, features=BOTH)
+  names = ["first", "second", "no_metric", "no_split"]
+  seqio.MixtureRegistry.add("all_of_them", names, default_rate=1.0)
+  tasks = opened(vocabulary, "all_of_them", "first", eval_examples=2)
+  assert [task.name for task in tasks] == ["first", "second"]
+  assert [len(task.targets) for task in tasks] == [2, 2]
+  err = capsys.readouterr().err
+  assert "left out of all_of_them: no_metric has no metric functions" in err
+  assert "left out of all_of_them: no_split has no split 'validation'" in err
+
+
+def test_preprocessors_that_cut_are_told_the_sequence_length(vocabulary):
+  seen = []
+
+  def cut(dataset, sequence_length):
+    seen.append(sequence_length)
+    return dataset
+
+  register("cut", [exact], steps=[*STEPS, cut])
+  opened(vocabulary, "cut")
+  assert seen[0] == {"inputs": 64, "targets": 64}
+
+
+def broken_metric(targets, predictions):
+  raise KeyError(f"{len(targets)} and {len(predictions)}")
+
+
+def ids_of(dataset):
+  return dataset.map(lambda x: {"inputs": [3, 4], "targets": [5]})
+
+
+@pytest.mark.parametrize(
+  ("register_task", "message"),
+  [
+    (
+      lambda: register("mime", [exact]),
+      "EVAL_TASKS = 'mine': no such SeqIO task or mixture is registered "
+      '(did you mean "mime"?)',
+    ),
+    (
+      lambda: add_examples(
+        "mine", {"train": QUESTIONS}, STEPS, features=BOTH, metric_fns=[exact]
+      ),
+      "EVAL_TASKS = 'mine': mine has no split 'validation', only 'train'; set "
+      "EVAL_SPLIT to one of them.",
+    ),
+    (
+      lambda: register("mine", []),
+      "EVAL_TASKS = 'mine': mine has no metric functions; give its",
+    ),
+    (
+      lambda: register(
+        "mine", [exact], {"inputs": ["a", ""], "targets": ["b", "c"]}
+      ),
+      "EVAL_TASKS: mine, split 'validation': example 1 has no inputs; there "
+      "has to be a text to continue.",
+    ),
+    (
+      lambda: register(
+        "mine", [exact], {"targets": ["a"]}, features=("targets",)
+      ),
+      "example 0 has no inputs; there has to be a text to continue.",
+    ),
+    (
+      lambda: register(
+        "mine", [exact], steps=[ids_of], vocabulary=seqio.ByteVocabulary()
+      ),
+      "EVAL_TASKS: the preprocessors of mine make token ids, so the run's",
+    ),
+    (
+      lambda: register(
+        "mine",
+        [exact],
+        steps=[lambda d: d.filter(lambda x: False), *STEPS],
+      ),
+      "EVAL_TASKS: mine, split 'validation': there are no examples.",
+    ),
+  ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+  vocabulary, register_task, message
+):
+  register_task()
+  with pytest.raises(UserError) as info:
+    opened(vocabulary, "mine")
+  assert message in str(info.value)
+  assert "\n" not in str(info.value)
+
+
+def test_a_metric_function_that_fails_is_one_line_with_the_task(vocabulary):
+  register("broken", [broken_metric])
+  (task,) = opened(vocabulary, "broken")
+  with pytest.raises(UserError) as info:
+    task.evaluate(1, Says([["a"]] * 3))
+  assert str(info.value).startswith(
+    "EVAL_TASKS: broken, split 'validation': ValueError: Failed to evaluate "
+    "task broken: '3 and 3'"
+  )
+
+
+def test_nothing_stays_registered(vocabulary):
+  register("mine", [exact])
+  before = set(seqio.TaskRegistry.names())
+  opened(vocabulary, "mine")
+  assert set(seqio.TaskRegistry.names()) == before
+
+
+def test_a_partial_step_is_looked_through(vocabulary):
+  steps = [
+    functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False)
+  ]
+  register("bare", [exact], steps=steps)
+  (task,) = opened(vocabulary, "bare")
+  (first, *_) = task.evaluate(1, Says([["a"]] * 3)).records
+  assert first["inputs"] == QUESTIONS["inputs"][0]

@@ -1,0 +1,44 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts come from files line by line; what is none is named by its line."""
+
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.inference.prompts import read_prompts
+
+
+def test_each_line_is_a_prompt_and_of_json_its_field(tmp_path):
+  text = tmp_path / "a.txt"
+  text.write_text("one two\n three\n")
+  assert read_prompts(str(text)) == ["one two", " three"]
+  lines = tmp_path / "a.jsonl"
+  lines.write_text('{"prompt": "one\\ntwo", "id": 3}\n{"prompt": "x"}\n')
+  assert read_prompts(str(lines)) == ["one\ntwo", "x"]
+
+
+@pytest.mark.parametrize(
+  ("name", "content", "message"),
+  [
+    ("a.txt", b"one\n\ntwo\n", "line 2 is empty; there has to be a text"),
+    ("a.txt", b"", "is empty; write one prompt a line."),
+    ("a.txt", b"\xff\xfe", "is no UTF-8 text; convert it."),
+    ("a.jsonl", b'{"prompt": ""}\n', "line 1 is empty"),
+    (
+      "a.jsonl",
+      b'{"prompt": "a"}\nb\n',
+      "line 2 is no JSON object with",
+    ),
+    ("a.jsonl", b'{"text": "a"}\n', 'write {"prompt": "..."}.'),
+    ("a.jsonl", b'["a"]\n', "line 1 is no JSON object"),
+    ("a.txt", None, "No such file or directory; give a text file."),
+  ],
+)
+def test_what_is_no_prompt_is_one_line(tmp_path, name, content, message):
+  path = tmp_path / name
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(UserError) as info:
+    read_prompts(str(path))
+  assert str(info.value).startswith(f"--input = {str(path)!r}: ")
+  assert message in str(info.value)

@@ -1,0 +1,123 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is copied for a device is what a call for it would have made."""
+
+import collections
+import dataclasses
+import hashlib
+
+import pytest
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.mesh.placement import SlicePlacement, local_devices
+from palm_mtf.programs.train_program import build_train_program
+from tests.mtf_testing import PALM_OPTIMIZER
+
+CONFIG = PalmConfig(
+  num_layers=2,
+  d_model=16,
+  num_heads=2,
+  d_kv=8,
+  d_ff=32,
+  vocab_size=64,
+  sequence_length=8,
+)
+# Weights sharded over data, products over model; padding and microbatches.
+PALM_2D = MeshLayout(
+  mesh_shape="data:2,model:2",
+  layout="batch:data,d_model_stored:data,heads:model,d_ff:model,vocab:model,"
+  "d_model_residual:model",
+  num_microbatches=2,
+)
+# What a name has, and what TensorFlow notes of how an operation was made.
+NO_PART_OF_WHAT_IS_DONE = {
+  "shared_name",
+  "_has_manual_control_dependencies",
+}
+
+
+def text_of(node: object, name: str) -> str:
+  """Returns an attribute; of a condition's branches not the names."""
+  value = node.attr[name]
+  is_branch = value.HasField("func") and node.op != "PartitionedCall"
+  return "" if is_branch else str(value)
+
+
+def operations_of(remat: str) -> collections.Counter:
+  """Returns how often each operation is in a program.
+
+  What tells one from another is what it does and where, what it reads and
+  waits for, and its shapes.
+  """
+  config = dataclasses.replace(CONFIG, remat=remat)
+  with tf.Graph().as_default() as graph:
+    build_train_program(config, PALM_2D, PALM_OPTIMIZER, batch_size=8, seed=0)
+  digests: dict[str, str] = {}
+  for op in graph.get_operations():
+    node = op.node_def
+    names = sorted(set(node.attr) - NO_PART_OF_WHAT_IS_DONE)
+    attributes = [(name, text_of(node, name)) for name in names]
+    inputs = [(digests[x.op.name], x.value_index) for x in op.inputs]
+    waits = sorted(digests[each.name] for each in op.control_inputs)
+    shapes = [str(x.shape) for x in op.outputs]
+    what = (node.op, node.device, attributes, inputs, waits, shapes)
+    digests[op.name] = hashlib.sha256(repr(what).encode()).hexdigest()
+  return collections.Counter(digests.values())
+
+
+@pytest.mark.parametrize(
+  "remat", [pytest.param("none", marks=pytest.mark.slow), "layer"]
+)
+def test_what_is_copied_for_a_device_is_what_a_call_would_have_made(
+  monkeypatch, remat
+):
+  copied = operations_of(remat)
+  theirs = mtf.placement_mesh_impl.PlacementMeshImpl.slicewise
+  monkeypatch.setattr(SlicePlacement, "slicewise", theirs)
+  assert copied == operations_of(remat)
+  assert sum(copied.values()) > 5_000
+
+
+def four_devices() -> SlicePlacement:
+  mesh = MeshLayout(mesh_shape="data:4", layout="batch:data")
+  return SlicePlacement(mesh, local_devices(4).pods[0])
+
+
+def test_numbers_that_differ_between_devices_are_not_copied():
+  placement = four_devices()
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=tf.ConfigProto(device_count={"CPU": 4})) as session,
+  ):
+    numbers = placement.LaidOutTensor([1, 2, 3, 4])
+    made = placement.slicewise(lambda x: tf.constant(x), numbers)
+    assert session.run(made.tensor_list) == [1, 2, 3, 4]
+
+
+def test_an_argument_that_is_given_back_is_each_device_s_own():
+  placement = four_devices()
+  with tf.Graph().as_default():
+    parts = [tf.constant(i) for i in range(4)]
+    x = placement.LaidOutTensor(parts)
+    same, none = placement.slicewise(lambda x: (x, None), x)
+  assert same.tensor_list == parts
+  assert none.tensor_list == [None] * 4
+
+
+def test_what_waits_for_a_slice_waits_for_each_device_s_own():
+  placement = four_devices()
+
+  def after(x, signal):
+    with tf.control_dependencies([signal]):
+      return tf.identity(x)
+
+  with tf.Graph().as_default():
+    x, signal = (
+      placement.LaidOutTensor([tf.constant(i) for i in range(4)])
+      for _ in range(2)
+    )
+    made = placement.slicewise(after, x, signal)
+  for each, then in zip(made.tensor_list, signal.tensor_list, strict=True):
+    assert each.op.control_inputs == [then.op]

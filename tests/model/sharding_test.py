@@ -1,0 +1,82 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""When stored weights are gathered; what they become is in palm_test.py."""
+
+import collections
+
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.mesh.collectives import ALL_GATHER, collective_of
+from palm_mtf.programs.train_program import build_train_program
+from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
+
+KERNELS = ("attention/q", "attention/k", "attention/o", "mlp/wi", "mlp/wo")
+
+
+def ancestors(op, *, with_control):
+  """Returns all operations before `op`, itself included."""
+  seen, todo = {op}, [op]
+  while todo:
+    op = todo.pop()
+    before = {x.op for x in op.inputs}
+    if with_control:
+      before |= set(op.control_inputs)
+    todo += before - seen
+    seen |= before
+  return seen
+
+
+def gathers_by_variable(program):
+  """Returns what comes before each gather on device 0, by what is gathered."""
+  needed = ancestors(program.update, with_control=True)
+  gathers = collections.defaultdict(list)
+  for op in needed:
+    is_gather = op.type == "ConcatV2" and op.device.endswith("CPU:0")
+    if is_gather and (collective_of(op.name) or [""])[0] == ALL_GATHER:
+      (name,) = {
+        parameter
+        for each in ancestors(op, with_control=False)
+        for parameter in program.parameters
+        if f"/{parameter}/slice_" in f"/{each.name}"
+        and each.type == "VarHandleOp"
+      }
+      gathers[name].append(ancestors(op, with_control=True))
+  return gathers
+
+
+@pytest.mark.parametrize("remat", ["none", "attention", "layer"])
+def test_a_kernel_is_gathered_when_it_is_used_and_again_on_the_way_back(remat):
+  """Forward behind all layers before it, backward behind the loss."""
+  with tf.Graph().as_default():
+    program = build_train_program(
+      small_config(remat=remat),
+      mesh_layout("fully sharded"),
+      PALM_OPTIMIZER,
+      batch_size=4,
+      seed=0,
+    )
+    gathers = gathers_by_variable(program)
+  (pod,) = program.pods
+  targets = pod.features["targets"].op
+  for name in KERNELS:
+    forward, backward = sorted(gathers[f"layer_001/{name}"], key=len)
+    assert targets not in forward
+    assert targets in backward
+    names = {op.name for op in forward if op.type == "VarHandleOp"}
+    assert any(x.startswith("layer_000/mlp/wo/") for x in names)
+  uses = gathers["embedding"]
+  assert [targets in each for each in uses] == [False, False]
+
+
+def test_layouts_without_stored_weights_have_nothing_of_it():
+  with tf.Graph().as_default() as graph:
+    build_train_program(
+      small_config(num_layers=1),
+      mesh_layout("all over data and model"),
+      PALM_OPTIMIZER,
+      batch_size=4,
+      seed=0,
+    )
+    kinds = {collective_of(op.name) for op in graph.get_operations()}
+  assert {kind for kind, _ in filter(None, kinds)} == {"all_reduce"}

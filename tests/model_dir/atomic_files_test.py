@@ -1,0 +1,86 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import errno
+import os
+
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.atomic_files import (
+  check_model_dir,
+  new_folder,
+  write_atomically,
+  writing,
+)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+  path = tmp_path / "deep" / "file"
+  write_atomically(str(path), b"one")
+  with open(path, "rb") as old:
+    write_atomically(str(path), b"other")
+    assert old.read() == b"one"
+  assert path.read_bytes() == b"other"
+  assert os.listdir(path.parent) == ["file"]
+
+
+def test_files_and_folders_have_the_rights_of_any_other(tmp_path):
+  write_atomically(str(tmp_path / "file"), b"")
+  with new_folder(str(tmp_path / "folder"), 0):
+    pass
+  (tmp_path / "other").touch()
+  (tmp_path / "others").mkdir()
+  for ours, other in (("file", "other"), ("folder", "others")):
+    assert (tmp_path / ours).stat().st_mode == (tmp_path / other).stat().st_mode
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path):
+  path = tmp_path / "folder"
+  with new_folder(str(path), 0) as temporary:
+    with open(os.path.join(temporary, "file"), "w") as file:
+      file.write("text")
+    assert not path.exists()
+  assert os.listdir(tmp_path) == ["folder"]
+  assert os.listdir(path) == ["file"]
+
+
+def test_a_failure_leaves_no_folder(tmp_path):
+  with pytest.raises(ZeroDivisionError), new_folder(str(tmp_path / "a"), 0):
+    _ = 1 // 0
+  assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_the_folder_and_the_bytes(number):
+  with pytest.raises(UserError) as info, writing("/some/run", 12345):
+    raise OSError(number, os.strerror(number))
+  assert str(info.value) == (
+    "no disk space left for /some/run, which needs up to 12,345 bytes; free "
+    "some, or choose another folder."
+  )
+
+
+def test_other_refusals_are_told_in_the_system_s_words():
+  with pytest.raises(UserError, match="cannot write /x: Read-only file system"):
+    with writing("/x", 0):
+      raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+@pytest.mark.parametrize(
+  "model_dir, message",
+  [
+    (5, "MODEL_DIR = 5: give the path of a folder, such as '\"runs/first\"'."),
+    ("", "MODEL_DIR = '': give the path of a folder"),
+    ("~/runs/a", "MODEL_DIR = '~/runs/a': give the whole path, such as '/"),
+    (__file__, f"MODEL_DIR = {__file__!r}: is a file; give a folder."),
+  ],
+)
+def test_model_dir_that_is_no_folder_is_refused(model_dir, message):
+  with pytest.raises(UserError) as info:
+    check_model_dir(model_dir)
+  assert message in str(info.value)
+
+
+def test_model_dir_need_not_exist(tmp_path):
+  check_model_dir(str(tmp_path / "not" / "yet"))
+  check_model_dir(str(tmp_path))

@@ -1,0 +1,65 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Files of JSON lines, whole and cut short."""
+
+import json
+
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.json_lines import (
+  JsonLinesWriter,
+  read_json_lines,
+  write_json_lines,
+)
+
+VALUES = [{"step": 1, "text": "a\u2028b\n"}, [1, 2.5], None]
+
+
+def test_what_is_appended_is_read_again(tmp_path):
+  path = str(tmp_path / "x.jsonl")
+  for value in VALUES:
+    with JsonLinesWriter(path) as lines:
+      lines.write(value)
+  assert list(read_json_lines(path)) == VALUES
+
+
+def test_a_line_is_on_the_disk_when_write_returns(tmp_path):
+  path = str(tmp_path / "x.jsonl")
+  with JsonLinesWriter(path) as lines:
+    lines.write(VALUES[0])
+    assert list(read_json_lines(path)) == VALUES[:1]
+
+
+def test_a_file_is_written_whole(tmp_path):
+  path = tmp_path / "new" / "x.jsonl"
+  write_json_lines(str(path), VALUES)
+  assert [json.loads(x) for x in path.read_text().splitlines()] == VALUES
+  write_json_lines(str(path), VALUES[:1])
+  assert list(read_json_lines(str(path))) == VALUES[:1]
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+def test_half_a_last_line_is_not_read(tmp_path, length):
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"a": 1}\n' + '{"b": 2}'[:length])
+  assert list(read_json_lines(str(path))) == [{"a": 1}]
+
+
+def test_another_line_that_is_not_json_is_named(tmp_path):
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"a": 1}\n{"b": \n{"c": 3}\n')
+  with pytest.raises(UserError, match=r"x\.jsonl, line 2: is not JSON; remove"):
+    list(read_json_lines(str(path)))
+
+
+def test_no_file_has_no_lines(tmp_path):
+  assert list(read_json_lines(str(tmp_path / "none.jsonl"))) == []
+
+
+def test_a_full_disk_is_named():
+  with (
+    pytest.raises(UserError, match="no disk space left for /dev/full"),
+    JsonLinesWriter("/dev/full") as lines,
+  ):
+    lines.write(VALUES)

@@ -1,0 +1,27 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+from palm_mtf.model_dir.samples import keep_samples
+
+
+def kept(folder) -> list[tuple]:
+  lines = (folder / "samples.jsonl").read_text().splitlines()
+  return [tuple(json.loads(line).values()) for line in lines]
+
+
+def test_samples_are_kept_in_the_order_of_steps_each_step_once(tmp_path):
+  keep_samples(str(tmp_path), 100, ["a", "b"], ["1", "2"])
+  keep_samples(str(tmp_path), 300, ["a"], ["later"])
+  keep_samples(str(tmp_path), 200, ["a"], ["taken back"])
+  keep_samples(str(tmp_path), 200, ["a"], ["again\n\u00e9"])
+  assert kept(tmp_path) == [
+    (100, "a", "1"),
+    (100, "b", "2"),
+    (200, "a", "again\n\u00e9"),
+  ]
+
+
+def test_without_prompts_nothing_is_written(tmp_path):
+  keep_samples(str(tmp_path), 100, [], [])
+  assert not list(tmp_path.iterdir())

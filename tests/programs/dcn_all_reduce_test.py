@@ -1,0 +1,238 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Several pods take the steps of one, and hold the same bits after each."""
+
+import collections
+import dataclasses
+import itertools
+import math
+
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.programs.train_program import build_train_program
+from tests.mtf_testing import (
+  ONE_POD,
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  random_documents,
+  relative_error,
+  small_config,
+  train,
+)
+
+CONFIG = small_config(num_layers=1)
+TWO_PODS = PodsConfig(num_pods=2)
+# Every gradient is clipped: what the clip is computed from matters.
+CLIPPING = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
+
+
+def documents_of_unequal_weight(config, batch_size, seed):
+  """Returns documents whose first two rows, and first pod, weigh nothing."""
+  batch = random_documents(config, batch_size, seed)
+  batch["loss_weights"][: batch_size // 2] = 0
+  return batch
+
+
+def one_step(pods=ONE_POD, mesh=SINGLE, **changes):
+  """Returns every variable and the metrics after one step.
+
+  The second moments are then the squares of the clipped gradients.
+  """
+  settings = {"rows": random_documents, "optimizer": CLIPPING, **changes}
+  variables, (metrics,) = train(
+    CONFIG, mesh=mesh, pods=pods, num_steps=1, **settings
+  )
+  return variables, metrics
+
+
+def assert_same_step(actual, expected, tolerance=1e-6):
+  (variables, metrics), (expected_variables, expected_metrics) = (
+    actual,
+    expected,
+  )
+  assert metrics == pytest.approx(expected_metrics, rel=tolerance)
+  for name, value in expected_variables.items():
+    # Moments are squares of gradients.
+    margin = 2 * tolerance if name.endswith("/second_moment") else tolerance
+    assert relative_error(variables[name], value) < margin, name
+
+
+@pytest.fixture(scope="module")
+def of_one_pod():
+  return one_step()
+
+
+def test_pods_take_the_step_of_one_with_the_whole_batch(of_one_pod):
+  assert_same_step(one_step(TWO_PODS), of_one_pod)
+
+
+def test_pods_weigh_as_much_as_their_tokens():
+  """One of them nothing: the mean of the means would be half the loss."""
+  assert_same_step(
+    one_step(TWO_PODS, rows=documents_of_unequal_weight),
+    one_step(rows=documents_of_unequal_weight),
+  )
+
+
+@pytest.mark.parametrize(
+  "mesh",
+  [
+    dataclasses.replace(SINGLE, num_microbatches=2),
+    mesh_layout("all over data and model"),
+  ],
+  ids=["microbatches", "data:2,model:2"],
+)
+def test_pods_microbatches_and_layouts_combine(mesh, of_one_pod):
+  assert_same_step(one_step(TWO_PODS, mesh), of_one_pod, tolerance=2e-6)
+
+
+def test_dropout_masks_are_those_of_one_pod():
+  dropping = dataclasses.replace(CLIPPING, dropout=0.3)
+  mesh = dataclasses.replace(SINGLE, num_microbatches=2)
+  assert_same_step(
+    one_step(TWO_PODS, mesh, optimizer=dropping), one_step(optimizer=dropping)
+  )
+
+
+# `train` compares the pods to the bit after each step.
+@pytest.mark.parametrize(
+  ("num_pods", "dcn_dtype"),
+  [pytest.param(2, "float32", marks=pytest.mark.slow), (4, "bfloat16")],
+)
+def test_pods_hold_the_same_bits_after_every_step(num_pods, dcn_dtype):
+  pods = PodsConfig(num_pods=num_pods, dcn_dtype=dcn_dtype)
+  config = small_config(num_layers=1, activation_dtype="bfloat16")
+  train(config, PALM_OPTIMIZER, pods=pods, batch_size=12, num_steps=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_pods", [2, 3, 4])
+def test_pods_hold_the_same_bits_for_200_steps(num_pods):
+  pods = PodsConfig(num_pods=num_pods, dcn_dtype="bfloat16")
+  mesh = mesh_layout("all over data and model", num_microbatches=2)
+  config = small_config(activation_dtype="bfloat16")
+  train(
+    config, PALM_OPTIMIZER, pods=pods, mesh=mesh, batch_size=48, num_steps=200
+  )
+
+
+def test_bfloat16_rounds_each_term_once(of_one_pod):
+  _, metrics = one_step(dataclasses.replace(TWO_PODS, dcn_dtype="bfloat16"))
+  _, expected = of_one_pod
+  assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+  off = metrics["grad_norm"] / expected["grad_norm"] - 1
+  assert 1e-7 < abs(off) < 2**-9
+
+
+def device_index(op):
+  """Returns the number of the CPU device that runs `op`."""
+  if not op.device:  # an access to a variable is where the variable is
+    assert op.inputs[0].dtype == tf.resource, op
+    return device_index(op.inputs[0].op)
+  return tf.DeviceSpec.from_string(op.device).device_index
+
+
+def graph_before(operations):
+  """Yields each operation that `operations` need, themselves not."""
+  todo, seen = list(operations), set()
+  while todo:
+    op = todo.pop()
+    before = {*op.control_inputs, *(x.op for x in op.inputs)} - seen
+    yield from before
+    todo += before
+    seen |= before
+
+
+def build(mesh, pods):
+  with tf.Graph().as_default():
+    return build_train_program(
+      CONFIG, mesh, PALM_OPTIMIZER, batch_size=24, seed=0, pods=pods
+    )
+
+
+def crossings(mesh, pods):
+  """Returns the bytes from each pod to each other in one step's graph."""
+  program = build(mesh, pods)
+  last = [program.update, *(x.op for x in program.metrics.values())]
+  sent = {}
+  for op in [*last, *graph_before(last)]:
+    for x in op.inputs:
+      if x.op in (program.step.op, program.microbatch.op):
+        continue  # from the client
+      start, end = device_index(x.op), device_index(op)
+      route = start // mesh.num_devices, end // mesh.num_devices
+      if route[0] != route[1]:
+        assert start % mesh.num_devices == end % mesh.num_devices, x
+        # What several operations of a device read is sent once.
+        sent[x.name, end] = route, x.dtype.size * math.prod(x.shape.as_list())
+  totals = collections.Counter()
+  for route, num_bytes in sent.values():
+    totals[route] += num_bytes
+  return totals
+
+
+# Each mesh, number of pods and dtype at least once.
+@pytest.mark.parametrize(
+  ("mesh", "num_pods", "dcn_dtype"),
+  [
+    (SINGLE, 3, "float32"),
+    (mesh_layout("batch over data", num_microbatches=2), 2, "bfloat16"),
+    (mesh_layout("PaLM's 2D"), 2, "bfloat16"),
+    pytest.param(
+      mesh_layout("batch over data", num_microbatches=2),
+      *(3, "float32"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      mesh_layout("PaLM's 2D"), 3, "float32", marks=pytest.mark.slow
+    ),
+  ],
+  ids=[
+    "one device of three",
+    "batch over data of two",
+    "PaLM's 2D of two",
+    "batch over data of three",
+    "PaLM's 2D of three",
+  ],
+)
+def test_only_gradients_and_three_sums_cross_from_device_to_counterpart(
+  mesh, num_pods, dcn_dtype
+):
+  pods = PodsConfig(num_pods=num_pods, dcn_dtype=dcn_dtype)
+  sent = crossings(mesh, pods)
+  assert set(sent) == set(itertools.permutations(range(pods.num_pods), 2))
+  assert len(set(sent.values())) == 1
+  assert sum(sent.values()) == dcn_bytes(CONFIG, mesh, pods)
+
+
+def test_the_client_sends_each_pod_its_own_rows_alone():
+  """And the number of the step and of the microbatch."""
+  mesh = mesh_layout("batch over data", num_microbatches=2)
+  program = build(mesh, TWO_PODS)
+  row_bytes = 2 * 4 * CONFIG.sequence_length  # inputs and targets, int32
+  for number, pod in enumerate(program.pods):
+    fed = list(pod.features.values())
+    readers = [op for x in fed for op in (x.op, *x.consumers())]
+    assert {device_index(op) // 2 for op in readers} == {number}
+    fed_bytes = sum(x.dtype.size * math.prod(x.shape) for x in fed)
+    assert 2 * fed_bytes == 24 // 2 * row_bytes
+
+
+def test_a_pod_needs_no_other_before_the_last_microbatch():
+  mesh = mesh_layout("batch over data", num_microbatches=2)
+  program = build(mesh, TWO_PODS)
+  client = {program.step.op, program.microbatch.op}
+  client |= set(graph_before(client))
+  for number, pod in enumerate(program.pods):
+    needed = set(graph_before([pod.accumulate]))
+    assert needed & {x.op for x in pod.features.values()}
+    pods = {
+      tf.DeviceSpec.from_string(op.device).device_index // 2
+      for op in needed - client
+      if op.device
+    }
+    assert pods == {number}

@@ -1,0 +1,112 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The loop in the graph gives what recomputing every prefix gives."""
+
+import numpy as np
+import pytest
+
+from palm_mtf.config.decode import DecodeConfig
+from tests import oracle
+from tests.decode_testing import EOD, Recomputed, decode
+from tests.mtf_testing import SINGLE, mesh_layout, small_config
+
+CONFIG = small_config(sequence_length=20)
+PARAMS = oracle.random_parameters(CONFIG, seed=1)
+PROMPTS = [[5, 9, 13], [7], [40, 2, 2, 8, 21, 3], [11, 30]]
+MAX_TOKENS = 10
+GREEDY = DecodeConfig(temperature=0.0)
+DRAWN = DecodeConfig(
+  temperature=1.5, top_k=30, top_p=0.95, repetition_penalty=1.2, num_samples=3
+)
+BEAMS = DecodeConfig(num_beams=3)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+  return decode(CONFIG, PARAMS, PROMPTS, DRAWN, max_tokens=MAX_TOKENS).tokens
+
+
+@pytest.fixture(scope="module")
+def recomputed():
+  return Recomputed(CONFIG, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def expected(recomputed):
+  return [recomputed.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [
+    None,
+    "all over data and model",
+    pytest.param("two axes but no batch", marks=pytest.mark.slow),
+  ],
+)
+def test_greedy_tokens_are_those_of_full_recomputation(layout, expected):
+  mesh = mesh_layout(layout) if layout else SINGLE
+  result = decode(
+    CONFIG, PARAMS, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, mesh=mesh
+  )
+  assert result.tokens[:, 0].tolist() == expected
+  assert any(EOD in tokens for tokens in expected), "no text ends here"
+  ended = [EOD in tokens for tokens in expected]
+  assert result.is_over[:, 0].tolist() == ended
+
+
+def test_samples_do_not_depend_on_batch_layout_or_pauses(drawn):
+  alone = decode(
+    CONFIG, PARAMS, PROMPTS[1:2], DRAWN, max_tokens=MAX_TOKENS, keys=[1]
+  )
+  np.testing.assert_array_equal(alone.tokens[0], drawn[1])
+  split = decode(
+    CONFIG,
+    PARAMS,
+    PROMPTS,
+    DRAWN,
+    max_tokens=MAX_TOKENS,
+    mesh=mesh_layout("all over data and model"),
+    chunk=4,
+  )
+  np.testing.assert_array_equal(split.tokens, drawn)
+
+
+def test_samples_of_one_prompt_differ(drawn):
+  for samples in drawn:
+    assert len({tuple(each) for each in samples}) == DRAWN.num_samples
+
+
+def log_p_of(recomputed, prompt, tokens):
+  """Returns log p of the tokens up to [eod], and how many these are."""
+  count = tokens.index(EOD) + 1 if EOD in tokens else len(tokens)
+  total = 0.0
+  for place in range(count):
+    logits = recomputed.logits([*prompt, *tokens[:place]]).astype(np.float64)
+    total += logits[tokens[place]] - np.log(np.exp(logits).sum())
+  return total, count
+
+
+def test_beams_have_the_scores_of_full_recomputation_and_beat_greedy(
+  recomputed, expected
+):
+  result = decode(CONFIG, PARAMS, PROMPTS, BEAMS, max_tokens=MAX_TOKENS)
+
+  def score(prompt, tokens):
+    total, count = log_p_of(recomputed, prompt, tokens)
+    return total / ((5 + count) / 6) ** BEAMS.length_penalty
+
+  for row, prompt in enumerate(PROMPTS):
+    found = [score(prompt, each) for each in result.tokens[row].tolist()]
+    np.testing.assert_allclose(found, result.scores[row], rtol=1e-4)
+    assert found == sorted(found, reverse=True)
+    assert found[0] >= score(prompt, expected[row]) - 1e-6
+  split = decode(
+    CONFIG,
+    PARAMS,
+    PROMPTS,
+    BEAMS,
+    max_tokens=MAX_TOKENS,
+    mesh=mesh_layout("all over data and model"),
+  )
+  np.testing.assert_array_equal(split.tokens, result.tokens)

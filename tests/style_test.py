@@ -1,0 +1,141 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Files, functions and names keep to the shape of the project."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.source_files import (
+  EVERY,
+  PACKAGE,
+  ROOT,
+  assert_none,
+  nodes_of,
+  python_files,
+  text_of,
+)
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 80, 8
+
+
+SAYS_NOTHING = {"common", "helpers", "misc", "util", "utils"}
+
+
+HEADER = (
+  "# Copyright 2026 The palm_mtf authors.\n"
+  "# SPDX-License-Identifier: Apache-2.0\n"
+)
+
+
+# Tests of the project, or of several modules at once.
+NOT_MIRRORED = {
+  "architecture_test.py",
+  "bench_train_test.py",
+  "cli/main_run_test.py",
+  "conftest_test.py",
+  "data/imports_test.py",
+  "evaluate_processes_test.py",
+  "gin_test.py",
+  "kill_test.py",
+  "layouts_test.py",
+  "lesser_cpus_test.py",
+  "old_run_test.py",
+  "oracle_test.py",
+  "packaging_test.py",
+  "pod_faults_test.py",
+  "readme_test.py",
+  "style_test.py",
+  "tasks/gin_run_test.py",
+}
+
+
+def _functions(path: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+  for node in nodes_of(path):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+      yield node
+
+
+def test_files_have_at_most_400_lines():
+  assert_none(
+    path for path in EVERY if len(text_of(path).splitlines()) > MAX_FILE_LINES
+  )
+
+
+def test_functions_have_at_most_80_lines():
+  assert_none(
+    f"{path}:{function.lineno}: {function.name}"
+    for path in EVERY
+    for function in _functions(path)
+    if function.end_lineno - function.lineno + 1 > MAX_FUNCTION_LINES
+  )
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+  every = function.args
+  arguments = (*every.posonlyargs, *every.args, *every.kwonlyargs)
+  return [each.arg for each in arguments if each.arg not in ("self", "cls")]
+
+
+def test_functions_but_entry_points_have_at_most_8_parameters():
+  assert_none(
+    f"{path}:{function.lineno}: {function.name}"
+    for path in PACKAGE
+    if not path.startswith("palm_mtf/commands/")
+    for function in _functions(path)
+    if len(_parameters(function)) > MAX_PARAMETERS
+  )
+
+
+def test_files_begin_with_copyright_and_license():
+  assert_none(path for path in EVERY if not text_of(path).startswith(HEADER))
+
+
+def test_files_are_ascii():
+  assert_none(path for path in EVERY if not text_of(path).isascii())
+
+
+def test_file_names_say_what_is_in_the_file():
+  assert_none(path for path in EVERY if Path(path).stem in SAYS_NOTHING)
+
+
+def test_modules_have_a_docstring():
+  assert_none(
+    path
+    for path in EVERY
+    if not path.startswith("tests/")
+    and not ast.get_docstring(nodes_of(path)[0])
+  )
+
+
+def test_public_functions_and_classes_have_docstrings():
+  assert_none(
+    f"{path}:{node.lineno}: {node.name}"
+    for path in PACKAGE
+    for node in nodes_of(path)[0].body
+    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    and not node.name.startswith("_")
+    and not ast.get_docstring(node)
+  )
+
+
+def _is_mirror(name: str) -> bool:
+  """Says whether a test, named below tests/, mirrors a module.
+
+  tests/tools/x_test.py mirrors tools/x.py, and tests/tasks/ mirrors tasks/.
+  """
+  module = name.replace("_test.py", ".py")
+  return (ROOT / "palm_mtf" / module).is_file() or (
+    module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file()
+  )
+
+
+def test_each_test_module_mirrors_a_module():
+  """Tests of several modules stand in NOT_MIRRORED."""
+  tests = [p for p in python_files("tests") if p.endswith("_test.py")]
+  names = [path.removeprefix("tests/") for path in tests]
+  assert_none(
+    f"tests/{name}: no palm_mtf/{name.replace('_test.py', '.py')}"
+    for name in names
+    if name not in NOT_MIRRORED and not _is_mirror(name)
+  )

@@ -1,0 +1,182 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs that meet infinity or what is no number: named, never saved."""
+
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from palm_mtf._tf import tf as tf1
+from palm_mtf.checkpoints.manifest import find_checkpoints
+from palm_mtf.checkpoints.writer import write_checkpoint
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.training.finite_check import DivergenceWatch
+from palm_mtf.training.step import BadStepError, TrainStep
+from tests import runs
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  load_parameters,
+  mesh_layout,
+  random_tokens,
+  small_config,
+)
+from tests.oracle import random_parameters
+
+
+def plant(model_dir, change):
+  """Rewrites the checkpoint of step 12 with what `change` makes of it."""
+  tensors = runs.read_tensors(model_dir, 12)
+  change(tensors)
+
+  def write_weights(prefix):
+    tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=list(tensors),
+      shape_and_slices=[""] * len(tensors),
+      tensors=list(tensors.values()),
+    )
+
+  newest = find_checkpoints(str(model_dir))[-1]
+  write_checkpoint(str(model_dir), newest.manifest, write_weights, keep=10)
+
+
+def nan_in_the_embedding(tensors):
+  tensors["embedding"][7, 3] = np.nan
+
+
+def infinity_in_a_kernel(tensors):
+  tensors["layer_000/mlp/wi_gate"][0, 0] = np.inf
+
+
+def logits_whose_squares_overflow(tensors):
+  tensors["final_norm/scale"] *= np.float32(1e25)
+
+
+def infinite_moment(tensors):
+  tensors["layer_000/mlp/wo/second_moment"][2, 1] = np.inf
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    (
+      nan_in_the_embedding,
+      "loss = nan, z_loss = nan, grad_norm = nan at step 13: training has "
+      "diverged; the first tensor that is not finite is the parameter "
+      "embedding, before the step.",
+    ),
+    (
+      infinity_in_a_kernel,
+      "is the parameter layer_000/mlp/wi_gate, before the step.",
+    ),
+    (
+      logits_whose_squares_overflow,
+      "the first tensor that is not finite is the z_loss, of parameters that "
+      "all are.",
+    ),
+  ],
+  ids=["nan", "infinity", "overflow"],
+)
+def test_a_run_stops_with_step_tensor_and_last_good_checkpoint(
+  change, message, corpus, finished, tmp_path, capsys
+):
+  model_dir = shutil.copytree(finished, tmp_path / "copy")
+  plant(model_dir, change)
+  before = runs.read_files(model_dir / "checkpoints")
+  settings = {"TRAIN_STEPS": 16, "LOG_STEPS": 1, "CHECKPOINT_STEPS": 1}
+  assert runs.run("train", corpus, model_dir, **settings) == 2
+  error = capsys.readouterr().err
+  assert message in error, error
+  path = model_dir / "checkpoints" / "step_00000012"
+  assert error.endswith(f"The last good checkpoint is {path}.\n")
+  assert runs.read_files(model_dir / "checkpoints") == before
+  assert runs.read_metrics(model_dir)[-1]["step"] == 12
+
+
+def test_an_update_that_overflows_is_never_saved(
+  corpus, finished, tmp_path, capsys
+):
+  """The step's own loss and gradients are finite."""
+  model_dir = shutil.copytree(finished, tmp_path / "copy")
+  plant(model_dir, infinite_moment)
+  assert runs.run("train", corpus, model_dir, TRAIN_STEPS=13) == 2
+  error = capsys.readouterr().err
+  assert (
+    "layer_000/mlp/wo is not finite after step 13 (as are 2 other variables)"
+    in error
+  )
+  assert not (model_dir / "checkpoints" / "step_00000013").exists()
+
+
+def all_values(session, program):
+  return session.run(
+    {
+      f"{name}/{i}": part.variable.read_value()
+      for name, parts in program.slices.items()
+      for i, part in enumerate(parts)
+    }
+  )
+
+
+def test_a_bad_step_changes_no_bit_of_any_variable():
+  config = small_config()
+  mesh = mesh_layout("vocab over model")
+  batch = random_tokens(config, batch_size=4, seed=0)
+  params = random_parameters(config, seed=1)
+  with (
+    tf1.Graph().as_default(),
+    tf1.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    program = build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
+    )
+    session.run(program.initialize)
+    train_step = TrainStep(session, program)
+    metrics = train_step.run(batch, 0)
+    feed = {
+      program.pods[0].features[name]: value for name, value in batch.items()
+    }
+    losses, squares = session.run(
+      [program.losses, program.gradient_squares], {**feed, program.step: 1}
+    )
+    assert np.sqrt(squares.sum()) == pytest.approx(losses["grad_norm"])
+    assert losses.keys() < metrics.keys()
+
+    params["layer_001/norm/scale"][0] = np.nan
+    load_parameters(session, program.slices, params)
+    before = all_values(session, program)
+    with pytest.raises(BadStepError) as bad:
+      train_step.run(batch, 1)
+    after = all_values(session, program)
+    for name, value in before.items():
+      np.testing.assert_array_equal(after[name], value, err_msg=name)
+    watch = DivergenceWatch(session, program, lambda: None)
+    error = watch.error_of_step(bad.value)
+    assert "the parameter layer_001/norm/scale, before the step" in str(error)
+
+
+def test_the_gradient_that_was_computed_first_is_named():
+  config = small_config()
+  with tf1.Graph().as_default(), tf1.Session() as session:
+    program = build_train_program(
+      config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=0
+    )
+    session.run(program.initialize)
+    watch = DivergenceWatch(session, program, lambda: None)
+    losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
+    squares = np.ones(len(program.parameters))
+    first, second = (
+      program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
+    )
+    squares[first], squares[second] = np.nan, np.inf
+    error = watch.error_of_step(BadStepError(7, losses, squares))
+  assert str(error) == (
+    "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
+    "diverged; the first tensor that is not finite is the gradient of "
+    "layer_001/mlp/wo. Nothing of it is saved; lower LEARNING_RATE. There is "
+    "no checkpoint yet."
+  )

@@ -1,0 +1,114 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs on TPUs, whose devices a CPU simulates (tpu_simulation.py)."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.cluster import connect
+from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.mesh.session import session_config
+from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
+from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.training import loop
+from tests import runs
+from tests.tpu_simulation import moved, simulate
+
+SETTINGS = {
+  "TPU": "v4-8",
+  "MESH_SHAPE": "data:2,model:2",
+  "LAYOUT": "batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
+  "LOG_STEPS": 4,
+  "CHECKPOINT_STEPS": 8,
+  "PROMPTS": [],
+}
+
+
+# Every step makes every weight ten times as large.
+DIVERGING = {"LEARNING_RATE_SCHEDULE": "constant", "LEARNING_RATE": 10.0}
+
+
+@pytest.fixture(name="calls")
+def simulated_tpus(monkeypatch):
+  """Lets runs have TPUs; returns how many steps each call of a loop had."""
+  calls = []
+
+  def tpus_here(mesh):
+    where = tpu_slice(mesh.tpu)
+    topologies = [tpu_topology(where)]
+    client = "/device:cpu:0"
+    devices = tpu_devices(mesh, where, topologies, jobs=[None], client=client)
+    return connect.Cluster(devices, session_config(1))
+
+  def built(model, mesh, *settings, **more):
+    if not mesh.tpu:
+      return build_train_program(model, mesh, *settings, **more)
+    with tf.Graph().as_default() as graph:
+      program = build_train_program(model, mesh, *settings, **more)
+    simulate(graph, mesh.steps_per_loop)
+    return moved(program)
+
+  run_loop = loop.TrainStep.run_loop
+
+  def count(self, batches, step):
+    calls.append(len(batches))
+    return run_loop(self, batches, step)
+
+  monkeypatch.setattr(connect, "tpus_here", tpus_here)
+  monkeypatch.setattr(loop, "build_train_program", built)
+  monkeypatch.setattr(loop.TrainStep, "run_loop", count)
+  return calls
+
+
+def train(corpus, model_dir, **macros):
+  return runs.run("train", corpus, model_dir, **SETTINGS, **macros)
+
+
+def test_a_run_in_loops_leaves_what_one_in_steps_does(
+  corpus, finished, calls, tmp_path
+):
+  """One that is stopped and resumed too, whose loops begin elsewhere."""
+  in_steps, in_loops = (tmp_path / x for x in ("steps", "loops"))
+  assert train(corpus, in_steps) == 0
+  assert not calls
+  for steps in (7, 12):
+    looped = {"STEPS_PER_LOOP": 3, "TRAIN_STEPS": steps}
+    assert train(corpus, in_loops, **looped) == 0
+  # To lines at 4, 8 and 12, losses at 6 and 12, a checkpoint at 8.
+  assert calls == [3, 1, 2, 1, *(1, 3, 1)]
+  expected = runs.read_tensors(in_steps, 12)
+  near = runs.read_tensors(finished, 12)  # on a CPU
+  for name, value in runs.read_tensors(in_loops, 12).items():
+    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    np.testing.assert_allclose(value, near[name], rtol=1e-3, atol=1e-4)
+  of_steps, of_loops = (
+    {x["step"]: runs.without_times(x) for x in runs.read_metrics(folder)}
+    for folder in (in_steps, in_loops)
+  )
+  for step in (4, 8, 12):
+    assert of_loops[step] == of_steps[step]
+
+
+@pytest.mark.slow
+def test_a_step_in_a_loop_that_diverges_is_named(
+  corpus, calls, tmp_path, capsys
+):
+  messages = []
+  for steps in (1, 4):
+    macros = {"STEPS_PER_LOOP": steps, "TRAIN_STEPS": 60, **DIVERGING}
+    assert train(corpus, tmp_path / str(steps), **macros) == 2
+    messages.append(capsys.readouterr().err.splitlines()[-1])
+  assert calls
+  assert messages[1] == messages[0].replace("/1/", "/4/")
+  assert "training has diverged; the first tensor that is not" in messages[0]
+
+
+def test_tpus_that_are_not_there_are_missed_before_any_work(
+  corpus, tmp_path, capsys
+):
+  model_dir = tmp_path / "run"
+  assert train(corpus, model_dir) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert 'TPU = "v4-8": TensorFlow sees no TPU on this machine.' in line
+  assert not list(model_dir.glob("*"))

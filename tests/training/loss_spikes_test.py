@@ -1,0 +1,213 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Spikes are seen, noise is not; a rewind repeats itself whatever came between.
+
+quickstart_curve.json is the loss and the norm of the gradients of each of the
+600 steps of recipes/quickstart.gin with LOG_STEPS = 1.
+"""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from palm_mtf.checkpoints.manifest import find_checkpoints
+from palm_mtf.config.fault_tolerance import WatchConfig
+from palm_mtf.data.batches.batches import Batches
+from palm_mtf.training.loss_spikes import Rewind, SpikeDetector, SpikeWatch
+from tests import runs
+
+CURVE = pathlib.Path(__file__).parent / "quickstart_curve.json"
+REWIND = WatchConfig(spike_policy="rewind", spike_rewinds=1)
+
+
+def spikes_in(losses, norms):
+  """Returns the numbers of steps done when a spike was seen."""
+  detector = SpikeDetector()
+  pairs = zip(losses, norms, strict=True)
+  return [
+    step for step, pair in enumerate(pairs, 1) if detector.sees_spike(*pair)
+  ]
+
+
+def quickstart():
+  curve = json.loads(CURVE.read_text())
+  return np.array(curve["loss"]), np.array(curve["grad_norm"])
+
+
+def noisy(losses, noise, seed):
+  rng = np.random.default_rng(seed)
+  return losses * np.exp(noise * rng.standard_normal(len(losses)))
+
+
+def palm_curve(seed, num_steps=4000, noise=0.03):
+  """A warm-up, a power law, and noise that falls when the batch doubles."""
+  step = np.arange(num_steps)
+  losses = 1.6 + 9.0 * (1 + step / 5) ** -0.45
+  scale = np.where(step < num_steps // 2, noise, noise / np.sqrt(2))
+  return noisy(losses, scale, seed), noisy(np.full(num_steps, 0.5), 0.3, seed)
+
+
+def test_the_real_curve_of_the_quickstart_has_no_spike():
+  assert not spikes_in(*quickstart())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_warm_up_decay_noise_and_a_batch_ramp_are_no_spikes(seed):
+  assert not spikes_in(*palm_curve(seed))
+
+
+@pytest.mark.parametrize("curve", [quickstart(), palm_curve(0)])
+@pytest.mark.parametrize("start", [120, 300, 550])
+def test_a_loss_that_jumps_is_seen_within_five_steps(curve, start):
+  losses, norms = (np.copy(x) for x in curve)
+  losses[start : start + 30] += 3.0
+  assert start + 2 <= spikes_in(losses, norms)[0] <= start + 5
+
+
+def test_a_smaller_jump_is_seen_if_the_gradients_jump_too():
+  losses, norms = palm_curve(3)
+  losses[500:520] *= np.exp(0.03 * 5)
+  assert not spikes_in(losses, norms)
+  norms[500:520] *= 50
+  assert 502 <= spikes_in(losses, norms)[0] <= 508
+
+
+def test_gradients_alone_make_no_spike():
+  losses, norms = palm_curve(4)
+  norms[500:520] *= 1000
+  assert not spikes_in(losses, norms)
+
+
+def test_one_or_two_bad_batches_are_no_spike():
+  losses, norms = palm_curve(5)
+  losses[[500, 502, 900]] = 50
+  norms[[500, 502, 900]] = 1e6
+  assert not spikes_in(losses, norms)
+
+
+def test_what_was_seen_survives_json_bit_for_bit():
+  losses, norms = palm_curve(6, num_steps=400)
+  losses[300:310] += 2
+  expected = spikes_in(losses, norms)
+  detector, seen = SpikeDetector(), []
+  for step, pair in enumerate(zip(losses, norms, strict=True), 1):
+    detector = SpikeDetector(json.loads(json.dumps(detector.seen)))
+    if detector.sees_spike(*pair):
+      seen.append(step)
+  assert expected and seen == expected
+
+
+def test_rewinds_are_bounded_and_the_last_spike_is_said(capsys):
+  done = Rewind(step=5, loss=9.0, usual_loss=2.0, to_step=1, skipped=[1, 300])
+  losses, norms = palm_curve(7, num_steps=300)
+  losses[200:] = 20.0
+  for rewinds, expected in (([], [203]), ([done], [])):
+    watch = SpikeWatch(REWIND, None, rewinds)
+    seen = [
+      step
+      for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1)
+      if watch.sees_spike({"loss": loss, "grad_norm": norm})
+    ]
+    assert seen[:1] == expected
+  error = capsys.readouterr().err
+  assert error.count("because there were 1 rewinds already") == 1
+
+
+BAD_ROWS = range(4 * 130, 4 * 140)
+SETTINGS = {
+  "SPIKE_POLICY": "rewind",
+  "SPIKE_SKIP_STEPS": 120,
+  "CHECKPOINT_STEPS": 20,
+  "KEEP_CHECKPOINTS": 20,
+  "LOG_STEPS": 1,
+  "EVAL_STEPS": 1000,
+  "PROMPTS": [],
+}
+
+
+@pytest.fixture
+def bad_batches(monkeypatch):
+  """Makes the tokens of BAD_ROWS noise, and the loss of those steps high."""
+  read = Batches.batch
+
+  def batch(self, step, *part):
+    result = read(self, step, *part)
+    rows = self._skips.rows(4 * step + np.arange(4), self._sizes)
+    if rows[0] in BAD_ROWS:
+      rng = np.random.default_rng(rows[0])
+      noise = rng.integers(256, 320, size=result["targets"].shape)
+      result["targets"] = noise.astype(np.int32)
+    return result
+
+  monkeypatch.setattr(Batches, "batch", batch)
+
+
+def check_same_run(one, other, step):
+  for name, value in runs.read_tensors(one, step).items():
+    np.testing.assert_array_equal(
+      runs.read_tensors(other, step)[name], value, err_msg=name
+    )
+  a, b = (find_checkpoints(str(x))[-1].manifest for x in (one, other))
+  # The hash of the checkpoint before is of TRAIN_STEPS too, which differs.
+  assert dataclasses.replace(a, parent=b.parent) == b
+  assert a.parent["checkpoint"] == b.parent["checkpoint"]
+
+
+def test_a_spike_is_gone_after_a_rewind(corpus, tmp_path, bad_batches, capsys):
+  once = tmp_path / "once"
+  assert runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150) == 0
+  error = capsys.readouterr().err
+  assert "loss spike at step 133" in error
+  assert (
+    f"back by 113 steps to {once}/checkpoints/step_00000020, and on without "
+    "the batches 33 to 152 (as with SKIP_STEPS = [[33, 152]])" in error
+  )
+  metrics = runs.read_metrics(once)
+  assert [line["step"] for line in metrics] == list(range(1, 151))
+  assert max(line["loss"] for line in metrics[100:]) < 2
+  newest = find_checkpoints(str(once))[-1].manifest
+  assert newest.data["SKIP_STEPS"] == [[33, 152]]
+  assert newest.next_row == (150 + 120) * runs.SETTINGS["GLOBAL_BATCH_SIZE"]
+  (rewind,) = newest.data["spikes"]["rewinds"]
+  assert rewind["step"] == 133 and rewind["to_step"] == 20
+  (line,) = (once / "rewinds.jsonl").read_text().splitlines()
+  assert json.loads(line) == rewind
+
+
+@pytest.mark.slow
+def test_a_stopped_run_repeats_a_rewind(corpus, tmp_path, bad_batches, capsys):
+  once, stopped = tmp_path / "once", tmp_path / "stopped"
+  assert runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150) == 0
+  capsys.readouterr()
+  # Stopped before the spike; killed after the rewind, before a checkpoint.
+  for steps in (125, 150):
+    runs.run("train", corpus, stopped, **SETTINGS, TRAIN_STEPS=steps)
+  assert capsys.readouterr().err.count("loss spike at step 133") == 1
+  check_same_run(once, stopped, 150)
+  for path in sorted((stopped / "checkpoints").iterdir())[1:]:
+    shutil.rmtree(path)
+  runs.run("train", corpus, stopped, **SETTINGS, TRAIN_STEPS=150)
+  assert capsys.readouterr().err.count("loss spike at step 133") == 1
+  check_same_run(once, stopped, 150)
+
+
+def test_batches_are_left_out_by_hand_and_inspect_shows_it(
+  corpus, tmp_path, capsys
+):
+  settings = {"TRAIN_STEPS": 6, "SKIP_STEPS": [[2, 4]], "LOG_STEPS": 1}
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  newest = find_checkpoints(str(tmp_path))[-1].manifest
+  assert newest.data["SKIP_STEPS"] == [[2, 4]]
+  hashes = []
+  for skips, steps in (([], [0, 1, 5, 6]), ([[2, 4]], [0, 1, 2, 3])):
+    capsys.readouterr()
+    macros = {"SKIP_STEPS": skips, "INSPECT_STEPS": steps}
+    arguments = runs.arguments("data inspect", corpus, tmp_path, **macros)
+    assert runs.main([*arguments, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    hashes.append([json.loads(line)["hash"] for line in lines])
+  assert hashes[0] == hashes[1]

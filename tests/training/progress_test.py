@@ -1,0 +1,72 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows where stderr is a file."""
+
+import pytest
+
+from palm_mtf.config.run import RunConfig
+from palm_mtf.training import progress as progress_module
+from palm_mtf.training.progress import TrainProgress, rows_to_compute
+
+
+def test_a_file_gets_lines_with_step_loss_speed_mfu_and_time_left(capsys):
+  with TrainProgress(step=10, train_steps=20) as progress:
+    progress.update(15, loss=2.5, tokens_per_sec=12345.6, mfu=0.456)
+    progress.say("step 15  validation loss 2.6")
+    progress.update(20, loss=2.25, tokens_per_sec=12345.6, mfu=0.456)
+  lines = capsys.readouterr().err.splitlines()
+  assert lines == [
+    "step 15  validation loss 2.6",
+    "step 20/20  loss 2.250  12,346 tokens/s  MFU 45.6%  0:00 left",
+  ]
+
+
+def test_the_time_left_counts_no_time_before_the_first_numbers(
+  capsys, monkeypatch
+):
+  times = iter([0.0, 100.0, 120.0, 140.0, 160.0])
+  monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(times))
+  with TrainProgress(step=0, train_steps=40) as progress:
+    for step in (10, 20, 30, 40):
+      progress.update(step, loss=2.5, tokens_per_sec=100, mfu=0.5)
+  ends = [x.split()[-2:] for x in capsys.readouterr().err.splitlines()]
+  assert ends[0] == ["MFU", "50.0%"]
+  assert ends[1:] == [["0:40", "left"], ["0:20", "left"], ["0:00", "left"]]
+
+
+def test_how_long_a_run_will_take_is_said_once(capsys):
+  with TrainProgress(step=0, train_steps=40) as progress:
+    progress.say_how_long(1.5, 150.0)
+    progress.say_how_long(9.5, 950.0)
+  assert capsys.readouterr().err.splitlines() == [
+    "training will take about 2:30 minutes here: 1.50 s a step, and validation "
+    "losses"
+  ]
+
+
+@pytest.mark.parametrize(
+  ("step", "rows"),
+  [
+    # 20 steps of 4 rows and 10 of 6; losses at 10, 20 and 30, of 8 rows each.
+    (0, 20 * 4 + 10 * 6 + 3 * 8 / 3),
+    (9, 11 * 4 + 10 * 6 + 3 * 8 / 3),
+    (10, 10 * 4 + 10 * 6 + 2 * 8 / 3),
+    (25, 5 * 6 + 8 / 3),
+    (30, 0),
+  ],
+)
+def test_a_loss_is_a_third_of_a_step_of_as_many_rows(step, rows):
+  run = RunConfig(
+    train_steps=30,
+    global_batch_size=[[0, 4], [20, 6]],
+    seed=0,
+    log_steps=1,
+    eval_steps=10,
+    eval_batches=2,
+    checkpoint_steps=10,
+    keep_checkpoints=1,
+    chip="measured",
+    prompts=[],
+    sample_tokens=1,
+  )
+  assert rows_to_compute(run, step) == pytest.approx(rows)
