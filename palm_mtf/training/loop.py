@@ -31,12 +31,14 @@ from palm_mtf.trace.write import keep_trace
 from palm_mtf.training.finite_check import DivergenceWatch
 from palm_mtf.training.job import Outcome, TrainJob
 from palm_mtf.training.loss_spikes import SpikeWatch
+from palm_mtf.training.prefetch import Prefetcher
 from palm_mtf.training.progress import TrainProgress, rows_to_compute
 from palm_mtf.training.replica_check import FingerprintWatch
 from palm_mtf.training.step import BadStepError, TrainStep
 from palm_mtf.training.stop_signal import StopRequest
 from palm_mtf.training.watchdog import Watchdog
 
+_BATCHES_AHEAD = 2  # of a call into the session
 # Timed steps, or seconds of them, after which a run says how long it will take.
 _STEPS_TO_JUDGE, _SECS_TO_JUDGE = 3, 10.0
 
@@ -114,14 +116,16 @@ class TrainLoop:
     self._spikes = SpikeWatch(
       config.fault_tolerance, job.checkpoint, job.rewinds
     )
-    self._batches = job.corpus.batches(sizes, self._spikes.skips)
+    batches = job.corpus.batches(sizes, self._spikes.skips)
+    depth = _BATCHES_AHEAD * config.mesh_layout.steps_per_loop
+    self._ahead = Prefetcher(batches.batch, self._last_step, depth)
     program = build_train_program(
       config.model,
       config.mesh_layout,
       config.optimizer,
       batch_size=self._batch_size,
       seed=config.run.seed,
-      features=self._batches.features,
+      features=batches.features,
       pods=config.pods,
       devices=where.devices,
     )
@@ -152,6 +156,10 @@ class TrainLoop:
 
   def run(self, stop: StopRequest) -> Outcome:
     """Runs the steps that are left, and what is due after each."""
+    with self._ahead:
+      return self._run(stop)
+
+  def _run(self, stop: StopRequest) -> Outcome:
     run = self._config.run
     while self._step < self._last_step and not stop.signal_name:
       self._writer.check()
@@ -197,7 +205,7 @@ class TrainLoop:
     num_steps = self._steps_of_call()
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
-      batches = [self._batches.batch(i) for i in range(self._step, until)]
+      batches = [self._ahead.batch(i) for i in range(self._step, until)]
     phase = f"in step {until}"
     if num_steps > 1:
       phase = f"in steps {self._step + 1} to {until}"
