@@ -58,6 +58,8 @@ setup(
     "tensorflow>=2.21,<2.22",
   ],
   extras_require={
+    # What `mkdocs serve` shows docs/ with.
+    "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.29,<2"],
     # What `palm_mtf report` draws with.
     "report": ["matplotlib>=3.10,<4"],
     # t5 asks for seqio-nightly and tfds-nightly, which write over seqio and

@@ -44,7 +44,7 @@ NOT_MIRRORED = {
   "oracle_test.py",
   "packaging_test.py",
   "pod_faults_test.py",
-  "readme_test.py",
+  "docs_test.py",
   "style_test.py",
   "tasks/gin_run_test.py",
 }

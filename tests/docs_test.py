@@ -1,11 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every command and every path of README.md exists and is accepted.
+"""Every command and path of README.md and docs/ exists and is accepted.
 
 `make test` is not run from within itself, and training commands are run as far
 as their checked configuration.
 """
 
+import ast
 import pathlib
 import re
 import shlex
@@ -17,7 +18,9 @@ from palm_mtf.cli.command_table import split_name
 from palm_mtf.cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def _commands() -> list[list[str]]:
@@ -74,7 +77,7 @@ def test_script_exists(script):
 
 
 def test_every_path_that_is_named_exists():
-  paths = re.findall(r"`((?:palm_mtf|tests|tools|gin)/[\w/.]+)`", TEXT)
+  paths = re.findall(r"`((?:palm_mtf|tests|tools|gin|docs)/[\w/.]+)`", TEXT)
   assert len(paths) > 5
   for path in paths:
     assert (ROOT / path).exists(), path
@@ -101,3 +104,56 @@ def test_the_parameter_count_shown_is_that_of_the_quickstart(capsys):
   )
   shown = re.search(r"PaLM of\s+([\d,]+)\s+parameters", TEXT)[1]
   assert int(shown.replace(",", "")) == total
+
+
+def test_the_readme_has_at_most_250_lines():
+  assert len(README.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def test_every_page_is_in_the_index_and_the_site():
+  names = {page.name for page in PAGES} - {"README.md", "index.md"}
+  index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+  assert set(re.findall(r"\((\w+\.md)\)", index)) == names
+  site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+  assert set(re.findall(r": (\w+\.md)", site)) == names | {"index.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page):
+  for target in re.findall(r"\]\(([\w./]+)\)", page.read_text("utf-8")):
+    assert (page.parent / target).is_file(), target
+
+
+def test_modules_on_the_page_of_what_is_public_exist():
+  text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+  modules = re.findall(r"^::: ([\w.]+)$", text, re.M)
+  assert len(modules) > 5
+  for module in modules:
+    path = ROOT / module.replace(".", "/")
+    assert path.with_suffix(".py").is_file() or path.is_dir(), module
+
+
+def _messages() -> list[str]:
+  """Returns every text of the package, with "..." for what is put into it."""
+  found = []
+  for path in (ROOT / "palm_mtf").rglob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+      if isinstance(node, ast.JoinedStr):
+        parts = (
+          x.value if isinstance(x, ast.Constant) else "..." for x in node.values
+        )
+        found.append("".join(parts))
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found.append(node.value)
+  return found
+
+
+def test_messages_of_the_index_of_errors_are_those_of_the_program():
+  text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+  listed = re.findall(r"^\| `(.+?)` \|", text, re.M)
+  assert len(listed) > 10
+  messages = _messages()
+  for message in listed:
+    pieces = [re.escape(x) for x in message.split("...")]
+    pattern = re.compile(".*".join(pieces), re.DOTALL)
+    assert any(map(pattern.search, messages)), message
