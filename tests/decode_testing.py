@@ -11,7 +11,7 @@ from palm_mtf._tf import tf
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.decode.strategies import BatchSizes
+from palm_mtf.decode.strategies import PromptBatch
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.programs.generate_program import (
@@ -57,7 +57,7 @@ def decode(
   inputs[:, 1:] = config.vocab_size - 1
   for row, prompt in enumerate(prompts):
     inputs[row, 1 : 1 + len(prompt)] = prompt
-  sizes = BatchSizes(
+  sizes = PromptBatch(
     num_prompts=len(prompts),
     prompt_tokens=inputs.shape[1],
     max_tokens=max_tokens,

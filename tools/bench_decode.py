@@ -110,7 +110,7 @@ def run_ours(task: Task, dtype: str) -> dict:
   import numpy as np
 
   from palm_mtf._tf import tf
-  from palm_mtf.decode.strategies import BatchSizes
+  from palm_mtf.decode.strategies import PromptBatch
   from palm_mtf.inference.decoder_session import step_session_config
   from palm_mtf.programs.generate_program import (
     build_decode_model,
@@ -121,7 +121,7 @@ def run_ours(task: Task, dtype: str) -> dict:
   mesh = MeshLayout(mesh_shape="", layout="")
   max_tokens = task.sequence_length - task.prompt_tokens
   # The last id is behind all that can be chosen: nothing ends early.
-  sizes = BatchSizes(
+  sizes = PromptBatch(
     num_prompts=task.batch_size,
     prompt_tokens=task.prompt_tokens,
     max_tokens=max_tokens,

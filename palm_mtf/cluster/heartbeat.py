@@ -64,7 +64,7 @@ class PodLostError(UserError):
     self.pod, self.is_missing = pod, is_missing
 
 
-class PodWatch:
+class Heartbeat:
   """Watches the servers of a run; a context manager."""
 
   def __init__(
@@ -118,7 +118,7 @@ class PodWatch:
       if how:
         raise UserError(self._message(address, how, "at the start") + ".")
 
-  def __enter__(self) -> "PodWatch":
+  def __enter__(self) -> "Heartbeat":
     for address in self._pods:
       thread = threading.Thread(target=self._watch, args=[address], daemon=True)
       thread.start()

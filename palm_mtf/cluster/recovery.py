@@ -16,7 +16,7 @@ server that cannot do its part ends a run whatever the policy.
 import time
 from collections.abc import Sequence
 
-from palm_mtf.cluster.heartbeat import PodLostError, PodWatch
+from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config import mesh_layout
 from palm_mtf.config.mesh_layout import MeshLayout
@@ -110,7 +110,7 @@ class PodRecovery:
     while True:
       self._servers.start_anew(lost.pod)
       try:
-        PodWatch(self._servers, self._servers.places(), pods.pod_timeout_secs)
+        Heartbeat(self._servers, self._servers.places(), pods.pod_timeout_secs)
         return
       except PodLostError as error:
         lost = error  # perhaps another one

@@ -20,7 +20,7 @@ from palm_mtf.errors import StoppedError
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.lock import training_lock
-from palm_mtf.training.job import Outcome, TrainJob
+from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.prepare import prepare
 
 
@@ -69,7 +69,7 @@ def train(
   _say_what_next(model_dir, config.run)
 
 
-def _run(job: TrainJob) -> Outcome:
+def _run(job: TrainJob) -> TrainOutcome:
   """Trains: all input is known to be good."""
   config = job.config
   # TensorFlow takes seconds, here as in the pods' servers: they begin before.
@@ -83,7 +83,7 @@ def _run(job: TrainJob) -> Outcome:
     return run_training(job, servers)
 
 
-def _check_not_stopped(outcome: Outcome, model_dir: str) -> None:
+def _check_not_stopped(outcome: TrainOutcome, model_dir: str) -> None:
   if not outcome.stopped_by:
     return
   where = outcome.checkpoint.path if outcome.checkpoint else model_dir

@@ -220,7 +220,7 @@ class Decoder:
       return logits
     return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)
 
-  def nats(self, y: LaidOut, targets: LaidOut) -> LaidOut:
+  def token_loss(self, y: LaidOut, targets: LaidOut) -> LaidOut:
     """Returns -log p of the token after each of some places, [rows] float32.
 
     Args:
@@ -231,10 +231,10 @@ class Decoder:
     logits = laid_out_without_padding(
       self._impl, self._dims.vocab, logits, self._config.vocab_size
     )
-    nats, _ = laid_out_cross_entropy(
+    token_loss, _ = laid_out_cross_entropy(
       self._impl, self._dims.vocab, logits, targets
     )
-    return nats
+    return token_loss
 
   def _embed(self, tokens: LaidOut) -> LaidOut:
     x = self._impl.slicewise(

@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchSizes:
+class PromptBatch:
   """Sizes of one batch of prompts.
 
   Attributes:
@@ -50,7 +50,7 @@ class Sampling:
   [rows], and the tokens it has, [rows, vocab], where that is asked for.
   """
 
-  def __init__(self, config: DecodeConfig, sizes: BatchSizes):
+  def __init__(self, config: DecodeConfig, sizes: PromptBatch):
     self._config = config
     self._sizes = sizes
 
@@ -102,7 +102,7 @@ class Beams:
   Another row's prefix may become a row's own: `choose` says which.
   """
 
-  def __init__(self, config: DecodeConfig, sizes: BatchSizes):
+  def __init__(self, config: DecodeConfig, sizes: PromptBatch):
     self._settings = beam_search.BeamSettings(
       num_beams=config.num_beams,
       length_penalty=config.length_penalty,

@@ -18,8 +18,8 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.programs.generate_program import (
-  BatchSizes,
   DecodeProgram,
+  PromptBatch,
   build_decode_program,
 )
 
@@ -217,7 +217,7 @@ class Generator:
     """Returns the program for prompts of up to a power of two of tokens."""
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
     if (size, room) not in self._programs:
-      sizes = BatchSizes(
+      sizes = PromptBatch(
         num_prompts=size,
         prompt_tokens=room,
         max_tokens=self._sample_tokens,

@@ -17,8 +17,8 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.features import REQUIRED_FEATURES
 from palm_mtf.programs.forward_program import build_forward_program
-from palm_mtf.programs.train_program import REQUIRED_FEATURES
 
 
 class LoadedModel:
@@ -43,7 +43,7 @@ class LoadedModel:
       model: the architecture.
       mesh: devices and layout rules.
       batch_size: sequences in a batch.
-      features: names among pods.program.FEATURES: what every batch has.
+      features: names among FEATURE_DTYPES: what every batch has.
     """
     with tf.Graph().as_default():
       program = build_forward_program(

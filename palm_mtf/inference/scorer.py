@@ -95,11 +95,11 @@ class Scorer:
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
       inputs[row, 1 : len(ids)] = ids[:-1]
-    nats = self._loaded.session.run(
-      program.nats, {program.inputs: inputs, program.targets: targets}
+    token_loss = self._loaded.session.run(
+      program.token_loss, {program.inputs: inputs, program.targets: targets}
     )
     return [
-      -math.fsum(nats[row, w.first - w.start : w.stop - w.start].tolist())
+      -math.fsum(token_loss[row, w.first - w.start : w.stop - w.start].tolist())
       for row, (_, w) in enumerate(rows)
     ]
 

@@ -29,7 +29,11 @@ from palm_mtf.mesh.collectives import (
   scope_of,
 )
 from palm_mtf.mesh.placement import Devices, Slice, SlicePlacement, host_of
-from palm_mtf.mesh.tpu_stacked_variables import Slot, Stack, stacked_with
+from palm_mtf.mesh.tpu_stacked_variables import (
+  Stack,
+  StackedVariable,
+  stacked_with,
+)
 from palm_mtf.ops.variables import SlicedVariable
 from palm_mtf.ops.xla import (
   cross_replica_reduce,
@@ -122,7 +126,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self.hosts = [host_of(device) for device in devices]
     self.host = self.hosts[0]
     self._stacks: list[Stack] = []
-    self._slots: dict[str, Slot] = {}
+    self._slots: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
     # Of a loop: what is imported in all rounds, also as devices are fed it.
     self._rounds: Mapping[str, tf.Tensor] = {}
@@ -279,7 +283,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     with tf.init_scope():
       return tpu_replicated_input(values)
 
-  def assign(self, slot: Slot, value: tf.Tensor, clip: tf.Tensor):
+  def assign(self, slot: StackedVariable, value: tf.Tensor, clip: tf.Tensor):
     """Assigns where the step is finite: a program of XLA cannot raise.
 
     Args:
@@ -290,7 +294,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     is_bad = tf.math.is_nan(clip)
     return slot.assign(tf.where_v2(is_bad, tf.convert_to_tensor(slot), value))
 
-  def add(self, slot: Slot, value: tf.Tensor, is_first: tf.Tensor):
+  def add(self, slot: StackedVariable, value: tf.Tensor, is_first: tf.Tensor):
     """Adds to an accumulator, or begins anew; see SlicePlacement."""
     is_first = self._imported(is_first, mtf.Shape([]))
     so_far = tf.where_v2(is_first, 0.0, tf.convert_to_tensor(slot))
@@ -373,5 +377,5 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 class _LaidOutVariable:
   """A variable's row of a stack."""
 
-  def __init__(self, slot: Slot, mesh_impl: TpuPlacement):
+  def __init__(self, slot: StackedVariable, mesh_impl: TpuPlacement):
     self.laid_out_tensor = mesh_impl.LaidOutTensor([slot])

@@ -93,9 +93,12 @@ class Stack:
     )
     self.begin()
 
-  def slots(self) -> dict[str, "Slot"]:
+  def slots(self) -> dict[str, "StackedVariable"]:
     """Returns its variables, by their names."""
-    return {name: Slot(self, i) for i, name in enumerate(self.slices[0].names)}
+    return {
+      name: StackedVariable(self, i)
+      for i, name in enumerate(self.slices[0].names)
+    }
 
   def begin(self, whole: tf.Tensor | None = None) -> None:
     """Begins a computation, or a part of it, which has read and set nothing.
@@ -137,7 +140,7 @@ class Stack:
     return self._before
 
 
-class Slot:
+class StackedVariable:
   """One variable, as a computation has it.
 
   Attributes:

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-entropy of every token, and the z-loss that keeps log(Z) near zero.
 
-  Z       = sum over vocab of exp(logits)
-  nats    = log(Z) - logits[target]
-  loss    = mean(nats),   z_loss = Z_LOSS * mean(log(Z) ** 2)     (PaLM 5)
+  Z          = sum over vocab of exp(logits)
+  token_loss = log(Z) - logits[target], in nats
+  loss       = mean(token_loss)
+  z_loss     = Z_LOSS * mean(log(Z) ** 2)                         (PaLM 5)
 
 Both means are over all tokens of the batch. Where tokens have loss weights, 1
 for what is learnt and 0 for padding or a given input, they are weighted means.
@@ -12,7 +13,7 @@ for what is learnt and 0 for padding or a given input, they are weighted means.
 The logits are read twice on the way forward and once on the way back, in
 float32 arithmetic; the only other tensor of their size is their gradient:
 
-  dlogits = softmax * (dnats + dlog_z) - onehot(target) * dnats
+  dlogits = softmax * (dloss + dlog_z) - onehot(target) * dloss
 """
 
 from collections.abc import Sequence
@@ -49,26 +50,26 @@ def _slice_sums(first, logits, targets, largest):
 
 
 @fused
-def _nats_and_log_z(largest, normalizer, target):
+def _token_loss_and_log_z(largest, normalizer, target):
   log_z = largest + tf.math.log(normalizer)
   return log_z - target, log_z
 
 
 @fused
-def _cross_entropy_gradient(first, logits, targets, log_z, dnats, dlog_z):
+def _cross_entropy_gradient(first, logits, targets, log_z, dloss, dlog_z):
   is_target = _is_target(first, logits, targets)
-  x, log_z, dnats, dlog_z = (
+  x, log_z, dloss, dlog_z = (
     tf.cast(logits, tf.float32),
     log_z[..., tf.newaxis],
-    dnats[..., tf.newaxis],
+    dloss[..., tf.newaxis],
     dlog_z[..., tf.newaxis],
   )
-  dx = tf.exp(x - log_z) * (dnats + dlog_z)
-  return tf.cast(tf.where_v2(is_target, dx - dnats, dx), logits.dtype)
+  dx = tf.exp(x - log_z) * (dloss + dlog_z)
+  return tf.cast(tf.where_v2(is_target, dx - dloss, dx), logits.dtype)
 
 
 class CrossEntropy(mtf.Operation):
-  """Outputs nats and log_z, [batch, length] float32, of logits and targets."""
+  """Outputs token_loss and log_z, [batch, length] float32, of logits."""
 
   def __init__(self, logits: mtf.Tensor, targets: mtf.Tensor):
     super().__init__([logits, targets], name="cross_entropy")
@@ -84,13 +85,13 @@ class CrossEntropy(mtf.Operation):
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     """Returns the gradient of the logits; the targets have none."""
     logits, targets = self.inputs
-    dnats, dlog_z = (
+    dloss, dlog_z = (
       mtf.zeros_like(y) if dy is None else dy
       for y, dy in zip(self.outputs, grad_ys, strict=True)
     )
     dlogits = WholeSlice(
       _cross_entropy_gradient,
-      [logits, targets, self.outputs[1], dnats, dlog_z],
+      [logits, targets, self.outputs[1], dloss, dlog_z],
       [(logits.shape, logits.dtype)],
       splittable=["batch", "vocab"],
       offset_of=logits.shape.dims[-1],
@@ -117,7 +118,7 @@ def laid_out_cross_entropy(
   logits: LaidOut,
   targets: LaidOut,
 ) -> list[LaidOut]:
-  """Returns nats and log_z of every token, float32, on every device.
+  """Returns token_loss and log_z of every token, float32, on every device.
 
   Args:
     mesh_impl: devices and layout.
@@ -134,7 +135,7 @@ def laid_out_cross_entropy(
   )
   # all-reduce: two numbers a token, never the logits
   sums = [mesh_impl.allreduce(x, axes, "SUM") for x in sums]
-  return mesh_impl.slicewise(_nats_and_log_z, largest, *sums)
+  return mesh_impl.slicewise(_token_loss_and_log_z, largest, *sums)
 
 
 def cross_entropy(
@@ -147,11 +148,11 @@ def cross_entropy(
     targets: [batch, length], int32 in [0, vocab).
 
   Returns:
-    nats: [batch, length], float32.
+    token_loss: [batch, length], float32.
     log_z: [batch, length], float32.
   """
-  nats, log_z = CrossEntropy(logits, targets).outputs
-  return nats, log_z
+  token_loss, log_z = CrossEntropy(logits, targets).outputs
+  return token_loss, log_z
 
 
 def weight_sum(

@@ -54,13 +54,15 @@ def _sum_of_squares(p):
 
 
 @fused
-def _full_squares(g, clip, decay, v):
-  return tf.reduce_sum(tf.square(full_update(_clipped(g, clip), decay, v)[0]))
+def _full_squares(g, clip, one_minus_beta2, v):
+  return tf.reduce_sum(
+    tf.square(full_update(_clipped(g, clip), one_minus_beta2, v)[0])
+  )
 
 
 @fused
-def _factored_squares(g, clip, decay, row, column):
-  (u,) = factored_update(_clipped(g, clip), decay, row, column)
+def _factored_squares(g, clip, one_minus_beta2, row, column):
+  (u,) = factored_update(_clipped(g, clip), one_minus_beta2, row, column)
   return tf.reduce_sum(tf.square(u))
 
 
@@ -77,16 +79,16 @@ def _stepped(p, m, u, scalars):
 @fused
 def _full_step(p, m, g, scalars, v):
   scalars = tf.unstack(scalars)
-  clip, decay, *_ = scalars
-  u, next_v = full_update(_clipped(g, clip), decay, v)
+  clip, one_minus_beta2, *_ = scalars
+  u, next_v = full_update(_clipped(g, clip), one_minus_beta2, v)
   return (*_stepped(p, m, u, scalars), tf.cast(next_v, v.dtype))
 
 
 @fused
 def _factored_step(p, m, g, scalars, row, column):
   scalars = tf.unstack(scalars)
-  clip, decay, *_ = scalars
-  (u,) = factored_update(_clipped(g, clip), decay, row, column)
+  clip, one_minus_beta2, *_ = scalars
+  (u,) = factored_update(_clipped(g, clip), one_minus_beta2, row, column)
   return _stepped(p, m, u, scalars)
 
 
@@ -213,9 +215,9 @@ class AdafactorUpdate(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
     config, mesh_impl = self._config, lowering.mesh_impl(self)
-    *gradients, clip, learning_rate, decay = self.inputs
+    *gradients, clip, learning_rate, one_minus_beta2 = self.inputs
     parameters = [
-      _Parameter(lowering, variable, slots, (clip, decay), gradient)
+      _Parameter(lowering, variable, slots, (clip, one_minus_beta2), gradient)
       for variable, slots, gradient in zip(
         self._variables, self._slots, gradients, strict=True
       )
@@ -239,7 +241,7 @@ class AdafactorUpdate(mtf.Operation):
     for parameter in parameters:
       scalars = mesh_impl.slicewise(
         self._scalars,
-        *(lowering.tensors[x] for x in (clip, decay, learning_rate)),
+        *(lowering.tensors[x] for x in (clip, one_minus_beta2, learning_rate)),
         p_square,
         u_square,
         is_decayed(parameter.name, config.weight_decay_on),
@@ -248,7 +250,7 @@ class AdafactorUpdate(mtf.Operation):
     lowering.operations[self] = tf.group(operations)
 
   def _scalars(
-    self, clip, decay, learning_rate, p_square, u_square, is_decayed
+    self, clip, one_minus_beta2, learning_rate, p_square, u_square, is_decayed
   ):
     """Returns what `_stepped` multiplies by, [5] float32, of mean squares."""
     config = self._config
@@ -262,7 +264,7 @@ class AdafactorUpdate(mtf.Operation):
     shrink = 0.0
     if is_decayed and config.weight_decay_exponent is not None:
       shrink = learning_rate**config.weight_decay_exponent
-    return tf.stack([clip, decay, config.beta1, step_size, shrink])
+    return tf.stack([clip, one_minus_beta2, config.beta1, step_size, shrink])
 
 
 def adafactor_updates(

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What changes with the step k = 1, 2, ...: learning rate and decay (PaLM 5).
+"""What changes with the step k = 1, 2, ...: learning rate and beta2 (PaLM 5).
 
   lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
                = LEARNING_RATE                       "constant"
@@ -21,6 +21,6 @@ def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   return tf.minimum(config.learning_rate, tf.math.rsqrt(k))
 
 
-def second_moment_decay(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
+def one_minus_beta2(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   """Returns 1 - beta2(k), [] float32, of k, [] float32."""
   return tf.pow(k, -config.beta2_exponent)

@@ -24,19 +24,19 @@ from palm_mtf.ops.xla import fused
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
 
-def _next_moment(g, v, decay):
-  return v + (tf.square(g) + GRADIENT_FLOOR - v) * decay
+def _next_moment(g, v, one_minus_beta2):
+  return v + (tf.square(g) + GRADIENT_FLOOR - v) * one_minus_beta2
 
 
-def full_update(g, decay, v):
-  """Returns u and the next v, both of the shape of g; `decay` is 1 - beta2."""
-  v = _next_moment(g, v, decay)
+def full_update(g, one_minus_beta2, v):
+  """Returns u and the next v, both of the shape of g."""
+  v = _next_moment(g, v, one_minus_beta2)
   return g * tf.math.rsqrt(v), v
 
 
-def factored_update(g, decay, row, column):
+def factored_update(g, one_minus_beta2, row, column):
   """Returns u alone; `row` and `column` are from `row_and_column_factors`."""
-  del decay  # is in them already
+  del one_minus_beta2  # is in them already
   ones = [1] * column.shape.rank
   return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
 
@@ -76,13 +76,13 @@ class FactoredMoment:
     self._num_rows = float(math.prod(sizes[:rows]))
     self._num_columns = float(math.prod(sizes[rows:]))
 
-  def next_means(self, g, clip, decay, row, column) -> tuple:
+  def next_means(self, g, clip, one_minus_beta2, row, column) -> tuple:
     """Returns r and c after the step, laid out like `row` and `column`.
 
     Args:
       g: the gradient, laid out, any float dtype.
       clip: what it is multiplied by, [] float32.
-      decay: 1 - beta2, [] float32.
+      one_minus_beta2: 1 - beta2, [] float32.
       row: r before the step, float32.
       column: c before the step, float32.
     """
@@ -101,12 +101,12 @@ class FactoredMoment:
       total = self._all_reduce(part, summed)
       means.append(
         self._mesh_impl.slicewise(
-          lambda old, total, decay, count=count: (
-            old + (total / count - old) * decay
+          lambda old, total, one_minus_beta2, count=count: (
+            old + (total / count - old) * one_minus_beta2
           ),
           old,
           total,
-          decay,
+          one_minus_beta2,
         )
       )
     return tuple(means)

@@ -109,10 +109,10 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
     pods: the sums of each.
     dtype: of gradients on their way; the few other numbers are float32.
   """
-  nats, squares, weights = (
+  token_loss, squares, weights = (
     exchanged(terms)
     for terms in (
-      [x.nats for x in pods],
+      [x.token_loss for x in pods],
       [x.log_z_squares for x in pods],
       [x.weight for x in pods],
     )
@@ -123,5 +123,6 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
   ]
   by_pod = zip(*gradients, strict=True)
   return [
-    Sums(*each) for each in zip(nats, squares, weights, by_pod, strict=True)
+    Sums(*each)
+    for each in zip(token_loss, squares, weights, by_pod, strict=True)
   ]

@@ -16,7 +16,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError, check_choice
 from palm_mtf.model.dims import Dims
 
-FEATURES = {
+FEATURE_DTYPES = {
   "inputs": tf.int32,
   "targets": tf.int32,
   "segments": tf.int32,
@@ -32,7 +32,7 @@ def placeholders(names: Sequence[str], dims: Dims) -> dict[str, tf.Tensor]:
     UserError: there is no such feature, or inputs or targets are missing.
   """
   for name in names:
-    check_choice("feature", name, FEATURES)
+    check_choice("feature", name, FEATURE_DTYPES)
   for name in REQUIRED_FEATURES:
     if name not in names:
       raise UserError(
@@ -40,7 +40,9 @@ def placeholders(names: Sequence[str], dims: Dims) -> dict[str, tf.Tensor]:
         f"{' and '.join(REQUIRED_FEATURES)}."
       )
   shape = [dims.batch.size, dims.length.size]
-  return {name: tf.placeholder(FEATURES[name], shape, name) for name in names}
+  return {
+    name: tf.placeholder(FEATURE_DTYPES[name], shape, name) for name in names
+  }
 
 
 def import_features(

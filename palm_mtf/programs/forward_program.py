@@ -53,7 +53,7 @@ def build_forward_program(
     config: the architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
-    features: names among FEATURES: what every batch has.
+    features: names among FEATURE_DTYPES: what every batch has.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -70,12 +70,12 @@ def build_forward_program(
   logits = Palm(mesh, config, dims, seed=0).logits(
     batch["inputs"], batch.get("segments")
   )
-  nats, _ = cross_entropy(logits, batch["targets"])
+  token_loss, _ = cross_entropy(logits, batch["targets"])
   lowered = lower(
     {mesh: placement},
     {
       "logits": logits,
-      "loss": weighted_mean(nats, loss_weights),
+      "loss": weighted_mean(token_loss, loss_weights),
       "weight_sum": weight_sum(batch["targets"], loss_weights),
     },
   )

@@ -18,7 +18,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.decode.batch_sharding import join_rows, split_rows
 from palm_mtf.decode.decoder import Cache, Decoder, LaidOut
-from palm_mtf.decode.strategies import BatchSizes, Beams, Sampling, repeat
+from palm_mtf.decode.strategies import Beams, PromptBatch, Sampling, repeat
 from palm_mtf.decode.weights import checkpoint_variables, make_weights
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
@@ -115,7 +115,7 @@ class DecodeProgram:
 
 
 def build_decode_program(
-  model: DecodeModel, decode: DecodeConfig, sizes: BatchSizes
+  model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
 ) -> DecodeProgram:
   """Builds the program for batches of some sizes in the current tf.Graph.
 
@@ -153,7 +153,7 @@ class _Loop:
   """The state of one program, in variables, and what changes it."""
 
   def __init__(
-    self, model: DecodeModel, decode: DecodeConfig, sizes: BatchSizes
+    self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
   ):
     self._impl = model.placement
     self._decoder = model.decoder

@@ -103,12 +103,12 @@ class TokenLosses:
   """What a forward pass says of each token, [batch, length] float32 each.
 
   Attributes:
-    nats: -log p(target).
+    token_loss: -log p(target).
     log_z: of the logits.
     loss_weights: of each token in the means; None is 1 each.
   """
 
-  nats: mtf.Tensor
+  token_loss: mtf.Tensor
   log_z: mtf.Tensor
   loss_weights: mtf.Tensor | None
 
@@ -118,7 +118,7 @@ class Sums:
   """Sums over the tokens of a microbatch or more, on the mesh of one pod.
 
   Attributes:
-    nats: [], float32.
+    token_loss: [], float32.
     log_z_squares: [], float32.
     weight: [], float32: how many tokens they are sums of.
     gradients: of nats + Z_LOSS log_z_squares, of each variable in order. Those
@@ -126,7 +126,7 @@ class Sums:
       the optimizer multiplies gradients by, for they are large.
   """
 
-  nats: mtf.Tensor
+  token_loss: mtf.Tensor
   log_z_squares: mtf.Tensor
   weight: mtf.Tensor
   gradients: list[mtf.Tensor]
@@ -142,13 +142,13 @@ def microbatch_sums(
     z_loss: Z_LOSS.
     variables: the trained ones.
   """
-  nats = weighted_sum(tokens.nats, tokens.loss_weights)
+  token_loss = weighted_sum(tokens.token_loss, tokens.loss_weights)
   squares = weighted_sum(mtf.square(tokens.log_z), tokens.loss_weights)
   gradients = mtf.gradients(
-    [nats + z_loss * squares], [v.value for v in variables]
+    [token_loss + z_loss * squares], [v.value for v in variables]
   )
-  weight = weight_sum(tokens.nats, tokens.loss_weights)
-  return Sums(nats, squares, weight, gradients)
+  weight = weight_sum(tokens.token_loss, tokens.loss_weights)
+  return Sums(token_loss, squares, weight, gradients)
 
 
 def accumulated(
@@ -165,7 +165,7 @@ def accumulated(
     The sums, and what to run on each microbatch but the last.
   """
   values = {
-    "nats_sum": sums.nats,
+    "nats_sum": sums.token_loss,
     "log_z_square_sum": sums.log_z_squares,
     "weight_sum": sums.weight,
   }
@@ -174,7 +174,7 @@ def accumulated(
   accumulations = [
     Accumulate(name, value, is_first) for name, value in values.items()
   ]
-  nats, squares, weight, *gradients = (
+  token_loss, squares, weight, *gradients = (
     AccumulatedSum(x).outputs[0] for x in accumulations
   )
-  return Sums(nats, squares, weight, gradients), accumulations
+  return Sums(token_loss, squares, weight, gradients), accumulations

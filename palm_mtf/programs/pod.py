@@ -163,7 +163,7 @@ class PodBuilder:
     dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
     return {
       "learning_rate": schedule.learning_rate(k, self._optimizer),
-      "decay": schedule.second_moment_decay(k, self._optimizer),
+      "one_minus_beta2": schedule.one_minus_beta2(k, self._optimizer),
       "is_first": tf.equal(microbatch, 0),
       "dropout_state": tf.stack([tf.cast(x, tf.int32) for x in dropout_state]),
     }
@@ -185,7 +185,7 @@ class PodBuilder:
       weight = divisor(sums.weight)
       squares = sums_of_squares(sums.gradients)
       losses = {
-        "loss": sums.nats / weight,
+        "loss": sums.token_loss / weight,
         "z_loss": optimizer.z_loss * sums.log_z_squares / weight,
         "grad_norm": global_norm(squares) / weight,
       }
@@ -193,7 +193,7 @@ class PodBuilder:
       scalars = [
         clip_factor(norm, optimizer.gradient_clip, others) / weight,
         mtf.import_tf_tensor(pod.mesh, pod.numbers["learning_rate"]),
-        mtf.import_tf_tensor(pod.mesh, pod.numbers["decay"]),
+        mtf.import_tf_tensor(pod.mesh, pod.numbers["one_minus_beta2"]),
       ]
       operations = adafactor_updates(
         pod.variables, sums.gradients, scalars, optimizer

@@ -20,12 +20,12 @@ class ScoreProgram:
   Attributes:
     inputs: feed [rows, length], int32: the tokens before `targets`.
     targets: feed [rows, length], int32.
-    nats: [rows, length], float32: -log p of each target.
+    token_loss: [rows, length], float32: -log p of each target.
   """
 
   inputs: tf.Tensor
   targets: tf.Tensor
-  nats: tf.Tensor
+  token_loss: tf.Tensor
 
 
 def build_score_program(
@@ -43,9 +43,9 @@ def build_score_program(
   inputs = tf.placeholder(tf.int32, shape, "inputs")
   targets = tf.placeholder(tf.int32, shape, "targets")
   y, _ = decoder.prefill(split_rows(impl, inputs), length)
-  nats = decoder.nats(
+  token_loss = decoder.token_loss(
     impl.slicewise(lambda y: tf.reshape(y, [-1, y.shape[-1]]), y),
     impl.slicewise(lambda x: tf.reshape(x, [-1]), split_rows(impl, targets)),
   )
-  nats = impl.slicewise(lambda x: tf.reshape(x, [-1, length]), nats)
-  return ScoreProgram(inputs, targets, join_rows(impl, nats))
+  token_loss = impl.slicewise(lambda x: tf.reshape(x, [-1, length]), token_loss)
+  return ScoreProgram(inputs, targets, join_rows(impl, token_loss))

@@ -121,7 +121,7 @@ def build_train_program(
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step, of all pods.
     seed: of the initial weights.
-    features: names among FEATURES: what every batch has.
+    features: names among FEATURE_DTYPES: what every batch has.
     pods: how many there are, and the dtype of gradients between them.
     devices: of the pods; None for devices of this process.
 
@@ -167,11 +167,11 @@ def _lower(
   """Lowers all pods, with `tensors`, and each pod's loss of other batches."""
   of_forward_pass = []
   for pod in pods:
-    nats, weights = pod.tokens.nats, pod.tokens.loss_weights
+    token_loss, weights = pod.tokens.token_loss, pod.tokens.loss_weights
     of_forward_pass.append(
       {
-        f"loss/{pod.index}": weighted_mean(nats, weights),
-        f"weight_sum/{pod.index}": weight_sum(nats, weights),
+        f"loss/{pod.index}": weighted_mean(token_loss, weights),
+        f"weight_sum/{pod.index}": weight_sum(token_loss, weights),
       }
     )
   if isinstance(pods[0].placement, TpuPlacement):

@@ -24,7 +24,7 @@ from palm_mtf.programs.train_program import TrainProgram
 from palm_mtf.training.step import BadStepError
 
 
-class DivergenceWatch:
+class FiniteCheck:
   """Looks at what a session's steps leave behind."""
 
   def __init__(

@@ -72,7 +72,7 @@ class TrainJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class TrainOutcome:
   """How a run ended.
 
   Attributes:

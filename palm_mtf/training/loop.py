@@ -22,18 +22,18 @@ from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.tensors import WeightsCopier, restore, restore_weights
 from palm_mtf.checkpoints.writer import BackgroundWriter
-from palm_mtf.cluster.heartbeat import PodWatch
+from palm_mtf.cluster.heartbeat import Heartbeat
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.placement import Devices
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.trace.write import keep_trace
-from palm_mtf.training.finite_check import DivergenceWatch
-from palm_mtf.training.job import Outcome, TrainJob
-from palm_mtf.training.loss_spikes import SpikeWatch
+from palm_mtf.training.finite_check import FiniteCheck
+from palm_mtf.training.job import TrainJob, TrainOutcome
+from palm_mtf.training.loss_spikes import SpikePolicy
 from palm_mtf.training.prefetch import Prefetcher
 from palm_mtf.training.progress import TrainProgress, rows_to_compute
-from palm_mtf.training.replica_check import FingerprintWatch
+from palm_mtf.training.replica_check import ReplicaCheck
 from palm_mtf.training.step import BadStepError, TrainStep
 from palm_mtf.training.stop_signal import StopRequest
 from palm_mtf.training.watchdog import Watchdog
@@ -77,12 +77,12 @@ class _Clock:
     return mean
 
 
-class Place(NamedTuple):
+class WatchedSession(NamedTuple):
   """Where a program runs: on these devices, in a session that is watched."""
 
   devices: Devices
   session: tf.Session
-  pod_watch: PodWatch
+  heartbeat: Heartbeat
 
 
 class TrainLoop:
@@ -94,7 +94,7 @@ class TrainLoop:
   def __init__(
     self,
     job: TrainJob,
-    where: Place,
+    where: WatchedSession,
     peak: float,
     metrics: MetricsWriter,
     progress: TrainProgress,
@@ -102,7 +102,7 @@ class TrainLoop:
     watchdog: Watchdog,
   ):
     self._job, self._config, self._peak = job, job.config, peak
-    self._during = where.pod_watch.during
+    self._during = where.heartbeat.during
     self._metrics, self._progress = metrics, progress
     self._writer, self._watchdog = writer, watchdog
     self._step_clock, self._data_clock = _Clock(), _Clock()
@@ -113,7 +113,7 @@ class TrainLoop:
     self._last_step = config.run.train_steps
     if change := sizes.next_change(self._step):
       self._last_step = min(self._last_step, change)
-    self._spikes = SpikeWatch(
+    self._spikes = SpikePolicy(
       config.fault_tolerance, job.checkpoint, job.rewinds
     )
     batches = job.corpus.batches(sizes, self._spikes.skips)
@@ -131,7 +131,7 @@ class TrainLoop:
     )
     self._program = program
     with self._during("while its variables were set"):
-      where.pod_watch.connect(where.session)
+      where.heartbeat.connect(where.session)
       self._set_up(where.session, program)
 
   def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
@@ -140,8 +140,8 @@ class TrainLoop:
     self._train_step = TrainStep(session, program)
     pods, client = [x.slices for x in program.pods], program.devices.client
     self._copier = WeightsCopier(session, program.slices, client)
-    self._divergence = DivergenceWatch(session, program, self._writer.wait)
-    self._fingerprints = FingerprintWatch(session, program, self._writer.wait)
+    self._finite_check = FiniteCheck(session, program, self._writer.wait)
+    self._replica_check = ReplicaCheck(session, program, self._writer.wait)
     if job.checkpoint:
       restore(session, pods, job.checkpoint.prefix, client)
       return
@@ -154,12 +154,12 @@ class TrainLoop:
       ]
       restore_weights(session, parameters, job.initial_weights, client)
 
-  def run(self, stop: StopRequest) -> Outcome:
+  def run(self, stop: StopRequest) -> TrainOutcome:
     """Runs the steps that are left, and what is due after each."""
     with self._ahead:
       return self._run(stop)
 
-  def _run(self, stop: StopRequest) -> Outcome:
+  def _run(self, stop: StopRequest) -> TrainOutcome:
     run = self._config.run
     while self._step < self._last_step and not stop.signal_name:
       self._writer.check()
@@ -170,11 +170,11 @@ class TrainLoop:
           back, rewinds = self._spikes.rewind(
             self._job.model_dir, self._step, values["loss"], run.batch_sizes
           )
-          return Outcome(back, None, "", rewinds)
+          return TrainOutcome(back, None, "", rewinds)
       self._say_how_long()
       if self._step % self._config.pods.fingerprint_steps == 0:
         with self._during(f"while pods were compared after step {self._step}"):
-          self._fingerprints.check(self._step)
+          self._replica_check.check(self._step)
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
@@ -195,10 +195,10 @@ class TrainLoop:
     self._save()  # the last step, or a signal came
     newest = self._writer.wait()
     if self._step < run.train_steps:
-      return Outcome(newest, None, stop.signal_name)
+      return TrainOutcome(newest, None, stop.signal_name)
     if self._validation_loss is None:  # there was no step left to run
       self._validate()
-    return Outcome(newest, self._validation_loss, "")
+    return TrainOutcome(newest, self._validation_loss, "")
 
   def _run_steps(self) -> list[dict[str, float]]:
     """Runs the steps of one call; returns the metrics of each."""
@@ -220,7 +220,7 @@ class TrainLoop:
         else:
           all_values = [self._train_step.run(*batches, self._step, records)]
       except BadStepError as bad:
-        raise self._divergence.error_of_step(bad) from None
+        raise self._finite_check.error_of_step(bad) from None
     self._watchdog.step_done(until)
     if is_traced:
       self._watchdog.expect_slow()
@@ -307,6 +307,6 @@ class TrainLoop:
       data={**job.manifest.data, **self._spikes.manifest_data()},
     )
     with self._during(f"while step {self._step} was saved"):
-      self._divergence.check_variables(self._step)
-      self._fingerprints.check(self._step)
+      self._finite_check.check_variables(self._step)
+      self._replica_check.check(self._step)
       self._writer.write(manifest, self._copier.copy)

@@ -102,7 +102,7 @@ def _score(x: np.ndarray, floor: float) -> float:
   return float(rise / max(noise, floor))
 
 
-class SpikeWatch:
+class SpikePolicy:
   """A run's spikes from one checkpoint on.
 
   Attributes:

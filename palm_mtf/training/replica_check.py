@@ -30,7 +30,7 @@ from palm_mtf.ops.xla import fused
 from palm_mtf.programs.train_program import TrainProgram
 
 
-class FingerprintWatch:
+class ReplicaCheck:
   """Compares the variables of a session's pods."""
 
   def __init__(
@@ -55,7 +55,7 @@ class FingerprintWatch:
     """Raises UserError unless all pods are the same after `step` steps."""
     if len(self._pods) == 1:
       return
-    numbers = np.stack(self._fingerprints())  # [pods, variables]
+    numbers = np.stack(self._replica_check())  # [pods, variables]
     differ = np.flatnonzero((numbers != numbers[0]).any(axis=0))
     if not len(differ):
       return
@@ -75,7 +75,7 @@ class FingerprintWatch:
     )
 
   @functools.cached_property
-  def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
+  def _replica_check(self) -> Callable[[], list[np.ndarray]]:
     """Returns the fingerprints of each pod; no first step waits for it."""
     with self._session.graph.as_default():
       return self._session.make_callable(

@@ -13,21 +13,21 @@ from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Manifest, newest_whole
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.cluster.connect import Cluster, connect
-from palm_mtf.cluster.heartbeat import PodLostError, PodWatch
+from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.cluster.recovery import PodRecovery
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.rates.peak_flops import chip_flops_per_sec
-from palm_mtf.training.job import Outcome, TrainJob
-from palm_mtf.training.loop import Place, TrainLoop
+from palm_mtf.training.job import TrainJob, TrainOutcome
+from palm_mtf.training.loop import TrainLoop, WatchedSession
 from palm_mtf.training.progress import TrainProgress
 from palm_mtf.training.stop_signal import StopRequest
 from palm_mtf.training.watchdog import Watchdog
 
 
-def run_training(job: TrainJob, servers: PodServers) -> Outcome:
+def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
   """Trains from `job.checkpoint`, or from nothing, to TRAIN_STEPS.
 
   Args:
@@ -65,17 +65,17 @@ def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
   return dataclasses.replace(job.manifest, settings=settings)
 
 
-def _train_on(job: TrainJob, servers: PodServers) -> Outcome:
+def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
   """Trains to the end, or a signal, on all servers."""
   config, pods = job.config, job.config.pods
   peak = chip_flops_per_sec(
     config.run.chip, config.model.activation_dtype, pods.num_pods
   )
   places = servers.places()
-  with PodWatch(servers, places, pods.pod_timeout_secs) as pod_watch:
+  with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
     cluster = connect(pods, config.mesh_layout, places)
     while True:  # through all rewinds
-      outcome = _run_to_rewind(job, cluster, pod_watch, peak)
+      outcome = _run_to_rewind(job, cluster, heartbeat, peak)
       if not outcome.rewinds:
         return outcome
       job = dataclasses.replace(
@@ -84,8 +84,8 @@ def _train_on(job: TrainJob, servers: PodServers) -> Outcome:
 
 
 def _run_to_rewind(
-  job: TrainJob, cluster: Cluster, pod_watch: PodWatch, peak: float
-) -> Outcome:
+  job: TrainJob, cluster: Cluster, heartbeat: Heartbeat, peak: float
+) -> TrainOutcome:
   """Trains to the end, a signal, or a spike; records start anew after one."""
   run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
   with (
@@ -101,7 +101,7 @@ def _run_to_rewind(
         cluster.session() as session,
       ):
         watchdog.expect_slow()
-        where = Place(cluster.devices, session, pod_watch)
+        where = WatchedSession(cluster.devices, session, heartbeat)
         records = (metrics, progress, writer, watchdog)
         try:
           outcome = TrainLoop(job, where, peak, *records).run(stop)

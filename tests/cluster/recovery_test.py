@@ -193,7 +193,7 @@ LOCAL = {
 PHASES = {
   "while its variables were set": (loop, "TrainStep", 1),
   r"while pods were compared after step \d+": (
-    replica_check.FingerprintWatch,
+    replica_check.ReplicaCheck,
     "check",
     3,
   ),
@@ -241,7 +241,7 @@ def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
 ):
   assert runs.run("train", corpus, tmp_path, PROMPTS=[]) == 0
   plant(tmp_path, nan_in_the_embedding)
-  killing(monkeypatch, finite_check.DivergenceWatch, "error_of_step", 1)
+  killing(monkeypatch, finite_check.FiniteCheck, "error_of_step", 1)
   settings = {**LOCAL, "TRAIN_STEPS": 14}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
   line = capsys.readouterr().err.splitlines()[-1]

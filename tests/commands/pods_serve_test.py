@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.cluster.heartbeat import PodLostError, PodWatch
+from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
@@ -97,7 +97,7 @@ def test_pods_of_several_hosts_train_the_bits_of_one_process(servers, tmp_path):
 def refusal(*islands, mesh=MESH, kind=UserError):
   pods = PodsConfig(num_pods=len(islands), pods="cluster", islands=islands)
   with PodServers(pods, mesh) as none, pytest.raises(kind) as error:
-    PodWatch(none, none.places(), secs=4.0)
+    Heartbeat(none, none.places(), secs=4.0)
   return str(error.value)
 
 

@@ -134,9 +134,7 @@ def run_steps(optimizer, params, gradients, mesh):
     scalars = [
       clip_factor(norm, optimizer.gradient_clip, []),
       mtf.import_tf_tensor(mtf_mesh, schedule.learning_rate(k, optimizer)),
-      mtf.import_tf_tensor(
-        mtf_mesh, schedule.second_moment_decay(k, optimizer)
-      ),
+      mtf.import_tf_tensor(mtf_mesh, schedule.one_minus_beta2(k, optimizer)),
     ]
     updates = adafactor_updates(variables, mtf_gradients, scalars, optimizer)
     lowered = lower({mtf_mesh: placement(mesh)}, {"norm": norm}, updates)
@@ -229,7 +227,7 @@ def test_schedule_is_the_paper_s(k):
     learning_rate, decay, constant_rate = session.run(
       [
         schedule.learning_rate(step, PALM_OPTIMIZER),
-        schedule.second_moment_decay(step, PALM_OPTIMIZER),
+        schedule.one_minus_beta2(step, PALM_OPTIMIZER),
         schedule.learning_rate(step, constant),
       ]
     )

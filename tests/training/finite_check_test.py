@@ -13,7 +13,7 @@ from palm_mtf.checkpoints.manifest import find_checkpoints
 from palm_mtf.checkpoints.writer import write_checkpoint
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.training.finite_check import DivergenceWatch
+from palm_mtf.training.finite_check import FiniteCheck
 from palm_mtf.training.step import BadStepError, TrainStep
 from tests import runs
 from tests.mtf_testing import (
@@ -154,7 +154,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
     after = all_values(session, program)
     for name, value in before.items():
       np.testing.assert_array_equal(after[name], value, err_msg=name)
-    watch = DivergenceWatch(session, program, lambda: None)
+    watch = FiniteCheck(session, program, lambda: None)
     error = watch.error_of_step(bad.value)
     assert "the parameter layer_001/norm/scale, before the step" in str(error)
 
@@ -166,7 +166,7 @@ def test_the_gradient_that_was_computed_first_is_named():
       config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=0
     )
     session.run(program.initialize)
-    watch = DivergenceWatch(session, program, lambda: None)
+    watch = FiniteCheck(session, program, lambda: None)
     losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
     squares = np.ones(len(program.parameters))
     first, second = (

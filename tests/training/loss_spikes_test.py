@@ -17,7 +17,7 @@ import pytest
 from palm_mtf.checkpoints.manifest import find_checkpoints
 from palm_mtf.config.fault_tolerance import WatchConfig
 from palm_mtf.data.batches.batches import Batches
-from palm_mtf.training.loss_spikes import Rewind, SpikeDetector, SpikeWatch
+from palm_mtf.training.loss_spikes import Rewind, SpikeDetector, SpikePolicy
 from tests import runs
 
 CURVE = pathlib.Path(__file__).parent / "quickstart_curve.json"
@@ -106,7 +106,7 @@ def test_rewinds_are_bounded_and_the_last_spike_is_said(capsys):
   losses, norms = palm_curve(7, num_steps=300)
   losses[200:] = 20.0
   for rewinds, expected in (([], [203]), ([done], [])):
-    watch = SpikeWatch(REWIND, None, rewinds)
+    watch = SpikePolicy(REWIND, None, rewinds)
     seen = [
       step
       for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1)

@@ -12,7 +12,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.placement import Slice
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.training.replica_check import FingerprintWatch, build_fingerprints
+from palm_mtf.training.replica_check import ReplicaCheck, build_fingerprints
 from palm_mtf.training.step import TrainStep
 from tests import runs
 from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
@@ -41,7 +41,7 @@ def watched(request):
       small_config(), mesh, PALM_OPTIMIZER, batch_size=12, seed=0, pods=pods
     )
     session.run(program.initialize)
-    watch = FingerprintWatch(session, program, lambda: None)
+    watch = ReplicaCheck(session, program, lambda: None)
     yield session, program, watch
 
 
@@ -57,7 +57,7 @@ def test_no_step_waits_for_what_the_first_check_builds():
       pods=pods,
     )
     before = graph.num_operations()
-    FingerprintWatch(session, program, lambda: None)
+    ReplicaCheck(session, program, lambda: None)
     assert graph.num_operations() == before
 
 

@@ -42,7 +42,7 @@ _BATCH_CHARACTERS = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class TextCounts:
   """What one source, or all of them, hold.
 
   Attributes:
@@ -67,7 +67,7 @@ class Counts:
 class Measured(NamedTuple):
   """Counts and duplicates of one source, or of all of them."""
 
-  counts: Counts
+  counts: TextCounts
   duplicates: Duplicates
 
 
@@ -161,10 +161,10 @@ class _Counter:
       for text in (document.inputs, document.text):
         self._count_tokens(text)
 
-  def result(self) -> Counts:
+  def result(self) -> TextCounts:
     """Returns the counts of the documents so far."""
     self._encode()
-    return Counts(
+    return TextCounts(
       self._documents,
       self._bytes,
       None if self._vocabulary is None else self._tokens,
@@ -223,7 +223,7 @@ def _bar(description: str, sources: Sequence[Source]):
   return progress_bar(description, None if None in sizes else sum(sizes))
 
 
-def _add_up(counts: Sequence[Counts]) -> Counts:
+def _add_up(counts: Sequence[TextCounts]) -> TextCounts:
   """Returns the counts of all sources together."""
   longest = max(counts, key=lambda each: each.longest_bytes)
   sums = {
