@@ -35,7 +35,7 @@ IMPORTS = {
   "rates": "_tf console config machine accounting ops mesh",
   "model_dir": "_tf errors console",
   "report": "__init__ errors model_dir",
-  "trace": "_tf programs model_dir report",
+  "trace": "_tf programs model_dir",
   "data": "_tf errors console config model_dir",
   "checkpoints": "_tf errors console config accounting mesh model_dir data",
   "cluster": "__init__ _tf errors console config mesh",
@@ -44,7 +44,7 @@ IMPORTS = {
   "evaluation": "_tf errors console config model_dir data checkpoints "
   "inference",
   "training": "__init__ _tf errors console config machine accounting ops mesh "
-  "programs rates model_dir report trace data checkpoints cluster inference "
+  "programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
   "commands": "_tf errors console config machine accounting mesh rates "
   "model_dir report data checkpoints cluster inference evaluation training",

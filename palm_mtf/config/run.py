@@ -36,7 +36,7 @@ class RunConfig:
     sample_steps: steps between continuations on the way, each by a checkpoint
       that is written then, and kept in samples.jsonl; None for none.
     trace_steps: steps, counted from 1 as in metrics.jsonl, of which a Chrome
-      trace and a picture are written into MODEL_DIR/traces (trace/).
+      trace is written into MODEL_DIR/traces (trace/).
   """
 
   train_steps: int

@@ -5,12 +5,9 @@
   runs    reads MODEL_DIRs
   panels  which pictures there are, of which fields
   charts  draws one
-  traces  reads the steps that were traced
-  timeline  draws one
-  figures   has what all pictures share
+  figures has what all pictures share
   page    puts the page together
 
-Only runs.py and traces.py know what a MODEL_DIR holds, and they take what is
-there: a field that no line has, or a file that is missing, is a picture less
-and no error.
+Only runs.py knows what a MODEL_DIR holds, and it takes what is there: a field
+that no line has, or a file that is missing, is a picture less and no error.
 """

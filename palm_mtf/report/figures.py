@@ -4,7 +4,7 @@
 
 On the page a color is written as `var(--run-0)`, `var(--ink)` and so on, which
 the page defines once for light and once for dark. Text stays text, in the
-page's font. A picture in a file of its own has the light colors.
+page's font.
 """
 
 import importlib.util
@@ -20,7 +20,6 @@ from palm_mtf.report.style import LIGHT
 # How Matplotlib is told a color of the page: as a blue that nothing else has.
 PAGE_COLORS = {name: f"#0001{i:02x}" for i, name in enumerate(LIGHT)}
 NUM_RUN_COLORS = sum(name.startswith("run-") for name in LIGHT)
-_FILE_DOTS_PER_INCH = 150
 
 
 def check_can_draw(what: str) -> None:
@@ -75,12 +74,3 @@ def inlined(figure: Any, prefix: str, title: str) -> str:
     body = body.replace(f": {stand_in}", f": var(--{name})")
   body = re.sub(r"\n\s*", "\n", body)
   return f'<svg viewBox="{view}" role="img" aria-label="{title}">{body}'
-
-
-def png(figure: Any) -> bytes:
-  """Returns a figure as the content of a PNG file, on light paper."""
-  file = io.BytesIO()
-  figure.savefig(
-    file, format="png", dpi=_FILE_DOTS_PER_INCH, facecolor=LIGHT["paper"]
-  )
-  return file.getvalue()

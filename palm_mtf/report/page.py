@@ -15,7 +15,6 @@ from palm_mtf.report import charts, figures
 from palm_mtf.report.panels import Panel, events, sections, x_axis
 from palm_mtf.report.runs import Run, is_number
 from palm_mtf.report.style import STYLE
-from palm_mtf.report.timeline import headline, svg
 
 _EVENT_FIELDS_SHOWN_APART = {"event", "step", "tokens"}
 _Cell = tuple[Any, str] | None  # what is meant exactly, and how it is written
@@ -32,7 +31,6 @@ def page(runs: Sequence[Run]) -> str:
     *_evaluations(runs),
     *_happened(runs),
     *_pictures(runs),
-    *_timelines(runs),
     *_samples(runs),
     *_settings(runs),
     f"</main><footer>palm_mtf {__version__}</footer>",
@@ -264,21 +262,6 @@ def _picture(panel: Panel, number: int, x_field: str) -> str:
     f"<figure{wide}><figcaption>{_text(panel.title)}{unit}{''.join(keys)}"
     f"</figcaption>{charts.draw(panel, number, x_field)}</figure>"
   )
-
-
-def _timelines(runs: Sequence[Run]) -> Iterator[str]:
-  """Yields the steps that were traced."""
-  if not any(run.timelines for run in runs):
-    return
-  yield '<section><h2>Traced steps</h2><div class="panels">'
-  for i, run in enumerate(runs):
-    for each in run.timelines:
-      yield (
-        f'<figure class="wide"><figcaption>{_name(runs, i)} '
-        f'<span class="unit">{_text(headline(each))}</span></figcaption>'
-        f"{svg(each, f't{i}-{each.step}')}</figure>"
-      )
-  yield "</div></section>"
 
 
 def _happened(runs: Sequence[Run]) -> Iterator[str]:

@@ -7,7 +7,6 @@
   rewinds.jsonl      spikes of the loss, and how far training went back
   samples.jsonl      continuations of PROMPTS by step
   eval/step_*/*.json what tasks measured of a checkpoint
-  traces/            steps that were traced
   checkpoints/*/manifest.json   shapes of the parameters, versions
 
 Only metrics.jsonl must be there.
@@ -26,7 +25,6 @@ from typing import Any
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.layout import ModelDir
-from palm_mtf.report.traces import Timeline, read_timelines
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.+)$", re.MULTILINE)
 
@@ -46,7 +44,6 @@ class Run:
     samples: with `step`, `prompt` and `continuation` each.
     evaluations: of tasks, with `step`, `task`, `split`, `num_examples` and
       `metrics` each, in the order of steps.
-    timelines: of the steps that were traced.
   """
 
   name: str
@@ -57,7 +54,6 @@ class Run:
   manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   samples: Sequence[Mapping[str, Any]] = ()
   evaluations: Sequence[Mapping[str, Any]] = ()
-  timelines: Sequence[Timeline] = ()
 
   @property
   def has_tokens(self) -> bool:
@@ -159,7 +155,6 @@ def _read_run(path: str, name: str) -> Run:
       if isinstance(x.get("continuation"), str) and is_number(x.get("step"))
     ],
     evaluations=_evaluations(model_dir),
-    timelines=read_timelines(path),
   )
 
 

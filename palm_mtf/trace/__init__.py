@@ -5,7 +5,7 @@
   records   what TensorFlow's runtime recorded -> operations and transfers
   overlap   how much of the transfers was hidden behind computation
   chrome    the trace as a file for chrome://tracing and Perfetto
-  keep      all of it for one step, and the picture
+  write     the file of one step, and what there is to say of it
 
 A traced step computes what any other does: it has the same feeds and fetches,
 hence the same program, and only asks the runtime to write down when.

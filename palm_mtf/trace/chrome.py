@@ -7,8 +7,8 @@
   pod 0 -> pod 1  what crossed, with `bytes` in its arguments
   pod 1 -> pod 0  the same
 
-Times are microseconds. `otherData` has the figures of the step, and what else
-the picture (report/timeline.py) needs.
+Times are microseconds. `otherData` has the figures of the step, and what was
+hidden and exposed in each direction.
 """
 
 import heapq

@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the trace of a step in MODEL_DIR/traces: a Chrome trace and a picture.
-
-step_00000020.json
-step_00000020.png
-"""
+"""Keeps the trace of a step: MODEL_DIR/traces/step_00000020.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,9 +10,8 @@ from palm_mtf._tf import tf
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
-from palm_mtf.report.timeline import headline, png
-from palm_mtf.report.traces import read_timeline
 from palm_mtf.trace.chrome import chrome_trace
+from palm_mtf.trace.overlap import step_figures
 from palm_mtf.trace.records import read_trace
 
 
@@ -33,7 +28,7 @@ def keep_trace(
   program: TrainProgram,
   calls: Sequence[tf.RunMetadata],
 ) -> KeptTrace:
-  """Writes both files of a step.
+  """Writes the file of a step.
 
   Args:
     model_dir: where to.
@@ -45,9 +40,28 @@ def keep_trace(
     UserError: the disk is full.
   """
   trace = read_trace(calls, program)
-  written = chrome_trace(trace, step)
-  timeline = read_timeline(written)
-  path = ModelDir(model_dir).trace(step)
-  write_atomically(f"{path}.json", json.dumps(written).encode())
-  write_atomically(f"{path}.png", png(timeline))
-  return KeptTrace(f"{headline(timeline)}: {path}.png", timeline.figures)
+  path = f"{ModelDir(model_dir).trace(step)}.json"
+  write_atomically(path, json.dumps(chrome_trace(trace, step)).encode())
+  figures = step_figures(trace)
+  return KeptTrace(
+    f"{_headline(step, trace.num_pods, figures)}: {path}", figures
+  )
+
+
+def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
+  """Returns the numbers of a traced step in one line."""
+  text = f"step {step} took {_ms(figures['traced_step_secs'])}"
+  if num_pods == 1:
+    return text
+  text += f"; {figures['traced_dcn_bytes'] / 1e6:,.1f} MB crossed between pods"
+  if "traced_gbits_per_sec" not in figures:
+    return f"{text}, in memory"
+  return (
+    f"{text} at {figures['traced_gbits_per_sec']:.2f} Gb/s, "
+    f"{_ms(figures['traced_hidden_secs'])} of it hidden behind computation, "
+    f"{_ms(figures['traced_exposed_secs'])} exposed"
+  )
+
+
+def _ms(secs: float) -> str:
+  return f"{1e3 * secs:,.3g} ms" if secs < 1 else f"{1e3 * secs:,.0f} ms"

@@ -45,7 +45,6 @@ from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.inference.prompts import check_prompts, check_room
 from palm_mtf.machine.activation_dtype import described, resolved
-from palm_mtf.report.figures import check_can_draw
 from palm_mtf.training.job import TrainJob
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -113,15 +112,13 @@ def _task_evaluation(
 
 
 def _check_devices(config: Config) -> None:
-  """Raises UserError unless all divides, is known, and can be drawn."""
+  """Raises UserError unless all divides, and is known."""
   mesh, pods, run = config.mesh_layout, config.pods, config.run
   sizes = run.batch_sizes.sizes
   mesh_layout.check(mesh, config.model, *sizes, num_pods=pods.num_pods)
   check_chip(run.chip)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)
-  if run.trace_steps:
-    check_can_draw("TRACE_STEPS")
   if pods.pods == "cluster":
     cluster_places(pods, mesh)
     check_client(pods.client_address)
