@@ -24,7 +24,7 @@ def progress_bar(
   Where stderr is no terminal nothing is shown.
 
   Args:
-    description: of the work.
+    description: name of the work.
     total: how much there is of it, or None where that is unknown.
     counted: what is counted, "bytes" or the name of something else.
   """

@@ -79,8 +79,8 @@ def pass_at_k(
   """Runs all programs and returns pass@k, in percent.
 
   Args:
-    targets: of each problem, what stands before the program, and the tests.
-    predictions: of each problem, a program or several.
+    targets: for each problem, what stands before the program, and the tests.
+    predictions: for each problem, a program or several.
   """
   _check_allowed("pass_at_k")
   _, limits = programs()

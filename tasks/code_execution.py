@@ -36,8 +36,8 @@ class Limits(NamedTuple):
   """What a program may use.
 
   Attributes:
-    secs: of the clock, and of one core.
-    memory_bytes: of address space, its interpreter's included.
+    secs: seconds of the clock, and of one core.
+    memory_bytes: bytes of address space, its interpreter's included.
     file_bytes: size of any file it writes.
   """
 

@@ -51,7 +51,7 @@ class LateVocabulary(seqio.SentencePieceVocabulary):
     """Reads nothing yet.
 
     Args:
-      path: of a SentencePiece model, None where gin sets none.
+      path: path of a SentencePiece model, None where gin sets none.
       setting: what gin calls it.
     """
     super().__init__("")
@@ -107,9 +107,9 @@ class Tfds(NamedTuple):
   """Which texts are those of a TFDS dataset.
 
   Attributes:
-    name: of a dataset that is prepared, with its version; nothing is
+    name: name of a dataset that is prepared, with its version; nothing is
       downloaded. None if not set.
-    split: of it, or a slice such as "train[:10%]".
+    split: split of the dataset, or a slice such as "train[:10%]".
     text_feature: the feature that is the document.
     data_dir: TFDS's folder, or None for its own default.
     validation_share: share of the documents that is held out.

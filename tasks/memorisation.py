@@ -43,10 +43,10 @@ class Spans(NamedTuple):
   """Whose training text is asked, and how much of it.
 
   Attributes:
-    model_dir: of the run.
+    model_dir: MODEL_DIR of the run.
     vocabulary: its SentencePiece model; None for the one in `model_dir`.
     tokens: a glob of token folders; None for those in `model_dir`.
-    num_spans: of each class, at most.
+    num_spans: most spans of each class.
   """
 
   model_dir: str | None
@@ -80,7 +80,7 @@ class Span(NamedTuple):
   """A span of training text.
 
   Attributes:
-    tokens: of it.
+    tokens: tokens of the span.
     count: how often it occurs.
     places: how many places of the text it stands for, those of the spans of its
       class that were not chosen included.
@@ -102,7 +102,7 @@ def find_spans(
   Args:
     arrays: all training tokens.
     eod_id: what stands between documents.
-    num_spans: of each class, at most.
+    num_spans: most spans of each class.
   """
   hashes = np.empty(0, np.uint64)
   places = np.empty((0, 2), np.int64)
@@ -150,7 +150,7 @@ def memorised(
   """Returns the share of places that are recited, in percent, and by class.
 
   Args:
-    targets: of each span its class, its second half and its places.
+    targets: for each span its class, its second half and its places.
     predictions: what the model wrote; may be longer.
   """
   names, texts, places = zip(*targets, strict=True)

@@ -110,11 +110,11 @@ def add_choices(
   """Registers a task of `Choice`s.
 
   Args:
-    name: of the task.
-    source: of feature "record", in JSON.
+    name: name of the task.
+    source: source of feature "record", in JSON.
     prompt: makes `Choice`s of a record.
     normalization: one of NORMALIZATIONS, or what returns it when it is needed.
-    more_metrics: of (targets, scores), beside the accuracy.
+    more_metrics: functions of (targets, scores), beside the accuracy.
   """
 
   def chosen() -> str:
@@ -155,10 +155,11 @@ def add_questions(
   """Registers a task of `Question`s.
 
   Args:
-    name: of the task.
-    source: of feature "record", in JSON.
+    name: name of the task.
+    source: source of feature "record", in JSON.
     prompt: makes `Question`s of a record.
-    metric_fns: of (targets, predictions), lists of answers and answers.
+    metric_fns: functions of (targets, predictions), lists of answers and
+    answers.
     read_answer: finds the answer in what the model wrote.
     check: is given the name before anything is read, and raises UserError if
       the task cannot be evaluated.

@@ -30,7 +30,8 @@ class Places(NamedTuple):
   """Where records are.
 
   Attributes:
-    folder: of JSON lines, <folder>/<dataset>/<split>.jsonl; None for TFDS.
+    folder: folder of JSON lines, <folder>/<dataset>/<split>.jsonl; None for
+    TFDS.
     data_dir: TFDS's folder, or None for its own default.
   """
 
@@ -69,7 +70,7 @@ class RecordSource(OrderedSource):
 
     Args:
       dataset: its name in TFDS, with its configuration.
-      version: of it in TFDS; None if TFDS has no such dataset.
+      version: version of the dataset in TFDS; None if TFDS has no such dataset.
       splits: what TFDS calls each split.
     """
     self._dataset = dataset

@@ -3,6 +3,7 @@
 """Files, functions and names keep to the shape of the project."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,6 +117,31 @@ def test_public_functions_and_classes_have_docstrings():
     if isinstance(node, ast.FunctionDef | ast.ClassDef)
     and not node.name.startswith("_")
     and not ast.get_docstring(node)
+  )
+
+
+def _arguments(docstring: str) -> Iterator[str]:
+  """Yields the lines of Args and Attributes that name something."""
+  in_section = False
+  for line in docstring.splitlines():
+    if re.match(r" {2,}(Args|Attributes):$", line):
+      in_section, indent = True, len(line) - len(line.lstrip()) + 2
+    elif in_section and re.match(rf" {{{indent}}}\*{{0,2}}\w+: ", line):
+      yield line.strip()
+    elif in_section and line.strip() and not line.startswith(" " * indent):
+      in_section = False
+
+
+def test_a_line_of_arguments_names_the_thing_first():
+  """Not what it is of, nor that it is like another."""
+  _documented = ast.Module | ast.ClassDef | ast.FunctionDef
+  assert_none(
+    f"{path}: {line}"
+    for path in [*PACKAGE, *python_files("tasks")]
+    for node in nodes_of(path)
+    if isinstance(node, _documented)
+    for line in _arguments(ast.get_docstring(node, clean=False) or "")
+    if re.match(r"\*{0,2}\w+: (of|the same|as in)\b", line)
   )
 
 

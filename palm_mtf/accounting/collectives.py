@@ -82,8 +82,8 @@ def step_bytes(
 
   Args:
     config: the architecture.
-    mesh: of a pod.
-    optimizer: of the run.
+    mesh: devices and layout rules of a pod.
+    optimizer: the run's optimizer settings.
     pod_batch_size: sequences of a step in one pod.
     num_pods: NUM_PODS.
 

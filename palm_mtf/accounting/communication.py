@@ -26,7 +26,7 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
 
   Args:
     config: the architecture.
-    mesh: of each pod.
+    mesh: devices and layout rules of each pod.
     pods: how many there are, and the dtype on the way.
   """
   to_each = sum(sent_bytes(config, mesh, pods).values())

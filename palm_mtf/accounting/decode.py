@@ -20,7 +20,7 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
 
   Args:
     config: the architecture.
-    weight_dtype: of DecodeConfig; norms and embedding are never int8.
+    weight_dtype: WEIGHT_DTYPE; norms and embedding are never int8.
   """
   kernels = "int8" if weight_dtype == "int8" else config.activation_dtype
   total = 0
@@ -36,7 +36,7 @@ def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
 
   Args:
     config: the architecture.
-    weight_dtype: of DecodeConfig.
+    weight_dtype: WEIGHT_DTYPE.
     cores: that there are.
 
   Returns:

@@ -52,7 +52,7 @@ def mfu(
   Args:
     tokens_per_sec: observed, over all chips.
     config: the architecture.
-    peak_flops_per_sec: of all chips together.
+    peak_flops_per_sec: the peak of all chips together, FLOP/s.
   """
   return tokens_per_sec * train_flops_per_token(config) / peak_flops_per_sec
 

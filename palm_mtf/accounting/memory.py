@@ -28,8 +28,8 @@ class DeviceBytes:
 
   Attributes:
     weights: float32.
-    slots: of the optimizer.
-    gradients: of one step.
+    slots: the optimizer's slots.
+    gradients: one step's gradients.
   """
 
   weights: int
@@ -42,8 +42,8 @@ class ParameterSlice:
   """One device's slice of a parameter.
 
   Attributes:
-    sizes: of its dimensions, padding included.
-    axes: of the mesh, that split it, in the order of the mesh.
+    sizes: sizes of its dimensions, padding included.
+    axes: mesh axes that split it, in the order of the mesh.
     copies: how many devices have this slice.
   """
 

@@ -97,7 +97,7 @@ def checkpoint_bytes(
   """Returns the size of all parameters, float32 each, and of their slots.
 
   Args:
-    shapes: of the parameters, by name.
+    shapes: the parameters' shapes, by name.
     state: which slots there are; by default as many as there may be.
   """
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
@@ -110,7 +110,7 @@ def slot_bytes(
   """Returns the size of all slots.
 
   Args:
-    shapes: of the parameters, or of a device's slices of them, by name.
+    shapes: shapes of the parameters, or of a device's slices of them, by name.
     state: which slots there are.
   """
   return sum(
@@ -127,8 +127,8 @@ def check_same_slots(
 
   Args:
     place: the checkpoint's path.
-    settings: of the run that wrote it, by macro.
-    optimizer: of the run that wants to go on from it.
+    settings: settings of the run that wrote it, by macro.
+    optimizer: settings of the run that wants to go on from it.
   """
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))

@@ -52,10 +52,10 @@ def step_secs(
 
   Args:
     config: the architecture.
-    mesh: of each pod, and its microbatches.
+    mesh: devices and layout rules of each pod, and its microbatches.
     pods: how many there are, and the dtype on the way.
-    compute_secs: of a step over a link without limits.
-    link: of each pod.
+    compute_secs: seconds of a step over a link without limits.
+    link: the link of each pod.
   """
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec

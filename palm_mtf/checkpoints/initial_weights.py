@@ -29,7 +29,7 @@ def find_initial_weights(
   Args:
     path: INIT_CHECKPOINT.
     newest: the checkpoint that is resumed; says so when `path` is not read.
-    shapes: of every parameter of the model.
+    shapes: shape of every parameter of the model, by name.
 
   Raises:
     UserError: there is nothing at `path`, or it is damaged or of another model.

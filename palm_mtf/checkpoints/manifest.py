@@ -37,12 +37,12 @@ class Manifest:
 
   Attributes:
     shapes: shape of every parameter, by its name.
-    vocabulary_sha256: of the SentencePiece model.
+    vocabulary_sha256: hash of the SentencePiece model.
     data: what the batch of a step depends on: SEED, GLOBAL_BATCH_SIZE,
       SEQUENCE_LENGTH, a hash of the tokens, and what training/loss_spikes.py
       keeps.
     settings: every macro of the run and its value.
-    versions: of palm_mtf, Python and the libraries that compute.
+    versions: versions of palm_mtf, Python and the libraries that compute.
     step: training steps done.
     next_row: the row of training data that the next step begins with.
     parent: name of the checkpoint it was trained from, and its `blake2b`; None
@@ -64,7 +64,7 @@ class Checkpoint:
   """A checkpoint whose files are all there.
 
   Attributes:
-    path: of its folder.
+    path: path of its folder.
     manifest: what it holds.
     files: name -> [bytes, hash] of every file but the manifest.
     blake2b: hash of the manifest, and so of all it holds.

@@ -37,7 +37,7 @@ def expendable(
   """Returns which of `paths`, oldest first, are neither new nor kept for good.
 
   Args:
-    paths: of checkpoints.
+    paths: paths of checkpoints.
     keep: how many of the newest stay.
     keep_every_steps: those whose step is a multiple of it stay too.
   """

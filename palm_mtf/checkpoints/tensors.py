@@ -43,7 +43,7 @@ def restore(
   Args:
     session: holds the variables.
     pods: the slices of each pod, by checkpoint name.
-    prefix: of the file.
+    prefix: path prefix of the file, as TensorFlow calls it.
     client: the device of the process that reads it.
   """
   restorer = build_restorer(pods, client)

@@ -64,9 +64,9 @@ class Environment:
   Attributes:
     python: the interpreter, as one types it.
     python_version: its major and minor number.
-    versions: of every installed package, by its normalized name.
-    requirements: of palm_mtf, as its metadata states them; empty in a checkout
-      that is not installed.
+    versions: version of every installed package, by its normalized name.
+    requirements: requirements of palm_mtf, as its metadata states them; empty
+      in a checkout that is not installed.
     import_errors: the line that says why, for each of IMPORTS that failed.
     gin_error: why the gin folder was not found, or "".
   """

@@ -47,7 +47,7 @@ def part_of_today(path: str, name: str) -> str:
   """Returns the part of `config.Config` that a parameter is now, or "".
 
   Args:
-    path: of the configurable, as of today.
-    name: of its parameter.
+    path: dotted path of the configurable, in today's package.
+    name: name of its parameter.
   """
   return _PARTS.get(name, "") if path in _WITH_CONFIG else ""

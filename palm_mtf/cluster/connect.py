@@ -39,7 +39,7 @@ class Cluster:
     devices: for the program.
     config: for its session.
     target: for its session; "" is this process.
-    tpu_jobs: of pods of TPUs, the name of each one's job; None is this process.
+    tpu_jobs: name of each TPU pod's job; None is this process.
   """
 
   devices: Devices
@@ -68,7 +68,7 @@ def connect(
 
   Args:
     pods: how many.
-    mesh: of each.
+    mesh: devices and layout rules of each pod.
     places: each pod's devices in servers; none where they are in process.
   """
   if not places:

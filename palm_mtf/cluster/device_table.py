@@ -34,7 +34,7 @@ def places_of_pods(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
 
   Args:
     pods: with a table of islands.
-    mesh: of each pod.
+    mesh: devices and layout rules of each pod.
 
   Raises:
     UserError: the table does not make these pods; says the arithmetic.

@@ -39,9 +39,9 @@ class PodRecovery:
     """Knows what the run trains.
 
     Args:
-      servers: of its pods.
+      servers: servers of its pods.
       model: the architecture.
-      batch_sizes: of all its steps.
+      batch_sizes: batch sizes of all its steps.
     """
     self._servers, self._model = servers, model
     self._batch_sizes = batch_sizes
@@ -56,8 +56,8 @@ class PodRecovery:
     Args:
       lost: what happened.
       pods: those until then.
-      mesh: of each.
-      step: of the newest checkpoint, 0 where there is none.
+      mesh: devices and layout rules of each pod.
+      step: step of the newest checkpoint, 0 where there is none.
 
     Raises:
       UserError: the run ends.

@@ -105,8 +105,8 @@ def difference(facts: ServerFacts, first: ServerFacts) -> str:
   """Returns why a server cannot work with this client; "" if it can.
 
   Args:
-    facts: of the server.
-    first: of the first server of the run.
+    facts: facts about the server.
+    first: facts about the first server of the run.
   """
   for name, theirs, ours in (
     ("palm_mtf", facts.palm_mtf, __version__),

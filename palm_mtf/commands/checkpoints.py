@@ -36,7 +36,7 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
   bytes. What was set aside is listed as well.
 
   Args:
-    model_dir: of a training run.
+    model_dir: MODEL_DIR of a training run.
     as_json: print one JSON object a checkpoint.
 
   Raises:
@@ -78,7 +78,7 @@ def verify(*, model_dir: str, as_json: bool) -> None:
   """Compares every byte of every checkpoint with its hashes.
 
   Args:
-    model_dir: of a training run.
+    model_dir: MODEL_DIR of a training run.
     as_json: print one JSON object a checkpoint.
 
   Raises:
@@ -160,7 +160,7 @@ def prune(
   is whole.
 
   Args:
-    model_dir: of a training run that is not running.
+    model_dir: MODEL_DIR of a training run that is not running.
     keep: how many of the newest stay.
     keep_every_steps: those whose step is a multiple of it stay too.
     as_json: print one JSON object for each that is removed.

@@ -37,7 +37,7 @@ def data_inspect(
   """Prints the batches of `steps`: figures of each, and its first rows as text.
 
   Args:
-    model_dir: of a training run, or of one to come.
+    model_dir: MODEL_DIR of a training run, or of one to come.
     model: gives VOCAB_SIZE and SEQUENCE_LENGTH.
     data: the documents and the vocabulary.
     run: gives GLOBAL_BATCH_SIZE and SEED.

@@ -38,7 +38,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   """Prints the metrics of tasks, or loss, perplexity and bits per byte.
 
   Args:
-    model_dir: of a training run.
+    model_dir: MODEL_DIR of a training run.
     config: every setting. One pod of the training evaluates, as many rows at
       once as there.
     as_json: print one JSON object a line instead of a table.

@@ -38,10 +38,10 @@ def generate(
   at a terminal: the first of these that there are.
 
   Args:
-    model_dir: of a training run.
+    model_dir: MODEL_DIR of a training run.
     config: every setting; those of training are not read.
     prompts: texts.
-    input_file: of prompts, one a line.
+    input_file: file of prompts, one a line.
     interactive: ask for prompts, whatever else there is.
     as_json: print one JSON object a continuation instead of text for people.
 

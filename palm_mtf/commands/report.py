@@ -17,7 +17,7 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
   """Writes the page, and prints where it is.
 
   Args:
-    model_dirs: of runs.
+    model_dirs: MODEL_DIRs of runs.
     output: the file to write; None is report.html in the first MODEL_DIR.
 
   Raises:

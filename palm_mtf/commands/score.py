@@ -37,10 +37,10 @@ def score(
   byte, -log_likelihood / ln(2) / bytes. [eod] is not scored.
 
   Args:
-    model_dir: of a training run.
+    model_dir: MODEL_DIR of a training run.
     config: every setting; those of training are not read.
-    stride: of texts beyond the sequence length, see inference/score_windows.py;
-      None is half of it.
+    stride: STRIDE: for texts beyond the sequence length, see
+      inference/score_windows.py; None is half of it.
     texts: documents.
     input_files: see inference/score_inputs.py.
     as_json: print one JSON object a line instead of a table.

@@ -22,7 +22,7 @@ class BatchSizes:
   Attributes:
     pairs: a step and the size from there on, in order.
     sizes: the sizes, in order.
-    largest: of them.
+    largest: the largest batch size.
   """
 
   def __init__(self, global_batch_size: int | Sequence[Sequence[int]]):

@@ -19,7 +19,8 @@ class DecodeConfig:
       likely; 1 is off.
     num_samples: continuations of each prompt.
     num_beams: above 1, beam search for the likeliest continuation.
-    length_penalty: of beam search: above 0, longer texts win more often.
+    length_penalty: exponent of beam search; above 0 longer texts win more
+      often.
     stop_strings: a continuation ends before the first of them.
     weight_dtype: "activation", as in training, or "int8" weights and inputs of
       products, norms and embedding excepted (decode/matmul.py).

@@ -16,16 +16,16 @@ class TaskEvalConfig:
   Attributes:
     eval_tasks: names of SeqIO tasks or mixtures with metric functions; [] for
       the validation loss.
-    eval_split: of the tasks.
-    eval_examples: of each task, its first ones; None for all.
+    eval_split: split of the tasks.
+    eval_examples: number of each task's first examples; None for all.
     num_shots: solved examples before each example (evaluation/few_shot.py),
       from the training split; None leaves every task as it is registered.
     seed: chooses them.
     eval_checkpoints: "newest", a list of steps, or "every": those there are,
       oldest first, and each new one while training runs elsewhere, until that
       of TRAIN_STEPS.
-    eval_wait_secs: of "every", how long to wait for the next checkpoint.
-    task_eval_steps: of training, steps between evaluations on the tasks, each
+    eval_wait_secs: seconds that "every" waits for the next checkpoint.
+    task_eval_steps: steps of training between evaluations on the tasks, each
       by a checkpoint that is written then; None for none.
   """
 

@@ -39,9 +39,9 @@ class AdafactorConfig:
     learning_rate_schedule: "palm", as above, or "constant", learning_rate at
       every step.
     second_moment: "full", PaLM's, or "factored", row and column means only.
-    momentum_dtype: of the momentum in memory and in checkpoints, "float32" or
-      "bfloat16". The second moment is always float32: near beta2 = 1 it
-      changes by less than bfloat16 can tell, and would stand still.
+    momentum_dtype: dtype of the momentum in memory and in checkpoints,
+      "float32" or "bfloat16". The second moment is always float32: near beta2 =
+      1 it changes by less than bfloat16 can tell, and would stand still.
     parameter_scale: lr is relative to the root mean square of each "variable",
       or of the matrices that PaLM's own code "stacked"
       (optim/parameter_groups.py); or "off", lr is absolute.

@@ -30,7 +30,7 @@ class PodsConfig:
     pods: where they are: "in_process", virtual devices of the client,
       "local_servers", processes that the client starts, or "cluster", servers
       that `palm_mtf pods serve` has started.
-    islands: of a cluster: of each pod its servers; see cluster/device_table.py.
+    islands: servers of each pod of a cluster; see cluster/device_table.py.
     client_address: "host" or "host:port", where servers of a cluster reach the
       client.
     dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.

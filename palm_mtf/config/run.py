@@ -19,7 +19,7 @@ class RunConfig:
     train_steps: steps at which training is done.
     global_batch_size: sequences in one step, over all pods: a number, or pairs
       of a step and the size from there on (batch_schedule.py).
-    seed: of the weights and of the order of the data.
+    seed: seed of the weights and of the order of the data.
     log_steps: steps between lines of metrics.jsonl.
     eval_steps: steps between validation losses.
     eval_batches: batches in one validation loss, of the first step's size.

@@ -60,7 +60,8 @@ class Skips:
     """Returns which rows are read, of all, by the rows of training.
 
     Args:
-      numbers: of rows counted through training, from 0: one, or [n], int64.
+      numbers: numbers of rows counted through training, from 0: one, or [n],
+      int64.
       sizes: the batch size of every step.
 
     Returns:

@@ -154,7 +154,7 @@ def chips_of_replicas(
 
   Args:
     where: the slice.
-    model_size: of the last axis of the mesh; divides the number of devices.
+    model_size: size of the mesh's last axis; divides the number of devices.
 
   Returns:
     [devices] of x, y, z, device.

@@ -28,7 +28,7 @@ class BeamSettings:
   Attributes:
     num_beams: prefixes of a prompt that live at once.
     length_penalty: exponent of the length, 0 for none.
-    max_tokens: of a text.
+    max_tokens: most tokens of a text.
     eod_id: ends a text.
     num_tokens: pieces of the vocabulary.
   """
@@ -84,10 +84,10 @@ def advance(
   """Adds one token to every living prefix.
 
   Args:
-    state: of `first_state`, or of the call before.
+    state: state that `first_state` or the call before returned.
     logits: [prompts * beams, vocab], of the token at `place`.
     place: [], int32.
-    settings: of the search.
+    settings: settings of the search.
 
   Returns:
     The state; the token of each living prefix, [prompts * beams], int32; and

@@ -52,8 +52,8 @@ class Cache:
   """Keys and values of every layer; see the module's docstring.
 
   Attributes:
-    keys: of every layer, laid out.
-    values: the same.
+    keys: cached keys of every layer, laid out.
+    values: cached values of every layer, laid out.
   """
 
   keys: list[LaidOut]
@@ -76,7 +76,7 @@ class Decoder:
       mesh_impl: devices and layout.
       config: the architecture.
       dims: its dimensions; those of batch and length are not read.
-      weights: of `make_weights`.
+      weights: weights that `make_weights` returned.
     """
     self._impl = mesh_impl
     self._config = config
@@ -160,7 +160,7 @@ class Decoder:
     Args:
       tokens: [batch], int32.
       position: [batch], int32: the place of each, from 0.
-      cache: of the tokens before.
+      cache: cache of the tokens before.
 
     Returns:
       The logits of the next token, [batch, vocab], activation dtype, whole on
@@ -210,7 +210,7 @@ class Decoder:
 
     Args:
       y: rows of what `prefill` returns.
-      packed: as in `product`.
+      packed: whether oneDNN packs the weights (`product`).
     """
     logits = self._product(y, self._weights.to_logits, packed)
     for axis in split_axes(self._impl, [self._dims.vocab]):
@@ -260,8 +260,8 @@ class Decoder:
     """Returns what branches add to the residual stream, [rows, d_model].
 
     Args:
-      kernels: of one layer.
-      packed: as in `product`.
+      kernels: kernels of one layer.
+      packed: whether oneDNN packs the weights (`product`).
       **branches: what the products named so read: "o" and "wo", or "out".
     """
     dims = {"o": self._dims.heads, "wo": self._dims.d_ff}
@@ -308,7 +308,7 @@ class Decoder:
     Args:
       x: embedded tokens.
       attention: (layer, the first product) -> what `for_products` returns.
-      packed: as in `product`.
+      packed: whether oneDNN packs the weights (`product`).
     """
     scales = iter(self._weights.scales)
     settings = [self._centered, self._weights.is_int8]

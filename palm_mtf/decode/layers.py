@@ -24,7 +24,7 @@ class Widths:
   """What one device's slice of a product is made of.
 
   Attributes:
-    heads: of the queries.
+    heads: number of query heads.
     d_kv: numbers in one head.
     is_shared: whether all heads have one key and one value.
     joins: whether heads and the MLP's hidden layer meet the same product.
@@ -133,7 +133,7 @@ def attend_to_cache(
   Args:
     q: [rows, heads, d_kv].
     keys: [rows, (heads,) memory_length, d_kv].
-    values: the same.
+    values: [rows, (heads,) memory_length, d_kv].
     position: [rows], int32: the place of each token.
 
   Returns:
@@ -160,7 +160,7 @@ def rows_of_cache(position: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
   Args:
     position: [rows], int32.
-    shape: of the cache, [rows, (heads,) memory_length, d_kv].
+    shape: shape of the cache, [rows, (heads,) memory_length, d_kv].
   """
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
@@ -176,7 +176,7 @@ def written(cache: tf.Tensor, at: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
   Args:
     cache: keys or values of one layer, [rows, (heads,) memory_length, d_kv].
-    at: of `rows_of_cache`.
+    at: places that `rows_of_cache` returned.
     x: the token's, [rows, (heads,) d_kv].
   """
   d_kv = cache.shape[-1]

@@ -35,8 +35,8 @@ class Kernel:
   Attributes:
     value: [inner, outer], activation dtype, int8, or float32 where bfloat16
       is emulated.
-    limit: of int8 numbers, what -127 and 127 stand for: [outer], float32 each;
-      None of others.
+    limit: limits of int8 numbers, what -127 and 127 stand for: [outer], float32
+      each; None of others.
     initialize: gives the variables their values.
   """
 
@@ -58,7 +58,7 @@ def make_kernel(
   Args:
     w: [inner, outer], float32.
     dtype: int8, or of a float weight.
-    name: of the variable.
+    name: name of the variable.
     largest: [1, outer], of `largest_numbers`, where `w` is a part of what is
       summed; of int8 alone.
   """
@@ -122,7 +122,8 @@ def to_int8(x: tf.Tensor, largest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
   Args:
     x: [rows, columns].
-    largest: of `largest_numbers`, or of all of a sum of which x is a part.
+    largest: result of `largest_numbers`, or of all of a sum of which x is a
+    part.
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
   return tf.cast(tf.round(tf.cast(x, tf.float32) / scale), tf.int8), scale

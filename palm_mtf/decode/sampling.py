@@ -29,7 +29,7 @@ def _least_kept(shares, weights, wanted):
 
   Args:
     shares: [rows, vocab], float32 in [0, 1].
-    weights: the same shape; what is summed up.
+    weights: [rows, vocab], float32: what is summed up.
     wanted: [rows, 1].
 
   Returns:
@@ -138,7 +138,7 @@ def next_tokens(
     key: [rows, 2], int32: of (SEED, prompt, sample).
     place: [], int32: how many tokens the row has drawn before.
     config: how it is chosen.
-    num_tokens: as in `allowed`.
+    num_tokens: pieces of the vocabulary, padding not counted.
 
   Returns:
     [rows], int32.

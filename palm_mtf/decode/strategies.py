@@ -24,8 +24,9 @@ class PromptBatch:
 
   Attributes:
     num_prompts: divisible by the mesh axis of `batch`.
-    prompt_tokens: of the longest prompt, the token before the text counted.
-    max_tokens: of a continuation.
+    prompt_tokens: tokens of the longest prompt, the token before the text
+    counted.
+    max_tokens: most tokens of a continuation.
     num_tokens: pieces of the vocabulary.
     eod_id: ends a continuation.
   """

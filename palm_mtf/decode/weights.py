@@ -63,11 +63,11 @@ class DecodeWeights:
   Attributes:
     table: [vocab, d_model], activation dtype: rows of the embedding.
     to_logits: the kernel [d_model, vocab].
-    scales: of every norm in the order of the blocks, [d_model] float32; the
-      last, of the final norm, times 1 / sqrt(d_model).
-    kernels: of every layer, by name: "into" and "out" of the parallel block,
-      "out" as "o" and "wo" where it cannot be one; "qkv", "o", "wi" and "wo"
-      of the serial one.
+    scales: scales of every norm in the order of the blocks, [d_model] float32;
+      the last, of the final norm, times 1 / sqrt(d_model).
+    kernels: kernels of every layer, by name: "into" and "out" of the parallel
+      block, "out" as "o" and "wo" where it cannot be one; "qkv", "o", "wi" and
+      "wo" of the serial one.
     initialize: makes all of them of the checkpoint's variables.
     is_int8: whether the kernels are; `to_logits` never is.
   """

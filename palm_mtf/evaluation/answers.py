@@ -162,7 +162,7 @@ class AnswerJournal:
     """Reads what is there, if it depends on the same; else begins anew.
 
     Args:
-      path: of the file.
+      path: path of the file.
       depends_on: whatever makes answers other ones; JSON.
 
     Raises:

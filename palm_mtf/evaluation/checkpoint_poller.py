@@ -32,8 +32,8 @@ def checkpoints_to_evaluate(
   """Yields the checkpoints to evaluate, each once.
 
   Args:
-    model_dir: of a run, which may still train.
-    shapes: of the model.
+    model_dir: MODEL_DIR of a run, which may still train.
+    shapes: the model's shapes.
     config: eval_checkpoints and eval_wait_secs are read.
     train_steps: "every" ends with the checkpoint of this step.
 

@@ -48,10 +48,10 @@ class TaskOutcome:
   """The metrics of one task by one checkpoint.
 
   Attributes:
-    step: of the checkpoint.
+    step: step of the checkpoint.
     checkpoint: its path.
     task: name.
-    split: of the task.
+    split: split of the task.
     num_examples: that were answered.
     num_cut: examples whose inputs lost their beginning, to fit.
     metrics: numbers, or texts, by name.
@@ -82,9 +82,9 @@ class TaskEvaluation:
     """Opens the tasks and reads their examples.
 
     Args:
-      model_dir: of the run.
+      model_dir: MODEL_DIR of the run.
       config: every setting, ACTIVATION_DTYPE resolved.
-      vocabulary: of the run.
+      vocabulary: vocabulary of the run.
 
     Raises:
       UserError: see `open_eval_tasks`.

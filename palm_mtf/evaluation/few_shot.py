@@ -48,8 +48,8 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
   """Registers the k-shot form of a SeqIO task or mixture, once.
 
   Args:
-    name: of a registered task, whose preprocessors end in SeqIO's `tokenize`
-      and steps of tokens, or of a mixture of such tasks.
+    name: name of a registered task, whose preprocessors end in SeqIO's
+      `tokenize` and steps of tokens, or of a mixture of such tasks.
     num_shots: exemplars before each example; with 0 only the output is cut.
     seed: another seed, other exemplars.
 
@@ -132,7 +132,7 @@ class Exemplars:
       task: a `seqio.Task`.
       to_text: its preprocessors that make texts `inputs` and `targets`.
       num_shots: how many each example gets.
-      seed: of the choice.
+      seed: seed of the choice.
     """
     self._task = task
     self._to_text = to_text
@@ -148,9 +148,9 @@ class Exemplars:
     """Returns a tf.data.Dataset whose inputs begin with exemplars.
 
     Args:
-      dataset: of examples with texts `inputs` and `targets`.
-      sequence_length: of "inputs" that of the context: tokens of inputs and
-        targets; None if there may be any number.
+      dataset: dataset of examples with texts `inputs` and `targets`.
+      sequence_length: lengths by feature; that of "inputs" is the context's:
+        tokens of inputs and targets; None if there may be any number.
       output_features: `seqio.Feature` of "inputs", whose vocabulary counts.
     """
     from palm_mtf._tf import tf

@@ -53,7 +53,7 @@ class TaskResult(NamedTuple):
 
   Attributes:
     metrics: numbers, or texts, by the names that the metric functions give.
-    records: of each example, what was asked, expected and answered.
+    records: what was asked, expected and answered, for each example.
   """
 
   metrics: dict[str, float | str]
@@ -70,7 +70,7 @@ def open_eval_tasks(
 
   Args:
     config: names, split, number of examples and of exemplars.
-    vocabulary: of the run.
+    vocabulary: vocabulary of the run.
     sequence_length: for preprocessors that cut token ids.
 
   Raises:
@@ -118,7 +118,7 @@ class EvalTask:
   """One task, its examples read.
 
   Attributes:
-    name: of the task.
+    name: name of the task.
     split: that is read.
     inputs: ids of each example, [] where the task has no such feature.
     targets: ids of each example.
@@ -181,8 +181,8 @@ class EvalTask:
     """Returns what the task's metric functions make of the answers.
 
     Args:
-      step: of the checkpoint.
-      answers: of its model.
+      step: step of the checkpoint.
+      answers: answers of its model.
 
     Raises:
       UserError: a metric function or a postprocessor of the task fails.

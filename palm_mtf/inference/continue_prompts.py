@@ -34,7 +34,7 @@ def open_generator(
   Args:
     checkpoint: whole, of the model of `config`.
     config: every setting, ACTIVATION_DTYPE resolved.
-    vocabulary: of the checkpoint.
+    vocabulary: vocabulary of the checkpoint.
   """
   from palm_mtf.inference.decoder_session import LoadedDecoder
   from palm_mtf.inference.generator import Generator

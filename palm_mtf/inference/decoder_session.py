@@ -60,7 +60,7 @@ class LoadedDecoder:
       checkpoint: the weights.
       config: the architecture.
       mesh: devices and layout rules.
-      weight_dtype: of DecodeConfig.
+      weight_dtype: WEIGHT_DTYPE.
       for_steps: whether most of the time will go into continuing texts, not
         into reading them.
     """

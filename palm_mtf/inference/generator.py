@@ -35,9 +35,9 @@ class Continuation:
 
   Attributes:
     text: without [eod] or the stop string.
-    num_tokens: of the text.
+    num_tokens: tokens of the text.
     ended: why: "eod", "stop" (a stop string) or "length".
-    score: of beam search, see decode/beam_search.py; else None.
+    score: score of beam search, see decode/beam_search.py; else None.
   """
 
   text: str
@@ -62,10 +62,10 @@ class Generator:
 
     Args:
       loaded: the weights, of `decode.weight_dtype`.
-      vocabulary: of the model.
+      vocabulary: vocabulary of the model.
       decode: how tokens are chosen.
       sample_tokens: the longest continuation, in tokens.
-      seed: of the draws.
+      seed: seed of the draws.
     """
     self._loaded = loaded
     self._vocabulary = vocabulary

@@ -28,7 +28,7 @@ def check_prompts(
 
   Args:
     prompts: the texts.
-    vocabulary: of the model.
+    vocabulary: vocabulary of the model.
     model: sequence_length is read.
     run: sample_tokens is read.
     origin: what the user calls the prompts, for the message.
@@ -98,7 +98,7 @@ def read_input(path: str, what_is_needed: str) -> str:
   """Returns a file's text, line ends as they are.
 
   Args:
-    path: of a UTF-8 file.
+    path: path of a UTF-8 file.
     what_is_needed: what an empty file is told, as in "write one prompt a line".
 
   Raises:

@@ -31,8 +31,8 @@ class Window(NamedTuple):
   """One row of a text: places in the text.
 
   Attributes:
-    start: of the first token that is read.
-    first: of the first that is scored.
+    start: place of the first token that is read.
+    first: place of the first token that is scored.
     stop: behind the last of both.
   """
 
@@ -51,7 +51,7 @@ def windows(
   inputs, as a text of their own.
 
   Args:
-    num_tokens: of inputs and targets, at least one of the latter.
+    num_tokens: tokens of inputs and targets, at least one of the latter.
     first: how many of them are inputs.
     length: tokens in a row at most.
     stride: new tokens in a further row, at most `length`.
@@ -70,7 +70,7 @@ def row_length(num_tokens: int, length: int) -> int:
 
   Args:
     num_tokens: at most `length`.
-    length: of the longest row.
+    length: length of the longest row.
   """
   enough = max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length())
   return min(enough, length)
@@ -80,7 +80,7 @@ def rows_at_once(length: int, slices: int) -> int:
   """Returns how many rows of a length are scored together.
 
   Args:
-    length: of the rows.
+    length: length of the rows.
     slices: into which the batch is split: a divisor of the result.
   """
   return -(-max(_TOKENS_AT_ONCE // length, 1) // slices) * slices

@@ -45,7 +45,8 @@ class Scorer:
 
     Args:
       loaded: the weights.
-      stride: as in score_windows.py; None is half of the sequence length.
+      stride: tokens between windows (score_windows.py); None is half of the
+      sequence length.
     """
     self._loaded = loaded
     self._length = loaded.model.config.sequence_length

@@ -17,8 +17,8 @@ class OperationCopies:
     """Reads the operations of a graph that were made last.
 
     Args:
-      graph: of them.
-      num_before: of `graph.num_operations()`, before they were made.
+      graph: graph that holds the operations.
+      num_before: value of `graph.num_operations()` before they were made.
     """
     self._graph = graph
     scope = graph.get_name_scope()
@@ -48,7 +48,7 @@ class OperationCopies:
     """Makes them once more.
 
     Args:
-      device: of the new ones.
+      device: device of the new operations.
       tensors: what they read in place of a tensor, by its id().
 
     Returns:

@@ -22,9 +22,10 @@ class Lowered:
   Attributes:
     tensors: what was asked for, gathered from its slices.
     operations: all operations asked for, as one.
-    accumulations: of each mesh, in order, those asked for, as one.
+    accumulations: for each mesh, in order, the accumulations asked for, as one
+    operation.
     initialize: sets every variable to its first value.
-    slices: of each mesh, in order, the slices of every variable by its
+    slices: for each mesh, in order, the slices of every variable by its
       checkpoint name; of a stack (placement.py), by that of its first.
   """
 

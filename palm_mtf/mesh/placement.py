@@ -35,8 +35,8 @@ class Devices:
 
   Attributes:
     client: the CPU of the process that feeds, fetches, and reads files.
-    pods: of each pod, in the order of its mesh.
-    assignments: of pods of TPUs, where on its torus each of a pod's devices
+    pods: devices of each pod, in the order of its mesh.
+    assignments: for each pod of TPUs, where on its torus each of its devices
       lies; none of others.
   """
 
@@ -50,13 +50,13 @@ class Slice:
   """One device's part of a variable, or of several that are alike.
 
   Attributes:
-    names: of the variables, in a checkpoint.
+    names: names of the variables, in a checkpoint.
     variable: the tf.Variable, of the dtype that is stored. Where there are
       several names it is a stack, with a row for each: so it is on TPUs.
-    spec: of each, TensorFlow's shape-and-slice text, "8 4 0,4:0,4": the whole
+    spec: TensorFlow's shape-and-slice text of each, "8 4 0,4:0,4": the whole
       shape, then begin,size of each dimension; "" when the slice is the whole,
       None when all of it is padding, which no checkpoint holds.
-    sizes: of what a checkpoint holds of each, from its beginning.
+    sizes: sizes of what a checkpoint holds of each, from its beginning.
     is_first: False when an earlier device holds the same part.
   """
 
@@ -168,8 +168,8 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
     Args:
       x: laid out: what each device adds.
-      mesh_axis: of the mesh, by its number.
-      split_axis: of x, which the parts are cut along.
+      mesh_axis: number of the mesh axis.
+      split_axis: axis of x along which the parts are cut.
     """
 
     def scatter(xs, devices):
@@ -186,7 +186,7 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Returns what assigns; there is a value only if the step is finite.
 
     Args:
-      slot: of a variable.
+      slot: slot of a variable.
       value: its next.
       clip: the clip factor of the step (clip.py).
     """
@@ -199,7 +199,7 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """Returns what adds to an accumulator in place.
 
     Args:
-      slot: of the accumulator, float32.
+      slot: slot of the accumulator, float32.
       value: any float dtype.
       is_first: [], bool; where it is true the sum begins anew with `value`.
     """
@@ -283,9 +283,9 @@ class Part:
 
   Attributes:
     begin: its first number, in each dimension.
-    sizes: as in Slice.
-    spec: the same.
-    is_first: the same.
+    sizes: sizes of its dimensions, without padding (Slice).
+    spec: TensorFlow's shape-and-slice text (Slice).
+    is_first: whether it is the first of those that hold these numbers (Slice).
   """
 
   begin: list[int]

@@ -61,10 +61,10 @@ def tpu_devices(
   """Returns the devices of pods of TPUs.
 
   Args:
-    mesh: of each pod.
+    mesh: devices and layout rules of each pod.
     where: the slice that each pod is.
-    topologies: of each pod.
-    jobs: of each pod, the name of its job; None is this process.
+    topologies: topology of each pod.
+    jobs: name of each pod's job; None is this process.
     client: TensorFlow's name of its device.
   """
   model_size = list(mesh.axes.values())[-1]
@@ -193,7 +193,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     Each round goes on from the variables that the last one left.
 
     Args:
-      condition: of the values before a round, whether there is one.
+      condition: function of the values before a round: whether there is one.
       body: a round: returns the next values. It uses no variable that no
         computation has used before.
       values: before the first round.
@@ -227,7 +227,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     Args:
       rounds: the values in all rounds, [rounds, ...], by the name of the tensor
         that is imported.
-      index: of the round, [], int32.
+      index: number of the round, [], int32.
     """
     self._rounds, self._index = rounds, index
     yield
@@ -287,7 +287,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Assigns where the step is finite: a program of XLA cannot raise.
 
     Args:
-      slot: of a variable.
+      slot: slot of a variable.
       value: its next.
       clip: [], float32, no number where the step is not finite (clip.py).
     """
@@ -346,8 +346,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
     Args:
       x: laid out: what each device adds.
-      mesh_axis: of the mesh, by its number.
-      split_axis: of x, which the parts are cut along.
+      mesh_axis: number of the mesh axis.
+      split_axis: axis of x along which the parts are cut.
     """
     part = x.to_laid_out_tensor().one_slice
     if self.shape[mesh_axis].size == 1:

@@ -61,7 +61,7 @@ class Stack:
 
   Attributes:
     name: that of its first variable.
-    slices: of each device.
+    slices: slices of each device.
   """
 
   def __init__(

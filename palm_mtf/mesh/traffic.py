@@ -26,7 +26,7 @@ def traffic(fetches: Iterable[tf.Operation | tf.Tensor]) -> Traffic:
   """Returns the bytes that collectives move when `fetches` are run.
 
   Args:
-    fetches: of one graph.
+    fetches: tensors and operations of one graph.
   """
   moved: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}
   sizes = {}

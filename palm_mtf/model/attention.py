@@ -30,7 +30,7 @@ def visible_softmax(
   Args:
     scores: [..., memory_length], any float dtype.
     visible: bool, broadcast to the scores; elsewhere weights are zero.
-    scale: of the scores.
+    scale: factor of the scores.
 
   Returns:
     The shape and dtype of the scores.

@@ -54,7 +54,7 @@ class Dropout:
 
   Attributes:
     rate: share that is dropped, above 0 and below 1.
-    seed: of the run.
+    seed: seed of the run.
     state: [3], int32: the step from 0, the place of the batch's first row in
       the batch of the step, and 1; or 0 to drop nothing.
   """
@@ -68,7 +68,7 @@ class Dropout:
 
     Args:
       x: activation dtype.
-      place: of x in the model, a number of its own.
+      place: number of the place in the model where x is.
     """
 
     def drop(first_row, x, state):

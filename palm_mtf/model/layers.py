@@ -219,7 +219,7 @@ def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
   Args:
     x: [..., d_kv].
     sin: what broadcasts against [..., d_kv / 2], float32.
-    cos: the same.
+    cos: [..., d_kv / 2], float32, broadcast.
 
   Returns:
     The shape and dtype of x.
@@ -258,8 +258,8 @@ def rotary(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
 
   Args:
     x: [batch, length, (heads,) d_kv] or the same with memory_length.
-    sin: [length, d_kv / 2], float32, as from `rotary_tables`.
-    cos: the same.
+    sin: [length, d_kv / 2], float32, of `rotary_tables`.
+    cos: [length, d_kv / 2], float32, of `rotary_tables`.
 
   Returns:
     The shape and dtype of x.
@@ -301,7 +301,7 @@ def swiglu(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
 
   Args:
     gate: [batch, length, d_ff], activation dtype.
-    linear: the same.
+    linear: [batch, length, d_ff], activation dtype.
 
   Returns:
     [batch, length, d_ff], activation dtype.

@@ -177,7 +177,8 @@ def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
 
   Args:
     x: [batch, length], float32.
-    loss_weights: the same, none below 0; None is 1 each.
+    loss_weights: weight of each token, none below 0, in its shape; None is 1
+    each.
   """
   if loss_weights is None:
     return mtf.reduce_mean(x)

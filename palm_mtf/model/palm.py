@@ -48,11 +48,11 @@ class Palm:
     """Readies the tables that all layers share.
 
     Args:
-      mesh: of one pod.
+      mesh: mesh of one pod.
       config: the architecture.
       dims: its dimensions, from `model_dims`.
-      seed: of the initial weights.
-      dropout: of a training step; None drops nothing.
+      seed: seed of the initial weights.
+      dropout: masks of a training step; None drops nothing.
     """
     self._mesh = mesh
     self._config = config

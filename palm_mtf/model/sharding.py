@@ -81,7 +81,8 @@ def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   Args:
     x: [..., d_model_stored, ...].
     after: what the layer reads besides: the weight is gathered only then.
-    dims: of the model; where no layout splits d_model_stored, x is returned.
+    dims: dimensions of the model; where no layout splits d_model_stored, x is
+    returned.
   """
   if dims.d_model_stored == dims.d_model:
     return x
@@ -101,8 +102,8 @@ def gathered_einsum(
   Args:
     x: [..., in_dims].
     kernel: with d_model_stored in place of d_model.
-    output_shape: of the product.
-    dims: of the model.
+    output_shape: shape of the product.
+    dims: dimensions of the model.
     again: whether the backward pass gathers the kernel once more, so that it is
       not kept until then.
   """

@@ -63,7 +63,7 @@ def laid_out_without_padding(
   """Returns what `without_padding` does, where there is no Mesh graph.
 
   Args:
-    mesh_impl: of the logits.
+    mesh_impl: devices and layout of the logits.
     vocab: their last dimension.
     logits: [..., vocab], laid out.
     vocab_size: how many tokens exist.

@@ -77,7 +77,7 @@ def write_json_lines(
   """Writes a whole file at once.
 
   Args:
-    path: of the file; folders above it are made.
+    path: path of the file; folders above it are made.
     values: one a line.
     default: returns the JSON value of an object that json does not know.
 

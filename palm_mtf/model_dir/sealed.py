@@ -24,7 +24,7 @@ def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
   """Returns the content of a JSON file without its hash, and the hash.
 
   Args:
-    path: of the file.
+    path: path of the file.
     key: where the hash is.
 
   Raises:

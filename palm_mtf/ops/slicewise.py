@@ -68,7 +68,7 @@ class WholeSlice(mtf.Operation):
       gradient: (operation, gradient of each output) -> gradient of each input,
         None where there is none; without it the operation has no gradient.
       offset_of: the dimension whose first index in the slice `fn` receives.
-      name: of the operation, made unique by the graph.
+      name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)
     self._fn = fn

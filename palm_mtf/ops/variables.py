@@ -22,7 +22,7 @@ class Part(Protocol):
   """What one device holds of a variable (mesh/placement.py).
 
   Attributes:
-    sizes: of its dimensions, without padding.
+    sizes: sizes of its dimensions, without padding.
   """
 
   sizes: list[int]
@@ -37,7 +37,7 @@ class Normal:
 
   Attributes:
     stddev: standard deviation; 1/sqrt(fan-in) for kernels, 1 for embeddings.
-    seed: of the run; the draw is keyed by (seed, name of the variable).
+    seed: seed of the run; the draw is keyed by (seed, name of the variable).
   """
 
   stddev: float
@@ -78,8 +78,8 @@ class SlicedVariable(mtf.Variable):
 
   Attributes:
     initializer: gives the first value.
-    sizes: of the dimensions in a checkpoint; what the mesh has more is padding,
-      zeros at the end.
+    sizes: sizes of the dimensions in a checkpoint; what the mesh has more is
+      padding, zeros at the end.
   """
 
   def __init__(
@@ -131,11 +131,11 @@ def sliced_variable(
     name: the variable's name in a checkpoint, which carries no pod, no layout.
     shape: dimensions, stored in this order.
     initializer: gives the first value.
-    stored_dtype: of the slices and of the checkpoint.
+    stored_dtype: dtype of the slices and of the checkpoint.
     activation_dtype: what the value is cast to where the model reads it.
     trainable: False for what the optimizer keeps.
-    sizes: of the dimensions in a checkpoint, where some are padded; None where
-      none are.
+    sizes: sizes of the dimensions in a checkpoint, where some are padded; None
+      where none are.
 
   Returns:
     [shape], activation_dtype; its `operation` is the variable.
@@ -160,7 +160,7 @@ def device_variable(value: tf.Tensor, name: str) -> tf.Variable:
 
   Args:
     value: the first.
-    name: of its operations.
+    name: name of its operations.
   """
   with tf.name_scope(name) as scope:
     unique_name = scope.removesuffix("/")

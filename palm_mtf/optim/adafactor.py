@@ -106,11 +106,11 @@ class _Parameter:
     """Reads the variable and its slots, and readies u.
 
     Args:
-      lowering: of the graph.
+      lowering: lowering of the graph.
       variable: what is trained.
-      slots: of it, by the name of the slot.
+      slots: its slots, by the name of the slot.
       scalars: clip factor and 1 - beta2.
-      gradient: of the variable.
+      gradient: gradient of the variable.
     """
     self.name = variable.name
     self.size = math.prod(variable.sizes)
@@ -277,7 +277,7 @@ def adafactor_updates(
 
   Args:
     variables: what is trained.
-    gradients: of each variable, its shape, any float dtype.
+    gradients: gradient of each variable, in its shape, any float dtype.
     scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
     config: all but the schedule, GRADIENT_CLIP and Z_LOSS is read.
   """

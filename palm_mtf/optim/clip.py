@@ -39,7 +39,7 @@ def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
   """Returns the norm of all gradients taken as one vector, [] float32.
 
   Args:
-    sums: of `sums_of_squares`.
+    sums: results of `sums_of_squares`.
   """
   return mtf.sqrt(mtf.add_n(sums))
 

@@ -31,7 +31,7 @@ def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
   """Returns the positions of the parameters that share root mean squares.
 
   Args:
-    names: of the parameters.
+    names: names of the parameters.
     parameter_scale: PARAMETER_SCALE.
 
   Example:

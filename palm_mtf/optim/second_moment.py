@@ -67,8 +67,8 @@ class FactoredMoment:
 
     Args:
       mesh_impl: the devices and the layout.
-      dims: of the matrix.
-      sizes: of each, without padding, which means are not over.
+      dims: dimensions of the matrix.
+      sizes: sizes of the dimensions, without padding, which means are not over.
       rows: how many of the first dimensions are its rows.
     """
     self._mesh_impl = mesh_impl

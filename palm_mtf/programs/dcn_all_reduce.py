@@ -93,7 +93,7 @@ def exchanged_parts(
 
   Args:
     terms: one on the mesh of each pod, of the same shape.
-    dtype: of each term, a pod's own too, before it is added.
+    dtype: dtype of each term, a pod's own too, before it is added.
   """
   if len(terms) == 1:
     return list(terms)
@@ -107,7 +107,7 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
 
   Args:
     pods: the sums of each.
-    dtype: of gradients on their way; the few other numbers are float32.
+    dtype: dtype of gradients on their way; the few other numbers are float32.
   """
   token_loss, squares, weights = (
     exchanged(terms)

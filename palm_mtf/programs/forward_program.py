@@ -30,7 +30,7 @@ class ForwardProgram:
       loss_weights.
     loss: [], float32: nats a token.
     weight_sum: [], float32: how many tokens the loss is the mean of.
-    slices: of every variable, by its checkpoint name.
+    slices: slices of every variable, by its checkpoint name.
   """
 
   features: dict[str, tf.Tensor]

@@ -33,8 +33,8 @@ class DecodeModel:
     config: the architecture.
     placement: the devices and the layout.
     decoder: builds prefill and steps.
-    slices: of every variable of a checkpoint, by its name: restore them, and
-      run `prepare`.
+    slices: slices of every variable of a checkpoint, by its name: restore them,
+      and run `prepare`.
     prepare: makes of them what decoding reads. They may not change afterwards.
     release: frees them; they are not needed any more.
   """
@@ -55,7 +55,7 @@ def build_decode_model(
   Args:
     config: the architecture.
     mesh_layout: devices and layout rules, checked against `config`.
-    weight_dtype: of DecodeConfig.
+    weight_dtype: WEIGHT_DTYPE.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = model_dims(config, 1, mesh_layout)
@@ -120,9 +120,9 @@ def build_decode_program(
   """Builds the program for batches of some sizes in the current tf.Graph.
 
   Args:
-    model: of `build_decode_model`.
+    model: model that `build_decode_model` returned.
     decode: how tokens are chosen.
-    sizes: of the batch.
+    sizes: sizes of the batch.
   """
   prompts = tf.placeholder(
     tf.int32, [sizes.num_prompts, sizes.prompt_tokens], "prompts"

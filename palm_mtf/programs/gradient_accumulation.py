@@ -37,7 +37,7 @@ class Accumulate(mtf.Operation):
   """Adds its input to an accumulator: all microbatches but the last do.
 
   Attributes:
-    sum_name: of the accumulator.
+    sum_name: name of the accumulator.
     accumulator: what it adds to.
   """
 
@@ -45,7 +45,7 @@ class Accumulate(mtf.Operation):
     """Makes the accumulator `name`, which no checkpoint holds.
 
     Args:
-      name: of the accumulator, unlike that of any variable.
+      name: name of the accumulator, unlike that of any variable.
       value: what is added, any float dtype.
       is_first: [], bool; where it is true the sum begins anew with `value`.
     """
@@ -104,8 +104,8 @@ class TokenLosses:
 
   Attributes:
     token_loss: -log p(target).
-    log_z: of the logits.
-    loss_weights: of each token in the means; None is 1 each.
+    log_z: log(Z) of the logits.
+    loss_weights: weight of each token in the means; None is 1 each.
   """
 
   token_loss: mtf.Tensor
@@ -121,9 +121,9 @@ class Sums:
     token_loss: [], float32.
     log_z_squares: [], float32.
     weight: [], float32: how many tokens they are sums of.
-    gradients: of nats + Z_LOSS log_z_squares, of each variable in order. Those
-      of the mean would be divided by `weight`; that is left to the scalar that
-      the optimizer multiplies gradients by, for they are large.
+    gradients: gradient of token_loss + Z_LOSS log_z_squares for each variable
+      in order. Those of the mean would be divided by `weight`; that is left to
+      the scalar that the optimizer multiplies gradients by, for they are large.
   """
 
   token_loss: mtf.Tensor
@@ -138,7 +138,7 @@ def microbatch_sums(
   """Returns the sums of one microbatch.
 
   Args:
-    tokens: of it.
+    tokens: token losses of the microbatch.
     z_loss: Z_LOSS.
     variables: the trained ones.
   """
@@ -157,7 +157,7 @@ def accumulated(
   """Returns the sums of a step, read on its last microbatch.
 
   Args:
-    sums: of one microbatch.
+    sums: sums of one microbatch.
     variables: the trained ones.
     is_first: [], bool: whether this microbatch is the first of its step.
 

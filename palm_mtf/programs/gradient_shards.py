@@ -75,7 +75,7 @@ class OwnPart(mtf.Operation):
     """Returns what parts make up: an all-gather for each axis of copies.
 
     Args:
-      mesh_impl: of a mesh like this one's.
+      mesh_impl: mesh implementation like this mesh's.
       part: laid out: what became of the output.
     """
     if not self._axes:

@@ -38,14 +38,14 @@ class Pod:
   """A of one pod, as Mesh TensorFlow has it.
 
   Attributes:
-    index: of the pod.
+    index: number of the pod.
     mesh: its own.
-    placement: of its mesh.
+    placement: placement of its mesh.
     features: what it is fed.
     numbers: what else its devices are told of a step, by name.
     tokens: what the forward pass says of a microbatch.
     variables: the trained ones.
-    sums: of the step, read on its last microbatch.
+    sums: sums of the step, read on its last microbatch.
     accumulations: to run on each microbatch but the last.
   """
 
@@ -81,8 +81,8 @@ class PodBuilder:
   """Builds A and B of each pod, from what all have in common.
 
   Attributes:
-    step: as in TrainProgram.
-    microbatch: the same.
+    step: number of steps done before, [], int64.
+    microbatch: number of the microbatch in the step, [], int32.
   """
 
   def __init__(
@@ -153,9 +153,9 @@ class PodBuilder:
     """Returns what the devices of pod `index` are told of a microbatch.
 
     Args:
-      index: of the pod.
-      step: as in TrainProgram.
-      microbatch: the same.
+      index: number of the pod.
+      step: number of steps done before, [], int64.
+      microbatch: number of the microbatch in the step, [], int32.
     """
     k = tf.cast(step + 1, tf.float32)
     first_row = index * self._pod_batch_size

@@ -34,7 +34,7 @@ def build_score_program(
   """Builds the program for some sizes in the current tf.Graph.
 
   Args:
-    model: of `build_decode_model`.
+    model: model that `build_decode_model` returned.
     num_rows: divisible by the mesh axis of `batch`.
     length: tokens in a row, at most the model's sequence_length.
   """

@@ -30,8 +30,8 @@ class LoopProgram:
     num_steps: [], int32: feed how many to run.
     num_done: [], int32: how many were. A step whose losses are infinite or no
       number is the last one, and changes nothing.
-    metrics: of each step, [steps] float32 each, as in TrainProgram; of those
-      that were not run, anything.
+    metrics: metrics of each step, [steps] float32 each, named by TrainProgram;
+      of those that were not run, anything.
   """
 
   features: dict[str, tf.Tensor]
@@ -52,7 +52,7 @@ def lower_loop(
   """Lowers the steps of a pod, of which one step was lowered before.
 
   Args:
-    builder: of the pod.
+    builder: builder of the pod.
     pod: its A.
     update: its B.
     tensors: what is fetched of a step, [] float32 each; losses first.

@@ -34,7 +34,7 @@ class _Sums(NamedTuple):
 
   Attributes:
     exchanges: whose sums they are.
-    stacks: of each device, on its host, [exchanges, slice], float32.
+    stacks: stacks of each device, on its host, [exchanges, slice], float32.
   """
 
   exchanges: Sequence[Exchange]

@@ -45,8 +45,8 @@ class PodProgram:
       forward pass alone.
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several parts is that of their losses, weighted by it.
-    slices: of every variable, by its checkpoint name; of a stack, by that of
-      its first (placement.py).
+    slices: slices of every variable, by its checkpoint name; of a stack, by
+      that of its first (placement.py).
     accumulate: adds the gradients and sums of its part to those of the step.
   """
 
@@ -71,10 +71,10 @@ class TrainProgram:
       but the last, and `update` and `metrics`, at once, on that.
     update: updates all variables. Where loss, z_loss or grad_norm is infinite
       or no number it raises InvalidArgumentError, and changes nothing.
-    losses: of the step, [] float32 each: loss (nats a token), z_loss and
+    losses: losses of the step, [] float32 each: loss (nats a token), z_loss and
       grad_norm.
-    metrics: of the step, [] float32 each: `losses`, learning_rate, and those of
-      optim/rms.py, which raise like `update`.
+    metrics: metrics of the step, [] float32 each: `losses`, learning_rate, and
+      those of optim/rms.py, which raise like `update`.
     gradient_squares: [variables], float32: the sum of squares of the gradient
       of each variable of `parameters`.
     parameters: names of the variables that are trained, in the model's order.
@@ -120,10 +120,10 @@ def build_train_program(
     mesh_layout: devices and layout rules of each pod, checked against `config`.
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step, of all pods.
-    seed: of the initial weights.
+    seed: seed of the initial weights.
     features: names among FEATURE_DTYPES: what every batch has.
     pods: how many there are, and the dtype of gradients between them.
-    devices: of the pods; None for devices of this process.
+    devices: devices of the pods; None for devices of this process.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.

@@ -26,7 +26,7 @@ def chip_flops_per_sec(
 
   Args:
     chip: CHIP.
-    activation_dtype: of the products.
+    activation_dtype: dtype of the products.
     num_pods: which share this machine: that many products run at once.
   """
   if chip != "measured":

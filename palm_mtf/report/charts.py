@@ -67,7 +67,7 @@ def draw(panel: Panel, number: int, x_field: str) -> str:
 
   Args:
     panel: what to draw.
-    number: of the panel on its page, which makes its ids its own.
+    number: number of the panel on its page, which makes its ids its own.
     x_field: "tokens" or "step".
   """
   import matplotlib

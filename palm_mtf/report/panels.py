@@ -49,7 +49,7 @@ class Panel:
 
   Attributes:
     title: what it shows.
-    unit: of y; "" for a plain number.
+    unit: unit of y; "" for a plain number.
     curves: what is drawn.
     marks: what happened.
     form: how y is written: "number", "count", "percent", "secs" or "bytes".

@@ -36,14 +36,14 @@ class Run:
   Attributes:
     name: what tells it from the other runs of the page.
     path: its MODEL_DIR.
-    lines: of metrics.jsonl that hold numbers, each with its `step` and, if
-      they can be told, the `tokens` read until then.
+    lines: lines of metrics.jsonl that hold numbers, each with its `step` and,
+      if they can be told, the `tokens` read until then.
     events: what happened, each with `event`, its name, and `step`.
     settings: values by macro.
-    manifest: of the newest checkpoint.
+    manifest: manifest of the newest checkpoint.
     samples: with `step`, `prompt` and `continuation` each.
-    evaluations: of tasks, with `step`, `task`, `split`, `num_examples` and
-      `metrics` each, in the order of steps.
+    evaluations: what tasks gave, with `step`, `task`, `split`, `num_examples`
+      and `metrics` each, in the order of steps.
   """
 
   name: str

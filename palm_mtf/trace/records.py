@@ -63,11 +63,11 @@ class Operation:
   Attributes:
     pod: that it was done for.
     device: its number within the pod's mesh.
-    name: of the operation.
+    name: name of the operation.
     phase: one of PHASES. EXCHANGE is the sum over pods, and what makes a pod's
       own part of it.
     start: seconds after the step's beginning.
-    end: the same.
+    end: seconds after the step's beginning.
   """
 
   pod: int
@@ -88,8 +88,8 @@ class Transfer:
     target: the pod that received it.
     num_bytes: its size.
     ready: seconds after the step's beginning.
-    sent: the same.
-    arrived: the same.
+    sent: seconds after the step's beginning.
+    arrived: seconds after the step's beginning.
   """
 
   name: str
@@ -109,7 +109,7 @@ class Trace:
     num_pods: how many there are.
     last_call: when the last call into the session began, seconds: that with
       the last microbatches, the exchange and the update.
-    operations: of all pods.
+    operations: operations of all pods.
     transfers: between them.
     end: when the last of all that was recorded ended, seconds.
   """
@@ -140,7 +140,7 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   """Returns what was recorded of one step.
 
   Args:
-    calls: of each call into the session, the last one at the end.
+    calls: records of each call into the session, the last one at the end.
     program: that was run, in its graph.
   """
   graph, devices = program.step.graph, program.devices

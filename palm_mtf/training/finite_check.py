@@ -95,7 +95,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   """Returns whether each variable is finite throughout, [variables], bool.
 
   Args:
-    slices: of every variable; their names' order is that of the result.
+    slices: slices of every variable; their names' order is that of the result.
   """
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):

@@ -27,13 +27,15 @@ class TrainJob:
   Attributes:
     model_dir: where checkpoints and metrics go.
     config: every setting, ACTIVATION_DTYPE resolved.
-    vocabulary: of the tokens.
+    vocabulary: vocabulary of the tokens.
     corpus: the tokens of training and of validation.
-    manifest: of the checkpoints to write, but for what changes with the step.
+    manifest: manifest of the checkpoints to write, but for what changes with
+    the step.
     checkpoint: where to resume from, or None.
-    unigram_entropy: of the validation tokens, nats a token, for the records.
+    unigram_entropy: entropy of the validation tokens, nats a token, for the
+    records.
     task_evaluation: the tasks of EVAL_TASKS, if training evaluates on them.
-    initial_weights: of another run, to start from where there is none.
+    initial_weights: weights of another run, to start from where there is none.
     rewinds: that are later than `checkpoint`.
   """
 

@@ -52,9 +52,9 @@ class Rewind:
 
   Attributes:
     step: steps done when it was found.
-    loss: of the last of them.
+    loss: loss of the last step.
     usual_loss: the median of the 100 steps before the last 5.
-    to_step: of the checkpoint that training went back to.
+    to_step: step of the checkpoint that training went back to.
     skipped: the first and the last batch that are left out from there on.
   """
 
@@ -157,7 +157,7 @@ class SpikePolicy:
     Args:
       model_dir: MODEL_DIR.
       step: steps done.
-      loss: of the last one.
+      loss: loss of the last step.
       sizes: the batch size of every step.
 
     Returns:

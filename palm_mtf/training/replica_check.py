@@ -113,7 +113,7 @@ def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   """Returns the fingerprint of each variable, [variables], int64.
 
   Args:
-    slices: of one pod; their names' order is that of the result.
+    slices: slices of one pod; their names' order is that of the result.
   """
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):

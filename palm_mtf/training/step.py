@@ -28,7 +28,7 @@ class BadStepError(Exception):
   """A step with a number that is not finite; it has changed no variable.
 
   Attributes:
-    step: of it, counted from 1.
+    step: number of the step, counted from 1.
     losses: loss, z_loss and grad_norm of the step.
     gradient_squares: [variables], float32, as in TrainProgram.
   """

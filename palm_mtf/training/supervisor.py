@@ -32,7 +32,7 @@ def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
 
   Args:
     job: what is trained.
-    servers: of its pods.
+    servers: servers of its pods.
 
   Raises:
     UserError: a number is no longer finite, a checkpoint has no space, or a

@@ -36,8 +36,8 @@ class Corpus:
     stores: the tokens of each source.
     packing: how documents fill rows (packing.py).
     sequence_length: tokens in a row.
-    eod_id: of [eod].
-    seed: of every shuffle.
+    eod_id: id of [eod].
+    seed: seed of every shuffle.
   """
 
   sources: list[Source]
@@ -151,9 +151,9 @@ def load_corpus(
   Args:
     model_dir: where the tokens are kept, unless CACHE_DIR has them.
     data: the documents, and how they fill rows.
-    vocabulary: of the ids.
+    vocabulary: vocabulary of the ids.
     sequence_length: tokens in a row.
-    seed: of every shuffle.
+    seed: seed of every shuffle.
 
   Raises:
     UserError: there is no text, a source lacks a split, the tokens of a task

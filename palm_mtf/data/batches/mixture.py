@@ -47,7 +47,7 @@ class Mixture:
     """Returns the source of each row, and which of that source's rows it is.
 
     Args:
-      numbers: of rows, counted from the start of the run, [n], int64.
+      numbers: numbers of rows, counted from the start of the run, [n], int64.
 
     Returns:
       Two arrays [n], int64; a source's rows are each met once, from 0 on.

@@ -77,7 +77,7 @@ class JoinedRows:
     Args:
       tokens: at least `length` of them.
       length: tokens in a row.
-      eod_id: of [eod], if attention begins anew after it; otherwise None.
+      eod_id: id of [eod], if attention begins anew after it; otherwise None.
     """
     self._tokens = tokens
     self._length = length
@@ -141,9 +141,9 @@ class WholeRows:
     Args:
       tokens: at least one document.
       length: tokens in a row.
-      eod_id: of [eod], where a text without inputs ends.
+      eod_id: id of [eod], where a text without inputs ends.
       packed: whether a row takes as many documents as fit.
-      seed: of the order in which they are packed.
+      seed: seed of the order in which they are packed.
     """
     self._tokens = tokens
     self._length = length

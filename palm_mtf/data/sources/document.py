@@ -80,15 +80,15 @@ class Source(Protocol):
     """Returns a hash of all that decides its documents and their splits.
 
     Args:
-      digests: of the files, kept between runs; None reads every file.
+      digests: hashes of the files, kept between runs; None reads every file.
     """
 
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if its documents are ids of another vocabulary.
 
     Args:
-      sha256: of the run's SentencePiece model, in hexadecimal; None where the
-        run is to train one.
+      sha256: hash of the run's SentencePiece model, in hexadecimal; None where
+        the run is to train one.
     """
 
   def documents(self) -> Iterator[tuple[str, Document]]:

@@ -45,7 +45,7 @@ def open_task(
   """Returns the tasks of a registered task or mixture with their rates.
 
   Args:
-    name: of the task or mixture.
+    name: name of the task or mixture.
     validation_share: share of the documents that is held out of tasks without
       a validation split.
     sequence_length: tokens of a row, for preprocessors that cut token ids.
@@ -82,7 +82,7 @@ def find_provider(name: str, setting: str = "TASK") -> Any:
   """Returns the seqio.Task or seqio.Mixture that is registered as `name`.
 
   Args:
-    name: of the task or mixture.
+    name: name of the task or mixture.
     setting: the macro that names it, for messages.
 
   Raises:
@@ -107,7 +107,8 @@ def check_ids(
   Args:
     task: a `seqio.Task` that makes ids.
     features: whose ids are read.
-    sha256: of the run's SentencePiece model; None where it is yet to be made.
+    sha256: hash of the run's SentencePiece model; None where it is yet to be
+    made.
     setting: the macro that names the task, for messages.
   """
   for name in features:
@@ -141,7 +142,7 @@ class SeqioTask:
   has a NUL, which `report_skipped` tells.
 
   Attributes:
-    name: of the task.
+    name: name of the task.
     rate: its share of the rows.
     num_bytes: None; SeqIO does not know.
   """
@@ -188,8 +189,8 @@ class SeqioTask:
     """Raises UserError if its documents are ids of another vocabulary.
 
     Args:
-      sha256: of the run's SentencePiece model, in hexadecimal; None where the
-        run is to train one.
+      sha256: hash of the run's SentencePiece model, in hexadecimal; None where
+        the run is to train one.
     """
     if self._features.is_text:
       return

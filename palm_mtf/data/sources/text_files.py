@@ -33,7 +33,7 @@ class TextFiles:
   NUL byte, and JSON lines whose text has a NUL or half of a surrogate pair.
 
   Attributes:
-    name: of the source.
+    name: name of the source.
     rate: 1, the share of the rows that come from here.
     has_inputs: False.
     files: the files, sorted by path.
@@ -59,7 +59,7 @@ class TextFiles:
       text_field: the field of a JSON line that is the document.
       weight_field: the field with its weight, or None for a weight of 1.
       validation_share: share of the documents that is held out.
-      name: of the source.
+      name: name of the source.
       settings: what the user calls all this, for the messages.
 
     Raises:

@@ -34,11 +34,11 @@ class Contamination:
 
   Attributes:
     examples: in the evaluation set.
-    judged: of these, whose n-grams were looked for: all, or a sample.
-    short: of the judged, with fewer than 8 words.
-    contaminated: of the judged, with 70% of their n-grams or more in the
+    judged: held-out documents whose n-grams were looked for: all, or a sample.
+    short: judged documents with fewer than 8 words.
+    contaminated: judged documents with 70% of their n-grams or more in the
       training text.
-    contaminated_short: of these, with fewer than 8 words.
+    contaminated_short: contaminated documents with fewer than 8 words.
     ngram_share: share of the n-grams of all the judged in the training text.
   """
 

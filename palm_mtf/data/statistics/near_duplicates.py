@@ -141,7 +141,7 @@ def find_duplicates(
   """Returns the duplicates within and among sources.
 
   Args:
-    sketches: of each source.
+    sketches: sketches of each source.
     num_largest: how many of the largest groups to name, at most.
   """
   columns = zip(*(each.columns() for each in sketches), strict=True)

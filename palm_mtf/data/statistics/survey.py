@@ -47,11 +47,11 @@ class TextCounts:
 
   Attributes:
     documents: each once, whatever its weight.
-    bytes: of their text in UTF-8.
+    bytes: bytes of their text in UTF-8.
     tokens: one [eod] a document among them; None without a vocabulary.
-    held_out_documents: of the validation split.
-    held_out_bytes: of their text.
-    longest_bytes: of the longest document.
+    held_out_documents: documents of the validation split.
+    held_out_bytes: bytes of the held-out text.
+    longest_bytes: bytes of the longest document.
     longest_start: how that begins.
   """
 
@@ -77,9 +77,9 @@ class Survey:
 
   Attributes:
     sources: by name.
-    total: of all sources; duplicates among them count too.
-    overlap: of evaluation sets with the training documents of all sources:
-      "validation" is their validation split, others are by name.
+    total: counts of all sources; duplicates among them count too.
+    overlap: overlap of evaluation sets with the training documents of all
+      sources: "validation" is their validation split, others are by name.
     starts: how a member of each of the largest groups begins, by its digest.
   """
 
@@ -97,7 +97,7 @@ def survey(
   """Reads all sources twice and returns their statistics.
 
   Args:
-    sources: of a run; what they leave out is said on stderr.
+    sources: sources of a run; what they leave out is said on stderr.
     vocabulary: to count tokens with, or None.
     evaluation_sets: further ones to compare with the training documents.
 

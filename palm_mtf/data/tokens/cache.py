@@ -77,8 +77,8 @@ def cache_stores(
   Args:
     model_dir: MODEL_DIR.
     data: CACHE_DIR is read.
-    sources: of the run.
-    vocabulary: of the ids.
+    sources: sources of the run.
+    vocabulary: vocabulary of the ids.
     verify: compare every byte of what is there with its hashes; what differs
       is encoded anew.
 

@@ -87,7 +87,7 @@ class Encoder:
     """Readies an encoder.
 
     Args:
-      vocabulary: of the ids.
+      vocabulary: vocabulary of the ids.
       num_processes: worker processes; one a core by default, 0 for none.
     """
     self._vocabulary = vocabulary

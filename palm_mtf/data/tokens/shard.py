@@ -67,8 +67,8 @@ class ShardSummary:
 
   Attributes:
     num_read: documents of the source that went into it, or were left out.
-    lowest_rank: of these.
-    counts: of each split.
+    lowest_rank: lowest rank of these documents.
+    counts: counts of each split.
     blake2b: hash of each file, by its name.
   """
 
@@ -170,8 +170,8 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
   """Returns the summary of a shard whose files agree with it.
 
   Args:
-    folder: of the store.
-    number: of the shard.
+    folder: folder of the store.
+    number: number of the shard.
     reads: compare every byte with the hashes, not the sizes alone.
 
   Raises:

@@ -69,7 +69,8 @@ class TokenStore:
   Attributes:
     train: what the model learns.
     validation: what is held out.
-    lowest_rank: of any document: a VALIDATION_SHARE above it holds one out.
+    lowest_rank: lowest rank of any document: a VALIDATION_SHARE above it holds
+    one out.
     fingerprint: a hash of every token: the same for the same batches.
   """
 
@@ -119,11 +120,11 @@ def write_store(
   What an earlier, stopped writer left is used; a damaged store is mended.
 
   Args:
-    folder: of the store.
-    source: of the documents.
-    vocabulary: of the ids.
+    folder: folder of the store.
+    source: source of the documents.
+    vocabulary: vocabulary of the ids.
     num_processes: processes that encode; one a core by default.
-    shard_bytes: of text in one shard.
+    shard_bytes: bytes of text in one shard.
 
   Raises:
     UserError: the source has no text, or the disk is full.
@@ -167,7 +168,7 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
   """Maps a store after comparing its files with what its shards say.
 
   Args:
-    folder: of the store.
+    folder: folder of the store.
     verify: read every byte and compare hashes, not sizes alone.
 
   Raises:

@@ -52,7 +52,7 @@ def train_sentencepiece(
 
   Args:
     sentences: the training text.
-    settings: of SentencePieceTrainer.
+    settings: settings of SentencePieceTrainer.
     on_progress: told now and then how many merges were added.
 
   Raises:

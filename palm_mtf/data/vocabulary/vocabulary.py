@@ -47,7 +47,7 @@ class Vocabulary:
     size: number of pieces; ids are below it.
     eod_id: id of the end of a document.
     is_byte: [size], bool: which ids are byte pieces.
-    sha256: of the model file, in hexadecimal.
+    sha256: hash of the model file, in hexadecimal.
   """
 
   def __init__(self, path: str, *, setting: str = "VOCABULARY"):
