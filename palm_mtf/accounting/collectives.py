@@ -39,6 +39,7 @@ from palm_mtf.accounting.params import parameter_dims
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.parameter_names import parsed
 
 _FLOAT32 = DTYPE_BYTES["float32"]
 
@@ -166,7 +167,7 @@ def _add_stored(
   text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
   whole = dataclasses.replace(traffic.mesh, layout=text)
   for name, each in parameter_slices(config, whole).items():
-    is_scale = name.endswith("/scale")
+    is_scale = parsed(name).is_scale
     width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
     num_bytes = width * each.size
     is_kept = is_scale and (

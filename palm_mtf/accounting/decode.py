@@ -6,6 +6,7 @@ import math
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import parsed
 
 # A thread reads so many bytes in some 0.2 ms. To share fewer of them with
 # another core costs more, in waiting for it, than the other core takes over:
@@ -25,8 +26,7 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
   kernels = "int8" if weight_dtype == "int8" else config.activation_dtype
   total = 0
   for name, shape in parameter_shapes(config).items():
-    is_kernel = name.rpartition("/")[2] not in ("embedding", "scale")
-    dtype = kernels if is_kernel else config.activation_dtype
+    dtype = kernels if parsed(name).is_kernel else config.activation_dtype
     total += math.prod(shape) * _BYTES[dtype]
   return total
 

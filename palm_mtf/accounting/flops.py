@@ -18,6 +18,7 @@ import math
 
 from palm_mtf.accounting.params import count_parameters, parameter_shapes
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import parsed
 
 
 def product_flops_per_token(num_parameters: int) -> int:
@@ -74,9 +75,7 @@ def recomputed_flops_per_token(config: PalmConfig) -> int:
   repeated = sum(
     math.prod(shape)
     for name, shape in parameter_shapes(config).items()
-    if name.startswith("layer_")
-    and not name.endswith("/scale")
-    and name.partition("/")[2] not in unused
+    if parsed(name).is_kernel and parsed(name).part not in unused
   )
   return attention // 3 + 2 * repeated
 

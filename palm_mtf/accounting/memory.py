@@ -20,6 +20,7 @@ from palm_mtf.accounting.params import parameter_dims, parameter_shapes
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.parameter_names import parsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def parameter_slices(
 
 def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of one number of a parameter's gradient in a step."""
-  if mesh.num_microbatches > 1 or name.endswith("/scale"):
+  if mesh.num_microbatches > 1 or parsed(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
 

@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping
 
 from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.parameter_names import parsed
 from palm_mtf.errors import UserError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -65,7 +66,7 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 def row_rank(parameter: str) -> int:
   """Returns how many of the first dimensions are the rows of a matrix."""
-  return 2 if parameter.split("/")[-2:] == ["attention", "o"] else 1
+  return 2 if parsed(parameter).part == "attention/o" else 1
 
 
 def parameter_slots(

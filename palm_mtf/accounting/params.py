@@ -16,6 +16,7 @@ checkpoint's schema; model/palm.py makes the variables.
 import math
 
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import layer_name, parsed
 
 
 def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
@@ -45,7 +46,7 @@ def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
   dims = {"embedding": ("vocab", "d_model")}
   for layer in range(config.num_layers):
     for name, layer_dims in _layer_dims(config).items():
-      dims[f"layer_{layer:03d}/{name}"] = layer_dims
+      dims[f"{layer_name(layer)}/{name}"] = layer_dims
   dims["final_norm/scale"] = ("d_model",)
   return dims
 
@@ -84,5 +85,5 @@ def _count(config: PalmConfig, scales: bool) -> int:
   return sum(
     math.prod(shape)
     for name, shape in parameter_shapes(config).items()
-    if name.endswith("/scale") == scales
+    if parsed(name).is_scale == scales
   )

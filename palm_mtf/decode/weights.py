@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.decode.matmul import (
   constant_variable,
   largest_numbers,
@@ -130,7 +131,7 @@ def make_weights(
   parts = product_parts(mesh_impl, config, dims)
   scales, kernels = [], []
   for layer in range(config.num_layers):
-    name = f"layer_{layer:03d}"
+    name = layer_name(layer)
     scales.append(maker.scale(f"{name}/norm"))
     if config.block == "serial":
       scales.append(maker.scale(f"{name}/mlp_norm"))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.config.parameter_names import parsed
 from palm_mtf.mesh.placement import Part, Slice, padded, parts_of
 from palm_mtf.ops.variables import Fill, SlicedVariable, device_variable
 from palm_mtf.ops.xla import function
@@ -44,16 +45,11 @@ def stacked_with(
   alike = [
     x
     for x in variable.graph.all_variables
-    if x.mesh is variable.mesh and _kind(x.name) == _kind(variable.name)
+    if x.mesh is variable.mesh
+    and parsed(x.name).part == parsed(variable.name).part
   ]
   size = mesh_impl.slice_size(variable.shape) * variable.slice_dtype.size
   return in_stacks(alike, size)
-
-
-def _kind(name: str) -> str:
-  """Returns what the variables of all layers have in common."""
-  layer, _, of_layer = name.partition("/")
-  return of_layer if layer.startswith("layer_") else name
 
 
 class Stack:

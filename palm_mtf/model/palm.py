@@ -19,6 +19,7 @@ import functools
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
@@ -106,7 +107,7 @@ class Palm:
   def _block(
     self, x: mtf.Tensor, *, segments: mtf.Tensor | None, layer: int
   ) -> mtf.Tensor:
-    name = f"layer_{layer:03d}"
+    name = layer_name(layer)
     y = self._norm(x, f"{name}/norm")
     attention = self._attention(y, segments, f"{name}/attention")
     if self._config.block == "parallel":

@@ -16,6 +16,8 @@ each; PARAMETER_SCALE = "stacked" does the same with ours:
 
 from collections.abc import Sequence
 
+from palm_mtf.config.parameter_names import parsed
+
 _STACKED_WITH = {
   "q": "q_wi",
   "wi_gate": "q_wi",
@@ -41,9 +43,9 @@ def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
   groups: dict[str, list[int]] = {}
   for position, name in enumerate(names):
     key = name
-    if parameter_scale == "stacked" and name.startswith("layer_"):
-      key = name.partition("/")[2]
-      key = _STACKED_WITH.get(key.rpartition("/")[2], key)
+    parameter = parsed(name)
+    if parameter_scale == "stacked" and parameter.layer is not None:
+      key = _STACKED_WITH.get(parameter.last, parameter.part)
     groups.setdefault(key, []).append(position)
   return list(groups.values())
 
@@ -52,7 +54,6 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
   """Returns whether weights of a parameter decay, by WEIGHT_DECAY_ON."""
   if weight_decay_on == "all":
     return True
-  is_scale = name.endswith("/scale")
   if weight_decay_on == "all_but_scales":
-    return not is_scale
-  return not is_scale and name != "embedding"  # "kernels"
+    return not parsed(name).is_scale
+  return parsed(name).is_kernel

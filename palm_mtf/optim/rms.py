@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
+from palm_mtf.config.parameter_names import parsed
 
 
 class SumOfSquares(NamedTuple):
@@ -31,18 +32,11 @@ class SumOfSquares(NamedTuple):
   value: tf.Tensor
 
 
-def kind_of_layer(variable: str) -> str:
-  """Returns "mlp" for "layer_007/mlp/wi", "norm" for "final_norm/scale"."""
-  parts = variable.split("/")
-  kind = parts[1] if parts[0].startswith("layer_") else parts[0]
-  return "norm" if kind.endswith("norm") else kind
-
-
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
   """Returns [] float32 for each "update_rms/<kind>" and "parameter_rms/..."."""
   by_name = collections.defaultdict(list)
   for each in sums:
-    by_name[f"{each.of}_rms/{kind_of_layer(each.variable)}"].append(each)
+    by_name[f"{each.of}_rms/{parsed(each.variable).kind}"].append(each)
   return {
     name: tf.sqrt(
       tf.add_n([each.value for each in group])

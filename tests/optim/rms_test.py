@@ -9,14 +9,17 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.optim.rms import SumOfSquares, kind_of_layer, rms_by_kind
+from palm_mtf.config.parameter_names import parsed
+from palm_mtf.optim.rms import SumOfSquares, rms_by_kind
 from tests.mtf_testing import small_config
 
 
 @pytest.mark.parametrize("block", ["parallel", "serial"])
 def test_every_parameter_is_of_one_of_four_kinds(block):
   config = small_config(num_layers=2, block=block)
-  counts = collections.Counter(map(kind_of_layer, parameter_shapes(config)))
+  counts = collections.Counter(
+    parsed(name).kind for name in parameter_shapes(config)
+  )
   norms = {"parallel": 3, "serial": 5}[block]
   assert counts == {"embedding": 1, "norm": norms, "attention": 8, "mlp": 6}
 

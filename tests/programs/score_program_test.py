@@ -30,7 +30,7 @@ def nats(config, params, batch, mesh=SINGLE):
     load_parameters(session, model.slices, params)
     session.run(model.prepare)
     return session.run(
-      program.nats,
+      program.token_loss,
       {program.inputs: batch["inputs"], program.targets: batch["targets"]},
     )
 
