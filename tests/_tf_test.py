@@ -5,6 +5,7 @@
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import weakref
@@ -67,6 +68,34 @@ def name_in_a_graph_of_its_own(function, shape):
     function(tf.zeros(shape))
     (compiled,) = graph.as_graph_def().library.function
   return compiled.signature.name
+
+
+def test_functions_of_others_are_called_as_tensorflow_does():
+  """A process that uses our layers may have graphs and functions of its own."""
+  import tensorflow as tf2
+
+  @tf2.function(jit_compile=True)
+  def theirs(x):
+    return x + 1.0
+
+  @fused
+  def ours(x):
+    return x + 1.0
+
+  with tf.Graph().as_default() as graph:
+    theirs(tf.constant([1.0])), ours(tf.constant([1.0]))
+    calls = {
+      x.get_attr("f").name: x
+      for x in graph.get_operations()
+      if x.type in ("PartitionedCall", "StatefulPartitionedCall")
+    }
+  (their_name,) = (x for x in calls if "theirs" in x)
+  (our_name,) = (x for x in calls if "ours" in x)
+  assert re.fullmatch(r"__inference_theirs_\d+", their_name)
+  assert re.fullmatch(r"__inference_palm_mtf_ours_[0-9a-f]{16}", our_name)
+  without = "_disable_call_shape_inference"
+  assert without not in calls[their_name].node_def.attr
+  assert calls[our_name].get_attr(without)
 
 
 def test_what_xla_compiles_is_named_by_what_it_computes():

@@ -27,7 +27,7 @@ from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 
 
-def mean_nats(
+def mean_loss(
   checkpoint: Checkpoint,
   config: PalmConfig,
   batches: Iterable[Batch],
@@ -109,7 +109,7 @@ def measure(model_dir: str) -> dict:
       'decoder sees one; measure a run with PACKING = "joined" or "single".'
     )
   losses = {
-    weight_dtype: mean_nats(checkpoint, model, batches, weight_dtype)
+    weight_dtype: mean_loss(checkpoint, model, batches, weight_dtype)
     for weight_dtype in ("activation", "int8")
   }
   difference = losses["int8"] - losses["activation"]

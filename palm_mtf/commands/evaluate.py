@@ -115,7 +115,7 @@ def _validation_results(
     batch_size=batch_size // num_parts,
     features=list(parts[0]),
   ) as loaded:
-    loss = loaded.mean_nats(parts)
+    loss = loaded.mean_loss(parts)
   bits_per_token = loss / math.log(2)
   return {
     "checkpoint": checkpoint.path,

@@ -62,7 +62,7 @@ class LoadedModel:
   def __exit__(self, *unused: object) -> None:
     self._session.close()
 
-  def mean_nats(self, batches: Iterable[Batch]) -> float:
+  def mean_loss(self, batches: Iterable[Batch]) -> float:
     """Returns -log p of a target, averaged over all targets of `batches`."""
     results = [
       self._loss_and_weight(*(batch[name] for name in self._features))

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that XLA compiles, and operations of TPU computations.
 
-Two functions of TensorFlow are replaced here, for whoever builds graphs of
-ours: calls of what XLA compiles look for no shapes, and are named by content.
+Two functions of TensorFlow are replaced here, for functions of ours alone,
+which their names tell: they are named by content, and a call of one looks for
+no shapes. Other code in the process has TensorFlow as it is.
 """
 
 import functools
@@ -21,6 +22,7 @@ from palm_mtf._tf import (
   tpu_ops,
 )
 
+_OURS = "palm_mtf_"  # what the names of our functions begin with
 _from_func_graph = atomic_function.from_func_graph
 
 
@@ -33,7 +35,7 @@ def _named_by_content(
   cache on disk, where somebody asks for one with --tf_xla_persistent_cache_
   directory in TF_XLA_FLAGS, is of use.
   """
-  if "_XlaMustCompile" in attrs:
+  if "_XlaMustCompile" in attrs and graph.name.startswith(_OURS):
     content = graph.as_graph_def().SerializeToString(deterministic=True)
     ends = [x.name for x in (*graph.inputs, *graph.outputs)]
     digest = hashlib.sha256(content + repr(ends).encode()).hexdigest()
@@ -44,7 +46,6 @@ def _named_by_content(
 atomic_function.from_func_graph = _named_by_content
 
 
-_OF_KNOWN_SHAPES = "of_known_shapes_"
 _partitioned_call_op = atomic_function.partitioned_call_op
 
 
@@ -57,13 +58,13 @@ def _call_of_known_shapes(
   executor_type: str | None = None,
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
-  """Calls what XLA compiles, or `function` made, not looking for shapes in it.
+  """Calls a function; of ours, it does not look for shapes in it.
 
   They are known, and set by who calls this. To look for them TensorFlow walks
   through the body and copies a table of all constants of the graph, each time.
   """
-  is_ours = _OF_KNOWN_SHAPES in tf.compat.as_str(name)
-  if is_stateful or (xla_compile_attr is None and not is_ours):
+  is_ours = tf.compat.as_str(name).startswith(f"__inference_{_OURS}")
+  if is_stateful or not is_ours:
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
   value = attr_value_pb2.AttrValue
@@ -95,6 +96,12 @@ def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
   """
   kept = "_functions_of_palm_mtf"
 
+  def ours(*args: object) -> object:
+    return fn(*args)
+
+  name = getattr(fn, "__name__", "function")  # a partial has none
+  ours.__name__ = f"{_OURS}{name.strip('_')}"
+
   def call(*args: object) -> object:
     graph = ops.get_default_graph()
     while graph.building_function:
@@ -103,7 +110,7 @@ def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
       setattr(graph, kept, {})
     made = getattr(graph, kept)
     if call not in made:
-      made[call] = tf2.function(fn, autograph=False, **options)
+      made[call] = tf2.function(ours, autograph=False, **options)
     return made[call](*args)
 
   return call
@@ -133,12 +140,7 @@ def function(fn: Callable[..., object]) -> Callable[..., object]:
   Args:
     fn: takes tensors of the same shapes each time.
   """
-
-  def of_known_shapes(*args: tf.Tensor) -> object:
-    return fn(*args)
-
-  of_known_shapes.__name__ = f"{_OF_KNOWN_SHAPES}{fn.__name__}"
-  return _in_each_graph(of_known_shapes)
+  return _in_each_graph(fn)
 
 
 def in_tpu_computation() -> bool:

@@ -29,7 +29,7 @@ def save(config, params, folder) -> Checkpoint:
   return checkpoint
 
 
-def test_mean_nats_is_the_total_of_all_batches_over_their_weight(
+def test_mean_loss_is_the_total_of_all_batches_over_their_weight(
   tmp_path,
 ):
   config = small_config()
@@ -43,7 +43,7 @@ def test_mean_nats_is_the_total_of_all_batches_over_their_weight(
     batch_size=2,
     features=list(batches[0]),
   ) as loaded:
-    mean = loaded.mean_nats(batches)
+    mean = loaded.mean_loss(batches)
   both = {
     name: np.concatenate([batch[name] for batch in batches])
     for name in batches[0]
