@@ -188,7 +188,7 @@ class SlicePlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     Args:
       slot: slot of a variable.
       value: its next.
-      clip: the clip factor of the step (clip.py).
+      clip: the clip factor of the step (optim/clip.py).
     """
     del clip
     return slot.assign(value, read_value=False)

@@ -289,7 +289,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     Args:
       slot: slot of a variable.
       value: its next.
-      clip: [], float32, no number where the step is not finite (clip.py).
+      clip: [], float32, no number where the step is not finite (optim/clip.py).
     """
     is_bad = tf.math.is_nan(clip)
     return slot.assign(tf.where_v2(is_bad, tf.convert_to_tensor(slot), value))

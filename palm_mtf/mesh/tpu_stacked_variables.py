@@ -6,7 +6,7 @@ A pod has thousands of devices and a model a hundred layers, and each variable
 of each device has a price: to make, to hand to every program, to save. So a
 device has one for "layer_000/mlp/wi" and its like in all layers that follow. A
 program reads it once, and writes it once; a checkpoint knows layers alone
-(saving.py).
+(checkpoints/tensors.py).
 
 Each host draws the first weights whole, one after the other, and keeps what its
 devices hold: the same numbers as on CPUs, and none cross the network.

@@ -46,7 +46,7 @@ class PodProgram:
     weight_sum: [], float32: how many tokens the loss is the mean of. The mean
       loss of several parts is that of their losses, weighted by it.
     slices: slices of every variable, by its checkpoint name; of a stack, by
-      that of its first (placement.py).
+      that of its first (mesh/placement.py).
     accumulate: adds the gradients and sums of its part to those of the step.
   """
 
