@@ -10,7 +10,7 @@ import pytest
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.contamination import Examples
 from palm_mtf.data.statistics.near_duplicates import text_digest
-from palm_mtf.data.statistics.survey import Counts, survey
+from palm_mtf.data.statistics.survey import TextCounts, survey
 
 
 @dataclasses.dataclass
@@ -43,7 +43,7 @@ def test_counts_are_those_of_each_source_and_of_all(code, vocabulary):
   tokens = [len(vocabulary.encode(text)) + 1 for text in code]
   sizes = [len(text.encode()) for text in code]
   longest = max(range(6), key=sizes.__getitem__)
-  assert result.sources["one"].counts == Counts(
+  assert result.sources["one"].counts == TextCounts(
     documents=6,
     bytes=sum(sizes[:6]),
     tokens=sum(tokens[:6]),
