@@ -35,6 +35,9 @@ _MUCH_BYTES = 5 * 10**7
 _SLOW_SECS = 3600
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+# As a process of ours has it, before JAX sets another: what XLA would say of
+# each function that it finds compiled fills the pipes of processes.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # A shell starts what runs in its background without it, and tests interrupt the
 # processes that they start, which would take that over.
 signal.signal(signal.SIGINT, signal.default_int_handler)
