@@ -72,7 +72,8 @@ test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
 	$(PYTEST) $(addprefix --ignore=,$(GRAPH_TESTS))
 
 test-slow: $(T5_INSTALLED) ## run the slow tests
-	$(BIN)/python -m pytest -q -n 1 -m slow
+	$(PYTEST) -n 1 -m slow $(GRAPH_TESTS)
+	$(PYTEST) -n 1 -m slow $(addprefix --ignore=,$(GRAPH_TESTS))
 
 lint: venv ## check style and format
 	$(BIN)/ruff check
