@@ -69,7 +69,7 @@ def check_text(name: str, value: object, what: str) -> None:
 
   Args:
     name: the macro.
-    value: what it was given.
+    value: value of the macro.
     what: a noun phrase, for the message: what to give.
   """
   if value is not None and (not isinstance(value, str) or not value):

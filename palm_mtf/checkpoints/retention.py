@@ -66,7 +66,7 @@ def set_damaged_aside(model_dir: str, newest: Checkpoint | None) -> None:
 
   Args:
     model_dir: MODEL_DIR.
-    newest: what `newest_whole` found in it.
+    newest: checkpoint that `newest_whole` found in it.
   """
   root = ModelDir(model_dir).checkpoints
   for name in os.listdir(root) if os.path.isdir(root) else []:

@@ -26,7 +26,7 @@ class Config:
     data: documents and vocabulary.
     run: lengths, batch size, seed and prompts.
     pods: how many there are, and where.
-    fault_tolerance: what training does when something goes wrong.
+    fault_tolerance: skipped batches, loss spikes, and the watchdog.
     decode: how tokens are chosen.
     evaluation: SeqIO tasks, and of which checkpoints.
   """

@@ -169,7 +169,7 @@ class AnswerJournal:
       UserError: the file cannot be written.
     """
     self._known: dict[str, dict[int, object]] = {}
-    header, *answers = list(read_json_lines(path)) or [None]
+    header, *answers = list(read_json_lines(path, object)) or [None]
     if header != json.loads(json.dumps(depends_on)):
       answers = []
     for kind, number, value in answers:

@@ -44,11 +44,15 @@ class JsonLinesWriter:
     self._file.close()
 
 
-def read_json_lines(path: str) -> Iterator[Any]:
+def read_json_lines(path: str, kind: type = dict) -> Iterator[Any]:
   """Yields the JSON values of a file, none where there is no file.
 
+  Args:
+    path: path of the file.
+    kind: type of every value; `object` for any.
+
   Raises:
-    UserError: a line but the last is no JSON, or the file cannot be read.
+    UserError: a line but the last is no such value, or the file cannot be read.
   """
   try:
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -61,12 +65,14 @@ def read_json_lines(path: str) -> Iterator[Any]:
     try:
       value = json.loads(line)
     except ValueError:
-      if line.strip() and line.endswith("\n"):  # else half a line
-        raise UserError(
-          f"{path}, line {number}: is not JSON; remove the line."
-        ) from None
-      continue
-    yield value
+      if not line.strip() or not line.endswith("\n"):
+        continue  # half a line
+    else:
+      if isinstance(value, kind):
+        yield value
+        continue
+    what = "JSON object" if kind is dict else "JSON value"
+    raise UserError(f"{path}, line {number}: is no {what}; remove the line.")
 
 
 def write_json_lines(

@@ -131,14 +131,14 @@ def _read_run(path: str, name: str) -> Run:
   model_dir = ModelDir(path)
   if not os.path.isfile(model_dir.metrics):
     raise UserError(_no_metrics(path))
-  entries = _json_objects(model_dir.metrics)
+  entries = list(read_json_lines(model_dir.metrics))
   numbers = [x for x in entries if is_number(x.get("step")) and _is_log(x)]
   if not numbers:
     raise UserError(
       f"{model_dir.metrics}: has no line with numbers yet; wait for the run's "
       "LOG_STEPS."
     )
-  rewinds = _json_objects(model_dir.rewinds)
+  rewinds = read_json_lines(model_dir.rewinds)
   return Run(
     name=name,
     path=path,
@@ -151,7 +151,7 @@ def _read_run(path: str, name: str) -> Run:
     manifest=_newest_manifest(model_dir),
     samples=[
       x
-      for x in _json_objects(model_dir.samples)
+      for x in read_json_lines(model_dir.samples)
       if isinstance(x.get("continuation"), str) and is_number(x.get("step"))
     ],
     evaluations=_evaluations(model_dir),
@@ -185,11 +185,6 @@ def _no_metrics(path: str) -> str:
     f"{what}: holds no {metrics}; give the MODEL_DIR of a run that has "
     "logged a step."
   )
-
-
-def _json_objects(path: str) -> list[dict[str, Any]]:
-  """Returns the objects of a file of JSON lines, none without the file."""
-  return [x for x in read_json_lines(path) if isinstance(x, dict)]
 
 
 def _with_tokens(lines: Sequence[Mapping]) -> Iterator[dict[str, Any]]:

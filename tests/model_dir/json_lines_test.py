@@ -21,7 +21,7 @@ def test_what_is_appended_is_read_again(tmp_path):
   for value in VALUES:
     with JsonLinesWriter(path) as lines:
       lines.write(value)
-  assert list(read_json_lines(path)) == VALUES
+  assert list(read_json_lines(path, object)) == VALUES
 
 
 def test_a_line_is_on_the_disk_when_write_returns(tmp_path):
@@ -49,7 +49,17 @@ def test_half_a_last_line_is_not_read(tmp_path, length):
 def test_another_line_that_is_not_json_is_named(tmp_path):
   path = tmp_path / "x.jsonl"
   path.write_text('{"a": 1}\n{"b": \n{"c": 3}\n')
-  with pytest.raises(UserError, match=r"x\.jsonl, line 2: is not JSON; remove"):
+  with pytest.raises(
+    UserError, match=r"x\.jsonl, line 2: is no JSON object; remove"
+  ):
+    list(read_json_lines(str(path)))
+
+
+def test_a_value_of_another_kind_is_named(tmp_path):
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"a": 1}\n[2]\n')
+  assert list(read_json_lines(str(path), object)) == [{"a": 1}, [2]]
+  with pytest.raises(UserError, match=r"x\.jsonl, line 2: is no JSON object"):
     list(read_json_lines(str(path)))
 
 

@@ -77,7 +77,9 @@ def test_another_broken_line_is_named(write_run):
   path.write_text(path.read_text() + "half\n" + json.dumps(log_line(20)))
   with pytest.raises(UserError) as error:
     read(folder)
-  assert str(error.value) == (f"{path}, line 2: is not JSON; remove the line.")
+  assert str(error.value) == (
+    f"{path}, line 2: is no JSON object; remove the line."
+  )
 
 
 def test_runs_are_named_by_the_last_parts_that_differ(write_run):
