@@ -49,7 +49,7 @@ IMPORTS = {
   "commands": "_tf errors console config machine accounting mesh rates "
   "model_dir report data checkpoints cluster inference evaluation training",
   # Commands are reached by the names that the table and gin files give.
-  "cli": "__init__ errors machine model_dir",
+  "cli": "__init__ errors config machine model_dir",
   "__main__": "cli",
 }
 # Of data, on the way from documents to batches.

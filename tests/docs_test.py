@@ -48,7 +48,7 @@ def test_palm_mtf_command_has_a_valid_configuration(
   # MODEL_DIRs that a reader has by then hold the config.gin of the quickstart.
   monkeypatch.chdir(tmp_path)
   name, flags = split_name(command[1:])
-  if KNOWN[name].entry_point:  # not configured by gin
+  if not KNOWN[name].config:
     assert {x for x in flags if x.startswith("--")} <= {*KNOWN[name].flags}
     return
   files = [x for x in command if x.startswith("--gin_file=runs/")]

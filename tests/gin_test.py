@@ -3,6 +3,7 @@
 """The shipped gin files: small, orthogonal, and each recipe ready to run."""
 
 import dataclasses
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -15,10 +16,10 @@ from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.cli.gin_folder import gin_folder
-from palm_mtf.cli.gin_statements import Macro, Setting, names_in, read_file
-from palm_mtf.commands import train
+from palm_mtf.cli.gin_folder import gin_folder, header, run_file
+from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.config import mesh_layout
+from palm_mtf.config.macros import macros_of
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.programs.train_program import build_train_program
 
@@ -27,17 +28,8 @@ FILES = sorted(FOLDER.glob("**/*.gin"))
 FRAGMENT_FOLDERS = ["data", "layouts", "models", "optim", "pods"]
 FRAGMENTS = [path for path in FILES if path.parent.name in FRAGMENT_FOLDERS]
 RECIPES = sorted((FOLDER / "recipes").glob("*.gin"))
-# Run files by name, and the commands that they configure.
-RUNS = [
-  "data_cache",
-  "data_inspect",
-  "data_statistics",
-  "evaluate",
-  "generate",
-  "score",
-  "train",
-]
-COMMAND_OF = {name.replace(" ", "_"): name for name in COMMANDS}
+CONFIGURED = [name for name, command in COMMANDS.items() if command.config]
+MACROS = {"MODEL_DIR", *macros_of(config.Config)}
 # What a file leaves to the user, and the files that do.
 TO_THE_USER = {
   "MODEL_DIR": ('"model_dir"', ""),
@@ -61,17 +53,6 @@ def own_lines(path: Path) -> list[str]:
 def macros_set_in(path: Path) -> set[str]:
   names = (re.match(r"([A-Z0-9_]+) = ", line) for line in own_lines(path))
   return {name[1] for name in names if name}
-
-
-def macros_that_runs_reference() -> set[str]:
-  return {
-    name.name
-    for run in (FOLDER / "runs").glob("*.gin")
-    for statement in read_file(run)
-    if isinstance(statement, Setting)
-    for name in names_in(statement.value)
-    if isinstance(name, Macro)
-  }
 
 
 def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
@@ -174,42 +155,22 @@ def test_every_data_fragment_sets_all_but_what_is_the_users():
   }
 
 
-def test_every_macro_that_a_file_sets_is_referenced_by_a_run():
-  known = macros_that_runs_reference()
-  for path in [*FRAGMENTS, *RECIPES]:
-    assert macros_set_in(path) <= known, name_of(path)
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_macro_that_a_file_sets_is_a_setting(path):
+  assert macros_set_in(path) <= MACROS
 
 
-def test_every_field_is_bound_to_the_macro_of_its_name():
-  text = (FOLDER / "runs" / "settings.gin").read_text()
-  bound = re.findall(r"^(\w+\.\w+)\.(\w+) = %(\w+)$", text, re.MULTILINE)
-  assert all(macro == name.upper() for _, name, macro in bound)
-  fields = {
-    (f"config.{kind}", name)
-    for kind in config.__all__
-    if kind != "Config"
-    for name in getattr(config, kind).__dataclass_fields__
-  }
-  assert {(selector, name) for selector, name, _ in bound} == fields
-
-
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", CONFIGURED)
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_is_complete_for_every_command(recipe, command):
-  configuration = loaded(recipe, command)
-  run_files = {name.origin for name in configuration.bindings}
-  assert any(origin.startswith(f"runs/{command}.gin") for origin in run_files)
+  model_dir, settings = loaded(recipe, command).build()
+  assert model_dir == "model_dir"
+  assert isinstance(settings, getattr(config, COMMANDS[command].config))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_builds_settings_that_fit_together(recipe):
-  entry_point, built = loaded(recipe).build()
-  assert entry_point is train.train
-  assert {name: type(each) for name, each in built.items()} == {
-    "model_dir": str,
-    "config": config.Config,
-  }
-  settings = built["config"]
+  _, settings = loaded(recipe).build()
   mesh_layout.check(
     settings.mesh_layout,
     settings.model,
@@ -219,14 +180,17 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
   check_chip(settings.run.chip)
 
 
-@pytest.mark.parametrize("command", RUNS)
-def test_every_entry_point_takes_what_its_command_passes(command):
-  entry_point, built = loaded(RECIPES[0], command).build()
-  if COMMANDS[COMMAND_OF[command]].keeps_config:
-    built["config_files"] = lambda **resolved: {}
-  if COMMANDS[COMMAND_OF[command]].has_results:
-    built["as_json"] = True
-  inspect.signature(entry_point).bind(**built)
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_every_entry_point_takes_what_its_command_passes(name):
+  command = COMMANDS[name]
+  module, _, function = command.entry_point.rpartition(".")
+  entry_point = getattr(importlib.import_module(module), function)
+  passed = {"model_dir": "x", "config": None}
+  if command.keeps_config:
+    passed["config_files"] = lambda **resolved: {}
+  if command.has_results:
+    passed["as_json"] = True
+  inspect.signature(entry_point).bind(**passed)
 
 
 @pytest.mark.parametrize(
@@ -298,16 +262,14 @@ def test_the_paper_recipes_have_the_paper_batches(name, batch):
   assert macros["VOCAB_SIZE"].value == 256000
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", CONFIGURED)
 def test_the_header_of_a_run_file_speaks_of_its_command(command):
-  text = (FOLDER / "runs" / f"{command}.gin").read_text()
-  header = text[: text.index("from __gin__")]
-  assert f"`palm_mtf {COMMAND_OF[command]}`" in header
-  assert f"palm_mtf {COMMAND_OF[command]} --gin_file=" in header
-  assert "Required: MODEL_DIR" in header
-  known = macros_that_runs_reference()
-  named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", header))
-  assert named <= known, "the help names macros that exist"
+  text = "\n".join(header(run_file(command)))
+  assert f"`palm_mtf {command}`" in text
+  assert f"palm_mtf {command} --gin_file=" in text
+  assert "Required: MODEL_DIR" in text
+  named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", text))
+  assert named <= MACROS, "the help names macros that exist"
 
 
 LARGE = ("palm_62b", "palm_540b")  # half a minute each
@@ -332,7 +294,7 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(
   The large ones with few layers, where tests are not slow: others are like
   them.
   """
-  settings = loaded(recipe).build()[1]["config"]
+  _, settings = loaded(recipe).build()
   model = resolved(settings.model, settings.mesh_layout)
   if recipe.stem in LARGE:
     num_layers = min(model.num_layers, most_layers)

@@ -41,8 +41,7 @@ def train_config(files: Sequence[str], macros: Sequence[str]) -> Config:
   Raises:
     UserError: something in them is wrong.
   """
-  _, keywords = gin_files.load("train", files, macros).build()
-  config: Config = keywords["config"]
+  _, config = gin_files.load("train", files, macros).build()
   model = resolved(config.model, config.mesh_layout)
   return dataclasses.replace(config, model=model)
 

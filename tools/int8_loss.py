@@ -87,11 +87,8 @@ def measure(model_dir: str) -> dict:
       f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
       "MODEL_DIR of a training run."
     )
-  configuration = gin_files.load(
-    "evaluate", [file], [f"MODEL_DIR={model_dir!r}"]
-  )
-  _, keywords = configuration.build()
-  config = keywords["config"]
+  macros = [f"MODEL_DIR={model_dir!r}"]
+  _, config = gin_files.load("evaluate", [file], macros).build()
   model, run, data = config.model, config.run, config.data
   checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of `palm_mtf`, and which of them the first arguments name.
 
-A name has one word or two: `data cache` is one of the group `data`. Most
-commands are configured by gin; those that name an entry point here have flags
-of their own. Nothing but names is kept here, so that help imports nothing.
+A name has one word or two: `data cache` is one of the group `data`. Nothing but
+names is kept here, so that help imports nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,22 +17,28 @@ class Command(NamedTuple):
 
   Attributes:
     summary: one line for `palm_mtf --help`.
-    has_results: its entry point takes `as_json`, bool: print results as JSON,
-      one object a line.
-    keeps_config: its entry point takes `config_files`, a function of the
-      macros that it resolved that returns {file name: text}, to be written into
-      MODEL_DIR.
-    entry_point: dotted path of the function that runs it, or "" where gin says
-      that: in runs/<name>.gin, a space in the name written as "_".
-    takes_model_dir: --model_dir stands for the config.gin in that folder.
-    flags: {flag: keywords of argparse}; one without dashes is a place. The
+    entry_point: dotted path of the function that runs it, by keywords.
+    config: class in palm_mtf.config that gin's macros fill, "" for a command
+      that has flags alone. The entry point takes `model_dir` and `config`; help
+      and defaults of its own are in runs/<name>.gin, a space written as "_".
+    leaves_out: parts of the class that keep their defaults.
+    has_results: whether the entry point takes `as_json`, bool: print results as
+      JSON, one object a line.
+    keeps_config: whether the entry point takes `config_files`, a function of
+      the macros that it resolved that returns {file name: text}, to be written
+      into MODEL_DIR.
+    takes_model_dir: whether --model_dir stands for the config.gin in that
+      folder.
+    flags: {flag: keywords of argparse}; one without dashes is positional. The
       entry point takes each as a keyword.
   """
 
   summary: str
+  entry_point: str
+  config: str = ""
+  leaves_out: Sequence[str] = ()
   has_results: bool = False
   keeps_config: bool = False
-  entry_point: str = ""
   takes_model_dir: bool = False
   flags: Mapping[str, Mapping[str, Any]] = {}
 
@@ -55,14 +60,25 @@ _TEXT_FIELD = {
 _MODEL_DIR = {"metavar": "MODEL_DIR", "help": "of a training run"}
 
 COMMANDS = {
-  "train": Command("train a model, or resume its training", keeps_config=True),
+  "train": Command(
+    "train a model, or resume its training",
+    entry_point="palm_mtf.commands.train.train",
+    config="Config",
+    # Its config.gin leaves these to the commands that read it.
+    leaves_out=["decode"],
+    keeps_config=True,
+  ),
   "evaluate": Command(
     "print validation loss, or the metrics of SeqIO tasks",
+    entry_point="palm_mtf.commands.evaluate.evaluate",
+    config="Config",
     has_results=True,
     takes_model_dir=True,
   ),
   "generate": Command(
     "continue texts",
+    entry_point="palm_mtf.commands.generate.generate",
+    config="Config",
     has_results=True,
     takes_model_dir=True,
     flags={
@@ -85,6 +101,8 @@ COMMANDS = {
   ),
   "score": Command(
     "print how likely texts, targets or options are",
+    entry_point="palm_mtf.commands.score.score",
+    config="Config",
     has_results=True,
     takes_model_dir=True,
     flags={
@@ -106,6 +124,8 @@ COMMANDS = {
   ),
   "data cache": Command(
     "encode the documents of a run, for all runs",
+    entry_point="palm_mtf.commands.data_cache.data_cache",
+    config="CorpusConfig",
     has_results=True,
     flags={
       "--verify": {
@@ -116,10 +136,16 @@ COMMANDS = {
     },
   ),
   "data inspect": Command(
-    "print what a training step reads, as text", has_results=True
+    "print what a training step reads, as text",
+    entry_point="palm_mtf.commands.data_inspect.data_inspect",
+    config="Config",
+    has_results=True,
   ),
   "data statistics": Command(
-    "count documents, tokens, duplicates and overlap", has_results=True
+    "count documents, tokens, duplicates and overlap",
+    entry_point="palm_mtf.commands.data_statistics.data_statistics",
+    config="CorpusConfig",
+    has_results=True,
   ),
   "checkpoints list": Command(
     "print step, date, size and loss of every checkpoint",

@@ -19,11 +19,16 @@ def gin_folder() -> Path:
   """Returns the folder that holds runs/, models/, recipes/ and the others."""
   for folder in (_PACKAGE / "gin", _PACKAGE.parent / "gin"):
     # The folder beside an installed package is gin's own library.
-    if (folder / "runs" / "settings.gin").is_file():
+    if (folder / "runs" / "train.gin").is_file():
       return folder
   raise UserError(
     f"the gin folder is missing from {_PACKAGE}: install palm_mtf again."
   )
+
+
+def run_file(command: str) -> Path:
+  """Returns the file with the help and the own defaults of a command."""
+  return gin_folder() / "runs" / f"{command.replace(' ', '_')}.gin"
 
 
 def shown(path: Path) -> str:

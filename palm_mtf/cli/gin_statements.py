@@ -17,7 +17,6 @@ from pathlib import Path
 
 from gin import config_parser
 
-from palm_mtf.cli.earlier_versions import module_of_today
 from palm_mtf.cli.gin_folder import find_include, shown
 from palm_mtf.errors import UserError
 
@@ -252,17 +251,12 @@ def _converted(statement, origin: str) -> list[Statement]:
 
 
 def _import(statement: config_parser.ImportStatement, origin: str) -> Import:
-  name, module = statement.bound_name(), module_of_today(statement.module)
-  text = statement.format()
-  if module != statement.module:
-    package, _, last = module.rpartition(".")
-    alias = "" if last == name else f" as {name}"
-    text = f"from {package} import {last}{alias}"
-  whole = statement.is_from or statement.alias
+  name = statement.bound_name()
+  is_whole = statement.is_from or statement.alias
   return Import(
-    statement=text,
+    statement=statement.format(),
     name=name,
-    path=module if whole else name,
-    module=module,
+    path=statement.module if is_whole else name,
+    module=statement.module,
     origin=origin,
   )

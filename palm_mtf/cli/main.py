@@ -18,7 +18,7 @@ import os
 import select
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf.cli.command_table import (
@@ -69,9 +69,9 @@ def _run(arguments: list[str]) -> int:
   name, rest = split_name(arguments)
   if name not in COMMANDS:
     return _run_without_command(name, rest)
-  if COMMANDS[name].entry_point:
-    return _run_with_flags(name, rest)
-  return _run_configured(name, rest)
+  if COMMANDS[name].config:
+    return _run_configured(name, rest)
+  return _run_with_flags(name, rest)
 
 
 def _run_with_flags(name: str, arguments: list[str]) -> int:
@@ -82,17 +82,19 @@ def _run_with_flags(name: str, arguments: list[str]) -> int:
     parser.add_argument(flag, **keywords)
   keywords = vars(_parse(parser, arguments))
   keep_compiled_code()
+  return _entry_point(command)(**keywords) or 0
+
+
+def _entry_point(command: Command) -> Callable[..., int | None]:
   module, _, function = command.entry_point.rpartition(".")
-  entry_point = getattr(importlib.import_module(module), function)
-  return entry_point(**keywords) or 0
+  return getattr(importlib.import_module(module), function)
 
 
 def _run_configured(name: str, arguments: list[str]) -> int:
   """Runs a command that gin configures."""
   command = COMMANDS[name]
-  run_file = name.replace(" ", "_")
   parser = _parser(name)
-  _add_gin_flags(parser, run_file, arguments)
+  _add_gin_flags(parser, name, arguments)
   if command.takes_model_dir:
     parser.add_argument(
       "--model_dir",
@@ -117,7 +119,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     files.insert(0, file)
     bindings = first + bindings
   configuration = gin_files.load(
-    run_file,
+    name,
     files,
     bindings,
     asked=f"palm_mtf {name} "
@@ -126,15 +128,15 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   if options.print_config:
     print(configuration.effective_text(), end="")
     return 0
-  keep_compiled_code()
+  keep_compiled_code()  # before the user's modules may import TensorFlow
   try:
-    entry_point, keywords = configuration.build()
+    model_dir, settings = configuration.build()
+    keywords = {name: getattr(options, name) for name in own}
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files
     if command.has_results:
       keywords["as_json"] = options.as_json
-    keywords.update({name: getattr(options, name) for name in own})
-    entry_point(**keywords)
+    _entry_point(command)(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
     raise UserError(configuration.located(str(error))) from error
   return 0
@@ -211,7 +213,7 @@ def _listed(commands: Mapping[str, Command]) -> str:
 
 
 def _add_gin_flags(
-  parser: _Parser, run_file: str, arguments: Sequence[str]
+  parser: _Parser, command: str, arguments: Sequence[str]
 ) -> None:
   """Adds the flags of gin, and to the help what the run file says of itself."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
@@ -235,10 +237,9 @@ def _add_gin_flags(
     help="print the configuration with the origin of every value, and stop",
   )
   if "--help" in arguments or "-h" in arguments:
-    from palm_mtf.cli.gin_folder import gin_folder, header
+    from palm_mtf.cli.gin_folder import header, run_file
 
-    lines = header(gin_folder() / "runs" / f"{run_file}.gin")
-    parser.epilog = "\n".join(lines)
+    parser.epilog = "\n".join(header(run_file(command)))
 
 
 def _parse(parser: _Parser, arguments: list[str]) -> argparse.Namespace:

@@ -10,8 +10,7 @@ import json
 import os
 import time
 
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import CorpusConfig
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.cache import cache_stores
 from palm_mtf.data.tokens.store import TokenStore
@@ -22,8 +21,7 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 def data_cache(
   *,
   model_dir: str,
-  model: PalmConfig,
-  data: DataConfig,
+  config: CorpusConfig,
   verify: bool = False,
   as_json: bool = False,
 ) -> None:
@@ -32,8 +30,7 @@ def data_cache(
   Args:
     model_dir: where the vocabulary is, or is trained, if VOCABULARY is None;
       and the cache, if CACHE_DIR is None.
-    model: gives VOCAB_SIZE.
-    data: the documents, the vocabulary and CACHE_DIR.
+    config: documents, vocabulary and CACHE_DIR.
     verify: compare every byte that is there with its hash; what is damaged is
       encoded anew.
     as_json: print one JSON object a source instead of lines for people.
@@ -42,6 +39,7 @@ def data_cache(
     UserError: there is no text, or the disk is full.
   """
   check_model_dir(model_dir)
+  model, data = config.model, config.data
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_sources(data, model.sequence_length)
   for source in sources:

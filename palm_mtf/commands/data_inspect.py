@@ -8,62 +8,39 @@ behind ":"; "[eod]" between lines is the end of a document.
 
 import collections
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.run import RunConfig
-from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.config import Config
 from palm_mtf.data.batches.batches import Batch, Batches, batch_hash
 from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 
 def data_inspect(
-  *,
-  model_dir: str,
-  model: PalmConfig,
-  data: DataConfig,
-  run: RunConfig,
-  steps: Sequence[int],
-  num_rows: int,
-  skip_steps: Sequence[Sequence[int]] = (),
-  as_json: bool = False,
+  *, model_dir: str, config: Config, as_json: bool = False
 ) -> None:
-  """Prints the batches of `steps`: figures of each, and its first rows as text.
+  """Prints the batches of INSPECT_STEPS: figures, and first rows as text.
 
   Args:
     model_dir: MODEL_DIR of a training run, or of one to come.
-    model: gives VOCAB_SIZE and SEQUENCE_LENGTH.
-    data: the documents and the vocabulary.
-    run: gives GLOBAL_BATCH_SIZE and SEED.
-    steps: counted from 0.
-    num_rows: how many rows of each batch are shown.
-    skip_steps: batches that training leaves out.
+    config: every setting that decides what a batch holds.
     as_json: print one JSON object a step instead of lines for people.
 
   Raises:
     UserError: as training would.
   """
   check_model_dir(model_dir)
-  if not isinstance(steps, (list, tuple)) or not steps:
-    raise UserError(
-      f"INSPECT_STEPS = {steps!r}: give a list of steps, such as [0, 1000]."
-    )
-  for step in steps:
-    check_count("INSPECT_STEPS", step, minimum=0)
-  check_count("INSPECT_ROWS", num_rows, minimum=0)
-  skips = Skips(skip_steps)
+  model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = load_corpus(
     model_dir, data, vocabulary, model.sequence_length, run.seed
   )
-  batches = corpus.batches(run.batch_sizes, skips)
-  for step in steps:
+  batches = corpus.batches(run.batch_sizes, config.fault_tolerance.skips)
+  num_rows = config.inspection.inspect_rows
+  for step in config.inspection.inspect_steps:
     result = describe_step(batches, step, vocabulary, num_rows)
     if as_json:
       print(json.dumps(result))

@@ -11,8 +11,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import CorpusConfig, DataConfig
 from palm_mtf.console import say
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.sources.read_files import MACROS
@@ -26,32 +25,27 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 
 
 def data_statistics(
-  *,
-  model_dir: str,
-  model: PalmConfig,
-  data: DataConfig,
-  overlap_files: str | Sequence[str] | None = None,
-  as_json: bool = False,
+  *, model_dir: str, config: CorpusConfig, as_json: bool = False
 ) -> None:
   """Prints the statistics of the documents that a run learns from.
 
   Args:
     model_dir: where vocabulary.model is, or is trained, if VOCABULARY is None;
       where it cannot be trained, tokens are not counted.
-    model: gives VOCAB_SIZE.
-    data: says where the documents come from.
-    overlap_files: a further evaluation set, read like TEXT_FILES, or None.
+    config: documents, vocabulary, and OVERLAP_FILES, read like TEXT_FILES.
     as_json: print one JSON object instead of a table for people.
 
   Raises:
     UserError: there is no text, or VOCABULARY is no fitting model.
   """
   check_model_dir(model_dir)
-  sources = open_sources(data)
+  sources = open_sources(config.data)
   evaluation_sets = {}
+  overlap_files = config.inspection.overlap_files
   if overlap_files is not None:
-    evaluation_sets["OVERLAP_FILES"] = _read_examples(overlap_files, data)
-  vocabulary = _find_vocabulary(model_dir, model, data)
+    examples = _read_examples(overlap_files, config.data)
+    evaluation_sets["OVERLAP_FILES"] = examples
+  vocabulary = _find_vocabulary(model_dir, config)
   result = survey(sources, vocabulary, evaluation_sets)
   if as_json:
     print(json.dumps(_as_json(result)))
@@ -61,17 +55,8 @@ def data_statistics(
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
   """Returns all documents of OVERLAP_FILES, of whatever split."""
-  names = [globs] if isinstance(globs, str) else globs
-  if not (
-    isinstance(names, (list, tuple))
-    and names
-    and all(isinstance(name, str) and name for name in names)
-  ):
-    raise UserError(
-      f"OVERLAP_FILES = {globs!r}: give a glob, a list of globs, or None."
-    )
   files = TextFiles(
-    names,
+    [globs] if isinstance(globs, str) else globs,
     text_field=data.text_field,
     validation_share=data.validation_share,
     name="OVERLAP_FILES",
@@ -84,14 +69,14 @@ def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
   return examples
 
 
-def _find_vocabulary(
-  model_dir: str, model: PalmConfig, data: DataConfig
-) -> Vocabulary | None:
+def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
   """Returns the vocabulary of the run, or None, and says why."""
   try:
-    return load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
+    return load_vocabulary(
+      model_dir, config.data, vocab_size=config.model.vocab_size
+    )
   except UserError as error:
-    if data.vocabulary is not None:
+    if config.data.vocabulary is not None:
       raise
     say(f"tokens are not counted: {error}")
     return None

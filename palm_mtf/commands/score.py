@@ -14,7 +14,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from palm_mtf.errors import UserError, check_count
+from palm_mtf.errors import UserError
 from palm_mtf.inference.score_inputs import ScoreItem, given_texts, read_items
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -26,7 +26,6 @@ def score(
   *,
   model_dir: str,
   config: Config,
-  stride: int | None,
   texts: Sequence[str] | None = None,
   input_files: Sequence[str] | None = None,
   as_json: bool = False,
@@ -39,8 +38,6 @@ def score(
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; those of training are not read.
-    stride: STRIDE: for texts beyond the sequence length, see
-      inference/score_windows.py; None is half of it.
     texts: documents.
     input_files: see inference/score_inputs.py.
     as_json: print one JSON object a line instead of a table.
@@ -53,6 +50,7 @@ def score(
   mesh = config.mesh_layout
   mesh_layout.check(mesh, config.model)
   model = resolved(config.model, mesh)
+  stride = config.evaluation.stride
   _check_stride(stride, model)
   if not texts and not input_files:
     raise UserError(
@@ -86,10 +84,7 @@ def score(
 
 
 def _check_stride(stride: int | None, model: PalmConfig) -> None:
-  if stride is None:
-    return
-  check_count("STRIDE", stride)
-  if stride > model.sequence_length:
+  if stride is not None and stride > model.sequence_length:
     raise UserError(
       f"STRIDE = {stride}: tokens would be left out; give at most "
       f"SEQUENCE_LENGTH = {model.sequence_length}."

@@ -1,17 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting, as frozen dataclasses that the gin macros bind to.
+"""Every setting, as frozen dataclasses that gin macros fill.
 
-Each field is the lower-case name of its macro (`NUM_LAYERS` is `num_layers`)
-and is checked when it is made, so that a wrong value is found before TensorFlow
-is imported.
+A field has the lower-case name of its macro: `num_layers` is NUM_LAYERS. Values
+are checked when a dataclass is made, so that a wrong one is found before
+TensorFlow is imported.
 """
 
-from palm_mtf.config.config import Config
+from palm_mtf.config.config import Config, CorpusConfig
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.config.fault_tolerance import WatchConfig
+from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
@@ -21,8 +22,10 @@ from palm_mtf.config.run import RunConfig
 __all__ = [
   "AdafactorConfig",
   "Config",
+  "CorpusConfig",
   "DataConfig",
   "DecodeConfig",
+  "InspectionConfig",
   "MeshLayout",
   "PalmConfig",
   "PodsConfig",

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All settings of a run in one object."""
+"""All settings of a command in one object."""
 
 import dataclasses
 
@@ -8,6 +8,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.config.fault_tolerance import WatchConfig
+from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
@@ -16,14 +17,29 @@ from palm_mtf.config.run import RunConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """What a command is configured by: one part for each kind of setting.
+class CorpusConfig:
+  """The settings of a command that reads documents and runs no model.
 
   Attributes:
-    model: the architecture.
+    model: the architecture: VOCAB_SIZE and SEQUENCE_LENGTH of it.
+    data: documents and vocabulary.
+    inspection: what `data inspect` and `data statistics` look at.
+  """
+
+  model: PalmConfig
+  data: DataConfig
+  inspection: InspectionConfig = dataclasses.field(
+    default_factory=InspectionConfig
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(CorpusConfig):
+  """The settings of a command that runs a model.
+
+  Attributes:
     mesh_layout: devices of a pod, and what is split over them.
     optimizer: Adafactor, its schedule and the z-loss.
-    data: documents and vocabulary.
     run: lengths, batch size, seed and prompts.
     pods: how many there are, and where.
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
@@ -31,10 +47,8 @@ class Config:
     evaluation: SeqIO tasks, and of which checkpoints.
   """
 
-  model: PalmConfig
   mesh_layout: MeshLayout
   optimizer: AdafactorConfig
-  data: DataConfig
   run: RunConfig
   pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
   fault_tolerance: WatchConfig = dataclasses.field(default_factory=WatchConfig)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which SeqIO tasks a model is evaluated on, on what of them, and when."""
+"""Which SeqIO tasks a model is evaluated on, and how long texts are scored."""
 
 import dataclasses
 
@@ -27,6 +27,8 @@ class TaskEvalConfig:
     eval_wait_secs: seconds that "every" waits for the next checkpoint.
     task_eval_steps: steps of training between evaluations on the tasks, each
       by a checkpoint that is written then; None for none.
+    stride: tokens from one row to the next of a text that `score` reads in
+      several (inference/score_windows.py); None is half of sequence_length.
   """
 
   eval_tasks: list[str] | tuple[str, ...] = ()
@@ -37,6 +39,7 @@ class TaskEvalConfig:
   eval_checkpoints: str | list[int] | tuple[int, ...] = NEWEST
   eval_wait_secs: float = 3600.0
   task_eval_steps: int | None = None
+  stride: int | None = None
 
   def __post_init__(self):
     names = self.eval_tasks
@@ -56,6 +59,8 @@ class TaskEvalConfig:
       check_count("EVAL_EXAMPLES", self.eval_examples)
     if self.num_shots is not None:
       check_count("NUM_SHOTS", self.num_shots, 0)
+    if self.stride is not None:
+      check_count("STRIDE", self.stride)
     self._check_checkpoints()
     check_real("EVAL_WAIT_SECS", self.eval_wait_secs, 0.0, 1e9)
     if self.task_eval_steps is not None:

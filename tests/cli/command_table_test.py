@@ -23,7 +23,7 @@ HEAVY = {"tensorflow", "mesh_tensorflow", "numpy", "sentencepiece", "jax"}
 def pairs(monkeypatch):
   """Adds a group, and a command that is a group too."""
   for name in ("trial once", "trial twice", "train again"):
-    monkeypatch.setitem(COMMANDS, name, Command("try"))
+    monkeypatch.setitem(COMMANDS, name, Command("try", entry_point=""))
 
 
 @pytest.mark.parametrize(

@@ -89,15 +89,16 @@ def grouped_site(site, tmp_path_factory) -> Path:
   package = folder / "palm_mtf"
   with open(package / "cli" / "command_table.py", "a") as file:
     file.write(
-      'COMMANDS["trial once"] = Command("try it once", has_results=True)\n'
+      'COMMANDS["trial once"] = Command(\n'
+      '  "try it once", entry_point="palm_mtf.commands.trial.once",\n'
+      '  config="Config", has_results=True,\n'
+      ")\n"
       'COMMANDS["trial twice"] = Command(\n'
       '  "try it twice", entry_point="palm_mtf.commands.trial.twice",\n'
       '  flags={"--times": {"type": int, "required": True}},\n'
       ")\n"
     )
   run_file = (package / "gin" / "runs" / "train.gin").read_text()
-  run_file = run_file.replace("train.train", "trial.once")
-  run_file = run_file.replace("import train", "import trial")
   run_file = run_file.replace("palm_mtf train", "palm_mtf trial once")
   (package / "gin" / "runs" / "trial_once.gin").write_text(run_file)
   (package / "commands" / "trial.py").write_text(

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strict gin: precedence, origins, the effective text and every refusal."""
 
+import dataclasses
+import importlib
 import itertools
 import re
 
 import pytest
 
 from palm_mtf.cli.gin_files import load
+from palm_mtf.config import Config
+from palm_mtf.config.macros import macros_of
 from palm_mtf.errors import UserError
 
 RECIPE = "recipes/quickstart.gin"
@@ -86,11 +90,8 @@ def test_the_order_of_fragments_and_run_files_does_not_matter():
 
 
 def test_a_command_needs_only_the_macros_that_it_uses(here):
-  unused = ("mesh", "run", "tasks")
-  text = "".join(f"train.train.{name} = None\n" for name in unused)
-  fewer = write(here, "m.gin", f"include 'models/palm_tiny.gin'\n{text}")
-  rest = ["data/python_stdlib.gin", "optim/palm.gin"]
-  configuration = load("train", [fewer, *rest], [DIR, "TRAIN_STEPS=3"])
+  files = ["models/palm_tiny.gin", "data/python_stdlib.gin"]
+  configuration = load("data cache", files, [DIR])
   assert "NUM_LAYERS" in configuration.macros
   assert "MESH_SHAPE" not in configuration.macros
   assert "TRAIN_STEPS" not in configuration.macros
@@ -101,18 +102,24 @@ def test_the_effective_text_begins_as_gin_needs_it_and_shows_origins():
     "train", [RECIPE], [DIR], asked="palm_mtf train x"
   ).effective_text()
   lines = text.splitlines()
-  assert lines[:6] == [
+  assert lines[:4] == [
     "# palm_mtf train x",
     "from __gin__ import dynamic_registration",
-    "from palm_mtf import config",
-    "from palm_mtf.commands import train",
     "",
     'MODEL_DIR = "runs/x"  # command line',
   ]
   assert re.search(r"\nNUM_LAYERS = \d+  # models/palm_tiny.gin:3\n", text)
-  assert "config.Config.model = @config.PalmConfig()" in text
-  for line in lines[5:]:
-    assert not line or "  # " in line
+  assert "\nSPIKE_REWINDS = 20  # default\n" in text
+  assert all("  # " in line for line in lines[3:])
+
+
+def test_plain_gin_reads_the_effective_text():
+  config = importlib.import_module("gin.config")
+  text = load("train", [RECIPE], [DIR]).effective_text()
+  config.clear_config()
+  config.parse_config(text)
+  assert config.query_parameter("%D_FF") == 512
+  config.clear_config()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -146,63 +153,53 @@ def test_a_macro_may_refer_to_another_of_the_users_own(here):
   assert "WIDTH = 64  # mine.gin:1\n" in text
 
 
-def test_own_configurables_and_imports_stay_in_the_text(here):
+def test_own_functions_and_imports_stay_in_the_text(here):
   mine = write(
     here,
     "mine.gin",
     "from __gin__ import dynamic_registration\nimport their.models\n"
     "import tasks_of_mine\nfrom their import data as their_data\n"
-    "config.Config.model = @their.models.Tall()\n"
-    "their.models.Tall.depth = %DEPTH\nDEPTH = 9\n"
+    "NUM_LAYERS = @their.models.depth()\n"
+    "their.models.depth.most = %DEPTH\nDEPTH = 9\n"
     "their_data.mixture.rate = 2.0\n",
   )
-  configuration = load("train", [RECIPE, mine], [DIR])
-  lines = configuration.effective_text().splitlines()
+  lines = load("train", [RECIPE, mine], [DIR]).effective_text().splitlines()
   for line in (
     "import their.models",
     "import tasks_of_mine",
     "from their import data as their_data",
     "DEPTH = 9  # mine.gin:7",
-    "config.Config.model = @their.models.Tall()  # mine.gin:5",
-    "their.models.Tall.depth = %DEPTH  # mine.gin:6",
+    "NUM_LAYERS = @their.models.depth()  # mine.gin:5",
+    "their.models.depth.most = %DEPTH  # mine.gin:6",
     "their_data.mixture.rate = 2.0  # mine.gin:8",
   ):
     assert line in lines
-  assert "config.PalmConfig" not in configuration.effective_text()
-  assert "NUM_LAYERS" not in configuration.macros
 
 
-def test_a_part_that_commands_once_took_is_that_of_their_config_now(here):
-  mine = write(
+def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
+  plain = load("train", [RECIPE], [DIR])
+  old = write(
     here,
-    "mine.gin",
-    "import their\n"
-    "from palm_mtf import evaluate\n"
+    "old.gin",
+    "from palm_mtf import config\nfrom palm_mtf import layout\n"
     "from palm_mtf import train\n"
-    "train.train.data = @their.Data()\n"
-    "evaluate.evaluate.data = @their.Data()\n",
+    "train.train.model_dir = %MODEL_DIR\n"
+    "train.train.mesh = @layout.MeshLayout()\n"
+    "config.PalmConfig.d_ff = %D_FF\n",
   )
-  for command in ("train", "evaluate"):
-    text = load(command, [RECIPE, mine], [DIR]).effective_text()
-    assert "config.Config.data = @their.Data()" in text
-    assert "DataConfig" not in text
+  again = load("train", [RECIPE, old], [DIR])
+  assert without_origins(again) == without_origins(plain)
 
 
-def test_a_scope_counts_where_a_reference_opens_it(here):
-  mine = write(
-    here,
-    "mine.gin",
-    "config.Config.model = @deep/config.PalmConfig()\n"
-    "deep/config.PalmConfig.num_layers = 8\n",
+def test_what_runs_of_earlier_versions_bound_to_own_functions_is_refused(here):
+  text = "import their\nfrom palm_mtf import train\n"
+  text += "train.train.model = @their.model()"
+  with pytest.raises(UserError) as error:
+    load("train", [RECIPE, write(here, "old.gin", text)], [DIR])
+  assert str(error.value) == (
+    "train.train.model = @their.model() (old.gin:3): is not bound in gin; "
+    "set a macro instead."
   )
-  text = load("train", [RECIPE, mine], [DIR]).effective_text()
-  assert "deep/config.PalmConfig.num_layers = 8  # mine.gin:2\n" in text
-
-
-PALM_PARAMETERS = (
-  "num_layers, d_model, num_heads, d_kv, d_ff, vocab_size, sequence_length, "
-  "norm, block, attention, activation_dtype, remat."
-)
 
 
 @pytest.mark.parametrize(
@@ -211,63 +208,47 @@ PALM_PARAMETERS = (
     (
       "NUM_LAYER = 3",
       'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) in mine.gin:1; '
-      "see gin/runs/settings.gin",
+      "--print_config lists all of them",
     ),
-    ("QQQ = 3", "unknown macro QQQ in mine.gin:1; see gin/runs/settings.gin"),
     (
-      "config.PalmConfig.num_layer = 3",
-      "config.PalmConfig.num_layer = 3 (mine.gin:1): config.PalmConfig has no "
-      'parameter "num_layer" (did you mean "num_layers"?). Parameters: '
-      + PALM_PARAMETERS,
+      "QQQ = 3",
+      "unknown macro QQQ in mine.gin:1; --print_config lists all of them",
     ),
     (
       "config.PalmConfig.num_layers = 3",
-      "config.PalmConfig.num_layers = 3 (mine.gin:1): this parameter has a "
-      "macro; set NUM_LAYERS = 3 instead.",
+      "config.PalmConfig.num_layers = 3 (mine.gin:1): no import provides "
+      '"config"; import it, or set NUM_LAYERS = 3 instead.',
     ),
     (
       "from palm_mtf import config as c\nc.PalmConfig.num_layers = 3",
-      "c.PalmConfig.num_layers = 3 (mine.gin:2): this parameter has a macro; "
+      "c.PalmConfig.num_layers = 3 (mine.gin:2): is not bound in gin; "
       "set NUM_LAYERS = 3 instead.",
     ),
     (
-      "config.PalmConfg.norm = 'x'",
-      'config.PalmConfg.norm = "x" (mine.gin:1): has no effect, because '
-      "nothing in this run uses config.PalmConfg (did you mean "
-      '"config.PalmConfig"?).',
-    ),
-    (
-      "deep/config.PalmConfig.num_layers = 8",
-      "deep/config.PalmConfig.num_layers = 8 (mine.gin:1): has no effect, "
-      'because nothing in this run uses scope "deep".',
+      "from palm_mtf import config\nconfig.PalmConfig.num_layer = 3",
+      "config.PalmConfig.num_layer = 3 (mine.gin:2): is not bound in gin; "
+      "set a macro instead "
+      '(did you mean "NUM_LAYERS"?).',
     ),
     (
       "foo.bar.x = 1",
       'foo.bar.x = 1 (mine.gin:1): no import provides "foo"; import it, or set '
-      "a macro of runs/settings.gin instead.",
+      "a macro instead.",
     ),
     (
-      "confg.PalmConfig.norm = 1",
-      'confg.PalmConfig.norm = 1 (mine.gin:1): no import provides "confg" '
-      '(did you mean "config"?); import it, or set a macro of '
-      "runs/settings.gin instead.",
+      "import their\nther.bar.x = 1",
+      'ther.bar.x = 1 (mine.gin:2): no import provides "ther" (did you mean '
+      '"their"?); import it, or set a macro instead.',
     ),
     (
-      "config.Config.model = @foo.Model()",
-      "config.Config.model = @foo.Model() (mine.gin:1): no import provides "
-      '"foo"; import it, or set a macro of runs/settings.gin instead.',
+      "NUM_LAYERS = @foo.depth()",
+      "NUM_LAYERS = @foo.depth() (mine.gin:1): no import provides "
+      '"foo"; import it, or set a macro instead.',
     ),
     (
-      "config.Config.modle = @config.PalmConfig()",
-      "config.Config.modle = @config.PalmConfig() (mine.gin:1): config.Config "
-      'has no parameter "modle" (did you mean "model"?). Parameters: model, '
-      "mesh_layout, optimizer, data, run, pods, evaluation, decode, "
-      "fault_tolerance.",
-    ),
-    (
-      "from their import config",
-      'mine.gin:1: from their import config: "config" is already '
-      "palm_mtf.config (runs/settings.gin:5); import it as another name.",
+      "import their.data\nfrom mine import data as their",
+      'mine.gin:2: from mine import data as their: "their" is already '
+      "their (mine.gin:1); import it as another name.",
     ),
     (
       "D_MODEL = %WIDHT",
@@ -308,7 +289,7 @@ def test_a_misspelt_macro_on_the_command_line_is_refused():
     load("train", [RECIPE], [DIR, "NUM_LAYER=3"])
   assert str(error.value) == (
     'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) on the command '
-    "line; see gin/runs/settings.gin"
+    "line; --print_config lists all of them"
   )
 
 
@@ -330,10 +311,12 @@ def test_a_macro_that_is_not_set_is_named(files, message):
 
 
 def test_many_macros_that_are_not_set_are_counted():
-  recipe, texts = "recipes/palm_8b.gin", 'TEXT_FILES="x"'
-  places = origins(load("evaluate", [recipe], [DIR, texts])).values()
-  count = sum(not place.startswith("runs/") for place in places)
-  count -= 1  # TPU, which layouts set and runs/settings.gin too
+  required = [
+    name
+    for name, default in macros_of(Config).items()
+    if default is dataclasses.MISSING
+  ]
+  count = 1 + len(required)  # MODEL_DIR
   with pytest.raises(UserError) as error:
     load("evaluate")
   assert str(error.value) == (
@@ -353,17 +336,16 @@ def test_only_a_message_about_a_macro_says_where_it_was_set():
   assert configuration.located("no space left") == "no space left"
 
 
-def test_a_run_file_sets_a_macro_of_its_own_unless_the_user_does(here):
-  plain = load("data_statistics", [RECIPE], [DIR])
-  assert values(plain)["OVERLAP_FILES"] is None
-  assert origins(plain)["OVERLAP_FILES"].startswith("runs/data_statistics.gin:")
-  mine = write(here, "mine.gin", "OVERLAP_FILES = 'a'\n")
-  assert (
-    values(load("data_statistics", [RECIPE, mine], [DIR]))["OVERLAP_FILES"]
-    == "a"
-  )
+def test_a_run_file_has_defaults_of_its_command_unless_the_user_sets_them(here):
+  plain = load("evaluate", [RECIPE], [DIR])
+  assert values(plain)["TEMPERATURE"] == 0.0
+  assert origins(plain)["TEMPERATURE"].startswith("runs/evaluate.gin:")
+  assert values(load("generate", [RECIPE], [DIR]))["TEMPERATURE"] == 0.7
+  mine = write(here, "mine.gin", "TEMPERATURE = 0.5\n")
+  given = load("evaluate", [RECIPE, mine], [DIR])
+  assert values(given)["TEMPERATURE"] == 0.5
+  # Training leaves it to the commands that read its config.gin.
   train = load("train", [RECIPE, mine], [DIR])
-  assert "OVERLAP_FILES" not in values(train)
+  assert "TEMPERATURE" not in values(train)
   kept = write(here, "kept.gin", train.effective_text())
-  again = load("data_statistics", [kept])
-  assert without_origins(again) == without_origins(plain)
+  assert without_origins(load("evaluate", [kept])) == without_origins(plain)

@@ -28,6 +28,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
     "pods": "PodsConfig",
     "fault_tolerance": "WatchConfig",
     "decode": "DecodeConfig",
+    "inspection": "InspectionConfig",
     "evaluation": "TaskEvalConfig",
   }
   assert got["settings"]["model"]["d_ff"] == 512
@@ -59,14 +60,13 @@ def test_training_keeps_both_configurations_and_either_gives_the_same(
     (tmp_path / name).write_text(text)
     for command in ("train", "evaluate", "generate"):
       again = settings_of(palm_mtf(command, f"--gin_file={name}"))
-      # Training has no settings of decoding, and what watches over it alone.
       own = {
         "train": set(),
         "evaluate": set(),
         "generate": {"prompts", "input_file", "interactive"},
       }
       assert again.keys() - first.keys() == own[command]
-      common = first.keys() - {"decode", "fault_tolerance"}
+      common = first.keys() - {"decode"}  # which training leaves open
       assert {x: again[x] for x in common} == {x: first[x] for x in common}
 
 
@@ -175,16 +175,13 @@ def test_a_broken_pipe_that_is_not_stdout_is_ours(palm_mtf):
 
 MINE = """
 import my_models
-train.train.model = @my_models.tall()
+NUM_LAYERS = @my_models.tall()
 my_models.tall.depth = %DEPTH
-my_models.tall.base = @config.PalmConfig()
 DEPTH = 9
 """
 MY_MODELS = """
-import dataclasses
-
-def tall(base, depth):
-  return dataclasses.replace(base, num_layers=depth)
+def tall(depth):
+  return depth
 """
 
 

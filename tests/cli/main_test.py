@@ -148,7 +148,7 @@ def test_version(palm_mtf):
     (
       ["evaluate", RECIPE, DIR, "--gin.NUM_LAYER=3"],
       'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) on the command '
-      "line; see gin/runs/settings.gin",
+      "line; --print_config lists all of them",
     ),
   ],
 )

@@ -35,7 +35,7 @@ from palm_mtf.cli import gin_files
 
 def read(files, macros):
   configuration = gin_files.load("train", files, macros)
-  data = configuration.build()[1]["config"].data
+  data = configuration.build()[1].data
   from palm_mtf.data.sources.open import open_sources
   sources = open_sources(data)
   for source in sources:

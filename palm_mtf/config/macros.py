@@ -1,0 +1,70 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every field of a configuration is a gin macro: `num_layers` is NUM_LAYERS."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeVar
+
+MISSING = dataclasses.MISSING
+_T = TypeVar("_T")
+
+
+def macros_of(
+  config_class: type, leaves_out: Collection[str] = ()
+) -> dict[str, object]:
+  """Returns the macros of a configuration, in the order of its fields.
+
+  Args:
+    config_class: dataclass whose fields are values or further dataclasses.
+    leaves_out: names of fields that keep their defaults.
+
+  Returns:
+    {macro: default}; MISSING for a macro that has to be set.
+  """
+  found: dict[str, object] = {}
+  for field in _fields(config_class, leaves_out):
+    if dataclasses.is_dataclass(field.type):
+      of_part = macros_of(field.type)
+    else:
+      of_part = {field.name.upper(): field.default}
+    for name, default in of_part.items():
+      # Two parts may read one macro (SEED); it is required if one requires it.
+      if found.setdefault(name, default) != default:
+        found[name] = MISSING
+  return found
+
+
+def from_macros(
+  config_class: type[_T],
+  values: Mapping[str, object],
+  leaves_out: Collection[str] = (),
+) -> _T:
+  """Makes a configuration of the values of its macros.
+
+  Args:
+    config_class: dataclass of `macros_of`.
+    values: {macro: value}, a value for each of `macros_of`.
+    leaves_out: names of fields that keep their defaults.
+
+  Raises:
+    UserError: a value is refused by the part that reads it.
+  """
+  return config_class(
+    **{
+      field.name: from_macros(field.type, values)
+      if dataclasses.is_dataclass(field.type)
+      else values[field.name.upper()]
+      for field in _fields(config_class, leaves_out)
+    }
+  )
+
+
+def _fields(
+  config_class: type, leaves_out: Collection[str]
+) -> Iterator[dataclasses.Field]:
+  return (
+    field
+    for field in dataclasses.fields(config_class)
+    if field.name not in leaves_out
+  )
