@@ -43,6 +43,7 @@ class Command(NamedTuple):
   flags: Mapping[str, Mapping[str, Any]] = {}
 
 
+# Flags that several commands share.
 _INPUT = {
   "dest": "globs",
   "metavar": "GLOB",
@@ -298,6 +299,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   Raises:
     UserError: no command has this name; names the nearest one.
   """
+  # At most two words before the first flag can be a name.
   words = []
   for word in arguments[:2]:
     if word.startswith("-"):
@@ -307,6 +309,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
   if not words or name in COMMANDS or commands_in(name):
     return name, list(arguments[len(words) :])
   group = words[0]
+  # Of a known group only its own commands are near.
   known = commands_in(group) if len(words) == 2 else {}
   if not known:
     if group in COMMANDS:  # a wrong argument follows, not a wrong name

@@ -128,6 +128,7 @@ def _written_over(found: Environment) -> Iterator[Problem]:
 
 
 def _wrong_tensorflow_text(found: Environment) -> Iterator[Problem]:
+  # Its operations are linked against one minor version's ABI.
   text = found.versions.get("tensorflow-text")
   tensorflow = found.versions.get("tensorflow")
   if not text or not tensorflow or _minor(text) == _minor(tensorflow):
@@ -140,6 +141,8 @@ def _wrong_tensorflow_text(found: Environment) -> Iterator[Problem]:
 
 
 def _unmet_requirements(found: Environment) -> Iterator[Problem]:
+  # Every requirement by itself, with its fix; `pip check` names no fix, and does
+  # not know of packages that write into one folder.
   for name, specifier in _requirements(found).items():
     version = found.versions.get(name)
     fix = f'{found.pip} install "{name}{specifier}"'
@@ -150,6 +153,7 @@ def _unmet_requirements(found: Environment) -> Iterator[Problem]:
 
 
 def _failed_imports(found: Environment) -> Iterator[Problem]:
+  # One cause often breaks several imports: it is one problem.
   modules_of_error = {}
   for module, error in found.import_errors.items():
     modules_of_error.setdefault(error, []).append(module)
@@ -176,8 +180,10 @@ def _import_fix(
     major = int(generated[1])
     bounds = f">={major}{generated[2]},<{major + 2}"
     return f'{found.pip} install "protobuf{bounds}"'
+  # Protobuf's other refusals do not say which version would do.
   if "protobuf" in error or "Descriptors cannot be created" in error:
     return f'{found.pip} install --upgrade "protobuf>=6.31.1,<8"'
+  # An illegal instruction: the wheel is compiled for a newer CPU.
   if "SIGILL" in error:
     return "use a CPU with AVX2, for which TensorFlow's wheels are compiled"
   version = found.versions.get(package)
@@ -196,6 +202,7 @@ def _missing_gin_folder(found: Environment) -> Iterator[Problem]:
 
 def _requirements(found: Environment) -> dict[str, object]:
   """Returns the specifier of each package that palm_mtf asks for here."""
+  # A broken installation may lack even this; the other checks do without.
   if "packaging" not in found.versions:
     return {}
   from packaging.requirements import Requirement

@@ -99,6 +99,7 @@ def main(
     busy=cores.busy_shares(_WATCH_SECS),
   )
   print("palm_mtf: importing the libraries ...", file=sys.stderr)
+  # In another process: a library that crashes must not take this one along.
   import_errors, devices = _try_imports()
   found = Environment(
     python=shlex.quote(sys.executable),
@@ -110,6 +111,7 @@ def main(
   )
   machine = _machine(found.versions, devices, here)
   problems = diagnose(found)
+  # Rates of a broken installation would mean nothing.
   if measure and not problems:
     machine["measured"] = _measured_rates()
   problems += find_slowness(here)
@@ -224,14 +226,14 @@ def read_imports(output: str, end: str) -> tuple[dict[str, str], list[str]]:
   """
   errors, devices, importing = {}, [], ""
   for line in output.splitlines():
-    if not line.startswith('{"'):
+    if not line.startswith('{"'):  # what libraries print themselves
       continue
     said = loads(line)
     importing = said.get("importing", "")
     devices = said.get("devices", devices)
     if "failed" in said:
       errors[said["failed"]] = _telling_line(said["why"])
-  if importing:
+  if importing:  # the process ended before it said how that import went
     errors[importing] = end
   return errors, devices
 
@@ -277,6 +279,7 @@ def _gin_error() -> str:
 
 def _memory_bytes() -> tuple[int, int]:
   """Returns the whole memory and what is available of it."""
+  # The kernel says kB and means KiB.
   kibibytes = dict(
     re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
   )
@@ -284,6 +287,7 @@ def _memory_bytes() -> tuple[int, int]:
   available = int(kibibytes.get("MemAvailable", 0)) * 1024
   limit = _text("/sys/fs/cgroup/memory.max").strip()  # of a container
   if limit.isdigit() and int(limit) < total:
+    # A container's limit counts, not the host's memory.
     used = _text("/sys/fs/cgroup/memory.current").strip()
     left = int(limit) - int(used) if used.isdigit() else int(limit)
     return int(limit), min(available, left)

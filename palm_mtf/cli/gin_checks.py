@@ -56,6 +56,7 @@ def split(
       for x in names_in(each.value)
       if isinstance(x, Reference)
     ]
+    # "NAME = value" sets a macro, "module.function.name = value" a parameter.
     if not each.selector:
       macros[each.name] = each
       continue
@@ -121,6 +122,7 @@ def _instead(setting: Setting, known: Collection[str]) -> str:
   macro = setting.name.upper()
   if setting.selector and macro in known:
     return f"set {macro} = {format_value(setting.value)} instead"
+  # A reference stands for a part of ours, which no macro replaces.
   is_value = setting.selector and not isinstance(setting.value, Reference)
   return "set a macro instead" + (did_you_mean(macro, known) * bool(is_value))
 
@@ -137,6 +139,7 @@ def check_known(
     settings: whatever may refer to a macro.
     known: every macro of every command.
   """
+  # A macro of the user's own is known where something refers to it.
   asked = set(known)
   for setting in settings:
     names = list(names_in(setting.value))
@@ -181,6 +184,7 @@ def reached(
       found[each.name] = macros[each.name]
       follow(macros[each.name], (*circle, each.name))
 
+  # Depth first: `circle` is the path from the setting that asked.
   for setting in settings:
     follow(setting, () if setting.selector else (setting.name,))
   return found

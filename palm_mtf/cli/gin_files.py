@@ -61,6 +61,7 @@ class Configuration:
     lines = [f"# {self.asked}".replace("\n", " ")]
     lines.append("from __gin__ import dynamic_registration")
     lines += dict.fromkeys(each.statement for each in self.imports)
+    # Macros first: gin resolves names in any order, people read from the top.
     for group in (self.macros.values(), self.bindings):
       lines += ["", *(f"{each}  # {each.origin}" for each in group)]
     return "\n".join(lines).rstrip() + "\n"
@@ -134,12 +135,15 @@ class Configuration:
     """Lets gin call the user's functions."""
     import gin
 
+    # gin's state is the process's: what an earlier command bound goes.
     gin.clear_config()
     text = self.effective_text()
     try:
       gin.parse_config(text)
     except _GIN_ERRORS as error:
       message = str(error).splitlines()[0].rstrip(".")
+      # gin counts lines of the text it was given; their comments say where they
+      # come from.
       line = re.search(r"bindings string line (\d+)", str(error))
       where = text.splitlines()[int(line[1]) - 1] if line else self.asked
       raise UserError(f"{where}: {message}.") from error
@@ -151,6 +155,7 @@ class Configuration:
 
   def _import_modules(self) -> None:
     """Imports what the text imports; an import that fails is the user's."""
+    # `palm_mtf` as an installed script lacks the folder that `python -m` adds.
     if str(Path.cwd()) not in sys.path:
       sys.path.append(str(Path.cwd()))  # where the user's own modules lie
     for each in self.imports:
@@ -184,6 +189,7 @@ def load(
     statements += read_file(find_gin_file(name))
   statements += read_command_line(bindings)
   defaults = {"MODEL_DIR": MISSING, **macros_of(config.Config)}
+  # Every macro of every command is known: a file may serve several commands.
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   config_class = getattr(config, COMMANDS[command].config)

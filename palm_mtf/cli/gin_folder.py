@@ -88,6 +88,8 @@ def _nearest(name: str, folders: list[Path]) -> str:
     beside = (folder / name).parent
     for path in sorted(beside.glob("*.gin")) if beside.is_dir() else []:
       existing[str(Path(name).parent / path.name)] = None
+  # By the whole path first: models/palm_9b.gin is nearer to models/palm_8b.gin
+  # than to recipes/palm_8b.gin.
   if "/" in name and (guess := did_you_mean(name, existing)):
     return guess
   by_stem = {Path(path).stem: path for path in existing}  # recipes/ come late

@@ -130,6 +130,7 @@ def names_in(value: object) -> Iterator[Reference | Macro]:
 
 def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
   """Reads a gin file and, in place, everything that it includes."""
+  # gin itself would recurse without end.
   if path in including:
     circle = " -> ".join(shown(p) for p in (*including, path))
     raise UserError(f"{circle}: gin files include each other in a circle.")
@@ -158,6 +159,7 @@ def read_command_line(bindings: Iterable[str]) -> list[Setting]:
     name, equals, value = binding.partition("=")
     if not equals or not re.fullmatch(r"[\w./]+", name):
       raise UserError(f"--gin.{binding}: write --gin.NAME=VALUE.")
+    # The line as a file would have it, so that both read values alike.
     statements = _parse(f"{name} = {value}", lambda _: COMMAND_LINE, binding)
     if len(statements) != 1:
       raise UserError(f"--gin.{binding}: give one value.")
@@ -168,6 +170,7 @@ def read_command_line(bindings: Iterable[str]) -> list[Setting]:
 def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   """Parses `text`; the error for a bad line names the line and the fix."""
   try:
+    # gin's own grammar; the delegate keeps names where gin would resolve them.
     parser = config_parser.ConfigParser(io.StringIO(text), _Names())
     statements = []
     while (statement := parser.parse_statement()) is not None:
@@ -184,6 +187,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   lines = text.splitlines() or [""]
   content = lines[min(line, len(lines)) - 1].strip()
   _check_unquoted(content, binding, origin_of(line))
+  # gin quotes the token; its own words would send the user to its source.
   token = re.search("Failed to parse token '(.*)'", message)
   message = (
     f"{token[1]} is not a Python value"
@@ -211,6 +215,7 @@ def _check_unquoted(content: str, binding: str, origin: str) -> None:
     return  # the value is right; something else in the line is not
   except (SyntaxError, ValueError):
     pass
+  # The likeliest slips: a text without quotes, and true for True.
   right = _PYTHON_WORDS.get(value.lower(), f'"{value}"')
   if binding:
     quoted = f"'{right}'" if right.startswith('"') else right

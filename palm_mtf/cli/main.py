@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   arguments = sys.argv[1:] if arguments is None else list(arguments)
   try:
     code = _run(arguments)
+    # Here, where a closed pipe is still caught, and not at Python's exit.
     sys.stdout.flush()
     return code
   except UserError as error:
@@ -69,6 +70,7 @@ def _run(arguments: list[str]) -> int:
   name, rest = split_name(arguments)
   if name not in COMMANDS:
     return _run_without_command(name, rest)
+  # What gin configures has its flags too, but for --gin_file and --gin.NAME.
   if COMMANDS[name].config:
     return _run_configured(name, rest)
   return _run_with_flags(name, rest)
@@ -78,6 +80,7 @@ def _run_with_flags(name: str, arguments: list[str]) -> int:
   """Runs a command that has flags of its own."""
   command = COMMANDS[name]
   parser = _parser(name)
+  # The table holds the keywords of argparse as they are.
   for flag, keywords in command.flags.items():
     parser.add_argument(flag, **keywords)
   keywords = vars(_parse(parser, arguments))
@@ -106,6 +109,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     parser.add_argument(flag, **keywords).dest
     for flag, keywords in command.flags.items()
   ]
+  # argparse cannot know the names behind "--gin.": they go to gin.
   macros = [each for each in arguments if each.startswith("--gin.")]
   rest = [each for each in arguments if not each.startswith("--gin.")]
   options = _parse(parser, rest)
@@ -116,6 +120,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   bindings = [macro.removeprefix("--gin.") for macro in macros]
   if getattr(options, "model_dir", None):
     file, first = _settings_of(options.model_dir)
+    # First, so that the user's own files and flags win over the run's.
     files.insert(0, file)
     bindings = first + bindings
   configuration = gin_files.load(
@@ -138,6 +143,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
       keywords["as_json"] = options.as_json
     _entry_point(command)(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
+    # Checks know macros by name; where one was set is known here alone.
     raise UserError(configuration.located(str(error))) from error
   return 0
 
@@ -245,6 +251,7 @@ def _add_gin_flags(
 def _parse(parser: _Parser, arguments: list[str]) -> argparse.Namespace:
   """Parses; names the nearest flag for one that does not exist."""
   see = f"; see {parser.prog} --help"
+  # argparse has no public list of the flags that it knows.
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
     # First of all: a misspelt flag is not a missing one.
@@ -267,6 +274,7 @@ def _stdout_is_closed() -> bool:
   """Whether nobody reads stdout any more; keeps Python's exit quiet if so."""
   try:
     sys.stdout.flush()
+    # POLLERR and POLLHUP are reported without being asked for.
     poll = select.poll()  # where stdout has no buffer that could fail again
     poll.register(sys.stdout.fileno(), 0)
     closed = bool(poll.poll(0))

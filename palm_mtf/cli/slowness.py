@@ -55,6 +55,7 @@ def dtype_line(machine: Machine) -> str:
 
 
 def _slow_dtype(machine: Machine) -> Iterator[Problem]:
+  # Emulated, a product costs the float32 product and two passes of rounding.
   if machine.asked_dtype == "bfloat16" and not machine.native_bfloat16:
     yield Problem(
       f'ACTIVATION_DTYPE = "bfloat16" ({machine.asked_where}): this machine '
@@ -65,6 +66,7 @@ def _slow_dtype(machine: Machine) -> Iterator[Problem]:
 
 def _too_many_threads(machine: Machine) -> Iterator[Problem]:
   cores = len(machine.cores)
+  # A container may see more cores than its quota of time pays for.
   if machine.quota is not None and machine.quota < cores:
     cores = max(1, int(machine.quota))
   if machine.threads <= cores:
@@ -83,6 +85,7 @@ def _busy_cores(machine: Machine) -> Iterator[Problem]:
   if not busy:
     return
   listed = ", ".join(f"{core} ({share:.0%})" for core, share in busy.items())
+  # Pinned to cores that nobody else uses, no thread waits for a busy one.
   free = [core for core in machine.cores if core not in busy]
   fix = "end the programs that top shows, or wait until they have ended"
   if free:

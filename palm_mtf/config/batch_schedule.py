@@ -57,6 +57,7 @@ class BatchSizes:
 
   def next_change(self, step: int) -> int | None:
     """Returns the first step after `step` of another size, if there is one."""
+    # The loop builds another program there: shapes are static.
     later = self._phase(step) + 1
     return self._starts[later] if later < len(self._starts) else None
 

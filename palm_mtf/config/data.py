@@ -52,6 +52,7 @@ class DataConfig:
         f"TASK = {self.task!r} and TEXT_FILES = {self.text_files!r}: set one "
         "of them, and the other to None."
       )
+    # One glob is as good as a list of one.
     files = self.text_files
     files = [files] if isinstance(files, str) else files
     if files is not None and (
@@ -75,6 +76,7 @@ class DataConfig:
       raise UserError(
         f"TEXT_FIELD = {self.text_field!r}: give the name of a field."
       )
+    # Some text has to be held out, and most of it learnt.
     check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
     check_choice(
       "PACKING", self.packing, ["joined", "joined_masked", "packed", "single"]

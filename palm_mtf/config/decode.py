@@ -40,7 +40,7 @@ class DecodeConfig:
     check_real("TEMPERATURE", self.temperature, 0.0, 100.0)
     if self.top_k is not None:
       check_count("TOP_K", self.top_k)
-    check_real("TOP_P", self.top_p, 0.0, 1.0)
+    check_real("TOP_P", self.top_p, 0.0, 1.0)  # nucleus sampling
     if self.top_p == 0:
       raise UserError(
         "TOP_P = 0: no token has a share of 0; give a number above 0, to 1, or "
@@ -63,6 +63,7 @@ class DecodeConfig:
     self._check_together()
 
   def _check_together(self):
+    # A setting that the chosen strategy would not read is a mistake.
     if self.num_beams > 1:
       for name, off in (
         ("num_samples", 1),

@@ -65,13 +65,14 @@ class TaskEvalConfig:
     check_real("EVAL_WAIT_SECS", self.eval_wait_secs, 0.0, 1e9)
     if self.task_eval_steps is not None:
       check_count("TASK_EVAL_STEPS", self.task_eval_steps)
-      if not names:
+      if not names:  # a checkpoint would be written for nothing
         raise UserError(
           f"TASK_EVAL_STEPS = {self.task_eval_steps}: on no task; name some in "
           "EVAL_TASKS, or set it to None."
         )
 
   def _check_checkpoints(self):
+    # "every" waits for checkpoints of a training that runs beside it.
     steps = self.eval_checkpoints
     if isinstance(steps, str):
       check_choice("EVAL_CHECKPOINTS", steps, [NEWEST, EVERY])

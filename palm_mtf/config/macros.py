@@ -24,6 +24,7 @@ def macros_of(
   """
   found: dict[str, object] = {}
   for field in _fields(config_class, leaves_out):
+    # Parts nest, macros do not: a part is only where a macro is read.
     if dataclasses.is_dataclass(field.type):
       of_part = macros_of(field.type)
     else:

@@ -44,6 +44,7 @@ DIMENSIONS = (
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
 SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
+# Dimensions that a rule may not name, and why.
 _UNSPLIT_REASONS = {
   "length": "attention looks along it",
   "memory_length": "attention sums over it",
@@ -51,8 +52,7 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# The tensors in which dimensions that may be split meet; a mesh axis can split
-# only one dimension of each.
+# Activations, then weights, in which dimensions that may be split meet.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
@@ -95,6 +95,7 @@ class MeshLayout:
     for dimension, axis in rules:
       _check_rule(dimension, axis, self)
     _check_rules_together(rules)
+    # An axis that splits no work would have its devices repeat each other's.
     for axis, size in self.axes.items():
       split = [dimension for dimension, over in rules if over == axis]
       if size > 1 and not set(split) & set(WORK_DIMENSIONS):
@@ -155,6 +156,7 @@ class MeshLayout:
     The rows behind `vocab_size` are zeros that nothing reads or trains, and no
     checkpoint holds them.
     """
+    # Every slice of the vocab axis has as many rows: XLA's shapes are static.
     slices = self.axis_size_of("vocab")
     return -(-vocab_size // slices) * slices
 
@@ -181,6 +183,7 @@ def check(
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:
     _check_shares(size, num_pods, parts)
+  # Rows that one microbatch of one pod computes: what the mesh splits.
   at_once = [size // num_pods // parts for size in batch_sizes]
   if num_pods > 1:
     batch_macro += " / NUM_PODS"
@@ -293,6 +296,7 @@ def _check_rules_together(rules: list[tuple[str, str]]) -> None:
         f'"{dimension}:{axes[dimension]}"; keep one.'
       )
     axes[dimension] = axis
+  # A mesh axis can split only one dimension of each tensor.
   for tensor in _TENSORS:
     split = [dimension for dimension in tensor if dimension in axes]
     for first, second in itertools.pairwise(split):

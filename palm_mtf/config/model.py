@@ -55,11 +55,13 @@ class PalmConfig:
       "sequence_length",
     ):
       check_count(name.upper(), getattr(self, name))
+    # Named by its macro here, not by a product's shape later.
     if self.d_kv % 2:
       raise UserError(
         f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
         f"D_KV is even; use {self.d_kv + 1}."
       )
+    # Names that model/layers.py and model/palm.py look up.
     check_choice("NORM", self.norm, ["layer_norm", "rms_norm"])
     check_choice("BLOCK", self.block, ["parallel", "serial"])
     check_choice("ATTENTION", self.attention, ["multi_query", "multi_head"])

@@ -66,8 +66,10 @@ class AdafactorConfig:
   weight_decay_on: str = "all"
 
   def __post_init__(self):
+    # The bounds keep out mistakes (10 for 1e-2), not unusual choices.
     check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
-    check_real("BETA1", self.beta1, 0.0, 0.9999)
+    check_real("BETA1", self.beta1, 0.0, 0.9999)  # 0: no momentum is stored
+    # beta2 = 1 - k ** -x: 0.8 in PaLM 5 and in Adafactor 7.2.
     check_real("BETA2_EXPONENT", self.beta2_exponent, 0.01, 2.0)
     _check_real_or_none(
       "UPDATE_CLIP", self.update_clip, 1e-3, 1e9, "for no clipping"
@@ -80,7 +82,7 @@ class AdafactorConfig:
       99.0,
       "for no decay",
     )
-    check_real("Z_LOSS", self.z_loss, 0.0, 1.0)
+    check_real("Z_LOSS", self.z_loss, 0.0, 1.0)  # 1e-4 in PaLM 5
     check_real("DROPOUT", self.dropout, 0.0, 0.99)
     check_real("PARAMETER_SCALE_FLOOR", self.parameter_scale_floor, 1e-12, 1e3)
     for name, choices in (

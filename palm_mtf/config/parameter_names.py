@@ -10,6 +10,7 @@ final_norm/scale        the last norm
 import re
 from typing import NamedTuple
 
+# Three digits at least: names sort by layer up to layer 999.
 _IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
 
 
@@ -27,7 +28,7 @@ class ParameterName(NamedTuple):
   @property
   def kind(self) -> str:
     """One of "embedding", "norm", "attention" and "mlp"."""
-    first = self.part.partition("/")[0]
+    first = self.part.partition("/")[0]  # "mlp_norm" and "final_norm" too
     return "norm" if first.endswith("norm") else first
 
   @property

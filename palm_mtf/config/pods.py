@@ -18,6 +18,8 @@ from collections.abc import Sequence
 
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
 
+# The client sends every pod its batch and its step: beyond this it would be
+# busy with that alone. Tests go up to this number.
 MAX_PODS = 8
 
 
@@ -67,6 +69,7 @@ class PodsConfig:
     )
     check_real("POD_WAIT_SECS", self.pod_wait_secs, 1.0, 1e6)
     check_choice("PODS", self.pods, ["in_process", "local_servers", "cluster"])
+    # A host that a pod can resolve; port 0 or none lets the client choose.
     if not re.fullmatch(r"[^\s:/]+(:\d{1,5})?", str(self.client_address)):
       raise UserError(
         f'CLIENT_ADDRESS = {self.client_address!r}: write "host" or '
@@ -77,4 +80,5 @@ class PodsConfig:
         'PODS = "cluster" and ISLANDS is empty: list the servers of each pod, '
         'as in [["host-a:2222"], ["host-b:2222"]].'
       )
+    # bfloat16 halves what crosses the data-center network (Pathways 4.4).
     check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

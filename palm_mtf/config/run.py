@@ -76,7 +76,7 @@ class RunConfig:
       self.init_checkpoint,
       "the path of a checkpoint, a MODEL_DIR or a TensorFlow prefix, or None",
     )
-    BatchSizes(self.global_batch_size)  # is checked when it is made
+    BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
     if not isinstance(self.prompts, (list, tuple)) or not all(
       isinstance(p, str) and p for p in self.prompts
     ):
@@ -85,6 +85,7 @@ class RunConfig:
       )
 
   def _check_keep_every_steps(self):
+    # Only steps that have a checkpoint can keep it.
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
       return

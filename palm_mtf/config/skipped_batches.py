@@ -47,6 +47,7 @@ class Skips:
       )
     self.ranges: list[list[int]] = []
     for first, last in sorted(map(tuple, ranges)):
+      # Ranges that touch or overlap become one, so that `rows` adds each once.
       if self.ranges and first <= self.ranges[-1][1] + 1:
         self.ranges[-1][1] = max(last, self.ranges[-1][1])
       else:
@@ -68,6 +69,8 @@ class Skips:
       Their numbers with the rows that are left out counted too.
     """
     for first, last in self.ranges:
+      # Rows from a range's first on move behind it; ranges rise, so that an
+      # earlier shift is already in `numbers`.
       start = sizes.rows_before(first)
       size = sizes.rows_before(last + 1) - start
       numbers = numbers + size * (numbers >= start)

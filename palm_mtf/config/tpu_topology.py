@@ -18,6 +18,7 @@ from typing import NamedTuple
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, did_you_mean
 
+# Chips of one host along x, y and z (Cloud TPU's system architecture).
 _HOST = (2, 2, 1)
 _DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
 _CORES_OF_CHIP = 2
@@ -76,6 +77,7 @@ class TpuSlice(NamedTuple):
     """Where each device of each host lies: [hosts][devices] of a host."""
     return [
       [
+        # The host's corner, plus the chip's place in the host.
         (*(base + step for base, step in zip(corner, chip, strict=True)), i)
         for chip in _boxes(_HOST)
         for i in range(self.devices_of_chip)
@@ -103,6 +105,7 @@ def tpu_slice(name: str) -> TpuSlice:
     chips = _SHAPES[kind][int(size)]
   elif kind == "v4" and re.fullmatch(r"\d{1,3}x\d{1,3}x\d{1,3}", size):
     chips = tuple(map(int, size.split("x")))
+    # Whole hosts: a slice has no part of one.
     if 0 in chips or any(n % by for n, by in zip(chips, _HOST, strict=True)):
       raise UserError(
         f'TPU = "{name}": a host has 2 x 2 x 1 chips, so that x and y are even '
