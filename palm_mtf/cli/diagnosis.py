@@ -141,7 +141,7 @@ def _wrong_tensorflow_text(found: Environment) -> Iterator[Problem]:
 
 
 def _unmet_requirements(found: Environment) -> Iterator[Problem]:
-  # Every requirement by itself, with its fix; `pip check` names no fix, and does
+  # Each requirement with its fix; `pip check` names no fix, and does
   # not know of packages that write into one folder.
   for name, specifier in _requirements(found).items():
     version = found.versions.get(name)
