@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf report`: one HTML page of one run, or of several to compare."""
+"""`palm_mtf report`: an HTML page of one run, or of several to compare."""
 
 import os
 from collections.abc import Sequence
@@ -14,22 +14,24 @@ from palm_mtf.report.runs import read_runs
 
 
 def report(*, model_dirs: Sequence[str], output: str | None) -> None:
-  """Writes the page, and prints where it is.
+  """Writes the page, and prints its path.
 
   Args:
     model_dirs: MODEL_DIRs of runs.
-    output: the file to write; None is report.html in the first MODEL_DIR.
+    output: path of the page; None for report.html in the first MODEL_DIR.
 
   Raises:
-    UserError: there is no such run, its metrics.jsonl cannot be read, the page
-      cannot be written, or Matplotlib is not installed.
+    UserError: a run cannot be read, the page cannot be written, or Matplotlib
+      is not installed.
   """
-  check_can_draw("palm_mtf report")
+  check_can_draw()
   path = os.path.expanduser(output or ModelDir(model_dirs[0]).report)
   if os.path.isdir(path):
     raise UserError(
       f"--output = {output!r}: is a folder; name a file in it, such as "
       f"{ModelDir(path).report!r}."
     )
-  write_atomically(path, page(read_runs(model_dirs)).encode())
+  # JSON may hold half of a surrogate pair, which UTF-8 cannot.
+  content = page(read_runs(model_dirs)).encode(errors="xmlcharrefreplace")
+  write_atomically(path, content)
   print(path)

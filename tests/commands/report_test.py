@@ -12,7 +12,10 @@ from tests.report.conftest import log_line
 
 @pytest.fixture
 def folders(write_run):
-  return [str(write_run(name, [log_line(1)])) for name in ("one", "two")]
+  # Half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+  sample = {"step": 1, "prompt": "half ", "continuation": "\ud800"}
+  files = {"samples.jsonl": [sample]}
+  return [str(write_run(name, [log_line(1)], files)) for name in ("one", "two")]
 
 
 def error_of(capsys) -> str:
@@ -28,7 +31,7 @@ def test_the_page_is_in_the_first_model_dir_or_where_it_is_asked_for(
   assert main(["report", *folders]) == 0
   assert capsys.readouterr().out == f"{folders[0]}/report.html\n"
   page = (tmp_path / "one" / "report.html").read_text(encoding="utf-8")
-  assert "two" in page
+  assert "two" in page and "<b>half </b>&#55296;" in page
   other = tmp_path / "new" / "page.html"
   assert main(["report", *folders, f"--output={other}"]) == 0
   assert other.read_text(encoding="utf-8") == page

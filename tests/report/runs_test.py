@@ -8,52 +8,36 @@ import math
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.report.runs import read_runs
-from tests.report.conftest import log_line, write_lines
+from palm_mtf.report.runs import Run, read_runs
+from tests.report.conftest import log_line
 
 
 def read(*folders):
   return read_runs([str(folder) for folder in folders])
 
 
-def test_lines_events_settings_manifest_and_samples_are_read(write_run):
-  folder = write_run(
-    "a",
-    [log_line(10), {"event": "rewind", "step": 10, "loss": 9.0}, log_line(20)],
-    config='NAME = "a # b"  # recipes/x.gin:3\nSIZE = 3  # x\nmodule.f = 1\n',
-    samples=[{"step": 20, "prompt": "p", "continuation": "c"}],
-    manifest={"shapes": {"w": [3, 4], "s": [4]}},
-  )
-  (run,) = read(folder)
-  assert run.name == "a"
-  assert [line["step"] for line in run.lines] == [10, 20]
-  assert run.events == [{"event": "rewind", "step": 10, "loss": 9.0}]
-  assert run.settings == {"NAME": "a # b", "SIZE": 3}
-  assert run.num_parameters == 16
-  assert run.samples[0]["continuation"] == "c"
+def test_every_file_of_a_run_is_read(write_run):
+  sample = {"step": 20, "prompt": "p", "continuation": "c"}
+  rewind, result = {"step": 10, "to_step": 5}, {"step": 9, "metrics": {"a": 1}}
+  files = {
+    "config.gin": 'NAME = "a # b"  # x.gin:3\nSIZE = 3  # x\nmodule.f = 1\n',
+    "samples.jsonl": [sample],
+    "rewinds.jsonl": [rewind],
+    "eval/step_00000009/quiz-test.json": json.dumps(result),
+  }
+  lines, settings = [log_line(10), log_line(20)], {"NAME": "a # b", "SIZE": 3}
+  assert read(write_run("a", lines, files)) == [
+    Run("a", lines, [rewind], [sample], [result], settings)
+  ]
 
 
-def test_rewinds_are_events(write_run):
-  folder = write_run("a", [log_line(10)])
-  write_lines(folder / "rewinds.jsonl", [{"step": 10, "to_step": 5}])
-  (run,) = read(folder)
-  assert run.events == [{"event": "rewind", "step": 10, "to_step": 5}]
-
-
-def test_metrics_alone_are_enough(write_run):
-  (run,) = read(write_run("a", [log_line(10)]))
-  assert (run.settings, run.manifest, run.samples) == ({}, {}, [])
-  assert run.num_parameters is None
-
-
-def test_tokens_are_those_the_line_says_or_the_sum_of_the_batches(write_run):
-  said = write_run("a", [log_line(10, tokens=7), log_line(20, tokens=9)])
-  lines = [log_line(10), log_line(30, global_batch_tokens=128)]
-  summed, unknown = write_run("b", lines), write_run("c", [{"step": 1, "x": 2}])
-  runs = read(said, summed, unknown)
-  tokens = [[line.get("tokens") for line in run.lines] for run in runs]
-  assert tokens == [[7, 9], [640, 640 + 20 * 128], [None]]
-  assert [run.has_tokens for run in runs] == [True, True, False]
+def test_metrics_alone_are_enough_and_damaged_files_are_passed_over(write_run):
+  results = enumerate(["{", "[]", "{}", '{"step": 1, "metrics": 2}'])
+  files = {f"eval/step_00000001/{i}.json": text for i, text in results}
+  damaged = write_run("b", [log_line(1)], files)
+  (damaged / "config.gin").write_bytes(b"SEED = 1 # \xff")
+  for run in read(write_run("a", [log_line(1)]), damaged):
+    assert run == Run(run.name, [log_line(1)], [], [], [], {})
 
 
 def test_a_missing_or_infinite_number_is_a_point_less(write_run):
@@ -63,75 +47,57 @@ def test_a_missing_or_infinite_number_is_a_point_less(write_run):
   assert run.values("no such field") == []
 
 
-def test_the_half_line_of_a_run_that_goes_on_is_passed_over(write_run):
-  folder = write_run("a", [log_line(10)])
-  with open(folder / "metrics.jsonl", "a") as file:
-    file.write('{"step": 20, "los')
-  (run,) = read(folder)
-  assert len(run.lines) == 1
-
-
-def test_another_broken_line_is_named(write_run):
+def test_half_a_line_is_passed_over_at_the_end_alone(write_run):
   folder = write_run("a", [log_line(10)])
   path = folder / "metrics.jsonl"
-  path.write_text(path.read_text() + "half\n" + json.dumps(log_line(20)))
+  path.write_text(path.read_text() + '{"step": 20, "los')
+  (run,) = read(folder)
+  assert run.lines == [log_line(10)]
+  path.write_text(path.read_text() + "\n" + json.dumps(log_line(20)))
   with pytest.raises(UserError) as error:
     read(folder)
-  assert str(error.value) == (
-    f"{path}, line 2: is no JSON object; remove the line."
-  )
+  message = f"{path}, line 2: is no JSON object; remove the line."
+  assert str(error.value) == message
 
 
-def test_runs_are_named_by_the_last_parts_that_differ(write_run):
+def test_runs_are_named_by_the_last_parts_that_differ_and_read_once(write_run):
   folders = [
     write_run(name, [log_line(1)]) for name in ("x/a/run", "x/b/run", "y/a/run")
   ]
   assert [run.name for run in read(*folders[:2])] == ["a/run", "b/run"]
-  names = [run.name for run in read(*folders)]
+  names = [run.name for run in read(*folders, f"{folders[0]}/")]
   assert names == ["x/a/run", "x/b/run", "y/a/run"]
-
-
-def test_a_run_that_is_given_twice_is_shown_once(write_run):
-  folder = write_run("a", [log_line(1)])
-  assert len(read(folder, f"{folder}/")) == 1
 
 
 @pytest.mark.parametrize(
   ("path", "message"),
   [
     (
-      "quikstart",
-      'there is no such folder (did you mean "quickstart"?); give that of a '
-      "run.",
+      "rum",
+      'there is no such folder (did you mean "run"?); give that of a run.',
     ),
-    ("quickstart/metrics.jsonl", "is a file; give the folder of a run."),
+    ("run/metrics.jsonl", "is a file; give the folder of a run."),
     (
-      "",
-      "holds no metrics.jsonl, but folders of runs; give one, such as "
-      "'{here}/quickstart'.",
+      ".",
+      "holds no metrics.jsonl, but folders of runs; give one, such as './run'.",
     ),
     (
-      "empty",
+      "run/eval",
       "holds no metrics.jsonl; give the MODEL_DIR of a run that has logged a "
       "step.",
     ),
   ],
 )
 def test_what_is_no_run_is_told_with_what_is_meant(
-  write_run, tmp_path, path, message
+  write_run, tmp_path, monkeypatch, path, message
 ):
-  write_run("quickstart", [log_line(1)])
-  (tmp_path / "empty").mkdir()
-  given = str(tmp_path / path).rstrip("/")
+  write_run("run", [log_line(1)], {"eval/empty": ""})
+  monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError) as error:
-    read(given)
-  assert str(error.value) == (
-    f"MODEL_DIR = {given!r}: " + message.format(here=tmp_path)
-  )
+    read(path)
+  assert str(error.value) == f"MODEL_DIR = {path!r}: {message}"
 
 
 def test_a_run_that_has_logged_no_number_yet_is_told(write_run):
-  folder = write_run("a", [])
-  write_lines(folder / "metrics.jsonl", [{"event": "start", "step": 0}])
   with pytest.raises(UserError, match=r"has no line with numbers yet; wait"):
-    read(folder)
+    read(write_run("a", [{"step": 0}]))
