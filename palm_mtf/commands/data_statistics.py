@@ -9,11 +9,11 @@ data/statistics/survey.py; this prints it.
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.console import say
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.sources.read_files import MACROS
 from palm_mtf.data.sources.text_files import TextFiles
@@ -23,6 +23,8 @@ from palm_mtf.data.statistics.survey import Measured, Survey, survey
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import check_model_dir
+
+_logger = logging.getLogger(__name__)
 
 
 def data_statistics(
@@ -93,7 +95,7 @@ def _find_vocabulary(
   except UserError as error:
     if data.vocabulary is not None:
       raise
-    say(f"tokens are not counted: {error}")
+    _logger.warning(f"tokens are not counted: {error}")
     return None
 
 
