@@ -33,23 +33,21 @@ IMPORTS = {
   "decode": "_tf config accounting ops mesh model",
   "programs": "_tf errors config ops mesh model optim decode",
   "rates": "_tf console config machine accounting ops mesh",
-  "model_dir": "_tf errors console",
+  "model_dir": "_tf errors",
   "report": "__init__ errors model_dir",
   "trace": "_tf programs model_dir",
   "data": "_tf errors console config model_dir",
-  "checkpoints": "_tf errors console config accounting mesh model_dir data",
+  "checkpoints": "_tf errors config accounting mesh model_dir data",
   "cluster": "__init__ _tf errors console config mesh",
-  "inference": "_tf errors console config accounting mesh programs data "
-  "checkpoints",
-  "evaluation": "_tf errors console config model_dir data checkpoints "
-  "inference",
-  "training": "__init__ _tf errors console config machine accounting ops mesh "
+  "inference": "_tf errors config accounting mesh programs data checkpoints",
+  "evaluation": "_tf errors config model_dir data checkpoints inference",
+  "training": "__init__ _tf errors config machine accounting ops mesh "
   "programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
   "commands": "_tf errors console config machine accounting mesh rates "
   "model_dir report data checkpoints cluster inference evaluation training",
   # Commands are reached by the names that the table and gin files give.
-  "cli": "__init__ errors config machine model_dir",
+  "cli": "__init__ errors console config machine model_dir",
   "__main__": "cli",
 }
 # Of data, on the way from documents to batches.

@@ -24,7 +24,11 @@ from pathlib import Path
 
 import pytest
 
+from palm_mtf.console import configure_logging
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
+
+# As a command does it: tests find on stderr what the user does.
+configure_logging()
 
 # A few at once fit into any machine.
 _MAX_BYTES = 2 * 10**9

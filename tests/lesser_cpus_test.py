@@ -15,6 +15,7 @@ import sys
 import pytest
 
 from tests import runs
+from tests.log_lines import without_stamps
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,8 @@ def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
     run.stderr
   )
   resolved = "float32" if dtype == "auto" else "bfloat16"
-  said = [x for x in run.stderr.splitlines() if x.startswith("palm_mtf: ")]
+  lines = without_stamps(run.stderr).splitlines()
+  said = [x for x in lines if x.startswith("palm_mtf: ")]
   assert said[0].startswith(
     f"palm_mtf: computing in {resolved} (no native bfloat16: "
   )

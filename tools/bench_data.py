@@ -29,6 +29,7 @@ import sentencepiece
 
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
+from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.batches import Batches, RowSource
 from palm_mtf.data.batches.packing import JoinedRows
 from palm_mtf.data.sources.document import Source
@@ -154,6 +155,7 @@ def _results(arguments: argparse.Namespace) -> Iterator[dict]:
 
 def main() -> int:
   """Prints every figure; returns the exit code."""
+  configure_logging()
   arguments = _parse()
   try:
     for result in _results(arguments):

@@ -21,6 +21,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint, newest_checkpoint
 from palm_mtf.cli import gin_files
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
@@ -127,6 +128,7 @@ def main() -> None:
   parser.add_argument("--model_dir", required=True, help="of a training run")
   parser.add_argument("--json", action="store_true", help="print one object")
   arguments = parser.parse_args()
+  configure_logging()
   try:
     results = measure(arguments.model_dir)
   except UserError as error:

@@ -7,16 +7,18 @@ only while MODEL_DIR has no checkpoint of its own; what cannot be used is an
 error, so that no run starts from nothing where weights were asked for.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 
 from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint, shape_differences
 from palm_mtf.config.data import DataConfig
-from palm_mtf.console import say
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import ModelDir
+
+_logger = logging.getLogger(__name__)
 
 
 def find_initial_weights(
@@ -37,7 +39,9 @@ def find_initial_weights(
   if path is None:
     return None
   if newest:
-    say(f"INIT_CHECKPOINT is not read: {newest.path} is this run's own")
+    _logger.info(
+      f"INIT_CHECKPOINT is not read: {newest.path} is this run's own"
+    )
     return None
   weights = find_weights("INIT_CHECKPOINT", path)
   if weights.checkpoint:
@@ -88,7 +92,7 @@ def check_same_vocabulary(
   if not weights:
     return
   if not weights.checkpoint:
-    say(
+    _logger.warning(
       f"{weights.prefix} does not say which vocabulary it was trained with: "
       "see to it yourself that VOCABULARY is the one"
     )

@@ -13,13 +13,15 @@ tensors.py the tensors in them; this module only reads files.
 
 import dataclasses
 import datetime
+import logging
 import os
 from collections.abc import Mapping
 
-from palm_mtf.console import say
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import ModelDir, step_of
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
+
+_logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
 MANIFEST = "manifest.json"
@@ -109,7 +111,7 @@ def checkpoint_folders(model_dir: str) -> list[str]:
 def find_checkpoints(model_dir: str) -> list[Checkpoint]:
   """Returns the checkpoints whose files have their sizes, oldest first.
 
-  Their bytes are not compared: see `newest_whole`. Says on stderr which folder
+  Their bytes are not compared: see `newest_whole`. Warns of every folder that
   is damaged. `model_dir` need not exist.
   """
   found = []
@@ -117,7 +119,7 @@ def find_checkpoints(model_dir: str) -> list[Checkpoint]:
     try:
       found.append(read_checkpoint(path))
     except DamagedCheckpointError as error:
-      say_damaged(path, error)
+      warn_of_damage(path, error)
   return found
 
 
@@ -126,7 +128,7 @@ def newest_whole(
 ) -> Checkpoint | None:
   """Returns the newest checkpoint all of whose bytes are as they were written.
 
-  Says on stderr which newer ones are damaged. `model_dir` need not exist;
+  Warns of every newer one that is damaged. `model_dir` need not exist;
   `setting` is what it was given for.
 
   Raises:
@@ -137,7 +139,7 @@ def newest_whole(
     try:
       return read_whole(path)
     except DamagedCheckpointError as error:
-      say_damaged(path, error)
+      warn_of_damage(path, error)
   if paths:
     raise UserError(
       f"{setting} = {model_dir!r}: none of its {len(paths)} checkpoints is "
@@ -164,9 +166,9 @@ def newest_checkpoint(
   return newest
 
 
-def say_damaged(path: str, error: DamagedCheckpointError) -> None:
-  """Says on stderr that a checkpoint is damaged, and how."""
-  say(f"DAMAGED checkpoint {path}: {error}; it is not used")
+def warn_of_damage(path: str, error: DamagedCheckpointError) -> None:
+  """Logs a warning that a checkpoint is damaged, and how."""
+  _logger.warning(f"DAMAGED checkpoint {path}: {error}; it is not used")
 
 
 def read_whole(path: str) -> Checkpoint:

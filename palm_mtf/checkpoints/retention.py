@@ -6,6 +6,7 @@ The last KEEP_CHECKPOINTS stay, and every KEEP_EVERY_STEPS-th. A damaged one is
 set aside under another name, and never removed.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -22,10 +23,11 @@ from palm_mtf.checkpoints.manifest import (
   read_whole,
 )
 from palm_mtf.config.run import RunConfig
-from palm_mtf.console import say
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.layout import ModelDir, step_of
+
+_logger = logging.getLogger(__name__)
 
 # What a killed process may leave; nothing reads it.
 _PARTIAL = ".partial_"
@@ -94,7 +96,7 @@ def _set_aside(path: str) -> None:
     aside = f"{path}.damaged_{number}"
   with writing(path, None):
     os.rename(path, aside)
-  say(f"the damaged checkpoint is kept as {aside}")
+  _logger.warning(f"the damaged checkpoint is kept as {aside}")
 
 
 def check_space(

@@ -7,6 +7,7 @@ one that crashes is reported, not fatal. What is wrong with what was found is
 decided in diagnosis.py, and in slowness.py for the machine.
 """
 
+import logging
 import os
 import platform
 import re
@@ -28,6 +29,8 @@ from palm_mtf.errors import UserError
 from palm_mtf.machine import cores
 from palm_mtf.machine.activation_dtype import native_bfloat16_here
 from palm_mtf.machine.cpu import cpu_flags, cpu_name
+
+_logger = logging.getLogger(__name__)
 
 _SHOWN_PACKAGES = (
   "tensorflow",
@@ -98,7 +101,7 @@ def main(
     threads=cores.thread_count(os.environ),
     busy=cores.busy_shares(_WATCH_SECS),
   )
-  print("palm_mtf: importing the libraries ...", file=sys.stderr)
+  _logger.info("importing the libraries ...")
   # In another process: a library that crashes must not take this one along.
   import_errors, devices = _try_imports()
   found = Environment(
@@ -159,7 +162,7 @@ def _asked_dtype(gin_files: Sequence[str]) -> tuple[str, str]:
 
 def _measured_rates() -> dict[str, str]:
   """Measures in a process of its own, which may import TensorFlow."""
-  print("palm_mtf: measuring ...", file=sys.stderr)
+  _logger.info("measuring ...")
   package_folder = Path(palm_mtf.__file__).parent.parent
   result = subprocess.run(
     [sys.executable, "-m", "palm_mtf.rates.measure"],

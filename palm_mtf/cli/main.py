@@ -27,6 +27,7 @@ from palm_mtf.cli.command_table import (
   commands_in,
   split_name,
 )
+from palm_mtf.console import configure_logging
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.model_dir.layout import ModelDir
@@ -34,6 +35,7 @@ from palm_mtf.model_dir.layout import ModelDir
 
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs one command and returns its exit code."""
+  configure_logging()
   arguments = sys.argv[1:] if arguments is None else list(arguments)
   try:
     code = _run(arguments)

@@ -13,6 +13,7 @@ these pods is. A pod that is missing when a run starts is waited for under
 server that cannot do its part ends a run whatever the policy.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -22,8 +23,9 @@ from palm_mtf.config import mesh_layout
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.pods import PodsConfig
-from palm_mtf.console import say
 from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 _PAUSE_SECS = 1.0
 # That a run waits for without a new checkpoint between them.
@@ -68,13 +70,13 @@ class PodRecovery:
       raise UserError(f"{lost}; {_start_it(pods)}.") from None
     if policy == "stop":
       raise UserError(f"{lost}; run the same command to go on.") from None
-    say(f"{lost}; ON_POD_FAILURE = {policy!r}")
+    _logger.warning(f"{lost}; ON_POD_FAILURE = {policy!r}")
     if policy == "shrink":
       pods = self._without(lost, pods, mesh)
     else:
       self._count(lost, step)
       self._wait(lost, pods)
-    say(f"going on from step {step} on {pods.num_pods} pods")
+    _logger.info(f"going on from step {step} on {pods.num_pods} pods")
     return pods
 
   def _without(

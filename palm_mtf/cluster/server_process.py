@@ -16,6 +16,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from palm_mtf.console import configure_logging
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,6 +60,7 @@ def _die_with(client: int) -> None:
 def main() -> None:
   """Reads the settings from the first line of stdin, and serves."""
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's
+  configure_logging()
   settings = ServerSettings(**json.loads(sys.stdin.readline()))
   _die_with(settings.client)
   serve(settings)

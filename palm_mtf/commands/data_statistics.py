@@ -9,10 +9,10 @@ data/statistics/survey.py; this prints it.
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 
 from palm_mtf.config import CorpusConfig, DataConfig
-from palm_mtf.console import say
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.sources.read_files import MACROS
 from palm_mtf.data.sources.text_files import TextFiles
@@ -22,6 +22,8 @@ from palm_mtf.data.statistics.survey import Measured, Survey, survey
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import check_model_dir
+
+_logger = logging.getLogger(__name__)
 
 
 def data_statistics(
@@ -78,7 +80,7 @@ def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
   except UserError as error:
     if config.data.vocabulary is not None:
       raise
-    say(f"tokens are not counted: {error}")
+    _logger.warning(f"tokens are not counted: {error}")
     return None
 
 

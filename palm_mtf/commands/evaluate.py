@@ -8,6 +8,7 @@ them it is what their metric functions say (evaluation/evaluator.py).
 
 import dataclasses
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ from palm_mtf.checkpoints.manifest import (
   newest_checkpoint,
 )
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
-from palm_mtf.console import say
 from palm_mtf.data.batches.batches import split_batch
 from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.batches.unigram import unigram_entropy
@@ -32,6 +32,8 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.evaluation.evaluator import TaskOutcome
+
+_logger = logging.getLogger(__name__)
 
 
 def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
@@ -152,7 +154,9 @@ def _outcomes(evaluation, checkpoint: Checkpoint) -> Iterator["TaskOutcome"]:
   except tf.errors.OpError:
     if os.path.isdir(checkpoint.path):
       raise
-    say(f"{checkpoint.path} was removed while it was read; it is left out")
+    _logger.warning(
+      f"{checkpoint.path} was removed while it was read; it is left out"
+    )
 
 
 def _print_outcome(

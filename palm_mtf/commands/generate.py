@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, RunConfig, mesh_layout
-from palm_mtf.console import say
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.continue_prompts import open_generator
@@ -149,7 +148,10 @@ def _answer(
   as_json: bool,
 ) -> None:
   """Continues each line of stdin until it ends."""
-  say("type a text to continue; an empty line or Ctrl-D ends")
+  print(
+    "palm_mtf: type a text to continue; an empty line or Ctrl-D ends",
+    file=sys.stderr,
+  )
   while True:
     print("> ", end="", file=sys.stderr, flush=True)
     prompt = sys.stdin.readline().rstrip("\n")
@@ -158,7 +160,7 @@ def _answer(
     try:
       check([prompt])
     except UserError as error:
-      say(str(error))
+      print(f"palm_mtf: {error}", file=sys.stderr)
       continue
     if streams:
       _print_stream(loaded, prompt)

@@ -6,6 +6,7 @@ It serves one client after another until it is stopped. All input is checked
 before TensorFlow is imported.
 """
 
+import logging
 import os
 import signal
 
@@ -16,8 +17,9 @@ from palm_mtf.cluster.addresses import (
   resolve,
   split_address,
 )
-from palm_mtf.console import say
 from palm_mtf.errors import UserError, check_count
+
+_logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
@@ -59,7 +61,7 @@ def serve(
   check_free("--listen", ip, port)
   if not is_loopback(ip):
     where = "any address of this host" if ip == ANY_ADDRESS else ip
-    say(
+    _logger.warning(
       f"TensorFlow's protocol has no authentication: whoever reaches {where} "
       "can run programs and read files as this user; let a firewall admit the "
       "client and the other servers alone"

@@ -6,6 +6,7 @@ All checks are in training/prepare.py, the loop is in training/loop.py.
 """
 
 import functools
+import logging
 import os
 import shlex
 import shutil
@@ -15,13 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf.checkpoints.retention import set_damaged_aside
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config import Config, RunConfig
-from palm_mtf.console import say
 from palm_mtf.errors import StoppedError
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.prepare import prepare
+
+_logger = logging.getLogger(__name__)
 
 
 def _alone(entry_point: Callable[..., None]) -> Callable[..., None]:
@@ -87,8 +89,10 @@ def _check_not_stopped(outcome: TrainOutcome, model_dir: str) -> None:
   if not outcome.stopped_by:
     return
   where = outcome.checkpoint.path if outcome.checkpoint else model_dir
-  say(f"stopped by {outcome.stopped_by}; {where} holds all that was learnt")
-  say("run the same command to go on")
+  _logger.info(
+    f"stopped by {outcome.stopped_by}; {where} holds all that was learnt"
+  )
+  _logger.info("run the same command to go on")
   raise StoppedError(outcome.stopped_by)
 
 
@@ -114,11 +118,11 @@ def _say_what_next(model_dir: str, run: RunConfig) -> None:
   what = "--interactive"
   if run.prompts:
     what = f"--prompt {shlex.quote(run.prompts[0])} --gin.NUM_SAMPLES=3"
-  say(
+  _logger.info(
     f"everything is in {model_dir}: checkpoints/, metrics.jsonl, config.gin, "
     "vocabulary.model, TensorBoard events"
   )
-  say("next, for example:")
+  _logger.info("next, for example:")
   for command in (
     f"generate --model_dir {model_dir} {what}",
     f"evaluate --gin_file={config}",
@@ -127,4 +131,4 @@ def _say_what_next(model_dir: str, run: RunConfig) -> None:
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
   ):
-    say(f"  {program} {command}")
+    _logger.info(f"  {program} {command}")

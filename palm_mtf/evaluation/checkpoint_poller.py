@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoints EVAL_CHECKPOINTS names, as they come to be there."""
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -13,12 +14,13 @@ from palm_mtf.checkpoints.manifest import (
   checkpoint_folders,
   newest_checkpoint,
   read_whole,
-  say_damaged,
+  warn_of_damage,
 )
 from palm_mtf.config.evaluation import EVERY, NEWEST, TaskEvalConfig
-from palm_mtf.console import say
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import step_of
+
+_logger = logging.getLogger(__name__)
 
 _POLL_SECS = 1.0
 
@@ -77,7 +79,7 @@ def _every(
     new = [p for p in checkpoint_folders(model_dir) if step_of(p) > done]
     if not new:
       if time.monotonic() - waiting_since > wait_secs:
-        say(
+        _logger.warning(
           f"no checkpoint after step {max(done, 0)} came within EVAL_WAIT_SECS "
           f"= {wait_secs:g}; the same command goes on"
         )
@@ -89,7 +91,7 @@ def _every(
       checkpoint = read_whole(new[0])
     except DamagedCheckpointError as error:
       if os.path.isdir(new[0]):  # or else KEEP_CHECKPOINTS has removed it
-        say_damaged(new[0], error)
+        warn_of_damage(new[0], error)
       continue
     check_same_model(checkpoint, shapes)
     yield checkpoint

@@ -16,6 +16,7 @@ from the answers; the model is loaded only for what is missing.
 import dataclasses
 import functools
 import json
+import logging
 import os
 import urllib.parse
 from collections.abc import Iterator
@@ -25,7 +26,6 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
-from palm_mtf.console import say
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.evaluation.answers import (
   AnswerJournal,
@@ -41,6 +41,8 @@ from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.metrics import summary_of
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +141,7 @@ class TaskEvaluation:
     self, path: str, task: EvalTask, outcome: TaskOutcome, result: TaskResult
   ) -> None:
     if outcome.num_cut:
-      say(
+      _logger.warning(
         f"{task.name}: of {outcome.num_cut:,} of {outcome.num_examples:,} "
         "examples the inputs were too long and lost their beginning"
       )

@@ -31,12 +31,14 @@ import functools
 import hashlib
 import heapq
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from palm_mtf.console import say
 from palm_mtf.data.sources.seqio_steps import steps_to_run
 from palm_mtf.errors import UserError, check_count, did_you_mean
+
+_logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
 # Exemplars are drawn from this many examples of the training split, chosen by
@@ -187,7 +189,7 @@ class Exemplars:
           inputs = _assemble(shots[:count], inputs)
         yield {**example, "inputs": inputs}
     if num_short:
-      say(
+      _logger.warning(
         f"{self._task.name}: {num_short:,} of {num_questions:,} questions have "
         f"fewer than {self._num_shots} exemplars, at least {fewest}: no more "
         f"fit into {limit:,} tokens."

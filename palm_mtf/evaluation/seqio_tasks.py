@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +22,6 @@ import numpy as np
 
 from palm_mtf._tf import eager_mode, tf
 from palm_mtf.config.evaluation import TaskEvalConfig
-from palm_mtf.console import say
 from palm_mtf.data.sources.seqio_steps import tokenizes
 from palm_mtf.data.sources.seqio_task import check_ids, explained, find_provider
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -30,6 +30,8 @@ from palm_mtf.evaluation.few_shot import few_shot_task
 
 # After TensorFlow, which _tf.py keeps silent.
 import seqio  # isort: skip
+
+_logger = logging.getLogger(__name__)
 
 _Output = seqio.metrics.ModelOutputType
 _PREDICTS = {_Output.PREDICTION, _Output.PREDICTION_WITH_AUX}
@@ -93,7 +95,7 @@ def open_eval_tasks(
     if len(problems) == len(seqio.get_subtasks(provider)):
       raise UserError(f"EVAL_TASKS = {name!r}: {problems[0]}")
     for problem in problems:
-      say(f"EVAL_TASKS: left out of {name}: {problem}")
+      _logger.warning(f"EVAL_TASKS: left out of {name}: {problem}")
   return list(found.values())
 
 

@@ -3,14 +3,16 @@
 """Texts to be continued: where they come from, and that there is room."""
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.run import RunConfig
-from palm_mtf.console import say
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 _FIELD = "prompt"
 
@@ -42,7 +44,7 @@ def check_prompts(
         f"{model.sequence_length:,}: shorten one of them."
       )
     if prompt.endswith(" ") and vocabulary.joins_spaces():
-      say(
+      _logger.warning(
         f"{origin}: {prompt[-40:]!r} ends in a space, with which this "
         "vocabulary begins a word: leave it out, or a word may not follow"
       )

@@ -10,14 +10,16 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 from collections.abc import Iterator
 
-from palm_mtf.console import say
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.layout import ModelDir
+
+_logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -55,7 +57,7 @@ def _lock(model_dir: str, path: str) -> int:
           f"MODEL_DIR = {model_dir!r}: {_holder(path)} trains there; wait for "
           "it, stop it, or choose another MODEL_DIR."
         ) from None
-      say(
+      _logger.warning(
         f"{model_dir} is on a file system without locks ({error.strerror}): "
         "see to it yourself that only one process trains there"
       )

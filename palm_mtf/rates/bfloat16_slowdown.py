@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The price of ACTIVATION_DTYPE = "bfloat16" where nothing multiplies it."""
 
+import logging
 import time
 
 from palm_mtf._tf import tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.console import say
 from palm_mtf.machine.activation_dtype import is_slow
 from palm_mtf.ops.bfloat16 import matmul
+
+_logger = logging.getLogger(__name__)
 
 _TOKENS = 1024
 _REPEATS = 5
@@ -29,7 +31,7 @@ def warn_if_slow(
   if not is_slow(model, mesh):
     return
   slowdown = bfloat16_slowdown(model, config)
-  say(
+  _logger.warning(
     'ACTIVATION_DTYPE = "bfloat16": this machine computes it in float32 and '
     f"rounds, which takes {slowdown:.1f} times as long as float32 (measured, a "
     'product of the MLP); "auto" or "float32" avoids that'

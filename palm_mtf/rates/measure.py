@@ -9,6 +9,7 @@
 import json
 
 from palm_mtf._tf import tf
+from palm_mtf.console import configure_logging
 from palm_mtf.mesh.session import session_config
 from palm_mtf.rates.peak_flops import chip_flops_per_sec, fastest_call_secs
 
@@ -37,4 +38,5 @@ def read_bytes_per_sec() -> float:
 
 
 if __name__ == "__main__":
+  configure_logging()
   print(json.dumps(measured_rates()))

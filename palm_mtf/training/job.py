@@ -3,13 +3,13 @@
 """What a training run is given, all of it checked, and how it ends."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.locate import NamedWeights
 from palm_mtf.checkpoints.manifest import Checkpoint, Manifest
 from palm_mtf.config import Config
-from palm_mtf.console import say
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.inference.continue_prompts import continue_prompts
@@ -18,6 +18,8 @@ from palm_mtf.training.loss_spikes import Rewind
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.evaluation.evaluator import TaskEvaluation
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class TrainJob:
       for outcome in self.task_evaluation.evaluate(checkpoint):
         found |= outcome.numbers
       texts = (f"{name} {value:.4f}" for name, value in found.items())
-      say(f"step {checkpoint.manifest.step}  " + "  ".join(texts))
+      _logger.info(f"step {checkpoint.manifest.step}  " + "  ".join(texts))
     return found
 
 

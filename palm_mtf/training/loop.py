@@ -12,6 +12,7 @@ This is one session's loop; supervisor.py begins another where one ends.
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -37,6 +38,8 @@ from palm_mtf.training.replica_check import ReplicaCheck
 from palm_mtf.training.step import BadStepError, TrainStep
 from palm_mtf.training.stop_signal import StopRequest
 from palm_mtf.training.watchdog import Watchdog
+
+_logger = logging.getLogger(__name__)
 
 _BATCHES_AHEAD = 2  # of a call into the session
 # Timed steps, or seconds of them, after which a run says how long it will take.
@@ -225,7 +228,7 @@ class TrainLoop:
     if is_traced:
       self._watchdog.expect_slow()
       trace = keep_trace(self._job.model_dir, until, self._program, records)
-      self._progress.say(trace.says)
+      _logger.info(trace.says)
       all_values[-1] |= trace.figures
     return all_values
 
@@ -259,7 +262,7 @@ class TrainLoop:
     )
     with self._during(f"while the loss of step {self._step} was measured"):
       self._validation_loss = self._train_step.mean_loss(batches)
-    self._progress.say(
+    _logger.info(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"
     )
 

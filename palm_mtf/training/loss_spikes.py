@@ -26,6 +26,7 @@ anywhere, even between a spike and the next checkpoint, goes the same way.
 """
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -36,9 +37,10 @@ from palm_mtf.checkpoints.retention import remove_checkpoint
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.fault_tolerance import WatchConfig
 from palm_mtf.config.skipped_batches import Skips
-from palm_mtf.console import say
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.layout import ModelDir
+
+_logger = logging.getLogger(__name__)
 
 REWIND_STEPS = 100
 _RECENT, _WINDOW = 5, 100
@@ -131,7 +133,7 @@ class SpikePolicy:
       return False
     spike = self._detector.sees_spike(metrics["loss"], metrics["grad_norm"])
     if spike and len(self.rewinds) >= self._config.spike_rewinds:
-      say(
+      _logger.warning(
         f"loss spike: {metrics['loss']:.4f}, usual are "
         f"{self._detector.usual_loss:.4f}; training goes on, because there "
         f"were {len(self.rewinds)} rewinds already (SPIKE_REWINDS)"
@@ -177,7 +179,7 @@ class SpikePolicy:
       skipped=[first, first + self._config.spike_skip_steps - 1],
     )
     rewinds = [*self.rewinds, new]
-    say(_message(new, back, self.skips.and_also([new.skipped])))
+    _logger.warning(_message(new, back, self.skips.and_also([new.skipped])))
     path = ModelDir(model_dir).rewinds
     write_json_lines(path, map(dataclasses.asdict, rewinds))
     # The newest first: whenever this is cut short, a run goes on from the

@@ -10,6 +10,7 @@ there before.
 import dataclasses
 import importlib.metadata
 import json
+import logging
 import platform
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -38,7 +39,6 @@ from palm_mtf.cluster.addresses import check_client
 from palm_mtf.cluster.local_servers import cluster_places
 from palm_mtf.config import Config, DecodeConfig, mesh_layout
 from palm_mtf.config.tpu_topology import check_pods, tpu_slice
-from palm_mtf.console import say
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import Corpus, load_corpus
 from palm_mtf.data.batches.unigram import unigram_entropy
@@ -49,6 +49,8 @@ from palm_mtf.training.job import TrainJob
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.evaluation.evaluator import TaskEvaluation
+
+_logger = logging.getLogger(__name__)
 
 # What a run's numbers depend on besides its settings.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
@@ -142,7 +144,7 @@ def _with_dtype(config: Config, newest: Checkpoint | None) -> Config:
   """Returns the settings, ACTIVATION_DTYPE resolved; says what that is."""
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
   model = resolved(config.model, config.mesh_layout, begun_in)
-  say(described(model, config.mesh_layout, begun_in))
+  _logger.info(described(model, config.mesh_layout, begun_in))
   return dataclasses.replace(config, model=model)
 
 
@@ -201,17 +203,17 @@ def _starting_from(
     _say_what_resumes(newest, manifest)
   if not initial:
     return manifest
-  say(f"starting from the weights of {initial.place}, with step 0")
+  _logger.info(f"starting from the weights of {initial.place}, with step 0")
   if not initial.checkpoint:
     return manifest
   return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)
 
 
 def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
-  say(f"resuming from {newest.path}")
+  _logger.info(f"resuming from {newest.path}")
   for name, value in manifest.data.items():
     if newest.manifest.data.get(name) != value:
-      say(
+      _logger.warning(
         f"{name} differs from that checkpoint's: from here on each step reads "
         "other batches than a run from the start would"
       )

@@ -3,9 +3,10 @@
 """The progress of a run on stderr: a bar for people, lines for files.
 
 On a terminal it is one bar with step, loss, tokens/s, MFU and the time left;
-where stderr is a file or a pipe, a line every few seconds says the same.
+where stderr is a file or a pipe, a log line every few seconds says the same.
 """
 
+import logging
 import sys
 import time
 
@@ -13,6 +14,8 @@ from rich import progress
 from rich.console import Console
 
 from palm_mtf.config.run import RunConfig
+
+_logger = logging.getLogger(__name__)
 
 _LINE_SECS = 10.0
 # A loss is the forward pass alone: a third of a step's arithmetic.
@@ -82,7 +85,7 @@ class TrainProgress:
     if not self._is_terminal and is_due:
       self._last_line = now
       line = f"step {step}/{self._train_steps}  {numbers}  {left}"
-      self.say(line.rstrip())
+      _logger.info(line.rstrip())
 
   def _left(self, step: int, now: float) -> str:
     """Returns the time left, or nothing where that cannot be known yet."""
@@ -100,14 +103,7 @@ class TrainProgress:
     """Says what a step takes here, and what is left, both in seconds; once."""
     if not self._has_said_how_long:
       self._has_said_how_long = True
-      self.say(
+      _logger.info(
         f"training will take about {_minutes(secs)} minutes here: "
         f"{step_secs:.2f} s a step, and validation losses"
       )
-
-  def say(self, line: str) -> None:
-    """Writes a line that stays, above the bar."""
-    if self._is_terminal:
-      self._bar.console.print(line, markup=False, highlight=False)
-    else:
-      print(line, file=sys.stderr, flush=True)

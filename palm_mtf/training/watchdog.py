@@ -10,12 +10,14 @@ Ctrl-Z, or with the machine) does not count.
 """
 
 import faulthandler
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable
 
-from palm_mtf.console import say
+_logger = logging.getLogger(__name__)
+
 
 _SLOW_FACTOR = 10
 _LOOKS = 20  # how often it looks within the time that a step may take
@@ -70,7 +72,7 @@ class Watchdog:
 
   def _end_process(self) -> None:
     faulthandler.dump_traceback(file=_STDERR, all_threads=True)
-    say(
+    _logger.error(
       f"no step was done for {self._waited:,.0f} seconds (WATCHDOG_SECS = "
       f"{self._secs:,}), {self._where}; the newest checkpoint is "
       f"{self._newest()}; above is what each thread was doing; run the same "

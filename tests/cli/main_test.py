@@ -19,6 +19,7 @@ HEAVY = {
   "matplotlib",
   "mesh_tensorflow",
   "numpy",
+  "rich",
   "sentencepiece",
   "tensorflow",
 }

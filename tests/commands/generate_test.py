@@ -9,6 +9,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from tests import runs
+from tests.log_lines import without_stamps
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +66,8 @@ def test_one_prompt_is_streamed_and_says_what_json_says(generate):
 def test_a_prompt_that_ends_in_the_space_of_the_next_word_is_told(generate):
   code, out, err = generate("--prompt=one two ", "--prompt=one ", "--json")
   assert code == 0 and len(records(out)) == 2
-  assert err.splitlines() == [
-    f"palm_mtf: --prompt: {prompt!r} ends in a space, with which this "
+  assert without_stamps(err).splitlines() == [
+    f"palm_mtf: warning: --prompt: {prompt!r} ends in a space, with which this "
     "vocabulary begins a word: leave it out, or a word may not follow"
     for prompt in ("one two ", "one ")
   ]
@@ -83,7 +84,12 @@ def test_interactive_answers_line_by_line_and_survives_a_long_one(
   assert code == 0
   assert out.count("--- ") == 2
   assert "--- '7'\n7" in out
-  assert "together more than SEQUENCE_LENGTH = 32" in err
+  how_to, error, _ = err.splitlines()
+  assert how_to == (
+    "palm_mtf: type a text to continue; an empty line or Ctrl-D ends"
+  )
+  assert error.startswith("> > palm_mtf: ")
+  assert "together more than SEQUENCE_LENGTH = 32" in error
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from tests import runs
+from tests.log_lines import without_stamps
 
 SPLIT = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
 MESH = MeshLayout(mesh_shape="data:2", layout="batch:data")
@@ -203,10 +204,10 @@ def test_a_wide_address_is_served_with_a_warning(listen, where):
     process.terminate()
     _, error = process.communicate(timeout=60)
   assert serving == f"serving 1 devices on {listen.split()[0]}\n"
-  assert error.splitlines()[0] == (
-    "palm_mtf: TensorFlow's protocol has no authentication: whoever reaches "
-    f"{where} can run programs and read files as this user; let a firewall "
-    "admit the client and the other servers alone"
+  assert without_stamps(error).splitlines()[0] == (
+    "palm_mtf: warning: TensorFlow's protocol has no authentication: whoever "
+    f"reaches {where} can run programs and read files as this user; let a "
+    "firewall admit the client and the other servers alone"
   )
 
 

@@ -17,6 +17,7 @@ from palm_mtf.cli.main import main
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import runs
+from tests.log_lines import without_stamps
 
 
 def copy_of(model_dir, tmp_path):
@@ -188,7 +189,8 @@ def test_the_first_command_that_training_proposes_continues_its_prompt(
   corpus, finished, capsys
 ):
   assert runs.run("train", corpus, finished) == 0
-  _, _, told = capsys.readouterr().err.partition("next, for example:\n")
+  said = without_stamps(capsys.readouterr().err)
+  _, _, told = said.partition("next, for example:\n")
   _, program, *arguments = shlex.split(told.splitlines()[0])
   assert (program, arguments[0]) == ("palm_mtf", "generate")
   assert main([*arguments, "--json"]) == 0

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tests import runs
+from tests.log_lines import without_stamps
 
 # Weights make the weight of a step a tensor: TensorFlow folds a constant one.
 PODS = {
@@ -164,8 +165,9 @@ def test_each_device_of_a_pod_is_in_the_trace(corpus, tmp_path):
 def test_a_line_is_said_of_each_step(in_servers):
   for step in (2, 4):
     path = in_servers / "traces" / f"step_{step:08d}.json"
-    said = (in_servers / "stderr").read_text().splitlines()
-    (line,) = (x for x in said if x.startswith(f"step {step} took "))
+    said = without_stamps((in_servers / "stderr").read_text()).splitlines()
+    start = f"palm_mtf: step {step} took "
+    (line,) = (x for x in said if x.startswith(start))
     assert line.endswith(f": {path}") and "hidden" in line
 
 

@@ -5,12 +5,12 @@
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Iterator
 
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.skipped_batches import Skips
-from palm_mtf.console import say
 from palm_mtf.data.batches.batches import (
   Batch,
   Batches,
@@ -25,6 +25,8 @@ from palm_mtf.data.tokens.cache import load_stores
 from palm_mtf.data.tokens.store import Split, TokenStore
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ class Corpus:
         seed=self.seed,
       )
       if rows.num_cut:
-        say(
+        _logger.warning(
           f"{rows.num_cut:,} examples of {source.name} ({split}) are longer "
           f"than SEQUENCE_LENGTH = {self.sequence_length:,}: the beginning of "
           "their inputs, or the end of their targets, is left out"
@@ -146,7 +148,7 @@ def load_corpus(
 ) -> Corpus:
   """Returns the tokens of a run, encoded if need be (data/tokens/cache.py).
 
-  Says on stderr when SEQUENCE_LENGTH is longer than any document.
+  Warns when SEQUENCE_LENGTH is longer than any document.
 
   Args:
     model_dir: where the tokens are kept, unless CACHE_DIR has them.
@@ -168,7 +170,7 @@ def load_corpus(
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:
-      say(
+      _logger.warning(
         f"SEQUENCE_LENGTH = {sequence_length:,} is longer than the longest "
         f"training document ({longest:,} tokens with [eod]): documents are "
         f"joined, so training works, but no token learns from more than "

@@ -99,7 +99,7 @@ class Source(Protocol):
     """
 
   def report_skipped(self) -> None:
-    """Says on stderr what the latest reading left out, if anything."""
+    """Warns of what the latest reading left out, if anything."""
 
 
 def _hash(document: Document, purpose: str = "") -> float:

@@ -18,11 +18,11 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from palm_mtf.console import say
 from palm_mtf.data.sources.code_fingerprint import describe
 from palm_mtf.data.sources.document import SPLITS, TRAIN, VALIDATION, Document
 from palm_mtf.data.sources.file_hashes import FileDigests, describe_shards
@@ -33,6 +33,8 @@ from palm_mtf.data.sources.seqio_steps import (
   strip_eos,
 )
 from palm_mtf.errors import UserError, did_you_mean
+
+_logger = logging.getLogger(__name__)
 
 # Of each split, read ahead to know what a task's documents are like.
 _FIRST_DOCUMENTS = 32
@@ -250,9 +252,9 @@ class SeqioTask:
       raise UserError(f"TASK: {self.name} has no document.")
 
   def report_skipped(self) -> None:
-    """Says on stderr how many documents the latest reading left out."""
+    """Warns how many documents the latest reading left out."""
     if self._num_skipped:
-      say(
+      _logger.warning(
         f"{self._num_skipped:,} documents of task {self.name} left out (not "
         "UTF-8, or with NUL bytes)."
       )

@@ -9,9 +9,9 @@ says which documents are held out.
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
 
-from palm_mtf.console import say
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.sources.file_hashes import FileDigests
 from palm_mtf.data.sources.find_files import TextFile, find_files
@@ -23,6 +23,8 @@ from palm_mtf.data.sources.read_files import (
   read_json_lines,
 )
 from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 
 class TextFiles:
@@ -120,13 +122,13 @@ class TextFiles:
       )
 
   def report_skipped(self) -> None:
-    """Says on stderr what the latest reading left out, and names the first."""
+    """Warns of what the latest reading left out, and names the first."""
     if count := self._skipped_files.count:
-      say(
+      _logger.warning(
         f"{count:,} of {len(self.files):,} files left out{self._skipped_files}."
       )
     if count := self._skipped_lines.count:
-      say(f"{count:,} JSON lines left out{self._skipped_lines}.")
+      _logger.warning(f"{count:,} JSON lines left out{self._skipped_lines}.")
 
   def _start_counting(self) -> None:
     self._skipped_files = _Skipped("not UTF-8, or with NUL bytes")

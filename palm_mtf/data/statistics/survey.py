@@ -97,7 +97,7 @@ def survey(
   """Reads all sources twice and returns their statistics.
 
   Args:
-    sources: sources of a run; what they leave out is said on stderr.
+    sources: sources of a run; what they leave out is logged.
     vocabulary: to count tokens with, or None.
     evaluation_sets: further ones to compare with the training documents.
 

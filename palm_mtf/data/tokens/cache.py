@@ -12,11 +12,11 @@ store.py writes and reads it.
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.config.data import DataConfig
-from palm_mtf.console import say
 from palm_mtf.data.sources.document import Source
 from palm_mtf.data.sources.file_hashes import FileDigests
 from palm_mtf.data.tokens.shard import DamagedShardError
@@ -30,6 +30,8 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.layout import ModelDir
 
+_logger = logging.getLogger(__name__)
+
 
 def load_stores(
   model_dir: str,
@@ -40,8 +42,8 @@ def load_stores(
   """Returns the tokens of every source of a run.
 
   They are read from CACHE_DIR if they are there, and otherwise from
-  MODEL_DIR/tokens, where they are encoded if they are not there either. Says on
-  stderr which it was.
+  MODEL_DIR/tokens, where they are encoded if they are not there either. Logs
+  which it was.
 
   Raises:
     UserError: there is no text, or the disk is full.
@@ -52,9 +54,9 @@ def load_stores(
     shared = data.cache_folder
     store = shared and _read(os.path.join(shared, name))
     if store:
-      say(f"tokens of {source.name} are read from {shared}")
+      _logger.info(f"tokens of {source.name} are read from {shared}")
     elif shared:
-      say(
+      _logger.warning(
         f"CACHE_DIR = {shared!r} lacks the tokens of {source.name}: "
         f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
       )
@@ -131,7 +133,7 @@ def _find_or_write(
   store = read_store(path)
   source.report_skipped()
   train, validation = store.train.counts, store.validation.counts
-  say(
+  _logger.info(
     f"encoded {train.num_documents:,} training documents "
     f"({train.num_tokens:,} tokens) and {validation.num_documents:,} "
     f"validation documents ({validation.num_tokens:,} tokens) into {path}"
@@ -146,7 +148,7 @@ def _read(path: str, verify: bool = False) -> TokenStore | None:
   try:
     return read_store(path, verify=verify)
   except DamagedShardError as error:
-    say(f"damaged tokens are encoded anew: {error}")
+    _logger.warning(f"damaged tokens are encoded anew: {error}")
     return None
 
 
@@ -162,7 +164,7 @@ def _only_writer(folder: str) -> Iterator[None]:
       try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
-        say(f"waiting for another process that encodes into {folder}")
+        _logger.info(f"waiting for another process that encodes into {folder}")
         fcntl.flock(descriptor, fcntl.LOCK_EX)
       yield
     finally:

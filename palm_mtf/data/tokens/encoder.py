@@ -24,6 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
+from palm_mtf.console import configure_logging
 from palm_mtf.data.sources.document import Document, Text, cut_text
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, num_cores
 from palm_mtf.errors import UserError
@@ -219,6 +220,7 @@ def _start_worker(vocabulary_path: str) -> None:
   global _vocabulary
   threading.Thread(target=_end_with_parent, daemon=True).start()
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process stops it
+  configure_logging()
   _vocabulary = Vocabulary(vocabulary_path)
 
 

@@ -21,6 +21,7 @@ report.py describes it.
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,12 +29,14 @@ import numpy as np
 import sentencepiece
 
 from palm_mtf.config.data import DataConfig
-from palm_mtf.console import progress_bar, say
+from palm_mtf.console import progress_bar
 from palm_mtf.data.sources.document import TRAIN, Source
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.layout import ModelDir
+
+_logger = logging.getLogger(__name__)
 
 SPACE_MARK = "\u2581"
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
@@ -191,7 +194,7 @@ def load_vocabulary(
       sources = open_sources(data)
       for source in sources:
         source.check_vocabulary(None)
-      say(f"training a vocabulary of {vocab_size:,} pieces: {path}")
+      _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
       train_vocabulary(training_texts(sources), vocab_size, path=path)
   vocabulary = Vocabulary(os.path.expanduser(path))
   vocabulary.check_size(vocab_size)

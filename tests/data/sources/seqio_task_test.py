@@ -15,6 +15,7 @@ from palm_mtf.config.data import DataConfig  # noqa: E402
 from palm_mtf.data.sources.open import open_sources  # noqa: E402
 from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
+from tests.log_lines import without_stamps  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
   REKEY,
   TEXTS,
@@ -166,9 +167,9 @@ def test_texts_that_are_none_are_left_out_and_counted(capsys):
   source = open_one("bad")
   assert texts_of(source) + texts_of(source, "validation") == ["good"]
   source.report_skipped()
-  assert capsys.readouterr().err == (
-    "palm_mtf: 2 documents of task bad left out (not UTF-8, or with NUL "
-    "bytes).\n"
+  assert without_stamps(capsys.readouterr().err) == (
+    "palm_mtf: warning: 2 documents of task bad left out (not UTF-8, or with "
+    "NUL bytes).\n"
   )
 
 

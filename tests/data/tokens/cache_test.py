@@ -14,6 +14,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.cache import cache_stores, load_stores
 from palm_mtf.errors import UserError
+from tests.log_lines import without_stamps
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_tokens_are_encoded_once_and_that_is_said(run, tmp_path, capsys):
   first = run()
   (store,) = stores(tmp_path / "run" / "tokens")
   train, validation = first.train.counts, first.validation.counts
-  assert capsys.readouterr().err == (
+  assert without_stamps(capsys.readouterr().err) == (
     f"palm_mtf: encoded {train.num_documents} training documents "
     f"({train.num_tokens:,} tokens) and {validation.num_documents} validation "
     f"documents ({validation.num_tokens:,} tokens) into {store}\n"
@@ -73,7 +74,7 @@ def test_tokens_of_cache_dir_are_read_and_that_is_said(
 ):
   capsys.readouterr()
   run(cached=cache)
-  assert capsys.readouterr().err == (
+  assert without_stamps(capsys.readouterr().err) == (
     f"palm_mtf: tokens of text_files are read from {cache}\n"
   )
   assert not (tmp_path / "run").exists()
@@ -86,10 +87,11 @@ def test_without_them_in_cache_dir_the_run_keeps_its_own_and_says_so(
   before = stores(cache)
   run(0.3, cache)
   own = tmp_path / "run" / "tokens"
-  said = capsys.readouterr().err.splitlines()
+  said = without_stamps(capsys.readouterr().err).splitlines()
   assert said[0] == (
-    f"palm_mtf: CACHE_DIR = {str(cache)!r} lacks the tokens of text_files: "
-    f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
+    f"palm_mtf: warning: CACHE_DIR = {str(cache)!r} lacks the tokens of "
+    f"text_files: they are kept in {own}; palm_mtf data cache keeps them for "
+    "all runs"
   )
   assert said[1].startswith("palm_mtf: encoded ")
   assert stores(cache) == before
@@ -178,10 +180,10 @@ def test_damaged_tokens_are_mended_and_that_is_said(run, tmp_path, capsys):
   os.truncate(store / "train-00000.npy", 1000)
   capsys.readouterr()
   assert run().fingerprint == first.fingerprint
-  said = capsys.readouterr().err.splitlines()
+  said = without_stamps(capsys.readouterr().err).splitlines()
   assert said[0] == (
-    f"palm_mtf: damaged tokens are encoded anew: {store}/train-00000.npy: its "
-    "content is not what was written"
+    f"palm_mtf: warning: damaged tokens are encoded anew: {store}/"
+    "train-00000.npy: its content is not what was written"
   )
   assert said[1].startswith("palm_mtf: encoded ")
   assert stores(tmp_path / "run" / "tokens") == [store]
@@ -245,9 +247,11 @@ def test_data_cache_says_where_the_tokens_are(run, cache, tmp_path):
 PROGRAM = """
 import sys
 from palm_mtf.config.data import DataConfig
+from palm_mtf.console import configure_logging
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.cache import load_stores
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+configure_logging()
 data = DataConfig(text_files={texts!r}, vocabulary=None, validation_share=0.2)
 sources = open_sources(data)
 print("ready", flush=True)
@@ -310,7 +314,7 @@ def test_a_process_waits_for_another_that_holds_the_folder(
   run()
   assert time.monotonic() - start > 0.5
   holder.communicate(timeout=20)
-  assert capsys.readouterr().err.startswith(
+  assert without_stamps(capsys.readouterr().err).startswith(
     f"palm_mtf: waiting for another process that encodes into {tokens}\n"
   )
 

@@ -1,0 +1,187 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Log lines: their form, where they go, and that they are there once."""
+
+import io
+import logging
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from palm_mtf.cli.main import main
+from palm_mtf.console import configure_logging
+from tests.log_lines import STAMP
+from tests.source_files import PACKAGE
+
+LOGGER = logging.getLogger("palm_mtf.training.loop")
+LOGS = """
+import logging, sys
+from palm_mtf.console import configure_logging, progress_bar
+configure_logging()
+logger = logging.getLogger("palm_mtf.data.tokens.cache")
+"""
+
+
+def python(program, **streams):
+  """Runs a program; what it writes comes back unless `streams` say where to."""
+  return subprocess.run(
+    [sys.executable, "-c", program],
+    **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    check=False,
+    text=True,
+    env={
+      **os.environ,
+      "PYTHONPATH": os.pathsep.join(sys.path),
+      "TERM": "xterm",
+    },
+  )
+
+
+@pytest.fixture
+def half_past_five(monkeypatch):
+  """A place whose clocks are 5:30 before those of Greenwich."""
+  monkeypatch.setenv("TZ", "IST-5:30")
+  time.tzset()
+  yield
+  monkeypatch.undo()
+  time.tzset()
+
+
+@pytest.mark.parametrize(
+  ("level", "marked"),
+  [
+    (logging.INFO, ""),
+    (logging.WARNING, "warning: "),
+    (logging.ERROR, "error: "),
+  ],
+)
+def test_a_line_is_local_time_program_level_and_message(
+  half_past_five, capsys, level, marked
+):
+  record = LOGGER.makeRecord(
+    LOGGER.name, level, __file__, 1, "step 100  loss %.1f", (2.5,), None
+  )
+  record.created = 0.75
+  LOGGER.handle(record)
+  assert capsys.readouterr() == (
+    "",
+    f"1970-01-01 05:30:00 palm_mtf: {marked}step 100  loss 2.5\n",
+  )
+
+
+def test_what_is_for_debugging_is_not_shown(capsys):
+  LOGGER.debug("a detail")
+  assert capsys.readouterr() == ("", "")
+
+
+def test_a_message_is_one_line_however_often_main_is_called(
+  capsys, monkeypatch
+):
+  of_root = io.StringIO()
+  monkeypatch.setattr(
+    logging.getLogger(), "handlers", [logging.StreamHandler(of_root)]
+  )
+  for _ in range(3):
+    assert main([]) == 2
+    configure_logging()
+  capsys.readouterr()
+  LOGGER.warning("once")
+  out, err = capsys.readouterr()
+  assert re.fullmatch(f"{STAMP}palm_mtf: warning: once\n", err)
+  assert (out, of_root.getvalue()) == ("", "")
+
+
+def test_a_library_configures_nothing_when_it_is_imported():
+  names = [
+    path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for path in PACKAGE
+    if not path.endswith("__main__.py")
+  ]
+  done = python(f"""
+import importlib, logging
+for name in {names!r}:
+  importlib.import_module(name)
+names = logging.Logger.manager.loggerDict
+ours = [name for name in names if name.startswith("palm_mtf")]
+assert "palm_mtf.training.loop" in ours
+for logger in map(logging.getLogger, ours):
+  assert not logger.handlers and logger.propagate and not logger.level, logger
+assert logging.raiseExceptions and not logging.getLogger().handlers
+""")
+  assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_who_imports_the_library_decides_where_its_records_go(tmp_path):
+  (tmp_path / "binary").write_bytes(b"\0")
+  (tmp_path / "text").write_text("text")
+  done = python(f"""
+import logging, sys
+from palm_mtf.data.sources.text_files import TextFiles
+logging.basicConfig(format="%(levelname)s %(name)s", stream=sys.stdout)
+source = TextFiles({f"{tmp_path}/*"!r}, validation_share=0.5)
+list(source.documents())
+source.report_skipped()
+""")
+  assert done.stderr == ""
+  assert done.stdout == "WARNING palm_mtf.data.sources.text_files\n"
+
+
+def test_lines_that_nobody_reads_are_dropped():
+  reading, writing = os.pipe()
+  os.close(reading)
+  program = LOGS + 'logger.info("lost")\nprint("result")'
+  done = python(program, stderr=writing)
+  os.close(writing)
+  assert (done.returncode, done.stdout) == (0, "result\n")
+  done = python(LOGS + 'sys.stderr.close()\nlogger.info("x")\nprint("result")')
+  assert (done.returncode, done.stdout) == (0, "result\n")
+
+
+def test_where_stderr_was_closed_before_the_start_stdout_has_results_alone():
+  program = f"{sys.executable} -m palm_mtf doctr 2>&-"
+  done = subprocess.run(
+    program, shell=True, stdout=subprocess.PIPE, check=False
+  )
+  assert (done.returncode, done.stdout) == (2, b"")
+  program = LOGS + (
+    'logger.info("lost")\nimport os\nprint(os.readlink("/proc/self/fd/2"))'
+  )
+  done = subprocess.run(
+    f"{sys.executable} -c '{program}' 2>&-",
+    shell=True,
+    stdout=subprocess.PIPE,
+    check=False,
+    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+  )
+  assert (done.returncode, done.stdout) == (0, b"/dev/null\n")
+
+
+def test_a_progress_bar_on_a_terminal_is_not_torn():
+  reading, terminal = pty.openpty()
+  done = python(
+    LOGS
+    + """
+import time
+with progress_bar("Reading", 3) as advance:
+  for i in range(3):
+    logger.warning(f"line {i}")
+    advance(1)
+    time.sleep(0.2)  # the bar is drawn ten times a second
+""",
+    stderr=terminal,
+  )
+  os.close(terminal)
+  assert (done.returncode, done.stdout) == (0, "")
+  shown = os.read(reading, 100_000).decode()
+  os.close(reading)
+  assert "Reading" in shown
+  # From the start of a line, erased before if the bar was there, to its end.
+  lines = re.findall(
+    rf"(?:^|\n|\x1b\[2K){STAMP}palm_mtf: warning: line (\d)\r\n", shown
+  )
+  assert lines == ["0", "1", "2"], shown
