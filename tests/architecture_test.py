@@ -56,7 +56,7 @@ DATA_IMPORTS = {
   "vocabulary": "sources",
   "tokens": "sources vocabulary",
   "batches": "sources vocabulary tokens",
-  "statistics": "sources vocabulary",
+  "statistics": "sources vocabulary tokens",
 }
 PURE = {"__init__", "accounting", "config", "errors", "machine"}
 GRAPH = {"_tf", "decode", "mesh", "model", "ops", "optim", "programs"}
@@ -68,7 +68,6 @@ ONLY_IMPORTERS = {
   "mesh_tensorflow": "palm_mtf/_tf.py",
   "seqio": (
     "palm_mtf/data/sources/seqio_task.py",
-    "palm_mtf/evaluation/few_shot.py",
     "palm_mtf/evaluation/seqio_tasks.py",
   ),
   "matplotlib": "palm_mtf/report/",

@@ -103,7 +103,8 @@ def _as_json(result: Survey) -> dict[str, object]:
     "sources": {name: flat(each) for name, each in result.sources.items()},
     "all": flat(result.total),
     "overlap": {
-      name: dataclasses.asdict(each) for name, each in result.overlap.items()
+      name: dataclasses.asdict(each)
+      for name, each in result.contamination.items()
     },
   }
 
@@ -125,7 +126,7 @@ def _lines(result: Survey) -> list[str]:
     *_held_out_lines(result),
     *(
       line
-      for name, overlap in result.overlap.items()
+      for name, overlap in result.contamination.items()
       if name != "validation"
       for line in (
         _line(name, f"{overlap.examples:,} documents"),
@@ -214,7 +215,7 @@ def _held_out_lines(result: Survey) -> list[str]:
       "  near copies",
       f"{found.near_across:,} more are near copies of a training document",
     ),
-    *_overlap_lines(result.overlap["validation"]),
+    *_overlap_lines(result.contamination["validation"]),
   ]
 
 

@@ -1,14 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""From documents to batches of token ids, without TensorFlow.
+"""The way from documents to batches of token ids, without TensorFlow.
 
-The folders are in the order of the data's way:
+Folders, in the order of that way:
 
-  sources/     documents: found, read, held out; text files and SeqIO tasks
-  vocabulary/  SentencePiece: text into ids
+  sources/     documents of text files and SeqIO tasks, training and held out
+  vocabulary/  SentencePiece: trained, loaded, text to ids and back
   tokens/      the ids of all documents on disk, in shards
-  batches/     rows of ids, their order, and the rows of a step
-  statistics/  figures of the documents, on the side
+  batches/     documents packed into rows; rows mixed, shuffled, in batches
+  statistics/  sizes, near duplicates and contamination of a corpus
 
   data = DataConfig(text_files="text/*.txt", ...)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=4096)

@@ -1,10 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the model of a checkpoint says to the examples of a task.
+"""Answers of a checkpoint's model to the examples of a task.
 
-An answer is written down as soon as it is there (AnswerJournal), so that an
-evaluation that was interrupted goes on where it was. Inputs that leave no room
-for what follows them in SEQUENCE_LENGTH lose their beginning, as in training.
+Each answer is kept at once (AnswerJournal): an evaluation that was interrupted
+goes on where it stopped.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from palm_mtf.model_dir.json_lines import (
 
 
 class CheckpointModel:
-  """The model of a checkpoint, loaded when something is asked of it.
+  """The model of a checkpoint, loaded when first used.
 
   Use it as a context manager: it may hold a session.
   """
@@ -35,8 +34,10 @@ class CheckpointModel:
   def __init__(
     self, checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
   ):
-    """Keeps what it will be loaded with."""
+    """Loads nothing yet."""
     self.config, self.vocabulary = config, vocabulary
+    # Called for the first answer that no journal has: a session with weights
+    # in memory, which is not needed where only metrics are computed again.
     self._load = functools.partial(
       LoadedDecoder,
       checkpoint,
@@ -58,7 +59,7 @@ class CheckpointModel:
 
   @functools.cached_property
   def generator(self) -> Generator:
-    """Continues prompts."""
+    """Samples continuations of prompts."""
     return Generator(
       self._loaded,
       self.vocabulary,
@@ -69,27 +70,28 @@ class CheckpointModel:
 
   @functools.cached_property
   def scorer(self) -> Scorer:
-    """Scores examples."""
+    """Computes log likelihoods of examples."""
     return Scorer(self._loaded)
 
 
 class TaskAnswers:
-  """The answers of one model to one task; see eval_tasks.Answers."""
+  """The answers of one model to one task; see seqio_tasks.Answers."""
 
   def __init__(
     self, task: EvalTask, model: CheckpointModel, journal: "AnswerJournal"
   ):
-    """Answers nothing yet; what is in `journal` needs no model."""
+    """Answers nothing yet; answers in `journal` need no model."""
     self._task, self._model, self._journal = task, model, journal
-    self._cut: set[int] = set()
+    self._cut: set[int] = set()  # numbers of examples, also those of `scores`
 
   @property
   def num_cut(self) -> int:
-    """How many examples lost the beginning of their inputs so far."""
+    """Number of examples whose inputs lost their beginning, so far."""
     return len(self._cut)
 
   def _prompts(self) -> list[list[int]]:
-    """Returns the inputs as far as there is room for a continuation."""
+    # Inputs that leave no room for what follows them in SEQUENCE_LENGTH lose
+    # their beginning, as in training.
     config = self._model.config
     room = config.model.sequence_length - config.run.sample_tokens
     inputs = self._task.inputs
@@ -100,7 +102,7 @@ class TaskAnswers:
     """Returns the continuations of each example's inputs."""
     prompts = self._prompts()
     known = self._journal.known("prediction")
-    # Prompts of like lengths share a batch.
+    # Sorted, prompts of like lengths share a batch, with little padding.
     missing = [n for n in range(len(prompts)) if n not in known]
     missing.sort(key=lambda n: len(prompts[n]))
     if missing:
@@ -115,6 +117,7 @@ class TaskAnswers:
     """Returns log p of each example's targets given its inputs, in nats."""
     pairs = zip(self._task.inputs, self._task.targets, strict=True)
     examples = [Example(*pair) for pair in pairs]
+    # Scored in windows (score_windows.py), where inputs lose their beginning.
     length = self._model.config.model.sequence_length
     self._cut |= {
       number
@@ -135,7 +138,7 @@ class TaskAnswers:
     ]
     self._score("prediction_score", examples)
     flat = self._in_order("prediction_score")
-    each = len(predictions[0])
+    each = len(predictions[0])  # samples of an example: the same for all
     return [flat[i : i + each] for i in range(0, len(flat), each)]
 
   def _score(self, kind: str, examples: Sequence[Example]) -> None:
@@ -153,28 +156,29 @@ class TaskAnswers:
 
 
 class AnswerJournal:
-  """A file of answers: what they depend on, then one a line.
+  """A JSON lines file: the answers' causes, then [kind, number, answer] a line.
 
   Use it as a context manager.
   """
 
   def __init__(self, path: str, depends_on: Mapping[str, object]):
-    """Reads what is there, if it depends on the same; else begins anew.
+    """Reads the answers that have the same causes; otherwise begins anew.
 
     Args:
       path: path of the file.
-      depends_on: whatever makes answers other ones; JSON.
+      depends_on: causes of the answers: checkpoint, examples, settings; JSON.
 
     Raises:
       UserError: the file cannot be written.
     """
+    # {kind: {number of an example: answer}}
     self._known: dict[str, dict[int, object]] = {}
     header, *answers = list(read_json_lines(path, object)) or [None]
     if header != json.loads(json.dumps(depends_on)):
       answers = []
     for kind, number, value in answers:
       self._known.setdefault(kind, {})[number] = value
-    write_json_lines(path, [depends_on, *answers])
+    write_json_lines(path, [depends_on, *answers])  # without half a line
     self._lines = JsonLinesWriter(path)
 
   def __enter__(self) -> "AnswerJournal":
@@ -184,11 +188,11 @@ class AnswerJournal:
     self._lines.close()
 
   def known(self, kind: str) -> Mapping[int, object]:
-    """Returns the answers of a kind, by the number of their example."""
+    """Returns the answers of a kind, by the number of the example."""
     return self._known.get(kind, {})
 
   def add(self, kind: str, number: int, value: object) -> None:
-    """Writes an answer down.
+    """Appends an answer to the file.
 
     Raises:
       UserError: the disk is full.

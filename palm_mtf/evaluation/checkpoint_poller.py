@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints EVAL_CHECKPOINTS names, as they come to be there."""
+"""The checkpoints of EVAL_CHECKPOINTS: those there are, or as they come."""
 
 import logging
 import os
@@ -35,18 +35,19 @@ def checkpoints_to_evaluate(
 
   Args:
     model_dir: MODEL_DIR of a run, which may still train.
-    shapes: the model's shapes.
-    config: eval_checkpoints and eval_wait_secs are read.
-    train_steps: "every" ends with the checkpoint of this step.
+    shapes: shapes of the model's parameters, by name.
+    config: settings, of which eval_checkpoints and eval_wait_secs are read.
+    train_steps: step of the last checkpoint to wait for.
 
   Raises:
     UserError: there is none, or not the one asked for, or one is damaged or of
-      another model; before the first is yielded, but for "every".
+      another model; raised at once, but for "every".
   """
   if config.eval_checkpoints == NEWEST:
     return iter([newest_checkpoint(model_dir, shapes)])
   if config.eval_checkpoints == EVERY:
     return _every(model_dir, shapes, config.eval_wait_secs, train_steps)
+  # All are read and checked before the first is evaluated, which takes long.
   folders = {step_of(path): path for path in checkpoint_folders(model_dir)}
   found = []
   for step in config.eval_checkpoints:
@@ -73,9 +74,10 @@ def _every(
   wait_secs: float,
   train_steps: int,
 ) -> Iterator[Checkpoint]:
-  done = -1
+  done = -1  # the step of the last one yielded, or found damaged
   waiting_since = time.monotonic()
   while done < train_steps:
+    # In order of steps; the folder grows while the run trains.
     new = [p for p in checkpoint_folders(model_dir) if step_of(p) > done]
     if not new:
       if time.monotonic() - waiting_since > wait_secs:
@@ -90,9 +92,10 @@ def _every(
     try:
       checkpoint = read_whole(new[0])
     except DamagedCheckpointError as error:
-      if os.path.isdir(new[0]):  # or else KEEP_CHECKPOINTS has removed it
+      # Where it is gone, KEEP_CHECKPOINTS removed it while it was read.
+      if os.path.isdir(new[0]):
         warn_of_damage(new[0], error)
       continue
     check_same_model(checkpoint, shapes)
     yield checkpoint
-    waiting_since = time.monotonic()
+    waiting_since = time.monotonic()  # the evaluation may have taken long

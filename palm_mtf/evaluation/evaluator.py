@@ -1,16 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluates checkpoints on SeqIO tasks, and keeps what came of it.
+"""Evaluation of checkpoints on SeqIO tasks, and its files.
 
-  MODEL_DIR/eval/events...                             for TensorBoard
-  MODEL_DIR/eval/step_00000200/my_task-validation.json           the metrics
-                               my_task-validation.jsonl          the examples
-                               my_task-validation.answers.jsonl  what the model
-                                                                 said
-
-A file of examples has inputs, targets and predictions, an object a line. What
-is asked again, after an interruption or with another metric function, is read
-from the answers; the model is loaded only for what is missing.
+MODEL_DIR/eval/events...                             for TensorBoard
+MODEL_DIR/eval/step_00000200/my_task-validation.json           metrics
+                             my_task-validation.jsonl          examples with
+                                                               predictions
+                             my_task-validation.answers.jsonl  for a later
+                                                               evaluation
 """
 
 import dataclasses
@@ -47,29 +44,19 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class TaskOutcome:
-  """The metrics of one task by one checkpoint.
-
-  Attributes:
-    step: step of the checkpoint.
-    checkpoint: its path.
-    task: name.
-    split: split of the task.
-    num_examples: that were answered.
-    num_cut: examples whose inputs lost their beginning, to fit.
-    metrics: numbers, or texts, by name.
-  """
+  """The metrics of one task by one checkpoint."""
 
   step: int
-  checkpoint: str
+  checkpoint: str  # path
   task: str
   split: str
   num_examples: int
-  num_cut: int
-  metrics: dict[str, float | str]
+  num_cut: int  # examples whose inputs lost their beginning, to fit
+  metrics: dict[str, float | str]  # numbers, or texts, by name
 
   @property
   def numbers(self) -> dict[str, float]:
-    """The metrics that are numbers, by task and name."""
+    """The metrics that are numbers, by "task/metric"."""
     return {
       f"{self.task}/{name}": value
       for name, value in self.metrics.items()
@@ -85,11 +72,11 @@ class TaskEvaluation:
 
     Args:
       model_dir: MODEL_DIR of the run.
-      config: every setting, ACTIVATION_DTYPE resolved.
+      config: settings of the run, ACTIVATION_DTYPE resolved.
       vocabulary: vocabulary of the run.
 
     Raises:
-      UserError: see `open_eval_tasks`.
+      UserError: as `open_eval_tasks`.
     """
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
@@ -97,6 +84,7 @@ class TaskEvaluation:
     self._tasks = open_eval_tasks(
       config.evaluation, vocabulary, model.sequence_length
     )
+    # Beside checkpoint and examples: whatever changes answers.
     self._depends_on = {
       "vocabulary": vocabulary.sha256,
       "SEQUENCE_LENGTH": model.sequence_length,
@@ -107,7 +95,7 @@ class TaskEvaluation:
     }
 
   def evaluate(self, checkpoint: Checkpoint) -> Iterator[TaskOutcome]:
-    """Yields what comes of each task, when it is kept.
+    """Yields the outcome of each task once its files are written.
 
     Raises:
       UserError: a task's code fails, or the disk is full.
@@ -115,6 +103,7 @@ class TaskEvaluation:
     step = checkpoint.manifest.step
     with CheckpointModel(checkpoint, self._config, self._vocabulary) as model:
       for task in self._tasks:
+        # A slice such as "validation[:10%]" becomes a file name.
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
         depends_on = {
@@ -122,6 +111,8 @@ class TaskEvaluation:
           "examples": task.fingerprint,
           **self._depends_on,
         }
+        # Answers that are kept are not asked again, after an interruption or
+        # for another metric function: the model is loaded for missing ones.
         with AnswerJournal(f"{path}.answers.jsonl", depends_on) as journal:
           answers = TaskAnswers(task, model, journal)
           result = task.evaluate(step, answers)
@@ -155,7 +146,7 @@ class TaskEvaluation:
 
   @functools.cached_property
   def _events(self) -> tf.summary.FileWriter:
-    with tf.Graph().as_default():  # it refuses to be made where eager code runs
+    with tf.Graph().as_default():  # the writer refuses eager code
       return tf.summary.FileWriter(self._model_dir.evaluations)
 
 
@@ -167,7 +158,7 @@ def _read(path: str) -> bytes:
 
 
 def _as_json(value: object) -> object:
-  """Returns what json writes of a value that it does not know."""
+  """Returns a JSON value for one that json does not know."""
   if isinstance(value, (np.ndarray, np.generic)):
     return value.tolist()
   if isinstance(value, bytes):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Any SeqIO task in its k-shot form: solved examples stand before each input.
+"""The k-shot form of a SeqIO task: exemplars stand before each input.
 
   few_shot_task("my_task", 2)  registers "my_task_2_shot", which makes of the
   example (inputs "Q: 5 + 4?\\nA:", targets " 9")
@@ -9,21 +9,12 @@
   targets " 9"
 
 Double line breaks stand between examples, and the output is cut at the first
-one, as PaLM did (6). PaLM does not say how it chose exemplars. Here each
-example gets its own ones, drawn from the training split by hashes: they depend
-on the seed and the texts alone, not on order, machine or process. An example
-never sees itself, so that a task without a training split can lend its
-exemplars from another one.
+one, as PaLM did (6). Features of an example that matter, if a task has them:
 
-Where not all of them fit into the context together with inputs and targets, the
-first that do are taken, as many for each option of a question; how often that
-was is said at the end.
-
-Three features of an example matter if the task has them: `record` names the
-question that several examples belong to (options of one question get the same
-exemplars); only what `is_correct` is an exemplar; `exemplar_group` must be that
-of the exemplars (such as the subject of MMLU). An example that is
-`unconditional` gets none: it asks how likely its targets are anyway.
+  record          the question of several options, which share their exemplars
+  is_correct      whether the example may be an exemplar
+  exemplar_group  exemplars come from the same group, such as MMLU's subject
+  unconditional   whether its targets are scored without exemplars
 """
 
 import bisect
@@ -35,14 +26,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from palm_mtf.data.sources.seqio_steps import steps_to_run
-from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.data.sources.seqio_steps import apply_steps, split_at_tokenize
+from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
+from palm_mtf.errors import UserError, check_count
 
 _logger = logging.getLogger(__name__)
 
 SEPARATOR = "\n\n"
-# Exemplars are drawn from this many examples of the training split, chosen by
-# hash: enough that their choice does not matter, and few enough to keep.
+# Examples that exemplars are drawn from, chosen by hash: enough that their
+# choice does not matter, and few enough to keep.
 _POOL = 1000
 
 
@@ -53,7 +45,7 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
     name: name of a registered task, whose preprocessors end in SeqIO's
       `tokenize` and steps of tokens, or of a mixture of such tasks.
     num_shots: exemplars before each example; with 0 only the output is cut.
-    seed: another seed, other exemplars.
+    seed: seed of the choice of exemplars.
 
   Returns:
     The name that is registered: "x_5_shot", or "x_5_shot_seed_7".
@@ -61,45 +53,34 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
   Raises:
     UserError: no such task, a wrong number, or preprocessors that make no text.
   """
-  seqio = _import_seqio()
+  seqio = import_seqio(name, "few_shot_task")
+  task = find_provider(name, "few_shot_task")
   check_count("NUM_SHOTS", num_shots, 0)
   new_name = f"{name}_{num_shots}_shot" + (f"_seed_{seed}" if seed else "")
   tasks, mixtures = seqio.TaskRegistry, seqio.MixtureRegistry
-  known = {*tasks.names(), *mixtures.names()}
-  if name not in known:
-    raise UserError(
-      f"no SeqIO task or mixture {name!r} is registered"
-      f"{did_you_mean(name, known)}; import the module that registers it."
-    )
-  if new_name in known:
+  if new_name in {*tasks.names(), *mixtures.names()}:
     return new_name
-  if name in mixtures.names():
-    mixture = mixtures.get(name)
+  if isinstance(task, seqio.Mixture):
     rates = [
-      (few_shot_task(task.name, num_shots, seed), float(mixture.get_rate(task)))
-      for task in mixture.tasks
+      (few_shot_task(each.name, num_shots, seed), float(task.get_rate(each)))
+      for each in task.tasks
     ]
     mixtures.add(new_name, rates)
     return new_name
-  task = tasks.get(name)
-  steps = [
-    step
-    for step in task.preprocessors
-    if not isinstance(step, seqio.CacheDatasetPlaceholder)
-  ]
-  to_text = steps_to_run(task, seqio)
-  if len(to_text) == len(steps):
+  to_text, to_ids = split_at_tokenize(task, seqio)
+  if not to_ids:
     raise UserError(
       f"task {name!r} has no few-shot form: its preprocessors make no text; "
       "let them end in seqio.preprocessors.tokenize."
     )
+  # Exemplars are added to texts, before `tokenize`, whatever the vocabulary.
   exemplars = Exemplars(task, to_text, num_shots, seed)
   add = [exemplars.add] if num_shots else []
   tasks.add_provider(
     new_name,
     task.replace(
       name=new_name,
-      preprocessors=[*to_text, *add, *steps[len(to_text) :]],
+      preprocessors=[*to_text, *add, *to_ids],
       postprocess_fn=functools.partial(_cut_output, task.postprocessor),
     ),
   )
@@ -107,19 +88,19 @@ def few_shot_task(name: str, num_shots: int, seed: int = 0) -> str:
 
 
 def _ended(inputs: str, targets: str) -> str:
-  """Returns inputs ready for targets: a line break where no white space is."""
+  """Returns inputs ready for targets, parted by white space or a line break."""
   parted = not inputs or inputs[-1].isspace() or targets[:1].isspace()
   return inputs if parted else f"{inputs}\n"
 
 
 class _Exemplar(NamedTuple):
-  key: str
+  key: str  # of its question
   group: str
-  text: str
+  text: str  # inputs and targets
 
 
 class Exemplars:
-  """Solved examples of one task, and how they get before others."""
+  """Solved examples of one task, to stand before others."""
 
   def __init__(
     self,
@@ -133,7 +114,7 @@ class Exemplars:
     Args:
       task: a `seqio.Task`.
       to_text: its preprocessors that make texts `inputs` and `targets`.
-      num_shots: how many each example gets.
+      num_shots: exemplars of each example.
       seed: seed of the choice.
     """
     self._task = task
@@ -151,9 +132,10 @@ class Exemplars:
 
     Args:
       dataset: dataset of examples with texts `inputs` and `targets`.
-      sequence_length: lengths by feature; that of "inputs" is the context's:
-        tokens of inputs and targets; None if there may be any number.
-      output_features: `seqio.Feature` of "inputs", whose vocabulary counts.
+      sequence_length: tokens by feature; "inputs" gives the context, of inputs
+        and targets together; None for no limit.
+      output_features: `seqio.Feature` by feature; "inputs" gives the vocabulary
+        that counts tokens.
     """
     from palm_mtf._tf import tf
 
@@ -172,6 +154,8 @@ class Exemplars:
     self, dataset: Any, fits: Callable[[str, str], bool], limit: int | None
   ) -> Iterator[dict]:
     fewest, num_short, num_questions = self._num_shots, 0, 0
+    # Options of a question follow each other, and get the same exemplars: as
+    # many of the first ones as fit before each option.
     for key, group in itertools.groupby(dataset, _key):
       examples = list(group)
       asked = [e for e in examples if not e.get("unconditional", False)]
@@ -197,6 +181,9 @@ class Exemplars:
 
   def _draw(self, key: str, group: str) -> list[str]:
     """Returns the texts of the exemplars of one question."""
+    # PaLM does not say how it chose exemplars. Here each question gets its own:
+    # by hashes, the same in every order, machine and process. Never itself, so
+    # that a task without a training split can take them from the same split.
     candidates = [e for e in self._pool if e.group == group and e.key != key]
     if len(candidates) < self._num_shots:
       where = f" of {group!r}" if group else ""
@@ -220,30 +207,29 @@ class Exemplars:
 
   @functools.cached_property
   def _pool(self) -> list[_Exemplar]:
-    """The candidates, one for each question."""
+    """The candidates, one for each question, read once."""
     chosen = heapq.nsmallest(
       _POOL, self._solved(), key=lambda e: self._hash(e.key, e.text)
     )
     return list({exemplar.key: exemplar for exemplar in chosen}.values())
 
   def _solved(self) -> Iterator[_Exemplar]:
-    seqio = _import_seqio()
-    dataset = self._task.source.get_dataset(split=self._split, shuffle=False)
-    with seqio.map_seed_manager(0):
-      for step in self._to_text:
-        dataset = seqio.add_kwargs_to_transform(
-          step, sequence_length=None, output_features=self._task.output_features
-        )(dataset)
+    dataset = apply_steps(
+      self._task,
+      self._to_text,
+      split=self._split,
+      sequence_length=None,
+      seqio=import_seqio(self._task.name, "few_shot_task"),
+    )
     for example in dataset:
-      if not example.get("is_correct", True):
-        continue
-      if example.get("unconditional", False):
-        continue
-      text = _inputs(example) + _text(example["targets"])
-      yield _Exemplar(_key(example), _group(example), text)
+      # Of the options of a question the right one alone shows how to solve it.
+      if example.get("is_correct", True) and not example.get("unconditional"):
+        text = _inputs(example) + _text(example["targets"])
+        yield _Exemplar(_key(example), _group(example), text)
 
   def _hash(self, *texts: str) -> bytes:
-    """Returns what orders candidates: as good as random, always the same."""
+    """Returns the place of a candidate: as if at random, always the same."""
+    # With lengths, so that ("ab", "c") and ("a", "bc") differ.
     digest = hashlib.blake2b(digest_size=8)
     for text in (str(self._seed), *texts):
       digest.update(f"{len(text)} {text}".encode())
@@ -275,7 +261,7 @@ def _how_many(
   example: Mapping[str, Any],
   fits: Callable[[str, str], bool],
 ) -> int:
-  """Returns how many of the first exemplars fit before an example."""
+  """Returns the number of the first exemplars that fit before an example."""
   inputs, targets = _inputs(example), _text(example["targets"])
 
   def fit(count: int) -> bool:
@@ -283,7 +269,7 @@ def _how_many(
 
   if fit(len(shots)):
     return len(shots)
-  # One fewer than the least number of exemplars that do not fit.
+  # By bisection: one fewer than the least number of exemplars that do not fit.
   too_many = bisect.bisect_left(
     range(len(shots)), True, lo=1, key=lambda count: not fit(count)
   )
@@ -297,7 +283,8 @@ def _cut_output(
   is_target: bool = False,
   **keywords: Any,
 ) -> Any:
-  """Cuts what the model wrote, then does what the task does with it."""
+  """Returns the output up to the separator, postprocessed by the task."""
+  # A model goes on with questions of its own, in the form of the exemplars.
   if not is_target and isinstance(output, str):
     output = output.partition(SEPARATOR)[0]
   elif not is_target and isinstance(output, list):  # several samples
@@ -305,13 +292,3 @@ def _cut_output(
   if postprocess is None:
     return output
   return postprocess(output, is_target=is_target, **keywords)
-
-
-def _import_seqio() -> Any:
-  from palm_mtf import _tf  # noqa: F401  first: it holds back what is written
-
-  try:
-    import seqio
-  except ImportError as error:
-    raise UserError(f"SeqIO cannot be imported: {error}.") from error
-  return seqio

@@ -1,13 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks as evaluations of this model, by SeqIO's own code.
+"""SeqIO tasks as evaluations of this model, by seqio.Evaluator.
 
-A task's text is encoded with the run's vocabulary, as in training: all of its
-preprocessors run, and find the run's vocabulary where the task has its own,
-which is never loaded. So "inputs" and "targets" of an example are ids of the
-model; targets end in [eod] if the task appends an EOS, and then it is scored
-with them. seqio.Evaluator calls the task's postprocessor and metric functions;
-what the model says to an example it is given by `Answers`.
+Inputs and targets are ids of the run's vocabulary, as in training. Targets end
+in [eod] if the task appends an EOS, which is then scored with them. The task's
+own postprocessor and metric functions judge the model's `Answers`.
 """
 
 import contextlib
@@ -38,7 +35,7 @@ _PREDICTS = {_Output.PREDICTION, _Output.PREDICTION_WITH_AUX}
 
 
 class Answers(Protocol):
-  """What a model says to the examples of a task, in their order."""
+  """Answers of a model to the examples of a task, in their order."""
 
   def predictions(self) -> list[list[str]]:
     """Returns the continuations of each example's inputs."""
@@ -51,15 +48,10 @@ class Answers(Protocol):
 
 
 class TaskResult(NamedTuple):
-  """What came of a task.
+  """Metrics of a task, and its examples with their answers."""
 
-  Attributes:
-    metrics: numbers, or texts, by the names that the metric functions give.
-    records: what was asked, expected and answered, for each example.
-  """
-
-  metrics: dict[str, float | str]
-  records: list[dict]
+  metrics: dict[str, float | str]  # numbers, or texts, by name
+  records: list[dict]  # of each example: inputs, targets, answers
 
 
 def open_eval_tasks(
@@ -67,13 +59,10 @@ def open_eval_tasks(
 ) -> list["EvalTask"]:
   """Returns the tasks of EVAL_TASKS, those of mixtures one by one.
 
-  A task of a mixture without the split, or without metric functions, is left
-  out, which is said; one that is named itself is an error.
-
   Args:
-    config: names, split, number of examples and of exemplars.
+    config: settings of the evaluation.
     vocabulary: vocabulary of the run.
-    sequence_length: for preprocessors that cut token ids.
+    sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
     UserError: there is no such task, split, metric function or example, or
@@ -85,6 +74,8 @@ def open_eval_tasks(
     if config.num_shots is not None:
       shots = few_shot_task(name, config.num_shots, config.seed)
       provider = seqio.get_mixture_or_task(shots)
+    # Tasks of a mixture that cannot be evaluated are left out; where none is
+    # left, as where the task is named itself, that is an error.
     problems = []
     for task in seqio.get_subtasks(provider):
       problem = _problem(task, config.eval_split)
@@ -117,15 +108,7 @@ def _problem(task: seqio.Task, split: str) -> str:
 
 
 class EvalTask:
-  """One task, its examples read.
-
-  Attributes:
-    name: name of the task.
-    split: that is read.
-    inputs: ids of each example, [] where the task has no such feature.
-    targets: ids of each example.
-    fingerprint: a hash of both, in hexadecimal.
-  """
+  """One task, its examples read."""
 
   def __init__(
     self,
@@ -144,6 +127,7 @@ class EvalTask:
         f"{self._what}: a metric wants scores with intermediates, which this "
         "model does not give; use scores."
       )
+    # A task that makes ids without `tokenize` made them with its vocabulary.
     if not tokenizes(task, seqio):
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
@@ -166,6 +150,7 @@ class EvalTask:
 
   def _set_ids(self):
     digest = hashlib.blake2b(digest_size=16)
+    # Token ids of each example; [] where the task has no such feature.
     self.inputs, self.targets = [], []
     for number, example in enumerate(self._examples):
       for name, ids in (("inputs", self.inputs), ("targets", self.targets)):
@@ -177,19 +162,18 @@ class EvalTask:
           )
         ids.append(value.tolist())
         digest.update(f"{ids[-1]}".encode())
-    self.fingerprint = digest.hexdigest()
+    self.fingerprint = digest.hexdigest()  # of all of them
 
   def evaluate(self, step: int, answers: Answers) -> TaskResult:
-    """Returns what the task's metric functions make of the answers.
+    """Returns the metrics of answers by the task's metric functions.
 
     Args:
       step: step of the checkpoint.
-      answers: answers of its model.
+      answers: answers of the checkpoint's model.
 
     Raises:
       UserError: a metric function or a postprocessor of the task fails.
     """
-
     # Asked first, so that errors of the model are not taken for the task's.
     outputs, predicted, scores = self._outputs, [], []
     if outputs & _PREDICTS:
@@ -208,14 +192,12 @@ class EvalTask:
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
       metrics = results.result()[self.name]
-    (kept,) = self._evaluator.loggers
+    (kept,) = self._evaluator.loggers  # the _Kept
     return TaskResult(dict(_plain(metrics)), list(self._records(kept)))
 
   def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
-    """Returns ids with [eod] behind them, as many in each.
-
-    That is [examples, tokens], or [examples, samples, tokens].
-    """
+    """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
+    # seqio.Evaluator takes ids and decodes them with _RunVocabulary.
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
     ids = self._vocabulary.encode_batch(flat)
@@ -234,6 +216,7 @@ class EvalTask:
         for name in ("inputs", "targets")
         if name in example
       }
+      # Targets and inferences as postprocessed by the task.
       if kept.targets is not None:
         record["expected"] = kept.targets[number]
       for name, values in kept.inferences.items():
@@ -253,6 +236,8 @@ class EvalTask:
 def _evaluator(
   task: seqio.Task, config: TaskEvalConfig, sequence_length: int
 ) -> seqio.Evaluator:
+  # Lengths are given where a step cannot do without: SeqIO cuts features to
+  # them, while this model cuts the beginning of inputs (answers.py).
   lengths = None
   for step in task.preprocessors:
     parameter = inspect.signature(step).parameters.get("sequence_length")
@@ -273,7 +258,7 @@ def _evaluator(
 
 @contextlib.contextmanager
 def _registered(task: seqio.Task) -> Iterator[str]:
-  """Registers a task, which seqio.Evaluator looks up, for a moment."""
+  """Registers a task for a moment, for seqio.Evaluator to look it up."""
   name = f"palm_mtf_evaluates:{task.name}"
   seqio.TaskRegistry.add_provider(name, task)
   try:
@@ -283,6 +268,8 @@ def _registered(task: seqio.Task) -> Iterator[str]:
 
 
 def _with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
+  # All preprocessors run, and find the run's vocabulary in place of the task's,
+  # which is never loaded.
   own = _RunVocabulary(vocabulary)
   return task.replace(
     output_features={
@@ -295,7 +282,7 @@ def _with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
 
 
 def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
-  """Yields what of the metrics is a number or a text."""
+  """Yields the metrics that are numbers or texts, by name."""
   for name, value in metrics.items():
     if isinstance(value, seqio.metrics.Scalar):
       value = value.value
@@ -305,12 +292,13 @@ def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
       value = value.decode("utf-8", "replace")
     if isinstance(value, str):
       yield name, value
+    # A number of any library, also in an array of one; histograms are left out.
     elif np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
       yield name, float(np.asarray(value).reshape([]))
 
 
 class _RunVocabulary(seqio.Vocabulary):
-  """The run's vocabulary as SeqIO calls it."""
+  """The run's vocabulary with SeqIO's methods."""
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__()
@@ -334,6 +322,7 @@ class _RunVocabulary(seqio.Vocabulary):
   def _decode(self, ids: Sequence[int]) -> str:
     return self._own.decode(ids)
 
+  # In tf.data's graphs text and ids cross over to SentencePiece in Python.
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     def encode(text: bytes) -> np.ndarray:
       (ids,) = self._own.encode_arrays([text.decode("utf-8")], 1)
@@ -352,15 +341,16 @@ class _RunVocabulary(seqio.Vocabulary):
     return text
 
 
+# Evaluator asks for one; TaskAnswers makes rows of the examples.
 class _Unconverted(seqio.PassThroughFeatureConverter):
-  """Leaves examples as they are: `EvalTask` makes rows of them itself."""
+  """A feature converter that leaves examples as they are."""
 
   TASK_FEATURES = MODEL_FEATURES = PACKING_FEATURE_DTYPES = {}  # noqa: RUF012
   pack = False
 
 
 class _Kept(seqio.loggers.Logger):
-  """Keeps what SeqIO hands to its loggers, for the files of an evaluation."""
+  """A logger of SeqIO that keeps targets and inferences."""
 
   def __init__(self, output_dir: str):
     super().__init__(output_dir)

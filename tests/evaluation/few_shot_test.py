@@ -257,7 +257,7 @@ def test_what_cannot_work_is_one_line():
   )
   seqio.TaskRegistry.add_provider("ids", tokens)
   for arguments, message in (
-    (("sum", 2), "no SeqIO task or mixture 'sum' is registered (did you mean"),
+    (("sum", 2), "'sum': no such SeqIO task or mixture is registered (did you"),
     (("sums", -1), "NUM_SHOTS = -1: give a whole number of at least 0."),
     (("ids", 1), "task 'ids' has no few-shot form: its preprocessors make no"),
   ):

@@ -1,20 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches, each a function of (SEED, step) alone.
+"""Batches of rows, each a function of (SEED, step) alone.
 
-A step has so many rows (config/batch_schedule.py), numbered through the run. A
-row's number says which source it comes from and which of that source's rows it
-is (mixture.py); these are shuffled within each epoch of the source:
+Rows are numbered through the run, as many a step as config/batch_schedule.py
+says. mixture.py maps a row's number to a source and a number among the rows of
+that source; these are shuffled within each epoch of the source:
 
   number          0 1 2 3 4 | 5 6 7 8 9 | 10 11 ...     one source of 5 rows
   epoch                   0 |         1 |         2
   row             3 0 4 2 1 | 1 4 0 3 2 | ...
   step 0, 1, ...  [2 a step: 3 0], [4 2], [1 1], [4 0], [3 2], ...
 
-Nothing is replayed to reach a step, so a run resumes at once, and what number n
-holds does not depend on batch sizes, pods or hosts: each of those reads its own
-part of the batch, and the parts joined are the batch. shuffle.py is the
-shuffle, packing.py says how documents fill rows.
+So a run resumes at once, and no row depends on batch sizes, pods or hosts.
+packing.py fills rows with documents.
 """
 
 import hashlib
@@ -27,7 +25,7 @@ from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.skipped_batches import Skips
 from palm_mtf.data.batches.mixture import Mixture
 from palm_mtf.data.batches.packing import Row, Rows
-from palm_mtf.data.batches.shuffle import permute
+from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -36,7 +34,7 @@ FEATURES = ("inputs", "targets", "segments", "loss_weights")
 
 
 class RowSource(NamedTuple):
-  """The rows of one source and its share of all."""
+  """The rows of one source and its share of all rows."""
 
   name: str
   rate: float
@@ -44,19 +42,15 @@ class RowSource(NamedTuple):
 
 
 class RowPlace(NamedTuple):
-  """Where a row of a batch comes from."""
+  """The place of a row of a batch among the rows of its source."""
 
-  source: str
+  source: str  # name
   epoch: int
-  row: int
+  row: int  # as `Rows.read` takes it
 
 
 class Batches:
-  """The training batches of a run.
-
-  Attributes:
-    features: names of what a batch holds, in the order of FEATURES.
-  """
+  """The training batches of a run."""
 
   def __init__(
     self,
@@ -66,38 +60,40 @@ class Batches:
     seed: int,
     skips: Skips | None = None,
   ):
-    """Mixes `sources` by their rates; leaves `skips` out."""
+    """Mixes sources by their rates; leaves out the batches of `skips`."""
     self._skips = skips or Skips()
     self._sources = sources
     self._sizes = sizes
     self._seed = seed
     self._mixture = Mixture([source.rate for source in sources], seed=seed)
-    self.features = features_of(sources)
+    self.features = features_of(sources)  # of every batch
 
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
     """Returns the batch of a step, or the part of it that one pod takes.
 
     Args:
-      step: counted from 0.
-      part: which of `num_parts` equal parts, by rows, in order.
-      num_parts: a divisor of the batch size of `step`.
+      step: number of the step, from 0 on.
+      part: number of the part, from 0 on.
+      num_parts: number of equal parts, a divisor of the step's batch size.
 
     Returns:
-      Each of `features`: [batch, length], int32; "loss_weights" float32.
+      Each of `features`: [batch / num_parts, length], int32; "loss_weights"
+      float32.
     """
+    # Rows of this part alone are read from disk.
     places = self._places(step, part, num_parts)
     rows = [self._sources[s].rows.read(row) for s, _, row in places.tolist()]
     return _stack(rows, self.features)
 
   def places(self, step: int) -> list[RowPlace]:
-    """Returns where each row of a step comes from."""
+    """Returns the place of each row of a step."""
     return [
       RowPlace(self._sources[s].name, epoch, row)
       for s, epoch, row in self._places(step, 0, 1).tolist()
     ]
 
   def _places(self, step: int, part: int, num_parts: int) -> np.ndarray:
-    """Returns source, epoch and row of each row of a part, [batch, 3]."""
+    """Returns source, epoch and row of each row of a part, [rows, 3]."""
     part_rows = self._sizes.size(step) // num_parts
     first = self._sizes.rows_before(step) + part * part_rows
     numbers = self._skips.rows(first + np.arange(part_rows), self._sizes)
@@ -110,7 +106,8 @@ class Batches:
     return places
 
   def _shuffled(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch of each of a source's rows, and the row it reads."""
+    """Returns the epoch of each number, and the row that it reads, [n, 2]."""
+    # A step touches one epoch of a source, or two, or many of a tiny source.
     epochs = source.rows.epoch(numbers)
     rows = np.empty_like(numbers)
     for epoch in np.unique(epochs).tolist():
@@ -118,17 +115,21 @@ class Batches:
       start = source.rows.epoch_start(epoch)
       size = source.rows.epoch_start(epoch + 1) - start
       key = f"seed {self._seed} source {source.name} epoch {epoch}"
-      rows[inside] = start + permute(numbers[inside] - start, size, key)
+      rows[inside] = start + shuffle(numbers[inside] - start, size, key)
     return np.stack([epochs, rows], axis=1)
 
 
 def validation_batches(
   sources: Sequence[RowSource], *, batch_size: int, num_rows: int, seed: int
 ) -> Iterator[Batch]:
-  """Returns the validation batches: each source's first rows, in order.
+  """Returns the validation batches: the first rows of each source, in order.
 
-  There are `num_rows` rows in all, in whole batches, mixed by the rates of the
-  sources, or as many as there are before a source has none left.
+  Args:
+    sources: sources, mixed by their rates.
+    batch_size: rows of a batch.
+    num_rows: rows in all, cut to whole batches, and to those before a source
+      has none left: no row is read twice.
+    seed: seed of the mixture.
 
   Raises:
     UserError: there is less than one batch; raised at once.
@@ -147,13 +148,13 @@ def validation_batches(
       "GLOBAL_BATCH_SIZE."
     )
   features = features_of(sources)
+  places = list(zip(source.tolist(), index.tolist(), strict=True))
   return (
     _stack(
-      [sources[source[i]].rows.read(int(index[i])) for i in range(start, end)],
+      [sources[s].rows.read(i) for s, i in places[start : start + batch_size]],
       features,
     )
     for start in range(0, usable - batch_size + 1, batch_size)
-    for end in [start + batch_size]
   )
 
 
@@ -178,14 +179,15 @@ def batch_hash(batch: Batch) -> str:
 
 
 def features_of(sources: Sequence[RowSource]) -> tuple[str, ...]:
-  """Returns what a batch of `sources` holds, in the order of FEATURES."""
+  """Returns the features of a batch, in the order of FEATURES."""
   held = {name for source in sources for name in source.rows.features}
   return tuple(name for name in FEATURES if name in held)
 
 
 def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
   length = len(rows[0]["targets"])
-  # A row without segments is one; a row without weights is learnt as a whole.
+  # Sources of a mixture may lack features of others: a row without segments is
+  # one segment, a row without weights is learnt as a whole.
   ones = {
     "segments": np.ones(length, np.int32),
     "loss_weights": np.ones(length, np.float32),

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""All the tokens of a run, checked, and the batches that are made of them."""
+"""The corpus of a run: its sources as tokens, checked, and their batches."""
 
 import dataclasses
 import functools
@@ -31,27 +31,18 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-  """The sources of a run, encoded.
-
-  Attributes:
-    sources: where the documents come from.
-    stores: the tokens of each source.
-    packing: how documents fill rows (packing.py).
-    sequence_length: tokens in a row.
-    eod_id: id of [eod].
-    seed: seed of every shuffle.
-  """
+  """The sources of a run, encoded."""
 
   sources: list[Source]
-  stores: list[TokenStore]
-  packing: str
-  sequence_length: int
+  stores: list[TokenStore]  # the tokens of each source
+  packing: str  # one of the four of packing.py
+  sequence_length: int  # tokens in a row
   eod_id: int
-  seed: int
+  seed: int  # of every shuffle
 
   @property
   def fingerprint(self) -> str:
-    """A hash of all that decides the batches but seed and batch sizes."""
+    """A hash of all that decides the batches, without seed and batch sizes."""
     parts = [self.packing, self.sequence_length]
     for source, store in zip(self.sources, self.stores, strict=True):
       parts += [source.name, source.rate, store.fingerprint]
@@ -59,14 +50,14 @@ class Corpus:
 
   @property
   def validation_bytes_per_token(self) -> float:
-    """Bytes of text for one learnt token of the validation batches."""
+    """Bytes of text per learnt token of the validation batches."""
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
     )
 
   def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
-    """Returns the training batches; `skips` are left out.
+    """Returns the training batches without those of `skips`.
 
     Raises:
       UserError: an epoch holds less than one batch.
@@ -86,7 +77,7 @@ class Corpus:
   def validation_batches(
     self, *, batch_size: int, num_rows: int
   ) -> Iterator[Batch]:
-    """Returns the validation batches; see batches.validation_batches."""
+    """Returns the validation batches; see `batches.validation_batches`."""
     return validation_batches(
       self._validation_rows,
       batch_size=batch_size,
@@ -94,7 +85,7 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Planned once: rows of whole documents take a pass over them.
+  # Planned once: WholeRows takes a pass over the documents.
   @functools.cached_property
   def _training_rows(self) -> list[RowSource]:
     return self._rows("train")
@@ -146,13 +137,11 @@ def load_corpus(
   sequence_length: int,
   seed: int,
 ) -> Corpus:
-  """Returns the tokens of a run, encoded if need be (data/tokens/cache.py).
-
-  Warns when SEQUENCE_LENGTH is longer than any document.
+  """Returns the corpus of a run, encoded if need be (data/tokens/cache.py).
 
   Args:
-    model_dir: where the tokens are kept, unless CACHE_DIR has them.
-    data: the documents, and how they fill rows.
+    model_dir: MODEL_DIR, which keeps the tokens unless CACHE_DIR has them.
+    data: data settings of the run.
     vocabulary: vocabulary of the ids.
     sequence_length: tokens in a row.
     seed: seed of every shuffle.
@@ -187,7 +176,6 @@ def load_corpus(
 
 
 def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
-  """Raises UserError unless both splits have a document."""
   splits: dict[str, Split] = {
     "training": store.train,
     "validation": store.validation,
@@ -195,6 +183,7 @@ def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
   for name, split in splits.items():
     if split.counts.num_documents:
       continue
+    # A share just above the lowest rank holds one document out.
     others = store.train.counts.num_documents
     enough = int(store.lowest_rank * 1000 + 1) / 1000
     fix = "give more text"

@@ -1,18 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which source each row of a run comes from, by the rates of the sources.
+"""The mixture of sources: the source of each row of a run, by their rates.
 
-Rows come in blocks of 10,000. Every block holds each source as often as its
-rate says, exactly, in an order of its own, so that the rates hold from the
-first block on and every row is found at once, with nothing replayed:
+Rows come in blocks of 10,000. Every block holds each source exactly as often as
+its rate says, in a shuffle of its own:
 
   rates 0.5, 0.3, 0.2 and blocks of 10    a a a a a b b b c c, shuffled
   number                0 1 2 3 4 5 6 7 8 9 | 10 11 ...
   source                b a c a a b a a c b |  a  c ...
   row of that source    0 0 0 1 2 1 3 4 1 2 |  5  2 ...
-
-A source's rows come in their order, so that it begins an epoch only after the
-one before, and the first rows of a mixture are the first rows of its sources.
 """
 
 import functools
@@ -20,38 +16,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from palm_mtf.data.batches.shuffle import permute
+from palm_mtf.data.batches.shuffle import shuffle
 
 BLOCK_ROWS = 10_000
 
 
 class Mixture:
-  """The sources of all rows of a run.
-
-  Attributes:
-    rows_of_block: how many rows of a block come from each source.
-  """
+  """The sources of all rows of a run."""
 
   def __init__(self, rates: Sequence[float], *, seed: int):
-    """Shares the rows of a block by `rates`, which are positive.
-
-    The largest remainders decide the last rows; a source whose rate is too
-    small for a row of its own gets one.
-    """
+    """Shares the rows of a block among sources by their rates, all positive."""
+    # Rows of each source in a block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed
     # Steps that follow one another read the same block.
     self._block = functools.lru_cache(maxsize=2)(self._order)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the source of each row, and which of that source's rows it is.
+    """Returns the source of each row, and its number among that source's rows.
 
     Args:
       numbers: numbers of rows, counted from the start of the run, [n], int64.
 
     Returns:
-      Two arrays [n], int64; a source's rows are each met once, from 0 on.
+      Two arrays [n], int64; the rows of a source count from 0 on, in order.
     """
+    # Every row is found at once, with nothing replayed: blocks before hold
+    # known numbers of each source's rows. These come in order, so that a source
+    # ends an epoch before it begins the next.
     if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
     blocks, places = np.divmod(numbers, BLOCK_ROWS)
@@ -64,10 +56,11 @@ class Mixture:
     return sources, blocks * self.rows_of_block[sources] + index
 
   def _order(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each row's source, and how many of it the block has before."""
+    """Returns the source of each row of a block, and its rank among them."""
+    # As if cards, as many of each source as its rows, were shuffled.
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
-    cards = permute(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
+    cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
     sources = np.searchsorted(ends, cards, side="right")
     ranks = np.empty_like(sources)
     for source, count in enumerate(self.rows_of_block):
@@ -76,10 +69,11 @@ class Mixture:
 
 
 def _apportion(rates: np.ndarray) -> np.ndarray:
-  """Returns whole numbers in proportion to `rates`; they add up to a block."""
+  """Returns numbers of rows in proportion to `rates`, BLOCK_ROWS in all."""
+  # By largest remainders; a rate too small for a row gets one.
   shares = rates / rates.sum() * BLOCK_ROWS
   counts = np.maximum(1, np.floor(shares)).astype(np.int64)
-  # Rounded: equal remainders must not be told apart by their last bits.
+  # Rounded: last bits must not tell equal remainders apart.
   order = np.argsort(-np.round(shares - counts, 9), kind="stable")
   missing = BLOCK_ROWS - counts.sum()
   if missing >= 0:

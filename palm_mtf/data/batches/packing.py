@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How documents fill rows of SEQUENCE_LENGTH tokens: the four PACKINGs.
+"""Packing of documents into rows of SEQUENCE_LENGTH tokens, in four ways.
 
 Three documents, "a b", "c" and an example with inputs "d e" and targets "f",
 each followed by [eod], written ".", in rows of 6 tokens; "_" is padding:
@@ -24,13 +24,7 @@ each followed by [eod], written ".", in rows of 6 tokens; "_" is padding:
                  inputs         0 a b 0 0 0    0 c 0 0 0 0    0 d e f 0 0
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
-Inputs are the targets one place later, token 0 first. "joined" is PaLM's way
-(PaLM 5): no padding, rows cut anywhere, attention across [eod]. It reads the
-documents round and round, so that the tokens left over by an epoch begin the
-next one's first row and none is lost or read twice. Where a row has segments,
-attention stays in one's own; with rotary embedding, which knows differences of
-positions only, this is the same as beginning every document at position 0, so
-that training needs no positions, and `positions` makes them for who does.
+"joined" is PaLM's way (PaLM 5). Tokens attend to those of their own segment.
 """
 
 import bisect
@@ -38,46 +32,38 @@ from typing import Protocol
 
 import numpy as np
 
-from palm_mtf.data.batches.shuffle import permute
+from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
 Row = dict[str, np.ndarray]
 
 
 class Rows(Protocol):
-  """The rows of one source, epoch after epoch.
+  """The rows of one source, epoch after epoch, unshuffled."""
 
-  Attributes:
-    features: names of what a row holds.
-    num_rows: rows of the first epoch that hold nothing of the next.
-  """
-
-  features: tuple[str, ...]
-  num_rows: int
+  features: tuple[str, ...]  # of every row
+  num_rows: int  # of the first epoch, without one that ends in the next
 
   def epoch(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch of each row, counted from the first epoch on."""
+    """Returns the epoch of each row, from 0 on."""
 
   def epoch_start(self, epoch: int) -> int:
-    """Returns how many rows come before `epoch`."""
+    """Returns the number of rows before `epoch`."""
 
   def read(self, number: int) -> Row:
-    """Returns the features of row `number`, unshuffled: each [length].
-
-    "inputs", "targets" and "segments" are int32, "loss_weights" is float32.
-    """
+    """Returns the features of a row: [length], int32; loss_weights float32."""
 
 
 class JoinedRows:
-  """Rows cut from the joined documents, read round and round."""
+  """Rows cut from the joined documents, epoch after epoch without a gap."""
 
   def __init__(self, tokens: TokenArray, length: int, *, eod_id: int | None):
     """Cuts rows of `length` tokens.
 
     Args:
-      tokens: at least `length` of them.
+      tokens: tokens of the documents, at least `length`.
       length: tokens in a row.
-      eod_id: id of [eod], if attention begins anew after it; otherwise None.
+      eod_id: id of [eod], if it ends segments; otherwise None.
     """
     self._tokens = tokens
     self._length = length
@@ -89,19 +75,21 @@ class JoinedRows:
     if tokens.has_inputs:
       self.features += ("loss_weights",)
 
+  # Row n begins at token n * length of the documents repeated for ever: tokens
+  # left over by an epoch begin a row of the next, none is lost or read twice.
   def epoch(self, numbers: np.ndarray) -> np.ndarray:
     """Returns the epoch in which each row begins."""
     return numbers * self._length // len(self._tokens)
 
   def epoch_start(self, epoch: int) -> int:
-    """Returns the first row that begins in `epoch`."""
+    """Returns the number of the first row that begins in `epoch`."""
     return -(-epoch * len(self._tokens) // self._length)
 
   def read(self, number: int) -> Row:
-    """Returns the features of row `number`."""
+    """Returns the features of a row; see `Rows.read`."""
     start = number * self._length % len(self._tokens)
     stop = start + self._length
-    over = max(0, stop - len(self._tokens))  # from the next epoch
+    over = max(0, stop - len(self._tokens))  # tokens of the next epoch
     targets, is_target = self._tokens.read(start, stop - over)
     if over:
       more, more_is_target = self._tokens.read(0, over)
@@ -109,6 +97,7 @@ class JoinedRows:
       is_target = np.concatenate([is_target, more_is_target])
     row = {"inputs": _shift(targets), "targets": targets}
     if self._eod_id is not None:
+      # Where [eod] would be the input a segment begins, with input 0.
       begins = row["inputs"] == self._eod_id
       row["inputs"][begins] = 0
       row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
@@ -118,11 +107,7 @@ class JoinedRows:
 
 
 class WholeRows:
-  """Rows of whole documents, padded: several in a row, or one.
-
-  Attributes:
-    num_cut: examples that were too long for a row.
-  """
+  """Rows of whole documents, padded: several in a row, or one."""
 
   def __init__(
     self,
@@ -133,28 +118,26 @@ class WholeRows:
     packed: bool,
     seed: int,
   ):
-    """Plans rows of `length` tokens; memory grows with the documents.
-
-    A text longer than a row is cut into rows. An example that does not fit
-    keeps its targets, as many as fit, and the end of its inputs.
+    """Plans rows of `length` tokens, in memory for every document.
 
     Args:
-      tokens: at least one document.
+      tokens: tokens of one document or more.
       length: tokens in a row.
-      eod_id: id of [eod], where a text without inputs ends.
+      eod_id: id of [eod], which ends documents without inputs.
       packed: whether a row takes as many documents as fit.
-      seed: seed of the order in which they are packed.
+      seed: seed of the order in which documents are packed.
     """
     self._tokens = tokens
     self._length = length
-    spans = tokens.spans(eod_id)
+    spans = tokens.spans(eod_id)  # [num_documents, 3]: start, targets, stop
     too_long = spans[:, 2] - spans[:, 0] > length
+    # Examples that lose tokens, because they are too long for a row.
     self.num_cut = int(too_long.sum()) if tokens.has_inputs else 0
     spans = _fit(spans, length, tokens.has_inputs)
-    self._first = np.arange(len(spans) + 1)  # document of each row
+    self._first = np.arange(len(spans) + 1)  # document of each row, and the end
     if packed:
       order = np.arange(len(spans))
-      spans = spans[permute(order, len(spans), f"seed {seed} packing")]
+      spans = spans[shuffle(order, len(spans), f"seed {seed} packing")]
       self._first = _pack(spans[:, 2] - spans[:, 0], length)
     self._spans = spans
     self.num_rows = len(self._first) - 1
@@ -167,11 +150,11 @@ class WholeRows:
     return numbers // self.num_rows
 
   def epoch_start(self, epoch: int) -> int:
-    """Returns how many rows come before `epoch`."""
+    """Returns the number of rows before `epoch`."""
     return epoch * self.num_rows
 
   def read(self, number: int) -> Row:
-    """Returns the features of row `number`."""
+    """Returns the features of a row; see `Rows.read`."""
     place = number % self.num_rows
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)
@@ -189,10 +172,13 @@ class WholeRows:
 
 
 def positions(segments: np.ndarray) -> np.ndarray:
-  """Returns each token's place in its segment: [..., length], int32.
+  """Returns the position of each token in its segment, [..., length], int32.
 
-  Padding, segment 0, has position 0.
+  Args:
+    segments: segment of each token, 0 for padding, [..., length], int32.
   """
+  # Training needs none: rotary embedding knows differences of positions only,
+  # and attention stays in a segment.
   place = np.arange(segments.shape[-1])
   begins = np.ones(segments.shape, bool)
   begins[..., 1:] = segments[..., 1:] != segments[..., :-1]
@@ -201,17 +187,19 @@ def positions(segments: np.ndarray) -> np.ndarray:
 
 
 def _shift(targets: np.ndarray) -> np.ndarray:
-  inputs = np.zeros_like(targets)
+  inputs = np.zeros_like(targets)  # token 0 comes first
   inputs[1:] = targets[:-1]
   return inputs
 
 
 def _fit(spans: np.ndarray, length: int, has_inputs: bool) -> np.ndarray:
-  """Returns spans of at most `length` tokens, [num_documents, 3]."""
+  """Returns spans of at most `length` tokens, [spans, 3]."""
   start, targets, stop = spans.T
   if has_inputs:
+    # An example keeps its targets, as many as fit, and the end of its inputs.
     stop = np.minimum(stop, targets + length)
     return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
+  # A text is cut into pieces of `length` tokens, the last one shorter.
   pieces = -(-(stop - start) // length)
   first = np.cumsum(pieces) - pieces
   which = np.arange(pieces.sum()) - np.repeat(first, pieces)

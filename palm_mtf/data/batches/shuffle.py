@@ -2,11 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A keyed shuffle of 0 .. size - 1 that is computed, not stored.
 
-`permute(i, size, key)` is where element i goes. A Feistel network over the
-bits of the index is a bijection for whatever function mixes its halves (Luby
-and Rackoff 1988); where it leads outside of `size` it is applied again until
-it does not, "cycle walking" (Black and Rogaway 2002), which keeps it a
-bijection. Any part of any shuffle so costs the same and needs no memory.
+Any part of any shuffle costs the same and needs no memory.
 """
 
 import hashlib
@@ -14,27 +10,31 @@ import hashlib
 import numpy as np
 
 _ROUNDS = 8
-# Below this the few values of a half would show in the shuffle; the walk of the
-# smallest sizes is longer for it, some hundred times for a size of one.
+# With fewer bits the few values of a half would show in the shuffle. The walk
+# of the smallest sizes is longer for it: some hundred times for a size of 1.
 _MIN_HALF_BITS = 4
 
 
-def permute(index: np.ndarray, size: int, key: str) -> np.ndarray:
-  """Returns the images of `index` under the shuffle of 0 .. size - 1.
+def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
+  """Returns where elements go in the shuffle of 0 .. size - 1.
 
   Args:
-    index: integers in 0 .. size - 1, any shape.
-    size: how many elements are shuffled, at least 1.
-    key: which shuffle; every key has its own.
+    index: elements in 0 .. size - 1, [...], integer.
+    size: number of elements that are shuffled, at least 1.
+    key: name of the shuffle; every key has its own.
 
   Returns:
-    Integers in 0 .. size - 1, int64, shaped like `index`; they differ where
-    `index` differs.
+    Places in 0 .. size - 1, one to one with the elements, [...], int64.
   """
+  # A Feistel network over the bits of the index is a bijection, whatever
+  # function mixes its halves (Luby and Rackoff 1988).
   digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
   round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
   half_bits = max(_MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
   image = _feistel(index.astype(np.uint64), np.uint64(half_bits), round_keys)
+  # It shuffles 2 ** (2 * half_bits) numbers. Where it leads outside of `size`,
+  # it is applied again until it does not: "cycle walking" (Black and Rogaway
+  # 2002), which keeps it a bijection.
   while (outside := image >= size).any():
     image[outside] = _feistel(image[outside], np.uint64(half_bits), round_keys)
   return image.astype(np.int64)
@@ -43,7 +43,6 @@ def permute(index: np.ndarray, size: int, key: str) -> np.ndarray:
 def _feistel(
   value: np.ndarray, half_bits: np.uint64, round_keys: np.ndarray
 ) -> np.ndarray:
-  """Permutes the values of 2 * half_bits bits."""
   mask = (np.uint64(1) << half_bits) - np.uint64(1)
   left, right = value >> half_bits, value & mask
   for round_key in round_keys:
@@ -52,7 +51,7 @@ def _feistel(
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
-  """Spreads every bit over all 64 (the finalizer of SplitMix64)."""
+  """Returns hashes of numbers, by the finalizer of SplitMix64."""
   value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return value ^ (value >> np.uint64(31))

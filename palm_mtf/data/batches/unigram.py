@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a model must beat: the entropy of tokens drawn one by one."""
+"""The unigram entropy: the loss that a model without context cannot beat."""
 
 from collections.abc import Iterable
 
@@ -10,16 +10,15 @@ from palm_mtf.data.batches.batches import Batch
 
 
 def unigram_entropy(batches: Iterable[Batch]) -> float:
-  """Returns the entropy of the learnt tokens' own distribution, nats per token.
-
-  No model that ignores context has a lower loss on the targets of `batches`, so
-  a loss below it is learnt from context.
-  """
+  """Returns the entropy of the distribution of learnt tokens, in nats."""
+  # Of all distributions that ignore context, that of the tokens has the lowest
+  # loss on them: a model with a lower loss has learnt from context.
   counts = np.zeros(0, np.int64)
   for batch in batches:
     learnt = batch["targets"]
     if "loss_weights" in batch:
       learnt = learnt[batch["loss_weights"] > 0]
+    # A later batch may hold higher tokens than all before.
     new = np.bincount(learnt.ravel(), minlength=len(counts))
     new[: len(counts)] += counts
     counts = new

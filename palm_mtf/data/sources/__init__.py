@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Documents: found, read, and described, from files or SeqIO tasks."""
+"""Documents of text files and SeqIO tasks: found, read, hashed, held out."""

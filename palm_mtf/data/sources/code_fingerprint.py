@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Describes what a function does, for a fingerprint that outlives a process.
+"""Descriptions of functions, for fingerprints that outlive a process.
 
-The description holds the source code of a function, its defaults, the arguments
-bound to it and what it closes over. It does not see what the function calls,
-reads from globals or files, or gets from gin.
+A description holds the source code of a function, its defaults, bound arguments
+and closure. It does not see what the function calls, reads from globals or
+files, or gets from gin.
 """
 
 import functools
@@ -13,7 +13,7 @@ import re
 import types
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
 
 
 def describe(value: object) -> str:
@@ -24,7 +24,7 @@ def describe(value: object) -> str:
 def _describe(value: object, within: tuple[int, ...]) -> str:
   if isinstance(value, _PLAIN):
     return repr(value)
-  if id(value) in within:
+  if id(value) in within:  # a recursive function closes over itself
     return "itself"
   parts = [f"{type(value).__module__}.{type(value).__qualname__}"]
   parts += [_describe(each, (*within, id(value))) for each in _inside(value)]
@@ -32,13 +32,13 @@ def _describe(value: object, within: tuple[int, ...]) -> str:
 
 
 def _inside(value: object) -> list[object]:
-  """Returns what makes up a value that is not plain."""
+  """Returns the parts of a value that is not plain."""
   if isinstance(value, (list, tuple)):
     return [*value]
   if isinstance(value, dict):
     return [part for pair in value.items() for part in pair]
   if isinstance(value, (set, frozenset)):
-    return sorted(map(describe, value))
+    return sorted(map(describe, value))  # sets have no order of their own
   if isinstance(value, functools.partial):
     return [value.func, value.args, value.keywords]
   if isinstance(value, types.MethodType):
@@ -56,10 +56,9 @@ def _inside(value: object) -> list[object]:
 
 
 def _code(function: object) -> str:
-  """Returns the source; where there is none, as in a shell, the bytecode."""
   try:
     return inspect.getsource(function)
-  except (OSError, TypeError):
+  except (OSError, TypeError):  # typed into a shell: bytecode instead
     code = getattr(function, "__code__", None)
     return _ADDRESS.sub("", repr(code and (code.co_code, code.co_consts)))
 

@@ -1,12 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run learns from: documents, and named sources that yield them.
+"""Documents, and the protocol of the sources that yield them.
 
 A source is TEXT_FILES (text_files.py) or one SeqIO task (seqio_task.py); a
-SeqIO mixture is several sources, each with its rate. Which documents are held
-out does not depend on their order or place, and equal texts are never on both
-sides: where a source has no validation split of its own, the documents whose
-`rank`, a hash of their text, lies below VALIDATION_SHARE are held out.
+SeqIO mixture is several sources, each with its rate.
 """
 
 import hashlib
@@ -23,22 +20,27 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
 
 class Document(NamedTuple):
-  """A text, or an example with inputs and targets.
+  """A text, or an example with inputs and targets."""
 
-  Attributes:
-    text: what is learnt: the document, or the targets of an example.
-    inputs: what is given before it and not learnt; None for a document.
-    weight: how often it comes in an epoch, at least 0; see `num_repeats`.
-  """
+  text: Text  # learnt: the document, or the targets of an example
+  inputs: Text | None = None  # given and not learnt; None for a document
+  weight: float = 1.0  # repeats in an epoch, at least 0; see `num_repeats`
 
-  text: Text
-  inputs: Text | None = None
-  weight: float = 1.0
+  def digest(self, num_bytes: int, purpose: str = "") -> bytes:
+    """Returns a BLAKE2b hash of inputs and text, independent by purpose."""
+    digest = hashlib.blake2b(digest_size=num_bytes, person=purpose.encode())
+    digest.update(_bytes(self.text))
+    if self.inputs is not None:
+      digest.update(b"\0" + _bytes(self.inputs))  # no text holds a NUL
+    return digest.digest()
 
+  # Where a source has no validation split of its own, documents of a rank
+  # below VALIDATION_SHARE are held out: whatever their order and place, and
+  # never one of two equal texts.
   @property
   def rank(self) -> float:
-    """A hash of inputs and text, spread evenly over [0, 1)."""
-    return _hash(self)
+    """A hash of inputs and text, uniform over [0, 1)."""
+    return _uniform(self.digest(6))
 
   @property
   def num_bytes(self) -> int:
@@ -48,33 +50,23 @@ class Document(NamedTuple):
 
 
 def num_repeats(document: Document) -> int:
-  """Returns how many times a document comes in every epoch.
-
-  Its weight is cut to a whole number; what is cut off is the share of documents
-  that come once more, chosen by a hash of their text that has nothing to do
-  with `rank`. Weights of 2.25 so give 2 or 3, and 2.25 on average.
-  """
+  """Returns how many times a document comes in every epoch."""
   times = int(document.weight)
   rest = document.weight - times
   if not rest:
     return times
-  return times + (_hash(document, "repeats") < rest)
+  # Documents of weight 2.25 come 2 or 3 times, 2.25 on average: chosen by a
+  # hash of their text that tells nothing about the split.
+  return times + (_uniform(document.digest(6, "repeats")) < rest)
 
 
 class Source(Protocol):
-  """Documents in a fixed order; one of them is in memory at a time.
+  """Documents in a fixed order; one of them is in memory at a time."""
 
-  Attributes:
-    name: names it in messages, statistics and the cache.
-    rate: its share of the rows of a run; the rates of all sources add up to 1.
-    has_inputs: whether its documents are examples.
-    num_bytes: size of its text on disk, or None where that is unknown.
-  """
-
-  name: str
-  rate: float
-  has_inputs: bool
-  num_bytes: int | None
+  name: str  # in messages, statistics and the token cache
+  rate: float  # share of the rows of a run; the rates of all sum to 1
+  has_inputs: bool  # whether its documents are examples
+  num_bytes: int | None  # size of its text on disk; None where unknown
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of all that decides its documents and their splits.
@@ -102,25 +94,16 @@ class Source(Protocol):
     """Warns of what the latest reading left out, if anything."""
 
 
-def _hash(document: Document, purpose: str = "") -> float:
-  """Returns a number in [0, 1) that other purposes tell nothing about."""
-  digest = hashlib.blake2b(digest_size=6, person=purpose.encode())
-  digest.update(_bytes(document.text))
-  if document.inputs is not None:
-    digest.update(b"\0" + _bytes(document.inputs))  # no text holds a NUL
-  # Exact: a float has 53 bits.
-  return int.from_bytes(digest.digest(), "little") / 2.0**48
-
-
-def _bytes(text: Text) -> bytes:
-  return text.encode() if isinstance(text, str) else text.tobytes()
+def decode_text(content: bytes) -> str | None:
+  """Returns UTF-8 as text, or None where it is none or holds a NUL."""
+  try:
+    return None if b"\0" in content else content.decode("utf-8")
+  except UnicodeDecodeError:
+    return None
 
 
 def cut_text(text: str, max_characters: int) -> Iterator[str]:
-  """Yields `text` in parts of at most `max_characters`, whole lines if it can.
-
-  A text that fits is one part; the parts joined are the text.
-  """
+  """Yields parts of at most `max_characters`, whole lines where they fit."""
   start = 0
   while start < len(text):
     end = start + max_characters
@@ -128,3 +111,11 @@ def cut_text(text: str, max_characters: int) -> Iterator[str]:
       end = text.rfind("\n", start, end) + 1 or end
     yield text[start:end]
     start = end
+
+
+def _uniform(digest: bytes) -> float:
+  return int.from_bytes(digest, "little") / 2.0**48  # exact in 53 bits
+
+
+def _bytes(text: Text) -> bytes:
+  return text.encode() if isinstance(text, str) else text.tobytes()

@@ -1,11 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of files' contents, kept between runs.
-
-Hashing reads every byte of the text, about a second for a gigabyte. A file
-whose path, size and time of change are those of an earlier run is not read
-again, so that a run on unchanged text starts at once.
-"""
+"""Hashes of files' contents, kept between runs."""
 
 import json
 import os
@@ -24,15 +19,18 @@ _SETTLED_NS = 2_000_000_000
 
 
 class FileDigests:
-  """Finds digests of files, in a JSON file or by reading.
+  """Digests of files, from a JSON file or by reading.
 
   Used as a context manager, it writes the JSON file at the end, also when the
   body is interrupted.
   """
 
   def __init__(self, path: str | None = None):
-    """Reads what is kept at `path`, if anything; None keeps nothing."""
+    """Loads the digests kept at `path`, if any; None keeps nothing."""
     self._path = path and os.path.abspath(path)
+    # {path of a file: [size in bytes, time of change in ns, digest]}. Hashing
+    # takes a second for a gigabyte; a file of known size and time is not read,
+    # so that a run on unchanged text starts at once.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -90,10 +88,9 @@ def describe_shards(
 
 
 def _read_known(path: str) -> dict[str, list]:
-  """Returns what is kept; nothing if the file is missing or damaged."""
   try:
     with open(path, encoding="utf-8") as file:
       known = json.load(file)
     return {str(name): [*each] for name, each in known.items()}
   except (OSError, ValueError, AttributeError, TypeError):
-    return {}
+    return {}  # missing, or damaged: made anew

@@ -1,10 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the text files of a run, and says why when there are none.
+"""Globs to text files, by name, size and time; read_files.py reads them.
 
 `{stdlib}` in a glob stands for the folder of the running Python's standard
-library, without what was installed beside it. Only names, sizes and times are
-read here; read_files.py reads what is in the files.
+library, without the packages installed in it.
 """
 
 import glob
@@ -22,11 +21,11 @@ _OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".Z")
 
 
 class TextFile(NamedTuple):
-  """Where a file is, its size on disk and its time of change."""
+  """A file of documents, compressed or not."""
 
   path: str
-  num_bytes: int
-  mtime_ns: int
+  num_bytes: int  # on disk
+  mtime_ns: int  # time of change, since 1970
 
   @property
   def compression(self) -> str:
@@ -36,18 +35,18 @@ class TextFile(NamedTuple):
 
   @property
   def is_json_lines(self) -> bool:
-    """Whether each line is a document; else the file is one."""
+    """Whether each line is a document; otherwise the file is one."""
     return self.path.removesuffix(self.compression).endswith(".jsonl")
 
 
 def find_files(
   globs: str | Sequence[str], setting: str = "TEXT_FILES"
 ) -> list[TextFile]:
-  """Returns the files that some globs match, each once, sorted by path.
+  """Returns the files that globs match, each once, sorted by path.
 
   Args:
-    globs: one or several.
-    setting: what the user calls them, for the messages.
+    globs: one glob or several.
+    setting: name of the setting that holds them, for messages.
 
   Raises:
     UserError: a glob matches no file, names a folder, matches a file that may
@@ -68,7 +67,6 @@ def find_files(
 
 
 def _match(pattern: str, what: str) -> list[str]:
-  """Returns the absolute paths of the files that one glob matches."""
   stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
   expanded = pattern.replace("{stdlib}", glob.escape(stdlib))
   expanded = os.path.abspath(os.path.expanduser(expanded))
@@ -88,11 +86,9 @@ def _match(pattern: str, what: str) -> list[str]:
 
 
 def _without_installed(pattern: str, stdlib: str) -> list[str]:
-  """Returns globs that match the same files of the standard library.
-
-  What is installed beside it, often ten times as many files, is not walked
-  through only to be left out.
-  """
+  """Returns globs of the same files that do not walk installed packages."""
+  # site-packages holds often ten times as many files as the library. So
+  # "<stdlib>/**/*.py" becomes "<stdlib>/*.py", "<stdlib>/json/**/*.py", ...
   root = glob.escape(stdlib)
   start, _, rest = pattern.partition(os.path.join(root, "**", ""))
   if start or not rest:
@@ -113,7 +109,7 @@ def _without_installed(pattern: str, stdlib: str) -> list[str]:
 
 
 def describe_file(path: str, setting: str = "") -> TextFile:
-  """Returns a file's size and time.
+  """Returns the size and time of a file.
 
   Raises:
     UserError: it may not be read; begins with `setting`.
@@ -143,7 +139,6 @@ def _check_compression(path: str, setting: str) -> None:
 def _explain_no_match(
   pattern: str, what: str, expanded: str, matches: list[str]
 ) -> str:
-  """Returns the one line that says why `pattern` matches no file."""
   stem = pattern.rstrip("/*") or "/"
   if os.path.isdir(expanded):
     return (
@@ -155,7 +150,8 @@ def _explain_no_match(
       f"{what}: matches folders only; give a glob of the files in them, such "
       f"as '{stem}/**/*.txt'."
     )
-  # The part of the glob without wildcards is a folder, or should be one.
+  # Up from the glob to the nearest folder that exists; `missing` is the
+  # highest folder of its path without wildcards that does not.
   missing, folder = "", expanded
   while glob.has_magic(folder) or not os.path.isdir(folder):
     if not glob.has_magic(folder):

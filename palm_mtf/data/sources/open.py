@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Opens what the data settings name: TEXT_FILES, or the tasks of TASK."""
+"""Sources of the data settings: TEXT_FILES, or the tasks of TASK."""
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.document import Source
@@ -10,11 +10,11 @@ from palm_mtf.data.sources.text_files import TextFiles
 def open_sources(
   data: DataConfig, sequence_length: int | None = None
 ) -> list[Source]:
-  """Returns the sources of a run; their rates add up to 1.
+  """Returns the sources of a run; their rates sum to 1.
 
   Args:
-    data: what to open.
-    sequence_length: tokens of a row, for tasks whose preprocessors ask for it.
+    data: the data settings of the run.
+    sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
     UserError: files are missing, or TASK is no registered task.

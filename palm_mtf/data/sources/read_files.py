@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what is in text files: whole, or a JSON line at a time.
-
-Compressed files are decompressed while they are read, nothing is unpacked to
-disk. text_files.py makes documents of what is read.
-"""
+"""Contents of text files: the whole file, or the texts of its JSON lines."""
 
 import bz2
 import codecs
@@ -18,13 +14,15 @@ from typing import BinaryIO, NamedTuple
 from palm_mtf.data.sources.find_files import TextFile
 from palm_mtf.errors import UserError, did_you_mean
 
+# Decompression happens as the file is read, in memory.
 _OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_INFINITE = 2**53  # a float holds every whole number below it
+_MAX_WEIGHT = 2**53  # a float holds every whole number below it
+# Of a missing file, of one cut short, and of damaged .gz and .xz files.
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 class Settings(NamedTuple):
-  """What the user calls the settings that messages speak of."""
+  """Names of the user's settings, for messages."""
 
   files: str
   text_field: str
@@ -35,14 +33,14 @@ MACROS = Settings("TEXT_FILES", "TEXT_FIELD", "WEIGHT_FIELD")
 
 
 class Fields(NamedTuple):
-  """Which fields of a JSON line are read; `weight` may be None."""
+  """Fields of a JSON line that are read."""
 
   text: str
-  weight: str | None
+  weight: str | None  # None for a weight of 1
 
 
 def read_file(file: TextFile, settings: Settings) -> bytes:
-  """Returns the whole content, decompressed.
+  """Returns the content of a file, decompressed.
 
   Raises:
     UserError: the file cannot be read, or is damaged; names it.
@@ -54,13 +52,12 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
     raise _explain_read_error(error, file, settings) from None
 
 
-def read_json_lines(
+def read_jsonl_texts(
   file: TextFile, fields: Fields, settings: Settings
 ) -> Iterator[tuple[int, str, float]]:
-  """Yields (line, text, weight) of every line that is not blank.
+  """Yields (line number, text, weight) of every line that is not blank.
 
-  Lines count from 1; the weight is 1 where `fields` names none. One line is in
-  memory at a time.
+  Lines count from 1; one is in memory at a time.
 
   Raises:
     UserError: the file cannot be read or is damaged, or a line is broken or
@@ -71,7 +68,7 @@ def read_json_lines(
     with _open(file) as lines:
       for number, line in enumerate(lines, 1):
         if number == 1:
-          line = line.removeprefix(codecs.BOM_UTF8)
+          line = line.removeprefix(codecs.BOM_UTF8)  # Windows writes one
         if line.strip():
           where = f"{settings.files}: {file.path}, line {number:,}"
           fields_of_line = _parse(line, where)
@@ -92,7 +89,7 @@ def _explain_read_error(
   where = f"{settings.files}: {file.path}"
   if isinstance(error, OSError) and error.strerror:
     return UserError(f"{where}: {error.strerror}.")
-  # What decompressors raise has no errno.
+  # Decompressors raise errors without errno.
   after = f" after line {line:,}" if line else ""
   return UserError(
     f"{where}: damaged or cut short{after}: {error}; copy or compress the "
@@ -154,7 +151,7 @@ def _weight(
   if (
     not isinstance(weight, (int, float))
     or isinstance(weight, bool)
-    or not 0 <= weight < _INFINITE
+    or not 0 <= weight < _MAX_WEIGHT  # false for NaN
   ):
     raise UserError(
       f"{where}: {name!r} is {_shown(weight)}, not a number of at least 0; set "
@@ -165,6 +162,5 @@ def _weight(
 
 
 def _shown(value: object) -> str:
-  """Returns a JSON value, cut short."""
   text = json.dumps(value)
   return text if len(text) <= 40 else f"{text[:36]} ..."

@@ -1,20 +1,22 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which preprocessors of a SeqIO task run, and what they make of an example.
-
-What is done with them is in seqio_task.py.
-"""
+"""Preprocessors of SeqIO tasks: those that make text, and what they make."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 
-def steps_to_run(task: Any, seqio: ModuleType) -> list[Callable]:
-  """Returns the preprocessors that make the text, or else all of them."""
+def split_at_tokenize(
+  task: Any, seqio: ModuleType
+) -> tuple[list[Callable], list[Callable]]:
+  """Returns the preprocessors that make text, and those that make ids of it.
+
+  Where that cannot be told apart all of them are in the first list.
+  """
   steps = [
     step
     for step in task.preprocessors
@@ -23,17 +25,47 @@ def steps_to_run(task: Any, seqio: ModuleType) -> list[Callable]:
   kinds = seqio.preprocessors
   for i, step in enumerate(steps):
     if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
+      # Steps of other kinds behind `tokenize`, such as T5's split_tokens, cut
+      # or change ids: a text before them would not be what the task learns.
       if all(
         _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
         for later in steps[i + 1 :]
       ):
-        return steps[:i]
+        return steps[:i], steps[i:]
       break
-  return steps
+  return steps, []
+
+
+def apply_steps(
+  task: Any,
+  steps: Iterable[Callable],
+  *,
+  split: str,
+  sequence_length: Mapping[str, int] | None,
+  seqio: ModuleType,
+) -> Any:
+  """Returns the tf.data.Dataset that `steps` make of a split, in file order.
+
+  Args:
+    task: a `seqio.Task`.
+    steps: some of its preprocessors.
+    split: split of its source.
+    sequence_length: tokens by feature, for steps that cut token ids.
+    seqio: the module, which is imported late.
+  """
+  with seqio.map_seed_manager(0):  # random steps draw the same each time
+    dataset = task.source.get_dataset(split=split, shuffle=False)
+    for step in steps:
+      dataset = seqio.add_kwargs_to_transform(
+        step,
+        sequence_length=sequence_length,
+        output_features=task.output_features,
+      )(dataset)
+  return dataset
 
 
 def tokenizes(task: Any, seqio: ModuleType) -> bool:
-  """Whether a step of SeqIO encodes the task's text with its vocabulary."""
+  """Whether a step of SeqIO encodes the task's text with a vocabulary."""
   kinds = seqio.preprocessors
   return any(
     _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos)
@@ -46,7 +78,7 @@ def _is_one_of(step: Callable, *functions: Callable) -> bool:
 
 
 def _unwrapped(function: Any) -> Any:
-  """Returns what partial, functools.wraps and gin were put around."""
+  """Returns the function inside of partials and decorators, such as gin's."""
   while True:
     if isinstance(function, functools.partial):
       function = function.func
@@ -57,7 +89,7 @@ def _unwrapped(function: Any) -> Any:
 
 
 def kind(spec: Any) -> str:
-  """Returns what a feature's tf.TensorSpec is: "text", "ids", or else."""
+  """Returns the kind of a feature's tf.TensorSpec: "text", "ids", or else."""
   if spec.dtype.name == "string" and spec.shape.rank == 0:
     return "text"
   if spec.dtype.is_integer and spec.shape.rank == 1:
@@ -65,15 +97,7 @@ def kind(spec: Any) -> str:
   return f"{spec.dtype.name} of rank {spec.shape.rank}"
 
 
-def decode(content: bytes) -> str | None:
-  """Returns the text, or None for what is not text."""
-  try:
-    return None if b"\0" in content else content.decode("utf-8")
-  except UnicodeDecodeError:
-    return None
-
-
 def strip_eos(ids: np.ndarray, eos_id: int | None) -> np.ndarray:
-  """Returns ids, [num_tokens], int32, without an EOS at the end."""
+  """Returns ids without an EOS at the end, [num_tokens], int32."""
   has_eos = len(ids) and ids[-1] == eos_id
   return np.asarray(ids[:-1] if has_eos else ids, np.int32)

@@ -1,17 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of TASK: every task of a SeqIO task or mixture that is registered.
+"""Sources of TASK: each task of a registered SeqIO task or mixture.
 
-A task's text is encoded with the run's vocabulary, not the task's: its
-preprocessors run up to `seqio.preprocessors.tokenize`, and `append_eos` or
-`append_eos_after_trim` after it are left out. The vocabulary of the task is
-then never loaded. Where another step follows `tokenize`, or token ids are made
-without it, all steps run and the ids are taken as they are, but for an EOS at
-the end; the run's vocabulary must then be the task's (`check_vocabulary`).
-
-Feature "targets" is the document, "inputs" the inputs. The order is that of the
-files, and random steps have fixed seeds. Splits "train" and "validation" are
-used where a task has both; otherwise the train split is held out by rank.
+Feature "targets" is the document, "inputs" the inputs. A task's text is encoded
+with the run's vocabulary, not the task's, which is never loaded. A task whose
+preprocessors make token ids themselves keeps these ids; the run's vocabulary
+must then be the task's (`check_vocabulary`).
 """
 
 import contextlib
@@ -24,21 +18,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from palm_mtf.data.sources.code_fingerprint import describe
-from palm_mtf.data.sources.document import SPLITS, TRAIN, VALIDATION, Document
+from palm_mtf.data.sources.document import (
+  SPLITS,
+  TRAIN,
+  VALIDATION,
+  Document,
+  decode_text,
+)
 from palm_mtf.data.sources.file_hashes import FileDigests, describe_shards
 from palm_mtf.data.sources.seqio_steps import (
-  decode,
+  apply_steps,
   kind,
-  steps_to_run,
+  split_at_tokenize,
   strip_eos,
 )
 from palm_mtf.errors import UserError, did_you_mean
 
 _logger = logging.getLogger(__name__)
 
-# Of each split, read ahead to know what a task's documents are like.
+# Documents of each split that are read ahead: for `has_inputs`, a fingerprint
+# and a look for steps that are not deterministic.
 _FIRST_DOCUMENTS = 32
-_BATCH = 32
+_BATCH = 32  # texts that TensorFlow hands over at once
 
 
 def open_task(
@@ -48,15 +49,15 @@ def open_task(
 
   Args:
     name: name of the task or mixture.
-    validation_share: share of the documents that is held out of tasks without
-      a validation split.
-    sequence_length: tokens of a row, for preprocessors that cut token ids.
+    validation_share: share of documents to hold out, where a task has no
+      validation split.
+    sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
     UserError: SeqIO is missing, nothing of that name is registered, a rate
       cannot be computed, or a task has no train split.
   """
-  seqio = _import_seqio(name)
+  seqio = import_seqio(name)
   provider = find_provider(name)
   tasks = seqio.get_subtasks(provider)
   rates = [1.0]
@@ -81,16 +82,16 @@ def open_task(
 
 
 def find_provider(name: str, setting: str = "TASK") -> Any:
-  """Returns the seqio.Task or seqio.Mixture that is registered as `name`.
+  """Returns the seqio.Task or seqio.Mixture registered as `name`.
 
   Args:
     name: name of the task or mixture.
-    setting: the macro that names it, for messages.
+    setting: setting that names it, for messages.
 
   Raises:
     UserError: SeqIO is missing, or nothing of that name is registered.
   """
-  seqio = _import_seqio(name, setting)
+  seqio = import_seqio(name, setting)
   names = [*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()]
   if name not in names:
     raise UserError(
@@ -108,10 +109,9 @@ def check_ids(
 
   Args:
     task: a `seqio.Task` that makes ids.
-    features: whose ids are read.
-    sha256: hash of the run's SentencePiece model; None where it is yet to be
-    made.
-    setting: the macro that names the task, for messages.
+    features: names of the features that are read.
+    sha256: hash of the run's SentencePiece model; None where none is trained.
+    setting: setting that names the task, for messages.
   """
   for name in features:
     vocabulary = task.output_features[name].vocabulary
@@ -130,26 +130,21 @@ def check_ids(
 
 
 class _Features(NamedTuple):
-  """What a task's dataset holds: texts, or ids that end in one of `eos_ids`."""
+  """Features of a task's dataset: all texts, or all token ids."""
 
   has_inputs: bool
   is_text: bool
-  eos_ids: dict[str, int | None]
+  eos_ids: dict[str, int | None]  # by feature, inputs first; None of texts
 
 
 class SeqioTask:
-  """The documents of one SeqIO task.
+  """A Source of the documents of one SeqIO task.
 
-  Left out are documents without targets and those whose text is not UTF-8 or
-  has a NUL, which `report_skipped` tells.
-
-  Attributes:
-    name: name of the task.
-    rate: its share of the rows.
-    num_bytes: None; SeqIO does not know.
+  Documents without targets are left out silently; those whose text is not UTF-8
+  or has a NUL are counted for `report_skipped`.
   """
 
-  num_bytes = None
+  num_bytes = None  # SeqIO does not know
 
   def __init__(
     self,
@@ -164,11 +159,13 @@ class SeqioTask:
     self.rate = rate
     self._task = task
     self._share = validation_share
-    self._steps = steps_to_run(task, _import_seqio(task.name))
+    # Without `tokenize` and the steps behind it, which would load the task's
+    # vocabulary.
+    self._steps, _ = split_at_tokenize(task, import_seqio(task.name))
     self._lengths = None
     if sequence_length:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
-      length = sequence_length // max(1, len(features))
+      length = sequence_length // max(1, len(features))  # they share a row
       self._lengths = dict.fromkeys(features, length)
     with explained(f"TASK: the splits of {self.name}"):
       splits = list(task.splits)
@@ -182,31 +179,23 @@ class SeqioTask:
 
   @property
   def has_inputs(self) -> bool:
-    """Whether its documents are examples; a few are read to know."""
+    """Whether its documents are examples."""
     return any(
       d.inputs is not None and len(d.inputs) for d in self._first_documents
     )
 
   def check_vocabulary(self, sha256: str | None) -> None:
-    """Raises UserError if its documents are ids of another vocabulary.
-
-    Args:
-      sha256: hash of the run's SentencePiece model, in hexadecimal; None where
-        the run is to train one.
-    """
+    """Raises UserError if its documents are ids of another vocabulary."""
     if self._features.is_text:
       return
     check_ids(self._task, self._features.eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of the task: its files, code, settings, first documents.
-
-    It sees the bytes of local files, the code of source and preprocessors
-    (code_fingerprint.py says what of it), and what all that makes of the first
-    documents of each split. What shows in none of these goes unseen: a remote
-    file that changes under its name, a function that a preprocessor calls and
-    that changes later documents only.
-    """
+    """Returns a hash of the task's files, code, settings, first documents."""
+    # Seen are the bytes of local files, the code of source and preprocessors
+    # (code_fingerprint.py says how far), and the first documents. Not seen: a
+    # remote file that changes under its name, and a function called by a
+    # preprocessor whose change shows in later documents only.
     source = self._task.source
     with explained(f"TASK: {self.name}"):
       if hasattr(source, "fingerprint"):  # our own tasks' sources
@@ -233,7 +222,7 @@ class SeqioTask:
     """
     self._num_skipped = 0
     found = False
-    has_inputs = self.has_inputs
+    has_inputs = self.has_inputs  # decided by the first documents alone
     for split in self._splits():
       for number, document in enumerate(self._read(split)):
         if not has_inputs:
@@ -264,7 +253,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _first_documents(self) -> list[Document]:
-    """The first documents of each split; equal whenever they are read."""
+    """The first documents of each split, read twice and compared."""
     first, again = (
       [
         document
@@ -282,16 +271,16 @@ class SeqioTask:
     return first
 
   def _dataset(self, split: str) -> Any:
-    """Returns the tf.data.Dataset of the steps, on the CPU."""
-    seqio, tf = _import_seqio(self.name), _import_tensorflow()
-    with tf.device("CPU:0"), seqio.map_seed_manager(0):
-      dataset = self._task.source.get_dataset(split=split, shuffle=False)
-      for step in self._steps:
-        dataset = seqio.add_kwargs_to_transform(
-          step,
-          sequence_length=self._lengths,
-          output_features=self._task.output_features,
-        )(dataset)
+    """Returns the tf.data.Dataset of the steps."""
+    tf = _import_tensorflow()
+    with tf.device("CPU:0"):  # GPUs are for the model
+      dataset = apply_steps(
+        self._task,
+        self._steps,
+        split=split,
+        sequence_length=self._lengths,
+        seqio=import_seqio(self.name),
+      )
     options = tf.data.Options()
     options.deterministic = True
     return dataset.with_options(options)
@@ -325,18 +314,18 @@ class SeqioTask:
     features = self._features
     for example in self._examples(split):
       values = [
-        decode(value) if features.is_text else strip_eos(value, eos_id)
+        decode_text(value) if features.is_text else strip_eos(value, eos_id)
         for value, eos_id in zip(
           example, features.eos_ids.values(), strict=True
         )
       ]
       if any(value is None for value in values):
         self._num_skipped += 1
-      elif len(values[-1]):
+      elif len(values[-1]):  # targets come last
         yield Document(values[-1], values[0] if features.has_inputs else None)
 
   def _examples(self, split: str) -> Iterator[Sequence[Any]]:
-    """Yields the values of each example, in the order of the features."""
+    """Yields the values of each example, inputs before targets."""
     names, is_text = [*self._features.eos_ids], self._features.is_text
     with explained(f"TASK: {self.name}, split {split!r}"):
       dataset = self._dataset(split).map(lambda e: {n: e[n] for n in names})
@@ -358,7 +347,8 @@ def _import_tensorflow() -> Any:
   return tf
 
 
-def _import_seqio(name: str, setting: str = "TASK") -> Any:
+def import_seqio(name: str, setting: str = "TASK") -> Any:
+  """Returns the module seqio, or raises UserError where it is missing."""
   try:
     _import_tensorflow()  # first: it holds back what the import writes
     import seqio
@@ -373,7 +363,7 @@ def _import_seqio(name: str, setting: str = "TASK") -> Any:
 
 @contextlib.contextmanager
 def explained(where: str) -> Iterator[None]:
-  """Turns what a task's own code raises into one line that begins `where`."""
+  """Turns errors of a task's own code into one line that begins `where`."""
   try:
     yield
   except UserError:

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source of TEXT_FILES: files of text and of JSON lines.
 
-A file is one document, kept as it is, byte for byte; in a .jsonl file a line is
-one. find_files.py finds the files and read_files.py reads them; document.py
-says which documents are held out.
+A file is one document, kept byte for byte; in a .jsonl file each line is one.
 """
 
 import dataclasses
@@ -12,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 
-from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
+from palm_mtf.data.sources.document import SPLITS, Document, decode_text
 from palm_mtf.data.sources.file_hashes import FileDigests
 from palm_mtf.data.sources.find_files import TextFile, find_files
 from palm_mtf.data.sources.read_files import (
@@ -20,7 +18,7 @@ from palm_mtf.data.sources.read_files import (
   Fields,
   Settings,
   read_file,
-  read_json_lines,
+  read_jsonl_texts,
 )
 from palm_mtf.errors import UserError
 
@@ -28,17 +26,10 @@ _logger = logging.getLogger(__name__)
 
 
 class TextFiles:
-  """The documents of some files, in the order of their paths.
+  """A Source of the documents of files, in the order of their paths.
 
-  One document is in memory at a time. Left out are empty documents, and what
-  is not text, which `report_skipped` tells: files that are not UTF-8 or have a
-  NUL byte, and JSON lines whose text has a NUL or half of a surrogate pair.
-
-  Attributes:
-    name: name of the source.
-    rate: 1, the share of the rows that come from here.
-    has_inputs: False.
-    files: the files, sorted by path.
+  Empty documents are left out silently; files and JSON lines that are not text
+  are counted for `report_skipped`.
   """
 
   rate = 1.0
@@ -57,18 +48,18 @@ class TextFiles:
     """Finds the files.
 
     Args:
-      globs: one or several; find_files.py says what they may hold.
-      text_field: the field of a JSON line that is the document.
-      weight_field: the field with its weight, or None for a weight of 1.
+      globs: one glob or several; see find_files.py.
+      text_field: field of a JSON line with the document.
+      weight_field: field with its weight, or None for a weight of 1.
       validation_share: share of the documents that is held out.
       name: name of the source.
-      settings: what the user calls all this, for the messages.
+      settings: names of the user's settings, for messages.
 
     Raises:
       UserError: as `find_files`.
     """
     self.name = name
-    self.files = find_files(globs, settings.files)
+    self.files = find_files(globs, settings.files)  # sorted by path
     self._globs = globs
     self._fields = Fields(text_field, weight_field)
     self._validation_share = validation_share
@@ -83,11 +74,9 @@ class TextFiles:
     return sum(file.num_bytes for file in self.files)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of the files' bytes, their order and the settings.
-
-    Files may move or be touched without another fingerprint, as long as they
-    stay in the same order.
-    """
+    """Returns a hash of the files' bytes, their order and the settings."""
+    # Neither paths nor times: tokens are found again where files have moved
+    # or were touched, as long as their order stays.
     kinds = [file.is_json_lines for file in self.files]
     contents = (digests or FileDigests()).read(self.files)
     parts = (
@@ -112,8 +101,7 @@ class TextFiles:
     for file in self.files:
       for document in self._read(file):
         found = True
-        held_out = document.rank < self._validation_share
-        yield VALIDATION if held_out else TRAIN, document
+        yield SPLITS[document.rank < self._validation_share], document
     if not found:
       raise UserError(
         f"{self._settings.files} = {self._globs!r}: none of "
@@ -136,14 +124,15 @@ class TextFiles:
 
   def _read(self, file: TextFile) -> Iterator[Document]:
     if file.is_json_lines:
-      lines = read_json_lines(file, self._fields, self._settings)
+      lines = read_jsonl_texts(file, self._fields, self._settings)
       for number, text, weight in lines:
-        if not _is_text(text):
+        # A JSON escape may be half a surrogate pair, which has no UTF-8.
+        if decode_text(text.encode("utf-8", "surrogatepass")) is None:
           self._skipped_lines.add(f"{file.path}, line {number:,}")
         elif text:
           yield Document(text, weight=weight)
       return
-    text = _decode(read_file(file, self._settings))
+    text = decode_text(read_file(file, self._settings))
     if text is None:
       self._skipped_files.add(file.path)
     elif text:
@@ -152,7 +141,7 @@ class TextFiles:
 
 @dataclasses.dataclass
 class _Skipped:
-  """Counts what is left out; as a text, why, and the first of it."""
+  """A count of what is left out; as a text, why, and the first of it."""
 
   why: str
   count: int = 0
@@ -164,22 +153,3 @@ class _Skipped:
 
   def __str__(self):
     return f" ({self.why}, such as {self.first})" if self.count else ""
-
-
-def _decode(content: bytes) -> str | None:
-  """Returns the text, or None for what is not text."""
-  if b"\0" in content:
-    return None
-  try:
-    return content.decode("utf-8")
-  except UnicodeDecodeError:
-    return None
-
-
-def _is_text(text: str) -> bool:
-  """Whether a JSON text can be written as UTF-8 and has no NUL."""
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    return False
-  return "\0" not in text

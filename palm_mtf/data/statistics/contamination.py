@@ -1,18 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How much of an evaluation set is in the training text, as PaLM 8 measured it.
+"""Contamination of an evaluation set by the training text, as in PaLM (8).
 
 An example is contaminated when at least 70% of its 8-grams occur in the
-training text. PaLM does not say what a gram is: here it is a word, in lower
-case, as in ngrams.py, and the words of an example are those of its inputs and
-then of its text. An example of fewer than 8 words is one n-gram of all its
-words, so that it is contaminated when the training text has it whole; these are
-counted apart, because a word or two always occurs. One without words never is.
-
-The n-grams of the examples are kept, and the training text streams past them:
-memory does not grow with it. At most 2 ** 21 n-grams are kept, about 13 MB of
-text, in some 65 bytes each; of a larger evaluation set those examples are
-judged whose hashes are smallest: a fair sample, the same in any order.
+training text. PaLM does not say what a gram is: here it is a word (ngrams.py),
+of the inputs of an example and then of its text.
 """
 
 import dataclasses
@@ -25,44 +17,33 @@ from palm_mtf.data.statistics.ngrams import hash_document, hash_ngrams
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
-_MAX_NGRAMS = 1 << 21
+_MAX_NGRAMS = 1 << 21  # of about 13 MB of text, in some 65 bytes each
 
 
 @dataclasses.dataclass(frozen=True)
 class Contamination:
-  """What of an evaluation set the training text has.
-
-  Attributes:
-    examples: in the evaluation set.
-    judged: held-out documents whose n-grams were looked for: all, or a sample.
-    short: judged documents with fewer than 8 words.
-    contaminated: judged documents with 70% of their n-grams or more in the
-      training text.
-    contaminated_short: contaminated documents with fewer than 8 words.
-    ngram_share: share of the n-grams of all the judged in the training text.
-  """
+  """Counts of examples of an evaluation set."""
 
   examples: int
-  judged: int
+  judged: int  # whose n-grams were looked for: all, or a sample
+  # Judged examples of fewer than 8 words: counted apart, because a word or two
+  # always occurs.
   short: int
   contaminated: int
   contaminated_short: int
-  ngram_share: float
+  ngram_share: float  # of the n-grams of the judged, those in training text
 
 
 class Examples:
-  """The n-grams of an evaluation set, or of a fair sample of it.
-
-  Attributes:
-    count: examples added.
-  """
+  """The n-grams of an evaluation set, or of a fair sample of it."""
 
   def __init__(self, max_ngrams: int = _MAX_NGRAMS):
     """Keeps `max_ngrams` n-grams at most, but one example in any case."""
-    self.count = 0
+    self.count = 0  # of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
-    # A heap of (-rank, number, words, n-grams): the largest rank comes first.
+    # The examples of the lowest ranks, as many as fit: a sample that is the
+    # same in any order. A heap of (-rank, number, words, n-grams).
     self._kept: list[tuple[float, int, int, np.ndarray]] = []
     self._limit = 2.0  # examples of this rank and above do not fit
 
@@ -72,6 +53,8 @@ class Examples:
     if example.rank >= self._limit:
       return
     words = hash_document(example)
+    # A short example is one n-gram of all its words; one without words is none,
+    # and never contaminated.
     ngrams = hash_ngrams(words, max(1, min(NGRAM_WORDS, len(words))))
     item = (-example.rank, self.count, len(words), ngrams)
     heapq.heappush(self._kept, item)
@@ -82,20 +65,23 @@ class Examples:
       self._limit = min(self._limit, -rank)
 
   def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns words of each example, [judged], int64, and its n-grams."""
+    """Returns the words of each example, [judged], int64, and its n-grams."""
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
 
 
-class Overlap:
-  """Looks for the n-grams of an evaluation set in the training text."""
+class ContaminationSearch:
+  """A search for the n-grams of an evaluation set in the training text.
+
+  The training text streams past the n-grams: memory does not grow with it.
+  """
 
   def __init__(self, examples: Examples):
     """Takes `examples`, to which nothing is added any more."""
     self._num_examples = examples.count
     self._words, ngrams = examples.kept()
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # Sorted, each once, and which of them stands at each place.
+    # The different n-grams, sorted, and the index of each example's ngrams.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -115,7 +101,7 @@ class Overlap:
       self._found[places[self._ngrams[places] == ngrams]] = True
 
   def result(self) -> Contamination:
-    """Returns what the documents added so far have of the examples."""
+    """Returns the contamination by the documents so far."""
     found = self._found[self._places]
     ends = np.cumsum(self._counts)
     hits = np.concatenate([[0], np.cumsum(found)])

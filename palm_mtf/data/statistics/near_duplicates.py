@@ -3,32 +3,24 @@
 """Exact and near duplicates among documents, found in one pass.
 
 Exact duplicates have the same text. Near duplicates are different texts whose
-sets of 5-word runs are alike: their Jaccard similarity, shared runs over all
-runs, is about 0.8 or more. A text of fewer than 5 words is one run; a text
-without words is like no other. A document is kept as 128 MinHash values (Broder
-1997): two texts of similarity J share each of them with probability J. Texts
-that share all 8 values of one of 16 bands are compared, and are near duplicates
-when they share 0.8 of all values. So a pair is found
+sets of 5-word runs have a Jaccard similarity, shared runs over all runs, of
+about 0.8 or more; pairs of them connect groups. A pair is found
 
   similarity    0.60   0.65   0.70   0.75   0.80   0.85   0.90   0.95
   probability  0.000  0.000  0.005  0.089  0.495  0.934  1.000  1.000
 
-and what such pairs connect is a group. Nothing depends on the order of the
-documents.
-
-Memory: 281 bytes a document, however long it is, and some 900 more while groups
-are made.
+whatever the order of the documents. Memory: 281 bytes a document, however long
+it is, and some 900 more while groups are made.
 """
 
 import dataclasses
-import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.data.sources.document import VALIDATION, Document, Text
+from palm_mtf.data.sources.document import VALIDATION, Document
 from palm_mtf.data.statistics.ngrams import (
   hash_document,
   hash_ngrams,
@@ -36,17 +28,20 @@ from palm_mtf.data.statistics.ngrams import (
 )
 
 MIN_SIMILARITY = 0.8
-_RUN_WORDS = 5
-_BANDS, _ROWS = 16, 8
+_RUN_WORDS = 5  # a text of fewer words is one run
+# MinHash (Broder 1997): two texts of similarity J share each value with
+# probability J. Texts that share all values of a band are compared.
+_BANDS, _ROWS = 16, 8  # bands of so many values
 _VALUES = _BANDS * _ROWS
 _DIGEST_BYTES = 16
-# Of the texts that share a band, each is compared with so many others: all of
-# them, but for huge groups, whose members are connected by fewer pairs too.
+# Of the texts that share a band, each is compared with so many others: with all
+# but in huge groups, whose members fewer pairs connect too.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
 _RUNS_AT_ONCE = 256  # times 128 values: what a core's cache holds
 
-# 2 * 128 numbers without a pattern.
+# MinHash values are the smallest of linear functions, factor * x + addend mod
+# 2 ** 32, of the runs' hashes. The numbers have no pattern.
 _FACTORS, _ADDENDS = (
   hash_words(np.arange(2 * _VALUES)).astype(np.uint32).reshape(2, _VALUES)
 )
@@ -54,49 +49,32 @@ _FACTORS |= 1  # odd, so that a function is one to one
 
 
 class Group(NamedTuple):
-  """Documents with one text, or texts that are near duplicates.
-
-  Attributes:
-    size: how many.
-    digest: `text_digest` of a member, the same in whatever order they came.
-  """
+  """Documents with one text, or texts that are near duplicates."""
 
   size: int
-  digest: bytes
+  digest: bytes  # of a member, the same whatever the order of the documents
 
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates:
-  """How much of a corpus is there more than once.
+  """Duplicates in a corpus: numbers, sizes and the largest groups."""
 
-  Attributes:
-    num_texts: different texts.
-    exact_documents: documents whose text came before: all but num_texts.
-    exact_bytes: size of their text in UTF-8.
-    exact_across: held-out documents whose text is a training document's too.
-    near_groups: groups of two or more different texts.
-    near_texts: texts in such groups but one of each.
-    near_bytes: size of them in UTF-8, the one left out being the largest.
-    near_across: held-out documents that are in a group with a training
-      document, without those of exact_across.
-    largest_exact: the texts with most documents, two or more.
-    largest_near: the groups with most texts.
-  """
-
-  num_texts: int
-  exact_documents: int
-  exact_bytes: int
-  exact_across: int
-  near_groups: int
-  near_texts: int
-  near_bytes: int
+  num_texts: int  # different texts
+  exact_documents: int  # whose text came before: all but num_texts
+  exact_bytes: int  # of their text, in UTF-8
+  exact_across: int  # held-out documents with the text of a training document
+  near_groups: int  # of two or more different texts
+  near_texts: int  # in such groups, without one of each
+  near_bytes: int  # of these texts, the largest of each group left out
+  # Held-out documents in a group with a training document, without those of
+  # exact_across.
   near_across: int
-  largest_exact: list[Group]
-  largest_near: list[Group]
+  largest_exact: list[Group]  # texts with most documents, two or more
+  largest_near: list[Group]  # groups with most texts
 
 
 class Sketches:
-  """What is kept of each document of a source."""
+  """The hash, MinHash values, size and split of each document of a source."""
 
   def __init__(self):
     self._digests = bytearray()
@@ -113,10 +91,9 @@ class Sketches:
     self._held_out.append(split == VALIDATION)
 
   def columns(self) -> tuple[np.ndarray, ...]:
-    """Returns digests, MinHash values, sizes and what is held out.
+    """Returns digests, MinHash values, sizes, and whether each is held out.
 
-    Views of [documents, 2], uint64; [documents, 128], uint16; [documents],
-    int64; and [documents], bool. While they live nothing can be added.
+    Views: while they live nothing can be added.
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -127,12 +104,8 @@ class Sketches:
 
 
 def text_digest(document: Document) -> bytes:
-  """Returns a hash of inputs and text, 16 bytes."""
-  digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-  if document.inputs is not None:
-    digest.update(_bytes(document.inputs) + b"\0")
-  digest.update(_bytes(document.text))
-  return digest.digest()
+  """Returns the hash of inputs and text that names them in a `Group`."""
+  return document.digest(_DIGEST_BYTES)
 
 
 def find_duplicates(
@@ -142,11 +115,13 @@ def find_duplicates(
 
   Args:
     sketches: sketches of each source.
-    num_largest: how many of the largest groups to name, at most.
+    num_largest: number of the largest groups to name, at most.
   """
   columns = zip(*(each.columns() for each in sketches), strict=True)
   digests, values, sizes, held_out = map(np.concatenate, columns)
-  order = np.lexsort(digests.T)  # the order of the documents is lost here
+  # Sorted by digest: equal texts are neighbours, and the order of the documents
+  # is lost. From here on a text is a number, [texts].
+  order = np.lexsort(digests.T)
   digests, held_out = digests[order], held_out[order]
   is_first = np.ones(len(order), bool)
   is_first[1:] = (digests[1:] != digests[:-1]).any(axis=1)
@@ -186,18 +161,10 @@ def find_duplicates(
   )
 
 
-def _bytes(text: Text) -> bytes:
-  return text.encode() if isinstance(text, str) else text.tobytes()
-
-
 def _minhash(document: Document, digest: bytes) -> np.ndarray:
-  """Returns the MinHash values of a document, [128], uint16.
-
-  The smallest value of each of 128 linear functions mod 2 ** 32 of the runs'
-  hashes, folded to 16 bits.
-  """
+  """Returns the MinHash values of a document, [128], uint16."""
   words = hash_document(document)
-  if not len(words):
+  if not len(words):  # near no other text
     return np.frombuffer(digest * (2 * _VALUES // _DIGEST_BYTES), np.uint16)
   runs = hash_ngrams(words, min(_RUN_WORDS, len(words))).astype(np.uint32)
   smallest = np.full(_VALUES, 0xFFFFFFFF, np.uint32)
@@ -205,15 +172,16 @@ def _minhash(document: Document, digest: bytes) -> np.ndarray:
     block = runs[start : start + _RUNS_AT_ONCE, np.newaxis] * _FACTORS
     block += _ADDENDS
     np.minimum(smallest, block.min(axis=0), out=smallest)
-  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)
+  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # mixed, then cut
 
 
 def _connect(values: np.ndarray) -> np.ndarray:
-  """Returns the group of every text, [texts], int64: its first text's index.
+  """Returns the group of every text, the index of its first text, [texts].
 
   Args:
     values: MinHash values of each text, [texts, 128], uint16.
   """
+  # Union-find: `groups` leads from a text to an earlier one of its group.
   groups = np.arange(len(values))
   for one, other in _pairs_in_a_band(values):
     apart = groups[one] != groups[other]
@@ -221,7 +189,7 @@ def _connect(values: np.ndarray) -> np.ndarray:
       first, last = sorted((_find(groups, a), _find(groups, b)))
       groups[last] = first
     while not np.array_equal(further := groups[groups], groups):
-      groups = further
+      groups = further  # all ways are a step long again
   return groups
 
 
@@ -236,7 +204,7 @@ def _find(groups: np.ndarray, text: int) -> int:
 def _similar_pairs(
   values: np.ndarray, one: np.ndarray, other: np.ndarray
 ) -> Iterator[tuple[int, int]]:
-  """Yields those pairs of [pairs] and [pairs] that share 0.8 of all values."""
+  """Yields the pairs, of [pairs] and [pairs], that share 0.8 of all values."""
   for start in range(0, len(one), _PAIRS_AT_ONCE):
     a = one[start : start + _PAIRS_AT_ONCE]
     b = other[start : start + _PAIRS_AT_ONCE]
@@ -250,6 +218,7 @@ def _pairs_in_a_band(
   """Yields indices of texts that share a band, [pairs] and [pairs]."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
+    # A band is two numbers, hashed into one; equal keys become neighbours.
     halves = np.ascontiguousarray(rows).view(np.uint64)
     keys = halves[:, 0] * 0xD1342543DE82EF95 + halves[:, 1]
     order = np.argsort(keys, kind="stable")

@@ -2,13 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words and n-grams of a text as 64-bit hashes.
 
-Words are what white space separates, in lower case: `text.lower().split()`.
-Where a task gives token ids instead of text, each id is a word. Equal n-grams
-have equal hashes, in every text and every process; two different ones have the
-same hash about once in 2 ** 64.
-
-A text is hashed in blocks of some 256 thousand characters, which take about 50
-bytes of memory a character; its words take 8 bytes each.
+The words are `text.lower().split()`, or token ids where a task makes them.
+Equal n-grams have equal hashes, in every text and every process; two different
+ones share a hash about once in 2 ** 64.
 """
 
 import functools
@@ -19,8 +15,9 @@ import numpy as np
 
 from palm_mtf.data.sources.document import Document, Text
 
+# Hashing a block takes about 50 bytes of memory a character; words take 8 each.
 _BLOCK_CHARACTERS = 1 << 18
-_SPACE = re.compile(r"\s")  # what str.split() splits at
+_SPACE = re.compile(r"\s")  # the characters that str.split() splits at
 _LAST_SPACE = 0x3000
 # Odd, so that products mod 2 ** 64 lose nothing.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
@@ -44,17 +41,14 @@ def hash_words(text: Text) -> np.ndarray:
 
 
 def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
-  """Returns a hash of each run of `n` words.
+  """Returns a hash of each n-gram, [max(0, num_words - n + 1)], uint64.
 
   Args:
     words: hashes of the words, [num_words], uint64.
-    n: words in a run, at least 1.
-
-  Returns:
-    [max(0, num_words - n + 1)], uint64; those of different `n` differ.
+    n: words in an n-gram, at least 1.
   """
   count = max(0, len(words) - n + 1)
-  hashes = np.full(count, n, np.uint64)
+  hashes = np.full(count, n, np.uint64)  # those of different n differ
   for i in range(n):
     hashes *= _WORD_FACTOR
     hashes += words[i : i + count]
@@ -72,7 +66,8 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def _hash_block(block: str) -> np.ndarray:
-  """Hashes words as polynomials of their characters, all at once."""
+  """Returns a hash of each word of a block, [num_words], uint64."""
+  # The hash of a word is sum(character[i] * factor ** i) mod 2 ** 64.
   content = block.lower().encode("utf-32-le")
   characters = np.frombuffer(content, "<u4")
   is_space = _space_table()[np.minimum(characters, _LAST_SPACE + 1)]
@@ -86,19 +81,19 @@ def _hash_block(block: str) -> np.ndarray:
   terms = characters + np.uint64(1)
   terms[is_space] = 0
   terms *= powers[: len(terms)]
-  # As if every word began the block.
+  # reduceat sums up each word; inverse powers move it to the block's start.
   return _mix(np.add.reduceat(terms, starts) * inverses[starts])
 
 
 @functools.cache
 def _space_table() -> np.ndarray:
-  """Returns which characters are white space, [last + 2], bool."""
+  """Returns whether each character is white space, [_LAST_SPACE + 2], bool."""
   return np.array([chr(i).isspace() for i in range(_LAST_SPACE + 2)])
 
 
 @functools.lru_cache(maxsize=1)
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns powers of the character factor and their inverses mod 2 ** 64."""
+  """Returns powers of the factor and their inverses mod 2 ** 64, [count]."""
   inverse = pow(_CHARACTER_FACTOR, -1, 1 << 64)
   powers = np.full((2, count), 1, np.uint64)
   powers[0, 1:], powers[1, 1:] = _CHARACTER_FACTOR, inverse
@@ -107,7 +102,7 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mix(hashes: np.ndarray) -> np.ndarray:
-  """Spreads values over all 64 bits, one to one, in place (splitmix64)."""
+  """Returns `hashes`, spread over all 64 bits in place, by SplitMix64."""
   hashes ^= hashes >> 30
   hashes *= 0xBF58476D1CE4E5B9
   hashes ^= hashes >> 27

@@ -1,28 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of one split: many arrays on disk that read like one.
+"""The tokens of one split: arrays on disk, mapped, read like one array."""
 
-The arrays are shards, mapped, so that memory does not grow with them. A shard
-of examples also says where the targets of each begin, because only they are
-learnt.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 
 class Shard(NamedTuple):
-  """Whole documents, joined.
+  """Whole documents, joined."""
 
-  Attributes:
-    tokens: [num_tokens], uint16 or uint32; each document ends with [eod].
-    examples: [2, num_documents], int64: where in `tokens` the targets of each
-      begin, and where they end; None for documents, which are all target.
-  """
-
-  tokens: np.ndarray
+  tokens: np.ndarray  # [num_tokens], uint16 or uint32; [eod] ends each document
+  # Where in `tokens` the targets of each example begin, and where they end,
+  # [2, num_documents], int64; None for documents, of which all is learnt.
   examples: np.ndarray | None = None
 
 
@@ -33,14 +24,14 @@ class TokenArray:
     """Joins `shards`, in their order."""
     self._shards = [shard for shard in shards if len(shard.tokens)]
     lengths = [len(shard.tokens) for shard in self._shards]
-    self._starts = np.cumsum([0, *lengths])
+    self._starts = np.cumsum([0, *lengths])  # of each shard, and the end
 
   def __len__(self) -> int:
     return int(self._starts[-1])
 
   @property
   def has_inputs(self) -> bool:
-    """Whether the documents are examples, of which only a part is learnt."""
+    """Whether the documents are examples, of which targets alone are learnt."""
     return any(shard.examples is not None for shard in self._shards)
 
   def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,6 +47,7 @@ class TokenArray:
     done = 0
     while done < len(tokens):
       shard, first = self._shards[number], start + done - self._starts[number]
+      # The disk is read here: pages of this part alone.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.examples is not None:
@@ -66,35 +58,29 @@ class TokenArray:
       number += 1
     return tokens, is_target
 
-  def blocks(self, block_tokens: int = 1 << 20) -> Iterator[np.ndarray]:
-    """Yields all tokens, in order, some at a time."""
-    for shard in self._shards:
-      for start in range(0, len(shard.tokens), block_tokens):
-        yield shard.tokens[start : start + block_tokens]
-
   def spans(self, eod_id: int) -> np.ndarray:
-    """Returns where each document is, in memory: 24 bytes a document.
+    """Returns where each document is, in 24 bytes of memory for each.
 
     Returns:
-      [num_documents, 3], int64: where it begins, where its targets begin, and
-      where it ends, behind its [eod].
+      [num_documents, 3], int64: where a document begins, where its targets
+      begin, and where it ends, behind its [eod].
     """
     spans = []
     for shard, start in zip(self._shards, self._starts, strict=False):
       if shard.examples is None:
         ends = np.flatnonzero(shard.tokens == eod_id) + 1
-        begins = np.concatenate([[0], ends[:-1]])
-        parts = [begins, begins, ends]
-      else:
+        begins = targets = np.concatenate([[0], ends[:-1]])
+      else:  # a text of ids may hold [eod]
         targets, ends = shard.examples
-        parts = [np.concatenate([[0], ends[:-1]]), targets, ends]
-      spans.append(np.stack(parts, axis=1) + start)
+        begins = np.concatenate([[0], ends[:-1]])
+      spans.append(np.stack([begins, targets, ends], axis=1) + start)
     return np.concatenate(spans) if spans else np.empty([0, 3], np.int64)
 
 
 def _is_target(examples: np.ndarray, start: int, stop: int) -> np.ndarray:
-  """Says of the tokens from `start` to `stop` which belong to targets."""
   targets, ends = examples
+  # Examples that reach into start .. stop - 1: the first that ends behind
+  # `start`, to the last whose targets begin before `stop`.
   first = int(np.searchsorted(ends, start, side="right"))
   last = int(np.searchsorted(targets, stop, side="left"))
   is_target = np.zeros(stop - start, bool)

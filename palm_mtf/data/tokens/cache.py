@@ -1,12 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tokens of a run are kept: CACHE_DIR, or MODEL_DIR/tokens.
+"""The token stores of a run, in CACHE_DIR or MODEL_DIR/tokens.
 
-A source's store is named by a hash of its text (of every file's bytes, not of
-their places or times), of the vocabulary and of the settings that matter: it is
-found wherever the text has moved, and text that changes leads to a new store. A
-run compares the sizes of its files, `palm_mtf data cache --verify` every byte;
-store.py writes and reads it.
+A store is named by a hash of text, vocabulary and settings: it is found where
+the text has moved, and text that changes leads to a new one. store.py writes
+and reads a store.
 """
 
 import contextlib
@@ -41,9 +39,8 @@ def load_stores(
 ) -> list[TokenStore]:
   """Returns the tokens of every source of a run.
 
-  They are read from CACHE_DIR if they are there, and otherwise from
-  MODEL_DIR/tokens, where they are encoded if they are not there either. Logs
-  which it was.
+  From CACHE_DIR where they are there, otherwise from MODEL_DIR/tokens, encoded
+  if need be.
 
   Raises:
     UserError: there is no text, or the disk is full.
@@ -72,17 +69,15 @@ def cache_stores(
   *,
   verify: bool = False,
 ) -> list[tuple[str, TokenStore]]:
-  """Encodes what CACHE_DIR lacks; returns where each source's tokens are.
-
-  Without CACHE_DIR, MODEL_DIR/tokens is the cache.
+  """Encodes the sources that CACHE_DIR lacks; returns the path of each store.
 
   Args:
-    model_dir: MODEL_DIR.
-    data: CACHE_DIR is read.
+    model_dir: MODEL_DIR; its tokens/ is the cache where there is no CACHE_DIR.
+    data: data settings, of which CACHE_DIR is read.
     sources: sources of the run.
     vocabulary: vocabulary of the ids.
-    verify: compare every byte of what is there with its hashes; what differs
-      is encoded anew.
+    verify: whether to compare every byte with its hash, not sizes alone;
+      damaged shards are encoded anew.
 
   Raises:
     UserError: there is no text, or the disk is full.
@@ -104,11 +99,14 @@ def _named(
   vocabulary: Vocabulary,
 ) -> list[tuple[Source, str]]:
   """Returns the sources with the names of their stores."""
+  # Hashes of files are kept beside the stores; others may own CACHE_DIR.
   shared = data.cache_folder
   keep = shared if shared and os.access(shared, os.W_OK) else own
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:
     for source in sources:
+      # Bytes of the text, not places or times; the vocabulary; and, by the
+      # source's fingerprint, the settings that change its documents.
       parts = (FORMAT, source.fingerprint(digests), vocabulary.sha256)
       key = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
       named.append((source, f"{source.name}-{key}".replace("/", "_")))
@@ -126,7 +124,7 @@ def _find_or_write(
   if store := _read(path, verify):
     return store
   with _only_writer(folder):
-    # Whoever wrote meanwhile may have written this one.
+    # Another process may have written this one while we waited.
     with contextlib.suppress(DamagedShardError):
       return read_store(path, verify=verify)
     write_store(path, source, vocabulary)
@@ -142,7 +140,7 @@ def _find_or_write(
 
 
 def _read(path: str, verify: bool = False) -> TokenStore | None:
-  """Returns the store, or None when it is not there, or not whole."""
+  """Returns a store, or None where there is none or it is damaged."""
   if not os.path.isdir(path):
     return None
   try:
@@ -154,10 +152,11 @@ def _read(path: str, verify: bool = False) -> TokenStore | None:
 
 @contextlib.contextmanager
 def _only_writer(folder: str) -> Iterator[None]:
-  """Waits until no other process writes into `folder`."""
+  """Waits until no other process writes into `folder`, and holds it."""
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
-    # A file, and opened to write: what NFS can lock.
+    # NFS locks files only, and only those opened to write. The kernel releases
+    # the lock of a process that is killed.
     path = os.path.join(folder, ".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

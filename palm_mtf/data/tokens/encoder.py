@@ -2,18 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents to token ids, in order, by as many processes as there are cores.
 
-This process reads documents, cuts their text into parts of whole lines (what
-SentencePiece encodes needs some hundred bytes a character) and gathers parts
-into batches; worker processes encode the batches; this process puts the parts
-together again. A corpus of any number of files, one included, so keeps all
-cores busy. A few batches are in memory at a time, and one document.
-
-The first batches are encoded here: starting processes takes longer.
+This process reads documents, cuts them into parts and gathers parts into
+batches; worker processes encode the batches; this process joins the ids again.
+A corpus of any number of files, one included, so keeps all cores busy.
 """
 
 import collections
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -21,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,53 +25,32 @@ from palm_mtf.data.sources.document import Document, Text, cut_text
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, num_cores
 from palm_mtf.errors import UserError
 
+# Parts are whole lines where they fit: SentencePiece needs some hundred bytes
+# of memory for a character of what it encodes.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
-_DOCUMENT_CHARACTERS = 256  # so much memory a document takes beside its text
-_BATCHES_BEFORE_PROCESSES = 16
+_DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
+_BATCHES_BEFORE_PROCESSES = 16  # are encoded here: to start one takes longer
 
 _vocabulary: Vocabulary  # of a worker process
 
 
-@dataclasses.dataclass
-class EncodedDocument:
-  """A document and its token ids, without [eod].
+class EncodedDocument(NamedTuple):
+  """A document and its token ids, without [eod]."""
 
-  Attributes:
-    split: one of SPLITS.
-    document: as it was read.
-    inputs: ids of its inputs, [num_inputs], int32.
-    text: ids of its text, [num_tokens], int32.
-  """
+  split: str  # one of SPLITS
+  document: Document
+  inputs: np.ndarray  # [num_inputs], int32
+  text: np.ndarray  # [num_tokens], int32
+
+
+class _Cut(NamedTuple):
+  """A document all of whose parts are in batches."""
 
   split: str
   document: Document
-  inputs: np.ndarray
-  text: np.ndarray
-
-
-@dataclasses.dataclass
-class _Waiting:
-  """A document that is being encoded; `num_inputs` and `num_text` in parts."""
-
-  split: str
-  document: Document
-  num_inputs: int = 0
-  num_text: int | None = None  # not all of them have been cut yet
-  parts: list[np.ndarray] = dataclasses.field(default_factory=list)
-
-  def finished(self) -> EncodedDocument | None:
-    """Returns the encoded document, or None while parts are missing."""
-    if self.num_text is None:
-      return None
-    if len(self.parts) < self.num_inputs + self.num_text:
-      return None
-    return EncodedDocument(
-      self.split,
-      self.document,
-      _join(self.parts[: self.num_inputs]),
-      _join(self.parts[self.num_inputs :]),
-    )
+  num_inputs: int  # parts of its inputs, which come before those of its text
+  num_text: int
 
 
 class Encoder:
@@ -89,7 +64,7 @@ class Encoder:
 
     Args:
       vocabulary: vocabulary of the ids.
-      num_processes: worker processes; one a core by default, 0 for none.
+      num_processes: number of workers; one a core by default, 0 for none.
     """
     self._vocabulary = vocabulary
     if num_processes is None:
@@ -113,15 +88,21 @@ class Encoder:
     Raises:
       UserError: a worker process was killed.
     """
-    waiting: collections.deque[_Waiting] = collections.deque()
+    # Three queues in the order of the documents: batches being encoded (two
+    # for each process: none waits for this one, memory is bounded), ids of
+    # parts, and documents that wait for theirs.
     running: collections.deque[futures.Future] = collections.deque()
+    ids: collections.deque[np.ndarray] = collections.deque()
+    waiting: collections.deque[_Cut] = collections.deque()
     try:
       for batch in _batches(documents, waiting):
         running.append(self._submit(batch))
         if len(running) > 2 * self._num_processes:
-          yield from _hand_out(running.popleft().result(), waiting)
+          ids += running.popleft().result()
+          yield from _join(waiting, ids)
       while running:
-        yield from _hand_out(running.popleft().result(), waiting)
+        ids += running.popleft().result()
+        yield from _join(waiting, ids)
     except BrokenProcessPool:
       raise UserError(
         "a process that encodes text was killed, as happens when memory runs "
@@ -151,20 +132,19 @@ class Encoder:
 
 def _batches(
   documents: Iterable[tuple[str, Document]],
-  waiting: collections.deque[_Waiting],
+  waiting: collections.deque[_Cut],
 ) -> Iterator[list[Text]]:
-  """Yields parts to encode; enters in `waiting` whose they are."""
+  """Yields parts to encode; enters documents in `waiting` when all are cut."""
   batch: list[Text] = []
   size = 0
   for split, document in documents:
-    waiting.append(one := _Waiting(split, document))
     size += _DOCUMENT_CHARACTERS
+    num_inputs = num_text = 0
     if document.inputs is not None:
       inputs = list(_cut(document.inputs))
-      one.num_inputs = len(inputs)
+      num_inputs = len(inputs)
       batch += inputs
       size += len(document.inputs)
-    num_text = 0
     for part in _cut(document.text):
       num_text += 1
       batch.append(part)
@@ -172,7 +152,7 @@ def _batches(
       if size >= _BATCH_CHARACTERS:
         yield batch
         batch, size = [], 0
-    one.num_text = num_text
+    waiting.append(_Cut(split, document, num_inputs, num_text))
   yield batch
 
 
@@ -182,32 +162,28 @@ def _cut(text: Text) -> Iterable[Text]:
   return [text]  # an empty text has a part too
 
 
-def _hand_out(
-  encoded: list[np.ndarray], waiting: collections.deque[_Waiting]
+def _join(
+  waiting: collections.deque[_Cut], ids: collections.deque[np.ndarray]
 ) -> Iterator[EncodedDocument]:
-  """Gives each part to its document; yields the documents that are whole."""
-  parts = iter(encoded)
-  while waiting:
-    first = waiting[0]
-    while (done := first.finished()) is None:
-      part = next(parts, None)
-      if part is None:
-        return
-      first.parts.append(part)
-    waiting.popleft()
-    yield done
+  """Yields the documents whose parts are all encoded; takes their ids."""
+  while waiting and waiting[0].num_inputs + waiting[0].num_text <= len(ids):
+    split, document, num_inputs, num_text = waiting.popleft()
+    yield EncodedDocument(
+      split, document, _take(ids, num_inputs), _take(ids, num_text)
+    )
 
 
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-  if len(parts) == 1:
-    return parts[0]
+def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
+  if count == 1:
+    return ids.popleft()
+  parts = [ids.popleft() for _ in range(count)]
   return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
 def _encode(
   vocabulary: Vocabulary, batch: list[Text], num_threads: int
 ) -> list[np.ndarray]:
-  """Returns the ids of every part; those that are ids already stay."""
+  """Returns the ids of every part; parts that are ids already stay."""
   texts = [part for part in batch if isinstance(part, str)]
   ids = iter(vocabulary.encode_arrays(texts, num_threads))
   return [
@@ -225,7 +201,7 @@ def _start_worker(vocabulary_path: str) -> None:
 
 
 def _end_with_parent() -> None:
-  """Ends this worker when its parent was killed, which nothing else tells."""
+  # Nothing else tells a worker that its parent was killed.
   multiprocessing.parent_process().join()
   os._exit(1)
 

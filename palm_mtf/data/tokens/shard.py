@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One shard of a token store: written, checked, mapped.
 
-store.py lists a shard's files. Its .json is written last, so that a shard
-without one is not there, whatever else a writer left that was stopped.
+store.py lists the files of a shard.
 """
 
 import array
@@ -26,36 +25,26 @@ _CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
-  """A shard does not agree with its .json; the message says where."""
+  """A file that does not agree with its shard's .json; named in the message."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-  """What one split holds; counts of two shards can be added.
+  """Counts of one split of a shard, or by addition of many."""
 
-  Attributes:
-    num_documents: documents, as often as they are repeated.
-    num_tokens: tokens, with an [eod] for each document.
-    num_target_tokens: those that are learnt: all but inputs.
-    num_bytes: size of the text in UTF-8, inputs and all.
-    num_target_bytes: size of what is learnt.
-    longest_document_tokens: length of the longest, with its [eod].
-  """
-
-  num_documents: int = 0
-  num_tokens: int = 0
-  num_target_tokens: int = 0
-  num_bytes: int = 0
-  num_target_bytes: int = 0
-  longest_document_tokens: int = 0
+  num_documents: int = 0  # repeats included
+  num_tokens: int = 0  # an [eod] for each document included
+  num_target_tokens: int = 0  # learnt: all but inputs
+  num_bytes: int = 0  # of the text in UTF-8, inputs included
+  num_target_bytes: int = 0  # of what is learnt
+  longest_document_tokens: int = 0  # its [eod] included
 
   def __add__(self, other: "Counts") -> "Counts":
-    ours, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
-    *sums, _ = (a + b for a, b in zip(ours, theirs, strict=True))
-    return Counts(
-      **dict(zip(dataclasses.asdict(self), sums, strict=False)),
-      longest_document_tokens=max(ours[-1], theirs[-1]),
+    counts = {x: getattr(self, x) + getattr(other, x) for x in _COUNTS}
+    counts["longest_document_tokens"] = max(
+      self.longest_document_tokens, other.longest_document_tokens
     )
+    return Counts(**counts)
 
 
 _COUNTS = [field.name for field in dataclasses.fields(Counts)]
@@ -63,44 +52,37 @@ _COUNTS = [field.name for field in dataclasses.fields(Counts)]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardSummary:
-  """What a shard's .json says.
+  """The content of a shard's .json."""
 
-  Attributes:
-    num_read: documents of the source that went into it, or were left out.
-    lowest_rank: lowest rank of these documents.
-    counts: counts of each split.
-    blake2b: hash of each file, by its name.
-  """
-
-  num_read: int
-  lowest_rank: float
-  counts: dict[str, Counts]
-  blake2b: dict[str, str]
+  num_read: int  # documents of the source, also those of weight 0
+  lowest_rank: float  # of these documents
+  counts: dict[str, Counts]  # by split
+  blake2b: dict[str, str]  # hash of each file, by its name
 
   @classmethod
   def from_json(cls, content: dict) -> "ShardSummary":
-    """Reads what `dataclasses.asdict` gave."""
+    """Returns the summary whose `dataclasses.asdict` is `content`."""
     counts = {split: Counts(**content["counts"][split]) for split in SPLITS}
     return cls(**{**content, "counts": counts})
 
 
 class _SplitWriter:
-  """Gathers the documents of one split of a shard."""
+  """The documents of one split of a shard, gathered in memory."""
 
   def __init__(self, dtype: str, eod_id: int, has_inputs: bool):
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # Where targets begin and end, in turns; arrays take little memory.
+    # Where targets begin and end, in turns, 16 bytes an example.
     self._examples = array.array("q") if has_inputs else None
-    self._counts = dict.fromkeys(_COUNTS, 0)
+    self.counts = dict.fromkeys(_COUNTS, 0)
 
   def add(self, encoded: EncodedDocument) -> None:
     """Appends one document and its [eod]."""
     for ids in (encoded.inputs, encoded.text):
       self._tokens += ids.astype(self._dtype).tobytes()
     self._tokens += self._eod
-    counts, document = self._counts, encoded.document
+    counts, document = self.counts, encoded.document
     num_target_tokens = len(encoded.text) + 1
     num_tokens = len(encoded.inputs) + num_target_tokens
     counts["num_documents"] += 1
@@ -115,12 +97,8 @@ class _SplitWriter:
       end = counts["num_tokens"]
       self._examples.extend((end - num_target_tokens, end))
 
-  def counts(self) -> Counts:
-    """Returns what was gathered, counted."""
-    return Counts(**self._counts)
-
   def write(self, folder: str, name: str) -> list[str]:
-    """Writes what was gathered; returns the names of the files."""
+    """Writes the arrays; returns the names of their files."""
     arrays = {f"{name}.npy": np.frombuffer(self._tokens, self._dtype)}
     if self._examples is not None:
       examples = np.array(self._examples, np.int64).reshape(-1, 2)
@@ -139,16 +117,17 @@ def write_shard(
   eod_id: int,
   has_inputs: bool,
 ) -> ShardSummary:
-  """Writes `documents` as shard `number`; without any, nothing is written."""
+  """Writes documents as shard `number`; without any, nothing is written."""
   writers = {s: _SplitWriter(dtype, eod_id, has_inputs) for s in SPLITS}
   num_read, lowest_rank = 0, 1.0
   for encoded in documents:
     num_read += 1
     lowest_rank = min(lowest_rank, encoded.document.rank)
     repeats = num_repeats(encoded.document)
+    # Repeats are for learning: held-out text is measured once.
     for _ in range(repeats if encoded.split == TRAIN else min(repeats, 1)):
       writers[encoded.split].add(encoded)
-  counts = {split: writer.counts() for split, writer in writers.items()}
+  counts = {split: Counts(**x.counts) for split, x in writers.items()}
   files = []
   if num_read:
     for split, writer in writers.items():
@@ -160,6 +139,8 @@ def write_shard(
     blake2b={file: hash_file(os.path.join(folder, file)) for file in files},
   )
   if num_read:
+    # Last: a shard without .json is not there, whatever else a writer left
+    # that was killed.
     write_sealed_json(
       _summary_path(folder, number), dataclasses.asdict(summary)
     )
@@ -172,7 +153,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
   Args:
     folder: folder of the store.
     number: number of the shard.
-    reads: compare every byte with the hashes, not the sizes alone.
+    reads: whether to compare every byte with the hashes, not sizes alone.
 
   Raises:
     DamagedShardError: a file is missing, cut short or changed.
@@ -192,11 +173,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
 
 def _num_bytes(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns how large a file of a shard is, by its header and the counts.
-
-  Raises:
-    DamagedShardError: it has no header, or one of another array.
-  """
+  """Returns the size that header and counts give a file of a shard."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".examples.npy"):
@@ -213,12 +190,12 @@ def _num_bytes(name: str, summary: ShardSummary, path: str) -> int:
 
 
 def write_sealed_json(path: str, content: dict) -> None:
-  """Writes a JSON file with a hash of what it says."""
+  """Writes a JSON file with a hash of its content."""
   write_atomically(path, json.dumps(sealed(content, _SEAL), indent=1).encode())
 
 
 def read_sealed_json(path: str) -> dict:
-  """Returns what `write_sealed_json` wrote.
+  """Returns the content of a file of `write_sealed_json`.
 
   Raises:
     DamagedShardError: the file is missing, cut short or changed.
@@ -248,7 +225,7 @@ def _map(path: str) -> np.ndarray:
 
 
 def _save(path: str, values: np.ndarray) -> None:
-  # np.save says neither that a disk is full nor which.
+  # np.save hides the errno of a full disk.
   header = np.lib.format.header_data_from_array_1_0(values)
   with open(path, "wb") as file:
     np.lib.format.write_array_header_1_0(file, header)

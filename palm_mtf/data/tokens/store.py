@@ -4,23 +4,19 @@
 
   train-00000.npy            documents, joined, [eod] after each: uint16, or
                              uint32 for more than 65,536 pieces
-  train-00000.examples.npy   of examples only: see token_array.Shard
-  validation-00000.npy ...   what the same stretch of documents held out
+  train-00000.examples.npy   for examples only: see Shard in array.py
+  validation-00000.npy ...   held-out documents of the same stretch
   shard-00000.json           counts and hashes of these files
   manifest.json              written last: the store is whole
 
-A store grows shard by shard in a folder "....partial" and gets its name when it
-is whole, so that writing that was stopped goes on behind the last whole shard.
-A shard that does not agree with its .json is damaged; it alone is made anew.
-Reading maps the arrays: memory does not grow with them. cache.py decides
-which store a run uses, shard.py writes and reads one shard.
+cache.py decides which store a run uses; shard.py writes and reads one shard.
 """
 
 import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from palm_mtf.console import progress_bar
@@ -40,71 +36,36 @@ from palm_mtf.data.tokens.shard import (
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, num_cores
 from palm_mtf.model_dir.atomic_files import writing
 
-# Of the folder, of the ids in it and of where its shards begin, on which
-# mending relies; a part of a store's name.
+# Version of the files, of their ids and of where shards begin, which mending
+# relies on; a part of the name of a store.
 FORMAT = 2
 
-SHARD_BYTES = 64 << 20  # of text: what is encoded again after a stop
+SHARD_BYTES = 64 << 20  # text of a shard: at most so much is encoded twice
 _MANIFEST = "manifest.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """The documents of one split, and what they count."""
+  """The documents of one split and their counts."""
 
   tokens: TokenArray
   counts: Counts
 
   @property
   def bytes_per_token(self) -> float:
-    """Bytes of text for one learnt token; loss / (this * log 2) = bits/byte."""
+    """Bytes of text per learnt token; loss / (this * log 2) = bits/byte."""
     counts = self.counts
     return counts.num_target_bytes / max(1, counts.num_target_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
-  """The splits of one source in one vocabulary.
-
-  Attributes:
-    train: what the model learns.
-    validation: what is held out.
-    lowest_rank: lowest rank of any document: a VALIDATION_SHARE above it holds
-    one out.
-    fingerprint: a hash of every token: the same for the same batches.
-  """
+  """The tokens of one source in one vocabulary."""
 
   train: Split
   validation: Split
-  lowest_rank: float
-  fingerprint: str
-
-
-class _Stretches:
-  """Reads documents in order, about SHARD_BYTES of text at a time."""
-
-  def __init__(self, documents: Iterator[tuple[str, Document]], advance):
-    self._documents = documents
-    self._advance = advance
-
-  def skip(self, num_documents: int) -> None:
-    """Passes over documents that an earlier writer has encoded."""
-    for _, document in itertools.islice(self._documents, num_documents):
-      self._advance(document.num_bytes)
-
-  def next(self, max_bytes: int) -> Iterator[tuple[str, Document]]:
-    """Yields documents up to the first with which `max_bytes` is reached.
-
-    A document counts as often as it is repeated: a shard is made in memory.
-    """
-    stretch_bytes = 0
-    for split, document in self._documents:
-      num_bytes = document.num_bytes
-      self._advance(num_bytes)
-      yield split, document
-      stretch_bytes += int(num_bytes * max(1.0, document.weight))
-      if stretch_bytes >= max_bytes:
-        return
+  lowest_rank: float  # of any document: a VALIDATION_SHARE above holds one out
+  fingerprint: str  # hash of every token: the same for the same batches
 
 
 def write_store(
@@ -115,15 +76,13 @@ def write_store(
   num_processes: int | None = None,
   shard_bytes: int = SHARD_BYTES,
 ) -> None:
-  """Encodes every document of `source` into a store at `folder`.
-
-  What an earlier, stopped writer left is used; a damaged store is mended.
+  """Encodes every document of a source into a store, or mends the store.
 
   Args:
     folder: folder of the store.
     source: source of the documents.
     vocabulary: vocabulary of the ids.
-    num_processes: processes that encode; one a core by default.
+    num_processes: number of processes that encode; one a core by default.
     shard_bytes: bytes of text in one shard.
 
   Raises:
@@ -131,27 +90,32 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # A token has at least one byte of text, but for the [eod] of a document.
+  # For the message of a full disk: a token has at least one byte of text, but
+  # for the [eod] of a document.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   with (
     writing(folder, needed),
     Encoder(vocabulary, num_processes) as encoder,
     progress_bar(f"Encoding {source.name}", source.num_bytes) as advance,
   ):
+    # A store grows in a folder of another name, shard by shard. One that was
+    # there is damaged: its whole shards stay, others are made anew. A writer
+    # that was stopped is followed by one that finds its whole shards.
     if os.path.isdir(folder):
       os.rename(folder, partial)
     os.makedirs(partial, exist_ok=True)
-    stretches = _Stretches(source.documents(), advance)
+    documents = _advancing(source.documents(), advance)
     shards: list[ShardSummary] = []
     for number in itertools.count():
       try:
         shard = check_shard(partial, number, reads=True)
-        stretches.skip(shard.num_read)
+        for _ in itertools.islice(documents, shard.num_read):
+          pass
       except DamagedShardError:
         shard = write_shard(
           partial,
           number,
-          encoder.encode(stretches.next(shard_bytes)),
+          encoder.encode(_stretch(documents, shard_bytes)),
           dtype=dtype,
           eod_id=vocabulary.eod_id,
           has_inputs=source.has_inputs,
@@ -164,12 +128,33 @@ def write_store(
     os.rename(partial, folder)
 
 
+def _advancing(
+  documents: Iterable[tuple[str, Document]], advance: Callable[[int], None]
+) -> Iterator[tuple[str, Document]]:
+  for split, document in documents:
+    advance(document.num_bytes)
+    yield split, document
+
+
+def _stretch(
+  documents: Iterator[tuple[str, Document]], max_bytes: int
+) -> Iterator[tuple[str, Document]]:
+  """Yields documents up to the first with which `max_bytes` is reached."""
+  num_bytes = 0
+  for split, document in documents:
+    yield split, document
+    # With its repeats: a shard is made in memory.
+    num_bytes += int(document.num_bytes * max(1.0, document.weight))
+    if num_bytes >= max_bytes:
+      return
+
+
 def read_store(folder: str, *, verify: bool = False) -> TokenStore:
-  """Maps a store after comparing its files with what its shards say.
+  """Maps a store after comparing its files with their sizes or hashes.
 
   Args:
     folder: folder of the store.
-    verify: read every byte and compare hashes, not sizes alone.
+    verify: whether to compare the hash of every byte, not sizes alone.
 
   Raises:
     DamagedShardError: a file is missing, cut short or changed.

@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a vocabulary is made of, what it loses, and how well it fits a text.
-
-Losses are found by trying, not by reading the model's settings, so that they
-are found in a foreign model of any make.
-"""
+"""Pieces of a vocabulary by kind, texts that it loses, its fit to texts."""
 
 import dataclasses
 import itertools
@@ -16,10 +12,12 @@ from palm_mtf.data.sources.document import cut_text
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
 
 _BATCH_CHARACTERS = 1 << 20
-_PART_CHARACTERS = 1 << 16  # as documents are cut for training
-_CONTEXT = 10
+_PART_CHARACTERS = 1 << 16
+_NUM_LONGEST = 5
+_CONTEXT = 10  # characters before and behind a difference
 
-# What decode(encode(text)) may change, and a text that shows it.
+# {what decode(encode(text)) may change: a text that shows it}. Losses are found
+# by trying, not by settings of the model, and so in a model of any make.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -35,37 +33,26 @@ _PROBES = {
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-  """The pieces of a vocabulary by kind.
+  """Numbers of pieces of a vocabulary by kind."""
 
-  Attributes:
-    control: which no text makes: padding, end of document, unknown.
-    byte: one a byte, for characters without a piece.
-    digit: one decimal digit of any script.
-    joined_digits: longer pieces that hold a digit; PaLM has none.
-    white_space: runs of two or more spaces, tabs and line ends.
-    other: all others that were learnt.
-    longest: the longest of those, longest first.
-    first_joined_digits: the first of joined_digits, or "".
-  """
-
-  control: int
-  byte: int
-  digit: int
-  joined_digits: int
-  white_space: int
-  other: int
-  longest: list[str]
-  first_joined_digits: str
+  control: int  # no text makes them: padding, end of document, unknown
+  byte: int  # one a byte, for characters without a piece
+  digit: int  # one decimal digit of any script
+  joined_digits: int  # longer pieces that hold a digit; PaLM has none
+  white_space: int  # runs of two or more spaces, tabs and line ends
+  other: int  # all others that were learnt
+  longest: list[str]  # of `other`, longest first
+  first_joined_digits: str  # "" if there is none
 
 
-def count_pieces(vocabulary: Vocabulary, num_longest: int = 5) -> Pieces:
+def count_pieces(vocabulary: Vocabulary) -> Pieces:
   """Returns the pieces by kind."""
   kinds = {"control": [], "byte": [], "digit": [], "joined_digits": []}
   kinds |= {"white_space": [], "other": []}
   for i in range(vocabulary.size):
     piece = vocabulary.piece(i)
     kinds[_kind(vocabulary, i, piece)].append(piece)
-  longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:num_longest]
+  longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:_NUM_LONGEST]
   joined = kinds["joined_digits"]
   return Pieces(
     **{kind: len(pieces) for kind, pieces in kinds.items()},
@@ -75,7 +62,7 @@ def count_pieces(vocabulary: Vocabulary, num_longest: int = 5) -> Pieces:
 
 
 def find_losses(vocabulary: Vocabulary) -> list[str]:
-  """Returns what decode(encode(text)) changes; nothing, if lossless."""
+  """Returns what decode(encode(text)) changes; nothing where lossless."""
   return [
     name
     for name, text in _PROBES.items()
@@ -84,32 +71,24 @@ def find_losses(vocabulary: Vocabulary) -> list[str]:
 
 
 class Fit:
-  """How a vocabulary fits some texts.
-
-  Attributes:
-    num_documents: number of texts.
-    num_bytes: their size in UTF-8.
-    counts: [size], int64: how often each id was made.
-    num_changed: texts that decode(encode(text)) changes.
-    first_change: what became of the first of them, or "".
-  """
+  """How a vocabulary fits some texts."""
 
   def __init__(self, vocabulary: Vocabulary):
     self._vocabulary = vocabulary
     self.num_documents = 0
-    self.num_bytes = 0
-    self.counts = np.zeros(vocabulary.size, np.int64)
-    self.num_changed = 0
-    self.first_change = ""
+    self.num_bytes = 0  # of the texts in UTF-8
+    self.counts = np.zeros(vocabulary.size, np.int64)  # tokens of each id
+    self.num_changed = 0  # texts that decode(encode(text)) changes
+    self.first_change = ""  # in the first of them
 
   @property
   def num_tokens(self) -> int:
-    """Tokens in all texts, without [eod]."""
+    """Number of tokens in all texts, without [eod]."""
     return int(self.counts.sum())
 
   @property
   def num_used(self) -> int:
-    """Pieces that some text makes."""
+    """Number of pieces that some text makes."""
     return int((self.counts > 0).sum())
 
   @property
@@ -120,16 +99,18 @@ class Fit:
 
   @property
   def tokens_per_byte(self) -> float:
-    """Tokens for a byte of text."""
+    """Tokens per byte of text."""
     return self.num_tokens / max(1, self.num_bytes)
 
   @property
   def bytes_per_token(self) -> float:
-    """Bytes of text for a token."""
+    """Bytes of text per token."""
     return self.num_bytes / max(1, self.num_tokens)
 
   def add(self, texts: list[str]) -> None:
-    """Encodes and decodes texts, and counts."""
+    """Counts texts and their tokens, encoded and decoded."""
+    # In parts, as documents are cut for training; a text's parts, decoded and
+    # joined, have to be the text.
     parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
     encoded = self._vocabulary.encode_batch([x for each in parts for x in each])
     ids = np.fromiter(itertools.chain(*encoded), np.int64)
@@ -147,7 +128,7 @@ class Fit:
 
 
 def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
-  """Returns how `vocabulary` fits texts; a few are in memory at a time."""
+  """Returns how a vocabulary fits texts; a few are in memory at a time."""
   fit = Fit(vocabulary)
   for batch in _batches(texts):
     fit.add(batch)
@@ -179,11 +160,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _first_difference(before: str, after: str) -> str:
-  """Says where two texts first differ."""
-  pairs = zip(before, after, strict=False)
-  same = next(
-    (i for i, (x, y) in enumerate(pairs) if x != y),
-    min(len(before), len(after)),
-  )
+  pairs = enumerate(itertools.zip_longest(before, after))
+  same = next(i for i, (x, y) in pairs if x != y)
   shown = slice(max(0, same - _CONTEXT), same + _CONTEXT)
   return f"{before[shown]!r} becomes {after[shown]!r}"

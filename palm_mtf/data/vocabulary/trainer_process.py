@@ -1,25 +1,25 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs SentencePiece's trainer in a process of its own.
+"""SentencePiece's trainer in a process of its own.
 
-Only its log on stderr says how far it is, and while it works no Ctrl-C would
-end the process that it works in.
+There a native abort or a lack of memory ends the trainer alone, its log can be
+followed, and an interrupt does not wait for native code.
 """
 
 import collections
+import contextlib
 import pickle
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 from palm_mtf.errors import UserError
 
 # Imports nothing of palm_mtf, which need not be on this process's path.
 _PROGRAM = """
-import io, pickle, signal, sys
+import io, os, pickle, signal, sys
 import sentencepiece
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
 sentences, settings = pickle.load(sys.stdin.buffer)
@@ -31,15 +31,16 @@ try:
   result = model.getvalue()
 except RuntimeError as error:
   result = str(error)
+os.close(2)  # the caller reads the log to its end, then the result
 pickle.dump(result, sys.stdout.buffer)
 """
 _LAST_LINES = 5
-# SentencePiece 0.2.3 and those before it.
+# A line of the log for every hundred merges, by SentencePiece 0.2.3 or older.
 _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
 class RefusedError(Exception):
-  """SentencePiece refuses the text or the settings; with its own message."""
+  """A refusal of the text or the settings, in SentencePiece's own words."""
 
 
 def train_sentencepiece(
@@ -51,39 +52,36 @@ def train_sentencepiece(
   """Returns the model that SentencePiece learns from `sentences`.
 
   Args:
-    sentences: the training text.
+    sentences: training text.
     settings: settings of SentencePieceTrainer.
-    on_progress: told now and then how many merges were added.
+    on_progress: called now and then with the number of merges since.
 
   Raises:
     RefusedError: the text does not fit the settings.
     UserError: the process was killed, which memory is most often the cause of.
   """
-  process = subprocess.Popen(
+  with subprocess.Popen(
     [sys.executable, "-c", _PROGRAM],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
-  )
-  last_lines = collections.deque(maxlen=_LAST_LINES)
-  log = threading.Thread(
-    target=_follow, args=(process.stderr, on_progress, last_lines)
-  )
-  log.start()
-  try:
+  ) as process:
     try:
-      with process.stdin:
+      # One pipe at a time is in use, so that none fills up and blocks: the
+      # process reads all of its input, writes its log, and then its result.
+      with contextlib.suppress(BrokenPipeError), process.stdin:
         pickle.dump((sentences, dict(settings)), process.stdin)
-    except BrokenPipeError:
-      pass  # its end says why
-    with process.stdout:
+      last_lines, merges = collections.deque(maxlen=_LAST_LINES), 0
+      for line in process.stderr:
+        last_lines.append(line)
+        if count := _MERGES.search(line):
+          on_progress(int(count[1]) - merges)
+          merges = int(count[1])
       output = process.stdout.read()
-    process.wait()
-  finally:
-    process.kill()
-    process.wait()
-    log.join()
-    process.stderr.close()
+      process.wait()
+    finally:
+      process.kill()  # after an interrupt; otherwise it has ended
+      process.wait()
   if process.returncode < 0:
     raise UserError(
       "the training of the vocabulary was killed (signal "
@@ -97,17 +95,3 @@ def train_sentencepiece(
   if isinstance(result, str):
     raise RefusedError(result.strip())
   return result
-
-
-def _follow(
-  log: BinaryIO,
-  on_progress: Callable[[int], None],
-  last_lines: collections.deque,
-) -> None:
-  """Reads the log to its end."""
-  done = 0
-  for line in log:
-    last_lines.append(line)
-    if count := _MERGES.search(line):
-      on_progress(int(count[1]) - done)
-      done = int(count[1])

@@ -1,16 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a SentencePiece vocabulary on a bounded sample of the documents.
+"""Training of a SentencePiece vocabulary on a bounded sample of the documents.
 
-SentencePiece needs its training text in memory, and soon gains nothing from
-more of it. So the documents are cut into chunks, and those with the smallest
-hashes are kept, as many as fit: a sample that is spread over all documents,
-needs bounded memory and one pass, and does not depend on their order. The same
-documents give the same model, byte for byte.
-
-The pieces are merged pairs ("bpe"), because on source code they beat
-SentencePiece's other kind, "unigram": more bytes per token, and training in a
-second instead of half a minute. PaLM does not say which kind it used. The ids
+The same documents, in any order, give the same model, byte for byte. The ids
 are listed in vocabulary.py.
 """
 
@@ -41,6 +33,9 @@ _CHUNK_CHARACTERS = 4096
 # first as a space. Digits stand alone: it keeps apart those of ASCII only.
 _CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
 _SETTINGS = {
+  # On source code merged pairs beat the other kind, "unigram": more bytes per
+  # token, and training in a second instead of half a minute. PaLM does not say
+  # which kind it used.
   "model_type": "bpe",
   # Lossless (PaLM 2): no normalization, all white space, bytes for rare
   # characters, single digits.
@@ -64,7 +59,7 @@ _SETTINGS = {
 def train_vocabulary(
   documents: Iterable[str], vocab_size: int, *, path: str
 ) -> None:
-  """Writes to `path` a vocabulary of `vocab_size` pieces learnt from texts.
+  """Writes a vocabulary of `vocab_size` pieces, learnt from texts, to `path`.
 
   Raises:
     UserError: as `learn_model`, or `path` cannot be written.
@@ -74,7 +69,7 @@ def train_vocabulary(
 
 
 def training_sample(documents: Iterable[str], vocab_size: int) -> list[str]:
-  """Returns the part of the texts that `vocab_size` pieces are learnt from."""
+  """Returns the sample of the texts that `vocab_size` pieces come from."""
   return sample_text(
     documents,
     min(
@@ -92,7 +87,7 @@ def learn_model(
   Args:
     sample: the training text.
     vocab_size: number of pieces.
-    size_setting: what the user calls it, for the messages.
+    size_setting: setting that gives the number, for messages.
 
   Raises:
     UserError: there is no text, or too little or too varied for `vocab_size`.
@@ -118,11 +113,9 @@ def learn_model(
 
 
 def list_pieces(model: bytes) -> str:
-  """Returns the pieces and scores of a model, for people.
-
-  A line is a piece, a tab and its score, as SentencePiece writes it, but what
-  would break the line, and the backslash, are written as in Python.
-  """
+  """Returns the pieces of a model for people: "piece<tab>score" a line."""
+  # As SentencePiece's own .vocab file, but characters that would break the
+  # line, and the backslash, are escaped as in Python.
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   return "".join(
     f"{_printable(processor.IdToPiece(i))}\t{processor.GetScore(i):g}\n"
@@ -131,11 +124,10 @@ def list_pieces(model: bytes) -> str:
 
 
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
-  """Returns chunks of the documents that hold `max_characters` at most.
-
-  The chunks are those of smallest hash, in the order of their hashes: they are
-  the same in whichever order the documents come.
-  """
+  """Returns chunks of the documents, `max_characters` at most in all."""
+  # SentencePiece needs its training text in memory, and soon gains nothing
+  # from more of it. The chunks with the smallest hashes are a sample spread
+  # over all documents, the same in any order of them, in one pass.
   kept = []  # a heap of (-hash, chunk): the largest hash comes first
   num_characters = 0
   limit = 1 << 64  # chunks from this hash on do not fit
@@ -162,7 +154,6 @@ def _printable(piece: str) -> str:
 
 
 def _explain_refusal(setting: str, vocab_size: int, message: str) -> str:
-  """Returns the one line that says what SentencePiece's refusal asks for."""
   what = f"{setting} = {vocab_size}"
   if at_most := re.search(r"set it to a value <= (\d+)", message):
     return (

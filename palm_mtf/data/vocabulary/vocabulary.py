@@ -2,22 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The SentencePiece vocabulary: text to token ids and back, without loss.
 
-As in PaLM 2, every character of the text survives: nothing is normalized, all
-white space is kept, a character without a piece becomes one token per UTF-8
-byte, and every digit is a token of its own (of another script than ASCII's,
-where the text was too little to learn it, one a byte). The ids:
+As in PaLM 2, nothing is normalized, all white space is kept, characters without
+a piece become one token per UTF-8 byte, and every digit is a token of its own
+(rare digits of other scripts: a token per byte). The ids:
 
   0           <pad>   shifted in at the start of every sequence
   1           [eod]   end of document; a text that says "[eod]" has other ids
   2           <unk>   never made: byte pieces take its place
   3 .. 258    <0x00> .. <0xFF>
   259 ..      learnt pieces, among them the digits and runs of white space
-
-SentencePiece writes a space as U+2581 inside its pieces and turns U+2581 into
-a space when it decodes. A U+2581 of the text itself is therefore encoded as
-its three byte pieces, which decode to it. Half a surrogate pair is no Unicode
-text and cannot be encoded. training.py makes the model,
-report.py describes it.
 """
 
 import hashlib
@@ -38,27 +31,19 @@ from palm_mtf.model_dir.layout import ModelDir
 
 _logger = logging.getLogger(__name__)
 
-SPACE_MARK = "\u2581"
+SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
 
 
 class Vocabulary:
-  """A SentencePiece model, ours or a foreign one.
-
-  Attributes:
-    path: where the model file is.
-    size: number of pieces; ids are below it.
-    eod_id: id of the end of a document.
-    is_byte: [size], bool: which ids are byte pieces.
-    sha256: hash of the model file, in hexadecimal.
-  """
+  """A SentencePiece model, ours or a foreign one."""
 
   def __init__(self, path: str, *, setting: str = "VOCABULARY"):
     """Reads a model.
 
     Args:
-      path: the model file.
-      setting: what the user calls it, for the messages.
+      path: path of the model file.
+      setting: setting that gives it, for messages.
 
     Raises:
       UserError: there is no such file, or it is no model that can be used.
@@ -66,7 +51,7 @@ class Vocabulary:
     what = f"{setting} = {path!r}"
     model = _read_model(path, what)
     self.path = path
-    self.sha256 = hashlib.sha256(model).hexdigest()
+    self.sha256 = hashlib.sha256(model).hexdigest()  # of the file
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
       self._processor.LoadFromSerializedProto(model)
@@ -74,14 +59,14 @@ class Vocabulary:
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
-    self.size = self._processor.GetPieceSize()
+    self.size = self._processor.GetPieceSize()  # ids are 0 .. size - 1
     self.eod_id = self._processor.eos_id()
     if self.eod_id < 0:
       raise UserError(
         f"{what}: has no end-of-sentence piece, which marks the end of a "
         f"document; give a model with an eos id, {_TRAIN_ONE}."
       )
-    self.is_byte = np.array(
+    self.is_byte = np.array(  # [size], bool
       [self._processor.IsByte(i) for i in range(self.size)]
     )
     if not self.is_byte.any():
@@ -89,12 +74,9 @@ class Vocabulary:
         f"{what}: has no byte pieces, so that characters would be lost; give a "
         f"model trained with byte_fallback, {_TRAIN_ONE}."
       )
+    mark_bytes = [f"<0x{byte:02X}>" for byte in SPACE_MARK.encode()]
     self._space_mark_ids = np.array(
-      [
-        self._processor.PieceToId(f"<0x{byte:02X}>")
-        for byte in SPACE_MARK.encode()
-      ],
-      np.int32,
+      list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
 
   def piece(self, i: int) -> str:
@@ -122,14 +104,14 @@ class Vocabulary:
       )
 
   def encode(self, text: str) -> list[int]:
-    """Returns the ids of `text`, without [eod]."""
+    """Returns the ids of a text, without [eod]."""
     return self.encode_batch([text])[0]
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
     """Returns the ids of every text, encoded on all cores.
 
     Raises:
-      UserError: half a surrogate pair, which is no Unicode text.
+      UserError: a text holds half a surrogate pair, which is no Unicode.
     """
     return [ids.tolist() for ids in self.encode_arrays(texts, num_cores())]
 
@@ -141,6 +123,8 @@ class Vocabulary:
     Raises:
       UserError: as `encode_batch`.
     """
+    # SentencePiece would decode U+2581 as a space. A U+2581 of the text is
+    # encoded apart, as its three byte pieces, which decode to it.
     segments = [text.split(SPACE_MARK) for text in texts]
     flat = [segment for split in segments for segment in split]
     try:
@@ -158,30 +142,25 @@ class Vocabulary:
     return batch
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of `ids`.
+    """Returns the text of `ids`; <pad> and [eod] have none.
 
-    <pad> and [eod] have no text. An embedding may have more rows than the
-    vocabulary has pieces: the ids of those rows read as <unk>. Bytes that are
-    no UTF-8 read as U+FFFD.
+    Bytes that are no UTF-8 become U+FFFD.
     """
+    # An embedding may have more rows than the vocabulary has pieces.
     unknown = self._processor.unk_id()
     return self._processor.Decode(
       [int(i) if i < self.size else unknown for i in ids]
     )
 
   def byte_share(self, ids: Sequence[int]) -> float:
-    """Returns which share of `ids` are byte pieces."""
+    """Returns the share of byte pieces in `ids`."""
     return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
 
 
 def load_vocabulary(
   model_dir: str, data: DataConfig, *, vocab_size: int
 ) -> Vocabulary:
-  """Returns the vocabulary of a run, trained when it has none.
-
-  That is VOCABULARY or, when that is None, MODEL_DIR/vocabulary.model, which
-  is trained on the training documents the first time and kept as it is from
-  then on: checkpoints depend on it.
+  """Returns VOCABULARY, or where it is None MODEL_DIR/vocabulary.model.
 
   Raises:
     UserError: the file is no fitting model, has more than `vocab_size` pieces,
@@ -190,6 +169,8 @@ def load_vocabulary(
   path = data.vocabulary
   if path is None:
     path = ModelDir(model_dir).vocabulary
+    # Trained the first time; kept as it is from then on, whatever becomes of
+    # text and VOCAB_SIZE: checkpoints depend on it.
     if not os.path.exists(path):
       sources = open_sources(data)
       for source in sources:
@@ -202,7 +183,7 @@ def load_vocabulary(
 
 
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields every text of the training documents, inputs of examples too."""
+  """Yields every text of the training documents, inputs included."""
   for source in sources:
     with progress_bar(f"Reading {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
@@ -229,7 +210,6 @@ def _read_model(path: str, what: str) -> bytes:
 
 
 def _explain_no_text(texts: Iterable[str]) -> str:
-  """Says what of `texts` cannot be encoded as UTF-8."""
   for text in texts:
     try:
       text.encode()
@@ -242,8 +222,5 @@ def _explain_no_text(texts: Iterable[str]) -> str:
 
 
 def num_cores() -> int:
-  """Returns how many cores this process may use."""
-  try:
-    return len(os.sched_getaffinity(0))
-  except AttributeError:  # not on macOS
-    return os.cpu_count() or 1
+  """Returns the number of cores that this process may use."""
+  return len(os.sched_getaffinity(0))

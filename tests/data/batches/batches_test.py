@@ -19,7 +19,7 @@ from palm_mtf.data.batches.batches import (
   validation_batches,
 )
 from palm_mtf.data.batches.packing import JoinedRows, WholeRows
-from palm_mtf.data.batches.shuffle import permute
+from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.tokens import encoder
 from palm_mtf.data.tokens.array import Shard, TokenArray
@@ -216,7 +216,7 @@ def test_a_step_far_away_is_what_counting_there_would_give():
     epoch, index = divmod(far * size + i, 100)
     key = f"seed 0 source source epoch {epoch}"
     assert place.epoch == epoch
-    assert place.row == 100 * epoch + permute(np.array([index]), 100, key)[0]
+    assert place.row == 100 * epoch + shuffle(np.array([index]), 100, key)[0]
 
 
 @pytest.mark.parametrize("make", [batches, mixed])
@@ -225,10 +225,10 @@ def test_a_step_far_away_costs_no_more_than_the_first(make, monkeypatch):
 
   def counted(index, size, key):
     work.append(index.size)
-    return permute(index, size, key)
+    return shuffle(index, size, key)
 
   for module in (batches_module, mixture):
-    monkeypatch.setattr(module, "permute", counted)
+    monkeypatch.setattr(module, "shuffle", counted)
   costs = []
   for step in (0, 10**9):
     work.clear()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from palm_mtf.data.batches import packing as rows_module
+from palm_mtf.data.batches import packing as packing_module
 from palm_mtf.data.batches.packing import JoinedRows, WholeRows, positions
-from palm_mtf.data.batches.shuffle import permute
+from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import Shard, TokenArray
 from tests.data.small_sources import EOD, examples, repeatable, token_array
 
@@ -28,7 +28,7 @@ def whole(tokens, length, *, packed, seed=0):
 def written_example() -> dict[str, dict[str, list[list[str]]]]:
   """Returns the docstring's figure: packing -> feature -> rows of symbols."""
   figure, packing = {}, None
-  for line in rows_module.__doc__.splitlines():
+  for line in packing_module.__doc__.splitlines():
     line = line.replace("(the next epoch)", "")
     found = re.match(rf"  (\w*) +({'|'.join(_FEATURES)})  +(.*)", line)
     if found:
@@ -50,7 +50,7 @@ def in_written_order() -> int:
   return next(
     seed
     for seed in range(1000)
-    if (permute(three, 3, f"seed {seed} packing") == three).all()
+    if (shuffle(three, 3, f"seed {seed} packing") == three).all()
   )
 
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from palm_mtf.data.batches.shuffle import permute
+from palm_mtf.data.batches.shuffle import shuffle
 
 
-def shuffle(size, key):
-  return permute(np.arange(size), size, key)
+def whole(size, key):
+  return shuffle(np.arange(size), size, key)
 
 
 @hypothesis.given(st.integers(1, 2000), st.text(max_size=8))
@@ -17,22 +17,22 @@ def shuffle(size, key):
   max_examples=150, deadline=None, derandomize=True, database=None
 )
 def test_a_shuffle_has_every_element_once(size, key):
-  assert np.array_equal(np.sort(shuffle(size, key)), np.arange(size))
+  assert np.array_equal(np.sort(whole(size, key)), np.arange(size))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 15, 16, 17, 255, 256, 257, 65537])
 def test_sizes_around_powers_of_two_are_shuffled(size):
-  assert np.array_equal(np.sort(shuffle(size, "key")), np.arange(size))
+  assert np.array_equal(np.sort(whole(size, "key")), np.arange(size))
 
 
 def test_any_part_of_a_shuffle_is_the_same_as_in_the_whole():
-  whole = shuffle(1000, "key")
+  every = whole(1000, "key")
   part = np.array([[999, 0], [500, 7]])
-  assert np.array_equal(permute(part, 1000, "key"), whole[part])
+  assert np.array_equal(shuffle(part, 1000, "key"), every[part])
 
 
 def test_keys_give_different_shuffles():
-  shuffles = {shuffle(50, f"{key}").tobytes() for key in range(200)}
+  shuffles = {whole(50, f"{key}").tobytes() for key in range(200)}
   assert len(shuffles) == 200
 
 
@@ -47,7 +47,7 @@ def chi_square(counts) -> float:
 @pytest.mark.parametrize("size", [31, 100])
 def test_elements_and_pairs_go_everywhere_equally_often(size):
   images = np.array(
-    [permute(np.array([0, 1]), size, f"{key}") for key in range(2000)]
+    [shuffle(np.array([0, 1]), size, f"{key}") for key in range(2000)]
   )
   for places in images.T:
     assert abs(chi_square(np.bincount(places, minlength=size))) < 5
@@ -57,7 +57,7 @@ def test_elements_and_pairs_go_everywhere_equally_often(size):
 
 
 def test_neighbours_are_spread_over_the_whole_range():
-  image = shuffle(10_000, "key")
+  image = whole(10_000, "key")
   steps = np.abs(np.diff(image))
   # The mean distance of two uniform draws is a third of the range.
   assert steps.mean() == pytest.approx(10_000 / 3, rel=0.05)
@@ -69,7 +69,7 @@ def test_neighbours_are_spread_over_the_whole_range():
 
 def test_a_shuffle_too_large_for_any_memory_costs_no_more():
   size = 10**15
-  image = permute(np.arange(size - 16, size), size, "key")
+  image = shuffle(np.arange(size - 16, size), size, "key")
   assert len(set(image.tolist())) == 16
   assert (0 <= image).all()
   assert (image < size).all()
@@ -77,7 +77,7 @@ def test_a_shuffle_too_large_for_any_memory_costs_no_more():
 
 def test_a_shuffle_never_changes():
   # A resumed run depends on these very numbers.
-  assert shuffle(10, "seed 0 epoch 0").tolist() == [
+  assert whole(10, "seed 0 epoch 0").tolist() == [
     5,
     0,
     1,

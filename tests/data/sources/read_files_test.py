@@ -17,7 +17,7 @@ from palm_mtf.data.sources.read_files import (
   MACROS,
   Fields,
   read_file,
-  read_json_lines,
+  read_jsonl_texts,
 )
 from palm_mtf.errors import UserError
 
@@ -43,7 +43,7 @@ def write(folder, content: bytes, suffix: str = "", name: str = "a.jsonl"):
 
 
 def lines_of(file, text="text", weight=None) -> list[tuple[int, str, float]]:
-  return list(read_json_lines(file, Fields(text, weight), MACROS))
+  return list(read_jsonl_texts(file, Fields(text, weight), MACROS))
 
 
 def error(file, text="text", weight=None) -> str:
@@ -161,7 +161,7 @@ def test_a_file_that_is_cut_short_is_named_with_the_last_line(tmp_path, suffix):
   os.truncate(file.path, file.num_bytes // 2)
   read = []
   with pytest.raises(UserError) as info:
-    for number, text, _ in read_json_lines(file, Fields("text", None), MACROS):
+    for number, text, _ in read_jsonl_texts(file, Fields("text", None), MACROS):
       assert json.loads(lines[number - 1])["text"] == text
       read.append(number)
   assert read
@@ -199,7 +199,7 @@ def test_one_line_is_in_memory_at_a_time(tmp_path, suffix):
   line = json.dumps({"text": "x" * 100_000}).encode()
   file = write(tmp_path, b"\n".join([line] * 200), suffix)
   tracemalloc.start()
-  lines = read_json_lines(file, Fields("text", None), MACROS)
+  lines = read_jsonl_texts(file, Fields("text", None), MACROS)
   num_characters = sum(len(text) for _, text, _ in lines)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()

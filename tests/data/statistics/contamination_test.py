@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.statistics.contamination import (
   Contamination,
+  ContaminationSearch,
   Examples,
-  Overlap,
 )
 
 # Few words, so that runs of eight come again.
@@ -26,7 +26,7 @@ def overlap_of(examples, training, max_ngrams=10**6) -> Contamination:
   kept = Examples(max_ngrams)
   for each in examples:
     kept.add(each if isinstance(each, Document) else Document(each))
-  overlap = Overlap(kept)
+  overlap = ContaminationSearch(kept)
   for each in training:
     overlap.add(each if isinstance(each, Document) else Document(each))
   return overlap.result()
@@ -159,7 +159,7 @@ def test_memory_does_not_grow_with_the_training_text_or_the_evaluation_set():
     examples = Examples(max_ngrams=20_000)
     for _ in range(num_documents):
       examples.add(Document(rng.integers(0, 1 << 40, 500)))
-    overlap = Overlap(examples)
+    overlap = ContaminationSearch(examples)
     del examples
     for _ in range(num_documents):
       overlap.add(Document(rng.integers(0, 1 << 40, 500)))

@@ -111,8 +111,8 @@ def test_overlap_is_with_the_training_documents_of_all_sources(code):
     Texts("two", [code[2]], [code[3]]),
   ]
   result = survey(sources, None, {"mine": mine})
-  assert list(result.overlap) == ["validation", "mine"]
-  held_out, other = result.overlap.values()
+  assert list(result.contamination) == ["validation", "mine"]
+  held_out, other = result.contamination.values()
   assert (held_out.examples, held_out.contaminated) == (3, 1)
   assert (other.examples, other.contaminated) == (4, 3)
 

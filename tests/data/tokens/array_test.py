@@ -44,22 +44,11 @@ def test_spans_say_where_every_document_and_its_targets_are(shards, has_inputs):
   assert tokens.spans(EOD).tolist() == expected
 
 
-@hypothesis.given(_shards, st.integers(1, 9))
-@repeatable(100)
-def test_blocks_are_all_tokens_in_order_a_few_at_a_time(shards, size):
-  tokens = token_array(*shards, has_inputs=False)
-  blocks = list(tokens.blocks(size))
-  assert all(0 < len(block) <= size for block in blocks)
-  joined = np.concatenate([np.empty(0, "<u2"), *blocks])
-  assert joined.tolist() == tokens.read(0, len(tokens))[0].tolist()
-
-
 def test_no_tokens_at_all_read_as_none():
   tokens = TokenArray([Shard(np.empty(0, "<u2"))])
   assert (len(tokens), tokens.has_inputs) == (0, False)
   assert tokens.read(0, 0)[0].size == 0
   assert tokens.spans(EOD).shape == (0, 3)
-  assert list(tokens.blocks()) == []
 
 
 @pytest.mark.parametrize("has_inputs", [True, False])
