@@ -30,8 +30,9 @@ import sentencepiece
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
 from palm_mtf.console import configure_logging
-from palm_mtf.data.batches.batches import Batches, RowSource
-from palm_mtf.data.batches.packing import JoinedRows
+from palm_mtf.data.batches.batches import Batches
+from palm_mtf.data.batches.document_stream import TokenSource
+from palm_mtf.data.batches.joined_rows import JoinedStream
 from palm_mtf.data.sources.document import Source
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.encoder import Encoder
@@ -101,10 +102,11 @@ def bench_cache(
 def bench_batch(store: TokenStore, rates: tuple[float, ...]) -> dict:
   """Returns milliseconds of one batch, mixed of as many sources as rates."""
   sources = [
-    RowSource(str(i), rate, JoinedRows(store.train.tokens, LENGTH, eod_id=None))
+    TokenSource(str(i), rate, store.train.tokens)
     for i, rate in enumerate(rates)
   ]
-  batches = Batches(sources, BatchSizes(ROWS), seed=0)
+  rows = JoinedStream(sources, LENGTH, eod_id=None, seed=0)
+  batches = Batches(rows, BatchSizes(ROWS))
 
   def read(first: int) -> float:
     secs = [_time(lambda s=s: batches.batch(first + s)) for s in range(CALLS)]

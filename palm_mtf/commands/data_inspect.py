@@ -7,6 +7,7 @@ behind ":"; "[eod]" between lines is the end of a document.
 """
 
 import collections
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -52,14 +53,14 @@ def describe_step(
   batches: Batches, step: int, vocabulary: Vocabulary, num_rows: int
 ) -> dict:
   """Returns the figures of a step's batch, and its first rows as text."""
-  batch, places = batches.batch(step), batches.places(step)
+  batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
   is_padding = _is_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
   per_source = collections.Counter()
-  for place, row_padding in zip(places, is_padding, strict=True):
-    per_source[place.source] += int((~row_padding).sum())
+  for piece in itertools.chain(*pieces):
+    per_source[piece.source] += piece.tokens
   return {
     "step": step,
     "hash": batch_hash(batch),
@@ -71,9 +72,12 @@ def describe_step(
     "byte_share": vocabulary.byte_share(tokens.tolist()),
     "tokens_per_source": dict(per_source),
     "rows": [
-      {**place._asdict(), "pieces": list(_pieces(ids, learnt, vocabulary))}
-      for place, ids, learnt, row_padding in zip(
-        places[:num_rows], targets, weights > 0, is_padding, strict=False
+      {
+        "documents": [piece._asdict() for piece in row],
+        "pieces": list(_pieces(ids, learnt, vocabulary)),
+      }
+      for row, ids, learnt, row_padding in zip(
+        pieces[:num_rows], targets, weights > 0, is_padding, strict=False
       )
       for ids, learnt in [(ids[~row_padding], learnt[~row_padding])]
     ],
@@ -114,9 +118,13 @@ def _print_step(result: dict) -> None:
   for source, tokens in result["tokens_per_source"].items():
     print(f"tokens          {tokens:,} of {source}")
   for number, row in enumerate(result["rows"]):
-    print(
-      f"\nrow {number}: {row['source']}, epoch {row['epoch']}, {row['row']:,}"
-    )
+    print(f"\nrow {number}:")
+    for each in row["documents"]:
+      print(
+        f"  {each['tokens']:,} tokens of {each['source']}, epoch "
+        f"{each['epoch']}, document {each['document']:,}, from token "
+        f"{each['begin']:,}"
+      )
     for piece in row["pieces"]:
       mark = "|" if piece["learnt"] else ":"
       for line in piece["text"].split("\n"):

@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import json
 
 import numpy as np
@@ -88,10 +89,10 @@ def test_the_figures_are_those_of_the_batch(
     assert each["learnt_share"] == len(used) / 128
     assert each["padding_share"] == 1 - len(used) / 128
     assert each["tokens_per_source"] == {"text_files": len(used)}
-    places = batches.places(each["step"])
+    pieces = batches.pieces(each["step"])
     assert len(each["rows"]) == 3
     for i, row in enumerate(each["rows"]):
-      assert (row["source"], row["epoch"], row["row"]) == places[i]
+      assert row["documents"] == [piece._asdict() for piece in pieces[i]]
       ids = [int(t) for t in batch["targets"][i] if t]
       assert sum(piece["tokens"] for piece in row["pieces"]) == len(ids)
       ends = sum(piece["ends_document"] for piece in row["pieces"])
@@ -144,7 +145,12 @@ def test_people_see_documents_their_ends_and_the_figures(inspect, vocabulary):
   shown = out[out.index("\nrow 0") :]
   expected = ""
   for number, row in enumerate(found["rows"]):
-    expected += f"\nrow {number}: text_files, epoch 0, {row['row']:,}\n"
+    expected += f"\nrow {number}:\n"
+    for each in row["documents"]:
+      expected += (
+        f"  {each['tokens']:,} tokens of text_files, epoch 0, document "
+        f"{each['document']:,}, from token {each['begin']:,}\n"
+      )
     for piece in row["pieces"]:
       for line in piece["text"].split("\n"):
         expected += f"| {line}\n"
@@ -190,11 +196,12 @@ def test_tokens_of_a_mixture_are_counted_by_their_sources(vocabulary, tmp_path):
   corpus = corpus_of(sources, vocabulary, tmp_path)
   batches = corpus.batches(BatchSizes(20))
   found = describe_step(batches, 3, vocabulary, 20)
-  names = [place.source for place in batches.places(3)]
-  assert [row["source"] for row in found["rows"]] == names
+  pieces = list(itertools.chain(*batches.pieces(3)))
   assert found["tokens_per_source"] == {
-    name: 16 * names.count(name) for name in set(names)
+    name: sum(piece.tokens for piece in pieces if piece.source == name)
+    for name in ("one", "two", "three")
   }
+  assert sum(found["tokens_per_source"].values()) == 20 * 16
   assert found["padding_share"] == 0
   assert np.isclose(found["learnt_share"], 1)
 

@@ -46,7 +46,16 @@ def shard(documents: Sequence[Example], *, has_inputs: bool) -> Shard:
     tokens += [*text, EOD]
     ends.append(len(tokens))
   spans = np.array([targets, ends], np.int64)
-  return Shard(np.array(tokens, "<u2"), spans if has_inputs else None)
+  if not has_inputs:
+    spans[0, :1], spans[0, 1:] = 0, spans[1, :-1]
+  return Shard(np.array(tokens, "<u2"), spans, has_inputs)
+
+
+def numbered(lengths: Sequence[int], first: int = 0) -> TokenArray:
+  """Returns documents of these lengths whose tokens count up from `first`."""
+  ends = np.cumsum(lengths)
+  tokens = first + np.arange(ends[-1], dtype="<u4")
+  return TokenArray([Shard(tokens, np.stack([ends - lengths, ends]))])
 
 
 def token_array(*shards: Sequence[Example], has_inputs: bool) -> TokenArray:

@@ -3,70 +3,37 @@
 """Batches of rows, each a function of (SEED, step) alone.
 
 Rows are numbered through the run, as many a step as config/batch_schedule.py
-says. mixture.py maps a row's number to a source and a number among the rows of
-that source; these are shuffled within each epoch of the source:
-
-  number          0 1 2 3 4 | 5 6 7 8 9 | 10 11 ...     one source of 5 rows
-  epoch                   0 |         1 |         2
-  row             3 0 4 2 1 | 1 4 0 3 2 | ...
-  step 0, 1, ...  [2 a step: 3 0], [4 2], [1 1], [4 0], [3 2], ...
-
-So a run resumes at once, and no row depends on batch sizes, pods or hosts.
-packing.py fills rows with documents.
+says; a RowStream reads a row by its number. So a run resumes at once, and no
+row depends on batch sizes, pods or hosts.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.data.batches.mixed_rows import RowSource, features_of
 from palm_mtf.data.batches.mixture import Mixture
-from palm_mtf.data.batches.packing import Row, Rows
-from palm_mtf.data.batches.shuffle import shuffle
+from palm_mtf.data.batches.packing import Row
+from palm_mtf.data.batches.row_stream import FEATURES, Piece, RowStream
 from palm_mtf.errors import UserError
 
 Batch = dict[str, np.ndarray]
-
-FEATURES = ("inputs", "targets", "segments", "loss_weights")
-
-
-class RowSource(NamedTuple):
-  """The rows of one source and its share of all rows."""
-
-  name: str
-  rate: float
-  rows: Rows
-
-
-class RowPlace(NamedTuple):
-  """The place of a row of a batch among the rows of its source."""
-
-  source: str  # name
-  epoch: int
-  row: int  # as `Rows.read` takes it
 
 
 class Batches:
   """The training batches of a run."""
 
   def __init__(
-    self,
-    sources: Sequence[RowSource],
-    sizes: BatchSizes,
-    *,
-    seed: int,
-    skips: Skips | None = None,
+    self, rows: RowStream, sizes: BatchSizes, skips: Skips | None = None
   ):
-    """Mixes sources by their rates; leaves out the batches of `skips`."""
-    self._skips = skips or Skips()
-    self._sources = sources
+    """Groups rows; leaves out the batches of `skips`."""
+    self._rows = rows
     self._sizes = sizes
-    self._seed = seed
-    self._mixture = Mixture([source.rate for source in sources], seed=seed)
-    self.features = features_of(sources)  # of every batch
+    self._skips = skips or Skips()
+    self.features = rows.features  # of every batch
 
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
     """Returns the batch of a step, or the part of it that one pod takes.
@@ -81,42 +48,18 @@ class Batches:
       float32.
     """
     # Rows of this part alone are read from disk.
-    places = self._places(step, part, num_parts)
-    rows = [self._sources[s].rows.read(row) for s, _, row in places.tolist()]
+    rows = self._rows.read(self._numbers(step, part, num_parts))
     return _stack(rows, self.features)
 
-  def places(self, step: int) -> list[RowPlace]:
-    """Returns the place of each row of a step."""
-    return [
-      RowPlace(self._sources[s].name, epoch, row)
-      for s, epoch, row in self._places(step, 0, 1).tolist()
-    ]
+  def pieces(self, step: int) -> list[list[Piece]]:
+    """Returns the documents of each row of a step."""
+    return self._rows.pieces(self._numbers(step, 0, 1))
 
-  def _places(self, step: int, part: int, num_parts: int) -> np.ndarray:
-    """Returns source, epoch and row of each row of a part, [rows, 3]."""
+  def _numbers(self, step: int, part: int, num_parts: int) -> np.ndarray:
+    """Returns the number of each row of a part, [rows], int64."""
     part_rows = self._sizes.size(step) // num_parts
     first = self._sizes.rows_before(step) + part * part_rows
-    numbers = self._skips.rows(first + np.arange(part_rows), self._sizes)
-    sources, index = self._mixture.locate(numbers)
-    places = np.empty([part_rows, 3], np.int64)
-    for s in np.unique(sources):
-      mine = sources == s
-      places[mine, 0] = s
-      places[mine, 1:] = self._shuffled(self._sources[s], index[mine])
-    return places
-
-  def _shuffled(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch of each number, and the row that it reads, [n, 2]."""
-    # A step touches one epoch of a source, or two, or many of a tiny source.
-    epochs = source.rows.epoch(numbers)
-    rows = np.empty_like(numbers)
-    for epoch in np.unique(epochs).tolist():
-      inside = epochs == epoch
-      start = source.rows.epoch_start(epoch)
-      size = source.rows.epoch_start(epoch + 1) - start
-      key = f"seed {self._seed} source {source.name} epoch {epoch}"
-      rows[inside] = start + shuffle(numbers[inside] - start, size, key)
-    return np.stack([epochs, rows], axis=1)
+    return self._skips.rows(first + np.arange(part_rows), self._sizes)
 
 
 def validation_batches(
@@ -176,12 +119,6 @@ def batch_hash(batch: Batch) -> str:
     if name in batch:
       digest.update(name.encode() + batch[name].tobytes())
   return digest.hexdigest()
-
-
-def features_of(sources: Sequence[RowSource]) -> tuple[str, ...]:
-  """Returns the features of a batch, in the order of FEATURES."""
-  held = {name for source in sources for name in source.rows.features}
-  return tuple(name for name in FEATURES if name in held)
 
 
 def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:

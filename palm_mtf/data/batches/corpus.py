@@ -14,10 +14,13 @@ from palm_mtf.config.skipped_batches import Skips
 from palm_mtf.data.batches.batches import (
   Batch,
   Batches,
-  RowSource,
   validation_batches,
 )
-from palm_mtf.data.batches.packing import JoinedRows, Rows, WholeRows
+from palm_mtf.data.batches.document_stream import TokenSource
+from palm_mtf.data.batches.joined_rows import JoinedStream
+from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource
+from palm_mtf.data.batches.packing import JoinedRows, WholeRows
+from palm_mtf.data.batches.row_stream import RowStream
 from palm_mtf.data.sources.document import Source
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.array import TokenArray
@@ -44,6 +47,8 @@ class Corpus:
   def fingerprint(self) -> str:
     """A hash of all that decides the batches, without seed and batch sizes."""
     parts = [self.packing, self.sequence_length]
+    if self.packing.startswith("joined"):
+      parts.append("shuffled documents")  # rows alone were, once
     for source, store in zip(self.sources, self.stores, strict=True):
       parts += [source.name, source.rate, store.fingerprint]
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
@@ -63,7 +68,7 @@ class Corpus:
       UserError: an epoch holds less than one batch.
     """
     rows = self._training_rows
-    num_rows = sum(source.rows.num_rows for source in rows)
+    num_rows = rows.num_rows
     if num_rows < sizes.largest:
       tokens = sum(len(store.train.tokens) for store in self.stores)
       raise UserError(
@@ -72,7 +77,7 @@ class Corpus:
         f"= {self.sequence_length:,} tokens; give more text, lower "
         "VALIDATION_SHARE, or lower GLOBAL_BATCH_SIZE or SEQUENCE_LENGTH."
       )
-    return Batches(rows, sizes, seed=self.seed, skips=skips)
+    return Batches(rows, sizes, skips)
 
   def validation_batches(
     self, *, batch_size: int, num_rows: int
@@ -87,12 +92,29 @@ class Corpus:
 
   # Planned once: WholeRows takes a pass over the documents.
   @functools.cached_property
-  def _training_rows(self) -> list[RowSource]:
-    return self._rows("train")
+  def _training_rows(self) -> RowStream:
+    if self.packing in ("packed", "single"):
+      return MixedRows(self._rows("train"), seed=self.seed)
+    for source, store in zip(self.sources, self.stores, strict=True):
+      self._check_has_a_row(source, "train", store.train.tokens)
+    return JoinedStream(
+      [
+        TokenSource(source.name, source.rate, store.train.tokens)
+        for source, store in zip(self.sources, self.stores, strict=True)
+      ],
+      self.sequence_length,
+      eod_id=self._segment_end,
+      seed=self.seed,
+    )
 
+  # In the order of the text, sources mixed by row.
   @functools.cached_property
   def _validation_rows(self) -> list[RowSource]:
     return self._rows("validation")
+
+  @property
+  def _segment_end(self) -> int | None:
+    return self.eod_id if self.packing == "joined_masked" else None
 
   def _rows(self, split: str) -> list[RowSource]:
     return [
@@ -100,13 +122,14 @@ class Corpus:
       for source, store in zip(self.sources, self.stores, strict=True)
     ]
 
-  def _make_rows(self, source: Source, split: str, store: TokenStore) -> Rows:
+  def _make_rows(
+    self, source: Source, split: str, store: TokenStore
+  ) -> JoinedRows | WholeRows:
     tokens: TokenArray = getattr(store, split).tokens
     if self.packing in ("packed", "single"):
       rows = WholeRows(
         tokens,
         self.sequence_length,
-        eod_id=self.eod_id,
         packed=self.packing == "packed",
         seed=self.seed,
       )
@@ -117,6 +140,12 @@ class Corpus:
           "their inputs, or the end of their targets, is left out"
         )
       return rows
+    self._check_has_a_row(source, split, tokens)
+    return JoinedRows(tokens, self.sequence_length, eod_id=self._segment_end)
+
+  def _check_has_a_row(
+    self, source: Source, split: str, tokens: TokenArray
+  ) -> None:
     if len(tokens) < self.sequence_length:
       share = "lower" if split == "train" else "raise"
       raise UserError(
@@ -124,10 +153,6 @@ class Corpus:
         f"give more text, {share} VALIDATION_SHARE, or lower SEQUENCE_LENGTH = "
         f"{self.sequence_length:,}."
       )
-    masked = self.packing == "joined_masked"
-    return JoinedRows(
-      tokens, self.sequence_length, eod_id=self.eod_id if masked else None
-    )
 
 
 def load_corpus(

@@ -28,7 +28,7 @@ each followed by [eod], written ".", in rows of 6 tokens; "_" is padding:
 """
 
 import bisect
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,24 +38,8 @@ from palm_mtf.data.tokens.array import TokenArray
 Row = dict[str, np.ndarray]
 
 
-class Rows(Protocol):
-  """The rows of one source, epoch after epoch, unshuffled."""
-
-  features: tuple[str, ...]  # of every row
-  num_rows: int  # of the first epoch, without one that ends in the next
-
-  def epoch(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch of each row, from 0 on."""
-
-  def epoch_start(self, epoch: int) -> int:
-    """Returns the number of rows before `epoch`."""
-
-  def read(self, number: int) -> Row:
-    """Returns the features of a row: [length], int32; loss_weights float32."""
-
-
 class JoinedRows:
-  """Rows cut from the joined documents, epoch after epoch without a gap."""
+  """Rows cut from the joined documents in the order of the text."""
 
   def __init__(self, tokens: TokenArray, length: int, *, eod_id: int | None):
     """Cuts rows of `length` tokens.
@@ -69,70 +53,82 @@ class JoinedRows:
     self._length = length
     self._eod_id = eod_id
     self.num_rows = len(tokens) // length
-    self.features = ("inputs", "targets")
-    if eod_id is not None:
-      self.features += ("segments",)
-    if tokens.has_inputs:
-      self.features += ("loss_weights",)
-
-  # Row n begins at token n * length of the documents repeated for ever: tokens
-  # left over by an epoch begin a row of the next, none is lost or read twice.
-  def epoch(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch in which each row begins."""
-    return numbers * self._length // len(self._tokens)
-
-  def epoch_start(self, epoch: int) -> int:
-    """Returns the number of the first row that begins in `epoch`."""
-    return -(-epoch * len(self._tokens) // self._length)
+    self.features = joined_features([tokens], eod_id)
 
   def read(self, number: int) -> Row:
-    """Returns the features of a row; see `Rows.read`."""
-    start = number * self._length % len(self._tokens)
-    stop = start + self._length
-    over = max(0, stop - len(self._tokens))  # tokens of the next epoch
-    targets, is_target = self._tokens.read(start, stop - over)
-    if over:
-      more, more_is_target = self._tokens.read(0, over)
-      targets = np.concatenate([targets, more])
-      is_target = np.concatenate([is_target, more_is_target])
-    row = {"inputs": _shift(targets), "targets": targets}
-    if self._eod_id is not None:
-      # Where [eod] would be the input a segment begins, with input 0.
-      begins = row["inputs"] == self._eod_id
-      row["inputs"][begins] = 0
-      row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
-    if "loss_weights" in self.features:
-      row["loss_weights"] = is_target.astype(np.float32)
-    return row
+    """Returns the features of a row; see `RowStream.read`.
+
+    Args:
+      number: number of the row, below `num_rows`.
+    """
+    start = number * self._length
+    targets, is_target = self._tokens.read(start, start + self._length)
+    return joined_row(targets, is_target, self.features, self._eod_id)
+
+
+def joined_features(
+  sources: Sequence[TokenArray], eod_id: int | None
+) -> tuple[str, ...]:
+  """Returns the features of joined rows.
+
+  Args:
+    sources: documents that are joined.
+    eod_id: id of [eod], if it ends segments; otherwise None.
+  """
+  features = ("inputs", "targets")
+  if eod_id is not None:
+    features += ("segments",)
+  if any(tokens.has_inputs for tokens in sources):
+    features += ("loss_weights",)
+  return features
+
+
+def joined_row(
+  targets: np.ndarray,
+  is_target: np.ndarray,
+  features: Sequence[str],
+  eod_id: int | None,
+) -> Row:
+  """Returns the features of joined tokens.
+
+  Args:
+    targets: tokens, [length], int32.
+    is_target: whether each token is learnt, [length], bool.
+    features: features of `joined_features`.
+    eod_id: id of [eod], if it ends segments; otherwise None.
+  """
+  row = {"inputs": _shift(targets), "targets": targets}
+  if eod_id is not None:
+    # Where [eod] would be the input a segment begins, with input 0.
+    begins = row["inputs"] == eod_id
+    row["inputs"][begins] = 0
+    row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
+  if "loss_weights" in features:
+    row["loss_weights"] = is_target.astype(np.float32)
+  return row
 
 
 class WholeRows:
   """Rows of whole documents, padded: several in a row, or one."""
 
   def __init__(
-    self,
-    tokens: TokenArray,
-    length: int,
-    *,
-    eod_id: int,
-    packed: bool,
-    seed: int,
+    self, tokens: TokenArray, length: int, *, packed: bool, seed: int
   ):
     """Plans rows of `length` tokens, in memory for every document.
 
     Args:
       tokens: tokens of one document or more.
       length: tokens in a row.
-      eod_id: id of [eod], which ends documents without inputs.
       packed: whether a row takes as many documents as fit.
       seed: seed of the order in which documents are packed.
     """
     self._tokens = tokens
     self._length = length
-    spans = tokens.spans(eod_id)  # [num_documents, 3]: start, targets, stop
+    spans = tokens.spans()  # [num_documents, 3]: start, targets, stop
     too_long = spans[:, 2] - spans[:, 0] > length
     # Examples that lose tokens, because they are too long for a row.
     self.num_cut = int(too_long.sum()) if tokens.has_inputs else 0
+    self._begins = spans[:, 0]  # of each document
     spans = _fit(spans, length, tokens.has_inputs)
     self._first = np.arange(len(spans) + 1)  # document of each row, and the end
     if packed:
@@ -145,21 +141,12 @@ class WholeRows:
     if packed:
       self.features += ("segments",)
 
-  def epoch(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch of each row."""
-    return numbers // self.num_rows
-
-  def epoch_start(self, epoch: int) -> int:
-    """Returns the number of rows before `epoch`."""
-    return epoch * self.num_rows
-
   def read(self, number: int) -> Row:
-    """Returns the features of a row; see `Rows.read`."""
-    place = number % self.num_rows
+    """Returns the features of a row; see `JoinedRows.read`."""
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)
     end = 0
-    documents = self._spans[self._first[place] : self._first[place + 1]]
+    documents = self._spans[self._first[number] : self._first[number + 1]]
     for segment, (start, targets, stop) in enumerate(documents, 1):
       tokens, _ = self._tokens.read(start, stop)
       begin, end = end, end + len(tokens)
@@ -169,6 +156,16 @@ class WholeRows:
       if "segments" in row:
         row["segments"][begin:end] = segment
     return row
+
+  def pieces(self, number: int) -> list[tuple[int, int, int]]:
+    """Returns number, first token and tokens of each document of a row."""
+    spans = self._spans[self._first[number] : self._first[number + 1]]
+    documents = np.searchsorted(self._begins, spans[:, 0], "right") - 1
+    begins = spans[:, 0] - self._begins[documents]
+    lengths = spans[:, 2] - spans[:, 0]
+    return list(
+      zip(documents.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+    )
 
 
 def positions(segments: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 _ROUNDS = 8
 # With fewer bits the few values of a half would show in the shuffle. The walk
-# of the smallest sizes is longer for it: some hundred times for a size of 1.
+# of the smallest sizes is longer for it: a hundred times for a size of 2.
 _MIN_HALF_BITS = 4
 
 
@@ -26,6 +26,8 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   Returns:
     Places in 0 .. size - 1, one to one with the elements, [...], int64.
   """
+  if size == 1:
+    return np.zeros(index.shape, np.int64)
   # A Feistel network over the bits of the index is a bijection, whatever
   # function mixes its halves (Luby and Rackoff 1988).
   digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()

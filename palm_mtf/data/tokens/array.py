@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokens of one split: arrays on disk, mapped, read like one array."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,10 @@ class Shard(NamedTuple):
   """Whole documents, joined."""
 
   tokens: np.ndarray  # [num_tokens], uint16 or uint32; [eod] ends each document
-  # Where in `tokens` the targets of each example begin, and where they end,
-  # [2, num_documents], int64; None for documents, of which all is learnt.
-  examples: np.ndarray | None = None
+  # Where in `tokens` the targets of each document begin, and where it ends,
+  # behind its [eod], [2, num_documents], int64.
+  documents: np.ndarray
+  has_inputs: bool = False  # whether documents are examples: targets are learnt
 
 
 class TokenArray:
@@ -25,6 +27,8 @@ class TokenArray:
     self._shards = [shard for shard in shards if len(shard.tokens)]
     lengths = [len(shard.tokens) for shard in self._shards]
     self._starts = np.cumsum([0, *lengths])  # of each shard, and the end
+    counts = [shard.documents.shape[1] for shard in self._shards]
+    self._first_documents = np.cumsum([0, *counts])  # and the end
 
   def __len__(self) -> int:
     return int(self._starts[-1])
@@ -32,7 +36,12 @@ class TokenArray:
   @property
   def has_inputs(self) -> bool:
     """Whether the documents are examples, of which targets alone are learnt."""
-    return any(shard.examples is not None for shard in self._shards)
+    return any(shard.has_inputs for shard in self._shards)
+
+  @property
+  def num_documents(self) -> int:
+    """Documents of all shards, repeats included."""
+    return int(self._first_documents[-1])
 
   def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens from `start` to before `stop`, across shards.
@@ -50,16 +59,38 @@ class TokenArray:
       # The disk is read here: pages of this part alone.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
-      if shard.examples is not None:
+      if shard.has_inputs:
         is_target[done : done + len(part)] = _is_target(
-          shard.examples, first, first + len(part)
+          shard.documents, first, first + len(part)
         )
       done += len(part)
       number += 1
     return tokens, is_target
 
-  def spans(self, eod_id: int) -> np.ndarray:
-    """Returns where each document is, in 24 bytes of memory for each.
+  def extents(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where documents begin, and where they end, behind their [eod].
+
+    Args:
+      documents: numbers of documents, in any order, [n], int64.
+
+    Returns:
+      Two arrays [n], int64.
+    """
+    begins, ends = np.empty_like(documents), np.empty_like(documents)
+    shards = np.searchsorted(self._first_documents, documents, "right") - 1
+    # Sorted by shard, so that each shard's array is read once.
+    order = np.argsort(shards, kind="stable")
+    for number, mine in _runs(shards[order]):
+      mine = order[mine]
+      local = documents[mine] - self._first_documents[number]
+      end = self._shards[number].documents[1]
+      begins[mine] = np.where(local > 0, end[local - 1], 0)
+      begins[mine] += self._starts[number]
+      ends[mine] = end[local] + self._starts[number]
+    return begins, ends
+
+  def spans(self) -> np.ndarray:
+    """Returns where every document is, in 24 bytes of memory for each.
 
     Returns:
       [num_documents, 3], int64: where a document begins, where its targets
@@ -67,18 +98,22 @@ class TokenArray:
     """
     spans = []
     for shard, start in zip(self._shards, self._starts, strict=False):
-      if shard.examples is None:
-        ends = np.flatnonzero(shard.tokens == eod_id) + 1
-        begins = targets = np.concatenate([[0], ends[:-1]])
-      else:  # a text of ids may hold [eod]
-        targets, ends = shard.examples
-        begins = np.concatenate([[0], ends[:-1]])
+      targets, ends = shard.documents
+      begins = np.concatenate([[0], ends[:-1]])
       spans.append(np.stack([begins, targets, ends], axis=1) + start)
     return np.concatenate(spans) if spans else np.empty([0, 3], np.int64)
 
 
-def _is_target(examples: np.ndarray, start: int, stop: int) -> np.ndarray:
-  targets, ends = examples
+def _runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
+  """Yields the value and the place of every run of equal values."""
+  edges = np.flatnonzero(np.diff(values)) + 1
+  for first, stop in itertools.pairwise([0, *edges.tolist(), len(values)]):
+    if first < stop:
+      yield int(values[first]), slice(first, stop)
+
+
+def _is_target(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
+  targets, ends = documents
   # Examples that reach into start .. stop - 1: the first that ends behind
   # `start`, to the last whose targets begin before `stop`.
   first = int(np.searchsorted(ends, start, side="right"))

@@ -57,6 +57,7 @@ class ShardSummary:
   num_read: int  # documents of the source, also those of weight 0
   lowest_rank: float  # of these documents
   counts: dict[str, Counts]  # by split
+  has_inputs: bool  # whether documents are examples
   blake2b: dict[str, str]  # hash of each file, by its name
 
   @classmethod
@@ -69,12 +70,12 @@ class ShardSummary:
 class _SplitWriter:
   """The documents of one split of a shard, gathered in memory."""
 
-  def __init__(self, dtype: str, eod_id: int, has_inputs: bool):
+  def __init__(self, dtype: str, eod_id: int):
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # Where targets begin and end, in turns, 16 bytes an example.
-    self._examples = array.array("q") if has_inputs else None
+    # Where targets begin and end, in turns, 16 bytes a document.
+    self._documents = array.array("q")
     self.counts = dict.fromkeys(_COUNTS, 0)
 
   def add(self, encoded: EncodedDocument) -> None:
@@ -93,16 +94,16 @@ class _SplitWriter:
     counts["longest_document_tokens"] = max(
       counts["longest_document_tokens"], num_tokens
     )
-    if self._examples is not None:
-      end = counts["num_tokens"]
-      self._examples.extend((end - num_target_tokens, end))
+    end = counts["num_tokens"]
+    self._documents.extend((end - num_target_tokens, end))
 
   def write(self, folder: str, name: str) -> list[str]:
     """Writes the arrays; returns the names of their files."""
-    arrays = {f"{name}.npy": np.frombuffer(self._tokens, self._dtype)}
-    if self._examples is not None:
-      examples = np.array(self._examples, np.int64).reshape(-1, 2)
-      arrays[f"{name}.examples.npy"] = np.ascontiguousarray(examples.T)
+    documents = np.array(self._documents, np.int64).reshape(-1, 2)
+    arrays = {
+      f"{name}.npy": np.frombuffer(self._tokens, self._dtype),
+      f"{name}.documents.npy": np.ascontiguousarray(documents.T),
+    }
     for file, values in arrays.items():
       _save(os.path.join(folder, file), values)
     return list(arrays)
@@ -118,7 +119,7 @@ def write_shard(
   has_inputs: bool,
 ) -> ShardSummary:
   """Writes documents as shard `number`; without any, nothing is written."""
-  writers = {s: _SplitWriter(dtype, eod_id, has_inputs) for s in SPLITS}
+  writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
   for encoded in documents:
     num_read += 1
@@ -136,6 +137,7 @@ def write_shard(
     num_read=num_read,
     lowest_rank=lowest_rank,
     counts=counts,
+    has_inputs=has_inputs,
     blake2b={file: hash_file(os.path.join(folder, file)) for file in files},
   )
   if num_read:
@@ -176,7 +178,7 @@ def _num_bytes(name: str, summary: ShardSummary, path: str) -> int:
   """Returns the size that header and counts give a file of a shard."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
-  if name.endswith(".examples.npy"):
+  if name.endswith(".documents.npy"):
     shape = (2, counts.num_documents)
   try:
     with open(path, "rb") as file:
@@ -208,13 +210,19 @@ def read_sealed_json(path: str) -> dict:
     raise DamagedShardError(f"{path}: {_CHANGED}") from None
 
 
-def map_shard(folder: str, number: int, split: str) -> Shard:
-  """Maps one split of a shard that has been checked."""
+def map_shard(
+  folder: str, number: int, split: str, *, has_inputs: bool
+) -> Shard:
+  """Maps one split of a shard that has been checked.
+
+  Args:
+    folder: folder of the store.
+    number: number of the shard.
+    split: one of SPLITS.
+    has_inputs: whether documents are examples, as the summary says.
+  """
   path = os.path.join(folder, f"{split}-{number:05d}")
-  examples = f"{path}.examples.npy"
-  return Shard(
-    _map(f"{path}.npy"), _map(examples) if os.path.exists(examples) else None
-  )
+  return Shard(_map(f"{path}.npy"), _map(f"{path}.documents.npy"), has_inputs)
 
 
 def _map(path: str) -> np.ndarray:

@@ -4,7 +4,7 @@
 
   train-00000.npy            documents, joined, [eod] after each: uint16, or
                              uint32 for more than 65,536 pieces
-  train-00000.examples.npy   for examples only: see Shard in array.py
+  train-00000.documents.npy  where each document is: see Shard in array.py
   validation-00000.npy ...   held-out documents of the same stretch
   shard-00000.json           counts and hashes of these files
   manifest.json              written last: the store is whole
@@ -38,7 +38,7 @@ from palm_mtf.model_dir.atomic_files import writing
 
 # Version of the files, of their ids and of where shards begin, which mending
 # relies on; a part of the name of a store.
-FORMAT = 2
+FORMAT = 3
 
 SHARD_BYTES = 64 << 20  # text of a shard: at most so much is encoded twice
 _MANIFEST = "manifest.json"
@@ -167,7 +167,12 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
     )
   splits = {
     split: Split(
-      TokenArray([map_shard(folder, n, split) for n in numbers]),
+      TokenArray(
+        [
+          map_shard(folder, n, split, has_inputs=shard.has_inputs)
+          for n, shard in enumerate(shards)
+        ]
+      ),
       sum((shard.counts[split] for shard in shards), Counts()),
     )
     for split in SPLITS

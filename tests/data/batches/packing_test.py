@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from palm_mtf.data.batches import packing as packing_module
 from palm_mtf.data.batches.packing import JoinedRows, WholeRows, positions
 from palm_mtf.data.batches.shuffle import shuffle
-from palm_mtf.data.tokens.array import Shard, TokenArray
 from tests.data.small_sources import EOD, examples, repeatable, token_array
 
 _FEATURES = ("targets", "inputs", "segments", "positions", "loss_weights")
@@ -22,7 +21,7 @@ def joined(tokens, length, *, masked=False):
 
 
 def whole(tokens, length, *, packed, seed=0):
-  return WholeRows(tokens, length, eod_id=EOD, packed=packed, seed=seed)
+  return WholeRows(tokens, length, packed=packed, seed=seed)
 
 
 def written_example() -> dict[str, dict[str, list[list[str]]]]:
@@ -59,9 +58,10 @@ def test_the_example_of_the_docstring_is_what_rows_hold(packing):
   a, b, c, d, e, f = map(ord, "abcdef")
   documents = [([], [a, b]), ([], [c]), ([d, e], [f])]
   tokens = token_array(documents, has_inputs=True)
+  two_epochs = token_array(2 * documents, has_inputs=True)
   made = {
-    "joined": lambda: joined(tokens, 6),
-    "joined_masked": lambda: joined(tokens, 6, masked=True),
+    "joined": lambda: joined(two_epochs, 6),
+    "joined_masked": lambda: joined(two_epochs, 6, masked=True),
     "packed": lambda: whole(tokens, 6, packed=True, seed=in_written_order()),
     "single": lambda: whole(tokens, 6, packed=False),
   }[packing]()
@@ -88,71 +88,9 @@ def test_the_docstring_shows_all_four_packings():
   ]
 
 
-@hypothesis.given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 5))
-@repeatable(300)
-def test_joined_rows_are_the_documents_read_round_and_round(
-  num_tokens, length, num_epochs
-):
-  num_tokens = max(num_tokens, length)
-  tokens = TokenArray([Shard(np.arange(num_tokens, dtype="<u2"))])
-  rows = joined(tokens, length)
-  count = rows.epoch_start(num_epochs)
-  read = [rows.read(i)["targets"] for i in range(count)]
-  stream = np.tile(np.arange(num_tokens), num_epochs + 1)
-  assert np.concatenate(read).tolist() == stream[: count * length].tolist()
-  # Rows of the epochs before cover them, and no whole row more.
-  assert 0 <= count * length - num_epochs * num_tokens < length
-
-
-@hypothesis.given(st.integers(1, 60), st.integers(1, 20))
-@repeatable(100)
-def test_the_epoch_of_a_joined_row_is_the_one_it_begins_in(num_tokens, length):
-  num_tokens = max(num_tokens, length)
-  tokens = TokenArray([Shard(np.zeros(num_tokens, "<u2"))])
-  rows = joined(tokens, length)
-  numbers = np.arange(100)
-  expected = [n * length // num_tokens for n in range(100)]
-  assert rows.epoch(numbers).tolist() == expected
-  for epoch in range(max(expected)):
-    assert rows.epoch_start(epoch) == expected.index(epoch)
-  assert rows.num_rows == num_tokens // length
-
-
 _shards = st.lists(
   st.lists(examples(5), min_size=1, max_size=4), min_size=1, max_size=3
 )
-
-
-@hypothesis.given(_shards, st.integers(1, 12), st.booleans(), st.booleans())
-@repeatable(150)
-def test_joined_rows_follow_the_rules_token_by_token(
-  shards, length, masked, has_inputs
-):
-  documents = list(itertools.chain(*shards))
-  tokens = token_array(*shards, has_inputs=has_inputs)
-  length = min(length, len(tokens))
-  rows = joined(tokens, length, masked=masked)
-  stream, weights = [], []
-  for inputs, text in documents:
-    stream += [*inputs, *text, EOD]
-    weights += [0.0 if has_inputs else 1.0] * len(inputs)
-    weights += [1.0] * (len(text) + 1)
-  for index in range(2 * rows.num_rows + 2):
-    row = rows.read(index)
-    segment, previous = 1, 0
-    for place in range(length):
-      here = (index * length + place) % len(stream)
-      if masked and previous == EOD:
-        segment, previous = segment + 1, 0
-      assert row["targets"][place] == stream[here]
-      assert row["inputs"][place] == previous
-      if masked:
-        assert row["segments"][place] == segment
-      if has_inputs:
-        assert row["loss_weights"][place] == weights[here]
-      previous = stream[here]
-  names = ["inputs", "targets"] + ["segments"] * masked
-  assert list(row) == names + ["loss_weights"] * has_inputs == [*rows.features]
 
 
 def documents_in(row) -> list[list[int]]:
@@ -252,18 +190,13 @@ def test_an_example_that_is_too_long_keeps_its_targets_and_the_end_of_inputs(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_rows_of_whole_documents_come_again_every_epoch(packed):
+def test_rows_of_whole_documents_are_as_few_as_they_fill(packed):
   documents = [([], [i] * 4) for i in range(2, 9)]
   tokens = token_array(documents, has_inputs=False)
   rows = whole(tokens, 11, packed=packed)
-  count = rows.num_rows
-  assert count == (4 if packed else 7)
-  assert rows.epoch(np.arange(2 * count)).tolist() == [0] * count + [1] * count
-  assert [rows.epoch_start(e) for e in range(3)] == [0, count, 2 * count]
-  for index in range(count):
-    again = rows.read(index + 3 * count)
-    for name, values in rows.read(index).items():
-      assert np.array_equal(values, again[name])
+  assert rows.num_rows == (4 if packed else 7)
+  found = [piece for i in range(rows.num_rows) for piece in rows.pieces(i)]
+  assert sorted(found) == [(i, 0, 5) for i in range(7)]
 
 
 @hypothesis.given(
@@ -288,7 +221,7 @@ def test_positions_count_from_the_start_of_each_segment(runs):
 def test_rows_are_int32_and_weights_float32(packed):
   tokens = token_array([([5, 6], [7, 60_000])], has_inputs=True)
   if packed is None:
-    row = joined(tokens, 3, masked=True).read(1)
+    row = joined(tokens, 3, masked=True).read(0)
   else:
     row = whole(tokens, 3, packed=packed).read(0)
   for name, values in row.items():

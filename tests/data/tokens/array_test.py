@@ -41,14 +41,19 @@ def test_spans_say_where_every_document_and_its_targets_are(shards, has_inputs):
     begin, end = end, end + len(inputs) + len(text) + 1
     targets = begin + len(inputs) if has_inputs else begin
     expected.append([begin, targets, end])
-  assert tokens.spans(EOD).tolist() == expected
+  assert tokens.spans().tolist() == expected
+  # Any of them, in any order.
+  numbers = np.arange(len(expected))[::-1].repeat(2)
+  begins, ends = tokens.extents(numbers)
+  assert begins.tolist() == [expected[n][0] for n in numbers]
+  assert ends.tolist() == [expected[n][2] for n in numbers]
 
 
 def test_no_tokens_at_all_read_as_none():
-  tokens = TokenArray([Shard(np.empty(0, "<u2"))])
+  tokens = TokenArray([Shard(np.empty(0, "<u2"), np.empty([2, 0], np.int64))])
   assert (len(tokens), tokens.has_inputs) == (0, False)
   assert tokens.read(0, 0)[0].size == 0
-  assert tokens.spans(EOD).shape == (0, 3)
+  assert tokens.spans().shape == (0, 3)
 
 
 @pytest.mark.parametrize("has_inputs", [True, False])
@@ -66,6 +71,9 @@ def test_reading_a_part_reads_no_more_than_that_part():
       Counting.read += part.size
       return part
 
-  shards = [Shard(np.ones(1000, "<u2").view(Counting)) for _ in range(100)]
+  documents = np.array([[0], [1000]])
+  shards = [
+    Shard(np.ones(1000, "<u2").view(Counting), documents) for _ in range(100)
+  ]
   TokenArray(shards).read(990, 1010)
   assert Counting.read == 20

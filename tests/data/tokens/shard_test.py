@@ -87,14 +87,12 @@ def test_a_shard_is_its_documents_in_order_repeated_by_weight(
           num_target_bytes=len(one.document.text),
           longest_document_tokens=length,
         )
-    shard = map_shard(str(folder), 0, split)
+    shard = map_shard(str(folder), 0, split, has_inputs=has_inputs)
     assert shard.tokens.tolist() == tokens
     assert shard.tokens.dtype == np.dtype(dtype)
     assert summary.counts[split] == counts
-    if has_inputs:
-      assert shard.examples.tolist() == [targets, ends]
-    else:
-      assert shard.examples is None
+    assert shard.documents.tolist() == [targets, ends]
+    assert summary.has_inputs == shard.has_inputs == has_inputs
 
 
 def test_counts_add_up_and_the_longest_is_the_longest():
@@ -113,8 +111,8 @@ def test_no_document_writes_no_file(tmp_path):
 def test_files_are_what_numpy_reads_and_are_mapped(tmp_path):
   write(tmp_path, [encoded([5], [6, 7])])
   assert np.load(tmp_path / "train-00000.npy").tolist() == [5, 6, 7, EOD]
-  assert np.load(tmp_path / "train-00000.examples.npy").tolist() == [[1], [4]]
-  shard = map_shard(str(tmp_path), 0, TRAIN)
+  assert np.load(tmp_path / "train-00000.documents.npy").tolist() == [[1], [4]]
+  shard = map_shard(str(tmp_path), 0, TRAIN, has_inputs=True)
   assert isinstance(shard.tokens, np.memmap)
   with pytest.raises(ValueError, match="read-only"):
     shard.tokens[0] = 1
@@ -134,7 +132,7 @@ FILES = [
   *(
     f"{split}-00000{kind}.npy"
     for split in (TRAIN, VALIDATION)
-    for kind in ("", ".examples")
+    for kind in ("", ".documents")
   ),
 ]
 
