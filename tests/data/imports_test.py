@@ -1,7 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import subprocess
-import sys
+from tests.data.processes import output_of
 
 
 def test_text_becomes_batches_without_tensorflow():
@@ -10,7 +9,4 @@ def test_text_becomes_batches_without_tensorflow():
     "print([m for m in sys.modules if m.split('.')[0] in "
     "('tensorflow', 'mesh_tensorflow', 'gin', 'seqio', 'rich', 'jax')])"
   )
-  result = subprocess.run(
-    [sys.executable, "-c", program], capture_output=True, text=True, check=True
-  )
-  assert result.stdout == "[]\n"
+  assert output_of(program) == "[]\n"

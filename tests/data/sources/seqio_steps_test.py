@@ -15,22 +15,10 @@ from tests.seqio_testing import (  # noqa: E402
   add_examples,
   add_lines,
   open_one,
-  registries_restored,
   texts_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def registries():
-  with registries_restored():
-    yield
-
-
-@pytest.fixture
-def lines(tmp_path):
-  path = tmp_path / "lines.txt"
-  path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-  return path
+pytestmark = pytest.mark.usefixtures("registries")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import functools
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
+import signal
 import time
 
 import pytest
@@ -14,6 +13,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.cache import cache_stores, load_stores
 from palm_mtf.errors import UserError
+from tests.data.processes import start
 
 
 @pytest.fixture
@@ -53,14 +53,19 @@ def age(folder: pathlib.Path) -> None:
     os.utime(path, ns=(10**18, 10**18))
 
 
-def test_tokens_are_encoded_once_and_that_is_said(run, tmp_path, capsys):
+def test_tokens_are_encoded_once_and_that_is_said(
+  run, folder, tmp_path, capsys
+):
+  (folder / "binary.txt").write_bytes(b"\0\1")
   first = run()
   (store,) = stores(tmp_path / "run" / "tokens")
   train, validation = first.train.counts, first.validation.counts
-  assert capsys.readouterr().err == (
+  left_out, encoded = capsys.readouterr().err.splitlines()
+  assert f"NUL bytes, such as {folder}/binary.txt" in left_out
+  assert encoded == (
     f"palm_mtf: encoded {train.num_documents} training documents "
     f"({train.num_tokens:,} tokens) and {validation.num_documents} validation "
-    f"documents ({validation.num_tokens:,} tokens) into {store}\n"
+    f"documents ({validation.num_tokens:,} tokens) into {store}"
   )
   inode = (store / "train-00000.npy").stat().st_ino
   assert run().fingerprint == first.fingerprint
@@ -98,27 +103,22 @@ def test_without_them_in_cache_dir_the_run_keeps_its_own_and_says_so(
   assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_cache_dir_that_may_not_be_written_works(run, cache, tmp_path):
-  expected = run(cached=cache).fingerprint
-  for path in [*cache.rglob("*"), cache]:
-    path.chmod(0o555 if path.is_dir() else 0o444)
-  try:
-    assert run(cached=cache).fingerprint == expected
-    assert run(0.3, cache).train.counts.num_tokens
-  finally:
-    for path in [cache, *stores(cache)]:
-      path.chmod(0o755)
-
-
-def test_a_cache_dir_on_a_read_only_disk_works(run, cache, monkeypatch):
+def test_a_cache_dir_that_may_not_be_written_works(run, cache, monkeypatch):
   # Permissions do not stop the superuser, so the question is answered for it.
   content = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
   access = os.access
   monkeypatch.setattr(
     os, "access", lambda path, mode: mode != os.W_OK and access(path, mode)
   )
-  run(cached=cache)
-  run(0.3, cache)
+  folders = [cache, *stores(cache)]
+  for path in folders:
+    path.chmod(0o555)
+  try:
+    run(cached=cache)
+    assert run(0.3, cache).train.counts.num_tokens
+  finally:
+    for path in folders:
+      path.chmod(0o755)
   assert {p: p.stat().st_mtime_ns for p in cache.rglob("*")} == content
 
 
@@ -265,17 +265,7 @@ def test_of_two_processes_at_once_one_waits_and_both_get_the_tokens(
     model_dir=str(tmp_path / "both"),
     vocabulary=vocabulary.path,
   )
-  processes = [
-    subprocess.Popen(
-      [sys.executable, "-c", program],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-      env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    for _ in range(2)
-  ]
+  processes = [start(program) for _ in range(2)]
   for process in processes:
     assert process.stdout.readline() == "ready\n"
   for process in processes:
@@ -300,15 +290,11 @@ def test_a_process_waits_for_another_that_holds_the_folder(
     "  print('held', flush=True)\n"
     "  time.sleep(1)\n"
   )
-  holder = subprocess.Popen(
-    [sys.executable, "-c", program],
-    stdout=subprocess.PIPE,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
-  assert holder.stdout.readline() == b"held\n"
-  start = time.monotonic()
+  holder = start(program)
+  assert holder.stdout.readline() == "held\n"
+  started = time.monotonic()
   run()
-  assert time.monotonic() - start > 0.5
+  assert time.monotonic() - started > 0.5
   holder.communicate(timeout=20)
   assert capsys.readouterr().err.startswith(
     f"palm_mtf: waiting for another process that encodes into {tokens}\n"
@@ -323,23 +309,9 @@ def test_a_process_that_was_killed_holds_nobody_up(run, tmp_path, capsys):
     f"with _only_writer({str(tokens)!r}):\n"
     "  os.kill(os.getpid(), signal.SIGKILL)\n"
   )
-  killed = subprocess.run(
-    [sys.executable, "-c", program],
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    check=False,
-  )
-  assert killed.returncode == -9
+  assert start(program).wait() == -signal.SIGKILL
   run()
   assert "waiting" not in capsys.readouterr().err
-
-
-def test_files_that_are_no_text_are_told_when_they_are_encoded(
-  run, folder, capsys
-):
-  (folder / "binary.txt").write_bytes(b"\0\1")
-  run()
-  told = f"files left out (not UTF-8, or with NUL bytes, such as {folder}/bin"
-  assert told in capsys.readouterr().err
 
 
 def test_a_model_dir_that_is_a_file_is_an_error(run, tmp_path):

@@ -23,7 +23,7 @@ from palm_mtf.data.tokens.shard import (
   map_shard,
   write_shard,
 )
-from tests.data.small_sources import EOD, examples, repeatable
+from tests.data.small_sources import EOD, examples, repeatable, shard
 
 
 def encoded(inputs, text, split=TRAIN, weight=1.0) -> EncodedDocument:
@@ -68,17 +68,14 @@ def test_a_shard_is_its_documents_in_order_repeated_by_weight(
   assert summary.num_read == len(documents)
   assert summary.lowest_rank == min(d.document.rank for d in documents)
   for split in (TRAIN, VALIDATION):
-    tokens, targets, ends, counts = [], [], [], Counts()
+    expected, counts = [], Counts()
     for one in documents:
       repeats = num_repeats(one.document) if one.split == split else 0
       if split == VALIDATION:  # held out once, or not at all
         repeats = min(repeats, 1)
+      expected += [(one.inputs.tolist(), one.text.tolist())] * repeats
+      length = len(one.inputs) + len(one.text) + 1
       for _ in range(repeats):
-        tokens += one.inputs.tolist()
-        targets.append(len(tokens))
-        tokens += [*one.text.tolist(), EOD]
-        ends.append(len(tokens))
-        length = len(one.inputs) + len(one.text) + 1
         counts += Counts(
           num_documents=1,
           num_tokens=length,
@@ -87,14 +84,14 @@ def test_a_shard_is_its_documents_in_order_repeated_by_weight(
           num_target_bytes=len(one.document.text),
           longest_document_tokens=length,
         )
-    shard = map_shard(str(folder), 0, split)
-    assert shard.tokens.tolist() == tokens
-    assert shard.tokens.dtype == np.dtype(dtype)
+    mapped = map_shard(str(folder), 0, split)
+    by_hand = shard(expected, has_inputs=has_inputs)
+    assert mapped.tokens.tolist() == by_hand.tokens.tolist()
+    assert mapped.tokens.dtype == np.dtype(dtype)
     assert summary.counts[split] == counts
+    assert (mapped.examples is not None) == has_inputs
     if has_inputs:
-      assert shard.examples.tolist() == [targets, ends]
-    else:
-      assert shard.examples is None
+      assert mapped.examples.tolist() == by_hand.examples.tolist()
 
 
 def test_counts_add_up_and_the_longest_is_the_longest():
@@ -114,10 +111,10 @@ def test_files_are_what_numpy_reads_and_are_mapped(tmp_path):
   write(tmp_path, [encoded([5], [6, 7])])
   assert np.load(tmp_path / "train-00000.npy").tolist() == [5, 6, 7, EOD]
   assert np.load(tmp_path / "train-00000.examples.npy").tolist() == [[1], [4]]
-  shard = map_shard(str(tmp_path), 0, TRAIN)
-  assert isinstance(shard.tokens, np.memmap)
+  tokens = map_shard(str(tmp_path), 0, TRAIN).tokens
+  assert isinstance(tokens, np.memmap)
   with pytest.raises(ValueError, match="read-only"):
-    shard.tokens[0] = 1
+    tokens[0] = 1
 
 
 @pytest.fixture
