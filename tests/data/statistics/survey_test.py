@@ -1,7 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
-import pytest
 
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.contamination import Examples
@@ -37,16 +36,6 @@ def test_counts_are_those_of_each_source_and_of_all(code, vocabulary):
   assert second.bytes == sum(sizes[6:9])
   assert total.longest_bytes == max(sizes[:9])
   assert (total.held_out_documents, second.held_out_documents) == (2, 0)
-
-
-def test_a_long_document_has_the_tokens_of_its_parts_of_whole_lines(
-  vocabulary,
-):
-  line = "def encode(self, text):\n"
-  text = line * 60_000
-  result = survey([source("long", [text])], vocabulary, {})
-  expected = 60_000 * len(vocabulary.encode(line)) + 1
-  assert result.total.counts.tokens == pytest.approx(expected, rel=1e-3)
 
 
 def test_examples_count_inputs_and_targets_and_ids_count_as_they_are(

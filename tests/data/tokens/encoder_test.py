@@ -87,16 +87,6 @@ def test_documents_of_many_batches_are_put_together_again(encoder, vocabulary):
     ]
 
 
-def test_a_text_shorter_than_a_part_is_encoded_as_a_whole(vocabulary, code):
-  short = [text for text in code if len(text) < 1 << 16]
-  assert len(short) > 20
-  with Encoder(vocabulary, 0) as encoder:
-    encoded = encoder.encode((TRAIN, Document(text)) for text in short)
-    assert [one.text.tolist() for one in encoded] == [
-      vocabulary.encode(text) for text in short
-    ]
-
-
 @pytest.fixture
 def at_once(monkeypatch):
   """Processes work from the first batch on."""

@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.tokens.shard import DamagedShardError
-from palm_mtf.data.tokens.store import SHARD_BYTES, read_store, write_store
+from palm_mtf.data.tokens.store import SHARD_BYTES, read_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from tests.data.processes import disk_full_at, start
@@ -262,9 +262,3 @@ def test_a_source_without_any_document_is_an_empty_store(vocabulary, tmp_path):
   store = store_of(ListSource([]), vocabulary, tmp_path / "a")
   assert len(store.train.tokens) == len(store.validation.tokens) == 0
   assert (store.train.bytes_per_token, store.lowest_rank) == (0, 1.0)
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(source, vocabulary, tmp_path):
-  (tmp_path / "file").write_text("")
-  with pytest.raises(UserError, match=r"cannot write .*file/store"):
-    write_store(str(tmp_path / "file" / "store"), source, vocabulary)
