@@ -194,16 +194,13 @@ def test_each_source_of_a_mixture_ends_an_epoch_before_the_next():
       assert len({p.row for p in epoch}) == rows
 
 
-def test_every_epoch_and_every_seed_has_its_own_order():
+def test_every_epoch_seed_and_source_has_its_own_order():
   orders = {
     tuple(p.row % 64 for p in batches(64 * LENGTH, 64, seed).places(epoch))
     for seed in range(10)
     for epoch in range(10)
   }
   assert len(orders) == 100
-
-
-def test_sources_of_equal_rows_have_orders_of_their_own():
   places = mixed((0.5, 0.5), (1000, 1000), size=2000).places(0)
   rows = [[p.row for p in places if p.source == name][:500] for name in "01"]
   assert rows[0] != rows[1]

@@ -88,19 +88,12 @@ def test_a_weight_is_a_number_of_at_least_zero(tmp_path, weight):
 
 
 @pytest.mark.parametrize(
-  ("weight", "shown"),
-  [
-    ("-1", "-1"),
-    ("true", "true"),
-    ('"2"', '"2"'),
-    ("null", "null"),
-    ("NaN", "NaN"),
-    ("Infinity", "Infinity"),
-    ("1" + "0" * 400, "1" + "0" * 35 + " ..."),
-  ],
+  "weight",
+  ["-1", "true", '"2"', "null", "NaN", "Infinity", "1" + "0" * 400],
 )
-def test_a_weight_that_is_none_is_named(tmp_path, weight, shown):
+def test_a_weight_that_is_none_is_named(tmp_path, weight):
   file = write(tmp_path, b'{"text": "a", "w": ' + weight.encode() + b"}")
+  shown = weight if len(weight) < 40 else f"{weight[:36]} ..."
   assert error(file, weight="w") == (
     f", line 1: 'w' is {shown}, not a number of at least 0; set WEIGHT_FIELD "
     "to the field that holds the weight, or to None, or mend the line."

@@ -132,25 +132,24 @@ def test_a_json_line_is_a_document_with_its_weight(tmp_path):
   assert [d.weight for d in documents_of(weightless)] == [1.0, 1.0]
 
 
-def test_text_and_json_lines_mix_and_are_read_compressed_as_plain(tmp_path):
-  plain, packed = tmp_path / "plain", tmp_path / "packed"
-  for folder in (plain, packed):
-    folder.mkdir()
-  (plain / "a.txt").write_text("text")
-  write_lines(plain / "b.jsonl", {"text": "one"}, {"text": "two"})
-  (plain / "c.py").write_text("print()")
-  for compress, suffix, path in zip(
-    (gzip.compress, bz2.compress, lzma.compress),
-    (".gz", ".bz2", ".xz"),
-    sorted(plain.iterdir()),
-    strict=True,
+@pytest.mark.parametrize("packed", [False, True])
+def test_text_and_json_lines_mix_and_are_read_compressed_as_plain(
+  tmp_path, packed
+):
+  (tmp_path / "a.txt").write_text("text")
+  write_lines(tmp_path / "b.jsonl", {"text": "one"}, {"text": "two"})
+  (tmp_path / "c.py").write_text("print()")
+  compressions = (".gz", gzip), (".bz2", bz2), (".xz", lzma)
+  for path, (suffix, module) in zip(
+    sorted(tmp_path.iterdir()) if packed else [], compressions, strict=False
   ):
-    (packed / (path.name + suffix)).write_bytes(compress(path.read_bytes()))
-  expected = ["text", "one", "two", "print()"]
-  for folder in (plain, packed):
-    assert [d.text for d in documents_of(source_of(folder))] == expected
-  assert source_of(plain).num_bytes == 4 + 2 * 16 + 7
-  assert source_of(packed).num_bytes is None
+    content = module.compress(path.read_bytes())
+    path.with_name(path.name + suffix).write_bytes(content)
+    path.unlink()
+  source = source_of(tmp_path)
+  texts = [d.text for d in documents_of(source)]
+  assert texts == ["text", "one", "two", "print()"]
+  assert source.num_bytes == (None if packed else 4 + 2 * 16 + 7)
 
 
 def test_messages_call_the_settings_as_the_user_does(tmp_path):

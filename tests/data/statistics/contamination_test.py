@@ -1,5 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import operator
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,22 +44,20 @@ def by_sets(examples: list[str], training: list[str]) -> Contamination:
   seen = {
     ngram for text in training for n in range(1, 9) for ngram in ngrams(text, n)
   }
-  found, lengths = [], [len(text.split()) for text in examples]
-  for text, length in zip(examples, lengths, strict=True):
-    n = max(1, min(8, length))
-    found.append([ngram in seen for ngram in ngrams(text, n)])
+  lengths = [len(text.split()) for text in examples]
+  found = [
+    [ngram in seen for ngram in ngrams(text, max(1, min(8, length)))]
+    for text, length in zip(examples, lengths, strict=True)
+  ]
   contaminated = [10 * sum(x) >= 7 * len(x) > 0 for x in found]
   short = [length < 8 for length in lengths]
-  every = [ngram for ngrams_of_one in found for ngram in ngrams_of_one]
   return Contamination(
     examples=len(examples),
     judged=len(examples),
     short=sum(short),
     contaminated=sum(contaminated),
-    contaminated_short=sum(
-      a and b for a, b in zip(contaminated, short, strict=True)
-    ),
-    ngram_share=sum(every) / max(1, len(every)),
+    contaminated_short=sum(map(operator.and_, contaminated, short)),
+    ngram_share=sum(map(sum, found)) / max(1, sum(map(len, found))),
   )
 
 
