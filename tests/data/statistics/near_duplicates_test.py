@@ -1,7 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import collections
-import dataclasses
 import itertools
 import tracemalloc
 
@@ -174,35 +173,33 @@ def test_a_huge_group_is_one_group():
   assert (found.near_groups, found.near_texts) == (1, 499)
 
 
-def test_a_short_text_is_one_run_and_space_and_case_do_not_count():
-  found = duplicates_of(["Three short words", "three  short words\n", "three"])
-  assert (found.near_groups, found.near_texts) == (1, 1)
-  assert found.exact_documents == 0
+IDS = np.random.default_rng(0).integers(0, 30000, 500)
 
 
-def test_texts_without_words_are_near_copies_of_nothing():
-  found = duplicates_of([" ", "  ", "\n", ""])
-  assert (found.num_texts, found.near_groups) == (4, 0)
+@pytest.mark.parametrize(
+  ("texts", "exact_documents", "near_groups"),
+  [
+    (["Three short words", "three  short words\n", "three"], 0, 1),
+    ([" ", "  ", "\n", ""], 0, 0),  # no words, near no other
+    ([IDS, IDS[::-1].copy(), np.append(IDS, 7), IDS], 1, 1),
+    ([], 0, 0),
+  ],
+  ids=["short", "empty", "token ids", "none"],
+)
+def test_texts_of_every_kind_have_duplicates(
+  texts, exact_documents, near_groups
+):
+  found = duplicates_of(texts)
+  assert found.exact_documents == exact_documents
+  assert found.near_groups == found.near_texts == near_groups
+  assert found.num_texts == len(texts) - exact_documents
+  assert found.exact_across == found.near_across == 0
 
 
 def test_inputs_are_a_part_of_the_text():
   documents = [("b", "a"), ("c", "a"), ("", "ab"), ("ab", ""), ("ab", None)]
   digests = {text_digest(Document(*each)) for each in documents}
   assert len(digests) == 5
-
-
-def test_token_ids_have_duplicates_too():
-  rng = np.random.default_rng(0)
-  ids = rng.integers(0, 30000, 500, dtype=np.int32)
-  other = ids.copy()
-  other[7] += 1
-  found = duplicates_of([ids, other, ids])
-  assert (found.exact_documents, found.near_groups) == (1, 1)
-
-
-def test_no_document_has_no_duplicates():
-  found = find_duplicates([Sketches()])
-  assert set(map(repr, dataclasses.astuple(found))) == {"0", "[]"}
 
 
 def test_memory_is_that_of_the_sketches_however_long_the_documents_are():

@@ -94,6 +94,7 @@ def test_long_texts_are_whole_again(vocabulary, code):
 def test_no_text_has_no_tokens_and_no_division_by_zero(vocabulary):
   fit = measure_fit(vocabulary, [])
   assert (fit.num_tokens, fit.byte_share, fit.bytes_per_token) == (0, 0.0, 0.0)
+  assert vocabulary.byte_share([]) == 0.0
 
 
 def test_the_first_text_that_changes_is_shown(lossless):

@@ -98,12 +98,6 @@ def test_ids_above_the_vocabulary_are_unknown_and_not_an_error(vocabulary):
   assert text == 2 * vocabulary.decode([2])
 
 
-def test_byte_share_counts_byte_pieces(vocabulary):
-  assert vocabulary.byte_share(vocabulary.encode("import")) == 0.0
-  assert vocabulary.byte_share(vocabulary.encode("\U0001f600")) == 1.0
-  assert vocabulary.byte_share([]) == 0.0
-
-
 def text_config(folder, **settings):
   settings = {"vocabulary": None, "validation_share": 0.2} | settings
   return DataConfig(text_files=f"{folder}/*.txt", **settings)
@@ -156,12 +150,19 @@ def test_a_vocabulary_larger_than_the_embedding_is_an_error(
   vocabulary.check_size(1000)
 
 
-def test_a_missing_vocabulary_is_an_error_with_the_nearest_name(tmp_path):
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("word.model", r'no such file \(did you mean "words.model"'),
+    ("", "Is a directory"),
+  ],
+)
+def test_what_is_no_file_is_an_error_with_the_nearest_name(
+  tmp_path, name, message
+):
   (tmp_path / "words.model").touch()
-  with pytest.raises(
-    UserError, match=r'no such file \(did you mean "words.mod'
-  ):
-    Vocabulary(str(tmp_path / "word.model"))
+  with pytest.raises(UserError, match=message):
+    Vocabulary(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("content", [b"", b"a text file\n", bytes(range(256))])
@@ -171,11 +172,6 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path, content, capfd):
   with pytest.raises(UserError, match="not a SentencePiece model"):
     Vocabulary(str(path))
   assert capfd.readouterr() == ("", "")
-
-
-def test_a_folder_in_place_of_a_model_is_an_error(tmp_path):
-  with pytest.raises(UserError, match="Is a directory"):
-    Vocabulary(str(tmp_path))
 
 
 @pytest.mark.parametrize(
