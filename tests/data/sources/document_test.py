@@ -26,9 +26,11 @@ def test_ranks_are_spread_evenly():
 
 
 @given(st.text(), st.text())
-def test_rank_depends_on_inputs_and_text_and_where_one_ends(inputs, text):
+def test_hashes_depend_on_inputs_and_text_and_where_one_ends(inputs, text):
   joined = Document(inputs + text)
   split = Document(text, inputs)
+  assert split.digest(16) == Document(text, inputs, weight=3.0).digest(16)
+  assert split.digest(16) != joined.digest(16)
   assert split.rank == Document(text, inputs, weight=3.0).rank
   assert split.rank != joined.rank
 

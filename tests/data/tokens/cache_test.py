@@ -74,32 +74,22 @@ def test_tokens_are_encoded_once_and_that_is_said(
   assert (store / "train-00000.npy").stat().st_ino == inode
 
 
-def test_tokens_of_cache_dir_are_read_and_that_is_said(
+def test_tokens_of_cache_dir_are_read_and_others_kept_by_the_run_and_it_is_said(
   run, cache, tmp_path, capsys
 ):
   capsys.readouterr()
+  before, own = stores(cache), tmp_path / "run" / "tokens"
   run(cached=cache)
-  assert capsys.readouterr().err == (
-    f"palm_mtf: tokens of text_files are read from {cache}\n"
-  )
-  assert not (tmp_path / "run").exists()
-
-
-def test_without_them_in_cache_dir_the_run_keeps_its_own_and_says_so(
-  run, cache, tmp_path, capsys
-):
-  capsys.readouterr()
-  before = stores(cache)
+  assert not own.exists()
   run(0.3, cache)
-  own = tmp_path / "run" / "tokens"
-  said = capsys.readouterr().err.splitlines()
-  assert said[0] == (
+  first, second, third = capsys.readouterr().err.splitlines()
+  assert first == f"palm_mtf: tokens of text_files are read from {cache}"
+  assert second == (
     f"palm_mtf: CACHE_DIR = {str(cache)!r} lacks the tokens of text_files: "
     f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
   )
-  assert said[1].startswith("palm_mtf: encoded ")
-  assert stores(cache) == before
-  assert len(stores(own)) == 1
+  assert third.startswith("palm_mtf: encoded ")
+  assert (stores(cache), len(stores(own))) == (before, 1)
   run(0.3, cache)  # are found there
   assert len(capsys.readouterr().err.splitlines()) == 1
 

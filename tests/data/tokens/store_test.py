@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.tokens.shard import DamagedShardError
-from palm_mtf.data.tokens.store import SHARD_BYTES, read_store
+from palm_mtf.data.tokens.store import read_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from tests.data.processes import disk_full_at, start
@@ -124,23 +124,19 @@ def test_a_token_takes_at_most_so_many_bytes_on_disk(
   assert every_token(store) == every_token(narrow)
 
 
-@pytest.mark.parametrize("shard_bytes", [1, SHARD, SHARD_BYTES])
-def test_the_size_of_shards_does_not_change_the_tokens(
-  path, source, vocabulary, tmp_path, shard_bytes
+def test_the_fingerprint_is_that_of_the_tokens(
+  path, source, vocabulary, tmp_path, code
 ):
-  first = read_store(str(path))
-  again = store_of(source, vocabulary, tmp_path / "a", shard_bytes=shard_bytes)
-  assert every_token(again) == every_token(first)
-  assert again.train.counts == first.train.counts
-  assert (again.fingerprint == first.fingerprint) == (shard_bytes == SHARD)
-
-
-def test_another_document_gives_another_fingerprint(
-  path, vocabulary, tmp_path, code
-):
+  fingerprint = read_store(str(path)).fingerprint
   changed = ListSource([*code[5:-1], code[-1] + "."], code[:5])
-  other = store_of(changed, vocabulary, tmp_path / "b", shard_bytes=SHARD)
-  assert other.fingerprint != read_store(str(path)).fingerprint
+  for documents in (source, changed):
+    again = store_of(
+      documents,
+      vocabulary,
+      tmp_path / documents.fingerprint(),
+      shard_bytes=SHARD,
+    )
+    assert (again.fingerprint == fingerprint) == (documents is source)
 
 
 @pytest.mark.parametrize(
