@@ -11,8 +11,8 @@ that source; these are shuffled within each epoch of the source:
   row             3 0 4 2 1 | 1 4 0 3 2 | ...
   step 0, 1, ...  [2 a step: 3 0], [4 2], [1 1], [4 0], [3 2], ...
 
-So a run resumes at once, and no row depends on batch sizes, pods or hosts.
-packing.py fills rows with documents.
+A run resumes at once: no row depends on batch sizes, pods, hosts or the rows
+before. packing.py fills rows with documents.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class RowPlace(NamedTuple):
 
   source: str  # name
   epoch: int
-  row: int  # as `Rows.read` takes it
+  row: int  # number, for `Rows.read`
 
 
 class Batches:
@@ -134,6 +134,7 @@ def validation_batches(
   Raises:
     UserError: there is less than one batch; raised at once.
   """
+  # Neither shuffled nor repeated: every evaluation reads the same rows.
   mixture = Mixture([source.rate for source in sources], seed=seed)
   source, index = mixture.locate(np.arange(max(num_rows, batch_size)))
   available = np.array([s.rows.num_rows for s in sources])

@@ -42,7 +42,7 @@ class Rows(Protocol):
   """The rows of one source, epoch after epoch, unshuffled."""
 
   features: tuple[str, ...]  # of every row
-  num_rows: int  # of the first epoch, without one that ends in the next
+  num_rows: int  # of the first epoch, that hold nothing of the next
 
   def epoch(self, numbers: np.ndarray) -> np.ndarray:
     """Returns the epoch of each row, from 0 on."""
@@ -75,8 +75,8 @@ class JoinedRows:
     if tokens.has_inputs:
       self.features += ("loss_weights",)
 
-  # Row n begins at token n * length of the documents repeated for ever: tokens
-  # left over by an epoch begin a row of the next, none is lost or read twice.
+  # Row n begins at token n * length of the stream of all epochs. Tokens left
+  # over by an epoch so begin a row of the next: none is lost or read twice.
   def epoch(self, numbers: np.ndarray) -> np.ndarray:
     """Returns the epoch in which each row begins."""
     return numbers * self._length // len(self._tokens)
@@ -97,7 +97,7 @@ class JoinedRows:
       is_target = np.concatenate([is_target, more_is_target])
     row = {"inputs": _shift(targets), "targets": targets}
     if self._eod_id is not None:
-      # Where [eod] would be the input a segment begins, with input 0.
+      # A segment begins behind each [eod], with 0 as its first input.
       begins = row["inputs"] == self._eod_id
       row["inputs"][begins] = 0
       row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
@@ -118,7 +118,7 @@ class WholeRows:
     packed: bool,
     seed: int,
   ):
-    """Plans rows of `length` tokens, in memory for every document.
+    """Plans rows of `length` tokens; memory grows with the documents.
 
     Args:
       tokens: tokens of one document or more.
@@ -187,7 +187,7 @@ def positions(segments: np.ndarray) -> np.ndarray:
 
 
 def _shift(targets: np.ndarray) -> np.ndarray:
-  inputs = np.zeros_like(targets)  # token 0 comes first
+  inputs = np.zeros_like(targets)  # the first input is 0
   inputs[1:] = targets[:-1]
   return inputs
 
