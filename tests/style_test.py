@@ -35,7 +35,6 @@ NOT_MIRRORED = {
   "bench_train_test.py",
   "cli/main_run_test.py",
   "conftest_test.py",
-  "data/imports_test.py",
   "evaluate_processes_test.py",
   "gin_test.py",
   "kill_test.py",

@@ -1,11 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Text folders and one small vocabulary for the tests of palm_mtf.data."""
+"""Text folders and small vocabularies for the tests of palm_mtf.data."""
 
+import io
 import pathlib
 import sysconfig
 
 import pytest
+import sentencepiece
 
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -25,6 +27,26 @@ def vocabulary(code, tmp_path_factory) -> Vocabulary:
   path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
   train_vocabulary(code, 1000, path=path)
   return Vocabulary(path)
+
+
+@pytest.fixture
+def foreign(code, tmp_path):
+  """Trains a model with SentencePiece's defaults but for `settings`."""
+
+  def train(**settings) -> str:
+    model = io.BytesIO()
+    numbers = [str(i) for i in range(1000, 3000)]
+    sentencepiece.SentencePieceTrainer.Train(
+      sentence_iterator=iter([*code[0].splitlines(), *numbers]),
+      model_writer=model,
+      minloglevel=2,
+      **({"vocab_size": 400, "byte_fallback": True} | settings),
+    )
+    path = tmp_path / "foreign.model"
+    path.write_bytes(model.getvalue())
+    return str(path)
+
+  return train
 
 
 @pytest.fixture

@@ -80,26 +80,21 @@ def number_and_right(text, example, is_target):
 
 @pytest.fixture(scope="module", autouse=True)
 def tasks():
+  def add(name, metric, columns, **changes):
+    add_examples(
+      name,
+      {"validation": columns},
+      [seqio.preprocessors.tokenize],
+      features=("inputs", "targets"),
+      metric_fns=[metric],
+      **changes,
+    )
+
   with registries_restored():
-    steps = [seqio.preprocessors.tokenize]
-    both = ("inputs", "targets")
     names = ("number", "inputs", "targets", "is_right")
-    columns = dict(zip(names, zip(*OPTIONS, strict=True), strict=True))
-    add_examples(
-      "options",
-      {"validation": {name: list(x) for name, x in columns.items()}},
-      steps,
-      features=both,
-      metric_fns=[accuracy],
-      postprocess_fn=number_and_right,
-    )
-    add_examples(
-      "open",
-      {"validation": {"inputs": QUESTIONS, "targets": ["a"] * 4}},
-      steps,
-      features=both,
-      metric_fns=[begins_with_a],
-    )
+    columns = zip(names, map(list, zip(*OPTIONS, strict=True)), strict=True)
+    add("options", accuracy, dict(columns), postprocess_fn=number_and_right)
+    add("open", begins_with_a, {"inputs": QUESTIONS, "targets": ["a"] * 4})
     yield
 
 

@@ -67,9 +67,11 @@ def mean_score(targets, scores):
   return {"mean_score": np.mean(scores)}
 
 
-def register(name, metrics, examples=QUESTIONS, steps=STEPS, **changes):
+def register(
+  name, metrics, examples=QUESTIONS, steps=STEPS, split="validation", **changes
+):
   changes = {"features": BOTH, "metric_fns": metrics, **changes}
-  add_examples(name, {"validation": examples}, steps, **changes)
+  add_examples(name, {split: examples}, steps, **changes)
 
 
 def opened(vocabulary, *names, **settings):
@@ -82,13 +84,21 @@ def test_text_becomes_the_runs_ids_though_the_tasks_are_out_of_reach(
 ):
   register("plain", [exact])
   register("with_eos", [exact], steps=WITH_EOS)
-  plain, with_eos = opened(vocabulary, "plain", "with_eos")
+  tokenize = functools.partial(STEPS[0], copy_pretokenized=False)
+  register("bare", [exact], steps=[tokenize])
+  registered = set(seqio.TaskRegistry.names())
+  plain, with_eos, bare = opened(vocabulary, "plain", "with_eos", "bare")
+  assert set(seqio.TaskRegistry.names()) == registered, "nothing stays there"
   expected = [vocabulary.encode(x) for x in QUESTIONS["targets"]]
-  assert plain.targets == expected
+  assert plain.targets == bare.targets == expected
   assert plain.inputs == [vocabulary.encode(x) for x in QUESTIONS["inputs"]]
   eod = vocabulary.eod_id
   assert with_eos.targets == [[*ids, eod] for ids in expected]
   assert plain.fingerprint != with_eos.fingerprint
+  # Where the text itself is not kept it is decoded.
+  for task in (plain, bare):
+    records = task.evaluate(1, Says([["a"]] * 3)).records
+    assert [x["inputs"] for x in records] == QUESTIONS["inputs"]
 
 
 def test_num_shots_puts_solved_examples_before_each_that_fit(vocabulary):
@@ -191,7 +201,7 @@ def test_a_mixture_is_its_tasks_without_those_that_cannot_be(
   register("first", [exact])
   register("second", [mean_score])
   register("no_metric", [])
-  add_examples("no_split", {"train": QUESTIONS}, STEPS, features=BOTH)
+  register("no_split", [], split="train")
   names = ["first", "second", "no_metric", "no_split"]
   seqio.MixtureRegistry.add("all_of_them", names, default_rate=1.0)
   tasks = opened(vocabulary, "all_of_them", "first", eval_examples=2)
@@ -223,57 +233,43 @@ def ids_of(dataset):
 
 
 @pytest.mark.parametrize(
-  ("register_task", "message"),
+  ("changes", "message"),
   [
     (
-      lambda: register("mime", [exact]),
+      {"name": "mime"},
       "EVAL_TASKS = 'mine': no such SeqIO task or mixture is registered "
       '(did you mean "mime"?)',
     ),
     (
-      lambda: add_examples(
-        "mine", {"train": QUESTIONS}, STEPS, features=BOTH, metric_fns=[exact]
-      ),
+      {"split": "train"},
       "EVAL_TASKS = 'mine': mine has no split 'validation', only 'train'; set "
       "EVAL_SPLIT to one of them.",
     ),
     (
-      lambda: register("mine", []),
+      {"metrics": []},
       "EVAL_TASKS = 'mine': mine has no metric functions; give its",
     ),
     (
-      lambda: register(
-        "mine", [exact], {"inputs": ["a", ""], "targets": ["b", "c"]}
-      ),
+      {"examples": {"inputs": ["a", ""], "targets": ["b", "c"]}},
       "EVAL_TASKS: mine, split 'validation': example 1 has no inputs; there "
       "has to be a text to continue.",
     ),
     (
-      lambda: register(
-        "mine", [exact], {"targets": ["a"]}, features=("targets",)
-      ),
+      {"examples": {"targets": ["a"]}, "features": ("targets",)},
       "example 0 has no inputs; there has to be a text to continue.",
     ),
     (
-      lambda: register(
-        "mine", [exact], steps=[ids_of], vocabulary=seqio.ByteVocabulary()
-      ),
+      {"steps": [ids_of], "vocabulary": seqio.ByteVocabulary()},
       "EVAL_TASKS: the preprocessors of mine make token ids, so the run's",
     ),
     (
-      lambda: register(
-        "mine",
-        [exact],
-        steps=[lambda d: d.filter(lambda x: False), *STEPS],
-      ),
+      {"steps": [lambda d: d.filter(lambda x: False), *STEPS]},
       "EVAL_TASKS: mine, split 'validation': there are no examples.",
     ),
   ],
 )
-def test_what_cannot_be_evaluated_is_one_line(
-  vocabulary, register_task, message
-):
-  register_task()
+def test_what_cannot_be_evaluated_is_one_line(vocabulary, changes, message):
+  register(**{"name": "mine", "metrics": [exact], **changes})
   with pytest.raises(UserError) as info:
     opened(vocabulary, "mine")
   assert message in str(info.value)
@@ -289,20 +285,3 @@ def test_a_metric_function_that_fails_is_one_line_with_the_task(vocabulary):
     "EVAL_TASKS: broken, split 'validation': ValueError: Failed to evaluate "
     "task broken: '3 and 3'"
   )
-
-
-def test_nothing_stays_registered(vocabulary):
-  register("mine", [exact])
-  before = set(seqio.TaskRegistry.names())
-  opened(vocabulary, "mine")
-  assert set(seqio.TaskRegistry.names()) == before
-
-
-def test_a_partial_step_is_looked_through(vocabulary):
-  steps = [
-    functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False)
-  ]
-  register("bare", [exact], steps=steps)
-  (task,) = opened(vocabulary, "bare")
-  (first, *_) = task.evaluate(1, Says([["a"]] * 3)).records
-  assert first["inputs"] == QUESTIONS["inputs"][0]

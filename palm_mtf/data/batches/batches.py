@@ -77,6 +77,7 @@ def validation_batches(
   Raises:
     UserError: there is less than one batch; raised at once.
   """
+  # Neither shuffled nor repeated: every evaluation reads the same rows.
   mixture = Mixture([source.rate for source in sources], seed=seed)
   source, index = mixture.locate(np.arange(max(num_rows, batch_size)))
   available = np.array([s.rows.num_rows for s in sources])

@@ -56,6 +56,7 @@ class Corpus:
   @property
   def validation_bytes_per_token(self) -> float:
     """Bytes of text per learnt token of the validation batches."""
+    # Validation rows come by the rates, and all have as many tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
@@ -181,6 +182,7 @@ def load_corpus(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
+  # Other packings fill rows with whole documents and padding.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:

@@ -114,7 +114,7 @@ class WholeRows:
   def __init__(
     self, tokens: TokenArray, length: int, *, packed: bool, seed: int
   ):
-    """Plans rows of `length` tokens, in memory for every document.
+    """Plans rows of `length` tokens; memory grows with the documents.
 
     Args:
       tokens: tokens of one document or more.
@@ -184,7 +184,7 @@ def positions(segments: np.ndarray) -> np.ndarray:
 
 
 def _shift(targets: np.ndarray) -> np.ndarray:
-  inputs = np.zeros_like(targets)  # token 0 comes first
+  inputs = np.zeros_like(targets)  # the first input is 0
   inputs[1:] = targets[:-1]
   return inputs
 

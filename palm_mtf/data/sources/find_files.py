@@ -55,6 +55,7 @@ def find_files(
   paths = set()
   for pattern in [globs] if isinstance(globs, str) else globs:
     paths.update(_match(pattern, f"{setting} = {pattern!r}"))
+  # All files are looked at before the first is read, which may take hours.
   for path in sorted(paths):
     _check_compression(path, setting)
   files = [describe_file(path, setting) for path in sorted(paths)]

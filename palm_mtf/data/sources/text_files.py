@@ -69,6 +69,7 @@ class TextFiles:
   @property
   def num_bytes(self) -> int | None:
     """Size of all files, or None where some are compressed."""
+    # For progress bars and full disks, which need the size of the text itself.
     if any(file.compression for file in self.files):
       return None
     return sum(file.num_bytes for file in self.files)

@@ -37,14 +37,12 @@ def load_stores(
   sources: Sequence[Source],
   vocabulary: Vocabulary,
 ) -> list[TokenStore]:
-  """Returns the tokens of every source of a run.
-
-  From CACHE_DIR where they are there, otherwise from MODEL_DIR/tokens, encoded
-  if need be.
+  """Returns the store of every source of a run, encoded if need be.
 
   Raises:
     UserError: there is no text, or the disk is full.
   """
+  # A run reads CACHE_DIR, which other runs read too, and writes MODEL_DIR.
   own = ModelDir(model_dir).tokens
   stores = []
   for source, name in _named(own, data, sources, vocabulary):
@@ -143,6 +141,7 @@ def _read(path: str, verify: bool = False) -> TokenStore | None:
   """Returns a store, or None where there is none or it is damaged."""
   if not os.path.isdir(path):
     return None
+  # A start compares sizes, `palm_mtf data cache --verify` every byte.
   try:
     return read_store(path, verify=verify)
   except DamagedShardError as error:

@@ -4,7 +4,7 @@
 
 This process reads documents, cuts them into parts and gathers parts into
 batches; worker processes encode the batches; this process joins the ids again.
-A corpus of any number of files, one included, so keeps all cores busy.
+So any corpus keeps all cores busy, even one file.
 """
 
 import collections
@@ -30,7 +30,7 @@ from palm_mtf.errors import UserError
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
 _DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
-_BATCHES_BEFORE_PROCESSES = 16  # are encoded here: to start one takes longer
+_BATCHES_BEFORE_PROCESSES = 16  # encoded here: starting processes takes longer
 
 _vocabulary: Vocabulary  # of a worker process
 
@@ -45,7 +45,7 @@ class EncodedDocument(NamedTuple):
 
 
 class _Cut(NamedTuple):
-  """A document all of whose parts are in batches."""
+  """A document whose parts are all in batches."""
 
   split: str
   document: Document
@@ -56,7 +56,7 @@ class _Cut(NamedTuple):
 class Encoder:
   """Encodes documents; keeps its processes from one call to the next.
 
-  Use it as a context manager: it ends its processes.
+  Use it as a context manager, which ends the processes.
   """
 
   def __init__(self, vocabulary: Vocabulary, num_processes: int | None = None):

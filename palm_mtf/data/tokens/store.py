@@ -98,9 +98,9 @@ def write_store(
     Encoder(vocabulary, num_processes) as encoder,
     progress_bar(f"Encoding {source.name}", source.num_bytes) as advance,
   ):
-    # A store grows in a folder of another name, shard by shard. One that was
-    # there is damaged: its whole shards stay, others are made anew. A writer
-    # that was stopped is followed by one that finds its whole shards.
+    # A store grows shard by shard in a folder that is renamed when the store
+    # is whole. Whole shards of a writer that was stopped, and of a damaged
+    # store, stay; others are made anew.
     if os.path.isdir(folder):
       os.rename(folder, partial)
     os.makedirs(partial, exist_ok=True)
@@ -143,7 +143,7 @@ def _stretch(
   num_bytes = 0
   for split, document in documents:
     yield split, document
-    # With its repeats: a shard is made in memory.
+    # Repeats count too, because a shard is gathered in memory.
     num_bytes += int(document.num_bytes * max(1.0, document.weight))
     if num_bytes >= max_bytes:
       return
@@ -165,6 +165,7 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
     shards = list(
       threads.map(lambda n: check_shard(folder, n, reads=verify), numbers)
     )
+  # Mapped: a page is read from disk when a row of its tokens is.
   splits = {
     split: Split(
       TokenArray(

@@ -1,14 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import collections
 import dataclasses
 
-import numpy as np
 import pytest
 
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
 from palm_mtf.data.batches.corpus import load_corpus
-from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.sources.document import Document
 from palm_mtf.errors import UserError
 from tests.data.small_sources import ExampleSource, ListSource, corpus_of
@@ -44,11 +43,6 @@ def error(call, *arguments, **settings) -> str:
   return str(info.value)
 
 
-def leave(folder, count) -> None:
-  for path in sorted(folder.iterdir())[count:]:
-    path.unlink()
-
-
 def test_a_corpus_gives_batches_of_both_splits(load):
   corpus = load()
   batch = corpus.batches(BatchSizes(4)).batch(0)
@@ -68,21 +62,14 @@ def test_nothing_held_out_is_an_error_with_a_share_that_works(load):
 
 
 def test_a_lone_document_asks_for_more_text(load, folder):
-  leave(folder, 1)
-  assert error(load, 1e-4) == (
-    "VALIDATION_SHARE = 0.0001: leaves no document of text_files for "
-    "validation; give more text."
-  )
-
-
-def test_everything_held_out_asks_for_more_text(load, folder):
-  for path in folder.iterdir():
-    if Document(path.read_text(encoding="utf-8")).rank >= 0.5:
-      path.unlink()
-  assert error(load, 0.5) == (
-    "VALIDATION_SHARE = 0.5: leaves no document of text_files for training; "
-    "give more text."
-  )
+  ranks = {path: Document(path.read_text()).rank for path in folder.iterdir()}
+  for path in sorted(folder.iterdir(), key=ranks.get)[1:]:
+    path.unlink()
+  for share, split in ((1e-4, "validation"), (0.5, "training")):
+    assert error(load, share) == (
+      f"VALIDATION_SHARE = {share}: leaves no document of text_files for "
+      f"{split}; give more text."
+    )
 
 
 @pytest.mark.parametrize("packing", ["joined", "joined_masked"])
@@ -114,16 +101,6 @@ def test_less_than_one_batch_is_an_error_with_the_numbers(load):
   assert corpus.batches(BatchSizes(rows)).batch(0)
 
 
-def test_too_little_validation_text_for_a_batch_is_an_error(load):
-  corpus = load()
-  rows = corpus.stores[0].validation.counts.num_tokens // 128
-  message = error(corpus.validation_batches, batch_size=rows + 1, num_rows=1)
-  assert message.startswith(
-    f"validation text of text_files: {rows:,} rows of SEQUENCE_LENGTH tokens"
-  )
-  assert len(list(corpus.validation_batches(batch_size=rows, num_rows=1))) == 1
-
-
 @pytest.mark.parametrize("packing", ["joined", "joined_masked"])
 def test_a_sequence_longer_than_any_document_is_told(load, capsys, packing):
   longest = load(0.5).stores[0].train.counts.longest_document_tokens
@@ -150,18 +127,12 @@ def test_examples_that_are_cut_are_told_once(vocabulary, tmp_path, capsys):
   for _ in range(3):
     corpus.batches(BatchSizes(2))
     corpus.validation_batches(batch_size=2, num_rows=4)
-  said = without_stamps(capsys.readouterr().err).splitlines()
-  cut = sum(length > 16 for length in lengths)
-  assert said == [
-    f"palm_mtf: warning: {count:,} examples of source ({split}) are longer "
-    "than SEQUENCE_LENGTH = 16: the beginning of their inputs, or the end of "
-    "their targets, is left out"
-    for count, split in (
-      (cut, "train"),
-      (sum(length > 16 for length in lengths[:8]), "validation"),
-    )
+  assert without_stamps(capsys.readouterr().err).splitlines() == [
+    f"palm_mtf: warning: {sum(length > 16 for length in some)} examples of "
+    f"source ({split}) are longer than SEQUENCE_LENGTH = 16: the beginning of their "
+    "inputs, or the end of their targets, is left out"
+    for some, split in ((lengths, "train"), (lengths[:8], "validation"))
   ]
-  assert cut > 10
 
 
 def mixed(code, vocabulary, folder, **settings):
@@ -171,56 +142,19 @@ def mixed(code, vocabulary, folder, **settings):
   return corpus_of([one, two], vocabulary, folder, **settings)
 
 
-def test_validation_batches_hold_each_row_once_by_the_rates(
-  code, vocabulary, tmp_path
-):
-  corpus = mixed(code, vocabulary, tmp_path, sequence_length=64)
-  batches = list(corpus.validation_batches(batch_size=4, num_rows=80))
-  rows = np.concatenate([batch["targets"] for batch in batches])
-  assert len(rows) == 80
-  found = []
-  for store in corpus.stores:
-    tokens = store.validation.tokens
-    found.append(0)
-    while True:
-      first = found[-1] * 64
-      row = tokens.read(first, first + 64)[0]
-      if not (rows == row).all(axis=1).any():
-        break
-      found[-1] += 1  # the rows of a source are its first ones
-  assert sum(found) == 80
-  # Five standard deviations of a binomial draw.
-  assert abs(found[0] - 60) <= 5 * (80 * 0.75 * 0.25) ** 0.5
-
-
-def test_bytes_per_token_of_a_mixture_are_weighted_by_the_rates(
+def test_rows_of_a_mixture_come_and_its_bytes_are_weighted_by_the_rates(
   code, vocabulary, tmp_path
 ):
   corpus = mixed(code, vocabulary, tmp_path)
+  batches = corpus.batches(BatchSizes(100))
+  rows = [row for step in range(100) for row in batches.places(step)]
+  counts = collections.Counter(row.source for row in rows)
+  assert counts == {"one": 7500, "two": 2500}
   one, two = (store.validation.bytes_per_token for store in corpus.stores)
   assert one != two
   assert corpus.validation_bytes_per_token == pytest.approx(
     0.75 * one + 0.25 * two
   )
-
-
-def test_the_unigram_entropy_is_that_of_the_learnt_validation_tokens(
-  vocabulary, tmp_path
-):
-  documents = [Document(f"{i} b c", "aa " * i) for i in range(12)]
-  source = ExampleSource(documents, documents)
-  corpus = corpus_of([source], vocabulary, tmp_path, packing="packed")
-  batches = list(corpus.validation_batches(batch_size=2, num_rows=6))
-  learnt = []
-  for batch in batches:
-    for row, weights in zip(
-      batch["targets"], batch["loss_weights"], strict=True
-    ):
-      learnt += [int(t) for t, w in zip(row, weights, strict=True) if w]
-  shares = np.unique(learnt, return_counts=True)[1] / len(learnt)
-  expected = -(shares * np.log(shares)).sum()
-  assert unigram_entropy(batches) == pytest.approx(expected)
-  assert 0 not in learnt
 
 
 def test_the_fingerprint_tells_all_that_decides_batches(

@@ -16,11 +16,6 @@ PALM = [0.50, 0.27, 0.13, 0.05, 0.04, 0.01]  # PaLM, Table 2
 _rates = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=8)
 
 
-def test_palms_six_rates_are_met_exactly():
-  counts = Mixture(PALM, seed=0).rows_of_block.tolist()
-  assert counts == [5000, 2700, 1300, 500, 400, 100]
-
-
 @hypothesis.given(_rates)
 @repeatable(300)
 def test_a_block_holds_each_source_to_within_a_row_of_its_rate(rates):
@@ -33,41 +28,32 @@ def test_a_block_holds_each_source_to_within_a_row_of_its_rate(rates):
   assert np.abs(counts - shares).max() < 1 + lifted
 
 
-def test_the_largest_remainders_get_the_last_rows():
-  thirds = Mixture([1, 1, 1], seed=0).rows_of_block.tolist()
-  assert thirds == [3334, 3333, 3333]
-  sevenths = Mixture([1, 2, 4], seed=0).rows_of_block.tolist()
-  assert sevenths == [1429, 2857, 5714]  # 1428.57, 2857.14, 5714.29
-  assert Mixture([10.4, 20.2, 69.4], seed=0).rows_of_block.tolist() == [
-    1040,
-    2020,
-    6940,
-  ]
-
-
-def test_a_tiny_rate_has_a_row_in_every_block():
-  assert Mixture([1.0, 1e-12], seed=0).rows_of_block.tolist() == [9999, 1]
-  many = Mixture([1.0, *[1e-6] * 50], seed=0).rows_of_block.tolist()
-  assert many == [9950, *[1] * 50]
+@pytest.mark.parametrize(
+  ("rates", "rows"),
+  [
+    (PALM, [5000, 2700, 1300, 500, 400, 100]),
+    ([1, 1, 1], [3334, 3333, 3333]),
+    ([1, 2, 4], [1429, 2857, 5714]),  # 1428.57, 2857.14, 5714.29
+    ([10.4, 20.2, 69.4], [1040, 2020, 6940]),
+    ([1.0, 1e-12], [9999, 1]),  # a tiny rate has a row in every block
+    ([1.0, *[1e-6] * 50], [9950, *[1] * 50]),
+  ],
+)
+def test_rates_are_met_exactly_or_by_the_largest_remainders(rates, rows):
+  assert Mixture(rates, seed=0).rows_of_block.tolist() == rows
 
 
 @hypothesis.given(_rates, st.integers(0, 99), st.integers(0, 10**6))
 @repeatable(25)
-def test_every_block_has_the_exact_counts(rates, seed, block):
+def test_every_block_has_the_exact_counts_and_the_next_rows_of_each_source(
+  rates, seed, block
+):
   mixture = Mixture(rates, seed=seed)
   first = block * BLOCK_ROWS
-  sources, _ = mixture.locate(first + np.arange(BLOCK_ROWS))
-  counts = np.bincount(sources, minlength=len(rates))
-  assert counts.tolist() == mixture.rows_of_block.tolist()
-
-
-@pytest.mark.parametrize("rates", [PALM, [1.0], [0.9999, 0.0001], [1, 1, 1]])
-def test_each_row_of_each_source_is_met_once_in_its_order(rates):
-  mixture = Mixture(rates, seed=3)
-  sources, rows = mixture.locate(np.arange(3 * BLOCK_ROWS))
-  for source, count in enumerate(mixture.rows_of_block):
+  sources, rows = mixture.locate(first + np.arange(BLOCK_ROWS))
+  for source, count in enumerate(mixture.rows_of_block.tolist()):
     mine = rows[sources == source]
-    assert mine.tolist() == list(range(3 * count))
+    assert mine.tolist() == list(range(block * count, (block + 1) * count))
 
 
 @pytest.mark.parametrize("seed", range(5))

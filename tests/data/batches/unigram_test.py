@@ -15,11 +15,6 @@ def batches(tokens, size=7, **features):
   )
 
 
-def test_equal_shares_have_the_entropy_of_their_number():
-  tokens = np.tile(np.arange(10, 74, dtype=np.int32), 5)
-  assert unigram_entropy(batches(tokens)) == pytest.approx(np.log(64))
-
-
 def test_one_token_alone_has_no_entropy():
   assert unigram_entropy(batches(np.full(9, 7, np.int32))) == 0.0
   assert unigram_entropy([]) == 0.0

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import os
-import subprocess
-import sys
 
 from palm_mtf.data.sources.code_fingerprint import describe
+from tests.data.processes import output_of
 
 
 def add(value, *, more=1):
@@ -56,20 +55,20 @@ def test_what_is_bound_closed_over_or_kept_makes_a_difference():
 
 
 def test_another_body_and_another_default_make_a_difference(tmp_path):
+  bodies = [
+    "def f(x, y=1): return x",
+    "def f(x, y=2): return x",
+    "def f(x, y=1): return y",
+  ]
   descriptions = set()
-  for number, source in enumerate(
-    (
-      "def f(x, y=1): return x",
-      "def f(x, y=2): return x",
-      "def f(x, y=1): return y",
-    )
-  ):
-    path = tmp_path / f"module_{number}.py"
+  for number, source in enumerate(bodies):
+    path = tmp_path / f"{number}.py"
     path.write_text(source)
-    names = {"__name__": "module"}
-    exec(compile(source, str(path), "exec"), names)
-    descriptions.add(describe(names["f"]))
-  assert len(descriptions) == 3
+    for file in (str(path), "<stdin>"):  # in a shell there is no file
+      names = {"__name__": "module"}
+      exec(compile(source, file, "exec"), names)
+      descriptions.add(describe(names["f"]))
+  assert len(descriptions) == 6
 
 
 def test_wrapped_functions_show_what_they_wrap():
@@ -99,15 +98,6 @@ def test_a_description_is_the_same_in_every_process():
     "def f(x=Thing()): return lambda: x\n"
     "print(describe([f, f(), functools.partial(f, {'a', 'b'}, y=Thing())]))"
   )
-  outputs = {
-    subprocess.run(
-      [sys.executable, "-c", program],
-      capture_output=True,
-      text=True,
-      check=True,
-      env={**os.environ, "PYTHONHASHSEED": seed},
-    ).stdout
-    for seed in "123"
-  }
+  outputs = {output_of(program, PYTHONHASHSEED=seed) for seed in "123"}
   assert len(outputs) == 1
   assert " at 0x" not in outputs.pop()

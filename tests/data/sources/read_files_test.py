@@ -6,10 +6,9 @@ import gzip
 import json
 import lzma
 import os
-import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from palm_mtf.data.sources.find_files import find_files
@@ -20,6 +19,8 @@ from palm_mtf.data.sources.read_files import (
   read_jsonl_texts,
 )
 from palm_mtf.errors import UserError
+from tests.data.processes import peak_memory
+from tests.data.small_sources import repeatable
 
 COMPRESS = {
   "": bytes,
@@ -28,10 +29,7 @@ COMPRESS = {
   ".xz": functools.partial(lzma.compress, preset=0),
 }
 # tmp_path is one folder for all examples; each writes its file anew.
-on_disk = settings(
-  max_examples=30,
-  suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+on_disk = repeatable(30)
 each_compression = pytest.mark.parametrize("suffix", COMPRESS)
 
 
@@ -90,19 +88,12 @@ def test_a_weight_is_a_number_of_at_least_zero(tmp_path, weight):
 
 
 @pytest.mark.parametrize(
-  ("weight", "shown"),
-  [
-    ("-1", "-1"),
-    ("true", "true"),
-    ('"2"', '"2"'),
-    ("null", "null"),
-    ("NaN", "NaN"),
-    ("Infinity", "Infinity"),
-    ("1" + "0" * 400, "1" + "0" * 35 + " ..."),
-  ],
+  "weight",
+  ["-1", "true", '"2"', "null", "NaN", "Infinity", "1" + "0" * 400],
 )
-def test_a_weight_that_is_none_is_named(tmp_path, weight, shown):
+def test_a_weight_that_is_none_is_named(tmp_path, weight):
   file = write(tmp_path, b'{"text": "a", "w": ' + weight.encode() + b"}")
+  shown = weight if len(weight) < 40 else f"{weight[:36]} ..."
   assert error(file, weight="w") == (
     f", line 1: 'w' is {shown}, not a number of at least 0; set WEIGHT_FIELD "
     "to the field that holds the weight, or to None, or mend the line."
@@ -171,18 +162,15 @@ def test_a_file_that_is_cut_short_is_named_with_the_last_line(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 def test_a_file_that_is_not_compressed_as_named_is_damaged(tmp_path, suffix):
-  path = tmp_path / f"a.txt{suffix}"
-  path.write_text("plain text")
-  (file,) = find_files(str(path))
+  file = write(tmp_path, b"text", name=f"a.txt{suffix}")
   with pytest.raises(UserError, match=f"damaged .* the {suffix} file anew"):
     read_file(file, MACROS)
 
 
 def test_a_damaged_checksum_is_found(tmp_path):
-  file = write(tmp_path, b"text" * 1000, ".gz", "a.txt")
-  with open(file.path, "r+b") as content:
-    content.seek(-8, os.SEEK_END)
-    content.write(b"\0\0\0\0")
+  content = bytearray(gzip.compress(b"text" * 1000))
+  content[-8:-4] = b"\0\0\0\0"
+  file = write(tmp_path, content, name="a.txt.gz")
   with pytest.raises(UserError, match="damaged or cut short: CRC check"):
     read_file(file, MACROS)
 
@@ -192,16 +180,17 @@ def test_a_file_that_vanishes_is_named(tmp_path, suffix):
   file = write(tmp_path, b"text", suffix)
   os.unlink(file.path)
   assert error(file) == ": No such file or directory."
+  with pytest.raises(UserError, match=f"{suffix}: No such file or directory"):
+    read_file(file, MACROS)
 
 
 @each_compression
 def test_one_line_is_in_memory_at_a_time(tmp_path, suffix):
   line = json.dumps({"text": "x" * 100_000}).encode()
   file = write(tmp_path, b"\n".join([line] * 200), suffix)
-  tracemalloc.start()
-  lines = read_jsonl_texts(file, Fields("text", None), MACROS)
-  num_characters = sum(len(text) for _, text, _ in lines)
-  peak = tracemalloc.get_traced_memory()[1]
-  tracemalloc.stop()
-  assert num_characters == 20_000_000
-  assert peak < 4_000_000
+
+  def read():
+    lines = read_jsonl_texts(file, Fields("text", None), MACROS)
+    assert sum(len(text) for _, text, _ in lines) == 20_000_000
+
+  assert peak_memory(read) < 4_000_000

@@ -15,49 +15,32 @@ from tests.seqio_testing import (  # noqa: E402
   add_examples,
   add_lines,
   open_one,
-  registries_restored,
   texts_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def registries():
-  with registries_restored():
-    yield
+pytestmark = pytest.mark.usefixtures("registries")
 
 
-@pytest.fixture
-def lines(tmp_path):
-  path = tmp_path / "lines.txt"
-  path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-  return path
+kinds = seqio.preprocessors
+PARTIAL = functools.partial(
+  functools.partial(kinds.tokenize, with_eos=True), copy_pretokenized=False
+)
+
+
+@functools.wraps(kinds.tokenize)
+def wrapped(*args, **kwargs):
+  return kinds.tokenize(*args, **kwargs)
 
 
 @pytest.mark.parametrize(
   "steps",
   [
     [REKEY],
-    [REKEY, seqio.preprocessors.tokenize],
-    [REKEY, seqio.preprocessors.tokenize_and_append_eos],
-    [
-      REKEY,
-      functools.partial(
-        functools.partial(seqio.preprocessors.tokenize, with_eos=True),
-        copy_pretokenized=False,
-      ),
-      seqio.preprocessors.append_eos,
-    ],
-    [
-      REKEY,
-      functools.wraps(seqio.preprocessors.tokenize)(
-        lambda *args, **kwargs: seqio.preprocessors.tokenize(*args, **kwargs)
-      ),
-    ],
-    [
-      seqio.CacheDatasetPlaceholder(required=True),
-      REKEY,
-      seqio.preprocessors.tokenize,
-    ],
+    [REKEY, kinds.tokenize],
+    [REKEY, kinds.tokenize_and_append_eos],
+    [REKEY, PARTIAL, kinds.append_eos],
+    [REKEY, wrapped],
+    [seqio.CacheDatasetPlaceholder(required=True), REKEY, kinds.tokenize],
   ],
   ids=["none", "bare", "and_eos", "partial", "wrapped", "cached"],
 )

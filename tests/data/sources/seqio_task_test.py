@@ -2,9 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import importlib
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +12,7 @@ from palm_mtf.config.data import DataConfig  # noqa: E402
 from palm_mtf.data.sources.open import open_sources  # noqa: E402
 from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
+from tests.data.processes import output_of  # noqa: E402
 from tests.log_lines import without_stamps  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
   REKEY,
@@ -22,27 +20,15 @@ from tests.seqio_testing import (  # noqa: E402
   add_examples,
   add_lines,
   open_one,
-  registries_restored,
   texts_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def registries():
-  with registries_restored():
-    yield
+pytestmark = pytest.mark.usefixtures("registries")
 
 
-@pytest.fixture
-def lines(tmp_path):
-  path = tmp_path / "lines.txt"
-  path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
-  return path
-
-
-def error(name, **keywords) -> str:
+def error(name) -> str:
   with pytest.raises(UserError) as info:
-    for source in open_task(name, 0.1, **keywords):
+    for source in open_task(name, 0.1):
       list(source.documents())
   assert "\n" not in str(info.value)
   return str(info.value)
@@ -72,11 +58,8 @@ def test_examples_have_inputs_and_targets():
   source = open_one("examples")
   assert source.has_inputs
   documents = [d for _, d in source.documents()]
-  assert [(d.inputs, d.text) for d in documents] == [
-    ("a", "1"),
-    ("b", "2"),
-    ("", "3"),
-  ]
+  expected = [("a", "1"), ("b", "2"), ("", "3")]
+  assert [(d.inputs, d.text) for d in documents] == expected
 
 
 def test_empty_inputs_are_none(lines):
@@ -93,17 +76,6 @@ def test_empty_inputs_are_none(lines):
   assert {d.inputs for _, d in source.documents()} == {None}
 
 
-def test_inputs_that_come_late_are_an_error():
-  inputs = [""] * 40 + ["a"]
-  add_examples(
-    "late",
-    {"train": {"inputs": inputs, "targets": ["t"] * 41}},
-    [],
-    features=("inputs", "targets"),
-  )
-  assert "late: example 40 of 'train' has inputs" in error("late")
-
-
 def test_own_splits_are_used_where_both_exist():
   splits = {
     split: {"text": [f"{split} {i}" for i in range(50)]}
@@ -115,39 +87,17 @@ def test_own_splits_are_used_where_both_exist():
     assert texts_of(source, split) == splits[split]["text"]
 
 
-def test_a_task_without_a_train_split_is_named_with_its_splits():
-  add_examples("eval", {"test": {"text": ["a"]}, "dev": {"text": ["a"]}})
-  assert error("eval") == (
-    "TASK: eval has no split 'train', only 'test', 'dev'; give a task with one."
-  )
-
-
 def test_a_mixture_is_its_tasks_with_their_shares_of_the_rate(lines):
   for name in ("one", "two", "three", "none"):
     add_lines(name, lines)
   seqio.MixtureRegistry.add("inner", [("one", 1), ("two", lambda task: 3)])
   rates = [("inner", 3.0), ("three", 1.0), ("none", 0)]
   seqio.MixtureRegistry.add("outer", rates)
-  assert {s.name: s.rate for s in open_task("inner", 0.1)} == {
-    "one": 0.25,
-    "two": 0.75,
-  }
-  sources = open_task("outer", 0.1)
-  assert {s.name: s.rate for s in sources} == {
-    "one": 3 / 16,
-    "two": 9 / 16,
-    "three": 1 / 4,
-  }
-
-
-def test_rates_that_are_all_zero_or_fail_are_an_error(lines):
-  add_lines("one", lines)
-  seqio.MixtureRegistry.add("zero", [("one", 0)])
-  seqio.MixtureRegistry.add("fails", [("one", lambda task: 1 / 0)])
-  assert "TASK = 'zero': its rates are [0.0]" in error("zero")
-  assert error("fails").startswith(
-    "TASK = 'fails': its rates: ZeroDivisionError: "
-  )
+  for name, rates in (
+    ("inner", {"one": 0.25, "two": 0.75}),
+    ("outer", {"one": 3 / 16, "two": 9 / 16, "three": 1 / 4}),
+  ):
+    assert {s.name: s.rate for s in open_task(name, 0.1)} == rates
 
 
 def test_an_unknown_task_is_named_with_the_nearest_and_the_way_to_register(
@@ -173,30 +123,54 @@ def test_texts_that_are_none_are_left_out_and_counted(capsys):
   )
 
 
-def test_a_task_without_documents_is_an_error():
-  add_examples("empty", {"train": {"text": [""]}})
-  assert error("empty") == "TASK: empty has no document."
+TEXT = {"train": {"text": ["/no/such/file"]}}
 
 
 @pytest.mark.parametrize(
-  ("steps", "message"),
+  ("examples", "steps", "message"),
   [
-    ([], "makes no feature 'targets', only 'text'; let a preprocessor rename"),
     (
-      [lambda ds: ds.map(lambda e: {"targets": [e["text"]]})],
-      "makes {'targets': 'string of rank 1'}; make each a text, or each",
+      TEXT,
+      [],
+      " makes no feature 'targets', only 'text'; let a preprocessor re",
     ),
-    ([lambda ds: ds.nothing()], "AttributeError: "),
     (
+      TEXT,
+      [lambda ds: ds.map(lambda e: {"targets": [e["text"]]})],
+      " makes {'targets': 'string of rank 1'}; make each a text, or each the",
+    ),
+    (TEXT, [lambda ds: ds.nothing()], ": AttributeError: "),
+    (
+      TEXT,
       [lambda ds: ds.map(lambda e: {"targets": tf.io.read_file(e["text"])})],
-      "split 'train': NotFoundError: ",
+      ", split 'train': NotFoundError: ",
+    ),
+    (
+      {"test": {"targets": ["a"]}, "dev": {"targets": ["a"]}},
+      [],
+      " has no split 'train', only 'test', 'dev'; give a task with one.",
+    ),
+    ({"train": {"targets": [""]}}, [], " has no document."),
+    (
+      {"train": {"inputs": [""] * 40 + ["a"], "targets": ["t"] * 41}},
+      [],
+      ": example 40 of 'train' has inputs, but the first have none; give all",
     ),
   ],
 )
-def test_a_task_that_does_not_work_is_named(steps, message):
-  add_examples("broken", {"train": {"text": ["/no/such/file"]}}, steps)
-  assert message in error("broken")
-  assert error("broken").startswith("TASK: broken")
+def test_a_task_that_does_not_work_is_named(examples, steps, message):
+  add_examples("bad", examples, steps)
+  assert error("bad").startswith(f"TASK: bad{message}")
+
+
+def test_rates_that_are_all_zero_or_fail_are_an_error(lines):
+  add_lines("one", lines)
+  seqio.MixtureRegistry.add("zero", [("one", 0)])
+  seqio.MixtureRegistry.add("fails", [("one", lambda task: 1 / 0)])
+  assert "TASK = 'zero': its rates are [0.0]" in error("zero")
+  assert error("fails").startswith(
+    "TASK = 'fails': its rates: ZeroDivisionError: "
+  )
 
 
 def test_missing_files_are_named(tmp_path):
@@ -288,17 +262,10 @@ seqio.TaskRegistry.add(
     "from palm_mtf.data.sources.seqio_task import open_task\n"
     "print(open_task('mine', 0.1)[0].fingerprint())"
   )
-  path = os.pathsep.join([str(tmp_path), *sys.path])
-  there = subprocess.run(
-    [sys.executable, "-c", program],
-    capture_output=True,
-    text=True,
-    check=True,
-    env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "1"},
-  )
   monkeypatch.syspath_prepend(tmp_path)
+  there = output_of(program, PYTHONHASHSEED="1")
   importlib.import_module("my_tasks")
-  assert there.stdout.split() == [open_one("mine").fingerprint()]
+  assert there.split() == [open_one("mine").fingerprint()]
 
 
 def test_open_sources_opens_what_task_names(lines):

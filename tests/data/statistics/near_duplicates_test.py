@@ -1,7 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import collections
-import dataclasses
 import itertools
 import tracemalloc
 
@@ -157,21 +156,14 @@ def test_copies_across_the_border_are_counted_as_held_out_documents():
   rng = np.random.default_rng(0)
   texts = [random_text(rng, 200) for _ in range(6)]
   near = [edited(text, 1, rng) for text in texts]
-  sketches = sketch([*texts[:4], texts[0]])
-  for text in (texts[0], texts[0], near[1], near[1], texts[4], near[4]):
+  sketches = sketch([*texts[:4], texts[0], near[2]])
+  held_out = (texts[0], texts[0], near[1], near[1], texts[4], near[4], texts[2])
+  for text in held_out:
     sketches.add(Document(text), VALIDATION)
   found = find_duplicates([sketches])
-  assert found.exact_across == 2  # texts[0] twice
+  # texts[0] twice; texts[2], which is alike to near[2] too.
+  assert found.exact_across == 3
   assert found.near_across == 2  # near[1] twice; near[4] meets no training
-
-
-def test_a_held_out_text_that_is_copied_and_alike_counts_as_copied():
-  rng = np.random.default_rng(0)
-  text = random_text(rng, 200)
-  sketches = sketch([text, edited(text, 1, rng)])
-  sketches.add(Document(text), VALIDATION)
-  found = find_duplicates([sketches])
-  assert (found.exact_across, found.near_across) == (1, 0)
 
 
 def test_a_huge_group_is_one_group():
@@ -181,43 +173,27 @@ def test_a_huge_group_is_one_group():
   assert (found.near_groups, found.near_texts) == (1, 499)
 
 
-def test_a_short_text_is_one_run_and_space_and_case_do_not_count():
-  found = duplicates_of(["Three short words", "three  short words\n", "three"])
-  assert (found.near_groups, found.near_texts) == (1, 1)
-  assert found.exact_documents == 0
+IDS = np.random.default_rng(0).integers(0, 30000, 500)
 
 
-def test_texts_without_words_are_near_copies_of_nothing():
-  found = duplicates_of([" ", "  ", "\n", ""])
-  assert (found.num_texts, found.near_groups) == (4, 0)
-
-
-def test_inputs_are_a_part_of_the_text():
-  sketches = Sketches()
-  for inputs, text in (
-    ("a", "b"),
-    ("a", "c"),
-    ("ab", ""),
-    ("", "ab"),
-    ("a", "b"),
-  ):
-    sketches.add(Document(text, inputs=inputs), TRAIN)
-  assert find_duplicates([sketches]).num_texts == 4
-  assert len({text_digest(Document("ab", inputs=x)) for x in (None, "")}) == 2
-
-
-def test_token_ids_have_duplicates_too():
-  rng = np.random.default_rng(0)
-  ids = rng.integers(0, 30000, 500, dtype=np.int32)
-  other = ids.copy()
-  other[7] += 1
-  found = duplicates_of([ids, other, ids])
-  assert (found.exact_documents, found.near_groups) == (1, 1)
-
-
-def test_no_document_has_no_duplicates():
-  found = find_duplicates([Sketches()])
-  assert set(map(repr, dataclasses.astuple(found))) == {"0", "[]"}
+@pytest.mark.parametrize(
+  ("texts", "exact_documents", "near_groups"),
+  [
+    (["Three short words", "three  short words\n", "three"], 0, 1),
+    ([" ", "  ", "\n", ""], 0, 0),  # no words, near no other
+    ([IDS, IDS[::-1].copy(), np.append(IDS, 7), IDS], 1, 1),
+    ([], 0, 0),
+  ],
+  ids=["short", "empty", "token ids", "none"],
+)
+def test_short_and_empty_texts_and_token_ids_have_their_duplicates(
+  texts, exact_documents, near_groups
+):
+  found = duplicates_of(texts)
+  assert found.exact_documents == exact_documents
+  assert found.near_groups == found.near_texts == near_groups
+  assert found.num_texts == len(texts) - exact_documents
+  assert found.exact_across == found.near_across == 0
 
 
 def test_memory_is_that_of_the_sketches_however_long_the_documents_are():

@@ -4,8 +4,8 @@ import functools
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
+import signal
+import threading
 import time
 
 import pytest
@@ -14,6 +14,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.cache import cache_stores, load_stores
 from palm_mtf.errors import UserError
+from tests.data.processes import start
 from tests.log_lines import without_stamps
 
 
@@ -54,14 +55,19 @@ def age(folder: pathlib.Path) -> None:
     os.utime(path, ns=(10**18, 10**18))
 
 
-def test_tokens_are_encoded_once_and_that_is_said(run, tmp_path, capsys):
+def test_tokens_are_encoded_once_and_that_is_said(
+  run, folder, tmp_path, capsys
+):
+  (folder / "binary.txt").write_bytes(b"\0\1")
   first = run()
   (store,) = stores(tmp_path / "run" / "tokens")
   train, validation = first.train.counts, first.validation.counts
-  assert without_stamps(capsys.readouterr().err) == (
+  left_out, encoded = without_stamps(capsys.readouterr().err).splitlines()
+  assert f"NUL bytes, such as {folder}/binary.txt" in left_out
+  assert encoded == (
     f"palm_mtf: encoded {train.num_documents} training documents "
     f"({train.num_tokens:,} tokens) and {validation.num_documents} validation "
-    f"documents ({validation.num_tokens:,} tokens) into {store}\n"
+    f"documents ({validation.num_tokens:,} tokens) into {store}"
   )
   inode = (store / "train-00000.npy").stat().st_ino
   assert run().fingerprint == first.fingerprint
@@ -69,62 +75,46 @@ def test_tokens_are_encoded_once_and_that_is_said(run, tmp_path, capsys):
   assert (store / "train-00000.npy").stat().st_ino == inode
 
 
-def test_tokens_of_cache_dir_are_read_and_that_is_said(
+def test_tokens_of_cache_dir_are_read_and_others_kept_by_the_run_and_it_is_said(
   run, cache, tmp_path, capsys
 ):
   capsys.readouterr()
+  before, own = stores(cache), tmp_path / "run" / "tokens"
   run(cached=cache)
-  assert without_stamps(capsys.readouterr().err) == (
-    f"palm_mtf: tokens of text_files are read from {cache}\n"
-  )
-  assert not (tmp_path / "run").exists()
-
-
-def test_without_them_in_cache_dir_the_run_keeps_its_own_and_says_so(
-  run, cache, tmp_path, capsys
-):
-  capsys.readouterr()
-  before = stores(cache)
+  assert not own.exists()
   run(0.3, cache)
-  own = tmp_path / "run" / "tokens"
-  said = without_stamps(capsys.readouterr().err).splitlines()
-  assert said[0] == (
+  first, second, third = without_stamps(capsys.readouterr().err).splitlines()
+  assert first == f"palm_mtf: tokens of text_files are read from {cache}"
+  assert second == (
     f"palm_mtf: warning: CACHE_DIR = {str(cache)!r} lacks the tokens of "
-    f"text_files: they are kept in {own}; palm_mtf data cache keeps them for "
-    "all runs"
+    f"text_files: they are kept in {own}; palm_mtf data cache keeps them for all runs"
   )
-  assert said[1].startswith("palm_mtf: encoded ")
-  assert stores(cache) == before
-  assert len(stores(own)) == 1
+  assert third.startswith("palm_mtf: encoded ")
+  assert (stores(cache), len(stores(own))) == (before, 1)
   run(0.3, cache)  # are found there
   assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_cache_dir_that_may_not_be_written_works(run, cache, tmp_path):
-  expected = run(cached=cache).fingerprint
-  for path in [*cache.rglob("*"), cache]:
-    path.chmod(0o555 if path.is_dir() else 0o444)
-  try:
-    assert run(cached=cache).fingerprint == expected
-    assert run(0.3, cache).train.counts.num_tokens
-  finally:
-    for path in [cache, *stores(cache)]:
-      path.chmod(0o755)
-
-
-def test_a_cache_dir_on_a_read_only_disk_works(run, cache, monkeypatch):
+def test_a_cache_dir_that_may_not_be_written_works(run, cache, monkeypatch):
   # Permissions do not stop the superuser, so the question is answered for it.
   content = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
   access = os.access
   monkeypatch.setattr(
     os, "access", lambda path, mode: mode != os.W_OK and access(path, mode)
   )
-  run(cached=cache)
-  run(0.3, cache)
+  folders = [cache, *stores(cache)]
+  for path in folders:
+    path.chmod(0o555)
+  try:
+    run(cached=cache)
+    assert run(0.3, cache).train.counts.num_tokens
+  finally:
+    for path in folders:
+      path.chmod(0o755)
   assert {p: p.stat().st_mtime_ns for p in cache.rglob("*")} == content
 
 
-def test_moved_and_touched_files_are_found_again(
+def test_moved_and_touched_files_are_found_again_and_changed_ones_are_not(
   run, cache, folder, tmp_path, capsys
 ):
   moved = tmp_path / "elsewhere"
@@ -132,26 +122,13 @@ def test_moved_and_touched_files_are_found_again(
   for path in moved.iterdir():
     path.touch()
   capsys.readouterr()
-  run(cached=cache, texts=moved)
+  first = run(cached=cache, texts=moved).fingerprint
   assert "are read from" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("change", ["byte", "new", "missing"])
-def test_changed_new_and_missing_files_are_not(
-  run, cache, folder, capsys, change
-):
-  first = run(cached=cache).fingerprint
-  path = folder / "003.txt"
-  if change == "byte":
-    stat = path.stat()
-    path.write_bytes(b"#" + path.read_bytes()[1:])
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as it was
-  elif change == "new":
-    (folder / "new.txt").write_text("new")
-  else:
-    path.unlink()
-  capsys.readouterr()
-  assert run(cached=cache).fingerprint != first
+  path = moved / "003.txt"
+  stat = path.stat()
+  path.write_bytes(b"#" + path.read_bytes()[1:])
+  os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as it was
+  assert run(cached=cache, texts=moved).fingerprint != first
   assert "lacks the tokens" in capsys.readouterr().err
 
 
@@ -269,17 +246,7 @@ def test_of_two_processes_at_once_one_waits_and_both_get_the_tokens(
     model_dir=str(tmp_path / "both"),
     vocabulary=vocabulary.path,
   )
-  processes = [
-    subprocess.Popen(
-      [sys.executable, "-c", program],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-      env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    for _ in range(2)
-  ]
+  processes = [start(program) for _ in range(2)]
   for process in processes:
     assert process.stdout.readline() == "ready\n"
   for process in processes:
@@ -293,57 +260,26 @@ def test_of_two_processes_at_once_one_waits_and_both_get_the_tokens(
   assert len(stores(tmp_path / "both" / "tokens")) == 1
 
 
-def test_a_process_waits_for_another_that_holds_the_folder(
+def test_a_process_waits_for_another_that_encodes_until_it_is_killed(
   run, tmp_path, capsys
 ):
   tokens = tmp_path / "run" / "tokens"
-  program = (
-    "import sys, time\n"
+  holder = start(
+    "import time\n"
     "from palm_mtf.data.tokens.cache import _only_writer\n"
     f"with _only_writer({str(tokens)!r}):\n"
     "  print('held', flush=True)\n"
-    "  time.sleep(1)\n"
+    "  time.sleep(600)\n"
   )
-  holder = subprocess.Popen(
-    [sys.executable, "-c", program],
-    stdout=subprocess.PIPE,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
-  assert holder.stdout.readline() == b"held\n"
-  start = time.monotonic()
+  assert holder.stdout.readline() == "held\n"
+  started = time.monotonic()
+  threading.Timer(1, holder.kill).start()
   run()
-  assert time.monotonic() - start > 0.5
-  holder.communicate(timeout=20)
+  assert time.monotonic() - started > 0.5
+  assert holder.wait() == -signal.SIGKILL
   assert without_stamps(capsys.readouterr().err).startswith(
     f"palm_mtf: waiting for another process that encodes into {tokens}\n"
   )
-
-
-def test_a_process_that_was_killed_holds_nobody_up(run, tmp_path, capsys):
-  tokens = tmp_path / "run" / "tokens"
-  program = (
-    "import os, signal\n"
-    "from palm_mtf.data.tokens.cache import _only_writer\n"
-    f"with _only_writer({str(tokens)!r}):\n"
-    "  os.kill(os.getpid(), signal.SIGKILL)\n"
-  )
-  killed = subprocess.run(
-    [sys.executable, "-c", program],
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    check=False,
-  )
-  assert killed.returncode == -9
-  run()
-  assert "waiting" not in capsys.readouterr().err
-
-
-def test_files_that_are_no_text_are_told_when_they_are_encoded(
-  run, folder, capsys
-):
-  (folder / "binary.txt").write_bytes(b"\0\1")
-  run()
-  told = f"files left out (not UTF-8, or with NUL bytes, such as {folder}/bin"
-  assert told in capsys.readouterr().err
 
 
 def test_a_model_dir_that_is_a_file_is_an_error(run, tmp_path):

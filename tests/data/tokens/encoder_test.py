@@ -1,11 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import tracemalloc
 
 import hypothesis
 import numpy as np
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document, cut_text
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.errors import UserError
+from tests.data.processes import peak_memory, start
 from tests.data.small_sources import repeatable
 
 # Small parts and batches, so that short documents have many of both.
@@ -88,16 +87,6 @@ def test_documents_of_many_batches_are_put_together_again(encoder, vocabulary):
     ]
 
 
-def test_a_text_shorter_than_a_part_is_encoded_as_a_whole(vocabulary, code):
-  short = [text for text in code if len(text) < 1 << 16]
-  assert len(short) > 20
-  with Encoder(vocabulary, 0) as encoder:
-    encoded = encoder.encode((TRAIN, Document(text)) for text in short)
-    assert [one.text.tolist() for one in encoded] == [
-      vocabulary.encode(text) for text in short
-    ]
-
-
 @pytest.fixture
 def at_once(monkeypatch):
   """Processes work from the first batch on."""
@@ -124,25 +113,20 @@ def test_a_killed_worker_process_is_an_error_that_says_so(vocabulary, at_once):
   assert multiprocessing.active_children() == []
 
 
-def test_processes_end_with_the_encoder(vocabulary, at_once):
-  with Encoder(vocabulary, 2) as encoder:
-    next(encoder.encode(many()))
-    assert len(multiprocessing.active_children()) == 2
-  assert multiprocessing.active_children() == []
+def broken():
+  yield from itertools.islice(many(), 200)
+  raise UserError("line 7 is broken")
 
 
-def test_processes_end_with_an_error_of_the_documents(vocabulary, at_once):
-  def broken():
-    for number, document in enumerate(many()):
-      if number == 200:
-        raise UserError("line 7 is broken")
-      yield document
-
+def test_processes_end_with_the_encoder_also_by_an_error_of_the_documents(
+  vocabulary, at_once
+):
   with (
     pytest.raises(UserError, match="line 7"),
     Encoder(vocabulary, 2) as encoder,
   ):
-    list(encoder.encode(broken()))
+    for _ in encoder.encode(broken()):
+      assert len(multiprocessing.active_children()) == 2
   assert multiprocessing.active_children() == []
 
 
@@ -158,15 +142,10 @@ with Encoder(Vocabulary({vocabulary.path!r}), 2) as processes:
   for _ in processes.encode(many()):
     print("encoded", flush=True)
 """
-  process = subprocess.Popen(
-    [sys.executable, "-c", program],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.DEVNULL,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
-  assert process.stdout.readline() == b"encoded\n"
+  process = start(program)
+  assert process.stdout.readline() == "encoded\n"
   process.kill()
-  # Every process of it has stdout open; it is at its end when none is left.
+  # Each of its processes has stdout open; the end comes when none is left.
   process.communicate(timeout=20)
 
 
@@ -189,10 +168,10 @@ def test_memory_stays_small_for_any_number_of_short_documents(
   vocabulary, document
 ):
   count = 10_000
-  with Encoder(vocabulary, 0) as encoder:
-    tracemalloc.start()
-    encoded = encoder.encode((TRAIN, document) for _ in range(count))
-    assert sum(1 for _ in encoded) == count
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-  assert peak < 6_000_000
+
+  def encode():
+    with Encoder(vocabulary, 0) as encoder:
+      encoded = encoder.encode((TRAIN, document) for _ in range(count))
+      assert sum(1 for _ in encoded) == count
+
+  assert peak_memory(encode) < 6_000_000

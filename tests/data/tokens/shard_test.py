@@ -23,7 +23,7 @@ from palm_mtf.data.tokens.shard import (
   map_shard,
   write_shard,
 )
-from tests.data.small_sources import EOD, examples, repeatable
+from tests.data.small_sources import EOD, examples, repeatable, shard
 
 
 def encoded(inputs, text, split=TRAIN, weight=1.0) -> EncodedDocument:
@@ -68,17 +68,14 @@ def test_a_shard_is_its_documents_in_order_repeated_by_weight(
   assert summary.num_read == len(documents)
   assert summary.lowest_rank == min(d.document.rank for d in documents)
   for split in (TRAIN, VALIDATION):
-    tokens, targets, ends, counts = [], [], [], Counts()
+    expected, counts = [], Counts()
     for one in documents:
       repeats = num_repeats(one.document) if one.split == split else 0
       if split == VALIDATION:  # held out once, or not at all
         repeats = min(repeats, 1)
+      expected += [(one.inputs.tolist(), one.text.tolist())] * repeats
+      length = len(one.inputs) + len(one.text) + 1
       for _ in range(repeats):
-        tokens += one.inputs.tolist()
-        targets.append(len(tokens))
-        tokens += [*one.text.tolist(), EOD]
-        ends.append(len(tokens))
-        length = len(one.inputs) + len(one.text) + 1
         counts += Counts(
           num_documents=1,
           num_tokens=length,
@@ -87,12 +84,13 @@ def test_a_shard_is_its_documents_in_order_repeated_by_weight(
           num_target_bytes=len(one.document.text),
           longest_document_tokens=length,
         )
-    shard = map_shard(str(folder), 0, split, has_inputs=has_inputs)
-    assert shard.tokens.tolist() == tokens
-    assert shard.tokens.dtype == np.dtype(dtype)
+    mapped = map_shard(str(folder), 0, split, has_inputs=has_inputs)
+    by_hand = shard(expected, has_inputs=True)
+    assert mapped.tokens.tolist() == by_hand.tokens.tolist()
+    assert mapped.tokens.dtype == np.dtype(dtype)
     assert summary.counts[split] == counts
-    assert shard.documents.tolist() == [targets, ends]
-    assert summary.has_inputs == shard.has_inputs == has_inputs
+    assert mapped.documents.tolist() == by_hand.documents.tolist()
+    assert summary.has_inputs == mapped.has_inputs == has_inputs
 
 
 def test_counts_add_up_and_the_longest_is_the_longest():
@@ -112,10 +110,10 @@ def test_files_are_what_numpy_reads_and_are_mapped(tmp_path):
   write(tmp_path, [encoded([5], [6, 7])])
   assert np.load(tmp_path / "train-00000.npy").tolist() == [5, 6, 7, EOD]
   assert np.load(tmp_path / "train-00000.documents.npy").tolist() == [[1], [4]]
-  shard = map_shard(str(tmp_path), 0, TRAIN, has_inputs=True)
-  assert isinstance(shard.tokens, np.memmap)
+  tokens = map_shard(str(tmp_path), 0, TRAIN, has_inputs=True).tokens
+  assert isinstance(tokens, np.memmap)
   with pytest.raises(ValueError, match="read-only"):
-    shard.tokens[0] = 1
+    tokens[0] = 1
 
 
 @pytest.fixture
@@ -137,47 +135,35 @@ FILES = [
 ]
 
 
-def cut_short(path):
-  os.truncate(path, os.path.getsize(path) - 1)
+DAMAGES = {
+  "cut short": lambda content: content[:-1],
+  "appended": lambda content: content + b"\0",
+  "empty": lambda content: b"",
+  "one bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+  "removed": None,
+}
 
 
-def append(path):
-  with open(path, "ab") as file:
-    file.write(b"\0")
-
-
-def empty(path):
-  os.truncate(path, 0)
-
-
-def change_one_bit(path):
-  with open(path, "r+b") as file:
-    file.seek(-1, os.SEEK_END)
-    byte = file.read(1)[0]
-    file.seek(-1, os.SEEK_CUR)
-    file.write(bytes([byte ^ 1]))
-
-
-@pytest.mark.parametrize(
-  "damage", [cut_short, append, empty, change_one_bit, os.remove]
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("reads", [True, False])
 def test_every_damage_is_found_and_the_file_is_named(
   folder, damage, name, reads
 ):
-  if (damage, name) == (append, FILES[0]):
+  if (damage, name) == ("appended", FILES[0]):
     return  # is tested byte by byte below
-  damage(folder / name)
-  if damage is change_one_bit and name != FILES[0] and not reads:
+  path, why = folder / name, "its content is not what was written"
+  if damage == "removed":
+    path.unlink()
+    why = "No such file or directory"
+  else:
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+  if damage == "one bit" and name != FILES[0] and not reads:
     check_shard(str(folder), 0, reads=False)  # its size is right
     return
   with pytest.raises(DamagedShardError) as info:
     check_shard(str(folder), 0, reads=reads)
-  why = "its content is not what was written"
-  if damage is os.remove:
-    why = "No such file or directory"
-  assert str(info.value) == f"{folder}/{name}: {why}"
+  assert str(info.value) == f"{path}: {why}"
 
 
 def test_no_changed_byte_of_the_summary_goes_unnoticed(folder):

@@ -1,6 +1,5 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import io
 import itertools
 
 import pytest
@@ -14,6 +13,7 @@ from palm_mtf.data.vocabulary.report import (
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 LOSSLESS = {
+  "model_type": "bpe",
   "normalization_rule_name": "identity",
   "add_dummy_prefix": False,
   "remove_extra_whitespaces": False,
@@ -22,26 +22,9 @@ LOSSLESS = {
 
 
 @pytest.fixture
-def foreign(code, tmp_path):
-  """Trains a model with settings of its own, on lines without their ends."""
-
-  def train(**settings) -> Vocabulary:
-    model = io.BytesIO()
-    numbers = [str(i) for i in range(1000, 3000)]
-    sentencepiece.SentencePieceTrainer.Train(
-      sentence_iterator=iter([*code[0].splitlines(), *numbers]),
-      model_writer=model,
-      vocab_size=400,
-      model_type="bpe",
-      byte_fallback=True,
-      minloglevel=2,
-      **settings,
-    )
-    path = tmp_path / "foreign.model"
-    path.write_bytes(model.getvalue())
-    return Vocabulary(str(path))
-
-  return train
+def lossless(foreign):
+  """Trains a model that loses nothing but by `settings`."""
+  return lambda **settings: Vocabulary(foreign(**LOSSLESS | settings))
 
 
 def test_every_piece_is_of_one_kind(vocabulary):
@@ -56,11 +39,12 @@ def test_every_piece_is_of_one_kind(vocabulary):
   assert not any("\u2581" in piece for piece in pieces.longest)
 
 
-def test_pieces_that_join_digits_are_found(foreign):
-  assert count_pieces(foreign(split_digits=True)).joined_digits == 0
-  pieces = count_pieces(foreign(split_digits=False))
-  assert pieces.joined_digits > 0
-  assert any(c.isdigit() for c in pieces.first_joined_digits)
+@pytest.mark.parametrize("joined", [False, True])
+def test_pieces_that_join_digits_are_found(foreign, joined):
+  path = foreign(model_type="bpe", split_digits=not joined)
+  pieces = count_pieces(Vocabulary(path))
+  assert (pieces.joined_digits > 0) == joined
+  assert any(c.isdigit() for c in pieces.first_joined_digits) == joined
 
 
 def test_our_vocabulary_loses_nothing(vocabulary):
@@ -80,8 +64,8 @@ def test_our_vocabulary_loses_nothing(vocabulary):
   ],
   ids=str,
 )
-def test_what_a_foreign_model_changes_is_named(foreign, settings, lost):
-  losses = set(find_losses(foreign(**LOSSLESS | settings)))
+def test_what_a_foreign_model_changes_is_named(lossless, settings, lost):
+  losses = set(find_losses(lossless(**settings)))
   assert losses >= set(lost)
   assert bool(losses) == bool(settings)
 
@@ -110,10 +94,11 @@ def test_long_texts_are_whole_again(vocabulary, code):
 def test_no_text_has_no_tokens_and_no_division_by_zero(vocabulary):
   fit = measure_fit(vocabulary, [])
   assert (fit.num_tokens, fit.byte_share, fit.bytes_per_token) == (0, 0.0, 0.0)
+  assert vocabulary.byte_share([]) == 0.0
 
 
-def test_the_first_text_that_changes_is_shown(foreign):
-  vocabulary = foreign(**LOSSLESS | {"remove_extra_whitespaces": True})
+def test_the_first_text_that_changes_is_shown(lossless):
+  vocabulary = lossless(remove_extra_whitespaces=True)
   fit = measure_fit(vocabulary, ["a b", "some  words", "c  d"])
   assert fit.num_changed == 2
-  assert fit.first_change == ("document 2: 'some  words' becomes 'some words'")
+  assert fit.first_change == "document 2: 'some  words' becomes 'some words'"

@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -17,44 +16,37 @@ from palm_mtf.data.vocabulary.trainer_process import (
   train_sentencepiece,
 )
 from palm_mtf.errors import UserError
+from tests.data.processes import start
 
-SETTINGS = {"model_type": "bpe", "vocab_size": 700, "byte_fallback": True}
-
-
-def ignore(unused_merges):
-  pass
+SETTINGS = {"model_type": "bpe", "vocab_size": 1000, "byte_fallback": True}
 
 
-def children() -> set[str]:
-  """The processes that this one started."""
-  found = set()
-  for task in os.listdir("/proc/self/task"):
-    # A thread may end meanwhile; another is the parent of its children then.
-    with (
-      contextlib.suppress(FileNotFoundError),
-      open(f"/proc/self/task/{task}/children") as file,
-    ):
-      found.update(file.read().split())
+def train(sentences, told=None) -> bytes:
+  told = [] if told is None else told
+  return train_sentencepiece(sentences, SETTINGS, on_progress=told.append)
+
+
+@pytest.fixture
+def started(monkeypatch) -> list[subprocess.Popen]:
+  """The processes that this one starts."""
+  found, popen = [], subprocess.Popen
+
+  def start_noted(*arguments, **settings):
+    found.append(popen(*arguments, **settings))
+    return found[-1]
+
+  monkeypatch.setattr(subprocess, "Popen", start_noted)
   return found
 
 
-def test_the_model_is_the_one_of_this_process(code):
+def test_the_model_is_that_of_this_process_and_progress_nearly_all_merges(code):
   lines = [line for text in code for line in text.splitlines()]
-  here = io.BytesIO()
+  here, told = io.BytesIO(), []
   sentencepiece.SentencePieceTrainer.Train(
     sentence_iterator=iter(lines), model_writer=here, minloglevel=2, **SETTINGS
   )
-  there = train_sentencepiece(lines, SETTINGS, on_progress=ignore)
-  assert there == here.getvalue()
-
-
-def test_progress_adds_up_to_nearly_all_merges(code):
-  told = []
-  model = train_sentencepiece(
-    [line for text in code for line in text.splitlines()],
-    SETTINGS | {"vocab_size": 1000},
-    on_progress=told.append,
-  )
+  model = train(lines, told)
+  assert model == here.getvalue()
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   pieces = map(processor.IdToPiece, range(processor.GetPieceSize()))
   merged = [piece for piece in pieces if len(piece) > 1 and piece[0] != "<"]
@@ -62,37 +54,37 @@ def test_progress_adds_up_to_nearly_all_merges(code):
   assert 0 <= len(merged) - sum(told) <= 100  # told every hundred
 
 
-def test_a_refusal_has_sentencepieces_own_message():
-  before = children()
+def test_a_refusal_has_sentencepieces_own_message(started):
   with pytest.raises(RefusedError, match=r"set it to a value <= \d+"):
-    train_sentencepiece(["a few words"], SETTINGS, on_progress=ignore)
-  assert children() <= before
+    train(["a few words"])
+  assert [process.returncode for process in started] == [0]
 
 
 def test_a_crash_is_ours_and_shows_the_last_words():
   with pytest.raises(RuntimeError, match="'int' object is not iterable"):
-    train_sentencepiece(3, SETTINGS, on_progress=ignore)
+    train(3)
 
 
-def test_a_killed_process_is_explained(code):
-  before = children()
+# SIGABRT is what native code raises on itself.
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGABRT"])
+def test_a_killed_process_is_explained(code, started, name):
+  number = getattr(signal, name)
 
   def kill_it():
-    while not (new := children() - before):
+    while not started:
       time.sleep(0.01)
-    os.kill(int(new.pop()), signal.SIGKILL)
+    os.kill(started[0].pid, number)
 
   killer = threading.Thread(target=kill_it)
   killer.start()
   with pytest.raises(
-    UserError, match=r"killed \(signal 9\), as it is where me"
+    UserError, match=rf"killed \(signal {number}\), as it is where me"
   ):
-    train_sentencepiece(code * 200, SETTINGS, on_progress=ignore)
+    train(code * 200)
   killer.join()
 
 
 PROGRAM = """
-import sys
 from palm_mtf.data.vocabulary.trainer_process import train_sentencepiece
 words = [str(i) + " some words " + str(i * i) for i in range(2_000_000)]
 print("begins", flush=True)
@@ -101,14 +93,7 @@ train_sentencepiece(words, {"vocab_size": 90000}, on_progress=lambda n: None)
 
 
 def test_an_interrupt_ends_both_processes_at_once():
-  with subprocess.Popen(
-    [sys.executable, "-c", PROGRAM],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    start_new_session=True,
-  ) as process:
+  with start(PROGRAM, start_new_session=True) as process:
     try:
       assert process.stdout.readline() == "begins\n"
       listed = f"/proc/{process.pid}/task/{process.pid}/children"

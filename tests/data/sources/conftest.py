@@ -1,0 +1,24 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of SeqIO tasks share; without SeqIO they are skipped."""
+
+import pytest
+
+
+@pytest.fixture
+def registries():
+  """Removes the tasks that a test registers."""
+  from tests.seqio_testing import registries_restored
+
+  with registries_restored():
+    yield
+
+
+@pytest.fixture
+def lines(tmp_path):
+  """A file of TEXTS, one a line."""
+  from tests.seqio_testing import TEXTS
+
+  path = tmp_path / "lines.txt"
+  path.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+  return path
