@@ -129,8 +129,8 @@ def test_examples_that_are_cut_are_told_once(vocabulary, tmp_path, capsys):
     corpus.validation_batches(batch_size=2, num_rows=4)
   assert without_stamps(capsys.readouterr().err).splitlines() == [
     f"palm_mtf: warning: {sum(length > 16 for length in some)} examples of "
-    f"source ({split}) are longer than SEQUENCE_LENGTH = 16: the beginning of their "
-    "inputs, or the end of their targets, is left out"
+    f"source ({split}) are longer than SEQUENCE_LENGTH = 16: the beginning of "
+    "their inputs, or the end of their targets, is left out"
     for some, split in ((lengths, "train"), (lengths[:8], "validation"))
   ]
 

@@ -87,7 +87,8 @@ def test_tokens_of_cache_dir_are_read_and_others_kept_by_the_run_and_it_is_said(
   assert first == f"palm_mtf: tokens of text_files are read from {cache}"
   assert second == (
     f"palm_mtf: warning: CACHE_DIR = {str(cache)!r} lacks the tokens of "
-    f"text_files: they are kept in {own}; palm_mtf data cache keeps them for all runs"
+    f"text_files: they are kept in {own}; palm_mtf data cache keeps them for "
+    "all runs"
   )
   assert third.startswith("palm_mtf: encoded ")
   assert (stores(cache), len(stores(own))) == (before, 1)
