@@ -160,7 +160,9 @@ def test_only_the_damaged_shard_is_made_anew(
   made = {n for n in after if after[n] != before[n]}
   assert made == {
     "train-00002.npy",
+    "train-00002.documents.npy",
     "validation-00002.npy",
+    "validation-00002.documents.npy",
     "shard-00002.json",
     "manifest.json",
   }
