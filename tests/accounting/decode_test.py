@@ -8,27 +8,11 @@ import pytest
 
 from palm_mtf.accounting.decode import decode_weight_bytes, step_threads
 from palm_mtf.accounting.params import count_norm_scales, count_parameters
-from palm_mtf.config.model import PalmConfig
+from tests.accounting.published_sizes import PALM_8B
 
 # 26.6M parameters: products of 1.9M weights.
-SMALL = PalmConfig(
-  num_layers=6,
-  d_model=512,
-  num_heads=8,
-  d_kv=64,
-  d_ff=2048,
-  vocab_size=8192,
-  sequence_length=256,
-)
-PALM_8B = PalmConfig(
-  num_layers=32,
-  d_model=4096,
-  num_heads=16,
-  d_kv=256,
-  d_ff=16384,
-  vocab_size=256000,
-  sequence_length=2048,
-)
+SMALL = dataclasses.replace(PALM_8B, num_layers=6, d_model=512, num_heads=8)
+SMALL = dataclasses.replace(SMALL, d_kv=64, d_ff=2048, vocab_size=8192)
 
 
 def test_a_token_reads_every_weight_once():

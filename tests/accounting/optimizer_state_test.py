@@ -14,18 +14,9 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.errors import UserError
+from tests.mtf_testing import PALM_OPTIMIZER as PALM
 
-PALM = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.9,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1.0,
-  weight_decay_exponent=2.0,
-  z_loss=1e-4,
-)
 FACTORED = dataclasses.replace(PALM, second_moment="factored", beta1=0.0)
 SHAPES = parameter_shapes(
   PalmConfig(
@@ -122,15 +113,15 @@ def test_other_slots_are_refused_by_the_setting(changes, message):
 
 
 @pytest.mark.parametrize(
-  "changes",
-  [{}, {"beta1": 0.8}, {"learning_rate": 1.0}, {"update_clip": None}],
+  ("held", "changes"),
+  [
+    (PALM, {}),
+    (PALM, {"beta1": 0.8}),
+    (PALM, {"learning_rate": 1.0}),
+    (PALM, {"update_clip": None}),
+    (FACTORED, {"momentum_dtype": "bfloat16"}),  # of no momentum
+  ],
 )
-def test_settings_that_change_no_slot_may_change(changes):
-  settings = {k.upper(): v for k, v in dataclasses.asdict(PALM).items()}
-  check_same_slots("runs/a", settings, dataclasses.replace(PALM, **changes))
-
-
-def test_without_momentum_its_dtype_may_change():
-  settings = {k.upper(): v for k, v in dataclasses.asdict(FACTORED).items()}
-  other = dataclasses.replace(FACTORED, momentum_dtype="bfloat16")
-  check_same_slots("runs/a", settings, other)
+def test_settings_that_change_no_slot_may_change(held, changes):
+  settings = {k.upper(): v for k, v in dataclasses.asdict(held).items()}
+  check_same_slots("runs/a", settings, dataclasses.replace(held, **changes))
