@@ -12,7 +12,7 @@ import pytest
 
 from palm_mtf.checkpoints import manifest as manifest_module
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.checkpoints.retention import check_space, set_damaged_aside
+from palm_mtf.checkpoints.retention import check_space, quarantine_damaged
 from palm_mtf.checkpoints.writer import BackgroundWriter, write_checkpoint
 from palm_mtf.errors import UserError
 from tests.checkpoint_files import (
@@ -100,7 +100,7 @@ def test_a_trainer_that_starts_clears_what_is_half_or_damaged(tmp_path):
   (root / "step_00000003" / "weights.data").write_text("weight5")
   (root / ".partial_step_00000004_x").mkdir()
   newest = newest_whole(str(tmp_path))
-  set_damaged_aside(str(tmp_path), newest)
+  quarantine_damaged(str(tmp_path), newest)
   assert sorted(os.listdir(root)) == [
     "step_00000001",
     "step_00000002",
@@ -118,7 +118,7 @@ def test_no_byte_of_a_checkpoint_is_hashed_twice_at_a_start(
   monkeypatch.setattr(
     manifest_module, "hash_file", lambda path: hashed.append(path) or real(path)
   )
-  set_damaged_aside(str(tmp_path), newest_whole(str(tmp_path)))
+  quarantine_damaged(str(tmp_path), newest_whole(str(tmp_path)))
   assert len(hashed) == len(set(hashed)) == 1
 
 
