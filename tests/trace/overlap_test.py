@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from palm_mtf.trace.overlap import received, step_figures, union, without
+from palm_mtf.trace.overlap import received, step_figures, subtract, union
 from palm_mtf.trace.records import Operation, Trace, Transfer
 
 
@@ -87,6 +87,6 @@ def test_any_intervals_are_subtracted_as_sets_are(seed):
     [(a, a + rng.randrange(8)) for a in rng.choices(range(60), k=12)]
     for _ in range(2)
   ]
-  left = without(*map(union, drawn))
+  left = subtract(*map(union, drawn))
   assert cells(left) == cells(drawn[0]) - cells(drawn[1])
   assert all(a < b for a, b in left) and left == sorted(left)

@@ -14,7 +14,7 @@ from palm_mtf.checkpoints.writer import write_checkpoint
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.training.finite_check import FiniteCheck
-from palm_mtf.training.step import BadStepError, TrainStep
+from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from tests import runs
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -149,7 +149,7 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
     params["layer_001/norm/scale"][0] = np.nan
     load_parameters(session, program.slices, params)
     before = all_values(session, program)
-    with pytest.raises(BadStepError) as bad:
+    with pytest.raises(NonFiniteStepError) as bad:
       train_step.run(batch, 1)
     after = all_values(session, program)
     for name, value in before.items():
@@ -173,7 +173,7 @@ def test_the_gradient_that_was_computed_first_is_named():
       program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
     )
     squares[first], squares[second] = np.nan, np.inf
-    error = watch.error_of_step(BadStepError(7, losses, squares))
+    error = watch.error_of_step(NonFiniteStepError(7, losses, squares))
   assert str(error) == (
     "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
     "diverged; the first tensor that is not finite is the gradient of "
