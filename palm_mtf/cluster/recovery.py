@@ -41,7 +41,7 @@ class PodRecovery:
   def pods_after(
     self, lost: PodLostError, pods: PodsConfig, mesh: MeshLayout, step: int
   ) -> PodsConfig:
-    """Returns the pods to go on with, all of which answer.
+    """Returns the pods to go on with; under "wait" once they answer.
 
     Args:
       lost: loss of a pod.
@@ -62,14 +62,14 @@ class PodRecovery:
       raise UserError(f"{lost}; run the same command to go on.") from None
     say(f"{lost}; ON_POD_FAILURE = {policy!r}")
     if policy == "shrink":
-      pods = self._without(lost, pods, mesh)
+      pods = self._shrink(lost, pods, mesh)
     else:
       self._count(lost, step)
       self._wait(lost, pods)
     say(f"going on from step {step} on {pods.num_pods} pods")
     return pods
 
-  def _without(
+  def _shrink(
     self, lost: PodLostError, pods: PodsConfig, mesh: MeshLayout
   ) -> PodsConfig:
     num_pods = pods.num_pods - 1

@@ -26,18 +26,17 @@ def test_a_token_reads_every_weight_once():
 
 
 @pytest.mark.parametrize(
-  ("dtype", "weight_dtype", "threads"),
+  ("config", "dtype", "weight_dtype", "cores", "threads"),
   [
-    ("bfloat16", "int8", 1),
-    ("bfloat16", "activation", 1),
-    ("float32", "activation", 2),
+    (SMALL, "bfloat16", "int8", 16, 1),
+    (SMALL, "bfloat16", "activation", 16, 1),
+    (SMALL, "float32", "activation", 16, 2),
+    (PALM_8B, "bfloat16", "int8", 16, 16),
+    (PALM_8B, "bfloat16", "int8", 2, 2),
   ],
 )
-def test_few_bytes_are_read_by_one_thread(dtype, weight_dtype, threads):
-  config = dataclasses.replace(SMALL, activation_dtype=dtype)
-  assert step_threads(config, weight_dtype, cores=16) == threads
-
-
-def test_many_bytes_are_read_by_all_cores():
-  assert step_threads(PALM_8B, "int8", cores=16) == 16
-  assert step_threads(PALM_8B, "int8", cores=2) == 2
+def test_few_bytes_are_read_by_one_thread_and_many_by_all_cores(
+  config, dtype, weight_dtype, cores, threads
+):
+  config = dataclasses.replace(config, activation_dtype=dtype)
+  assert step_threads(config, weight_dtype, cores) == threads

@@ -12,14 +12,13 @@ from palm_mtf.cluster.server_info import (
   read_incarnation,
   read_info,
 )
-from tests.commands.pods_serve_test import serve
+from tests.cluster.served import Served
 
 
 @pytest.fixture(scope="module")
 def address():
-  with serve(1) as server:
-    yield server.stdout.readline().split()[-1]
-    server.kill()
+  with Served(1) as servers:
+    yield servers.addresses[0]
 
 
 def compute(address):
@@ -46,7 +45,6 @@ def test_a_server_that_computes_answers_at_once(address):
 
 def test_each_start_of_a_server_has_its_own_number(address):
   assert read_info(address, 5.0).num_devices == 1
-  with serve(1) as other:
-    of_other = read_incarnation(other.stdout.readline().split()[-1], 5.0)
-    other.kill()
+  with Served(1) as servers:
+    of_other = read_incarnation(servers.addresses[0], 5.0)
   assert read_incarnation(address, 5.0) != of_other
