@@ -89,20 +89,41 @@ def run(command: str, corpus, model_dir, **macros: object) -> int:
   return main(arguments(command, corpus, model_dir, **macros))
 
 
-def start(command: str, corpus, model_dir, **macros: object):
-  """Starts the command in a process of its own."""
+def python(*arguments: str) -> subprocess.Popen:
+  """Starts Python in a process of its own, which imports what this one does."""
   return subprocess.Popen(
-    [
-      sys.executable,
-      "-m",
-      "palm_mtf",
-      *arguments(command, corpus, model_dir, **macros),
-    ],
+    [sys.executable, *arguments],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
     env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
   )
+
+
+def start(command: str, corpus, model_dir, **macros: object):
+  """Starts the command in a process of its own."""
+  return python(
+    "-m", "palm_mtf", *arguments(command, corpus, model_dir, **macros)
+  )
+
+
+def finish(process: subprocess.Popen) -> str:
+  """Waits for a process to end with success; returns its stderr."""
+  _, error = process.communicate(timeout=500)
+  assert process.returncode == 0, error
+  return error
+
+
+def assert_same_tensors(one, other, step: int) -> None:
+  """Raises AssertionError unless two runs have the same bits after a step."""
+  assert_same(read_tensors(one, step), read_tensors(other, step))
+
+
+def assert_same(tensors: dict, others: dict) -> None:
+  """Raises AssertionError unless tensors have the same names and bits."""
+  assert others.keys() == tensors.keys()
+  for name, value in tensors.items():
+    np.testing.assert_array_equal(others[name], value, err_msg=name)
 
 
 def read_metrics(model_dir: pathlib.Path) -> list[dict]:
@@ -122,7 +143,11 @@ def read_files(folder: pathlib.Path) -> dict[str, bytes]:
 
 def read_tensors(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
   """Returns every tensor of a checkpoint, read as any TensorFlow user would."""
-  prefix = model_dir / "checkpoints" / f"step_{step:08d}" / "weights"
+  return load(model_dir / "checkpoints" / f"step_{step:08d}" / "weights")
+
+
+def load(prefix: pathlib.Path) -> dict[str, np.ndarray]:
+  """Returns every tensor of a TensorFlow checkpoint."""
   reader = tf.train.load_checkpoint(str(prefix))
   return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
 

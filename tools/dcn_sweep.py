@@ -9,7 +9,7 @@ The pods are servers of `palm_mtf pods serve` in two network namespaces of this
 machine (linked_namespaces.py), each with half of its cores; the client is
 `palm_mtf train` with recipes/quickstart.gin and pods/cluster.gin, beside the
 first. The link changes while it trains, and the median of --steps steps is
-printed, beside what accounting/prediction.py says of a step from one over a
+printed, beside what accounting/communication.py says of a step from one over a
 link without limits and from the link alone. --picture draws both.
 
 It takes the rights of root, and iproute2. Results are on stdout, progress is on
@@ -31,8 +31,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from palm_mtf.accounting.communication import dcn_bytes
-from palm_mtf.accounting.prediction import Link, step_secs
+from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
 from palm_mtf.cluster.local_servers import cores_of_pods
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig

@@ -1,27 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that the devices of one pod send each other in a step, by layout.
+"""Bytes that the collectives of a pod move in a step, by layout.
 
-For each microbatch, with activations [batch, length, d_model] of one device:
-
-  heads, d_ff  a sum of each branch's end, and one of its beginning on the way
-               back; the two of a parallel block are one where both are split
-               over one axis. Multi-query attention sums dk and dv besides
-  vocab        a sum of the embedded tokens, one on the way back from the
-               logits, and three numbers a token of the softmax
-  d_model_residual   a branch's end is reduce-scattered, not all-reduced, if it
-               is a sum over the same axis, and gathered where the next begins
-  d_model_stored     each kernel is gathered for the way forward and again for
-               the way back, the embedding for its two uses, a norm scale once,
-               or twice with REMAT = "layer"; gradients are reduce-scattered
-
-and once a step the gradients of what is split over `batch` and not over
-d_model_stored, two sums of the loss, and three sums of squares of each weight
-that is split, with a factored second moment its rows and columns too. Between
-pods gradients are exchanged in parts, which an all-gather puts together.
-
-Without dropout, and without loss weights. Sizes of collectives are those of
-mesh/collectives.py.
+The formulas are those of steps without dropout and without loss weights.
 """
 
 import collections
@@ -46,7 +27,7 @@ _FLOAT32 = DTYPE_BYTES["float32"]
 
 @dataclasses.dataclass
 class _Traffic:
-  """Adds up what collectives move."""
+  """Sums the bytes of collectives by kind and axes."""
 
   mesh: MeshLayout
   bytes_moved: collections.Counter = dataclasses.field(
@@ -60,12 +41,17 @@ class _Traffic:
     num_bytes: int,
     times: int = 1,
   ) -> None:
-    """Adds collectives of `num_bytes` on each device, uncut, over `axes`."""
+    """Adds collectives over `axes` of a tensor of `num_bytes` on each device.
+
+    The tensor is whole: input of a reduce-scatter, output of an all-gather.
+    """
     sizes = self.mesh.axes
     axes = tuple(a for a in sizes if a in axes and sizes[a] > 1)
     n = math.prod(sizes[axis] for axis in axes)
     if n == 1 or not times:
       return
+    # As in mesh/collectives.py: each of n devices sends n - 1 n-ths, and an
+    # all-reduce is a reduce-scatter and an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
     groups = self.mesh.num_devices // n
     self.bytes_moved[kind, axes] += groups * each * times
@@ -79,18 +65,18 @@ def step_bytes(
   pod_batch_size: int,
   num_pods: int = 1,
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
-  """Returns the bytes that each kind of collective moves over which axes.
+  """Returns the bytes of a step that all devices of a pod move together.
 
   Args:
-    config: the architecture.
+    config: architecture.
     mesh: devices and layout rules of a pod.
-    optimizer: the run's optimizer settings.
-    pod_batch_size: sequences of a step in one pod.
+    optimizer: optimizer settings.
+    pod_batch_size: sequences of a step in a pod.
     num_pods: NUM_PODS.
 
   Returns:
-    All devices of one pod together, of one step, by kind ("all_reduce",
-    "reduce_scatter" or "all_gather") and axes, in the order of the mesh.
+    Bytes by kind ("all_reduce", "reduce_scatter" or "all_gather") and axes, in
+    the order of the mesh.
   """
   traffic = _Traffic(mesh)
   axes = {dim: mesh.rules.get(dim) for dim in mesh.rules}
@@ -100,6 +86,8 @@ def step_bytes(
   for _ in range(mesh.num_microbatches):
     _add_activations(traffic, axes, config, tokens)
     _add_stored(traffic, axes, config)
+  # Gradients once a step. With d_model_stored over the axis of the batch each
+  # microbatch has reduce-scattered them already.
   slices = parameter_slices(config, mesh)
   for name, each in slices.items():
     width = gradient_bytes(name, config, mesh)
@@ -108,6 +96,7 @@ def step_bytes(
     elif axes.get("batch") not in each.axes:
       traffic.add("all_reduce", (axes.get("batch"),), width * each.size)
   _add_update(traffic, config, optimizer, slices)
+  # Nats and weights of the loss.
   traffic.add("all_reduce", (axes.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved
 
@@ -115,7 +104,7 @@ def step_bytes(
 def _add_activations(
   traffic: _Traffic, axes: dict[str, str], config: PalmConfig, tokens: int
 ) -> None:
-  """Adds what one microbatch moves of its activations."""
+  """Adds the activations of a microbatch, [batch, length, d_model] a device."""
   width = DTYPE_BYTES[config.activation_dtype]
   heads, d_ff, vocab, residual = (
     axes.get(dim) for dim in ("heads", "d_ff", "vocab", "d_model_residual")
@@ -124,15 +113,19 @@ def _add_activations(
   layers = config.num_layers
   again = layers if config.remat == "layer" else 0
 
+  # The end of a branch is a sum over its axis: a reduce-scatter, not an
+  # all-reduce, where the residual stream is split over the same axis.
   def ends(axis, times):
     kind = "reduce_scatter" if axis == residual else "all_reduce"
     traffic.add(kind, (axis,), of_stream, times)
 
   is_parallel = config.block == "parallel"
   is_multi_head = config.attention == "multi_head"
+  # Forward a sum at the end of each branch, backward one at its beginning. Both
+  # branches of a parallel block are one sum where one axis splits them.
   if is_parallel and heads == d_ff:
     ends(heads, layers)
-    traffic.add("all_reduce", (heads,), of_stream, layers)  # the way back
+    traffic.add("all_reduce", (heads,), of_stream, layers)
   elif is_parallel:
     # Two sums over different axes are finished before they are added.
     for axis in (heads, d_ff):
@@ -143,14 +136,15 @@ def _add_activations(
     ends(d_ff, layers)
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, layers)
-  if not is_multi_head:
+  if not is_multi_head:  # dk and dv, which every device computes for its heads
     of_head = tokens * config.d_kv * width
     traffic.add("all_reduce", (heads,), of_head, 2 * layers)
-  ends(vocab, 1)
-  traffic.add("all_reduce", (vocab,), of_stream)  # back from the logits
-  traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)
+  ends(vocab, 1)  # embedded tokens
+  traffic.add("all_reduce", (vocab,), of_stream)  # backward, from the logits
+  traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # softmax
+  # A split residual stream is gathered where a branch begins: forward, the
+  # final norm too; again with REMAT; and backward, the embedding too.
   norms = 1 if is_parallel else 2
-  # Forward, the last norm too; again; and back, the embedding too.
   gathers = norms * (2 * layers + again) + 2
   traffic.add("all_gather", (residual,), of_stream, gathers)
 
@@ -158,11 +152,11 @@ def _add_activations(
 def _add_stored(
   traffic: _Traffic, axes: dict[str, str], config: PalmConfig
 ) -> None:
-  """Adds what one microbatch moves of weights and their gradients."""
+  """Adds the weights of a microbatch, and their gradients."""
   stored = axes.get("d_model_stored")
   if stored is None:
     return
-  # What a device has when d_model is whole.
+  # Slices of a device whose d_model is whole.
   rules = {k: v for k, v in axes.items() if k != "d_model_stored"}
   text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
   whole = dataclasses.replace(traffic.mesh, layout=text)
@@ -170,6 +164,8 @@ def _add_stored(
     is_scale = parsed(name).is_scale
     width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
     num_bytes = width * each.size
+    # Gathered forward and again backward, the embedding for its two uses. A
+    # norm scale stays in between, unless REMAT computes its layer again.
     is_kept = is_scale and (
       config.remat != "layer" or name == "final_norm/scale"
     )
@@ -182,15 +178,17 @@ def _add_stored(
 def _add_exchanged(
   traffic: _Traffic, axes: dict[str, str], each: ParameterSlice, width: int
 ) -> None:
-  """Adds what own parts of one gradient move within a pod."""
+  """Adds a gradient of which each device exchanges its own part with pods."""
   sizes = traffic.mesh.axes
-  summed = {axes.get("batch")}
-  copied = [a for a in sizes if a not in each.axes]
-  # Padded to equal parts; cut first where all devices have it.
-  numbers = each.copies * -(-each.size // each.copies)
-  for axis in sorted(copied, key=lambda axis: axis in summed):
-    if axis in summed:
+  batch = axes.get("batch")
+  replicated = [a for a in sizes if a not in each.axes]
+  # Padded to equal parts. Axes over which replicas are equal come first: there
+  # a device takes its part without a message.
+  numbers = each.num_replicas * -(-each.size // each.num_replicas)
+  for axis in sorted(replicated, key=lambda axis: axis == batch):
+    if axis == batch:
       traffic.add("reduce_scatter", (axis,), width * numbers)
+    # The sum over pods, gathered again.
     traffic.add("all_gather", (axis,), _FLOAT32 * numbers)
     numbers //= sizes[axis]
 
@@ -201,17 +199,17 @@ def _add_update(
   optimizer: AdafactorConfig,
   slices: dict[str, ParameterSlice],
 ) -> None:
-  """Adds the sums that the optimizer takes over split weights."""
+  """Adds the optimizer's sums over the slices of a parameter."""
   rules = traffic.mesh.rules
-  # Squares of gradients are added one after the other: the first ones that are
-  # split alike while their sums are still open.
+  # The gradients' squares, for clipping. Mesh TensorFlow adds one parameter's
+  # sum to the next: it all-reduces the first ones, split alike, as one.
   split = [each.axes for each in slices.values()]
   alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
   for axes in split[alike - 1 :]:
     traffic.add("all_reduce", axes, _FLOAT32)
   for name, dims in parameter_dims(config).items():
     each = slices[name]
-    # Of squares of its update and of itself.
+    # Squares of the update, for its clipping, and of the parameter, its scale.
     traffic.add("all_reduce", each.axes, _FLOAT32, 2)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
@@ -222,6 +220,7 @@ def _add_update(
     of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
     num_rows = math.prod(each.sizes[:rank])
     num_columns = math.prod(each.sizes[rank:])
+    # Means of squares of rows and of columns, and the mean of the rows' means.
     traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows)
     traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns)
     traffic.add("all_reduce", of_rows, _FLOAT32)

@@ -1,16 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a training step sends between pods, over the data-center network.
+"""Communication between pods in a step: bytes and seconds."""
 
-Each device sends its own part of every gradient to its counterpart in each
-other pod, once a step, and with it three sums over its tokens: of their
-weights, nats and squares of log z.
-
-  bytes = pods (pods - 1) (numbers DCN_DTYPE + devices 3 float32)
-
-where `numbers` are those of all parameters, whatever the layout, and the few by
-which the parts of a slice are padded to be of one size.
-"""
+import dataclasses
+import math
 
 from palm_mtf.accounting.memory import parameter_slices
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
@@ -18,17 +11,26 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.pods import PodsConfig
 
+# Sums over a device's tokens: of weights, of nats, and of squares of log z.
 _TOKEN_SUMS = 3
+# The backward pass is 4 N of the 6 N FLOPs of a token (flops.py).
+_BACKWARD_SHARE = 4 / 6
+# One after another, messages that wait for the link's delay: the client's order
+# to the far pod, the last gradient, and the answer to the client.
+_MESSAGES = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Link:
+  """A pod's network link to the other pods."""
+
+  bits_per_sec: float = math.inf  # each way; infinity is no limit
+  delay_secs: float = 0.0  # each way
 
 
 def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
-  """Returns the bytes that all pods together send each other in one step.
-
-  Args:
-    config: the architecture.
-    mesh: devices and layout rules of each pod.
-    pods: how many there are, and the dtype on the way.
-  """
+  """Returns the bytes that all pods together send each other in a step."""
+  # pods (pods - 1) (numbers DCN_DTYPE + devices 3 float32)
   to_each = sum(sent_bytes(config, mesh, pods).values())
   to_each += mesh.num_devices * _TOKEN_SUMS * DTYPE_BYTES["float32"]
   return pods.num_pods * (pods.num_pods - 1) * to_each
@@ -37,9 +39,39 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
 def sent_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> dict[str, int]:
-  """Returns the bytes of each gradient that a pod sends to one other."""
+  """Returns the bytes of each gradient that a pod sends to one other pod."""
   width = DTYPE_BYTES[pods.dcn_dtype]
+  # The replicas of a slice divide it: each device sends its own part to its
+  # counterpart in the other pod. Parts are padded to equal sizes.
   return {
-    name: mesh.num_devices * -(-each.size // each.copies) * width
+    name: mesh.num_devices * -(-each.size // each.num_replicas) * width
     for name, each in parameter_slices(config, mesh).items()
   }
+
+
+def step_secs(
+  config: PalmConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  compute_secs: float,
+  link: Link,
+) -> float:
+  """Returns the predicted seconds of a step.
+
+  Args:
+    config: architecture.
+    mesh: devices, layout rules and microbatches of each pod.
+    pods: number of pods, and DCN_DTYPE.
+    compute_secs: seconds of a step over a link without limits.
+    link: link of each pod.
+  """
+  sent = sent_bytes(config, mesh, pods)
+  secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
+  # Gradients are sent while the last microbatch's backward pass computes those
+  # of earlier layers. That of the embedding, which the first layer reads, is
+  # ready at the end: nothing hides it.
+  embedding_secs = sent.pop("embedding") * secs_per_byte
+  backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
+  others_secs = sum(sent.values()) * secs_per_byte
+  exposed_secs = max(0.0, others_secs - backward_secs) + embedding_secs
+  return compute_secs + exposed_secs + _MESSAGES * link.delay_secs

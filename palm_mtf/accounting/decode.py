@@ -1,9 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one more token of every row reads, and how many threads that is for."""
+"""Bytes that a decoding step reads, and the threads that they are worth."""
 
 import math
 
+from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import parsed
@@ -13,35 +14,28 @@ from palm_mtf.config.parameter_names import parsed
 # measured by tools/bench_decode.py on two cores.
 _BYTES_FOR_A_THREAD = 4_000_000
 
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-
 
 def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
-  """Returns the bytes of all weights, each of which a token reads once.
-
-  Args:
-    config: the architecture.
-    weight_dtype: WEIGHT_DTYPE; norms and embedding are never int8.
-  """
-  kernels = "int8" if weight_dtype == "int8" else config.activation_dtype
+  """Returns the bytes of all weights, which a decoding step reads once."""
   total = 0
   for name, shape in parameter_shapes(config).items():
-    dtype = kernels if parsed(name).is_kernel else config.activation_dtype
-    total += math.prod(shape) * _BYTES[dtype]
+    # Norm scales and the embedding are never int8.
+    is_int8 = weight_dtype == "int8" and parsed(name).is_kernel
+    width = 1 if is_int8 else DTYPE_BYTES[config.activation_dtype]
+    total += math.prod(shape) * width
   return total
 
 
 def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
-  """Returns how many threads should share the products of one token's step.
+  """Returns the number of threads for the products of a decoding step.
 
   Args:
-    config: the architecture.
+    config: architecture.
     weight_dtype: WEIGHT_DTYPE.
-    cores: that there are.
-
-  Returns:
-    1 to `cores`: as many as the weights of a product are worth.
+    cores: number of cores, the most threads.
   """
+  # A parallel block has two products, [q k v wi_gate wi] and [o wo], a serial
+  # block four. One more gives the logits.
   products_a_layer = 2 if config.block == "parallel" else 4
   products = products_a_layer * config.num_layers + 1
   mean = decode_weight_bytes(config, weight_dtype) / products

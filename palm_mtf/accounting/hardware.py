@@ -1,11 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Peak rates of chips, as their vendors state them.
-
-Dense matrix products in bfloat16 (V100, which has none, in float16), FLOP/s of
-one chip, without sparsity. An unknown chip is an error, never a guess: a wrong
-peak gives a plausible and wrong MFU.
-"""
+"""Peak FLOP/s of chips, as their vendors state them."""
 
 from palm_mtf.errors import UserError, did_you_mean
 
@@ -13,6 +8,8 @@ from palm_mtf.errors import UserError, did_you_mean
 # (rates/peak_flops.py).
 MEASURED = "measured"
 
+# Dense products in bfloat16 of one chip, without sparsity; V100, which has no
+# bfloat16, in float16.
 PEAK_FLOPS_PER_SEC = {
   # https://cloud.google.com/tpu/docs/v2 and the page of each other version
   "tpu_v2": 45_000_000_000_000,
@@ -39,11 +36,8 @@ def check_chip(chip: str) -> None:
 
 
 def peak_flops_per_sec(chip: str) -> int:
-  """Returns the peak of one `chip`, which is not "measured".
-
-  Raises:
-    UserError: the chip is not in the table.
-  """
+  """Returns the peak of a chip of the table; raises UserError for others."""
+  # Never a guess: a wrong peak gives a plausible and wrong MFU.
   if isinstance(chip, str) and chip in PEAK_FLOPS_PER_SEC:
     return PEAK_FLOPS_PER_SEC[chip]
   known = (MEASURED, *PEAK_FLOPS_PER_SEC)

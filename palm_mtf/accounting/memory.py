@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that one device of a mesh keeps from step to step, by the layout.
-
-A weight is split over the axes of its dimensions, of which d_model goes by the
-name d_model_stored, and copied over all others. Its slots are split alike. Its
-gradient has the dtype of activations, a norm scale's float32; several
-microbatches add theirs up in float32. Every device keeps the same.
-"""
+"""Memory of a device for weights, optimizer slots and gradients, by layout."""
 
 import dataclasses
 import math
@@ -25,36 +19,24 @@ from palm_mtf.config.parameter_names import parsed
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-  """What one device keeps.
+  """Bytes of one device, alike on all devices of a pod."""
 
-  Attributes:
-    weights: float32.
-    slots: the optimizer's slots.
-    gradients: one step's gradients.
-  """
-
-  weights: int
+  weights: int  # float32
   slots: int
-  gradients: int
+  gradients: int  # of a step
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSlice:
-  """One device's slice of a parameter.
+  """One device's slice of a parameter."""
 
-  Attributes:
-    sizes: sizes of its dimensions, padding included.
-    axes: mesh axes that split it, in the order of the mesh.
-    copies: how many devices have this slice.
-  """
-
-  sizes: tuple[int, ...]
-  axes: tuple[str, ...]
-  copies: int
+  sizes: tuple[int, ...]  # of its dimensions, padding included
+  axes: tuple[str, ...]  # mesh axes that split it, in the order of the mesh
+  num_replicas: int  # devices with this slice
 
   @property
   def size(self) -> int:
-    """How many numbers it has."""
+    """Number of elements."""
     return math.prod(self.sizes)
 
 
@@ -65,6 +47,8 @@ def parameter_slices(
   slices = {}
   shapes = parameter_shapes(config)
   for name, dims in parameter_dims(config).items():
+    # A stored parameter is split by the rule of d_model_stored, activations by
+    # that of d_model_residual.
     split = ["d_model_stored" if dim == "d_model" else dim for dim in dims]
     # Rounded up: the last rows of the embedding may be padding.
     sizes = tuple(
@@ -79,7 +63,8 @@ def parameter_slices(
 
 
 def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes of one number of a parameter's gradient in a step."""
+  """Returns the bytes of an element of a parameter's gradient."""
+  # Microbatches are summed in float32.
   if mesh.num_microbatches > 1 or parsed(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
@@ -88,8 +73,9 @@ def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
 def device_bytes(
   config: PalmConfig, mesh: MeshLayout, optimizer: AdafactorConfig
 ) -> DeviceBytes:
-  """Returns what one device keeps of weights, slots and gradients."""
+  """Returns the bytes of one device."""
   slices = parameter_slices(config, mesh)
+  # Slots are split as their parameter is.
   shapes = {name: each.sizes for name, each in slices.items()}
   return DeviceBytes(
     weights=sum(4 * each.size for each in slices.values()),

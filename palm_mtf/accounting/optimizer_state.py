@@ -1,17 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the optimizer keeps beside each parameter: its slots, and their bytes.
+"""Optimizer slots of each parameter: names, shapes and bytes.
 
-  P/second_moment          the shape of P   SECOND_MOMENT = "full", and vectors
-  P/second_moment_row      the rows of P    SECOND_MOMENT = "factored"
-  P/second_moment_column   its columns      the same
-  P/momentum               the shape of P   BETA1 > 0
-
-P is the parameter's name. Where it has two dimensions or more it is a matrix
-from what it multiplies, its rows, to what comes out, its columns: q [d_model,
-heads, d_kv] has d_model rows and heads * d_kv columns, o [heads, d_kv, d_model]
-has heads * d_kv rows; each row of the embedding is a token. The slots are
-float32, but momentum is of MOMENTUM_DTYPE.
+<parameter>/second_moment          parameter   SECOND_MOMENT = "full", vectors
+<parameter>/second_moment_row      rows        SECOND_MOMENT = "factored"
+<parameter>/second_moment_column   columns     SECOND_MOMENT = "factored"
+<parameter>/momentum               parameter   BETA1 > 0
 """
 
 import dataclasses
@@ -27,37 +21,27 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerState:
-  """Which slots every parameter has.
+  """Settings that decide which slots every parameter has."""
 
-  Attributes:
-    second_moment: SECOND_MOMENT.
-    momentum: its dtype, or "none".
-  """
-
-  second_moment: str
-  momentum: str
+  second_moment: str  # SECOND_MOMENT
+  momentum: str  # dtype, or "none"
 
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-  """One slot of a parameter.
+  """One slot of a parameter."""
 
-  Attributes:
-    name: what follows the parameter's name and a slash.
-    dims: the dimensions of the parameter that it has.
-    dtype: "float32" or "bfloat16".
-  """
-
-  name: str
-  dims: slice
-  dtype: str
+  name: str  # after the parameter's name and a slash
+  dims: slice  # of the parameter's dimensions
+  dtype: str  # "float32" or "bfloat16"
 
 
+# The most slots that a parameter can have.
 LARGEST_STATE = OptimizerState(second_moment="full", momentum="float32")
 
 
 def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
-  """Returns which slots `optimizer` keeps."""
+  """Returns the settings of `optimizer` that decide its slots."""
   return OptimizerState(
     second_moment=optimizer.second_moment,
     momentum=optimizer.momentum_dtype if optimizer.beta1 else "none",
@@ -65,7 +49,10 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 
 def row_rank(parameter: str) -> int:
-  """Returns how many of the first dimensions are the rows of a matrix."""
+  """Returns the number of leading dimensions that are the rows of a matrix."""
+  # Rows are what a product sums over: q [d_model, heads, d_kv] has d_model rows
+  # and heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv rows.
+  # Each row of the embedding [vocab, d_model] is a token.
   return 2 if parsed(parameter).part == "attention/o" else 1
 
 
@@ -75,9 +62,9 @@ def parameter_slots(
   """Returns the slots of a parameter, those of the second moment first.
 
   Args:
-    parameter: its name, which says how it is a matrix.
-    rank: how many dimensions it has.
-    state: which slots there are.
+    parameter: name of the parameter.
+    rank: number of its dimensions.
+    state: settings that decide its slots.
   """
   whole = slice(0, rank)
   slots = [Slot("second_moment", whole, "float32")]
@@ -95,12 +82,7 @@ def parameter_slots(
 def checkpoint_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState = LARGEST_STATE
 ) -> int:
-  """Returns the size of all parameters, float32 each, and of their slots.
-
-  Args:
-    shapes: the parameters' shapes, by name.
-    state: which slots there are; by default as many as there may be.
-  """
+  """Returns the bytes of all parameters, float32 each, and of their slots."""
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
   return parameters + slot_bytes(shapes, state)
 
@@ -108,12 +90,7 @@ def checkpoint_bytes(
 def slot_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState
 ) -> int:
-  """Returns the size of all slots.
-
-  Args:
-    shapes: shapes of the parameters, or of a device's slices of them, by name.
-    state: which slots there are.
-  """
+  """Returns the bytes of the slots of parameters, or of a device's slices."""
   return sum(
     DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
     for name, shape in shapes.items()
@@ -124,17 +101,19 @@ def slot_bytes(
 def check_same_slots(
   place: str, settings: Mapping[str, object], optimizer: AdafactorConfig
 ) -> None:
-  """Raises UserError unless a checkpoint has the slots that a run needs.
+  """Raises UserError unless a checkpoint has the slots of a run.
 
   Args:
-    place: the checkpoint's path.
+    place: path of the checkpoint.
     settings: settings of the run that wrote it, by macro.
-    optimizer: settings of the run that wants to go on from it.
+    optimizer: optimizer settings of the run that resumes from it.
   """
+  # An earlier version may have written it, without settings of today.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)
   }
+  # One by one: the message names the setting. BETA1 may change, but not to 0.
   for name in ("second_moment", "beta1", "momentum_dtype"):
     changed = dataclasses.replace(optimizer, **{name: held[name]})
     if optimizer_state(changed) != optimizer_state(optimizer):

@@ -1,17 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of a model: the name and the shape of each, and how many.
-
-The paper's counts (PaLM Table 1) leave the norms' scales out and count the tied
-embedding once:
-
-  N = vocab d_model + num_layers (2 d_model heads d_kv     q and o
-                                  + 2 d_model d_kv         k and v
-                                  + 3 d_model d_ff)        wi_gate, wi and wo
-
-with k and v as large as q in multi-head attention. Names and shapes are the
-checkpoint's schema; model/palm.py makes the variables.
-"""
+"""Parameters of a model: names and shapes, the schema of checkpoints."""
 
 import math
 
@@ -20,14 +9,8 @@ from palm_mtf.config.parameter_names import layer_name, parsed
 
 
 def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every parameter, in the order of creation.
-
-  Args:
-    config: the architecture.
-
-  Returns:
-    {"embedding": (vocab, d_model), "layer_000/norm/scale": (d_model,), ...}.
-  """
+  """Returns the shape of every parameter, by name, in the order of creation."""
+  # {"embedding": (vocab, d_model), "layer_000/norm/scale": (d_model,), ...}
   sizes = {
     "vocab": config.vocab_size,
     "d_model": config.d_model,
@@ -42,7 +25,7 @@ def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
 
 
 def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
-  """Returns the names of the dimensions of every parameter, in that order."""
+  """Returns the dimension names of every parameter, in that order."""
   dims = {"embedding": ("vocab", "d_model")}
   for layer in range(config.num_layers):
     for name, layer_dims in _layer_dims(config).items():
@@ -53,6 +36,7 @@ def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
 
 def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
   heads = ("heads", "d_kv")
+  # Multi-query attention has one head of keys and values.
   kv_heads = heads if config.attention == "multi_head" else heads[1:]
   dims = {
     "norm/scale": ("d_model",),
@@ -72,7 +56,10 @@ def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
 
 
 def count_parameters(config: PalmConfig) -> int:
-  """Returns the number of parameters as the paper counts: no norm scales."""
+  """Returns the number of parameters without norm scales (PaLM Table 1)."""
+  # vocab d_model + num_layers (2 d_model heads d_kv     q and o
+  #                             + 2 d_model d_kv         k and v
+  #                             + 3 d_model d_ff)        wi_gate, wi and wo
   return _count(config, scales=False)
 
 

@@ -1,10 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""INIT_CHECKPOINT: training that starts from the weights of another run.
+"""INIT_CHECKPOINT: the weights of another run that a new run starts from.
 
-Step and optimizer begin anew, as PaLM's finetuning does (PaLM 6). It is read
-only while MODEL_DIR has no checkpoint of its own; what cannot be used is an
-error, so that no run starts from nothing where weights were asked for.
+Step and optimizer slots start anew, as in PaLM's finetuning (PaLM 6).
 """
 
 import logging
@@ -26,15 +24,15 @@ def find_initial_weights(
   newest: Checkpoint | None,
   shapes: Mapping[str, tuple[int, ...]],
 ) -> NamedWeights | None:
-  """Returns the weights to start from, None where there is no need of them.
+  """Returns the weights to start from, None for random first weights.
 
   Args:
     path: INIT_CHECKPOINT.
-    newest: the checkpoint that is resumed; says so when `path` is not read.
+    newest: newest checkpoint of this run, which takes precedence over `path`.
     shapes: shape of every parameter of the model, by name.
 
   Raises:
-    UserError: there is nothing at `path`, or it is damaged or of another model.
+    UserError: `path` is missing, damaged or of another model.
   """
   if path is None:
     return None
@@ -43,14 +41,18 @@ def find_initial_weights(
       f"INIT_CHECKPOINT is not read: {newest.path} is this run's own"
     )
     return None
+  # Unusable weights are an error: a run that was given weights never starts
+  # from random ones instead.
   weights = find_weights("INIT_CHECKPOINT", path)
   if weights.checkpoint:
     held = weights.checkpoint.manifest.shapes
   else:
+    # A TensorFlow checkpoint has no manifest and mixes parameters with
+    # optimizer slots, which are named "<parameter>/<slot>".
     held = {
       name: shape
       for name, shape in read_shapes(weights).items()
-      if name.rpartition("/")[0] not in shapes  # what an optimizer keeps
+      if name.rpartition("/")[0] not in shapes
     }
   if different := shape_differences(held, shapes):
     raise UserError(
@@ -63,18 +65,14 @@ def find_initial_weights(
 def check_vocabulary_given(
   weights: NamedWeights | None, model_dir: str, data: DataConfig
 ) -> None:
-  """Raises UserError if a run would train a vocabulary the weights don't know.
-
-  Args:
-    weights: to start from, if there are any.
-    model_dir: which may hold a vocabulary.
-    data: VOCABULARY is read.
-  """
+  """Raises UserError if a run would train a new vocabulary for old weights."""
+  # Rows of the embedding belong to the token ids of one vocabulary.
   own = ModelDir(model_dir).vocabulary
   if not weights or data.vocabulary is not None or os.path.exists(own):
     return
   hint = ""
   if weights.checkpoint:
+    # <run>/checkpoints/step_00000200 -> <run>
     run = os.path.dirname(os.path.dirname(weights.checkpoint.path))
     theirs = weights.checkpoint.manifest.settings.get("VOCABULARY")
     theirs = theirs or ModelDir(run).vocabulary

@@ -1,14 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The weights that a path names: of a checkpoint, a run, or a TensorFlow file.
-
-  runs/first/checkpoints/step_00000200          that checkpoint
-  runs/first                                    its newest whole checkpoint
-  any/where/model.ckpt-200                      a prefix, as TensorFlow calls it
-
-What a prefix names must have our variables' names; it has no manifest, so that
-nothing is known of its vocabulary.
-"""
+"""Paths of weights: a checkpoint, a run, or a TensorFlow checkpoint prefix."""
 
 import dataclasses
 import os
@@ -27,43 +19,47 @@ from palm_mtf.model_dir.layout import ModelDir, step_of
 
 @dataclasses.dataclass(frozen=True)
 class NamedWeights:
-  """Weights on the disk.
+  """Weights on the disk."""
 
-  Attributes:
-    given: what was given, and for which setting: "INIT_CHECKPOINT = 'a'".
-    prefix: what TensorFlow calls their path.
-    checkpoint: what they are the weights of, None for a TensorFlow prefix.
-  """
-
-  given: str
-  prefix: str
+  given: str  # by the user, for messages: "INIT_CHECKPOINT = 'a'"
+  prefix: str  # TensorFlow's name of the files
+  # None for TensorFlow's own, whose vocabulary is unknown.
   checkpoint: Checkpoint | None
 
   @property
   def place(self) -> str:
-    """The path of the checkpoint, or the prefix."""
+    """Path for messages."""
     return self.checkpoint.path if self.checkpoint else self.prefix
 
 
 def find_weights(setting: str, path: str) -> NamedWeights:
-  """Returns the weights that `path` names, all of whose bytes are whole.
+  """Returns the weights at `path`, every hash compared.
 
   Args:
-    setting: what `path` was given for, for messages.
-    path: a checkpoint's folder, a MODEL_DIR, or a TensorFlow prefix.
+    setting: name of the setting that `path` was given for, for messages.
+    path: folder of a checkpoint or a run, or a TensorFlow prefix.
 
   Raises:
     UserError: there are none, or they are damaged.
   """
   given = f"{setting} = {path!r}"
   path = os.path.expanduser(path).rstrip("/")
+  # runs/first/checkpoints/step_00000200, or a copy of it by another name
   if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
     if os.path.isdir(path):
-      return _read(given, path)
+      try:
+        checkpoint = read_whole(path)
+      except DamagedCheckpointError as error:
+        raise UserError(
+          f"{given}: is damaged: {error}; give another."
+        ) from None
+      return NamedWeights(given, checkpoint.prefix, checkpoint)
+  # runs/first: its newest whole checkpoint
   elif os.path.isdir(ModelDir(path).checkpoints):
     newest = newest_whole(path, setting)
     if newest:
       return NamedWeights(given, newest.prefix, newest)
+  # any/where/model.ckpt-200, or the .index file that a shell completes it to
   else:
     prefix = path.removesuffix(".index")
     if os.path.isfile(f"{prefix}.index"):
@@ -77,20 +73,13 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   )
 
 
-def _read(given: str, path: str) -> NamedWeights:
-  try:
-    checkpoint = read_whole(path)
-  except DamagedCheckpointError as error:
-    raise UserError(f"{given}: is damaged: {error}; give another.") from None
-  return NamedWeights(given, checkpoint.prefix, checkpoint)
-
-
 def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
-  """Returns the shape of every variable in the file; imports TensorFlow.
+  """Returns the shape of every variable in the file, by name.
 
   Raises:
     UserError: TensorFlow cannot read it, or a variable is not float32.
   """
+  # TensorFlow takes seconds to import, and only this function needs it.
   from palm_mtf._tf import tf
 
   try:
@@ -100,6 +89,7 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
     raise UserError(
       f"{weights.given}: TensorFlow cannot read it: {reason}"
     ) from None
+  # Weights of bfloat16 or integers would be restored into float32 variables.
   for name, dtype in reader.get_variable_to_dtype_map().items():
     if dtype != tf.float32:
       raise UserError(

@@ -1,18 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoints of a MODEL_DIR: which are whole, and whose they are.
+"""Checkpoints of a MODEL_DIR: their manifests, and whether they are whole.
 
   MODEL_DIR/checkpoints/step_00000200/{manifest.json, weights.*}
 
-A checkpoint is a folder that appears under its name when all of it is written.
-Its manifest says what it holds, with a hash of every file and of itself, so
-that damage is found before anything is trained on it, and another model is
-refused before TensorFlow is imported. writer.py writes them, and
-tensors.py the tensors in them; this module only reads files.
+writer.py writes checkpoints, tensors.py the tensors in them; this module only
+reads files, without TensorFlow.
 """
 
 import dataclasses
 import datetime
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -25,66 +23,49 @@ _logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
 MANIFEST = "manifest.json"
+# Key of the manifest's own hash.
 _SEAL = "blake2b"
 _SHOWN_DIFFERENCES = 3
 
 
 class DamagedCheckpointError(Exception):
-  """A file of a checkpoint is missing, cut short or changed; says which."""
+  """A file of a checkpoint is missing, truncated or changed; says which."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-  """What a checkpoint holds.
+  """Manifest of a checkpoint: the run behind its weights."""
 
-  Attributes:
-    shapes: shape of every parameter, by its name.
-    vocabulary_sha256: hash of the SentencePiece model.
-    data: what the batch of a step depends on: SEED, GLOBAL_BATCH_SIZE,
-      SEQUENCE_LENGTH, a hash of the tokens, and what training/loss_spikes.py
-      keeps.
-    settings: every macro of the run and its value.
-    versions: versions of palm_mtf, Python and the libraries that compute.
-    step: training steps done.
-    next_row: the row of training data that the next step begins with.
-    parent: name of the checkpoint it was trained from, and its `blake2b`; None
-      for the first.
-  """
-
-  shapes: Mapping[str, tuple[int, ...]]
-  vocabulary_sha256: str
+  shapes: Mapping[str, tuple[int, ...]]  # of every parameter, by name
+  vocabulary_sha256: str  # of the SentencePiece model
+  # Settings and hashes that decide the batch of a step, and the state of the
+  # loss spike detector.
   data: Mapping[str, object]
-  settings: Mapping[str, object]
-  versions: Mapping[str, str]
-  step: int = 0
-  next_row: int = 0
-  parent: Mapping[str, str] | None = None
+  settings: Mapping[str, object]  # value of every macro
+  versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
+  step: int = 0  # training steps done
+  next_row: int = 0  # row of the training data that the next step begins with
+  parent: Mapping[str, str] | None = None  # name and hash of the one before
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A checkpoint whose files are all there.
+  """A checkpoint on the disk, all of whose files exist."""
 
-  Attributes:
-    path: path of its folder.
-    manifest: what it holds.
-    files: name -> [bytes, hash] of every file but the manifest.
-    blake2b: hash of the manifest, and so of all it holds.
-  """
-
-  path: str
+  path: str  # of its folder
   manifest: Manifest
-  files: Mapping[str, tuple[int, str]]
+  files: Mapping[str, tuple[int, str]]  # bytes and hash, by name
+  # Hash of the manifest, which has the hash of every file: it covers them all.
   blake2b: str
 
   @property
   def prefix(self) -> str:
-    """What TensorFlow calls the checkpoint's path."""
+    """TensorFlow's prefix of its weights."""
     return os.path.join(self.path, WEIGHTS)
 
   @property
   def as_parent(self) -> dict[str, str]:
-    """What the manifests of its successors call it."""
+    """`parent` of the manifests of its successors."""
     name = os.path.basename(self.path)
     return {"checkpoint": name, "blake2b": self.blake2b}
 
@@ -95,13 +76,13 @@ class Checkpoint:
 
   @property
   def written(self) -> datetime.datetime:
-    """When it was written, local time."""
+    """Local time at which it was written."""
     seconds = os.path.getmtime(os.path.join(self.path, MANIFEST))
     return datetime.datetime.fromtimestamp(int(seconds))
 
 
 def checkpoint_folders(model_dir: str) -> list[str]:
-  """Returns the paths of all checkpoints, whole or not, by their steps."""
+  """Returns the paths of all checkpoints, damaged ones too, by step."""
   root = ModelDir(model_dir).checkpoints
   names = os.listdir(root) if os.path.isdir(root) else []
   steps = {name: step_of(name) for name in names if step_of(name) is not None}
@@ -109,11 +90,8 @@ def checkpoint_folders(model_dir: str) -> list[str]:
 
 
 def find_checkpoints(model_dir: str) -> list[Checkpoint]:
-  """Returns the checkpoints whose files have their sizes, oldest first.
-
-  Their bytes are not compared: see `newest_whole`. Warns of every folder that
-  is damaged. `model_dir` need not exist.
-  """
+  """Returns the checkpoints whose files have their sizes, oldest first."""
+  # Hashes are left to read_whole: they read every byte.
   found = []
   for path in checkpoint_folders(model_dir):
     try:
@@ -126,20 +104,24 @@ def find_checkpoints(model_dir: str) -> list[Checkpoint]:
 def newest_whole(
   model_dir: str, setting: str = "MODEL_DIR"
 ) -> Checkpoint | None:
-  """Returns the newest checkpoint all of whose bytes are as they were written.
+  """Returns the newest checkpoint whose bytes match its hashes, if any.
 
-  Warns of every newer one that is damaged. `model_dir` need not exist;
-  `setting` is what it was given for.
+  Args:
+    model_dir: MODEL_DIR, which need not exist.
+    setting: name of the setting that `model_dir` was given for.
 
   Raises:
-    UserError: there are checkpoints, and none is whole.
+    UserError: there are checkpoints, and all are damaged.
   """
   paths = checkpoint_folders(model_dir)
+  # Hashing reads a checkpoint once; older ones are read only after a damaged
+  # one.
   for path in reversed(paths):
     try:
       return read_whole(path)
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
+  # Starting anew would silently discard what was trained.
   if paths:
     raise UserError(
       f"{setting} = {model_dir!r}: none of its {len(paths)} checkpoints is "
@@ -151,10 +133,10 @@ def newest_whole(
 def newest_checkpoint(
   model_dir: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> Checkpoint:
-  """Returns the newest whole checkpoint, for whoever cannot do without one.
+  """Returns the newest whole checkpoint of the model with these `shapes`.
 
   Raises:
-    UserError: there is none, or it is of another model than `shapes`.
+    UserError: there is none, or it is of another model.
   """
   newest = newest_whole(model_dir)
   if not newest:
@@ -172,10 +154,10 @@ def warn_of_damage(path: str, error: DamagedCheckpointError) -> None:
 
 
 def read_whole(path: str) -> Checkpoint:
-  """Reads a checkpoint's manifest and compares every byte with its hashes.
+  """Returns a checkpoint after comparing every file with its hash.
 
   Raises:
-    DamagedCheckpointError: a file is missing, cut short or changed.
+    DamagedCheckpointError: a file is missing, truncated or changed.
   """
   checkpoint = read_checkpoint(path)
   for name, (_, expected) in checkpoint.files.items():
@@ -191,13 +173,14 @@ def read_whole(path: str) -> Checkpoint:
 
 
 def read_checkpoint(path: str) -> Checkpoint:
-  """Reads a checkpoint's manifest and compares the sizes of its files.
+  """Returns a checkpoint after comparing the sizes of its files.
 
   Raises:
-    DamagedCheckpointError: a file is missing or cut short, or the manifest is
+    DamagedCheckpointError: a file is missing or truncated, or the manifest
       changed.
   """
   try:
+    # JSON has no tuples: sizes with hashes, and shapes, were written as lists.
     content, digest = read_sealed(os.path.join(path, MANIFEST), _SEAL)
     files = {
       name: (size, d) for name, (size, d) in content.pop("files").items()
@@ -206,6 +189,7 @@ def read_checkpoint(path: str) -> Checkpoint:
     manifest = Manifest(**content)
   except OSError as error:
     raise DamagedCheckpointError(f"{MANIFEST}: {error.strerror}") from None
+  # Not JSON, not with the hash of its content, or without a field.
   except (ValueError, TypeError, KeyError, AttributeError):
     raise DamagedCheckpointError(
       f"{MANIFEST} does not say what was written"
@@ -220,20 +204,15 @@ def read_checkpoint(path: str) -> Checkpoint:
   return Checkpoint(path, manifest, files, digest)
 
 
-def describe_files(folder: str) -> dict[str, tuple[int, str]]:
-  """Returns the size and the hash of every file in `folder`, by its name."""
-  paths = {name: os.path.join(folder, name) for name in os.listdir(folder)}
-  return {
-    name: (os.path.getsize(paths[name]), hash_file(paths[name]))
-    for name in sorted(paths)
-  }
-
-
-def sealed_content(
-  manifest: Manifest, files: Mapping[str, tuple[int, str]]
-) -> dict[str, object]:
-  """Returns what manifest.json holds, with a hash of itself as "blake2b"."""
-  return sealed({**dataclasses.asdict(manifest), "files": files}, _SEAL)
+def write_manifest(folder: str, manifest: Manifest) -> None:
+  """Writes manifest.json beside the files in `folder`, with their hashes."""
+  files = {}
+  for name in sorted(os.listdir(folder)):
+    path = os.path.join(folder, name)
+    files[name] = os.path.getsize(path), hash_file(path)
+  content = sealed({**dataclasses.asdict(manifest), "files": files}, _SEAL)
+  with open(os.path.join(folder, MANIFEST), "w", encoding="utf-8") as file:
+    json.dump(content, file, indent=1)
 
 
 def check_same_model(
@@ -241,7 +220,13 @@ def check_same_model(
   shapes: Mapping[str, tuple[int, ...]],
   vocabulary_sha256: str | None = None,
 ) -> None:
-  """Raises UserError if `checkpoint` is of another model or vocabulary."""
+  """Raises UserError if `checkpoint` is of another model or vocabulary.
+
+  Args:
+    checkpoint: checkpoint on the disk.
+    shapes: shape of every parameter of the model, by name.
+    vocabulary_sha256: hash of the run's SentencePiece model; None if unknown.
+  """
   if different := shape_differences(checkpoint.manifest.shapes, shapes):
     raise UserError(
       f"{checkpoint.path} has {different}: it is of another model; use the "
@@ -254,14 +239,21 @@ def check_same_model(
     )
 
 
+def last_good(newest: Checkpoint | None) -> str:
+  """Returns the sentence about the newest checkpoint in messages."""
+  if newest:
+    return f"The last good checkpoint is {newest.path}."
+  return "There is no checkpoint yet."
+
+
 def shape_differences(
   held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
 ) -> str:
-  """Returns which names have other shapes, as text; "" where none has."""
+  """Returns the names whose shapes differ, as text; "" where all agree."""
   different = [
     f"{name} {_shape_text(held.get(name))}, the model wants "
     f"{_shape_text(wanted.get(name))}"
-    for name in dict.fromkeys([*wanted, *held])
+    for name in dict.fromkeys([*wanted, *held])  # in the model's order
     if held.get(name) != wanted.get(name)
   ]
   text = "; ".join(different[:_SHOWN_DIFFERENCES])

@@ -1,9 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints stay, and the room that they need on the disk.
+"""Retention of checkpoints: which are removed, and the disk space of the rest.
 
-The last KEEP_CHECKPOINTS stay, and every KEEP_EVERY_STEPS-th. A damaged one is
-set aside under another name, and never removed.
+The last KEEP_CHECKPOINTS stay, and every KEEP_EVERY_STEPS-th.
 """
 
 import logging
@@ -33,15 +32,15 @@ _logger = logging.getLogger(__name__)
 _PARTIAL = ".partial_"
 
 
-def expendable(
+def removable(
   paths: list[str], keep: int, keep_every_steps: int | None
 ) -> list[str]:
-  """Returns which of `paths`, oldest first, are neither new nor kept for good.
+  """Returns the checkpoints that retention does not keep.
 
   Args:
-    paths: paths of checkpoints.
-    keep: how many of the newest stay.
-    keep_every_steps: those whose step is a multiple of it stay too.
+    paths: paths of checkpoints, oldest first.
+    keep: number of newest checkpoints that stay.
+    keep_every_steps: steps between checkpoints that stay for good.
   """
   return [
     path
@@ -51,8 +50,9 @@ def expendable(
 
 
 def remove_checkpoint(path: str) -> None:
-  """Removes a checkpoint: it loses its name before it loses a file."""
+  """Removes a checkpoint."""
   root, name = os.path.split(path)
+  # Renamed first: no reader, and no process after a kill, meets half of it.
   hidden = os.path.join(root, f"{_PARTIAL}{name}_removed")
   with writing(path, None):
     shutil.rmtree(hidden, ignore_errors=True)
@@ -60,36 +60,36 @@ def remove_checkpoint(path: str) -> None:
     shutil.rmtree(hidden)
 
 
-def set_damaged_aside(model_dir: str, newest: Checkpoint | None) -> None:
-  """Renames the checkpoints that are newer than the newest whole one; says so.
-
-  For the only trainer of `model_dir`, who is about to write those steps again.
-  What a killed one left half written is removed.
+def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
+  """Renames the damaged checkpoints whose steps will be written again.
 
   Args:
-    model_dir: MODEL_DIR.
-    newest: checkpoint that `newest_whole` found in it.
+    model_dir: MODEL_DIR, held by the training lock.
+    newest: newest whole checkpoint in it.
   """
   root = ModelDir(model_dir).checkpoints
   for name in os.listdir(root) if os.path.isdir(root) else []:
     if name.startswith(_PARTIAL):
       shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+  # All that are newer than the newest whole one are damaged. Older ones are in
+  # nobody's way.
   for path in checkpoint_folders(model_dir):
     if not newest or step_of(path) > newest.manifest.step:
-      _set_aside(path)
+      _quarantine(path)
 
 
-def make_way(path: str) -> None:
-  """Frees a checkpoint's name: only one that is whole is removed."""
+def free_path(path: str) -> None:
+  """Removes the checkpoint at `path`, or renames it if it is damaged."""
   try:
     read_whole(path)
   except DamagedCheckpointError:
-    _set_aside(path)
+    _quarantine(path)
   else:
     remove_checkpoint(path)
 
 
-def _set_aside(path: str) -> None:
+def _quarantine(path: str) -> None:
+  # Kept for whoever wants to save some of it: nothing removes it.
   number, aside = 1, f"{path}.damaged"
   while os.path.lexists(aside):
     number += 1
@@ -105,19 +105,24 @@ def check_space(
   run: RunConfig,
   state: OptimizerState = LARGEST_STATE,
 ) -> None:
-  """Raises UserError unless the disk takes the checkpoints of a run.
+  """Raises UserError unless the disk has space for the checkpoints of a run.
 
-  These are those kept and, while the newest is written, one more; those that
-  are there already have their room.
+  Args:
+    model_dir: MODEL_DIR, which need not exist.
+    shapes: shape of every parameter, by name.
+    run: checkpoint settings.
+    state: optimizer slots of each parameter.
   """
   existing = os.path.abspath(model_dir)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
+  # The newest is written before the oldest is removed: one more than are kept.
   wanted = run.keep_checkpoints + 1
   if run.keep_every_steps:
     wanted += run.train_steps // run.keep_every_steps
   # No more than are written, the last step's included.
   wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
+  # Those that are there already have their space.
   count = max(1, wanted - len(checkpoint_folders(model_dir)))
   needed = count * checkpoint_bytes(shapes, state)
   free = shutil.disk_usage(existing).free

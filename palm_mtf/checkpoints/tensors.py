@@ -1,16 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and restores variables slice by slice, in TensorFlow's own format.
+"""Tensors of checkpoints, saved and restored slice by slice.
 
-A slice is in the file as a named part of the whole variable; of a stack of
-slices, each is. `tf.train.load_checkpoint` reads whole variables from the file,
-and so does a program under any other layout. Only the client reads and writes
-files, each slice once: from there it goes to every device that holds it, of all
-pods.
-
-Copying into host memory is all that training waits for. The copy is written by
-a session of its own on the CPU, from any thread. Which files there are, and
-which of them are whole, is in manifest.py.
+The format is TensorFlow's own. Only the client reads and writes files, each
+slice once. Files and their hashes are those of manifest.py.
 """
 
 import collections
@@ -23,7 +16,7 @@ from palm_mtf.checkpoints.locate import NamedWeights
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.placement import Slice, padded
 
-# How TensorFlow says that a file is not what it should be.
+# TensorFlow's errors for a damaged file.
 _DAMAGE = (
   tf.errors.DataLossError,
   tf.errors.InvalidArgumentError,
@@ -38,13 +31,13 @@ def restore(
   prefix: str,
   client: str = "/device:cpu:0",
 ) -> None:
-  """Reads variables of the current graph from a file.
+  """Restores the variables of a session from a file.
 
   Args:
-    session: holds the variables.
-    pods: the slices of each pod, by checkpoint name.
-    prefix: path prefix of the file, as TensorFlow calls it.
-    client: the device of the process that reads it.
+    session: session of the current graph.
+    pods: slices of each pod, by checkpoint name.
+    prefix: TensorFlow's prefix of the file.
+    client: device of the process that reads the file.
   """
   restorer = build_restorer(pods, client)
   session.run(restorer.restore, {restorer.prefix: prefix})
@@ -56,14 +49,14 @@ def restore_weights(
   weights: NamedWeights,
   client: str,
 ) -> None:
-  """Reads parameters from another run's file; see `restore`.
+  """Restores parameters from the weights of another run, as `restore` does.
 
   Raises:
     UserError: the file is damaged.
   """
   try:
     restore(session, pods, weights.prefix, client)
-  except _DAMAGE as error:  # others are of the session: a pod may be lost
+  except _DAMAGE as error:  # other errors are of the session: a pod may be lost
     raise UserError(
       f"{weights.given}: TensorFlow cannot read it: "
       f"{error.message.splitlines()[0]}"
@@ -71,7 +64,10 @@ def restore_weights(
 
 
 class WeightsCopier:
-  """Copies and writes the variables of one program."""
+  """Copies the variables of a program to host memory, and writes the copy.
+
+  Training waits for the copy alone; the copy is written from any thread.
+  """
 
   def __init__(
     self,
@@ -79,26 +75,27 @@ class WeightsCopier:
     slices: Mapping[str, Sequence[Slice]],
     client: str = "/device:cpu:0",
   ):
-    """Adds what reads `slices` to the graph of `session`, the current one.
+    """Adds reads of all slices to the current graph.
 
     Args:
-      session: holds the variables.
-      slices: by checkpoint name.
-      client: the device of the process that writes.
+      session: session of the current graph.
+      slices: slices of each variable, by checkpoint name.
+      client: device of the process that writes files.
     """
     self._fetch = session.make_callable(slice_values(slices, client))
     self._writer = build_file_writer(slices)
 
   def copy(self) -> Callable[[str], None]:
-    """Copies every variable; returns what writes the copy under a prefix.
+    """Copies every variable; returns a function that writes the copy.
 
-    What is returned raises OSError where the disk refuses.
+    The function takes TensorFlow's prefix, and raises OSError for the disk.
     """
-    values = self._fetch()
+    values = self._fetch()  # devices -> client -> host memory
 
     def write(prefix: str) -> None:
       writer = self._writer
       feed = dict(zip(writer.values, values, strict=True))
+      # On the CPU: a GPU's memory belongs to the session that trains.
       config = tf.ConfigProto(device_count={"GPU": 0})
       try:
         with tf.Session(graph=writer.graph, config=config) as session:
@@ -113,25 +110,20 @@ class WeightsCopier:
 
 @dataclasses.dataclass(frozen=True)
 class Restorer:
-  """An operation that reads a checkpoint whose path is fed.
+  """An operation that restores every slice from a file."""
 
-  Attributes:
-    prefix: [], string: feed the path, without the suffixes TensorFlow adds.
-    restore: reads it into every slice.
-  """
-
-  prefix: tf.Tensor
+  prefix: tf.Tensor  # [], string, fed: TensorFlow's prefix of the file
   restore: tf.Operation
 
 
 def build_restorer(
   pods: Sequence[Mapping[str, Sequence[Slice]]], client: str
 ) -> Restorer:
-  """Builds what reads the variables of all pods.
+  """Builds the operations that restore the variables of all pods.
 
   Args:
-    pods: the slices of each pod; all pods have slices of the same.
-    client: the device that reads.
+    pods: slices of each pod, by checkpoint name, alike in all pods.
+    client: device of the process that reads the file.
   """
   with tf.device(client):
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
@@ -139,12 +131,15 @@ def build_restorer(
   for key, (first, *_) in pods[0].items():
     with tf.device(client):
       names = tf.constant(first.names)
+    # The client reads each part of a variable once, for all devices that hold
+    # it: the replicas within a pod, and the counterparts in other pods.
     by_spec = collections.defaultdict(list)
     for slices in pods:
       for part in slices[key]:
         by_spec[part.spec].append(part)
     for parts in by_spec.values():
-      # One after the other: the client need not hold more than two values.
+      # Parts are read one after the other: the client holds two at the most,
+      # the one it reads and the one on its way to devices.
       with tf.device(client), tf.control_dependencies(done[:-1]):
         value = _read(prefix, names, parts[0])
       done = [
@@ -156,9 +151,9 @@ def build_restorer(
 
 
 def _read(prefix: tf.Tensor, names: tf.Tensor, part: Slice) -> tf.Tensor:
-  """Returns the value of a device's variable from a file, with its padding."""
+  """Returns the value of a slice from a file, padded to its variable."""
   shape, dtype = part.variable.shape.as_list(), part.variable.dtype.base_dtype
-  if part.spec is None:
+  if part.spec is None:  # padding throughout, which no file has
     return tf.zeros(shape, dtype)
   num = len(part.names)
   values = tf.raw_ops.RestoreV2(
@@ -173,46 +168,35 @@ def _read(prefix: tf.Tensor, names: tf.Tensor, part: Slice) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class FileWriter:
-  """An operation that writes fed slices to a checkpoint file.
+  """An operation that writes fed slices to a file."""
 
-  It stands in a graph of its own, without devices and variables, so that
-  writing and training know nothing of each other.
-
-  Attributes:
-    graph: what it stands in.
-    prefix: [], string: feed the path, without the suffixes TensorFlow adds.
-    values: feed what `slice_values` gave, fetched.
-    write: writes them.
-  """
-
+  # Without devices and variables: a thread writes while training runs another
+  # graph.
   graph: tf.Graph
-  prefix: tf.Tensor
-  values: list[tf.Tensor]
+  prefix: tf.Tensor  # [], string, fed: TensorFlow's prefix of the file
+  values: list[tf.Tensor]  # fed with the fetched `slice_values`
   write: tf.Operation
 
 
 def slice_values(
   slices: Mapping[str, Sequence[Slice]], client: str
 ) -> list[tf.Tensor]:
-  """Returns the value of every slice to save, each part of a variable once.
-
-  Each comes to `client`, the device of the process that fetches it, as a
-  message of its own. A server that is asked for values answers with one message
-  for all of them, and gRPC counts its bytes in 32 bits.
-  """
+  """Returns the values to save on `client`, each part of a variable once."""
   values = []
   for part in _saved(slices):
     value, sizes = part.read(), _saved_sizes(part)
     if value.shape.as_list() != sizes:
-      with tf.device(part.near):  # padding stays here
+      with tf.device(part.near):  # padding does not leave the device
         value = tf.slice(value, [0] * len(sizes), sizes)
-    with tf.device(client):  # pod 0 -> client
+    # Pod 0 -> client, a message for each value. A server answers a fetch with
+    # one message for all values, whose bytes gRPC counts in 32 bits.
+    with tf.device(client):
       values.append(tf.identity(value))
   return values
 
 
 def build_file_writer(slices: Mapping[str, Sequence[Slice]]) -> FileWriter:
-  """Builds what writes what `slice_values` gave of the same slices."""
+  """Builds the operation that writes the `slice_values` of these slices."""
   saved = _saved(slices)
   with tf.Graph().as_default() as graph:
     prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
@@ -221,6 +205,8 @@ def build_file_writer(slices: Mapping[str, Sequence[Slice]]) -> FileWriter:
       for part in saved
     ]
     rows = zip(saved, values, strict=True)
+    # A slice is stored as a part of its whole variable, by its spec: programs
+    # under any layout, and tf.train.load_checkpoint, read whole variables.
     write = tf.raw_ops.SaveV2(
       prefix=prefix,
       tensor_names=[name for part in saved for name in part.names],
@@ -240,5 +226,5 @@ def _saved(slices: Mapping[str, Sequence[Slice]]) -> list[Slice]:
 
 
 def _saved_sizes(part: Slice) -> list[int]:
-  """Returns those of its variable without padding."""
+  """Returns the sizes of a slice's value without padding, as it is saved."""
   return [*([len(part.names)] if len(part.names) > 1 else []), *part.sizes]

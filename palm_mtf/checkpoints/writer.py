@@ -1,16 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes checkpoints whole or not at all, while training goes on.
+"""Checkpoints are written by a thread while training goes on.
 
-The training loop hands over a copy of the weights and runs the next step; a
-thread writes and hashes the files meanwhile, one checkpoint at a time. Only
-when all of a checkpoint is on the disk does it get its name, and only then are
-older ones removed (retention.py). What is damaged is never written over.
+A checkpoint is whole or not there: it gets its name when all of it is on the
+disk, and only then are older ones removed.
 """
 
 import contextlib
 import dataclasses
-import json
 import os
 import threading
 import time
@@ -18,18 +15,16 @@ from collections.abc import Callable, Iterator
 
 from palm_mtf.accounting.optimizer_state import checkpoint_bytes
 from palm_mtf.checkpoints.manifest import (
-  MANIFEST,
   WEIGHTS,
   Checkpoint,
   Manifest,
   checkpoint_folders,
-  describe_files,
   read_checkpoint,
-  sealed_content,
+  write_manifest,
 )
 from palm_mtf.checkpoints.retention import (
-  expendable,
-  make_way,
+  free_path,
+  removable,
   remove_checkpoint,
 )
 from palm_mtf.config.run import RunConfig
@@ -37,22 +32,20 @@ from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import new_folder
 from palm_mtf.model_dir.layout import ModelDir
 
+# Writes weights under TensorFlow's prefix.
 WriteWeights = Callable[[str], None]
 
 
 class BackgroundWriter:
-  """Writes the checkpoints of a run in a thread, one at a time.
-
-  Used as a context manager, it waits at the end for the checkpoint that is
-  being written, unless an interrupt ends the run at once.
-  """
+  """Writes the checkpoints of a run, one at a time; a context manager."""
 
   def __init__(self, model_dir: str, run: RunConfig, newest: Checkpoint | None):
-    """Writes into `model_dir`; `newest` is the checkpoint that is resumed."""
+    """Continues after `newest`, the checkpoint that the run resumes from."""
     self._model_dir, self._run = model_dir, run
     self._newest = newest
     self._step = newest.manifest.step if newest else 0
     self._thread: threading.Thread | None = None
+    # Raised in the thread, and again where the training loop next asks.
     self._error: BaseException | None = None
     self._wait_secs = 0.0
 
@@ -60,22 +53,18 @@ class BackgroundWriter:
     return self
 
   def __exit__(self, kind: type | None, *unused: object) -> None:
+    # Whoever interrupts a run a second time does not wait for a checkpoint.
     if kind is None or issubclass(kind, Exception):
       self._join()
 
   @property
-  def newest(self) -> Checkpoint | None:
-    """The newest checkpoint that is written."""
-    return self._newest
-
-  @property
   def step(self) -> int:
-    """The step of the newest checkpoint, written or being written."""
+    """Step of the newest checkpoint, written or being written."""
     return self._step
 
   @property
   def newest_path(self) -> str:
-    """Where the newest checkpoint is that is written, for messages."""
+    """Path of the newest checkpoint that is written, for messages."""
     return self._newest.path if self._newest else "none yet"
 
   def write(
@@ -83,18 +72,15 @@ class BackgroundWriter:
   ) -> None:
     """Copies the weights, then writes a checkpoint in the background.
 
-    Waits first for the one before, so that there is one copy at a time.
-
     Args:
-      manifest: what the checkpoint holds; its parent is the one before.
-      copy_weights: copies the weights and returns what writes the copy under
-        the path prefix that it is given.
+      manifest: manifest of the checkpoint, but for `parent`.
+      copy_weights: copies the weights; returns a function that writes the copy.
 
     Raises:
-      UserError: the one before could not be written.
+      UserError: the checkpoint before could not be written.
     """
     with self._pausing():
-      self.wait()
+      self.wait()  # for the one before: host memory has one copy at a time
       write_weights = copy_weights()
     if self._newest:
       parent = self._newest.as_parent
@@ -108,7 +94,7 @@ class BackgroundWriter:
   def check(self) -> None:
     """Raises UserError if a checkpoint could not be written."""
     if self._error is not None:
-      newest = self.newest.path if self.newest else "none"
+      newest = self._newest.path if self._newest else "none"
       error, self._error = self._error, None
       if not isinstance(error, UserError):
         raise error
@@ -118,7 +104,7 @@ class BackgroundWriter:
     """Waits for the checkpoint that is being written; returns the newest.
 
     Raises:
-      UserError: it could not be written.
+      UserError: the checkpoint could not be written.
     """
     with self._pausing():
       self._join()
@@ -126,7 +112,7 @@ class BackgroundWriter:
     return self._newest
 
   def take_wait_secs(self) -> float:
-    """Returns how long the caller has waited, in all, and starts anew."""
+    """Returns the seconds that training waited since the last call."""
     secs, self._wait_secs = self._wait_secs, 0.0
     return secs
 
@@ -135,7 +121,7 @@ class BackgroundWriter:
     before, start = self._wait_secs, time.perf_counter()
     try:
       yield
-    finally:  # what is nested counts once
+    finally:  # replaces what a nested call has added
       self._wait_secs = before + time.perf_counter() - start
 
   def _join(self) -> None:
@@ -152,7 +138,7 @@ class BackgroundWriter:
         keep=self._run.keep_checkpoints,
         keep_every_steps=self._run.keep_every_steps,
       )
-    except BaseException as error:  # raised again in the caller's thread
+    except BaseException as error:
       self._error = error
 
 
@@ -164,30 +150,32 @@ def write_checkpoint(
   keep: int,
   keep_every_steps: int | None = None,
 ) -> Checkpoint:
-  """Writes a checkpoint whole or not at all, then removes the oldest.
+  """Writes a checkpoint, then removes those that retention does not keep.
 
   Args:
     model_dir: MODEL_DIR.
-    manifest: what it holds.
-    write_weights: writes the tensors under the path prefix it is given.
-    keep: how many of the newest stay.
-    keep_every_steps: those whose step is a multiple of it stay too.
+    manifest: manifest of the checkpoint.
+    write_weights: writes the weights under a prefix.
+    keep: number of newest checkpoints that stay.
+    keep_every_steps: steps between checkpoints that stay for good.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
+  # Another run of this MODEL_DIR got as far; a damaged one is never lost.
   if os.path.lexists(path):
-    make_way(path)
+    free_path(path)
+  # The folder has a temporary name until the body has ended.
   with new_folder(path, checkpoint_bytes(manifest.shapes)) as folder:
     write_weights(os.path.join(folder, WEIGHTS))
-    content = sealed_content(manifest, describe_files(folder))
-    with open(os.path.join(folder, MANIFEST), "w", encoding="utf-8") as file:
-      json.dump(content, file, indent=1)
+    write_manifest(folder, manifest)
+    # Bytes before the name that says they are there: a machine that loses
+    # power keeps either no checkpoint or a whole one.
     for name in os.listdir(folder):
       _sync(os.path.join(folder, name))
   _sync(os.path.dirname(path))
-  for old in expendable(checkpoint_folders(model_dir), keep, keep_every_steps):
+  for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
     remove_checkpoint(old)
   return read_checkpoint(path)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of hosts, and whether a server can listen where it was told to."""
+"""Addresses of servers: parsed, resolved to IPv4, and checked to be free."""
 
 import errno
 import ipaddress
@@ -15,11 +15,7 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def split_address(setting: str, given: str) -> tuple[str, int]:
-  """Returns the host and the port of "host:port".
-
-  Raises:
-    UserError: it is something else; names the setting.
-  """
+  """Returns the host and the port of "host:port", or raises UserError."""
   host, _, port = given.rpartition(":")
   if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
     raise UserError(
@@ -30,11 +26,7 @@ def split_address(setting: str, given: str) -> tuple[str, int]:
 
 
 def resolve(setting: str, host: str) -> str:
-  """Returns the IPv4 address of a host.
-
-  Raises:
-    UserError: its name has none.
-  """
+  """Returns the IPv4 address of a host, or raises UserError."""
   try:
     return socket.gethostbyname(host)
   except (OSError, UnicodeError):
@@ -45,20 +37,24 @@ def resolve(setting: str, host: str) -> str:
 
 
 def is_loopback(ip: str) -> bool:
-  """Whether an IPv4 address is of this machine alone."""
+  """Returns whether an IPv4 address is a loopback address."""
   return ipaddress.ip_address(ip).is_loopback
 
 
-def resolved(pods: Sequence[Sequence[Place]], client: str) -> list[list[Place]]:
-  """Returns places with IPv4 addresses: the same for whoever reads them.
+def resolve_places(
+  pods: Sequence[Sequence[Place]], client: str
+) -> list[list[Place]]:
+  """Returns the places of pods with IPv4 addresses for host names.
 
   Args:
-    pods: places by host names.
-    client: CLIENT_ADDRESS, without a port.
+    pods: places of each pod, by host names.
+    client: host of CLIENT_ADDRESS.
 
   Raises:
     UserError: a name has no address, or one that other hosts cannot reach.
   """
+  # The client tells every server the addresses of the others. A name may be
+  # loopback on one host, as /etc/hosts has it, and not on another.
   ips = {}
   for address in {place.address for places in pods for place in places}:
     host, _, port = address.rpartition(":")
@@ -83,18 +79,20 @@ def resolved(pods: Sequence[Sequence[Place]], client: str) -> list[list[Place]]:
 
 
 def check_client(address: str) -> None:
-  """Raises UserError unless this host is CLIENT_ADDRESS, its port free."""
+  """Raises UserError unless this host has CLIENT_ADDRESS and its port free."""
   host, _, port = address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   check_free("CLIENT_ADDRESS", ip, int(port or 0))
 
 
 def check_free(setting: str, ip: str, port: int) -> None:
-  """Raises UserError unless this host can listen there."""
+  """Raises UserError unless this host can listen on a port of an address."""
   with socket.socket() as trial:
+    # As TensorFlow does: a port whose last server has just ended is free.
     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-      # TensorFlow takes the port on all addresses.
+      # The address may be another host's. The port has to be free on all
+      # addresses, where TensorFlow listens.
       trial.bind((ip, 0))
       with socket.socket() as wider:
         wider.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

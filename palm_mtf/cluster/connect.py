@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where pods run: the devices of this process, or of TensorFlow servers.
-
-The client is a server too, named "client", whose session reaches the others;
-pod i is named "pod_<i>". Servers are told these names, and of each other, by
-the session, so that each need know nothing but the port it has found free. A
-pod on several hosts has a task on each.
-"""
+"""Clusters: the devices of pods, in this process or in TensorFlow servers."""
 
 import contextlib
 import dataclasses
@@ -18,7 +12,7 @@ from palm_mtf._tf import tf
 from palm_mtf.cluster.addresses import ANY_ADDRESS, is_loopback, resolve
 from palm_mtf.cluster.device_table import Place
 from palm_mtf.cluster.server_info import publish
-from palm_mtf.cluster.sockets import keep_to_address, keep_to_this_machine
+from palm_mtf.cluster.sockets import restrict_to_address, restrict_to_loopback
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
@@ -27,29 +21,23 @@ from palm_mtf.mesh.placement import Devices, local_devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu_placement import tpu_devices
 
-# A session's end waits for servers, which may be there no more.
+# Closing a session waits for its servers, which may have ended.
 _CLOSE_SECS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Where a program is placed, and how it is run there.
-
-  Attributes:
-    devices: for the program.
-    config: for its session.
-    target: for its session; "" is this process.
-    tpu_jobs: name of each TPU pod's job; None is this process.
-  """
+  """The devices of a program, and the settings of its session."""
 
   devices: Devices
   config: tf.ConfigProto
-  target: str = ""
+  target: str = ""  # of the session; "" is this process
+  # Name of each TPU pod's job; None is this process.
   tpu_jobs: Sequence[str | None] = ()
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
-    """Opens a session of the current graph; its end has a bound."""
+    """Opens a session of the current graph, and closes it within seconds."""
     session = tf.Session(self.target, config=self.config)
     try:
       for job in self.tpu_jobs:
@@ -64,12 +52,12 @@ class Cluster:
 def connect(
   pods: PodsConfig, mesh: MeshLayout, places: Sequence[Sequence[Place]]
 ) -> Cluster:
-  """Returns where pods of `mesh` run.
+  """Returns the cluster of a run.
 
   Args:
-    pods: how many.
+    pods: number of pods, and CLIENT_ADDRESS.
     mesh: devices and layout rules of each pod.
-    places: each pod's devices in servers; none where they are in process.
+    places: devices of each pod in servers; none for pods in process.
   """
   if not places:
     if mesh.tpu:
@@ -78,16 +66,20 @@ def connect(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
     )
+  # The client is a server too, named "client", whose session reaches those of
+  # the pods. The session tells servers their names, and of each other: a server
+  # itself knows nothing but its port.
   host, _, port = pods.client_address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # Variables end with their session.
+  # Variables end with their session, and do not outlive it in the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   job.tasks[0] = f"{ip}:{target.rpartition(':')[2]}"
   devices = []
   for pod, devices_of_pod in enumerate(places):
+    # Pod i is the job "pod_<i>", with a task on each of its hosts.
     hosts = list(dict.fromkeys(place.address for place in devices_of_pod))
     job = config.cluster_def.job.add(name=f"pod_{pod}")
     for task, address in enumerate(hosts):
@@ -156,33 +148,33 @@ def start_server(
   num_threads: int,
   listen: tuple[str, int] = ("127.0.0.1", 0),
 ) -> tf.distribute.Server:
-  """Returns a server of this process.
+  """Starts a TensorFlow server in this process.
 
   Args:
-    num_devices: virtual CPU devices.
-    num_threads: that share an operation's work; 0 is one a core.
-    listen: IPv4 address and port, 0 for any that is free: what is sent to
-      another address is not heard, and to a loopback address from this machine
-      alone. "0.0.0.0" is every address.
+    num_devices: number of virtual CPU devices.
+    num_threads: number of threads of an operation; 0 is one a core.
+    listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
   """
   ip, port = listen
   config = tf.ConfigProto(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
-    # With one, what waits for another pod would keep this one from working.
+    # With one thread, an operation that waits for another pod would keep this
+    # pod from computing.
     inter_op_parallelism_threads=max(2, num_threads),
   )
-  # Its name until a session gives it another, which has to be a new one. By its
-  # address a session finds itself among its tasks.
+  # A name until a session gives another. By the address a session finds its own
+  # server among the tasks.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   server = tf.distribute.Server(
     {"unnamed": [f"{host}:{port}"]}, config=config, start=False
   )
   port = int(server.target.rpartition(":")[2])
+  # TensorFlow listens on every address. Restricted before it starts to answer.
   if is_loopback(ip):
-    keep_to_this_machine(port)
+    restrict_to_loopback(port)
   elif ip != ANY_ADDRESS:
-    keep_to_address(port, ip)
+    restrict_to_address(port, ip)
   server.start()
   publish(server, num_devices, num_threads)
   return server
@@ -190,5 +182,5 @@ def start_server(
 
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
-  """Returns the one of this process: it lasts as long, and cannot be ended."""
+  """Returns the client's server, one a process: it cannot be stopped."""
   return start_server(1, 0, (ip, port))

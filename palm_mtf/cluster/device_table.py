@@ -1,13 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The table of islands: which devices of which servers make which pod.
+"""ISLANDS: the devices of servers that make each pod.
 
-  ISLANDS = [["a:2222/0-1", "b:2222/0-1"],   pod 0
-             ["c:2222/0-1", "d:2222/0-1"]]   pod 1
-
-Each pod's devices are in the order of its mesh, whose last axis runs fastest:
-under MESH_SHAPE "data:2,model:2" the model axis stays within a host. A server
-whose devices are not named gives as many as any other of its pod.
+ISLANDS = [["a:2222/0-1", "b:2222/0-1"],   pod 0
+           ["c:2222/0-1", "d:2222/0-1"]]   pod 1
 """
 
 import collections
@@ -19,25 +15,22 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 
+# Address, and numbers of devices, as in "host:2222/0-1,4".
 _ENTRY = re.compile(r"([^\s/:]+:\d{1,5})(?:/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*))?")
 
 
 class Place(NamedTuple):
-  """A device: the "host:port" of its server, and its number there."""
+  """The place of a device in a cluster."""
 
-  address: str
-  device: int
+  address: str  # of its server, "host:port"
+  device: int  # number on that server
 
 
 def places_of_pods(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
   """Returns the devices of each pod, in mesh order.
 
-  Args:
-    pods: with a table of islands.
-    mesh: devices and layout rules of each pod.
-
   Raises:
-    UserError: the table does not make these pods; says the arithmetic.
+    UserError: ISLANDS does not make pods of `mesh`; says the arithmetic.
   """
   if len(pods.islands) != pods.num_pods:
     raise UserError(
@@ -56,6 +49,9 @@ def _places(pod: int, entries: Sequence[str], mesh: MeshLayout) -> list[Place]:
   needed = " x ".join(map(str, mesh.axes.values())) or "1"
   if len(mesh.axes) > 1:
     needed += f" = {mesh.num_devices}"
+  # A server whose devices are not numbered gives an equal share. The last axis
+  # of a mesh runs fastest: under "data:2,model:2" with two servers the model
+  # axis stays within a host.
   share, left = divmod(mesh.num_devices, max(1, len(entries)))
   if left and not all(match[2] for match in matches):
     raise UserError(

@@ -1,13 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Notices a pod's server that is gone, stopped, cut off or started anew.
+"""Heartbeat of the pods' servers: a lost one ends the call that waits for it.
 
-A thread for each server asks it, again and again, whether it is still the one
-that it was (server_info.py). One that gives no answer for POD_TIMEOUT_SECS is
-lost: the connections to it are cut, so that whatever waits for it fails, as it
-does at once where the server has ended. A second question follows the first
-without an answer: where this process itself was stopped for a while, its first
-one was too late.
+Lost is a server that has ended, was stopped, cut off or started anew.
 """
 
 import concurrent.futures
@@ -24,24 +19,23 @@ from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
   NotOursError,
-  ServerFacts,
-  ask,
-  ask_incarnation,
+  ServerInfo,
   difference,
+  read_incarnation,
+  read_info,
 )
-from palm_mtf.cluster.sockets import cut
+from palm_mtf.cluster.sockets import shut_down_connections
 from palm_mtf.errors import UserError
 
 _Answer = TypeVar("_Answer")
-# Of POD_TIMEOUT_SECS: a pause, and two questions.
-_PAUSE, _QUESTION = 0.25, 0.375
-_CUT_AGAIN_SECS = 1.0
-# How often a session that is being connected is looked after.
-_CONNECT_SECS = 0.5
-# A server that has just started answers before it knows what it is.
-_AGAIN_SECS = 0.2
-# How TensorFlow says that a task is not there, and which.
-# What waits elsewhere for a server that is not there is cancelled.
+# Shares of POD_TIMEOUT_SECS: a pause, then at least two probes. The first one
+# comes too late where this process itself was stopped for a while.
+_PAUSE, _PROBE = 0.25, 0.375
+_SHUT_DOWN_SECS = 1.0  # between shutting down connections of a lost server
+_CONNECT_SECS = 0.5  # between looks at a session that is being connected
+_RETRY_SECS = 0.2  # a server that has just started has no info yet
+# TensorFlow's errors for a task that does not answer; calls that wait for it on
+# other tasks are cancelled.
 _NOT_THERE = (
   tf.errors.UnavailableError,
   tf.errors.AbortedError,
@@ -51,21 +45,16 @@ _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
 class PodLostError(UserError):
-  """A pod can do no more; names it, its host, and in which phase that was.
-
-  Attributes:
-    pod: its number.
-    is_missing: it was not there when the watch began.
-  """
+  """A pod is lost; names its server and the phase of the run."""
 
   def __init__(self, pod: int, message: str, is_missing: bool = False):
-    """Keeps all."""
     super().__init__(message)
-    self.pod, self.is_missing = pod, is_missing
+    self.pod = pod
+    self.is_missing = is_missing  # since before the first answer
 
 
 class Heartbeat:
-  """Watches the servers of a run; a context manager."""
+  """Probes every server of a run by a thread; a context manager."""
 
   def __init__(
     self,
@@ -73,24 +62,25 @@ class Heartbeat:
     places: Sequence[Sequence[Place]],
     secs: float,
   ):
-    """Asks each server for the first time.
+    """Asks each server for its incarnation and info.
 
     Args:
-      servers: those of this machine, if there are any.
-      places: each pod's devices in servers; none where pods are in process.
+      servers: server processes of this machine, if there are any.
+      places: devices of each pod in servers; none for pods in process.
       secs: POD_TIMEOUT_SECS.
 
     Raises:
-      PodLostError: one does not answer.
-      UserError: one cannot do what it has to.
+      PodLostError: a server does not answer.
+      UserError: a server has other versions, or too few devices.
     """
     self._servers, self._secs = servers, secs
-    # The pod of each server, by address.
+    # Pod of each server, by address.
     self._pods = {
       place.address: pod
       for pod, devices in enumerate(places)
       for place in devices
     }
+    # How each lost server was lost, by address.
     self._lost: dict[str, str] = {}
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
@@ -100,19 +90,19 @@ class Heartbeat:
       asked = {x: threads.submit(self._first_answer, x) for x in self._pods}
     for address, answer in asked.items():
       try:
-        self._incarnations[address], facts = answer.result()
+        self._incarnations[address], info = answer.result()
       except NoAnswerError as error:
         raise PodLostError(
           self._pods[address],
           self._message(address, str(error), "at the start"),
           is_missing=True,
         ) from None
-      first = first or facts
-      how = difference(facts, first)
+      first = first or info
+      how = difference(info, first)
       most = max(x.device for y in places for x in y if x.address == address)
-      if most >= facts.num_devices:
+      if most >= info.num_devices:
         how = how or (
-          f"serves {facts.num_devices} devices and is to give that of number "
+          f"serves {info.num_devices} devices and is to give that of number "
           f"{most}, counted from 0 (--devices)"
         )
       if how:
@@ -127,20 +117,19 @@ class Heartbeat:
 
   def __exit__(self, *unused: object) -> None:
     self._end.set()
-    # A thread that came back from TensorFlow while Python ends would abort it.
+    # Joined: a thread that returned from TensorFlow while Python ends would
+    # abort the process.
     end = time.monotonic() + self._secs
     for address, thread in self._threads.items():
-      thread.join(_CUT_AGAIN_SECS)
+      thread.join(_SHUT_DOWN_SECS)
       while thread.is_alive() and time.monotonic() < end:
-        _cut(address)  # there is no answer: let its question end
-        thread.join(_CUT_AGAIN_SECS)
+        _shut_down(address)  # ends a probe that waits for an answer
+        thread.join(_SHUT_DOWN_SECS)
 
   def connect(self, session: tf.Session) -> None:
-    """Connects a session with all servers; by itself it would try for ever.
-
-    Raises:
-      OpError: it cannot; a server is lost, as in what `during` encloses.
-    """
+    """Connects a session to all servers; raises OpError if one is lost."""
+    # A session by itself would try to connect for ever: a thread lets it try
+    # until the heartbeat has lost a server.
     nothing = tf.no_op()
     errors: list[tf.errors.OpError] = []
 
@@ -156,15 +145,15 @@ class Heartbeat:
       thread.join(_CONNECT_SECS)
       if self._lost:
         raise tf.errors.UnavailableError(None, None, "a server is lost")
-    if errors:  # another call would try for ever
+    if errors:
       raise errors[0]
 
   @contextlib.contextmanager
   def during(self, phase: str) -> Iterator[None]:
-    """Raises PodLostError where its body fails because a pod is lost.
+    """Raises PodLostError where the body fails because a pod is lost.
 
     Args:
-      phase: what the body does, as in "in step 8".
+      phase: phase of the run, for messages: "in step 8".
     """
     try:
       yield
@@ -177,25 +166,22 @@ class Heartbeat:
       raise PodLostError(self._pods[address], message) from None
 
   def _find_lost(self) -> tuple[str, str] | None:
-    """Returns the address of a server that is lost, and how."""
+    """Returns the address of a lost server, and how it was lost."""
     if ended := self._servers.find_ended():
       pod, how = ended
       return next(x for x, of in self._pods.items() if of == pod), how
     with concurrent.futures.ThreadPoolExecutor() as threads:
-      list(threads.map(self._look, self._pods.keys() - self._lost.keys()))
+      list(threads.map(self._probe, self._pods.keys() - self._lost.keys()))
     return next(iter(self._lost.items()), None)
 
   def _find_broken_off(
     self, error: tf.errors.OpError
   ) -> tuple[str, str] | None:
-    """Returns a server that answers, and yet the error says it was not there.
-
-    Its connection to another pod has ended, or another client has taken it.
-    """
+    """Returns a server that answers, and that the error says was not there."""
     named = _TASK.findall(error.message)
     if not named or not isinstance(error, _NOT_THERE):
       return None
-    pod, task = map(int, named[-1])  # the far end stands last
+    pod, task = map(int, named[-1])  # the far end comes last
     address = [x for x, of in self._pods.items() if of == pod][task]
     return address, (
       "answers, but has broken off (another client has taken it, or its "
@@ -209,35 +195,38 @@ class Heartbeat:
 
   def _watch(self, address: str) -> None:
     while not self._end.wait(self._secs * _PAUSE):
-      self._look(address)
+      self._probe(address)
+      # Whatever waits for a lost server fails when its connection ends. Again
+      # and again: the kernel connects to a server that is merely stopped.
       while address in self._lost:
-        _cut(address)
-        # It may be connected once more: to a stopped one, by the kernel.
-        if self._end.wait(_CUT_AGAIN_SECS):
+        _shut_down(address)
+        if self._end.wait(_SHUT_DOWN_SECS):
           return
 
-  def _look(self, address: str) -> None:
+  def _probe(self, address: str) -> None:
     """Notes whether a server is lost."""
     try:
-      incarnation = self._ask(ask_incarnation, address)
+      incarnation = self._retry(read_incarnation, address)
       if incarnation != self._incarnations[address]:
         self._lost[address] = "has been started anew"
     except NoAnswerError as error:
       self._lost[address] = str(error)
 
-  def _first_answer(self, address: str) -> tuple[int, ServerFacts]:
-    # In this order: if it starts anew in between, it will be found out.
-    return self._ask(ask_incarnation, address), self._ask(ask, address)
+  def _first_answer(self, address: str) -> tuple[int, ServerInfo]:
+    # The incarnation first: the next probe finds a server that started anew in
+    # between.
+    incarnation = self._retry(read_incarnation, address)
+    return incarnation, self._retry(read_info, address)
 
-  def _ask(
-    self, question: Callable[[str, float], _Answer], address: str
+  def _retry(
+    self, read: Callable[[str, float], _Answer], address: str
   ) -> _Answer:
-    """Asks until there is an answer, twice at least."""
+    """Reads from a server until it answers, at least twice."""
     start = time.monotonic()
-    secs = self._secs * _QUESTION
+    secs = self._secs * _PROBE
     while True:
       try:
-        return question(address, secs)
+        return read(address, secs)
       except NoAnswerError as error:
         if time.monotonic() - start >= 2 * secs or self._end.is_set():
           if isinstance(error, NotOursError):
@@ -245,9 +234,9 @@ class Heartbeat:
           raise NoAnswerError(
             f"has not answered for {self._secs:g} seconds"
           ) from error
-      time.sleep(_AGAIN_SECS)
+      time.sleep(_RETRY_SECS)
 
 
-def _cut(address: str) -> None:
+def _shut_down(address: str) -> None:
   host, _, port = address.rpartition(":")
-  cut(host, int(port))
+  shut_down_connections(host, int(port))

@@ -1,11 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts one server process a pod on this machine, watches and stops them.
-
-They start while the client imports TensorFlow, as they do. Each has cores of
-its own, as many as any other: how a sum is divided among threads decides its
-last bit, and pods hold the same bits.
-"""
+"""Server processes on this machine, one a pod: started, watched and stopped."""
 
 import dataclasses
 import json
@@ -18,7 +13,7 @@ import tempfile
 import time
 from typing import BinaryIO
 
-from palm_mtf.cluster.addresses import resolved
+from palm_mtf.cluster.addresses import resolve_places
 from palm_mtf.cluster.device_table import Place, places_of_pods
 from palm_mtf.cluster.server_process import ServerSettings
 from palm_mtf.config.mesh_layout import MeshLayout
@@ -27,26 +22,25 @@ from palm_mtf.errors import UserError
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# How long after a broken connection the process at its end may still be there.
+# A connection may break so long before the process at its end has ended.
 _DEATH_SECS = 2.0
-_LAST_LINES = 3
+_LAST_LINES = 3  # of stderr, for messages
 
 
 @dataclasses.dataclass
 class _Server:
-  """One pod's process, what it writes to stderr, and its address once known."""
+  """The server process of a pod."""
 
   settings: ServerSettings
   process: subprocess.Popen
-  log: BinaryIO
-  address: str = ""
+  log: BinaryIO  # its stderr
+  address: str = ""  # once it has printed it
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
-  """Returns the cores of each pod, equally many, apart as far as there are.
-
-  What is left over when the cores of this process are divided is the client's.
-  """
+  """Returns the cores of each pod: disjoint, unless there are too few."""
+  # Equally many: how a sum is divided among threads decides its last bit, and
+  # pods hold the same bits. The remainder is the client's.
   cores = sorted(os.sched_getaffinity(0))
   share = max(1, len(cores) // num_pods)
   return [
@@ -56,24 +50,16 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 
 
 def cluster_places(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
-  """Returns the devices of each pod of a cluster, in mesh order.
-
-  Raises:
-    UserError: ISLANDS does not make these pods, or a host has no address.
-  """
+  """Returns the devices of each pod of ISLANDS, in mesh order."""
   client, _, _ = pods.client_address.partition(":")
-  return resolved(places_of_pods(pods, mesh), client)
+  return resolve_places(places_of_pods(pods, mesh), client)
 
 
 class PodServers:
-  """The server processes of a run's pods; none where pods are in process.
-
-  A context manager. When it is left, and when this process ends in any other
-  way, they are stopped.
-  """
+  """The server processes of a run, if its pods have any; a context manager."""
 
   def __init__(self, pods: PodsConfig, mesh: MeshLayout):
-    """Starts them, for pods of `mesh`, and does not wait."""
+    # They import TensorFlow, which takes seconds, while the client does.
     self._pods, self._mesh = pods, mesh
     self._start()
 
@@ -82,39 +68,35 @@ class PodServers:
 
   def __exit__(self, *unused: object) -> None:
     for server in self._servers:
-      server.process.stdin.close()
+      server.process.stdin.close()  # all of them end at once
     for server in self._servers:
       _stop(server)
 
   def remove(self, pod: int) -> PodsConfig:
-    """Returns the other pods; those after it move up.
-
-    Servers of ours are started anew, each with the cores that fewer have.
-    """
+    """Removes a pod; returns the others, those after it one number down."""
     pods = self._pods
     self._pods = dataclasses.replace(
       pods,
       num_pods=pods.num_pods - 1,
       islands=[x for i, x in enumerate(pods.islands) if i != pod],
     )
+    # Started anew: fewer servers have more cores each.
     for server in self._servers:
       _stop(server)
     self._start()
     return self._pods
 
   def start_anew(self, pod: int) -> None:
-    """Stops a pod's server, if it is ours, and starts another in its place."""
+    """Replaces the server of a pod by a new process."""
     if self._servers:
       _stop(self._servers[pod])
       self._servers[pod] = _start(self._servers[pod].settings)
 
   def places(self) -> list[list[Place]]:
-    """Returns the devices of each pod, in mesh order; waits for the servers.
-
-    Of pods in process there are none.
+    """Returns the devices of each pod in servers, once these have started.
 
     Raises:
-      UserError: a server has ended, or does not answer.
+      UserError: a server has ended, or does not start.
     """
     if self._pods.pods == "cluster":
       return cluster_places(self._pods, self._mesh)
@@ -127,13 +109,13 @@ class PodServers:
     return [[Place(address, i) for i in numbers] for address in addresses]
 
   def name(self, pod: int, address: str) -> str:
-    """Returns what messages call a pod's server, which has an address."""
+    """Returns the name of a pod's server, for messages."""
     if not self._servers:
       return address
     return f"{address} (process {self._servers[pod].process.pid})"
 
   def find_ended(self) -> tuple[int, str] | None:
-    """Returns a pod whose server has ended, or is about to, and how it did."""
+    """Returns a pod whose server has ended, and how."""
     end = time.monotonic() + _DEATH_SECS
     while self._servers and time.monotonic() < end:
       for pod, server in enumerate(self._servers):
@@ -156,18 +138,17 @@ class PodServers:
     server = self._servers[pod]
     if server.address:
       return server.address
-    output = server.process.stdout
-    ready, _, _ = select.select([output], [], [], max(0.0, secs))
+    process = server.process
+    ready, _, _ = select.select([process.stdout], [], [], max(0.0, secs))
     if not ready:
       raise UserError(
-        f"pod {pod}: its server (process {self._servers[pod].process.pid}) has "
-        f"not started in {_START_SECS:.0f} seconds."
+        f"pod {pod}: its server (process {process.pid}) has not started in "
+        f"{_START_SECS:.0f} seconds."
       )
-    if line := output.readline():
+    if line := process.stdout.readline():
       server.address = json.loads(line)["address"]
       return server.address
-    process = self._servers[pod].process
-    process.wait()
+    process.wait()  # stdout has ended without an address
     raise UserError(
       f"pod {pod}: its server (process {process.pid}) "
       f"{self._how_it_ended(pod)}, at its start."
@@ -186,8 +167,8 @@ class PodServers:
 
 
 def _stop(server: _Server) -> None:
-  """Ends a server: one that does not hear is killed."""
-  server.process.stdin.close()
+  """Ends a server, by force if it does not react."""
+  server.process.stdin.close()  # its signal to end
   try:
     server.process.wait(_STOP_SECS)
   except subprocess.TimeoutExpired:
@@ -199,6 +180,7 @@ def _stop(server: _Server) -> None:
 
 def _start(settings: ServerSettings) -> _Server:
   log = tempfile.TemporaryFile()
+  # The server imports what the client does, wherever that was found.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   process = subprocess.Popen(
     [sys.executable, "-m", "palm_mtf.cluster.server_process"],

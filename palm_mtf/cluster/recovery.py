@@ -1,16 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What ON_POD_FAILURE makes of a lost pod: the pods that the run goes on with.
+"""ON_POD_FAILURE: the pods with which a run goes on after it lost one.
 
   stop     none: the same command goes on later
-  wait     the same, once the lost one answers; one on this machine is started
-           anew
-  shrink   the others, which share the same batches
+  wait     the same pods, once the lost one answers
+  shrink   the other pods, which share the same batches
 
-Training goes on from the last checkpoint, and is from there what a run with
-these pods is. A pod that is missing when a run starts is waited for under
-"wait", and ends it otherwise: shrinking is for a pod that the run has had. A
-server that cannot do its part ends a run whatever the policy.
+Training goes on from the newest checkpoint.
 """
 
 import logging
@@ -28,23 +24,17 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 
 _PAUSE_SECS = 1.0
-# That a run waits for without a new checkpoint between them.
+# Losses without a new checkpoint between them, after which "wait" gives up.
 _MAX_LOSSES = 3
 
 
 class PodRecovery:
-  """Decides, after each loss of a run, what comes next."""
+  """Recovers a run from lost pods."""
 
   def __init__(
     self, servers: PodServers, model: PalmConfig, batch_sizes: Sequence[int]
   ):
-    """Knows what the run trains.
-
-    Args:
-      servers: servers of its pods.
-      model: the architecture.
-      batch_sizes: batch sizes of all its steps.
-    """
+    # A smaller number of pods has to fit the model and every batch size.
     self._servers, self._model = servers, model
     self._batch_sizes = batch_sizes
     self._step, self._num_losses = -1, 0
@@ -53,17 +43,19 @@ class PodRecovery:
   def pods_after(
     self, lost: PodLostError, pods: PodsConfig, mesh: MeshLayout, step: int
   ) -> PodsConfig:
-    """Returns the pods to go on with; waits until they answer.
+    """Returns the pods to go on with; under "wait" once they answer.
 
     Args:
-      lost: what happened.
-      pods: those until then.
+      lost: loss of a pod.
+      pods: pods before the loss.
       mesh: devices and layout rules of each pod.
-      step: step of the newest checkpoint, 0 where there is none.
+      step: step of the newest checkpoint, 0 without one.
 
     Raises:
       UserError: the run ends.
     """
+    # A run shrinks by pods that it has had. One that is missing at the start is
+    # a mistake, or not started yet.
     self._had_all_pods = self._had_all_pods or not lost.is_missing
     policy = pods.on_pod_failure
     if not self._had_all_pods and policy != "wait":
@@ -72,14 +64,14 @@ class PodRecovery:
       raise UserError(f"{lost}; run the same command to go on.") from None
     _logger.warning(f"{lost}; ON_POD_FAILURE = {policy!r}")
     if policy == "shrink":
-      pods = self._without(lost, pods, mesh)
+      pods = self._shrink(lost, pods, mesh)
     else:
       self._count(lost, step)
       self._wait(lost, pods)
     _logger.info(f"going on from step {step} on {pods.num_pods} pods")
     return pods
 
-  def _without(
+  def _shrink(
     self, lost: PodLostError, pods: PodsConfig, mesh: MeshLayout
   ) -> PodsConfig:
     num_pods = pods.num_pods - 1
@@ -96,7 +88,7 @@ class PodRecovery:
     return self._servers.remove(lost.pod)
 
   def _count(self, lost: PodLostError, step: int) -> None:
-    """Raises UserError where a run only loses pods and saves no step."""
+    """Raises UserError if a run loses pods repeatedly and saves no step."""
     if step != self._step:
       self._step, self._num_losses = step, 0
     self._num_losses += 1
@@ -110,8 +102,10 @@ class PodRecovery:
   def _wait(self, lost: PodLostError, pods: PodsConfig) -> None:
     end = time.monotonic() + pods.pod_wait_secs
     while True:
-      self._servers.start_anew(lost.pod)
+      self._servers.start_anew(lost.pod)  # if it is of this machine
       try:
+        # Asks every server once. What a server cannot do is another UserError,
+        # and ends the run.
         Heartbeat(self._servers, self._servers.places(), pods.pod_timeout_secs)
         return
       except PodLostError as error:

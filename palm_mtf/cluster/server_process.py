@@ -1,11 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one pod: a TensorFlow server that lives as long as its client.
+"""The server process of a pod, which lives as long as its client.
 
-  python -m palm_mtf.cluster.server_process <settings of ServerSettings as JSON
-
-local_servers.py starts it and reads its address from stdout. It ends when its
-stdin does, which is when its client ends, however that comes.
+local_servers.py starts it, writes ServerSettings as JSON to its stdin, and
+reads its address from its stdout.
 """
 
 import ctypes
@@ -23,37 +21,31 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-  """What a server is told.
+  """Settings of a server process."""
 
-  Attributes:
-    client: process id of the client.
-    num_devices: virtual CPU devices of the pod's mesh.
-    cores: the numbers of the cores that it may use.
-  """
-
-  client: int
-  num_devices: int
-  cores: Sequence[int]
+  client: int  # process id
+  num_devices: int  # virtual CPU devices of the pod's mesh
+  cores: Sequence[int]  # numbers of the cores that it may use
 
 
 def serve(settings: ServerSettings) -> None:
-  """Starts the server, says where it is, and waits for the client's end."""
-  # Before TensorFlow is imported: it counts the cores that it may use.
+  """Starts the server, prints its address, and waits for the client's end."""
+  # Before the import of TensorFlow, which counts the cores that it may use.
   os.sched_setaffinity(0, settings.cores)
   from palm_mtf.cluster.connect import start_server
 
   server = start_server(settings.num_devices, num_threads=len(settings.cores))
   print(json.dumps({"address": server.target.removeprefix("grpc://")}))
   sys.stdout.flush()
-  sys.stdin.read()  # to its end
-  os._exit(0)  # the server has no other way to stop
+  sys.stdin.read()  # ends when the client does, even killed
+  os._exit(0)  # a TensorFlow server has no other way to stop
 
 
 def _die_with(client: int) -> None:
   """Asks the kernel to end this process with the thread that started it."""
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != client:  # it has ended before that
+  if os.getppid() != client:  # the client ended before the line above
     os._exit(0)
 
 

@@ -1,11 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the sockets of TensorFlow's runtime in this process to what we allow.
+"""Sockets of TensorFlow's runtime in this process: restricted, or shut down.
 
-Whoever reaches such a server may run any program on it, files included, and
-TensorFlow makes it listen on all of the machine's addresses. So its socket is
-fenced between its making and the first answer. And a call to a server that has
-stopped lasts for ever, whatever bound is asked for, unless its connection ends.
+TensorFlow's servers listen on every address of a machine, and run any program
+for whoever reaches them, files included.
 """
 
 import contextlib
@@ -15,32 +13,22 @@ import socket
 import struct
 from collections.abc import Iterator
 
+# Linux's number of the option, and codes of the Berkeley packet filter.
 _SO_ATTACH_FILTER = 26
 _LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT = 0x30, 0x20, 0x74
 _JUMP_IF_EQUAL, _RETURN = 0x15, 0x06
 
 
-def keep_to_this_machine(port: int) -> None:
-  """Lets the sockets of this process that listen on `port` hear loopback only.
-
-  Raises:
-    OSError: the kernel refuses.
-  """
-  for listener in _sockets():
-    if _is_listening(listener) and listener.getsockname()[1] == port:
-      device = b"lo\0"
-      listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device)
+def restrict_to_loopback(port: int) -> None:
+  """Restricts the sockets that listen on `port` to the loopback interface."""
+  for listener in _listeners(port):
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 
 
-def keep_to_address(port: int, ip: str) -> None:
-  """Lets those sockets hear what is sent to one IPv4 address only.
-
-  The kernel drops the rest unanswered, by a filter of the Berkeley packet
-  filter's machine: IP version 4, and `ip` as the destination.
-
-  Raises:
-    OSError: the kernel refuses.
-  """
+def restrict_to_address(port: int, ip: str) -> None:
+  """Restricts the sockets that listen on `port` to packets for one address."""
+  # The kernel drops the packets for which this program returns 0: other than IP
+  # version 4, or to another destination.
   network_header = 0xFFF00000  # SKF_NET_OFF
   program = (
     (_LOAD_BYTE, 0, 0, network_header),
@@ -54,13 +42,14 @@ def keep_to_address(port: int, ip: str) -> None:
   code = b"".join(struct.pack("HBBI", *each) for each in program)
   buffer = ctypes.create_string_buffer(code)
   both = struct.pack("HP", len(program), ctypes.addressof(buffer))
-  for listener in _sockets():
-    if _is_listening(listener) and listener.getsockname()[1] == port:
-      listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, both)
+  for listener in _listeners(port):
+    listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, both)
 
 
-def cut(host: str, port: int) -> None:
-  """Ends every connection of this process to a port of a host, given by IP."""
+def shut_down_connections(host: str, port: int) -> None:
+  """Shuts down all connections of this process to a port of an IPv4 address."""
+  # A call to a server that was stopped lasts for ever, whatever timeout its
+  # session has, unless its connection ends.
   for connection in _sockets():
     with contextlib.suppress(OSError, IndexError, TypeError):
       peer = connection.getpeername()
@@ -69,7 +58,7 @@ def cut(host: str, port: int) -> None:
 
 
 def _sockets() -> Iterator[socket.socket]:
-  """Yields a copy of each socket of this process, closed afterwards."""
+  """Yields a duplicate of each socket of this process, closed afterwards."""
   for name in os.listdir("/proc/self/fd"):
     try:
       copy = os.dup(int(name))
@@ -84,8 +73,12 @@ def _sockets() -> Iterator[socket.socket]:
       yield found
 
 
-def _is_listening(found: socket.socket) -> bool:
-  is_inet = found.family in (socket.AF_INET, socket.AF_INET6)
-  return is_inet and bool(
-    found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-  )
+def _listeners(port: int) -> Iterator[socket.socket]:
+  for each in _sockets():
+    is_inet = each.family in (socket.AF_INET, socket.AF_INET6)
+    if (
+      is_inet
+      and each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+      and each.getsockname()[1] == port
+    ):
+      yield each

@@ -19,7 +19,7 @@ from palm_mtf.checkpoints.manifest import (
   read_checkpoint,
   read_whole,
 )
-from palm_mtf.checkpoints.retention import expendable, remove_checkpoint
+from palm_mtf.checkpoints.retention import removable, remove_checkpoint
 from palm_mtf.errors import UserError, check_count, did_you_mean
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.json_lines import read_json_lines
@@ -181,7 +181,7 @@ def prune(
         f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
         "is whole; nothing was removed."
       )
-    old = dict.fromkeys(expendable(whole, keep, keep_every_steps), "old")
+    old = dict.fromkeys(removable(whole, keep, keep_every_steps), "old")
     removed = {p: state for p, state in states.items() if state != _WHOLE} | old
     for path in sorted(removed):
       remove_checkpoint(path)

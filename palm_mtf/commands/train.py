@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from palm_mtf.checkpoints.retention import set_damaged_aside
+from palm_mtf.checkpoints.retention import quarantine_damaged
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
@@ -60,7 +60,7 @@ def train(
     StoppedError: a signal came; the last step that was done is saved.
   """
   job = prepare(model_dir, config)
-  set_damaged_aside(model_dir, job.checkpoint)
+  quarantine_damaged(model_dir, job.checkpoint)
   dtype = job.config.model.activation_dtype
   for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
     write_atomically(os.path.join(model_dir, name), text.encode())

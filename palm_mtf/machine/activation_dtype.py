@@ -1,12 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of ACTIVATION_DTYPE = "auto": what this machine multiplies fast.
+"""ACTIVATION_DTYPE = "auto": bfloat16 where it is native, float32 elsewhere.
 
-  bfloat16   on TPUs, on GPUs and CPUs that multiply it natively
-  float32    elsewhere
-
-The choice is made once for a command, before TensorFlow is imported. Weights
-are float32 in every checkpoint, so a model may be read in the other dtype.
+A command chooses once, before it imports TensorFlow.
 """
 
 import dataclasses
@@ -18,25 +14,22 @@ from palm_mtf.machine.gpu import gpu_capabilities, gpus_multiply_bfloat16
 
 
 def native_bfloat16(mesh: MeshLayout) -> str:
-  """Returns what multiplies bfloat16 natively here, or "" if nothing does.
-
-  Args:
-    mesh: devices of a pod.
-  """
+  """Returns the processor with native bfloat16 products, "" if none has."""
   if mesh.tpu:
     return f"TPU {mesh.tpu}"
   return native_bfloat16_here()
 
 
 def native_bfloat16_here() -> str:
-  """Returns what multiplies bfloat16 natively on this host, TPUs aside."""
+  """Returns `native_bfloat16` of this host, TPUs aside."""
+  # TensorFlow places a model on the GPU where there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
   return ", ".join(bfloat16_flags())
 
 
 def fast_dtype_here() -> str:
-  """Returns the dtype that this host multiplies fast, TPUs aside."""
+  """Returns the dtype of "auto" on this host, TPUs aside."""
   return "bfloat16" if native_bfloat16_here() else "float32"
 
 
@@ -46,12 +39,14 @@ def resolved(
   """Returns the architecture with a dtype in place of "auto".
 
   Args:
-    model: the architecture, as it was configured.
+    model: architecture.
     mesh: devices of a pod.
-    begun_in: the dtype of the run that is resumed, None for a new run.
+    begun_in: dtype of the run that is resumed, None for a new run.
   """
   if model.activation_dtype != "auto":
     return model
+  # Checkpoints are float32 in either case, but a run that changed its dtype on
+  # another machine would not repeat its own numbers.
   fast = "bfloat16" if native_bfloat16(mesh) else "float32"
   return dataclasses.replace(model, activation_dtype=begun_in or fast)
 
@@ -59,13 +54,7 @@ def resolved(
 def described(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> str:
-  """Returns the line that says what a run computes in, and why.
-
-  Args:
-    model: the architecture, resolved.
-    mesh: devices of a pod.
-    begun_in: the dtype of the run that is resumed, None for a new run.
-  """
+  """Returns the line about a run's dtype; arguments are those of `resolved`."""
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""
   if native:
@@ -78,5 +67,5 @@ def described(
 
 
 def is_slow(model: PalmConfig, mesh: MeshLayout) -> bool:
-  """Returns whether products are in bfloat16 and the devices have none."""
+  """Returns whether products are in bfloat16 without native support."""
   return model.activation_dtype == "bfloat16" and not native_bfloat16(mesh)

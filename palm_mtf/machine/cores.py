@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cores that this process may use, and how busy others keep them."""
+"""CPU cores: those of this process, their quota and their load."""
 
 import os
 import time
@@ -23,20 +23,21 @@ def visible_cores() -> list[int]:
 
 
 def core_quota() -> float | None:
-  """Returns the cores' worth of time that a container has, None if all."""
+  """Returns the CPU quota of a container in cores, None without a limit."""
   quota, _, period = _text(CPU_MAX).partition(" ")
   if not quota:
     quota, period = _text(CPU_QUOTA), _text(CPU_PERIOD)
-  if not quota.isdigit() or not period.isdigit():  # "max", or -1
+  # No limit is "max" in version 2, -1 in version 1, or there are no files.
+  if not quota.isdigit() or not period.isdigit():
     return None
-  return int(quota) / int(period)
+  return int(quota) / int(period)  # both in microseconds
 
 
 def thread_count(environment: Mapping[str, str]) -> int:
-  """Returns the threads that share a product's work.
+  """Returns the number of threads of a matrix product.
 
   Args:
-    environment: the variables that TensorFlow and oneDNN read.
+    environment: environment variables, which TensorFlow and oneDNN read.
   """
   asked = [environment.get(name, "") for name in THREAD_VARIABLES]
   return max([len(visible_cores()), *(int(x) for x in asked if x.isdigit())])
@@ -46,14 +47,10 @@ THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 
 
 def busy_shares(secs: float) -> dict[int, float]:
-  """Watches the cores while this process sleeps.
+  """Returns the load of each visible core by other programs, 0 to 1.
 
   Args:
-    secs: how long.
-
-  Returns:
-    {core: the share of the time that it was busy with other programs, or that
-    the host of a virtual machine took away}, of `visible_cores`.
+    secs: seconds to measure for, in which this process sleeps.
   """
   before = _core_times()
   time.sleep(secs)
@@ -62,13 +59,14 @@ def busy_shares(secs: float) -> dict[int, float]:
   for core in visible_cores():
     if core in before and core in after:
       passed = {x: after[core][x] - before[core][x] for x in _COLUMNS}
+      # "steal" is busy: the host of a virtual machine took the time away.
       free = passed["idle"] + passed["iowait"]
       shares[core] = 1 - free / max(1, sum(passed.values()))
   return shares
 
 
 def _core_times() -> dict[int, dict[str, int]]:
-  """Returns what STAT says of each core, in ticks."""
+  """Returns the ticks of each core since the machine started, by column."""
   times = {}
   for line in _text(STAT).splitlines():
     name, *values = line.split()

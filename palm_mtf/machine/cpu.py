@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The instructions of this CPU that decide what is computed how.
-
-The kernel lists them as flags, which it reads with the instruction CPUID.
-oneDNN, whose kernels multiply, can be told to do without some of them: its
-variable ONEDNN_MAX_CPU_ISA limits what is chosen here in the same way, so that
-a lesser CPU can be simulated.
-"""
+"""CPU instructions for bfloat16 and int8, by the flags that Linux lists."""
 
 import os
 import re
@@ -20,7 +14,9 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 # adds pairs of products in 16 bits, and saturates.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
-# What each of oneDNN's limits leaves of the flags above; others leave all.
+# ONEDNN_MAX_CPU_ISA lets oneDNN, whose kernels multiply, do without some
+# instructions, which simulates a lesser CPU. For each limit the flags above
+# that remain; other limits leave all.
 _NONE = frozenset()
 _LIMITS = {
   "SSE41": _NONE,
@@ -36,7 +32,7 @@ _LIMITS = {
 
 
 def cpu_flags() -> frozenset[str]:
-  """Returns the flags of the CPU, without those that oneDNN may not use."""
+  """Returns the flags of the CPU that oneDNN may use."""
   flags = frozenset(_entry("flags|Features").split())
   limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
   if limit in _LIMITS:
@@ -50,7 +46,7 @@ def cpu_name() -> str:
 
 
 def bfloat16_flags() -> list[str]:
-  """Returns the flags for which the CPU multiplies bfloat16, in order."""
+  """Returns the flags of native bfloat16 products, sorted."""
   return sorted(cpu_flags() & BFLOAT16_FLAGS)
 
 
@@ -60,7 +56,7 @@ def sums_int8_in_32_bits() -> bool:
 
 
 def _entry(names: str) -> str:
-  """Returns the value of the first line of CPUINFO that has a name, or ""."""
+  """Returns the value of CPUINFO's first line of these names, or ""."""
   try:
     text = CPUINFO.read_text(encoding="utf-8", errors="replace")
   except OSError:

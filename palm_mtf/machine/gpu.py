@@ -13,15 +13,12 @@ _BFLOAT16_CAPABILITY = 8
 
 
 def gpu_capabilities() -> list[int]:
-  """Returns the major compute capability of every visible GPU.
-
-  None where TensorFlow would leave GPUs alone, for lack of cuDNN.
-  """
+  """Returns the major compute capability of every GPU of TensorFlow."""
   try:
     cuda = ctypes.CDLL("libcuda.so.1")
   except OSError:
     return []  # no driver
-  if not _has_cudnn():
+  if not _has_cudnn():  # without it TensorFlow computes on the CPU
     return []
   count, value = ctypes.c_int(), ctypes.c_int()
   if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):

@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes files and folders whole or not at all, and says when the disk cannot.
-
-What is written gets a temporary name beside its own and is renamed when it is
-complete, so that a reader never meets half of it, however the writer ends.
-"""
+"""Files and folders that are written atomically; the disk's errors by name."""
 
 import contextlib
 import errno
@@ -15,16 +11,18 @@ from collections.abc import Iterator
 
 from palm_mtf.errors import UserError
 
+# Full disk, exceeded quota, exceeded size of a file.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def check_model_dir(model_dir: object) -> None:
-  """Raises UserError unless `model_dir` is, or may become, a folder."""
+  """Raises UserError unless `model_dir` is a folder, or may become one."""
   if not isinstance(model_dir, str) or not model_dir:
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: give the path of a folder, such as "
       "'\"runs/first\"'."
     )
+  # Shells expand "~"; gin does not, and would make a folder of that name.
   if model_dir.startswith("~"):
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: give the whole path, such as "
@@ -35,7 +33,7 @@ def check_model_dir(model_dir: object) -> None:
 
 
 def write_atomically(path: str, content: bytes) -> None:
-  """Writes a file, and the folders above it.
+  """Writes a file, and the folders above it; readers see all of it or nothing.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -43,11 +41,13 @@ def write_atomically(path: str, content: bytes) -> None:
   folder = os.path.dirname(os.path.abspath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
+    # In the same folder, hence on the same disk: os.replace is atomic there.
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".partial_")
     try:
       with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-      os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's is 0o600
+      # mkstemp gives 0o600; other files of the user have what umask leaves.
+      os.chmod(temporary, 0o666 & ~_umask())
       os.replace(temporary, path)
     except BaseException:
       os.unlink(temporary)
@@ -56,13 +56,11 @@ def write_atomically(path: str, content: bytes) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
-  """Gives a temporary folder to fill, which becomes `path` at the end.
-
-  Where `path` has been made meanwhile by another process, that one stays.
+  """Yields a temporary folder to fill, which is renamed to `path` at the end.
 
   Args:
-    path: the folder to make; those above it are made too.
-    needed_bytes: what it will hold at most, for the message of a full disk.
+    path: folder to make, with those above it.
+    needed_bytes: upper bound of its size, for the message of a full disk.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -77,6 +75,7 @@ def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
       try:
         os.rename(temporary, path)
       except OSError as error:
+        # Another process was first, and made the same: its folder stays.
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
           raise
     finally:
@@ -85,11 +84,11 @@ def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
-  """Turns the operating system's refusals to write `path` into UserErrors.
+  """Raises UserError in place of the OSError of writing `path`.
 
   Args:
-    path: what is written.
-    needed_bytes: its size at most, if that is known, for the message.
+    path: file or folder that the body writes.
+    needed_bytes: upper bound of its size, None if unknown, for the message.
   """
   try:
     yield
@@ -108,6 +107,7 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
 
 
 def _umask() -> int:
+  # The system call that reads the mask sets it.
   mask = os.umask(0)
   os.umask(mask)
   return mask

@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of JSON lines: one object a line, each on the disk when it is written.
-
-A process that is killed may leave half a line at the end: it is not read, and
-gone when the file is next written.
-"""
+"""Files of JSON lines: one JSON value a line."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -15,11 +11,11 @@ from palm_mtf.model_dir.atomic_files import write_atomically, writing
 
 
 class JsonLinesWriter:
-  """Appends values to a file, at once; use it as a context manager."""
+  """Appends values to a file in an existing folder; a context manager."""
 
   def __init__(self, path: str):
-    """Opens `path`, in a folder that exists."""
-    # No buffer: what a full disk refuses is not tried again at the end.
+    # Without a buffer each line is on its way to the disk when `write` returns,
+    # and a line that a full disk refused is not tried again by `close`.
     self._file = open(path, "ab", buffering=0)
 
   def __enter__(self) -> "JsonLinesWriter":
@@ -29,14 +25,10 @@ class JsonLinesWriter:
     self.close()
 
   def write(self, value: object) -> None:
-    """Appends one JSON value.
-
-    Raises:
-      UserError: the disk is full.
-    """
+    """Appends a JSON value; raises UserError where the disk is full."""
     line = memoryview(json.dumps(value).encode() + b"\n")
     with writing(self._file.name, None):
-      while line:
+      while line:  # the system may write a part
         line = line[self._file.write(line) :]
 
   def close(self) -> None:
@@ -45,14 +37,14 @@ class JsonLinesWriter:
 
 
 def read_json_lines(path: str, kind: type = dict) -> Iterator[Any]:
-  """Yields the JSON values of a file, none where there is no file.
+  """Yields the JSON values of a file; none where there is no file.
 
   Args:
     path: path of the file.
     kind: type of every value; `object` for any.
 
   Raises:
-    UserError: a line but the last is no such value, or the file cannot be read.
+    UserError: the file cannot be read, or a line is no value of this kind.
   """
   try:
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -65,8 +57,10 @@ def read_json_lines(path: str, kind: type = dict) -> Iterator[Any]:
     try:
       value = json.loads(line)
     except ValueError:
+      # A process that was killed may leave a truncated last line. Whoever
+      # writes the file next leaves it out.
       if not line.strip() or not line.endswith("\n"):
-        continue  # half a line
+        continue
     else:
       if isinstance(value, kind):
         yield value
@@ -80,15 +74,6 @@ def write_json_lines(
   values: Iterable[object],
   default: Callable[[object], object] | None = None,
 ) -> None:
-  """Writes a whole file at once.
-
-  Args:
-    path: path of the file; folders above it are made.
-    values: one a line.
-    default: returns the JSON value of an object that json does not know.
-
-  Raises:
-    UserError: the disk is full, or the file may not be written.
-  """
+  """Writes a file atomically, `default` as in `json.dumps`."""
   lines = [json.dumps(value, default=default) + "\n" for value in values]
   write_atomically(path, "".join(lines).encode())

@@ -1,98 +1,47 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every path of a MODEL_DIR.
+"""The paths of a MODEL_DIR."""
 
-config.gin, operative_config.gin   the settings, as asked and as gin gave them
-vocabulary.model                   SentencePiece's, if the run trained it
-tokens/                            token ids, without CACHE_DIR
-checkpoints/step_00000200/         manifest.json and TensorFlow's files
-metrics.jsonl                      numbers by step; events.* for TensorBoard
-samples.jsonl                      continuations of PROMPTS
-rewinds.jsonl                      loss spikes, and how far training went back
-eval/step_00000200/                answers and metrics of SeqIO tasks
-traces/step_00000200.*             steps that were traced
-report.html                        the page of `palm_mtf report`
-trainer.lock                       held by the process that trains
-"""
-
-import dataclasses
 import os
 import re
 
 _STEP = re.compile(r"step_(\d{8,})")
 
 
-@dataclasses.dataclass(frozen=True)
 class ModelDir:
-  """The paths of one MODEL_DIR.
+  """The paths of one MODEL_DIR, which need not exist."""
 
-  Attributes:
-    path: the folder, which need not exist.
-  """
-
-  path: str
-
-  @property
-  def config(self) -> str:
-    """The gin file that gives the run's settings again."""
-    return os.path.join(self.path, "config.gin")
-
-  @property
-  def vocabulary(self) -> str:
-    """The SentencePiece model that the run trained."""
-    return os.path.join(self.path, "vocabulary.model")
-
-  @property
-  def tokens(self) -> str:
-    """The folder of token stores."""
-    return os.path.join(self.path, "tokens")
-
-  @property
-  def checkpoints(self) -> str:
-    """The folder of checkpoints."""
-    return os.path.join(self.path, "checkpoints")
-
-  @property
-  def metrics(self) -> str:
-    """JSON lines: numbers by step."""
-    return os.path.join(self.path, "metrics.jsonl")
-
-  @property
-  def samples(self) -> str:
-    """JSON lines: continuations of PROMPTS."""
-    return os.path.join(self.path, "samples.jsonl")
-
-  @property
-  def rewinds(self) -> str:
-    """JSON lines: loss spikes."""
-    return os.path.join(self.path, "rewinds.jsonl")
-
-  @property
-  def evaluations(self) -> str:
-    """The folder of what SeqIO tasks gave, a folder a step."""
-    return os.path.join(self.path, "eval")
-
-  @property
-  def traces(self) -> str:
-    """The folder of traced steps."""
-    return os.path.join(self.path, "traces")
-
-  @property
-  def report(self) -> str:
-    """The page of `palm_mtf report`."""
-    return os.path.join(self.path, "report.html")
-
-  @property
-  def lock(self) -> str:
-    """The file that the process that trains holds."""
-    return os.path.join(self.path, "trainer.lock")
+  def __init__(self, path: str):
+    self.path = path
+    # Every setting as a gin file, from which another command starts.
+    self.config = os.path.join(path, "config.gin")
+    # SentencePiece's, where the run trained one.
+    self.vocabulary = os.path.join(path, "vocabulary.model")
+    # Folder of token stores, unless there is a CACHE_DIR.
+    self.tokens = os.path.join(path, "tokens")
+    # Folders step_00000200/ with manifest.json and TensorFlow's files.
+    self.checkpoints = os.path.join(path, "checkpoints")
+    # JSON lines by step. TensorBoard's events.* lie beside them.
+    self.metrics = os.path.join(path, "metrics.jsonl")
+    # JSON lines: continuations of PROMPTS.
+    self.samples = os.path.join(path, "samples.jsonl")
+    # JSON lines: loss spikes, and how far training went back.
+    self.rewinds = os.path.join(path, "rewinds.jsonl")
+    # Folders step_00000200/ with answers and metrics of SeqIO tasks.
+    self.evaluations = os.path.join(path, "eval")
+    # Files step_00000200.* of traced steps.
+    self.traces = os.path.join(path, "traces")
+    # The page of `palm_mtf report`.
+    self.report = os.path.join(path, "report.html")
+    # Held by the process that trains (lock.py).
+    self.lock = os.path.join(path, "trainer.lock")
 
   def checkpoint(self, step: int) -> str:
     """Returns the folder of the checkpoint of a step."""
     return os.path.join(self.checkpoints, step_name(step))
 
   def evaluation(self, step: int) -> str:
-    """Returns the folder of what tasks gave after a step."""
+    """Returns the folder of the task evaluations of a step."""
     return os.path.join(self.evaluations, step_name(step))
 
   def trace(self, step: int) -> str:
@@ -101,14 +50,12 @@ class ModelDir:
 
 
 def step_name(step: int) -> str:
-  """Returns what the file or folder of a step is called."""
+  """Returns the name of a step's file or folder."""
   return f"step_{step:08d}"
 
 
 def step_of(path: str) -> int | None:
-  """Returns the step that a file or folder is named by; None for no such name.
-
-  Endings, as of "step_00000200.damaged", make it another name.
-  """
+  """Returns the step in the name of a file or folder, None for other names."""
+  # Names with an ending, as "step_00000200.damaged", are other names.
   match = _STEP.fullmatch(os.path.basename(path))
   return int(match[1]) if match else None

@@ -1,9 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One trainer for each MODEL_DIR: a second one is refused.
+"""The training lock: one process at a time changes a MODEL_DIR.
 
-The lock is flock(2) on MODEL_DIR/trainer.lock, which the kernel releases when
-its holder ends, however it ends. The file says who holds it.
+MODEL_DIR/trainer.lock names the process that holds it, for messages.
 """
 
 import contextlib
@@ -24,10 +23,10 @@ _logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def training_lock(model_dir: str) -> Iterator[None]:
-  """Makes this process the only one that changes `model_dir`.
+  """Locks `model_dir` while the body runs.
 
   Raises:
-    UserError: another process trains there, or it cannot be written.
+    UserError: another process holds the lock, or the disk refuses.
   """
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)
@@ -37,13 +36,14 @@ def training_lock(model_dir: str) -> Iterator[None]:
   finally:
     os.unlink(path)
     os.close(descriptor)
-    if is_new:  # nothing came of it
+    if is_new:  # removed again if nothing was written into it
       with contextlib.suppress(OSError):
         os.rmdir(model_dir)
 
 
 def _lock(model_dir: str, path: str) -> int:
   """Returns the descriptor of the locked file."""
+  # flock(2): the kernel releases the lock when its holder ends, even killed.
   while True:
     with writing(model_dir, None):
       os.makedirs(model_dir, exist_ok=True)
@@ -61,9 +61,11 @@ def _lock(model_dir: str, path: str) -> int:
         f"{model_dir} is on a file system without locks ({error.strerror}): "
         "see to it yourself that only one process trains there"
       )
+    # The holder before removes the file and then releases the lock. A lock on
+    # a removed file keeps nobody out.
     if _is_at(descriptor, path):
       break
-    os.close(descriptor)  # its holder has just removed it
+    os.close(descriptor)
   os.ftruncate(descriptor, 0)
   holder = {"pid": os.getpid(), "host": socket.gethostname()}
   os.write(descriptor, json.dumps(holder).encode())
@@ -83,4 +85,4 @@ def _holder(path: str) -> str:
       content = json.load(file)
     return f"process {content['pid']} on {content['host']}"
   except (OSError, ValueError, KeyError, TypeError):
-    return "another process"  # which has not said yet who it is
+    return "another process"  # has locked the file, and not yet written it

@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says of itself: metrics.jsonl and TensorBoard event files.
-
-One JSON object a line, one line a logged step. A resumed run first drops the
-lines after the step it resumes from, so that each step stands there once.
-"""
+"""Metrics of a run: metrics.jsonl, a line a logged step, and TensorBoard."""
 
 from collections.abc import Mapping
 
@@ -18,15 +14,16 @@ from palm_mtf.model_dir.layout import ModelDir
 
 
 class MetricsWriter:
-  """Appends to both records; each line is on the disk when `write` returns."""
+  """Appends metrics to metrics.jsonl and to TensorBoard's event files."""
 
   def __init__(self, model_dir: str, step: int):
-    """Continues the records of `model_dir` after `step` steps."""
+    """Continues the metrics of `model_dir` after `step` steps."""
     path = ModelDir(model_dir).metrics
+    # The steps after the checkpoint are run again, and stand here once.
     kept = [x for x in read_json_lines(path) if x["step"] <= step]
     write_json_lines(path, kept)
     self._lines = JsonLinesWriter(path)
-    with tf.Graph().as_default():  # it refuses to be made where eager code runs
+    with tf.Graph().as_default():  # FileWriter refuses eager execution
       self._events = tf.summary.FileWriter(model_dir)
     # TensorBoard drops the events after `step` that an earlier run left.
     self._events.add_session_log(
@@ -34,7 +31,7 @@ class MetricsWriter:
     )
 
   def write(self, step: int, values: Mapping[str, float | int]) -> None:
-    """Records `values` at `step`, the number of steps done.
+    """Appends the metrics after `step` steps, by name.
 
     Raises:
       UserError: the disk is full.
@@ -44,13 +41,13 @@ class MetricsWriter:
     self._events.flush()
 
   def close(self) -> None:
-    """Closes both records."""
+    """Closes the files."""
     self._lines.close()
     self._events.close()
 
 
 def summary_of(values: Mapping[str, float | int]) -> tf.Summary:
-  """Returns what TensorBoard shows of numbers, by name."""
+  """Returns TensorBoard's form of metrics, by name."""
   return tf.Summary(
     value=[
       tf.Summary.Value(tag=name, simple_value=value)

@@ -1,9 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""samples.jsonl of a MODEL_DIR: how PROMPTS were continued, and when.
-
-One JSON object a line: step, prompt, continuation.
-"""
+"""Samples of a run: samples.jsonl, a line for each step and prompt."""
 
 from collections.abc import Sequence
 
@@ -14,16 +11,11 @@ from palm_mtf.model_dir.layout import ModelDir
 def keep_samples(
   model_dir: str, step: int, prompts: Sequence[str], texts: Sequence[str]
 ) -> None:
-  """Adds what `step` steps made of the prompts.
-
-  Lines of this step and of later ones go, as in metrics.jsonl.
-
-  Raises:
-    UserError: the disk is full, or the file may not be written.
-  """
+  """Adds `texts`, the continuations of `prompts` after `step` steps."""
   if not prompts:
     return
   path = ModelDir(model_dir).samples
+  # A run that was resumed or rewound samples these steps again.
   kept = [x for x in read_json_lines(path) if x["step"] < step]
   new = [
     {"step": step, "prompt": prompt, "continuation": text}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of files, and JSON that carries a hash of itself."""
+"""Hashes of files, and sealed JSON, which carries the hash of its content."""
 
 import hashlib
 import json
@@ -9,27 +9,24 @@ from typing import Any
 
 
 def hash_file(path: str) -> str:
-  """Returns the BLAKE2b hash, 128 bits, of a file's bytes, in hexadecimal."""
+  """Returns the BLAKE2b hash of a file, 128 bits, in hexadecimal."""
   with open(path, "rb") as file:
     return hashlib.file_digest(file, _blake2b).hexdigest()
 
 
 def sealed(content: Mapping[str, object], key: str) -> dict[str, Any]:
-  """Returns JSON content with the hash of it at `key`, as it will be read."""
+  """Returns JSON content with its hash at `key`."""
+  # The hash is of the content as it is read again: JSON has no tuples.
   content = json.loads(json.dumps(content))
   return {**content, key: _hash_content(content)}
 
 
 def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
-  """Returns the content of a JSON file without its hash, and the hash.
-
-  Args:
-    path: path of the file.
-    key: where the hash is.
+  """Returns the content of a sealed JSON file, and the hash at its `key`.
 
   Raises:
     OSError: the file cannot be read.
-    ValueError: it is not JSON, or not what was sealed.
+    ValueError: the file is not JSON, or its hash is not that of its content.
   """
   with open(path, encoding="utf-8") as file:
     content = json.load(file)
@@ -41,6 +38,7 @@ def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
 
 
 def _hash_content(content: Mapping[str, object]) -> str:
+  # Keys sorted: the order in which a file has them does not matter.
   text = json.dumps(content, sort_keys=True).encode()
   return hashlib.blake2b(text, digest_size=16).hexdigest()
 

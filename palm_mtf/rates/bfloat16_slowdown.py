@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The price of ACTIVATION_DTYPE = "bfloat16" where nothing multiplies it."""
+"""Slowdown of bfloat16 on machines without native bfloat16 products."""
 
 import logging
 import time
@@ -20,13 +20,12 @@ _REPEATS = 5
 def warn_if_slow(
   model: PalmConfig, mesh: MeshLayout, config: tf.ConfigProto
 ) -> None:
-  """Says by how much products are slower in bfloat16, if the machine lacks it.
+  """Warns of a model whose products are in bfloat16 that is not native.
 
   Args:
-    model: the architecture, its dtype resolved.
+    model: architecture, its dtype resolved.
     mesh: devices of a pod.
-    config: the configuration of the sessions to come: a process keeps the
-      threads of its first one.
+    config: configuration of the sessions to come.
   """
   if not is_slow(model, mesh):
     return
@@ -39,16 +38,14 @@ def warn_if_slow(
 
 
 def bfloat16_slowdown(model: PalmConfig, config: tf.ConfigProto) -> float:
-  """Returns the time of an MLP's product in bfloat16 over that in float32.
-
-  Args:
-    model: the architecture: [tokens, d_model] meets [d_model, d_ff].
-    config: the configuration of the session that measures.
-  """
+  """Returns the time of an MLP's product in bfloat16 over that in float32."""
+  # With the configuration of later sessions: a process keeps the threads of its
+  # first one.
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     products = []
     for dtype in (tf.bfloat16, tf.float32):
       # Variables: a product of constants would be folded away.
+      # x: [tokens, d_model], w: [d_model, d_ff]
       x, w = (
         tf.Variable(tf.ones(shape, dtype), use_resource=True)
         for shape in ([_TOKENS, model.d_model], [model.d_model, model.d_ff])

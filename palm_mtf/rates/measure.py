@@ -1,9 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The rates of this machine that training and decoding live on.
+"""Rates of this machine, in a process of `palm_mtf doctor --measure`.
 
-`python -m palm_mtf.rates.measure` measures them and prints one JSON object,
-{name: text}: doctor --measure runs it in a process of its own.
+`python -m palm_mtf.rates.measure` prints a JSON object {name: text}.
 """
 
 import json
@@ -13,12 +12,12 @@ from palm_mtf.console import configure_logging
 from palm_mtf.mesh.session import session_config
 from palm_mtf.rates.peak_flops import chip_flops_per_sec, fastest_call_secs
 
-# Beyond any cache.
+# Beyond any processor's cache: decoding reads every weight from memory.
 _READ_BYTES = 2**28
 
 
 def measured_rates() -> dict[str, str]:
-  """Returns the rates, as people read them, by name."""
+  """Returns the rates as text, by name."""
   rates = {}
   for dtype in ("float32", "bfloat16"):
     flops = chip_flops_per_sec("measured", dtype)
@@ -28,7 +27,7 @@ def measured_rates() -> dict[str, str]:
 
 
 def read_bytes_per_sec() -> float:
-  """Returns how fast all cores together read an array from memory."""
+  """Returns the memory bandwidth of all cores together, bytes a second."""
   config = session_config(1)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
     array = tf.Variable(tf.ones([_READ_BYTES // 4]), use_resource=True)

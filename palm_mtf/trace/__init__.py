@@ -1,12 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a step went: TRACE_STEPS.
+"""TRACE_STEPS: the timeline of a step, operations and transfers between pods.
 
-  records   what TensorFlow's runtime recorded -> operations and transfers
-  overlap   how much of the transfers was hidden behind computation
-  chrome    the trace as a file for chrome://tracing and Perfetto
-  write     the file of one step, and what there is to say of it
-
-A traced step computes what any other does: it has the same feeds and fetches,
-hence the same program, and only asks the runtime to write down when.
+records   TensorFlow's records of a step -> operations and transfers
+overlap   transfer time hidden behind computation, and exposed
+chrome    the timeline as a file for chrome://tracing and Perfetto
+write     the file of a step, and its line on stderr
 """

@@ -2,13 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A traced step in the format of chrome://tracing and ui.perfetto.dev.
 
-  pod 0           what its devices computed, a row for each that runs at once
-  pod 1           the same
-  pod 0 -> pod 1  what crossed, with `bytes` in its arguments
-  pod 1 -> pod 0  the same
-
-Times are microseconds. `otherData` has the figures of the step, and what was
-hidden and exposed in each direction.
+Lanes are "pod 0" for the operations of a pod, and "pod 0 -> pod 1" for the
+transfers of a direction. Times are microseconds.
 """
 
 import heapq
@@ -22,13 +17,12 @@ _SHORTEST_SECS = 1e-6
 
 
 def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
-  """Returns what the file of step `step` holds.
-
-  Operations shorter than a microsecond are left out.
-  """
+  """Returns the content of a step's file."""
+  # The shortest operations, which are most of them, would show as nothing.
   operations = [
     x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
   ]
+  # Lanes are numbered: pods first, then directions.
   events: list[dict] = []
   for pod in range(trace.num_pods):
     of_pod = [x for x in operations if x.pod == pod]
@@ -102,20 +96,14 @@ def _transfer(transfer: Transfer) -> dict[str, Any]:
 def _lane(
   name: str, number: int, events: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-  """Yields a process of events, in as many rows as run at once."""
-  yield {
-    "ph": "M",
-    "name": "process_name",
-    "pid": number,
-    "args": {"name": name},
-  }
-  yield {
-    "ph": "M",
-    "name": "process_sort_index",
-    "pid": number,
-    "args": {"sort_index": number},
-  }
-  free: list[tuple[float, int]] = []  # until when each row is taken
+  """Yields the events of a lane, in as many rows as run at once."""
+  # The format calls a lane a process, a row a thread, and metadata "M".
+  for kind, key, value in (
+    ("process_name", "name", name),
+    ("process_sort_index", "sort_index", number),
+  ):
+    yield {"ph": "M", "name": kind, "pid": number, "args": {key: value}}
+  free: list[tuple[float, int]] = []  # (end of its last event, row)
   for event in sorted(events, key=lambda each: each["ts"]):
     row = len(free)
     if free and free[0][0] <= event["ts"]:

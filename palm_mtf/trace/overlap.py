@@ -1,18 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the transfers between pods was hidden behind computation.
+"""Overlap of transfers between pods with computation.
 
-A pod is receiving while some transfer to it lasts, from when the sender has the
-tensor to when the pod has it (records.py). It is computing while some device of
-it runs an operation. While it receives and computes, the transfer is hidden;
-while it receives and does not, it is exposed:
-
-  receiving   ------######------####---
-  computing   #########------##########
-                    hhheee      hhhh      hidden, exposed
-
-A transfer that is hidden is not free where the processor that computes also
-sends and receives, as CPUs do.
+receiving   ------######------####---
+computing   #########------##########
+                  hhheee      hhhh      hidden, exposed
 """
 
 import itertools
@@ -21,31 +13,24 @@ from typing import NamedTuple
 
 from palm_mtf.trace.records import Trace
 
-Intervals = list[tuple[float, float]]
+Intervals = list[tuple[float, float]]  # [start, end) in seconds
 
 
 class Received(NamedTuple):
-  """What a pod, or one way to it, took of a step.
-
-  Attributes:
-    received_bytes: how much arrived.
-    hidden_secs: in which it received and computed.
-    exposed: when it received and did not compute, seconds after the step's
-      beginning.
-  """
+  """Transfers that a pod received in a step, from all pods or some of them."""
 
   received_bytes: int
-  hidden_secs: float
-  exposed: Intervals
+  hidden_secs: float  # in which the pod received and computed
+  exposed: Intervals  # in which it received and did not compute
 
   @property
   def exposed_secs(self) -> float:
-    """How long that was."""
-    return total(self.exposed)
+    """Length of `exposed`."""
+    return length(self.exposed)
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-  """Returns disjoint intervals in order, that cover what `intervals` do."""
+  """Returns the union of intervals as disjoint ones, in order."""
   merged: Intervals = []
   for start, end in sorted(each for each in intervals if each[0] < each[1]):
     if merged and start <= merged[-1][1]:
@@ -55,8 +40,8 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
   return merged
 
 
-def without(intervals: Intervals, others: Intervals) -> Intervals:
-  """Returns what is in `intervals` and not in `others`, both disjoint."""
+def subtract(intervals: Intervals, others: Intervals) -> Intervals:
+  """Returns `intervals` minus `others`, both disjoint and in order."""
   left: Intervals = []
   first = 0
   for start, end in intervals:
@@ -73,56 +58,51 @@ def without(intervals: Intervals, others: Intervals) -> Intervals:
   return left
 
 
-def total(intervals: Intervals) -> float:
-  """Returns the length of disjoint intervals."""
+def length(intervals: Intervals) -> float:
+  """Returns the length of disjoint intervals, seconds."""
   return sum(end - start for start, end in intervals)
 
 
 def received(
   trace: Trace, target: int, sources: Container[int] | None = None
 ) -> Received:
-  """Returns what pod `target` received, from `sources` or all other pods."""
+  """Returns the transfers to pod `target`, from `sources` or all pods."""
   transfers = [
     x
     for x in trace.transfers
     if x.target == target and (sources is None or x.source in sources)
   ]
+  # A transfer lasts from when the sender has the tensor to when the pod has it.
+  # A pod computes while any of its devices runs an operation. Where the same
+  # processor computes and sends, as on CPUs, a hidden transfer is not free.
   receiving = union((x.ready, x.arrived) for x in transfers)
   computing = union(
     (x.start, x.end) for x in trace.operations if x.pod == target
   )
-  exposed = without(receiving, computing)
+  exposed = subtract(receiving, computing)
   return Received(
     received_bytes=sum(x.num_bytes for x in transfers),
-    hidden_secs=total(receiving) - total(exposed),
+    hidden_secs=length(receiving) - length(exposed),
     exposed=exposed,
   )
 
 
 def step_figures(trace: Trace) -> dict[str, float | int]:
-  """Returns the numbers of a traced step, as metrics.jsonl has them.
-
-    traced_step_secs        from the first record to the last
-    traced_dcn_bytes        that all pods received
-    traced_hidden_secs      a pod's hidden time, the mean of all pods
-    traced_exposed_secs     a pod's exposed time, the mean of all pods
-    traced_gbits_per_sec    what a pod received in these two, 10^9 bits a second
-
-  There is no rate where nothing took time, as in one process. Where each token
-  weighs the same and a step is one microbatch, its weight is a constant, and
-  TensorFlow computes the sum before the first step: 4 bytes from each device,
-  which accounting/communication.py counts, do not cross.
-  """
+  """Returns the metrics of a traced step, by name."""
   pods = [received(trace, pod) for pod in range(trace.num_pods)]
   num_bytes = sum(x.received_bytes for x in pods)
   hidden = sum(x.hidden_secs for x in pods)
   exposed = sum(x.exposed_secs for x in pods)
   figures = {
-    "traced_step_secs": trace.end,
+    "traced_step_secs": trace.end,  # from the first record to the last
+    # Of all pods. 4 bytes a device below accounting/communication.py where each
+    # token weighs the same and a step is one microbatch: TensorFlow computes
+    # the constant sum of weights before the first step.
     "traced_dcn_bytes": num_bytes,
-    "traced_hidden_secs": hidden / len(pods),
-    "traced_exposed_secs": exposed / len(pods),
+    "traced_hidden_secs": hidden / len(pods),  # mean of pods
+    "traced_exposed_secs": exposed / len(pods),  # mean of pods
   }
+  # 10^9 bits a second of a pod. Within a process no transfer takes time.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

@@ -1,28 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What TensorFlow's runtime recorded of a step, as operations and transfers.
+"""TensorFlow's records of a step, read as operations and transfers.
 
-Every device records when each of its operations ran. What crosses from one
-server to another is recorded by the receiver: when the sender began to send,
-and when all had arrived. That a tensor was ready is the end of the operation
-that made it. So of each transfer three times are known:
-
-  ready      the sender has computed the tensor
-  sent       the receiver has asked for it, and the sender begins to send
-  arrived    the receiver has it
-
-A transfer lasts from `ready` to `arrived`. Pods of one process share memory:
-the tensor is handed over as it is, nothing is recorded of that, and all three
-times are the same.
-
-A server records what it receives once a message of the client has told it to,
-for which the client does not wait. So in a step of a few milliseconds the first
-transfers may be missing; then `traced_dcn_bytes` is below `dcn_bytes`.
-
-Times of servers on one host are of one clock. Those of several hosts are of
-each host's own clock: TensorFlow moves `sent` to be after the request and
-before the arrival, and `ready` is moved to be before `sent`; how operations of
-two hosts lie to each other is as exact as their clocks are.
+A step is traced with the same feeds and fetches as any other: it computes the
+same bits. Times of several hosts are each of the host's own clock.
 """
 
 import collections
@@ -42,7 +23,7 @@ FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "update",
 )
 _EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
-# By the scopes that the programs give their operations; the first that fits.
+# The phase of an operation by the scope that programs give it, the first match.
 _PHASES = {
   EXCHANGE: _EXCHANGE,
   UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
@@ -52,98 +33,76 @@ _UPDATED = re.compile(r"^(.+)/update(_\d+)?/")
 _DEVICE = re.compile(
   r"(?:/job:(\w+))?(?:/replica:\d+)?(?:/task:(\d+))?/device:(\w+):(\d+)"
 )
+# TensorFlow's label of a received tensor: operation, sender, receiver.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
+# Operations between a tensor that crosses and the update of its variable.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """What a device did.
-
-  Attributes:
-    pod: that it was done for.
-    device: its number within the pod's mesh.
-    name: name of the operation.
-    phase: one of PHASES. EXCHANGE is the sum over pods, and what makes a pod's
-      own part of it.
-    start: seconds after the step's beginning.
-    end: seconds after the step's beginning.
-  """
+  """An operation that a device ran; times are seconds since the step began."""
 
   pod: int
-  device: int
+  device: int  # number within the pod's mesh
   name: str
-  phase: str
+  phase: str  # of PHASES; the exchange begins with a pod's own part of the sum
   start: float
   end: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """A tensor that crossed between pods; times as in the module's docstring.
+  """A tensor that crossed between pods; times are seconds since the step began.
 
-  Attributes:
-    name: the variable whose gradient it is, or what made it.
-    source: the pod that sent it.
-    target: the pod that received it.
-    num_bytes: its size.
-    ready: seconds after the step's beginning.
-    sent: seconds after the step's beginning.
-    arrived: seconds after the step's beginning.
+  Pods of one process hand tensors over in memory: all three times are equal.
   """
 
-  name: str
-  source: int
-  target: int
+  name: str  # of the variable whose gradient it is, or of the operation
+  source: int  # pod
+  target: int  # pod
   num_bytes: int
-  ready: float
-  sent: float
-  arrived: float
+  ready: float  # the sender has computed the tensor
+  sent: float  # the receiver has asked for it, and the sender begins to send
+  arrived: float  # the receiver has it
 
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-  """One step of all pods.
-
-  Attributes:
-    num_pods: how many there are.
-    last_call: when the last call into the session began, seconds: that with
-      the last microbatches, the exchange and the update.
-    operations: operations of all pods.
-    transfers: between them.
-    end: when the last of all that was recorded ended, seconds.
-  """
+  """A traced step of all pods; times are seconds since the step began."""
 
   num_pods: int
+  # Start of the last call into the session, which has the last microbatches,
+  # the exchange and the update.
   last_call: float
   operations: list[Operation]
   transfers: list[Transfer]
-  end: float
+  end: float  # of the last record
 
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-  """One record of a device, in nanoseconds since 1970.
+  """A record of a device."""
 
-  These are integers: a float64 would round them to a quarter of a microsecond.
-  """
-
-  device: tuple
+  device: tuple  # job, task, kind, number
   name: str
+  # Nanoseconds since 1970: a float64 would round to a quarter of a microsecond.
   start: int
   end: int
+  # Of a received tensor; 0 and "" of an operation.
   num_bytes: int
   label: str
 
 
 def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
-  """Returns what was recorded of one step.
+  """Returns the trace of a step.
 
   Args:
-    calls: records of each call into the session, the last one at the end.
-    program: that was run, in its graph.
+    calls: [calls] TensorFlow's records of each call into the session.
+    program: training program.
   """
   graph, devices = program.step.graph, program.devices
+  # Pod and number of each device but the client's.
   numbers = {
     _device(name): (pod, number)
     for pod, names in enumerate(devices.pods)
@@ -152,17 +111,13 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
   spans = [list(_spans(call)) for call in calls]
   begin = min(span.start for each in spans for span in each)
   operations, transfers = [], []
-  early = _early(program)
+  forward = _needed_by_losses(program)
   for each in spans:
     ran = [x for x in each if not x.label and x.device in numbers]
     transfers += _transfers(each, ran, graph, numbers)
     operations += [
       Operation(
-        *numbers[x.device],
-        x.name,
-        _phase(x.name, early),
-        x.start,
-        x.end,
+        *numbers[x.device], x.name, _phase(x.name, forward), x.start, x.end
       )
       for x in ran
     ]
@@ -176,7 +131,7 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
 
 
 def _after(begin: int, record: Any, *names: str) -> Any:
-  """Returns a record with seconds after `begin` instead of nanoseconds."""
+  """Returns a record with seconds since `begin` for nanoseconds."""
   times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
   return dataclasses.replace(record, **times)
 
@@ -192,7 +147,7 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       continue  # a GPU's streams, beside the GPU
     for node in device.node_stats:
       received = node.node_name == "RecvTensor"
-      # Of what is received there are no nanoseconds.
+      # Records of received tensors have microseconds alone.
       begin = node.all_start_nanos or node.all_start_micros * 1000
       end = node.op_end_rel_nanos or node.op_end_rel_micros * 1000
       num_bytes = (
@@ -211,8 +166,8 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       )
 
 
-def _early(program: TrainProgram) -> set[str]:
-  """Returns the operations that a loss or an exchange needs."""
+def _needed_by_losses(program: TrainProgram) -> set[str]:
+  """Returns the operations that losses and exchanges depend on."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [
     x for x in program.step.graph.get_operations() if _EXCHANGE.match(x.name)
@@ -227,9 +182,11 @@ def _early(program: TrainProgram) -> set[str]:
   return found
 
 
-def _phase(name: str, early: set[str]) -> str:
+def _phase(name: str, forward: set[str]) -> str:
+  # What has no scope of its own is forward if a loss depends on it, or else
+  # belongs to the update.
   scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
-  return next(scoped, FORWARD if name in early else UPDATE)
+  return next(scoped, FORWARD if name in forward else UPDATE)
 
 
 def _transfers(
@@ -238,7 +195,11 @@ def _transfers(
   graph: tf.Graph,
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields what crossed between pods in one call."""
+  """Yields the transfers between pods of a call."""
+  # The receiver records when the sender began to send and when all had arrived;
+  # the sender has the tensor when its operation ends. A server records what it
+  # receives once a message of the client has told it to, for which the client
+  # does not wait: a step of a few milliseconds may lack its first transfers.
   ends = {(x.device, x.name): x.end for x in ran}
   yield from _in_process(graph, ends, numbers)
   for span in spans:
@@ -251,6 +212,8 @@ def _transfers(
     pods = numbers[source][0], numbers[target][0]
     if pods[0] == pods[1]:
       continue  # between hosts of a pod
+    # TensorFlow moves `sent` between the request and the arrival on the
+    # receiver's clock; the sender's clock may be ahead of it.
     ready = min(ends.get((source, name), span.start), span.start)
     yield Transfer(
       _meaning(graph, name), *pods, span.num_bytes, ready, span.start, span.end
@@ -262,22 +225,22 @@ def _in_process(
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields what operations of this process read of other pods' devices."""
+  """Yields the transfers between pods of this process, which has no records."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()
   for operation in graph.get_operations():
-    if not operation.device:  # it is where its variable is
+    if not operation.device:  # reads a variable, where that lives
       continue
     target = _device(operation.device)
     if (target, operation.name) not in ends:
-      continue  # not of this step
+      continue  # did not run in this call
     for x in operation.inputs:
       source = _device(x.op.device) if x.op.device else target
       ready = ends.get((source, x.op.name))
       if ready is None or numbers[source][0] == numbers[target][0]:
         continue
-      if (x.name, target) in seen:  # what a device has is not sent again
+      if (x.name, target) in seen:  # several operations read it, sent once
         continue
       seen.add((x.name, target))
       yield Transfer(
@@ -290,10 +253,10 @@ def _in_process(
 
 
 def _meaning(graph: tf.Graph, name: str) -> str:
-  """Returns the variable that a tensor updates, or else who made the tensor."""
+  """Returns the variable that a tensor updates, or else its operation."""
   try:
     level = [graph.get_operation_by_name(name)]
-  except KeyError:  # of the runtime's own making
+  except KeyError:  # an operation of TensorFlow's runtime
     return name
   for _ in range(_MOST_OPERATIONS_TO_UPDATE):
     level = [

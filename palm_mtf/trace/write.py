@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the trace of a step: MODEL_DIR/traces/step_00000020.json."""
+"""The file of a traced step: MODEL_DIR/traces/step_00000020.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from palm_mtf.trace.records import read_trace
 
 
 class KeptTrace(NamedTuple):
-  """What there is to say of a step's trace, and its figures (overlap.py)."""
+  """A trace that is written."""
 
-  says: str
-  figures: Mapping[str, float]
+  says: str  # its line on stderr
+  figures: Mapping[str, float]  # metrics of the step
 
 
 def keep_trace(
@@ -31,13 +31,10 @@ def keep_trace(
   """Writes the file of a step.
 
   Args:
-    model_dir: where to.
-    step: its number, from 1.
-    program: that was run, in its graph.
-    calls: what was recorded of each call into the session, the last at the end.
-
-  Raises:
-    UserError: the disk is full.
+    model_dir: MODEL_DIR.
+    step: number of the step, from 1.
+    program: training program.
+    calls: [calls] TensorFlow's records of each call into the session.
   """
   trace = read_trace(calls, program)
   path = f"{ModelDir(model_dir).trace(step)}.json"
@@ -49,11 +46,12 @@ def keep_trace(
 
 
 def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
-  """Returns the numbers of a traced step in one line."""
+  """Returns the figures of a traced step in a line."""
   text = f"step {step} took {_ms(figures['traced_step_secs'])}"
   if num_pods == 1:
     return text
   text += f"; {figures['traced_dcn_bytes'] / 1e6:,.1f} MB crossed between pods"
+  # Pods of one process hand tensors over in memory.
   if "traced_gbits_per_sec" not in figures:
     return f"{text}, in memory"
   return (

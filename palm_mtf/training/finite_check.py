@@ -1,31 +1,20 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Infinity or what is no number stops a run, and is never saved.
-
-A step whose loss or gradients are not all finite changes no variable
-(optim/clip.py), so that afterwards the variables are still those that it began
-with. The tensor that is named is the first bad one in the order of computation:
-the parameters as the model reads them, the loss, the z-loss, the gradients from
-the last layer back to the first.
-
-An update may overflow where its gradients did not, hence all variables are
-looked at before each checkpoint: each slice on the device that holds it. One
-truth value a variable leaves it.
-"""
+"""The check for NaN and infinity, which stop a run and are never saved."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.manifest import Checkpoint, last_good
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.placement import Slice, names_of
 from palm_mtf.programs.train_program import TrainProgram
-from palm_mtf.training.step import BadStepError
+from palm_mtf.training.step import NonFiniteStepError
 
 
 class FiniteCheck:
-  """Looks at what a session's steps leave behind."""
+  """Finds the variables of a session that are not finite."""
 
   def __init__(
     self,
@@ -33,42 +22,46 @@ class FiniteCheck:
     program: TrainProgram,
     newest: Callable[[], Checkpoint | None],
   ):
-    """Adds what it looks at to the graph of `program`.
+    """Adds the check to the graph of `program`.
 
     Args:
-      session: holds the variables.
-      program: what is run.
-      newest: returns the last good checkpoint, for messages.
+      session: session of the program.
+      program: training program.
+      newest: function that returns the newest checkpoint, for messages.
     """
     self._newest = newest
     self._parameters = program.parameters
     self._variables = names_of(program.slices)
     self._finite = session.make_callable(build_finite_check(program.slices))
 
-  def error_of_step(self, bad: BadStepError) -> UserError:
-    """Returns what to tell the user."""
+  def error_of_step(self, bad: NonFiniteStepError) -> UserError:
+    """Returns the message about a step, which names a tensor."""
     numbers = ", ".join(f"{name} = {x}" for name, x in bad.losses.items())
     return UserError(
       f"{numbers} at step {bad.step}: training has diverged; the first tensor "
-      f"that is not finite is {self._first_bad(bad)}. {self._advice()}"
+      f"that is not finite is {self._first_non_finite(bad)}. {self._advice()}"
     )
 
   def check_variables(self, step: int) -> None:
     """Raises UserError unless all variables are finite after `step` steps."""
-    if bad := self._bad_variables():
+    # An update may overflow where the gradients did not.
+    if bad := self._non_finite_variables():
       raise UserError(
         f"{bad[0]} is not finite after step {step} (as are {len(bad) - 1} "
         f"other variables): training has diverged. {self._advice()}"
       )
 
-  def _first_bad(self, bad: BadStepError) -> str:
-    bad_variables = self._bad_variables()
+  def _first_non_finite(self, bad: NonFiniteStepError) -> str:
+    # In the order of computation. The step has changed no variable
+    # (optim/clip.py): parameters are still those that it began with.
+    variables = self._non_finite_variables()
     for name in self._parameters:
-      if name in bad_variables:
+      if name in variables:
         return f"the parameter {name}, before the step"
     for name in ("loss", "z_loss"):
       if not math.isfinite(bad.losses[name]):
         return f"the {name}, of parameters that all are"
+    # The backward pass goes from the last layer to the first.
     for name, squares in reversed(
       list(zip(self._parameters, bad.gradient_squares, strict=True))
     ):
@@ -76,27 +69,27 @@ class FiniteCheck:
         return f"the gradient of {name}"
     return "the sum of all gradients' squares"
 
-  def _bad_variables(self) -> list[str]:
-    """Returns the names of those that are not finite, parameters first."""
+  def _non_finite_variables(self) -> list[str]:
+    """Returns the names of variables, parameters first."""
     finite = dict(zip(self._variables, self._finite(), strict=True))
     slots = [name for name in finite if name not in self._parameters]
     return [x for x in (*self._parameters, *slots) if not finite[x]]
 
   def _advice(self) -> str:
-    newest = self._newest()
-    return "Nothing of it is saved; lower LEARNING_RATE. " + (
-      f"The last good checkpoint is {newest.path}."
-      if newest
-      else "There is no checkpoint yet."
+    return (
+      "Nothing of it is saved; lower LEARNING_RATE. "
+      f"{last_good(self._newest())}"
     )
 
 
 def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
-  """Returns whether each variable is finite throughout, [variables], bool.
+  """Returns whether each variable is finite, [variables], bool.
 
   Args:
-    slices: slices of every variable; their names' order is that of the result.
+    slices: slices of every variable, in the order of the result.
   """
+  # Each slice is reduced on the device that holds it: one bool of each variable
+  # leaves a device.
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):
     return tf.concat(
@@ -109,7 +102,7 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
 
 
 def _are_finite(part: Slice) -> tf.Tensor:
-  """Returns whether a slice of each variable is, [names], bool."""
+  """Returns whether a slice is finite, [names], bool."""
   value = part.read()
   with tf.device(part.near):
     of_names = tf.reshape(value, [len(part.names), -1])

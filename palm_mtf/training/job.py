@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run is given, all of it checked, and how it ends."""
+"""The job of a training run, all of it checked, and its outcome."""
 
 import dataclasses
 import logging
@@ -24,48 +24,33 @@ _logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainJob:
-  """All that a run needs, checked.
-
-  Attributes:
-    model_dir: where checkpoints and metrics go.
-    config: every setting, ACTIVATION_DTYPE resolved.
-    vocabulary: vocabulary of the tokens.
-    corpus: the tokens of training and of validation.
-    manifest: manifest of the checkpoints to write, but for what changes with
-    the step.
-    checkpoint: where to resume from, or None.
-    unigram_entropy: entropy of the validation tokens, nats a token, for the
-    records.
-    task_evaluation: the tasks of EVAL_TASKS, if training evaluates on them.
-    initial_weights: weights of another run, to start from where there is none.
-    rewinds: that are later than `checkpoint`.
-  """
+  """Input of the training loop."""
 
   model_dir: str
-  config: Config
+  config: Config  # with ACTIVATION_DTYPE resolved
   vocabulary: Vocabulary
   corpus: Corpus
-  manifest: Manifest
-  checkpoint: Checkpoint | None
-  unigram_entropy: float
-  task_evaluation: "TaskEvaluation | None" = None
-  initial_weights: NamedWeights | None = None
-  rewinds: Sequence[Rewind] = ()
+  manifest: Manifest  # of checkpoints, but for what changes with the step
+  checkpoint: Checkpoint | None  # to resume from
+  unigram_entropy: float  # of the validation tokens, nats a token
+  task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
+  initial_weights: NamedWeights | None = None  # where there is no checkpoint
+  rewinds: Sequence[Rewind] = ()  # later than `checkpoint`
 
   @property
   def step(self) -> int:
-    """Steps that are done."""
+    """Training steps done."""
     return self.checkpoint.manifest.step if self.checkpoint else 0
 
   def keep_samples(self, checkpoint: Checkpoint) -> list[str]:
-    """Continues PROMPTS by a checkpoint; returns and keeps the texts."""
+    """Samples continuations of PROMPTS; returns them, and writes them."""
     prompts = self.config.run.prompts
     texts = continue_prompts(checkpoint, self.config, self.vocabulary)
     keep_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
     return texts
 
   def evaluate_tasks(self, checkpoint: Checkpoint) -> dict[str, float]:
-    """Returns the metrics of a checkpoint by name, and says them."""
+    """Evaluates a checkpoint on EVAL_TASKS; returns metrics by name."""
     found = {}
     if self.task_evaluation:
       for outcome in self.task_evaluation.evaluate(checkpoint):
@@ -77,16 +62,9 @@ class TrainJob:
 
 @dataclasses.dataclass(frozen=True)
 class TrainOutcome:
-  """How a run ended.
+  """The end of a run, or of one of its training loops."""
 
-  Attributes:
-    checkpoint: the newest; None if it was stopped before its first step.
-    validation_loss: nats a token at the end; None before.
-    stopped_by: the name of the signal that stopped it, or "".
-    rewinds: all so far, if it ended for the last of them; else none.
-  """
-
-  checkpoint: Checkpoint | None
-  validation_loss: float | None
-  stopped_by: str
-  rewinds: Sequence[Rewind] = ()
+  checkpoint: Checkpoint | None  # the newest; None before the first step
+  validation_loss: float | None  # nats a token; None before TRAIN_STEPS
+  stopped_by: str  # name of the signal, or ""
+  rewinds: Sequence[Rewind] = ()  # all so far, if it ended with a spike

@@ -1,13 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: step, log, evaluate, save; and the same from any step.
+"""The training loop of one session: step, log, evaluate, save.
 
-Everything a step does is a function of its number: the batch
-(data/batches/batches.py), the learning rate (optim/schedule.py) and, before the
-first, the weights. So a run that was stopped and resumed ends with the bits of
-one that was not.
-
-This is one session's loop; supervisor.py begins another where one ends.
+Batch and learning rate are functions of the step's number: a run that was
+stopped and resumed ends with the bits of one that was not.
 """
 
 import contextlib
@@ -35,7 +31,7 @@ from palm_mtf.training.loss_spikes import SpikePolicy
 from palm_mtf.training.prefetch import Prefetcher
 from palm_mtf.training.progress import TrainProgress, rows_to_compute
 from palm_mtf.training.replica_check import ReplicaCheck
-from palm_mtf.training.step import BadStepError, TrainStep
+from palm_mtf.training.step import NonFiniteStepError, TrainStep
 from palm_mtf.training.stop_signal import StopRequest
 from palm_mtf.training.watchdog import Watchdog
 
@@ -47,26 +43,19 @@ _STEPS_TO_JUDGE, _SECS_TO_JUDGE = 3, 10.0
 
 
 class _Clock:
-  """Seconds of one part of a step, over the steps since the last log line.
-
-  A session's first call is left out: it compiles, and opens files.
-
-  Attributes:
-    num_steps: all steps that were timed.
-    total_secs: the time of those steps.
-  """
+  """Seconds of a part of a step."""
 
   def __init__(self):
     self._is_first = True
-    self._secs: list[float] = []
-    self.num_steps, self.total_secs = 0, 0.0
+    self._secs: list[float] = []  # [steps] since the last mean
+    self.num_steps, self.total_secs = 0, 0.0  # of all steps that were timed
 
   @contextlib.contextmanager
   def running(self, num_steps: int = 1) -> Iterator[None]:
-    """Times its body, which is of so many steps."""
+    """Times the body, which runs `num_steps` steps."""
     start = time.perf_counter()
     yield
-    if not self._is_first:
+    if not self._is_first:  # the first call compiles, and opens files
       secs = time.perf_counter() - start
       self._secs += [secs / num_steps] * num_steps
       self.num_steps += num_steps
@@ -74,14 +63,14 @@ class _Clock:
     self._is_first = False
 
   def take_mean(self) -> float:
-    """Returns the mean, 0 if nothing was timed, and starts anew."""
+    """Returns the mean since the last call, 0 if nothing was timed."""
     mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
     self._secs = []
     return mean
 
 
 class WatchedSession(NamedTuple):
-  """Where a program runs: on these devices, in a session that is watched."""
+  """A session on the devices of a cluster, and the heartbeat of its servers."""
 
   devices: Devices
   session: tf.Session
@@ -89,10 +78,7 @@ class WatchedSession(NamedTuple):
 
 
 class TrainLoop:
-  """One session's program, its records and the step it has reached.
-
-  It runs as long as the batch size stays the same.
-  """
+  """The training loop of a session, for one batch size."""
 
   def __init__(
     self,
@@ -104,6 +90,7 @@ class TrainLoop:
     writer: BackgroundWriter,
     watchdog: Watchdog,
   ):
+    # `peak`: FLOP/s of all devices together, for MFU.
     self._job, self._config, self._peak = job, job.config, peak
     self._during = where.heartbeat.during
     self._metrics, self._progress = metrics, progress
@@ -111,6 +98,7 @@ class TrainLoop:
     self._step_clock, self._data_clock = _Clock(), _Clock()
     self._validation_loss: float | None = None
     self._step = job.step
+    # Another batch size is another program: supervisor.py starts its loop.
     config, sizes = job.config, job.config.run.batch_sizes
     self._batch_size = sizes.size(self._step)
     self._last_step = config.run.train_steps
@@ -133,12 +121,13 @@ class TrainLoop:
       devices=where.devices,
     )
     self._program = program
+    # From here on a lost pod ends every call into the session, by its phase.
     with self._during("while its variables were set"):
       where.heartbeat.connect(where.session)
       self._set_up(where.session, program)
 
   def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
-    """Sets the variables; makes what is called after each step."""
+    """Sets the variables, and makes the checks and copies between steps."""
     job = self._job
     self._train_step = TrainStep(session, program)
     pods, client = [x.slices for x in program.pods], program.devices.client
@@ -149,6 +138,7 @@ class TrainLoop:
       restore(session, pods, job.checkpoint.prefix, client)
       return
     session.run(program.initialize)
+    # Of another run come parameters alone: the optimizer starts anew.
     if job.initial_weights:
       names = set(job.manifest.shapes)
       parameters = [
@@ -158,7 +148,7 @@ class TrainLoop:
       restore_weights(session, parameters, job.initial_weights, client)
 
   def run(self, stop: StopRequest) -> TrainOutcome:
-    """Runs the steps that are left, and what is due after each."""
+    """Runs the steps that are left, and what is due after each of them."""
     with self._ahead:
       return self._run(stop)
 
@@ -168,6 +158,7 @@ class TrainLoop:
       self._writer.check()
       for values in self._run_steps():
         self._step += 1
+        # The steps of the call after a spike are undone with it.
         if self._spikes.sees_spike(values):
           self._writer.wait()
           back, rewinds = self._spikes.rewind(
@@ -178,6 +169,7 @@ class TrainLoop:
       if self._step % self._config.pods.fingerprint_steps == 0:
         with self._during(f"while pods were compared after step {self._step}"):
           self._replica_check.check(self._step)
+      # All metrics of a step are in one line: losses and tasks come first.
       is_last = self._step == run.train_steps
       if is_last or self._step % run.eval_steps == 0:
         self._validate()
@@ -204,7 +196,7 @@ class TrainLoop:
     return TrainOutcome(newest, self._validation_loss, "")
 
   def _run_steps(self) -> list[dict[str, float]]:
-    """Runs the steps of one call; returns the metrics of each."""
+    """Runs the steps of one call into the session; returns their metrics."""
     num_steps = self._steps_of_call()
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
@@ -213,7 +205,7 @@ class TrainLoop:
     if num_steps > 1:
       phase = f"in steps {self._step + 1} to {until}"
     is_traced = until in self._config.run.trace_steps
-    # What a traced step takes is not what a step takes.
+    # Tracing takes time, which is not in the mean of a step.
     clock = contextlib.nullcontext if is_traced else self._step_clock.running
     records = [] if is_traced else None
     with clock(num_steps), self._during(phase):
@@ -222,7 +214,7 @@ class TrainLoop:
           all_values = self._train_step.run_loop(batches, self._step)
         else:
           all_values = [self._train_step.run(*batches, self._step, records)]
-      except BadStepError as bad:
+      except NonFiniteStepError as bad:
         raise self._finite_check.error_of_step(bad) from None
     self._watchdog.step_done(until)
     if is_traced:
@@ -233,7 +225,7 @@ class TrainLoop:
     return all_values
 
   def _say_how_long(self) -> None:
-    """Says what the steps and losses that are left will take, once."""
+    """Says the time of the steps and losses that are left, once."""
     clock, run = self._step_clock, self._config.run
     if clock.num_steps < _STEPS_TO_JUDGE and clock.total_secs < _SECS_TO_JUDGE:
       return
@@ -242,7 +234,7 @@ class TrainLoop:
     self._progress.say_how_long(step_secs, secs)
 
   def _steps_of_call(self) -> int:
-    """Returns how many steps are run before anything is due."""
+    """Returns the number of steps until something is due."""
     if not self._program.loop:
       return 1
     run, evaluation = self._config.run, self._config.evaluation
@@ -254,7 +246,7 @@ class TrainLoop:
     return min(self._program.loop.max_steps, min(ends) - self._step)
 
   def _validate(self) -> None:
-    """Measures the mean nats of the validation tokens."""
+    """Measures the validation loss, nats a token."""
     self._watchdog.expect_slow()
     batches = self._job.corpus.validation_batches(
       batch_size=self._batch_size,
@@ -281,7 +273,7 @@ class TrainLoop:
       "num_pods": config.pods.num_pods,
       "dcn_bytes": dcn_bytes(config.model, config.mesh_layout, config.pods),
     }
-    # Nothing may have been timed between two lines of traced steps.
+    # Between two lines of traced steps no step may have been timed.
     if step_secs or self._step not in config.run.trace_steps:
       values |= {"tokens_per_sec": rate, "step_secs": step_secs, "mfu": mfu}
     self._metrics.write(self._step, values)
@@ -290,18 +282,19 @@ class TrainLoop:
     )
 
   def _checkpoint_of_now(self) -> Checkpoint:
-    """Returns the checkpoint of this step, written; its use may take long."""
+    """Returns the checkpoint of this step, once it is written."""
     self._save()
-    self._watchdog.expect_slow()
+    self._watchdog.expect_slow()  # sampling or tasks come next
     return self._writer.wait()
 
   def _save(self) -> None:
-    """Begins to write a checkpoint of this step, unless there is one."""
+    """Starts to write a checkpoint of this step, unless there is one."""
     if self._step == self._writer.step:
       return
     job = self._job
     self._watchdog.expect_slow()
     sizes = self._config.run.batch_sizes
+    # The row that the next step reads, skipped batches included.
     next_row = self._spikes.skips.rows(sizes.rows_before(self._step), sizes)
     manifest = dataclasses.replace(
       job.manifest,
@@ -309,6 +302,7 @@ class TrainLoop:
       next_row=next_row,
       data={**job.manifest.data, **self._spikes.manifest_data()},
     )
+    # What is not finite, or differs between pods, is never saved.
     with self._during(f"while step {self._step} was saved"):
       self._finite_check.check_variables(self._step)
       self._replica_check.check(self._step)

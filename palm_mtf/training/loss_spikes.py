@@ -1,28 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Loss spikes, found and dealt with as PaLM 540B did (PaLM 5.1).
+"""Loss spikes: detected, and skipped after a rewind (PaLM 5.1).
 
-The last 5 steps are judged by the 100 before them. For x, the loss or the
-logarithm of the norm of the gradients,
-
-  level = median(100)
-  noise = 1.4826 median(|x of a step - x of the next| in the 100) / sqrt(2)
-  score = (median(last 5) - level) / max(noise, floor)
-
-where 1.4826 makes it the standard deviation if the noise is normal, and floor
-is 2 % of the loss's level, 0.02 for the logarithm. Medians leave single bad
-batches out of account, so three of five steps have to be high. The level of a
-falling loss is too high, in the warm-up more so; after a larger batch the noise
-is that of the smaller one: both err towards silence. A spike is
-
-  a loss of score over 6, or over 3 with a norm of the gradients of score over 6
-
-and nothing before the first 105 steps. SPIKE_POLICY = "rewind" then goes back
-to a checkpoint at least 100 steps old and trains on without SPIKE_SKIP_STEPS
-batches, from 100 steps before the spike on. Where the checkpoint is older, the
-steps up to there are the same again. What the detector has seen and what is
-left out are in the manifest of every checkpoint, so that a run that was stopped
-anywhere, even between a spike and the next checkpoint, goes the same way.
+SPIKE_POLICY = "rewind" goes back to a checkpoint of at least 100 steps before a
+spike, and skips SPIKE_SKIP_STEPS batches from 100 steps before the spike on.
 """
 
 import dataclasses
@@ -43,48 +24,39 @@ from palm_mtf.model_dir.layout import ModelDir
 _logger = logging.getLogger(__name__)
 
 REWIND_STEPS = 100
+# The last 5 steps are judged by the 100 before them.
 _RECENT, _WINDOW = 5, 100
+# Least noise: 2 % of the loss, 0.02 of the logarithm of the gradients' norm.
 _FLOOR = 0.02
+# A spike is a score of the loss over 6, or over 3 with one of the norm over 6.
 _SURE, _LIKELY = 6.0, 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rewind:
-  """One spike and what was done.
+  """A loss spike, and the batches that are skipped for it."""
 
-  Attributes:
-    step: steps done when it was found.
-    loss: loss of the last step.
-    usual_loss: the median of the 100 steps before the last 5.
-    to_step: step of the checkpoint that training went back to.
-    skipped: the first and the last batch that are left out from there on.
-  """
-
-  step: int
-  loss: float
-  usual_loss: float
-  to_step: int
-  skipped: Sequence[int]
+  step: int  # steps done when it was detected
+  loss: float  # of that step
+  usual_loss: float  # median of the 100 steps before the last 5
+  to_step: int  # of the checkpoint that training went back to
+  skipped: Sequence[int]  # first and last batch
 
 
 class SpikeDetector:
-  """Judges each step by the last 105.
-
-  Attributes:
-    seen: the last losses and norms of gradients, oldest first.
-  """
+  """Detects a spike in the losses and gradient norms of the last 105 steps."""
 
   def __init__(self, seen: Sequence[Sequence[float]] = ()):
-    """Goes on after `seen`, pairs of a loss and a norm."""
+    # [steps] pairs of loss and norm, oldest first, kept in checkpoints.
     self.seen = [list(pair) for pair in seen]
 
   def sees_spike(self, loss: float, grad_norm: float) -> bool:
-    """Takes in the numbers of one more step; says whether there is a spike."""
+    """Adds a step; returns whether it ends in a spike."""
     self.seen = [*self.seen, [loss, grad_norm]][-_RECENT - _WINDOW :]
     if len(self.seen) < _RECENT + _WINDOW:
       return False
     losses, norms = np.array(self.seen).T
-    # Nothing at all is possible, its logarithm is not.
+    # A norm may be 0, which has no logarithm.
     norms = np.log(np.maximum(norms, 1e-30))
     loss_score = _score(losses, max(_FLOOR * self.usual_loss, 1e-30))
     norm_score = _score(norms, _FLOOR)
@@ -92,25 +64,24 @@ class SpikeDetector:
 
   @property
   def usual_loss(self) -> float:
-    """The loss that the last ones are compared with."""
+    """Median of the losses before the last 5 steps."""
     return float(np.median([loss for loss, _ in self.seen[:_WINDOW]]))
 
 
 def _score(x: np.ndarray, floor: float) -> float:
-  """Returns the score of 105 numbers."""
+  """Returns the rise of the last of 105 numbers, in units of their noise."""
   before, recent = x[:_WINDOW], x[_WINDOW:]
+  # Medians leave single bad batches out of account: three of five steps have to
+  # be high. 1.4826 makes the noise the standard deviation of normal noise. The
+  # median of a falling loss is too high, and after a larger batch the noise is
+  # that of the smaller one: both miss a spike rather than see one in noise.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))
 
 
 class SpikePolicy:
-  """A run's spikes from one checkpoint on.
-
-  Attributes:
-    skips: the batches that are left out.
-    rewinds: so far, in order.
-  """
+  """The spikes of a run from a checkpoint on, and the batches it skips."""
 
   def __init__(
     self,
@@ -118,7 +89,9 @@ class SpikePolicy:
     checkpoint: Checkpoint | None,
     rewinds: Sequence[Rewind] = (),
   ):
-    """Goes on from `checkpoint`; `rewinds` may be later than its own."""
+    """Continues from `checkpoint`, with `rewinds` that may be later than it."""
+    # The state is in every checkpoint: a run that was stopped anywhere, even
+    # between a spike and the next checkpoint, rewinds as an undisturbed one.
     held = checkpoint.manifest.data.get("spikes", {}) if checkpoint else {}
     own = [Rewind(**each) for each in held.get("rewinds", [])]
     self._config = config
@@ -128,7 +101,7 @@ class SpikePolicy:
     self._is_on = config.spike_policy == "rewind"
 
   def sees_spike(self, metrics: Mapping[str, float]) -> bool:
-    """Whether training has to go back after a step with these metrics."""
+    """Returns whether to rewind after a step with these metrics."""
     if not self._is_on:
       return False
     spike = self._detector.sees_spike(metrics["loss"], metrics["grad_norm"])
@@ -142,7 +115,7 @@ class SpikePolicy:
     return spike and self._is_on
 
   def manifest_data(self) -> dict[str, object]:
-    """What a checkpoint has to hold for a run to go on the same way."""
+    """Returns the state for the manifest of a checkpoint."""
     data: dict[str, object] = {}
     if self.skips.ranges:
       data["SKIP_STEPS"] = self.skips.ranges
@@ -154,22 +127,24 @@ class SpikePolicy:
   def rewind(
     self, model_dir: str, step: int, loss: float, sizes: BatchSizes
   ) -> tuple[Checkpoint | None, list[Rewind]]:
-    """Removes the checkpoints since the one to go back to, and says so.
+    """Removes the checkpoints after the one to rewind to.
 
     Args:
       model_dir: MODEL_DIR.
       step: steps done.
       loss: loss of the last step.
-      sizes: the batch size of every step.
+      sizes: batch size of every step.
 
     Returns:
-      The checkpoint to go on from, None for the first weights, and all rewinds.
+      The checkpoint to rewind to, None for the first weights, and all rewinds.
     """
     found = find_checkpoints(model_dir)
     target = max(0, step - REWIND_STEPS)
     old_enough = [x for x in found if x.manifest.step <= target]
     back = old_enough[-1] if old_enough else found[0] if found else None
     to_step = back.manifest.step if back else 0
+    # Where the checkpoint is older, the steps up to 100 before the spike are
+    # the same again.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(
       step=step,
@@ -182,8 +157,8 @@ class SpikePolicy:
     _logger.warning(_message(new, back, self.skips.and_also([new.skipped])))
     path = ModelDir(model_dir).rewinds
     write_json_lines(path, map(dataclasses.asdict, rewinds))
-    # The newest first: whenever this is cut short, a run goes on from the
-    # newest that is left, finds the same spike and comes here again.
+    # The newest first: if the process is killed here, the next one resumes from
+    # the newest that is left, and detects the same spike again.
     for late in reversed(found):
       if late.manifest.step > to_step:
         remove_checkpoint(late.path)

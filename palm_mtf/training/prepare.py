@@ -1,10 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Every check of a training run, and its data: what the loop begins with.
+"""Preparation of a training run: every check of its input, then its data.
 
-What can go wrong because of what the user gave goes wrong here, before
-TensorFlow is imported and before anything in MODEL_DIR is touched that was
-there before.
+Mistakes of the user show here, before TensorFlow is imported and before a file
+of MODEL_DIR changes.
 """
 
 import dataclasses
@@ -57,15 +56,16 @@ _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
 
 def prepare(model_dir: str, config: Config) -> TrainJob:
-  """Checks everything and readies vocabulary and tokens.
+  """Checks all input, and makes vocabulary and tokens where there are none.
 
   Args:
-    model_dir: MODEL_DIR, which only this process changes.
+    model_dir: MODEL_DIR, held by the training lock.
     config: every setting.
 
   Raises:
-    UserError: what was given cannot work; nothing has been overwritten.
+    UserError: the input is wrong; nothing has been overwritten.
   """
+  # What takes least time comes first: tokens of a large corpus may take hours.
   _check_devices(config)
   shapes = parameter_shapes(config.model)
   newest = _find_newest(model_dir, config)
@@ -102,19 +102,20 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
 def _task_evaluation(
   model_dir: str, config: Config, vocabulary: Vocabulary
 ) -> "TaskEvaluation | None":
-  """Opens the tasks that training evaluates on; predictions are greedy."""
+  """Returns the evaluation on EVAL_TASKS during training, if there is one."""
   if not config.evaluation.task_eval_steps:
     return None
   check_room(config.model, config.run)
-  # SeqIO takes seconds, as TensorFlow does, which training needs anyway.
+  # SeqIO imports TensorFlow, which takes seconds.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
 
+  # Predictions are greedy, whatever DECODE settings samples have.
   greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
   return TaskEvaluation(model_dir, greedy, vocabulary)
 
 
 def _check_devices(config: Config) -> None:
-  """Raises UserError unless all divides, and is known."""
+  """Raises UserError unless mesh, batches, chip and hosts fit."""
   mesh, pods, run = config.mesh_layout, config.pods, config.run
   sizes = run.batch_sizes.sizes
   mesh_layout.check(mesh, config.model, *sizes, num_pods=pods.num_pods)
@@ -132,7 +133,7 @@ def _check_devices(config: Config) -> None:
 
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
-  """Returns where to go on from; raises UserError if that is another model."""
+  """Returns the checkpoint to resume from, which is of this model."""
   newest = newest_whole(model_dir)
   if newest:
     check_same_model(newest, parameter_shapes(config.model))
@@ -141,7 +142,8 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
 
 
 def _with_dtype(config: Config, newest: Checkpoint | None) -> Config:
-  """Returns the settings, ACTIVATION_DTYPE resolved; says what that is."""
+  """Returns the settings with ACTIVATION_DTYPE resolved."""
+  # A resumed run keeps its dtype, also on another machine.
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
   model = resolved(config.model, config.mesh_layout, begun_in)
   _logger.info(described(model, config.mesh_layout, begun_in))
@@ -149,8 +151,9 @@ def _with_dtype(config: Config, newest: Checkpoint | None) -> Config:
 
 
 def _validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
-  """Returns what the validation loss is measured on."""
+  """Returns the batches of the validation loss."""
   run = config.run
+  # In batches of the last step's size, as at the end of training.
   return corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,
@@ -160,7 +163,7 @@ def _validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
 def _manifest(
   config: Config, vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
-  """Returns what every checkpoint of the run says of itself, but its step."""
+  """Returns the manifest of every checkpoint of the run, but for its step."""
   model, run = config.model, config.run
   parts = (
     model,
@@ -186,7 +189,7 @@ def _manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    settings=json.loads(json.dumps(settings)),  # as they will be read
+    settings=json.loads(json.dumps(settings)),  # as they are read again
     versions={
       "palm_mtf": __version__,
       "python": platform.python_version(),
@@ -198,7 +201,7 @@ def _manifest(
 def _starting_from(
   newest: Checkpoint | None, initial: NamedWeights | None, manifest: Manifest
 ) -> Manifest:
-  """Says whose weights a run starts from; returns the manifest with them."""
+  """Returns the manifest with `parent` of a run from initial weights."""
   if newest:
     _say_what_resumes(newest, manifest)
   if not initial:

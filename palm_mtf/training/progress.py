@@ -18,19 +18,15 @@ from palm_mtf.config.run import RunConfig
 _logger = logging.getLogger(__name__)
 
 _LINE_SECS = 10.0
-# A loss is the forward pass alone: a third of a step's arithmetic.
+# A validation loss is the forward pass alone, a third of a step's FLOPs.
 _STEPS_OF_A_LOSS = 1 / 3
 
 
 def rows_to_compute(run: RunConfig, step: int) -> float:
-  """Returns the work that is left after `step`, in rows of training steps.
-
-  Args:
-    run: the steps, their batch sizes, and the validation losses between them.
-    step: steps that are done.
-  """
+  """Returns the work that is left after `step` steps, in rows of training."""
   sizes = run.batch_sizes
   rows = sizes.rows_before(run.train_steps) - sizes.rows_before(step)
+  # Every EVAL_STEPS, and after the last step.
   losses = -(-run.train_steps // run.eval_steps) - step // run.eval_steps
   return rows + losses * run.num_validation_rows * _STEPS_OF_A_LOSS
 
@@ -40,13 +36,14 @@ def _minutes(secs: float) -> str:
 
 
 class TrainProgress:
-  """Shows how far training is; use it as a context manager."""
+  """Shows the progress of training; a context manager."""
 
   def __init__(self, step: int, train_steps: int):
     """Starts at `step` steps done of `train_steps`."""
     self._train_steps = train_steps
     self._last_line = time.monotonic()
-    # Of the first update: what is before it, compiling above all, comes once.
+    # Step and time of the first update. The time before it, for compiling
+    # above all, is spent once.
     self._first: tuple[int, float] | None = None
     self._has_said_how_long = False
     self._bar = progress.Progress(
@@ -74,7 +71,7 @@ class TrainProgress:
   def update(
     self, step: int, *, loss: float, tokens_per_sec: float, mfu: float
   ) -> None:
-    """Shows `step` steps done and the latest numbers."""
+    """Shows `step` steps done and their metrics."""
     numbers = f"loss {loss:.3f}"
     if tokens_per_sec:
       numbers += f"  {tokens_per_sec:,.0f} tokens/s  MFU {mfu:.1%}"
@@ -88,11 +85,11 @@ class TrainProgress:
       _logger.info(line.rstrip())
 
   def _left(self, step: int, now: float) -> str:
-    """Returns the time left, or nothing where that cannot be known yet."""
+    """Returns the time left, "" while it is unknown."""
     steps_left = self._train_steps - step
     if not steps_left:
       return "0:00 left"
-    if self._first is None or step <= self._first[0]:  # a rewind
+    if self._first is None or step <= self._first[0]:  # after a rewind
       self._first = step, now
       return ""
     first_step, start = self._first
@@ -100,7 +97,7 @@ class TrainProgress:
     return f"{_minutes(secs)} left"
 
   def say_how_long(self, step_secs: float, secs: float) -> None:
-    """Says what a step takes here, and what is left, both in seconds; once."""
+    """Says the seconds of a step and of the rest of the run, once."""
     if not self._has_said_how_long:
       self._has_said_how_long = True
       _logger.info(

@@ -1,19 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that no longer hold the same bits stop a run.
+"""The check that all pods hold the same bits; a run stops where they do not.
 
-All pods begin with the same variables and update them with the same numbers.
-Where one differs nevertheless, its memory, its network or its arithmetic is at
-fault, and from then on each pod would train a model of its own. Every
-FINGERPRINT_STEPS steps, and before each checkpoint, one integer of each
-variable is compared:
-
-  fingerprint = sum over slices s and numbers i of
-                  bits (2 i + 1) (2 s + 1)            mod 2^64
-
-Integers add up to the same in any order. An odd factor has an inverse, so that
-one changed number is always seen, and two that were exchanged as well. Each
-slice is read on the device that holds it; one integer leaves it.
+Pods start with the same variables and apply the same updates. If one differs,
+its memory, network or processor is at fault.
 """
 
 import collections
@@ -23,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.manifest import Checkpoint, last_good
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.placement import Slice, names_of
 from palm_mtf.ops.xla import fused
@@ -31,7 +21,7 @@ from palm_mtf.programs.train_program import TrainProgram
 
 
 class ReplicaCheck:
-  """Compares the variables of a session's pods."""
+  """Compares the variables of a session's pods by their fingerprints."""
 
   def __init__(
     self,
@@ -39,20 +29,14 @@ class ReplicaCheck:
     program: TrainProgram,
     newest: Callable[[], Checkpoint | None],
   ):
-    """Readies it; the first check adds what it looks at to the graph.
-
-    Args:
-      session: holds the variables.
-      program: what is run.
-      newest: returns the last good checkpoint, for messages.
-    """
+    # The arguments are those of FiniteCheck.
     self._session = session
     self._newest = newest
     self._variables = names_of(program.slices)
     self._pods = [pod.slices for pod in program.pods]
 
   def check(self, step: int) -> None:
-    """Raises UserError unless all pods are the same after `step` steps."""
+    """Raises UserError unless all pods are equal after `step` steps."""
     if len(self._pods) == 1:
       return
     numbers = np.stack(self._replica_check())  # [pods, variables]
@@ -61,22 +45,17 @@ class ReplicaCheck:
       return
     name = self._variables[differ[0]]
     more = f" (as are {len(differ) - 1} other variables)"
-    newest = self._newest()
     raise UserError(
       f"{name} is not the same on {_who(numbers[:, differ[0]].tolist())} after "
       f"step {step}{more if len(differ) > 1 else ''}: a pod's memory, network "
       "or processor is at fault. Nothing of it is saved; go on without that "
-      "pod's machine. "
-      + (
-        f"The last good checkpoint is {newest.path}."
-        if newest
-        else "There is no checkpoint yet."
-      )
+      f"pod's machine. {last_good(self._newest())}"
     )
 
   @functools.cached_property
   def _replica_check(self) -> Callable[[], list[np.ndarray]]:
-    """Returns the fingerprints of each pod; no first step waits for it."""
+    """Returns the fingerprints of each pod."""
+    # Built for the first check, so that the first step does not wait for it.
     with self._session.graph.as_default():
       return self._session.make_callable(
         [build_fingerprints(slices) for slices in self._pods]
@@ -84,7 +63,7 @@ class ReplicaCheck:
 
 
 def _who(numbers: list[int]) -> str:
-  """Says which pods differ: the few, if most of them agree."""
+  """Returns the pods that differ, those in the minority where there is one."""
   ((most, count),) = collections.Counter(numbers).most_common(1)
   few = [pod for pod, number in enumerate(numbers) if number != most]
   if 2 * count > len(numbers):
@@ -103,7 +82,8 @@ _BITS = {tf.float32: tf.uint32, tf.bfloat16: tf.uint16}
 
 @fused
 def _of_slices(x):
-  """Returns the sum over i for each row of x, [names, numbers]."""
+  """Returns the fingerprints of the rows of x, [names, elements] -> [names]."""
+  # sum over elements i of bits (2 i + 1), mod 2^64
   bits = tf.cast(tf.bitcast(x, _BITS[x.dtype]), tf.int64)
   place = tf.range(x.shape[1], dtype=tf.int64)
   return tf.reduce_sum(bits * (2 * place + 1), axis=1)
@@ -113,8 +93,14 @@ def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   """Returns the fingerprint of each variable, [variables], int64.
 
   Args:
-    slices: slices of one pod; their names' order is that of the result.
+    slices: slices of a pod, in the order of the result.
   """
+  # fingerprint = sum over slices s and elements i of
+  #                 bits (2 i + 1) (2 s + 1)            mod 2^64
+  #
+  # Integers have the same sum in any order. Odd factors have inverses: the sum
+  # sees any changed element, and two that were exchanged. Each slice is read on
+  # the device that holds it, and one integer of each variable leaves it.
   first, *_ = (part for parts in slices.values() for part in parts)
   with tf.device(first.near):
     return tf.concat([_of_variables(x) for x in slices.values()], axis=0)
@@ -126,5 +112,5 @@ def _of_variables(parts: Sequence[Slice]) -> tf.Tensor:
     value = part.read()
     with tf.device(part.near):
       of_names = tf.reshape(value, [len(part.names), -1])
-      numbers.append(_of_slices(of_names) * (2 * index + 1))
+      numbers.append(_of_slices(of_names) * (2 * index + 1))  # index is s
   return tf.add_n(numbers)

@@ -1,13 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps in a session: their microbatches, the last with the update.
-
-A pod needs no other before the last microbatch, and waits for none: what comes
-before it is a call of its own for each pod.
-
-A step whose loss or gradients are infinite or no number changes no variable;
-its last part is run again without the update, to say where that began.
-"""
+"""Training steps of a session, and their microbatches."""
 
 import concurrent.futures
 import itertools
@@ -24,40 +17,35 @@ from palm_mtf.programs.train_program import TrainProgram
 _TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
 
-class BadStepError(Exception):
-  """A step with a number that is not finite; it has changed no variable.
-
-  Attributes:
-    step: number of the step, counted from 1.
-    losses: loss, z_loss and grad_norm of the step.
-    gradient_squares: [variables], float32, as in TrainProgram.
-  """
+class NonFiniteStepError(Exception):
+  """A step whose loss or gradients are not finite; it changed no variable."""
 
   def __init__(
     self, step: int, losses: dict[str, float], gradient_squares: np.ndarray
   ):
-    """Keeps them."""
     super().__init__(step, losses)
-    self.step = step
-    self.losses = losses
-    self.gradient_squares = gradient_squares
+    self.step = step  # counted from 1
+    self.losses = losses  # loss, z_loss and grad_norm
+    self.gradient_squares = gradient_squares  # [parameters], float32
 
 
 class TrainStep:
   """Runs the steps of a program, and its loss on other batches."""
 
   def __init__(self, session: tf.Session, program: TrainProgram):
-    """Readies the calls into `session`, whose variables must be set."""
+    """Makes the calls into `session`, whose variables are set."""
     self._session, self._program = session, program
     self._num_pods = len(program.pods)
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
     features = [x for pod in program.pods for x in pod.features.values()]
     fed = [*features, program.step, program.microbatch]
-    # A callable returns what has the structure of its first argument.
+    # The last microbatch of all pods, their exchange of gradients, the update.
+    # A callable returns a value of the structure of its first argument.
     self._update = session.make_callable(
       [program.metrics, program.update], fed, accept_options=True
     )
+    # The microbatches before it: a call for each pod, which waits for no other.
     self._accumulate = [
       session.make_callable(
         pod.accumulate,
@@ -67,6 +55,7 @@ class TrainStep:
       for pod in program.pods
     ]
     self._is_first = True
+    # The update's losses and gradients without the update.
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares], fed
     )
@@ -87,23 +76,22 @@ class TrainStep:
     step: int,
     records: list[tf.RunMetadata] | None = None,
   ) -> dict[str, float]:
-    """Trains on a batch.
+    """Trains on a batch; returns the metrics of the step, by name.
 
     Args:
-      batch: the features of the program.
+      batch: features of the program.
       step: steps done before this one.
-      records: where to add what the runtime records of each call, the last one
-        at the end; None records nothing. It changes no bit.
-
-    Returns:
-      The metrics of the step, by name.
+      records: list to append TensorFlow's records of each call to; None does
+        not trace.
 
     Raises:
-      BadStepError: its loss or its gradients are not finite.
+      NonFiniteStepError: the loss or the gradients are not finite.
     """
     options = None
     if self._is_first and self._num_pods > 1:
-      options = ONE_BY_ONE  # servers disregard it
+      # Pods of this process then compile one after another: the second finds
+      # the code of the first. Servers disregard it.
+      options = ONE_BY_ONE
     self._is_first = False
 
     def run(call: Callable[..., Any], *fed: object) -> Any:
@@ -118,34 +106,35 @@ class TrainStep:
 
     shares = self._shares(batch)
     list(self._clients.map(accumulate, range(self._num_pods)))
-    # A, the exchange and B: from here on pods wait for each other.
+    # From here on pods wait for each other.
     last = self._last(shares, step)
     try:
       metrics, _ = run(self._update, *last)
     except tf.errors.InvalidArgumentError:
+      # The graph refuses the update. Run again without it, for the tensor that
+      # is to be named.
       losses, squares = self._measure(*last)
       if np.isfinite(list(losses.values())).all():
-        raise  # something else was wrong
-      raise BadStepError(step + 1, _floats(losses), squares) from None
+        raise  # another error
+      raise NonFiniteStepError(step + 1, _floats(losses), squares) from None
     return _floats(metrics)
 
   def run_loop(
     self, batches: Sequence[Batch], step: int
   ) -> list[dict[str, float]]:
-    """Trains on a batch after the other, in one call of the program's loop.
+    """Trains on batches in one call of the program's loop; returns metrics.
 
     Args:
-      batches: one a step, no more than the loop can have.
+      batches: [steps] features of the program, at most `loop.max_steps`.
       step: steps done before the first.
 
-    Returns:
-      The metrics of each step, by name.
-
     Raises:
-      BadStepError: a step's loss or gradients are not finite; those before it
-        are done.
+      NonFiniteStepError: the loss or the gradients of a step are not finite;
+        the steps before it are done.
     """
     fed = []
+    # [steps * rows, length] -> [rounds, ...] of the loop's placeholders; rounds
+    # beyond these steps stay zero, and are not run.
     for name, of_rounds in self._loop.features.items():
       rows = np.concatenate([batch[name] for batch in batches])
       rounds = np.zeros(of_rounds.shape, rows.dtype)
@@ -161,11 +150,11 @@ class TrainStep:
       bad = num_done - 1
       last = self._last(self._shares(batches[bad]), step + bad)
       losses, squares = self._measure(*last)
-      raise BadStepError(step + num_done, _floats(losses), squares)
+      raise NonFiniteStepError(step + num_done, _floats(losses), squares)
     return done
 
   def mean_loss(self, batches: Iterable[Batch]) -> float:
-    """Returns the nats of a target, averaged over all targets of `batches`."""
+    """Returns the mean nats of a target, over all targets of `batches`."""
     results = []
     for batch in batches:
       for parts in zip(*self._shares(batch), strict=True):
@@ -175,12 +164,12 @@ class TrainStep:
     return float(np.average(losses, weights=weights))
 
   def _last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
-    """Returns what to feed with the last microbatch of a step."""
+    """Returns the feeds of the last microbatch of a step."""
     rows = [rows for share in shares for rows in share[-1]]
     return [*rows, step, self._num_microbatches - 1]
 
   def _shares(self, batch: Batch) -> list[list[list[np.ndarray]]]:
-    """Returns what to feed: of each pod, of each microbatch, its features."""
+    """Returns a batch as [pods][microbatches][features] arrays of rows."""
     return [
       [
         [part[name] for name in self._features]

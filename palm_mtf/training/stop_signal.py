@@ -1,21 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A clean stop: SIGINT and SIGTERM ask, the loop answers between two steps."""
+"""Stop signals: SIGINT and SIGTERM end a run after the current step."""
 
 import signal
 
 
 class StopRequest:
-  """While it is entered, the first signal only sets `signal_name`.
-
-  A second one acts as it did before: it interrupts at once.
-
-  Attributes:
-    signal_name: "SIGINT" or "SIGTERM" once one has come, else "".
-  """
+  """Handles the first stop signal by noting its name; a context manager."""
 
   def __init__(self):
-    self.signal_name = ""
+    self.signal_name = ""  # "SIGINT" or "SIGTERM" once one has come
     self._previous = {}
 
   def __enter__(self) -> "StopRequest":
@@ -29,4 +23,4 @@ class StopRequest:
 
   def _note(self, number: int, unused_frame: object) -> None:
     self.signal_name = signal.Signals(number).name
-    self.__exit__()
+    self.__exit__()  # a second signal interrupts at once

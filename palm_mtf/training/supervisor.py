@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A whole run: one training loop (loop.py) after another.
+"""The supervisor of a run starts one training loop (loop.py) after another.
 
-A loop ends, and the next goes on from a checkpoint, where the batch size
-changes, where the loss spikes, and where a pod is lost.
+The next loop goes on from a checkpoint where the batch size changes, the loss
+spikes, or a pod is lost.
 """
 
 import contextlib
@@ -28,15 +28,11 @@ from palm_mtf.training.watchdog import Watchdog
 
 
 def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
-  """Trains from `job.checkpoint`, or from nothing, to TRAIN_STEPS.
-
-  Args:
-    job: what is trained.
-    servers: servers of its pods.
+  """Trains a job to TRAIN_STEPS.
 
   Raises:
-    UserError: a number is no longer finite, a checkpoint has no space, or a
-      pod is lost and ON_POD_FAILURE does not make up for it.
+    UserError: a number is not finite, a checkpoint has no space, or a pod is
+      lost and ON_POD_FAILURE does not recover it.
   """
   recovery = PodRecovery(
     servers, job.config.model, job.config.run.batch_sizes.sizes
@@ -45,6 +41,7 @@ def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
     try:
       return _train_on(job, servers)
     except PodLostError as lost:
+      # The thread that writes checkpoints has ended with its loop.
       newest = newest_whole(job.model_dir)
       step = newest.manifest.step if newest else 0
       config = job.config
@@ -53,20 +50,20 @@ def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
         job,
         config=dataclasses.replace(config, pods=pods),
         checkpoint=newest,
-        rewinds=(),
+        rewinds=(),  # later than it: found again, as in a killed run
         manifest=_on(pods, job),
       )
 
 
 def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
-  """Returns a job's manifest with settings of pods."""
+  """Returns the manifest of a job on other pods."""
   settings = dict(job.manifest.settings)
   settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
   return dataclasses.replace(job.manifest, settings=settings)
 
 
 def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
-  """Trains to the end, or a signal, on all servers."""
+  """Trains until the end, a signal, or the loss of a pod."""
   config, pods = job.config, job.config.pods
   peak = chip_flops_per_sec(
     config.run.chip, config.model.activation_dtype, pods.num_pods
@@ -74,7 +71,8 @@ def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
   places = servers.places()
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
     cluster = connect(pods, config.mesh_layout, places)
-    while True:  # through all rewinds
+    while True:
+      # After a rewind metrics, checkpoint writer and watchdog start anew.
       outcome = _run_to_rewind(job, cluster, heartbeat, peak)
       if not outcome.rewinds:
         return outcome
@@ -86,7 +84,7 @@ def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
 def _run_to_rewind(
   job: TrainJob, cluster: Cluster, heartbeat: Heartbeat, peak: float
 ) -> TrainOutcome:
-  """Trains to the end, a signal, or a spike; records start anew after one."""
+  """Trains until the end, a signal, or a loss spike."""
   run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
   with (
     StopRequest() as stop,
@@ -108,7 +106,7 @@ def _run_to_rewind(
         except PodLostError as lost:
           if not stop.signal_name:
             raise
-          # Who asks a run to stop may have stopped its servers too.
+          # Whoever stops a run may have stopped its servers too.
           raise UserError(
             f"{lost}, after {stop.signal_name}; run the same command to go on."
           ) from None
@@ -118,5 +116,5 @@ def _run_to_rewind(
         or outcome.validation_loss is not None
       ):
         return outcome
-      # Another batch size is another program, and goes on as a resumed run.
+      # Another batch size is another program, which resumes from a checkpoint.
       job = dataclasses.replace(job, checkpoint=outcome.checkpoint)

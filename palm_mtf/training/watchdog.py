@@ -1,13 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Ends a run that hangs: stacks of all threads on stderr, then exit code 1.
-
-A thread of its own counts the time since the last finished step, so it works
-whatever the main thread waits for, in Python or below. What takes long by its
-nature, a first step that compiles, a checkpoint or a validation loss, may take
-`_SLOW_FACTOR` times as long. Time in which the whole process was stopped (by
-Ctrl-Z, or with the machine) does not count.
-"""
+"""The watchdog ends a run that hangs, with stacks of all threads and code 1."""
 
 import faulthandler
 import logging
@@ -19,25 +12,28 @@ from collections.abc import Callable
 _logger = logging.getLogger(__name__)
 
 
+# For what takes long by its nature: a first step, which compiles, a checkpoint,
+# a validation loss.
 _SLOW_FACTOR = 10
-_LOOKS = 20  # how often it looks within the time that a step may take
+_TICKS = 20  # within the time that a step may take
 _STDERR = 2
 
 
 class Watchdog:
-  """Ends the process when no step is done for too long; a context manager."""
+  """Ends the process if no step is done for too long; a context manager."""
 
   def __init__(self, secs: float | None, newest: Callable[[], str]):
-    """Watches with patience for `secs` seconds; None watches nothing.
+    """Starts with the entry of the context.
 
     Args:
-      secs: WATCHDOG_SECS.
-      newest: says where the newest checkpoint is, for the message.
+      secs: WATCHDOG_SECS; None never ends the process.
+      newest: function that returns the path of the newest checkpoint.
     """
     self._secs, self._newest = secs, newest
     self.expect_slow()
     self._where = "before the first step"
     self._end = threading.Event()
+    # A thread works whatever the main thread waits for, in Python or below.
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
   def __enter__(self) -> "Watchdog":
@@ -51,21 +47,22 @@ class Watchdog:
       self._thread.join()
 
   def step_done(self, step: int) -> None:
-    """Notes that `step` steps are done."""
+    """Starts to wait for the step after `step`."""
     self._where = f"after step {step}"
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
-    """Gives more time, counted from now, until the next step is done."""
+    """Starts to wait for a step that takes long."""
     self._waited, self._patience = 0.0, (self._secs or 0) * _SLOW_FACTOR
 
   def _watch(self) -> None:
-    tick = self._secs / _LOOKS
+    tick = self._secs / _TICKS
     while True:
       start = time.monotonic()
       if self._end.wait(tick):
         return
-      # A tick that took far longer: the process, this thread too, was stopped.
+      # A longer tick does not count in full: the process was stopped meanwhile,
+      # by Ctrl-Z or with the machine, and this thread with it.
       self._waited += min(time.monotonic() - start, 2 * tick)
       if self._waited > self._patience:
         self._end_process()
@@ -78,4 +75,4 @@ class Watchdog:
       f"{self._newest()}; above is what each thread was doing; run the same "
       "command to go on"
     )
-    os._exit(1)  # the main thread may never come back to end it in order
+    os._exit(1)  # the main thread may never return to end it in order

@@ -13,12 +13,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.mesh.traffic import traffic
 from palm_mtf.programs.train_program import build_train_program
-from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, mesh_layout, small_config
-
-SERIAL = {"block": "serial"}
-MULTI_HEAD = {"attention": "multi_head"}
-FACTORED = {"second_moment": "factored"}
-TWO_D = LAYOUTS["PaLM's 2D"]
+from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
 
 
 def lowered_bytes(config, mesh, optimizer, batch_size, pods):
@@ -33,60 +28,64 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
   return moved
 
 
-def slow(*case):
-  return pytest.param(*case, marks=pytest.mark.slow)
+def case(
+  layout, *, microbatches=1, pods=1, second_moment="full", slow=False, **changes
+):
+  mesh_shape, rules = LAYOUTS.get(layout, ("data:2,model:2", layout))
+  mesh = MeshLayout(
+    mesh_shape=mesh_shape, layout=rules, num_microbatches=microbatches
+  )
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
+  return pytest.param(
+    small_config(num_layers=1, **changes),
+    mesh,
+    optimizer,
+    PodsConfig(num_pods=pods),
+    marks=pytest.mark.slow if slow else (),
+  )
+
+
+MULTI_HEAD, SERIAL = {"attention": "multi_head"}, {"block": "serial"}
+TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
 
 
 @pytest.mark.parametrize(
-  ("layout", "changes", "num_microbatches", "num_pods", "optimizer"),
+  ("config", "mesh", "optimizer", "pods"),
   [
-    (LAYOUTS["batch over data"], {}, 1, 1, {}),
-    (LAYOUTS["all over data and model"], MULTI_HEAD, 2, 1, FACTORED),
-    (LAYOUTS["two axes but no batch"], MULTI_HEAD, 1, 1, {}),
-    slow(LAYOUTS["two axes but no batch"], SERIAL, 1, 1, {}),
-    (LAYOUTS["padded vocab over three"], {}, 1, 2, {}),
-    (LAYOUTS["fully sharded"], {"activation_dtype": "bfloat16"}, 2, 1, {}),
-    slow(TWO_D, {"remat": "layer"}, 2, 1, {}),
-    (TWO_D, {"remat": "layer", **SERIAL, **MULTI_HEAD}, 1, 1, {}),
-    (
+    case("batch over data"),
+    case(
+      "all over data and model",
+      microbatches=2,
+      second_moment="factored",
+      **MULTI_HEAD,
+    ),
+    case(NO_BATCH, **MULTI_HEAD),
+    case(NO_BATCH, slow=True, **SERIAL),
+    case("padded vocab over three", pods=2),
+    case("fully sharded", microbatches=2, activation_dtype="bfloat16"),
+    case(TWO_D, microbatches=2, slow=True, remat="layer"),
+    case(TWO_D, remat="layer", **SERIAL, **MULTI_HEAD),
+    case(
       TWO_D,
-      {"remat": "attention", "activation_dtype": "bfloat16"},
-      2,
-      2,
-      FACTORED,
+      microbatches=2,
+      pods=2,
+      second_moment="factored",
+      remat="attention",
+      activation_dtype="bfloat16",
     ),
-    (("data:2", "batch:data"), {}, 2, 2, {}),
-    (
-      ("data:2,model:2", "batch:model,vocab:data,d_model_stored:model"),
-      {"remat": "layer"},
-      1,
-      1,
-      {},
-    ),
-    (
-      ("data:2,model:2", "heads:model,vocab:data,d_model_residual:model"),
-      SERIAL,
-      1,
-      1,
-      {},
-    ),
+    case("batch over data", microbatches=2, pods=2),
+    case("batch:model,vocab:data,d_model_stored:model", remat="layer"),
+    case("heads:model,vocab:data,d_model_residual:model", **SERIAL),
   ],
 )
 def test_the_lowered_step_moves_the_bytes_of_the_closed_form(
-  layout, changes, num_microbatches, num_pods, optimizer
+  config, mesh, optimizer, pods
 ):
-  config = small_config(num_layers=1, **changes)
-  mesh = MeshLayout(
-    mesh_shape=layout[0], layout=layout[1], num_microbatches=num_microbatches
-  )
-  optimizer = dataclasses.replace(PALM_OPTIMIZER, **optimizer)
-  pods = PodsConfig(num_pods=num_pods)
+  n = pods.num_pods
   of_one_pod = step_bytes(
-    config, mesh, optimizer, pod_batch_size=8 // num_pods, num_pods=num_pods
+    config, mesh, optimizer, pod_batch_size=8 // n, num_pods=n
   )
-  expected = collections.Counter(
-    {key: num_pods * value for key, value in of_one_pod.items()}
-  )
+  expected = collections.Counter({k: n * v for k, v in of_one_pod.items()})
   actual = lowered_bytes(config, mesh, optimizer, 8, pods)
   assert actual == expected
   assert actual.total() > 0
@@ -108,17 +107,3 @@ def test_gradients_stored_split_move_half_on_their_way():
   # More by the embedding's second gradient.
   assert ratio == pytest.approx(0.5, abs=0.03)
   assert split.total() / whole.total() == pytest.approx(1.5, abs=0.1)
-
-
-def test_microbatches_move_activations_as_often_and_gradients_once():
-  config = small_config()
-  one, four = (
-    step_bytes(
-      config,
-      mesh_layout("all over data and model", num_microbatches=n),
-      PALM_OPTIMIZER,
-      pod_batch_size=8,
-    )
-    for n in (1, 4)
-  )
-  assert one == four

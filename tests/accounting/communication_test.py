@@ -1,13 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes between pods; dcn_all_reduce_test.py compares them with the graph's."""
+"""Bytes between pods and the steps they make, worked out by hand.
+
+dcn_all_reduce_test.py compares the bytes with those of the graph.
+"""
 
 import dataclasses
 import math
 
 import pytest
 
-from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
 from palm_mtf.accounting.params import (
   count_norm_scales,
   count_parameters,
@@ -19,20 +22,18 @@ from tests.accounting.published_sizes import PALM_8B, PALM_540B
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
 TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
-
-
-def test_one_pod_sends_nothing():
-  assert dcn_bytes(PALM_8B, SINGLE, PodsConfig()) == 0
+NUMBERS = count_parameters(PALM_8B) + count_norm_scales(PALM_8B)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
-@pytest.mark.parametrize(("num_pods", "pairs"), [(2, 2), (3, 6), (4, 12)])
+@pytest.mark.parametrize(
+  ("num_pods", "pairs"), [(1, 0), (2, 2), (3, 6), (4, 12)]
+)
 def test_every_pod_sends_every_gradient_to_every_other(
   num_pods, pairs, dtype, size
 ):
   pods = PodsConfig(num_pods=num_pods, dcn_dtype=dtype)
-  numbers = count_parameters(PALM_8B) + count_norm_scales(PALM_8B)
-  expected = pairs * (numbers * size + 3 * 4)
+  expected = pairs * (NUMBERS * size + 3 * 4)
   assert dcn_bytes(PALM_8B, SINGLE, pods) == expected
 
 
@@ -54,8 +55,7 @@ def test_no_two_devices_of_a_pod_send_the_same(layout):
   """Whatever the layout, only the three sums are sent by each of them."""
   shape = "data:2,model:4" if ":model" in layout else "data:8"
   split = MeshLayout(mesh_shape=shape, layout=layout)
-  numbers = count_parameters(PALM_8B) + count_norm_scales(PALM_8B)
-  expected = 2 * (2 * numbers + 8 * 3 * 4)
+  expected = 2 * (2 * NUMBERS + 8 * 3 * 4)
   assert dcn_bytes(PALM_8B, split, TWO_PODS) == expected
 
 
@@ -68,3 +68,46 @@ def test_parts_of_one_size_need_a_little_padding():
   numbers = 45 * 10
   numbers += sum(3 * math.ceil(math.prod(x) / 3) for x in shapes.values())
   assert dcn_bytes(c, split, TWO_PODS) == 2 * (2 * numbers + 3 * 3 * 4)
+
+
+# gin/models/palm_tiny.gin: 4,850,944 numbers, of the embedding 4096 x 256.
+TINY = dataclasses.replace(
+  PALM_8B, num_layers=4, d_model=256, num_heads=4, d_kv=64, d_ff=1024
+)
+TINY = dataclasses.replace(TINY, vocab_size=4096, sequence_length=256)
+EMBEDDING, OTHERS = 1_048_576, 3_802_368
+
+
+def predicted(
+  *, compute_secs=0.6, num_pods=2, dtype="float32", microbatches=1, **link
+):
+  mesh = MeshLayout(mesh_shape="", layout="", num_microbatches=microbatches)
+  pods = PodsConfig(num_pods=num_pods, dcn_dtype=dtype)
+  return step_secs(TINY, mesh, pods, compute_secs, Link(**link))
+
+
+def test_of_a_fast_link_only_the_embeddings_gradient_is_seen():
+  """The others, 12 ms, hide behind 400 ms of the backward pass."""
+  secs = predicted(bits_per_sec=10e9)
+  assert secs == pytest.approx(0.6 + 32 * EMBEDDING / 10e9)
+
+
+def test_of_a_slow_link_the_last_backward_pass_hides_its_own_length():
+  rest = 32 * OTHERS / 200e6 - 0.4
+  assert rest > 0
+  secs = predicted(bits_per_sec=200e6)
+  assert secs == pytest.approx(0.6 + rest + 32 * EMBEDDING / 200e6)
+  more = predicted(bits_per_sec=200e6, microbatches=4)
+  assert more - secs == pytest.approx(0.3)
+
+
+def test_bfloat16_halves_and_pods_multiply_what_crosses():
+  one = predicted(bits_per_sec=1e9) - 0.6
+  half = predicted(bits_per_sec=1e9, dtype="bfloat16") - 0.6
+  assert half == pytest.approx(one / 2)
+  assert predicted(bits_per_sec=3e9, num_pods=4) - 0.6 == pytest.approx(one)
+
+
+def test_three_messages_wait_for_the_delay_and_no_limit_costs_nothing():
+  assert predicted() == 0.6
+  assert predicted(delay_secs=0.05) == pytest.approx(0.75)

@@ -8,27 +8,11 @@ import pytest
 
 from palm_mtf.accounting.decode import decode_weight_bytes, step_threads
 from palm_mtf.accounting.params import count_norm_scales, count_parameters
-from palm_mtf.config.model import PalmConfig
+from tests.accounting.published_sizes import PALM_8B
 
 # 26.6M parameters: products of 1.9M weights.
-SMALL = PalmConfig(
-  num_layers=6,
-  d_model=512,
-  num_heads=8,
-  d_kv=64,
-  d_ff=2048,
-  vocab_size=8192,
-  sequence_length=256,
-)
-PALM_8B = PalmConfig(
-  num_layers=32,
-  d_model=4096,
-  num_heads=16,
-  d_kv=256,
-  d_ff=16384,
-  vocab_size=256000,
-  sequence_length=2048,
-)
+SMALL = dataclasses.replace(PALM_8B, num_layers=6, d_model=512, num_heads=8)
+SMALL = dataclasses.replace(SMALL, d_kv=64, d_ff=2048, vocab_size=8192)
 
 
 def test_a_token_reads_every_weight_once():
@@ -42,18 +26,17 @@ def test_a_token_reads_every_weight_once():
 
 
 @pytest.mark.parametrize(
-  ("dtype", "weight_dtype", "threads"),
+  ("config", "dtype", "weight_dtype", "cores", "threads"),
   [
-    ("bfloat16", "int8", 1),
-    ("bfloat16", "activation", 1),
-    ("float32", "activation", 2),
+    (SMALL, "bfloat16", "int8", 16, 1),
+    (SMALL, "bfloat16", "activation", 16, 1),
+    (SMALL, "float32", "activation", 16, 2),
+    (PALM_8B, "bfloat16", "int8", 16, 16),
+    (PALM_8B, "bfloat16", "int8", 2, 2),
   ],
 )
-def test_few_bytes_are_read_by_one_thread(dtype, weight_dtype, threads):
-  config = dataclasses.replace(SMALL, activation_dtype=dtype)
-  assert step_threads(config, weight_dtype, cores=16) == threads
-
-
-def test_many_bytes_are_read_by_all_cores():
-  assert step_threads(PALM_8B, "int8", cores=16) == 16
-  assert step_threads(PALM_8B, "int8", cores=2) == 2
+def test_few_bytes_are_read_by_one_thread_and_many_by_all_cores(
+  config, dtype, weight_dtype, cores, threads
+):
+  config = dataclasses.replace(config, activation_dtype=dtype)
+  assert step_threads(config, weight_dtype, cores) == threads

@@ -4,11 +4,7 @@
 
 import pytest
 
-from palm_mtf.accounting.hardware import (
-  PEAK_FLOPS_PER_SEC,
-  check_chip,
-  peak_flops_per_sec,
-)
+from palm_mtf.accounting.hardware import check_chip, peak_flops_per_sec
 from palm_mtf.errors import UserError
 
 
@@ -29,11 +25,6 @@ from palm_mtf.errors import UserError
 )
 def test_the_peak_is_the_data_sheets(chip, tera_flops_per_sec):
   assert peak_flops_per_sec(chip) == tera_flops_per_sec * 1e12
-  assert isinstance(PEAK_FLOPS_PER_SEC[chip], int)
-
-
-@pytest.mark.parametrize("chip", ["measured", *PEAK_FLOPS_PER_SEC])
-def test_every_known_chip_passes_the_check(chip):
   check_chip(chip)
 
 
@@ -49,5 +40,6 @@ def test_an_unknown_chip_is_refused_with_the_nearest_name_and_the_list():
 
 @pytest.mark.parametrize("chip", ["measured", None, 3])
 def test_only_a_chip_of_the_table_has_a_peak(chip):
+  check_chip("measured")  # the rate of this machine
   with pytest.raises(UserError, match=r"Choose one of 'measured', 'tpu_v2'"):
     peak_flops_per_sec(chip)

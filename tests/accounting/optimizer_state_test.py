@@ -13,29 +13,14 @@ from palm_mtf.accounting.optimizer_state import (
   parameter_slots,
 )
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.errors import UserError
+from tests.mtf_testing import PALM_OPTIMIZER as PALM
+from tests.mtf_testing import small_config
 
-PALM = AdafactorConfig(
-  learning_rate=0.01,
-  beta1=0.9,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1.0,
-  weight_decay_exponent=2.0,
-  z_loss=1e-4,
-)
 FACTORED = dataclasses.replace(PALM, second_moment="factored", beta1=0.0)
 SHAPES = parameter_shapes(
-  PalmConfig(
-    num_layers=1,
-    d_model=3,
-    num_heads=5,
-    d_kv=2,
-    d_ff=7,
-    vocab_size=11,
-    sequence_length=4,
+  small_config(
+    num_layers=1, d_model=3, num_heads=5, d_kv=2, d_ff=7, vocab_size=11
   )
 )
 NUM_PARAMETERS = 33 + 3 + 30 + 6 + 6 + 30 + 21 + 21 + 21 + 3
@@ -58,26 +43,24 @@ def test_palm_keeps_two_slots_of_the_shape_of_each_parameter():
 
 
 def test_factored_keeps_rows_and_columns_of_matrices_alone():
-  assert slot_shapes(FACTORED) == {
-    "embedding/second_moment_row": (11,),
-    "embedding/second_moment_column": (3,),
-    "layer_000/norm/scale/second_moment": (3,),
-    "layer_000/attention/q/second_moment_row": (3,),
-    "layer_000/attention/q/second_moment_column": (5, 2),
-    "layer_000/attention/k/second_moment_row": (3,),
-    "layer_000/attention/k/second_moment_column": (2,),
-    "layer_000/attention/v/second_moment_row": (3,),
-    "layer_000/attention/v/second_moment_column": (2,),
-    "layer_000/attention/o/second_moment_row": (5, 2),
-    "layer_000/attention/o/second_moment_column": (3,),
-    "layer_000/mlp/wi_gate/second_moment_row": (3,),
-    "layer_000/mlp/wi_gate/second_moment_column": (7,),
-    "layer_000/mlp/wi/second_moment_row": (3,),
-    "layer_000/mlp/wi/second_moment_column": (7,),
-    "layer_000/mlp/wo/second_moment_row": (7,),
-    "layer_000/mlp/wo/second_moment_column": (3,),
-    "final_norm/scale/second_moment": (3,),
+  rows_and_columns = {
+    "embedding": [(11,), (3,)],
+    "layer_000/attention/q": [(3,), (5, 2)],
+    "layer_000/attention/k": [(3,), (2,)],
+    "layer_000/attention/v": [(3,), (2,)],
+    "layer_000/attention/o": [(5, 2), (3,)],
+    "layer_000/mlp/wi_gate": [(3,), (7,)],
+    "layer_000/mlp/wi": [(3,), (7,)],
+    "layer_000/mlp/wo": [(7,), (3,)],
   }
+  expected = {
+    f"{name}/second_moment_{part}": shape
+    for name, shapes in rows_and_columns.items()
+    for part, shape in zip(("row", "column"), shapes, strict=True)
+  }
+  for name in ("layer_000/norm/scale", "final_norm/scale"):
+    expected[f"{name}/second_moment"] = (3,)
+  assert slot_shapes(FACTORED) == expected
 
 
 @pytest.mark.parametrize(
@@ -122,15 +105,15 @@ def test_other_slots_are_refused_by_the_setting(changes, message):
 
 
 @pytest.mark.parametrize(
-  "changes",
-  [{}, {"beta1": 0.8}, {"learning_rate": 1.0}, {"update_clip": None}],
+  ("held", "changes"),
+  [
+    (PALM, {}),
+    (PALM, {"beta1": 0.8}),
+    (PALM, {"learning_rate": 1.0}),
+    (PALM, {"update_clip": None}),
+    (FACTORED, {"momentum_dtype": "bfloat16"}),  # of no momentum
+  ],
 )
-def test_settings_that_change_no_slot_may_change(changes):
-  settings = {k.upper(): v for k, v in dataclasses.asdict(PALM).items()}
-  check_same_slots("runs/a", settings, dataclasses.replace(PALM, **changes))
-
-
-def test_without_momentum_its_dtype_may_change():
-  settings = {k.upper(): v for k, v in dataclasses.asdict(FACTORED).items()}
-  other = dataclasses.replace(FACTORED, momentum_dtype="bfloat16")
-  check_same_slots("runs/a", settings, other)
+def test_settings_that_change_no_slot_may_change(held, changes):
+  settings = {k.upper(): v for k, v in dataclasses.asdict(held).items()}
+  check_same_slots("runs/a", settings, dataclasses.replace(held, **changes))

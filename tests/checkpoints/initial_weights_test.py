@@ -25,28 +25,14 @@ def test_what_is_not_asked_for_or_not_needed_is_not_read(tmp_path, capsys):
   ) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-  "shapes, message",
-  [
-    (
-      {**SHAPES, "embedding": (5, 2)},
-      "has embedding [4, 2], the model wants [5, 2]: it is of another model",
-    ),
-    ({"embedding": (4, 2)}, "final_norm/scale [2], the model wants nothing"),
-    (
-      {f"layer_{i:03d}/norm/scale": (2,) for i in range(9)},
-      "layer_002/norm/scale nothing, the model wants [2]; and 8 more",
-    ),
-  ],
-)
-def test_another_model_is_refused_with_names_and_shapes(
-  shapes, message, tmp_path
-):
+def test_another_model_is_refused_with_names_and_shapes(tmp_path):
   path = write(tmp_path, 3).path
   with pytest.raises(UserError) as error:
-    find_initial_weights(path, None, shapes)
-  assert str(error.value).startswith(f"INIT_CHECKPOINT = {path!r}: ")
-  assert message in str(error.value)
+    find_initial_weights(path, None, {**SHAPES, "embedding": (5, 2)})
+  assert str(error.value).startswith(
+    f"INIT_CHECKPOINT = {path!r}: {path} has embedding [4, 2], the model wants "
+    "[5, 2]: it is of another model"
+  )
 
 
 def test_a_tensorflow_file_needs_all_parameters_and_no_others(tmp_path):

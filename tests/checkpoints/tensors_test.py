@@ -4,14 +4,13 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
-import tensorflow as tf2
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.tensors import WeightsCopier, build_restorer
+from palm_mtf.checkpoints.tensors import WeightsCopier, restore
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
+from tests import runs
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -22,19 +21,11 @@ from tests.mtf_testing import (
 )
 
 
-def read(prefix):
-  reader = tf2.train.load_checkpoint(prefix)
-  return {
-    name: reader.get_tensor(name).tobytes()
-    for name in reader.get_variable_to_shape_map()
-  }
-
-
 def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
   tmp_path,
 ):
   config = small_config()
-  early, late, after = (str(tmp_path / x) for x in ("early", "late", "after"))
+  early, late, after = (str(tmp_path / x) for x in "abc")
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_train_program(
       config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
@@ -54,20 +45,10 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
       step(number)
     write(late)
     copier.copy()(after)
-  assert read(late) == read(early)
-  assert all(read(after)[name] != value for name, value in read(early).items())
-
-
-@pytest.mark.parametrize("prefix", ["/dev/null/weights", "/proc/weights"])
-def test_what_the_disk_refuses_is_an_os_error(prefix):
-  with tf.Graph().as_default(), tf.Session() as session:
-    program = build_train_program(
-      small_config(), SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
-    )
-    session.run(program.initialize)
-    write = WeightsCopier(session, program.slices).copy()
-    with pytest.raises(OSError, match="weights"):
-      write(prefix)
+  runs.assert_same(runs.load(late), runs.load(early))
+  changed = runs.load(after)
+  for name, value in runs.load(early).items():
+    assert changed[name].tobytes() != value.tobytes(), name
 
 
 # Those with a cut through rows, through columns, and through both.
@@ -84,13 +65,17 @@ def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
       small_config(num_layers=1), mesh, optimizer, batch_size=4, seed=8
     )
     if restore_from:
-      restorer = build_restorer([program.slices], "/device:cpu:0")
-      session.run(restorer.restore, {restorer.prefix: restore_from})
+      restore(session, [program.slices], restore_from)
     else:
       session.run(program.initialize)
     WeightsCopier(session, program.slices).copy()(path)
-  reader = tf2.train.load_checkpoint(path)
-  return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+  return runs.load(path)
+
+
+@pytest.mark.parametrize("prefix", ["/dev/null/weights", "/proc/weights"])
+def test_what_the_disk_refuses_is_an_os_error(prefix):
+  with pytest.raises(OSError, match="weights"):
+    save_again(SINGLE, prefix)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +94,7 @@ def test_first_weights_and_checkpoints_are_the_same_bits_under_every_layout(
   to_split = save_again(mesh, str(tmp_path / "b"), str(tmp_path / "single"))
   to_single = save_again(SINGLE, str(tmp_path / "c"), str(tmp_path / "split"))
   for other in (split, to_split, to_single):
-    assert other.keys() == single.keys()
-    for name, value in single.items():
-      np.testing.assert_array_equal(other[name], value, err_msg=name)
+    runs.assert_same(single, other)
   assert single["embedding"].std() > 0.5
 
 
@@ -132,4 +115,4 @@ def test_checkpoints_hold_the_slots_of_other_forms_in_their_dtypes(tmp_path):
   for name, value in split.items():
     kept = tf.bfloat16 if name.endswith("momentum") else tf.float32
     assert value.dtype == kept.as_numpy_dtype, name
-    np.testing.assert_array_equal(single[name], value, err_msg=name)
+  runs.assert_same(split, single)

@@ -12,7 +12,7 @@ import pytest
 
 from palm_mtf.checkpoints import manifest as manifest_module
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.checkpoints.retention import check_space, set_damaged_aside
+from palm_mtf.checkpoints.retention import check_space, quarantine_damaged
 from palm_mtf.checkpoints.writer import BackgroundWriter, write_checkpoint
 from palm_mtf.errors import UserError
 from tests.checkpoint_files import (
@@ -40,29 +40,16 @@ def fail_for_want_of_space(prefix):
     file.write("x")
 
 
-def test_only_the_newest_are_kept(tmp_path):
-  for step in (1, 2, 3, 4):
-    write(tmp_path, step, keep=2)
-  assert steps_of(tmp_path) == [3, 4]
-  assert len(os.listdir(tmp_path / "checkpoints")) == 2
-
-
-def test_every_so_many_steps_one_is_kept_for_good(tmp_path):
+@pytest.mark.parametrize(
+  ("every", "kept"), [(None, [18, 20]), (6, [6, 12, 18, 20])]
+)
+def test_the_newest_are_kept_and_for_good_one_every_so_many_steps(
+  every, kept, tmp_path
+):
   for step in range(2, 21, 2):
-    write(tmp_path, step, keep=2, every=6)
-  assert steps_of(tmp_path) == [6, 12, 18, 20]
-
-
-def test_interrupted_write_leaves_nothing_and_keeps_the_older(tmp_path):
-  write(tmp_path, 1)
-
-  def interrupted(prefix):
-    text_writer("half")(prefix)
-    raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt):
-    write_checkpoint(str(tmp_path), manifest(2), interrupted, keep=1)
-  assert os.listdir(tmp_path / "checkpoints") == ["step_00000001"]
+    write(tmp_path, step, keep=2, every=every)
+  assert steps_of(tmp_path) == kept
+  assert len(os.listdir(tmp_path / "checkpoints")) == len(kept)
 
 
 def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_written_again(
@@ -92,44 +79,56 @@ def test_a_whole_checkpoint_makes_way_for_one_of_the_same_step(tmp_path):
   assert path.read_text() == "new"
 
 
-def test_a_trainer_that_starts_clears_what_is_half_or_damaged(tmp_path):
+def test_a_trainer_that_starts_clears_what_is_damaged_and_hashes_nothing_twice(
+  tmp_path, monkeypatch
+):
   for step in (1, 2, 3):
     write(tmp_path, step)
   root = tmp_path / "checkpoints"
   (root / "step_00000001" / "weights.data").unlink()  # older: not in the way
   (root / "step_00000003" / "weights.data").write_text("weight5")
   (root / ".partial_step_00000004_x").mkdir()
-  newest = newest_whole(str(tmp_path))
-  set_damaged_aside(str(tmp_path), newest)
+  hashed, real = [], manifest_module.hash_file
+  monkeypatch.setattr(
+    manifest_module, "hash_file", lambda path: hashed.append(path) or real(path)
+  )
+  quarantine_damaged(str(tmp_path), newest_whole(str(tmp_path)))
   assert sorted(os.listdir(root)) == [
     "step_00000001",
     "step_00000002",
     "step_00000003.damaged",
   ]
+  assert [os.path.basename(os.path.dirname(path)) for path in hashed] == [
+    "step_00000003",
+    "step_00000002",
+  ]
 
 
-def test_no_byte_of_a_checkpoint_is_hashed_twice_at_a_start(
-  tmp_path, monkeypatch
+def interrupt(prefix):
+  text_writer("half")(prefix)
+  raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+  ("write_weights", "error", "message"),
+  [
+    (interrupt, KeyboardInterrupt, ""),
+    (
+      fail_for_want_of_space,
+      UserError,
+      "no disk space left for {}/checkpoints/step_00000003, which needs up to "
+      "120 bytes; free some, or choose another folder.",
+    ),
+  ],
+)
+def test_a_write_that_ends_early_leaves_nothing_and_keeps_the_older(
+  write_weights, error, message, tmp_path
 ):
-  for step in (1, 2):
-    write(tmp_path, step)
-  hashed = []
-  real = manifest_module.hash_file
-  monkeypatch.setattr(
-    manifest_module, "hash_file", lambda path: hashed.append(path) or real(path)
-  )
-  set_damaged_aside(str(tmp_path), newest_whole(str(tmp_path)))
-  assert len(hashed) == len(set(hashed)) == 1
-
-
-def test_full_disk_is_one_line_with_the_folder_and_the_bytes(tmp_path):
-  with pytest.raises(UserError) as error:
-    write_checkpoint(str(tmp_path), manifest(3), fail_for_want_of_space, keep=1)
-  assert str(error.value) == (
-    f"no disk space left for {tmp_path}/checkpoints/step_00000003, which needs "
-    "up to 120 bytes; free some, or choose another folder."
-  )
-  assert not os.listdir(tmp_path / "checkpoints")
+  write(tmp_path, 1)
+  with pytest.raises(error) as found:
+    write_checkpoint(str(tmp_path), manifest(3), write_weights, keep=1)
+  assert str(found.value) == message.format(tmp_path)
+  assert os.listdir(tmp_path / "checkpoints") == ["step_00000001"]
 
 
 def test_disk_without_room_for_the_checkpoints_is_refused_before_training(

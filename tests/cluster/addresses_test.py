@@ -9,7 +9,7 @@ import pytest
 from palm_mtf.cluster.addresses import (
   check_free,
   resolve,
-  resolved,
+  resolve_places,
   split_address,
 )
 from palm_mtf.cluster.device_table import Place
@@ -24,7 +24,7 @@ def message_of(function, *arguments):
 
 def test_names_become_the_addresses_that_all_hosts_share():
   places = [[Place("localhost:5", 1)], [Place("127.0.0.1:6", 0)]]
-  assert resolved(places, "localhost") == [
+  assert resolve_places(places, "localhost") == [
     [Place("127.0.0.1:5", 1)],
     [Place("127.0.0.1:6", 0)],
   ]
@@ -39,11 +39,11 @@ def test_a_name_without_an_address_is_named():
 
 def test_a_name_that_is_loopback_here_alone_is_refused():
   places = [[Place("localhost:5", 0)], [Place("192.0.2.1:5", 0)]]
-  assert message_of(resolved, places, "192.0.2.9") == (
+  assert message_of(resolve_places, places, "192.0.2.9") == (
     'ISLANDS: "localhost:5" is 127.0.0.1 on this host, which "192.0.2.1:5" '
     "cannot reach; give an address that all hosts reach."
   )
-  assert message_of(resolved, places[1:], "localhost") == (
+  assert message_of(resolve_places, places[1:], "localhost") == (
     'CLIENT_ADDRESS = "localhost" is 127.0.0.1, which "192.0.2.1:5" cannot '
     "reach; give an address of this host that all servers reach."
   )

@@ -48,16 +48,14 @@ def test_devices_are_in_mesh_order_and_shared_equally_where_unnamed():
       [["a:1/0-3"], ["a:1/4-7"]],
       "ISLANDS: a:1 is in pods 0 and 1; start a server for each pod.",
     ),
-    (
-      [["a:1"], ["b"]],
-      "ISLANDS: pod 1 has 'b': write \"host:port\", the port from 1 to 65535, "
-      'or with its devices "host:port/0-3".',
-    ),
-    (
-      [["a:70000"]],
-      "ISLANDS: pod 0 has 'a:70000': write \"host:port\", the port from 1 to "
-      '65535, or with its devices "host:port/0-3".',
-    ),
+    *[
+      (
+        [["a:1"], [entry]],
+        f'ISLANDS: pod 1 has {entry!r}: write "host:port", the port from 1 to '
+        '65535, or with its devices "host:port/0-3".',
+      )
+      for entry in ("b", "b:70000")
+    ],
   ],
 )
 def test_an_impossible_table_is_refused_with_the_arithmetic(islands, message):

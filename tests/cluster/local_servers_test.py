@@ -8,10 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
-import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
@@ -24,53 +22,42 @@ from tests.mtf_testing import SINGLE
 LOCAL_SERVERS = PodsConfig(num_pods=2, pods="local_servers")
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-def train(corpus, model_dir, **macros):
-  """Trains 4 steps on two pods in a process of its own; returns its tensors."""
+@pytest.mark.parametrize(
+  "macros",
+  [
+    # A ramp makes a second session on the same servers, which restores.
+    {"NUM_MICROBATCHES": 2, "GLOBAL_BATCH_SIZE": [[0, 4], [3, 8]]},
+    pytest.param(
+      {
+        "MESH_SHAPE": "data:2",
+        "LAYOUT": "batch:data",
+        "DCN_DTYPE": "bfloat16",
+      },
+      marks=pytest.mark.slow,
+    ),
+  ],
+  ids=["ramp", "split"],
+)
+def test_servers_train_the_bits_that_this_process_would_and_leave_no_file(
+  macros, corpus, tmp_path, monkeypatch
+):
+  (tmp_path / "temporary").mkdir()
+  monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
   settings = {"NUM_PODS": 2, "TRAIN_STEPS": 4, "PROMPTS": [], **macros}
-  process = runs.start("train", corpus, model_dir, **settings)
-  _, error = process.communicate(timeout=240)
-  assert process.returncode == 0, error
-  return runs.read_tensors(model_dir, 4)
-
-
-def assert_same_bits(corpus, tmp_path, **macros):
-  first = train(corpus, tmp_path / "in_process", **macros)
-  second = train(
-    corpus, tmp_path / "local_servers", PODS="local_servers", **macros
-  )
-  assert first.keys() == second.keys()
-  for name, value in first.items():
-    np.testing.assert_array_equal(second[name], value, err_msg=name)
-
-
-def test_servers_train_the_bits_that_this_process_would(corpus, tmp_path):
-  """A ramp makes a second session on the same servers, which restores."""
-  ramp = [[0, 4], [3, 8]]
-  assert_same_bits(corpus, tmp_path, NUM_MICROBATCHES=2, GLOBAL_BATCH_SIZE=ramp)
-
-
-@pytest.mark.slow
-def test_split_pods_in_servers_train_the_same_bits(corpus, tmp_path):
-  split = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
-  assert_same_bits(corpus, tmp_path, **split, DCN_DTYPE="bfloat16")
-
-
-def listening(port):
-  """Returns the lines of `ss` about who listens on a port."""
-  command = ["ss", "-Hltn", f"sport = :{port}"]
-  return subprocess.check_output(command, text=True).splitlines()
+  places = [tmp_path / place for place in ("in_process", "local_servers")]
+  for path in places:
+    settings["PODS"] = path.name
+    runs.finish(runs.start("train", corpus, path, **settings))
+  runs.assert_same_tensors(*places, 4)
+  assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_servers_hear_loopback_alone_and_are_stopped():
   with PodServers(LOCAL_SERVERS, SINGLE) as servers:
     addresses = [place.address for (place,) in servers.places()]
     for address in addresses if shutil.which("ss") else []:
-      (line,) = listening(address.rpartition(":")[2])
+      command = ["ss", "-Hltn", f"sport = :{address.rpartition(':')[2]}"]
+      (line,) = subprocess.check_output(command, text=True).splitlines()
       assert "%lo:" in line
     processes = [each.process for each in servers._servers]
     cores = [os.sched_getaffinity(process.pid) for process in processes]
@@ -116,12 +103,10 @@ def servers_of(client):
 
 def is_running(pid):
   try:
-    state = re.search(
-      r"^State:\s+(\w)", open(f"/proc/{pid}/status").read(), re.M
-    )
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
   except FileNotFoundError:
     return False
-  return state[1] != "Z"
+  return not re.search(r"^State:\s+Z", status, re.M)
 
 
 def started(corpus, model_dir, **macros):
@@ -192,11 +177,5 @@ def test_cores_are_divided_equally():
     "from palm_mtf.cluster.local_servers import cores_of_pods\n"
     "print(cores_of_pods(3))"
   )
-  done = subprocess.run(
-    [sys.executable, "-c", program],
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert done.stdout == "[[0], [0], [0]]\n", "there is one core for all"
+  out, error = runs.python("-c", program).communicate()
+  assert out == "[[0], [0], [0]]\n", error

@@ -7,15 +7,18 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from palm_mtf.cluster.server_info import NoAnswerError, ask, ask_incarnation
-from tests.commands.pods_serve_test import serve
+from palm_mtf.cluster.server_info import (
+  NoAnswerError,
+  read_incarnation,
+  read_info,
+)
+from tests.cluster.served import Served
 
 
 @pytest.fixture(scope="module")
 def address():
-  with serve(1) as server:
-    yield server.stdout.readline().split()[-1]
-    server.kill()
+  with Served(1) as servers:
+    yield servers.addresses[0]
 
 
 def compute(address):
@@ -27,22 +30,21 @@ def compute(address):
 
 
 def test_a_server_that_computes_answers_at_once(address):
-  before = ask_incarnation(address, 5.0)
+  before = read_incarnation(address, 5.0)
   thread = threading.Thread(target=compute, args=[address])
   thread.start()
   late = 0
   while thread.is_alive():
-    assert ask_incarnation(address, 1.0) == before
+    assert read_incarnation(address, 1.0) == before
     try:
-      ask(address, 0.1)
+      read_info(address, 0.1)
     except NoAnswerError:
       late += 1
   assert late > 0, "it was never busy"
 
 
 def test_each_start_of_a_server_has_its_own_number(address):
-  assert ask(address, 5.0).num_devices == 1
-  with serve(1) as other:
-    of_other = ask_incarnation(other.stdout.readline().split()[-1], 5.0)
-    other.kill()
-  assert ask_incarnation(address, 5.0) != of_other
+  assert read_info(address, 5.0).num_devices == 1
+  with Served(1) as servers:
+    of_other = read_incarnation(servers.addresses[0], 5.0)
+  assert read_incarnation(address, 5.0) != of_other

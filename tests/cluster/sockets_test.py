@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from palm_mtf.cluster.sockets import cut, keep_to_address
+from palm_mtf.cluster.sockets import restrict_to_address, shut_down_connections
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def test_what_is_sent_to_another_address_is_not_heard(listener):
   port = listener.getsockname()[1]
   for ip in ("127.0.0.1", "127.0.0.2"):
     socket.create_connection((ip, port), timeout=5).close()
-  keep_to_address(port, "127.0.0.1")
+  restrict_to_address(port, "127.0.0.1")
   with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
     client.sendall(b"heard")
     for _ in range(3):  # the two before it
@@ -35,6 +35,6 @@ def test_a_cut_connection_ends_for_who_waits_and_no_other_does(listener):
   near = socket.create_connection(("127.0.0.1", port), timeout=5)
   other = socket.create_connection(("127.0.0.2", port), timeout=5)
   with near, other:
-    cut("127.0.0.1", port)
+    shut_down_connections("127.0.0.1", port)
     assert near.recv(1) == b""
     other.sendall(b"x")

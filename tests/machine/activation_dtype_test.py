@@ -15,6 +15,8 @@ AUTO = small_config(activation_dtype="auto")
 TPU = MeshLayout(
   mesh_shape="data:8", layout="batch:data", num_microbatches=1, tpu="v3-8"
 )
+NEW_CPU = {"cpu": ["avx512_bf16"]}
+V100 = {"gpus": [7], **NEW_CPU}  # beside a new CPU
 
 
 @pytest.fixture
@@ -37,19 +39,9 @@ def has(monkeypatch):
   ("machine", "mesh", "dtype", "line"),
   [
     ({}, SINGLE, "float32", "no native bfloat16: A CPU"),
-    (
-      {"cpu": ["avx512_bf16"]},
-      SINGLE,
-      "bfloat16",
-      "native bfloat16: avx512_bf16",
-    ),
+    (NEW_CPU, SINGLE, "bfloat16", "native bfloat16: avx512_bf16"),
     ({"gpus": [9]}, SINGLE, "bfloat16", "native bfloat16: GPU"),
-    (
-      {"gpus": [7], "cpu": ["avx512_bf16"]},  # a V100 beside a new CPU
-      SINGLE,
-      "float32",
-      "a GPU without native bfloat16",
-    ),
+    (V100, SINGLE, "float32", "a GPU without native bfloat16"),
     ({}, TPU, "bfloat16", "native bfloat16: TPU v3-8"),
   ],
 )

@@ -25,27 +25,22 @@ def has_flags(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("flags", "bfloat16", "int8"),
+  ("flags", "bfloat16", "int8", "label"),
   [
-    (ZEN_3, [], False),
-    (SKYLAKE_X, [], False),
-    (CASCADE_LAKE, [], True),
-    (ALDER_LAKE, [], True),
-    (ZEN_4, ["avx512_bf16"], True),
-    (SAPPHIRE_RAPIDS, ["amx_bf16", "avx512_bf16"], True),
+    (ZEN_3, [], False, "flags"),
+    (SKYLAKE_X, [], False, "flags"),
+    (CASCADE_LAKE, [], True, "flags"),
+    (ALDER_LAKE, [], True, "flags"),
+    (ZEN_4, ["avx512_bf16"], True, "flags"),
+    (SAPPHIRE_RAPIDS, ["amx_bf16", "avx512_bf16"], True, "flags"),
+    ("fp asimd i8mm bf16", ["bf16"], True, "Features"),  # Arm
   ],
 )
-def test_flags_say_what_is_native(has_flags, flags, bfloat16, int8):
-  has_flags(flags)
+def test_flags_say_what_is_native(has_flags, flags, bfloat16, int8, label):
+  has_flags(flags, label)
   assert cpu.bfloat16_flags() == bfloat16
   assert cpu.sums_int8_in_32_bits() == int8
   assert cpu.cpu_name() == "A CPU"
-
-
-def test_arm_lists_its_features(has_flags):
-  has_flags("fp asimd i8mm bf16", label="Features")
-  assert cpu.bfloat16_flags() == ["bf16"]
-  assert cpu.sums_int8_in_32_bits()
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,12 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 
 import pytest
 
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.lock import training_lock
+from tests import runs
 
 HOLD = """
 import sys, time
@@ -38,12 +37,7 @@ def test_the_second_is_refused_with_the_others_pid_and_host(tmp_path):
 
 
 def test_a_killed_holder_leaves_no_lock_behind(tmp_path):
-  holder = subprocess.Popen(
-    [sys.executable, "-c", HOLD, str(tmp_path)],
-    stdout=subprocess.PIPE,
-    text=True,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
+  holder = runs.python("-c", HOLD, str(tmp_path))
   assert holder.stdout.readline() == "held\n"
   with (
     pytest.raises(UserError, match=f"process {holder.pid} on"),

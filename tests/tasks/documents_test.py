@@ -19,7 +19,7 @@ TEXTS = [f"document {i}" for i in range(100)]
 
 
 @pytest.fixture(autouse=True)
-def no_settings():
+def no_settings(temporary_folder):
   gin.clear_config()
   yield
   gin.clear_config()
@@ -135,6 +135,19 @@ def test_tfds_text_reads_a_part_of_a_split(dataset):
   (source,) = open_task("tfds_text", 0.1)
   splits = splits_of(source)
   assert sorted(splits["train"] + splits["validation"]) == sorted(TEXTS[:20])
+
+
+def test_a_prepared_dataset_is_read_and_nothing_left_behind(
+  dataset, temporary_folder
+):
+  before = list(temporary_folder.iterdir())
+  configure(
+    tfds_text__name="my_texts:1.0.0",
+    tfds_text__text_feature="body",
+    tfds_text__data_dir=dataset,
+  )
+  assert splits_of(open_task("tfds_text", 0.1)[0])["train"]
+  assert list(temporary_folder.iterdir()) == before
 
 
 def test_a_tfds_task_of_the_user_is_a_source(dataset):

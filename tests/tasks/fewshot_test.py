@@ -35,7 +35,7 @@ each_task = pytest.mark.parametrize("name", EXPECTED)
 
 
 @pytest.fixture(autouse=True)
-def no_settings():
+def no_settings(temporary_folder):
   gin.clear_config()
   with registries_restored():
     yield

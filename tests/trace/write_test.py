@@ -25,11 +25,6 @@ ONE_POD = {**PODS, "NUM_PODS": 1, "TRAIN_STEPS": 2, "TRACE_STEPS": [2]}
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
-
-
-@pytest.fixture(scope="module")
 def in_process(corpus, tmp_path_factory):
   model_dir = tmp_path_factory.mktemp("in_process")
   assert runs.run("train", corpus, model_dir, **TRACED) == 0
@@ -42,9 +37,7 @@ def train_in_servers(corpus, model_dir, **macros):
   process = runs.start(
     "train", corpus, model_dir, PODS="local_servers", **settings
   )
-  _, error = process.communicate(timeout=240)
-  assert process.returncode == 0, error
-  (model_dir / "stderr").write_text(error)
+  (model_dir / "stderr").write_text(runs.finish(process))
   return model_dir
 
 
@@ -55,13 +48,6 @@ def in_servers(corpus, tmp_path_factory):
   for line in runs.read_metrics(model_dir):
     if line.get("traced_dcn_bytes", line["dcn_bytes"]) < line["dcn_bytes"]:
       pytest.skip("a server on this busy machine began to record too late")
-  return model_dir
-
-
-@pytest.fixture(scope="module")
-def of_one_pod(corpus, tmp_path_factory):
-  model_dir = tmp_path_factory.mktemp("of_one_pod")
-  assert runs.run("train", corpus, model_dir, **ONE_POD) == 0
   return model_dir
 
 
@@ -84,24 +70,18 @@ def lanes(written):
   return found
 
 
-def test_a_traced_run_ends_with_the_bytes_of_one_that_is_not(
+def test_a_traced_run_ends_with_the_bits_of_one_that_is_not(
   corpus, in_process, tmp_path
 ):
   assert runs.run("train", corpus, tmp_path, **PODS) == 0
-  traced, plain = (
-    {
-      name: content
-      for name, content in runs.read_files(each / "checkpoints").items()
-      if "weights" in name
-    }
-    for each in (in_process, tmp_path)
-  )
-  assert traced == plain and traced
+  runs.assert_same_tensors(in_process, tmp_path, 4)
   assert not (tmp_path / "traces").exists()
 
 
 @pytest.mark.parametrize("where", ["in_process", "in_servers"])
-def test_the_bytes_that_crossed_are_the_closed_form(where, request):
+def test_gradients_cross_by_name_with_the_bytes_of_the_closed_form(
+  where, request
+):
   model_dir = request.getfixturevalue(where)
   (line,) = (x for x in runs.read_metrics(model_dir) if x["step"] == 2)
   assert line["traced_dcn_bytes"] == line["dcn_bytes"] > 0
@@ -109,18 +89,12 @@ def test_the_bytes_that_crossed_are_the_closed_form(where, request):
   for way in ("pod 0 -> pod 1", "pod 1 -> pod 0"):
     sent = sum(x["args"]["bytes"] for x in of_lanes[way])
     assert sent == line["dcn_bytes"] / 2
-
-
-@pytest.mark.parametrize("where", ["in_process", "in_servers"])
-def test_every_gradient_crosses_under_its_variable_s_name(where, request):
-  written = read(request.getfixturevalue(where), 2)
-  names = {x["name"] for x in lanes(written)["pod 0 -> pod 1"]}
-  assert names >= {
-    "embedding",
-    "final_norm/scale",
-    "layer_000/attention/q",
-    "layer_000/mlp/wo",
-  }
+    assert {x["name"] for x in of_lanes[way]} >= {
+      "embedding",
+      "final_norm/scale",
+      "layer_000/attention/q",
+      "layer_000/mlp/wo",
+    }
 
 
 def test_transfers_between_servers_take_time_and_come_after_their_cause(
@@ -182,15 +156,14 @@ def test_a_traced_step_has_a_line_of_metrics_and_is_not_in_the_means(
   assert lines[4]["traced_hidden_secs"] == 0, "memory is handed over"
 
 
-def test_one_pod_has_a_trace_without_transfers(of_one_pod):
-  assert set(lanes(read(of_one_pod, 2))) == {"pod 0"}
-
-
-def test_a_run_that_resumes_behind_the_steps_traces_nothing(
-  corpus, of_one_pod, capsys
+def test_one_pod_has_a_trace_without_transfers_and_resumes_without_another(
+  corpus, tmp_path, capsys
 ):
-  before = runs.read_files(of_one_pod / "traces")
+  assert runs.run("train", corpus, tmp_path, **ONE_POD) == 0
+  assert set(lanes(read(tmp_path, 2))) == {"pod 0"}
+  before = runs.read_files(tmp_path / "traces")
+  capsys.readouterr()
   settings = {**ONE_POD, "TRAIN_STEPS": 3}
-  assert runs.run("train", corpus, of_one_pod, **settings) == 0
-  assert runs.read_files(of_one_pod / "traces") == before
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  assert runs.read_files(tmp_path / "traces") == before
   assert " took " not in capsys.readouterr().err

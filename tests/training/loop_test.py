@@ -79,8 +79,9 @@ def test_a_run_in_loops_leaves_what_one_in_steps_does(
   assert calls == [3, 1, 2, 1, *(1, 3, 1)]
   expected = runs.read_tensors(in_steps, 12)
   near = runs.read_tensors(finished, 12)  # on a CPU
-  for name, value in runs.read_tensors(in_loops, 12).items():
-    np.testing.assert_array_equal(value, expected[name], err_msg=name)
+  found = runs.read_tensors(in_loops, 12)
+  runs.assert_same(expected, found)
+  for name, value in found.items():
     np.testing.assert_allclose(value, near[name], rtol=1e-3, atol=1e-4)
   of_steps, of_loops = (
     {x["step"]: runs.without_times(x) for x in runs.read_metrics(folder)}

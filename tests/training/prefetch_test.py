@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches are made ahead, in order, each once."""
+"""Batches are made ahead by a thread, in order, each once."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from palm_mtf.training.prefetch import Prefetcher
 
 
 class Batches:
-  """Counts what is made, and by which thread."""
+  """Counts the batches that are made, and the threads that make them."""
 
   def __init__(self):
     self.made, self.threads = [], set()
@@ -22,35 +22,24 @@ class Batches:
     return {"inputs": step}
 
 
-def test_each_batch_is_that_of_its_step_and_made_once():
+@pytest.mark.parametrize(("first", "depth"), [(4, 3), (8, 5)])
+def test_each_batch_is_that_of_its_step_made_once_and_none_after_the_last(
+  first, depth
+):
   batches = Batches()
-  with Prefetcher(batches.batch, 10, depth=3) as ahead:
-    assert [ahead.batch(i)["inputs"] for i in range(4, 10)] == [*range(4, 10)]
-  assert batches.made == [*range(4, 10)]
+  steps = [*range(first, 10)]
+  with Prefetcher(batches.batch, 10, depth) as ahead:
+    assert [ahead.batch(i)["inputs"] for i in steps] == steps
+  assert batches.made == steps
 
 
 def test_the_next_batches_are_made_by_another_thread():
   batches = Batches()
   with Prefetcher(batches.batch, 10, depth=2) as ahead:
     ahead.batch(0)
-    batch = ahead._made[2].result(timeout=10)
-    assert batch == {"inputs": 2}
+    assert ahead._made[2].result(timeout=10) == {"inputs": 2}
     assert 3 not in ahead._made
   assert threading.main_thread().name not in batches.threads
-
-
-def test_nothing_is_made_beyond_the_last_step():
-  batches = Batches()
-  with Prefetcher(batches.batch, 2, depth=5) as ahead:
-    ahead.batch(0), ahead.batch(1)
-  assert batches.made == [0, 1]
-
-
-def test_a_step_may_be_passed_over():
-  batches = Batches()
-  with Prefetcher(batches.batch, 10, depth=1) as ahead:
-    ahead.batch(0)
-    assert ahead.batch(5) == {"inputs": 5}
 
 
 def test_an_error_is_raised_where_its_batch_is_asked_for():

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs with batches of every kind: ramps, packings, the cache."""
 
-import numpy as np
 import pytest
 
 from tests import runs
@@ -21,10 +20,7 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   # Stopped in the middle of a size, at its end, and one step later.
   for steps in (2, 5, 6, 7):
     runs.run("train", corpus, stopped, **{**settings, "TRAIN_STEPS": steps})
-  for name, value in runs.read_tensors(once, 7).items():
-    np.testing.assert_array_equal(
-      runs.read_tensors(stopped, 7)[name], value, err_msg=name
-    )
+  runs.assert_same_tensors(once, stopped, 7)
 
 
 def test_a_run_goes_on_with_other_pods_and_microbatches(
@@ -93,6 +89,4 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
     f"tokens of text_files are read from {cache}" in capsys.readouterr().err
   )
   assert not list((tmp_path / "b" / "tokens").glob("text_files-*"))
-  expected = runs.read_tensors(finished, 12)
-  for name, value in runs.read_tensors(tmp_path / "b", 12).items():
-    np.testing.assert_array_equal(expected[name], value, err_msg=name)
+  runs.assert_same_tensors(finished, tmp_path / "b", 12)

@@ -2,10 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that hangs ends with stacks and code 1; one that works does not."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -39,25 +36,10 @@ print("worked", flush=True)
 """
 
 
-def start(*arguments):
-  return subprocess.Popen(
-    [sys.executable, *arguments],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
-
-
-def test_a_run_whose_step_hangs_says_where_and_exits_with_1(tmp_path):
-  corpus = runs.write_corpus(tmp_path / "corpus")
-  model_dir = tmp_path / "run"
+def test_a_run_whose_step_hangs_says_where_and_exits_with_1(corpus, tmp_path):
   settings = {"WATCHDOG_SECS": 10, "EVAL_STEPS": 12}
-  process = start(
-    "-c",
-    HANGS_AT_STEP_5,
-    *runs.arguments("train", corpus, model_dir, **settings),
-  )
+  arguments = runs.arguments("train", corpus, tmp_path, **settings)
+  process = runs.python("-c", HANGS_AT_STEP_5, *arguments)
   out, error = process.communicate(timeout=300)
   assert process.returncode == 1, error
   assert "in _run_step" in error and "in batch" in error
@@ -65,7 +47,7 @@ def test_a_run_whose_step_hangs_says_where_and_exits_with_1(tmp_path):
   assert "(WATCHDOG_SECS = 10), after step 5; the newest checkpoint is" in last
   assert "step_00000004; above is what each thread was doing" in last
   assert not out
-  assert runs.run("train", corpus, model_dir) == 0, "goes on afterwards"
+  assert runs.run("train", corpus, tmp_path) == 0, "goes on afterwards"
 
 
 @pytest.mark.parametrize(
@@ -76,10 +58,9 @@ def test_a_run_whose_step_hangs_says_where_and_exits_with_1(tmp_path):
     ("watchdog.expect_slow(); time.sleep(6)", 0),
     ("watchdog.expect_slow(); watchdog.step_done(8); time.sleep(6)", 1),
   ],
-  ids=["no step", "steps", "slow", "a step after a slow one"],
 )
 def test_only_a_step_that_takes_too_long_ends_the_process(body, code):
-  process = start("-c", WATCHES.format(body=body))
+  process = runs.python("-c", WATCHES.format(body=body))
   out, error = process.communicate(timeout=60)
   assert process.returncode == code, error
   assert out == ("" if code else "worked\n")
@@ -88,7 +69,7 @@ def test_only_a_step_that_takes_too_long_ends_the_process(body, code):
 
 def test_time_in_which_the_process_was_stopped_does_not_count():
   body = "print('on', flush=True); time.sleep(1.2)"
-  process = start("-c", WATCHES.format(body=body))
+  process = runs.python("-c", WATCHES.format(body=body))
   assert process.stdout.readline() == "on\n"
   process.send_signal(signal.SIGSTOP)
   time.sleep(5)

@@ -1,0 +1,24 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts servers of `palm_mtf pods serve`, for the tests."""
+
+import contextlib
+
+from tests.commands.pods_serve_test import serve
+
+
+class Served(contextlib.ExitStack):
+  """Servers of a device each, their addresses, and ISLANDS of a pod on each."""
+
+  def __init__(self, num_servers: int, threads: int = 1):
+    super().__init__()
+    self._threads = threads
+    self.processes = [self.start() for _ in range(num_servers)]
+    self.addresses = [x.stdout.readline().split()[-1] for x in self.processes]
+    self.islands = [[address] for address in self.addresses]
+
+  def start(self, port=0):
+    """Starts another server, at a port or any that is free."""
+    process = self.enter_context(serve(1, self._threads, port))
+    self.callback(process.kill)
+    return process
