@@ -64,7 +64,7 @@ def kill_once(process, model_dir, *, num_steps, during_save, wait_secs):
 
 
 def without_times(line):
-  times = ("_secs", "tokens_per_sec", "mfu", "memory_bytes")
+  times = ("_secs", "tokens_per_sec", "mfu", "hfu", "memory_bytes")
   return {k: v for k, v in line.items() if not k.endswith(times)}
 
 

@@ -51,6 +51,7 @@ TIMES = {
   "data_wait_secs",
   "checkpoint_wait_secs",
   "mfu",
+  "hfu",
   "host_memory_bytes",
 }
 

@@ -29,6 +29,10 @@ PEAK_FLOPS_PER_SEC = {
 }
 
 
+# TensorFlow's devices on a chip, where it is not one: a core each.
+_DEVICES_OF_CHIP = {"tpu_v2": 2, "tpu_v3": 2}
+
+
 def check_chip(chip: str) -> None:
   """Raises UserError unless `chip` is "measured" or in the table."""
   if chip != MEASURED:
@@ -45,3 +49,14 @@ def peak_flops_per_sec(chip: str) -> int:
     f"CHIP = {chip!r}{did_you_mean(str(chip), known)}: its peak FLOP/s is not "
     f"known. Choose one of {', '.join(map(repr, known))}."
   )
+
+
+def peak_of_devices(chip: str, num_devices: int) -> float:
+  """Returns the peak of devices of one kind together, FLOP/s.
+
+  Args:
+    chip: name in PEAK_FLOPS_PER_SEC.
+    num_devices: number of TensorFlow's devices.
+  """
+  chips = num_devices / _DEVICES_OF_CHIP.get(chip, 1)
+  return peak_flops_per_sec(chip) * chips

@@ -10,7 +10,7 @@ import json
 from palm_mtf._tf import tf
 from palm_mtf.console import configure_logging
 from palm_mtf.mesh.session import session_config
-from palm_mtf.rates.peak_flops import chip_flops_per_sec, fastest_call_secs
+from palm_mtf.rates.peak_flops import fastest_call_secs, measured_flops_per_sec
 
 # Beyond any processor's cache: decoding reads every weight from memory.
 _READ_BYTES = 2**28
@@ -20,7 +20,7 @@ def measured_rates() -> dict[str, str]:
   """Returns the rates as text, by name."""
   rates = {}
   for dtype in ("float32", "bfloat16"):
-    flops = chip_flops_per_sec("measured", dtype)
+    flops = measured_flops_per_sec(tf.as_dtype(dtype))
     rates[f"{dtype} products"] = f"{flops / 1e9:,.0f} GFLOP/s"
   rates["memory read"] = f"{read_bytes_per_sec() / 1e9:,.1f} GB/s"
   return rates

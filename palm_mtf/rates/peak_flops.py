@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.hardware import peak_flops_per_sec
+from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
+from palm_mtf.config import Config
+from palm_mtf.machine.gpu import gpu_capabilities
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.bfloat16 import matmul
 
@@ -16,23 +18,28 @@ _SIZE = 1536
 _REPEATS = 4
 
 
-def chip_flops_per_sec(
-  chip: str, activation_dtype: str, num_pods: int = 1
-) -> float:
-  """Returns the peak of CHIP, FLOP/s.
+def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
+  """Returns the peak of all devices of a run together, FLOP/s.
 
   Args:
-    chip: CHIP.
-    activation_dtype: dtype of the products.
-    num_pods: number of pods that share this machine.
+    config: settings: CHIP, the pods and their meshes.
+    num_hosts: number of hosts that the devices are on.
   """
-  if chip != "measured":
-    return float(peak_flops_per_sec(chip))
-  return _measure_product(tf.as_dtype(activation_dtype), num_pods)
+  num_pods = config.pods.num_pods
+  num_devices = num_pods * config.mesh_layout.num_devices
+  if config.run.chip != MEASURED:
+    return peak_of_devices(config.run.chip, num_devices)
+  dtype = tf.as_dtype(config.model.activation_dtype)
+  if gpu_capabilities():  # a product runs on one of them
+    return num_devices * measured_flops_per_sec(dtype)
+  # Virtual devices of a CPU share it. Other hosts are taken to be as this one,
+  # which multiplies for its share of the pods at once.
+  pods_of_host = -(-num_pods // num_hosts)
+  return num_hosts * measured_flops_per_sec(dtype, pods_of_host)
 
 
-def _measure_product(dtype: tf.DType, num_pods: int) -> float:
-  """Returns the FLOP/s of a product for each pod, all of them at once."""
+def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
+  """Returns the FLOP/s of square products on this host, one a pod at once."""
   # TensorFlow keeps the number of threads of a process's first session.
   config = session_config(1, num_pods)
   with tf.Graph().as_default(), tf.Session(config=config) as session:

@@ -275,7 +275,9 @@ class TrainLoop:
     }
     # Between two lines of traced steps no step may have been timed.
     if step_secs or self._step not in config.run.trace_steps:
-      values |= {"tokens_per_sec": rate, "step_secs": step_secs, "mfu": mfu}
+      hfu = flops.hfu(rate, config.model, self._peak)
+      values |= {"tokens_per_sec": rate, "step_secs": step_secs}
+      values |= {"mfu": mfu, "hfu": hfu}
     self._metrics.write(self._step, values)
     self._progress.update(
       self._step, loss=values["loss"], tokens_per_sec=rate, mfu=mfu

@@ -19,7 +19,7 @@ from palm_mtf.cluster.recovery import PodRecovery
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.metrics import MetricsWriter
-from palm_mtf.rates.peak_flops import chip_flops_per_sec
+from palm_mtf.rates.peak_flops import run_flops_per_sec
 from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.loop import TrainLoop, WatchedSession
 from palm_mtf.training.progress import TrainProgress
@@ -65,10 +65,10 @@ def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
 def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
   """Trains until the end, a signal, or the loss of a pod."""
   config, pods = job.config, job.config.pods
-  peak = chip_flops_per_sec(
-    config.run.chip, config.model.activation_dtype, pods.num_pods
-  )
   places = servers.places()
+  # Servers on one host share it, also where each has devices of its own.
+  hosts = {place.address.partition(":")[0] for pod in places for place in pod}
+  peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
     cluster = connect(pods, config.mesh_layout, places)
     while True:

@@ -8,10 +8,13 @@ import pytest
 
 from palm_mtf.accounting.flops import (
   attention_flops_per_token,
+  hfu,
   mfu,
+  recomputed_flops_per_token,
   train_flops_per_token,
 )
-from palm_mtf.accounting.hardware import peak_flops_per_sec
+from palm_mtf.accounting.hardware import peak_flops_per_sec, peak_of_devices
+from palm_mtf.accounting.params import count_parameters
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 
 PALM_TOKENS_PER_SEC = 238_300
@@ -51,3 +54,55 @@ def test_mfu_of_megatron_turing_nlg_is_30_2_and_29_7_percent():
   with_attention = tokens_per_sec * (products + attention) / peak
   assert int(1000 * with_attention) == 302
   assert int(1000 * tokens_per_sec * products / peak) == 297
+
+
+def test_mfu_of_gopher_is_32_5_percent():
+  # 280B parameters on 4096 chips of TPU v3; 0.0152 steps of 6M tokens a second.
+  attention = attention_flops_per_token(
+    dataclasses.replace(PALM_540B, num_layers=80, num_heads=128, d_kv=128)
+  )
+  flops = 0.0152 * 3072 * 2048 * (6 * 280_000_000_000 + attention)
+  # Each of these chips is two devices.
+  assert f"{flops / peak_of_devices('tpu_v3', 2 * 4096):.1%}" == "32.5%"
+
+
+def test_hfu_of_palm_540b_is_57_8_percent_with_the_papers_policy():
+  """Three quarters of the forward products and all of attention repeated."""
+  attention = attention_flops_per_token(PALM_540B)
+  repeated = 0.75 * 2 * count_parameters(PALM_540B) + attention / 3
+  flops = train_flops_per_token(PALM_540B) + repeated
+  assert f"{PALM_TOKENS_PER_SEC * flops / PALM_PEAK:.1%}" == "57.8%"
+
+
+def with_remat(config, remat, **changes):
+  return dataclasses.replace(config, remat=remat, **changes)
+
+
+def test_attention_alone_repeats_no_product_with_a_parameter():
+  """As Table 22 counts for 8B and 62B: 4 num_layers heads d_kv length."""
+  for config in (PALM_8B, PALM_62B):
+    flops = recomputed_flops_per_token(with_remat(config, "attention"))
+    assert flops == (
+      4 * config.num_layers * config.num_heads * 256 * config.sequence_length
+    )
+
+
+@pytest.mark.parametrize(
+  ("block", "share"), [("parallel", 0.645), ("serial", 0.695)]
+)
+def test_a_layer_repeats_all_but_the_last_products(block, share):
+  """Of 540B's forward products, embedding included; Table 22 counts 75%."""
+  config = with_remat(PALM_540B, "layer", block=block)
+  attention = recomputed_flops_per_token(with_remat(PALM_540B, "attention"))
+  products = recomputed_flops_per_token(config) - attention
+  forward = 2 * count_parameters(PALM_540B)
+  assert products / forward == pytest.approx(share, abs=0.002)
+
+
+def test_hfu_is_mfu_and_what_is_repeated():
+  rate = PALM_TOKENS_PER_SEC
+  assert hfu(rate, PALM_540B, PALM_PEAK) == mfu(rate, PALM_540B, PALM_PEAK)
+  # The paper's 57.8%, but for the 10.5% of the forward products that it counts
+  # as repeated and that are not here; a forward pass is a third of 45.7%.
+  repeated = hfu(rate, with_remat(PALM_540B, "layer"), PALM_PEAK)
+  assert repeated == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.002)

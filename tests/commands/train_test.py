@@ -30,7 +30,7 @@ def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
   for line in lines:
     fields = (
       "loss z_loss learning_rate grad_norm tokens global_batch_tokens "
-      "tokens_per_sec step_secs data_wait_secs checkpoint_wait_secs mfu "
+      "tokens_per_sec step_secs data_wait_secs checkpoint_wait_secs mfu hfu "
       "num_pods dcn_bytes host_memory_bytes"
     )
     rms = {

@@ -1,15 +1,72 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What MFU is measured against."""
+"""What MFU is measured against: all chips of a run, or of all its hosts."""
 
-from palm_mtf.rates.peak_flops import chip_flops_per_sec
+import dataclasses
+
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting.flops import mfu
+from palm_mtf.cli import gin_files
+from palm_mtf.config import Config, MeshLayout, PodsConfig
+from palm_mtf.rates import peak_flops
+from palm_mtf.rates.peak_flops import (
+  measured_flops_per_sec,
+  run_flops_per_sec,
+)
 
 
-def test_known_chip_has_its_published_peak():
-  assert chip_flops_per_sec("tpu_v4", "bfloat16") == 275e12
+def settings(recipe: str, layout: str, num_pods: int, chip: str) -> Config:
+  """Returns the settings of a run on the devices of a layout."""
+  files = [f"recipes/{recipe}.gin", f"layouts/{layout}.gin"]
+  macros = ["MODEL_DIR='x'", "TEXT_FILES='*'", f"NUM_PODS={num_pods}"]
+  _, config = gin_files.load(
+    "train", files, [*macros, f"CHIP='{chip}'"]
+  ).build()
+  return config
 
 
-def test_measured_peak_is_a_rate_a_cpu_can_have():
+def test_the_log_of_palms_own_run_would_say_46_2_percent():
+  """238.3K tokens a second on two pods of 3,072 chips (PaLM 4.1)."""
+  config = settings("palm_540b", "tpu_palm_540b", 2, "tpu_v4")
+  peak = run_flops_per_sec(config)
+  assert peak == 6144 * 275e12
+  assert f"{mfu(238_300, config.model, peak):.1%}" == "46.2%"
+
+
+def test_two_devices_of_a_v3_chip_have_one_chips_peak():
+  assert run_flops_per_sec(settings("palm_8b", "tpu_v3_8", 1, "tpu_v3")) == (
+    4 * 123e12
+  )
+
+
+@pytest.mark.parametrize(
+  ("num_pods", "num_hosts", "at_once"), [(2, 1, 2), (2, 2, 1), (4, 2, 2)]
+)
+def test_a_measured_peak_is_that_of_all_hosts_with_the_pods_each_has(
+  monkeypatch, num_pods, num_hosts, at_once
+):
+  seen = []
+
+  def measured(dtype, pods):
+    seen.append((dtype, pods))
+    return 1e12
+
+  monkeypatch.setattr(peak_flops, "measured_flops_per_sec", measured)
+  config = settings("quickstart", "data_parallel", num_pods, "measured")
+  model = dataclasses.replace(config.model, activation_dtype="float32")
+  config = dataclasses.replace(
+    config,
+    model=model,
+    pods=PodsConfig(num_pods=num_pods),
+    mesh_layout=MeshLayout(mesh_shape="data:2", layout="batch:data"),
+  )
+  assert run_flops_per_sec(config, num_hosts) == num_hosts * 1e12
+  assert seen == [(tf.float32, at_once)]
+
+
+def test_a_measured_peak_is_a_rate_a_cpu_can_have():
   """From an old laptop's core to a large server."""
-  for dtype in ("float32", "bfloat16"):
-    assert 1e9 < chip_flops_per_sec("measured", dtype) < 1e15
+  for dtype in (tf.float32, tf.bfloat16):
+    assert 1e9 < measured_flops_per_sec(dtype) < 1e15
