@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf data inspect`: what a training step reads, as text.
+"""`palm_mtf data inspect`: prints the batch of a training step, as text."""
 
-Text that is learnt stands behind "|", what is only given (inputs of an example)
-behind ":"; "[eod]" between lines is the end of a document.
-"""
+# A line begins with "|" where its tokens are in the loss, and with ":" where
+# they are inputs of an example, which are read and not predicted. A line
+# "[eod]" is the end of a document.
 
 import collections
 import json
@@ -34,20 +34,17 @@ def data_inspect(
   skip_steps: Sequence[Sequence[int]] = (),
   as_json: bool = False,
 ) -> None:
-  """Prints the batches of `steps`: figures of each, and its first rows as text.
+  """Prints figures and the first rows of the batches of some steps.
 
   Args:
     model_dir: MODEL_DIR of a training run, or of one to come.
-    model: gives VOCAB_SIZE and SEQUENCE_LENGTH.
-    data: the documents and the vocabulary.
-    run: gives GLOBAL_BATCH_SIZE and SEED.
-    steps: counted from 0.
-    num_rows: how many rows of each batch are shown.
-    skip_steps: batches that training leaves out.
+    model: architecture, with VOCAB_SIZE and SEQUENCE_LENGTH.
+    data: documents and vocabulary.
+    run: lengths of the run, with GLOBAL_BATCH_SIZE and SEED.
+    steps: numbers of the steps, from 0.
+    num_rows: number of rows shown of each batch.
+    skip_steps: [first, last] steps whose batches training leaves out.
     as_json: print one JSON object a step instead of lines for people.
-
-  Raises:
-    UserError: as training would.
   """
   check_model_dir(model_dir)
   if not isinstance(steps, (list, tuple)) or not steps:
@@ -57,6 +54,8 @@ def data_inspect(
   for step in steps:
     check_count("INSPECT_STEPS", step, minimum=0)
   check_count("INSPECT_ROWS", num_rows, minimum=0)
+  # From here on as training/prepare.py: a vocabulary and tokens that are not
+  # there yet are made, for the run to find.
   skips = Skips(skip_steps)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = load_corpus(
@@ -65,10 +64,7 @@ def data_inspect(
   batches = corpus.batches(run.batch_sizes, skips)
   for step in steps:
     result = describe_step(batches, step, vocabulary, num_rows)
-    if as_json:
-      print(json.dumps(result))
-    else:
-      _print_step(result)
+    print(json.dumps(result) if as_json else "\n".join(_lines(result)))
 
 
 def describe_step(
@@ -76,7 +72,8 @@ def describe_step(
 ) -> dict:
   """Returns the figures of a step's batch, and its first rows as text."""
   batch, places = batches.batch(step), batches.places(step)
-  targets = batch["targets"]
+  targets = batch["targets"]  # [rows, length]
+  # Rows of joined documents have no weights: every token is in the loss.
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
   is_padding = _is_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
@@ -104,12 +101,12 @@ def describe_step(
 
 
 def _is_padding(batch: Batch, eod_id: int) -> np.ndarray:
-  """Marks the tokens behind the last document of a row, [batch, length]."""
+  """Marks padding, [rows, length], bool."""
   targets = batch["targets"]
   if "loss_weights" not in batch:
     return np.zeros(targets.shape, bool)
+  # Id 0 with weight 0 may be an input too; padding runs to the end of its row.
   unused = (targets == 0) & (batch["loss_weights"] == 0)
-  # Behind the last token that is used, nothing follows.
   return np.logical_and.accumulate(unused[:, ::-1], axis=1)[:, ::-1]
 
 
@@ -117,6 +114,8 @@ def _pieces(
   ids: np.ndarray, learnt: np.ndarray, vocabulary: Vocabulary
 ) -> Iterator[dict]:
   """Yields the texts of a row, cut where a document or its inputs end."""
+  # ids: [tokens], int32; learnt: [tokens], bool. A cut lies behind each [eod],
+  # and where inputs turn into targets.
   changes = (learnt[1:] != learnt[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
   for start, end in zip([0, *ends], ends, strict=False):
@@ -128,22 +127,21 @@ def _pieces(
     }
 
 
-def _print_step(result: dict) -> None:
+def _lines(result: dict) -> Iterator[str]:
+  """Yields the lines that people read."""
   rows, length = result["shape"]
-  print(f"step {result['step']}: {rows:,} rows of {length:,} tokens")
-  print(f"hash            {result['hash']} of {', '.join(result['features'])}")
+  yield f"step {result['step']}: {rows:,} rows of {length:,} tokens"
+  yield f"hash            {result['hash']} of {', '.join(result['features'])}"
   for name in ("learnt_share", "padding_share", "eod_share", "byte_share"):
-    print(f"{name:15} {100 * result[name]:.3f}%")
+    yield f"{name:15} {100 * result[name]:.3f}%"
   for source, tokens in result["tokens_per_source"].items():
-    print(f"tokens          {tokens:,} of {source}")
+    yield f"tokens          {tokens:,} of {source}"
   for number, row in enumerate(result["rows"]):
-    print(
-      f"\nrow {number}: {row['source']}, epoch {row['epoch']}, {row['row']:,}"
-    )
+    yield ""
+    yield f"row {number}: {row['source']}, epoch {row['epoch']}, {row['row']:,}"
     for piece in row["pieces"]:
       mark = "|" if piece["learnt"] else ":"
-      for line in piece["text"].split("\n"):
-        print(f"{mark} {line}")
+      yield from (f"{mark} {line}" for line in piece["text"].split("\n"))
       if piece["ends_document"]:
-        print("[eod]")
-  print()
+        yield "[eod]"
+  yield ""
