@@ -32,7 +32,6 @@ HEADER = (
 # Tests of the project, or of several modules at once.
 NOT_MIRRORED = {
   "architecture_test.py",
-  "bench_train_test.py",
   "cli/main_run_test.py",
   "conftest_test.py",
   "data/imports_test.py",
