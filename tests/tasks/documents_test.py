@@ -2,38 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 
-import gin
 import pytest
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
 
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-tf = pytest.importorskip("tensorflow")
-tfds = pytest.importorskip("tensorflow_datasets")
-
-from palm_mtf.data.sources.document import num_repeats  # noqa: E402
-from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
-from palm_mtf.data.sources.text_files import TextFiles  # noqa: E402
-from palm_mtf.errors import UserError  # noqa: E402
-from palm_mtf.tasks import documents  # noqa: E402, F401
+from palm_mtf.data.sources.document import num_repeats
+from palm_mtf.data.sources.seqio_task import open_task
+from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.errors import UserError
+from palm_mtf.tasks import documents  # noqa: F401
+from tests.seqio_testing import bind
 
 TEXTS = [f"document {i}" for i in range(100)]
 
 
-@pytest.fixture(autouse=True)
-def no_settings():
-  gin.clear_config()
-  yield
-  gin.clear_config()
-
-
 def configure(**values: object) -> None:
-  """Sets parameters as a gin file does; "__" stands for the dot."""
-  lines = ["from __gin__ import dynamic_registration"]
-  lines += ["from palm_mtf.tasks import documents"]
-  lines += [
-    f"documents.{name.replace('__', '.')} = {value!r}"
-    for name, value in values.items()
-  ]
-  gin.parse_config("\n".join(lines))
+  bind(**{f"documents__{name}": value for name, value in values.items()})
 
 
 @pytest.fixture
@@ -215,7 +200,6 @@ def test_a_bad_line_is_named_through_tensorflow(tmp_path):
 
 def test_fingerprint_is_that_of_contents_and_settings(weighted, tmp_path):
   def fingerprint(path, **values) -> str:
-    gin.clear_config()
     values = {"files": str(path), "text_field": "body", **values}
     configure(**{f"text_files__{name}": each for name, each in values.items()})
     return open_task("text_files", 0.1)[0].fingerprint()

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 from palm_mtf.data.sources.document import SPLITS
 
 # Does for each request what a command does first, and reads all documents.
