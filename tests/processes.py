@@ -5,6 +5,8 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,13 +19,10 @@ def environment(**variables: str) -> dict[str, str]:
 
 def start(*arguments: object, **keywords) -> subprocess.Popen:
   """Starts Python with arguments, its outputs in pipes of text."""
+  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+  command = [sys.executable, *map(str, arguments)]
   return subprocess.Popen(
-    [sys.executable, *map(str, arguments)],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    env=environment(),
-    **keywords,
+    command, text=True, env=environment(), **{**pipes, **keywords}
   )
 
 
@@ -39,3 +38,10 @@ def python(
     env=environment(**variables or {}),
     **keywords,
   )
+
+
+def wait_until(happens: Callable[[], bool], process: subprocess.Popen) -> None:
+  """Waits while a process runs; fails with its errors if it ends before."""
+  while not happens():
+    assert process.poll() is None, process.communicate()[1]
+    time.sleep(0.001)

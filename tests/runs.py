@@ -3,15 +3,13 @@
 """Starts real runs of the command line on a small corpus, for the tests."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import tensorflow as tf
 
 from palm_mtf.cli.main import main
+from tests import processes
 
 WORDS = "one two three four five six seven eight nine ten".split()
 
@@ -91,18 +89,8 @@ def run(command: str, corpus, model_dir, **macros: object) -> int:
 
 def start(command: str, corpus, model_dir, **macros: object):
   """Starts the command in a process of its own."""
-  return subprocess.Popen(
-    [
-      sys.executable,
-      "-m",
-      "palm_mtf",
-      *arguments(command, corpus, model_dir, **macros),
-    ],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
+  flags = arguments(command, corpus, model_dir, **macros)
+  return processes.start("-m", "palm_mtf", *flags)
 
 
 def read_metrics(model_dir: pathlib.Path) -> list[dict]:
@@ -125,6 +113,14 @@ def read_tensors(model_dir: pathlib.Path, step: int) -> dict[str, np.ndarray]:
   prefix = model_dir / "checkpoints" / f"step_{step:08d}" / "weights"
   reader = tf.train.load_checkpoint(str(prefix))
   return {n: reader.get_tensor(n) for n in reader.get_variable_to_shape_map()}
+
+
+def assert_same_tensors(one: pathlib.Path, other: pathlib.Path, step: int):
+  """Fails unless two runs' checkpoints of a step hold the same bits."""
+  first, second = read_tensors(one, step), read_tensors(other, step)
+  assert first.keys() == second.keys()
+  for name, value in first.items():
+    assert value.tobytes() == second[name].tobytes(), name
 
 
 def without_times(line: dict) -> dict:

@@ -8,7 +8,6 @@ import re
 import signal
 import time
 
-import numpy as np
 import pytest
 
 from palm_mtf.checkpoints import tensors
@@ -53,13 +52,6 @@ def train(corpus, model_dir, sent=None, **macros):
   return error
 
 
-def assert_same_tensors(one, other, step):
-  first, second = runs.read_tensors(one, step), runs.read_tensors(other, step)
-  assert first.keys() == second.keys()
-  for name, value in first.items():
-    np.testing.assert_array_equal(second[name], value, err_msg=name)
-
-
 def going_on_from(error):
   """Returns the step of the last line that says where the run goes on."""
   *_, line = [x for x in error.splitlines() if "going on from step" in x]
@@ -80,7 +72,7 @@ def test_a_pod_that_comes_back_leaves_the_bits_of_an_undisturbed_run(
   )
   assert 4 <= going_on_from(error) < 60
   train(corpus, tmp_path / "undisturbed", **settings)
-  assert_same_tensors(tmp_path / "lost", tmp_path / "undisturbed", 60)
+  runs.assert_same_tensors(tmp_path / "lost", tmp_path / "undisturbed", 60)
 
 
 @pytest.mark.slow
@@ -99,7 +91,7 @@ def test_pods_that_are_left_train_what_was_planned_for_them(corpus, tmp_path):
   planned = tmp_path / "planned"
   train(corpus, planned, NUM_PODS=3, TRAIN_STEPS=step)
   train(corpus, planned, NUM_PODS=2, **settings)
-  assert_same_tensors(tmp_path / "lost", planned, 60)
+  runs.assert_same_tensors(tmp_path / "lost", planned, 60)
 
 
 @pytest.mark.slow
@@ -135,7 +127,7 @@ def test_a_server_of_another_host_that_is_started_anew_is_taken_back(
     assert process.returncode == 0, error
     train(corpus, tmp_path / "undisturbed", **settings)
   assert 4 <= going_on_from(error) < 60
-  assert_same_tensors(tmp_path / "lost", tmp_path / "undisturbed", 60)
+  runs.assert_same_tensors(tmp_path / "lost", tmp_path / "undisturbed", 60)
 
 
 @pytest.mark.slow
@@ -166,7 +158,7 @@ def test_pods_that_are_lost_at_once_are_all_done_without(corpus, tmp_path):
   assert process.returncode == 0, error
   assert going_on_from(error) == 20
   assert "on 2 pods" in error and "on 1 pods" in error
-  assert_same_tensors(tmp_path / "lost", planned, 40)
+  runs.assert_same_tensors(tmp_path / "lost", planned, 40)
 
 
 def killing(monkeypatch, owner, name, which):
@@ -232,7 +224,7 @@ def test_a_pod_may_be_lost_in_any_phase(
     ), phase
   settings |= {"PODS": "in_process"}
   assert runs.run("train", corpus, tmp_path / "whole", **settings) == 0
-  assert_same_tensors(tmp_path / "lost", tmp_path / "whole", 12)
+  runs.assert_same_tensors(tmp_path / "lost", tmp_path / "whole", 12)
 
 
 @pytest.mark.slow

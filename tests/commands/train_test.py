@@ -64,9 +64,7 @@ def test_samples_on_the_way_are_kept_and_change_no_bit(
   lines = (tmp_path / "samples.jsonl").read_text().splitlines()
   assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
   assert lines[-1:] == (finished / "samples.jsonl").read_text().splitlines()
-  sampled = runs.read_tensors(tmp_path, 12)
-  for name, value in runs.read_tensors(finished, 12).items():
-    np.testing.assert_array_equal(sampled[name], value, err_msg=name)
+  runs.assert_same_tensors(finished, tmp_path, 12)
 
 
 def test_tensorboard_shows_what_metrics_jsonl_holds(finished):
@@ -101,10 +99,7 @@ def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
 ):
   for steps in (6, 7, 12):
     runs.run("train", corpus, tmp_path, TRAIN_STEPS=steps, PROMPTS=[])
-  once, resumed = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
-  assert once.keys() == resumed.keys()
-  for name, value in once.items():
-    np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+  runs.assert_same_tensors(finished, tmp_path, 12)
   last, resumed_last = (
     runs.without_times(runs.read_metrics(d)[-1]) for d in (finished, tmp_path)
   )
@@ -228,23 +223,6 @@ def test_learns_from_context_what_no_unigram_model_can(
   assert "one two three four five six" in out
 
 
-def test_continuation_does_not_depend_on_the_other_prompts(
-  corpus, finished, capsys
-):
-  def continuations(*prompts):
-    arguments = runs.arguments(
-      "generate", corpus, finished, PROMPTS=list(prompts)
-    )
-    assert runs.main([*arguments, "--json"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    return {x["prompt"]: x["continuation"] for x in map(json.loads, lines)}
-
-  together = continuations("one two ", "7", "three")
-  alone = continuations("7")
-  assert together["7"] == alone["7"]
-  assert together["7"]
-
-
 @pytest.mark.parametrize(
   "number",
   [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
@@ -265,9 +243,8 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
       process.send_signal(number)
       break
   _, rest = process.communicate(timeout=60)
-  assert process.returncode == 128 + number, (
-    rest
-  )  # so `train && evaluate` stops
+  # So that `train && evaluate` stops.
+  assert process.returncode == 128 + number, rest
   assert f"stopped by {number.name}" in rest
   assert "run the same command to go on" in rest
   (checkpoint,) = (tmp_path / "checkpoints").iterdir()
@@ -297,7 +274,9 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
     ({"VOCAB_SIZE": 300}, "has embedding [320, 32], the model wants [300, 32]"),
   ],
 )
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
+@pytest.mark.parametrize(
+  "command", ["train", "evaluate", "generate", "score --text=a"]
+)
 def test_model_dir_of_another_model_is_refused_and_left_as_it_was(
   command, macros, message, corpus, finished, capsys
 ):
@@ -331,7 +310,7 @@ def test_prompt_longer_than_the_context_is_refused_before_training(
   assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate"])
+@pytest.mark.parametrize("command", ["evaluate", "generate", "score --text=a"])
 def test_no_checkpoint_is_an_error_and_trains_no_vocabulary(
   command, corpus, tmp_path, capsys
 ):

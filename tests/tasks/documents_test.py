@@ -198,21 +198,6 @@ def test_a_bad_line_is_named_through_tensorflow(tmp_path):
   )
 
 
-def test_fingerprint_is_that_of_contents_and_settings(weighted, tmp_path):
-  def fingerprint(path, **values) -> str:
-    values = {"files": str(path), "text_field": "body", **values}
-    configure(**{f"text_files__{name}": each for name, each in values.items()})
-    return open_task("text_files", 0.1)[0].fingerprint()
-
-  first = fingerprint(weighted)
-  assert fingerprint(weighted.rename(tmp_path / "moved.jsonl")) == first
-  moved = tmp_path / "moved.jsonl"
-  assert fingerprint(moved, weight_field="times") != first
-  assert fingerprint(moved, validation_share=0.03) != first
-  moved.write_text(moved.read_text().replace("document 99", "Document 99"))
-  assert fingerprint(moved) != first
-
-
 def test_seqio_itself_reads_the_tasks_with_the_vocabulary_of_gin(
   weighted, vocabulary
 ):
