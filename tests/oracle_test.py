@@ -128,34 +128,6 @@ def test_the_jax_oracle_leaves_other_jax_code_in_float32():
   assert jax.numpy.ones(1).dtype == np.float32
 
 
-def test_multi_head_with_equal_heads_is_multi_query():
-  config = dataclasses.replace(SMALL, attention="multi_head")
-  params = oracle.random_parameters(SMALL, seed=10)
-  repeated = {
-    name: np.stack([value] * SMALL.num_heads, axis=1)
-    if name.endswith(("attention/k", "attention/v"))
-    else value
-    for name, value in params.items()
-  }
-  inputs, _ = tokens(seed=11)
-  np.testing.assert_array_equal(
-    oracle.forward(config, repeated, inputs),
-    oracle.forward(SMALL, params, inputs),
-  )
-
-
-def test_rotary_scores_depend_on_relative_position_only():
-  rng = np.random.default_rng(12)
-  q, k = rng.standard_normal((2, 8))
-  queries = oracle.rotate(np.broadcast_to(q, (1, 20, 1, 8)))[0, :, 0]
-  keys = oracle.rotate(np.broadcast_to(k, (1, 20, 1, 8)))[0, :, 0]
-  scores = queries @ keys.T
-  np.testing.assert_allclose(
-    scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=1e-12
-  )
-  assert np.ptp(scores[:, 0]) > 1.0
-
-
 def test_rotary_turns_halves_with_the_frequencies_of_theta_10000():
   vectors = np.tile([1.0, 2.0, 3.0, 4.0], (1, 3, 1, 1))
   turned = oracle.rotate(vectors)[0, :, 0]

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.cli.main import main
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import runs
@@ -50,20 +49,16 @@ def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
   assert len(entropies) == 1 and 2 < entropies.pop() < 6
 
 
-def test_the_last_samples_are_kept(finished):
-  (line,) = (finished / "samples.jsonl").read_text().splitlines()
-  sample = json.loads(line)
-  assert (sample["step"], sample["prompt"]) == (12, "one two")
-  assert sample["continuation"]
-
-
 def test_samples_on_the_way_are_kept_and_change_no_bit(
   corpus, finished, tmp_path
 ):
   assert runs.run("train", corpus, tmp_path, SAMPLE_STEPS=3) == 0
   lines = (tmp_path / "samples.jsonl").read_text().splitlines()
   assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
+  # Without SAMPLE_STEPS the last ones alone are kept.
   assert lines[-1:] == (finished / "samples.jsonl").read_text().splitlines()
+  last = json.loads(lines[-1])
+  assert last["prompt"] == "one two" and last["continuation"]
   runs.assert_same_tensors(finished, tmp_path, 12)
 
 
@@ -168,40 +163,27 @@ def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
 
 
-def test_running_a_finished_run_again_trains_nothing_and_reports_the_same(
-  corpus, finished, capsys
+def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
+  corpus, finished, palm_mtf
 ):
   before = runs.read_files(finished / "checkpoints")
-  assert runs.run("train", corpus, finished) == 0
-  first = capsys.readouterr().out
-  assert runs.run("train", corpus, finished) == 0
-  assert capsys.readouterr().out == first
+  train = runs.arguments("train", corpus, finished)
+  code, first, said = palm_mtf(*train)
+  assert (code, palm_mtf(*train)[1]) == (0, first)
   assert runs.read_files(finished / "checkpoints") == before
-
-
-def test_the_first_command_that_training_proposes_continues_its_prompt(
-  corpus, finished, capsys
-):
-  assert runs.run("train", corpus, finished) == 0
-  _, _, told = capsys.readouterr().err.partition("next, for example:\n")
+  evaluate = runs.arguments("evaluate", corpus, finished)
+  results = json.loads(palm_mtf(*evaluate, "--json")[1])
+  loss = results["validation_loss"]
+  assert f"validation loss  {loss:.4f}" in first
+  assert results["step"] == 12
+  assert results["perplexity"] == pytest.approx(np.exp(loss))
+  # The first command that training proposes continues its prompt.
+  _, _, told = said.partition("next, for example:\n")
   _, program, *arguments = shlex.split(told.splitlines()[0])
   assert (program, arguments[0]) == ("palm_mtf", "generate")
-  assert main([*arguments, "--json"]) == 0
-  found = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
-  assert [x["prompt"] for x in found] == ["one two"] * 3
-
-
-def test_evaluate_and_train_report_the_same_loss(corpus, finished, capsys):
-  assert runs.run("train", corpus, finished) == 0
-  trained = capsys.readouterr().out
-  arguments = runs.arguments("evaluate", corpus, finished)
-  assert runs.main([*arguments, "--json"]) == 0
-  results = json.loads(capsys.readouterr().out)
-  assert f"validation loss  {results['validation_loss']:.4f}" in trained
-  assert results["step"] == 12
-  assert results["perplexity"] == pytest.approx(
-    np.exp(results["validation_loss"])
-  )
+  _, out, _ = palm_mtf(*arguments, "--json")
+  prompts = [json.loads(line)["prompt"] for line in out.splitlines()]
+  assert prompts == ["one two"] * 3
 
 
 def test_loss_above_the_unigram_entropy_is_not_called_learning(
