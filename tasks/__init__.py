@@ -1,11 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks for text of the user's own; installed as palm_mtf.tasks.
+"""SeqIO tasks for training and evaluation; installed as palm_mtf.tasks."""
 
-Importing a module registers its tasks and does nothing else. gin says where
-their text is. The package itself never imports a task: a gin file does, or any
-program that uses SeqIO.
-"""
+# Importing a module registers its tasks. A gin file imports it and sets where
+# the text lies; so may any program that uses SeqIO. palm_mtf itself does not.
 
-# Before SeqIO: it holds back what TensorFlow writes while it is imported.
+# Before SeqIO: it silences TensorFlow, which SeqIO imports.
 import palm_mtf._tf  # noqa: F401

@@ -1,18 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM's two averages over its 29 English tasks (6.1, Table 4).
+"""PaLM's Avg NLG and Avg NLU over its 29 English tasks (6.1, Table 4)."""
 
-Avg NLG is the mean of nine numbers of eight tasks: SQuAD v2 counts twice, by F1
-and by exact match. Avg NLU is that of the other 21 tasks, each its accuracy but
-for MultiRC (F1a). The published ones are 1-shot: they are those of
-few_shot_task("palm_english", 1).
-"""
+# The published averages are 1-shot: those of few_shot_task("palm_english", 1).
 
 from collections.abc import Mapping
 
 from palm_mtf.errors import UserError
 
-# Which metric of a task counts, in the order of the paper's table.
+# The metric of each task that counts, in the order of the paper's table. NLG
+# has nine numbers of eight tasks: SQuAD v2 counts by F1 and by exact match.
 NLG = (
   ("trivia_qa", "em"),
   ("natural_questions", "em"),
@@ -24,29 +21,13 @@ NLG = (
   ("squad_v2", "f1"),
   ("squad_v2", "em"),
 )
-NLU = (
-  ("hellaswag", "accuracy"),
-  ("story_cloze", "accuracy"),
-  ("winograd", "accuracy"),
-  ("winogrande", "accuracy"),
-  ("race_middle", "accuracy"),
-  ("race_high", "accuracy"),
-  ("piqa", "accuracy"),
-  ("arc_easy", "accuracy"),
-  ("arc_challenge", "accuracy"),
-  ("openbookqa", "accuracy"),
-  ("boolq", "accuracy"),
-  ("copa", "accuracy"),
-  ("rte", "accuracy"),
-  ("wic", "accuracy"),
-  ("multirc", "f1a"),
-  ("wsc", "accuracy"),
-  ("record", "accuracy"),
-  ("cb", "accuracy"),
-  ("anli_r1", "accuracy"),
-  ("anli_r2", "accuracy"),
-  ("anli_r3", "accuracy"),
-)
+_NLU_TASKS = (
+  "hellaswag story_cloze winograd winogrande race_middle race_high piqa "
+  "arc_easy arc_challenge openbookqa boolq copa rte wic multirc wsc record cb "
+  "anli_r1 anli_r2 anli_r3"
+).split()
+# F1a is the F1 of the answer "yes" over all questions of MultiRC.
+NLU = tuple((x, "f1a" if x == "multirc" else "accuracy") for x in _NLU_TASKS)
 
 
 def palm_averages(
@@ -55,14 +36,15 @@ def palm_averages(
   """Returns "Avg NLG" and "Avg NLU", in percent.
 
   Args:
-    results: the metrics of each task, in percent; names may be those of the
-      few-shot forms, such as "piqa_1_shot".
+    results: metrics of each task, in percent, by its name or that of its
+      few-shot form, such as "piqa_1_shot".
 
   Raises:
-    UserError: results of a task or metric are missing, or of two forms of one.
+    UserError: results of a task are missing, or there are two forms of it.
   """
   of_task: dict[str, Mapping[str, float]] = {}
   for name, metrics in results.items():
+    # few_shot.py names a form "piqa_1_shot" or "piqa_1_shot_seed_3".
     task = name.partition("_seed_")[0].removesuffix("_shot")
     if task != name:
       task = task.rpartition("_")[0]

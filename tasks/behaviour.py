@@ -1,17 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks that check behaviour: small suites whose right answers are known.
+"""SeqIO mixture `behaviour`: small suites with known answers.
 
-  behaviour_copying    which of four lists is the one that was given
-  behaviour_counting   which number comes next
-  behaviour_negation   what holds when a sentence says what does not
-  behaviour_names      who has what, and whether swapping the names changes it
-  behaviour_output     is what a model writes text, long enough, and not a loop
-
-The first four are made of templates and scored by likelihood; who guesses gets
-`chance`. The last one lets the model write and asserts. All are in mixture
-`behaviour`, whose split is "validation".
+behaviour_copying    which of four lists repeats the given one
+behaviour_counting   which number comes next
+behaviour_negation   which colour holds when a sentence denies another
+behaviour_names      who has a thing, and whether swapped names change that
+behaviour_output     whether the output is text, long enough and no loop
 """
+
+# The first four are made of templates; the likelihood of options is scored. A
+# model that guesses has the accuracy `chance`. For the last one the model
+# writes, and assertions are made of its output.
 
 import itertools
 import json
@@ -46,14 +46,15 @@ _STARTS = (
   "Dear Sir or Madam,",
   "1. ",
 )
-# Of what a model writes, at least this many characters, and at most this share
-# of its runs of four words may have been there before.
+# Output is long enough with so many characters, and no loop with at most this
+# share of runs of four words that occurred before.
 _LEAST_CHARACTERS = 10
 _MOST_REPEATED = 0.5
 
 
 def copying() -> Iterator[Choice]:
-  """Lists of four words, against other orders of the same words."""
+  """Yields lists of four words, against other orders of the same words."""
+  # 60 of the 1,680 orders, evenly drawn.
   for words in itertools.islice(itertools.permutations(_WORDS, 4), 0, 1680, 28):
     a, b, c, d = words
     orders = [(a, b, c, d), (b, a, c, d), (a, c, b, d), (d, b, c, a)]
@@ -66,7 +67,7 @@ def copying() -> Iterator[Choice]:
 
 
 def counting() -> Iterator[Choice]:
-  """The next number, in words and in digits, against its neighbours."""
+  """Yields the next number, in words and digits, against its neighbours."""
   for start, length in itertools.product(range(1, 8), (3, 4)):
     for spell in (lambda n: _NUMBERS[n - 1], str):
       numbers = range(start, start + length)
@@ -80,7 +81,8 @@ def counting() -> Iterator[Choice]:
 
 
 def negation() -> Iterator[Choice]:
-  """The colour that holds, against the one that is denied."""
+  """Yields the colour that holds, against the one that is denied."""
+  # Each pair in both orders: neither colour nor place tells the answer.
   for thing, (first, second) in itertools.product(
     _THINGS, itertools.permutations(_COLOURS, 2)
   ):
@@ -94,10 +96,11 @@ def negation() -> Iterator[Choice]:
 
 
 def names() -> Iterator[Choice]:
-  """Who has a thing in the end; each question twice, with names swapped."""
+  """Yields who has a thing in the end, with names as they are and swapped."""
   for thing, (giver, taker) in itertools.product(
     _THINGS, itertools.combinations(_NAMES, 2)
   ):
+    # One after the other: `invariance` compares questions 2i and 2i + 1.
     for a, b in ((giver, taker), (taker, giver)):
       yield Choice(
         f"{a} gave the {thing} to {b}. Now the {thing} belongs to",
@@ -109,7 +112,7 @@ def names() -> Iterator[Choice]:
 def invariance(
   targets: Sequence[Option], scores: Sequence[float]
 ) -> dict[str, float]:
-  """Returns how often two questions in a row are answered alike, in percent."""
+  """Returns how often swapped names change no answer, in percent."""
   best = {
     options[0].question: options[0].index
     for options in choices(targets, scores, "sum")
@@ -119,7 +122,7 @@ def invariance(
 
 
 def output() -> Iterator[Question]:
-  """Beginnings to go on from; there is no right answer."""
+  """Yields beginnings to continue, which have no right answer."""
   for start in _STARTS:
     yield Question(start, "", [])
 
@@ -131,14 +134,11 @@ def assertions(
 
   Args:
     targets: unused.
-    predictions: what the model wrote.
-
-  Returns:
-    valid_utf8: no byte of it was no part of a character; long_enough: it has
-    some characters; not_repetitive: most runs of four words are new.
+    predictions: [examples] outputs of the model.
   """
   del targets
   checks = {
+    # Bytes that make no character are decoded to U+FFFD.
     "valid_utf8": lambda text: "\ufffd" not in text,
     "long_enough": lambda text: len(text.strip()) >= _LEAST_CHARACTERS,
     "not_repetitive": lambda text: repetition(text) <= _MOST_REPEATED,
@@ -150,14 +150,15 @@ def assertions(
 
 
 def repetition(text: str) -> float:
-  """Returns which share of all runs of four words was there before."""
+  """Returns the share of runs of four words that occurred before."""
   words = text.split()
   runs = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
   return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def _question(inputs: str, options: list[str], right: int) -> Choice:
-  """Returns the question, its right option not always in the same place."""
+  """Returns a question whose right option is at any place."""
+  # Options are turned by a sum of bytes, which is the same on any machine.
   turn = sum(inputs.encode()) % len(options)
   order = options[turn:] + options[:turn]
   return Choice(inputs, order, [order.index(options[right])])

@@ -1,20 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks `humaneval` and `mbpp_3_shot`: programs that have to pass tests.
+"""SeqIO tasks `humaneval` and `mbpp_3_shot`: programs that must pass tests.
 
-  from palm_mtf.tasks import code
-  from palm_mtf.tasks import records
-  records.places.folder = "/data/sets"   # humaneval/validation.jsonl, mbpp/...
-  code.programs.allowed = True
-
-Records are those of the publications (Chen et al. 2021; Austin et al. 2021).
-The metric runs what the model wrote, in processes with limits
-(tasks/code_execution.py), and only if `allowed` says so. As PaLM (6.4):
-HumanEval without exemplars, MBPP with three; pass@1 with greedy decoding; for
-pass@k, NUM_SAMPLES = k of each problem, TEMPERATURE = 0.8, TOP_P = 0.95. Of
-more samples than k the estimate is Chen et al.'s, without bias; of k it is the
-plain fraction, as PaLM gives.
+from palm_mtf.tasks import code
+from palm_mtf.tasks import records
+records.places.folder = "/data/sets"   # humaneval/validation.jsonl, mbpp/...
+code.programs.allowed = True
 """
+
+# Records are those of the publications (Chen et al. 2021; Austin et al. 2021).
+# As in PaLM (6.4): HumanEval has no exemplars and MBPP three; pass@1 is of
+# greedy decoding, pass@k of NUM_SAMPLES = k, TEMPERATURE = 0.8, TOP_P = 0.95.
 
 import concurrent.futures
 import itertools
@@ -27,13 +23,13 @@ import gin
 
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import few_shot_task
+from palm_mtf.tasks.code_execution import Limits, run_program
 from palm_mtf.tasks.prompts import paragraph
 from palm_mtf.tasks.questions import Question, add_questions
 from palm_mtf.tasks.records import RecordSource
-from tasks.code_execution import Limits, run_program
 
 _KS = (1, 10, 100)
-# A function ends where something else begins at the left margin.
+# A function ends where other code begins at the left margin.
 _AFTER_FUNCTION = re.compile(r"\n(?=class |def |#|@|if |print)")
 
 
@@ -49,7 +45,8 @@ def programs(
 
 
 def humaneval(record: dict) -> Iterator[Question]:
-  """The rest of a function of which head and docstring are given."""
+  """Asks for the body of a function, given its head and docstring."""
+  # The answers are the text before the program and the text after it.
   tests = f"{record['test']}\ncheck({record['entry_point']})\n"
   yield Question(
     record["prompt"], record["canonical_solution"], [record["prompt"], tests]
@@ -57,7 +54,8 @@ def humaneval(record: dict) -> Iterator[Question]:
 
 
 def mbpp(record: dict) -> Iterator[Question]:
-  """A program for a sentence and its tests; without empty lines."""
+  """Asks for a program, given a sentence and its tests."""
+  # Without empty lines: they part exemplars, and end the output.
   tests = "\n".join(record["test_list"])
   setup = record.get("test_setup_code", "")
   yield Question(
@@ -69,7 +67,7 @@ def mbpp(record: dict) -> Iterator[Question]:
 
 
 def read_function(output: str) -> str:
-  """Returns the rest of a function, without what follows it."""
+  """Returns the body of the function, without code after it."""
   return _AFTER_FUNCTION.split(output, maxsplit=1)[0]
 
 
@@ -79,8 +77,8 @@ def pass_at_k(
   """Runs all programs and returns pass@k, in percent.
 
   Args:
-    targets: for each problem, what stands before the program, and the tests.
-    predictions: for each problem, a program or several.
+    targets: [problems] pairs of the text before a program and the tests.
+    predictions: [problems] programs, or lists of programs.
   """
   _check_allowed("pass_at_k")
   _, limits = programs()
@@ -90,6 +88,7 @@ def pass_at_k(
     for (before, tests), several in zip(targets, samples, strict=True)
     for program in several
   ]
+  # Threads only wait: each program is a process, one a core at a time.
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     outcomes = pool.map(lambda source: run_program(source, limits), sources)
     passed = [
@@ -98,6 +97,7 @@ def pass_at_k(
       )
       for several in samples
     ]
+  # Every k that all problems have samples for.
   fewest = min(map(len, samples))
   return {
     f"pass@{k}": 100
@@ -112,13 +112,14 @@ def pass_at_k(
 
 
 def estimate(num_samples: int, num_passed: int, k: int) -> float:
-  """Returns the chance that one of k samples passes, without bias.
+  """Returns the unbiased estimate of pass@k (Chen et al. 2021), from 0 to 1.
 
   Args:
-    num_samples: programs that were run, at least k.
-    num_passed: how many passed.
-    k: how many one may try.
+    num_samples: number of programs that were run, at least k.
+    num_passed: number of programs that passed.
+    k: number of tries.
   """
+  # 1 - C(n - c, k) / C(n, k); where n = k, as in PaLM, whether any passed.
   return 1 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
 
 

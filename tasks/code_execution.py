@@ -1,13 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a Python program that nobody has read, in a process with limits.
+"""Runs a generated Python program in a process with limits.
 
-The process has a folder of its own that vanishes with it, an empty environment,
-no input, and limits of time, memory, file size and open files; whoever is not
-root cannot start processes in it either. What it started is ended with it. That
-keeps accidents small and is no prison: it sees the network and every file that
-its user sees. Run what you do not trust in a container, as a user who has
-nothing to lose.
+The limits keep accidents small and are no sandbox: the program sees the network
+and every file that its user sees. Run what you do not trust in a container.
 """
 
 import os
@@ -18,8 +14,9 @@ import sys
 import tempfile
 from typing import BinaryIO, NamedTuple
 
-# The limits are set by the process itself: Python must not run code between
-# fork and exec where there are threads, as TensorFlow's.
+# The process limits itself and then becomes the program: a preexec_fn would run
+# Python between fork and exec, which may deadlock beside TensorFlow's threads.
+# -I: no environment variables of Python, no user site; -B: no bytecode files.
 _START = """
 import os, resource, sys
 names = ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE",
@@ -33,12 +30,12 @@ _OPEN_FILES = 64
 
 
 class Limits(NamedTuple):
-  """What a program may use.
+  """Limits of a program.
 
   Attributes:
-    secs: seconds of the clock, and of one core.
-    memory_bytes: bytes of address space, its interpreter's included.
-    file_bytes: size of any file it writes.
+    secs: wall-clock seconds, and seconds of CPU time.
+    memory_bytes: bytes of address space, with the interpreter's.
+    file_bytes: bytes of any one file that it writes.
   """
 
   secs: float = 10.0
@@ -47,25 +44,22 @@ class Limits(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """Whether a program ran to its last line, and if not, why."""
+  """Whether a program ran to its last line, and why not."""
 
   passed: bool
   why: str
 
 
 def run_program(program: str, limits: Limits) -> Outcome:
-  """Runs a program and waits for it.
-
-  A program has passed when it reaches its end: one that leaves early with exit
-  code 0 has not.
+  """Runs a program, waits for its end, and returns whether it passed.
 
   Args:
-    program: in Python.
-    limits: what it may use.
-
-  Returns:
-    Whether it passed.
+    program: source text, in Python.
+    limits: limits of its process.
   """
+  # Exit code 0 is no proof: sys.exit() in generated code skips the tests below
+  # it. A program has passed when the line added at its end, which writes a
+  # random mark, was reached.
   mark = secrets.token_hex(16)
   with tempfile.TemporaryDirectory(prefix="palm_mtf_program_") as folder:
     path, done = (os.path.join(folder, x) for x in ("program.py", "done"))
@@ -73,9 +67,11 @@ def run_program(program: str, limits: Limits) -> Outcome:
     with open(path, "w", encoding="utf-8") as file:
       file.write(f"{program}\n\n{end}\n")
     with tempfile.TemporaryFile() as errors:
+      # A session of its own, so that _end reaches what it starts.
       process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START, *_numbers(limits)],
         cwd=folder,
+        # No tokens or keys of this process; temporary files go with the folder.
         env={"HOME": folder, "TMPDIR": folder},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -87,7 +83,7 @@ def run_program(program: str, limits: Limits) -> Outcome:
       except subprocess.TimeoutExpired:
         return Outcome(False, f"took more than {limits.secs:g} s")
       finally:
-        _end(process)
+        _end(process)  # also of a program that passed, and left others behind
       if _content(done) == mark:
         return Outcome(True, "")
       lines = _tail(errors).strip().splitlines()
@@ -99,6 +95,8 @@ def run_program(program: str, limits: Limits) -> Outcome:
 
 
 def _numbers(limits: Limits) -> list[str]:
+  # In the order of the names in _START. The two zeros: no core file, and no
+  # further process (root is exempt from RLIMIT_NPROC).
   return [
     str(number)
     for number in (
@@ -113,7 +111,7 @@ def _numbers(limits: Limits) -> list[str]:
 
 
 def _end(process: subprocess.Popen) -> None:
-  """Ends the process and all of its group."""
+  """Kills the process and its group."""
   try:
     os.killpg(process.pid, signal.SIGKILL)
   except (ProcessLookupError, PermissionError):
@@ -122,7 +120,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _content(path: str) -> str:
-  """Returns what is in a file, or "" where there is none."""
+  """Returns the first 4 KB of a file, "" where there is none."""
   try:
     with open(path, encoding="utf-8", errors="replace") as file:
       return file.read(4096)

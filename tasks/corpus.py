@@ -1,21 +1,21 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks made from the held-out text of a run's own files.
+"""SeqIO tasks made of the held-out text of a run's own files.
 
-  corpus_continuation  which of four passages really goes on here
-  corpus_recall        which of four names was used a little before, and is here
-  corpus_brackets      which of ) ] } closes what is open
+corpus_continuation  which of four passages follows here
+corpus_recall        which of four names, used a little before, follows here
+corpus_brackets      which of ) ] } closes the open bracket
 
-  from palm_mtf.tasks import corpus       # or --gin_file=data/corpus_tasks.gin
-  from palm_mtf.tasks import documents
-  documents.text_files.files = "/data/books/*.jsonl.gz"
-
-Any text or code will do that has brackets and names. Questions are chosen by
-hashes of the text, the same on any machine. Wrong options are as frequent in
-the text as right ones: passages and names that are right elsewhere, and as many
-questions of each bracket. Who ignores what stands before gets what chance gets,
-which the metric gives beside the accuracy.
+from palm_mtf.tasks import corpus              # or --gin_file=eval/corpus.gin
+from palm_mtf.tasks import documents
+documents.text_files.files = "/data/books/*.jsonl.gz"
 """
+
+# Questions are chosen by hashes of the text, the same on any machine. Wrong
+# options are as frequent in the text as right ones: passages of other places,
+# names that are right elsewhere, equally many questions of each bracket. So a
+# model that ignores the context has the accuracy of chance, which the metric
+# also gives.
 
 import collections
 import functools
@@ -38,14 +38,14 @@ from palm_mtf.tasks.records import OrderedSource
 
 _PASSAGE_CHARACTERS = 80
 _MAX_DOCUMENTS = 1000
-# A name is a word of this form in at most this share of the documents.
+# A name is a word of five or more characters in at most this share of texts.
 _NAME = re.compile(r"(?<!\w)[^\W\d]\w{4,}")
 _NAME_SHARE = 0.1
 _OPENED_BY = {")": "(", "]": "[", "}": "{"}
 
 
 class Size(NamedTuple):
-  """How many questions a task has, and how much text stands before each."""
+  """Number of questions of a task, and characters before each."""
 
   num_questions: int
   context_characters: int
@@ -53,7 +53,7 @@ class Size(NamedTuple):
 
 @gin.configurable
 def questions(num_questions: int = 300, context_characters: int = 300) -> Size:
-  """Returns the size of all tasks here."""
+  """Returns the size of each task of this module, as gin sets it."""
   return Size(num_questions, context_characters)
 
 
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
-  """Asks which of four passages goes on at the start of a line."""
+  """Yields questions which of four passages follows, at the start of a line."""
   length = _PASSAGE_CHARACTERS
   places = [
     Place(i, match.end())
@@ -74,10 +74,12 @@ def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
     if match.end() >= size.context_characters
     and text[match.end() : match.end() + length].strip()
   ]
+  # Three quarters of the places lend their passages as wrong options alone: no
+  # passage is right in one question and wrong in another.
   chosen = _choose(places, texts, 4 * size.num_questions)
   for n, place in enumerate(chosen[: len(chosen) // 4]):
     text = texts[place.document]
-    # Every wrong passage is of another place, far enough away.
+    # Passages close by might follow here as well.
     others = [
       other
       for other in chosen[len(chosen) // 4 + 3 * n :]
@@ -95,10 +97,11 @@ def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
 
 
 def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
-  """Asks which of four names, of which one was used before, is used here."""
+  """Yields questions which of four names, one of them used before, follows."""
   documents_with = collections.Counter(
     name for text in texts for name in set(_NAME.findall(text))
   )
+  # Words of many documents ("return", "because") are no names.
   most = max(1, int(_NAME_SHARE * len(texts)))
   names = {}
   for i, text in enumerate(texts):
@@ -115,6 +118,7 @@ def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
     before = _NAME.findall(
       text[max(0, start - size.context_characters) : start]
     )
+    # Wrong are names that are right elsewhere, and not in this context.
     others = dict.fromkeys(names[p] for p in chosen[n + 1 :] + chosen[:n])
     known = {names[place], *before}
     wrong = [name for name in others if name not in known][:3]
@@ -128,7 +132,7 @@ def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
 
 
 def brackets(texts: Sequence[str], size: Size) -> Iterator[Choice]:
-  """Asks which bracket closes here; as many questions of each."""
+  """Yields questions which bracket closes here, equally many of each."""
   places: dict[str, list[Place]] = {bracket: [] for bracket in _OPENED_BY}
   for i, text in enumerate(texts):
     for opened, closed in _pairs(text):
@@ -138,21 +142,16 @@ def brackets(texts: Sequence[str], size: Size) -> Iterator[Choice]:
   each = min(
     size.num_questions // len(places), *(len(p) for p in places.values())
   )
-  for place in (
-    place
-    for of_bracket in places.values()
-    for place in _choose(of_bracket, texts, each)
-  ):
-    text = texts[place.document]
-    closing = text[place.position]
+  for closing, of_bracket in places.items():
     options = [closing, *(b for b in _OPENED_BY if b != closing)]
-    yield _question(
-      text, place.position, size, options, _hash(text, place.position)
-    )
+    for place in _choose(of_bracket, texts, each):
+      text, at = texts[place.document], place.position
+      yield _question(text, at, size, options, _hash(text, at))
 
 
 def _pairs(text: str) -> Iterator[tuple[int, int]]:
-  """Yields where brackets open and close; forgets all where they do not fit."""
+  """Yields the positions of brackets that belong together."""
+  # After a bracket that fits none, as in strings, open ones are forgotten.
   stack: list[tuple[str, int]] = []
   for match in re.finditer(r"[()\[\]{}]", text):
     bracket = match.group()
@@ -167,7 +166,7 @@ def _pairs(text: str) -> Iterator[tuple[int, int]]:
 def _question(
   text: str, position: int, size: Size, options: list[str], order: bytes
 ) -> Choice:
-  """Returns the question, its right option (the first one) moved by hash."""
+  """Returns a question whose right option, the first, is moved by `order`."""
   right = order[0] % len(options)
   options = [*options[1 : right + 1], options[0], *options[right + 1 :]]
   start = max(0, position - size.context_characters)
@@ -177,7 +176,7 @@ def _question(
 def _choose(
   places: Sequence[Place], texts: Sequence[str], count: int
 ) -> list[Place]:
-  """Returns some places, as good as random and always the same."""
+  """Returns the places of smallest hashes: a fair sample, always the same."""
   digests = [hashlib.blake2b(text.encode()).hexdigest() for text in texts]
   return heapq.nsmallest(
     count, places, key=lambda p: _hash(digests[p.document], p.position)
@@ -194,7 +193,7 @@ def _source() -> TextFilesSource:
 
 
 def _held_out() -> list[str]:
-  """Returns the held-out documents, in an order of their own."""
+  # A set: a document of weight 3 is there three times.
   dataset = _source().get_dataset("validation", shuffle=False)
   texts = {example["text"].numpy().decode() for example in dataset}
   return heapq.nsmallest(_MAX_DOCUMENTS, texts, key=lambda t: _hash(t, 0))

@@ -1,16 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks `text_files` and `tfds_text`: documents to learn as a whole.
+"""SeqIO tasks `text_files` and `tfds_text`: whole documents to learn.
 
-  from palm_mtf.tasks import documents
-  documents.text_files.files = "/data/books/*.jsonl.gz"
-  TASK = "text_files"
-
-Both have the splits train and validation; a hash of a document's text decides
-which it is in. SeqIO has no weights: a document of weight 3 comes three times.
-Who reads them through seqio.get_dataset sets `documents.vocabulary.path` too;
-palm_mtf encodes with the VOCABULARY of the run.
+from palm_mtf.tasks import documents
+documents.text_files.files = "/data/books/*.jsonl.gz"
+TASK = "text_files"
 """
+
+# palm_mtf takes the text of these tasks and encodes it with the VOCABULARY of
+# the run. A program that calls seqio.get_dataset encodes with the tasks' own
+# vocabulary, and sets documents.vocabulary.path for that.
 
 import functools
 import hashlib
@@ -40,30 +39,34 @@ _BATCH = 32
 
 @gin.configurable
 def vocabulary(path: str | None = None) -> str | None:
-  """Returns the path of the SentencePiece model of all tasks here."""
+  """Returns the path of the tasks' SentencePiece model, as gin sets it."""
   return path
 
 
 class LateVocabulary(seqio.SentencePieceVocabulary):
-  """Asks for its file when it is first used, after gin has been read."""
+  """A SentencePiece vocabulary whose path is read at its first use."""
+
+  # A task is registered with its vocabulary when a gin file imports the
+  # module: before gin has bound the path.
 
   def __init__(self, path: Callable[[], str | None], setting: str):
-    """Reads nothing yet.
+    """Keeps both for later.
 
     Args:
-      path: path of a SentencePiece model, None where gin sets none.
-      setting: what gin calls it.
+      path: function that returns the path of a SentencePiece model, or None.
+      setting: name of the gin parameter that sets the path.
     """
     super().__init__("")
     self._path, self._setting = path, setting
 
   def _model_context(self):
+    # SeqIO reads the attribute here, once, and keeps the model it loads.
     self._sentencepiece_model_file = self.sentencepiece_model_file
     return super()._model_context()
 
   @property
   def sentencepiece_model_file(self) -> str:
-    """The path that gin says."""
+    """The path that gin sets."""
     path = self._path()
     if path is None:
       raise UserError(
@@ -76,12 +79,12 @@ VOCABULARY = LateVocabulary(vocabulary, "documents.vocabulary.path")
 
 
 class Files(NamedTuple):
-  """Where the text of a task is.
+  """Text files of a task.
 
   Attributes:
     files: globs of text and .jsonl files, perhaps compressed; None if not set.
-    text_field: the field of a JSON line that is the document.
-    weight_field: the field with its weight, or None for a weight of 1.
+    text_field: field of a JSON line that is the document.
+    weight_field: field of a JSON line that is its weight; None: weight 1.
     validation_share: share of the documents that is held out.
   """
 
@@ -91,7 +94,8 @@ class Files(NamedTuple):
   validation_share: float
 
 
-# What raises an error stays outside of these functions: gin would add lines.
+# The functions that gin binds to only return what they are given: gin would add
+# lines of its own to an error raised in them.
 @gin.configurable
 def text_files(
   files: str | Sequence[str] | None = None,
@@ -99,19 +103,18 @@ def text_files(
   weight_field: str | None = None,
   validation_share: float = VALIDATION_SHARE,
 ) -> Files:
-  """Returns where the text of task `text_files` is."""
+  """Returns the files of task `text_files`."""
   return Files(files, text_field, weight_field, validation_share)
 
 
 class Tfds(NamedTuple):
-  """Which texts are those of a TFDS dataset.
+  """Texts of a TFDS dataset.
 
   Attributes:
-    name: name of a dataset that is prepared, with its version; nothing is
-      downloaded. None if not set.
+    name: name and version of a prepared dataset; None if not set.
     split: split of the dataset, or a slice such as "train[:10%]".
-    text_feature: the feature that is the document.
-    data_dir: TFDS's folder, or None for its own default.
+    text_feature: feature that is the document.
+    data_dir: folder of TFDS; None is its default.
     validation_share: share of the documents that is held out.
   """
 
@@ -130,26 +133,33 @@ def tfds_text(
   data_dir: str | None = None,
   validation_share: float = VALIDATION_SHARE,
 ) -> Tfds:
-  """Returns which texts are those of task `tfds_text`."""
+  """Returns the texts of task `tfds_text`."""
   return Tfds(name, split, text_feature, data_dir, validation_share)
 
 
-class TextFilesSource(seqio.FunctionDataSource):
-  """A SeqIO source of feature "text": a document as often as it weighs."""
+class _TextSource(seqio.FunctionDataSource):
+  """A SeqIO source with feature "text", which gin configures."""
 
-  def __init__(self, selector: str, settings: Callable[[], Files]):
-    """Reads nothing yet.
+  def __init__(self, selector: str, settings: Callable[[], Files | Tfds]):
+    """Keeps both; the settings are asked for at each reading.
 
     Args:
-      selector: what gin calls the settings, such as "palm_mixture.books".
-      settings: asked for whenever the source is read.
+      selector: name that gin has for the settings: "palm_mixture.books".
+      settings: function that gin binds to.
     """
     super().__init__(self._read, splits=SPLITS)
     self._selector = selector
     self._settings = settings
 
+
+class TextFilesSource(_TextSource):
+  """A SeqIO source of files; a document of weight 3 comes three times."""
+
+  # SeqIO has no weights, so that a document is repeated instead.
+
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of the files' bytes and the settings."""
+    """Returns a hash of the files' bytes and the settings, 32 hex digits."""
+    # palm_mtf names the token store of a source by its fingerprint.
     return self._open().fingerprint(digests)
 
   def _open(self) -> TextFiles:
@@ -180,19 +190,14 @@ class TextFilesSource(seqio.FunctionDataSource):
     ).unbatch()
 
 
-class TfdsTextSource(seqio.FunctionDataSource):
-  """A SeqIO source of feature "text" from one split of a TFDS dataset."""
-
-  def __init__(self, selector: str, settings: Callable[[], Tfds]):
-    """Reads nothing yet; see `TextFilesSource`."""
-    super().__init__(self._read, splits=SPLITS)
-    self._selector = selector
-    self._settings = settings
+class TfdsTextSource(_TextSource):
+  """A SeqIO source of one split of a TFDS dataset, cut in train, validation."""
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
-    """Returns a hash of the dataset's files and the settings."""
+    """Returns a hash of the dataset's files and the settings, 32 hex digits."""
     settings = self._settings()
     shards = self._open(settings).list_shards(TRAIN)
+    # Not the folder: a dataset that was moved is the same.
     parts = (settings._replace(data_dir=None), describe_shards(shards, digests))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -229,6 +234,8 @@ class TfdsTextSource(seqio.FunctionDataSource):
         f"{', '.join(map(repr, known))}."
       )
 
+    # A hash of the text decides, as for files: the same text is held out in
+    # both, and equal texts are on one side.
     def is_in_split(content: bytes) -> bool:
       document = Document(content.decode("utf-8", "replace"))
       held_out = document.rank < settings.validation_share
@@ -240,7 +247,7 @@ class TfdsTextSource(seqio.FunctionDataSource):
 
 
 def add_task(name: str, source: seqio.DataSource) -> None:
-  """Registers a task that learns feature "text" of `source`."""
+  """Registers a task whose targets are feature "text" of `source`."""
   seqio.TaskRegistry.add(
     name,
     source=source,
@@ -254,7 +261,7 @@ def add_task(name: str, source: seqio.DataSource) -> None:
 
 
 def _batches(files: TextFiles, split: str) -> Iterator[dict[str, list[str]]]:
-  """Yields some texts at a time: TensorFlow takes 0.1 ms for each batch."""
+  # Some texts at a time: each call from TensorFlow into Python takes 0.1 ms.
   texts = _texts(files, split)
   while batch := list(itertools.islice(texts, _BATCH)):
     yield {"text": batch}
@@ -264,7 +271,7 @@ def _texts(files: TextFiles, split: str) -> Iterator[str]:
   for split_of_document, document in files.documents():
     if split_of_document == split:
       yield from itertools.repeat(document.text, num_repeats(document))
-  if split == TRAIN:
+  if split == TRAIN:  # both splits read all files: it is told once
     files.report_skipped()
 
 

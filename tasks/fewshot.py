@@ -2,21 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """SeqIO tasks of PaLM's evaluation: 29 English ones, MMLU and GSM8K.
 
-  from palm_mtf.tasks import fewshot
-  from palm_mtf.tasks import records
-  records.places.folder = "/data/sets"
-
-registers, for each row of TASKS, "piqa" (no exemplars) and "piqa_5_shot" with
-PaLM's number of them, and mixtures of the 29, `palm_english` and
-`palm_english_few_shot`. What a task calls "validation" is the split that papers
-report, a test set where that is labelled. averages.py makes PaLM's averages of
-results.
-
-fewshot.normalization.piqa = "characters" compares options otherwise than the
-table says. What PaLM compared is not printed: the table has Brown et al.'s rule
-(2.4), by tokens, by the unconditional likelihood for ARC, OpenBookQA and RACE,
-and the sum where options are equal or whole sentences that differ in a name.
+from palm_mtf.tasks import fewshot
+from palm_mtf.tasks import records
+records.places.folder = "/data/sets"
+fewshot.normalization.piqa = "characters"     # in place of the table's
 """
+
+# Each row of TASKS is registered twice: "piqa" has no exemplars, "piqa_5_shot"
+# PaLM's number of them. Mixtures `palm_english` and `palm_english_few_shot` are
+# of the 29; averages.py makes PaLM's averages of their results.
 
 import functools
 from collections.abc import Callable, Mapping
@@ -37,12 +31,13 @@ from palm_mtf.tasks.questions import (
 )
 from palm_mtf.tasks.records import RecordSource
 
+# "validation" is the split that papers report: a test set where it has labels.
 _USUAL = {"train": "train", "validation": "validation"}
 _TESTED = {"train": "train", "validation": "test"}
 
 
 class Scored(NamedTuple):
-  """A task of options. `normalization` is one of questions.NORMALIZATIONS."""
+  """A task of options, compared by one of questions.NORMALIZATIONS."""
 
   dataset: str
   version: str | None
@@ -54,7 +49,7 @@ class Scored(NamedTuple):
 
 
 class Answered(NamedTuple):
-  """A task of answers in words. `metric` takes (targets, predictions)."""
+  """A task of answers in words, with a metric of (targets, predictions)."""
 
   dataset: str
   version: str | None
@@ -66,7 +61,8 @@ class Answered(NamedTuple):
 
 
 def f1_of_yes(targets: list[Option], scores: list[float]) -> dict[str, float]:
-  """Returns F1 of answer 1 over all questions, in percent (MultiRC's F1a)."""
+  """Returns F1 of the answer "yes", option 1, in percent (MultiRC's F1a)."""
+  # 2 * hits / (said yes + is yes), which is F1 of precision and recall.
   best = [options[0] for options in choices(targets, scores, "sum")]
   hits = sum(o.index == 1 and o.is_correct for o in best)
   chosen = sum(o.index == 1 for o in best)
@@ -76,7 +72,7 @@ def f1_of_yes(targets: list[Option], scores: list[float]) -> dict[str, float]:
 
 
 def exact(targets: list[list[str]], predictions: list[str]) -> dict[str, float]:
-  """Returns how often the prediction is the one answer, in percent."""
+  """Returns the share of predictions that are the one answer, in percent."""
   return _T5_EXACT([answers[0] for answers in targets], predictions)
 
 
@@ -85,6 +81,11 @@ _T5_SQUAD = t5_metric("squad")
 _T5_COQA_F1 = t5_metric("coqa_f1")
 _T5_EXACT = t5_metric("sequence_accuracy")
 _SUPER_GLUE = "1.0.2"
+# By task: dataset and version in TFDS, prompt, PaLM's number of exemplars, and
+# normalization or metric. PaLM does not print how it compared options. These
+# follow Brown et al. (2.4): by tokens; by the unconditional likelihood for ARC,
+# OpenBookQA and RACE; by the sum where options are one text, or sentences that
+# differ in a name.
 TASKS: dict[str, Scored | Answered] = {
   "trivia_qa": Answered(
     "trivia_qa/unfiltered.nocontext", "1.1.0", prompts.open_question, 1,
@@ -166,10 +167,9 @@ TASKS |= {
 }
 
 
-# What gin sets: fewshot.normalization.piqa = "characters".
 @gin.configurable
 def normalization(**of_tasks: str) -> dict[str, str]:
-  """Returns what is compared, by the names of tasks, where gin says it."""
+  """Returns the normalizations that gin sets, by the names of tasks."""
   return of_tasks
 
 

@@ -1,18 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO task `memorisation`: how much of its training text a model recites.
+"""SeqIO task `memorisation`: the share of training text that a model recites.
 
-  palm_mtf evaluate --model_dir runs/mine --gin_file=eval/memorisation.gin
-
-As PaLM measured it (10): spans of 100 tokens of the training text; the model
-reads 50 and goes on greedily; it is memorised if the next 50 are exactly those.
-`memorised_seen_<n>` is the share of that, in percent, of the spans that occur n
-times in the training text, which is counted over all of it; `memorised` that of
-evenly drawn places of the text, PaLM's own rate. PaLM drew such places; here
-different spans are, up to `num_spans` of each class of occurrences, or frequent
-ones would hardly be among the few that a small run affords. So in `memorised`
-each counts as many places as it stands for.
+palm_mtf evaluate --model_dir runs/mine --gin_file=eval/memorisation.gin
 """
+
+# As in PaLM (10): the model reads the first 50 tokens of a span of 100 and
+# continues greedily; the span is memorised if the next 50 are exactly its own.
+#   memorised           rate over evenly drawn places of the text, PaLM's own
+#   memorised_seen_<n>  rate of the spans that occur n times in the text
+# PaLM drew places. A small run affords few, of which frequent spans are hardly
+# one. So up to `num_spans` different spans are drawn of each class of
+# occurrences, and in `memorised` a span weighs as many places as it stands for.
 
 import glob
 import os
@@ -33,20 +32,21 @@ from palm_mtf.tasks.records import OrderedSource
 
 PROMPT_TOKENS = 50
 SPAN_TOKENS = 100
-# The most occurrences of each class but the last.
+# Upper bounds of the classes of occurrences; a last class has none.
 CLASSES = (1, 10, 100, 500)
+# Bounds of memory: spans that are kept, and tokens that are read at once.
 _CANDIDATES = 1 << 18
 _BLOCK_TOKENS = 1 << 20
 
 
 class Spans(NamedTuple):
-  """Whose training text is asked, and how much of it.
+  """Training text to ask for.
 
   Attributes:
     model_dir: MODEL_DIR of the run.
-    vocabulary: its SentencePiece model; None for the one in `model_dir`.
-    tokens: a glob of token folders; None for those in `model_dir`.
-    num_spans: most spans of each class.
+    vocabulary: path of its SentencePiece model; None: the one in `model_dir`.
+    tokens: glob of token folders, in CACHE_DIR say; None: those in `model_dir`.
+    num_spans: largest number of spans of a class.
   """
 
   model_dir: str | None
@@ -62,12 +62,11 @@ def spans(
   tokens: str | None = None,
   num_spans: int = 100,
 ) -> Spans:
-  """Returns whose training text is asked; `tokens` is for CACHE_DIR."""
+  """Returns the training text to ask for, as gin sets it."""
   return Spans(model_dir, vocabulary, tokens, num_spans)
 
 
 def _in_run(chosen: str | None, name: str) -> str | None:
-  """Returns what gin chose, or the run's own, if gin names a run."""
   model_dir = spans().model_dir
   return chosen or (model_dir and os.path.join(model_dir, name))
 
@@ -80,10 +79,10 @@ class Span(NamedTuple):
   """A span of training text.
 
   Attributes:
-    tokens: tokens of the span.
-    count: how often it occurs.
-    places: how many places of the text it stands for, those of the spans of its
-      class that were not chosen included.
+    tokens: ids of the span, [SPAN_TOKENS], int32.
+    count: number of its occurrences.
+    places: number of places that it stands for: its own, and a share of those
+      of its class that were not chosen.
   """
 
   tokens: np.ndarray
@@ -96,16 +95,15 @@ def find_spans(
 ) -> list[Span]:
   """Returns up to `num_spans` different spans of each class of occurrences.
 
-  Candidates are the spans with the smallest hashes; each document's end is
-  between two spans, never inside of one.
-
   Args:
     arrays: all training tokens.
-    eod_id: what stands between documents.
-    num_spans: most spans of each class.
+    eod_id: id of [eod], which stands between documents.
+    num_spans: largest number of spans of a class.
   """
+  # The first reading keeps the spans of smallest hashes, each once: a fair
+  # sample of different spans, the same in any order of the documents.
   hashes = np.empty(0, np.uint64)
-  places = np.empty((0, 2), np.int64)
+  places = np.empty((0, 2), np.int64)  # array, position in it
   for i, array in enumerate(arrays):
     for start, found, whole in _blocks(array, eod_id):
       at = np.flatnonzero(whole)
@@ -117,6 +115,7 @@ def find_spans(
       hashes, places = hashes[:_CANDIDATES], places[first][:_CANDIDATES]
   if not len(hashes):
     return []
+  # The second reading counts these spans in all of the text.
   counts = np.zeros(len(hashes), np.int64)
   for array in arrays:
     for _, found, whole in _blocks(array, eod_id):
@@ -127,6 +126,7 @@ def find_spans(
   chosen = []
   for number in range(len(CLASSES) + 1):
     candidates = np.flatnonzero(classes == number)
+    # Hashes are sorted: the first ones are a fair sample of the class.
     for c in candidates[:num_spans]:
       share = min(1.0, num_spans / len(candidates))
       tokens = _read(arrays[places[c, 0]], places[c, 1])
@@ -150,8 +150,8 @@ def memorised(
   """Returns the share of places that are recited, in percent, and by class.
 
   Args:
-    targets: for each span its class, its second half and its places.
-    predictions: what the model wrote; may be longer.
+    targets: [spans] triples: class, text of the second half, places.
+    predictions: [spans] outputs of the model, which may be longer.
   """
   names, texts, places = zip(*targets, strict=True)
   is_hit = np.array(
@@ -167,12 +167,14 @@ def memorised(
 def _blocks(
   array: TokenArray, eod_id: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """Yields positions, a hash of each span from there, if it is of one text."""
+  """Yields start, a hash of the span at each position, if it is in one text."""
+  # Blocks overlap by a span less one token, so that each span is in one block.
   for start in range(0, len(array), _BLOCK_TOKENS):
     stop = min(len(array), start + _BLOCK_TOKENS + SPAN_TOKENS - 1)
     if stop - start < SPAN_TOKENS:
       return
     tokens, _ = array.read(start, stop)
+    # A span holds no [eod] where as many are before its end as its beginning.
     ends = np.concatenate([[0], np.cumsum(tokens == eod_id)])
     whole = ends[SPAN_TOKENS:] == ends[:-SPAN_TOKENS]
     yield start, hash_ngrams(hash_words(tokens), SPAN_TOKENS), whole
@@ -184,7 +186,7 @@ def _read(array: TokenArray, start: int) -> np.ndarray:
 
 
 def _folders(split: str) -> tf.data.Dataset:
-  """Returns one example of all the token folders that gin names."""
+  # The source has one example, the token folders; `_spans` makes spans of it.
   del split
   chosen = spans()
   check_count("memorisation.spans.num_spans", chosen.num_spans)

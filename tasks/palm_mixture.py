@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """SeqIO mixture `palm`: PaLM's six sources at PaLM's rates (PaLM 3).
 
-The text is the user's own; gin says where it is, one function for each source:
-
-  from palm_mtf.tasks import palm_mixture
-  palm_mixture.books.files = "/data/books/**/*.txt"
-
-Each takes files, text_field, weight_field and validation_share, as
-`documents.text_files` does. A rate is a share of what is read, not of the text
-that there is: a small source is repeated sooner.
+from palm_mtf.tasks import palm_mixture
+palm_mixture.books.files = "/data/books/**/*.txt"
 """
+
+# PaLM's text is not public: gin names the user's own, with one function a
+# source, which takes the parameters of documents.text_files.
 
 from collections.abc import Callable, Sequence
 
@@ -26,8 +23,9 @@ from palm_mtf.tasks.documents import (
 
 
 def _add(name: str) -> Callable[..., Files]:
-  """Registers task palm_<name>; returns the function for its gin settings."""
+  """Registers task palm_<name>; returns the function that gin binds to."""
 
+  # gin reads the parameters' names and defaults off the signature.
   def settings(
     files: str | Sequence[str] | None = None,
     text_field: str = "text",
@@ -50,6 +48,8 @@ code = _add("code")
 wikipedia = _add("wikipedia")
 news = _add("news")
 
+# A rate is a source's share of the rows that are read, whatever its size: a
+# small source is repeated sooner.
 seqio.MixtureRegistry.add(
   "palm",
   [

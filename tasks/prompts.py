@@ -1,14 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How each record of PaLM's 29 English tasks, and of some more, is asked.
+"""Prompts: functions that make questions of a record as TFDS yields it."""
 
-A function takes a record as TFDS yields it and makes questions of it. PaLM
-evaluates as Brown et al. (2020) and Du et al. (2021, GLaM) did and prints no
-templates for these tasks (6.1): the forms here follow Brown et al. (appendix G)
-in what stands where, in words of our own. A text inside a question has no empty
-lines: those part exemplars. An option or answer begins with the white space
-before it. What has no label (hidden test sets) makes no question.
-"""
+# PaLM prints no templates for its 29 English tasks (6.1) and evaluates as Brown
+# et al. (2020) and Du et al. (2021, GLaM). These follow Brown et al. (appendix
+# G) in the order of the parts, in words of our own. Three rules hold for all:
+#   - no text has empty lines (`paragraph`), because those part exemplars;
+#   - options and answers begin with the space before them, which vocabularies
+#     make a part of the word;
+#   - a record of a hidden test set, without a label, makes no question.
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,8 @@ NO_ANSWER = "unanswerable"
 
 
 def open_question(record: dict) -> Iterator[Question]:
-  """TriviaQA, Natural Questions, WebQuestions: no text is given."""
+  """Asks TriviaQA, Natural Questions and WebQuestions, without any text."""
+  # WebQuestions has "answers", Natural Questions "answer", each a list.
   answers = record.get("answers", record.get("answer"))
   if isinstance(answers, dict):  # TriviaQA
     first, answers = answers["value"], answers["aliases"]
@@ -30,13 +31,13 @@ def open_question(record: dict) -> Iterator[Question]:
 
 
 def lambada(record: dict) -> Iterator[Question]:
-  """The last word of a passage, as a gap to fill."""
+  """Asks for the last word of a passage, as a gap to fill."""
   start, word = paragraph(record["passage"]).rsplit(None, 1)
   yield _asked(f"{start} ____. ->", [word])
 
 
 def hellaswag(record: dict) -> Iterator[Choice]:
-  """The end of a description of some activity."""
+  """Asks for the end of a description of an activity."""
   title = record["activity_label"]
   yield from _labelled(
     f"{title}: {paragraph(record['context'])}",
@@ -47,7 +48,7 @@ def hellaswag(record: dict) -> Iterator[Choice]:
 
 
 def story_cloze(record: dict) -> Iterator[Choice]:
-  """The end of a story."""
+  """Asks for the end of a story."""
   yield from _labelled(
     paragraph(record["context"]),
     [f" {end.strip()}" for end in record["endings"]],
@@ -56,7 +57,9 @@ def story_cloze(record: dict) -> Iterator[Choice]:
 
 
 def winograd(record: dict) -> Iterator[Choice]:
-  """Whom a pronoun means: how likely the rest is after each name."""
+  """Asks whom a pronoun means."""
+  # Partial scoring (Trinh and Le 2018): each name in place of the pronoun, and
+  # how likely the rest of the sentence is after it.
   text = record["text"]
   start, end = record["pronoun_start"], record["pronoun_end"]
   names = [record["option1_normalized"], record["option2_normalized"]]
@@ -68,7 +71,7 @@ def winograd(record: dict) -> Iterator[Choice]:
 
 
 def winogrande(record: dict) -> Iterator[Choice]:
-  """What stands in the gap: how likely the rest is after each name."""
+  """Asks which name fills a gap, by partial scoring as in `winograd`."""
   start, end = record["sentence"].split("_", 1)
   names = [record["option1"], record["option2"]]
   yield from _labelled(
@@ -79,7 +82,7 @@ def winogrande(record: dict) -> Iterator[Choice]:
 
 
 def drop(record: dict) -> Iterator[Question]:
-  """Numbers, spans and dates from a paragraph."""
+  """Asks for numbers, spans and dates of a paragraph."""
   yield _asked(
     f"Passage: {paragraph(record['passage'])}\n"
     f"Question: {record['question'].strip()}\nAnswer:",
@@ -88,7 +91,8 @@ def drop(record: dict) -> Iterator[Question]:
 
 
 def coqa(record: dict) -> Iterator[Question]:
-  """A conversation about a story: each turn after those before it."""
+  """Asks each question of a conversation about a story."""
+  # Earlier questions stand before a later one, with their right answers.
   text = paragraph(record["story"])
   answers = record["answers"]["input_text"]
   for question, answer in zip(record["questions"], answers, strict=True):
@@ -98,7 +102,9 @@ def coqa(record: dict) -> Iterator[Question]:
 
 
 def quac(record: dict) -> Iterator[Question]:
-  """A question of a student; a TFDS record lacks the turns before it."""
+  """Asks a question of a conversation about an article."""
+  # A record of TFDS has one turn, without those before it. QuAC ends each
+  # article in the word that is the answer to what it does not answer.
   title = f"{record['title']}, {record['section_title']}"
   text = paragraph(record["context"].removesuffix("CANNOTANSWER"))
   answers = [
@@ -111,7 +117,7 @@ def quac(record: dict) -> Iterator[Question]:
 
 
 def squad(record: dict) -> Iterator[Question]:
-  """A question about a paragraph that may not answer it."""
+  """Asks a question about a paragraph, which may not answer it."""
   text = paragraph(record["context"])
   yield _asked(
     f"Title: {record['title']}\n{text}\nQ: {record['question'].strip()}\nA:",
@@ -120,7 +126,7 @@ def squad(record: dict) -> Iterator[Question]:
 
 
 def race(record: dict) -> Iterator[Choice]:
-  """Questions of an English exam."""
+  """Asks each question of an English exam about an article."""
   article = paragraph(record["article"])
   for question, answer, options in zip(
     record["questions"], record["answers"], record["options"], strict=True
@@ -133,7 +139,7 @@ def race(record: dict) -> Iterator[Choice]:
 
 
 def piqa(record: dict) -> Iterator[Choice]:
-  """How to reach a goal."""
+  """Asks how to reach a goal."""
   yield from _labelled(
     f"Goal: {paragraph(record['goal'])}\nAnswer:",
     [f" {paragraph(record[name])}" for name in ("sol1", "sol2")],
@@ -142,7 +148,8 @@ def piqa(record: dict) -> Iterator[Choice]:
 
 
 def arc(record: dict) -> Iterator[Choice]:
-  """Science questions; letters of options may be numbers."""
+  """Asks a science question of a school exam."""
+  # Options are labelled A to D in most records, 1 to 4 in some.
   choices = record["choices"]
   yield from _labelled(
     f"Question: {paragraph(record['question'])}\nAnswer:",
@@ -152,7 +159,7 @@ def arc(record: dict) -> Iterator[Choice]:
 
 
 def openbookqa(record: dict) -> Iterator[Choice]:
-  """Science questions of an open book exam, without the book."""
+  """Asks a question of an open book exam, without the book."""
   question = record["question"]
   yield from _labelled(
     f"Question: {paragraph(question['stem'])}\nAnswer:",
@@ -162,7 +169,7 @@ def openbookqa(record: dict) -> Iterator[Choice]:
 
 
 def boolq(record: dict) -> Iterator[Choice]:
-  """A question of yes and no about a passage."""
+  """Asks a yes-no question about a passage."""
   question = record["question"].strip().rstrip("?")
   yield from _labelled(
     f"{paragraph(record['passage'])}\nQuestion: {question}?\nAnswer:",
@@ -172,7 +179,8 @@ def boolq(record: dict) -> Iterator[Choice]:
 
 
 def copa(record: dict) -> Iterator[Choice]:
-  """A cause or an effect, as the end of the sentence."""
+  """Asks for a cause or an effect, as the end of a sentence."""
+  # "The man was wet because it rained": the option begins in lower case.
   word = {"cause": "because", "effect": "so"}[record["question"]]
   options = [record["choice1"].strip(), record["choice2"].strip()]
   yield from _labelled(
@@ -184,26 +192,26 @@ def copa(record: dict) -> Iterator[Choice]:
 
 
 def rte(record: dict) -> Iterator[Choice]:
-  """Whether one sentence follows from another."""
+  """Asks whether one sentence follows from another."""
   yield from _entailment(record["premise"], record, [" true", " false"])
 
 
 def cb(record: dict) -> Iterator[Choice]:
-  """The same, where it may be neither."""
+  """Asks whether a sentence follows from another, contradicts it, neither."""
   yield from _entailment(
     record["premise"], record, [" true", " false", " neither"]
   )
 
 
 def anli(record: dict) -> Iterator[Choice]:
-  """The same, in another order of labels."""
+  """Asks ANLI's entailment, whose labels have an order of their own."""
   yield from _entailment(
     record["context"], record, [" true", " neither", " false"]
   )
 
 
 def wic(record: dict) -> Iterator[Choice]:
-  """Whether a word means the same in two sentences."""
+  """Asks whether a word has one meaning in two sentences."""
   yield from _labelled(
     f"{record['sentence1'].strip()}\n{record['sentence2'].strip()}\n"
     f"Question: does '{record['word']}' mean the same in both sentences?\n"
@@ -214,7 +222,8 @@ def wic(record: dict) -> Iterator[Choice]:
 
 
 def multirc(record: dict) -> Iterator[Choice]:
-  """Whether an answer to a question about a paragraph is right."""
+  """Asks whether an answer to a question about a paragraph is right."""
+  # Sentences are numbered in bold.
   text = re.sub(r"<b>Sent \d+: </b>|<br>", " ", record["paragraph"])
   yield from _labelled(
     f"{' '.join(text.split())}\nQuestion: {record['question'].strip()}\n"
@@ -225,7 +234,7 @@ def multirc(record: dict) -> Iterator[Choice]:
 
 
 def wsc(record: dict) -> Iterator[Choice]:
-  """Whether a pronoun means a name."""
+  """Asks whether a pronoun means a name."""
   yield from _labelled(
     f"{paragraph(record['text'])}\nQuestion: does the pronoun "
     f"'{record['span2_text']}' mean {record['span1_text']}?\nAnswer:",
@@ -235,7 +244,8 @@ def wsc(record: dict) -> Iterator[Choice]:
 
 
 def news_cloze(record: dict) -> Iterator[Choice]:
-  """Which name of a news article a sentence about it lacks."""
+  """Asks which name of a news article completes a sentence about it."""
+  # An option is the whole sentence with one of the names. Several may be right.
   names = list(dict.fromkeys(record["entities"]))
   text = paragraph(record["passage"].replace("@highlight", "\n-"))
   correct = [i for i, name in enumerate(names) if name in record["answers"]]
@@ -247,7 +257,9 @@ def news_cloze(record: dict) -> Iterator[Choice]:
 
 
 def mmlu(record: dict) -> Iterator[Choice]:
-  """An exam of 57 subjects; the letter is the answer (Hendrycks et al.)."""
+  """Asks a question of one of MMLU's 57 subjects."""
+  # As in Hendrycks et al. (2021): options stand in the prompt, their letters
+  # are scored, and exemplars are of the same subject.
   options = "".join(
     f"\n{letter}. {choice.strip()}"
     for letter, choice in zip("ABCD", record["choices"], strict=True)
@@ -261,7 +273,9 @@ def mmlu(record: dict) -> Iterator[Choice]:
 
 
 def gsm8k(record: dict) -> Iterator[Question]:
-  """Arithmetic in words; exemplars think aloud before they answer."""
+  """Asks an arithmetic problem in words; exemplars show chains of thought."""
+  # "<<48/2=24>>" is an annotation for calculators; the number after "####" is
+  # the answer.
   chain, answer = record["answer"].rsplit("####", 1)
   chain = " ".join(re.sub(r"<<.*?>>", "", chain).split())
   answer = answer.strip().replace(",", "")
@@ -273,23 +287,24 @@ def gsm8k(record: dict) -> Iterator[Question]:
 
 
 def read_number(output: str) -> str:
-  """Returns the number after "The answer is", or else the last number."""
+  """Returns the number after "The answer is", else the last number."""
   _, _, after = output.partition("The answer is")
   pattern = r"-?\d[\d,]*(?:\.\d+)?"
   numbers = re.findall(pattern, after)[:1] or re.findall(pattern, output)[-1:]
   if not numbers:
     return ""
   number = numbers[0].replace(",", "")
+  # Answers are whole numbers: "20.00" is 20.
   return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def read_line(output: str) -> str:
-  """Returns the first line of what the model wrote."""
+  """Returns the first line of the model's output."""
   return output.strip().partition("\n")[0].strip()
 
 
 def read_word(output: str) -> str:
-  """Returns the first word of what the model wrote, without punctuation."""
+  """Returns the first word of the model's output, without punctuation."""
   words = output.split()
   return words[0].strip(".,;:!?\"'") if words else ""
 

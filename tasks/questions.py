@@ -1,23 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Questions of two kinds as SeqIO examples, and how they are judged.
+"""Questions with options or with answers in words, as SeqIO examples."""
 
-A `Choice` has options. Each becomes one example, whose score is the
-log-likelihood of its text; the best option is the answer. What is compared:
-
-  sum            log p(option | inputs)
-  tokens         the same by the number of the option's tokens
-  characters     the same by the number of its characters
-  unconditional  log p(option | inputs) - log p(option | context), where the
-                 context says nothing of the question, such as "Answer:"
-                 (Brown et al. 2020, 2.4); twice as many examples
-
-A `Question` is answered in words. Its examples carry all right answers.
-
-Features beyond inputs and targets are those that
-palm_mtf/evaluation/few_shot.py looks at, and `idx`, `is_correct` as T5's rank
-classification has them.
-"""
+# A `Choice` has options. Each option becomes one example, which is scored by
+# the log-likelihood of its text; the best option is the answer. A `Question`
+# is answered in words: its one example carries all right answers.
 
 import hashlib
 import importlib.util
@@ -32,6 +19,12 @@ import tensorflow as tf
 from palm_mtf.errors import UserError, check_choice
 from palm_mtf.tasks.documents import VOCABULARY
 
+# How the scores of options are made comparable (Brown et al. 2020, 2.4):
+#   sum            log p(option | inputs)
+#   tokens         log p(option | inputs) / number of the option's tokens
+#   characters     log p(option | inputs) / number of the option's characters
+#   unconditional  log p(option | inputs) - log p(option | context), where the
+#                  context, such as "Answer:", says nothing of the question
 NORMALIZATIONS = ("sum", "tokens", "characters", "unconditional")
 FEATURES = {
   name: seqio.Feature(VOCABULARY, add_eos=False, required=True)
@@ -43,11 +36,11 @@ class Choice(NamedTuple):
   """A question with options.
 
   Attributes:
-    inputs: what stands before the option; one text for all, or one for each.
-    options: the texts to choose from.
-    correct: numbers of the right ones.
-    group: exemplars have to be of this group.
-    context: what stands before the option when it is scored unconditionally.
+    inputs: text before the option; one for all options, or one for each.
+    options: texts to choose from.
+    correct: numbers of the right options, from 0.
+    group: group that few-shot exemplars are taken from.
+    context: text before the option when it is scored unconditionally.
   """
 
   inputs: str | Sequence[str]
@@ -61,10 +54,10 @@ class Question(NamedTuple):
   """A question to be answered in words.
 
   Attributes:
-    inputs: what stands before the answer.
-    targets: the answer, as an exemplar shows it.
-    answers: what is right.
-    group: exemplars have to be of this group.
+    inputs: text before the answer.
+    targets: answer that a few-shot exemplar shows.
+    answers: all right answers.
+    group: group that few-shot exemplars are taken from.
   """
 
   inputs: str
@@ -74,7 +67,7 @@ class Question(NamedTuple):
 
 
 class Option(NamedTuple):
-  """One scored example, for the metrics."""
+  """One scored example, as the metrics get it."""
 
   question: int
   index: int
@@ -86,6 +79,9 @@ class Option(NamedTuple):
 
 Prompt = Callable[[dict], Iterable[Choice | Question]]
 
+# few_shot.py reads `record`, `exemplar_group`, `is_correct` and
+# `unconditional`; `idx` (question, option) and `is_correct` are those of T5's
+# rank classification.
 _SIGNATURE = {
   "record": tf.TensorSpec((), tf.string),
   "exemplar_group": tf.TensorSpec((), tf.string),
@@ -111,12 +107,14 @@ def add_choices(
 
   Args:
     name: name of the task.
-    source: source of feature "record", in JSON.
-    prompt: makes `Choice`s of a record.
-    normalization: one of NORMALIZATIONS, or what returns it when it is needed.
+    source: SeqIO source with feature "record", a JSON object.
+    prompt: function that makes `Choice`s of a record.
+    normalization: one of NORMALIZATIONS, or a function that returns it.
     more_metrics: functions of (targets, scores), beside the accuracy.
   """
 
+  # Asked for at each use, not when the task is registered: gin may set it
+  # later.
   def chosen() -> str:
     value = normalization() if callable(normalization) else normalization
     check_choice(f"normalization of {name}", value, NORMALIZATIONS)
@@ -156,13 +154,12 @@ def add_questions(
 
   Args:
     name: name of the task.
-    source: source of feature "record", in JSON.
-    prompt: makes `Question`s of a record.
-    metric_fns: functions of (targets, predictions), lists of answers and
-    answers.
-    read_answer: finds the answer in what the model wrote.
-    check: is given the name before anything is read, and raises UserError if
-      the task cannot be evaluated.
+    source: SeqIO source with feature "record", a JSON object.
+    prompt: function that makes `Question`s of a record.
+    metric_fns: functions of (lists of right answers, predictions).
+    read_answer: function that finds the answer in the model's output.
+    check: function of `name` that raises UserError if the task cannot be
+      evaluated; it is called before any record is read.
   """
 
   def rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -187,8 +184,9 @@ def add_questions(
 
 
 def t5_metric(name: str) -> Callable:
-  """Returns a metric of t5.evaluation.metrics, imported when it is needed."""
+  """Returns a metric of t5.evaluation.metrics."""
 
+  # t5 is an optional package: it is imported at the metric's first use.
   def metric(targets, predictions):
     from t5.evaluation import metrics
 
@@ -199,7 +197,7 @@ def t5_metric(name: str) -> Callable:
 
 
 def check_t5(name: str) -> None:
-  """Raises UserError unless t5 is installed, whose metric task `name` has."""
+  """Raises UserError unless t5 is installed, which judges task `name`."""
   if importlib.util.find_spec("t5") is None:
     raise UserError(
       f"task {name}: its metric is T5's, which is not installed: pip install "
@@ -210,15 +208,12 @@ def check_t5(name: str) -> None:
 def option_accuracy(
   targets: Sequence[Option], scores: Sequence[float], normalization: str
 ) -> dict[str, float]:
-  """Returns how often the best option is right, in percent.
+  """Returns accuracy, the chance of a guess, and their margin, in percent.
 
   Args:
-    targets: the options of all questions.
-    scores: log-likelihood of each, nats.
+    targets: [examples] options of all questions.
+    scores: [examples] log-likelihoods, nats.
     normalization: one of NORMALIZATIONS.
-
-  Returns:
-    accuracy; chance, that of a guess; margin, their difference.
   """
   hits, chances = [], []
   for options in choices(targets, scores, normalization):
@@ -231,7 +226,8 @@ def option_accuracy(
 def choices(
   targets: Sequence[Option], scores: Sequence[float], normalization: str
 ) -> list[list[Option]]:
-  """Returns the options of each question, best first; ties as they stand."""
+  """Returns the options of each question, the best first."""
+  # `alone` has log p(option | context), by question and option.
   alone, questions = {}, {}
   for option, score in zip(targets, scores, strict=True):
     if option.unconditional:
@@ -250,6 +246,7 @@ def choices(
       score -= alone[option.question, option.index]
     return score / divide_by(option)
 
+  # sorted is stable: of equal options the first is the answer.
   return [
     [option for option, _ in sorted(each, key=value, reverse=True)]
     for each in questions.values()
@@ -266,6 +263,8 @@ def _rows(
     number = 0
     for example in dataset:
       record = example["record"].numpy()
+      # The key of a question is its record's hash: few_shot.py draws exemplars
+      # by it, the same ones for every option and in any order of records.
       digest = hashlib.blake2b(record, digest_size=8).hexdigest()
       for i, made in enumerate(prompt(json.loads(record))):
         yield from to_rows(f"{digest}/{i}", number, made)

@@ -1,17 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the records of evaluation sets are: in TFDS, or in JSON lines.
+"""SeqIO sources of evaluation records: datasets of TFDS, or JSON lines.
 
-  from palm_mtf.tasks import records
-  records.places.folder = "/data/sets"      # or
-  records.places.data_dir = "/data/tfds"
-
-With a folder, split "validation" of super_glue/boolq is read from
-/data/sets/super_glue/boolq/validation.jsonl: a line is one record as TFDS
-yields it, features by their names, a sequence of features as an object of
-lists, a class by its number. Without one, the dataset has to be prepared in
-TFDS's own folder, or in `data_dir`; nothing is downloaded.
+from palm_mtf.tasks import records
+records.places.folder = "/data/sets"      # or
+records.places.data_dir = "/data/tfds"
 """
+
+# With `folder`, split "validation" of super_glue/boolq is the file
+# /data/sets/super_glue/boolq/validation.jsonl. A line is one record as TFDS
+# yields it: features by name, a sequence of features as an object of lists, a
+# class by its number. Without `folder`, the dataset must be prepared in
+# `data_dir` or in TFDS's default folder: nothing is downloaded.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,12 +27,11 @@ from palm_mtf.errors import UserError
 
 
 class Places(NamedTuple):
-  """Where records are.
+  """Folders of records.
 
   Attributes:
-    folder: folder of JSON lines, <folder>/<dataset>/<split>.jsonl; None for
-    TFDS.
-    data_dir: TFDS's folder, or None for its own default.
+    folder: folder of JSON lines, <folder>/<dataset>/<split>.jsonl; None: TFDS.
+    data_dir: folder of TFDS; None is its default.
   """
 
   folder: str | None
@@ -41,19 +40,21 @@ class Places(NamedTuple):
 
 @gin.configurable
 def places(folder: str | None = None, data_dir: str | None = None) -> Places:
-  """Returns where the records of all evaluation sets are."""
+  """Returns the folders of records, as gin sets them."""
   return Places(folder, data_dir)
 
 
 class OrderedSource(seqio.FunctionDataSource):
-  """A SeqIO source in an order of its own, whatever seed SeqIO has."""
+  """A SeqIO source whose examples have one order, under every seed."""
 
   def __init__(
     self, read: Callable[[str], tf.data.Dataset], splits: Iterable[str]
   ):
-    """Reads nothing yet; `read` takes the name of a split."""
+    """Keeps `read`, a function of the name of a split, for later."""
 
     def dataset_fn(split, shuffle_files, seed=None):
+      # Examples are numbered as they come, and EVAL_EXAMPLES = n means the
+      # first n: of every checkpoint the same ones.
       del shuffle_files, seed
       return read(split)
 
@@ -61,17 +62,17 @@ class OrderedSource(seqio.FunctionDataSource):
 
 
 class RecordSource(OrderedSource):
-  """A SeqIO source of feature "record": a record of a dataset, as JSON."""
+  """A SeqIO source with feature "record": a record of a dataset, as JSON."""
 
   def __init__(
     self, dataset: str, version: str | None, splits: Mapping[str, str]
   ):
-    """Reads nothing yet.
+    """Keeps the names; gin may set the folders after this.
 
     Args:
-      dataset: its name in TFDS, with its configuration.
-      version: version of the dataset in TFDS; None if TFDS has no such dataset.
-      splits: what TFDS calls each split.
+      dataset: name in TFDS, with the configuration: "super_glue/boolq".
+      version: version in TFDS; None where TFDS has no such dataset.
+      splits: name of each split in TFDS.
     """
     self._dataset = dataset
     self._version = version
@@ -84,6 +85,7 @@ class RecordSource(OrderedSource):
       records = self._of_tfds(split, where.data_dir)
     else:
       records = _of_file(Path(where.folder) / self._dataset / f"{split}.jsonl")
+    # JSON carries a record of any schema through TensorFlow as one string.
     return tf.data.Dataset.from_generator(
       lambda: ({"record": json.dumps(record)} for record in records()),
       output_signature={"record": tf.TensorSpec((), tf.string)},
@@ -104,6 +106,7 @@ class RecordSource(OrderedSource):
         splits={split: self._names[split]},
         read_only=True,
       ).get_dataset(split, shuffle=False)
+    # What SeqIO and TFDS raise for a dataset or a version that is not there.
     except (AssertionError, ValueError, tf.errors.OpError) as error:
       line = str(error).strip().partition("\n")[0]
       raise UserError(
@@ -134,7 +137,7 @@ def _of_file(path: Path) -> Callable[[], Iterator[Any]]:
 
 
 def _plain(value: Any) -> Any:
-  """Returns tensors as what JSON can hold."""
+  """Returns a tensor, or a structure of tensors, as JSON can hold it."""
   if isinstance(value, dict):
     return {name: _plain(each) for name, each in value.items()}
   if isinstance(value, tf.RaggedTensor):

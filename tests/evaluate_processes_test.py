@@ -4,13 +4,11 @@
 
 import json
 import signal
-import time
 
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 from tests import runs
+from tests.processes import wait_until
 
 NUM_EXAMPLES = 400
 MODULE = f"""
@@ -53,19 +51,18 @@ CHECKPOINTS = [4, 8, 12, 16, 20]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """Where there are a corpus and a module with a task."""
-  runs.write_corpus(tmp_path / "corpus")
+  """Where a module with a task is, and the run."""
   (tmp_path / "my_counting.py").write_text(MODULE)
   (tmp_path / "mine.gin").write_text("import my_counting\n")
   monkeypatch.syspath_prepend(tmp_path)
   return tmp_path
 
 
-def start_evaluate(folder, **macros):
+def start_evaluate(corpus, folder, **macros):
   """Starts `palm_mtf evaluate` on the task, in a process of its own."""
   settings = {"EVAL_TASKS": ["counting_on"], **TRAIN, **macros}
   command = f"evaluate --json --gin_file={folder / 'mine.gin'}"
-  return runs.start(command, folder / "corpus", folder / "run", **settings)
+  return runs.start(command, corpus, folder / "run", **settings)
 
 
 def answers_of(folder, step):
@@ -75,20 +72,17 @@ def answers_of(folder, step):
   return path.read_text() if path.exists() else ""
 
 
-def wait_until(happens, process):
-  while not happens():
-    assert process.poll() is None, process.communicate()[1]
-    time.sleep(0.01)
-
-
 @pytest.mark.slow
-def test_every_new_checkpoint_is_evaluated_while_another_process_trains(folder):
-  trains = runs.start("train", folder / "corpus", folder / "run", **TRAIN)
+def test_every_new_checkpoint_is_evaluated_while_another_process_trains(
+  corpus, folder
+):
+  trains = runs.start("train", corpus, folder / "run", **TRAIN)
   try:
     first = folder / "run" / "checkpoints" / "step_00000004"
     wait_until(first.exists, trains)
     trains.send_signal(signal.SIGSTOP)  # it is not done before the first result
     evaluates = start_evaluate(
+      corpus,
       folder,
       EVAL_CHECKPOINTS="every",
       EVAL_EXAMPLES=3,
@@ -109,16 +103,16 @@ def test_every_new_checkpoint_is_evaluated_while_another_process_trains(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_where_it_was(folder):
-  assert runs.run("train", folder / "corpus", folder / "run", **TRAIN) == 0
-  killed = start_evaluate(folder)
+def test_a_killed_evaluation_goes_on_where_it_was(corpus, folder):
+  assert runs.run("train", corpus, folder / "run", **TRAIN) == 0
+  killed = start_evaluate(corpus, folder)
   wait_until(lambda: answers_of(folder, 20).count("\n") > 20, killed)
   killed.kill()
   killed.communicate()
   kept = answers_of(folder, 20)
   num_kept = kept.count("\n")
   assert 20 < num_kept < NUM_EXAMPLES
-  again = start_evaluate(folder)
+  again = start_evaluate(corpus, folder)
   out, err = again.communicate()
   assert again.returncode == 0, err
   answers = answers_of(folder, 20)
@@ -127,7 +121,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(folder):
   whole_lines = kept[: kept.rindex("\n") + 1]
   assert answers.startswith(whole_lines)
   (folder / "run" / "eval").rename(folder / "killed")
-  peaceful = start_evaluate(folder)
+  peaceful = start_evaluate(corpus, folder)
   assert (peaceful.communicate()[0], peaceful.returncode) == (out, 0)
   expected = answers_of(folder, 20).splitlines()
   assert sorted(answers.splitlines()) == sorted(expected)

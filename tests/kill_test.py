@@ -11,6 +11,7 @@ import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
 from tests import runs
+from tests.processes import wait_until
 
 KILLS = 30
 SETTINGS = {
@@ -42,12 +43,6 @@ def is_saving(model_dir):
   return any((model_dir / "checkpoints").glob(".partial_*"))
 
 
-def wait_until(happens, process):
-  while not happens():
-    assert process.poll() is None, process.communicate()[1]
-    time.sleep(0.001)
-
-
 def kill_once(process, model_dir, *, num_steps, during_save, wait_secs):
   """Kills a process so many steps and seconds after it began to train."""
   kept = kept_step(model_dir)
@@ -61,11 +56,6 @@ def kill_once(process, model_dir, *, num_steps, during_save, wait_secs):
   assert process.poll() is None, "it has ended: give it more steps"
   process.kill()
   process.communicate()
-
-
-def without_times(line):
-  times = ("_secs", "tokens_per_sec", "mfu", "hfu", "memory_bytes")
-  return {k: v for k, v in line.items() if not k.endswith(times)}
 
 
 @pytest.mark.slow
@@ -112,4 +102,6 @@ def assert_same_results(peaceful, killed):
   assert all(np.isfinite(each).all() for each in tensors.values())
   expected, found = (runs.read_metrics(d) for d in (peaceful, killed))
   assert [x["step"] for x in found] == [*range(1, SETTINGS["TRAIN_STEPS"] + 1)]
-  assert [*map(without_times, found)] == [*map(without_times, expected)]
+  assert [*map(runs.without_times, found)] == [
+    *map(runs.without_times, expected)
+  ]

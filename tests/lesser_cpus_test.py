@@ -8,19 +8,11 @@ are Eigen's kernels and TensorFlow's own questions to the CPU.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests import runs
+from tests import processes, runs
 from tests.log_lines import without_stamps
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("lesser") / "corpus")
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +35,9 @@ def here(corpus, tmp_path_factory):
 def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
   limit, dtype, corpus, compiled, here, tmp_path
 ):
-  run = subprocess.run(
-    [
-      *(sys.executable, "-m", "tests.lesser_cpu_commands"),
-      *(str(corpus), str(tmp_path), dtype),
-    ],
-    capture_output=True,
-    check=False,
-    text=True,
-    env={
-      **os.environ,
-      "PYTHONPATH": os.pathsep.join(sys.path),
+  run = processes.python(
+    *("-m", "tests.lesser_cpu_commands", corpus, tmp_path, dtype),
+    variables={
       "ONEDNN_MAX_CPU_ISA": limit,
       "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
       "TF_XLA_FLAGS": f"--tf_xla_persistent_cache_directory={compiled}",

@@ -54,20 +54,16 @@ def tokens(seed):
 
 
 @every_variant
-def test_numpy_and_jax_forward_passes_agree(config):
-  params = oracle.random_parameters(config, seed=1)
-  inputs, _ = tokens(seed=2)
+def test_logits_agree_and_jax_gradients_are_the_slopes_of_the_numpy_loss(
+  config,
+):
+  params = oracle.random_parameters(config, seed=3)
+  inputs, targets = tokens(seed=4)
   logits = oracle.forward(config, params, inputs)
   assert logits.shape == (BATCH, LENGTH, config.vocab_size)
   np.testing.assert_allclose(
     oracle_jax.forward(config, params, inputs), logits, rtol=1e-12, atol=1e-12
   )
-
-
-@every_variant
-def test_jax_gradients_are_the_slopes_of_the_numpy_loss(config):
-  params = oracle.random_parameters(config, seed=3)
-  inputs, targets = tokens(seed=4)
   args = inputs, targets, Z_LOSS
   *terms, gradients = oracle_jax.loss_and_gradients(config, params, *args)
   np.testing.assert_allclose(
@@ -93,11 +89,6 @@ def test_jax_gradients_are_the_slopes_of_the_numpy_loss(config):
 
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 3, 0], [4, 4, 5, 5, 5, 5, 5]])
 LOSS_WEIGHTS = np.array([[0, 1, 1, 0.5, 1, 2, 0], [0, 1, 0, 0, 1, 1, 0.25]])
-DOCUMENTS = [
-  (row, SEGMENTS[row] == segment)
-  for row in range(BATCH)
-  for segment in np.unique(SEGMENTS[row])
-]
 
 
 @every_variant
@@ -130,88 +121,11 @@ def test_oracles_agree_on_segments_and_loss_weights(config):
   np.testing.assert_allclose(slope, np.diff(losses)[0] / 2e-6, rtol=1e-6)
 
 
-@every_variant
-def test_documents_of_a_row_have_the_logits_and_loss_of_documents_alone(config):
-  params = oracle.random_parameters(config, seed=22)
-  inputs, targets = tokens(seed=23)
-  logits = oracle.forward(config, params, inputs, SEGMENTS)
-  sums = np.zeros(2)
-  for row, inside in DOCUMENTS:
-    alone = inputs[[row]][:, inside], targets[[row]][:, inside]
-    np.testing.assert_allclose(
-      oracle.forward(config, params, alone[0])[0],
-      logits[row, inside],
-      rtol=1e-9,
-    )
-    weights = LOSS_WEIGHTS[[row]][:, inside]
-    if weights.any():
-      sums += weights.sum() * np.array(
-        oracle.loss(config, params, *alone, Z_LOSS, loss_weights=weights)
-      )
-  np.testing.assert_allclose(
-    oracle.loss(
-      config, params, inputs, targets, Z_LOSS, SEGMENTS, LOSS_WEIGHTS
-    ),
-    sums / LOSS_WEIGHTS.sum(),
-    rtol=1e-12,
-  )
-
-
 def test_the_jax_oracle_leaves_other_jax_code_in_float32():
   params = oracle.random_parameters(SMALL, seed=1)
   logits = oracle_jax.forward(SMALL, params, tokens(seed=2)[0])
   assert logits.dtype == np.float64
   assert jax.numpy.ones(1).dtype == np.float32
-
-
-@every_variant
-def test_future_tokens_do_not_change_past_logits(config):
-  params = oracle.random_parameters(config, seed=6)
-  inputs, other = tokens(seed=7)
-  changed = inputs.copy()
-  changed[:, 4:] = (inputs[:, 4:] + 1 + other[:, 4:] % 16) % 17
-  before = oracle.forward(config, params, inputs)
-  after = oracle.forward(config, params, changed)
-  np.testing.assert_array_equal(after[:, :4], before[:, :4])
-  assert np.all(np.abs(after[:, 4:] - before[:, 4:]).max(axis=-1) > 1e-3)
-
-
-def test_the_two_norms_blocks_and_attentions_give_different_logits():
-  inputs, _ = tokens(seed=8)
-  logits = [
-    oracle.forward(c, oracle.random_parameters(c, seed=9), inputs)
-    for c in VARIANTS
-  ]
-  for one, other in itertools.combinations(logits, 2):
-    assert np.abs(one - other).max() > 1e-2
-
-
-def test_multi_head_with_equal_heads_is_multi_query():
-  config = dataclasses.replace(SMALL, attention="multi_head")
-  params = oracle.random_parameters(SMALL, seed=10)
-  repeated = {
-    name: np.stack([value] * SMALL.num_heads, axis=1)
-    if name.endswith(("attention/k", "attention/v"))
-    else value
-    for name, value in params.items()
-  }
-  inputs, _ = tokens(seed=11)
-  np.testing.assert_array_equal(
-    oracle.forward(config, repeated, inputs),
-    oracle.forward(SMALL, params, inputs),
-  )
-
-
-def test_rotary_scores_depend_on_relative_position_only():
-  rng = np.random.default_rng(12)
-  q, k = rng.standard_normal((2, 8))
-  queries = oracle.rotate(np.broadcast_to(q, (1, 20, 1, 8)))[0, :, 0]
-  keys = oracle.rotate(np.broadcast_to(k, (1, 20, 1, 8)))[0, :, 0]
-  scores = queries @ keys.T
-  np.testing.assert_allclose(
-    scores[1:, 1:], scores[:-1, :-1], rtol=0, atol=1e-12
-  )
-  assert np.ptp(scores[:, 0]) > 1.0
 
 
 def test_rotary_turns_halves_with_the_frequencies_of_theta_10000():
@@ -234,33 +148,6 @@ def test_equal_logits_cost_the_logarithm_of_the_vocabulary():
     [np.log(17), 0.5 * np.log(17) ** 2],
     rtol=1e-14,
   )
-
-
-@pytest.mark.parametrize(
-  ("sizes", "published"),
-  [  # PaLM Table 1; exact counts without norm scales
-    ((32, 4096, 16, 16384), 8_631_877_632),
-    ((64, 8192, 32, 32768), 62_495_129_600),
-    ((118, 18432, 48, 73728), 540_354_281_472),
-  ],
-  ids=["8b", "62b", "540b"],
-)
-def test_shapes_count_the_published_parameters(sizes, published):
-  num_layers, d_model, num_heads, d_ff = sizes
-  config = PalmConfig(
-    num_layers=num_layers,
-    d_model=d_model,
-    num_heads=num_heads,
-    d_kv=256,
-    d_ff=d_ff,
-    vocab_size=256_000,
-    sequence_length=2048,
-  )
-  shapes = oracle.parameter_shapes(config)
-  counts = {name: int(np.prod(shape)) for name, shape in shapes.items()}
-  scales = sum(n for name, n in counts.items() if name.endswith("scale"))
-  assert sum(counts.values()) - scales == published
-  assert scales == (num_layers + 1) * d_model
 
 
 def some_parameters(seed):
@@ -322,18 +209,6 @@ def test_adafactor_takes_the_steps_of_optax(beta1, changes):
         assert error < 1e-6 * np.linalg.norm(value), (name, k)
   assert min(norms) < settings.gradient_clip < max(norms)
   assert ours.learning_rate == 20**-0.5
-
-
-def test_first_adafactor_update_is_the_sign_of_the_gradient_scaled():
-  params, gradients = some_parameters(seed=16), some_parameters(seed=17)
-  stepped = oracle.Adafactor(PALM_ADAFACTOR, params).step(params, gradients)
-  for name, p in params.items():
-    scale = max(1e-3, np.sqrt(np.mean(p**2)))
-    np.testing.assert_allclose(
-      stepped[name],
-      p * (1 - 0.01**2) - 0.1 * 0.01 * scale * np.sign(gradients[name]),
-      rtol=1e-12,
-    )
 
 
 def test_adafactor_without_gradients_shrinks_parameters_by_lr_squared():

@@ -3,15 +3,14 @@
 """Starts real runs of the command line on a small corpus, for the tests."""
 
 import json
-import os
 import pathlib
 import subprocess
-import sys
 
 import numpy as np
 import tensorflow as tf
 
 from palm_mtf.cli.main import main
+from tests import processes
 
 WORDS = "one two three four five six seven eight nine ten".split()
 
@@ -90,22 +89,10 @@ def run(command: str, corpus, model_dir, **macros: object) -> int:
   return main(arguments(command, corpus, model_dir, **macros))
 
 
-def python(*arguments: str) -> subprocess.Popen:
-  """Starts Python in a process of its own, which imports what this one does."""
-  return subprocess.Popen(
-    [sys.executable, *arguments],
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    text=True,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
-
-
 def start(command: str, corpus, model_dir, **macros: object):
   """Starts the command in a process of its own."""
-  return python(
-    "-m", "palm_mtf", *arguments(command, corpus, model_dir, **macros)
-  )
+  flags = arguments(command, corpus, model_dir, **macros)
+  return processes.start("-m", "palm_mtf", *flags)
 
 
 def finish(process: subprocess.Popen) -> str:

@@ -1,11 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Registers SeqIO tasks as T5 users write them, for the tests."""
+"""Registers SeqIO tasks as T5 users write them, and reads those there are."""
 
 import contextlib
 import functools
 from collections.abc import Iterator
 
+import gin
 import seqio
 import tensorflow as tf
 
@@ -84,3 +85,46 @@ def open_one(name, share=0.1, sequence_length=None):
 
 def texts_of(source, split="train") -> list[str]:
   return [d.text for name, d in source.documents() if name == split]
+
+
+def bind(**bindings: object) -> None:
+  """Sets parameters of palm_mtf.tasks as a gin file does; "__" is the dot."""
+  modules = dict.fromkeys(name.partition("__")[0] for name in bindings)
+  gin.clear_config()
+  gin.parse_config(
+    [
+      "from __gin__ import dynamic_registration",
+      *(f"from palm_mtf.tasks import {name}" for name in modules),
+      *(f"{k.replace('__', '.')} = {v!r}" for k, v in bindings.items()),
+    ]
+  )
+
+
+def examples_of(name: str) -> list[dict]:
+  """Returns the validation examples of a task or mixture, in their order."""
+  task = seqio.get_mixture_or_task(name)
+  dataset = task.get_dataset(split="validation", shuffle=False, seed=42)
+  return list(dataset.as_numpy_iterator())
+
+
+def text_of(example: dict, feature: str) -> str:
+  return example[f"{feature}_pretokenized"].decode()
+
+
+def targets_of(name: str, examples: list[dict]) -> list:
+  """Returns what the metric functions of a task get as targets."""
+  task = seqio.get_mixture_or_task(name)
+  return [
+    task.postprocess_fn(text_of(e, "targets"), example=e, is_target=True)
+    for e in examples
+  ]
+
+
+def scores_of(name: str, examples: list[dict], likelihood) -> dict[str, float]:
+  """Returns the metrics of a model that says `likelihood(example)`."""
+  targets = targets_of(name, examples)
+  scores = [float(likelihood(example)) for example in examples]
+  results = {}
+  for metric in seqio.get_mixture_or_task(name).score_metric_fns:
+    results |= metric(targets, scores)
+  return results

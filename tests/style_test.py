@@ -32,7 +32,6 @@ HEADER = (
 # Tests of the project, or of several modules at once.
 NOT_MIRRORED = {
   "architecture_test.py",
-  "bench_train_test.py",
   "cli/main_run_test.py",
   "conftest_test.py",
   "evaluate_processes_test.py",
@@ -97,26 +96,6 @@ def test_files_are_ascii():
 
 def test_file_names_say_what_is_in_the_file():
   assert_none(path for path in EVERY if Path(path).stem in SAYS_NOTHING)
-
-
-def test_modules_have_a_docstring():
-  assert_none(
-    path
-    for path in EVERY
-    if not path.startswith("tests/")
-    and not ast.get_docstring(nodes_of(path)[0])
-  )
-
-
-def test_public_functions_and_classes_have_docstrings():
-  assert_none(
-    f"{path}:{node.lineno}: {node.name}"
-    for path in PACKAGE
-    for node in nodes_of(path)[0].body
-    if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    and not node.name.startswith("_")
-    and not ast.get_docstring(node)
-  )
 
 
 def _arguments(docstring: str) -> Iterator[str]:

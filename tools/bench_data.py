@@ -5,12 +5,11 @@
   python tools/bench_data.py
   python tools/bench_data.py --input '/any/folder/**/*.jsonl' --size 32000
 
-encode  our reading, cutting and encoding of the documents on one core, against
-        SentencePiece called directly on the same texts on the same core; the
-        two take turns, and the ratio is the median over rounds (1: as fast).
-cache   all of `palm_mtf data cache`, on every core.
+encode  our reading, cutting and encoding of documents on one core, against
+        SentencePiece alone on the same texts and core
+cache   all of `palm_mtf data cache`, on every core
 batch   one call of Batches.batch, of the first step and of a far one, for one
-        source and for PaLM's mixture of six.
+        source and for PaLM's mixture of six
 
 Results are on stdout, one object a line with --json, progress is on stderr.
 """
@@ -22,10 +21,10 @@ import resource
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import sentencepiece
+from bench_command import one_line_errors, seconds_of
 
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
@@ -38,10 +37,9 @@ from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from palm_mtf.errors import UserError
 
 ROWS, LENGTH = 16, 256  # the quickstart's
-FAR_STEP = 10**9
+FAR_STEP = 10**9  # no table of what came before may make it slow
 CALLS = 200
 PALM_RATES = (0.5, 0.27, 0.13, 0.05, 0.04, 0.01)
 
@@ -49,7 +47,7 @@ PALM_RATES = (0.5, 0.27, 0.13, 0.05, 0.04, 0.01)
 def bench_encode(
   source: Source, vocabulary: Vocabulary, rounds: int
 ) -> dict[str, float]:
-  """Returns speeds of encoding on one core, MB of text a second."""
+  """Returns speeds of encoding on one core, MB/s of text."""
   texts = [document.text for _, document in source.documents()]
   megabytes = sum(len(text.encode()) for text in texts) / 1e6
   direct = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
@@ -66,7 +64,12 @@ def bench_encode(
   cores = os.sched_getaffinity(0)
   os.sched_setaffinity(0, {min(cores)})
   try:
-    secs = [(_time(encode_ours), _time(encode_directly)) for _ in range(rounds)]
+    # In turns, so that what slows the core down meets both; the ratio is the
+    # median over rounds, and 1 is as fast as SentencePiece alone.
+    secs = [
+      (seconds_of(encode_ours), seconds_of(encode_directly))
+      for _ in range(rounds)
+    ]
   finally:
     os.sched_setaffinity(0, cores)
   ratios = [theirs / ours for ours, theirs in secs]
@@ -83,8 +86,8 @@ def bench_encode(
 def bench_cache(
   source: Source, vocabulary: Vocabulary, folder: str
 ) -> tuple[dict[str, float], TokenStore]:
-  """Returns figures of writing a store, and the store."""
-  secs = _time(lambda: write_store(folder, source, vocabulary))
+  """Returns figures of writing a token store, and the store."""
+  secs = seconds_of(write_store, folder, source, vocabulary)
   store = read_store(folder)
   counts = store.train.counts + store.validation.counts
   num_bytes = sum(entry.stat().st_size for entry in os.scandir(folder))
@@ -109,7 +112,7 @@ def bench_batch(store: TokenStore, rates: tuple[float, ...]) -> dict:
   batches = Batches(rows, BatchSizes(ROWS))
 
   def read(first: int) -> float:
-    secs = [_time(lambda s=s: batches.batch(first + s)) for s in range(CALLS)]
+    secs = [seconds_of(batches.batch, first + i) for i in range(CALLS)]
     return 1e3 * statistics.median(secs)
 
   return {
@@ -119,12 +122,6 @@ def bench_batch(store: TokenStore, rates: tuple[float, ...]) -> dict:
     "ms": read(0),
     "ms_far": read(FAR_STEP),
   }
-
-
-def _time(function: Callable[[], object]) -> float:
-  start = time.perf_counter()
-  function()
-  return time.perf_counter() - start
 
 
 def _parse() -> argparse.Namespace:
@@ -146,7 +143,7 @@ def _results(arguments: argparse.Namespace) -> Iterator[dict]:
   with tempfile.TemporaryDirectory() as folder:
     vocabulary = load_vocabulary(folder, data, vocab_size=arguments.size)
     (source,) = open_sources(data)
-    # First, because encoding holds the texts in memory.
+    # First, for its peak memory: encoding holds all texts in a list.
     result, store = bench_cache(source, vocabulary, f"{folder}/store")
     yield {"benchmark": "cache", **result}
     result = bench_encode(source, vocabulary, arguments.rounds)
@@ -155,25 +152,21 @@ def _results(arguments: argparse.Namespace) -> Iterator[dict]:
       yield {"benchmark": "batch", **bench_batch(store, rates)}
 
 
-def main() -> int:
-  """Prints every figure; returns the exit code."""
+@one_line_errors
+def main() -> None:
+  """Prints every figure."""
   configure_logging()
   arguments = _parse()
-  try:
-    for result in _results(arguments):
-      if arguments.json:
-        print(json.dumps(result), flush=True)
-        continue
-      name = result.pop("benchmark")
-      figures = (
-        f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in result.items()
-      )
-      print(f"{name:8}{'  '.join(figures)}", flush=True)
-  except UserError as error:
-    print(f"bench_data: {error}", file=sys.stderr)
-    return 2
-  return 0
+  for result in _results(arguments):
+    if arguments.json:
+      print(json.dumps(result), flush=True)
+      continue
+    name = result.pop("benchmark")
+    figures = (
+      f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
+      for key, value in result.items()
+    )
+    print(f"{name:8}{'  '.join(figures)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,61 +5,46 @@
   python tools/bench_optimizer.py
   python tools/bench_optimizer.py --gin.SECOND_MOMENT='"factored"' --json
 
-A whole step and the same step up to the gradients' global norm, on one random
-batch of the recipe's size, take turns in one process; the optimizer's share is
-what the whole one takes longer, over the whole one. The median over --rounds
-pairs is printed, with the quartiles, by the clock and by the CPU seconds of the
-process; on a busy machine only the latter mean something. --gin_file and
---gin.NAME=VALUE are those of `palm_mtf train`. Results are on stdout.
+--gin_file and --gin.NAME=VALUE are those of `palm_mtf train`. Results are on
+stdout.
 """
+
+# A whole step and the same step up to the gradients' global norm take turns in
+# one process, on one random batch of the recipe's size. The share is the
+# difference of their times over the time of the whole step; the median over
+# --rounds pairs is printed, with the quartiles. On a busy machine the CPU
+# seconds of the process mean something, and the clock does not.
 
 import argparse
 import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
+from bench_command import (
+  one_line_errors,
+  random_tokens,
+  read_gin_arguments,
+  train_config,
+)
 
 from palm_mtf.config import Config
-from palm_mtf.errors import UserError, check_count
-
-# Beside this file; nothing else puts the folder on the path under pytest.
-sys.path.append(str(Path(__file__).resolve().parent))
-from bench_command import macros_of, train_config
+from palm_mtf.errors import check_count
 
 WARM_UP_STEPS = 3  # not timed: the first compiles, the others fill caches
 RECIPE = "recipes/quickstart.gin"
 
 
-def read_arguments() -> tuple[argparse.Namespace, list[str]]:
-  """Returns the command line's choices, and macros as gin wants them."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  add = parser.add_argument
-  add("--gin_file", action="append", help=f"by default {RECIPE}")
-  add("--rounds", type=int, default=20, help="timed pairs of steps")
-  add("--json", action="store_true", help="print one object")
-  chosen, others = parser.parse_known_args()
-  check_count("--rounds", chosen.rounds)
-  return chosen, macros_of(others)
-
-
 def seconds_of_pairs(config: Config, rounds: int) -> dict[str, list]:
-  """Returns the seconds of whole steps and of their gradients, in pairs.
-
-  Returns:
-    A list of `rounds` pairs for "clock" and one for "cpu".
-  """
+  """Returns [rounds] pairs of seconds: of whole steps, and of gradients."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.session import session_config
   from palm_mtf.programs.train_program import build_train_program
 
   model, mesh = config.model, config.mesh_layout
   batch_size = config.run.batch_sizes.sizes[0] // mesh.num_microbatches
-  tokens = np.random.default_rng(0).integers(
-    model.vocab_size, size=[batch_size, model.sequence_length]
-  )
+  tokens = random_tokens(model, batch_size)
   with (
     tf.Graph().as_default(),
     tf.Session(config=session_config(mesh.num_devices)) as session,
@@ -70,6 +55,8 @@ def seconds_of_pairs(config: Config, rounds: int) -> dict[str, list]:
     session.run(program.initialize)
     feeds = [*program.pods[0].features.values(), program.step]
     norm = program.metrics["grad_norm"]
+    # TensorFlow runs what a fetch needs: the norm needs every gradient, and
+    # nothing of the update.
     calls = [
       session.make_callable([norm, program.update], feeds),
       session.make_callable(norm, feeds),
@@ -80,16 +67,16 @@ def seconds_of_pairs(config: Config, rounds: int) -> dict[str, list]:
         start = np.array([time.perf_counter(), time.process_time()])
         call(tokens, tokens, step)
         times.append([time.perf_counter(), time.process_time()] - start)
+  # Calls alternate: [2 * rounds, 2] becomes two arrays of [rounds, 2].
   clock, cpu = np.array(times[2 * WARM_UP_STEPS :]).T.reshape(2, -1, 2)
   return {"clock": clock.tolist(), "cpu": cpu.tolist()}
 
 
 def summarize(pairs: list[tuple[float, float]]) -> dict[str, float]:
-  """Returns the median share and its quartiles, and the median seconds.
+  """Returns the median share, its quartiles, and the median step seconds.
 
   Example:
-    [(2, 1), (2, 1.5), (2, 1.8)] has the shares 0.5, 0.25 and 0.1; the median
-    share is 0.25.
+    [(2, 1), (2, 1.5), (2, 1.8)] has the shares 0.5, 0.25 and 0.1.
   """
   shares = [(whole - gradients) / whole for whole, gradients in pairs]
   low, middle, high = np.percentile(shares, [25, 50, 75])
@@ -101,20 +88,16 @@ def summarize(pairs: list[tuple[float, float]]) -> dict[str, float]:
   }
 
 
-def main() -> int:
-  """Returns the exit code."""
-  try:
-    chosen, macros = read_arguments()
-    macros = [
-      "MODEL_DIR='none'",  # nothing is written
-      "NUM_MICROBATCHES=1",
-      *macros,
-    ]
-    files = chosen.gin_file or [RECIPE]
-    config = train_config(files, macros)
-  except UserError as error:
-    print(f"bench_optimizer: {error}", file=sys.stderr)
-    return 2
+@one_line_errors
+def main() -> None:
+  """Measures, and prints both shares."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  rounds_help = "timed pairs of steps"
+  parser.add_argument("--rounds", type=int, default=20, help=rounds_help)
+  chosen, macros = read_gin_arguments(parser, RECIPE)
+  check_count("--rounds", chosen.rounds)
+  files = chosen.gin_file or [RECIPE]
+  config = train_config(files, ["NUM_MICROBATCHES=1", *macros])
   seconds = seconds_of_pairs(config, chosen.rounds)
   records = {by: summarize(pairs) for by, pairs in seconds.items()}
   if chosen.json:
@@ -127,7 +110,6 @@ def main() -> int:
         f"{record['lower_quartile']:.1%} to {record['upper_quartile']:.1%}  "
         f"{record['step_secs']:.3f} s"
       )
-  return 0
 
 
 if __name__ == "__main__":

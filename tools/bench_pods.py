@@ -1,25 +1,24 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what the exchange of gradients between two pods costs a step.
+"""Measures the cost of the gradient exchange between two pods.
 
   python tools/bench_pods.py
   python tools/bench_pods.py --microbatches 1,4 --dcn_dtype float32 --json
 
-Two pods are server processes with a core each, and train the 26.6M-parameter
-model of bench_train.py in bfloat16. Three kinds of steps take turns in one run:
-
-  joined  both pods, which exchange their gradients: a training step
-  apart   both pods at once, each for itself: the same step without exchange
-  alone   the first pod for itself, the other idle
-
-`ratio` is the time of a step apart over that of one joined: 0.975 says that the
-exchange costs 2.5% of a step. `speed-up` is how much more two joined pods do
-than one alone; cores that share a clock and memory slow each other down without
-any exchange, so that it stays below 2 times `ratio`. Medians over --rounds are
-printed, and of `ratio` the lowest and the highest. A step is some microbatches
-of 8 sequences a pod: the more, the more work to the same gradients. Results
-are on stdout, progress is on stderr.
+Results are on stdout, progress is on stderr.
 """
+
+# Two pods are server processes with a core each, and train the model of
+# bench_peers.py in bfloat16. Three kinds of steps take turns in one run:
+#
+#   joined  both pods, which exchange their gradients: a training step
+#   apart   both pods at once, each for itself: the same step without exchange
+#   alone   the first pod for itself, the other idle
+#
+# `ratio` is the time of a step apart over that of one joined: 0.975 says that
+# the exchange costs 2.5% of a step. `speed-up` is the work of two joined pods
+# over that of one alone: cores that share a clock and memory slow each other
+# down without any exchange, so that it stays below 2 * ratio.
 
 import argparse
 import concurrent.futures
@@ -27,20 +26,16 @@ import dataclasses
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
+from bench_command import one_line_errors, random_tokens, seconds_of
+from bench_peers import BATCH_SIZE, PALM_OPTIMIZER, benchmark_config
 
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_choice, check_count
-
-# Beside this file; nothing else puts the folder on the path under pytest.
-sys.path.append(str(Path(__file__).resolve().parent))
-from bench_train import BATCH_SIZE, PALM_OPTIMIZER, benchmark_config
 
 NUM_PODS = 2
 WARM_UP_ROUNDS = 2  # not timed: they compile and fill caches
@@ -49,7 +44,7 @@ WARM_UP_ROUNDS = 2  # not timed: they compile and fill caches
 def rounds_of_steps(
   cluster, pods: PodsConfig, mesh: MeshLayout, rounds: int
 ) -> Iterator[dict[str, float]]:
-  """Yields the seconds of one step of each kind, of round after round."""
+  """Yields the seconds of one step of each kind, round after round."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.placement import Devices
   from palm_mtf.programs.train_program import build_train_program
@@ -57,9 +52,7 @@ def rounds_of_steps(
 
   config = benchmark_config("bfloat16")
   pod_batch_size = BATCH_SIZE * mesh.num_microbatches
-  shape = [pod_batch_size * NUM_PODS, config.sequence_length]
-  tokens = np.random.default_rng(0).integers(config.vocab_size, size=shape)
-  tokens = tokens.astype(np.int32)
+  tokens = random_tokens(config, pod_batch_size * NUM_PODS).astype(np.int32)
   batch = {"inputs": tokens, "targets": tokens}
   part = {name: rows[:pod_batch_size] for name, rows in batch.items()}
 
@@ -95,11 +88,8 @@ def rounds_of_steps(
       "alone": lambda number: each[0](part, number),
     }
     for number in range(WARM_UP_ROUNDS + rounds):
-      secs = {}
-      for kind, run in kinds.items():
-        start = time.perf_counter()
-        run(1 + number)  # step 0 would be taken on moments that are not 0
-        secs[kind] = time.perf_counter() - start
+      # From step 1 on: step 0 is that of moments that are still 0.
+      secs = {kind: seconds_of(run, 1 + number) for kind, run in kinds.items()}
       if number >= WARM_UP_ROUNDS:
         yield secs
 
@@ -133,6 +123,8 @@ def read_arguments() -> argparse.Namespace:
   add("--dcn_dtype", default="bfloat16", help="of gradients; or float32")
   add("--rounds", type=int, default=5, help="timed steps of each kind")
   add("--json", action="store_true", help="print one object a line")
+  # A step is some microbatches of 8 sequences a pod: the more, the more work to
+  # the same gradients.
   chosen = parser.parse_args()
   check_choice("--dcn_dtype", chosen.dcn_dtype, ["bfloat16", "float32"])
   check_count("--rounds", chosen.rounds)
@@ -147,13 +139,10 @@ def read_arguments() -> argparse.Namespace:
   return chosen
 
 
-def main() -> int:
-  """Returns the exit code."""
-  try:
-    chosen = read_arguments()
-  except UserError as error:
-    print(f"bench_pods: {error}", file=sys.stderr)
-    return 2
+@one_line_errors
+def main() -> None:
+  """Measures, and prints a line for each number of microbatches."""
+  chosen = read_arguments()
   pods = PodsConfig(
     num_pods=NUM_PODS, pods="local_servers", dcn_dtype=chosen.dcn_dtype
   )
@@ -186,7 +175,6 @@ def main() -> int:
         f"{record['ratio_max']:.3f})",
         flush=True,
       )
-  return 0
 
 
 if __name__ == "__main__":

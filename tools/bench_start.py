@@ -1,26 +1,22 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what commands take before they have done anything.
+"""Measures the start of commands: seconds until each has done a first thing.
 
   python tools/bench_start.py --model_dir runs/quickstart
   python tools/bench_start.py --model_dir runs/quickstart --only generate --json
-
-Each command runs in processes of its own, all of them once a round, so that
-what else the machine does falls on all alike. Printed are the medians of
-processor time, of all threads, and of wall time, in seconds:
 
   help       palm_mtf --help
   import     TensorFlow, as every command below imports it
   generate   to the first token
   score      of one text
   evaluate   one batch
-  train      to the end of the first step, and that saved; vocabulary and tokens
-             are there
+  train      one step and its checkpoint, with vocabulary and tokens there
 
---model_dir is of a finished run, of the quickstart say, and is only read from.
-XLA_FLAGS=--xla_cpu_max_isa=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 make a newer CPU
-compute like an older one. Results are on stdout.
+--model_dir is a finished run, which is only read. Results are on stdout.
 """
+
+# XLA_FLAGS=--xla_cpu_max_isa=AVX2 and ONEDNN_MAX_CPU_ISA=AVX2 make a newer CPU
+# compute like an older one.
 
 import argparse
 import json
@@ -35,20 +31,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench_command import one_line_errors
+
 from palm_mtf.errors import UserError, check_count
 
 _RUN = ("-m", "palm_mtf")
-_KEPT = ("vocabulary.model", "tokens")  # of a run, in another
+_KEPT = ("vocabulary.model", "tokens")  # of the run, copied for `train`
 _MAIN = ("-c", "import palm_mtf._tf")
 _ONE_STEP = ("TRAIN_STEPS=1", "EVAL_BATCHES=1", "PROMPTS=[]")
 
 
 def commands(model_dir: str, fresh_dir: str) -> dict[str, list[str]]:
-  """Returns what to run Python with, by name.
+  """Returns the arguments of Python, by the name of a command.
 
   Args:
-    model_dir: of a finished run.
-    fresh_dir: of one that has not begun.
+    model_dir: MODEL_DIR of a finished run.
+    fresh_dir: MODEL_DIR of a run that has not begun.
   """
   given = ["--model_dir", model_dir]
   config = os.path.join(model_dir, "config.gin")
@@ -86,10 +84,10 @@ def read_arguments() -> argparse.Namespace:
 
 
 def measure(arguments: Sequence[str]) -> tuple[float, float]:
-  """Runs Python once; returns processor and wall seconds.
+  """Runs Python once; returns CPU seconds of all threads, and wall seconds.
 
   Raises:
-    UserError: it failed; says what it said last.
+    UserError: it failed.
   """
   before, start = _child_seconds(), time.perf_counter()
   done = subprocess.run(
@@ -109,6 +107,7 @@ def _child_seconds() -> float:
 
 def measure_all(chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
   """Returns "cpu_secs" and "wall_secs", the medians, of each command."""
+  # All commands once a round: what else the machine does falls on all alike.
   taken: dict[str, list[tuple[float, float]]] = {}
   for _ in range(chosen.rounds):
     with tempfile.TemporaryDirectory() as folder:
@@ -134,14 +133,11 @@ def measure_all(chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
   }
 
 
-def main() -> int:
-  """Returns the exit code."""
-  try:
-    chosen = read_arguments()
-    found = measure_all(chosen)
-  except UserError as error:
-    print(f"bench_start: {error}", file=sys.stderr)
-    return 2
+@one_line_errors
+def main() -> None:
+  """Measures, and prints the medians of each command."""
+  chosen = read_arguments()
+  found = measure_all(chosen)
   if not chosen.json:
     print(f"{'command':<12}{'processor':>12}{'wall':>12}")
   for name, record in found.items():
@@ -149,7 +145,6 @@ def main() -> int:
       print(json.dumps({"command": name, **record}))
     else:
       print(f"{name:<12}{record['cpu_secs']:>12}{record['wall_secs']:>12}")
-  return 0
 
 
 if __name__ == "__main__":

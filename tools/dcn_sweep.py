@@ -1,20 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on two pods over links of all kinds; prints what each costs a step.
+"""Measures the step time of two pods over links of set bandwidth and delay.
 
   python -m tools.dcn_sweep
   python -m tools.dcn_sweep --mbits 1000,100 --delays_ms 0 --dtypes bfloat16
 
-The pods are servers of `palm_mtf pods serve` in two network namespaces of this
-machine (linked_namespaces.py), each with half of its cores; the client is
-`palm_mtf train` with recipes/quickstart.gin and pods/cluster.gin, beside the
-first. The link changes while it trains, and the median of --steps steps is
-printed, beside what accounting/communication.py says of a step from one over a
-link without limits and from the link alone. --picture draws both.
-
-It takes the rights of root, and iproute2. Results are on stdout, progress is on
+Needs the rights of root, and iproute2. Results are on stdout, progress is on
 stderr.
 """
+
+# The pods are servers of `palm_mtf pods serve` in two network namespaces of
+# this machine (linked_namespaces.py), each with half of its cores; the client
+# is `palm_mtf train`, beside the first. The link changes while it trains. The
+# median step over each link is printed beside the prediction of
+# accounting/prediction.py, from the step over a link without limits.
 
 import argparse
 import contextlib
@@ -37,7 +36,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
-from tools.bench_command import train_config
+from tools.bench_command import one_line_errors, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
 PORT = 2222
@@ -79,8 +78,9 @@ def client_command(model_dir: Path, dtype: str) -> list[str]:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
-  """Runs a program as long as the body lasts; it writes to a file."""
+  """Runs a program for as long as the body lasts, its output in a file."""
 
+  # After the fork, before the program: it dies with us, and has its own cores.
   def prepare() -> None:
     end_with_parent()
     if cores:
@@ -98,15 +98,15 @@ def running(command: Sequence[str], log: Path, cores=None) -> Iterator:
 
 
 class Client:
-  """A training run whose steps are read as they are logged."""
+  """A training run whose step times are read off metrics.jsonl."""
 
   def __init__(self, process: subprocess.Popen, log: Path, model_dir: Path):
-    """Reads what `process` logs in its MODEL_DIR."""
+    """Keeps the process, the path of its output, and its MODEL_DIR."""
     self._process, self._log = process, log
     self._metrics = model_dir / "metrics.jsonl"
 
   def step_secs(self, count: int) -> list[float]:
-    """Returns the seconds of the next steps that begin from now on."""
+    """Returns the seconds of `count` steps that begin from now on."""
     first = len(self._lines()) + SETTLING_STEPS
     end = time.monotonic() + TIMEOUT_SECS
     while len(lines := self._lines()) < first + count:
@@ -119,6 +119,7 @@ class Client:
   def _lines(self) -> list[str]:
     if not self._metrics.exists():
       return []
+    # What is behind the last line end is half a line, or nothing.
     *whole, _ = self._metrics.read_text().split("\n")
     return whole
 
@@ -156,8 +157,7 @@ def measure(
 @functools.cache
 def trained() -> tuple[PalmConfig, MeshLayout]:
   """Returns the model that the client trains, and the mesh of each pod."""
-  macros = ["MODEL_DIR='none'"]  # nothing is written
-  config = train_config([RECIPE], macros)
+  config = train_config([RECIPE], [])
   return config.model, config.mesh_layout
 
 
@@ -168,7 +168,7 @@ def measure_dtype(
   dtype: str,
   steps: int,
 ) -> list[dict]:
-  """Returns a record for each link; the first has no limits."""
+  """Returns a record for each link, the first of a link without limits."""
   model, mesh = trained()
   pods = pods_of(dtype)
   records = []
@@ -176,7 +176,7 @@ def measure_dtype(
     namespaces.set_link(link.bits_per_sec, link.delay_secs)
     median = statistics.median(client.step_secs(steps))
     if link == Link():
-      compute_secs = median
+      compute_secs = median  # which the prediction for the others starts from
     predicted = step_secs(model, mesh, pods, compute_secs, link)
     unlimited = link.bits_per_sec == math.inf
     records.append(
@@ -262,7 +262,7 @@ def draw(records: Sequence[dict], path: str) -> None:
 
 
 def say(text: str) -> None:
-  """Tells the user how far it is."""
+  """Writes a line of progress to stderr."""
   print(f"dcn_sweep: {text}", file=sys.stderr, flush=True)
 
 
@@ -287,7 +287,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def numbers(flag: str, given: str, least: float, most: float) -> list[float]:
-  """Returns a list of numbers, each checked."""
+  """Returns the numbers of a list "200,50", each checked."""
   try:
     values = [float(each) for each in given.split(",")]
   except ValueError:
@@ -297,21 +297,20 @@ def numbers(flag: str, given: str, least: float, most: float) -> list[float]:
   return values
 
 
+@one_line_errors
 def main(arguments: Sequence[str] | None = None) -> int:
   """Measures, prints and draws; returns the exit code."""
+  # An exception, so that servers, client and namespaces end.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  given = read_arguments(arguments)
+  links = [
+    Link(bits_per_sec=1e6 * mbits, delay_secs=delay / 1000)
+    for delay in given.delays_ms
+    for mbits in given.mbits
+  ]
   try:
-    given = read_arguments(arguments)
-    links = [
-      Link(bits_per_sec=1e6 * mbits, delay_secs=delay / 1000)
-      for delay in given.delays_ms
-      for mbits in given.mbits
-    ]
     with tempfile.TemporaryDirectory() as folder:
       records = measure(links, given.dtypes, given.steps, Path(folder))
-  except UserError as error:
-    print(f"dcn_sweep: {error}", file=sys.stderr)
-    return 2
   except KeyboardInterrupt:
     print("dcn_sweep: interrupted", file=sys.stderr)
     return 130

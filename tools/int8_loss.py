@@ -1,13 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what int8 weights cost: validation loss of a run, with and without.
+"""Measures the validation loss of a run with int8 weights and without.
 
   python tools/int8_loss.py --model_dir runs/quickstart
 
-The loss is over the rows that `palm_mtf evaluate` reads, of the newest
-checkpoint, by the decoder's own forward pass (decode/decoder.py): once in the
-activation dtype, once with WEIGHT_DTYPE = "int8". Results are on stdout.
+Results are on stdout.
 """
+
+# The loss is of the newest checkpoint, over the rows that `palm_mtf evaluate`
+# reads, by the decoder's own forward pass (decode/decoder.py): once in the
+# activation dtype, once with WEIGHT_DTYPE = "int8".
 
 import argparse
 import json
@@ -15,6 +17,8 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+
+from bench_command import one_line_errors
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint, newest_checkpoint
@@ -34,13 +38,13 @@ def mean_loss(
   batches: Iterable[Batch],
   weight_dtype: str,
 ) -> float:
-  """Returns -log p of a target, averaged over all targets of `batches`.
+  """Returns the mean of -log p over all targets, nats a token.
 
   Args:
-    checkpoint: the weights.
-    config: the architecture.
-    batches: of one shape and without segments.
-    weight_dtype: of DecodeConfig.
+    checkpoint: weights.
+    config: architecture.
+    batches: batches of one shape, without segments.
+    weight_dtype: WEIGHT_DTYPE, "activation" or "int8".
   """
   import numpy as np
 
@@ -57,6 +61,8 @@ def mean_loss(
     inputs = tf.placeholder(tf.int32, shape)
     targets = tf.placeholder(tf.int32, shape)
     laid_out = model.placement.LaidOutTensor
+    # A prompt of the whole row: prefill gives its activations, [batch, length,
+    # d_model], and the decoder's last product makes logits of them.
     y, _ = model.decoder.prefill(laid_out([inputs]), shape[1])
     flat = tf.reshape(y.tensor_list[0], [-1, config.d_model])
     (logits,) = model.decoder.logits(laid_out([flat])).tensor_list
@@ -64,7 +70,7 @@ def mean_loss(
       labels=tf.reshape(targets, [-1]), logits=tf.cast(logits, tf.float32)
     )
     restore(session, [model.slices], checkpoint.prefix)
-    session.run(model.prepare)
+    session.run(model.prepare)  # rounds the weights to int8, once
     losses, weights = [], []
     for batch in batches:
       feed = {inputs: batch["inputs"], targets: batch["targets"]}
@@ -76,11 +82,10 @@ def mean_loss(
 
 
 def measure(model_dir: str) -> dict:
-  """Returns both losses and what int8 costs.
+  """Returns both losses, both perplexities and their ratio.
 
   Raises:
-    UserError: there is no run with a checkpoint, or its rows hold several
-      documents that may not see each other.
+    UserError: there is no run with a checkpoint, or its rows are packed.
   """
   file = os.path.join(model_dir, "config.gin")
   if not os.path.isfile(file):
@@ -101,6 +106,7 @@ def measure(model_dir: str) -> dict:
       batch_size=run.batch_sizes.sizes[0], num_rows=run.num_validation_rows
     )
   )
+  # The decoder has no mask between documents.
   if "segments" in batches[0]:
     raise UserError(
       f'PACKING = "{data.packing}": rows hold several documents, of which a '
@@ -122,6 +128,7 @@ def measure(model_dir: str) -> dict:
   }
 
 
+@one_line_errors
 def main() -> None:
   """Prints the losses."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -129,11 +136,7 @@ def main() -> None:
   parser.add_argument("--json", action="store_true", help="print one object")
   arguments = parser.parse_args()
   configure_logging()
-  try:
-    results = measure(arguments.model_dir)
-  except UserError as error:
-    print(f"int8_loss: {error}", file=sys.stderr)
-    raise SystemExit(2) from None
+  results = measure(arguments.model_dir)
   if arguments.json:
     print(json.dumps(results))
     return
@@ -143,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(main())

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two network namespaces joined by a link of set bandwidth and delay.
 
-  10.77.0.1   tbf --->   link   <--- tbf   10.77.0.2
-
-The kernel's token bucket (tbf) limits what leaves either end. Where no delay is
-wanted, or the kernel can delay packets (netem), the link is a veth pair; else a
-process passes the packets of two TUN devices on, each after the delay.
-
-A process, which is this file run as a program, holds both namespaces open: with
-it they are gone, and it ends with whoever started it, however that comes.
+10.77.0.1   tbf --->   link   <--- tbf   10.77.0.2
 """
+
+# The kernel's token bucket (tbf) limits the bandwidth of either direction. The
+# link is a veth pair where the kernel can delay packets (netem), or none are to
+# be delayed; elsewhere a process passes the packets between two TUN devices on,
+# each after the delay.
+#
+# This file, run as a program, holds both namespaces open: the kernel removes
+# them when that process ends, and ends it with its parent.
 
 import collections
 import contextlib
@@ -53,16 +54,16 @@ def end_with_parent() -> None:
 
 
 class LinkedNamespaces:
-  """Both namespaces and their link; a context manager."""
+  """Two namespaces and their link, which end with the `with` block."""
 
   def __init__(self, has_delay: bool):
-    """Makes them.
+    """Makes namespaces and link.
 
     Args:
-      has_delay: the link is to have one, now and then.
+      has_delay: whether `set_link` will be called with a delay.
 
     Raises:
-      UserError: this machine, or this user, cannot.
+      UserError: a program or the rights of root are missing.
     """
     for program in ("ip", "tc", "nsenter"):
       if not shutil.which(program):
@@ -100,15 +101,15 @@ class LinkedNamespaces:
 
   @property
   def how(self) -> str:
-    """What the link is made of."""
+    """Kind of the link, for people."""
     return "a relay between TUN devices" if self._is_tun else "a veth pair"
 
   def command(self, side: int, *command: str) -> list[str]:
-    """Returns what runs a command in one of the namespaces."""
+    """Returns the command line that runs a command in one namespace."""
     return ["nsenter", f"--net={self._paths[side]}", *command]
 
   def set_link(self, bits_per_sec: float, delay_secs: float) -> None:
-    """Limits each direction; an infinite bandwidth is no limit."""
+    """Sets bandwidth and delay of each direction; infinity is no limit."""
     if self._is_tun:
       self._holder.stdin.write(f"{delay_secs}\n")
       self._holder.stdin.flush()
@@ -145,7 +146,7 @@ class LinkedNamespaces:
     ]
 
   def _end(self) -> None:
-    self._holder.communicate()  # which ends its input
+    self._holder.communicate()  # closes its stdin: it ends, and they with it
 
   def _has_netem(self) -> bool:
     command = "tc qdisc add dev lo root netem delay 1ms".split()
@@ -163,7 +164,7 @@ class LinkedNamespaces:
 class _Relay:
   """Passes packets from one device to another, each after a delay."""
 
-  delay_secs = 0.0  # of all of them
+  delay_secs = 0.0  # of all relays
 
   def __init__(self, source: int, sink: int):
     self._source, self._sink = source, sink
@@ -185,7 +186,7 @@ class _Relay:
 
 
 def _new_namespace() -> int:
-  """Enters a new network namespace; returns a descriptor of it."""
+  """Enters a new network namespace; returns its file descriptor."""
   libc = ctypes.CDLL(None, use_errno=True)
   if libc.unshare(_CLONE_NEWNET):
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

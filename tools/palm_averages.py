@@ -2,23 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints PaLM's Avg NLG and Avg NLU of a checkpoint's results on its 29 tasks.
 
-  python -m tools.palm_averages runs/mine/eval/step_00001000
-
-after `palm_mtf evaluate` with EVAL_TASKS = ["palm_english_few_shot"], or with
-"palm_english" and NUM_SHOTS = 1 as in the paper's averages.
+python -m tools.palm_averages runs/mine/eval/step_00001000
 """
+
+# The folder is written by `palm_mtf evaluate` with EVAL_TASKS =
+# ["palm_english_few_shot"], or with "palm_english" and NUM_SHOTS = 1 as in the
+# paper's averages.
 
 import argparse
 import json
 import sys
 from pathlib import Path
 
-from palm_mtf.errors import UserError
 from palm_mtf.tasks.averages import palm_averages
+from tools.bench_command import one_line_errors
 
 
 def read_results(folder: Path) -> dict[str, dict[str, float]]:
-  """Returns the metrics of every task that an evaluation kept in `folder`."""
+  """Returns the metrics of every task whose results are in `folder`."""
   contents = [
     json.loads(path.read_text(encoding="utf-8"))
     for path in sorted(folder.glob("*.json"))
@@ -26,18 +27,14 @@ def read_results(folder: Path) -> dict[str, dict[str, float]]:
   return {content["task"]: content["metrics"] for content in contents}
 
 
-def main() -> int:
-  """Prints the averages; returns 2 if results are missing."""
+@one_line_errors
+def main() -> None:
+  """Prints the averages."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("folder", type=Path, help="MODEL_DIR/eval/step_...")
-  try:
-    averages = palm_averages(read_results(parser.parse_args().folder))
-  except UserError as error:
-    print(f"palm_averages: {error}", file=sys.stderr)
-    return 2
+  averages = palm_averages(read_results(parser.parse_args().folder))
   for name, value in averages.items():
     print(f"{name}  {value:.1f}")
-  return 0
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf checkpoints`: lists, verifies, compares and prunes them.
+"""`palm_mtf checkpoints`: lists, verifies, compares and prunes checkpoints."""
 
-All but comparing works on files alone, without TensorFlow.
-"""
+# `compare` alone reads tensors, and imports TensorFlow for that; the others
+# read manifests and hash files.
 
 import json
 import os
@@ -23,7 +23,7 @@ from palm_mtf.checkpoints.retention import removable, remove_checkpoint
 from palm_mtf.errors import UserError, check_count, did_you_mean
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.json_lines import read_json_lines
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.layout import ModelDir, step_of
 from palm_mtf.model_dir.lock import training_lock
 
 _WHOLE = "whole"
@@ -32,21 +32,17 @@ _WHOLE = "whole"
 def list_all(*, model_dir: str, as_json: bool) -> None:
   """Prints step, date, size, losses and state of every checkpoint.
 
-  The state is "whole" where all files have their sizes; `verify` compares their
-  bytes. What was set aside is listed as well.
-
   Args:
     model_dir: MODEL_DIR of a training run.
     as_json: print one JSON object a checkpoint.
-
-  Raises:
-    UserError: there is no such folder, or it has no checkpoint.
   """
   losses = _read_losses(model_dir)
   rows = []
   for path in _folders(model_dir):
-    row = {"step": _step(path), "path": path, "state": _WHOLE}
+    row = {"step": step_of(path), "path": path, "state": _WHOLE}
     try:
+      # Compares the sizes of files with the manifest. `verify` hashes the
+      # files too, which reads every byte of them.
       checkpoint = read_checkpoint(path)
       row["written"] = checkpoint.written.isoformat(" ")
       row["bytes"] = checkpoint.num_bytes
@@ -54,7 +50,8 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
       row["state"] = f"damaged: {error}"
     rows.append(row | losses.get(row["step"], {}))
   for path in _set_aside(model_dir):
-    rows.append({"step": _step(path), "path": path, "state": "set aside"})
+    step = step_of(path.partition(".damaged")[0])
+    rows.append({"step": step, "path": path, "state": "set aside"})
   if as_json:
     for row in rows:
       print(json.dumps(row))
@@ -82,23 +79,19 @@ def verify(*, model_dir: str, as_json: bool) -> None:
     as_json: print one JSON object a checkpoint.
 
   Raises:
-    UserError: there is no such folder, it has no checkpoint, or one is damaged.
+    UserError: there is no such folder or checkpoint, or one is damaged.
   """
-  damaged = []
-  paths = _folders(model_dir)
+  damaged, paths = [], _folders(model_dir)
   for path in paths:
-    state = _state(path)
-    if state != _WHOLE:
-      damaged.append(path)
-    if as_json:
-      print(json.dumps({"step": _step(path), "path": path, "state": state}))
-    else:
-      print(f"{path}  {state}")
+    # A checkpoint of gigabytes is hashed for seconds: each is printed at once.
+    row = {"step": step_of(path), "path": path, "state": _state(path)}
+    print(json.dumps(row) if as_json else f"{path}  {row['state']}")
+    if row["state"] != _WHOLE:
+      damaged.append(os.path.basename(path))
   if damaged:
     raise UserError(
       f"{len(damaged)} of {len(paths)} checkpoints in {model_dir} are damaged: "
-      f"{', '.join(map(os.path.basename, damaged))}; training goes on from the "
-      "newest that is whole."
+      f"{', '.join(damaged)}; training goes on from the newest that is whole."
     )
 
 
@@ -106,37 +99,29 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
   """Prints in which names, shapes, numbers and settings two checkpoints differ.
 
   Args:
-    first: a checkpoint's folder, a MODEL_DIR, or a TensorFlow prefix.
-    second: another.
+    first: path of a checkpoint or MODEL_DIR, or a TensorFlow prefix.
+    second: path or prefix to compare it with.
     as_json: print one JSON object.
-
-  Raises:
-    UserError: one of them is not there or damaged.
   """
-  weights = find_weights("A", first), find_weights("B", second)
-  shapes = [read_shapes(each) for each in weights]
-  names = [set(each) for each in shapes]
-  shared = sorted(names[0] & names[1])
+  a, b = weights = find_weights("A", first), find_weights("B", second)
+  ours, theirs = map(read_shapes, weights)
+  shared = sorted(ours.keys() & theirs.keys())
   other_shapes = {
-    name: [list(each[name]) for each in shapes]
+    name: [list(ours[name]), list(theirs[name])]
     for name in shared
-    if shapes[0][name] != shapes[1][name]
+    if ours[name] != theirs[name]
   }
-  differences = _differences(
-    weights, [name for name in shared if name not in other_shapes]
-  )
+  differences = _differences(weights, set(shared) - other_shapes.keys())
   results = {
-    "first": weights[0].place,
-    "second": weights[1].place,
+    "first": a.place,
+    "second": b.place,
     "tensors": len(shared),
-    "only_in_first": sorted(names[0] - names[1]),
-    "only_in_second": sorted(names[1] - names[0]),
+    "only_in_first": sorted(ours.keys() - theirs.keys()),
+    "only_in_second": sorted(theirs.keys() - ours.keys()),
     "other_shapes": other_shapes,
     "max_difference": differences,
-    "other_settings": _other_settings(*weights),
-    "bitwise_equal": names[0] == names[1]
-    and not other_shapes
-    and not differences,
+    "other_settings": _other_settings(a, b),
+    "bitwise_equal": ours == theirs and not differences,
   }
   if as_json:
     print(json.dumps(results))
@@ -154,33 +139,32 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
 def prune(
   *, model_dir: str, keep: int, keep_every_steps: int | None, as_json: bool
 ) -> None:
-  """Removes all but the newest whole checkpoints, and says which.
-
-  Damaged ones are removed too, and do not count. Nothing is removed where none
-  is whole.
+  """Removes all but the newest whole checkpoints, and prints which.
 
   Args:
-    model_dir: MODEL_DIR of a training run that is not running.
-    keep: how many of the newest stay.
-    keep_every_steps: those whose step is a multiple of it stay too.
-    as_json: print one JSON object for each that is removed.
+    model_dir: MODEL_DIR of a training run.
+    keep: number of the newest whole checkpoints that stay.
+    keep_every_steps: checkpoints of every so many steps stay too; or None.
+    as_json: print one JSON object a removed checkpoint.
 
   Raises:
-    UserError: there is no such folder, it has no whole checkpoint, or a process
-      trains there.
+    UserError: a process trains there, or no checkpoint is whole.
   """
   check_count("--keep", keep)
   if keep_every_steps is not None:
     check_count("--keep_every_steps", keep_every_steps)
-  _folders(model_dir)
+  _folders(model_dir)  # before the lock, which makes the folder
   with training_lock(model_dir):
     states = {path: _state(path) for path in _folders(model_dir)}
     whole = [path for path, state in states.items() if state == _WHOLE]
+    # Without a whole checkpoint the damaged ones are all that is left of the
+    # run: a person may still mend one.
     if not whole:
       raise UserError(
         f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
         "is whole; nothing was removed."
       )
+    # Damaged checkpoints go as well, and do not count among those that stay.
     old = dict.fromkeys(removable(whole, keep, keep_every_steps), "old")
     removed = {p: state for p, state in states.items() if state != _WHOLE} | old
     for path in sorted(removed):
@@ -189,17 +173,15 @@ def prune(
       removed[path] = "set aside"
       with writing(path, None):
         shutil.rmtree(path)
-  for path in sorted(removed):
-    if as_json:
-      print(json.dumps({"removed": path, "reason": removed[path]}))
-    else:
-      print(f"removed {path} ({removed[path]})")
+  for path, reason in sorted(removed.items()):
+    row = {"removed": path, "reason": reason}
+    print(json.dumps(row) if as_json else f"removed {path} ({reason})")
   if not removed and not as_json:
     print(f"nothing to remove: {model_dir} has {len(whole)} checkpoints")
 
 
 def _folders(model_dir: str) -> list[str]:
-  """Returns the paths of the checkpoints; raises UserError if there is none."""
+  """Returns the paths of the checkpoints, oldest first, at least one."""
   if not os.path.isdir(model_dir):
     folder, name = os.path.split(model_dir.rstrip("/"))
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
@@ -217,17 +199,13 @@ def _folders(model_dir: str) -> list[str]:
 
 
 def _set_aside(model_dir: str) -> list[str]:
+  # Training renames a damaged checkpoint to step_<n>.damaged, and keeps it.
   root = ModelDir(model_dir).checkpoints
   return sorted(
     os.path.join(root, name)
     for name in os.listdir(root)
     if name.startswith("step_") and ".damaged" in name
   )
-
-
-def _step(path: str) -> int:
-  name = os.path.basename(path).removeprefix("step_")
-  return int(name.partition(".")[0])
 
 
 def _state(path: str) -> str:
@@ -239,7 +217,7 @@ def _state(path: str) -> str:
 
 
 def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
-  """Returns the losses in metrics.jsonl by their steps."""
+  """Returns the losses of metrics.jsonl, nats a token, by their steps."""
   losses = {}
   for values in read_json_lines(ModelDir(model_dir).metrics):
     names = {"loss", "validation_loss"} & values.keys()
@@ -250,25 +228,28 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
 def _differences(
   weights: Iterable[NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
-  """Returns the largest difference of each tensor that is not bitwise equal."""
+  """Returns the largest difference of each tensor that has other bits."""
   import numpy as np
 
   from palm_mtf._tf import tf
 
   readers = [tf.train.load_checkpoint(each.prefix) for each in weights]
   differences = {}
-  for name in names:
+  # One pair of tensors is read at a time: two models may not fit in memory.
+  for name in sorted(names):
     a, b = (reader.get_tensor(name) for reader in readers)
+    # Bytes, not values: -0 equals 0, and what is no number equals nothing.
     if a.tobytes() != b.tobytes():
       largest = float(np.max(np.abs(a.astype(np.float64) - b)))
+      # JSON has neither infinity nor what is no number.
       differences[name] = largest if np.isfinite(largest) else str(largest)
   return differences
 
 
 def _other_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
-  """Returns the macros whose values differ, where both say what they are."""
+  """Returns the macros whose values differ, with both values."""
   if not a.checkpoint or not b.checkpoint:
-    return {}
+    return {}  # a TensorFlow prefix has no manifest
   ours, theirs = _settings(a.checkpoint), _settings(b.checkpoint)
   return {
     name: [ours.get(name), theirs.get(name)]
@@ -279,6 +260,7 @@ def _other_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
 
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
   manifest = checkpoint.manifest
+  # The same TEXT_FILES may name other text: the hash of the tokens tells.
   return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}
 
 
@@ -291,8 +273,8 @@ def _shown(value: object) -> str:
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
-  """Prints columns, numbers to the right, the last to the left."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  # Numbers end in one column; the last cell, the state, begins in one.
   for *cells, last in rows:
     padded = [f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False)]
     print("  ".join([*padded, last]))

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf data cache`: encodes the documents of a run, for many runs.
+"""`palm_mtf data cache`: encodes the documents of a run into CACHE_DIR."""
 
-Training with the same CACHE_DIR reads what this wrote, and encodes what it did
-not. Started again after it was stopped, it goes on behind the last whole shard.
-"""
+# Training with the same CACHE_DIR reads these token stores, and encodes the
+# sources that have none. data/tokens/cache.py finds a store by a hash of its
+# text, so that runs share it, wherever the text lies.
 
 import json
 import os
@@ -25,36 +25,31 @@ def data_cache(
   verify: bool = False,
   as_json: bool = False,
 ) -> None:
-  """Encodes every source that CACHE_DIR lacks, and prints what is there.
+  """Encodes every source that CACHE_DIR lacks; prints the size of each.
 
   Args:
-    model_dir: where the vocabulary is, or is trained, if VOCABULARY is None;
-      and the cache, if CACHE_DIR is None.
+    model_dir: MODEL_DIR, for the vocabulary and tokens that have no other path.
     config: documents, vocabulary and CACHE_DIR.
-    verify: compare every byte that is there with its hash; what is damaged is
-      encoded anew.
+    verify: compare every byte of stored tokens with its hash.
     as_json: print one JSON object a source instead of lines for people.
-
-  Raises:
-    UserError: there is no text, or the disk is full.
   """
   check_model_dir(model_dir)
   model, data = config.model, config.data
+  # Without VOCABULARY the run's own is read from MODEL_DIR, or trained there.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_sources(data, model.sequence_length)
+  # A source of token ids is of one vocabulary; one of text is of any.
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   start = time.perf_counter()
+  # Text is read, encoded by a process a core, and written shard by shard: what
+  # is killed goes on behind the last whole shard.
   stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
   secs = time.perf_counter() - start
   for source, (path, store) in zip(sources, stores, strict=True):
     result = {"source": source.name, "path": path, **_describe(path, store)}
-    if as_json:
-      print(json.dumps(result))
-    else:
-      for name, value in result.items():
-        print(f"{name:24} {_text(value)}")
-      print()
+    lines = [f"{name:24} {_text(value)}\n" for name, value in result.items()]
+    print(json.dumps(result) if as_json else "".join(lines))
   if not as_json:
     print(f"{'secs':24} {secs:.1f}")
 
@@ -62,6 +57,7 @@ def data_cache(
 def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   counts = store.train.counts + store.validation.counts
   size = sum(entry.stat().st_size for entry in os.scandir(path))
+  # A token is 2 or 4 bytes on the disk; manifest and shard headers add some.
   return {
     "training_documents": store.train.counts.num_documents,
     "validation_documents": store.validation.counts.num_documents,

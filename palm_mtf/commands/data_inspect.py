@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf data inspect`: what a training step reads, as text.
+"""`palm_mtf data inspect`: prints the batch of a training step, as text."""
 
-Text that is learnt stands behind "|", what is only given (inputs of an example)
-behind ":"; "[eod]" between lines is the end of a document.
-"""
+# A line begins with "|" where its tokens are in the loss, and with ":" where
+# they are inputs of an example, which are read and not predicted. A line
+# "[eod]" is the end of a document.
 
 import collections
 import itertools
@@ -23,17 +23,16 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 def data_inspect(
   *, model_dir: str, config: Config, as_json: bool = False
 ) -> None:
-  """Prints the batches of INSPECT_STEPS: figures, and first rows as text.
+  """Prints figures and the first rows of the batches of INSPECT_STEPS.
 
   Args:
     model_dir: MODEL_DIR of a training run, or of one to come.
-    config: every setting that decides what a batch holds.
+    config: settings that decide the content of a batch.
     as_json: print one JSON object a step instead of lines for people.
-
-  Raises:
-    UserError: as training would.
   """
   check_model_dir(model_dir)
+  # As training/prepare.py: a vocabulary and tokens that are not there yet are
+  # made, for the run to find.
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = load_corpus(
@@ -43,10 +42,7 @@ def data_inspect(
   num_rows = config.inspection.inspect_rows
   for step in config.inspection.inspect_steps:
     result = describe_step(batches, step, vocabulary, num_rows)
-    if as_json:
-      print(json.dumps(result))
-    else:
-      _print_step(result)
+    print(json.dumps(result) if as_json else "\n".join(_lines(result)))
 
 
 def describe_step(
@@ -54,7 +50,8 @@ def describe_step(
 ) -> dict:
   """Returns the figures of a step's batch, and its first rows as text."""
   batch, pieces = batches.batch(step), batches.pieces(step)
-  targets = batch["targets"]
+  targets = batch["targets"]  # [rows, length]
+  # Rows of joined documents have no weights: every token is in the loss.
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
   is_padding = _is_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
@@ -85,12 +82,12 @@ def describe_step(
 
 
 def _is_padding(batch: Batch, eod_id: int) -> np.ndarray:
-  """Marks the tokens behind the last document of a row, [batch, length]."""
+  """Marks padding, [rows, length], bool."""
   targets = batch["targets"]
   if "loss_weights" not in batch:
     return np.zeros(targets.shape, bool)
+  # Id 0 with weight 0 may be an input too; padding runs to the end of its row.
   unused = (targets == 0) & (batch["loss_weights"] == 0)
-  # Behind the last token that is used, nothing follows.
   return np.logical_and.accumulate(unused[:, ::-1], axis=1)[:, ::-1]
 
 
@@ -98,6 +95,8 @@ def _pieces(
   ids: np.ndarray, learnt: np.ndarray, vocabulary: Vocabulary
 ) -> Iterator[dict]:
   """Yields the texts of a row, cut where a document or its inputs end."""
+  # ids: [tokens], int32; learnt: [tokens], bool. A cut lies behind each [eod],
+  # and where inputs turn into targets.
   changes = (learnt[1:] != learnt[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
   for start, end in zip([0, *ends], ends, strict=False):
@@ -109,26 +108,27 @@ def _pieces(
     }
 
 
-def _print_step(result: dict) -> None:
+def _lines(result: dict) -> Iterator[str]:
+  """Yields the lines that people read."""
   rows, length = result["shape"]
-  print(f"step {result['step']}: {rows:,} rows of {length:,} tokens")
-  print(f"hash            {result['hash']} of {', '.join(result['features'])}")
+  yield f"step {result['step']}: {rows:,} rows of {length:,} tokens"
+  yield f"hash            {result['hash']} of {', '.join(result['features'])}"
   for name in ("learnt_share", "padding_share", "eod_share", "byte_share"):
-    print(f"{name:15} {100 * result[name]:.3f}%")
+    yield f"{name:15} {100 * result[name]:.3f}%"
   for source, tokens in result["tokens_per_source"].items():
-    print(f"tokens          {tokens:,} of {source}")
+    yield f"tokens          {tokens:,} of {source}"
   for number, row in enumerate(result["rows"]):
-    print(f"\nrow {number}:")
+    yield ""
+    yield f"row {number}:"
     for each in row["documents"]:
-      print(
+      yield (
         f"  {each['tokens']:,} tokens of {each['source']}, epoch "
         f"{each['epoch']}, document {each['document']:,}, from token "
         f"{each['begin']:,}"
       )
     for piece in row["pieces"]:
       mark = "|" if piece["learnt"] else ":"
-      for line in piece["text"].split("\n"):
-        print(f"{mark} {line}")
+      yield from (f"{mark} {line}" for line in piece["text"].split("\n"))
       if piece["ends_document"]:
-        print("[eod]")
-  print()
+        yield "[eod]"
+  yield ""

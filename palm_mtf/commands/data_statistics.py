@@ -1,16 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf data statistics`: what a corpus holds, and what of it twice.
+"""`palm_mtf data statistics`: counts documents, tokens, duplicates, overlap."""
 
-Documents, bytes, tokens, duplicates, and how much of the held-out documents, or
-of another evaluation set, is in the training documents. The work is in
-data/statistics/survey.py; this prints it.
-"""
+# Overlap is contamination as PaLM measured it (section 8): how much of the
+# held-out documents, or of another evaluation set, the training documents
+# contain. data/statistics/survey.py measures in two readings of all text; here
+# the numbers are printed.
 
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from palm_mtf.config import CorpusConfig, DataConfig
 from palm_mtf.data.sources.open import open_sources
@@ -32,13 +32,9 @@ def data_statistics(
   """Prints the statistics of the documents that a run learns from.
 
   Args:
-    model_dir: where vocabulary.model is, or is trained, if VOCABULARY is None;
-      where it cannot be trained, tokens are not counted.
+    model_dir: MODEL_DIR, for a vocabulary that has no other path.
     config: documents, vocabulary, and OVERLAP_FILES, read like TEXT_FILES.
     as_json: print one JSON object instead of a table for people.
-
-  Raises:
-    UserError: there is no text, or VOCABULARY is no fitting model.
   """
   check_model_dir(model_dir)
   sources = open_sources(config.data)
@@ -56,7 +52,7 @@ def data_statistics(
 
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
-  """Returns all documents of OVERLAP_FILES, of whatever split."""
+  """Returns the n-grams of all documents of OVERLAP_FILES."""
   files = TextFiles(
     [globs] if isinstance(globs, str) else globs,
     text_field=data.text_field,
@@ -64,6 +60,7 @@ def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
     name="OVERLAP_FILES",
     settings=MACROS._replace(files="OVERLAP_FILES"),
   )
+  # Both splits: none of an evaluation set is trained on.
   examples = Examples()
   for _, document in files.documents():
     examples.add(document)
@@ -72,12 +69,13 @@ def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the vocabulary of the run, or None, and says why."""
+  """Returns the vocabulary of the run, or None where it cannot be trained."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
   except UserError as error:
+    # Duplicates and overlap are of words, and need no vocabulary.
     if config.data.vocabulary is not None:
       raise
     _logger.warning(f"tokens are not counted: {error}")
@@ -85,8 +83,9 @@ def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
 
 
 def _as_json(result: Survey) -> dict[str, object]:
-  """Returns what --json prints."""
+  """Returns the object that --json prints."""
 
+  # Digests are bytes, which JSON lacks: a group is known by how it begins.
   def groups(found: Sequence[Group]) -> list[dict[str, object]]:
     return [
       {"size": each.size, "start": result.starts[each.digest]} for each in found
@@ -109,35 +108,50 @@ def _as_json(result: Survey) -> dict[str, object]:
   }
 
 
-def _lines(result: Survey) -> list[str]:
-  """Returns what is printed for people."""
+def _lines(result: Survey) -> Iterator[str]:
+  """Yields the table of sources and the figures of all text, for people."""
   measured = dict(result.sources)
   if len(measured) > 1:
     measured["all"] = result.total
   header = ("source", "documents", "bytes", "tokens", "held out")
   header += ("exact copies", "near copies", "longest")
-  longest = result.total.counts
-  return [
-    *_table([header, *(_row(*each) for each in measured.items())]),
-    "",
-    *_copies_lines(result),
-    _line("longest document", f"{longest.longest_bytes:,} bytes"),
-    _line("", repr(longest.longest_start)),
-    *_held_out_lines(result),
-    *(
-      line
-      for name, overlap in result.contamination.items()
-      if name != "validation"
-      for line in (
-        _line(name, f"{overlap.examples:,} documents"),
-        *_overlap_lines(overlap),
-      )
-    ),
-  ]
-
-
-def _line(name: str, text: str) -> str:
-  return f"{name:18} {text}"
+  yield from _table([header, *(_row(*each) for each in measured.items())])
+  yield ""
+  counts, found = result.total
+  share = _percent(found.exact_bytes, counts.bytes)
+  yield (
+    f"exact copies       {found.exact_documents:,} documents, "
+    f"{found.exact_bytes:,} bytes ({share}) repeat another's text"
+  )
+  yield from _group_lines(found.largest_exact, "documents", result)
+  share = _percent(found.near_bytes, counts.bytes)
+  yield (
+    f"near copies        {found.near_texts:,} texts, {found.near_bytes:,} "
+    f"bytes ({share}) beyond one of each group"
+  )
+  # "about": MinHash estimates the share (statistics/near_duplicates.py).
+  yield (
+    f"  groups           {found.near_groups:,}, of texts with about 80% of "
+    "their 5-word runs in common"
+  )
+  yield from _group_lines(found.largest_near, "texts", result)
+  yield f"longest document   {counts.longest_bytes:,} bytes"
+  yield f"{'':18} {counts.longest_start!r}"
+  yield f"held out           {counts.held_out_documents:,} documents"
+  if counts.held_out_documents:
+    yield (
+      f"  exact copies     {found.exact_across:,} have the text of a training "
+      "document"
+    )
+    yield (
+      f"  near copies      {found.near_across:,} more are near copies of a "
+      "training document"
+    )
+    yield from _overlap_lines(result.contamination["validation"])
+  for name, overlap in result.contamination.items():
+    if name != "validation":
+      yield f"{name:18} {overlap.examples:,} documents"
+      yield from _overlap_lines(overlap)
 
 
 def _row(name: str, measured: Measured) -> tuple[str, ...]:
@@ -154,92 +168,42 @@ def _row(name: str, measured: Measured) -> tuple[str, ...]:
   )
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-  """Returns aligned lines: names to the left, numbers to the right."""
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return [
-    "  ".join(
-      [
-        row[0].ljust(widths[0]),
-        *(x.rjust(width) for x, width in zip(row[1:], widths[1:], strict=True)),
-      ]
-    )
-    for row in rows
-  ]
-
-
-def _copies_lines(result: Survey) -> list[str]:
-  found, total_bytes = result.total.duplicates, result.total.counts.bytes
-  return [
-    _line(
-      "exact copies",
-      f"{found.exact_documents:,} documents, {found.exact_bytes:,} bytes "
-      f"({_percent(found.exact_bytes, total_bytes)}) repeat another's text",
-    ),
-    *_group_lines(found.largest_exact, "documents", result),
-    _line(
-      "near copies",
-      f"{found.near_texts:,} texts, {found.near_bytes:,} bytes "
-      f"({_percent(found.near_bytes, total_bytes)}) beyond one of each group",
-    ),
-    _line(
-      "  groups",
-      f"{found.near_groups:,}, of texts with about 80% of their "
-      "5-word runs in common",
-    ),
-    *_group_lines(found.largest_near, "texts", result),
-  ]
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+  # Names begin in one column, numbers end in one.
+  first, *others = (max(map(len, x)) for x in zip(*rows, strict=True))
+  for name, *numbers in rows:
+    cells = (f"{x:>{w}}" for x, w in zip(numbers, others, strict=True))
+    yield "  ".join([f"{name:{first}}", *cells])
 
 
 def _group_lines(
   groups: Sequence[Group], what: str, result: Survey
-) -> list[str]:
-  return [
-    _line(f"  {each.size:,} {what}", repr(result.starts[each.digest]))
-    for each in groups
-  ]
+) -> Iterator[str]:
+  for group in groups:
+    name = f"  {group.size:,} {what}"
+    yield f"{name:18} {result.starts[group.digest]!r}"
 
 
-def _held_out_lines(result: Survey) -> list[str]:
-  counts, found = result.total.counts, result.total.duplicates
-  line = _line("held out", f"{counts.held_out_documents:,} documents")
-  if not counts.held_out_documents:
-    return [line]
-  return [
-    line,
-    _line(
-      "  exact copies",
-      f"{found.exact_across:,} have the text of a training document",
-    ),
-    _line(
-      "  near copies",
-      f"{found.near_across:,} more are near copies of a training document",
-    ),
-    *_overlap_lines(result.contamination["validation"]),
-  ]
-
-
-def _overlap_lines(overlap: Contamination) -> list[str]:
+def _overlap_lines(overlap: Contamination) -> Iterator[str]:
+  # The bounds are PaLM's (section 8): 8-grams, and 70% of an example's.
   share = _percent(overlap.contaminated, overlap.judged)
-  lines = [
-    _line(
-      "  contaminated",
-      f"{overlap.contaminated:,} ({share}) have 70% or more of their 8-grams "
-      "in training",
-    ),
-    _line(
-      "  8-grams",
-      f"{100 * overlap.ngram_share:.2f}% of all are in training documents",
-    ),
-    _line(
-      "  short",
-      f"{overlap.short:,} have fewer than 8 words; training documents have "
-      f"{overlap.contaminated_short:,} whole",
-    ),
-  ]
+  yield (
+    f"  contaminated     {overlap.contaminated:,} ({share}) have 70% or more "
+    "of their 8-grams in training"
+  )
+  yield (
+    f"  8-grams          {100 * overlap.ngram_share:.2f}% of all are in "
+    "training documents"
+  )
+  # A few words stand in any large text: short ones say little, and are told
+  # apart.
+  yield (
+    f"  short            {overlap.short:,} have fewer than 8 words; training "
+    f"documents have {overlap.contaminated_short:,} whole"
+  )
+  # A larger set is judged by a sample whose n-grams fit in memory.
   if overlap.judged < overlap.examples:
-    lines.append(_line("  judged", f"a sample of {overlap.judged:,} of them"))
-  return lines
+    yield f"  judged           a sample of {overlap.judged:,} of them"
 
 
 def _percent(part: int, whole: int) -> str:

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf evaluate`: how good checkpoints are, by loss or by tasks.
+"""`palm_mtf evaluate`: prints the loss or the task metrics of checkpoints."""
 
-Without EVAL_TASKS that is the validation loss of the newest checkpoint; with
-them it is what their metric functions say (evaluation/evaluator.py).
-"""
+# Without EVAL_TASKS: the validation loss of the newest checkpoint. With them:
+# the metrics of SeqIO tasks (evaluation/evaluator.py), of the checkpoints that
+# EVAL_CHECKPOINTS names.
 
 import dataclasses
 import json
@@ -41,13 +41,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting. One pod of the training evaluates, as many rows at
-      once as there.
+    config: every setting.
     as_json: print one JSON object a line instead of a table.
-
-  Raises:
-    UserError: there is no checkpoint, or it is of another model, or a task, its
-      split or its metric functions are missing.
   """
   check_model_dir(model_dir)
   mesh, run = config.mesh_layout, config.run
@@ -69,12 +64,14 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
     model_dir, shapes, config.evaluation, run.train_steps
   )
   vocabulary = _vocabulary_of(model_dir, config)
-  # All else is known to be good; SeqIO and TensorFlow take seconds.
+  # Last, because importing SeqIO and TensorFlow takes seconds: a bad setting
+  # is told before.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
 
   _warn_if_slow(model, mesh)
   evaluation = TaskEvaluation(model_dir, config, vocabulary)
   printed = False
+  # "every" waits for each new checkpoint of a run that trains meanwhile.
   for checkpoint in checkpoints:
     check_same_model(checkpoint, shapes, vocabulary.sha256)
     for outcome in _outcomes(evaluation, checkpoint):
@@ -91,10 +88,12 @@ def _vocabulary_of(model_dir: str, config: Config) -> Vocabulary:
 def _validation_results(
   model_dir: str, checkpoint: Checkpoint, config: Config
 ) -> dict[str, object]:
-  """Returns the loss over the validation text, by parts of a batch."""
+  """Returns loss, nats a token, and what follows from it."""
   model, mesh, run = config.model, config.mesh_layout, config.run
   vocabulary = _vocabulary_of(model_dir, config)
   check_same_model(checkpoint, parameter_shapes(model), vocabulary.sha256)
+  # One pod evaluates, as many rows at once as in training, where its memory
+  # sufficed: a batch is cut into the microbatches of all pods.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = load_corpus(
@@ -105,7 +104,7 @@ def _validation_results(
       batch_size=batch_size, num_rows=run.num_validation_rows
     )
   )
-  # All input is known to be good; TensorFlow takes seconds.
+  # TensorFlow is imported here, after every check.
   from palm_mtf.inference.loss_session import LoadedModel
 
   _warn_if_slow(model, mesh)
@@ -146,12 +145,13 @@ def _print_results(results: dict[str, object], as_json: bool) -> None:
 
 
 def _outcomes(evaluation, checkpoint: Checkpoint) -> Iterator["TaskOutcome"]:
-  """Yields what comes of the tasks; none if the checkpoint is removed."""
+  """Yields the metrics of each task; none if the checkpoint is removed."""
   from palm_mtf._tf import tf
 
   try:
     yield from evaluation.evaluate(checkpoint)
   except tf.errors.OpError:
+    # A run that trains meanwhile removes all but KEEP_CHECKPOINTS.
     if os.path.isdir(checkpoint.path):
       raise
     _logger.warning(
@@ -162,7 +162,8 @@ def _outcomes(evaluation, checkpoint: Checkpoint) -> Iterator["TaskOutcome"]:
 def _print_outcome(
   outcome: "TaskOutcome", as_json: bool, *, has_head: bool
 ) -> None:
-  """Prints a line for each metric, under one head for all."""
+  """Prints a line for each metric, the first under a head."""
+  # At once: the next checkpoint may be hours away.
   if as_json:
     print(json.dumps(dataclasses.asdict(outcome)), flush=True)
     return

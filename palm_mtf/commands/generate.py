@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf generate`: what the newest checkpoint adds to texts."""
+"""`palm_mtf generate`: continues texts by the newest checkpoint."""
 
 import dataclasses
 import json
@@ -33,26 +33,20 @@ def generate(
 ) -> None:
   """Prints continuations of texts.
 
-  The texts are `prompts`, the lines of `input_file`, PROMPTS, or what is typed
-  at a terminal: the first of these that there are.
-
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; those of training are not read.
-    prompts: texts.
-    input_file: file of prompts, one a line.
-    interactive: ask for prompts, whatever else there is.
+    prompts: texts to continue, or None.
+    input_file: path of a file of prompts, one a line, or None.
+    interactive: ask for prompts at stdin.
     as_json: print one JSON object a continuation instead of text for people.
-
-  Raises:
-    UserError: there is no checkpoint or no prompt, the checkpoint is of another
-      model, or a prompt is too long.
   """
   check_model_dir(model_dir)
   mesh, decode, run = config.mesh_layout, config.decode, config.run
   mesh_layout.check(mesh, config.model)
   model = resolved(config.model, mesh)
   config = dataclasses.replace(config, model=model)
+  # A terminal is asked only where no flag, file or macro gives a text.
   texts, origin = _find_prompts(prompts, input_file, run)
   asks = interactive or (not texts and sys.stdin.isatty())
   if asks and (prompts or input_file):
@@ -77,14 +71,19 @@ def generate(
 
   if not asks:
     check(texts)
-  # All input is known to be good; TensorFlow takes seconds.
+  # Last, because importing TensorFlow takes seconds: a bad prompt is told
+  # before.
   from palm_mtf.inference.decoder_session import step_session_config
   from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
 
   warn_if_slow(
     model, mesh, step_session_config(model, mesh, decode.weight_dtype)
   )
+  # The session keeps weights and compiled programs: each further prompt costs
+  # its tokens alone.
   with open_generator(checkpoint, config, vocabulary) as loaded:
+    # One row alone can be streamed: of several, or in JSON, nothing is shown
+    # before all of it is there.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if asks:
       _answer(loaded, check, is_one, as_json)
@@ -97,7 +96,7 @@ def generate(
 def _find_prompts(
   prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
 ) -> tuple[Sequence[str], str]:
-  """Returns the texts to continue and what the user calls them."""
+  """Returns the texts to continue, and the flag or macro that gave them."""
   if prompts and input_file:
     raise UserError("--prompt and --input: give one of them.")
   if prompts is not None:
@@ -134,11 +133,9 @@ def _print_all(
 
 def _record(prompt: str, number: int, result: "Continuation") -> dict:
   record = {"prompt": prompt, "continuation": result.text, "sample": number}
-  fields = dataclasses.asdict(result)
-  for name in ("num_tokens", "ended", "score"):
-    if fields[name] is not None:
-      record[name] = fields[name]
-  return record
+  fields = {x: getattr(result, x) for x in ("num_tokens", "ended", "score")}
+  # Only beams have scores.
+  return record | {k: v for k, v in fields.items() if v is not None}
 
 
 def _answer(
@@ -147,12 +144,13 @@ def _answer(
   streams: bool,
   as_json: bool,
 ) -> None:
-  """Continues each line of stdin until it ends."""
+  """Continues each line of stdin until an empty one, or its end."""
   print(
     "palm_mtf: type a text to continue; an empty line or Ctrl-D ends",
     file=sys.stderr,
   )
   while True:
+    # On stderr: stdout has continuations alone, and may be a pipe.
     print("> ", end="", file=sys.stderr, flush=True)
     prompt = sys.stdin.readline().rstrip("\n")
     if not prompt:

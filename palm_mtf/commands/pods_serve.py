@@ -1,10 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf pods serve`: the server of a pod whose client is elsewhere.
+"""`palm_mtf pods serve`: serves devices of this host to a client elsewhere."""
 
-It serves one client after another until it is stopped. All input is checked
-before TensorFlow is imported.
-"""
+# The server knows no model: a client sends it the part of the graph that is
+# placed on its devices, and it serves one client after another.
 
 import logging
 import os
@@ -31,19 +30,20 @@ def serve(
   threads: int | None = None,
   allow_any_address: bool = False,
 ) -> None:
-  """Serves devices of this host; prints where, and returns only by an error.
+  """Serves devices of this host until a signal stops it; prints where.
 
   Args:
-    listen: ADDRESS:PORT; port 0 is any that is free.
-    devices: virtual CPU devices.
-    threads: that share an operation's work; all servers of a run have as many.
-      None is one for each core.
-    allow_any_address: permits 0.0.0.0.
+    listen: ADDRESS:PORT; port 0 is any free port.
+    devices: number of virtual CPU devices.
+    threads: number of threads an operation has; None is one a core.
+    allow_any_address: permit 0.0.0.0, every address of this host.
 
   Raises:
     UserError: this host cannot listen there.
   """
   check_count("--devices", devices)
+  # How many threads share a sum decides its last bit, and pods hold the same
+  # bits: the servers of a run have equally many (cluster/server_info.py).
   threads = len(os.sched_getaffinity(0)) if threads is None else threads
   check_count("--threads", threads)
   host, port = split_address("--listen", listen)
@@ -53,6 +53,8 @@ def serve(
       f'--listen = "{listen}" lets every host that reaches this one run '
       "programs on it; give one address, or add --allow_any_address."
     )
+  # Some systems list their own name as 127.0.1.1 in /etc/hosts: a server that
+  # is named so would be reached by nobody else.
   if is_loopback(ip) and not _means_loopback(host):
     raise UserError(
       f'--listen = "{listen}": "{host}" is {ip} on this host, where no other '
@@ -66,7 +68,8 @@ def serve(
       "can run programs and read files as this user; let a firewall admit the "
       "client and the other servers alone"
     )
-  # Also in the threads of the server: they wait until this one asks for them.
+  # Threads of the server, made later, inherit the mask: the signals wait until
+  # this thread asks for them.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   from palm_mtf.cluster.connect import start_server
 
@@ -78,5 +81,4 @@ def serve(
 
 
 def _means_loopback(host: str) -> bool:
-  """Whether it is written so: some systems give their own name that address."""
   return host.startswith("localhost") or host.replace(".", "").isdigit()

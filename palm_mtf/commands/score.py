@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf score`: how likely texts are, by the newest checkpoint."""
+"""`palm_mtf score`: prints the likelihood of texts by the newest checkpoint."""
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import (
@@ -30,21 +30,15 @@ def score(
   input_files: Sequence[str] | None = None,
   as_json: bool = False,
 ) -> None:
-  """Prints log-likelihoods, in nats, of texts, targets or options.
-
-  Of documents also perplexity, exp(-log_likelihood / tokens), and bits per
-  byte, -log_likelihood / ln(2) / bytes. [eod] is not scored.
+  """Prints log-likelihoods of texts, targets or options, in nats.
 
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; those of training are not read.
-    texts: documents.
-    input_files: see inference/score_inputs.py.
+    texts: documents, or None.
+    input_files: paths of files of documents, targets or options
+      (inference/score_inputs.py), or None.
     as_json: print one JSON object a line instead of a table.
-
-  Raises:
-    UserError: there is no checkpoint or no text, the checkpoint is of another
-      model, or inputs and targets are longer than the sequence length.
   """
   check_model_dir(model_dir)
   mesh = config.mesh_layout
@@ -66,15 +60,19 @@ def score(
   )
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   encoded = _encode(items, vocabulary, model)
-  # All input is known to be good; TensorFlow takes seconds.
+  # Last, because importing TensorFlow takes seconds: a bad line of input is
+  # told before.
   likelihoods = _log_likelihoods(checkpoint, model, mesh, encoded, stride)
   records = []
   for item, examples in zip(items, encoded, strict=True):
     scores = [
-      _score(next(likelihoods), len(ids), text)
+      _score(next(likelihoods), len(ids), len(text.encode()), item.kind)
       for (_, ids), text in zip(examples, item.targets, strict=True)
     ]
-    records.append(_record(item, scores))
+    one = scores[0]
+    if item.kind == "options":
+      one = {**_best(scores), "options": scores}
+    records.append({"origin": item.origin, **one})
   totals = [*_totals(items, records)]
   if as_json:
     for record in [*records, *totals]:
@@ -94,7 +92,10 @@ def _check_stride(stride: int | None, model: PalmConfig) -> None:
 def _encode(
   items: Sequence[ScoreItem], vocabulary: Vocabulary, model: PalmConfig
 ) -> list[list[tuple[list[int], list[int]]]]:
-  """Returns the ids of inputs and targets, for each of the targets."""
+  """Returns the ids of inputs and targets, for each target of each item."""
+  # Inputs and targets are encoded apart, as in training: a piece that spans
+  # both would be one that the model never saw there. All texts go to
+  # SentencePiece at once, whose threads share them.
   texts = [text for item in items for text in (item.inputs, *item.targets)]
   encoded = iter(vocabulary.encode_batch(texts))
   found = []
@@ -102,6 +103,7 @@ def _encode(
     inputs = next(encoded)
     pairs = [(inputs, next(encoded)) for _ in item.targets]
     longest = max(len(given) + len(ids) for given, ids in pairs)
+    # A longer document is scored window by window; inputs would be cut.
     if item.kind != "text" and longest > model.sequence_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "
@@ -123,6 +125,8 @@ def _log_likelihoods(
   from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
 
+  # The scorer batches rows of like length, and yields the shortest first: the
+  # dict puts them back into the order of the input.
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
   warn_if_slow(model, mesh, session_config(mesh.num_devices))
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
@@ -130,41 +134,35 @@ def _log_likelihoods(
   return (found[index] for index in range(len(examples)))
 
 
-def _score(log_likelihood: float, num_tokens: int, text: str) -> dict:
-  return {
+def _score(
+  log_likelihood: float, num_tokens: int, num_bytes: int, kind: str
+) -> dict[str, float]:
+  """Returns the numbers of a text or target, or of all of them together."""
+  per_token = log_likelihood / num_tokens
+  score = {
     "log_likelihood": log_likelihood,
     "tokens": num_tokens,
-    "bytes": len(text.encode()),
-    "per_token": log_likelihood / num_tokens,
+    "bytes": num_bytes,
+    "per_token": per_token,
   }
-
-
-def _record(item: ScoreItem, scores: Sequence[dict]) -> dict:
-  if item.kind == "options":
-    return {"origin": item.origin, **_best(scores), "options": scores}
-  record = {"origin": item.origin, **scores[0]}
-  return {**record, **_of_text(record)} if item.kind == "text" else record
+  # Targets after inputs are no text of their own: they have neither.
+  if kind == "text":
+    # exp(710) is beyond float64: what is that unlikely stays a number.
+    score["perplexity"] = math.exp(min(-per_token, 700.0))
+    score["bits_per_byte"] = -log_likelihood / math.log(2) / num_bytes
+  return score
 
 
 def _best(scores: Sequence[dict]) -> dict[str, int]:
-  """Returns which option is the likeliest, in all, a token and a byte."""
+  """Returns the number of the likeliest option, in all, a token and a byte."""
 
-  def place_of(likelihoods: list[float]) -> int:
-    return likelihoods.index(max(likelihoods))
+  def best(value: Callable[[dict], float]) -> int:
+    return max(range(len(scores)), key=lambda i: value(scores[i]))
 
   return {
-    "best": place_of([x["log_likelihood"] for x in scores]),
-    "best_per_token": place_of([x["per_token"] for x in scores]),
-    "best_per_byte": place_of(
-      [x["log_likelihood"] / x["bytes"] for x in scores]
-    ),
-  }
-
-
-def _of_text(score: dict) -> dict[str, float]:
-  return {
-    "perplexity": math.exp(min(-score["per_token"], 700.0)),
-    "bits_per_byte": -score["log_likelihood"] / math.log(2) / score["bytes"],
+    "best": best(lambda x: x["log_likelihood"]),
+    "best_per_token": best(lambda x: x["per_token"]),
+    "best_per_byte": best(lambda x: x["log_likelihood"] / x["bytes"]),
   }
 
 
@@ -172,23 +170,16 @@ def _totals(
   items: Sequence[ScoreItem], records: Sequence[dict]
 ) -> Iterator[dict]:
   """Yields the sums over all documents, and over all targets."""
-  for kind in ("text", "targets"):
-    some = [
-      record
-      for item, record in zip(items, records, strict=True)
-      if item.kind == kind
-    ]
-    if len(some) < 2:
-      continue
-    total = {name: sum(x[name] for x in some) for name in ("tokens", "bytes")}
-    likelihood = math.fsum(x["log_likelihood"] for x in some)
-    total = {
-      "origin": f"all {len(some)} {'documents' if kind == 'text' else kind}",
-      "log_likelihood": likelihood,
-      **total,
-      "per_token": likelihood / total["tokens"],
-    }
-    yield {**total, **_of_text(total)} if kind == "text" else total
+  for kind, what in (("text", "documents"), ("targets", "targets")):
+    pairs = zip(items, records, strict=True)
+    some = [record for item, record in pairs if item.kind == kind]
+    if len(some) > 1:
+      # Perplexity and bits per byte are those of all tokens: means over
+      # documents would weigh a short one like a long one.
+      sums = (sum(x[name] for x in some) for name in ("tokens", "bytes"))
+      log_likelihood = math.fsum(x["log_likelihood"] for x in some)
+      score = _score(log_likelihood, *sums, kind)
+      yield {"origin": f"all {len(some)} {what}", **score}
 
 
 def _print_table(

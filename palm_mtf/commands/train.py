@@ -1,11 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf train`: prepares a run, trains, and says what came of it.
+"""`palm_mtf train`: prepares a run, trains, and prints the final loss."""
 
-All checks are in training/prepare.py, the loop is in training/loop.py.
-"""
+# training/prepare.py has the checks, training/loop.py the loop.
 
-import functools
 import logging
 import os
 import shlex
@@ -26,55 +24,45 @@ from palm_mtf.training.prepare import prepare
 _logger = logging.getLogger(__name__)
 
 
-def _alone(entry_point: Callable[..., None]) -> Callable[..., None]:
-  """Lets `entry_point` be the only one that changes its `model_dir`."""
-
-  @functools.wraps(entry_point)
-  def locked(*, model_dir: str, **settings: object) -> None:
-    check_model_dir(model_dir)
-    with training_lock(model_dir):
-      entry_point(model_dir=model_dir, **settings)
-
-  return locked
-
-
-@_alone
 def train(
   *,
   model_dir: str,
   config: Config,
   config_files: Callable[..., Mapping[str, str]] = lambda **resolved: {},
 ) -> None:
-  """Trains to `train_steps`, from the newest checkpoint if there is one.
-
-  Prints validation loss, unigram entropy and a continuation of each prompt.
+  """Trains to TRAIN_STEPS, from the newest checkpoint if there is one.
 
   Args:
-    model_dir: where everything the run makes is kept.
+    model_dir: MODEL_DIR, for everything that the run makes.
     config: every setting.
-    config_files: takes the macros that were resolved here, and returns the
-      files {name: text} to write into `model_dir` (config.gin).
+    config_files: function of the macros resolved here; returns {name: text} of
+      the files to write into `model_dir`.
 
   Raises:
     UserError: what was given cannot work; nothing has been overwritten.
     StoppedError: a signal came; the last step that was done is saved.
   """
-  job = prepare(model_dir, config)
-  quarantine_damaged(model_dir, job.checkpoint)
-  dtype = job.config.model.activation_dtype
-  for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
-    write_atomically(os.path.join(model_dir, name), text.encode())
-  outcome = _run(job)
-  _check_not_stopped(outcome, model_dir)
-  _report(outcome.validation_loss, job.unigram_entropy)
-  _print_texts(config.run.prompts, job.keep_samples(outcome.checkpoint))
-  _say_what_next(model_dir, config.run)
+  check_model_dir(model_dir)
+  # Two trainers would remove each other's checkpoints.
+  with training_lock(model_dir):
+    job = prepare(model_dir, config)
+    quarantine_damaged(model_dir, job.checkpoint)
+    # config.gin names the dtype that "auto" was resolved to: on another
+    # machine the run goes on in it.
+    dtype = job.config.model.activation_dtype
+    for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
+      write_atomically(os.path.join(model_dir, name), text.encode())
+    outcome = _run(job)
+    _check_not_stopped(outcome, model_dir)
+    _report(outcome.validation_loss, job.unigram_entropy)
+    _print_texts(config.run.prompts, job.keep_samples(outcome.checkpoint))
+    _say_what_next(model_dir, config.run)
 
 
 def _run(job: TrainJob) -> TrainOutcome:
-  """Trains: all input is known to be good."""
   config = job.config
-  # TensorFlow takes seconds, here as in the pods' servers: they begin before.
+  # The servers of pods start first: they import TensorFlow, which takes
+  # seconds, while this process does.
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
@@ -97,6 +85,8 @@ def _check_not_stopped(outcome: TrainOutcome, model_dir: str) -> None:
 
 
 def _report(loss: float, entropy: float) -> None:
+  # Both in nats, over the same tokens: the entropy is the least loss of a model
+  # that knows how frequent tokens are and reads no context.
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
   if loss < entropy:
@@ -111,7 +101,8 @@ def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
 
 
 def _say_what_next(model_dir: str, run: RunConfig) -> None:
-  program = os.path.relpath(sys.argv[0])  # as in .venv/bin/palm_mtf
+  # Commands that can be pasted: ".venv/bin/palm_mtf" where only that is there.
+  program = os.path.relpath(sys.argv[0])
   if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
     program = "palm_mtf"
   config = ModelDir(model_dir).config

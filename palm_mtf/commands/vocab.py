@@ -1,11 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf vocab` trains a vocabulary, `palm_mtf vocab inspect` shows one.
+"""`palm_mtf vocab` trains a vocabulary, `palm_mtf vocab inspect` shows one."""
 
-A run without VOCABULARY trains one of its own; this makes one that many runs
-share. It learns from every document of its input, held out by none of them.
-The work is in data/vocabulary/training.py and data/vocabulary/report.py.
-"""
+# A run without VOCABULARY trains its own, of its training split. This one is
+# for many runs, and learns from every document of --input, held out or not.
 
 import json
 import os
@@ -31,7 +29,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.model_dir.atomic_files import write_atomically
 
-# What is called by its macro elsewhere. Weights are not read.
+# Flags in place of the macros that messages name elsewhere. No weights.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
 _MEASURED_CHUNKS = 1024  # of the training sample, some 4,096 characters each
 
@@ -44,18 +42,18 @@ def vocab(
   text_field: str,
   as_json: bool,
 ) -> None:
-  """Trains a vocabulary, and prints what was made and how well it fits.
+  """Trains a vocabulary; prints its path, its hash and how well it fits.
 
   Args:
-    globs: the files to learn from.
+    globs: globs of the files to learn from.
     size: number of pieces.
-    prefix: PREFIX.model and PREFIX.vocab are written.
-    text_field: the field of a JSON line that is the text.
+    prefix: path of PREFIX.model and PREFIX.vocab, which are written.
+    text_field: field of a JSON line that is the text.
     as_json: print one JSON object.
 
   Raises:
-    UserError: PREFIX.model exists, there is no text, the text does not support
-      `size` pieces, or the files cannot be written.
+    UserError: PREFIX.model exists or cannot be written, or the text is too
+      little for `size` pieces.
   """
   check_count("--size", size, MIN_VOCAB_SIZE)
   path = f"{os.path.expanduser(prefix)}.model"
@@ -64,7 +62,8 @@ def vocab(
   model = learn_model(sample, size, size_setting="--size")
   pieces = list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
-  write_atomically(path, model)  # last: with it the vocabulary is there
+  # The model last: a run that finds it finds the whole vocabulary.
+  write_atomically(path, model)
   vocabulary = Vocabulary(path, setting="--output")
   # The sample is ordered by hash, so that its first chunks are of all files.
   fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
@@ -88,15 +87,14 @@ def inspect(
 
   Args:
     vocabulary: path of a SentencePiece model.
-    globs: the files to measure it on.
-    text_field: the field of a JSON line that is the text.
+    globs: globs of the files to measure it on.
+    text_field: field of a JSON line that is the text.
     as_json: print one JSON object.
-
-  Raises:
-    UserError: `vocabulary` is no model that a run can use, or there is no text.
   """
   path = os.path.expanduser(vocabulary)
   loaded = Vocabulary(path, setting="--vocabulary")
+  # Losses show in decode(encode(text)), so that a foreign model has them found
+  # as ours has: of probes, and of every document that is read.
   pieces = count_pieces(loaded)
   losses = find_losses(loaded)
   fit = measure_fit(loaded, _read(globs, text_field))
@@ -126,7 +124,7 @@ def inspect(
 
 
 def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
-  """Yields every text of the input; says what was left out."""
+  """Yields every text of the input."""
   source = TextFiles(
     globs,
     text_field=text_field,
@@ -153,6 +151,7 @@ def _check_output(prefix: str, path: str) -> None:
       f"{what}: {path} is there already, and checkpoints may depend on it; "
       "give another --output, or remove the file."
     )
+  # Before any work: the nearest folder that exists must be writable.
   folder = os.path.dirname(os.path.abspath(path))
   while not os.path.lexists(folder):
     folder = os.path.dirname(folder)
@@ -174,7 +173,6 @@ def _fit_results(fit: Fit) -> dict[str, int | float]:
 
 
 def _print(results: Mapping[str, Any], as_json: bool) -> None:
-  """Prints one JSON object, or a line for each result."""
   if as_json:
     print(json.dumps(results))
     return

@@ -16,7 +16,7 @@ from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.cluster.local_servers import PodServers, cores_of_pods
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
-from tests import runs
+from tests import processes, runs
 from tests.mtf_testing import SINGLE
 
 LOCAL_SERVERS = PodsConfig(num_pods=2, pods="local_servers")
@@ -177,5 +177,5 @@ def test_cores_are_divided_equally():
     "from palm_mtf.cluster.local_servers import cores_of_pods\n"
     "print(cores_of_pods(3))"
   )
-  out, error = runs.python("-c", program).communicate()
+  out, error = processes.start("-c", program).communicate()
   assert out == "[[0], [0], [0]]\n", error

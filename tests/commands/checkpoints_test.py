@@ -8,15 +8,20 @@ import os
 import numpy as np
 import pytest
 
-from palm_mtf.cli.main import main
 from palm_mtf.model_dir.lock import training_lock
 from tests.checkpoint_files import save_tensors, steps_of, write
 
 
-def results(capsys, *arguments, code=0):
+@pytest.fixture
+def results(palm_mtf):
   """Runs `palm_mtf checkpoints ... --json`; returns its results."""
-  assert main(["checkpoints", *arguments, "--json"]) == code
-  return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+  def run(*arguments, code=0):
+    found, out, _ = palm_mtf("checkpoints", *arguments, "--json")
+    assert found == code
+    return [json.loads(line) for line in out.splitlines()]
+
+  return run
 
 
 @pytest.fixture
@@ -33,39 +38,43 @@ def model_dir(tmp_path):
   return tmp_path
 
 
-def test_list_shows_step_date_size_losses_and_state(model_dir, capsys):
+def test_list_shows_step_date_size_losses_and_state(
+  model_dir, results, palm_mtf
+):
   os.unlink(model_dir / "checkpoints" / "step_00000001" / "weights.data")
-  rows = results(capsys, "list", str(model_dir))
+  rows = results("list", model_dir)
   assert [row["step"] for row in rows] == [1, 2, 3, 4, 2]
   assert rows[0]["state"].startswith("damaged: weights.data: No such file")
   assert rows[1]["bytes"] == 7
   assert (rows[1]["loss"], rows[1]["validation_loss"]) == (2.5, 3.5)
   assert "loss" not in rows[3]
   assert rows[4]["state"] == "set aside"
-  assert main(["checkpoints", "list", str(model_dir)]) == 0
-  head, first, second, *_ = capsys.readouterr().out.splitlines()
+  _, out, _ = palm_mtf("checkpoints", "list", model_dir)
+  head, first, second, *_ = out.splitlines()
   assert head.split()[:4] == ["step", "written", "megabytes", "loss"]
   assert first.split()[:2] == ["1", "-"]
   assert second.endswith("0.0  2.5000           3.5000  whole")
 
 
-def test_verify_finds_a_flipped_bit_and_exits_with_two(model_dir, capsys):
-  rows = results(capsys, "verify", str(model_dir), code=2)
+def test_verify_finds_a_flipped_bit_and_exits_with_two(
+  model_dir, results, palm_mtf
+):
+  rows = results("verify", model_dir, code=2)
   assert [row["state"] for row in rows] == [
     "whole",
     "whole",
     "damaged: weights.data does not hold the bytes that were written",
     "whole",
   ]
-  assert main(["checkpoints", "verify", str(model_dir)]) == 2
-  error = capsys.readouterr().err
+  code, _, error = palm_mtf("checkpoints", "verify", model_dir)
+  assert code == 2
   assert f"1 of 4 checkpoints in {model_dir} are damaged: step_0000" in error
 
 
 def test_prune_keeps_the_newest_whole_ones_and_says_what_it_removed(
-  model_dir, capsys
+  model_dir, results, palm_mtf
 ):
-  rows = results(capsys, "prune", str(model_dir), "--keep=2")
+  rows = results("prune", model_dir, "--keep=2")
   assert {os.path.basename(row["removed"]): row["reason"] for row in rows} == {
     "step_00000001": "old",
     "step_00000002.damaged": "set aside",
@@ -75,34 +84,34 @@ def test_prune_keeps_the_newest_whole_ones_and_says_what_it_removed(
   }
   assert steps_of(model_dir) == [2, 4]
   assert len(os.listdir(model_dir / "checkpoints")) == 2
-  assert main(["checkpoints", "prune", str(model_dir), "--keep=2"]) == 0
-  assert "nothing to remove" in capsys.readouterr().out
+  _, out, _ = palm_mtf("checkpoints", "prune", model_dir, "--keep=2")
+  assert "nothing to remove" in out
 
 
-def test_prune_keeps_every_so_many_steps(tmp_path, capsys):
+def test_prune_keeps_every_so_many_steps(tmp_path, results):
   for step in range(1, 8):
     write(tmp_path, step)
-  flags = [str(tmp_path), "--keep=1", "--keep_every_steps=3"]
-  assert len(results(capsys, "prune", *flags)) == 4
+  flags = [tmp_path, "--keep=1", "--keep_every_steps=3"]
+  assert len(results("prune", *flags)) == 4
   assert steps_of(tmp_path) == [3, 6, 7]
 
 
 def test_prune_removes_nothing_where_none_is_whole_or_a_trainer_runs(
-  model_dir, capsys
+  model_dir, fails
 ):
-  flags = ["checkpoints", "prune", str(model_dir), "--keep=1"]
+  flags = ["checkpoints", "prune", model_dir, "--keep=1"]
   with training_lock(str(model_dir)):
-    assert main(flags) == 2
-  assert f"process {os.getpid()} on" in capsys.readouterr().err
-  assert main([*flags[:-1], "--keep=0"]) == 2
+    assert f"process {os.getpid()} on" in fails(*flags)
+  assert fails(*flags[:-1], "--keep=0").startswith("--keep = 0: ")
   for path in model_dir.rglob("manifest.json"):
     path.unlink()
-  assert main(flags) == 2
-  assert "none of its 4 checkpoints is whole" in capsys.readouterr().err
+  assert "none of its 4 checkpoints is whole" in fails(*flags)
   assert len(os.listdir(model_dir / "checkpoints")) == 5
 
 
-def test_compare_tells_names_shapes_and_numbers_apart(tmp_path, capsys):
+def test_compare_tells_names_shapes_and_numbers_apart(
+  tmp_path, results, palm_mtf
+):
   ones = np.ones([3], np.float32)
   close, zero = ones.copy(), np.zeros([2], np.float32)
   close[1] += 0.5
@@ -111,7 +120,7 @@ def test_compare_tells_names_shapes_and_numbers_apart(tmp_path, capsys):
     tmp_path / "b", same=ones, near=close, shape=ones[:2], b=ones, z=-zero
   )
   a, b = str(tmp_path / "a"), str(tmp_path / "b")
-  (found,) = results(capsys, "compare", a, b)
+  (found,) = results("compare", a, b)
   assert found == {
     "first": a,
     "second": b,
@@ -123,10 +132,10 @@ def test_compare_tells_names_shapes_and_numbers_apart(tmp_path, capsys):
     "other_settings": {},
     "bitwise_equal": False,
   }
-  (found,) = results(capsys, "compare", a, a)
+  (found,) = results("compare", a, a)
   assert found["bitwise_equal"]
-  assert main(["checkpoints", "compare", a, b]) == 0
-  assert "max difference   near 0.5" in capsys.readouterr().out
+  _, out, _ = palm_mtf("checkpoints", "compare", a, b)
+  assert "max difference   near 0.5" in out
 
 
 @pytest.mark.parametrize(
@@ -140,9 +149,7 @@ def test_compare_tells_names_shapes_and_numbers_apart(tmp_path, capsys):
   ],
 )
 def test_what_cannot_work_is_one_line(
-  arguments, message, tmp_path, monkeypatch, capsys
+  arguments, message, tmp_path, monkeypatch, fails
 ):
   monkeypatch.chdir(tmp_path)
-  assert main(["checkpoints", *arguments]) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert message in line
+  assert message in fails("checkpoints", *arguments)

@@ -1,7 +1,48 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that commands read."""
+"""Commands, run in this process, and runs that they read."""
 
+import pytest
+
+from palm_mtf.cli.main import main
+from tests import runs
 from tests.report.conftest import write_run
 
 __all__ = ["write_run"]
+
+
+@pytest.fixture
+def palm_mtf(capsys):
+  """Runs a command; returns its exit code, output and errors."""
+
+  def run(*arguments):
+    code = main([str(each) for each in arguments])
+    return code, *capsys.readouterr()
+
+  return run
+
+
+@pytest.fixture
+def on_corpus(tmp_path, palm_mtf):
+  """Runs a command on texts in MODEL_DIR = tmp_path/run, as `palm_mtf` does."""
+
+  def run(command, texts, *flags, **macros):
+    model_dir = tmp_path / "run"
+    return palm_mtf(
+      *runs.arguments(command, texts, model_dir, **macros), *flags
+    )
+
+  return run
+
+
+@pytest.fixture
+def fails(palm_mtf):
+  """Runs a command that fails in one line; returns it without its program."""
+
+  def run(*arguments):
+    code, out, err = palm_mtf(*arguments)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    return line.removeprefix("palm_mtf: ")
+
+  return run

@@ -1,35 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from tests import runs
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-  return runs.write_corpus(tmp_path_factory.mktemp("data") / "text")
+from tests import processes, runs
 
 
 @pytest.fixture
-def cache(corpus, tmp_path, capsys):
-  """Runs `data cache` on the corpus; returns what it printed."""
-
-  def cache(*flags, **macros):
-    model_dir = tmp_path / "run"
-    macros = {"CACHE_DIR": str(tmp_path / "cache")} | macros
-    arguments = runs.arguments("data", corpus, model_dir, **macros)
-    arguments[1:1] = ["cache", *flags]
-    code = runs.main(arguments)
-    return code, *capsys.readouterr()
-
-  return cache
+def cache(corpus, tmp_path, on_corpus):
+  folder = str(tmp_path / "cache")
+  return functools.partial(on_corpus, "data cache", corpus, CACHE_DIR=folder)
 
 
 def test_the_figures_are_those_of_the_files(cache, corpus, tmp_path):
@@ -73,16 +57,6 @@ def test_people_get_the_same_figures_in_lines(cache, tmp_path):
       assert got == pytest.approx(value, abs=1e-3)
 
 
-def test_the_second_time_nothing_is_encoded(cache):
-  assert "palm_mtf: encoded " in cache()[2]
-  assert cache()[2] == ""
-
-
-def test_without_cache_dir_the_run_keeps_the_tokens(cache, tmp_path):
-  (found,) = map(json.loads, cache("--json", CACHE_DIR=None)[1].splitlines())
-  assert os.path.dirname(found["path"]) == str(tmp_path / "run" / "tokens")
-
-
 @pytest.mark.parametrize(
   ("macros", "message"),
   [
@@ -97,32 +71,25 @@ def test_what_cannot_work_is_one_line(cache, macros, message):
   assert err.splitlines()[-1].startswith(f"palm_mtf: {message}")
 
 
-# Runs the command in a process that may have so much more memory, and prints
-# how much of it was used at most.
-LIMITED = """
-import functools, resource, sys
+# Prints how much more memory the command used at most than its imports did.
+MEASURED = """
+import functools, sys
 from palm_mtf.cli.main import main
 from palm_mtf.data.tokens import cache, encoder, store
 import rich.progress, sentencepiece, numpy
 
-def used(kind):
+def most():
   with open("/proc/self/status") as file:
-    return int(file.read().split(kind)[1].split()[0]) << 10
+    return int(file.read().split("VmHWM:")[1].split()[0]) << 10
 
-{settings}
-limit = {limit}
-if limit:
-  data = used("VmData:") + limit
-  resource.setrlimit(resource.RLIMIT_DATA, (data, data))
-before = used("VmHWM:")
-code = main({arguments!r})
-print("\\nmemory", used("VmHWM:") - before)
-sys.exit(code)
-"""
-SMALL_SHARDS = """
+# Small shards and batches: what of them is in memory is the same for any text.
 write = functools.partial(store.write_store, shard_bytes=1 << 18)
 cache.write_store = write
 encoder._BATCH_CHARACTERS = 1 << 16
+before = most()
+code = main({arguments!r})
+print("\\nmemory", most() - before)
+sys.exit(code)
 """
 
 
@@ -147,7 +114,7 @@ def vocabulary(cache, tmp_path) -> str:
   return str(tmp_path / "run" / "vocabulary.model")
 
 
-def memory_of(tmp_path, num_bytes, vocabulary, *, settings="", limit=0) -> int:
+def memory_of(tmp_path, num_bytes, vocabulary) -> int:
   """Returns the bytes of memory that caching so much text takes."""
   path = tmp_path / f"{num_bytes}.jsonl"
   write_lines(path, num_bytes)
@@ -158,28 +125,13 @@ def memory_of(tmp_path, num_bytes, vocabulary, *, settings="", limit=0) -> int:
     TEXT_FILES=str(path),
     VOCABULARY=vocabulary,
   )
-  program = LIMITED.format(settings=settings, limit=limit, arguments=arguments)
-  done = subprocess.run(
-    [sys.executable, "-c", program],
-    capture_output=True,
-    text=True,
-    check=False,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
+  done = processes.python("-c", MEASURED.format(arguments=arguments))
   assert done.returncode == 0, done.stderr
   return int(done.stdout.split("\nmemory ")[1])
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, vocabulary):
-  small = memory_of(tmp_path, 3 << 20, vocabulary, settings=SMALL_SHARDS)
-  large = memory_of(tmp_path, 12 << 20, vocabulary, settings=SMALL_SHARDS)
+  small = memory_of(tmp_path, 3 << 20, vocabulary)
+  large = memory_of(tmp_path, 12 << 20, vocabulary)
   # Nine more megabytes of text, and about as many of tokens.
   assert large - small < 3 << 20
-
-
-@pytest.mark.slow
-def test_a_gigabyte_of_text_is_cached_in_a_fraction_of_its_memory(
-  tmp_path, vocabulary
-):
-  limit = 400 << 20  # two shards in the making, and batches in flight
-  memory_of(tmp_path, 1 << 30, vocabulary, limit=limit)

@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import itertools
 import json
 
@@ -29,16 +30,8 @@ def texts(tmp_path_factory):
 
 
 @pytest.fixture
-def inspect(texts, tmp_path, capsys):
-  """Runs `data inspect` on the corpus; returns what it printed."""
-
-  def inspect(*flags, **macros):
-    arguments = runs.arguments("data", texts, tmp_path / "run", **macros)
-    arguments[1:1] = ["inspect", *flags]
-    code = runs.main(arguments)
-    return code, *capsys.readouterr()
-
-  return inspect
+def inspect(texts, on_corpus):
+  return functools.partial(on_corpus, "data inspect", texts)
 
 
 @pytest.fixture

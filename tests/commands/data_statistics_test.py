@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import json
 
 import numpy as np
@@ -8,8 +9,6 @@ import pytest
 from palm_mtf.data.statistics.contamination import Examples
 from tests import runs
 from tests.log_lines import without_stamps
-
-COMMAND = "data statistics"
 
 
 @pytest.fixture
@@ -27,14 +26,15 @@ def corpus(tmp_path):
   return folder
 
 
-def statistics(corpus, model_dir, *flags: str, **macros) -> int:
-  command, *rest = runs.arguments(COMMAND, corpus, model_dir, **macros)
-  return runs.main([*command.split(), *rest, *flags])
+@pytest.fixture
+def statistics(corpus, on_corpus):
+  return functools.partial(on_corpus, "data statistics", corpus)
 
 
-def test_json_has_counts_duplicates_and_overlap(corpus, tmp_path, capsys):
-  assert statistics(corpus, tmp_path / "run", "--json") == 0
-  results = json.loads(capsys.readouterr().out)
+def test_json_has_counts_duplicates_and_overlap(statistics, corpus, tmp_path):
+  code, out, _ = statistics("--json")
+  assert code == 0
+  results = json.loads(out)
   everything = results["all"]
   assert results["sources"] == {"text_files": everything}
   files = sorted(corpus.iterdir())
@@ -55,11 +55,10 @@ def test_json_has_counts_duplicates_and_overlap(corpus, tmp_path, capsys):
   assert (tmp_path / "run" / "vocabulary.model").exists()
 
 
-def test_the_table_says_the_same(corpus, tmp_path, capsys):
-  statistics(corpus, tmp_path / "run", "--json")
-  everything = json.loads(capsys.readouterr().out)["all"]
-  assert statistics(corpus, tmp_path / "run") == 0
-  out, err = capsys.readouterr()
+def test_the_table_says_the_same(statistics):
+  everything = json.loads(statistics("--json")[1])["all"]
+  code, out, err = statistics()
+  assert code == 0
   lines = out.splitlines()
   assert lines[0].split("  ")[0] == "source"
   assert lines[1].split() == [
@@ -82,7 +81,7 @@ def test_the_table_says_the_same(corpus, tmp_path, capsys):
 
 
 def test_another_evaluation_set_is_compared_with_the_training_text(
-  corpus, tmp_path, capsys
+  statistics, corpus, tmp_path
 ):
   folder = tmp_path / "evaluation"
   folder.mkdir()
@@ -94,29 +93,24 @@ def test_another_evaluation_set_is_compared_with_the_training_text(
     + json.dumps({"text": "nothing of this was ever in any training text"})
   )
   macros = {"OVERLAP_FILES": f"{folder}/*.jsonl"}
-  assert statistics(corpus, tmp_path / "run", "--json", **macros) == 0
-  results = json.loads(capsys.readouterr().out)
+  results = json.loads(statistics("--json", **macros)[1])
   overlap = results["overlap"]["OVERLAP_FILES"]
   assert overlap["examples"] == overlap["judged"] == 55
   held_out = results["all"]["held_out_documents"]
   assert 54 - held_out <= overlap["contaminated"] <= 54
-  assert statistics(corpus, tmp_path / "run", **macros) == 0
-  assert "\nOVERLAP_FILES      55 documents\n" in capsys.readouterr().out
+  assert "\nOVERLAP_FILES      55 documents\n" in statistics(**macros)[1]
 
 
 def test_a_sample_of_a_large_evaluation_set_is_said_to_be_one(
-  corpus, tmp_path, capsys, monkeypatch
+  statistics, monkeypatch
 ):
   monkeypatch.setattr(Examples.__init__, "__defaults__", (1000,))
-  assert statistics(corpus, tmp_path / "run") == 0
-  assert "\n  judged           a sample of 5 of them" in capsys.readouterr().out
+  assert "\n  judged           a sample of 5 of them" in statistics()[1]
 
 
-def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(
-  corpus, tmp_path, capsys
-):
-  assert statistics(corpus, tmp_path / "run", VOCAB_SIZE=99_999) == 0
-  out, err = capsys.readouterr()
+def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(statistics):
+  code, out, err = statistics(VOCAB_SIZE=99_999)
+  assert code == 0
   assert "not counted" in out.splitlines()[1]
   assert (
     without_stamps(err)
@@ -137,11 +131,8 @@ def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(
     ({"TEXT_FILES": "/no/*"}, "TEXT_FILES = '/no/*': "),
   ],
 )
-def test_what_cannot_be_read_is_one_line(
-  corpus, tmp_path, capsys, macros, line
-):
-  assert statistics(corpus, tmp_path / "run", **macros) == 2
-  out, err = capsys.readouterr()
-  assert out == ""
+def test_what_cannot_be_read_is_one_line(statistics, macros, line):
+  code, out, err = statistics(**macros)
+  assert (code, out) == (2, "")
   assert err.startswith(f"palm_mtf: {line}")
   assert err.count("\n") == 1

@@ -2,34 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf generate` on a trained run: its prompts, and what it says."""
 
+import functools
 import io
 import json
 
 import pytest
 
-from palm_mtf.cli.main import main
-from tests import runs
 from tests.log_lines import without_stamps
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("infer")
-  corpus = runs.write_corpus(folder / "corpus")
-  model_dir = folder / "run"
-  assert runs.run("train", corpus, model_dir, TRAIN_STEPS=4, PROMPTS=[]) == 0
-  return model_dir
-
-
 @pytest.fixture
-def generate(finished, capsys):
-  """Runs the command; returns its exit code, output and errors."""
-
-  def run(*flags):
-    code = main(["generate", "--model_dir", str(finished), *flags])
-    return code, *capsys.readouterr()
-
-  return run
+def generate(finished, palm_mtf):
+  return functools.partial(palm_mtf, "generate", "--model_dir", finished)
 
 
 def records(out):
@@ -107,14 +91,5 @@ def test_interactive_answers_line_by_line_and_survives_a_long_one(
     (["--promt=a"], 'unknown flag --promt (did you mean "--prompt"?)'),
   ],
 )
-def test_bad_input_is_one_line(generate, flags, message):
-  code, out, err = generate(*flags)
-  assert (code, out) == (2, "")
-  (line,) = err.splitlines()
-  assert message in line
-
-
-def test_a_missing_checkpoint_is_one_line(generate, tmp_path):
-  code, _, err = generate("--prompt=a", f'--gin.MODEL_DIR="{tmp_path}"')
-  assert code == 2
-  assert "holds no checkpoint" in err
+def test_bad_input_is_one_line(finished, fails, flags, message):
+  assert message in fails("generate", "--model_dir", finished, *flags)

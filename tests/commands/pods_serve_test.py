@@ -3,42 +3,29 @@
 """Servers that someone else has started: the same bits, or what is wrong."""
 
 import contextlib
-import os
 import shutil
 import socket
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from palm_mtf.cli.main import main
 from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
-from tests import runs
+from tests import processes, runs
 from tests.log_lines import without_stamps
 
 SPLIT = {"MESH_SHAPE": "data:2", "LAYOUT": "batch:data"}
 MESH = MeshLayout(mesh_shape="data:2", layout="batch:data")
 
 
-def start(*arguments):
-  return subprocess.Popen(
-    [sys.executable, *arguments],
-    stdout=subprocess.PIPE,
-    text=True,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
-
-
 def serve(devices, threads=1, port=0):
-  flags = ["--listen", f"localhost:{port}", "--devices", str(devices)]
-  return start(
-    "-m", "palm_mtf", "pods", "serve", *flags, f"--threads={threads}"
-  )
+  flags = [f"--listen=localhost:{port}", f"--devices={devices}"]
+  flags.append(f"--threads={threads}")
+  return processes.start("-m", "palm_mtf", "pods", "serve", *flags, stderr=None)
 
 
 OTHER_VERSION = """
@@ -52,27 +39,28 @@ serve(listen="127.0.0.1:0", devices=2, threads=1)
 @pytest.fixture(scope="module")
 def servers():
   """Returns addresses: of 2, 1 and 1 devices; more threads; another version."""
-  processes = [
+  started = [
     serve(2),
     serve(1),
     serve(1),
     serve(2, threads=3),
-    start("-c", OTHER_VERSION),
+    processes.start("-c", OTHER_VERSION, stderr=None),
   ]
   with contextlib.ExitStack() as stack:
-    for process in processes:
+    for process in started:
       stack.enter_context(process)
       stack.callback(process.terminate)
-    yield [process.stdout.readline().split()[-1] for process in processes]
+    yield [process.stdout.readline().split()[-1] for process in started]
 
 
 @pytest.mark.slow
-def test_pods_of_several_hosts_train_the_bits_of_one_process(servers, tmp_path):
+def test_pods_of_several_hosts_train_the_bits_of_one_process(
+  servers, corpus, tmp_path
+):
   """Servers stay for a second client, which goes on from the first's.
 
   That one has another address.
   """
-  corpus = runs.write_corpus(tmp_path / "corpus")
   settings = {"NUM_PODS": 2, "PROMPTS": [], **SPLIT}
   cluster = {"PODS": "cluster", "ISLANDS": [servers[:1], servers[1:3]]}
   for folder, steps, more in (
@@ -88,11 +76,7 @@ def test_pods_of_several_hosts_train_the_bits_of_one_process(servers, tmp_path):
     )
     _, error = process.communicate(timeout=240)
     assert process.returncode == 0, error
-  first = runs.read_tensors(tmp_path / "in_process", 4)
-  second = runs.read_tensors(tmp_path / "cluster", 4)
-  assert first.keys() == second.keys()
-  for name, value in first.items():
-    np.testing.assert_array_equal(second[name], value, err_msg=name)
+  runs.assert_same_tensors(tmp_path / "in_process", tmp_path / "cluster", 4)
 
 
 def refusal(*islands, mesh=MESH, kind=UserError):
@@ -112,44 +96,54 @@ def test_what_does_not_answer_is_named_in_time(servers):
   )
 
 
-def test_a_server_with_too_few_devices_is_named(servers):
-  assert refusal(servers[:1], servers[1:2]) == (
-    f"pod 1: its server {servers[1]} serves 1 devices and is to give that of "
-    "number 1, counted from 0 (--devices)" + END + "."
-  )
+@pytest.mark.parametrize(
+  ("index", "problem"),
+  [
+    (
+      1,
+      "serves 1 devices and is to give that of number 1, counted from 0 "
+      f"(--devices){END}.",
+    ),
+    (
+      3,
+      "computes with 3 threads and pod 0's first with 1, whose bits would "
+      f"differ (--threads){END}.",
+    ),
+    (4, "has palm_mtf 0.0.1"),
+  ],
+  ids=["devices", "threads", "version"],
+)
+def test_a_server_of_other_devices_threads_or_version_is_named(
+  index, problem, servers
+):
+  message = refusal(servers[:1], servers[index : index + 1])
+  expected = f"pod 1: its server {servers[index]} {problem}"
+  assert message[: len(expected)] == expected
 
 
-def test_a_server_with_other_threads_is_named(servers):
-  assert refusal(servers[:1], servers[3:4]) == (
-    f"pod 1: its server {servers[3]} computes with 3 threads and pod 0's first "
-    "with 1, whose bits would differ (--threads)" + END + "."
-  )
-
-
-def test_a_server_of_another_version_is_named(servers):
-  message = refusal(servers[:1], servers[4:5])
-  assert message.startswith(
-    f"pod 1: its server {servers[4]} has palm_mtf 0.0.1"
-  )
-
-
-def test_every_address_needs_an_explicit_yes(capsys):
-  assert main(["pods", "serve", "--listen", "0.0.0.0:0"]) == 2
-  assert capsys.readouterr().err == (
-    'palm_mtf: --listen = "0.0.0.0:0" lets every host that reaches this one '
-    "run programs on it; give one address, or add --allow_any_address.\n"
-  )
-
-
-def test_a_port_in_use_is_refused(capsys):
+@pytest.mark.parametrize(
+  ("flag", "line"),
+  [
+    (
+      "--listen=0.0.0.0:0",
+      '--listen = "0.0.0.0:0" lets every host that reaches this one run '
+      "programs on it; give one address, or add --allow_any_address.",
+    ),
+    (
+      "--listen=127.0.0.1:{port}",
+      '--listen = "127.0.0.1:{port}": port {port} is in use; give another, or '
+      "0 for any.",
+    ),
+    ("--devices=0", "--devices = 0: give a whole number of at least 1."),
+  ],
+  ids=["every_address", "port_in_use", "no_device"],
+)
+def test_where_a_server_cannot_listen_is_one_line(flag, line, fails):
   with socket.create_server(("127.0.0.1", 0)) as other:
-    listen = f"127.0.0.1:{other.getsockname()[1]}"
-    assert main(["pods", "serve", "--listen", listen]) == 2
-  port = listen.rpartition(":")[2]
-  assert capsys.readouterr().err == (
-    f'palm_mtf: --listen = "{listen}": port {port} is in use; give another, or '
-    "0 for any.\n"
-  )
+    port = other.getsockname()[1]
+    assert fails("pods", "serve", flag.format(port=port)) == (
+      line.format(port=port)
+    )
 
 
 @contextlib.contextmanager
@@ -163,7 +157,7 @@ def apart(script):
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    env=processes.environment(),
   ) as process:
     try:
       yield process
@@ -211,10 +205,6 @@ def test_a_wide_address_is_served_with_a_warning(listen, where):
   )
 
 
-def test_a_server_needs_a_device(capsys):
-  assert main(["pods", "serve", "--devices=0"]) == 2
-  assert capsys.readouterr().err == (
-    "palm_mtf: --devices = 0: give a whole number of at least 1.\n"
-  )
+def test_a_cluster_without_servers_is_refused():
   with pytest.raises(UserError, match="ISLANDS is empty"):
     PodsConfig(num_pods=2, pods="cluster")

@@ -13,11 +13,9 @@ import tensorflow as tf
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.cli.main import main
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import runs
-from tests.log_lines import without_stamps
 
 
 def copy_of(model_dir, tmp_path):
@@ -51,23 +49,17 @@ def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
   assert len(entropies) == 1 and 2 < entropies.pop() < 6
 
 
-def test_the_last_samples_are_kept(finished):
-  (line,) = (finished / "samples.jsonl").read_text().splitlines()
-  sample = json.loads(line)
-  assert (sample["step"], sample["prompt"]) == (12, "one two")
-  assert sample["continuation"]
-
-
 def test_samples_on_the_way_are_kept_and_change_no_bit(
   corpus, finished, tmp_path
 ):
   assert runs.run("train", corpus, tmp_path, SAMPLE_STEPS=3) == 0
   lines = (tmp_path / "samples.jsonl").read_text().splitlines()
   assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
+  # Without SAMPLE_STEPS the last ones alone are kept.
   assert lines[-1:] == (finished / "samples.jsonl").read_text().splitlines()
-  sampled = runs.read_tensors(tmp_path, 12)
-  for name, value in runs.read_tensors(finished, 12).items():
-    np.testing.assert_array_equal(sampled[name], value, err_msg=name)
+  last = json.loads(lines[-1])
+  assert last["prompt"] == "one two" and last["continuation"]
+  runs.assert_same_tensors(finished, tmp_path, 12)
 
 
 def test_tensorboard_shows_what_metrics_jsonl_holds(finished):
@@ -102,10 +94,7 @@ def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
 ):
   for steps in (6, 7, 12):
     runs.run("train", corpus, tmp_path, TRAIN_STEPS=steps, PROMPTS=[])
-  once, resumed = (runs.read_tensors(d, 12) for d in (finished, tmp_path))
-  assert once.keys() == resumed.keys()
-  for name, value in once.items():
-    np.testing.assert_array_equal(resumed[name], value, err_msg=name)
+  runs.assert_same_tensors(finished, tmp_path, 12)
   last, resumed_last = (
     runs.without_times(runs.read_metrics(d)[-1]) for d in (finished, tmp_path)
   )
@@ -174,41 +163,27 @@ def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
 
 
-def test_running_a_finished_run_again_trains_nothing_and_reports_the_same(
-  corpus, finished, capsys
+def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
+  corpus, finished, palm_mtf
 ):
   before = runs.read_files(finished / "checkpoints")
-  assert runs.run("train", corpus, finished) == 0
-  first = capsys.readouterr().out
-  assert runs.run("train", corpus, finished) == 0
-  assert capsys.readouterr().out == first
+  train = runs.arguments("train", corpus, finished)
+  code, first, said = palm_mtf(*train)
+  assert (code, palm_mtf(*train)[1]) == (0, first)
   assert runs.read_files(finished / "checkpoints") == before
-
-
-def test_the_first_command_that_training_proposes_continues_its_prompt(
-  corpus, finished, capsys
-):
-  assert runs.run("train", corpus, finished) == 0
-  said = without_stamps(capsys.readouterr().err)
+  evaluate = runs.arguments("evaluate", corpus, finished)
+  results = json.loads(palm_mtf(*evaluate, "--json")[1])
+  loss = results["validation_loss"]
+  assert f"validation loss  {loss:.4f}" in first
+  assert results["step"] == 12
+  assert results["perplexity"] == pytest.approx(np.exp(loss))
+  # The first command that training proposes continues its prompt.
   _, _, told = said.partition("next, for example:\n")
   _, program, *arguments = shlex.split(told.splitlines()[0])
   assert (program, arguments[0]) == ("palm_mtf", "generate")
-  assert main([*arguments, "--json"]) == 0
-  found = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
-  assert [x["prompt"] for x in found] == ["one two"] * 3
-
-
-def test_evaluate_and_train_report_the_same_loss(corpus, finished, capsys):
-  assert runs.run("train", corpus, finished) == 0
-  trained = capsys.readouterr().out
-  arguments = runs.arguments("evaluate", corpus, finished)
-  assert runs.main([*arguments, "--json"]) == 0
-  results = json.loads(capsys.readouterr().out)
-  assert f"validation loss  {results['validation_loss']:.4f}" in trained
-  assert results["step"] == 12
-  assert results["perplexity"] == pytest.approx(
-    np.exp(results["validation_loss"])
-  )
+  _, out, _ = palm_mtf(*arguments, "--json")
+  prompts = [json.loads(line)["prompt"] for line in out.splitlines()]
+  assert prompts == ["one two"] * 3
 
 
 def test_loss_above_the_unigram_entropy_is_not_called_learning(
@@ -228,23 +203,6 @@ def test_learns_from_context_what_no_unigram_model_can(
   learnt = float(out.split("learnt")[1].split()[0])
   assert learnt > 1.0
   assert "one two three four five six" in out
-
-
-def test_continuation_does_not_depend_on_the_other_prompts(
-  corpus, finished, capsys
-):
-  def continuations(*prompts):
-    arguments = runs.arguments(
-      "generate", corpus, finished, PROMPTS=list(prompts)
-    )
-    assert runs.main([*arguments, "--json"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    return {x["prompt"]: x["continuation"] for x in map(json.loads, lines)}
-
-  together = continuations("one two ", "7", "three")
-  alone = continuations("7")
-  assert together["7"] == alone["7"]
-  assert together["7"]
 
 
 @pytest.mark.parametrize(
@@ -267,9 +225,8 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
       process.send_signal(number)
       break
   _, rest = process.communicate(timeout=60)
-  assert process.returncode == 128 + number, (
-    rest
-  )  # so `train && evaluate` stops
+  # So that `train && evaluate` stops.
+  assert process.returncode == 128 + number, rest
   assert f"stopped by {number.name}" in rest
   assert "run the same command to go on" in rest
   (checkpoint,) = (tmp_path / "checkpoints").iterdir()
@@ -299,7 +256,9 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
     ({"VOCAB_SIZE": 300}, "has embedding [320, 32], the model wants [300, 32]"),
   ],
 )
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
+@pytest.mark.parametrize(
+  "command", ["train", "evaluate", "generate", "score --text=a"]
+)
 def test_model_dir_of_another_model_is_refused_and_left_as_it_was(
   command, macros, message, corpus, finished, capsys
 ):
@@ -333,7 +292,7 @@ def test_prompt_longer_than_the_context_is_refused_before_training(
   assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("command", ["evaluate", "generate"])
+@pytest.mark.parametrize("command", ["evaluate", "generate", "score --text=a"])
 def test_no_checkpoint_is_an_error_and_trains_no_vocabulary(
   command, corpus, tmp_path, capsys
 ):

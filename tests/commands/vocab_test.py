@@ -1,7 +1,5 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import bz2
-import gzip
 import io
 import json
 import os
@@ -14,6 +12,7 @@ import sentencepiece
 from palm_mtf.cli.main import main
 from palm_mtf.data.vocabulary.training import list_pieces
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from tests import runs
 
 STDLIB = pathlib.Path(sysconfig.get_path("stdlib"))
 JSON, EMAIL = (f"{{stdlib}}/{name}/*.py" for name in ("json", "email"))
@@ -38,13 +37,6 @@ def train(prefix: str, *flags: str, size: int = 500) -> int:
   return main(["vocab", "--input", JSON, size, f"--output={prefix}", *flags])
 
 
-def error_of(capsys, code: int) -> str:
-  output = capsys.readouterr()
-  assert (code, output.out) == (2, "")
-  (line,) = output.err.splitlines()
-  return line.removeprefix("palm_mtf: ")
-
-
 def test_a_vocabulary_is_written_with_the_list_of_its_pieces(here, capsys):
   assert train("a/words") == 0
   assert sorted(os.listdir(here / "a")) == ["words.model", "words.vocab"]
@@ -56,16 +48,6 @@ def test_a_vocabulary_is_written_with_the_list_of_its_pieces(here, capsys):
   output = capsys.readouterr()
   assert output.out.startswith("vocabulary       a/words.model\n")
   assert output.err == ""
-
-
-def test_the_same_input_gives_the_same_bytes_in_any_order(here):
-  assert train("a", EMAIL) == 2  # a flag is missing before it
-  assert train("a", "--input", EMAIL) == 0
-  flags = ["--size=500", "--output=b", "--input", EMAIL, JSON]
-  assert main(["vocab", *flags]) == 0
-  for suffix in ("model", "vocab"):
-    first, second = (here / f"{name}.{suffix}" for name in "ab")
-    assert first.read_bytes() == second.read_bytes()
 
 
 def test_json_says_what_was_made_and_how_well_it_fits(here, capsys):
@@ -86,95 +68,13 @@ def test_json_says_what_was_made_and_how_well_it_fits(here, capsys):
   assert 0 <= results["byte_share"] < 0.2
 
 
-def test_a_vocabulary_that_is_there_is_not_overwritten(here, capsys):
-  (here / "words.model").write_text("precious")
-  assert error_of(capsys, train("words")) == (
-    "--output = 'words': words.model is there already, and checkpoints may "
-    "depend on it; give another --output, or remove the file."
-  )
-  assert (here / "words.model").read_text() == "precious"
-  assert os.listdir(here) == ["words.model"]
-
-
-@pytest.mark.parametrize("prefix", ["runs", "runs/"])
-def test_a_folder_as_output_is_an_error(here, capsys, prefix):
-  (here / "runs").mkdir()
-  assert error_of(capsys, train(prefix)) == (
-    f"--output = '{prefix}': a folder; name a file in it, such as 'runs/words'."
-  )
-
-
-def test_a_file_in_place_of_the_folder_is_an_error_before_any_work(
-  here, capsys
-):
-  (here / "runs").touch()
-  line = error_of(capsys, train("runs/a/words", size=9**9))
-  assert line == (
-    f"--output = 'runs/a/words': {here}/runs is no folder that may be written; "
-    "give another --output."
-  )
-
-
-def test_more_pieces_than_the_text_supports_says_how_many_work(here, capsys):
-  line = error_of(capsys, train("words", size=100_000))
+def test_more_pieces_than_the_text_supports_says_how_many_work(here, fails):
+  flags = ["--input", JSON, "--size=100000", "--output=words"]
+  line = fails("vocab", *flags)
   assert line.startswith("--size = 100000: too high, the training text ")
   assert os.listdir(here) == []
   supported = int(line.partition("set --size = ")[2].partition(" ")[0])
   assert train("words", size=supported) == 0
-
-
-@pytest.mark.parametrize(
-  ("size", "line"),
-  [
-    (0, "--size = 0: give a whole number of at least 270."),
-    (269, "--size = 269: give a whole number of at least 270."),
-  ],
-)
-def test_too_few_pieces_for_any_text_is_an_error(capsys, size, line):
-  assert error_of(capsys, train("words", size=size)) == line
-
-
-def test_compressed_files_and_json_lines_are_read_like_plain_text(here):
-  texts = [
-    path.read_text(encoding="utf-8") for path in STDLIB.glob("email/*.py")
-  ]
-  texts = [text for text in texts if text]
-  for i, text in enumerate(texts):
-    (here / f"{i:02d}.txt").write_text(text, encoding="utf-8")
-    with gzip.open(here / f"{i:02d}.txt.gz", "wt", encoding="utf-8") as file:
-      file.write(text)
-  lines = [json.dumps({"body": text}) + "\n" for text in texts]
-  (here / "all.jsonl.bz2").write_bytes(bz2.compress("".join(lines).encode()))
-  rest = ["--size=600", "--text_field=body"]
-  for name, glob in (("a", "*.txt"), ("b", "*.gz"), ("c", "*.bz2")):
-    assert main(["vocab", f"--input={glob}", f"--output={name}", *rest]) == 0
-  models = {(here / f"{name}.model").read_bytes() for name in "abc"}
-  assert len(models) == 1
-
-
-@pytest.mark.parametrize(
-  ("name", "text", "line"),
-  [
-    (
-      "a.txt",
-      "",
-      "--input = ['a.txt']: all 1 files are empty, such as {here}/a.txt; give "
-      "files with text.",
-    ),
-    (
-      "a.jsonl",
-      '{"text": "x"}\n{"txt": "x"}\n',
-      "--input: {here}/a.jsonl, line 2: ",
-    ),
-  ],
-)
-def test_what_cannot_be_read_is_one_line_that_names_the_flag(
-  here, capsys, name, text, line
-):
-  (here / name).write_text(text)
-  code = main(["vocab", f"--input={name}", "--size=300", "--output=x"])
-  assert error_of(capsys, code).startswith(line.format(here=here))
-  assert os.listdir(here) == [name]
 
 
 def test_inspect_shows_pieces_fit_and_losses(words, capsys):
@@ -230,24 +130,70 @@ def test_inspect_says_what_a_foreign_model_loses(here, capsys):
   assert shown["end of document"] == "</s>"
 
 
+JSON_TO = f"vocab --input={JSON} --size=500 --output="
+INSPECT = "vocab inspect --input=words.txt --vocabulary="
+
+
 @pytest.mark.parametrize(
-  ("flags", "line"),
+  ("command", "line"),
   [
     (
-      ["--vocabulary=word.model", "--input=words.txt"],
+      f"{JSON_TO}words",
+      "--output = 'words': words.model is there already, and checkpoints may "
+      "depend on it; give another --output, or remove the file.",
+    ),
+    *(
+      (
+        f"{JSON_TO}{prefix}",
+        f"--output = '{prefix}': a folder; name a file in it, such as "
+        "'runs/words'.",
+      )
+      for prefix in ("runs", "runs/")
+    ),
+    (  # of a size that any work would tell first
+      f"vocab --input={JSON} --size={9**9} --output=words.txt/a/words",
+      "--output = 'words.txt/a/words': {here}/words.txt is no folder that may "
+      "be written; give another --output.",
+    ),
+    *(
+      (
+        f"vocab --input={JSON} --size={size} --output=new",
+        f"--size = {size}: give a whole number of at least 270.",
+      )
+      for size in (0, 269)
+    ),
+    (
+      "vocab --input=empty.txt --size=300 --output=new",
+      "--input = ['empty.txt']: all 1 files are empty, such as "
+      "{here}/empty.txt; give files with text.",
+    ),
+    (  # line 1 has the field
+      "vocab --input=a.jsonl --text_field=body --size=300 --output=new",
+      "--input: {here}/a.jsonl, line 2: ",
+    ),
+    (
+      f"{INSPECT}word.model",
       "--vocabulary = 'word.model': no such file (did you mean \"words.model\""
       "?); give a SentencePiece model, or train one (palm_mtf vocab).",
     ),
     (
-      ["--vocabulary=words.txt", "--input=words.txt"],
+      f"{INSPECT}words.txt",
       "--vocabulary = 'words.txt': not a SentencePiece model; give another, or "
       "train one (palm_mtf vocab).",
     ),
   ],
 )
-def test_a_model_that_cannot_be_used_is_one_line(
-  here, words, capsys, flags, line
+def test_what_cannot_work_is_one_line_and_writes_nothing(
+  command, line, here, fails
 ):
-  (here / "words.model").write_bytes(pathlib.Path(words).read_bytes())
-  (here / "words.txt").write_text("some words")
-  assert error_of(capsys, main(["vocab", "inspect", *flags])) == line
+  (here / "runs").mkdir()
+  for name, text in (
+    ("words.model", "precious"),
+    ("words.txt", "some words"),
+    ("empty.txt", ""),
+    ("a.jsonl", '{"body": "x"}\n{"bdy": "x"}\n'),
+  ):
+    (here / name).write_text(text)
+  before = runs.read_files(here)
+  assert fails(*command.split()).startswith(line.format(here=here))
+  assert runs.read_files(here) == before

@@ -10,7 +10,7 @@ import pytest
 
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.lock import training_lock
-from tests import runs
+from tests import processes
 
 HOLD = """
 import sys, time
@@ -37,7 +37,7 @@ def test_the_second_is_refused_with_the_others_pid_and_host(tmp_path):
 
 
 def test_a_killed_holder_leaves_no_lock_behind(tmp_path):
-  holder = runs.python("-c", HOLD, str(tmp_path))
+  holder = processes.start("-c", HOLD, str(tmp_path))
   assert holder.stdout.readline() == "held\n"
   with (
     pytest.raises(UserError, match=f"process {holder.pid} on"),

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 from palm_mtf.errors import UserError
 from palm_mtf.tasks import fewshot
 from palm_mtf.tasks.averages import NLG, NLU, palm_averages

@@ -1,13 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import gin
 import pytest
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 import seqio
 
 from palm_mtf.tasks import behaviour
+from tests.seqio_testing import bind, examples_of, scores_of, text_of
 
 SUITES = {
   "copying": behaviour.copying,
@@ -18,38 +15,18 @@ SUITES = {
 
 
 @pytest.fixture(autouse=True)
-def settings(vocabulary):
-  gin.clear_config()
-  gin.parse_config(
-    "from __gin__ import dynamic_registration\n"
-    "from palm_mtf.tasks import documents\n"
-    f"documents.vocabulary.path = {vocabulary.path!r}"
-  )
-  yield
-  gin.clear_config()
+def settings(no_settings, vocabulary):
+  bind(documents__vocabulary__path=vocabulary.path)
 
 
 def score(name, likelihood) -> dict[str, float]:
   """The metrics of a model that says `likelihood(inputs, option)`."""
-  task = seqio.TaskRegistry.get(f"behaviour_{name}")
-  examples = list(
-    task.get_dataset(
-      split="validation", shuffle=False, seed=42
-    ).as_numpy_iterator()
-  )
-  texts = [
-    [e[f"{f}_pretokenized"].decode() for f in ("inputs", "targets")]
-    for e in examples
-  ]
-  targets = [
-    task.postprocess_fn(text, example=e, is_target=True)
-    for (_, text), e in zip(texts, examples, strict=True)
-  ]
-  scores = [float(likelihood(*each)) for each in texts]
-  results = {}
-  for metric in task.score_metric_fns:
-    results |= metric(targets, scores)
-  return results
+  name = f"behaviour_{name}"
+
+  def of_example(example):
+    return likelihood(*(text_of(example, f) for f in ("inputs", "targets")))
+
+  return scores_of(name, examples_of(name), of_example)
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -118,10 +95,6 @@ def test_repetition_is_the_share_of_runs_that_were_there_before():
 
 def test_outputs_are_asked_for_and_kept_as_they_are():
   task = seqio.TaskRegistry.get("behaviour_output")
-  examples = list(
-    task.get_dataset(
-      split="validation", shuffle=False, seed=42
-    ).as_numpy_iterator()
-  )
+  examples = examples_of("behaviour_output")
   assert all(len(e["inputs"]) for e in examples)
   assert task.postprocess_fn(" as is \n", example=examples[0]) == " as is \n"

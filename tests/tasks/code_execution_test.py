@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tasks.code_execution import Limits, run_program
+from palm_mtf.tasks.code_execution import Limits, run_program
 
 QUICK = Limits(secs=5.0)
 

@@ -3,16 +3,12 @@
 import itertools
 import json
 
-import gin
 import pytest
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 import seqio
 
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import code as code_tasks
-from tests.seqio_testing import registries_restored
+from tests.seqio_testing import bind, examples_of, targets_of, text_of
 
 PROMPT = 'def twice(x):\n  """Returns x twice."""\n'
 HUMANEVAL = {
@@ -33,14 +29,6 @@ MBPP = {
 RIGHT, WRONG = "  return 2 * x\n", "  return x\n"
 
 
-@pytest.fixture(autouse=True)
-def no_settings():
-  gin.clear_config()
-  with registries_restored():
-    yield
-  gin.clear_config()
-
-
 @pytest.fixture
 def folder(tmp_path, vocabulary):
   for dataset, split, records in (
@@ -57,30 +45,20 @@ def folder(tmp_path, vocabulary):
 
 
 def configure(vocabulary, folder, allowed: bool) -> None:
-  gin.clear_config()
-  gin.parse_config(
-    "from __gin__ import dynamic_registration\n"
-    "from palm_mtf.tasks import code\n"
-    "from palm_mtf.tasks import documents\n"
-    "from palm_mtf.tasks import records\n"
-    f"documents.vocabulary.path = {vocabulary.path!r}\n"
-    f"records.places.folder = {str(folder)!r}\n"
-    f"code.programs.allowed = {allowed}\n"
-    "code.programs.secs = 20.0"
+  bind(
+    documents__vocabulary__path=vocabulary.path,
+    records__places__folder=str(folder),
+    code__programs__allowed=allowed,
+    code__programs__secs=20.0,
   )
 
 
 def results(name, output) -> dict[str, float]:
   task = seqio.get_mixture_or_task(name)
-  (example,) = task.get_dataset(
-    split="validation", shuffle=False, seed=42
-  ).as_numpy_iterator()
-  target = task.postprocess_fn(
-    example["targets_pretokenized"].decode(), example=example, is_target=True
-  )
+  (example,) = made = examples_of(name)
   prediction = task.postprocess_fn(output, example=example, is_target=False)
   (metric,) = task.predict_metric_fns
-  return metric([target], [prediction])
+  return metric(targets_of(name, made), [prediction])
 
 
 @pytest.mark.parametrize(
@@ -107,19 +85,13 @@ def test_of_several_samples_each_is_run(folder):
 
 def test_a_program_is_asked_for_with_its_tests(folder):
   name = few_shot_task("mbpp", 3)
-  (example,) = (
-    seqio.get_mixture_or_task(name)
-    .get_dataset(split="validation", shuffle=False, seed=42)
-    .as_numpy_iterator()
-  )
+  (example,) = examples_of(name)
   question = (
     "# Write a function to double a number.\n# It passes these tests:\n"
     "# assert f(2) == 4\n# assert f(0) == 0\n"
   )
   solved = f"{question}def f(x):\n  return 2 * x"
-  assert example["inputs_pretokenized"].decode() == "\n\n".join(
-    [solved] * 3 + [question]
-  )
+  assert text_of(example, "inputs") == "\n\n".join([solved] * 3 + [question])
   output = "def f(x):\n  return x + x\n\n# Write another one"
   assert results(name, output) == {"pass@1": 100}
   assert results(name, "def f(x):\n  return 4\n") == {"pass@1": 0}

@@ -1,13 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and the small vocabulary of the tests of palm_mtf.data, for tasks."""
+"""Tasks without the settings of another test, and the texts of tests/data."""
 
 import tempfile
 from pathlib import Path
 
+import gin
 import pytest
 
 from tests.data.conftest import code, folder, vocabulary
+from tests.seqio_testing import registries_restored
 
 __all__ = ["code", "folder", "vocabulary"]
 
@@ -23,3 +25,11 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
   path.mkdir()
   monkeypatch.setattr(tempfile, "tempdir", str(path))
   return path
+
+
+@pytest.fixture(autouse=True)
+def no_settings(temporary_folder):
+  gin.clear_config()
+  with registries_restored():
+    yield
+  gin.clear_config()

@@ -5,15 +5,11 @@ import math
 import re
 import shutil
 
-import gin
 import pytest
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
-import seqio
 
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.tasks import corpus
+from tests.seqio_testing import bind, examples_of, text_of
 
 MAKERS = {
   "corpus_continuation": corpus.continuations,
@@ -24,30 +20,13 @@ SHARE = 0.4
 each_task = pytest.mark.parametrize("name", MAKERS)
 
 
-@pytest.fixture(autouse=True)
-def no_settings():
-  gin.clear_config()
-  yield
-  gin.clear_config()
-
-
 def configure(vocabulary, files, num_questions=20) -> None:
-  gin.clear_config()
-  gin.parse_config(
-    "from __gin__ import dynamic_registration\n"
-    "from palm_mtf.tasks import corpus\n"
-    "from palm_mtf.tasks import documents\n"
-    f"documents.vocabulary.path = {vocabulary.path!r}\n"
-    f"documents.text_files.files = {str(files)!r}\n"
-    f"documents.text_files.validation_share = {SHARE}\n"
-    f"corpus.questions.num_questions = {num_questions}"
+  bind(
+    documents__vocabulary__path=vocabulary.path,
+    documents__text_files__files=str(files),
+    documents__text_files__validation_share=SHARE,
+    corpus__questions__num_questions=num_questions,
   )
-
-
-def rows(name) -> list[dict]:
-  task = seqio.TaskRegistry.get(name)
-  dataset = task.get_dataset(split="validation", shuffle=False, seed=42)
-  return list(dataset.as_numpy_iterator())
 
 
 def asked(name, texts, num_questions=120) -> list[tuple[str, list[str], int]]:
@@ -71,14 +50,12 @@ def test_a_task_asks_of_held_out_text_alone(name, folder, vocabulary):
   configure(vocabulary, folder / "*.txt")
   files = TextFiles(str(folder / "*.txt"), validation_share=SHARE)
   held_out = [d.text for split, d in files.documents() if split == "validation"]
-  made = rows(name)
+  made = examples_of(name)
   right = [e for e in made if e["is_correct"] and not e["unconditional"]]
   assert 15 <= len(right) <= 20
   for example in right:
-    inputs, option = (
-      example[f"{f}_pretokenized"].decode() for f in ("inputs", "targets")
-    )
-    assert any(inputs + option in text for text in held_out)
+    followed = text_of(example, "inputs") + text_of(example, "targets")
+    assert any(followed in text for text in held_out)
 
 
 @each_task
@@ -102,13 +79,13 @@ def test_the_right_option_stands_anywhere(name, code):
 @each_task
 def test_questions_depend_on_the_text_alone(name, folder, tmp_path, vocabulary):
   configure(vocabulary, folder / "*.txt")
-  first = rows(name)
+  first = examples_of(name)
   elsewhere = tmp_path / "elsewhere"
   elsewhere.mkdir()
   for i, path in enumerate(sorted(folder.iterdir(), reverse=True)):
     shutil.copy(path, elsewhere / f"{i}.txt")
   configure(vocabulary, elsewhere / "*.txt")
-  assert [str(row) for row in rows(name)] == [str(row) for row in first]
+  assert [str(row) for row in examples_of(name)] == [str(row) for row in first]
 
 
 def closes(inputs: str, option: str) -> bool:
@@ -156,10 +133,10 @@ def test_prose_without_brackets_is_told_so(tmp_path, vocabulary):
     (tmp_path / f"{i}.txt").write_text(words.replace(" 7 ", "\n"))
   configure(vocabulary, tmp_path / "*.txt")
   with pytest.raises(Exception, match=r"corpus_brackets: the .* documents are"):
-    rows("corpus_brackets")
+    examples_of("corpus_brackets")
 
 
 def test_a_size_that_is_none_is_refused(folder, vocabulary):
   configure(vocabulary, folder / "*.txt", num_questions=0)
   with pytest.raises(Exception, match=r"corpus\.questions\.num_questions = 0"):
-    rows("corpus_recall")
+    examples_of("corpus_recall")

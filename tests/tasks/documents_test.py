@@ -2,38 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 
-import gin
 import pytest
+import seqio
+import tensorflow as tf
+import tensorflow_datasets as tfds
 
-seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
-tf = pytest.importorskip("tensorflow")
-tfds = pytest.importorskip("tensorflow_datasets")
-
-from palm_mtf.data.sources.document import num_repeats  # noqa: E402
-from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
-from palm_mtf.data.sources.text_files import TextFiles  # noqa: E402
-from palm_mtf.errors import UserError  # noqa: E402
-from palm_mtf.tasks import documents  # noqa: E402, F401
+from palm_mtf.data.sources.document import num_repeats
+from palm_mtf.data.sources.seqio_task import open_task
+from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.errors import UserError
+from palm_mtf.tasks import documents  # noqa: F401
+from tests.seqio_testing import bind
 
 TEXTS = [f"document {i}" for i in range(100)]
 
 
-@pytest.fixture(autouse=True)
-def no_settings(temporary_folder):
-  gin.clear_config()
-  yield
-  gin.clear_config()
-
-
 def configure(**values: object) -> None:
-  """Sets parameters as a gin file does; "__" stands for the dot."""
-  lines = ["from __gin__ import dynamic_registration"]
-  lines += ["from palm_mtf.tasks import documents"]
-  lines += [
-    f"documents.{name.replace('__', '.')} = {value!r}"
-    for name, value in values.items()
-  ]
-  gin.parse_config("\n".join(lines))
+  bind(**{f"documents__{name}": value for name, value in values.items()})
 
 
 @pytest.fixture
@@ -172,45 +157,55 @@ def test_a_tfds_task_of_the_user_is_a_source(dataset):
   assert open_task("my_tfds_task", 0.2)[0].fingerprint() != first
 
 
+PREPARED = {"tfds_text__name": "my_texts:1.0.0"}
+
+
 @pytest.mark.parametrize(
-  ("task", "value"),
+  ("task", "settings", "message"),
   [
-    ("text_files.files", '"/data/*.jsonl"'),
-    ("tfds_text.name", '"wiki40b/en:1.3.0"'),
+    (
+      "text_files",
+      {},
+      "documents.text_files.files is not set: give a glob or a list of globs, "
+      "such as --gin.documents.text_files.files='\"/data/*.jsonl\"'.",
+    ),
+    (
+      "tfds_text",
+      {},
+      "documents.tfds_text.name is not set: give the name of a TFDS dataset, "
+      "such as --gin.documents.tfds_text.name='\"wiki40b/en:1.3.0\"'.",
+    ),
+    (
+      "tfds_text",
+      {**PREPARED, "tfds_text__text_feature": "bodi"},
+      "documents.tfds_text.text_feature = 'bodi': no such feature (did you "
+      "mean \"body\"?); give one of 'body', 'id'.",
+    ),
+    (
+      "tfds_text",
+      {"tfds_text__name": "no_such_set"},
+      "TFDS name must contain a version number",
+    ),
+    (
+      "tfds_text",
+      {"tfds_text__name": "no_such_set:1.0.0"},
+      "Dataset no_such_set not found",
+    ),
+    (
+      "tfds_text",
+      {**PREPARED, "tfds_text__data_dir": "/nowhere"},
+      "the dataset has not been generated yet",
+    ),
   ],
 )
-def test_a_task_without_its_text_names_the_setting(task, value):
+def test_a_task_whose_text_is_not_there_says_why_in_one_line(
+  task, settings, message, dataset
+):
+  configure(**{"tfds_text__data_dir": dataset, **settings})
   with pytest.raises(UserError) as info:
-    open_task(task.partition(".")[0], 0.1)[0].fingerprint()
-  assert f"documents.{task} is not set: give " in str(info.value)
-  assert f"such as --gin.documents.{task}='{value}'." in str(info.value)
+    open_task(task, 0.1)[0].fingerprint()
+  assert message in str(info.value)
   assert "\n" not in str(info.value)
-
-
-def test_a_wrong_feature_gets_the_nearest(dataset):
-  configure(
-    tfds_text__name="my_texts:1.0.0",
-    tfds_text__text_feature="bodi",
-    tfds_text__data_dir=dataset,
-  )
-  with pytest.raises(UserError) as info:
-    open_task("tfds_text", 0.1)[0].fingerprint()
-  assert str(info.value) == (
-    "documents.tfds_text.text_feature = 'bodi': no such feature (did you mean "
-    "\"body\"?); give one of 'body', 'id'."
-  )
-
-
-def test_a_dataset_that_is_not_there_is_named(tmp_path):
-  for name, why in (
-    ("no_such_set", "TFDS name must contain a version number"),
-    ("no_such_set:1.0.0", "Dataset no_such_set not found"),
-    ("my_texts:1.0.0", "the dataset has not been generated yet"),
-  ):
-    configure(tfds_text__name=name, tfds_text__data_dir=str(tmp_path))
-    with pytest.raises(UserError, match=why) as info:
-      open_task("tfds_text", 0.1)[0].fingerprint()
-    assert "\n" not in str(info.value)
 
 
 def test_a_bad_line_is_named_through_tensorflow(tmp_path):
@@ -224,22 +219,6 @@ def test_a_bad_line_is_named_through_tensorflow(tmp_path):
     "mean \"txt\"?); it has 'txt'; set documents.text_files.text_field, or "
     "mend the line."
   )
-
-
-def test_fingerprint_is_that_of_contents_and_settings(weighted, tmp_path):
-  def fingerprint(path, **values) -> str:
-    gin.clear_config()
-    values = {"files": str(path), "text_field": "body", **values}
-    configure(**{f"text_files__{name}": each for name, each in values.items()})
-    return open_task("text_files", 0.1)[0].fingerprint()
-
-  first = fingerprint(weighted)
-  assert fingerprint(weighted.rename(tmp_path / "moved.jsonl")) == first
-  moved = tmp_path / "moved.jsonl"
-  assert fingerprint(moved, weight_field="times") != first
-  assert fingerprint(moved, validation_share=0.03) != first
-  moved.write_text(moved.read_text().replace("document 99", "Document 99"))
-  assert fingerprint(moved) != first
 
 
 def test_seqio_itself_reads_the_tasks_with_the_vocabulary_of_gin(

@@ -2,82 +2,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """A record of each evaluation set, as TFDS yields it, and what is asked.
 
-EXPECTED has, by task: the dataset; a record; its inputs, or those of every
-option; its options with the number of the right one, or its answers.
+EXPECTED has, by task: the dataset; a record, with the fields that are read; its
+inputs, or those of every option; its options with the number of the right one,
+or its answers.
 """
 
 STORY = "Ada had a boat.\n\nIt was red."
 BLOCK = "Ada had a boat.\nIt was red."
-_SCIENCE = {
-  "id": "q1",
-  "question": "Which is hot?",
-  "choices": {"text": ["ice", "fire"], "label": [0, 1]},
-  "answerKey": 1,
-}
-_SCIENCE_ASKED = ("Question: Which is hot?\nAnswer:", [" ice", " fire"], 1)
-_EXAM = {
-  "article": STORY,
-  "questions": ["What colour?", "What was red? "],
-  "answers": ["B", "A"],
-  "options": [["blue", "red", "green", "grey"], ["boat", "car", "cat", "hat"]],
-  "example_id": "high1.txt",
-}
-_EXAM_ASKED = (
+NO_YES = [" no", " yes"]
+
+_SCIENCE = (
+  {
+    "question": "Which is hot?",
+    "choices": {"text": ["ice", "fire"], "label": [0, 1]},
+    "answerKey": 1,
+  },
+  "Question: Which is hot?\nAnswer:",
+  [" ice", " fire"],
+  1,
+)
+_EXAM = (
+  {
+    "article": STORY,
+    "questions": ["What colour?", "What was red? "],
+    "answers": ["B", "A"],
+    "options": [
+      ["blue", "red", "green", "grey"],
+      ["boat", "car", "cat", "hat"],
+    ],
+  },
   f"{BLOCK}\nQuestion: What colour?\nAnswer:",
   [" blue", " red", " green", " grey"],
   1,
 )
-_ANLI = {
-  "uid": "1",
-  "context": STORY,
-  "hypothesis": "The boat was blue.",
-  "label": 2,
-}
-_ANLI_ASKED = (
+_ANLI = (
+  {"context": STORY, "hypothesis": "The boat was blue.", "label": 2},
   f"{BLOCK}\nQuestion: The boat was blue. True, neither or false?\nAnswer:",
   [" true", " neither", " false"],
   2,
 )
-_SQUAD = {
-  "id": "1",
-  "title": "Boats",
-  "context": STORY,
-  "plausible_answers": {"text": ["Ada"], "answer_start": [0]},
-  "question": "Who built it?",
-  "is_impossible": True,
-  "answers": {"text": [], "answer_start": []},
-}
 
 EXPECTED = {
   "trivia_qa": (
     "trivia_qa/unfiltered.nocontext",
     {
       "question": "Who wrote Emma?",
-      "question_id": "1",
-      "question_source": "web",
-      "entity_pages": {
-        "doc_source": [],
-        "filename": [],
-        "title": [],
-        "wiki_context": [],
-      },
-      "search_results": {
-        "description": [],
-        "filename": [],
-        "rank": [],
-        "title": [],
-        "url": [],
-        "search_context": [],
-      },
-      "answer": {
-        "aliases": ["Austen", "Jane Austen"],
-        "normalized_aliases": ["austen", "jane austen"],
-        "matched_wiki_entity_name": "",
-        "normalized_matched_wiki_entity_name": "",
-        "normalized_value": "jane austen",
-        "type": "WikipediaEntity",
-        "value": "Jane Austen",
-      },
+      "answer": {"aliases": ["Austen", "Jane Austen"], "value": "Jane Austen"},
     },
     "Q: Who wrote Emma?\nA:",
     ["Jane Austen", "Austen"],
@@ -90,7 +60,7 @@ EXPECTED = {
   ),
   "web_questions": (
     "web_questions",
-    {"url": "x", "question": "who wrote emma?", "answers": ["Jane Austen"]},
+    {"question": "who wrote emma?", "answers": ["Jane Austen"]},
     "Q: who wrote emma?\nA:",
     ["Jane Austen"],
   ),
@@ -107,8 +77,6 @@ EXPECTED = {
       "endings": ["rows.", "flies.", "melts.", "sings a car."],
       "activity_label": "Rowing",
       "label": 0,
-      "split_type": "indomain",
-      "source_id": "activitynet~v_1",
     },
     "Rowing: A man sits in a boat. he",
     [" rows.", " flies.", " melts.", " sings a car."],
@@ -125,15 +93,11 @@ EXPECTED = {
     "wsc273",
     {
       "text": "The cup is not in the bag because it is big.",
-      "option1": "the cup",
       "option1_normalized": "the cup",
-      "option2": "the bag",
       "option2_normalized": "the bag",
       "pronoun_start": 34,
       "pronoun_end": 36,
-      "pronoun_text": "it",
       "label": 0,
-      "idx": 0,
     },
     [
       "The cup is not in the bag because the cup",
@@ -161,7 +125,6 @@ EXPECTED = {
       "question": "How many boats?",
       "answer": "1",
       "validated_answers": ["one", "1"],
-      "query_id": "q",
     },
     f"Passage: {BLOCK}\nQuestion: How many boats?\nAnswer:",
     ["1", "one"],
@@ -169,14 +132,9 @@ EXPECTED = {
   "coqa": (
     "coqa",
     {
-      "source": "mctest",
       "story": STORY,
       "questions": ["What had Ada?", "Which colour?"],
-      "answers": {
-        "input_text": ["a boat", "red"],
-        "answer_start": [0, 1],
-        "answer_end": [2, 3],
-      },
+      "answers": {"input_text": ["a boat", "red"]},
     },
     f"{BLOCK}\nQ: What had Ada?\nA:",
     ["a boat"],
@@ -184,31 +142,31 @@ EXPECTED = {
   "quac": (
     "quac",
     {
-      "context": f"{STORY} CANNOTANSWER",
-      "followup": "y",
-      "yesno": "x",
-      "question": "Who built it?",
-      "answers": {"text": ["CANNOTANSWER", "Ada"], "answer_start": [1, 0]},
-      "orig_answer": {"text": "CANNOTANSWER", "answer_start": 1},
-      "section_title": "History",
-      "background": "Old.",
       "title": "Boats",
+      "section_title": "History",
+      "context": f"{STORY} CANNOTANSWER",
+      "question": "Who built it?",
+      "answers": {"text": ["CANNOTANSWER", "Ada"]},
     },
     f"Title: Boats, History\n{BLOCK}\nQ: Who built it?\nA:",
     ["unanswerable", "Ada"],
   ),
   "squad_v2": (
     "squad/v2.0",
-    _SQUAD,
+    {
+      "title": "Boats",
+      "context": STORY,
+      "question": "Who built it?",
+      "answers": {"text": []},
+    },
     f"Title: Boats\n{BLOCK}\nQ: Who built it?\nA:",
     ["unanswerable"],
   ),
-  "race_middle": ("race/middle", _EXAM, *_EXAM_ASKED),
-  "race_high": ("race/high", _EXAM, *_EXAM_ASKED),
+  "race_middle": ("race/middle", *_EXAM),
+  "race_high": ("race/high", *_EXAM),
   "piqa": (
     "piqa",
     {
-      "id": "1",
       "goal": "dry hands",
       "sol1": "Use a towel.",
       "sol2": "Use a lake.",
@@ -218,8 +176,8 @@ EXPECTED = {
     [" Use a towel.", " Use a lake."],
     0,
   ),
-  "arc_easy": ("ai2_arc/ARC-Easy", _SCIENCE, *_SCIENCE_ASKED),
-  "arc_challenge": ("ai2_arc/ARC-Challenge", _SCIENCE, *_SCIENCE_ASKED),
+  "arc_easy": ("ai2_arc/ARC-Easy", *_SCIENCE),
+  "arc_challenge": ("ai2_arc/ARC-Challenge", *_SCIENCE),
   "openbookqa": (
     "openbookqa",
     {
@@ -230,10 +188,6 @@ EXPECTED = {
         "choice_C": "fire",
         "choice_D": "rain",
       },
-      "fact1": "fire is hot",
-      "humanScore": 1.0,
-      "clarity": 2.0,
-      "turkIdAnonymized": "x",
       "answerKey": 2,
     },
     "Question: A hot thing is\nAnswer:",
@@ -242,14 +196,9 @@ EXPECTED = {
   ),
   "boolq": (
     "super_glue/boolq",
-    {
-      "question": "is the boat red",
-      "passage": STORY,
-      "idx": 0,
-      "label": 1,
-    },
+    {"question": "is the boat red", "passage": STORY, "label": 1},
     f"{BLOCK}\nQuestion: is the boat red?\nAnswer:",
-    [" no", " yes"],
+    NO_YES,
     1,
   ),
   "copa": (
@@ -259,7 +208,6 @@ EXPECTED = {
       "choice1": "It rained.",
       "choice2": "He slept.",
       "question": "cause",
-      "idx": 0,
       "label": 0,
     },
     "The man was wet because",
@@ -268,12 +216,7 @@ EXPECTED = {
   ),
   "rte": (
     "super_glue/rte",
-    {
-      "premise": STORY,
-      "hypothesis": "The boat was red.",
-      "idx": 0,
-      "label": 0,
-    },
+    {"premise": STORY, "hypothesis": "The boat was red.", "label": 0},
     f"{BLOCK}\nQuestion: The boat was red. True or false?\nAnswer:",
     [" true", " false"],
     0,
@@ -284,16 +227,11 @@ EXPECTED = {
       "word": "bank",
       "sentence1": "A river bank.",
       "sentence2": "Money in the bank.",
-      "start1": 8,
-      "end1": 12,
-      "start2": 13,
-      "end2": 17,
-      "idx": 0,
       "label": 0,
     },
     "A river bank.\nMoney in the bank.\n"
     "Question: does 'bank' mean the same in both sentences?\nAnswer:",
-    [" no", " yes"],
+    NO_YES,
     0,
   ),
   "multirc": (
@@ -303,12 +241,11 @@ EXPECTED = {
       "red.<br>",
       "question": "Which colour?",
       "answer": "Red",
-      "idx": {"paragraph": 0, "question": 0, "answer": 0},
       "label": 1,
     },
     "Ada had a boat. It was red.\nQuestion: Which colour?\n"
     "Suggested answer: Red\nIs it right?",
-    [" no", " yes"],
+    NO_YES,
     1,
   ),
   "wsc": (
@@ -317,14 +254,11 @@ EXPECTED = {
       "text": "Ann paid Eve because she was honest.",
       "span1_text": "Ann",
       "span2_text": "she",
-      "span1_index": 0,
-      "span2_index": 4,
-      "idx": 0,
       "label": 1,
     },
     "Ann paid Eve because she was honest.\n"
     "Question: does the pronoun 'she' mean Ann?\nAnswer:",
-    [" no", " yes"],
+    NO_YES,
     1,
   ),
   "record": (
@@ -334,7 +268,6 @@ EXPECTED = {
       "query": "The money is now with @placeholder in Rome.",
       "entities": ["Ann", "Eve", "Ann"],
       "answers": ["Eve"],
-      "idx": {"passage": 0, "query": 0},
     },
     "Ann paid Eve.\n-\nEve left.\n-",
     [
@@ -345,19 +278,14 @@ EXPECTED = {
   ),
   "cb": (
     "super_glue/cb",
-    {
-      "premise": STORY,
-      "hypothesis": "The boat was blue.",
-      "idx": 0,
-      "label": 1,
-    },
+    {"premise": STORY, "hypothesis": "The boat was blue.", "label": 1},
     f"{BLOCK}\nQuestion: The boat was blue. True, false or neither?\nAnswer:",
     [" true", " false", " neither"],
     1,
   ),
-  "anli_r1": ("anli/r1", _ANLI, *_ANLI_ASKED),
-  "anli_r2": ("anli/r2", _ANLI, *_ANLI_ASKED),
-  "anli_r3": ("anli/r3", _ANLI, *_ANLI_ASKED),
+  "anli_r1": ("anli/r1", *_ANLI),
+  "anli_r2": ("anli/r2", *_ANLI),
+  "anli_r3": ("anli/r3", *_ANLI),
   "mmlu": (
     "mmlu",
     {
@@ -375,8 +303,6 @@ EXPECTED = {
     {
       "question": "Ann has 1,000 boats and buys 2. How many?",
       "answer": "She has 1000+2 = <<1000+2=1002>>1002 boats.\n#### 1,002",
-      "annotation": "She has 1000+2 = <<1000+2=1002>>1002 boats.\n",
-      "short_answer": "1,002",
     },
     "Q: Ann has 1,000 boats and buys 2. How many?\nA:",
     ["1002"],

@@ -8,10 +8,8 @@ import json
 import os
 import sys
 
-import gin
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
 pytest.importorskip("t5", reason="T5 is not installed; `make test` installs it")
 
 import seqio
@@ -19,7 +17,13 @@ import tensorflow_datasets as tfds
 
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import fewshot
-from tests.seqio_testing import registries_restored
+from tests.seqio_testing import (
+  bind,
+  examples_of,
+  scores_of,
+  targets_of,
+  text_of,
+)
 from tests.tasks.evaluation_records import EXPECTED
 
 # PaLM's few-shot counts (6.1).
@@ -34,26 +38,6 @@ SHOTS = {
 each_task = pytest.mark.parametrize("name", EXPECTED)
 
 
-@pytest.fixture(autouse=True)
-def no_settings(temporary_folder):
-  gin.clear_config()
-  with registries_restored():
-    yield
-  gin.clear_config()
-
-
-def configure(vocabulary, **bindings) -> None:
-  lines = [
-    "from __gin__ import dynamic_registration",
-    "from palm_mtf.tasks import documents",
-    "from palm_mtf.tasks import fewshot",
-    "from palm_mtf.tasks import records",
-    f"documents.vocabulary.path = {vocabulary.path!r}",
-  ]
-  lines += [f"{k.replace('__', '.')} = {v!r}" for k, v in bindings.items()]
-  gin.parse_config("\n".join(lines))
-
-
 @pytest.fixture
 def folder(tmp_path, vocabulary):
   """JSON lines of every dataset: three records, told apart by a field."""
@@ -62,26 +46,34 @@ def folder(tmp_path, vocabulary):
     for split, numbers in (("train", (1, 2)), ("validation", (3,))):
       lines = [json.dumps({**record, "number": i}) + "\n" for i in numbers]
       (tmp_path / dataset / f"{split}.jsonl").write_text("".join(lines))
-  configure(vocabulary, records__places__folder=str(tmp_path))
+  bind_places(vocabulary, folder=str(tmp_path))
   return tmp_path
 
 
-def examples(name, split="validation") -> list[dict]:
-  task = seqio.get_mixture_or_task(name)
-  dataset = task.get_dataset(split=split, shuffle=False, seed=42)
-  return list(dataset.as_numpy_iterator())
+def bind_places(vocabulary, normalization=None, **places):
+  """Sets where records are, and what is compared of `piqa`."""
+  bindings = {f"records__places__{k}": v for k, v in places.items()}
+  if normalization:
+    bindings["fewshot__normalization__piqa"] = normalization
+  bind(documents__vocabulary__path=vocabulary.path, **bindings)
 
 
-def text(example, feature) -> str:
-  return example[f"{feature}_pretokenized"].decode()
-
-
-def judged(name, made) -> list:
-  task = seqio.get_mixture_or_task(name)
-  return [
-    task.postprocess_fn(text(e, "targets"), example=e, is_target=True)
-    for e in made
-  ]
+def whole(feature, value):
+  """Returns a value with every field of its feature, and no other."""
+  fields = getattr(feature, "feature", feature)
+  if isinstance(fields, tfds.features.FeaturesDict):
+    value = value or {}
+    assert set(value) <= set(fields)
+    if fields is feature:
+      return {name: whole(fields[name], value.get(name)) for name in fields}
+    length = max(map(len, value.values()), default=0)  # a sequence of objects
+    empty = {name: [whole(fields[name], None)] * length for name in fields}
+    return {**empty, **value}
+  if value is not None:
+    return value
+  if isinstance(feature, tfds.features.Sequence):
+    return []
+  return "" if feature.tf_dtype.name == "string" else 0
 
 
 def test_the_29_tasks_have_the_papers_number_of_exemplars():
@@ -96,15 +88,15 @@ def test_the_29_tasks_have_the_papers_number_of_exemplars():
 @each_task
 def test_a_record_is_asked_as_expected(name, folder):
   _, _, inputs, options, *label = EXPECTED[name]
-  made = [e for e in examples(name) if not e.get("unconditional", False)]
+  made = [e for e in examples_of(name) if not e.get("unconditional", False)]
   if not label:
-    assert text(made[0], "inputs") == inputs
-    assert judged(name, made)[0] == options
+    assert text_of(made[0], "inputs") == inputs
+    assert targets_of(name, made)[0] == options
     return
   made = made[: len(options)]
   inputs = [inputs] * len(options) if isinstance(inputs, str) else inputs
-  assert [text(e, "inputs") for e in made] == inputs
-  assert [text(e, "targets") for e in made] == options
+  assert [text_of(e, "inputs") for e in made] == inputs
+  assert [text_of(e, "targets") for e in made] == options
   assert [bool(e["is_correct"]) for e in made] == [
     i == label[0] for i in range(len(options))
   ]
@@ -112,17 +104,17 @@ def test_a_record_is_asked_as_expected(name, folder):
 
 @pytest.mark.parametrize("name", ["winogrande", "race_high", "coqa", "record"])
 def test_an_exemplar_ends_in_the_right_answer(name, folder):
-  made = examples(few_shot_task(name, 1))
-  original = examples(name)
+  made = examples_of(few_shot_task(name, 1))
+  original = examples_of(name)
   right = [e for e in original if e.get("is_correct", True)]
   # An exemplar of a text with several questions may be any of them.
-  solved = {text(e, "inputs") + text(e, "targets") for e in right}
+  solved = {text_of(e, "inputs") + text_of(e, "targets") for e in right}
   for example, before in zip(made, original, strict=True):
     if example.get("unconditional", False):
-      assert text(example, "inputs") == "Answer:"
+      assert text_of(example, "inputs") == "Answer:"
     else:
-      shot, query = text(example, "inputs").split("\n\n")
-      assert query == text(before, "inputs")
+      shot, query = text_of(example, "inputs").split("\n\n")
+      assert query == text_of(before, "inputs")
       assert shot in solved
 
 
@@ -134,8 +126,8 @@ def test_a_record_has_the_schema_of_tfds(name, folder):
     return
   builder = tfds.builder(dataset, data_dir=os.fspath(folder))
   assert str(builder.version) == task.version
-  builder.info.features.encode_example(record)
-  assert set(builder.info.features) == set(record)
+  features = builder.info.features
+  features.encode_example(whole(features, record))
 
 
 @pytest.mark.parametrize("name", ["coqa", "race_high", "squad_v2", "boolq"])
@@ -143,9 +135,10 @@ def test_a_prepared_dataset_of_tfds_gives_the_same_examples(
   name, folder, tmp_path, vocabulary, monkeypatch
 ):
   dataset, record, *_ = EXPECTED[name]
-  from_lines = examples(name)
+  from_lines = examples_of(name)
   task = fewshot.TASKS[name]
   builder = tfds.builder(dataset, data_dir=str(tmp_path / "tfds"))
+  record = whole(builder.info.features, record)
   splits = {split: [("key", record)] for split in task.splits.values()}
   monkeypatch.setattr(
     type(builder), "_split_generators", lambda *unused: splits
@@ -153,9 +146,8 @@ def test_a_prepared_dataset_of_tfds_gives_the_same_examples(
   # What TFDS writes with, and does not depend on; Python has the same.
   monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
   builder.download_and_prepare()
-  gin.clear_config()
-  configure(vocabulary, records__places__data_dir=str(tmp_path / "tfds"))
-  prepared = examples(name)
+  bind_places(vocabulary, data_dir=str(tmp_path / "tfds"))
+  prepared = examples_of(name)
   assert len(prepared) == len(from_lines)
   for one, other in zip(prepared, from_lines, strict=True):
     assert {k: str(v) for k, v in one.items() if k != "record"} == {
@@ -163,36 +155,25 @@ def test_a_prepared_dataset_of_tfds_gives_the_same_examples(
     }
 
 
-def score(name, made, right: float, wrong: float) -> dict[str, float]:
-  task = seqio.get_mixture_or_task(name)
-  scores = [right if e["is_correct"] else wrong for e in made]
-  results = {}
-  for metric in task.score_metric_fns:
-    results |= metric(judged(name, made), scores)
-  return results
-
-
 @pytest.mark.parametrize(
   "name", [k for k, t in fewshot.TASKS.items() if isinstance(t, fewshot.Scored)]
 )
 def test_likely_right_options_are_all_right(name, folder):
-  made = examples(name)
-  length = max(len(text(e, "targets")) for e in made)
-  made_apart = [e for e in made if not e["unconditional"]]
-  alone = {tuple(e["idx"]): -1.0 for e in made if e["unconditional"]}
-  assert len(alone) in (0, len(made_apart))
-  right = score(name, made_apart, -1.0, -1.0 - 9 * length) if not alone else {}
-  if alone:
-    task = seqio.get_mixture_or_task(name)
-    scores = [
-      -5.0 if e["unconditional"] else (-4.0 if e["is_correct"] else -6.0)
-      for e in made
-    ]
-    (metric,) = task.score_metric_fns
-    right = metric(judged(name, made), scores)
-  assert right["accuracy"] == 100
-  options = [e for e in made_apart if e["idx"][0] == 0]
-  assert right["chance"] == pytest.approx(100 / len(options))
+  made = examples_of(name)
+  apart = [e for e in made if not e["unconditional"]]
+  assert len(made) in (len(apart), 2 * len(apart))
+  # Far below, so that no number of tokens or characters makes up for it.
+  wrong = -1.0 - 9 * max(len(text_of(e, "targets")) for e in made)
+
+  def likelihood(example):
+    if example["unconditional"]:
+      return -5.0
+    return -1.0 if example["is_correct"] else wrong
+
+  results = scores_of(name, made, likelihood)
+  assert results["accuracy"] == 100
+  options = [e for e in apart if e["idx"][0] == 0]
+  assert results["chance"] == pytest.approx(100 / len(options))
 
 
 def test_seqios_evaluator_takes_a_task_and_its_few_shot_form(folder):
@@ -222,38 +203,27 @@ def test_seqios_evaluator_takes_a_task_and_its_few_shot_form(folder):
 
 
 def test_gin_chooses_what_is_compared(folder, vocabulary):
-  assert not any(e["unconditional"] for e in examples("piqa"))
-  configure(
-    vocabulary,
-    records__places__folder=str(folder),
-    fewshot__normalization__piqa="unconditional",
-  )
-  made = examples("piqa")
+  assert not any(e["unconditional"] for e in examples_of("piqa"))
+  bind_places(vocabulary, "unconditional", folder=str(folder))
+  made = examples_of("piqa")
   assert [bool(e["unconditional"]) for e in made] == [False, True] * 2
-  configure(vocabulary, fewshot__normalization__piqa="token")
+  bind_places(vocabulary, "token", folder=str(folder))
   with pytest.raises(Exception, match='did you mean "tokens"'):
-    examples("piqa")
+    examples_of("piqa")
 
 
 def test_missing_records_are_named(folder, vocabulary):
   (folder / "piqa" / "validation.jsonl").unlink()
-  (folder / "rte.jsonl").touch()
   with pytest.raises(Exception, match=r"there is no file .*piqa/validation"):
-    examples("piqa")
+    examples_of("piqa")
   (folder / "gsm8k" / "validation.jsonl").write_text("{\n")
   with pytest.raises(Exception, match=r"gsm8k/validation.jsonl, line 1: not"):
-    examples("mmlu"), examples("boolq")
-    list(
-      fewshot.RecordSource("gsm8k", None, {"validation": "x"}).get_dataset(
-        "validation", shuffle=False
-      )
-    )
-  gin.clear_config()
-  configure(vocabulary, records__places__data_dir=str(folder / "none"))
+    examples_of("gsm8k")
+  bind_places(vocabulary, data_dir=str(folder / "none"))
   with pytest.raises(Exception, match="hellaswag: not prepared in TFDS"):
-    examples("hellaswag")
+    examples_of("hellaswag")
   with pytest.raises(Exception, match="mmlu is not in TFDS: set records"):
-    examples("mmlu")
+    examples_of("mmlu")
 
 
 PERFECT = {
@@ -269,11 +239,11 @@ PERFECT = {
 @pytest.mark.parametrize("name", PERFECT)
 def test_answers_are_judged_by_t5s_metrics(name, folder):
   output, expected = PERFECT[name]
-  (made,) = examples(name)
+  (made,) = examples_of(name)
   task = seqio.get_mixture_or_task(name)
   predictions = [task.postprocess_fn(output, example=made, is_target=False)]
   (metric,) = task.predict_metric_fns
-  assert metric(judged(name, [made]), predictions) == expected
+  assert metric(targets_of(name, [made]), predictions) == expected
 
 
 def test_without_t5_a_task_of_its_metrics_says_so_before_it_begins(
@@ -285,4 +255,4 @@ def test_without_t5_a_task_of_its_metrics_says_so_before_it_begins(
     lambda name, *rest: None if name == "t5" else find(name, *rest),
   )
   with pytest.raises(Exception, match=r"trivia_qa: its metric is T5's.*pip"):
-    examples("trivia_qa")
+    examples_of("trivia_qa")

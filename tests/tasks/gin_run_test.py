@@ -3,16 +3,12 @@
 """Tasks through gin alone, in processes of their own, without a network."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 from palm_mtf.data.sources.document import SPLITS
+from tests import processes
 
 # Does for each request what a command does first, and reads all documents.
 PROGRAM = """
@@ -76,14 +72,7 @@ RESUMED = [["config.gin"], []]
 
 def run(folder: Path, *requests: list) -> tuple[list, bool]:
   """Returns documents or an error for each; whether SeqIO was imported."""
-  result = subprocess.run(
-    [sys.executable, "-c", PROGRAM, json.dumps(requests)],
-    cwd=folder,
-    capture_output=True,
-    text=True,
-    check=False,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-  )
+  result = processes.python("-c", PROGRAM, json.dumps(requests), cwd=folder)
   assert result.returncode == 0, result.stderr
   *_, results, has_seqio = result.stdout.splitlines()
   return json.loads(results), has_seqio == "True"

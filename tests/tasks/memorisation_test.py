@@ -3,12 +3,8 @@
 import collections
 import json
 
-import gin
 import numpy as np
 import pytest
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 import seqio
 
 from palm_mtf.cli.main import main
@@ -16,13 +12,7 @@ from palm_mtf.tasks import memorisation
 from palm_mtf.tasks.memorisation import SPAN_TOKENS, find_spans
 from tests import runs
 from tests.data.small_sources import EOD, ListSource, store_of, token_array
-
-
-@pytest.fixture(autouse=True)
-def no_settings():
-  gin.clear_config()
-  yield
-  gin.clear_config()
+from tests.seqio_testing import bind, examples_of
 
 
 def documents() -> list[list[int]]:
@@ -120,19 +110,12 @@ def test_documents_without_a_whole_span_have_none():
   assert find_spans(arrays([[2] * 60, [3] * 99]), EOD, 5) == []
 
 
-@pytest.mark.parametrize(
-  ("count", "name"),
-  [
-    (1, "1"),
-    (2, "2_to_10"),
-    (10, "2_to_10"),
-    (11, "11_to_100"),
-    (500, "101_to_500"),
-    (501, "over_500"),
-  ],
-)
-def test_classes_have_names(count, name):
-  assert memorisation.class_name(count) == name
+def test_classes_have_names():
+  counts = [1, 2, 10, 11, 100, 101, 500, 501]
+  assert [memorisation.class_name(count) for count in counts] == [
+    *("1", "2_to_10", "2_to_10", "11_to_100", "11_to_100"),
+    *("101_to_500", "101_to_500", "over_500"),
+  ]
 
 
 def test_rates_are_those_of_exact_continuations_of_all_places_and_by_class():
@@ -144,20 +127,12 @@ def test_rates_are_those_of_exact_continuations_of_all_places_and_by_class():
   }
 
 
-def configure(vocabulary, tokens) -> None:
-  gin.parse_config(
-    "from __gin__ import dynamic_registration\n"
-    "from palm_mtf.tasks import memorisation\n"
-    f"memorisation.spans.vocabulary = {vocabulary.path!r}\n"
-    f"memorisation.spans.tokens = {str(tokens)!r}\n"
-    "memorisation.spans.num_spans = 5"
+def bind_tokens(vocabulary, tokens) -> None:
+  bind(
+    memorisation__spans__vocabulary=vocabulary.path,
+    memorisation__spans__tokens=str(tokens),
+    memorisation__spans__num_spans=5,
   )
-
-
-def examples() -> list[dict]:
-  task = seqio.TaskRegistry.get("memorisation")
-  dataset = task.get_dataset(split="validation", shuffle=False, seed=42)
-  return list(dataset.as_numpy_iterator())
 
 
 def test_the_task_asks_for_spans_of_a_runs_training_tokens(
@@ -165,8 +140,8 @@ def test_the_task_asks_for_spans_of_a_runs_training_tokens(
 ):
   source = ListSource([*code[2:], code[3]], code[:2])
   store_of(source, vocabulary, tmp_path / "tokens" / "store")
-  configure(vocabulary, tmp_path / "tokens" / "*")
-  made = examples()
+  bind_tokens(vocabulary, tmp_path / "tokens" / "*")
+  made = examples_of("memorisation")
   task = seqio.TaskRegistry.get("memorisation")
   names = collections.Counter()
   for example in made:
@@ -185,16 +160,12 @@ def test_the_task_asks_for_spans_of_a_runs_training_tokens(
 
 
 def test_a_folder_without_tokens_is_named(vocabulary, tmp_path):
-  configure(vocabulary, tmp_path / "none")
+  bind_tokens(vocabulary, tmp_path / "none")
   with pytest.raises(Exception, match=r"spans\.tokens = '.*none': no tokens"):
-    examples()
+    examples_of("memorisation")
 
 
 def test_without_a_run_the_setting_is_named():
-  gin.parse_config(
-    "from __gin__ import dynamic_registration\n"
-    "from palm_mtf.tasks import memorisation\n"
-  )
   task = seqio.TaskRegistry.get("memorisation")
   vocabulary = task.output_features["inputs"].vocabulary
   with pytest.raises(Exception, match=r"spans\.model_dir is not set: give"):

@@ -1,13 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-import gin
 import pytest
-
-pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf.data.sources.seqio_task import open_task
 from palm_mtf.errors import UserError
 from palm_mtf.tasks import palm_mixture  # noqa: F401
+from tests.seqio_testing import bind
 
 RATES = {
   "social_media": 0.50,
@@ -19,27 +17,6 @@ RATES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_settings():
-  gin.clear_config()
-  yield
-  gin.clear_config()
-
-
-def configure(folder, names) -> None:
-  lines = ["from __gin__ import dynamic_registration"]
-  lines += ["from palm_mtf.tasks import palm_mixture"]
-  for name in names:
-    (folder / name).mkdir(parents=True)
-    for i in range(40):
-      (folder / name / f"{i}.txt").write_text(f"{name} {i}")
-    lines += [
-      f'palm_mixture.{name}.files = "{folder}/{name}/*.txt"',
-      f"palm_mixture.{name}.validation_share = 0.3",
-    ]
-  gin.parse_config("\n".join(lines))
-
-
 def test_the_rates_are_those_of_the_paper():
   sources = {source.name: source.rate for source in open_task("palm", 0.1)}
   assert sources == {
@@ -49,7 +26,13 @@ def test_the_rates_are_those_of_the_paper():
 
 
 def test_each_source_reads_its_own_files(tmp_path):
-  configure(tmp_path, RATES)
+  for name in RATES:
+    (tmp_path / name).mkdir()
+    for i in range(40):
+      (tmp_path / name / f"{i}.txt").write_text(f"{name} {i}")
+  files = {f"{name}__files": f"{tmp_path}/{name}/*.txt" for name in RATES}
+  shares = {f"{name}__validation_share": 0.3 for name in RATES}
+  bind(**{f"palm_mixture__{k}": v for k, v in {**files, **shares}.items()})
   for source in open_task("palm", 0.1):
     name = source.name.removeprefix("palm_")
     documents = list(source.documents())

@@ -4,8 +4,6 @@
 
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 from palm_mtf.tasks import prompts
 from tests.tasks.evaluation_records import BLOCK, EXPECTED
 

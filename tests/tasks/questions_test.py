@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 
-pytest.importorskip("seqio", reason="SeqIO is not installed")
-
 from palm_mtf.tasks.questions import Option, option_accuracy
 
 # Log-likelihoods of two options: the second is longer and a little less likely

@@ -3,7 +3,6 @@
 """The optimizer's share of a step is measured in pairs."""
 
 import json
-import sys
 
 import pytest
 
@@ -21,11 +20,6 @@ SMALL = [
 ]
 
 
-def run(monkeypatch, *flags):
-  monkeypatch.setattr(sys, "argv", ["bench_optimizer.py", *flags])
-  return bench_optimizer.main()
-
-
 def test_the_share_is_the_median_of_the_pairs():
   record = bench_optimizer.summarize([(2, 1), (2, 1.5), (4, 3.6)])
   assert record["optimizer_share"] == 0.25
@@ -33,25 +27,12 @@ def test_the_share_is_the_median_of_the_pairs():
 
 
 @pytest.mark.slow
-def test_a_small_recipe_is_measured(monkeypatch, capsys):
+def test_a_small_recipe_is_measured(run_tool):
   flags = [*SMALL, "--rounds=3", "--json", "--gin.SECOND_MOMENT='factored'"]
-  assert run(monkeypatch, *flags) == 0
-  record = json.loads(capsys.readouterr().out)
+  code, out, _ = run_tool("bench_optimizer", *flags)
+  assert code == 0
+  record = json.loads(out)
   assert record["rounds"] == 3
   for by in ("clock", "cpu"):
     assert record[by]["optimizer_share"] < 1
     assert record[by]["step_secs"] > 0
-
-
-@pytest.mark.parametrize(
-  ("flag", "message"),
-  [
-    ("--rounds=0", "--rounds = 0: give a whole number of at least 1."),
-    ("--steps=3", "--steps=3: no such flag; macros are --gin.NAME=VALUE."),
-    ("--gin.BETA3=1", "unknown macro BETA3"),
-  ],
-)
-def test_a_wrong_flag_is_one_line(flag, message, monkeypatch, capsys):
-  assert run(monkeypatch, flag) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert message in line

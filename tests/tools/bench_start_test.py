@@ -3,7 +3,6 @@
 """The table of starts: what is run, and what is said of it."""
 
 import json
-import sys
 
 import pytest
 
@@ -21,13 +20,8 @@ def model_dir(tmp_path):
   return path
 
 
-def run(monkeypatch, *flags):
-  monkeypatch.setattr(sys, "argv", ["bench_start.py", *flags])
-  return bench_start.main()
-
-
 def test_all_commands_run_in_every_round_and_training_anew(
-  model_dir, monkeypatch, capsys
+  model_dir, monkeypatch, run_tool
 ):
   ran, seconds = [], iter(range(100))
 
@@ -42,8 +36,9 @@ def test_all_commands_run_in_every_round_and_training_anew(
 
   monkeypatch.setattr(bench_start, "measure", measure)
   flags = [f"--model_dir={model_dir}", "--rounds=3", "--json"]
-  assert run(monkeypatch, *flags) == 0
-  rows = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+  code, out, _ = run_tool("bench_start", *flags)
+  assert code == 0
+  rows = [json.loads(x) for x in out.splitlines()]
   names = ["help", "import", "generate", "score", "evaluate", "train"]
   assert [x["command"] for x in rows] == names
   assert [x["cpu_secs"] for x in rows] == [6, 7, 8, 9, 10, 11]
@@ -51,12 +46,11 @@ def test_all_commands_run_in_every_round_and_training_anew(
   assert f"--gin_file={model_dir}/config.gin" in ran[-1]
 
 
-def test_help_is_measured_in_a_process_of_its_own(
-  model_dir, monkeypatch, capsys
-):
+def test_help_is_measured_in_a_process_of_its_own(model_dir, run_tool):
   flags = [f"--model_dir={model_dir}", "--only=help", "--rounds=1"]
-  assert run(monkeypatch, *flags) == 0
-  head, row = capsys.readouterr().out.splitlines()
+  code, out, _ = run_tool("bench_start", *flags)
+  assert code == 0
+  head, row = out.splitlines()
   assert head.split() == ["command", "processor", "wall"]
   name, *seconds = row.split()
   assert name == "help"
@@ -66,18 +60,3 @@ def test_help_is_measured_in_a_process_of_its_own(
 def test_a_command_that_fails_says_why():
   with pytest.raises(UserError, match="failed and said NameError: name 'x'"):
     bench_start.measure(["-c", "x"])
-
-
-@pytest.mark.parametrize(
-  ("flag", "message"),
-  [
-    ("--rounds=0", "--rounds = 0: give a whole number of at least 1."),
-    ("--model_dir=none", "--model_dir = 'none': has no vocabulary.model; give"),
-  ],
-)
-def test_a_wrong_flag_is_one_line(
-  flag, message, model_dir, monkeypatch, capsys
-):
-  assert run(monkeypatch, f"--model_dir={model_dir}", flag) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert message in line

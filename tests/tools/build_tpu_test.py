@@ -20,21 +20,15 @@ def flags(*macros):
   return [f"--gin.{macro}" for macro in (*SMALL, *macros)]
 
 
-def run(monkeypatch, capsys, *arguments):
-  monkeypatch.setattr("sys.argv", ["build_tpu.py", *arguments])
-  return build_tpu.main(), capsys.readouterr()
-
-
-def test_it_counts_the_collectives_of_two_pods(monkeypatch, capsys):
-  code, shown = run(
-    monkeypatch,
-    capsys,
+def test_it_counts_the_collectives_of_two_pods(run_tool):
+  code, out, _ = run_tool(
+    "build_tpu",
     "--gin_file=recipes/quickstart.gin",
     "--gin_file=layouts/tpu_v4_8.gin",
     *flags("NUM_PODS=2"),
   )
   assert code == 0
-  found = json.loads(shown.out)
+  found = json.loads(out)
   assert (found["tpu"], found["devices"], found["pods"]) == ("v4-8", 4, 2)
   # Of each of 10 gradients, of each pod, and again of the embedding's other
   # use; those of norm scales are cut for the exchange.
@@ -79,19 +73,3 @@ def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
   alone = 4 * (mesh.num_devices - 1) * 2
   expected["all_reduce", ("data",)] += num_alone * alone
   assert traffic([program.update, *program.metrics.values()]) == expected
-
-
-@pytest.mark.parametrize(
-  ("arguments", "message"),
-  [
-    (["--gin_file=recipes/quickstart.gin"], "TPU is not set"),
-    (["--layers=3"], "--layers=3: no such flag"),
-  ],
-)
-def test_what_it_cannot_build_is_one_line(
-  monkeypatch, capsys, arguments, message
-):
-  code, shown = run(monkeypatch, capsys, *arguments)
-  assert code == 2
-  assert shown.err.startswith(f"build_tpu: {message}")
-  assert shown.err.count("\n") == 1

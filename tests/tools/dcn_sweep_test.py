@@ -4,7 +4,6 @@
 
 import ctypes
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import sys
 import pytest
 
 from palm_mtf.errors import UserError
-from tools import dcn_sweep
+from tests import processes
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces
 
 SEND = """
@@ -84,17 +83,6 @@ def test_with_who_made_them_namespaces_are_gone(namespaces):
   assert not pathlib.Path(f"/proc/{holder}").exists()
 
 
-def run_tool(*flags, **keywords):
-  return subprocess.run(
-    [sys.executable, "-m", "tools.dcn_sweep", *flags],
-    capture_output=True,
-    text=True,
-    timeout=500,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    **keywords,
-  )
-
-
 def give_up_rights():
   """Leaves even root without CAP_SYS_ADMIN, once it runs a program."""
   pr_capbset_drop, cap_sys_admin = 24, 21
@@ -104,30 +92,17 @@ def give_up_rights():
 def test_without_the_rights_it_says_so_and_stops():
   has_programs = all(map(shutil.which, ("ip", "tc", "nsenter")))
   message = "takes the rights of root" if has_programs else "install iproute2"
-  done = run_tool(preexec_fn=give_up_rights)
+  done = processes.python("-m", "tools.dcn_sweep", preexec_fn=give_up_rights)
   assert done.returncode == 2
   (line,) = done.stderr.splitlines()
   assert line.startswith("dcn_sweep: ") and message in line
 
 
-@pytest.mark.parametrize(
-  ("flag", "message"),
-  [
-    ("--mbits=fast", '--mbits = "fast": give numbers as in 200,50.'),
-    ("--dtypes=int8", "--dtypes"),
-    ("--steps=0", "--steps = 0: give a whole number of at least 1."),
-  ],
-)
-def test_a_wrong_flag_is_one_line(capsys, flag, message):
-  assert dcn_sweep.main([flag]) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith(f"dcn_sweep: {message}")
-
-
 @pytest.mark.slow
 def test_a_slow_link_takes_the_time_of_its_bytes(tmp_path):
   """5.9 MB each way at 100 Mb/s are 0.47 s, of which a step hides a part."""
-  done = run_tool(
+  done = processes.python(
+    *["-m", "tools.dcn_sweep"],
     *["--mbits=100", "--delays_ms=0", "--dtypes=float32", "--steps=2"],
     *["--json", f"--picture={tmp_path}/sweep.png"],
   )

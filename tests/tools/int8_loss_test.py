@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from palm_mtf.errors import UserError
 from tests import runs
 from tools import int8_loss
 
@@ -26,9 +25,3 @@ def test_int8_costs_less_than_a_percent_of_perplexity(tmp_path, capsys):
   assert result["loss"] < 3  # it has learnt: nothing is 5.8
   assert result["int8_loss"] != result["loss"]
   assert result["perplexity_ratio"] == pytest.approx(1, abs=0.01)
-
-
-def test_a_folder_that_is_no_run_is_one_line():
-  with pytest.raises(UserError) as info:
-    int8_loss.measure("nowhere")
-  assert "there is no config.gin in it" in str(info.value)

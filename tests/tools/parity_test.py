@@ -51,9 +51,3 @@ def test_batches_are_text_one_token_apart_and_the_same_each_time():
     np.testing.assert_array_equal(one["inputs"], other["inputs"])
     np.testing.assert_array_equal(one["inputs"][:, 1:], one["targets"][:, :-1])
   assert bytes(first[0]["targets"][0].tolist()) in parity.read_bytes().tobytes()
-
-
-def test_a_wrong_size_is_one_line(capsys):
-  assert parity.main(["--d_kv=7"]) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith("parity: D_KV = 7")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests import runs
+from tests import processes, runs
 
 # A run whose batch 5 waits in C for ever, the signals it takes notwithstanding.
 HANGS_AT_STEP_5 = """
@@ -39,7 +39,7 @@ print("worked", flush=True)
 def test_a_run_whose_step_hangs_says_where_and_exits_with_1(corpus, tmp_path):
   settings = {"WATCHDOG_SECS": 10, "EVAL_STEPS": 12}
   arguments = runs.arguments("train", corpus, tmp_path, **settings)
-  process = runs.python("-c", HANGS_AT_STEP_5, *arguments)
+  process = processes.start("-c", HANGS_AT_STEP_5, *arguments)
   out, error = process.communicate(timeout=300)
   assert process.returncode == 1, error
   assert "in _run_step" in error and "in batch" in error
@@ -60,7 +60,7 @@ def test_a_run_whose_step_hangs_says_where_and_exits_with_1(corpus, tmp_path):
   ],
 )
 def test_only_a_step_that_takes_too_long_ends_the_process(body, code):
-  process = runs.python("-c", WATCHES.format(body=body))
+  process = processes.start("-c", WATCHES.format(body=body))
   out, error = process.communicate(timeout=60)
   assert process.returncode == code, error
   assert out == ("" if code else "worked\n")
@@ -69,7 +69,7 @@ def test_only_a_step_that_takes_too_long_ends_the_process(body, code):
 
 def test_time_in_which_the_process_was_stopped_does_not_count():
   body = "print('on', flush=True); time.sleep(1.2)"
-  process = runs.python("-c", WATCHES.format(body=body))
+  process = processes.start("-c", WATCHES.format(body=body))
   assert process.stdout.readline() == "on\n"
   process.send_signal(signal.SIGSTOP)
   time.sleep(5)

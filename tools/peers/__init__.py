@@ -1,7 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The same model in other frameworks, for tools/bench_train.py to compare with.
+"""The model of tools/bench_peers.py in PyTorch and JAX.
 
-Each module is a program of its own that imports nothing of this project and
-runs under any interpreter that has its framework.
+Programs of their own, which import nothing of this project but each other and
+run under any interpreter that has their framework.
 """

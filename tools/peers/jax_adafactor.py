@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM's optimizer a second time, in JAX, for tools/parity.py to train with.
+"""PaLM's optimizer in JAX, for tools/parity.py to train with."""
 
-Written from the papers (PaLM 5; Shazeer and Stern 2018) for any tree of arrays:
-Adafactor without factorization, momentum 0.9, beta2 = 1 - k^-0.8, updates and
-gradients clipped at 1, lr = min(0.01, 1 / sqrt(k)), weights decayed by lr^2.
-"""
+# Written from the papers (PaLM 5; Shazeer and Stern 2018) for any tree of
+# arrays: Adafactor without factorization, momentum 0.9, beta2 = 1 - k^-0.8,
+# updates and gradients clipped at 1, lr = min(0.01, 1 / sqrt(k)), weights
+# decayed by lr^2.
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,11 @@ def step(params, state, gradients, beta2, learning_rate):
   """Returns parameters and state after one step.
 
   Args:
-    params: a tree of float32 arrays.
-    state: of `init` or of the step before.
-    gradients: a tree like `params`.
-    beta2: of `schedule`.
-    learning_rate: of `schedule`.
+    params: tree of float32 arrays.
+    state: state that `init` or the step before returned.
+    gradients: tree of the shape of `params`.
+    beta2: decay of the mean squares in this step.
+    learning_rate: learning rate of this step.
   """
   leaves = jax.tree.leaves(gradients)
   norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in leaves))
@@ -42,6 +42,7 @@ def step(params, state, gradients, beta2, learning_rate):
   )
 
   def momentum(m, p, g, v):
+    # One array is one variable: clipped, and scaled by its root mean square.
     update = g / jnp.sqrt(v)
     update /= jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)))
     size = jnp.maximum(1e-3, jnp.sqrt(jnp.mean(p**2)))

@@ -2,45 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decodes a PaLM in JAX under jit and prints its speed as one JSON object.
 
-  python jax_decode.py --dtype float32 --batch_size 1
-
-What a JAX user would write to go fast: the loop over tokens is one jitted scan
-over keys and values that are updated in place, weights have the dtype they are
-used in. Needs jax, and optax for what it shares with jax_palm.py;
-tools/bench_decode.py starts it.
+python jax_decode.py --dtype float32 --batch_size 1
 """
 
-import argparse
+# What a JAX user would write to go fast: the loop over tokens is one jitted
+# scan over keys and values that are updated in place, and weights have the
+# dtype they are used in. Needs jax, and optax, which jax_palm.py imports;
+# tools/bench_decode.py starts it.
+
 import json
 import statistics
 import time
 
 import jax
 import jax.numpy as jnp
+from arguments import parser_of
 from jax_palm import initial_parameters, layer_norm, turn
 
 
-def read_arguments() -> argparse.Namespace:
-  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--num_layers", type=int, default=6)
-  parser.add_argument("--d_model", type=int, default=512)
-  parser.add_argument("--num_heads", type=int, default=8)
-  parser.add_argument("--d_kv", type=int, default=64)
-  parser.add_argument("--d_ff", type=int, default=2048)
-  parser.add_argument("--vocab_size", type=int, default=8192)
-  parser.add_argument("--sequence_length", type=int, default=256)
-  parser.add_argument("--prompt_tokens", type=int, default=64)
-  parser.add_argument("--batch_size", type=int, default=1)
-  parser.add_argument("--repeats", type=int, default=3)
-  parser.add_argument(
-    "--dtype", choices=["bfloat16", "float32"], default="float32"
-  )
-  return parser.parse_args()
-
-
 def next_logits(sizes, params, tokens, caches, start):
-  """Returns logits of the token after `tokens`, and the caches with them."""
+  """Returns logits of the token after `tokens`, and the updated caches."""
+  # tokens: [batch, length], from position `start` on; caches: keys and values
+  # of each layer, [batch, sequence_length, d_kv], one head for all queries.
   place = start + jnp.arange(tokens.shape[1])
   pair = jnp.arange(sizes.d_kv // 2)
   angle = jnp.outer(place, 10000.0 ** (-2.0 * pair / sizes.d_kv))
@@ -49,6 +32,7 @@ def next_logits(sizes, params, tokens, caches, start):
   for w, (keys, values) in zip(params["blocks"], caches, strict=True):
     y = layer_norm(x, w["scale"])
     q = turn(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
+    # XLA updates in place what nothing else holds.
     put = jax.lax.dynamic_update_slice
     keys = put(keys, turn(y @ w["k"], angle), (0, start, 0))
     values = put(values, y @ w["v"], (0, start, 0))
@@ -59,6 +43,7 @@ def next_logits(sizes, params, tokens, caches, start):
     heads = jnp.einsum("bhlm,bmk->blhk", weights, values)
     hidden = jax.nn.silu(y @ w["gate"]) * (y @ w["up"])
     x = x + jnp.einsum("blhk,hkd->bld", heads, w["o"]) + hidden @ w["down"]
+  # Of a prompt, only the last position's logits are needed.
   y = layer_norm(x[:, -1:], params["scale"]) * sizes.d_model**-0.5
   return y @ params["embedding"].T, after
 
@@ -91,6 +76,7 @@ def decode(sizes, params) -> float:
   )
   seconds = []
   for _ in range(1 + sizes.repeats):
+    # Reading the prompt is not timed; the first repeat compiles.
     first = jax.block_until_ready(prefill(params, tokens))
     start = time.perf_counter()
     jax.block_until_ready(go_on(params, *first))
@@ -100,7 +86,13 @@ def decode(sizes, params) -> float:
 
 def main() -> None:
   """Prints the speed."""
-  sizes = read_arguments()
+  sizes = parser_of(
+    __doc__.splitlines()[0],
+    dtype="float32",
+    prompt_tokens=64,
+    batch_size=1,
+    repeats=3,
+  ).parse_args()
   params = initial_parameters(sizes, jax.random.key(0))
   num_parameters = sum(w.size for w in jax.tree.leaves(params))
   params = jax.tree.map(lambda w: w.astype(sizes.dtype), params)

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a PaLM in JAX under jit and prints its speed as one JSON object.
 
-  python jax_palm.py --dtype float32
-
-What a JAX user would write to go fast: one jitted step with donated buffers and
-`optax.adafactor`, which factors the second moment and keeps no momentum, so it
-does less than PaLM's. Needs jax and optax; tools/bench_train.py starts it.
+python jax_palm.py --dtype float32
 """
 
-import argparse
+# What a JAX user would write to go fast: one jitted step with donated buffers
+# and `optax.adafactor`, which factors the second moment and keeps no momentum,
+# so that it does less than PaLM's. Needs jax and optax; tools/bench_train.py
+# starts it.
+
 import json
 import statistics
 import time
@@ -21,26 +21,8 @@ import optax
 WARM_UP_STEPS = 2
 
 
-def read_arguments() -> argparse.Namespace:
-  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--num_layers", type=int, default=6)
-  parser.add_argument("--d_model", type=int, default=512)
-  parser.add_argument("--num_heads", type=int, default=8)
-  parser.add_argument("--d_kv", type=int, default=64)
-  parser.add_argument("--d_ff", type=int, default=2048)
-  parser.add_argument("--vocab_size", type=int, default=8192)
-  parser.add_argument("--sequence_length", type=int, default=256)
-  parser.add_argument("--batch_size", type=int, default=8)
-  parser.add_argument("--steps", type=int, default=10)
-  parser.add_argument(
-    "--dtype", choices=["bfloat16", "float32"], default="float32"
-  )
-  return parser.parse_args()
-
-
 def initial_parameters(sizes, key):
-  """Returns the embedding, one dict of weights a block, the final scale."""
+  """Returns float32 weights: embedding, a dict a block, and final scale."""
   d, heads, d_kv = sizes.d_model, sizes.num_heads, sizes.d_kv
   shapes_and_fan_ins = {
     "q": ((d, heads, d_kv), d),
@@ -72,6 +54,7 @@ def layer_norm(x, scale):
 
 def turn(x, angle):
   """Returns x [batch, length, ..., d_kv] with half-split rotary applied."""
+  # angle is [length, d_kv / 2]; heads, where x has them, share it.
   angle = angle.reshape(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])
   sine, cosine = jnp.sin(angle), jnp.cos(angle)
   first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -80,7 +63,8 @@ def turn(x, angle):
 
 
 def parallel_block(x, block, angle):
-  """x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), one key/value head."""
+  """Returns x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), multi-query."""
+  # Weights are float32, and cast where they are used, as PaLM's are.
   w = {name: weight.astype(x.dtype) for name, weight in block.items()}
   y = layer_norm(x, block["scale"])
   q = turn(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
@@ -103,6 +87,7 @@ def loss_of(params, inputs, targets, sizes):
   x = embedding[inputs]
   for block in params["blocks"]:
     x = parallel_block(x, block, angle)
+  # The embedding is tied, and its logits scaled (PaLM 2).
   x = layer_norm(x, params["scale"]) * sizes.d_model**-0.5
   logits = (x @ embedding.T).astype(jnp.float32)
   log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -111,7 +96,7 @@ def loss_of(params, inputs, targets, sizes):
 
 
 def run_steps(sizes, params) -> tuple[list[float], float]:
-  """Trains on one random batch; returns seconds of each step, last loss."""
+  """Trains on one random batch; returns each step's seconds, the last loss."""
   shape = sizes.batch_size, sizes.sequence_length
   targets = jax.random.randint(jax.random.key(1), shape, 0, sizes.vocab_size)
   inputs = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
@@ -129,6 +114,7 @@ def run_steps(sizes, params) -> tuple[list[float], float]:
   seconds = []
   for _ in range(WARM_UP_STEPS + sizes.steps):
     start = time.perf_counter()
+    # JAX returns before the step is done: the clock stops when it is.
     params, state, loss = jax.block_until_ready(
       step(params, state, inputs, targets)
     )
@@ -138,7 +124,12 @@ def run_steps(sizes, params) -> tuple[list[float], float]:
 
 def main() -> None:
   """Prints the median speed of --steps steps, the first ones left out."""
-  sizes = read_arguments()
+  # Beside this file where it is a program; tools/parity.py imports the model.
+  from arguments import parser_of
+
+  sizes = parser_of(
+    __doc__.splitlines()[0], dtype="float32", batch_size=8, steps=10
+  ).parse_args()
   params = initial_parameters(sizes, jax.random.key(0))
   num_parameters = sum(w.size for w in jax.tree.leaves(params))
   seconds, last_loss = run_steps(sizes, params)

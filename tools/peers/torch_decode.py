@@ -2,44 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decodes a PaLM in PyTorch and prints its speed as one JSON object.
 
-  python torch_decode.py --dtype bfloat16 --batch_size 1
-
-What a PyTorch user would write to go fast: all products of a block that share
-an input are one, keys and values are kept in tensors made beforehand, attention
-is PyTorch's own, weights have the dtype they are used in. Needs torch alone;
-tools/bench_decode.py starts it.
+python torch_decode.py --dtype bfloat16 --batch_size 1
 """
 
-import argparse
+# What a PyTorch user would write to go fast: all products of a block that share
+# an input are one, keys and values are kept in tensors allocated beforehand,
+# attention is PyTorch's own, weights have the dtype they are used in. Needs
+# torch alone; tools/bench_decode.py starts it.
+
 import json
 import statistics
 import time
 
 import torch
+from arguments import parser_of
 from torch.nn import functional
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def read_arguments() -> argparse.Namespace:
-  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--num_layers", type=int, default=6)
-  parser.add_argument("--d_model", type=int, default=512)
-  parser.add_argument("--num_heads", type=int, default=8)
-  parser.add_argument("--d_kv", type=int, default=64)
-  parser.add_argument("--d_ff", type=int, default=2048)
-  parser.add_argument("--vocab_size", type=int, default=8192)
-  parser.add_argument("--sequence_length", type=int, default=256)
-  parser.add_argument("--prompt_tokens", type=int, default=64)
-  parser.add_argument("--batch_size", type=int, default=1)
-  parser.add_argument("--repeats", type=int, default=3)
-  parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
-  return parser.parse_args()
-
-
 class Model:
-  """Weights, and the forward pass with a cache."""
+  """Weights, and the forward pass with a key/value cache."""
 
   def __init__(self, sizes):
     d, heads = sizes.d_model, sizes.num_heads * sizes.d_kv
@@ -68,13 +51,14 @@ class Model:
     self.sin, self.cos = angle.sin().to(self.dtype), angle.cos().to(self.dtype)
 
   def num_parameters(self) -> int:
-    """Returns how many numbers the weights are."""
+    """Returns the number of parameters, norm scales included."""
     tensors = [self.embedding, self.scale]
     tensors += [each for block in self.blocks for each in block.values()]
     return sum(each.numel() for each in tensors)
 
   def caches(self):
-    """Returns room for keys and values of every layer."""
+    """Returns empty keys and values of every layer."""
+    # Each [batch, 1 head, sequence_length, d_kv].
     sizes = self.sizes
     shape = sizes.batch_size, 1, sizes.sequence_length, sizes.d_kv
     return [
@@ -88,6 +72,8 @@ class Model:
 
   def next_logits(self, tokens, caches, start):
     """Returns logits of the token after `tokens` [batch, length]."""
+    # The tokens' positions are start, start + 1, ...; the caches hold those
+    # before, and take these.
     heads, length = self.sizes.num_heads, tokens.shape[1]
     end = start + length
     sin, cos = self.sin[start:end], self.cos[start:end]
@@ -106,7 +92,7 @@ class Model:
         q,
         keys[:, :, :end].expand(-1, heads, -1, -1),
         values[:, :, :end].expand(-1, heads, -1, -1),
-        is_causal=length > 1,
+        is_causal=length > 1,  # one token sees all of the cache
       )
       out = functional.linear(out.transpose(1, 2).flatten(2), block["o"])
       x = x + out + functional.linear(functional.silu(gate) * up, block["wo"])
@@ -124,7 +110,7 @@ def decode(sizes, model) -> float:
     shape = sizes.batch_size, sizes.prompt_tokens
     prompt = torch.randint(sizes.vocab_size, shape)
     token = model.next_logits(prompt, caches, 0).argmax(-1)
-    start = time.perf_counter()
+    start = time.perf_counter()  # reading the prompt is not timed
     for place in range(sizes.prompt_tokens, sizes.prompt_tokens + count):
       token = model.next_logits(token, caches, place).argmax(-1)
     seconds.append(time.perf_counter() - start)
@@ -133,7 +119,13 @@ def decode(sizes, model) -> float:
 
 def main() -> None:
   """Prints the speed."""
-  sizes = read_arguments()
+  sizes = parser_of(
+    __doc__.splitlines()[0],
+    dtype="bfloat16",
+    prompt_tokens=64,
+    batch_size=1,
+    repeats=3,
+  ).parse_args()
   torch.manual_seed(0)
   model = Model(sizes)
   speed = decode(sizes, model)

@@ -2,43 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a PaLM in PyTorch and prints its speed as one JSON object.
 
-  python torch_palm.py --dtype bfloat16 --compile
-
-What a PyTorch user would write to go fast: the five products of a block that
-share an input are one, attention is PyTorch's own, weights are cast by
-autocast, the optimizer is `torch.optim.Adafactor`. That one factors the second
-moment and keeps no momentum, so it does less than PaLM's. Needs torch alone;
-tools/bench_train.py starts it.
+python torch_palm.py --dtype bfloat16 --compile
 """
 
-import argparse
+# What a PyTorch user would write to go fast: the five products of a block that
+# share an input are one, attention is PyTorch's own, autocast casts weights,
+# the optimizer is `torch.optim.Adafactor`, which factors the second moment and
+# keeps no momentum, so that it does less than PaLM's. Needs torch alone;
+# tools/bench_train.py starts it.
+
 import json
 import statistics
 import time
 
 import torch
+from arguments import parser_of
 from torch import nn
 from torch.nn import functional
 
 WARM_UP_STEPS = 2
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-def read_arguments() -> argparse.Namespace:
-  """Returns sizes, named as in palm_mtf.config.PalmConfig, and choices."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--num_layers", type=int, default=6)
-  parser.add_argument("--d_model", type=int, default=512)
-  parser.add_argument("--num_heads", type=int, default=8)
-  parser.add_argument("--d_kv", type=int, default=64)
-  parser.add_argument("--d_ff", type=int, default=2048)
-  parser.add_argument("--vocab_size", type=int, default=8192)
-  parser.add_argument("--sequence_length", type=int, default=256)
-  parser.add_argument("--batch_size", type=int, default=8)
-  parser.add_argument("--steps", type=int, default=10)
-  parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
-  parser.add_argument("--compile", action="store_true")
-  return parser.parse_args()
 
 
 def random_weight(*shape: int, fan_in: int) -> nn.Parameter:
@@ -66,7 +49,7 @@ def turn(x: torch.Tensor, tables) -> torch.Tensor:
 
 
 class ParallelBlock(nn.Module):
-  """x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), one key/value head."""
+  """Block x + Attention(LayerNorm(x)) + SwiGLU(LayerNorm(x)), multi-query."""
 
   def __init__(self, sizes):
     super().__init__()
@@ -81,9 +64,11 @@ class ParallelBlock(nn.Module):
   def forward(self, x, tables):
     """Returns x [batch, length, d_model] after the block."""
     normed = functional.layer_norm(x, x.shape[-1:], self.scale, eps=1e-6)
+    # One product for q, k, v and both inputs of SwiGLU.
     wide = functional.linear(normed, self.into)
     q, k, v, gate, up = wide.split(self.widths, dim=-1)
     q = turn(q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2), tables)
+    # `expand` repeats the one key/value head without a copy.
     shared = (-1, self.num_heads, -1, -1)
     k, v = turn(k.unsqueeze(1), tables).expand(shared), v.unsqueeze(1)
     heads = functional.scaled_dot_product_attention(
@@ -96,7 +81,7 @@ class ParallelBlock(nn.Module):
 
 
 class Palm(nn.Module):
-  """Tokens [batch, length] to float32 logits [batch, length, vocab]."""
+  """Model: tokens [batch, length] to float32 logits [batch, length, vocab]."""
 
   def __init__(self, sizes):
     super().__init__()
@@ -128,7 +113,7 @@ def loss_of(model, inputs, targets):
 
 
 def run_steps(sizes, model) -> tuple[list[float], float]:
-  """Trains on one random batch; returns seconds of each step, last loss."""
+  """Trains on one random batch; returns each step's seconds, the last loss."""
   shape = sizes.batch_size, sizes.sequence_length
   targets = torch.randint(sizes.vocab_size, shape)
   inputs = functional.pad(targets[:, :-1], (1, 0))
@@ -144,14 +129,18 @@ def run_steps(sizes, model) -> tuple[list[float], float]:
     nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
     optimizer.step()
     optimizer.zero_grad()
-    last_loss = loss.item()
+    last_loss = loss.item()  # waits for the step
     seconds.append(time.perf_counter() - start)
   return seconds[WARM_UP_STEPS:], last_loss
 
 
 def main() -> None:
   """Prints the median speed of --steps steps, the first ones left out."""
-  sizes = read_arguments()
+  flags = parser_of(
+    __doc__.splitlines()[0], dtype="bfloat16", batch_size=8, steps=10
+  )
+  flags.add_argument("--compile", action="store_true")
+  sizes = flags.parse_args()
   torch.manual_seed(0)
   model = Palm(sizes)
   seconds, last_loss = run_steps(sizes, model)

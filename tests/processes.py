@@ -1,0 +1,47 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs Python in processes of its own, which import what this one imports."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(**variables: str) -> dict[str, str]:
+  """Returns this process's environment and path, with `variables` over it."""
+  return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+
+
+def start(*arguments: object, **keywords) -> subprocess.Popen:
+  """Starts Python with arguments, its outputs in pipes of text."""
+  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+  command = [sys.executable, *map(str, arguments)]
+  return subprocess.Popen(
+    command, text=True, env=environment(), **{**pipes, **keywords}
+  )
+
+
+def python(
+  *arguments: object, variables: dict[str, str] | None = None, **keywords
+) -> subprocess.CompletedProcess:
+  """Runs Python with arguments to its end, and returns what it printed."""
+  return subprocess.run(
+    [sys.executable, *map(str, arguments)],
+    capture_output=True,
+    check=False,
+    text=True,
+    env=environment(**variables or {}),
+    **keywords,
+  )
+
+
+def wait_until(happens: Callable[[], bool], process: subprocess.Popen) -> None:
+  """Waits while a process runs; fails with its errors if it ends before."""
+  while not happens():
+    assert process.poll() is None, process.communicate()[1]
+    time.sleep(0.001)

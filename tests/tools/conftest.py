@@ -1,0 +1,20 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tools, run in this process as their command lines run them."""
+
+import importlib
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def run_tool(monkeypatch, capsys):
+  """Runs a tool with flags; returns its exit code, output and errors."""
+
+  def run(tool, *flags):
+    monkeypatch.setattr(sys, "argv", [f"{tool}.py", *flags])
+    code = importlib.import_module(f"tools.{tool}").main()
+    return code, *capsys.readouterr()
+
+  return run

@@ -1,0 +1,34 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of every peer: sizes, named as in palm_mtf.config.PalmConfig."""
+
+import argparse
+
+# The model of tools/bench_peers.py, which passes all of them anyway.
+_SIZES = {
+  "num_layers": 6,
+  "d_model": 512,
+  "num_heads": 8,
+  "d_kv": 64,
+  "d_ff": 2048,
+  "vocab_size": 8192,
+  "sequence_length": 256,
+}
+
+
+def parser_of(
+  description: str, *, dtype: str, **numbers: int
+) -> argparse.ArgumentParser:
+  """Returns a parser of the sizes, --dtype and the numbers of one peer.
+
+  Args:
+    description: first line of its help.
+    dtype: default of --dtype, "bfloat16" or "float32".
+    **numbers: defaults of its other flags.
+  """
+  parser = argparse.ArgumentParser(description=description)
+  for name, default in {**_SIZES, **numbers}.items():
+    parser.add_argument(f"--{name}", type=int, default=default)
+  dtypes = ["bfloat16", "float32"]
+  parser.add_argument("--dtype", choices=dtypes, default=dtype)
+  return parser
