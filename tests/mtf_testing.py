@@ -15,8 +15,8 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
+from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import Lowered, lower
-from palm_mtf.mesh.placement import SlicePlacement
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
@@ -125,10 +125,10 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
   return float(difference / np.linalg.norm(expected))
 
 
-def placement(mesh: MeshLayout) -> SlicePlacement:
+def placement(mesh: MeshLayout) -> HostPlacement:
   """Returns virtual CPU devices for `mesh`."""
   devices = [f"/device:cpu:{i}" for i in range(mesh.num_devices)]
-  return SlicePlacement(mesh, devices)
+  return HostPlacement(mesh, devices)
 
 
 def load_parameters(

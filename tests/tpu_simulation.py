@@ -298,11 +298,12 @@ def _split(name: str) -> tuple[str, int | None]:
 def counts(graph: tf.Graph) -> dict[str, int]:
   """Returns how many operations of each type one device's programs have."""
   return collections.Counter(
-    op.type for op in graph.get_operations() if _has_cluster(op)
+    op.type for op in graph.get_operations() if in_tpu_program(op)
   )
 
 
-def _has_cluster(op: tf.Operation) -> bool:
+def in_tpu_program(op: tf.Operation) -> bool:
+  """Returns whether TPU devices do an operation."""
   try:
     return bool(op.get_attr(_CLUSTER))
   except ValueError:

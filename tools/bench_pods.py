@@ -46,7 +46,7 @@ def rounds_of_steps(
 ) -> Iterator[dict[str, float]]:
   """Yields the seconds of one step of each kind, round after round."""
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.placement import Devices
+  from palm_mtf.mesh.host.devices import HostDevices
   from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.training.step import TrainStep
 
@@ -56,7 +56,7 @@ def rounds_of_steps(
   batch = {"inputs": tokens, "targets": tokens}
   part = {name: rows[:pod_batch_size] for name, rows in batch.items()}
 
-  def step(devices: Devices) -> Callable[[dict, int], dict[str, float]]:
+  def step(devices: HostDevices) -> Callable[[dict, int], dict[str, float]]:
     num_pods = len(devices.pods)
     program = build_train_program(
       config,
@@ -77,7 +77,9 @@ def rounds_of_steps(
   ):
     client = cluster.devices.client
     joined = step(cluster.devices)
-    each = [step(Devices(client, [names])) for names in cluster.devices.pods]
+    each = [
+      step(HostDevices(client, [names])) for names in cluster.devices.pods
+    ]
 
     def apart(number: int) -> None:
       list(clients.map(lambda run: run(part, number), each))

@@ -73,7 +73,7 @@ def config_of(files: list[str], macros: list[str]) -> Config:
 def program_of(config: Config) -> tuple["tf.Graph", "TrainProgram"]:
   """Builds a training program in a graph of its own."""
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
+  from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
   from palm_mtf.programs.train_program import build_train_program
 
   mesh, pods = config.mesh_layout, config.pods
@@ -102,15 +102,11 @@ def program_of(config: Config) -> tuple["tf.Graph", "TrainProgram"]:
 
 def build(config: Config) -> dict[str, object]:
   """Builds a training program; returns its size, and seconds and GiB taken."""
-  from palm_mtf.ops.xla import in_tpu_program
-
   start = time.perf_counter()
   graph, _ = program_of(config)
   secs = time.perf_counter() - start
   operations = graph.get_operations()
-  counts = collections.Counter(
-    op.type for op in operations if op.type in KINDS and in_tpu_program(op)
-  )
+  counts = collections.Counter(op.type for op in operations if op.type in KINDS)
   numbers = {
     "tpu": config.mesh_layout.tpu,
     "devices": config.mesh_layout.num_devices,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.locate import NamedWeights
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.placement import Slice, padded
+from palm_mtf.mesh.slices import Slice, padded
 
 # TensorFlow's errors for a damaged file.
 _DAMAGE = (

@@ -17,9 +17,10 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.placement import Devices, local_devices
+from palm_mtf.mesh.host.devices import HostDevices, local_devices
+from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.tpu_placement import tpu_devices
+from palm_mtf.mesh.tpu.devices import tpu_devices
 
 # Closing a session waits for its servers, which may have ended.
 _CLOSE_SECS = 10.0
@@ -94,7 +95,7 @@ def connect(
   if mesh.tpu:
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     return _with_tpus(mesh, client, config, target, jobs)
-  return Cluster(Devices(client, devices), config, target)
+  return Cluster(HostDevices(client, devices), config, target)
 
 
 @functools.cache

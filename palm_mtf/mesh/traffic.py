@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a lowered program moves between devices, by collective and axes.
-
-They are read off the TensorFlow graph: nothing is counted that the fetches do
-not need, and nothing that a device has already. Between CPUs or GPUs that is
-edge by edge. A program for TPUs has an operation for a collective, which counts
-as what XLA is to make of it.
-"""
+"""Bytes that a lowered program moves between devices, by collective."""
 
 import collections
 import math
@@ -14,11 +8,14 @@ from collections.abc import Iterable, Iterator
 
 from palm_mtf._tf import tf
 from palm_mtf.mesh.collectives import ALL_REDUCE, collective_of
-from palm_mtf.ops.xla import in_tpu_program
 
+# They are read off the TensorFlow graph: nothing is counted that the fetches do
+# not need, and nothing that a device has already. Between CPUs or GPUs bytes
+# move along edges from one device to another. One of these operations stands
+# for what all TPUs of a pod move.
 _CROSS_REPLICA = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 
-# Kind and axes, as in collectives.py.
+# Bytes by kind and axes (collectives.py).
 Traffic = collections.Counter[tuple[str, tuple[str, ...]]]
 
 
@@ -28,36 +25,36 @@ def traffic(fetches: Iterable[tf.Operation | tf.Tensor]) -> Traffic:
   Args:
     fetches: tensors and operations of one graph.
   """
-  moved: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {}
-  sizes = {}
-  in_program: Traffic = collections.Counter()
+  totals: Traffic = collections.Counter()
+  seen = set()
   for op in needed(fetches):
     collective = collective_of(op.name)
     if not collective:
       continue
     if op.type in _CROSS_REPLICA:
-      in_program[collective] += _cross_replica_bytes(op, collective[0])
-    if in_tpu_program(op):
+      totals[collective] += _cross_replica_bytes(op, collective[0])
       continue
     end = _device(op)
     for x in op.inputs:
-      if _device(x.op) != end:
-        # What several operations of a device read is sent once.
-        moved[x.name, end] = collective
-        sizes[x.name] = x.dtype.size * math.prod(x.shape.as_list())
-  totals = in_program
-  for (name, _), collective in moved.items():
-    totals[collective] += sizes[name]
+      # What several operations of a device read is sent once. What is within a
+      # TPU's program has no device.
+      if _device(x.op) not in ("", end) and end and (x.name, end) not in seen:
+        seen.add((x.name, end))
+        totals[collective] += _num_bytes(x)
   return totals
+
+
+def _num_bytes(x: tf.Tensor) -> int:
+  return x.dtype.size * math.prod(x.shape.as_list())
 
 
 def _cross_replica_bytes(op: tf.Operation, kind: str) -> int:
   """Returns what a collective of a TPU program moves, of all devices."""
   x, groups = op.inputs[:2]
   num_groups, n = groups.shape.as_list()
-  num_bytes = x.dtype.size * math.prod(x.shape.as_list())
+  # An all-reduce is a reduce-scatter and an all-gather.
   ways = 2 if kind == ALL_REDUCE else 1
-  return num_groups * ways * (n - 1) * num_bytes
+  return num_groups * ways * (n - 1) * _num_bytes(x)
 
 
 def needed(
@@ -76,6 +73,6 @@ def needed(
 
 def _device(op: tf.Operation) -> str:
   """Returns where an operation runs; an access to a variable, where that is."""
-  if op.device:
+  if op.device or not op.inputs or op.inputs[0].dtype != tf.resource:
     return op.device
-  return _device(op.inputs[0].op) if len(op.inputs) else ""
+  return op.inputs[0].op.device

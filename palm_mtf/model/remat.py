@@ -20,8 +20,7 @@ parts:
 
 from collections.abc import Callable, Sequence
 
-from palm_mtf._tf import mtf, tf
-from palm_mtf.ops.xla import in_tpu_computation, optimization_barrier
+from palm_mtf._tf import mtf
 
 
 class _After(mtf.Operation):
@@ -37,18 +36,10 @@ class _After(mtf.Operation):
     self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to an identity with a control dependency on each slice."""
+    """Lowers to an identity of each slice that waits for the signal."""
     x, signal = (lowering.tensors[each] for each in self.inputs)
-    value = lowering.mesh_impl(self).slicewise(after, x, signal)
+    value = lowering.mesh_impl(self).after(x, signal)
     lowering.set_tensor_lowering(self.outputs[0], value)
-
-
-def after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  """Returns x once `signal` is there."""
-  if in_tpu_computation():  # XLA does not look at control dependencies
-    return optimization_barrier(x, signal)
-  with tf.control_dependencies([signal]):
-    return tf.identity(x)
 
 
 def recomputed(

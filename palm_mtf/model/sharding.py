@@ -21,7 +21,6 @@ microbatch and not once a step, and keeps a whole gradient nowhere.
 
 from palm_mtf._tf import mtf
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.remat import after as once_there
 from palm_mtf.model.remat import recomputed
 
 
@@ -57,7 +56,7 @@ class Resharded(mtf.Operation):
     mesh_impl = lowering.mesh_impl(self)
     x, *after = (lowering.tensors[each] for each in self.inputs)
     if after:
-      x = mesh_impl.slicewise(once_there, x, *after)
+      x = mesh_impl.after(x, *after)
     before, then = map(mesh_impl.tensor_dimension_to_mesh_axis, self._dims)
     place = self.inputs[0].shape.dims.index(self._dims[0])
     if before is not None:

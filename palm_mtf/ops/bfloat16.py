@@ -1,27 +1,27 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of bfloat16 numbers, on CPUs without them too.
-
-A CPU that cannot multiply bfloat16 gets the same numbers from float32: products
-of bfloat16 numbers are exact there, sums are in float32 as everywhere, and the
-result is rounded once. TensorFlow's own products are slow on such a CPU, and
-oneDNN's do not exist.
-"""
+"""Products of bfloat16 numbers, on CPUs that lack them too."""
 
 from palm_mtf._tf import tf
 from palm_mtf.machine.cpu import bfloat16_flags
-from palm_mtf.ops.xla import in_tpu_computation
+from palm_mtf.ops.xla import in_xla_computation
+
+# A CPU that cannot multiply bfloat16 gets the same numbers from float32:
+# products of bfloat16 numbers are exact there, sums are in float32 as
+# everywhere, and the result is rounded once. TensorFlow's own products are slow
+# on such a CPU, and oneDNN's do not exist.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
-  """Returns whether a product of `x` is computed in float32 where `x` is."""
-  if x.dtype != tf.bfloat16 or in_tpu_computation():
+  """Returns whether the device of `x` computes products of it in float32."""
+  # XLA knows what its device multiplies.
+  if x.dtype != tf.bfloat16 or in_xla_computation():
     return False
   return "gpu" not in x.device.lower() and not bfloat16_flags()
 
 
 def einsum(equation: str, *xs: tf.Tensor) -> tf.Tensor:
-  """Returns TensorFlow's einsum of tensors of one float dtype."""
+  """Multiplies tensors of one float dtype by an einsum equation."""
   if not is_emulated(xs[0]):
     return tf.einsum(equation, *xs)
   y = tf.einsum(equation, *(tf.cast(x, tf.float32) for x in xs))
@@ -31,7 +31,7 @@ def einsum(equation: str, *xs: tf.Tensor) -> tf.Tensor:
 def matmul(
   x: tf.Tensor, y: tf.Tensor, *, transpose_b: bool = False
 ) -> tf.Tensor:
-  """Returns TensorFlow's matmul of tensors of one float dtype.
+  """Multiplies two tensors of one float dtype.
 
   Args:
     x: [..., rows, inner].

@@ -1,36 +1,32 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of TensorFlow's CPU library oneDNN that no public function builds.
-
-They exist where TensorFlow was built with oneDNN, and in the dtypes that the
-CPU has: who builds one asks `has_kernel` and machine/cpu.py first, for oneDNN
-ends the process where it cannot.
-"""
+"""Products of the CPU library oneDNN that no public function builds."""
 
 from palm_mtf._tf import attr_value_pb2, kernels, ops, tf
 from palm_mtf.machine.cpu import sums_int8_in_32_bits
 from palm_mtf.ops.xla import fused
 
+# They exist where TensorFlow was built with oneDNN, and in the dtypes that the
+# CPU has: callers ask `has_kernel` and machine/cpu.py first, for oneDNN ends
+# the process where it has no product.
+
 
 def has_kernel(name: str) -> bool:
-  """Whether this build of TensorFlow has an operation of its CPU library."""
+  """Returns whether this TensorFlow has an operation of its CPU library."""
   return bool(kernels.get_registered_kernels_for_op(name).kernel)
 
 
 def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-  """Multiplies by weights that never change, as oneDNN packs them.
-
-  This is what TensorFlow's own graph pass makes of a product with a constant:
-  the operation packs `w` when it first runs and keeps that. Another `w` later
-  would not be seen. A plain product packs bfloat16 weights at every call.
+  """Multiplies by weights that never change, [rows, outer] in their dtype.
 
   Args:
     x: [rows, inner], bfloat16 or float32.
-    w: [inner, outer], the same dtype.
-
-  Returns:
-    [rows, outer], the same dtype.
+    w: [inner, outer], dtype of x.
   """
+  # TensorFlow's own graph pass makes this of a product with a constant: the
+  # operation packs `w` when it first runs and keeps that, so that another `w`
+  # later would not be seen. A plain product packs bfloat16 weights at every
+  # call.
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",
@@ -61,25 +57,21 @@ def int8_matmul(
   *,
   packed: bool,
 ) -> tf.Tensor:
-  """Multiplies int8 by int8 weights; sums are exact on every CPU.
-
-  A CPU that adds pairs of products in 16 bits would saturate at 32,767. No
-  pair does so where one factor lies between 0 and 127: 2 * 127 * 127 = 32,258.
-  So such a CPU multiplies what is positive and what is negative in `x` apart,
-  as twice the rows; the weights, which cost the time, are read once.
+  """Returns x (w * limit[1] / 127), [rows, outer], float32.
 
   Args:
     x: [rows, inner], int8, at least -127.
     w: [inner, outer], int8, at least -127.
-    limit: the values of -127 and of 127 in each column, [outer], float32 each.
+    limit: values of -127 and of 127 in each column, [outer], float32 each.
     packed: whether `w` is packed once, at the first call; it may never change.
-
-  Returns:
-    x (w * limit[1] / 127), [rows, outer], float32; sums are exact up to 2^24,
-    where float32 begins to round them.
   """
+  # Sums are exact up to 2^24, where float32 begins to round them.
   if sums_int8_in_32_bits():
     return _quantized_matmul(x, w, limit, packed=packed)
+  # A CPU that adds pairs of products in 16 bits would saturate at 32,767. No
+  # pair does so where one factor lies between 0 and 127: 2 * 127 * 127 is
+  # 32,258. So the positive and the negative numbers of x are multiplied apart,
+  # as twice the rows; the weights, which cost the time, are read once.
   unscaled = tf.fill([w.shape[1]], 127.0)
   sums = _quantized_matmul(
     _signs_apart(x), w, (-unscaled, unscaled), packed=packed
@@ -107,14 +99,7 @@ def _quantized_matmul(
   *,
   packed: bool,
 ) -> tf.Tensor:
-  """Builds oneDNN's product of 8-bit integers; see `int8_matmul`.
-
-  Args:
-    x: [rows, inner], int8, or uint8 of at most 127.
-    w: [inner, outer], int8.
-    limit: the values of -127 and of 127 in each column, [outer], float32 each.
-    packed: whether `w` is packed once, at the first call; it may never change.
-  """
+  """Builds oneDNN's product; x is int8, or uint8 of at most 127."""
   value = attr_value_pb2.AttrValue
   signed = x.dtype == tf.int8
   x_type = "qint8" if signed else "quint8"

@@ -1,25 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One Mesh TensorFlow operation that runs one function on each whole slice.
-
-Layers built from small mtf operations pass over memory once an operation. A
-`WholeSlice` lowers to one call of a TensorFlow function per slice instead, with
-a gradient of its own, and stays correct when its dimensions are split:
-
-* Every dimension named in `splittable` may be split over a mesh axis.
-* An output that lacks a split dimension of the inputs is a sum over it: each
-  slice computes its own part, and the parts are all-reduced over that axis.
-
-A function that has to know where its slice begins, at a row of the vocabulary
-say, names that dimension as `offset_of` and receives the first index as its
-first argument. Layers that use it are in model/, the optimizer's in optim/.
-"""
+"""A Mesh TensorFlow operation that runs one function on each whole slice."""
 
 from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf, tf
 
 SliceFn = Callable[..., object]
+# (operation, gradient of each output) -> gradient of each input, or None
 GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
@@ -29,6 +17,7 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
   if axis is None:
     return tf.constant(0)
   size = dim.size // mesh_impl.shape[axis].size
+  # The coordinate is a device's number along the axis.
   return mesh_impl.slicewise(
     lambda coordinate: tf.cast(coordinate, tf.int32) * size,
     mesh_impl.laid_out_pcoord(axis),
@@ -44,7 +33,12 @@ def split_axes(
 
 
 class WholeSlice(mtf.Operation):
-  """Applies `fn` to each slice of the inputs; see the module's docstring."""
+  """Applies a TensorFlow function to each slice of the inputs, in one call.
+
+  An output that lacks a split dimension of the inputs is a sum over it.
+  """
+
+  # A layer of small mtf operations passes over memory once an operation.
 
   def __init__(
     self,
@@ -60,14 +54,14 @@ class WholeSlice(mtf.Operation):
     """Adds the operation to the graph of its inputs.
 
     Args:
-      fn: takes one tf.Tensor per input (after the offset, if any) and returns
-        one per output: a tensor, or a tuple when there are several.
-      inputs: what it is applied to.
-      outputs: the shape and dtype of each output.
-      splittable: names of the dimensions that may be split.
-      gradient: (operation, gradient of each output) -> gradient of each input,
-        None where there is none; without it the operation has no gradient.
-      offset_of: the dimension whose first index in the slice `fn` receives.
+      fn: takes a slice of each input and returns that of each output: a tensor,
+        or a tuple when there are several.
+      inputs: any shapes and dtypes, on one mesh.
+      outputs: shape and dtype of each output.
+      splittable: names of the dimensions that a layout may split.
+      gradient: None where no loss is traced through the operation.
+      offset_of: dimension, the vocabulary say, whose first index in the slice
+        `fn` needs as its first argument.
       name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)
@@ -83,7 +77,7 @@ class WholeSlice(mtf.Operation):
 
   @property
   def has_gradient(self) -> bool:
-    """Whether a loss can be traced through it."""
+    """Returns whether a loss can be traced through it."""
     return self._gradient is not None
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> Sequence:
@@ -105,6 +99,8 @@ class WholeSlice(mtf.Operation):
       values = (values,)
     for output, value in zip(self.outputs, values, strict=True):
       summed = split_axes(mesh_impl, list(input_dims - set(output.shape.dims)))
-      if summed:  # all-reduce of each slice's part
+      # Each slice computes its part of a sum. The all-reduce over these axes is
+      # pending until the sum is read: a reduce-scatter may take its place.
+      if summed:
         value = mtf.LazyAllreduceSum(mesh_impl, value, summed)
       lowering.set_tensor_lowering(output, value)

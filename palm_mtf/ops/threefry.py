@@ -1,15 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Threefry-2x32 with 20 rounds: a generator without a state.
-
-A hash of a counter under a key (Salmon et al. 2011), integer arithmetic that is
-the same on every device. What is drawn depends on key and counter alone.
-"""
+"""Threefry-2x32 with 20 rounds, a random generator without a state."""
 
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 
+# A hash of a counter under a key (Salmon et al. 2011), in integer arithmetic,
+# which is the same on every device: a draw depends on key and counter alone.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 
@@ -17,21 +15,18 @@ _PARITY = 0x1BD11BDA
 def threefry(
   key: Sequence[tf.Tensor], counter: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns two hashes of two counters under two keys.
+  """Returns two hashes of two counters, uint32 each.
 
   Args:
     key: two tensors, uint32, that broadcast against the counters.
     counter: two tensors, uint32.
-
-  Returns:
-    Two tensors of the counters' shape, uint32.
   """
   a, b = counter
   keys = [*key, tf.constant(_PARITY, tf.uint32)]
   keys[2] = tf.bitwise.bitwise_xor(keys[2], tf.bitwise.bitwise_xor(*key))
   a, b = a + keys[0], b + keys[1]
   for i in range(1, 6):
-    for bits in _ROTATIONS[(i - 1) % 2]:
+    for bits in _ROTATIONS[(i - 1) % 2]:  # four rounds between two keys
       a += b
       high = tf.bitwise.left_shift(b, tf.constant(bits, tf.uint32))
       low = tf.bitwise.right_shift(b, tf.constant(32 - bits, tf.uint32))

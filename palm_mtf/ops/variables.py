@@ -1,34 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that exist only as slices and are drawn the same everywhere.
-
-Mesh TensorFlow's own variable keeps a full copy, the master, beside the slices
-that the mesh uses, and its random draws differ from process to process. Ours
-has no master: each device holds its slice alone, the initial value is a
-pure function of (seed, name, position), and the checkpoint is written from and
-restored into the slices (checkpoints/manifest.py). So neither memory nor values
-depend on the layout.
-"""
+"""Variables that exist only as slices and are drawn the same everywhere."""
 
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol
 
 from palm_mtf._tf import BaseResourceVariable, mtf, tf
 
-
-class Part(Protocol):
-  """What one device holds of a variable (mesh/placement.py).
-
-  Attributes:
-    sizes: sizes of its dimensions, without padding.
-  """
-
-  sizes: list[int]
-
-  def cut(self, x: tf.Tensor) -> tf.Tensor:
-    """Returns the part of x, the whole variable."""
+# Mesh TensorFlow's own variable keeps a full copy, the master, beside the
+# slices that the mesh uses, and its draws differ from process to process. Ours
+# has no master: each device holds its slice alone, the initial value is a pure
+# function of (seed, name, position), and a checkpoint is written from the
+# slices and restored into them. So neither memory nor values depend on the
+# layout.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,23 +22,30 @@ class Normal:
 
   Attributes:
     stddev: standard deviation; 1/sqrt(fan-in) for kernels, 1 for embeddings.
-    seed: seed of the run; the draw is keyed by (seed, name of the variable).
+    seed: seed of the run.
   """
 
   stddev: float
   seed: int
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
-    """Returns the whole initial value of `name`, float32."""
+    """Returns the whole initial value of a variable, float32."""
+    # The draw is keyed by (seed, name): other variables do not change it.
     digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
     key = int.from_bytes(digest, "little", signed=True)
     return self.stddev * tf.random.stateless_normal(
       shape, seed=[self.seed % 2**31, key]
     )
 
-  def part_value(self, name: str, shape: list[int], part: Part) -> tf.Tensor:
-    """Returns a part of it; all of it is drawn, so that parts agree."""
-    return part.cut(self.full_value(name, shape))
+  def slice_value(
+    self, name: str, shape: list[int], begin: list[int], sizes: list[int]
+  ) -> tf.Tensor:
+    """Returns a slice of the initial value."""
+    if 0 in sizes:
+      return tf.zeros(sizes)
+    # Each device draws all of it, so that slices are those of any layout.
+    whole = self.full_value(name, shape)
+    return whole if sizes == shape else tf.slice(whole, begin, sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +55,16 @@ class Fill:
   number: float
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
-    """Returns the whole initial value of `name`, float32."""
+    """Returns the whole initial value of a variable, float32."""
     del name
     return tf.fill(shape, self.number)
 
-  def part_value(self, name: str, shape: list[int], part: Part) -> tf.Tensor:
-    """Returns a part of it."""
-    del shape
-    return self.full_value(name, part.sizes)
+  def slice_value(
+    self, name: str, shape: list[int], begin: list[int], sizes: list[int]
+  ) -> tf.Tensor:
+    """Returns a slice of the initial value."""
+    del shape, begin
+    return self.full_value(name, sizes)
 
 
 class SlicedVariable(mtf.Variable):
@@ -78,8 +72,8 @@ class SlicedVariable(mtf.Variable):
 
   Attributes:
     initializer: gives the first value.
-    sizes: sizes of the dimensions in a checkpoint; what the mesh has more is
-      padding, zeros at the end.
+    sizes: sizes of the dimensions in a checkpoint; the mesh may pad them with
+      zeros at the end.
   """
 
   def __init__(
@@ -124,21 +118,17 @@ def sliced_variable(
   trainable: bool = True,
   sizes: Sequence[int] | None = None,
 ) -> mtf.Tensor:
-  """Makes a variable and returns its value in `activation_dtype`.
+  """Makes a variable; the result's `operation` is the variable.
 
   Args:
-    mesh: the pod's mesh.
-    name: the variable's name in a checkpoint, which carries no pod, no layout.
+    mesh: mesh of the pod.
+    name: name in a checkpoint, the same in every pod and layout.
     shape: dimensions, stored in this order.
     initializer: gives the first value.
     stored_dtype: dtype of the slices and of the checkpoint.
-    activation_dtype: what the value is cast to where the model reads it.
+    activation_dtype: dtype of the value where the model reads it.
     trainable: False for what the optimizer keeps.
-    sizes: sizes of the dimensions in a checkpoint, where some are padded; None
-      where none are.
-
-  Returns:
-    [shape], activation_dtype; its `operation` is the variable.
+    sizes: sizes without padding; None where no dimension is padded.
   """
   return SlicedVariable(
     mesh,
@@ -153,15 +143,14 @@ def sliced_variable(
 
 
 def device_variable(value: tf.Tensor, name: str) -> tf.Variable:
-  """Makes a variable that is not trained by TensorFlow, and its initializer.
-
-  It lives on the device whose scope this is. tf.Variable itself makes twice the
-  operations, in three times the time, and a pod has a hundred thousand.
+  """Makes a TensorFlow variable on the current device, and its initializer.
 
   Args:
-    value: the first.
+    value: first value.
     name: name of its operations.
   """
+  # tf.Variable itself makes twice the operations, in three times the time, and
+  # a pod has a hundred thousand.
   with tf.name_scope(name) as scope:
     unique_name = scope.removesuffix("/")
     handle = tf.raw_ops.VarHandleOp(

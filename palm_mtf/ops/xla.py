@@ -1,11 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that XLA compiles, and operations of TPU computations.
-
-Two functions of TensorFlow are replaced here, for functions of ours alone,
-which their names tell: they are named by content, and a call of one looks for
-no shapes. Other code in the process has TensorFlow as it is.
-"""
+"""Functions that XLA compiles."""
 
 import functools
 import hashlib
@@ -15,26 +10,25 @@ from palm_mtf._tf import (
   atomic_function,
   attr_value_pb2,
   control_flow_util,
-  gen_xla_ops,
   ops,
   tf,
   tf2,
-  tpu_ops,
 )
 
-_OURS = "palm_mtf_"  # what the names of our functions begin with
+# Two functions of TensorFlow are replaced here, for functions of ours alone,
+# which their names tell: they are named by content, and a call of one looks for
+# no shapes. Other code in the process has TensorFlow as it is.
+_OURS = "palm_mtf_"
 _from_func_graph = atomic_function.from_func_graph
 
 
 def _named_by_content(
   name: str, graph: tf.Graph, attrs: dict, *more: object, **named: object
 ) -> object:
-  """Names what XLA compiles by what it computes, where a counter would.
-
-  So the compiled code has one name in every session and process, and XLA's
-  cache on disk, where somebody asks for one with --tf_xla_persistent_cache_
-  directory in TF_XLA_FLAGS, is of use.
-  """
+  """Names what XLA compiles by what it computes, where a counter would."""
+  # So the compiled code has one name in every session and process, and XLA's
+  # cache on disk, where somebody asks for one with --tf_xla_persistent_cache_
+  # directory in TF_XLA_FLAGS, is of use.
   if "_XlaMustCompile" in attrs and graph.name.startswith(_OURS):
     content = graph.as_graph_def().SerializeToString(deterministic=True)
     ends = [x.name for x in (*graph.inputs, *graph.outputs)]
@@ -58,11 +52,10 @@ def _call_of_known_shapes(
   executor_type: str | None = None,
   xla_compile_attr: attr_value_pb2.AttrValue | None = None,
 ) -> tf.Operation:
-  """Calls a function; of ours, it does not look for shapes in it.
-
-  They are known, and set by who calls this. To look for them TensorFlow walks
-  through the body and copies a table of all constants of the graph, each time.
-  """
+  """Calls a function; infers no shapes in it if it is ours."""
+  # The caller, tf2.function, knows them and sets them. To infer them TensorFlow
+  # walks through the body and copies a table of all constants of the graph,
+  # each time.
   is_ours = tf.compat.as_str(name).startswith(f"__inference_{_OURS}")
   if is_stateful or not is_ours:
     given = (config, executor_type, xla_compile_attr)
@@ -89,11 +82,10 @@ atomic_function.partitioned_call_op = _call_of_known_shapes
 
 
 def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
-  """Returns tf2.function(fn), another one for each graph that calls it.
-
-  It keeps what it traced, and with that the graph. So the graph keeps it, and
-  both go together; what weak keys lead to would hold them.
-  """
+  """Returns tf2.function(fn), another one for each graph that calls it."""
+  # A function keeps what it traced, and with that the graph. So the graph keeps
+  # the function, and both are freed together; as the value of a weak key it
+  # would keep the key.
   kept = "_functions_of_palm_mtf"
 
   def ours(*args: object) -> object:
@@ -119,17 +111,18 @@ def _in_each_graph(fn: Callable, **options: object) -> Callable[..., object]:
 def fused(fn: Callable[..., object]) -> Callable[..., object]:
   """Compiles an element-wise function of slices into one pass over memory.
 
-  XLA fuses the element-wise chain, two to four times as fast on a CPU as
-  TensorFlow's op after op; matrix products stay outside, where oneDNN is the
-  faster one. Decorate functions of a module, not closures: the compiled code
-  is shared by all layers that call the same function with the same shapes. On
-  a TPU, where XLA compiles all there is, `fn` is called as it is.
+  Decorate functions of a module, not closures: all layers that call the same
+  function with the same shapes share the compiled code.
   """
+  # XLA fuses the element-wise chain, two to four times as fast on a CPU as
+  # TensorFlow's op after op; matrix products stay outside, where oneDNN is the
+  # faster one.
   compiled = _in_each_graph(fn, jit_compile=True)
 
   @functools.wraps(fn)
   def call(*args: object) -> object:
-    return (fn if in_tpu_computation() else compiled)(*args)
+    # Within what XLA compiles anyway there is nothing to compile apart.
+    return (fn if in_xla_computation() else compiled)(*args)
 
   return call
 
@@ -143,41 +136,7 @@ def function(fn: Callable[..., object]) -> Callable[..., object]:
   return _in_each_graph(fn)
 
 
-def in_tpu_computation() -> bool:
-  """Whether what is built now is what TPU devices do."""
+def in_xla_computation() -> bool:
+  """Returns whether XLA compiles what is built now, as a program of a TPU."""
   graph = ops.get_default_graph()
   return control_flow_util.GraphOrParentsInXlaContext(graph)
-
-
-def in_tpu_program(op: tf.Operation) -> bool:
-  """Whether TPU devices do an operation."""
-  return "_tpu_replicate" in op.node_def.attr
-
-
-def tpu_replicated_input(values: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Returns what each device of a TPU computation has its own value of."""
-  return tpu_ops.tpu_replicated_input(list(values))
-
-
-def cross_replica_sum(x: tf.Tensor, groups: list[list[int]]) -> tf.Tensor:
-  """Returns the sum of x over the devices of each group of a computation."""
-  return tpu_ops.cross_replica_sum(x, groups)
-
-
-def cross_replica_reduce(
-  x: tf.Tensor, groups: list[list[int]], reduction: str
-) -> tf.Tensor:
-  """Returns the "Max" or "Min" of x over the devices of each group."""
-  return gen_xla_ops.xla_all_reduce(x, groups, reduction, "CrossReplica")
-
-
-def cross_replica_reduce_scatter(
-  x: tf.Tensor, groups: list[list[int]], axis: int
-) -> tf.Tensor:
-  """Returns each device's part, along `axis`, of the sum over its group."""
-  return gen_xla_ops.xla_reduce_scatter(x, groups, axis, reduce_op="Add")
-
-
-def optimization_barrier(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  """Returns x, which XLA may not compute before it has `signal`."""
-  return gen_xla_ops.xla_optimization_barrier([x, signal])[0]

@@ -18,8 +18,7 @@ schedule.py beta2 and lr, parameter_groups.py who shares an RMS and who decays,
 and accounting/optimizer_state.py the names of the moments.
 
 Two passes over memory do all of it: one for the root mean squares, one for the
-assignments; a factored v takes another. All that is assigned is computed with
-the clip factor, which there is only if the gradients are finite (clip.py).
+assignments; a factored v takes another.
 """
 
 import math
@@ -149,12 +148,13 @@ class _Parameter:
     operands = self._g, self._clip, self._decay, *self._moment
     return self._all_reduce(self._mesh_impl.slicewise(self._squares, *operands))
 
-  def assign(self, scalars) -> list[tf.Operation]:
+  def assign(self, scalars, is_finite) -> list[tf.Operation]:
     """Returns the assignments of p and the slots in every slice.
 
     Args:
       scalars: clip factor, 1 - beta2, beta1, step size and the share that p
         shrinks by, [5] float32, laid out.
+      is_finite: whether the step is finite, [] bool, laid out.
     """
     new = self._mesh_impl.slicewise(
       self._step, self._p, self._m, self._g, scalars, *self._moment
@@ -162,13 +162,14 @@ class _Parameter:
     momentum = [] if self._m is None else ["momentum"]
     moment = [name for name in self._variables if "second_moment" in name]
     order = ["", *momentum, *moment]
-    assigned = [
-      self._mesh_impl.slicewise(
-        self._mesh_impl.assign, self._variables[name], value, self._clip
+    values = zip(order, [*new, *self._next_moment], strict=True)
+    return [
+      op
+      for name, value in values
+      for op in self._mesh_impl.assign_if_finite(
+        self._variables[name], value, is_finite
       )
-      for name, value in zip(order, [*new, *self._next_moment], strict=True)
     ]
-    return [op for each in assigned for op in each.all_slices]
 
   def _all_reduce(self, x):
     # all-reduce of one number, over the axes that split the variable
@@ -179,8 +180,10 @@ class _Parameter:
 class AdafactorUpdate(mtf.Operation):
   """Updates variables that share root mean squares, and their moments.
 
+  It outputs what it measures in a step.
+
   Attributes:
-    sums_of_squares: what it measures in a step, there when it is lowered.
+    sums_of_squares: outputs, [] float32 each.
   """
 
   def __init__(
@@ -188,6 +191,7 @@ class AdafactorUpdate(mtf.Operation):
     variables: Sequence[mtf.Variable],
     gradients: Sequence[mtf.Tensor],
     scalars: Sequence[mtf.Tensor],
+    is_finite: mtf.Tensor,
     config: AdafactorConfig,
   ):
     """Makes the slots of the variables; see `adafactor_updates`."""
@@ -207,15 +211,25 @@ class AdafactorUpdate(mtf.Operation):
       }
       for variable in variables
     ]
-    super().__init__([*gradients, *scalars], name=f"{variables[0].name}/update")
+    super().__init__(
+      [*gradients, *scalars, is_finite], name=f"{variables[0].name}/update"
+    )
     self._variables = list(variables)
     self._config = config
-    self.sums_of_squares: list[SumOfSquares] = []
+    measured = [(of, x) for of in ("parameter", "update") for x in variables]
+    self._outputs = [
+      mtf.Tensor(self, mtf.Shape([]), tf.float32, index=i)
+      for i in range(len(measured))
+    ]
+    self.sums_of_squares = [
+      SumOfSquares(of, x.name, math.prod(x.sizes), value)
+      for (of, x), value in zip(measured, self._outputs, strict=True)
+    ]
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to the assignments of all slices, as one operation."""
     config, mesh_impl = self._config, lowering.mesh_impl(self)
-    *gradients, clip, learning_rate, one_minus_beta2 = self.inputs
+    *gradients, clip, learning_rate, one_minus_beta2, is_finite = self.inputs
     parameters = [
       _Parameter(lowering, variable, slots, (clip, one_minus_beta2), gradient)
       for variable, slots, gradient in zip(
@@ -224,18 +238,13 @@ class AdafactorUpdate(mtf.Operation):
     ]
     count = float(sum(parameter.size for parameter in parameters))
     # TensorFlow computes only those that are used.
-    squares = {
-      "parameter": [each.parameter_squares() for each in parameters],
-      "update": [each.update_squares() for each in parameters],
-    }
-    self.sums_of_squares = [
-      SumOfSquares(of, each.name, each.size, x.all_slices[0])
-      for of, sums in squares.items()
-      for each, x in zip(parameters, sums, strict=True)
-    ]
+    p_squares = [each.parameter_squares() for each in parameters]
+    u_squares = [each.update_squares() for each in parameters]
+    for output, x in zip(self.outputs, [*p_squares, *u_squares], strict=True):
+      lowering.set_tensor_lowering(output, x)
     p_square, u_square = (
       mesh_impl.slicewise(lambda *parts: tf.add_n(parts) / count, *sums)
-      for sums in squares.values()
+      for sums in (p_squares, u_squares)
     )
     operations = []
     for parameter in parameters:
@@ -246,7 +255,7 @@ class AdafactorUpdate(mtf.Operation):
         u_square,
         is_decayed(parameter.name, config.weight_decay_on),
       )
-      operations += parameter.assign(scalars)
+      operations += parameter.assign(scalars, lowering.tensors[is_finite])
     lowering.operations[self] = tf.group(operations)
 
   def _scalars(
@@ -271,6 +280,7 @@ def adafactor_updates(
   variables: Sequence[mtf.Variable],
   gradients: Sequence[mtf.Tensor],
   scalars: Sequence[mtf.Tensor],
+  is_finite: mtf.Tensor,
   config: AdafactorConfig,
 ) -> list[AdafactorUpdate]:
   """Returns the operations that update all variables and moments in place.
@@ -279,6 +289,7 @@ def adafactor_updates(
     variables: what is trained.
     gradients: gradient of each variable, in its shape, any float dtype.
     scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
+    is_finite: whether the step is finite, [] bool; else nothing is updated.
     config: all but the schedule, GRADIENT_CLIP and Z_LOSS is read.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
@@ -287,6 +298,7 @@ def adafactor_updates(
       [variables[i] for i in group],
       [gradients[i] for i in group],
       scalars,
+      is_finite,
       config,
     )
     for group in groups

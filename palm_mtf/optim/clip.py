@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clipping of all gradients by their global norm (PaLM 5)."""
 
-import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import WholeSlice
-from palm_mtf.ops.xla import in_tpu_computation
 
 
 def _sum_of_squares(x):
@@ -44,29 +42,24 @@ def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
   return mtf.sqrt(mtf.add_n(sums))
 
 
-def clip_factor(
-  norm: mtf.Tensor, largest: float, losses: Sequence[mtf.Tensor]
-) -> mtf.Tensor:
-  """Returns min(1, largest / norm), [] float32: what gradients multiply by.
+def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
+  """Returns whether no number is infinite or NaN, [] bool.
 
-  Where the norm or a loss is infinite or no number, it raises
-  InvalidArgumentError when it runs. Everything that an update assigns is
-  computed with this factor, so that such a step changes nothing. A program of
-  XLA cannot raise: there it is no number, and TpuPlacement assigns nothing.
+  Args:
+    numbers: [], float32 each, on one mesh.
+  """
+  return mtf.cwise(
+    lambda *xs: tf.reduce_all(tf.math.is_finite(tf.stack(xs))),
+    numbers,
+    output_dtype=tf.bool,
+  )
+
+
+def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
+  """Returns min(1, largest / norm), [] float32: what gradients multiply by.
 
   Args:
     norm: [], float32, from `global_norm`.
     largest: GRADIENT_CLIP.
-    losses: [], float32 each: of the step.
   """
-
-  def factor(*numbers):
-    numbers = tf.stack(numbers)
-    if in_tpu_computation():
-      is_finite = tf.reduce_all(tf.math.is_finite(numbers))
-      factor = largest / tf.maximum(numbers[0], largest)
-      return tf.where_v2(is_finite, factor, math.nan)
-    finite = tf.debugging.check_numerics(numbers, "the step")
-    return largest / tf.maximum(finite[0], largest)
-
-  return mtf.cwise(factor, [norm, *losses])
+  return mtf.cwise(lambda x: largest / tf.maximum(x, largest), [norm])

@@ -12,7 +12,7 @@ import collections
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.config.parameter_names import parsed
 
 
@@ -23,13 +23,13 @@ class SumOfSquares(NamedTuple):
     of: "update" or "parameter".
     variable: its name.
     size: how many numbers it has.
-    value: [], float32.
+    value: [], float32; on the mesh, or as TensorFlow has it.
   """
 
   of: str
   variable: str
   size: int
-  value: tf.Tensor
+  value: mtf.Tensor | tf.Tensor
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:

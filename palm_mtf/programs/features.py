@@ -1,14 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is fed of a batch.
-
-  inputs         int32    the tokens before `targets`
-  targets        int32    the tokens to predict
-  segments       int32    attention stays among equal numbers; else among a row
-  loss_weights   float32  of each target in the mean loss; else 1
-
-Each is [batch, length].
-"""
+"""The features of a batch that a pod is fed, [batch, length] each."""
 
 from collections.abc import Sequence
 
@@ -17,16 +9,16 @@ from palm_mtf.errors import UserError, check_choice
 from palm_mtf.model.dims import Dims
 
 FEATURE_DTYPES = {
-  "inputs": tf.int32,
-  "targets": tf.int32,
-  "segments": tf.int32,
-  "loss_weights": tf.float32,
+  "inputs": tf.int32,  # the tokens before `targets`
+  "targets": tf.int32,  # the tokens to predict
+  "segments": tf.int32,  # attention stays among equal numbers; else in a row
+  "loss_weights": tf.float32,  # of each target in the mean loss; else 1
 }
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
 def placeholders(names: Sequence[str], dims: Dims) -> dict[str, tf.Tensor]:
-  """Returns what to feed for each feature, on the current device.
+  """Returns the placeholder of each feature, on the current device.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -49,6 +41,7 @@ def import_features(
   mesh: mtf.Mesh, features: dict[str, tf.Tensor], dims: Dims
 ) -> dict[str, mtf.Tensor]:
   """Returns the features on a mesh, [batch, length] each."""
+  # host -> each device: its rows
   shape = mtf.Shape([dims.batch, dims.length])
   return {
     name: mtf.import_tf_tensor(mesh, tensor, shape)

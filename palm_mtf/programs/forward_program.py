@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.lowering import lower
-from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
@@ -59,8 +60,7 @@ def build_forward_program(
     UserError: there is no such feature, or inputs or targets are missing.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
-  (devices,) = local_devices(mesh_layout.num_devices).pods
-  placement = SlicePlacement(mesh_layout, devices)
+  placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   dims = model_dims(config, batch_size, mesh_layout)
   with tf.device(placement.host):
     fed = placeholders(features, dims)

@@ -20,8 +20,10 @@ from palm_mtf.decode.batch_sharding import join_rows, split_rows
 from palm_mtf.decode.decoder import Cache, Decoder, LaidOut
 from palm_mtf.decode.strategies import Beams, PromptBatch, Sampling, repeat
 from palm_mtf.decode.weights import checkpoint_variables, make_weights
+from palm_mtf.mesh.host.devices import local_devices
+from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import lower
-from palm_mtf.mesh.placement import Slice, SlicePlacement, local_devices
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 
 
@@ -40,7 +42,7 @@ class DecodeModel:
   """
 
   config: PalmConfig
-  placement: SlicePlacement
+  placement: HostPlacement
   decoder: Decoder
   slices: dict[str, list[Slice]]
   prepare: tf.Operation
@@ -60,8 +62,7 @@ def build_decode_model(
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = model_dims(config, 1, mesh_layout)
   checkpoint_variables(mesh, config, dims)
-  (devices,) = local_devices(mesh_layout.num_devices).pods
-  placement = SlicePlacement(mesh_layout, devices)
+  placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   (slices,) = lower({mesh: placement}, {}).slices
   variables = {
     name: [part.variable for part in parts] for name, parts in slices.items()

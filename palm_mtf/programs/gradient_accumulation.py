@@ -1,23 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over the microbatches of one step, kept in float32 beside the weights.
-
-A mean over the tokens of a step is not the mean of its microbatches' means, or
-of its pods', where their weights differ. So what a forward and backward pass
-gives are sums over its tokens, and their weight; sums are added up over
-microbatches here, over pods in dcn_all_reduce.py, and divided in
-train_program.py.
-
-All microbatches of a step but the last add their sums to accumulators. The last
-one's pass runs together with exchange and update, on what is there plus its
-own. So memory holds the activations of one microbatch, however many there are,
-and a gradient is on its way to other pods while earlier layers still compute
-theirs. The client runs the passes of a pod one after the other: a while loop in
-the program would hold the batch of the whole step on the devices.
-
-A sum over a split dimension is left open: each slice adds up its own part, and
-the parts are all-reduced when the sum is read, once a step.
-"""
+"""Sums over the microbatches of a step, kept in float32 beside the weights."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,6 +9,19 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.model.loss import weight_sum, weighted_sum
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.ops.xla import fused
+
+# A mean over the tokens of a step is not the mean of its microbatches' means,
+# or of its pods', where their weights differ. So a forward and backward pass
+# gives sums over its tokens, and their weight. Sums are added up over
+# microbatches here, over pods in dcn_all_reduce.py, and divided in pod.py.
+#
+# All microbatches of a step but the last add their sums to accumulators. The
+# last one's pass runs together with exchange and update, on the sums so far
+# plus its own. So memory holds the activations of one microbatch, however many
+# there are, and a gradient is on its way to other pods while earlier layers
+# still compute theirs. The client runs the passes of a pod one after the other:
+# a while loop in the program would hold the batch of the whole step on the
+# devices.
 
 
 @fused
@@ -38,7 +34,7 @@ class Accumulate(mtf.Operation):
 
   Attributes:
     sum_name: name of the accumulator.
-    accumulator: what it adds to.
+    accumulator: variable that it adds to.
   """
 
   def __init__(self, name: str, value: mtf.Tensor, is_first: tf.Tensor):
@@ -46,7 +42,7 @@ class Accumulate(mtf.Operation):
 
     Args:
       name: name of the accumulator, unlike that of any variable.
-      value: what is added, any float dtype.
+      value: next term of the sum, any float dtype.
       is_first: [], bool; where it is true the sum begins anew with `value`.
     """
     self.sum_name = name
@@ -58,24 +54,23 @@ class Accumulate(mtf.Operation):
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one addition in place a slice."""
-    mesh_impl = lowering.mesh_impl(self)
     slots, part, _ = _slots_and_part(lowering, self.accumulator, self.inputs[0])
-    added = mesh_impl.slicewise(mesh_impl.add, slots, part, self._is_first)
-    lowering.operations[self] = tf.group(added.all_slices)
+    added = lowering.mesh_impl(self).add(slots, part, self._is_first)
+    lowering.operations[self] = tf.group(added)
 
 
 class AccumulatedSum(mtf.Operation):
   """Outputs an accumulator plus the last microbatch's value, not kept."""
 
   def __init__(self, accumulate: Accumulate):
-    """Reads what `accumulate` has added up, and its input."""
+    """Adds the input of `accumulate` to its sum."""
     super().__init__(accumulate.inputs, name=f"{accumulate.sum_name}/read")
     self._accumulator = accumulate.accumulator
     (value,) = accumulate.inputs
     self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition a slice, and the all-reduce that was left."""
+    """Lowers to one addition a slice, and the all-reduce that is pending."""
     mesh_impl = lowering.mesh_impl(self)
     slots, part, open_axes = _slots_and_part(
       lowering, self._accumulator, self.inputs[0]
@@ -90,7 +85,9 @@ class AccumulatedSum(mtf.Operation):
 def _slots_and_part(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
-  """Returns both laid out, and the axes that the value is a sum over yet."""
+  """Returns both laid out, and the axes over which a sum is pending."""
+  # Each slice adds up its own part of a sum over a split dimension; the parts
+  # are all-reduced when the sum is read, once a step.
   slots = lowering.variables[accumulator].laid_out_tensor
   laid_out = lowering.tensors[value]
   if isinstance(laid_out, mtf.LazyAllreduceSum):
@@ -100,36 +97,22 @@ def _slots_and_part(
 
 @dataclasses.dataclass(frozen=True)
 class TokenLosses:
-  """What a forward pass says of each token, [batch, length] float32 each.
+  """Losses of each token of a microbatch, [batch, length] float32 each."""
 
-  Attributes:
-    token_loss: -log p(target).
-    log_z: log(Z) of the logits.
-    loss_weights: weight of each token in the means; None is 1 each.
-  """
-
-  token_loss: mtf.Tensor
-  log_z: mtf.Tensor
-  loss_weights: mtf.Tensor | None
+  token_loss: mtf.Tensor  # -log p(target)
+  log_z: mtf.Tensor  # log(Z) of the logits
+  loss_weights: mtf.Tensor | None  # None is 1 each
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """Sums over the tokens of a microbatch or more, on the mesh of one pod.
-
-  Attributes:
-    token_loss: [], float32.
-    log_z_squares: [], float32.
-    weight: [], float32: how many tokens they are sums of.
-    gradients: gradient of token_loss + Z_LOSS log_z_squares for each variable
-      in order. Those of the mean would be divided by `weight`; that is left to
-      the scalar that the optimizer multiplies gradients by, for they are large.
-  """
+  """Weighted sums over tokens, on the mesh of one pod, [] float32 each."""
 
   token_loss: mtf.Tensor
   log_z_squares: mtf.Tensor
   weight: mtf.Tensor
-  gradients: list[mtf.Tensor]
+  # Of token_loss + Z_LOSS log_z_squares, for each variable in order: sums too.
+  gradients: Sequence[mtf.Tensor]
 
 
 def microbatch_sums(
@@ -139,8 +122,8 @@ def microbatch_sums(
 
   Args:
     tokens: token losses of the microbatch.
-    z_loss: Z_LOSS.
-    variables: the trained ones.
+    z_loss: factor of log_z^2 in the loss, Z_LOSS.
+    variables: trained variables.
   """
   token_loss = weighted_sum(tokens.token_loss, tokens.loss_weights)
   squares = weighted_sum(mtf.square(tokens.log_z), tokens.loss_weights)
@@ -158,11 +141,11 @@ def accumulated(
 
   Args:
     sums: sums of one microbatch.
-    variables: the trained ones.
-    is_first: [], bool: whether this microbatch is the first of its step.
+    variables: trained variables.
+    is_first: whether this microbatch is the first of its step, [], bool.
 
   Returns:
-    The sums, and what to run on each microbatch but the last.
+    The sums, and the operations of each microbatch but the last.
   """
   values = {
     "nats_sum": sums.token_loss,

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every pod computes of a training step: A before the exchange, B after.
 
-A is the forward and backward pass of the pod's share of the batch. B is global
-clipping and the update, from sums that are the same on all pods; so is all
-arithmetic that follows, and so are the variables.
+A   forward and backward pass of the pod's share of the batch
+B   global clipping and update
 """
 
 import dataclasses
@@ -14,15 +13,19 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
-from palm_mtf.mesh.placement import SlicePlacement
-from palm_mtf.mesh.tpu_placement import TpuPlacement
+from palm_mtf.mesh.placement import Placement
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, divisor
 from palm_mtf.model.palm import Palm
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
-from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
+from palm_mtf.optim.clip import (
+  all_finite,
+  clip_factor,
+  global_norm,
+  sums_of_squares,
+)
 from palm_mtf.programs.features import import_features, placeholders
 from palm_mtf.programs.gradient_accumulation import (
   Accumulate,
@@ -39,19 +42,19 @@ class Pod:
 
   Attributes:
     index: number of the pod.
-    mesh: its own.
-    placement: placement of its mesh.
-    features: what it is fed.
-    numbers: what else its devices are told of a step, by name.
-    tokens: what the forward pass says of a microbatch.
-    variables: the trained ones.
-    sums: sums of the step, read on its last microbatch.
-    accumulations: to run on each microbatch but the last.
+    mesh: mesh of the pod.
+    placement: placement of the mesh.
+    features: placeholders of a microbatch's rows, by name.
+    numbers: learning rate and other numbers of a microbatch, by name.
+    tokens: losses of each token of a microbatch.
+    variables: trained variables.
+    sums: sums over the step, read on its last microbatch.
+    accumulations: operations of each microbatch but the last.
   """
 
   index: int
   mesh: mtf.Mesh
-  placement: SlicePlacement | TpuPlacement
+  placement: Placement
   features: dict[str, tf.Tensor]
   numbers: dict[str, tf.Tensor]
   tokens: TokenLosses
@@ -65,20 +68,36 @@ class Update:
   """B of one pod.
 
   Attributes:
-    operations: update all variables.
-    weight: [], float32: what the sums and their gradients are divided by.
-    squares: the sum of squares of each summed gradient.
+    operations: updates of all variables.
+    weight: divisor of the sums and their gradients, [], float32.
+    squares: sum of squares of each summed gradient, [] float32 each.
     losses: loss, z_loss and grad_norm, [] float32 each.
+    is_finite: whether all losses are finite, [], bool.
   """
+
+  # All pods compute B from the same sums: so their variables stay the same.
 
   operations: list[AdafactorUpdate]
   weight: mtf.Tensor
   squares: list[mtf.Tensor]
   losses: dict[str, mtf.Tensor]
+  is_finite: mtf.Tensor
+
+  @property
+  def fetched(self) -> dict[str, mtf.Tensor]:
+    """What the client reads of a step, [] each, by name."""
+    measured = (x for each in self.operations for x in each.sums_of_squares)
+    return {
+      **self.losses,
+      "is_finite": self.is_finite,
+      "weight": self.weight,
+      **{f"squares/{i}": x for i, x in enumerate(self.squares)},
+      **{f"{x.of}_squares/{x.variable}": x.value for x in measured},
+    }
 
 
 class PodBuilder:
-  """Builds A and B of each pod, from what all have in common.
+  """Builds A and B of each pod.
 
   Attributes:
     step: number of steps done before, [], int64.
@@ -101,14 +120,14 @@ class PodBuilder:
     self._num_microbatches = mesh_layout.num_microbatches
     self._graph = mtf.Graph()
     with tf.device(client):
-      none = tf.constant(-1, tf.int64)
+      none = tf.constant(-1, tf.int64)  # the loss of other batches
       self.step = tf.placeholder_with_default(none, [], "step")
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
 
   def pod(
     self,
     index: int,
-    placement: SlicePlacement | TpuPlacement,
+    placement: Placement,
     features: Sequence[str],
   ) -> Pod:
     """Builds A: the sums of pod `index`."""
@@ -118,7 +137,8 @@ class PodBuilder:
       self._pod_batch_size // self._num_microbatches,
       self._mesh_layout,
     )
-    # What is imported onto the mesh is made beside it.
+    # What is imported onto the mesh is made beside it: the client sends each
+    # pod its own rows alone.
     with tf.device(placement.host):
       fed = placeholders(features, dims)
       batch = import_features(mesh, fed, dims)
@@ -150,7 +170,7 @@ class PodBuilder:
   def numbers(
     self, index: int, step: tf.Tensor, microbatch: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns what the devices of pod `index` are told of a microbatch.
+    """Returns the numbers that the devices of a pod need of a microbatch.
 
     Args:
       index: number of the pod.
@@ -158,6 +178,8 @@ class PodBuilder:
       microbatch: number of the microbatch in the step, [], int32.
     """
     k = tf.cast(step + 1, tf.float32)
+    # Dropout is drawn by (SEED, step, row in the whole batch): pods and
+    # microbatches do not change it.
     first_row = index * self._pod_batch_size
     first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
     dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
@@ -171,7 +193,7 @@ class PodBuilder:
   def _dropout(
     self, mesh: mtf.Mesh, numbers: Mapping[str, tf.Tensor]
   ) -> Dropout | None:
-    """Returns what drops activations, if anything does."""
+    """Returns the dropout of activations, if there is any."""
     if not self._optimizer.dropout:
       return None
     shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
@@ -184,18 +206,21 @@ class PodBuilder:
     with tf.device(pod.placement.host):
       weight = divisor(sums.weight)
       squares = sums_of_squares(sums.gradients)
+      # Here sums over the step become means over its tokens.
       losses = {
         "loss": sums.token_loss / weight,
         "z_loss": optimizer.z_loss * sums.log_z_squares / weight,
         "grad_norm": global_norm(squares) / weight,
       }
-      norm, *others = (losses[x] for x in ("grad_norm", "loss", "z_loss"))
+      is_finite = all_finite(list(losses.values()))
+      # Gradients stay sums, for they are large; their one factor divides them.
+      clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
       scalars = [
-        clip_factor(norm, optimizer.gradient_clip, others) / weight,
+        clip / weight,
         mtf.import_tf_tensor(pod.mesh, pod.numbers["learning_rate"]),
         mtf.import_tf_tensor(pod.mesh, pod.numbers["one_minus_beta2"]),
       ]
       operations = adafactor_updates(
-        pod.variables, sums.gradients, scalars, optimizer
+        pod.variables, sums.gradients, scalars, is_finite, optimizer
       )
-    return Update(operations, weight, squares, losses)
+    return Update(operations, weight, squares, losses, is_finite)

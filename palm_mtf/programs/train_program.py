@@ -2,58 +2,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of a training step, which a client runs.
 
-This is where model, optimizer and mesh meet. A program is plain TensorFlow:
-what to feed, what to fetch and which slices hold its variables; sessions and
-files are the business of the run layer. A training step has three parts:
-
-  A         forward and backward pass, on every pod of its share of the batch
-  exchange  each gradient, from each pod to all others (dcn_all_reduce.py)
-  B         clipping and update, on every pod the same
-
-What a pod is fed is in features.py.
+A         forward and backward pass, on every pod of its share of the batch
+exchange  each gradient, from each pod to all others (dcn_all_reduce.py)
+B         clipping and update, on every pod the same
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
-from palm_mtf.mesh.lowering import Lowered, lower
-from palm_mtf.mesh.placement import Devices, Slice, local_devices
-from palm_mtf.mesh.tpu_placement import TpuPlacement, placement_of
+from palm_mtf.mesh.host.devices import local_devices
+from palm_mtf.mesh.placement import Devices, Lowering
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.loss import weight_sum, weighted_mean
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.programs.dcn_all_reduce import exchanged_sums
 from palm_mtf.programs.features import REQUIRED_FEATURES
 from palm_mtf.programs.pod import Pod, PodBuilder, Update
-from palm_mtf.programs.tpu_loop import LoopProgram, lower_loop
-from palm_mtf.programs.tpu_program import lower_on_tpus
+from palm_mtf.programs.step_loop import LoopProgram, lower_loop
 
 
 @dataclasses.dataclass(frozen=True)
 class PodProgram:
-  """One pod's part of a training step.
+  """One pod's part of a training step; `features` are fed."""
 
-  Attributes:
-    features: what to feed of its part of a microbatch, by name, in the order
-      asked for.
-    loss: [], float32: nats a token of that part; fetched alone it runs the
-      forward pass alone.
-    weight_sum: [], float32: how many tokens the loss is the mean of. The mean
-      loss of several parts is that of their losses, weighted by it.
-    slices: slices of every variable, by its checkpoint name; of a stack, by
-      that of its first (mesh/placement.py).
-    accumulate: adds the gradients and sums of its part to those of the step.
-  """
-
+  # The pod's part of a microbatch, by name, in the order asked for.
   features: dict[str, tf.Tensor]
+  # Nats a token of that part, [] float32; fetched alone it runs the forward
+  # pass alone. The mean over several parts is weighted by `weight_sum`, [].
   loss: tf.Tensor
   weight_sum: tf.Tensor
+  # By checkpoint name (mesh/placement.py).
   slices: dict[str, list[Slice]]
+  # Adds the part's gradients and sums to those of the step.
   accumulate: tf.Operation
 
 
@@ -61,44 +47,36 @@ class PodProgram:
 class TrainProgram:
   """One training step of all pods.
 
-  Attributes:
-    pods: what each of them is fed. The rows of a step are theirs in order, and
-      those of a pod its microbatches' in order.
-    step: [], int64: feed the number of steps done before this one. Where it is
-      not fed, for the loss of other batches, nothing is dropped.
-    microbatch: [], int32: feed which of the step it is, from 0.
-    num_microbatches: in a step. Run `accumulate` of each pod on each of them
-      but the last, and `update` and `metrics`, at once, on that.
-    update: updates all variables. Where loss, z_loss or grad_norm is infinite
-      or no number it raises InvalidArgumentError, and changes nothing.
-    losses: losses of the step, [] float32 each: loss (nats a token), z_loss and
-      grad_norm.
-    metrics: metrics of the step, [] float32 each: `losses`, learning_rate, and
-      those of optim/rms.py, which raise like `update`.
-    gradient_squares: [variables], float32: the sum of squares of the gradient
-      of each variable of `parameters`.
-    parameters: names of the variables that are trained, in the model's order.
-    initialize: draws the first weights.
-    devices: where all of it is placed.
-    loop: several steps in one call, where devices can do that.
+  Feed `step`, `microbatch` and each pod's features. Run each pod's `accumulate`
+  on each microbatch but the last; then `update` and `metrics`, at once.
   """
 
+  # The first rows of a step are the first pod's, and so on; the first rows of a
+  # pod are its first microbatch's.
   pods: list[PodProgram]
+  # Number of steps done before, [] int64. Where it is not fed, for the loss of
+  # other batches, nothing is dropped.
   step: tf.Tensor
-  microbatch: tf.Tensor
+  microbatch: tf.Tensor  # its number in the step, [] int32
   num_microbatches: int
+  # Updates all variables. Where a loss is infinite or NaN, and so `is_finite`,
+  # [] bool, is false, it raises InvalidArgumentError and changes nothing.
+  update: tf.Operation
+  is_finite: tf.Tensor
+  losses: dict[str, tf.Tensor]  # loss (nats a token), z_loss, grad_norm, []
+  # `losses`, learning_rate, and the root mean squares of optim/rms.py, [].
+  metrics: dict[str, tf.Tensor]
+  # Sum of squares of the gradient of each of `parameters`, the names of the
+  # trained variables in the model's order: [parameters] float32.
   gradient_squares: tf.Tensor
   parameters: list[str]
-  update: tf.Operation
-  losses: dict[str, tf.Tensor]
-  metrics: dict[str, tf.Tensor]
-  initialize: tf.Operation
+  initialize: tf.Operation  # draws the first weights
   devices: Devices
-  loop: LoopProgram | None
+  loop: LoopProgram | None  # where STEPS_PER_LOOP asks for one
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
-    """Those of the first pod: what is saved, for all pods hold the same."""
+    """The first pod's slices: what is saved, for all pods hold the same."""
     return self.pods[0].slices
 
 
@@ -116,14 +94,14 @@ def build_train_program(
   """Builds forward, backward, exchange and update in the current tf.Graph.
 
   Args:
-    config: the architecture.
-    mesh_layout: devices and layout rules of each pod, checked against `config`.
+    config: architecture.
+    mesh_layout: axes and layout rules of each pod, checked against `config`.
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step, of all pods.
     seed: seed of the initial weights.
-    features: names among FEATURE_DTYPES: what every batch has.
-    pods: how many there are, and the dtype of gradients between them.
-    devices: devices of the pods; None for devices of this process.
+    features: names among FEATURE_DTYPES that every batch has.
+    pods: number of pods, and the dtype of gradients between them.
+    devices: devices of the pods; None for CPUs or GPUs of this process.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -138,114 +116,90 @@ def build_train_program(
     client=devices.client,
   )
   built = [
-    builder.pod(index, placement_of(mesh_layout, devices, index), features)
+    builder.pod(index, devices.placement(mesh_layout, index), features)
     for index in range(len(devices.pods))
   ]
   sums = exchanged_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
   updates = [builder.update(*each) for each in zip(built, sums, strict=True)]
-  lowered = _lower(built, updates, _asked(updates[0]))
-  fetched = _fetched(built[0], updates[0], lowered.tensors)
+  mean_losses = [_mean_loss(pod) for pod in built]
+  # From here on the graph is TensorFlow's.
+  lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
+  losses = [lowering.call(x)[0] for x in mean_losses]
+  accumulate = [lowering.call({}, pod.accumulations)[1] for pod in built]
+  step = _step(built[0], updates, lowering)
+  loop = None
+  if mesh_layout.steps_per_loop > 1:  # on TPUs, as config/mesh_layout.py checks
+    metrics_of = functools.partial(_metrics, updates[0])
+    loop = lower_loop(
+      lowering, builder, built[0], updates[0], metrics_of, mesh_layout
+    )
   return TrainProgram(
-    pods=list(_pod_programs(built, lowered)),
+    pods=[
+      PodProgram(pod.features, **loss, slices=_kept(pod, x), accumulate=done)
+      for pod, loss, x, done in zip(
+        built, losses, lowering.slices, accumulate, strict=True
+      )
+    ],
     step=builder.step,
     microbatch=builder.microbatch,
     num_microbatches=mesh_layout.num_microbatches,
     parameters=[variable.name for variable in built[0].variables],
-    update=lowered.operations,
-    initialize=lowered.initialize,
+    initialize=lowering.initialize,
     devices=devices,
-    loop=_loop(builder, built[0], updates[0], mesh_layout),
-    **fetched,
+    loop=loop,
+    **step,
   )
 
 
-def _lower(
-  pods: Sequence[Pod],
-  updates: Sequence[Update],
-  tensors: Mapping[str, mtf.Tensor],
-) -> Lowered:
-  """Lowers all pods, with `tensors`, and each pod's loss of other batches."""
-  of_forward_pass = []
-  for pod in pods:
-    token_loss, weights = pod.tokens.token_loss, pod.tokens.loss_weights
-    of_forward_pass.append(
-      {
-        f"loss/{pod.index}": weighted_mean(token_loss, weights),
-        f"weight_sum/{pod.index}": weight_sum(token_loss, weights),
-      }
-    )
-  if isinstance(pods[0].placement, TpuPlacement):
-    return lower_on_tpus(pods, updates, tensors, of_forward_pass)
-  for each in of_forward_pass:
-    tensors = {**tensors, **each}
-  return lower(
-    {pod.mesh: pod.placement for pod in pods},
-    tensors,
-    [operation for update in updates for operation in update.operations],
-    [accumulation for pod in pods for accumulation in pod.accumulations],
-  )
-
-
-def _pod_programs(
-  pods: Sequence[Pod], lowered: Lowered
-) -> Iterator[PodProgram]:
-  for pod, slices, accumulate in zip(
-    pods, lowered.slices, lowered.accumulations, strict=True
-  ):
-    sums = {each.sum_name for each in pod.accumulations}
-    yield PodProgram(
-      pod.features,
-      lowered.tensors[f"loss/{pod.index}"],
-      lowered.tensors[f"weight_sum/{pod.index}"],
-      {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)},
-      accumulate,
-    )
-
-
-def _asked(update: Update) -> dict[str, mtf.Tensor]:
-  """Returns what is fetched of a step, [] float32 each, losses first."""
+def _mean_loss(pod: Pod) -> dict[str, mtf.Tensor]:
+  """Returns loss and weight_sum of a microbatch, as in PodProgram."""
+  token_loss, weights = pod.tokens.token_loss, pod.tokens.loss_weights
   return {
-    **update.losses,
-    "weight": update.weight,
-    **{f"squares/{i}": x for i, x in enumerate(update.squares)},
+    "loss": weighted_mean(token_loss, weights),
+    "weight_sum": weight_sum(token_loss, weights),
   }
 
 
-def _fetched(
-  pod: Pod, update: Update, tensors: Mapping[str, tf.Tensor]
+def _kept(
+  pod: Pod, slices: Mapping[str, list[Slice]]
+) -> dict[str, list[Slice]]:
+  """Returns the slices that checkpoints hold: without accumulators."""
+  sums = {each.sum_name for each in pod.accumulations}
+  return {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)}
+
+
+def _step(
+  first: Pod, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
-  """Returns losses, metrics and gradient_squares of a TrainProgram."""
-  learning_rate = pod.numbers["learning_rate"]
-  with tf.device(pod.placement.host):
+  """Lowers the last call of a step, of all pods: fields of TrainProgram."""
+  operations = [x for update in updates for x in update.operations]
+  # Numbers are read off the first pod: all pods have the same.
+  update = updates[0]
+  values, done = lowering.call(update.fetched, operations)
+  with tf.device(first.placement.host):
     squares = tf.stack(
-      [tensors[f"squares/{i}"] for i in range(len(update.squares))]
+      [values[f"squares/{i}"] for i in range(len(update.squares))]
     )
+    is_finite = values["is_finite"]
+    check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
     return {
-      "gradient_squares": squares / tf.square(tensors["weight"]),
-      "losses": {name: tensors[name] for name in update.losses},
-      "metrics": _metrics(update, tensors, learning_rate),
+      "update": tf.group(done, check),
+      "is_finite": is_finite,
+      "losses": {name: values[name] for name in update.losses},
+      "metrics": _metrics(update, values, first.numbers["learning_rate"]),
+      "gradient_squares": squares / tf.square(values["weight"]),
     }
 
 
 def _metrics(
-  update: Update, tensors: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
+  update: Update, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-  """Returns the metrics of a step, or of [steps] alike."""
+  """Returns the metrics of a step, [] each, or of several, [steps] each."""
+  measured = (x for each in update.operations for x in each.sums_of_squares)
   return {
-    **{name: tensors[name] for name in update.losses},
+    **{name: values[name] for name in update.losses},
     "learning_rate": learning_rate,
     **rms_by_kind(
-      each for op in update.operations for each in op.sums_of_squares
+      x._replace(value=values[f"{x.of}_squares/{x.variable}"]) for x in measured
     ),
   }
-
-
-def _loop(
-  builder: PodBuilder, pod: Pod, update: Update, mesh_layout: MeshLayout
-) -> LoopProgram | None:
-  """Returns the steps that a pod of TPUs does in one call, if it does."""
-  if mesh_layout.steps_per_loop == 1:
-    return None
-  metrics_of = functools.partial(_metrics, update)
-  asked = _asked(update)
-  return lower_loop(builder, pod, update, asked, metrics_of, mesh_layout)

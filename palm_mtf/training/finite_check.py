@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint, last_good
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.placement import Slice, names_of
+from palm_mtf.mesh.slices import Slice, names_of
 from palm_mtf.programs.train_program import TrainProgram
 from palm_mtf.training.step import NonFiniteStepError
 

@@ -57,12 +57,12 @@ class TrainStep:
     self._is_first = True
     # The update's losses and gradients without the update.
     self._measure = session.make_callable(
-      [program.losses, program.gradient_squares], fed
+      [program.losses, program.gradient_squares, program.is_finite], fed
     )
     self._loop = loop = program.loop
     if loop:
       self._run_loop = session.make_callable(
-        [loop.metrics, loop.num_done],
+        [loop.metrics, loop.num_done, loop.is_finite],
         [*loop.features.values(), program.step, loop.num_steps],
       )
     self._clients = concurrent.futures.ThreadPoolExecutor(self._num_pods)
@@ -113,8 +113,8 @@ class TrainStep:
     except tf.errors.InvalidArgumentError:
       # The graph refuses the update. Run again without it, for the tensor that
       # is to be named.
-      losses, squares = self._measure(*last)
-      if np.isfinite(list(losses.values())).all():
+      losses, squares, is_finite = self._measure(*last)
+      if is_finite:
         raise  # another error
       raise NonFiniteStepError(step + 1, _floats(losses), squares) from None
     return _floats(metrics)
@@ -141,15 +141,15 @@ class TrainStep:
       rows = rows.reshape(-1, *rounds.shape[1:])
       rounds[: len(rows)] = rows
       fed.append(rounds)
-    metrics, num_done = self._run_loop(*fed, step, len(batches))
+    metrics, num_done, is_finite = self._run_loop(*fed, step, len(batches))
     done = [
       {name: float(of_steps[i]) for name, of_steps in metrics.items()}
       for i in range(num_done)
     ]
-    if not np.isfinite([done[-1][name] for name in self._program.losses]).all():
+    if not is_finite:
       bad = num_done - 1
       last = self._last(self._shares(batches[bad]), step + bad)
-      losses, squares = self._measure(*last)
+      losses, squares, _ = self._measure(*last)
       raise NonFiniteStepError(step + num_done, _floats(losses), squares)
     return done
 

@@ -1,46 +1,51 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices a program gets."""
+"""Both implementations have all that the interface says."""
+
+import inspect
 
 import pytest
 
-from palm_mtf._tf import tf
-from palm_mtf.errors import UserError
-from palm_mtf.mesh.placement import local_devices
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.mesh.host.devices import local_devices
+from palm_mtf.mesh.placement import Devices, Lowering, Placement
+from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
+
+MESH = MeshLayout(
+  mesh_shape="data:2,model:2", layout="batch:data,heads:model", tpu="v4-8"
+)
 
 
-def with_gpus(monkeypatch, number):
-  """Makes TensorFlow see GPUs, which this machine need not have."""
-  monkeypatch.setattr(
-    tf.config, "list_physical_devices", lambda kind: [kind] * number
-  )
+def devices_of_tpus():
+  where = tpu_slice(MESH.tpu)
+  topologies = [tpu_topology(where)]
+  client = "/device:cpu:0"
+  return tpu_devices(MESH, where, topologies, jobs=[None], client=client)
 
 
-def test_without_gpus_any_number_of_devices_is_virtual(monkeypatch):
-  with_gpus(monkeypatch, 0)
-  devices = local_devices(2, 2)
-  assert devices.pods == [
-    ["/device:cpu:0", "/device:cpu:1"],
-    ["/device:cpu:2", "/device:cpu:3"],
-  ]
+def parameters(function):
+  names = inspect.signature(function).parameters
+  return [name for name in names if name != "self"]
 
 
-def test_gpus_are_used_in_order(monkeypatch):
-  with_gpus(monkeypatch, 8)
-  devices = local_devices(2, 2)
-  assert devices.client == "/device:cpu:0"
-  assert devices.pods == [
-    ["/device:gpu:0", "/device:gpu:1"],
-    ["/device:gpu:2", "/device:gpu:3"],
-  ]
+def assert_has_all(thing, protocol):
+  """Attributes, and methods with the protocol's parameters and no other."""
+  assert set(protocol.__annotations__) <= set(dir(thing))
+  for name, method in vars(protocol).items():
+    if inspect.isroutine(method) and not name.startswith("_"):
+      expected = parameters(getattr(protocol, name))
+      found = parameters(getattr(thing, name))
+      assert found[: len(expected)] == expected, name
+      assert set(found) - set(expected) <= {"stack"}, name  # Mesh TensorFlow's
 
 
-def test_fewer_gpus_than_devices_is_an_error_with_the_numbers(monkeypatch):
-  with_gpus(monkeypatch, 3)
-  with pytest.raises(UserError) as error:
-    local_devices(2, 2)
-  assert str(error.value) == (
-    "MESH_SHAPE and NUM_PODS need 2 x 2 = 4 devices, and TensorFlow sees 3 "
-    "GPUs here. Use at most as many, or set CUDA_VISIBLE_DEVICES=-1 for "
-    "virtual devices on the CPU."
-  )
+@pytest.mark.parametrize("make", [lambda: local_devices(4), devices_of_tpus])
+def test_an_implementation_has_all_that_the_interface_says(make):
+  devices = make()
+  assert_has_all(devices, Devices)
+  placement = devices.placement(MESH, 0)
+  assert placement.host.endswith("/device:cpu:0")
+  assert placement.shape.to_integer_list == [2, 2]
+  assert_has_all(placement, Placement)
+  assert_has_all(placement.lower, Lowering)

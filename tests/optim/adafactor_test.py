@@ -14,7 +14,12 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import adafactor_updates
-from palm_mtf.optim.clip import clip_factor, global_norm, sums_of_squares
+from palm_mtf.optim.clip import (
+  all_finite,
+  clip_factor,
+  global_norm,
+  sums_of_squares,
+)
 from tests import oracle
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -132,11 +137,13 @@ def run_steps(optimizer, params, gradients, mesh):
     k = tf.placeholder(tf.float32, [])
     norm = global_norm(sums_of_squares(mtf_gradients))
     scalars = [
-      clip_factor(norm, optimizer.gradient_clip, []),
+      clip_factor(norm, optimizer.gradient_clip),
       mtf.import_tf_tensor(mtf_mesh, schedule.learning_rate(k, optimizer)),
       mtf.import_tf_tensor(mtf_mesh, schedule.one_minus_beta2(k, optimizer)),
     ]
-    updates = adafactor_updates(variables, mtf_gradients, scalars, optimizer)
+    updates = adafactor_updates(
+      variables, mtf_gradients, scalars, all_finite([norm]), optimizer
+    )
     lowered = lower({mtf_mesh: placement(mesh)}, {"norm": norm}, updates)
     session.run(lowered.initialize)
     load_parameters(session, lowered.slices[0], params)

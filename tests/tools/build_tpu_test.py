@@ -10,7 +10,7 @@ import pytest
 
 from palm_mtf.accounting.collectives import step_bytes
 from palm_mtf.mesh.traffic import traffic
-from tests.programs.tpu_program_test import placed_types
+from tests.mesh.tpu.lowering_test import placed_types
 from tools import build_tpu
 
 SMALL = ["NUM_LAYERS=1", "VOCAB_SIZE=512", "D_FF=64", "SEQUENCE_LENGTH=16"]

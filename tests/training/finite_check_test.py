@@ -119,9 +119,11 @@ def test_a_bad_step_changes_no_bit_of_any_variable():
     feed = {
       program.pods[0].features[name]: value for name, value in batch.items()
     }
-    losses, squares = session.run(
-      [program.losses, program.gradient_squares], {**feed, program.step: 1}
+    losses, squares, is_finite = session.run(
+      [program.losses, program.gradient_squares, program.is_finite],
+      {**feed, program.step: 1},
     )
+    assert is_finite
     assert np.sqrt(squares.sum()) == pytest.approx(losses["grad_norm"])
     assert losses.keys() < metrics.keys()
 

@@ -8,8 +8,8 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.placement import Slice
 from palm_mtf.mesh.session import session_config
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.training.replica_check import ReplicaCheck, build_fingerprints
 from palm_mtf.training.step import TrainStep
@@ -103,7 +103,15 @@ def fingerprints(*variables):
         with tf.device(f"/device:cpu:{i}"):
           variable = tf.Variable(part, use_resource=True)
         slices[str(number)].append(
-          Slice([str(number)], variable, "", list(variable.shape), True)
+          Slice(
+            begin=[0] * len(variable.shape),
+            sizes=list(variable.shape),
+            spec="",
+            is_first=True,
+            names=[str(number)],
+            variable=variable,
+            near=variable.device,
+          )
         )
     result = build_fingerprints(slices)
     session.run(tf.global_variables_initializer())

@@ -11,7 +11,8 @@ import pytest
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.mesh.placement import SlicePlacement, local_devices
+from palm_mtf.mesh.host.devices import local_devices
+from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER
 
@@ -75,14 +76,14 @@ def test_what_is_copied_for_a_device_is_what_a_call_would_have_made(
 ):
   copied = operations_of(remat)
   theirs = mtf.placement_mesh_impl.PlacementMeshImpl.slicewise
-  monkeypatch.setattr(SlicePlacement, "slicewise", theirs)
+  monkeypatch.setattr(HostPlacement, "slicewise", theirs)
   assert copied == operations_of(remat)
   assert sum(copied.values()) > 5_000
 
 
-def four_devices() -> SlicePlacement:
+def four_devices() -> HostPlacement:
   mesh = MeshLayout(mesh_shape="data:4", layout="batch:data")
-  return SlicePlacement(mesh, local_devices(4).pods[0])
+  return local_devices(4).placement(mesh, 0)
 
 
 def test_numbers_that_differ_between_devices_are_not_copied():

@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.mesh.tpu_stacked_variables import in_stacks
+from palm_mtf.mesh.tpu.stacked_variables import in_stacks
 
 
 @pytest.mark.parametrize(

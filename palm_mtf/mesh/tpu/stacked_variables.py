@@ -1,15 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables on TPU devices: what all layers have of one kind is one stack.
+"""Variables on TPU devices: a stack for "layer_000/mlp/wi" and its like.
 
-A pod has thousands of devices and a model a hundred layers, and each variable
-of each device has a price: to make, to hand to every program, to save. So a
-device has one for "layer_000/mlp/wi" and its like in all layers that follow. A
-program reads it once, and writes it once; a checkpoint knows layers alone
-(checkpoints/tensors.py).
-
-Each host draws the first weights whole, one after the other, and keeps what its
-devices hold: the same numbers as on CPUs, and none cross the network.
+A checkpoint has them layer by layer all the same (checkpoints/tensors.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +10,13 @@ from typing import TypeVar
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.parameter_names import parsed
-from palm_mtf.mesh.placement import Part, Slice, padded, parts_of
+from palm_mtf.mesh.slices import Region, Slice, padded, regions_of
 from palm_mtf.ops.variables import Fill, SlicedVariable, device_variable
 from palm_mtf.ops.xla import function
 
-# gRPC counts the bytes of a message in 32 bits, and a stack is one.
+# A pod has thousands of devices and a model a hundred layers, and each variable
+# of each device has a price: to make, to hand to every program, to save. Hence
+# stacks. gRPC counts the bytes of a message in 32 bits, and a stack is one.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
@@ -53,12 +48,15 @@ def stacked_with(
 
 
 class Stack:
-  """Variables of one kind, a stack of slices on each device.
+  """Variables of one kind, a stack of their slices on each device.
 
   Attributes:
-    name: that of its first variable.
-    slices: slices of each device.
+    name: name of the first variable.
+    slices: stack of each device.
   """
+
+  # A program reads a stack once, at its beginning, and writes it once, at its
+  # end; in between the rows are tensors.
 
   def __init__(
     self,
@@ -75,14 +73,14 @@ class Stack:
     """
     names = [each.name for each in variables]
     self.name = names[0]
-    parts = list(parts_of(variables[0], mesh_impl))
-    values = _first_values(variables, mesh_impl, parts, hosts)
+    regions = list(regions_of(variables[0], mesh_impl))
+    values = _first_values(variables, mesh_impl, regions, hosts)
     self.slices = []
-    for pnum, (part, value) in enumerate(zip(parts, values, strict=True)):
-      with tf.device(mesh_impl.devices[pnum]):
-        of_device = device_variable(value, f"{self.name}/slice_{pnum}")
+    for pnum, region in enumerate(regions):
+      with tf.device(mesh_impl.devices[pnum]):  # host -> device
+        of_device = device_variable(values[pnum], f"{self.name}/slice_{pnum}")
       self.slices.append(
-        Slice(names, of_device, part.spec, part.sizes, part.is_first)
+        Slice(**vars(region), names=names, variable=of_device, near=hosts[pnum])
       )
     self._variable = mtf.tpu_variables.ReplicatedVariable(
       self.name, [x.variable for x in self.slices]
@@ -100,20 +98,20 @@ class Stack:
     """Begins a computation, or a part of it, which has read and set nothing.
 
     Args:
-      whole: the stack at its beginning; None is that of the variable.
+      whole: stack at its beginning; None is the variable's value.
     """
     self._before, self._is_changed = whole, whole is not None
     self._rows: list[tf.Tensor] = []
     self._next: dict[int, tf.Tensor] = {}
 
   def value(self, row: int) -> tf.Tensor:
-    """Returns what a variable, by its number here, was at the beginning."""
+    """Returns a row as it was at the beginning."""
     if not self._rows:
       self._rows = self.slices[0].rows(self._beginning())
     return self._rows[row]
 
   def set(self, row: int, value: tf.Tensor) -> None:
-    """Says what a variable is to be at the end."""
+    """Sets a row as it is to be at the end."""
     self._next[row] = value
     self._is_changed = True
 
@@ -137,11 +135,7 @@ class Stack:
 
 
 class StackedVariable:
-  """One variable, as a computation has it.
-
-  Attributes:
-    dtype: that is stored.
-  """
+  """One variable, as a computation has it; `dtype` is the stored one."""
 
   def __init__(self, stack: Stack, row: int):
     self._stack, self._row = stack, row
@@ -160,31 +154,33 @@ class StackedVariable:
     return value
 
 
+# Returns stacks of slices, one for each of the regions that it is given.
+_First = Callable[[Sequence[Region]], list[tf.Tensor]]
+
+
 def _first_values(
   variables: Sequence[SlicedVariable],
   mesh_impl: mtf.MeshImpl,
-  parts: Sequence[Part],
+  regions: Sequence[Region],
   hosts: Sequence[str],
 ) -> list[tf.Tensor]:
   """Returns the first value of each device's stack, on its host."""
-  of_hosts: dict[str, dict[tuple[int, ...], Part]] = {}
-  for part, host in zip(parts, hosts, strict=True):
-    of_hosts.setdefault(host, {})[tuple(part.begin)] = part
+  of_hosts: dict[str, dict[tuple[int, ...], Region]] = {}
+  for region, host in zip(regions, hosts, strict=True):
+    of_hosts.setdefault(host, {})[tuple(region.begin)] = region
   is_filled = isinstance(variables[0].initializer, Fill)
   first = (_filled if is_filled else _drawn)(variables, mesh_impl)
   values = {}
+  # Each host makes the values of its devices' regions, each region's once: the
+  # same numbers as on CPUs, and none cross the network.
   for host, of_host in of_hosts.items():
     with tf.device(host):
       made = first(list(of_host.values()))
       values[host] = dict(zip(of_host, made, strict=True))
   return [
-    values[host][tuple(part.begin)]
-    for part, host in zip(parts, hosts, strict=True)
+    values[host][tuple(region.begin)]
+    for region, host in zip(regions, hosts, strict=True)
   ]
-
-
-# Returns stacks of slices, of each of the parts that it is given.
-_First = Callable[[Sequence[Part]], list[tf.Tensor]]
 
 
 def _filled(
@@ -194,12 +190,12 @@ def _filled(
   rows = [len(variables)] if len(variables) > 1 else []
   sizes = [*rows, *mesh_impl.slice_shape(first.shape)]
 
-  def filled(parts: Sequence[Part]) -> list[tf.Tensor]:
+  def filled(regions: Sequence[Region]) -> list[tf.Tensor]:
     by_sizes = {}
-    for held in dict.fromkeys(tuple(part.sizes) for part in parts):
+    for held in dict.fromkeys(tuple(region.sizes) for region in regions):
       value = first.initializer.full_value(first.name, [*rows, *held])
       by_sizes[held] = padded(tf.cast(value, first.slice_dtype), sizes)
-    return [by_sizes[tuple(part.sizes)] for part in parts]
+    return [by_sizes[tuple(region.sizes)] for region in regions]
 
   return filled
 
@@ -213,7 +209,7 @@ def _drawn(
   def drawn(begins: tf.Tensor) -> list[tf.Tensor]:
     rows: list[list[tf.Tensor]] = []
     for each in variables:
-      # After what came before: memory holds one whole weight at a time.
+      # One after the other: memory holds one whole weight at a time.
       with tf.control_dependencies(rows[-1] if rows else []):
         whole = each.initializer.full_value(each.name, each.sizes)
         whole = tf.cast(whole, each.slice_dtype)
@@ -222,4 +218,4 @@ def _drawn(
     stacks = zip(*rows, strict=True)
     return [tf.stack(x) if len(x) > 1 else x[0] for x in stacks]
 
-  return lambda parts: drawn(tf.constant([part.begin for part in parts]))
+  return lambda regions: drawn(tf.constant([x.begin for x in regions]))

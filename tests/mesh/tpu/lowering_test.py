@@ -23,11 +23,10 @@ from palm_mtf.checkpoints.tensors import (
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
-from palm_mtf.mesh.placement import names_of
 from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.tpu_placement import tpu_devices, tpu_topology
+from palm_mtf.mesh.slices import names_of
+from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from palm_mtf.mesh.traffic import needed, traffic
-from palm_mtf.ops.xla import in_tpu_program
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.training.finite_check import build_finite_check
 from palm_mtf.training.replica_check import build_fingerprints
@@ -38,7 +37,7 @@ from tests.mtf_testing import (
   random_documents,
   small_config,
 )
-from tests.tpu_simulation import counts, simulated
+from tests.tpu_simulation import counts, in_tpu_program, simulated
 
 TWO_D = LAYOUTS["PaLM's 2D"]
 ALL = LAYOUTS["all over data and model"]
@@ -132,6 +131,11 @@ class Run:
     return self.session.run(
       [[self._here(x) for x in each] for each in asked], feed
     )
+
+  def is_finite(self, batch):
+    """Returns whether a step with a batch of one microbatch is finite."""
+    (feed,) = self._feed(batch, 1)
+    return self.session.run(self._here(self.program.is_finite), feed)
 
   def fetch(self, tensors, feed=()):
     """Returns the values of a structure of tensors."""
@@ -302,8 +306,10 @@ def test_a_step_that_is_not_finite_raises_and_changes_nothing():
   bad = {**batch, "loss_weights": np.full_like(batch["loss_weights"], np.inf)}
   with pytest.raises(tf.errors.InvalidArgumentError):
     run.step(bad, 1)
+  assert not run.is_finite(bad)
   for name, parts in run.slices(0).items():
     np.testing.assert_equal(parts, before[name], err_msg=name)
+  assert run.is_finite(batch)
   assert np.isfinite(run.step(batch, 1)["loss"])
 
 

@@ -1,25 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one device does, made again for another, in less time than at first.
-
-In Python TensorFlow takes long to check and to complete what an operation is
-given. What it found for the first device of a mesh holds for the others, which
-do the same with other tensors.
-"""
+"""Operations of one device, copied for another."""
 
 from palm_mtf._tf import tf
 
+# In Python TensorFlow takes long to check and to complete what an operation is
+# given. What it found for the first device of a mesh holds for the others,
+# which do the same with other tensors.
+
 
 class OperationCopies:
-  """Operations of one device, to be made again for others."""
+  """Operations of one device, as templates for those of others."""
 
   def __init__(self, graph: tf.Graph, num_before: int):
-    """Reads the operations of a graph that were made last.
-
-    Args:
-      graph: graph that holds the operations.
-      num_before: value of `graph.num_operations()` before they were made.
-    """
+    """Reads the last operations of a graph, those after `num_before`."""
     self._graph = graph
     scope = graph.get_name_scope()
     self._skipped = len(scope) + 1 if scope else 0
@@ -29,11 +23,8 @@ class OperationCopies:
     ]
 
   def can_be_made(self, device: str) -> bool:
-    """Whether all of them are of `device`, and make no variable.
-
-    A graph that is a function's body would have to capture what they read.
-    """
-    if self._graph.building_function:
+    """Returns whether all of them are of `device`, and make no variable."""
+    if self._graph.building_function:  # its body would have to capture tensors
       return False
     # What reads a variable has no device: it runs where the variable is.
     places = ("", tf.DeviceSpec.from_string(device).to_string())
@@ -45,14 +36,11 @@ class OperationCopies:
     )
 
   def make(self, device: str, tensors: dict[int, tf.Tensor]) -> dict:
-    """Makes them once more.
+    """Copies them; returns each copy by the id() of its original.
 
     Args:
-      device: device of the new operations.
-      tensors: what they read in place of a tensor, by its id().
-
-    Returns:
-      What there is in place of each tensor and each operation, by its id().
+      device: device of the copies.
+      tensors: tensors that the copies read, by the id() of the original.
     """
     made = dict(tensors)
     graph = self._graph
@@ -62,6 +50,7 @@ class OperationCopies:
       node.CopyFrom(template)
       node.device = device if template.device else ""
       node.name = graph.unique_name(template.name[self._skipped :])
+      # As tf.Graph.create_op does, without its checks.
       with graph._mutation_lock():
         copy = tf.Operation.from_node_def(
           node,
@@ -70,7 +59,7 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      if template.op == "PartitionedCall":  # TensorFlow does not infer them
+      if template.op == "PartitionedCall":  # its shapes are not inferred
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)
       made[id(op)] = copy

@@ -1,17 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A mesh of TPU devices, one program for all of them.
+"""The placement of a pod on TPUs: one program, which all devices run.
+
+  host of a device    rows, sums over pods      -> device
+  device              what a computation gives  -> its host
 
 Mesh TensorFlow's `SimdMeshImpl` writes down what one device does; inside
-`tf.tpu.replicate` XLA compiles that for every device of the mesh. What differs
-between devices comes in from outside: which of the mesh it is, its rows of a
-batch and its slices of the variables, which live on the device between calls.
-
-  host of a device    its rows, its part of a sum over pods -> the device
-  device              what a computation returns            -> its host
-
-Replica i of a computation is device i of the mesh: where on the torus that is,
-config/tpu_topology.py decides.
+`tf.tpu.replicate` XLA compiles that for every device of the mesh.
 """
 
 import contextlib
@@ -19,87 +14,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import gen_xla_ops, mtf, tf, tpu_ops
 from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.tpu_topology import TpuSlice, chips_of_replicas
 from palm_mtf.mesh.collectives import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
-  scope_of,
+  collective_scope,
 )
-from palm_mtf.mesh.placement import Devices, Slice, SlicePlacement, host_of
-from palm_mtf.mesh.tpu_stacked_variables import (
+from palm_mtf.mesh.slices import Slice, host_of
+from palm_mtf.mesh.tpu.lowering import TpuLowering
+from palm_mtf.mesh.tpu.stacked_variables import (
   Stack,
   StackedVariable,
   stacked_with,
 )
 from palm_mtf.ops.variables import SlicedVariable
-from palm_mtf.ops.xla import (
-  cross_replica_reduce,
-  cross_replica_reduce_scatter,
-  cross_replica_sum,
-  tpu_replicated_input,
-)
-
-
-def tpu_topology(where: TpuSlice) -> tf.tpu.experimental.Topology:
-  """Returns the topology that TensorFlow would find on a slice."""
-  return tf.tpu.experimental.Topology(
-    mesh_shape=where.mesh_shape, device_coordinates=where.device_coordinates
-  )
-
-
-def tpu_devices(
-  mesh: MeshLayout,
-  where: TpuSlice,
-  topologies: Sequence[tf.tpu.experimental.Topology],
-  *,
-  jobs: Sequence[str | None],
-  client: str,
-) -> Devices:
-  """Returns the devices of pods of TPUs.
-
-  Args:
-    mesh: devices and layout rules of each pod.
-    where: the slice that each pod is.
-    topologies: topology of each pod.
-    jobs: name of each pod's job; None is this process.
-    client: TensorFlow's name of its device.
-  """
-  model_size = list(mesh.axes.values())[-1]
-  coordinates = [[x] for x in chips_of_replicas(where, model_size)]
-  assignments = [
-    tf.tpu.experimental.DeviceAssignment(topology, coordinates)
-    for topology in topologies
-  ]
-  return Devices(
-    client,
-    [
-      [each.tpu_device(replica=i, job=job) for i in range(each.num_replicas)]
-      for each, job in zip(assignments, jobs, strict=True)
-    ],
-    assignments,
-  )
-
-
-def placement_of(
-  mesh: MeshLayout, devices: Devices, pod: int
-) -> "SlicePlacement | TpuPlacement":
-  """Returns what places tensors on the devices of a pod."""
-  names = devices.pods[pod]
-  if devices.assignments:
-    return TpuPlacement(mesh, devices.assignments[pod], names)
-  return SlicePlacement(mesh, names)
 
 
 class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
-  """Places one slice of everything on each TPU device of a pod.
+  """`Placement` of a pod on TPUs.
 
   Attributes:
-    host: the CPU beside the first device: what the pod is fed from.
-    hosts: the CPU beside each device.
+    hosts: CPU beside each device.
   """
+
+  lower = TpuLowering
 
   def __init__(
     self,
@@ -110,7 +50,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Lays tensors out by the rules of `mesh`.
 
     Args:
-      mesh: axes and rules.
+      mesh: axes and layout rules.
       assignment: where on the torus each device of the mesh lies.
       devices: TensorFlow's names of them.
     """
@@ -128,7 +68,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._stacks: list[Stack] = []
     self._slots: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
-    # Of a loop: what is imported in all rounds, also as devices are fed it.
+    # In a loop: what is imported, in all rounds; on the host, and as devices
+    # are fed it.
     self._rounds: Mapping[str, tf.Tensor] = {}
     self._fed_rounds: dict[str, tf.Tensor] = {}
 
@@ -144,8 +85,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return _LaidOutVariable(self._slots[variable.name], mesh_impl)
 
   @property
-  def slices(self) -> Mapping[str, Sequence[Slice]]:
-    """Of all variables that computations have, by their stack's first."""
+  def slices(self) -> dict[str, list[Slice]]:
+    """Slices of all variables that computations have, by stack."""
     return {stack.name: stack.slices for stack in self._stacks}
 
   def replicate(
@@ -190,19 +131,19 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   ) -> list[tf.Tensor]:
     """Repeats a part of a computation while a condition holds.
 
-    Each round goes on from the variables that the last one left.
-
     Args:
       condition: function of the values before a round: whether there is one.
       body: a round: returns the next values. It uses no variable that no
         computation has used before.
-      values: before the first round.
+      values: values before the first round.
 
     Returns:
       The last values.
     """
     num = len(values)
 
+    # Variables are carried beside the values, as whole stacks: a round begins
+    # with what the last one left, and the program reads and writes them once.
     def of_round(*carried: tf.Tensor) -> list[tf.Tensor]:
       for stack, whole in zip(self._stacks, carried[num:], strict=True):
         stack.begin(whole)
@@ -225,7 +166,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Lowers what is imported, in its body, as a round of a loop has it.
 
     Args:
-      rounds: the values in all rounds, [rounds, ...], by the name of the tensor
+      rounds: values in all rounds, [rounds, ...], by the name of the tensor
         that is imported.
       index: number of the round, [], int32.
     """
@@ -235,7 +176,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   @property
   def pnum_tensor(self) -> tf.Tensor:
-    """Which of the mesh a device is, [] int32."""
+    """The number of the device in the mesh, [] int32."""
     if self._pnum_tensor is None:
       numbers = []
       # No part of the collective that may be the first to ask for it.
@@ -243,7 +184,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
         for pnum, host in enumerate(self.hosts):
           with tf.device(host):
             numbers.append(tf.constant(pnum))
-        self._pnum_tensor = tpu_replicated_input(numbers)
+      self._pnum_tensor = self.fed(numbers)
     return self._pnum_tensor
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
@@ -263,7 +204,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
   def _cut_and_fed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Cuts by the last dimensions, which `shape` is of."""
+    """Cuts by the last dimensions, whose sizes are those of `shape`."""
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
     begins = [
@@ -271,7 +212,8 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       for pnum in range(self.size)
     ]
     cut = {}
-    # Outside of computations, and of loops in them.
+    # On the pod's host, once for devices with the same slice; outside of
+    # computations, and of loops in them.
     with tf.init_scope(), tf.device(self.host):
       for begin in dict.fromkeys(begins):
         is_whole = size == tf_x.shape.as_list()
@@ -279,55 +221,51 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return self.fed([cut[begin] for begin in begins])
 
   def fed(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns what each device is given from outside."""
+    """Returns, on each device, its own of `values`: host -> device."""
     with tf.init_scope():
-      return tpu_replicated_input(values)
+      return tpu_ops.tpu_replicated_input(list(values))
 
-  def assign(self, slot: StackedVariable, value: tf.Tensor, clip: tf.Tensor):
-    """Assigns where the step is finite: a program of XLA cannot raise.
+  def after(self, x, signal):
+    """Returns x, which is not computed before `signal` is there."""
+    return self.slicewise(_after, x, signal)
 
-    Args:
-      slot: slot of a variable.
-      value: its next.
-      clip: [], float32, no number where the step is not finite (optim/clip.py).
-    """
-    is_bad = tf.math.is_nan(clip)
-    return slot.assign(tf.where_v2(is_bad, tf.convert_to_tensor(slot), value))
+  def assign_if_finite(self, slot, value, is_finite) -> list[tf.Tensor]:
+    """Assigns, in a step whose numbers are all finite."""
+    # A program of XLA cannot raise: it writes back what was there.
+    return self.slicewise(_assign_if, slot, value, is_finite).all_slices
 
-  def add(self, slot: StackedVariable, value: tf.Tensor, is_first: tf.Tensor):
-    """Adds to an accumulator, or begins anew; see SlicePlacement."""
-    is_first = self._imported(is_first, mtf.Shape([]))
-    so_far = tf.where_v2(is_first, 0.0, tf.convert_to_tensor(slot))
-    return slot.assign(so_far + tf.cast(value, slot.dtype))
+  def add(self, slot, value, is_first: tf.Tensor) -> list[tf.Tensor]:
+    """Adds to an accumulator."""
+    is_first = self._imported(is_first, mtf.Shape([]))  # host -> device
+    return self.slicewise(_add, slot, value, is_first).all_slices
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
-    """Mesh TensorFlow's sum, and XLA's maximum, by the name of what moves."""
+    """All-reduces x by XLA's sum or maximum."""
     axes = [axis for axis in mesh_axes if self.shape[axis].size > 1]
     if not axes:
       return x.to_laid_out_tensor()
-    with self._moving(ALL_REDUCE, axes):
+    with collective_scope(ALL_REDUCE, self.shape, axes):
       if reduction_fn_string == "SUM":
         return super().allreduce(x, axes, "SUM")
-      groups = self._create_group_assignment(axes)
       part = x.to_laid_out_tensor().one_slice
-      return self.LaidOutTensor(
-        [cross_replica_reduce(part, groups, reduction_fn_string.capitalize())]
+      reduction = reduction_fn_string.capitalize()
+      whole = gen_xla_ops.xla_all_reduce(
+        part, self._create_group_assignment(axes), reduction, "CrossReplica"
       )
+      return self.LaidOutTensor([whole])
 
   def allconcat(self, x, mesh_axis, concat_axis, stack=False):
-    """An all-gather, as a sum of parts that are zeros elsewhere.
-
-    TensorFlow has no name for XLA's all-gather. It is for XLA to find that a
-    sum over devices of what one of them has is one; else this moves twice as
-    much. No number changes by adding zeros, whatever its dtype.
-    """
+    """All-gathers x; each device gets all parts, joined."""
     assert not stack
     part = x.to_laid_out_tensor().one_slice
     n = self.shape[mesh_axis].size
     if n == 1:
       return self.LaidOutTensor([part])
-    with self._moving(ALL_GATHER, [mesh_axis]):
-      is_here = tf.equal(tf.range(n), self._coordinate(mesh_axis))
+    # TensorFlow has no name for XLA's all-gather. This is a sum of parts that
+    # are zeros elsewhere, which changes no number, whatever its dtype. Where
+    # XLA does not find that it is an all-gather, twice as much moves.
+    with collective_scope(ALL_GATHER, self.shape, [mesh_axis]):
+      is_here = tf.equal(tf.range(n), self.laid_out_pcoord(mesh_axis).one_slice)
       sizes = part.shape.as_list()
       place = [n if i == concat_axis else 1 for i in range(len(sizes) + 1)]
       whole = tf.where_v2(
@@ -338,40 +276,27 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       sizes[concat_axis] *= n
       groups = self._create_group_assignment([mesh_axis])
       return self.LaidOutTensor(
-        [cross_replica_sum(tf.reshape(whole, sizes), groups)]
+        [tpu_ops.cross_replica_sum(tf.reshape(whole, sizes), groups)]
       )
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Adds up x over a mesh axis; each device keeps its part of the sum.
-
-    Args:
-      x: laid out: what each device adds.
-      mesh_axis: number of the mesh axis.
-      split_axis: axis of x along which the parts are cut.
-    """
+    """Sums x; each device gets its part of the sum."""
     part = x.to_laid_out_tensor().one_slice
     if self.shape[mesh_axis].size == 1:
       return self.LaidOutTensor([part])
-    with self._moving(REDUCE_SCATTER, [mesh_axis]):
+    with collective_scope(REDUCE_SCATTER, self.shape, [mesh_axis]):
       groups = self._create_group_assignment([mesh_axis])
-      return self.LaidOutTensor(
-        [cross_replica_reduce_scatter(part, groups, split_axis)]
+      own = gen_xla_ops.xla_reduce_scatter(
+        part, groups, split_axis, reduce_op="Add"
       )
+      return self.LaidOutTensor([own])
 
   def _create_group_assignment(self, mesh_axes):
-    """Mesh TensorFlow's, once: of thousands of devices it takes a while."""
     axes = tuple(mesh_axes)
-    if axes not in self._groups:
+    if axes not in self._groups:  # of thousands of devices it takes a while
       groups = super()._create_group_assignment(axes)
       self._groups[axes] = np.array(groups, np.int32)
     return self._groups[axes]
-
-  def _coordinate(self, mesh_axis: int) -> tf.Tensor:
-    return self.laid_out_pcoord(mesh_axis).one_slice
-
-  def _moving(self, kind: str, mesh_axes: Sequence[int]):
-    names = [self.shape[axis].name for axis in mesh_axes]
-    return tf.name_scope(scope_of(kind, names))
 
 
 class _LaidOutVariable:
@@ -379,3 +304,17 @@ class _LaidOutVariable:
 
   def __init__(self, slot: StackedVariable, mesh_impl: TpuPlacement):
     self.laid_out_tensor = mesh_impl.LaidOutTensor([slot])
+
+
+def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  # XLA does not look at control dependencies.
+  return gen_xla_ops.xla_optimization_barrier([x, signal])[0]
+
+
+def _assign_if(slot: StackedVariable, value, is_finite) -> tf.Tensor:
+  return slot.assign(tf.where_v2(is_finite, value, tf.convert_to_tensor(slot)))
+
+
+def _add(slot: StackedVariable, value, is_first) -> tf.Tensor:
+  so_far = tf.where_v2(is_first, 0.0, tf.convert_to_tensor(slot))
+  return slot.assign(so_far + tf.cast(value, slot.dtype))

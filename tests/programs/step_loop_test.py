@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps in a loop on TPUs are those of as many calls.
 
-As in tpu_program_test.py, the CPU runs what every device does.
+As in tests/mesh/tpu/lowering_test.py, the CPU runs what every device does.
 """
 
 import dataclasses
@@ -13,8 +13,7 @@ from tensorflow.python.framework import kernels
 
 from palm_mtf._tf import tf
 from palm_mtf.ops.xla import fused
-from tests.mtf_testing import PALM_OPTIMIZER, random_documents
-from tests.programs.tpu_program_test import (
+from tests.mesh.tpu.lowering_test import (
   ALL,
   BATCH_SIZE,
   TWO_D,
@@ -23,6 +22,7 @@ from tests.programs.tpu_program_test import (
   run_of,
   tiny_config,
 )
+from tests.mtf_testing import PALM_OPTIMIZER, random_documents
 
 MAX_STEPS = 3
 

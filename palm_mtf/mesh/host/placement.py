@@ -1,0 +1,208 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The placement of a pod on CPUs or GPUs, a slice of everything on each.
+
+It is Mesh TensorFlow's `PlacementMeshImpl` with other collectives, and with
+variables that have no master copy (ops/variables.py).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.mesh.collectives import (
+  ALL_GATHER,
+  ALL_REDUCE,
+  REDUCE_SCATTER,
+  collective_scope,
+)
+from palm_mtf.mesh.host.collectives import (
+  all_gather_direct,
+  reduce_scatter_ring,
+)
+from palm_mtf.mesh.host.device_copies import OperationCopies
+from palm_mtf.mesh.host.lowering import HostLowering
+from palm_mtf.mesh.placement import LaidOut
+from palm_mtf.mesh.slices import Slice, host_of, padded, regions_of
+from palm_mtf.ops.bfloat16 import einsum
+from palm_mtf.ops.variables import SlicedVariable, device_variable
+
+
+class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
+  """`Placement` of a pod on CPUs or GPUs."""
+
+  lower = HostLowering
+
+  def __init__(self, mesh: MeshLayout, devices: Sequence[str]):
+    """Lays tensors out by the rules of `mesh` over `devices`, in mesh order."""
+    shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
+    super().__init__(shape, list(mesh.rules.items()), list(devices))
+    self.host = host_of(devices[0])
+    self._checked: dict[LaidOut, LaidOut] = {}
+
+  def slicewise(self, fn, *inputs):
+    """Applies `fn` to the inputs' slices on each device."""
+    inputs = mtf.ops.convert_args_to_laid_out_tensors(inputs)
+    first, *others = (
+      [
+        x.tensor_list[i] if isinstance(x, self.LaidOutTensor) else x
+        for x in inputs
+      ]
+      for i in range(len(self.devices))
+    )
+    # `fn` is called for the first device alone; what it made is copied for the
+    # others, which takes a fraction of the time.
+    num_before = tf.get_default_graph().num_operations()
+    with tf.device(self.devices[0]):
+      results = [fn(*first)]
+    if others:
+      results += self._repeated(fn, first, others, results[0], num_before)
+    if isinstance(results[0], tuple):
+      return tuple(
+        map(self.LaidOutTensor, map(list, zip(*results, strict=True)))
+      )
+    return self.LaidOutTensor(results)
+
+  def _repeated(self, fn, first, others, result, num_before):
+    """Yields what `fn` gives of each of `others`, as `result` of `first`."""
+    copies = OperationCopies(tf.get_default_graph(), num_before)
+    can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
+    for device, arguments in zip(self.devices[1:], others, strict=True):
+      replacements = _replacements(first, arguments) if can_copy else None
+      if replacements is None:
+        with tf.device(device):
+          yield fn(*arguments)
+      else:
+        yield _replaced(result, copies.make(device, replacements))
+
+  def einsum(self, equation, *slices):
+    """Multiplies slices, in dtypes that the devices lack too."""
+    return einsum(equation, *slices)
+
+  def allreduce(self, x, mesh_axes, reduction_fn_string):
+    """All-reduces x by Mesh TensorFlow's rings."""
+    with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
+      return super().allreduce(x, mesh_axes, reduction_fn_string)
+
+  def allconcat(self, x, mesh_axis, concat_axis):
+    """All-gathers x; each device gets all parts, joined."""
+
+    def gather(xs, devices):
+      return all_gather_direct(xs, devices, concat_axis)
+
+    with collective_scope(ALL_GATHER, self.shape, [mesh_axis]):
+      return self._collective_with_groups(x, [mesh_axis], gather)
+
+  def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
+    """Sums x; each device gets its part of the sum."""
+
+    def scatter(xs, devices):
+      return reduce_scatter_ring(xs, devices, split_axis)
+
+    with collective_scope(REDUCE_SCATTER, self.shape, [mesh_axis]):
+      return self._collective_with_groups(x, [mesh_axis], scatter)
+
+  def after(self, x, signal):
+    """Returns x, which is not computed before `signal` is there."""
+    return self.slicewise(_after, x, signal)
+
+  def assign_if_finite(self, slot, value, is_finite) -> list[tf.Operation]:
+    """Assigns, in a step whose numbers are all finite; else the call raises."""
+    if is_finite not in self._checked:  # one check a device, whatever waits
+      self._checked[is_finite] = self.slicewise(_raise_unless, is_finite)
+    checked = self._checked[is_finite]
+    return self.slicewise(_assign_after, slot, value, checked).all_slices
+
+  def add(self, slot, value, is_first: tf.Tensor) -> list[tf.Operation]:
+    """Adds to an accumulator in place."""
+    return self.slicewise(_add, slot, value, is_first).all_slices
+
+  class LaidOutVariable:
+    """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
+
+    def __init__(self, variable: SlicedVariable, mesh_impl: "HostPlacement"):
+      size, name = mesh_impl.slice_shape(variable.shape), variable.name
+      self.slices: list[Slice] = []
+      for pnum, region in enumerate(regions_of(variable, mesh_impl)):
+        device = mesh_impl.devices[pnum]
+        # A device draws the first value of its slice itself: nothing is sent.
+        with tf.device(device):
+          value = variable.initializer.slice_value(
+            name, variable.sizes, region.begin, region.sizes
+          )
+          value = padded(tf.cast(value, variable.slice_dtype), size)
+          of_device = device_variable(value, f"{name}/slice_{pnum}")
+        self.slices.append(
+          Slice(**vars(region), names=[name], variable=of_device, near=device)
+        )
+      self.laid_out_tensor = mesh_impl.LaidOutTensor(
+        [x.variable for x in self.slices]
+      )
+
+
+def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  with tf.control_dependencies([signal]):
+    return tf.identity(x)
+
+
+def _raise_unless(is_finite: tf.Tensor) -> tf.Tensor:
+  check = tf.raw_ops.Assert(condition=is_finite, data=[is_finite])
+  return _after(is_finite, check)
+
+
+def _assign_after(slot, value, checked) -> tf.Operation:
+  # Where the check raises, the session ends before anything is assigned. That
+  # costs no pass over memory, as choosing between two values would.
+  with tf.control_dependencies([checked]):
+    return slot.assign(value, read_value=False)
+
+
+def _add(slot, value, is_first) -> tf.Operation:
+  value = tf.cast(value, slot.dtype)
+  # Not slot * 0: the accumulator may hold nothing yet, or what is no number.
+  return tf.cond(
+    is_first,
+    lambda: slot.assign(value, read_value=False),
+    lambda: slot.assign_add(value, read_value=False),
+  )
+
+
+def _replacements(
+  first: Sequence[object], others: Sequence[object]
+) -> dict[int, object] | None:
+  """Returns one device's tensors and variables by the id() of the first's.
+
+  None where it takes more than other tensors to do the same.
+  """
+  replacements = {}
+  for x, other in zip(first, others, strict=True):
+    pairs = [(x, other)]
+    if hasattr(x, "handle"):  # a variable
+      x, other = x.handle, other.handle
+      pairs.append((x, other))
+    if x is other:
+      continue
+    if not (isinstance(x, tf.Tensor) and isinstance(other, tf.Tensor)):
+      return None
+    for each, another in pairs:
+      if replacements.setdefault(id(each), another) is not another:
+        return None
+    # What waits for a tensor, waits for its operation.
+    replacements.setdefault(id(x.op), other.op)
+  return replacements
+
+
+def _is_plain(results: object) -> bool:
+  """Whether results are known by their id() alone."""
+  if isinstance(results, tuple):
+    return all(map(_is_plain, results))
+  is_variable = hasattr(results, "handle")
+  plain = (tf.Tensor, tf.Operation, type(None))
+  return is_variable or isinstance(results, plain)
+
+
+def _replaced(results: object, made: Mapping[int, object]) -> object:
+  """Returns results with what another device has in place of the first's."""
+  if isinstance(results, tuple):
+    return tuple(_replaced(x, made) for x in results)
+  return made.get(id(results), results)

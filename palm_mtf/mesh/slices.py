@@ -1,0 +1,113 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of variables: their devices, and their places in a checkpoint."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.variables import SlicedVariable
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+  """The region of a variable that one device holds.
+
+  Attributes:
+    begin: index of its first number, in each dimension.
+    sizes: sizes without padding, which follows.
+    spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4".
+    is_first: whether no earlier device holds the same region.
+  """
+
+  begin: list[int]
+  sizes: list[int]
+  # Sizes of the whole variable, then begin,size of each dimension. "" where the
+  # region is the whole, None where it is padding alone, which is not saved.
+  spec: str | None
+  is_first: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice(Region):
+  """One device's slice of a variable, or a stack of several variables'.
+
+  Attributes:
+    names: checkpoint names of the variables.
+    variable: holds the slice, in the stored dtype.
+    near: device that computes with the value outside of programs.
+  """
+
+  names: Sequence[str]
+  # [slice], or [names, slice] where there are several names: on TPUs.
+  variable: tf.Variable
+  # Where `variable` is, or the CPU beside a device that runs programs only.
+  near: str
+
+  def read(self) -> tf.Tensor:
+    """Returns the value, padding included."""
+    with tf.device(self.variable.device):
+      return self.variable.read_value()
+
+  def rows(self, value: tf.Tensor) -> list[tf.Tensor]:
+    """Returns each variable's row of a value of `variable`."""
+    return tf.unstack(value) if len(self.names) > 1 else [value]
+
+  def of_rows(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the value of `variable` with these rows."""
+    return tf.stack(values) if len(self.names) > 1 else values[0]
+
+
+def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
+  """Returns the names of all variables that have slices, in order."""
+  return [name for parts in slices.values() for name in parts[0].names]
+
+
+def initialized(
+  meshes: Sequence[Mapping[str, Sequence[Slice]]],
+) -> tf.Operation:
+  """Returns what sets every slice of every mesh to its first value."""
+  every = (x for slices in meshes for parts in slices.values() for x in parts)
+  return tf.group([x.variable.initializer for x in every])
+
+
+def regions_of(
+  variable: SlicedVariable, mesh_impl: mtf.MeshImpl
+) -> Iterator[Region]:
+  """Yields the region of each device, in the order of the mesh."""
+  size = mesh_impl.slice_shape(variable.shape)
+  seen = set()
+  for pnum in range(mesh_impl.size):
+    begin = mesh_impl.slice_begin(variable.shape, pnum)
+    # The mesh pads dimensions at their end: the last slices hold less, or none.
+    held = [
+      max(0, min(n, whole - first))
+      for n, whole, first in zip(size, variable.sizes, begin, strict=True)
+    ]
+    spec = _slice_spec(variable.sizes, begin, held)
+    yield Region(begin, held, spec, spec not in seen)
+    seen.add(spec)
+
+
+def _slice_spec(
+  sizes: list[int], begin: list[int], held: list[int]
+) -> str | None:
+  if held == sizes:
+    return ""
+  if 0 in held:
+    return None
+  shape = " ".join(map(str, sizes))
+  parts = ":".join(f"{b},{s}" for b, s in zip(begin, held, strict=True))
+  return f"{shape} {parts}"
+
+
+def padded(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+  """Returns x with zeros behind it, of shape `sizes`."""
+  more = [[0, n - had] for n, had in zip(sizes, x.shape, strict=True)]
+  return tf.pad(x, more) if any(n for _, n in more) else x
+
+
+def host_of(device: str) -> str:
+  """Returns the CPU beside a device: itself, if it is one."""
+  task, _, name = device.rpartition("/device:")
+  return device if name.startswith("cpu:") else f"{task}/device:cpu:0"

@@ -1,0 +1,294 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Lowers Mesh TensorFlow graphs for TPUs: each call is a program of XLA.
+
+One pod does a whole training step in one program. Several pods do it in two:
+
+  A       device -> host -> hosts of the other pods
+  sum     on the hosts, in the order of the pods, float32
+  B       host -> device
+"""
+
+import collections
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.mesh.exchange import Exchange, sum_in_order
+from palm_mtf.mesh.slices import Slice, initialized
+from palm_mtf.mesh.tpu.stacked_variables import in_stacks
+
+if TYPE_CHECKING:
+  from palm_mtf.mesh.tpu.placement import TpuPlacement
+
+
+class _Sums(NamedTuple):
+  """Sums over pods that are alike in shape and dtype, for one pod.
+
+  Attributes:
+    exchanges: operations whose sums they are.
+    stacks: stacks of each device, on its host, [exchanges, slice], float32.
+  """
+
+  exchanges: Sequence[Exchange]
+  stacks: Sequence[tf.Tensor]
+
+
+class TpuLowering:
+  """`Lowering` of each call for itself; all calls share the variables."""
+
+  def __init__(self, placements: "Mapping[mtf.Mesh, TpuPlacement]"):
+    self._placements = placements
+
+  def call(
+    self,
+    tensors: Mapping[str, mtf.Tensor],
+    operations: Sequence[mtf.Operation] = (),
+  ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
+    """Builds what one call into a session runs, on all pods."""
+    wanted = [*(x.operation for x in tensors.values()), *operations]
+    sums = self._exchanged(wanted)
+    values, done = {}, []
+    for mesh in self._placements:  # a program for each pod
+      asked = {name: x for name, x in tensors.items() if x.mesh is mesh}
+      here = [x for x in operations if x.mesh is mesh]
+      if asked or here:
+        found, operation = self._run(mesh, asked, here, sums.get(mesh, ()))
+        values |= found
+        done.append(operation)
+    return values, tf.group(done)
+
+  def loop(
+    self,
+    tensors: Mapping[str, mtf.Tensor],
+    operations: Sequence[mtf.Operation],
+    accumulations: Sequence[mtf.Operation],
+    *,
+    rounds: Mapping[str, tf.Tensor],
+    rounds_per_step: int,
+    num_steps: tf.Tensor,
+  ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Builds several training steps of one pod, in one call.
+
+    Args:
+      tensors: what is fetched of a step, by name, [] float32 or bool each.
+        The step whose "is_finite" is false is the last one.
+      operations: what each step's last round does.
+      accumulations: what each round before it does.
+      rounds: what is fed in all rounds of all steps, [rounds, ...], by the name
+        of the tensor that is imported.
+      rounds_per_step: how many there are.
+      num_steps: how many steps are wanted, [], int32, on the host.
+
+    Returns:
+      How many steps were done, [] int32; and the tensors of each, [steps], by
+      name. Of steps that were not done they are anything.
+    """
+    ((mesh, placement),) = self._placements.items()
+    wanted = [*(x.operation for x in tensors.values()), *operations]
+    max_steps = next(iter(rounds.values())).shape[0] // rounds_per_step
+    last = rounds_per_step - 1
+
+    def step(i: tf.Tensor) -> tf.Tensor:
+      def accumulate(j: tf.Tensor) -> list[tf.Tensor]:
+        with placement.in_round(rounds, i * rounds_per_step + j):
+          _Program(mesh, placement, accumulations)
+        return [j + 1]
+
+      if last:
+        placement.loop(lambda j: j < last, accumulate, [tf.constant(0)])
+      with placement.in_round(rounds, i * rounds_per_step + last):
+        return _packed(_Program(mesh, placement, wanted), tensors)
+
+    def computation() -> tuple[list[tf.Tensor], tf.Operation]:
+      steps_here = placement.fed([num_steps] * placement.size)
+
+      def body(i, is_finite, found):
+        del is_finite
+        here = step(i)
+        is_row = tf.equal(tf.range(max_steps), i)[:, None]
+        is_finite = _unpacked(tensors, tf.unstack(here))["is_finite"]
+        return [i + 1, is_finite, tf.where_v2(is_row, here, found)]
+
+      found = tf.zeros([max_steps, len(tensors)])
+      num_done, _, found = placement.loop(
+        lambda i, is_finite, _: tf.logical_and(i < steps_here, is_finite),
+        body,
+        [tf.constant(0), tf.constant(True), found],
+      )
+      return [num_done, found], tf.no_op()
+
+    (num_done, found), _ = placement.replicate(computation)
+    with tf.device(placement.host):  # device 0 -> its host
+      of_steps = tf.unstack(tf.identity(found[0]), axis=1)
+      return tf.identity(num_done[0]), _unpacked(tensors, of_steps)
+
+  @property
+  def slices(self) -> list[dict[str, list[Slice]]]:
+    """Slices of each mesh's variables, by stack."""
+    return [placement.slices for placement in self._placements.values()]
+
+  @property
+  def initialize(self) -> tf.Operation:
+    """Sets every slice to its first value."""
+    return initialized(self.slices)
+
+  def _run(
+    self,
+    mesh: mtf.Mesh,
+    tensors: Mapping[str, mtf.Tensor],
+    operations: Sequence[mtf.Operation],
+    sums: Sequence[_Sums],
+  ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
+    """Returns the tensors of one pod, and what runs all."""
+    placement = self._placements[mesh]
+    wanted = [*(x.operation for x in tensors.values()), *operations]
+
+    def computation():
+      lowering = _Program(mesh, placement, wanted, sums)
+      done = tf.group([lowering.lowered_operation(x) for x in operations])
+      return [_packed(lowering, tensors)] if tensors else [], done
+
+    outputs, done = placement.replicate(computation)
+    if not tensors:
+      return {}, done
+    with tf.device(placement.host):  # device 0 -> its host
+      of_first = tf.unstack(tf.identity(outputs[0][0]))
+      return _unpacked(tensors, of_first), done
+
+  def _exchanged(
+    self, wanted: Sequence[mtf.Operation]
+  ) -> dict[mtf.Mesh, list[_Sums]]:
+    """Runs A of all pods, if B needs it; returns the sums that each B reads."""
+    exchanges = collections.defaultdict(list)
+    for operation in _needed(wanted):
+      if isinstance(operation, Exchange):
+        exchanges[operation.mesh].append(operation)
+    if not exchanges:
+      return {}
+    # The exchanges of every mesh have the same terms, in the same order.
+    of_any, *_ = exchanges.values()
+    terms = [
+      self._terms(mesh, [x.inputs[pod] for x in of_any])
+      for pod, mesh in enumerate(self._placements)
+    ]
+    sums = {}
+    for mesh, of_mesh in exchanges.items():
+      sums[mesh] = []
+      hosts = self._placements[mesh].hosts
+      for alike in terms[0]:
+        of_devices = zip(*(x[alike] for x in terms), strict=True)
+        stacks = []
+        for host, of_pods in zip(hosts, of_devices, strict=True):
+          with tf.device(host):  # hosts of the other pods -> host
+            stacks.append(sum_in_order(*of_pods))
+        sums[mesh].append(_Sums([of_mesh[i] for i in alike], stacks))
+    return sums
+
+  def _terms(
+    self, mesh: mtf.Mesh, terms: Sequence[mtf.Tensor]
+  ) -> dict[tuple[int, ...], list[tf.Tensor]]:
+    """Runs what terms of exchanges need, on their pod: A of its step.
+
+    Returns:
+      By the positions of terms that are alike: the stack of their slices of
+      each device, on its host.
+    """
+    placement = self._placements[mesh]
+    stacks: list[Sequence[int]] = []
+
+    def computation():
+      lowering = _Program(mesh, placement, [x.operation for x in terms])
+      # all-reduce within the pod, if a sum is pending
+      laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
+      parts = [x.one_slice for x in laid_out]
+      # Each message has a price of its own: terms that are alike go together.
+      alike = collections.defaultdict(list)
+      for i, part in enumerate(parts):
+        alike[part.dtype, *part.shape.as_list()].append(i)
+      for (dtype, *sizes), positions in alike.items():
+        stacks.extend(in_stacks(positions, dtype.size * math.prod(sizes)))
+      return [tf.stack([parts[i] for i in x]) for x in stacks], tf.no_op()
+
+    outputs, _ = placement.replicate(computation)
+    values = {}
+    for positions, of_devices in zip(stacks, outputs, strict=True):
+      on_hosts = []
+      for host, value in zip(placement.hosts, of_devices, strict=True):
+        with tf.device(host):  # device -> host
+          on_hosts.append(tf.identity(value))
+      values[tuple(positions)] = on_hosts
+    return values
+
+
+class _Program(mtf.Lowering):
+  """Lowers what some operations of a mesh need, and no more."""
+
+  def __init__(
+    self,
+    mesh: mtf.Mesh,
+    placement: "TpuPlacement",
+    wanted: Iterable[mtf.Operation],
+    sums: Sequence[_Sums] = (),
+  ):
+    # mtf.Lowering's constructor, which is not called, lowers all meshes.
+    self.graph, self.mesh_to_impl = mesh.graph, {mesh: placement}
+    self.tensors, self.operations = {}, {}
+    self.variables = _Variables(placement)
+    self._counters = []
+    totals = {}
+    for each in sums:  # host -> device
+      rows = tf.unstack(placement.fed(each.stacks))
+      totals |= zip(each.exchanges, rows, strict=True)
+    for operation in _needed(wanted):
+      with tf.name_scope(operation.name):
+        if isinstance(operation, Exchange):
+          total = placement.LaidOutTensor([totals[operation]])
+          operation.lower_sum(self, total)
+        else:
+          operation.lower(self)
+
+
+class _Variables(dict):
+  """The slices of variables, of those too that no tensor leads to."""
+
+  def __init__(self, placement: "TpuPlacement"):
+    super().__init__()
+    self._placement = placement
+
+  def __missing__(self, variable: mtf.Variable) -> object:
+    return self._placement.LaidOutVariable(variable, self._placement)
+
+
+def _needed(wanted: Iterable[mtf.Operation]) -> list[mtf.Operation]:
+  """Returns operations and what they need, in order; exchanges need nothing."""
+  todo = list(wanted)
+  needed = set(todo)
+  while todo:
+    operation = todo.pop()
+    if not isinstance(operation, Exchange):
+      before = {x.operation for x in operation.inputs} - needed
+      needed |= before
+      todo += before
+  graphs = {x.graph for x in needed}  # one
+  return [x for graph in graphs for x in graph.operations if x in needed]
+
+
+# Numbers leave a device as one message, [tensors] float32.
+
+
+def _packed(
+  lowering: mtf.Lowering, tensors: Mapping[str, mtf.Tensor]
+) -> tf.Tensor:
+  values = [lowering.export_to_tf_tensor(x) for x in tensors.values()]
+  return tf.stack([tf.cast(x, tf.float32) for x in values])
+
+
+def _unpacked(
+  tensors: Mapping[str, mtf.Tensor], values: Sequence[tf.Tensor]
+) -> dict[str, tf.Tensor]:
+  return {
+    name: tf.cast(value, x.dtype)
+    for (name, x), value in zip(tensors.items(), values, strict=True)
+  }
