@@ -28,7 +28,7 @@ IMPORTS = {
   "accounting": "errors config",
   "ops": "_tf machine",
   "mesh": "_tf errors config ops",
-  "model": "_tf config ops",
+  "model": "_tf config accounting ops",
   "optim": "_tf config accounting ops",
   "decode": "_tf config accounting ops mesh model",
   "programs": "_tf errors config ops mesh model optim decode",

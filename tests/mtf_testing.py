@@ -21,6 +21,7 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.training.step import TrainStep
 from tests import oracle
@@ -257,7 +258,8 @@ def run_model(
       name: mtf.import_tf_tensor(mtf_mesh, tf.constant(value), shape)
       for name, value in batch.items()
     }
-    logits = Palm(mtf_mesh, config, dims, seed=0).logits(
+    weights = TrainedWeights(mtf_mesh, config, dims, seed=0)
+    logits = Palm(config, dims, weights).logits(
       features["inputs"], features.get("segments")
     )
     nats, log_z = cross_entropy(logits, features["targets"])

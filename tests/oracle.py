@@ -179,12 +179,12 @@ def loss(
   return cross_entropy, z_loss * np.sum(share_BL * log_z_BL**2)
 
 
-def log_likelihood(config, params, given, targets) -> float:
+def log_likelihood(config, params, given, targets, start=0) -> float:
   """Returns log p of the tokens `targets` after the tokens `given`, in nats.
 
-  Both are lists; token 0 stands before them, as in training.
+  Both are lists; the token `start` stands before them.
   """
-  tokens = [0, *given, *targets]
+  tokens = [start, *given, *targets]
   logits_LV = forward(config, params, np.array([tokens[:-1]]))[0]
   largest_L1 = logits_LV.max(axis=-1, keepdims=True)
   log_z_L1 = np.log(np.exp(logits_LV - largest_L1).sum(-1, keepdims=True))

@@ -23,25 +23,26 @@ from palm_mtf._tf import BaseResourceVariable, tf
 _CLUSTER = "_tpu_replicate"
 
 
-def simulated(graph: tf.Graph, max_rounds: int = 0) -> tf.Graph:
+def simulated(graph: tf.Graph, *max_rounds: int) -> tf.Graph:
   """Returns a graph with all of `graph` under the same names, for one CPU.
 
   Args:
-    graph: with programs for TPUs.
-    max_rounds: that a loop in them can have.
+    graph: programs for TPUs.
+    *max_rounds: most rounds of a loop in them, and of a loop in that.
   """
   with tf.Graph().as_default() as made:
-    simulate(graph, max_rounds)
+    simulate(graph, *max_rounds)
   return made
 
 
-def simulate(graph: tf.Graph, max_rounds: int = 0) -> None:
+def simulate(graph: tf.Graph, *max_rounds: int) -> None:
   """Adds what `simulated` returns to the current graph."""
   definition = graph.as_graph_def()
   functions = tf.GraphDef(library=definition.library)
   tf.import_graph_def(functions, name="")  # loops in loops are looked for here
-  while any(_is_loop(node) for node in definition.node):
-    _write_out_loops(definition, max_rounds)
+  for rounds in max_rounds:
+    _write_out_loops(definition, rounds)
+  assert not any(_is_loop(node) for node in definition.node)
   tf.import_graph_def(_Simulation(definition).definition(), name="")
 
 

@@ -26,6 +26,7 @@ from palm_mtf.machine.activation_dtype import resolved
 
 def one_line_errors(main: Callable[..., int | None]) -> Callable[..., int]:
   """Makes a UserError one line on stderr and exit code 2, as palm_mtf does."""
+  # Not __module__, which is "__main__" for the tool that runs.
   name = Path(main.__code__.co_filename).stem
 
   @functools.wraps(main)
@@ -116,6 +117,7 @@ def print_measured(
     row: function that makes a line of the table of a record.
     as_json: print records as JSON objects instead of a table.
   """
+  # Lines are flushed: a bench takes minutes, and its stdout may be a file.
   if not as_json:
     print(head, flush=True)
   for case, flags in cases:

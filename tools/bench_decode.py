@@ -132,7 +132,7 @@ def run_ours(task: Task, dtype: str) -> dict:
         for part in parts
       ]
     )
-    session.run(model.prepare)
+    session.run(model.prepare)  # casts, or rounds to int8, once
     feed = {
       program.prompts: np.random.default_rng(0).integers(
         sizes.num_tokens, size=[task.batch_size, task.prompt_tokens]
@@ -194,6 +194,7 @@ def commands_of(
   arguments: argparse.Namespace, task: Task
 ) -> dict[tuple[str, str], list[str]]:
   """Returns the command line of every program and dtype."""
+  # The two attentions stand for two programs: the second is "the peer".
   if arguments.attention:
     return {
       (attention, "bfloat16"): our_command(

@@ -69,7 +69,9 @@ def measure(config: Config) -> dict:
   from palm_mtf.programs.train_program import build_train_program
 
   mesh, pods = config.mesh_layout, config.pods
+  # The peak is that of the process, so that only a new process measures it.
   before = resident_bytes()
+  # No session: variables and their initial values are operations alone.
   with tf.Graph().as_default() as graph:
     start = time.perf_counter()
     build_train_program(

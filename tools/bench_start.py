@@ -89,6 +89,7 @@ def measure(arguments: Sequence[str]) -> tuple[float, float]:
   Raises:
     UserError: it failed.
   """
+  # The kernel adds up the CPU time of children that have ended.
   before, start = _child_seconds(), time.perf_counter()
   done = subprocess.run(
     [sys.executable, *arguments], capture_output=True, check=False, text=True
@@ -111,6 +112,7 @@ def measure_all(chosen: argparse.Namespace) -> dict[str, dict[str, float]]:
   taken: dict[str, list[tuple[float, float]]] = {}
   for _ in range(chosen.rounds):
     with tempfile.TemporaryDirectory() as folder:
+      # A MODEL_DIR without checkpoints, in which `train` begins each round.
       fresh = Path(folder, "run")
       shutil.copytree(
         chosen.model_dir,

@@ -9,7 +9,8 @@ Results are on stdout, progress is on stderr.
 """
 
 # Every program trains the model of bench_peers.py on one random batch, in a
-# process of its own. The docstrings in tools/peers/ say how each is written.
+# process of its own. The head of each file in tools/peers/ says how it is
+# written, and what its optimizer does less than PaLM's.
 
 import argparse
 import json
@@ -56,6 +57,7 @@ def run_ours(config: PalmConfig, steps: int) -> dict[str, float]:
       config, mesh, PALM_OPTIMIZER, batch_size=BATCH_SIZE, seed=0
     )
     session.run(program.initialize)
+    # Without the feeds and fetches that training logs: the step alone.
     run_step = session.make_callable(
       [program.metrics["loss"], program.update],
       [*program.pods[0].features.values(), program.step],
@@ -103,6 +105,7 @@ def main() -> None:
   if arguments.worker:
     print(json.dumps(run_ours(config, steps)))
     return
+  # Ours too runs in a process of its own, as the peers do.
   worker = ["--worker", f"--dtype={dtype}", f"--steps={steps}"]
   commands = {("ours", dtype): [sys.executable, __file__, *worker]}
   for name in arguments.peer:

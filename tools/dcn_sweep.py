@@ -39,7 +39,7 @@ from palm_mtf.errors import UserError, check_choice, check_count, check_real
 from tools.bench_command import one_line_errors, train_config
 from tools.linked_namespaces import ADDRESSES, LinkedNamespaces, end_with_parent
 
-PORT = 2222
+PORT = 2222  # of both servers: each has a namespace of its own
 TIMEOUT_SECS = 240  # of a start, and of a few steps over any link
 # One step is under way while the link changes; the others find its pace.
 SETTLING_STEPS = 6
@@ -134,6 +134,7 @@ def measure(
     contextlib.ExitStack() as servers,
   ):
     say(f"two network namespaces, joined by {namespaces.how}")
+    # Equally many threads: pods hold the same bits.
     cores = cores_of_pods(len(ADDRESSES))
     for side, address in enumerate(ADDRESSES):
       serve = ["-m", "palm_mtf", "pods", "serve"]
@@ -145,6 +146,7 @@ def measure(
     records = []
     for dtype in dtypes:
       (folder / "run/metrics.jsonl").unlink(missing_ok=True)
+      # The first step builds and compiles over a link without limits.
       namespaces.set_link(math.inf, 0.0)
       command = namespaces.command(0, *client_command(folder / "run", dtype))
       log = folder / "client"
@@ -256,6 +258,7 @@ def draw(records: Sequence[dict], path: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
   all_axes[0].set_ylabel("seconds a step")
   all_axes[-1].legend(frameon=False, title="marks measured, lines predicted")
+  # A reader of the page never sees half a picture.
   partial = Path(path).with_suffix(".partial.png")
   figure.savefig(partial, dpi=120)
   os.replace(partial, path)

@@ -4,7 +4,9 @@
 
   python tools/int8_loss.py --model_dir runs/quickstart
 
-Results are on stdout.
+The loss is over the rows that `palm_mtf evaluate` reads, of the newest
+checkpoint, by the program that scores: once in the activation dtype, once with
+WEIGHT_DTYPE = "int8". Results are on stdout.
 """
 
 # The loss is of the newest checkpoint, over the rows that `palm_mtf evaluate`
@@ -16,7 +18,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 
 from bench_command import one_line_errors
 
@@ -32,10 +34,10 @@ from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 
 
-def mean_loss(
+def scored_loss(
   checkpoint: Checkpoint,
   config: PalmConfig,
-  batches: Iterable[Batch],
+  batches: Sequence[Batch],
   weight_dtype: str,
 ) -> float:
   """Returns the mean of -log p over all targets, nats a token.
@@ -48,37 +50,23 @@ def mean_loss(
   """
   import numpy as np
 
-  from palm_mtf._tf import tf
-  from palm_mtf.checkpoints.tensors import restore
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs.generate_program import build_decode_model
+  from palm_mtf.inference.decoder_session import LoadedDecoder
+  from palm_mtf.inference.loss_session import mean_loss
+  from palm_mtf.programs.score_program import build_score_program
 
-  batches = list(batches)
   mesh = MeshLayout(mesh_shape="", layout="")
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    model = build_decode_model(config, mesh, weight_dtype)
-    shape = batches[0]["inputs"].shape
-    inputs = tf.placeholder(tf.int32, shape)
-    targets = tf.placeholder(tf.int32, shape)
-    laid_out = model.placement.LaidOutTensor
-    # A prompt of the whole row: prefill gives its activations, [batch, length,
-    # d_model], and the decoder's last product makes logits of them.
-    y, _ = model.decoder.prefill(laid_out([inputs]), shape[1])
-    flat = tf.reshape(y.tensor_list[0], [-1, config.d_model])
-    (logits,) = model.decoder.logits(laid_out([flat])).tensor_list
-    nats = tf.nn.sparse_softmax_cross_entropy_with_logits(
-      labels=tf.reshape(targets, [-1]), logits=tf.cast(logits, tf.float32)
-    )
-    restore(session, [model.slices], checkpoint.prefix)
-    session.run(model.prepare)  # rounds the weights to int8, once
-    losses, weights = [], []
-    for batch in batches:
-      feed = {inputs: batch["inputs"], targets: batch["targets"]}
-      losses.append(session.run(nats, feed))
-      weights.append(batch.get("loss_weights", np.ones(shape)).ravel())
-  return float(
-    np.average(np.concatenate(losses), weights=np.concatenate(weights))
-  )
+  with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:
+    with loaded.graph.as_default():
+      program = build_score_program(loaded.model, *batches[0]["inputs"].shape)
+
+    def losses(batch: Batch) -> Iterator[tuple[float, float]]:
+      feed = {program.inputs: batch["inputs"]}
+      feed[program.targets] = batch["targets"]
+      token_loss = loaded.session.run(program.token_loss, feed)
+      weights = batch.get("loss_weights", np.ones(token_loss.shape))
+      return zip(token_loss.ravel(), weights.ravel(), strict=True)
+
+    return mean_loss(losses, batches)
 
 
 def measure(model_dir: str) -> dict:
@@ -113,7 +101,7 @@ def measure(model_dir: str) -> dict:
       'decoder sees one; measure a run with PACKING = "joined" or "single".'
     )
   losses = {
-    weight_dtype: mean_loss(checkpoint, model, batches, weight_dtype)
+    weight_dtype: scored_loss(checkpoint, model, batches, weight_dtype)
     for weight_dtype in ("activation", "int8")
   }
   difference = losses["int8"] - losses["activation"]

@@ -69,6 +69,7 @@ def batches(
   text = read_bytes()
   rng = np.random.default_rng(seed)
   for _ in range(steps):
+    # Any place may begin a row; targets are inputs one byte on.
     starts = rng.integers(len(text) - config.sequence_length, size=batch_size)
     rows = starts[:, np.newaxis] + np.arange(config.sequence_length + 1)
     tokens = text[rows].astype(np.int32)
@@ -125,6 +126,7 @@ def train_jax(
       for layer in range(config.num_layers)
     ],
   }
+  # What jax_palm.loss_of reads of the flags of that program.
   sizes = types.SimpleNamespace(
     dtype="float32", d_kv=config.d_kv, d_model=config.d_model
   )

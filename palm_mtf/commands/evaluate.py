@@ -105,7 +105,7 @@ def _validation_results(
     )
   )
   # TensorFlow is imported here, after every check.
-  from palm_mtf.inference.loss_session import LoadedModel
+  from palm_mtf.inference.loss_session import LoadedModel, mean_loss
 
   _warn_if_slow(model, mesh)
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]
@@ -116,7 +116,7 @@ def _validation_results(
     batch_size=batch_size // num_parts,
     features=list(parts[0]),
   ) as loaded:
-    loss = loaded.mean_loss(parts)
+    loss = mean_loss(loaded.losses, parts)
   bits_per_token = loss / math.log(2)
   return {
     "checkpoint": checkpoint.path,

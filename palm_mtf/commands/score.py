@@ -13,6 +13,7 @@ from palm_mtf.checkpoints.manifest import (
   newest_checkpoint,
 )
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
+from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.score_inputs import ScoreItem, given_texts, read_items
@@ -62,7 +63,10 @@ def score(
   encoded = _encode(items, vocabulary, model)
   # Last, because importing TensorFlow takes seconds: a bad line of input is
   # told before.
-  likelihoods = _log_likelihoods(checkpoint, model, mesh, encoded, stride)
+  start_id = document_start(config.data.packing, vocabulary.eod_id)
+  likelihoods = _log_likelihoods(
+    checkpoint, model, mesh, encoded, stride=stride, start_id=start_id
+  )
   records = []
   for item, examples in zip(items, encoded, strict=True):
     scores = [
@@ -118,7 +122,9 @@ def _log_likelihoods(
   model: PalmConfig,
   mesh: MeshLayout,
   encoded: Sequence[Sequence[tuple[list[int], list[int]]]],
+  *,
   stride: int | None,
+  start_id: int,
 ) -> Iterator[float]:
   from palm_mtf.inference.decoder_session import LoadedDecoder
   from palm_mtf.inference.scorer import Example, Scorer
@@ -130,7 +136,7 @@ def _log_likelihoods(
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
   warn_if_slow(model, mesh, session_config(mesh.num_devices))
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
-    found = dict(Scorer(loaded, stride).log_likelihoods(examples))
+    found = dict(Scorer(loaded, stride, start_id).log_likelihoods(examples))
   return (found[index] for index in range(len(examples)))
 
 

@@ -113,13 +113,14 @@ def _say_what_next(model_dir: str, run: RunConfig) -> None:
     f"everything is in {model_dir}: checkpoints/, metrics.jsonl, config.gin, "
     "vocabulary.model, TensorBoard events"
   )
-  _logger.info("next, for example:")
-  for command in (
+  commands = (
     f"generate --model_dir {model_dir} {what}",
     f"evaluate --gin_file={config}",
     f"report {model_dir}",
     f"train --gin_file={config} --gin.TRAIN_STEPS={5 * run.train_steps}",
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
-  ):
-    _logger.info(f"  {program} {command}")
+  )
+  # One record: no time stands before a command.
+  lines = "".join(f"\n  {program} {command}" for command in commands)
+  _logger.info(f"next, for example:{lines}")

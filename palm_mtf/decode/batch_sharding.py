@@ -1,13 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a batch, onto the devices of a mesh and back.
-
-As the layout says, each device holds a slice of the rows or all of them; what
-else a tensor has is whole on each.
-"""
+"""Rows of a batch, sharded onto the devices of a mesh and joined again."""
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.decode.decoder import LaidOut
+from palm_mtf.decode.weights import LaidOut
 from palm_mtf.mesh.host.placement import HostPlacement
 
 
@@ -26,6 +22,8 @@ def join_rows(placement: HostPlacement, x: LaidOut) -> tf.Tensor:
   return placement.combine_slices(x.tensor_list, _shape(rows * slices, others))
 
 
+# Where a layout splits `batch`, a device holds a slice of the rows, else all of
+# them. No other dimension of these tensors is split.
 def _shape(rows: int, others: list[int]) -> mtf.Shape:
   dims = [mtf.Dimension(f"unsplit_{i}", n) for i, n in enumerate(others)]
   return mtf.Shape([mtf.Dimension("batch", rows), *dims])

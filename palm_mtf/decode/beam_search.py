@@ -4,12 +4,7 @@
 
   score = log p(tokens) / ((5 + length) / 6) ** LENGTH_PENALTY
 
-(Wu et al. 2016, equation 14), [eod] counted in both. Of all continuations of
-the living prefixes by one token the likeliest 2 NUM_BEAMS are looked at: those
-that end are compared with the texts that ended before, of the others the best
-NUM_BEAMS live on. The search of a prompt is over when no living prefix could
-still reach the worst of its ended texts, or at the greatest length, where
-living prefixes are texts too.
+(Wu et al. 2016, equation 14), [eod] counted in both.
 """
 
 import dataclasses
@@ -18,29 +13,22 @@ from palm_mtf._tf import tf
 from palm_mtf.decode.sampling import allowed
 from palm_mtf.ops.xla import fused
 
-_NEVER = -1e30
+# Each search has NUM_BEAMS living prefixes and the best NUM_BEAMS ended texts.
+_NEVER = -1e30  # log p of neither: less than any text has
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSettings:
-  """What does not change in a search.
+  """Constants of a search."""
 
-  Attributes:
-    num_beams: prefixes of a prompt that live at once.
-    length_penalty: exponent of the length, 0 for none.
-    max_tokens: most tokens of a text.
-    eod_id: ends a text.
-    num_tokens: pieces of the vocabulary.
-  """
-
-  num_beams: int
-  length_penalty: float
-  max_tokens: int
-  eod_id: int
-  num_tokens: int
+  num_beams: int  # prefixes of a prompt that live at once
+  length_penalty: float  # exponent of the length, 0 for none
+  max_tokens: int  # of a text
+  eod_id: int  # token that ends a text
+  num_tokens: int  # pieces of the vocabulary
 
   def divisor(self, length: tf.Tensor) -> tf.Tensor:
-    """Returns what log p of a text of `length` tokens is divided by."""
+    """Returns the length penalty of a text, the divisor of its log p."""
     length = tf.cast(length, tf.float32)
     return ((5.0 + length) / 6.0) ** self.length_penalty
 
@@ -49,9 +37,9 @@ def first_state(num_prompts: int, settings: BeamSettings) -> list[tf.Tensor]:
   """Returns the state before the first token.
 
   Returns:
-    log p of living prefixes [prompts, beams]; their tokens [prompts, beams,
-    max_tokens]; scores of ended texts [prompts, beams]; their tokens; whether
-    the search is over [prompts].
+    log p of living prefixes, [prompts, beams] float32; their tokens, [prompts,
+    beams, max_tokens] int32; scores of ended texts and their tokens, shaped
+    alike; whether each search is over, [prompts] bool.
   """
   shape = [num_prompts, settings.num_beams]
   # All beams are the same prompt: one of them lives.
@@ -84,14 +72,14 @@ def advance(
   """Adds one token to every living prefix.
 
   Args:
-    state: state that `first_state` or the call before returned.
+    state: result of `first_state` or of the call before.
     logits: [prompts * beams, vocab], of the token at `place`.
-    place: [], int32.
-    settings: settings of the search.
+    place: number of the token, [] int32.
+    settings: constants of the search.
 
   Returns:
-    The state; the token of each living prefix, [prompts * beams], int32; and
-    the row whose prefix it continues, the same shape.
+    The state; the token of each living prefix, [prompts * beams] int32; and
+    the row of the prefix that it continues, [prompts * beams] int32.
   """
   living, tokens, scores, ended, is_over = state
   prompts, beams = living.shape
@@ -100,7 +88,8 @@ def advance(
     _log_shares(logits, settings.num_tokens), [prompts, beams, -1]
   )
   log_p = tf.reshape(log_p + living[..., tf.newaxis], [prompts, beams * vocab])
-  # As many as could end, and NUM_BEAMS that do not.
+  # The likeliest 2 NUM_BEAMS of all continuations: if NUM_BEAMS of them end,
+  # as many still live on.
   best, index = tf.math.top_k(log_p, min(2 * beams, beams * vocab))
   parent, token = index // vocab, index % vocab
   longer = _put(_pick(tokens, parent), token, place)
@@ -110,11 +99,13 @@ def advance(
   ends &= best > _NEVER / 2
   divisor = settings.divisor(place + 1)
   scores_then = tf.where_v2(ends, best / divisor, _NEVER)
+  # Those that end compete with the texts that ended before.
   scores_then = tf.where_v2(is_over[:, tf.newaxis], _NEVER, scores_then)
   scores, kept = tf.math.top_k(tf.concat([scores, scores_then], 1), beams)
   ended = _pick(tf.concat([ended, longer], 1), kept)
   living, kept = tf.math.top_k(tf.where_v2(ends, _NEVER, best), beams)
-  # Log p only falls, and the greatest length has the greatest divisor.
+  # A search is over when no living prefix could still reach the worst ended
+  # text: log p only falls, and the greatest length has the greatest divisor.
   within_reach = living[:, 0] / settings.divisor(settings.max_tokens)
   is_over |= scores[:, -1] >= within_reach
   first_row = tf.range(prompts)[:, tf.newaxis] * beams
@@ -125,6 +116,6 @@ def advance(
 
 
 def _put(tokens, token, place):
-  """Writes token [prompts, n] at `place` of tokens [prompts, n, max_tokens]."""
+  # token [prompts, n], tokens [prompts, n, max_tokens]
   at = tf.equal(tf.range(tokens.shape[-1]), place)
   return tf.where_v2(at, token[..., tf.newaxis], tokens)

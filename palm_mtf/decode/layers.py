@@ -1,12 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What one device does between the products of a decoding step.
+"""Arithmetic of one device between products with joined kernels."""
 
-Each function is one pass of XLA over its slice: decoder.py calls them, with the
-products and the all-reduces in between.
-"""
-
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -18,108 +13,85 @@ from palm_mtf.model.layers import gated, normalized, turned
 from palm_mtf.ops.bfloat16 import matmul
 from palm_mtf.ops.xla import fused
 
-
-@dataclasses.dataclass(frozen=True)
-class Widths:
-  """What one device's slice of a product is made of.
-
-  Attributes:
-    heads: number of query heads.
-    d_kv: numbers in one head.
-    is_shared: whether all heads have one key and one value.
-    joins: whether heads and the MLP's hidden layer meet the same product.
-    quantizes: whether a device alone can round the input of that product.
-  """
-
-  heads: int
-  d_kv: int
-  is_shared: bool
-  joins: bool
-  quantizes: bool
-
-  def parts(self, wide: tf.Tensor) -> list[tf.Tensor]:
-    """Splits [..., q k v wi_gate wi], or the first three of them."""
-    kv = self.d_kv if self.is_shared else self.heads * self.d_kv
-    sizes = [self.heads * self.d_kv, kv, kv]
-    rest = wide.shape[-1] - sum(sizes)
-    sizes += [rest // 2] * 2 if rest else []
-    return tf.split(wide, sizes, -1)
-
-  def for_products(self, *branches: tf.Tensor) -> list[tuple]:
-    """Returns heads, and the hidden layer if given, as the products read them.
-
-    Returns:
-      The parts of each, see `parts_of`: of both joined, or of each alone.
-    """
-    whole = [tf.concat(branches, -1)] if self.joins else list(branches)
-    return [_quantized(x) if self.quantizes else (x,) for x in whole]
+# With one token a row, a step costs its products and the number of calls
+# between them: each `fused` function is one call, and one pass over memory.
 
 
-def _quantized(x):
-  return to_int8(x, largest_numbers(x, 1))
+# --- Around products ---------------------------------------------------------
 
 
-def _normed(x, scale, centered, quantizes):
-  y = tf.cast(normalized(x, centered)[0] * scale, x.dtype)
-  return _quantized(y) if quantizes else (y,)
-
-
-@fused
-def normed(x, scale, centered, quantizes):
-  """Returns the norm of x [rows, d_model], its parts."""
-  return _normed(x, scale, centered, quantizes)
-
-
-@fused
-def add_and_norm(x, out, scale, centered, quantizes):
-  """Returns x + out and its norm, `out` and the norm in parts."""
-  x += value_of(out, x.dtype)
-  return x, _normed(x, scale, centered, quantizes)
-
-
-@fused
-def largest_of_rows(x):
-  """Returns max |x| of each row, [rows, 1], float32."""
-  return largest_numbers(x, 1)
-
-
-@fused
-def quantized(x, *largest):
-  """Returns the parts of x with one scale for the largest of several."""
-  return to_int8(x, functools.reduce(tf.maximum, largest))
-
-
-@fused
-def split_swiglu(wide, dtype, widths):
-  """Returns the MLP's hidden layer of [rows, wi_gate wi], for the product."""
-  (hidden,) = widths.for_products(
-    gated(*tf.split(value_of(wide, dtype), 2, -1))
+def _split(wide, rows, shapes, dtype, is_gated):
+  # Of q: columns of `wide`, [rows, columns], become [*rows, heads, d_kv].
+  parts = tf.split(
+    value_of(wide, dtype), [math.prod(shape) for shape in shapes], -1
   )
-  return hidden
+  parts = [
+    tf.reshape(part, [*rows, *shape])
+    for part, shape in zip(parts, shapes, strict=True)
+  ]
+  return (*parts[:-2], gated(*parts[-2:])) if is_gated else tuple(parts)
 
 
 @fused
-def attention_parts(wide, shape, dtype, sin, cos, widths):
-  """Returns q, k and v, turned, and the MLP's hidden layer if it is there.
+def split_inputs(wide, rows, shapes, dtype, is_gated):
+  """Splits `Rows` of a joined kernel; applies SwiGLU to wi_gate and wi."""
+  return _split(wide, rows, shapes, dtype, is_gated)
 
-  `wide` has the parts of [tokens, q k v ...], and `shape` says what the tokens
-  are: [batch, length] of prompts, [batch] of one step; sin and cos are [the
-  last of `shape`, d_kv / 2]. k and v have `heads` in multi-head.
-  """
-  wide = tf.reshape(value_of(wide, dtype), [*shape, -1])
-  q, k, v, *mlp = widths.parts(wide)
-  shape = [*shape, -1, widths.d_kv]
-  sin, cos = sin[:, tf.newaxis], cos[:, tf.newaxis]
-  q, k, v = (tf.reshape(each, shape) for each in (q, k, v))
-  q, k = turned(q, sin, cos), turned(k, sin, cos)
-  if widths.is_shared:
-    k, v = k[..., 0, :], v[..., 0, :]
-  return (q, k, v, gated(*mlp)) if mlp else (q, k, v)
+
+def _largest(xs):
+  return functools.reduce(tf.maximum, [largest_numbers(x, 1) for x in xs])
+
+
+@fused
+def largest_of_rows(*xs):
+  """Returns max |x| of each row over all parts, [rows, 1], float32."""
+  return _largest(xs)
+
+
+@fused
+def quantize(xs, largest):
+  """Quantizes parts [rows, columns] as one, with a scale for each row."""
+  # Slices of one row share a scale: `largest` are of each, [rows, 1].
+  largest = functools.reduce(tf.maximum, largest or [_largest(xs)])
+  # Joined behind the rounding: int8 is a quarter of the bytes.
+  numbers, scales = zip(*(to_int8(x, largest) for x in xs), strict=True)
+  return tf.concat(numbers, 1), scales[0]
+
+
+@fused
+def dequantize(numbers, scale, dtype):
+  """Returns quantized rows as one tensor of a float dtype."""
+  return value_of((numbers, scale), dtype)
+
+
+# --- A decoding step ---------------------------------------------------------
+
+
+@fused
+def add_and_norm(x, branch, scale, centered, quantizes):
+  """Returns x + branch, [rows, d_model], and its norm; `branch` are `Rows`."""
+  if branch:
+    x += value_of(branch, x.dtype)
+  y = tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+  return x, *(to_int8(y, largest_numbers(y, 1)) if quantizes else (y,))
+
+
+@fused
+def rotated_inputs(wide, shapes, dtype, is_gated, sin, cos):
+  """Returns `split_inputs` with q and k rotated by each row's position."""
+  # sin and cos are [rows, d_kv / 2]
+  q, k, *others = _split(wide, sin.shape[:1], shapes, dtype, is_gated)
+
+  def rotated(x):
+    heads = [1] * (x.shape.rank - 2)  # none of k in multi-query attention
+    angles = (tf.reshape(t, [-1, *heads, t.shape[1]]) for t in (sin, cos))
+    return turned(x, *angles)
+
+  return (rotated(q), rotated(k), *others)
 
 
 @fused
 def _softmax(scores, position, scale):
-  """Returns the weights of the places up to each row's own."""
   at = tf.reshape(position, [-1, *[1] * (scores.shape.rank - 1)])
   visible = tf.range(scores.shape[-1]) <= at
   return visible_softmax(scores, visible, scale)
@@ -128,39 +100,35 @@ def _softmax(scores, position, scale):
 def attend_to_cache(
   q: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, position: tf.Tensor
 ) -> tf.Tensor:
-  """Returns what one token of each row makes of itself and those before it.
+  """Attends from one token of each row to itself and those before it.
 
   Args:
     q: [rows, heads, d_kv].
     keys: [rows, (heads,) memory_length, d_kv].
     values: [rows, (heads,) memory_length, d_kv].
-    position: [rows], int32: the place of each token.
+    position: [rows], int32: place of each token.
 
   Returns:
-    [rows, heads, (1,) d_kv].
+    [rows, heads * d_kv].
   """
   scale = q.shape[-1] ** -0.5
+  # In multi-query attention all heads meet the same keys: they are the rows of
+  # one product. A head with keys of its own makes a product of one row.
   if keys.shape.rank == 4:
     q = q[:, :, tf.newaxis]
   weights = _softmax(matmul(q, keys, transpose_b=True), position, scale)
-  return matmul(weights, values)
+  return tf.reshape(matmul(weights, values), [q.shape[0], -1])
 
 
-@fused
-def for_products(rows, widths, *branches):
-  """Returns what the next products read of `rows` tokens, in parts.
-
-  `branches` are what the heads make, and the hidden layer if it is there.
-  """
-  return widths.for_products(*(tf.reshape(x, [rows, -1]) for x in branches))
-
-
-def rows_of_cache(position: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-  """Returns which rows of a flat cache are of one place: [rows (heads)].
+def cache_rows(position: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+  """Returns the place of each token's rows in a flat cache.
 
   Args:
-    position: [rows], int32.
+    position: [rows], int32: place of each token in its text.
     shape: shape of the cache, [rows, (heads,) memory_length, d_kv].
+
+  Returns:
+    [rows * heads], int32, in [0, rows * heads * memory_length).
   """
   *rows, memory_length, _ = shape
   first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
@@ -169,17 +137,17 @@ def rows_of_cache(position: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 
 
 def written(cache: tf.Tensor, at: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """Returns a cache with one more token of every row, in the same memory.
-
-  What was read before is of no use afterwards: a copy of all positions, which
-  is what TensorFlow's scatter makes, would cost more than the rest of a step.
+  """Writes one token of every row into a cache, in the same memory.
 
   Args:
-    cache: keys or values of one layer, [rows, (heads,) memory_length, d_kv].
-    at: places that `rows_of_cache` returned.
-    x: the token's, [rows, (heads,) d_kv].
+    cache: [rows, (heads,) memory_length, d_kv].
+    at: result of `cache_rows`.
+    x: keys or values of the tokens, [rows, (heads,) d_kv].
   """
   d_kv = cache.shape[-1]
+  # TensorFlow's scatter would copy all positions, which costs more than the
+  # rest of a step. Nothing reads the cache of the step before any more, so
+  # overwriting it is safe.
   flat = tf.raw_ops.InplaceUpdate(
     x=tf.reshape(cache, [-1, d_kv]), i=at, v=tf.reshape(x, [-1, d_kv])
   )

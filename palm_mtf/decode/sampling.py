@@ -1,19 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The next token of each row, from its logits and a key of its own.
+"""Sampling of the next token of each row, from its logits.
 
-  1. REPETITION_PENALTY: a logit above 0 of a token that the row has already is
-     divided by it, one below 0 multiplied (Keskar et al. 2019, CTRL).
-  2. TEMPERATURE divides all logits; at 0 the largest one is taken.
-  3. TOP_K keeps the k likeliest tokens.
-  4. TOP_P keeps the fewest likeliest tokens that together have this share of
-     what is left (Holtzman et al. 2020).
-
-Tokens that tie with the last one kept are kept. The draw is by inversion: one
-uniform number, a hash of the row's key and the token's place, falls into one of
-the intervals that the tokens' shares make. So a row's text does not depend on
-the rows beside it. Nothing is sorted: the least share that is kept is found by
-bisection over the bits of a float32, in 31 passes over the vocabulary.
+1. REPETITION_PENALTY: a logit above 0 of a token that the row has already is
+   divided by it, one below 0 multiplied (Keskar et al. 2019, CTRL).
+2. TEMPERATURE divides all logits; at 0 the largest one is taken.
+3. TOP_K keeps the k likeliest tokens.
+4. TOP_P keeps the fewest likeliest tokens that together have this share of
+   the probability left (Holtzman et al. 2020).
 """
 
 from palm_mtf._tf import tf
@@ -25,17 +19,9 @@ _ONE_BITS = 0x3F800000  # of float32 1.0
 
 
 def _least_kept(shares, weights, wanted):
-  """Returns the largest t for which weights of shares >= t sum to `wanted`.
-
-  Args:
-    shares: [rows, vocab], float32 in [0, 1].
-    weights: [rows, vocab], float32: what is summed up.
-    wanted: [rows, 1].
-
-  Returns:
-    [rows, 1], float32.
-  """
-  # Floats that are not negative are ordered as their bits are.
+  # The largest t [rows, 1] for which weights of shares >= t sum to `wanted`.
+  # Nothing is sorted: bisection over the bits of a float32 takes 31 passes over
+  # the vocabulary. Floats that are not negative are ordered as their bits are.
   bits = tf.bitcast(shares, tf.int32)
 
   def halve(_, low, high):
@@ -60,7 +46,7 @@ def _least_kept(shares, weights, wanted):
 
 
 def _likely_enough(shares, top_k, top_p):
-  """Sets the shares of all but the likeliest tokens to 0."""
+  # Tokens that tie with the last one kept are kept.
   if top_k and top_k < shares.shape[-1]:
     ones = tf.ones_like(shares)
     wanted = tf.fill([shares.shape[0], 1], float(top_k))
@@ -83,12 +69,8 @@ def _penalized(logits, seen, config, num_tokens):
 
 
 def allowed(logits: tf.Tensor, num_tokens: int) -> tf.Tensor:
-  """Returns float32 logits, the least number for ids without a piece.
-
-  Args:
-    logits: [rows, vocab].
-    num_tokens: pieces of the vocabulary; an embedding may have more rows.
-  """
+  """Returns logits [rows, vocab] in float32, masked from `num_tokens` on."""
+  # The embedding may have more rows than the vocabulary has pieces.
   logits = tf.cast(logits, tf.float32)
   exists = tf.range(logits.shape[-1]) < num_tokens
   return tf.where_v2(exists, logits, logits.dtype.min)
@@ -110,7 +92,7 @@ def _likeliest(logits, seen, config, num_tokens):
 
 @fused
 def _uniform(key, place):
-  """Returns a number in [0, 1) for each key, [rows], float32."""
+  # A number in [0, 1) for each key, [rows] float32: a hash of key and place.
   key = tf.cast(key, tf.uint32)
   counter = [
     tf.fill(key.shape[:1], tf.cast(each, tf.uint32)) for each in (place, 0)
@@ -129,23 +111,22 @@ def next_tokens(
   config: DecodeConfig,
   num_tokens: int,
 ) -> tf.Tensor:
-  """Chooses a token for every row.
+  """Samples a token for every row, [rows] int32.
 
   Args:
-    logits: [rows, vocab].
+    logits: [rows, vocab], any float dtype.
     seen: [rows, vocab], bool: tokens that the row has; any tensor where
       REPETITION_PENALTY is 1.
-    key: [rows, 2], int32: of (SEED, prompt, sample).
-    place: [], int32: how many tokens the row has drawn before.
-    config: how it is chosen.
-    num_tokens: pieces of the vocabulary, padding not counted.
-
-  Returns:
-    [rows], int32.
+    key: [rows, 2], int32: hash of (SEED, prompt, sample).
+    place: number of tokens that the row has drawn before, [] int32.
+    config: settings of sampling.
+    num_tokens: pieces of the vocabulary.
   """
   if config.is_greedy:
     return _likeliest(logits, seen, config, num_tokens)
   shares = _shares(logits, seen, config, num_tokens)
+  # By inversion: one uniform number of the row's own falls into one of the
+  # intervals that the shares make. No row's text depends on another row.
   # Outside of XLA, whose cumulative sums on a CPU are slow.
   upto = tf.cumsum(shares, axis=-1)
   at = _uniform(key, place)[:, tf.newaxis] * upto[:, -1:]

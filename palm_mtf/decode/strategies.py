@@ -1,11 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Both ways of choosing tokens as the decode program needs them.
-
-`Sampling` (decode/sampling.py, greedy too) and `Beams` (decode/beam_search.py)
-keep a state on each device, a list of tensors that a loop carries, and give the
-next token of each row.
-"""
+"""Sampling and beam search, as the loop of the decode program runs them."""
 
 import dataclasses
 
@@ -14,42 +9,36 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.decode import beam_search
 from palm_mtf.decode.sampling import next_tokens
 
+# Both strategies keep a state on each device, a list of tensors that the loop
+# carries, and return the next token of each row.
+
 # Rows of the cache that fill vector registers are read twice as fast.
 _ALIGNMENT = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptBatch:
-  """Sizes of one batch of prompts.
+  """Sizes of one batch of prompts."""
 
-  Attributes:
-    num_prompts: divisible by the mesh axis of `batch`.
-    prompt_tokens: tokens of the longest prompt, the token before the text
-    counted.
-    max_tokens: most tokens of a continuation.
-    num_tokens: pieces of the vocabulary.
-    eod_id: ends a continuation.
-  """
-
-  num_prompts: int
-  prompt_tokens: int
-  max_tokens: int
-  num_tokens: int
-  eod_id: int
+  num_prompts: int  # divisible by the mesh axis of `batch`
+  prompt_tokens: int  # of the longest prompt, with token 0 before the text
+  max_tokens: int  # of a continuation
+  num_tokens: int  # pieces of the vocabulary
+  eod_id: int  # token that ends a continuation
 
   @property
   def memory_length(self) -> int:
-    """Positions of the cache: the last token is never read."""
+    """Positions of the cache."""
+    # The last token of a continuation is never read.
     needed = self.prompt_tokens + self.max_tokens - 1
     return -(-needed // _ALIGNMENT) * _ALIGNMENT
 
 
 class Sampling:
-  """Chooses tokens of rows that know nothing of each other.
+  """Samples tokens of independent rows (decode/sampling.py), greedy too."""
 
-  The state of a device: tokens [rows, max_tokens], whether a row has ended
-  [rows], and the tokens it has, [rows, vocab], where that is asked for.
-  """
+  # State: tokens [rows, max_tokens] int32; whether a row has ended, [rows]
+  # bool; with a repetition penalty the tokens it has, [rows, vocab] bool.
 
   def __init__(self, config: DecodeConfig, sizes: PromptBatch):
     self._config = config
@@ -74,7 +63,7 @@ class Sampling:
     return state
 
   def choose(self, logits, place, key, *state):
-    """Returns the next token of each row, no other order, and the state."""
+    """Returns the next token of each row, and the state."""
     tokens, is_over, *seen = state
     token = next_tokens(
       logits,
@@ -93,15 +82,12 @@ class Sampling:
     return (token, tokens, is_over, *seen)
 
   def results(self, state):
-    """Returns tokens, and whether each row has ended."""
+    """Returns tokens, whether each row has ended, and no scores."""
     return state[0], state[1], None
 
 
 class Beams:
-  """Chooses tokens of the rows of a beam search; the state is beam_search.py's.
-
-  Another row's prefix may become a row's own: `choose` says which.
-  """
+  """Runs a beam search for each prompt (decode/beam_search.py)."""
 
   def __init__(self, config: DecodeConfig, sizes: PromptBatch):
     self._settings = beam_search.BeamSettings(
@@ -118,7 +104,9 @@ class Beams:
     return beam_search.first_state(prompts.shape[0], self._settings)
 
   def choose(self, logits, place, key, *state):
-    """Returns the next token, the row that each goes on from, the state."""
+    """Returns the next token of each row, the state, and rows to copy."""
+    # A prefix may die and another have two continuations: its row's cache
+    # becomes that of both.
     del key
     state, token, rows = beam_search.advance(
       state, logits, place, self._settings
@@ -137,5 +125,5 @@ class Beams:
 
 
 def repeat(x: tf.Tensor, times: int) -> tf.Tensor:
-  """Repeats each row, and puts the copies side by side."""
+  """Repeats each row, with its copies side by side."""
   return x if times == 1 else tf.repeat(x, times, axis=0)

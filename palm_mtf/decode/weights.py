@@ -1,22 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a model as decoding reads them, on every device of a mesh.
-
-They are made once of the checkpoint's float32 variables: cast to the activation
-dtype or rounded to int8, and those that meet the same input joined into one
-product. In the parallel block q, k, v, wi_gate and wi are one product, and o
-and wo another one, unless their sums run over different mesh axes. Norms and
-the embedding are never int8.
-"""
+"""Weights of a model for decoding, on every device of a mesh."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.params import parameter_dims
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import layer_name
+from palm_mtf.config.parameter_names import layer_name, parsed
 from palm_mtf.decode.matmul import (
   constant_variable,
   largest_numbers,
@@ -24,89 +17,45 @@ from palm_mtf.decode.matmul import (
 )
 from palm_mtf.model.dims import Dims
 from palm_mtf.ops.slicewise import split_axes
-from palm_mtf.ops.variables import Fill, sliced_variable
+
+# They are made once from a checkpoint's float32 variables: cast to the
+# activation dtype or quantized to int8, and joined where one product does for
+# several. Norms and the embedding are never int8.
+
+LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
+
+# Kernels of a layer that read one input: always one product.
+_QKV = ("attention/q", "attention/k", "attention/v")
+_GATES = ("mlp/wi_gate", "mlp/wi")
+_INPUTS = {"parallel": [(*_QKV, *_GATES)], "serial": [_QKV, _GATES]}
+# Kernels of a layer whose products are summed: one product where that is free.
+_OUTPUTS = {
+  "parallel": [("attention/o", "mlp/wo")],
+  "serial": [("attention/o",), ("mlp/wo",)],
+}
 
 
-def checkpoint_variables(
-  mesh: mtf.Mesh, config: PalmConfig, dims: Dims
-) -> dict[str, mtf.Tensor]:
-  """Makes the variables of model/palm.py, to be restored, by name."""
-  kv = [dims.d_kv]
-  if config.attention == "multi_head":
-    kv.insert(0, dims.heads)
-  dims_of = {
-    "embedding": [dims.vocab, dims.d_model],
-    "scale": [dims.d_model],
-    "q": [dims.d_model, dims.heads, dims.d_kv],
-    "k": [dims.d_model, *kv],
-    "v": [dims.d_model, *kv],
-    "o": [dims.heads, dims.d_kv, dims.d_model],
-    "wi_gate": [dims.d_model, dims.d_ff],
-    "wi": [dims.d_model, dims.d_ff],
-    "wo": [dims.d_ff, dims.d_model],
-  }
-  return {
-    name: sliced_variable(
-      mesh,
-      name,
-      mtf.Shape(dims_of[name.rsplit("/", 1)[-1]]),
-      initializer=Fill(0.0),
-      sizes=shape,
-    )
-    for name, shape in parameter_shapes(config).items()
-  }
+@dataclasses.dataclass(frozen=True)
+class JoinedKernel:
+  """Kernels of one product."""
+
+  kernel: LaidOut  # `Kernel` [inner, outer] of each device
+  dims: list[list[mtf.Dimension]]  # of each part, beside d_model
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeWeights:
-  """Every field is laid out: one value for each device.
+  """Weights of one model on one mesh."""
 
-  Attributes:
-    table: [vocab, d_model], activation dtype: rows of the embedding.
-    to_logits: the kernel [d_model, vocab].
-    scales: scales of every norm in the order of the blocks, [d_model] float32;
-      the last, of the final norm, times 1 / sqrt(d_model).
-    kernels: kernels of every layer, by name: "into" and "out" of the parallel
-      block, "out" as "o" and "wo" where it cannot be one; "qkv", "o", "wi" and
-      "wo" of the serial one.
-    initialize: makes all of them of the checkpoint's variables.
-    is_int8: whether the kernels are; `to_logits` never is.
-  """
-
-  table: mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
-  to_logits: mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
-  scales: list
-  kernels: list[dict]
-  initialize: tf.Operation
-  is_int8: bool
-
-
-# The parts of each product, and the dimension along which they are joined.
-_PARALLEL = {
-  "into": (("attention/q", "attention/k", "attention/v", "mlp/wi_gate",
-            "mlp/wi"), 1),
-  "out": (("attention/o", "mlp/wo"), 0),
-}  # fmt: skip
-_SERIAL = {
-  "qkv": (("attention/q", "attention/k", "attention/v"), 1),
-  "o": (("attention/o",), 0),
-  "wi": (("mlp/wi_gate", "mlp/wi"), 1),
-  "wo": (("mlp/wo",), 0),
-}
-
-
-def product_parts(
-  mesh_impl: mtf.MeshImpl, config: PalmConfig, dims: Dims
-) -> dict[str, tuple[tuple[str, ...], int]]:
-  """Returns of which variables each product of a layer is made."""
-  if config.block == "serial":
-    return _SERIAL
-  same_axes = split_axes(mesh_impl, [dims.heads]) == split_axes(
-    mesh_impl, [dims.d_ff]
-  )
-  if same_axes:
-    return _PARALLEL
-  return {"into": _PARALLEL["into"], "o": _SERIAL["o"], "wo": _SERIAL["wo"]}
+  impl: mtf.MeshImpl
+  config: PalmConfig
+  dims: Dims  # batch and length are those of no program, and not read
+  table: LaidOut  # embedding, [vocab, d_model], activation dtype
+  to_logits: LaidOut  # `Kernel` [d_model, vocab] of each device: its transpose
+  scales: dict[str, LaidOut]  # [d_model] float32, by checkpoint name
+  kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
+  is_int8: bool  # whether `kernels` are
+  initialize: tf.Operation  # from the checkpoint's variables
 
 
 def make_weights(
@@ -116,120 +65,131 @@ def make_weights(
   variables: Mapping[str, Sequence[tf.Variable]],
   weight_dtype: str,
 ) -> DecodeWeights:
-  """Makes what decoding reads.
+  """Makes weights for decoding.
 
   Args:
-    mesh_impl: the devices and the layout.
+    mesh_impl: devices and layout.
     config: the architecture.
     dims: its dimensions.
-    variables: the slices of every variable, by its checkpoint name.
+    variables: slices of every variable, by its checkpoint name.
     weight_dtype: "activation", the model's activation dtype, or "int8".
   """
+  maker = _Maker(mesh_impl, config, dims, variables, weight_dtype)
   dtype = tf.as_dtype(config.activation_dtype)
-  maker = _Maker(mesh_impl, dims, variables)
-  kernel_dtype = tf.int8 if weight_dtype == "int8" else dtype
-  parts = product_parts(mesh_impl, config, dims)
-  scales, kernels = [], []
-  for layer in range(config.num_layers):
-    name = layer_name(layer)
-    scales.append(maker.scale(f"{name}/norm"))
-    if config.block == "serial":
-      scales.append(maker.scale(f"{name}/mlp_norm"))
-    kernels.append(maker.kernels(name, parts, config.block, kernel_dtype))
-  scales.append(maker.scale("final_norm", config.d_model**-0.5))
   table = maker.laid_out("embedding")
   to_logits = mesh_impl.slicewise(tf.transpose, table)
   return DecodeWeights(
+    impl=mesh_impl,
+    config=config,
+    dims=dims,
     table=maker.constant("table", dtype, table),
-    to_logits=maker.kept("to_logits", dtype, to_logits),
-    scales=scales,
-    kernels=kernels,
-    initialize=tf.group(maker.initializers),
+    to_logits=maker.kernel("to_logits", dtype, to_logits),
+    scales={
+      name: maker.constant(name, tf.float32, maker.laid_out(name))
+      for name in variables
+      if parsed(name).is_scale
+    },
+    kernels=dict(maker.joined_kernels()),
     is_int8=weight_dtype == "int8",
+    initialize=tf.group(maker.initializers),
   )
 
 
 class _Maker:
-  """Makes variables of variables, and collects what initializes them."""
+  """Makes variables from variables, and collects what initializes them."""
 
-  def __init__(
-    self,
-    mesh_impl: mtf.MeshImpl,
-    dims: Dims,
-    variables: Mapping[str, Sequence[tf.Variable]],
-  ):
+  def __init__(self, mesh_impl, config, dims, variables, weight_dtype):
     self._impl = mesh_impl
+    self._config = config
     self._variables = variables
-    # What the sums of the products that end a branch run over.
-    self._summed = {"o": dims.heads, "wo": dims.d_ff}
+    self._is_int8 = weight_dtype == "int8"
+    self._dims = {
+      name: [getattr(dims, dim) for dim in names]
+      for name, names in parameter_dims(config).items()
+    }
     self.initializers = []
 
   def laid_out(self, name):
     """Returns a variable of the checkpoint."""
     return self._impl.LaidOutTensor([v.value() for v in self._variables[name]])
 
-  def kept(self, name, dtype, value, *largest):
-    """Returns the kernel whose first value is `value`."""
-
-    def keep(value, *largest):
-      kernel = make_kernel(value, dtype, f"decode/{name}", *largest)
-      self.initializers.append(kernel.initialize)
-      return kernel
-
-    return self._impl.slicewise(keep, value, *largest)
-
   def constant(self, name, dtype, value):
-    """Returns what a variable holds whose first value is `value`."""
+    """Returns the content of a variable whose first value is `value`."""
 
-    def keep(value):
+    def make(value):
       kept = constant_variable(tf.cast(value, dtype), f"decode/{name}")
       self.initializers.append(kept.initializer)
       return kept.value()
 
-    return self._impl.slicewise(keep, value)
+    return self._impl.slicewise(make, value)
 
-  def scale(self, name, factor=1.0):
-    """Returns the scale of a norm times `factor`."""
-    value = self.laid_out(f"{name}/scale")
-    value = self._impl.slicewise(lambda x: x * factor, value)
-    return self.constant(f"{name}/scale", tf.float32, value)
+  def kernel(self, name, dtype, value, *largest):
+    """Returns the kernel whose first value is `value`; see `make_kernel`."""
 
-  def kernels(self, layer, parts, block, dtype):
-    """Returns the kernel of each product of a layer."""
-    kernels = {}
-    for key, (names, axis) in parts.items():
-      matrices = [self._matrix(f"{layer}/{name}", axis) for name in names]
-      whole = self._impl.slicewise(
-        lambda *x, a=axis: tf.concat(x, a), *matrices
-      )
-      largest = []
-      if dtype == tf.int8 and axis == 0:
-        # Both branches of a parallel block end in one sum, with one scale.
-        ends = _PARALLEL["out"][0] if block == "parallel" else names
-        largest.append(self._largest_of([f"{layer}/{name}" for name in ends]))
-      kernels[key] = self.kept(f"{layer}/{key}", dtype, whole, *largest)
-    return kernels
+    def make(value, *largest):
+      kernel = make_kernel(value, dtype, f"decode/{name}", *largest)
+      self.initializers.append(kernel.initialize)
+      return kernel
 
-  def _matrix(self, name, axis):
-    """Returns [d_model, the rest] (axis 1) or [the rest, d_model] (axis 0)."""
+    return self._impl.slicewise(make, value, *largest)
 
-    def flat(x):
-      shape = [-1, x.shape[-1]] if axis == 0 else [x.shape[0], -1]
-      return tf.reshape(x, shape)
+  def joined_kernels(self) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
+    """Yields the kernels of all layers, by the names of their parts."""
+    block = self._config.block
+    for layer in range(self._config.num_layers):
 
-    return self._impl.slicewise(flat, self.laid_out(name))
+      def named(parts, layer=layer):
+        return tuple(f"{layer_name(layer)}/{part}" for part in parts)
 
-  def _largest_of(self, names):
-    """Returns the largest number of each output channel, over all slices."""
+      for names in map(named, _INPUTS[block]):
+        yield names, self._joined(names)
+      for names in map(named, _OUTPUTS[block]):
+        largest = [self._largest(names)] if self._is_int8 else []
+        axes = {tuple(split_axes(self._impl, self._dims[x])) for x in names}
+        # To quantize the inputs is a pass over them that joins them as well; a
+        # pass that does nothing else costs more than a second product. And sums
+        # over different mesh axes are all-reduced apart.
+        can_join = self._is_int8 and len(axes) == 1
+        for some in [names] if can_join else [(name,) for name in names]:
+          yield some, self._joined(some, *largest)
+
+  def _joined(self, names, *largest):
+    dtype = tf.int8
+    if not self._is_int8:
+      dtype = tf.as_dtype(self._config.activation_dtype)
+    reads, axis = self._beside_d_model(names[0])
+    matrices = [self._matrix(name) for name in names]
+    whole = self._impl.slicewise(lambda *x: tf.concat(x, axis), *matrices)
+    return JoinedKernel(
+      self.kernel(names[0], dtype, whole, *largest),
+      [self._dims[name][reads] for name in names],
+    )
+
+  def _beside_d_model(self, name):
+    # q is [d_model, heads, d_kv], a matrix [d_model, the rest]; o is [heads,
+    # d_kv, d_model], a matrix [the rest, d_model]. Returns where the rest is,
+    # in the kernel and in the matrix.
+    is_input = self._dims[name][0].name == "d_model"
+    return (slice(1, None), 1) if is_input else (slice(None, -1), 0)
+
+  def _matrix(self, name):
+    _, axis = self._beside_d_model(name)
+
+    def matrix(x):
+      return tf.reshape(x, [x.shape[0], -1] if axis else [-1, x.shape[-1]])
+
+    return self._impl.slicewise(matrix, self.laid_out(name))
+
+  def _largest(self, names):
+    # Kernels whose products are summed share a scale for each output: int8 sums
+    # are added as they are, whether of one product or of several devices.
     found = []
     for name in names:
       largest = self._impl.slicewise(
-        lambda x: largest_numbers(x, 0), self._matrix(name, 0)
+        lambda x: largest_numbers(x, 0), self._matrix(name)
       )
-      axes = split_axes(self._impl, [self._summed[name.rsplit("/", 1)[-1]]])
-      if axes:
-        largest = self._impl.allreduce(largest, axes, "MAX")
-      found.append(largest)
+      axes = split_axes(self._impl, self._dims[name])
+      found.append(self._impl.allreduce(largest, axes, "MAX"))
     return self._impl.slicewise(
       lambda *x: functools.reduce(tf.maximum, x), *found
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
+from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.inference.decoder_session import LoadedDecoder
@@ -71,7 +72,8 @@ class CheckpointModel:
   @functools.cached_property
   def scorer(self) -> Scorer:
     """Computes log likelihoods of examples."""
-    return Scorer(self._loaded)
+    packing, eod_id = self.config.data.packing, self.vocabulary.eod_id
+    return Scorer(self._loaded, start_id=document_start(packing, eod_id))
 
 
 class TaskAnswers:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 def continue_prompts(
   checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
 ) -> list[str]:
-  """Returns what the model of `checkpoint` adds to each of PROMPTS."""
+  """Returns the model's continuation of each of PROMPTS."""
   prompts = config.run.prompts
+  # Without prompts TensorFlow need not even be imported.
   if not prompts:
     return []
   with open_generator(checkpoint, config, vocabulary) as loaded:
@@ -29,13 +30,8 @@ def continue_prompts(
 def open_generator(
   checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
 ) -> Iterator["Generator"]:
-  """Opens a checkpoint for decoding steps; closes it after the body.
-
-  Args:
-    checkpoint: whole, of the model of `config`.
-    config: every setting, ACTIVATION_DTYPE resolved.
-    vocabulary: vocabulary of the checkpoint.
-  """
+  """Opens a checkpoint for decoding, and closes it behind the body."""
+  # ACTIVATION_DTYPE is resolved already; the checkpoint is of this model.
   from palm_mtf.inference.decoder_session import LoadedDecoder
   from palm_mtf.inference.generator import Generator
 

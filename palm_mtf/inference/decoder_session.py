@@ -1,10 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a checkpoint in a session, as decoding reads them.
-
-generator.py continues texts with them, scorer.py says how likely texts are;
-both may use the same ones.
-"""
+"""Session with the weights of a checkpoint, for decoding and scoring."""
 
 import os
 
@@ -21,11 +17,9 @@ from palm_mtf.programs.generate_program import build_decode_model
 def step_session_config(
   config: PalmConfig, mesh: MeshLayout, weight_dtype: str
 ) -> tf.ConfigProto:
-  """Returns a session's configuration for many tokens one after another.
-
-  One device has as many threads as pay for a step; a process keeps those of its
-  first session. Several devices of a host share all of them.
-  """
+  """Returns the configuration of a session that runs decoding steps."""
+  # One device has as many threads as a step is worth; several devices of a host
+  # share all of them. A process keeps the threads of its first session.
   session = session_config(mesh.num_devices)
   if mesh.num_devices == 1:
     cores = len(os.sched_getaffinity(0))
@@ -36,12 +30,12 @@ def step_session_config(
 
 
 class LoadedDecoder:
-  """Use it as a context manager: it holds a session.
+  """Weights in a session, as a context manager that closes it.
 
   Attributes:
-    graph: where programs are built.
-    session: where they run.
-    model: what they are built of.
+    graph: graph that programs are built in.
+    session: session that they run in.
+    model: weights that they are built of.
     mesh: devices and layout rules.
   """
 
@@ -54,16 +48,7 @@ class LoadedDecoder:
     *,
     for_steps: bool = False,
   ):
-    """Restores the weights.
-
-    Args:
-      checkpoint: the weights.
-      config: the architecture.
-      mesh: devices and layout rules.
-      weight_dtype: WEIGHT_DTYPE.
-      for_steps: whether most of the time will go into continuing texts, not
-        into reading them.
-    """
+    # `for_steps`: most of the time will go into steps, not into forward passes.
     self.mesh = mesh
     self.graph = tf.Graph()
     with self.graph.as_default():
@@ -75,6 +60,8 @@ class LoadedDecoder:
       )
       self.session = tf.Session(config=session)
       restore(self.session, [self.model.slices], checkpoint.prefix)
+      # The float32 variables are in memory beside the decoding weights until
+      # `release`.
       self.session.run(self.model.prepare)
       self.session.run(self.model.release)
 

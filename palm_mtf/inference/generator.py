@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model that continues texts.
-
-The loop over tokens is in the graph (programs/generate_program.py). Here
-prompts become batches, tokens text, and a text ends before the first of
-STOP_STRINGS. Each continuation depends on SEED, its prompt and its number
-alone, not on the batch it is made in.
-"""
+"""Generation of texts: prompts to batches, tokens to text, STOP_STRINGS."""
 
 import dataclasses
 import hashlib
@@ -23,27 +17,20 @@ from palm_mtf.programs.generate_program import (
   build_decode_program,
 )
 
-# More rows are several batches; reading the weights costs little beside them.
+# More rows are several batches: reading the weights costs little beside these.
 _MOST_ROWS = 64
-# Between looks at what is there: for stop strings, and to show a text.
+# Tokens between fetches: to look for stop strings, and to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-  """What the model adds to a prompt.
+  """Continuation of a prompt."""
 
-  Attributes:
-    text: without [eod] or the stop string.
-    num_tokens: tokens of the text.
-    ended: why: "eod", "stop" (a stop string) or "length".
-    score: score of beam search, see decode/beam_search.py; else None.
-  """
-
-  text: str
-  num_tokens: int
-  ended: str
-  score: float | None = None
+  text: str  # without [eod] or the stop string
+  num_tokens: int  # of the text
+  ended: str  # "eod", "stop" (a stop string) or "length"
+  score: float | None = None  # of beam search (decode/beam_search.py)
 
 
 class Generator:
@@ -58,13 +45,13 @@ class Generator:
     sample_tokens: int,
     seed: int,
   ):
-    """Readies it; programs are built when they are needed.
+    """Readies generation; programs are built when they are needed.
 
     Args:
-      loaded: the weights, of `decode.weight_dtype`.
+      loaded: weights, of `decode.weight_dtype`.
       vocabulary: vocabulary of the model.
-      decode: how tokens are chosen.
-      sample_tokens: the longest continuation, in tokens.
+      decode: settings of sampling or beam search.
+      sample_tokens: length of the longest continuation, in tokens.
       seed: seed of the draws.
     """
     self._loaded = loaded
@@ -79,11 +66,7 @@ class Generator:
   def continuations(
     self, prompts: Sequence[str]
   ) -> Iterator[list[Continuation]]:
-    """Yields the continuations of each prompt, in order.
-
-    Args:
-      prompts: texts that passed `check_prompts`.
-    """
+    """Yields the continuations of texts that passed `check_prompts`."""
     return self.continue_tokens(self._vocabulary.encode_batch(prompts))
 
   def continue_tokens(
@@ -92,7 +75,7 @@ class Generator:
     """Yields the continuations of each prompt, in order.
 
     Args:
-      prompts: ids, each with room for a continuation in the sequence length.
+      prompts: token ids, short enough for a continuation behind them.
     """
     slices = self._loaded.mesh.axis_size_of("batch")
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
@@ -107,11 +90,7 @@ class Generator:
       yield from results
 
   def stream(self, prompt: str) -> Iterator[str]:
-    """Yields the one continuation of a prompt, piece by piece.
-
-    Args:
-      prompt: passed `check_prompts`.
-    """
+    """Yields the one continuation of a prompt, piece by piece."""
     shown = 0
     size = self._loaded.mesh.axis_size_of("batch")
     ids = self._vocabulary.encode(prompt)
@@ -125,11 +104,8 @@ class Generator:
         return
 
   def _num_unsure(self, text: str) -> int:
-    """Returns how many characters at the end more tokens may change.
-
-    These are a character whose bytes have not all come, and what may become a
-    stop string.
-    """
+    # Characters at the end that more tokens may change: one whose bytes have
+    # not all come, and those that may become a stop string.
     unsure = len(text) - len(text.rstrip("\ufffd"))
     for stop in self._decode.stop_strings:
       for length in range(len(stop) - 1, unsure, -1):
@@ -141,14 +117,9 @@ class Generator:
   def _batch(
     self, prompts: Sequence[Sequence[int]], size: int, step: int | None
   ) -> Iterator[list[list[Continuation]]]:
-    """Yields what there is every `step` tokens, and at the end.
-
-    Args:
-      prompts: ids of at most `size` texts.
-      size: prompts in the batch.
-      step: None for the end alone.
-    """
-    # Rows that nobody asked for copy the first, so that they end with it.
+    # Yields the texts so far every `step` tokens, and at the end; at the end
+    # alone, if `step` is None. Rows that fill the batch copy the first prompt,
+    # so that they end with it.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[0, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
@@ -171,7 +142,7 @@ class Generator:
   def _results(
     self, program: DecodeProgram, num_prompts: int
   ) -> list[list[Continuation]]:
-    """Returns what there is; `ended` is "" of a text that goes on."""
+    # `ended` is "" in a text that goes on.
     fetched = {
       "tokens": program.tokens,
       "is_over": program.is_over,
@@ -184,7 +155,7 @@ class Generator:
     is_last = values["num_done"] == self._sample_tokens
     if scores is None:
       tokens = tokens[:, :, : values["num_done"]]
-    # A beam search tells its best alone.
+    # A beam search returns its best text alone.
     count = 1 if scores is not None else self._decode.num_samples
     return [
       [
@@ -214,7 +185,8 @@ class Generator:
     return Continuation(text, len(ids), ended, score)
 
   def _program(self, size: int, prompt_tokens: int) -> DecodeProgram:
-    """Returns the program for prompts of up to a power of two of tokens."""
+    # Prompts are padded to a power of two of tokens, so that few programs serve
+    # all lengths: the first run of each compiles.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
     if (size, room) not in self._programs:
       sizes = PromptBatch(
@@ -230,7 +202,8 @@ class Generator:
     return self._programs[size, room]
 
   def _keys(self, prompt: Sequence[int]) -> np.ndarray:
-    """Returns the key of each sample's draws, [samples, 2], int32."""
+    # A key for each sample, [samples, 2] int32, of SEED, the prompt and the
+    # sample's number alone: a text does not depend on its batch.
     keys, prompt = [], self._vocabulary.decode(prompt)
     for sample in range(self._decode.rows_per_prompt):
       text = f"{self._seed}/{sample}/{prompt}".encode()

@@ -1,12 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model in a session: its loss on batches.
+"""Loss of a trained model on batches, in a session of its own."""
 
-commands/evaluate.py is its user; training/loop.py and generator.py have
-sessions of their own.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -22,10 +18,7 @@ from palm_mtf.programs.forward_program import build_forward_program
 
 
 class LoadedModel:
-  """The weights of one checkpoint, for batches of one size.
-
-  Use it as a context manager: it holds a session.
-  """
+  """Weights of a checkpoint, as a context manager that closes its session."""
 
   def __init__(
     self,
@@ -36,19 +29,12 @@ class LoadedModel:
     batch_size: int,
     features: Sequence[str] = REQUIRED_FEATURES,
   ):
-    """Builds the forward pass for `batch_size` sequences and restores.
-
-    Args:
-      checkpoint: the weights.
-      model: the architecture.
-      mesh: devices and layout rules.
-      batch_size: sequences in a batch.
-      features: names among FEATURE_DTYPES: what every batch has.
-    """
+    # `features` are names of the features that every batch has.
     with tf.Graph().as_default():
       program = build_forward_program(
         model, mesh, batch_size=batch_size, features=features
       )
+      # Weights alone are in memory: no gradients, and no moments.
       self._session = tf.Session(config=session_config(mesh.num_devices))
       restore(self._session, [program.slices], checkpoint.prefix)
     self._features = list(program.features)
@@ -62,11 +48,23 @@ class LoadedModel:
   def __exit__(self, *unused: object) -> None:
     self._session.close()
 
-  def mean_loss(self, batches: Iterable[Batch]) -> float:
-    """Returns -log p of a target, averaged over all targets of `batches`."""
-    results = [
-      self._loss_and_weight(*(batch[name] for name in self._features))
-      for batch in batches
-    ]
-    losses, weights = zip(*results, strict=True)
-    return float(np.average(losses, weights=weights))
+  def losses(self, batch: Batch) -> list[tuple[float, float]]:
+    """Returns the mean loss of a batch, and the weight that it is over."""
+    fed = (batch[name] for name in self._features)
+    return [self._loss_and_weight(*fed)]
+
+
+def mean_loss(
+  losses: Callable[[Batch], Iterable[tuple[float, float]]],
+  batches: Iterable[Batch],
+) -> float:
+  """Returns -log p of a target in nats, averaged over all of `batches`.
+
+  Args:
+    losses: measures a batch: the loss of each of its parts, and its weight.
+    batches: features that `losses` takes.
+  """
+  pairs = [pair for batch in batches for pair in losses(batch)]
+  # A part counts by its loss weights: a mean of means would not.
+  values, weights = zip(*pairs, strict=True)
+  return float(np.average(values, weights=weights))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts to be continued: where they come from, and that there is room."""
+"""Prompts: read from a file, and checked for room in SEQUENCE_LENGTH."""
 
 import json
 import logging
@@ -26,14 +26,12 @@ def check_prompts(
 ) -> None:
   """Raises UserError unless each prompt leaves room for its continuation.
 
-  Says so where a prompt ends in a space that training has never seen alone.
-
   Args:
-    prompts: the texts.
+    prompts: texts to continue.
     vocabulary: vocabulary of the model.
-    model: sequence_length is read.
-    run: sample_tokens is read.
-    origin: what the user calls the prompts, for the message.
+    model: the architecture, of which sequence_length is read.
+    run: settings of the run, of which sample_tokens is read.
+    origin: name of the prompts in the message.
   """
   tokens = vocabulary.encode_batch(prompts)
   for prompt, ids in zip(prompts, tokens, strict=True):
@@ -43,6 +41,8 @@ def check_prompts(
         f"= {run.sample_tokens:,}, together more than SEQUENCE_LENGTH = "
         f"{model.sequence_length:,}: shorten one of them."
       )
+    # Such a vocabulary has " word" as one token: training has never seen the
+    # space alone.
     if prompt.endswith(" ") and vocabulary.joins_spaces():
       _logger.warning(
         f"{origin}: {prompt[-40:]!r} ends in a space, with which this "
@@ -63,12 +63,13 @@ def read_prompts(path: str) -> list[str]:
   """Returns the prompts of a file, one a line.
 
   Args:
-    path: a text file, or of JSON lines, .jsonl, each an object with the field
-      "prompt"; that is how a prompt may have several lines.
+    path: path of a text file, or of JSON lines, .jsonl, each an object with
+      the field "prompt".
 
   Raises:
     UserError: the file cannot be read, is empty, or a line is no prompt.
   """
+  # In JSON a prompt may have several lines.
   what = f"--input = {path!r}"
   lines = read_input(path, "write one prompt a line").splitlines()
   is_json = path.endswith(".jsonl")
@@ -101,12 +102,13 @@ def read_input(path: str, what_is_needed: str) -> str:
 
   Args:
     path: path of a UTF-8 file.
-    what_is_needed: what an empty file is told, as in "write one prompt a line".
+    what_is_needed: advice for an empty file, "write one prompt a line".
 
   Raises:
     UserError: the file cannot be read, or is empty.
   """
   what = f"--input = {path!r}"
+  # newline="" keeps line ends: they are part of a document that is scored.
   try:
     with open(os.path.expanduser(path), encoding="utf-8", newline="") as file:
       content = file.read()

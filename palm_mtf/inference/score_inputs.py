@@ -1,14 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts to be scored: where they come from, and what is asked of each.
+"""Texts to score, from the command line or a file.
 
-  a file, --text        a document: how likely is it
-  FILE.tsv              a line: inputs, a tab, targets; or several targets, with
-                        tabs between them: options
-  FILE.jsonl            a line: {"text": ...}, {"inputs": ..., "targets": ...}
-                        or {"inputs": ..., "options": [...]}
-
-Lines end in a newline; whoever needs one, or a tab, in a text writes JSON.
+a file, --text        a document: how likely is it
+FILE.tsv              a line: inputs, a tab, targets; or several targets, with
+                      tabs between them: options
+FILE.jsonl            a line: {"text": ...}, {"inputs": ..., "targets": ...}
+                      or {"inputs": ..., "options": [...]}
 """
 
 import dataclasses
@@ -27,27 +25,16 @@ _FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class ScoreItem:
-  """What is asked.
+  """Text to score: a document, targets given inputs, or options."""
 
-  Attributes:
-    origin: where it stands, for people.
-    inputs: what is given; "" of a document.
-    targets: what is scored: one, or the options.
-    kind: "text", "targets" or "options".
-  """
-
-  origin: str
-  inputs: str
-  targets: tuple[str, ...]
-  kind: str
+  origin: str  # file and line, for messages
+  inputs: str  # "" of a document
+  targets: tuple[str, ...]  # one, or the options
+  kind: str  # "text", "targets" or "options"
 
 
 def given_texts(texts: Sequence[str]) -> list[ScoreItem]:
-  """Returns the documents of --text.
-
-  Raises:
-    UserError: one is empty.
-  """
+  """Returns the documents of --text; raises UserError where one is empty."""
   if not all(texts):
     raise UserError("--text = '': is empty; there has to be a text to score.")
   return [
@@ -57,13 +44,13 @@ def given_texts(texts: Sequence[str]) -> list[ScoreItem]:
 
 
 def read_items(path: str) -> list[ScoreItem]:
-  """Returns what a file asks.
+  """Returns the items of a file.
 
   Args:
-    path: .jsonl, .tsv, or else a document.
+    path: path of a .jsonl or .tsv file, or else of a document.
 
   Raises:
-    UserError: the file cannot be read, is empty, or a line is none of these.
+    UserError: the file cannot be read, is empty, or a line is no item.
   """
   what = f"--input = {path!r}"
   content = read_input(path, "there has to be a text to score")
@@ -72,6 +59,8 @@ def read_items(path: str) -> list[ScoreItem]:
   )
   if reader is None:
     return [ScoreItem(path, "", (content,), "text")]
+  # Lines end in a newline alone, not in what Unicode calls a line separator: a
+  # text may hold those. A newline or a tab in a text takes JSON.
   lines = content.removesuffix("\n").split("\n")
   return [
     reader(line.removesuffix("\r"), f"{what}: line {n}", f"{path}:{n}")

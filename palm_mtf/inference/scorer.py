@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How likely texts are, by the weights of a checkpoint.
-
-The log-likelihood of targets given inputs is the sum of log p of the targets'
-tokens, in nats. Inputs and targets are joined as in training: each encoded by
-itself, token 0 before them. Which rows that takes is in score_windows.py, the
-graph in programs/score_program.py.
-"""
+"""Log-likelihood of texts: the sum of log p of their tokens, in nats."""
 
 import collections
 import math
@@ -26,29 +20,28 @@ from palm_mtf.programs.score_program import ScoreProgram, build_score_program
 
 
 class Example(NamedTuple):
-  """Token ids to be scored.
+  """Token ids: targets to score, given inputs."""
 
-  Attributes:
-    inputs: what is given; may be empty.
-    targets: what is scored, at least one.
-  """
-
-  inputs: Sequence[int]
-  targets: Sequence[int]
+  inputs: Sequence[int]  # may be empty
+  targets: Sequence[int]  # at least one
 
 
 class Scorer:
   """Scores examples with the weights of one checkpoint."""
 
-  def __init__(self, loaded: LoadedDecoder, stride: int | None = None):
-    """Readies it; programs are built when they are needed.
+  def __init__(
+    self, loaded: LoadedDecoder, stride: int | None = None, start_id: int = 0
+  ):
+    """Readies scoring; programs are built when they are needed.
 
     Args:
-      loaded: the weights.
-      stride: tokens between windows (score_windows.py); None is half of the
-      sequence length.
+      loaded: weights of the model.
+      stride: tokens between windows (score_windows.py); None for half of the
+        sequence length.
+      start_id: input before the first token of a text (packing.document_start).
     """
     self._loaded = loaded
+    self._start_id = start_id
     self._length = loaded.model.config.sequence_length
     self._stride = stride or max(self._length // 2, 1)
     self._programs: dict[int, ScoreProgram] = {}
@@ -56,10 +49,7 @@ class Scorer:
   def log_likelihoods(
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
-    """Yields the place of each example, and log p of its targets in nats.
-
-    The shortest come first, so that results come early.
-    """
+    """Yields the place of each example, and log p of its targets."""
     rows = collections.defaultdict(list)  # by their length
     missing = []
     for index, (inputs, targets) in enumerate(examples):
@@ -70,6 +60,7 @@ class Scorer:
         needed = row_length(window.stop - window.start, self._length)
         rows[needed].append((index, window))
     parts = collections.defaultdict(list)
+    # The shortest rows come first, so that results come early.
     for length in sorted(rows):
       size = rows_at_once(length, self._loaded.mesh.axis_size_of("batch"))
       for start in range(0, len(rows[length]), size):
@@ -88,13 +79,16 @@ class Scorer:
     length: int,
     size: int,
   ) -> list[float]:
-    """Returns the log-likelihood of what each row scores."""
+    # Of each row the log-likelihood of its scored tokens. An input stands before
+    # each of them, also before the first.
     program = self._program(size, length)
     inputs, targets = np.zeros([2, size, length], np.int32)
     for row, (index, window) in enumerate(rows):
       ids = [*examples[index].inputs, *examples[index].targets]
       ids = ids[window.start : window.stop]
       targets[row, : len(ids)] = ids
+      if window.start == 0:  # others begin within the text: 0, as in training
+        inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
     token_loss = self._loaded.session.run(
       program.token_loss, {program.inputs: inputs, program.targets: targets}

@@ -25,25 +25,14 @@ _SCOPE = re.compile(
 def collective_scope(
   kind: str, shape: mtf.Shape, mesh_axes: Sequence[int]
 ) -> contextlib.AbstractContextManager:
-  """Opens the name scope of a collective: "all_reduce.data.model".
-
-  Args:
-    kind: ALL_REDUCE, ALL_GATHER or REDUCE_SCATTER.
-    shape: axes of the mesh.
-    mesh_axes: numbers of the axes that it runs over; with none it moves nothing
-      and has no scope.
-  """
-  if not mesh_axes:
+  """Opens the name scope of a collective over mesh axes, in a mesh's shape."""
+  if not mesh_axes:  # nothing moves
     return contextlib.nullcontext()
-  # traffic.py finds by it which collective an operation is part of.
+  # "all_reduce.data.model": traffic.py finds an operation's collective by it.
   return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))
 
 
 def collective_of(operation: str) -> tuple[str, tuple[str, ...]] | None:
-  """Returns kind and axes of the collective that has an operation.
-
-  Args:
-    operation: name of the operation.
-  """
+  """Returns kind and axes of the collective of an operation, by its name."""
   found = _SCOPE.search(operation)
   return (found[1], tuple(found[2].split("."))) if found else None

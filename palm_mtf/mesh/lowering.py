@@ -26,6 +26,7 @@ def lower(
   operations: Sequence[mtf.Operation] = (),
 ) -> Lowered:
   """Lowers all meshes of one graph, for one call."""
+  # All placements of a graph are of one class, which lowers it.
   first, *_ = placements.values()
   lowering = first.lower(placements)
   values, done = lowering.call(tensors, operations)

@@ -24,6 +24,9 @@ class LaidOut(Protocol):
     """Returns the slices; adds them up first where a sum is pending."""
 
 
+# cluster/connect.py chooses the implementation: TPUs where TPU is set.
+
+
 class Devices(Protocol):
   """The devices of all pods, by TensorFlow's names.
 
@@ -80,10 +83,11 @@ class Placement(Protocol):
 
     Args:
       slot: slices of the variable.
-      value: its next value, of the dtype that is stored.
-      is_finite: [], bool. Where it is false nothing is assigned; the call may
-        raise InvalidArgumentError.
+      value: slices of the next value, in the stored dtype.
+      is_finite: [], bool, on each device; false assigns nothing.
     """
+    # On CPUs and GPUs the call raises InvalidArgumentError then: no pass over
+    # memory is spent on a choice. XLA cannot raise; it writes the old value.
 
   def add(
     self, slot: LaidOut, value: LaidOut, is_first: tf.Tensor
@@ -92,9 +96,8 @@ class Placement(Protocol):
 
     Args:
       slot: slices of the accumulator, float32.
-      value: slices of what is added, any float dtype.
-      is_first: [], bool, on `host`; where it is true the sum begins anew with
-        `value`.
+      value: slices of the next term, any float dtype.
+      is_first: [], bool, on `host`; true begins the sum anew with `value`.
     """
 
   @staticmethod
@@ -112,6 +115,9 @@ class Lowering(Protocol):
     initialize: sets every slice to its first value.
   """
 
+  # Hosts lower the whole graph at once, and a session runs what a call needs of
+  # it. On TPUs each call is a program, which holds what it needs.
+
   slices: list[dict[str, list[Slice]]]
   initialize: tf.Operation
 
@@ -123,8 +129,8 @@ class Lowering(Protocol):
     """Builds what one call into a session runs, on all pods.
 
     Args:
-      tensors: what is fetched, by name. On TPUs: [], float32 or bool.
-      operations: what is done, a training step say.
+      tensors: tensors to fetch, by name; on TPUs [] float32 or bool.
+      operations: operations to run, the updates of a training step say.
 
     Returns:
       The tensors, whole, by name; and all operations, as one.

@@ -11,37 +11,26 @@ from palm_mtf.ops.variables import SlicedVariable
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-  """The region of a variable that one device holds.
-
-  Attributes:
-    begin: index of its first number, in each dimension.
-    sizes: sizes without padding, which follows.
-    spec: TensorFlow's shape-and-slice text, "8 4 0,4:0,4".
-    is_first: whether no earlier device holds the same region.
-  """
+  """The region of a variable that one device holds."""
 
   begin: list[int]
-  sizes: list[int]
-  # Sizes of the whole variable, then begin,size of each dimension. "" where the
-  # region is the whole, None where it is padding alone, which is not saved.
+  sizes: list[int]  # without padding, which follows
+  # TensorFlow's shape-and-slice text, "8 4 0,4:0,4": sizes of the variable,
+  # then begin,size of each dimension. "" where the region is the whole, None
+  # where it is padding alone, which no checkpoint holds.
   spec: str | None
-  is_first: bool
+  is_first: bool  # no earlier device holds the same region
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Region):
-  """One device's slice of a variable, or a stack of several variables'.
+  """A device's slice of a variable, or of several that are alike: a stack."""
 
-  Attributes:
-    names: checkpoint names of the variables.
-    variable: holds the slice, in the stored dtype.
-    near: device that computes with the value outside of programs.
-  """
-
-  names: Sequence[str]
-  # [slice], or [names, slice] where there are several names: on TPUs.
+  names: Sequence[str]  # in a checkpoint
+  # [slice] in the stored dtype; of a stack, as TPUs have them, [names, slice].
   variable: tf.Variable
-  # Where `variable` is, or the CPU beside a device that runs programs only.
+  # Device that computes with the value outside of programs: where `variable`
+  # is, or the CPU beside a TPU, which runs programs only.
   near: str
 
   def read(self) -> tf.Tensor:

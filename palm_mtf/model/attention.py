@@ -2,19 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal attention over one shared key and value head, or over one per head.
 
-  weights = softmax(q k / sqrt(d_kv), over memory_length <= length)
-  out     = weights v
-
-Where rows hold several documents, the softmax is over those positions of its
-range that lie in the same segment; weights of all others are exactly zero.
-
-The two products run as matrix products; scale, mask and softmax between them
-are one pass in float32, and so is their gradient. In multi-query attention the
-`heads` of one sequence fold into the rows of a single product, because all of
-them meet the same keys: no transpose, no copy of k and v per head.
+weights = softmax(q k / sqrt(d_kv), over memory_length <= length)
+out     = weights v
 """
-
-from collections.abc import Callable
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.bfloat16 import einsum
@@ -25,16 +15,14 @@ from palm_mtf.ops.xla import fused
 def visible_softmax(
   scores: tf.Tensor, visible: tf.Tensor, scale: float | tf.Tensor
 ) -> tf.Tensor:
-  """Returns the softmax of scaled scores, in float32, over what is visible.
+  """Returns the softmax of scale * scores [..., memory_length], masked.
 
   Args:
-    scores: [..., memory_length], any float dtype.
+    scores: [..., memory_length], any float dtype, which the weights have too.
     visible: bool, broadcast to the scores; elsewhere weights are zero.
-    scale: factor of the scores.
-
-  Returns:
-    The shape and dtype of the scores.
+    scale: 1 / sqrt(d_kv).
   """
+  # In float32, the scale too, which bfloat16 would bend.
   x = tf.cast(scores, tf.float32) * scale
   x = tf.where_v2(visible, x, x.dtype.min)
   x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
@@ -43,7 +31,7 @@ def visible_softmax(
 
 @fused
 def _causal_softmax(scores, scale, segments=None):
-  """Returns the attention weights of scores [batch, length, heads, memory]."""
+  # scores [batch, length, heads, memory_length], segments [batch, length]
   _, length, _, memory_length = scores.shape
   position = tf.range(length)[:, tf.newaxis, tf.newaxis]
   visible = tf.range(memory_length) <= position
@@ -55,33 +43,45 @@ def _causal_softmax(scores, scale, segments=None):
 
 @fused
 def _causal_softmax_gradient(weights, dweights, out, dout, scale):
-  """Returns dscores = scale * weights * (dweights - sum(weights * dweights)).
-
-  The sum over memory_length equals sum(out * dout) over d_kv, which is shorter.
-  Hidden positions need no mask: their weights are zero, and so is this.
-  """
   dtype = weights.dtype
   weights, dweights, out, dout = (
     tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
   )
+  # dscores = scale * weights * (dweights - sum(weights * dweights)); the sum
+  # over memory_length equals that of out * dout over d_kv, which is shorter.
+  # Hidden positions need no mask: their weights are zero, and so is this.
   total = tf.reduce_sum(out * dout, -1, keepdims=True)
   return tf.cast(scale * weights * (dweights - total), dtype)
 
 
-def slice_functions(
-  memory: str, d_kv: int
-) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
-  """Returns attention and its gradient for one slice.
+def causal_attention(
+  q: mtf.Tensor,
+  k: mtf.Tensor,
+  v: mtf.Tensor,
+  segments: mtf.Tensor | None = None,
+) -> mtf.Tensor:
+  """Attends from every position to itself and those before it.
 
   Args:
-    memory: the letters of k and v: "bmk", or "bmhk" with a head each.
-    d_kv: numbers in one head.
+    q: [batch, length, heads, d_kv], activation dtype, rotated.
+    k: [batch, memory_length, d_kv] (multi-query), or
+      [batch, memory_length, heads, d_kv] (multi-head), rotated.
+    v: shape of k.
+    segments: [batch, length], int32: document of each position, which attends
+      to no other; None is one document a row.
 
-  Letters: b batch, l length, m memory_length, h heads, k d_kv.
+  Returns:
+    [batch, length, heads, d_kv], before the output projection.
   """
-  # float32, inside the softmax: bfloat16 would bend the scale itself.
-  scale = d_kv**-0.5
+  batch, length, heads, d_kv = q.shape.dims
+  memory_length = k.shape.dims[1]
+  # Multi-query: `heads` fold into the rows of one product, because all of them
+  # meet the same keys. No transpose, and no copy of k and v per head.
+  memory = "bmhk" if heads in k.shape.dims else "bmk"
+  scale = d_kv.size**-0.5
 
+  # The products run apart from the element-wise pass between them: on CPUs,
+  # oneDNN's are faster than those that XLA would fuse.
   def attend(q, k, v, segments=None):
     scores = einsum(f"blhk,{memory}->blhm", q, k)
     weights = _causal_softmax(scores, tf.constant(scale), segments)
@@ -97,53 +97,26 @@ def slice_functions(
     dk = einsum(f"blhm,blhk->{memory}", dscores, q)
     return dq, dk, dv
 
-  return attend, attend_gradient
-
-
-def causal_attention(
-  q: mtf.Tensor,
-  k: mtf.Tensor,
-  v: mtf.Tensor,
-  segments: mtf.Tensor | None = None,
-) -> mtf.Tensor:
-  """Attends from every position to itself and those before it.
-
-  Args:
-    q: [batch, length, heads, d_kv], activation dtype, already rotated.
-    k: [batch, memory_length, d_kv] (multi-query), or
-      [batch, memory_length, heads, d_kv] (multi-head).
-    v: the shape of k.
-    segments: [batch, length], int32; a position attends only to those that have
-      its number. None is one segment a row.
-
-  Returns:
-    [batch, length, heads, d_kv], before the output projection. When `heads` is
-    split, the gradients of a shared k and v are all-reduced over that axis.
-  """
-  batch, length, heads, d_kv = q.shape.dims
-  memory_length = k.shape.dims[1]
-  memory = "bmhk" if heads in k.shape.dims else "bmk"
-  attend, attend_gradient = slice_functions(memory, d_kv.size)
-  weights_shape = mtf.Shape([batch, length, heads, memory_length])
-  splittable = ["batch", "heads"]
-
   def gradient(op, dout, _):
-    q, k, v = op.inputs[:3]
+    q, k, v, *others = op.inputs
     out, weights = op.outputs
+    # Where `heads` is split, dk and dv of the shared head are sums over it:
+    # WholeSlice all-reduces them.
     dq, dk, dv = WholeSlice(
       attend_gradient,
       [q, k, v, out, weights, dout],
       [(x.shape, x.dtype) for x in (q, k, v)],
-      splittable=splittable,
+      splittable=["batch", "heads"],
       name="attention_gradient",
     ).outputs
-    return [dq, dk, dv] if segments is None else [dq, dk, dv, None]
+    return [dq, dk, dv, *(None for _ in others)]
 
+  weights_shape = mtf.Shape([batch, length, heads, memory_length])
   return WholeSlice(
     attend,
     [q, k, v] if segments is None else [q, k, v, segments],
     [(q.shape, q.dtype), (weights_shape, q.dtype)],
-    splittable=splittable,
+    splittable=["batch", "heads"],
     gradient=gradient,
     name="attention",
   ).outputs[0]

@@ -1,23 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The dimensions that every tensor of the model is made of: the glossary.
-
-  batch          sequences in one step of one pod
-  length         positions that ask: queries, and everything between layers
-  memory_length  positions that are attended to: `length` by another name,
-                 because one tensor cannot have the same dimension twice
-  d_model        the residual stream
-  d_model_stored, d_model_residual
-                 d_model by other names where a layout splits these: of weights
-                 that no layer uses just then, and of what is between two blocks
-  heads          query heads; keys and values have none in multi-query attention
-  d_kv           one head; rotary turns its first half against its second
-  d_ff           the hidden layer of the MLP
-  vocab          token types: rows of the tied embedding, and as many behind
-                 them as make the number divisible by the mesh axis
-
-Layout rules name these dimensions; the macros that size them are in upper case.
-"""
+"""The dimensions that every tensor of the model is made of: the glossary."""
 
 import dataclasses
 
@@ -28,17 +11,30 @@ from palm_mtf.config.model import PalmConfig
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-  """Each field is the mtf.Dimension of that name."""
+  """Dimensions by the names that layout rules use.
 
+  Macros size them in upper case.
+  """
+
+  # Sequences in one step of one pod.
   batch: mtf.Dimension
+  # Positions that attend; and positions that are attended to, the same ones by
+  # another name, because one tensor cannot have a dimension twice.
   length: mtf.Dimension
   memory_length: mtf.Dimension
+  # Residual stream; by other names, where a layout splits these, in weights
+  # that no layer uses just then and in what lies between two blocks.
   d_model: mtf.Dimension
   d_model_stored: mtf.Dimension
   d_model_residual: mtf.Dimension
+  # Query heads; keys and values have none in multi-query attention.
   heads: mtf.Dimension
+  # One head; rotary embedding turns its first half against its second.
   d_kv: mtf.Dimension
+  # Hidden layer of the MLP.
   d_ff: mtf.Dimension
+  # Token types: rows of the tied embedding, and as many rows of padding as make
+  # the number divisible by the mesh axis.
   vocab: mtf.Dimension
 
 
@@ -47,6 +43,7 @@ def model_dims(config: PalmConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   vocab_size = mesh.padded_vocab_size(config.vocab_size)
 
   def d_model_as(name: str) -> mtf.Dimension:
+    # No other name where nothing is split: then nothing is renamed either.
     is_split = mesh.axis_size_of(name) > 1
     return mtf.Dimension(name if is_split else "d_model", config.d_model)
 

@@ -2,13 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout whose masks are a function of (SEED, step, place, row, position).
 
-  y = x / (1 - rate) where a number is kept, else 0
-
-A generator with a state would draw other masks under another layout. Here each
-number of the activations has a counter, its place in the global batch, and a
-hash of it decides (ops/threefry.py). So a slice computes its own part of one
-mask, however the batch is cut into slices and microbatches. The gradient
-computes the mask again, and nothing is kept for it.
+y = x / (1 - rate) where a number is kept, else 0
 """
 
 import dataclasses
@@ -18,9 +12,14 @@ from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
+# A generator with a state would draw other masks under another layout. Here
+# each activation has a counter, its place in the global batch, whose hash
+# decides. So a slice computes its own part of one mask, however the batch is
+# cut into slices and microbatches.
+
 
 def _words(number):
-  """Returns a whole number's lower 64 bits as two of 32."""
+  # A whole number's lower 64 bits as two of 32.
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
   ]
@@ -28,7 +27,6 @@ def _words(number):
 
 @fused
 def _dropped(first_row, x, state, place, seed, rate):
-  """Drops from x [batch, length, d_model]; see Dropout for the rest."""
   step, batch_row, is_on = tf.unstack(state)
   rows, length, width = x.shape
   # Two numbers from each counter: of the first and the second half of d_model.
@@ -50,7 +48,7 @@ def _dropped(first_row, x, state, place, seed, rate):
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Drops numbers from activations of one step.
+  """Drops activations of one step.
 
   Attributes:
     rate: share that is dropped, above 0 and below 1.
@@ -64,11 +62,11 @@ class Dropout:
   state: mtf.Tensor
 
   def __call__(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    """Returns x, [batch, length, d_model], with some numbers dropped.
+    """Drops numbers of x [batch, length, d_model].
 
     Args:
       x: activation dtype.
-      place: number of the place in the model where x is.
+      place: number of the place in the model that x is from.
     """
 
     def drop(first_row, x, state):
@@ -87,6 +85,7 @@ class Dropout:
       ).outputs[0]
 
     def gradient(op, dy):
+      # The mask is computed again: nothing is kept for it.
       return [apply(dy, op.inputs[1]), None]
 
     return apply(x, self.state, gradient)

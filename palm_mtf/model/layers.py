@@ -1,11 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Embedding, norm, rotary embedding and SwiGLU, each one pass over its slice.
-
-Every layer is a `WholeSlice` with its own gradient. Arithmetic is float32
-inside, whatever the activation dtype, and the result is rounded once. Attention
-is in attention.py, the loss in loss.py, the names of dimensions in dims.py.
-"""
+"""Embedding, norm, rotary embedding and SwiGLU, with their gradients."""
 
 import functools
 
@@ -15,6 +10,9 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.xla import fused
 
+# Each layer is one pass over its slice, in float32 inside, whatever the
+# activation dtype: its result is rounded once.
+
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0
 
@@ -23,23 +21,20 @@ ROTARY_BASE = 10_000.0
 
 
 def _local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
-  """Returns the row of each token in this slice, -1 for those elsewhere."""
   row = tokens - first
+  # -1, which no segment has, for tokens of other slices
   return tf.where_v2((row >= 0) & (row < rows), row, -1)
 
 
 def local_embedding(
   first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor
 ) -> tf.Tensor:
-  """Looks up what one slice holds; zeros for tokens of other slices.
+  """Looks up tokens in one slice of the table; zeros for those of others.
 
   Args:
-    first: [], int32, the token of the slice's first row.
-    table: [rows, d_model], of the slice.
+    first: [], int32, token of the slice's first row.
+    table: [rows, d_model].
     tokens: [...], int32.
-
-  Returns:
-    [..., d_model].
   """
   row = _local_rows(first, tokens, table.shape[0])
   found = tf.gather(table, tf.maximum(row, 0))
@@ -55,21 +50,17 @@ def _embed_gradient(first, rows, tokens, dy):
 
 
 def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
-  """Looks up a row of `table` for every token.
+  """Looks up every token, [batch, length, d_model].
 
   Args:
     table: [vocab, d_model], activation dtype.
     tokens: [batch, length], int32 in [0, vocab).
-
-  Returns:
-    [batch, length, d_model]. When `vocab` is split, each slice looks up the
-    tokens it holds and an all-reduce adds the zeros of the others.
   """
   vocab, d_model = table.shape.dims
 
   def gradient(op, dy):
     table, tokens = op.inputs
-    # What has as many rows as the table, which need not be kept for this.
+    # Only the size of the table is needed, so that it need not be kept.
     rows = mtf.zeros(dy.mesh, mtf.Shape([vocab]), tf.int32)
     return [
       WholeSlice(
@@ -83,6 +74,8 @@ def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
       None,
     ]
 
+  # Where `vocab` is split, each slice looks up the tokens it holds: the output
+  # is a sum over `vocab`, and an all-reduce adds the zeros of the others.
   return WholeSlice(
     local_embedding,
     [table, tokens],
@@ -98,14 +91,11 @@ def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
 
 
 def normalized(x: tf.Tensor, centered: bool) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns x with unit mean square (and zero mean), and 1/its deviation.
+  """Returns x [..., d_model] with unit mean square, and 1/deviation [..., 1].
 
   Args:
-    x: [..., d_model].
-    centered: whether the mean is taken out.
-
-  Returns:
-    [..., d_model] and [..., 1], float32.
+    x: any float dtype; both results are float32.
+    centered: whether the mean is subtracted first.
   """
   x = tf.cast(x, tf.float32)
   if centered:
@@ -121,11 +111,11 @@ def _norm(x, scale, *, centered):
 
 
 def _norm_gradient(x, scale, dy, *, centered):
-  """Returns dx and dscale; the norm takes its own direction(s) out of dy."""
   y, rsqrt = normalized(x, centered)
   dy = tf.cast(dy, tf.float32)
   dscale = tf.reduce_sum(dy * y, list(range(x.shape.rank - 1)))
   dy *= scale
+  # The norm has no gradient along y, nor, with a mean subtracted, along 1.
   dx = dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)
   if centered:
     dx -= tf.reduce_mean(dy, -1, keepdims=True)
@@ -149,11 +139,8 @@ def norm(
   Args:
     x: [batch, length, d_model], activation dtype.
     scale: [d_model], float32.
-    kind: "layer_norm" (mean taken out) or "rms_norm".
-    factor: what the scale is multiplied by.
-
-  Returns:
-    [batch, length, d_model], activation dtype.
+    kind: "layer_norm" or "rms_norm".
+    factor: constant that multiplies the scale.
   """
   forward, backward = _NORMS[kind]
 
@@ -195,8 +182,7 @@ def rotary_tables(
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns sin and cos of position * ROTARY_BASE ** (-2i / d_kv).
 
-  Returns:
-    Two tensors [length, d_kv / 2], float32: bfloat16 makes 256 of 257.
+  Each is [length, d_kv / 2], float32.
   """
   pairs = mtf.Dimension("d_kv_pairs", d_kv.size // 2)
   sin, cos = (
@@ -207,22 +193,20 @@ def rotary_tables(
 
 
 def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns what `rotary_tables` does, as arrays."""
+  """Returns `rotary_tables` as arrays."""
+  # Tables stay float32: bfloat16 would make position 257 of 256.
   frequency = ROTARY_BASE ** (-np.arange(d_kv // 2) / (d_kv // 2))
   angle = np.arange(length)[:, np.newaxis] * frequency
   return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
 
 
 def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
-  """Turns (x1, x2), the halves of d_kv.
+  """Rotates (x1, x2), the halves of d_kv.
 
   Args:
     x: [..., d_kv].
-    sin: what broadcasts against [..., d_kv / 2], float32.
-    cos: [..., d_kv / 2], float32, broadcast.
-
-  Returns:
-    The shape and dtype of x.
+    sin: broadcast to [..., d_kv / 2], float32.
+    cos: broadcast to [..., d_kv / 2], float32.
   """
   x1, x2 = tf.split(tf.cast(x, tf.float32), 2, -1)
   y = tf.concat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
@@ -231,7 +215,6 @@ def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
 
 @fused
 def _rotate(x, sin, cos):
-  """Turns x by the angle of each position."""
   between = [1] * (x.shape.rank - 3)  # heads, where x has them
   shape = [1, sin.shape[0], *between, sin.shape[1]]
   return turned(x, tf.reshape(sin, shape), tf.reshape(cos, shape))
@@ -257,15 +240,13 @@ def rotary(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
   """Rotates all of d_kv by position, in half-split form.
 
   Args:
-    x: [batch, length, (heads,) d_kv] or the same with memory_length.
-    sin: [length, d_kv / 2], float32, of `rotary_tables`.
-    cos: [length, d_kv / 2], float32, of `rotary_tables`.
-
-  Returns:
-    The shape and dtype of x.
+    x: [batch, length or memory_length, (heads,) d_kv].
+    sin: [length, d_kv / 2], float32, from `rotary_tables`.
+    cos: [length, d_kv / 2], float32, from `rotary_tables`.
   """
 
   def gradient(op, dy):
+    # A rotation's gradient is the rotation by the opposite angle.
     _, sin, cos = op.inputs
     dx = _rotary(_rotate_back, dy, sin, cos, None, "rotary_gradient")
     return [dx, None, None]
@@ -278,6 +259,7 @@ def rotary(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
 
 def gated(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
   """Returns swish(gate) * linear of one slice, in the dtype of `linear`."""
+  # swish(z) = z sigmoid(z)
   gate, x = tf.cast(gate, tf.float32), tf.cast(linear, tf.float32)
   return tf.cast(gate * tf.sigmoid(gate) * x, linear.dtype)
 
@@ -297,15 +279,7 @@ def _swiglu_gradient(gate, linear, dy):
 
 
 def swiglu(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
-  """Returns swish(gate) * linear, with swish(z) = z * sigmoid(z) (PaLM 2).
-
-  Args:
-    gate: [batch, length, d_ff], activation dtype.
-    linear: [batch, length, d_ff], activation dtype.
-
-  Returns:
-    [batch, length, d_ff], activation dtype.
-  """
+  """Returns swish(gate) * linear (PaLM 2), [batch, length, d_ff] each."""
   splittable = ["batch", "d_ff"]
 
   def gradient(op, dy):

@@ -2,18 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross-entropy of every token, and the z-loss that keeps log(Z) near zero.
 
-  Z          = sum over vocab of exp(logits)
-  token_loss = log(Z) - logits[target], in nats
-  loss       = mean(token_loss)
-  z_loss     = Z_LOSS * mean(log(Z) ** 2)                         (PaLM 5)
-
-Both means are over all tokens of the batch. Where tokens have loss weights, 1
-for what is learnt and 0 for padding or a given input, they are weighted means.
-
-The logits are read twice on the way forward and once on the way back, in
-float32 arithmetic; the only other tensor of their size is their gradient:
-
-  dlogits = softmax * (dloss + dlog_z) - onehot(target) * dloss
+Z          = sum over vocab of exp(logits)
+token_loss = log(Z) - logits[target], in nats
+loss       = mean(token_loss)
+z_loss     = Z_LOSS * mean(log(Z) ** 2)                         (PaLM 5)
 """
 
 from collections.abc import Sequence
@@ -22,14 +14,13 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import WholeSlice, slice_offset, split_axes
 from palm_mtf.ops.xla import fused
 
-LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
-
-# What no sum of weights is below, unless all of them are 0.
+# Least divisor of a mean: where all weights are 0, the mean and its gradients
+# are 0, not 0 / 0.
 _SMALLEST_WEIGHT = 1e-30
 
 
 def _is_target(first, logits, targets):
-  """Marks the target of each token, if this slice of `vocab` holds it."""
+  # A slice of `vocab` begins at token `first`, and holds few of the targets.
   row = tf.range(logits.shape[-1]) + first
   return tf.equal(row, targets[..., tf.newaxis])
 
@@ -41,8 +32,8 @@ def _largest(logits):
 
 @fused
 def _slice_sums(first, logits, targets, largest):
-  """Returns the slice's sum of exp(logits - largest), and its target logit."""
   is_target = _is_target(first, logits, targets)
+  # float32 inside one pass: no float32 tensor of the logits' size is written.
   logits = tf.cast(logits, tf.float32)
   normalizer = tf.reduce_sum(tf.exp(logits - largest[..., tf.newaxis]), -1)
   target = tf.reduce_sum(tf.where_v2(is_target, logits, 0.0), -1)
@@ -57,6 +48,7 @@ def _token_loss_and_log_z(largest, normalizer, target):
 
 @fused
 def _cross_entropy_gradient(first, logits, targets, log_z, dloss, dlog_z):
+  # dlogits = softmax * (dloss + dlog_z) - onehot(target) * dloss
   is_target = _is_target(first, logits, targets)
   x, log_z, dloss, dlog_z = (
     tf.cast(logits, tf.float32),
@@ -69,7 +61,7 @@ def _cross_entropy_gradient(first, logits, targets, log_z, dloss, dlog_z):
 
 
 class CrossEntropy(mtf.Operation):
-  """Outputs token_loss and log_z, [batch, length] float32, of logits."""
+  """Outputs token_loss and log_z of logits, [batch, length] float32 each."""
 
   def __init__(self, logits: mtf.Tensor, targets: mtf.Tensor):
     super().__init__([logits, targets], name="cross_entropy")
@@ -100,96 +92,64 @@ class CrossEntropy(mtf.Operation):
     return [dlogits, None]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to at most three collectives, of one number a token each."""
-    logits, targets = self.inputs
-    values = laid_out_cross_entropy(
-      lowering.mesh_impl(self),
-      logits.shape.dims[-1],
-      lowering.tensors[logits],
-      lowering.tensors[targets],
+    """Lowers to at most three all-reduces, of one number a token each."""
+    mesh_impl = lowering.mesh_impl(self)
+    vocab = self.inputs[0].shape.dims[-1]
+    axes = split_axes(mesh_impl, [vocab])
+    logits, targets = (lowering.tensors[x] for x in self.inputs)
+    largest = mesh_impl.slicewise(_largest, logits)
+    # all-reduce over slices of `vocab`: exp(logits - largest) is at most 1
+    largest = mesh_impl.allreduce(largest, axes, "MAX")
+    sums = mesh_impl.slicewise(
+      _slice_sums, slice_offset(mesh_impl, vocab), logits, targets, largest
     )
+    # all-reduce of two numbers a token: logits never leave their device
+    sums = [mesh_impl.allreduce(x, axes, "SUM") for x in sums]
+    values = mesh_impl.slicewise(_token_loss_and_log_z, largest, *sums)
     for output, value in zip(self.outputs, values, strict=True):
       lowering.set_tensor_lowering(output, value)
-
-
-def laid_out_cross_entropy(
-  mesh_impl: mtf.MeshImpl,
-  vocab: mtf.Dimension,
-  logits: LaidOut,
-  targets: LaidOut,
-) -> list[LaidOut]:
-  """Returns token_loss and log_z of every token, float32, on every device.
-
-  Args:
-    mesh_impl: devices and layout.
-    vocab: the last dimension of `logits`, which may be split.
-    logits: [..., vocab], activation dtype.
-    targets: [...], int32.
-  """
-  axes = split_axes(mesh_impl, [vocab])
-  largest = mesh_impl.slicewise(_largest, logits)
-  # all-reduce: the largest logit of all slices of `vocab`
-  largest = mesh_impl.allreduce(largest, axes, "MAX")
-  sums = mesh_impl.slicewise(
-    _slice_sums, slice_offset(mesh_impl, vocab), logits, targets, largest
-  )
-  # all-reduce: two numbers a token, never the logits
-  sums = [mesh_impl.allreduce(x, axes, "SUM") for x in sums]
-  return mesh_impl.slicewise(_token_loss_and_log_z, largest, *sums)
 
 
 def cross_entropy(
   logits: mtf.Tensor, targets: mtf.Tensor
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """Returns -log p(target) and log(Z) of every token.
+  """Returns -log p(target) and log(Z), [batch, length] float32 each.
 
   Args:
     logits: [batch, length, vocab], activation dtype.
     targets: [batch, length], int32 in [0, vocab).
-
-  Returns:
-    token_loss: [batch, length], float32.
-    log_z: [batch, length], float32.
   """
   token_loss, log_z = CrossEntropy(logits, targets).outputs
   return token_loss, log_z
 
 
+# Loss weights are [batch, length], float32, none below 0: 1 for what is learnt,
+# 0 for padding or a given input. None stands for 1 each.
+
+
 def weight_sum(
   targets: mtf.Tensor, loss_weights: mtf.Tensor | None
 ) -> mtf.Tensor:
-  """Returns how many tokens the loss is the mean of, [] float32.
-
-  Args:
-    targets: [batch, length].
-    loss_weights: [batch, length], float32, none below 0; None is 1 each.
-  """
+  """Returns the sum of the loss weights of all targets, [] float32."""
   if loss_weights is None:
     return mtf.constant(targets.mesh, targets.shape.size, dtype=tf.float32)
   return mtf.reduce_sum(loss_weights)
 
 
 def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
-  """Returns sum(x * loss_weights) / sum(loss_weights), [] float32.
-
-  Both sums are over the whole batch, also where it is split. Where no token has
-  a weight the mean and its gradients are 0, not 0 / 0.
-
-  Args:
-    x: [batch, length], float32.
-    loss_weights: weight of each token, none below 0, in its shape; None is 1
-    each.
-  """
+  """Returns sum(x * loss_weights) / sum(loss_weights), [] float32."""
+  # Both sums run over the whole batch first, also where it is split: slices
+  # with other weights count as much as their weights.
   if loss_weights is None:
     return mtf.reduce_mean(x)
   return mtf.reduce_sum(x * loss_weights) / divisor(weight_sum(x, loss_weights))
 
 
 def weighted_sum(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
-  """Returns sum(x * loss_weights), [] float32; see `weighted_mean`."""
+  """Returns sum(x * loss_weights), [] float32."""
   return mtf.reduce_sum(x if loss_weights is None else x * loss_weights)
 
 
 def divisor(total_weight: mtf.Tensor) -> mtf.Tensor:
-  """Returns what a sum is divided by to be a mean: never 0, [] float32."""
+  """Returns the divisor of a weighted mean, [] float32: never 0."""
   return mtf.maximum(total_weight, _SMALLEST_WEIGHT)

@@ -9,187 +9,162 @@
   Attention(x) = causal_attention(rotary(x q), rotary(x k), x v) o
   logits       = final_norm(x) embedding^T / sqrt(d_model)
 
-No kernel and no norm has a bias, and input and output share the embedding. The
-names of the variables are the checkpoint's schema. The loss is in loss.py, the
-layers' arithmetic in layers.py and attention.py, the dimensions in dims.py, and
-what moves where a layout splits d_model, in sharding.py.
+Training, validation, scoring and the prefill of decoding run this forward pass;
+weights.py stores and multiplies the weights. No kernel and no norm has a bias.
 """
 
 import functools
+from collections.abc import Callable
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import mtf
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
-from palm_mtf.model.layers import embed, norm, rotary, rotary_tables, swiglu
+from palm_mtf.model.layers import norm, rotary, rotary_tables
 from palm_mtf.model.remat import recomputed
-from palm_mtf.model.sharding import (
-  as_residual,
-  from_residual,
-  gathered,
-  gathered_einsum,
-)
+from palm_mtf.model.sharding import as_residual, from_residual
 from palm_mtf.model.vocab_padding import without_padding
-from palm_mtf.ops.variables import Fill, Normal, sliced_variable
+from palm_mtf.model.weights import Weights
+
+KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]
 
 
 class Palm:
-  """Makes the variables of one model on one mesh and builds its logits."""
+  """Forward pass over [batch, length] tokens."""
 
   def __init__(
     self,
-    mesh: mtf.Mesh,
     config: PalmConfig,
     dims: Dims,
-    seed: int,
+    weights: Weights,
     dropout: Dropout | None = None,
   ):
-    """Readies the tables that all layers share.
+    """Makes the tables that all layers share.
 
     Args:
-      mesh: mesh of one pod.
       config: the architecture.
       dims: its dimensions, from `model_dims`.
-      seed: seed of the initial weights.
+      weights: its parameters.
       dropout: masks of a training step; None drops nothing.
     """
-    self._mesh = mesh
     self._config = config
     self._dims = dims
-    self._seed = seed
+    self._weights = weights
     self._dropout = dropout
-    self._sin, self._cos = rotary_tables(mesh, dims.length, dims.d_kv)
-    self._dtype = tf.as_dtype(config.activation_dtype)
+    self._sin, self._cos = rotary_tables(weights.mesh, dims.length, dims.d_kv)
 
   def logits(
     self, inputs: mtf.Tensor, segments: mtf.Tensor | None = None
   ) -> mtf.Tensor:
     """Returns the logits of the token after each of `inputs`.
 
-    A row may hold several documents, each a segment that sees nothing of the
-    others. Positions need not begin anew with each: rotary embedding makes of
-    them only differences, and these are the same wherever a document starts.
-
     Args:
       inputs: [batch, length], int32 in [0, vocab).
-      segments: [batch, length], int32: a number for each document, any number
-        for padding. None is one document a row.
+      segments: [batch, length], int32: a number for each document of a row,
+        any number for padding. None is one document a row.
 
     Returns:
       [batch, length, vocab], activation dtype.
     """
-    dims, config = self._dims, self._config
-    embedding = sliced_variable(
-      self._mesh,
-      "embedding",
-      mtf.Shape([dims.vocab, dims.d_model_stored]),
-      initializer=Normal(1.0, self._seed),
-      activation_dtype=self._dtype,
-      sizes=[config.vocab_size, config.d_model],
+    x = self.hidden(inputs, segments)
+    return without_padding(self._weights.unembed(x), self._config.vocab_size)
+
+  def hidden(
+    self,
+    inputs: mtf.Tensor,
+    segments: mtf.Tensor | None = None,
+    keys_and_values: KeysAndValues | None = None,
+  ) -> mtf.Tensor:
+    """Returns the normalized output of the last block.
+
+    Args:
+      inputs: [batch, length], int32 in [0, vocab).
+      segments: [batch, length], int32; see `logits`.
+      keys_and_values: receives those of each layer, as attention reads them;
+        only with REMAT = "none".
+
+    Returns:
+      [batch, length, d_model], activation dtype.
+    """
+    config = self._config
+    x = self._drop(self._weights.embed(inputs), 0)
+    x = as_residual(x, self._dims)
+    attend = functools.partial(
+      self._attend, segments=segments, keys_and_values=keys_and_values
     )
-    x = embed(gathered(embedding, inputs, dims), inputs)
-    x = as_residual(self._drop(x, 0), dims)
     for layer in range(config.num_layers):
-      block = functools.partial(self._block, segments=segments, layer=layer)
+      block = functools.partial(self._block, layer=layer, attend=attend)
       x = recomputed(block, [x]) if config.remat == "layer" else block(x)
-    x = from_residual(x, dims)
-    # The scale carries 1/sqrt(d_model), so that it is applied in float32.
-    factor = dims.d_model.size**-0.5
-    x = norm(x, self._scale("final_norm", x), config.norm, factor)
-    # The backward pass begins here: the table is kept for it.
-    logits = gathered_einsum(
-      x, embedding, [dims.batch, dims.length, dims.vocab], dims, again=False
-    )
-    return without_padding(logits, config.vocab_size)
+    # 1/sqrt(d_model) of the logits rides on the last scale, which multiplies
+    # in float32: logits that are scaled in bfloat16 would be rounded twice.
+    return self._norm(x, "final_norm", factor=self._dims.d_model.size**-0.5)
 
   def _block(
-    self, x: mtf.Tensor, *, segments: mtf.Tensor | None, layer: int
+    self, x: mtf.Tensor, *, layer: int, attend: Callable[..., mtf.Tensor]
   ) -> mtf.Tensor:
-    name = layer_name(layer)
+    weights, name = self._weights, layer_name(layer)
+    o, wo = f"{name}/attention/o", f"{name}/mlp/wo"
     y = self._norm(x, f"{name}/norm")
-    attention = self._attention(y, segments, f"{name}/attention")
     if self._config.block == "parallel":
-      both = attention + self._mlp(y, f"{name}/mlp")
-      return self._add(x, both, 2 * layer + 1)
+      # One norm feeds both branches: their five kernels can be one product, and
+      # o and wo end in one sum, with one all-reduce (PaLM 2).
+      inputs = {**_qkv(y, name), **_gates(y, name)}
+      q, k, v, hidden = weights.project_in(inputs, gated=True)
+      branches = {o: attend(q, k, v), wo: hidden}
+      return self._add(x, weights.project_out(branches), 2 * layer + 1)
+    q, k, v = weights.project_in(_qkv(y, name), gated=False)
+    attention = weights.project_out({o: attend(q, k, v)})
     x = self._add(x, attention, 2 * layer + 1)
     y = self._norm(x, f"{name}/mlp_norm")
-    return self._add(x, self._mlp(y, f"{name}/mlp"), 2 * layer + 2)
+    (hidden,) = weights.project_in(_gates(y, name), gated=True)
+    return self._add(x, weights.project_out({wo: hidden}), 2 * layer + 2)
 
-  def _norm(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
-    x = from_residual(x, self._dims)
-    return norm(x, self._scale(name, x), self._config.norm)
-
-  def _add(self, x: mtf.Tensor, branch: mtf.Tensor, place: int) -> mtf.Tensor:
-    """Adds what a branch computed to the residual stream."""
-    return x + as_residual(self._drop(branch, place), self._dims)
-
-  def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    return self._dropout(x, place) if self._dropout else x
-
-  def _attention(
-    self, x: mtf.Tensor, segments: mtf.Tensor | None, name: str
+  def _attend(
+    self,
+    q: mtf.Tensor,
+    k: mtf.Tensor,
+    v: mtf.Tensor,
+    *,
+    segments: mtf.Tensor | None,
+    keys_and_values: KeysAndValues | None,
   ) -> mtf.Tensor:
-    d = self._dims
-    memory = mtf.rename_dimension(x, "length", "memory_length")
-    shared = self._config.attention == "multi_query"
-    kv_heads = [] if shared else [d.heads]
-    q = self._product(x, f"{name}/q", [d.d_model], [d.heads, d.d_kv])
-    k = self._product(memory, f"{name}/k", [d.d_model], [*kv_heads, d.d_kv])
-    v = self._product(memory, f"{name}/v", [d.d_model], [*kv_heads, d.d_kv])
-
     def attend(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
+      # Positions count from the start of the row, not of the document: q k
+      # depends on their difference alone, which is the same either way.
       q = rotary(q, self._sin, self._cos)
       k = rotary(k, self._sin, self._cos)
+      if keys_and_values is not None:
+        keys_and_values.append((k, v))
       return causal_attention(q, k, v, segments)
 
     is_recomputed = self._config.remat == "attention"
-    out = recomputed(attend, [q, k, v]) if is_recomputed else attend(q, k, v)
-    # all-reduce over the axis of `heads`, if they are split
-    return self._product(out, f"{name}/o", [d.heads, d.d_kv], [d.d_model])
+    return recomputed(attend, [q, k, v]) if is_recomputed else attend(q, k, v)
 
-  def _mlp(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
-    d = self._dims
-    gate = self._product(x, f"{name}/wi_gate", [d.d_model], [d.d_ff])
-    linear = self._product(x, f"{name}/wi", [d.d_model], [d.d_ff])
-    # all-reduce over the axis of `d_ff`, if it is split
-    return self._product(
-      swiglu(gate, linear), f"{name}/wo", [d.d_ff], [d.d_model]
-    )
+  def _norm(self, x: mtf.Tensor, name: str, factor: float = 1.0) -> mtf.Tensor:
+    x = from_residual(x, self._dims)
+    scale = self._weights.scale(name, after=x)
+    return norm(x, scale, self._config.norm, factor)
 
-  def _product(
-    self,
-    x: mtf.Tensor,
-    name: str,
-    in_dims: list[mtf.Dimension],
-    out_dims: list[mtf.Dimension],
-  ) -> mtf.Tensor:
-    """Multiplies x [..., in_dims] by a new kernel [in_dims, out_dims]."""
-    fan_in = mtf.Shape(in_dims).size
-    kernel = sliced_variable(
-      self._mesh,
-      name,
-      self._stored(in_dims + out_dims),
-      initializer=Normal(fan_in**-0.5, self._seed),
-      activation_dtype=self._dtype,
-    )
-    kept = [dim for dim in x.shape.dims if dim not in in_dims]
-    # A block that is computed again gathers its kernels again anyway.
-    again = self._config.remat != "layer"
-    return gathered_einsum(x, kernel, kept + out_dims, self._dims, again=again)
+  def _add(self, x: mtf.Tensor, branch: mtf.Tensor, place: int) -> mtf.Tensor:
+    return x + as_residual(self._drop(branch, place), self._dims)
 
-  def _scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
-    """Returns the scale of a norm, gathered once `after` is there."""
-    scale = sliced_variable(
-      self._mesh,
-      f"{name}/scale",
-      self._stored([self._dims.d_model]),
-      initializer=Fill(1.0),
-    )
-    return gathered(scale, after, self._dims)
+  def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
+    # `place` numbers the places where numbers are dropped: each has its mask.
+    return self._dropout(x, place) if self._dropout else x
 
-  def _stored(self, dims: list[mtf.Dimension]) -> mtf.Shape:
-    """Returns the shape of a weight with `dims` as its variable has it."""
-    d = self._dims
-    return mtf.Shape([d.d_model_stored if x == d.d_model else x for x in dims])
+
+def _qkv(y: mtf.Tensor, name: str) -> dict[str, mtf.Tensor]:
+  # A tensor has no dimension twice, and scores are [length, memory_length]:
+  # keys and values have the same positions by another name.
+  memory = mtf.rename_dimension(y, "length", "memory_length")
+  return {
+    f"{name}/attention/q": y,
+    f"{name}/attention/k": memory,
+    f"{name}/attention/v": memory,
+  }
+
+
+def _gates(y: mtf.Tensor, name: str) -> dict[str, mtf.Tensor]:
+  return {f"{name}/mlp/wi_gate": y, f"{name}/mlp/wi": y}

@@ -1,35 +1,34 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rematerialization: activations computed again instead of kept.
+"""Rematerialization: activations computed again instead of kept (REMAT).
 
-A part of the model that is wrapped in `recomputed` keeps its inputs alone. Its
-gradient begins with a second run of its operations, the same on the same
-numbers, so that memory changes and no bit of the result does. REMAT chooses the
-parts:
-
-  none       keeps everything
-  attention  computes attention again from q, k and v, whose weights are the one
-             activation that grows with length ** 2; no product with a parameter
-             is computed twice (PaLM 8B and 62B; PaLM Appendix B, Table 22)
-  layer      computes the whole block again from the residual stream before it,
-             the one activation that a layer keeps (PaLM 540B; PaLM 4). Table 22
-             counts 75% of the products with parameters as computed twice; here
-             it is the 65% that gradients need, for the last product of each
-             branch has no use in them.
+none       keeps everything
+attention  recomputes attention from q, k and v; no product with a parameter
+           (PaLM 8B and 62B; PaLM Appendix B, Table 22)
+layer      recomputes the whole block from the residual stream (PaLM 540B)
 """
 
 from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf
 
+# Attention weights are the one activation that grows with length ** 2. Of a
+# layer, Table 22 counts 75% of the products with parameters as recomputed; here
+# it is the 65% that gradients need: the last product of a branch has no use in
+# them, and TensorFlow leaves out what nothing reads.
+
+# Attention weights are the one activation that grows with length ** 2. Of a
+# layer, Table 22 counts 75% of the products with parameters as recomputed; here
+# it is the 65% that gradients need: the last product of a branch has no use in
+# them, and TensorFlow leaves out what nothing reads.
+
 
 class _After(mtf.Operation):
-  """Outputs its first input once the second is there.
+  """Outputs its first input once the second is there."""
 
-  Mesh TensorFlow's own recompute_grad ties the two by adding a tiny multiple of
-  the second, which may change bits. Without a tie TensorFlow would recompute
-  at once, or find that it has the same values already and keep those.
-  """
+  # Mesh TensorFlow's own recompute_grad ties the two by adding a tiny multiple
+  # of the second, which may change bits. Without a tie TensorFlow would
+  # recompute at once, or find that it has the values already and keep those.
 
   def __init__(self, x: mtf.Tensor, signal: mtf.Tensor):
     super().__init__([x, signal], name="after")
@@ -45,12 +44,11 @@ class _After(mtf.Operation):
 def recomputed(
   fn: Callable[..., mtf.Tensor], inputs: Sequence[mtf.Tensor]
 ) -> mtf.Tensor:
-  """Returns fn(*inputs), whose gradient runs `fn` again.
+  """Returns fn(*inputs), of which only the inputs are kept.
 
   Args:
-    fn: returns one tensor; may read variables and other tensors, which it
-      does not keep.
-    inputs: what is kept of it.
+    fn: returns one tensor; may read variables and other tensors besides.
+    inputs: tensors of any shapes.
   """
 
   def gradient(
@@ -58,6 +56,8 @@ def recomputed(
   ):
     (dy,) = output_grads
     mapping = {x: x for x in all_inputs}
+    # The second run begins when the gradient arrives, not before. It is of the
+    # same operations on the same numbers: no bit of the result changes.
     for x in explicit_inputs:
       mapping[x] = _After(x, dy).outputs[0]
     xs = [mapping[x] for x in all_inputs]

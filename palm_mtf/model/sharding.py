@@ -1,22 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One dimension by another name, under which a layout splits it otherwise.
+"""Collectives of d_model, by the names under which a layout splits it.
 
-  d_model_stored -> d_model    a weight is gathered before it is used
-  d_model -> d_model_stored    its gradient is summed up and cut on the way back
-  d_model_residual -> d_model  the same two for the residual stream, where a
-  d_model -> d_model_residual  block begins and where it ends
-
-To gather is an all-gather over the first name's axis. The other way, a sum
-whose parts lie on the devices of that axis is finished by a reduce-scatter:
-half the bytes of the all-reduce that Mesh TensorFlow's reshape makes before it
-cuts. A value that these devices hold already is cut where it is. Each is the
-gradient of the other.
-
-A kernel is gathered for one product at a time, when the other factor is there,
-and again on the way back: all kernels at once would be what was saved. So its
-gradient is cut in each microbatch, and added up in parts: that moves it once a
-microbatch and not once a step, and keeps a whole gradient nowhere.
+d_model_stored -> d_model    all-gather of a weight before it is used
+d_model -> d_model_stored    reduce-scatter of its gradient
+d_model_residual -> d_model  the same two for the residual stream, where a
+d_model -> d_model_residual  block begins and where it ends
 """
 
 from palm_mtf._tf import mtf
@@ -36,9 +25,9 @@ class Resharded(mtf.Operation):
     """Adds the operation to the graph of x.
 
     Args:
-      x: has the first of `dims`.
-      dims: what is renamed, and what to.
-      after: not before this tensor is there does anything move.
+      x: tensor with the first of `dims`.
+      dims: old and new dimension, of one size.
+      after: tensor before which nothing moves; None moves x at once.
     """
     inputs = [x] if after is None else [x, after]
     super().__init__(inputs, name=f"as_{dims[1].name}")
@@ -48,6 +37,7 @@ class Resharded(mtf.Operation):
 
   def gradient(self, grad_ys: list[mtf.Tensor]) -> list[mtf.Tensor | None]:
     """Returns the gradient of x; `after` has none."""
+    # All-gather and reduce-scatter are each other's gradient.
     dx = Resharded(grad_ys[0], self._dims[::-1]).outputs[0]
     return [dx, None][: len(self.inputs)]
 
@@ -68,20 +58,22 @@ class Resharded(mtf.Operation):
 
 def _summed_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
+    # Every device holds the whole value: its part is cut where it is.
     return mesh_impl.allsplit(x, axis, place)
+  # Reduce-scatter: half the bytes of the all-reduce that Mesh TensorFlow's
+  # reshape makes before it cuts.
   part = mesh_impl.reduce_scatter(x.laid_out_input, axis, place)
   others = [each for each in x.mesh_axes if each != axis]
   return mtf.LazyAllreduceSum(mesh_impl, part, others) if others else part
 
 
 def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
-  """Returns a stored weight as layers use it, in its dtype.
+  """Returns a stored weight [..., d_model_stored, ...] with all of d_model.
 
   Args:
-    x: [..., d_model_stored, ...].
-    after: what the layer reads besides: the weight is gathered only then.
-    dims: dimensions of the model; where no layout splits d_model_stored, x is
-    returned.
+    x: the weight; returned as it is where no layout splits d_model_stored.
+    after: other input of the layer: the weight is gathered only then.
+    dims: dimensions of the model.
   """
   if dims.d_model_stored == dims.d_model:
     return x
@@ -99,28 +91,30 @@ def gathered_einsum(
   """Multiplies by a stored kernel, which is gathered for this product alone.
 
   Args:
-    x: [..., in_dims].
-    kernel: with d_model_stored in place of d_model.
-    output_shape: shape of the product.
+    x: [..., inputs].
+    kernel: inputs and outputs, with d_model_stored in place of d_model.
+    output_shape: dimensions of the product.
     dims: dimensions of the model.
-    again: whether the backward pass gathers the kernel once more, so that it is
-      not kept until then.
+    again: whether the backward pass gathers the kernel once more.
   """
 
   def multiply(x: mtf.Tensor) -> mtf.Tensor:
     return mtf.einsum([x, gathered(kernel, x, dims)], output_shape=output_shape)
 
+  # A kernel that is not gathered again is kept until the backward pass: all
+  # kernels at once, which is the memory that sharding saves. For the same
+  # reason each microbatch scatters its gradient; a whole one is kept nowhere.
   is_split = dims.d_model_stored != dims.d_model
   return recomputed(multiply, [x]) if is_split and again else multiply(x)
 
 
 def as_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
-  """Returns [batch, length, d_model] as it lies between blocks."""
+  """Returns x [batch, length, d_model] as it lies between blocks."""
   return _renamed(x, dims.d_model, dims.d_model_residual)
 
 
 def from_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
-  """Returns [batch, length, d_model_residual] as a block reads it."""
+  """Returns x [batch, length, d_model_residual] as a block reads it."""
   return _renamed(x, dims.d_model_residual, dims.d_model)
 
 

@@ -31,13 +31,7 @@ def einsum(equation: str, *xs: tf.Tensor) -> tf.Tensor:
 def matmul(
   x: tf.Tensor, y: tf.Tensor, *, transpose_b: bool = False
 ) -> tf.Tensor:
-  """Multiplies two tensors of one float dtype.
-
-  Args:
-    x: [..., rows, inner].
-    y: [..., inner, columns], or [..., columns, inner] with `transpose_b`.
-    transpose_b: whether `y` is transposed.
-  """
+  """Multiplies matrices of one float dtype."""
   if not is_emulated(x):
     return tf.matmul(x, y, transpose_b=transpose_b)
   x, y = (tf.cast(each, tf.float32) for each in (x, y))

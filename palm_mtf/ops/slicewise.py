@@ -12,7 +12,7 @@ GradientFn = Callable[..., "Sequence[mtf.Tensor | None]"]
 
 
 def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
-  """Returns the first index of `dim` in each slice: [], int32, laid out."""
+  """Returns the first index of `dim` in each slice, [] int32, laid out."""
   axis = mesh_impl.tensor_dimension_to_mesh_axis(dim)
   if axis is None:
     return tf.constant(0)
@@ -88,7 +88,7 @@ class WholeSlice(mtf.Operation):
     """Lowers to one call of the function on each slice."""
     mesh_impl = lowering.mesh_impl(self)
     input_dims = {dim for x in self.inputs for dim in x.shape.dims}
-    for dim in input_dims:
+    for dim in input_dims:  # a layout that the function cannot do is refused
       if dim.name in self._unsplittable_dims:
         assert not split_axes(mesh_impl, [dim]), f"{self.name}: {dim} is split"
     slices = [lowering.tensors[x] for x in self.inputs]

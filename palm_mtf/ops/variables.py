@@ -18,15 +18,10 @@ from palm_mtf._tf import BaseResourceVariable, mtf, tf
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-  """Draws from N(0, stddev^2), not truncated (PaLM 5, weight initialization).
+  """Draws from N(0, stddev^2), not truncated (PaLM 5)."""
 
-  Attributes:
-    stddev: standard deviation; 1/sqrt(fan-in) for kernels, 1 for embeddings.
-    seed: seed of the run.
-  """
-
-  stddev: float
-  seed: int
+  stddev: float  # 1/sqrt(fan-in) for kernels, 1 for embeddings
+  seed: int  # of the run
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
@@ -72,8 +67,7 @@ class SlicedVariable(mtf.Variable):
 
   Attributes:
     initializer: gives the first value.
-    sizes: sizes of the dimensions in a checkpoint; the mesh may pad them with
-      zeros at the end.
+    sizes: sizes without padding, which is zeros at the end.
   """
 
   def __init__(

@@ -10,15 +10,7 @@ For a variable p with gradient g, clipped by the global norm, at step k:
   m  <-  beta1 m + (1 - beta1) lr max(1e-3, RMS(p)) u
   p  <-  p (1 - lr^2) - m                            lr = min(1e-2, 1/sqrt(k))
 
-It is Adam with the learning rate relative to the size of each variable. The
-moments start at zero; v needs no bias correction because beta2 is 0 at the
-first step. The fields of AdafactorConfig say which of its parts there are; what
-is left out costs neither memory nor time. second_moment.py has the factored v,
-schedule.py beta2 and lr, parameter_groups.py who shares an RMS and who decays,
-and accounting/optimizer_state.py the names of the moments.
-
-Two passes over memory do all of it: one for the root mean squares, one for the
-assignments; a factored v takes another.
+It is Adam with the learning rate relative to the size of each variable.
 """
 
 import math
@@ -41,6 +33,14 @@ from palm_mtf.optim.second_moment import (
   factored_update,
   full_update,
 )
+
+# Moments start at zero; v needs no bias correction, because beta2 is 0 at the
+# first step. A part that AdafactorConfig leaves out costs neither memory nor
+# time.
+#
+# Two passes over memory do all of it: one for the root mean squares, one for
+# the assignments; a factored v takes a third. Every assigned value is computed
+# with the clip factor, which exists only if the gradients are finite (clip.py).
 
 
 def _clipped(g, clip):
@@ -66,7 +66,7 @@ def _factored_squares(g, clip, one_minus_beta2, row, column):
 
 
 def _stepped(p, m, u, scalars):
-  """Returns p and, if there is one, m after the step."""
+  # p, and m if there is one, after the step
   _, _, beta1, step_size, shrink = scalars
   change = step_size * u
   if m is not None:
@@ -92,7 +92,7 @@ def _factored_step(p, m, g, scalars, row, column):
 
 
 class _Parameter:
-  """One variable, its slots and how its update is computed, when lowered."""
+  """A variable, its slots and its update, lowered."""
 
   def __init__(
     self,
@@ -102,15 +102,7 @@ class _Parameter:
     scalars: Sequence[mtf.Tensor],
     gradient: mtf.Tensor,
   ):
-    """Reads the variable and its slots, and readies u.
-
-    Args:
-      lowering: lowering of the graph.
-      variable: what is trained.
-      slots: its slots, by the name of the slot.
-      scalars: clip factor and 1 - beta2.
-      gradient: gradient of the variable.
-    """
+    # `slots` are by their names; `scalars` are clip factor and 1 - beta2.
     self.name = variable.name
     self.size = math.prod(variable.sizes)
     self._mesh_impl = mesh_impl = lowering.mesh_impl(variable)
@@ -126,7 +118,7 @@ class _Parameter:
     self._p, self._m = values.pop(""), values.pop("momentum", None)
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # What the functions of u take: v, or the factors of g. The next r and c.
+    # Inputs of u: v, or the factors of g; then the next r and c.
     self._moment, self._next_moment = tuple(values.values()), ()
     self._squares, self._step = _full_squares, _full_step
     if len(self._moment) > 1:
@@ -261,7 +253,8 @@ class AdafactorUpdate(mtf.Operation):
   def _scalars(
     self, clip, one_minus_beta2, learning_rate, p_square, u_square, is_decayed
   ):
-    """Returns what `_stepped` multiplies by, [5] float32, of mean squares."""
+    # Scalars of `_stepped`, [5] float32: on the devices, so that no step waits
+    # for the client.
     config = self._config
     step_size = (1.0 - config.beta1) * learning_rate
     if config.parameter_scale != "off":
@@ -286,11 +279,11 @@ def adafactor_updates(
   """Returns the operations that update all variables and moments in place.
 
   Args:
-    variables: what is trained.
+    variables: the trained variables.
     gradients: gradient of each variable, in its shape, any float dtype.
     scalars: clip factor, learning rate and 1 - beta2, [] float32 each.
     is_finite: whether the step is finite, [] bool; else nothing is updated.
-    config: all but the schedule, GRADIENT_CLIP and Z_LOSS is read.
+    config: settings; the schedule, GRADIENT_CLIP and Z_LOSS are not read.
   """
   groups = scale_groups([v.name for v in variables], config.parameter_scale)
   return [

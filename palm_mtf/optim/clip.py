@@ -13,14 +13,9 @@ def _sum_of_squares(x):
 
 
 def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
-  """Returns the sum of squares of each gradient, [] float32.
-
-  Where a gradient is split, its slices' sums are all-reduced. A sum is a finite
-  number only if the whole gradient is.
-
-  Args:
-    gradients: any shapes and dtypes, on one mesh.
-  """
+  """Returns the sum of squares of each gradient, [] float32."""
+  # all-reduce of one number, where a gradient is split. A sum is finite only if
+  # the whole gradient is.
   return [
     WholeSlice(
       _sum_of_squares,
@@ -34,11 +29,7 @@ def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
 
 
 def global_norm(sums: Sequence[mtf.Tensor]) -> mtf.Tensor:
-  """Returns the norm of all gradients taken as one vector, [] float32.
-
-  Args:
-    sums: results of `sums_of_squares`.
-  """
+  """Returns the norm of all gradients as one vector, from `sums_of_squares`."""
   return mtf.sqrt(mtf.add_n(sums))
 
 

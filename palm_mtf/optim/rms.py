@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Root mean squares of updates and parameters, for people to look at.
-
-The optimizer needs the sums of squares of each variable anyway; here they are
-added up over all layers, by kind: "embedding", "norm", "attention" and "mlp". A
-parameter's is that before the step, an update's that of u before it is clipped,
-in units of the parameter's scale (adafactor.py): 1 is where clipping begins.
-"""
+"""Root mean squares of updates and parameters, as metrics."""
 
 import collections
 from collections.abc import Iterable
@@ -17,23 +11,21 @@ from palm_mtf.config.parameter_names import parsed
 
 
 class SumOfSquares(NamedTuple):
-  """What the optimizer measured of one variable in one step.
+  """Sum of squares of one variable, or of its update, in one step."""
 
-  Attributes:
-    of: "update" or "parameter".
-    variable: its name.
-    size: how many numbers it has.
-    value: [], float32; on the mesh, or as TensorFlow has it.
-  """
-
+  # "parameter", before the step; or "update", of u before it is clipped, in
+  # units of the parameter's scale (adafactor.py): 1 is where clipping begins.
   of: str
   variable: str
-  size: int
+  size: int  # numbers in the variable
+  # [], float32; on the mesh, or as TensorFlow has it
   value: mtf.Tensor | tf.Tensor
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
   """Returns [] float32 for each "update_rms/<kind>" and "parameter_rms/..."."""
+  # The optimizer needs the sums of each variable anyway. Of all layers together
+  # there is one for each kind: "embedding", "norm", "attention" and "mlp".
   by_name = collections.defaultdict(list)
   for each in sums:
     by_name[f"{each.of}_rms/{parsed(each.variable).kind}"].append(each)

@@ -1,13 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What changes with the step k = 1, 2, ...: learning rate and beta2 (PaLM 5).
+"""Schedules of the learning rate and beta2 by step k = 1, 2, ... (PaLM 5).
 
-  lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
-               = LEARNING_RATE                       "constant"
-  1 - beta2(k) = k ** -BETA2_EXPONENT
-
-The decay of the second moment is kept as 1 - beta2, which is 5e-5 at PaLM's
-last step: float32 would round a thousandth of it away in beta2 itself.
+lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
+             = LEARNING_RATE                       "constant"
+1 - beta2(k) = k ** -BETA2_EXPONENT
 """
 
 from palm_mtf._tf import tf
@@ -23,4 +20,6 @@ def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
 
 def one_minus_beta2(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   """Returns 1 - beta2(k), [] float32, of k, [] float32."""
+  # At PaLM's last step this is 5e-5; in float32, 1 - (1 - 5e-5) is a thousandth
+  # off.
   return tf.pow(k, -config.beta2_exponent)

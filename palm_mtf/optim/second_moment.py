@@ -2,16 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The second moment of a gradient g, whole or factored, and the update u.
 
-  full      v <- beta2 v + (1 - beta2) (g^2 + 1e-30)       u = g / sqrt(v)
+full      v <- beta2 v + (1 - beta2) (g^2 + 1e-30)       u = g / sqrt(v)
 
-  factored  r <- beta2 r + (1 - beta2) row_means(g^2 + 1e-30)
-            c <- beta2 c + (1 - beta2) column_means(g^2 + 1e-30)
-                                                   u = g / sqrt(r c / mean(r))
-
-Factored is Algorithm 4 of Adafactor (Shazeer and Stern 2018), with means in
-place of sums, which u does not see: a matrix of m x n keeps m + n numbers. The
-full form passes over v and g where they are used; the factored one once more
-over g before, and all-reduces r and c where the matrix is split.
+factored  r <- beta2 r + (1 - beta2) row_means(g^2 + 1e-30)
+          c <- beta2 c + (1 - beta2) column_means(g^2 + 1e-30)
+                                                 u = g / sqrt(r c / mean(r))
 """
 
 import math
@@ -20,6 +15,9 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
+
+# Factored is Algorithm 4 of Adafactor (Shazeer and Stern 2018), with means in
+# place of sums, which u does not see: a matrix of m x n keeps m + n numbers.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
@@ -35,15 +33,16 @@ def full_update(g, one_minus_beta2, v):
 
 
 def factored_update(g, one_minus_beta2, row, column):
-  """Returns u alone; `row` and `column` are from `row_and_column_factors`."""
-  del one_minus_beta2  # is in them already
+  """Returns u; `row` and `column` are from `row_and_column_factors`."""
+  del one_minus_beta2  # both have it already
   ones = [1] * column.shape.rank
   return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
 
 
 @fused
 def _row_and_column_sums(g, clip, rows):
-  """Returns the slice's sums of g^2 over its columns and over its rows."""
+  # Over columns and over rows, of one slice: a pass over g that the full form
+  # does not need.
   g = tf.cast(g, tf.float32) * clip
   squares = tf.square(g) + GRADIENT_FLOOR
   every = list(range(g.shape.rank))
@@ -63,13 +62,13 @@ class FactoredMoment:
     sizes: Sequence[int],
     rows: int,
   ):
-    """Readies what the means are over.
+    """Readies the sizes that sums are divided by.
 
     Args:
-      mesh_impl: the devices and the layout.
+      mesh_impl: devices and layout.
       dims: dimensions of the matrix.
-      sizes: sizes of the dimensions, without padding, which means are not over.
-      rows: how many of the first dimensions are its rows.
+      sizes: sizes of the dimensions without padding, which no mean is over.
+      rows: number of dimensions, from the first, that are rows.
     """
     self._mesh_impl = mesh_impl
     self._row_dims, self._column_dims = dims[:rows], dims[rows:]
@@ -81,7 +80,7 @@ class FactoredMoment:
 
     Args:
       g: the gradient, laid out, any float dtype.
-      clip: what it is multiplied by, [] float32.
+      clip: factor of the gradient, [] float32.
       one_minus_beta2: 1 - beta2, [] float32.
       row: r before the step, float32.
       column: c before the step, float32.
@@ -112,7 +111,8 @@ class FactoredMoment:
     return tuple(means)
 
   def row_and_column_factors(self, row, column) -> tuple:
-    """Returns what g is multiplied by: 1 / sqrt(r / mean(r)), 1 / sqrt(c)."""
+    """Returns the factors of g: 1 / sqrt(r / mean(r)) and 1 / sqrt(c)."""
+    # all-reduce of one number, where rows are split
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)
     return (

@@ -18,7 +18,7 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
   """
   if len(pods) == 1:
     return list(pods)
-  # Of the few other numbers every device of a pod sends its copy, as float32.
+  # Every device sends its copy of the few other numbers, as float32.
   numbers = zip(
     *([x.token_loss, x.log_z_squares, x.weight] for x in pods), strict=True
   )

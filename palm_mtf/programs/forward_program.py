@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of one pod: logits and loss of a batch."""
+"""Forward pass of one pod: logits and loss of a batch."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   import_features,
@@ -23,14 +24,14 @@ from palm_mtf.programs.features import (
 
 @dataclasses.dataclass(frozen=True)
 class ForwardProgram:
-  """The forward pass of one pod.
+  """Forward pass of one pod.
 
   Attributes:
-    features: what to feed of a batch, by name, in the order asked for.
+    features: feeds of a batch, by name, in the order asked for.
     logits: [batch, length, vocab], activation dtype; needs no targets and no
       loss_weights.
-    loss: [], float32: nats a token.
-    weight_sum: [], float32: how many tokens the loss is the mean of.
+    loss: [], float32: mean -log p of a target, in nats.
+    weight_sum: [], float32: sum of the loss weights that the mean is over.
     slices: slices of every variable, by its checkpoint name.
   """
 
@@ -54,7 +55,7 @@ def build_forward_program(
     config: the architecture.
     mesh_layout: devices and layout rules, checked against `config`.
     batch_size: sequences in one pass.
-    features: names among FEATURE_DTYPES: what every batch has.
+    features: names of the features that every batch has (features.py).
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -66,10 +67,8 @@ def build_forward_program(
     fed = placeholders(features, dims)
   batch = import_features(mesh, fed, dims)
   loss_weights = batch.get("loss_weights")
-  # The first weights are never used: a checkpoint is restored over them.
-  logits = Palm(mesh, config, dims, seed=0).logits(
-    batch["inputs"], batch.get("segments")
-  )
+  palm = Palm(config, dims, TrainedWeights(mesh, config, dims))
+  logits = palm.logits(batch["inputs"], batch.get("segments"))
   token_loss, _ = cross_entropy(logits, batch["targets"])
   lowered = lower(
     {mesh: placement},
@@ -79,7 +78,7 @@ def build_forward_program(
       "weight_sum": weight_sum(batch["targets"], loss_weights),
     },
   )
-  # Of tokens, not of what the layout pads the vocabulary with.
+  # Without the rows that the layout pads the vocabulary with.
   lowered.tensors["logits"] = lowered.tensors["logits"][
     ..., : config.vocab_size
   ]

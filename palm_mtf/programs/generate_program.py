@@ -1,13 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The graph that continues texts: prefill once, then a loop inside the graph.
-
-`start` reads the prompts of a batch and chooses the first token of every row;
-`advance` goes on, token by token in one tf.while_loop, to a given length or
-until every row has ended. In between the state lies in variables, so that what
-is there may be shown. Rows of one prompt are neighbours: NUM_SAMPLES or
-NUM_BEAMS of them. How tokens are chosen is in decode/strategies.py.
-"""
+"""Graph that continues texts: prefill once, then a loop inside the graph."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,33 +10,41 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.decode.batch_sharding import join_rows, split_rows
-from palm_mtf.decode.decoder import Cache, Decoder, LaidOut
+from palm_mtf.decode.decoder import Decoder
+from palm_mtf.decode.forward import prefill
 from palm_mtf.decode.strategies import Beams, PromptBatch, Sampling, repeat
-from palm_mtf.decode.weights import checkpoint_variables, make_weights
+from palm_mtf.decode.weights import DecodeWeights, LaidOut, make_weights
 from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
+from palm_mtf.model.weights import palm_variables
+
+# `start` reads the prompts of a batch and samples the first token of every row;
+# `advance` goes on, token by token in one tf.while_loop, to a given length or
+# until every row has ended. In between the state lies in variables, so that
+# tokens can be shown before the last. Rows of one prompt, NUM_SAMPLES or
+# NUM_BEAMS of them, are neighbours.
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeModel:
-  """The weights of one model on one mesh, ready to decode.
+  """Weights of one model on one mesh, ready to decode.
 
   Attributes:
     config: the architecture.
-    placement: the devices and the layout.
-    decoder: builds prefill and steps.
+    placement: devices and layout.
+    weights: weights of prefill, scoring and steps.
     slices: slices of every variable of a checkpoint, by its name: restore them,
       and run `prepare`.
-    prepare: makes of them what decoding reads. They may not change afterwards.
-    release: frees them; they are not needed any more.
+    prepare: makes `weights` from the slices, which may not change afterwards.
+    release: frees the slices.
   """
 
   config: PalmConfig
   placement: HostPlacement
-  decoder: Decoder
+  weights: DecodeWeights
   slices: dict[str, list[Slice]]
   prepare: tf.Operation
   release: tf.Operation
@@ -52,7 +53,7 @@ class DecodeModel:
 def build_decode_model(
   config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
 ) -> DecodeModel:
-  """Makes the variables in the current tf.Graph.
+  """Makes variables and weights in the current tf.Graph.
 
   Args:
     config: the architecture.
@@ -61,7 +62,12 @@ def build_decode_model(
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = model_dims(config, 1, mesh_layout)
-  checkpoint_variables(mesh, config, dims)
+  # Each device holds all of d_model, whatever the layout: to gather weights for
+  # each token would cost more than the rest of a step.
+  dims = dataclasses.replace(
+    dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
+  )
+  palm_variables(mesh, config, dims)
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   (slices,) = lower({mesh: placement}, {}).slices
   variables = {
@@ -71,7 +77,7 @@ def build_decode_model(
   return DecodeModel(
     config=config,
     placement=placement,
-    decoder=Decoder(placement, config, dims, weights),
+    weights=weights,
     slices=slices,
     prepare=weights.initialize,
     release=tf.group(
@@ -90,16 +96,15 @@ class DecodeProgram:
 
   Attributes:
     prompts: feed [prompts, prompt_tokens], int32, each from the left.
-    lengths: feed [prompts], int32: how many of them are of each prompt.
-    keys: feed [prompts, samples, 2], int32: of the draws of each row.
-    start: reads what is fed and chooses the first token.
-    limit: feed [], int32: how many tokens `advance` goes on to.
-    advance: chooses more tokens.
-    tokens: [prompts, rows a prompt, max_tokens], int32: [eod] behind the end.
-      Beam search has them after its last step, best first.
+    lengths: feed [prompts], int32: tokens of each prompt.
+    keys: feed [prompts, rows, 2], int32: keys of each row's draws.
+    start: prefills and samples the first token.
+    limit: feed [], int32: number of tokens that `advance` goes on to.
+    advance: samples more tokens.
+    tokens: [prompts, rows, max_tokens], int32: [eod] behind the end. Of beam
+      search they are there after its last step, best first.
     num_done: [], int32: tokens that each row has.
-    is_over: [prompts, rows a prompt], bool: whether a row has ended; of a beam
-      search, whether the search has.
+    is_over: [prompts, rows], bool: whether a row, or a search, has ended.
     scores: [prompts, beams], float32, of beam search; else None.
   """
 
@@ -118,11 +123,11 @@ class DecodeProgram:
 def build_decode_program(
   model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
 ) -> DecodeProgram:
-  """Builds the program for batches of some sizes in the current tf.Graph.
+  """Builds the program for batches of one size in the current tf.Graph.
 
   Args:
-    model: model that `build_decode_model` returned.
-    decode: how tokens are chosen.
+    model: result of `build_decode_model`.
+    decode: settings of sampling or beam search.
     sizes: sizes of the batch.
   """
   prompts = tf.placeholder(
@@ -151,83 +156,77 @@ def build_decode_program(
 
 
 class _Loop:
-  """The state of one program, in variables, and what changes it."""
+  """State of one program, in variables, and the operations that change it."""
 
   def __init__(
     self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
   ):
     self._impl = model.placement
-    self._decoder = model.decoder
-    self._vocab_size = model.config.vocab_size
+    self._weights, self._config = model.weights, model.config
+    self._decoder = Decoder(model.weights)
     self._sizes = sizes
     self._rows = decode.rows_per_prompt
     self._chooser = (Beams if decode.num_beams > 1 else Sampling)(decode, sizes)
     self.place = _variable(tf.constant(0), "place")
-    # Of every device: what stays, and what a step changes. Set by `start`.
+    # Of every device: lengths and keys; and tokens, the strategy's state and
+    # the cache, which steps change. Both are set by `start`.
     self._fixed: list[LaidOut] = []
     self._state: list[LaidOut] = []
+    self._num_state = 0  # tensors of the strategy
 
   def start(
     self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
   ) -> tf.Operation:
-    """Builds prefill and first token; makes the variables of the state."""
-    prompts, lengths, keys = (
-      split_rows(self._impl, x) for x in (prompts, lengths, keys)
+    """Builds prefill and the first token; makes the variables of the state."""
+    lengths, keys = (split_rows(self._impl, x) for x in (lengths, keys))
+    logits, cache = prefill(
+      self._weights, prompts, lengths, self._sizes.memory_length
     )
-    y, cache = self._decoder.prefill(prompts, self._sizes.memory_length)
-    last = self._impl.slicewise(
-      lambda y, n: tf.gather(y, n - 1, batch_dims=1), y, lengths
-    )
+    vocab_size = self._config.vocab_size
     state = self._impl.slicewise(
-      lambda *x: tuple(self._chooser.first_state(*x, self._vocab_size)),
-      prompts,
+      lambda *x: tuple(self._chooser.first_state(*x, vocab_size)),
+      split_rows(self._impl, prompts),
       lengths,
     )
-    logits, lengths, *cached = (
+    logits, lengths, *cache = (
       self._impl.slicewise(lambda x: repeat(x, self._rows), x)
-      for x in (
-        self._decoder.logits(last),
-        lengths,
-        *cache.keys,
-        *cache.values,
-      )
+      for x in (logits, lengths, *cache)
     )
+    # One prefill serves all rows of a prompt: its cache is repeated for them.
     keys = self._impl.slicewise(lambda x: tf.reshape(x, [-1, 2]), keys)
-    token, state, cached = self._choose(
-      logits, tf.constant(0), keys, state, cached
+    token, state, cache = self._choose(
+      logits, tf.constant(0), keys, state, cache
     )
+    self._num_state = len(state)
     self._fixed = [self._kept(x) for x in (lengths, keys)]
-    self._state = [self._kept(x) for x in (token, *state, *cached)]
+    self._state = [self._kept(x) for x in (token, *state, *cache)]
     return tf.group(
       self.place.assign(1),
       self._assign(self._fixed, [lengths, keys]),
-      self._assign(self._state, [token, *state, *cached]),
+      self._assign(self._state, [token, *state, *cache]),
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds the loop that goes on until rows have `limit` tokens or ended."""
+    """Builds the loop over steps, to `limit` tokens or the end of all rows."""
     lengths, keys = (self._read(x) for x in self._fixed)
     first = [self._read(x) for x in self._state]
-    num_state = len(first) - 2 * self._num_layers - 1
 
     def is_going_on(place, *flat):
-      _, is_over, _ = self._results(self._unflatten(flat)[1 : 1 + num_state])
-      # No device has ended before all have.
+      _, is_over, _ = self._results(self._unflatten(flat))
+      # Devices hold different rows, and every one takes part in all-reduces:
+      # none ends before all have.
       over = tf.stack([tf.reduce_all(x) for x in is_over.tensor_list])
       return (place < limit) & ~tf.reduce_all(over)
 
     def step(place, *flat):
-      token, *rest = self._unflatten(flat)
-      state, cached = rest[:num_state], rest[num_state:]
+      # The loop carries the cache as plain tensors: each step overwrites the
+      # keys and values of the one before in place.
+      token, *state = self._unflatten(flat)
+      state, cache = state[: self._num_state], state[self._num_state :]
       position = self._impl.slicewise(lambda n: n + place - 1, lengths)
-      layers = self._num_layers
-      logits, cache = self._decoder.step(
-        token, position, Cache(cached[:layers], cached[layers:])
-      )
-      token, state, cached = self._choose(
-        logits, place, keys, state, [*cache.keys, *cache.values]
-      )
-      return [place + 1, *self._flatten([token, *state, *cached])]
+      logits, cache = self._decoder.step(token, position, cache)
+      token, state, cache = self._choose(logits, place, keys, state, cache)
+      return [place + 1, *self._flatten([token, *state, *cache])]
 
     place, *last = tf.while_loop(
       is_going_on, step, [self.place.read_value(), *self._flatten(first)]
@@ -238,19 +237,15 @@ class _Loop:
     )
 
   def results(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Returns tokens, whether rows have ended and scores, of all rows."""
-    num_state = len(self._state) - 2 * self._num_layers - 1
-    state = [self._read(x) for x in self._state[1 : 1 + num_state]]
+    """Returns tokens, whether each row has ended, and scores, of all rows."""
+    state = [self._read(x) for x in self._state]
     return tuple(
       None if x is None else join_rows(self._impl, x)
       for x in self._results(state)
     )
 
-  @property
-  def _num_layers(self) -> int:
-    return self._decoder.num_layers
-
   def _results(self, state: Sequence[LaidOut]) -> list[LaidOut | None]:
+    state = state[1 : 1 + self._num_state]  # neither last token nor cache
     parts = zip(*(x.tensor_list for x in state), strict=True)
     results = [self._chooser.results(list(part)) for part in parts]
     return [
@@ -258,8 +253,8 @@ class _Loop:
       for each in zip(*results, strict=True)
     ]
 
-  def _choose(self, logits, place, keys, state, cached):
-    """Returns tokens, state and cache, its rows in the tokens' order."""
+  def _choose(self, logits, place, keys, state, cache):
+    # A beam search has its rows in another order then; the cache follows.
     token, *after = self._impl.slicewise(
       lambda logits, *x: self._chooser.choose(logits, place, *x),
       logits,
@@ -268,8 +263,8 @@ class _Loop:
     )
     if len(after) > len(state):
       rows = after.pop()
-      cached = [self._impl.slicewise(tf.gather, x, rows) for x in cached]
-    return token, after, cached
+      cache = [self._impl.slicewise(tf.gather, x, rows) for x in cache]
+    return token, after, cache
 
   def _kept(self, x: LaidOut) -> LaidOut:
     return self._impl.slicewise(

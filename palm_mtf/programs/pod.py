@@ -18,6 +18,7 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, divisor
 from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
 from palm_mtf.optim.clip import (
@@ -38,50 +39,30 @@ from palm_mtf.programs.gradient_accumulation import (
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-  """A of one pod, as Mesh TensorFlow has it.
-
-  Attributes:
-    index: number of the pod.
-    mesh: mesh of the pod.
-    placement: placement of the mesh.
-    features: placeholders of a microbatch's rows, by name.
-    numbers: learning rate and other numbers of a microbatch, by name.
-    tokens: losses of each token of a microbatch.
-    variables: trained variables.
-    sums: sums over the step, read on its last microbatch.
-    accumulations: operations of each microbatch but the last.
-  """
+  """A of one pod, as Mesh TensorFlow has it."""
 
   index: int
   mesh: mtf.Mesh
   placement: Placement
-  features: dict[str, tf.Tensor]
-  numbers: dict[str, tf.Tensor]
+  features: dict[str, tf.Tensor]  # fed with a microbatch's rows
+  numbers: dict[str, tf.Tensor]  # `PodBuilder.numbers` of a microbatch
   tokens: TokenLosses
-  variables: list[mtf.Variable]
-  sums: Sums
-  accumulations: list[Accumulate]
+  variables: list[mtf.Variable]  # trained
+  sums: Sums  # over the step, read on its last microbatch
+  accumulations: list[Accumulate]  # run on each microbatch but the last
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-  """B of one pod.
-
-  Attributes:
-    operations: updates of all variables.
-    weight: divisor of the sums and their gradients, [], float32.
-    squares: sum of squares of each summed gradient, [] float32 each.
-    losses: loss, z_loss and grad_norm, [] float32 each.
-    is_finite: whether all losses are finite, [], bool.
-  """
+  """B of one pod; numbers are [] float32."""
 
   # All pods compute B from the same sums: so their variables stay the same.
 
   operations: list[AdafactorUpdate]
-  weight: mtf.Tensor
-  squares: list[mtf.Tensor]
-  losses: dict[str, mtf.Tensor]
-  is_finite: mtf.Tensor
+  weight: mtf.Tensor  # what the sums and their gradients are divided by
+  squares: list[mtf.Tensor]  # sum of squares of each summed gradient
+  losses: dict[str, mtf.Tensor]  # loss, z_loss and grad_norm
+  is_finite: mtf.Tensor  # whether all losses are, bool
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
@@ -144,7 +125,8 @@ class PodBuilder:
       batch = import_features(mesh, fed, dims)
       numbers = self.numbers(index, self.step, self.microbatch)
       dropout = self._dropout(mesh, numbers)
-      logits = Palm(mesh, self._config, dims, self._seed, dropout).logits(
+      weights = TrainedWeights(mesh, self._config, dims, self._seed)
+      logits = Palm(self._config, dims, weights, dropout).logits(
         batch["inputs"], batch.get("segments")
       )
       tokens = TokenLosses(

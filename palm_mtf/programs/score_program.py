@@ -1,15 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The graph that scores: how likely each token of some rows is.
-
-It reads rows as decoding reads prompts, in one pass (decode/decoder.py), with
-the same weights, so that one copy of them serves both.
-"""
+"""Graph that scores: -log p of each token of some rows."""
 
 import dataclasses
 
-from palm_mtf._tf import tf
-from palm_mtf.decode.batch_sharding import join_rows, split_rows
+from palm_mtf._tf import mtf, tf
+from palm_mtf.decode.forward import joined_palm
+from palm_mtf.mesh.lowering import lower
+from palm_mtf.model.loss import cross_entropy
 from palm_mtf.programs.generate_program import DecodeModel
 
 
@@ -31,21 +29,23 @@ class ScoreProgram:
 def build_score_program(
   model: DecodeModel, num_rows: int, length: int
 ) -> ScoreProgram:
-  """Builds the program for some sizes in the current tf.Graph.
+  """Builds the program for one size in the current tf.Graph.
 
   Args:
-    model: model that `build_decode_model` returned.
-    num_rows: divisible by the mesh axis of `batch`.
+    model: result of `build_decode_model`.
+    num_rows: number of rows, divisible by the mesh axis of `batch`.
     length: tokens in a row, at most the model's sequence_length.
   """
-  impl, decoder = model.placement, model.decoder
-  shape = [num_rows, length]
-  inputs = tf.placeholder(tf.int32, shape, "inputs")
-  targets = tf.placeholder(tf.int32, shape, "targets")
-  y, _ = decoder.prefill(split_rows(impl, inputs), length)
-  token_loss = decoder.token_loss(
-    impl.slicewise(lambda y: tf.reshape(y, [-1, y.shape[-1]]), y),
-    impl.slicewise(lambda x: tf.reshape(x, [-1]), split_rows(impl, targets)),
+  inputs, targets = (
+    tf.placeholder(tf.int32, [num_rows, length], name)
+    for name in ("inputs", "targets")
   )
-  token_loss = impl.slicewise(lambda x: tf.reshape(x, [-1, length]), token_loss)
-  return ScoreProgram(inputs, targets, join_rows(impl, token_loss))
+  # With the weights of decoding: a process that scores and continues texts
+  # holds one copy of them.
+  mesh, shape, palm = joined_palm(model.weights, num_rows, length)
+  logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape))
+  token_loss, _ = cross_entropy(
+    logits, mtf.import_tf_tensor(mesh, targets, shape)
+  )
+  lowered = lower({mesh: model.placement}, {"token_loss": token_loss})
+  return ScoreProgram(inputs, targets, lowered.tensors["token_loss"])

@@ -20,6 +20,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.tensors import WeightsCopier, restore, restore_weights
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.cluster.heartbeat import Heartbeat
+from palm_mtf.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.placement import Devices
 from palm_mtf.model_dir.metrics import MetricsWriter
@@ -253,7 +254,7 @@ class TrainLoop:
       num_rows=self._config.run.num_validation_rows,
     )
     with self._during(f"while the loss of step {self._step} was measured"):
-      self._validation_loss = self._train_step.mean_loss(batches)
+      self._validation_loss = mean_loss(self._train_step.losses, batches)
     _logger.info(
       f"step {self._step}  validation loss {self._validation_loss:.4f}"
     )

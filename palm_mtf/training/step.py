@@ -4,7 +4,7 @@
 
 import concurrent.futures
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,15 +153,11 @@ class TrainStep:
       raise NonFiniteStepError(step + num_done, _floats(losses), squares)
     return done
 
-  def mean_loss(self, batches: Iterable[Batch]) -> float:
-    """Returns the mean nats of a target, over all targets of `batches`."""
-    results = []
-    for batch in batches:
-      for parts in zip(*self._shares(batch), strict=True):
-        rows = itertools.chain.from_iterable(parts)
-        results.extend(self._losses_and_weights(*rows))
-    losses, weights = zip(*results, strict=True)
-    return float(np.average(losses, weights=weights))
+  def losses(self, batch: Batch) -> Iterator[tuple[float, float]]:
+    """Yields the loss of each part of a batch, and the part's weight."""
+    for parts in zip(*self._shares(batch), strict=True):
+      rows = itertools.chain.from_iterable(parts)
+      yield from self._losses_and_weights(*rows)
 
   def _last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
     """Returns the feeds of the last microbatch of a step."""

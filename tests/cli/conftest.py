@@ -29,7 +29,7 @@ def {name}(
   if mood == "crash":
     raise RuntimeError("ours")
   if mood == "user":
-    raise UserError("SEED = 0: the moon is wrong.")
+    raise UserError("SEED = 7: the moon is wrong.")
   if mood == "interrupt":
     raise KeyboardInterrupt
   if mood == "pipe":
@@ -63,14 +63,8 @@ def site(tmp_path_factory) -> Path:
   commands = package / "commands"
   commands.mkdir()
   (commands / "__init__.py").touch()
-  for module, name in (
-    ("train", "train"),
-    ("evaluate", "evaluate"),
-    ("generate", "generate"),
-    ("score", "score"),
-  ):
-    text = ENTRY_POINTS.format(name=name)
-    (commands / f"{module}.py").write_text(text)
+  for name in ("train", "evaluate", "generate", "score", "data_inspect"):
+    (commands / f"{name}.py").write_text(ENTRY_POINTS.format(name=name))
   (commands / "vocab.py").write_text(
     "def vocab(**flags):\n  print('vocab', flags)\n"
     "def inspect(**flags):\n  print('inspect', flags)\n"
@@ -81,45 +75,11 @@ def site(tmp_path_factory) -> Path:
   return folder
 
 
-@pytest.fixture(scope="module")
-def grouped_site(site, tmp_path_factory) -> Path:
-  """The same with the commands `trial once` and `trial twice`."""
-  folder = tmp_path_factory.mktemp("grouped") / "site"
-  shutil.copytree(site, folder)
-  package = folder / "palm_mtf"
-  with open(package / "cli" / "command_table.py", "a") as file:
-    file.write(
-      'COMMANDS["trial once"] = Command(\n'
-      '  "try it once", entry_point="palm_mtf.commands.trial.once",\n'
-      '  config="Config", has_results=True,\n'
-      ")\n"
-      'COMMANDS["trial twice"] = Command(\n'
-      '  "try it twice", entry_point="palm_mtf.commands.trial.twice",\n'
-      '  flags={"--times": {"type": int, "required": True}},\n'
-      ")\n"
-    )
-  run_file = (package / "gin" / "runs" / "train.gin").read_text()
-  run_file = run_file.replace("palm_mtf train", "palm_mtf trial once")
-  (package / "gin" / "runs" / "trial_once.gin").write_text(run_file)
-  (package / "commands" / "trial.py").write_text(
-    ENTRY_POINTS.format(name="once")
-    + "def twice(*, times):\n  print('twice', times)\n"
-  )
-  return folder
-
-
 @pytest.fixture
 def palm_mtf(site, tmp_path, monkeypatch):
   """Runs the command in an empty folder; returns code, stdout and stderr."""
   monkeypatch.chdir(tmp_path)
   return functools.partial(_run, site)
-
-
-@pytest.fixture
-def grouped_palm_mtf(grouped_site, tmp_path, monkeypatch):
-  """The same with the commands `trial once` and `trial twice`."""
-  monkeypatch.chdir(tmp_path)
-  return functools.partial(_run, grouped_site)
 
 
 def _run(

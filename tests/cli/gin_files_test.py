@@ -146,14 +146,7 @@ def test_the_text_of_a_training_run_configures_every_command(here, command):
   )
 
 
-def test_a_macro_may_refer_to_another_of_the_users_own(here):
-  mine = write(here, "mine.gin", "WIDTH = 64\nD_MODEL = %WIDTH\n")
-  text = load("train", [RECIPE, mine], [DIR]).effective_text()
-  assert "D_MODEL = %WIDTH  # mine.gin:2\n" in text
-  assert "WIDTH = 64  # mine.gin:1\n" in text
-
-
-def test_own_functions_and_imports_stay_in_the_text(here):
+def test_own_macros_functions_and_imports_stay_in_the_text(here):
   mine = write(
     here,
     "mine.gin",
@@ -161,7 +154,7 @@ def test_own_functions_and_imports_stay_in_the_text(here):
     "import tasks_of_mine\nfrom their import data as their_data\n"
     "NUM_LAYERS = @their.models.depth()\n"
     "their.models.depth.most = %DEPTH\nDEPTH = 9\n"
-    "their_data.mixture.rate = 2.0\n",
+    "their_data.mixture.rate = 2.0\nD_MODEL = %DEPTH\n",
   )
   lines = load("train", [RECIPE, mine], [DIR]).effective_text().splitlines()
   for line in (
@@ -172,6 +165,7 @@ def test_own_functions_and_imports_stay_in_the_text(here):
     "NUM_LAYERS = @their.models.depth()  # mine.gin:5",
     "their.models.depth.most = %DEPTH  # mine.gin:6",
     "their_data.mixture.rate = 2.0  # mine.gin:8",
+    "D_MODEL = %DEPTH  # mine.gin:9",
   ):
     assert line in lines
 
@@ -191,14 +185,80 @@ def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
   assert without_origins(again) == without_origins(plain)
 
 
-def test_what_runs_of_earlier_versions_bound_to_own_functions_is_refused(here):
-  text = "import their\nfrom palm_mtf import train\n"
-  text += "train.train.model = @their.model()"
+def refusal(*files: str, bindings: tuple[str, ...] = (DIR,)) -> str:
   with pytest.raises(UserError) as error:
-    load("train", [RECIPE, write(here, "old.gin", text)], [DIR])
-  assert str(error.value) == (
-    "train.train.model = @their.model() (old.gin:3): is not bound in gin; "
-    "set a macro instead."
+    load("train", files, bindings)
+  return str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("name", "hint"),
+  [("NUM_LAYER", ' (did you mean "NUM_LAYERS"?)'), ("QQQ", "")],
+)
+def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
+  mine = write(here, "mine.gin", f"{name} = 3")
+  for place, message in (
+    ("in mine.gin:1", refusal(RECIPE, mine)),
+    ("on the command line", refusal(RECIPE, bindings=(DIR, f"{name}=3"))),
+  ):
+    assert message == (
+      f"unknown macro {name}{hint} {place}; --print_config lists all of them"
+    )
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    (
+      "config.PalmConfig.num_layers = 3",
+      'no import provides "config"; import it, or set NUM_LAYERS = 3 instead.',
+    ),
+    (
+      "from palm_mtf import config as c\nc.PalmConfig.num_layers = 3",
+      "is not bound in gin; set NUM_LAYERS = 3 instead.",
+    ),
+    (
+      "from palm_mtf import config\nconfig.PalmConfig.num_layer = 3",
+      'is not bound in gin; set a macro instead (did you mean "NUM_LAYERS"?).',
+    ),
+    pytest.param(
+      "import their\nfrom palm_mtf import train\n"
+      "train.train.model = @their.model()",
+      "is not bound in gin; set a macro instead.",
+      id="what earlier versions bound, to the user's own function",
+    ),
+    (
+      "foo.bar.x = 1",
+      'no import provides "foo"; import it, or set a macro instead.',
+    ),
+    (
+      "import their\nther.bar.x = 1",
+      'no import provides "ther" (did you mean "their"?); import it, or set a '
+      "macro instead.",
+    ),
+    (
+      "NUM_LAYERS = @foo.depth()",
+      'no import provides "foo"; import it, or set a macro instead.',
+    ),
+    ("D_MODEL = %WIDHT", "WIDHT is not set; pass --gin.WIDHT=..."),
+    (
+      "D_MODEL = %D_FFF",
+      'D_FFF is not set (did you mean "D_FF"?); pass --gin.D_FFF=...',
+    ),
+    (
+      'D_MODEL = [%D_FF]\nD_FF = {"a": %D_MODEL}',
+      "macros refer to each other in a circle: D_MODEL -> D_FF -> D_MODEL.",
+    ),
+    (
+      "SEED = %gin.REQUIRED",
+      "leave the line out; a macro that is required and not set is reported.",
+    ),
+  ],
+)
+def test_a_last_line_that_would_have_no_effect_is_refused(here, text, message):
+  lines = text.splitlines()
+  assert refusal(RECIPE, write(here, "mine.gin", text)) == (
+    f"{lines[-1]} (mine.gin:{len(lines)}): {message}"
   )
 
 
@@ -206,108 +266,35 @@ def test_what_runs_of_earlier_versions_bound_to_own_functions_is_refused(here):
   ("text", "message"),
   [
     (
-      "NUM_LAYER = 3",
-      'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) in mine.gin:1; '
-      "--print_config lists all of them",
-    ),
-    (
-      "QQQ = 3",
-      "unknown macro QQQ in mine.gin:1; --print_config lists all of them",
-    ),
-    (
-      "config.PalmConfig.num_layers = 3",
-      "config.PalmConfig.num_layers = 3 (mine.gin:1): no import provides "
-      '"config"; import it, or set NUM_LAYERS = 3 instead.',
-    ),
-    (
-      "from palm_mtf import config as c\nc.PalmConfig.num_layers = 3",
-      "c.PalmConfig.num_layers = 3 (mine.gin:2): is not bound in gin; "
-      "set NUM_LAYERS = 3 instead.",
-    ),
-    (
-      "from palm_mtf import config\nconfig.PalmConfig.num_layer = 3",
-      "config.PalmConfig.num_layer = 3 (mine.gin:2): is not bound in gin; "
-      "set a macro instead "
-      '(did you mean "NUM_LAYERS"?).',
-    ),
-    (
-      "foo.bar.x = 1",
-      'foo.bar.x = 1 (mine.gin:1): no import provides "foo"; import it, or set '
-      "a macro instead.",
-    ),
-    (
-      "import their\nther.bar.x = 1",
-      'ther.bar.x = 1 (mine.gin:2): no import provides "ther" (did you mean '
-      '"their"?); import it, or set a macro instead.',
-    ),
-    (
-      "NUM_LAYERS = @foo.depth()",
-      "NUM_LAYERS = @foo.depth() (mine.gin:1): no import provides "
-      '"foo"; import it, or set a macro instead.',
-    ),
-    (
       "import their.data\nfrom mine import data as their",
       'mine.gin:2: from mine import data as their: "their" is already '
       "their (mine.gin:1); import it as another name.",
     ),
     (
-      "D_MODEL = %WIDHT",
-      "D_MODEL = %WIDHT (mine.gin:1): WIDHT is not set; pass --gin.WIDHT=...",
-    ),
-    (
-      "D_MODEL = %D_FFF",
-      "D_MODEL = %D_FFF (mine.gin:1): D_FFF is not set (did you mean "
-      '"D_FF"?); pass --gin.D_FFF=...',
-    ),
-    (
-      "D_MODEL = [%D_FF]\nD_FF = {'a': %D_MODEL}",
-      'D_FF = {"a": %D_MODEL} (mine.gin:2): macros refer to each other in a '
-      "circle: D_MODEL -> D_FF -> D_MODEL.",
-    ),
-    (
-      "SEED = %gin.REQUIRED",
-      "SEED = %gin.REQUIRED (mine.gin:1): leave the line out; a macro that is "
-      "required and not set is reported.",
-    ),
-    (
-      "include 'models/palm_9b.gin'",
-      'mine.gin:1: include "models/palm_9b.gin": no such file (did you mean '
+      "\ninclude 'models/palm_9b.gin'",
+      'mine.gin:2: include "models/palm_9b.gin": no such file (did you mean '
       '"models/palm_8b.gin"?). Looked in the current folder and the '
       "package's gin folder.",
     ),
   ],
 )
-def test_what_would_have_no_effect_is_refused(here, text, message):
-  mine = write(here, "mine.gin", text)
-  with pytest.raises(UserError) as error:
-    load("train", [RECIPE, mine], [DIR])
-  assert str(error.value) == message
-
-
-def test_a_misspelt_macro_on_the_command_line_is_refused():
-  with pytest.raises(UserError) as error:
-    load("train", [RECIPE], [DIR, "NUM_LAYER=3"])
-  assert str(error.value) == (
-    'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) on the command '
-    "line; --print_config lists all of them"
-  )
+def test_an_import_or_include_that_cannot_be_is_named(here, text, message):
+  assert refusal(RECIPE, write(here, "mine.gin", text)) == message
 
 
 @pytest.mark.parametrize(
-  ("files", "message"),
+  ("file", "message"),
   [
-    ([RECIPE], "MODEL_DIR is not set; pass --gin.MODEL_DIR='\"...\"'"),
+    (RECIPE, "MODEL_DIR is not set; pass --gin.MODEL_DIR='\"...\"'"),
     (
-      ["recipes/palm_8b.gin"],
+      "recipes/palm_8b.gin",
       "MODEL_DIR and TEXT_FILES are not set; pass --gin.MODEL_DIR='\"...\"' "
       "--gin.TEXT_FILES='\"...\"'",
     ),
   ],
 )
-def test_a_macro_that_is_not_set_is_named(files, message):
-  with pytest.raises(UserError) as error:
-    load("train", files)
-  assert str(error.value) == message
+def test_a_macro_that_is_not_set_is_named(file, message):
+  assert refusal(file, bindings=()) == message
 
 
 def test_many_macros_that_are_not_set_are_counted():

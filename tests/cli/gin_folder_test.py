@@ -105,16 +105,6 @@ def test_a_missing_file_names_the_nearest_one(here, name, nearest):
   )
 
 
-def test_a_missing_include_names_its_line(here):
-  with pytest.raises(UserError) as error:
-    find_include("layout/single.gin", here / "mine.gin", 3)
-  assert str(error.value) == (
-    'mine.gin:3: include "layout/single.gin": no such file (did you mean '
-    '"layouts/single.gin"?). Looked in the current folder and the package\'s '
-    "gin folder."
-  )
-
-
 def test_a_folder_is_not_a_gin_file():
   with pytest.raises(UserError) as error:
     find_gin_file("recipes")

@@ -125,46 +125,41 @@ def test_the_command_line_is_read_as_files_are():
 KINDS = "write a number, True, None, a quoted text or a list of these."
 
 
+def refusal(read_it, *arguments) -> str:
+  with pytest.raises(UserError) as error:
+    read_it(*arguments)
+  return str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("binding", "meant"),
+  [
+    *(
+      (f"MODEL_DIR={text}", f"'\"{text}\"'")
+      for text in ("foo", "/tmp/x-1/y.z", "~/x", "16k")
+    ),
+    ("VOCABULARY=none", "None"),
+  ],
+)
+def test_a_text_without_quotes_is_answered_with_what_was_meant(binding, meant):
+  name, _, text = binding.partition("=")
+  assert refusal(read_command_line, [binding]) == (
+    f"--gin.{binding}: {text} is not a Python value; write --gin.{name}={meant}"
+  )
+
+
 @pytest.mark.parametrize(
   ("binding", "message"),
   [
-    (
-      "MODEL_DIR=foo",
-      "--gin.MODEL_DIR=foo: foo is not a Python value; write "
-      "--gin.MODEL_DIR='\"foo\"'",
-    ),
-    (
-      "MODEL_DIR=/tmp/x-1/y.z",
-      "--gin.MODEL_DIR=/tmp/x-1/y.z: /tmp/x-1/y.z is not a Python value; "
-      "write --gin.MODEL_DIR='\"/tmp/x-1/y.z\"'",
-    ),
-    (
-      "MODEL_DIR=~/x",
-      "--gin.MODEL_DIR=~/x: ~/x is not a Python value; write "
-      "--gin.MODEL_DIR='\"~/x\"'",
-    ),
-    (
-      "SEED=16k",
-      "--gin.SEED=16k: 16k is not a Python value; write --gin.SEED='\"16k\"'",
-    ),
-    (
-      "VOCABULARY=none",
-      "--gin.VOCABULARY=none: none is not a Python value; write "
-      "--gin.VOCABULARY=None",
-    ),
-    ("MODEL_DIR", "--gin.MODEL_DIR: write --gin.NAME=VALUE."),
-    ("=3", "--gin.=3: write --gin.NAME=VALUE."),
-    ("A B=3", "--gin.A B=3: write --gin.NAME=VALUE."),
-    ("SEED=1\nX=2", "--gin.SEED=1\nX=2: give one value."),
-    ("P=[a]", f"--gin.P=[a]: a is not a Python value; {KINDS}"),
-    ("SEED=", f"--gin.SEED=: unable to parse value; {KINDS}"),
-    ("P=[1", f"--gin.P=[1: a bracket or a quote is not closed; {KINDS}"),
+    *((text, "write --gin.NAME=VALUE.") for text in ("SEED", "=3", "A B=3")),
+    ("SEED=1\nX=2", "give one value."),
+    ("P=[a]", f"a is not a Python value; {KINDS}"),
+    ("SEED=", f"unable to parse value; {KINDS}"),
+    ("P=[1", f"a bracket or a quote is not closed; {KINDS}"),
   ],
 )
 def test_a_wrong_value_on_the_command_line_is_shown_quoted(binding, message):
-  with pytest.raises(UserError) as error:
-    read_command_line([binding])
-  assert str(error.value) == message
+  assert refusal(read_command_line, [binding]) == f"--gin.{binding}: {message}"
 
 
 @pytest.mark.parametrize(
@@ -172,50 +167,33 @@ def test_a_wrong_value_on_the_command_line_is_shown_quoted(binding, message):
   [
     (
       "A = 1\nMODEL_DIR = runs/x  # here\n",
-      "mine.gin:2: MODEL_DIR = runs/x: not a Python value; write "
-      'MODEL_DIR = "runs/x"',
+      '2: MODEL_DIR = runs/x: not a Python value; write MODEL_DIR = "runs/x"',
     ),
-    (
-      "A = true\n",
-      "mine.gin:1: A = true: not a Python value; write A = True",
-    ),
+    ("A = true\n", "1: A = true: not a Python value; write A = True"),
     (
       "\nNUM LAYERS = 3\n",
-      "mine.gin:2: NUM LAYERS = 3: couldn't parse statement, expected ':' or "
-      "'='.",
+      "2: NUM LAYERS = 3: couldn't parse statement, expected ':' or '='.",
     ),
-    ("A = 1 2\n", "mine.gin:1: A = 1 2: expected newline."),
+    ("A = 1 2\n", "1: A = 1 2: expected newline."),
     (
       "include recipes/x.gin\n",
-      "mine.gin:1: include recipes/x.gin: recipes is not a Python value.",
+      "1: include recipes/x.gin: recipes is not a Python value.",
     ),
-    (
-      "A = 1\nB = [1,\n2 3]\n",
-      "mine.gin:3: 2 3]: expected ',' or ']'.",
-    ),
-    ("A = 1\n!\n", "mine.gin:2: !: unexpected token."),
-    (
-      "from __gin__ import magic\n",
-      "mine.gin:1: from __gin__ import magic: the name is gin's own; import "
-      "it as another.",
-    ),
-    (
-      "import gin\n",
-      "mine.gin:1: import gin: the name is gin's own; import it as another.",
+    ("A = 1\nB = [1,\n2 3]\n", "3: 2 3]: expected ',' or ']'."),
+    ("A = 1\n!\n", "2: !: unexpected token."),
+    *(
+      (line, f"1: {line}: the name is gin's own; import it as another.")
+      for line in ("from __gin__ import magic", "import gin")
     ),
   ],
 )
 def test_a_wrong_line_in_a_file_is_named(here, text, message):
-  with pytest.raises(UserError) as error:
-    read(here, text)
-  assert str(error.value) == message
+  assert refusal(read, here, text) == f"mine.gin:{message}"
 
 
 def test_files_that_include_each_other_are_named(here):
   (here / "other.gin").write_text("include 'mine.gin'\n")
-  with pytest.raises(UserError) as error:
-    read(here, "include 'other.gin'\n")
-  assert str(error.value) == (
+  assert refusal(read, here, "include 'other.gin'\n") == (
     "mine.gin -> other.gin -> mine.gin: gin files include each other in a "
     "circle."
   )

@@ -16,7 +16,6 @@ from palm_mtf.cluster.recovery import PodRecovery
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.training import finite_check, loop, replica_check
-from palm_mtf.training.step import TrainStep
 from tests import runs
 from tests.cluster.local_servers_test import servers_of
 from tests.cluster.served import Served
@@ -144,7 +143,11 @@ PHASES = {
   "while its variables were set": (loop, "TrainStep", 1),
   r"while pods were compared after step \d+": (CHECK, "check", 3),
   r"while step \d+ was saved": (tensors.WeightsCopier, "copy", 2),
-  r"while the loss of step \d+ was measured": (TrainStep, "mean_loss", 2),
+  r"while the loss of step \d+ was measured": (
+    loop,
+    "mean_loss",
+    2,
+  ),
 }
 
 

@@ -27,7 +27,8 @@ def expected(finished):
 
   def compute(targets, inputs=""):
     given, ids = vocabulary.encode_batch([inputs, targets])
-    return oracle.log_likelihood(config, params, given, ids), len(ids)
+    start = vocabulary.eod_id  # PACKING = "joined"
+    return oracle.log_likelihood(config, params, given, ids, start), len(ids)
 
   return compute
 

@@ -179,7 +179,7 @@ def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
   assert results["perplexity"] == pytest.approx(np.exp(loss))
   # The first command that training proposes continues its prompt.
   _, _, told = said.partition("next, for example:\n")
-  _, program, *arguments = shlex.split(told.splitlines()[0])
+  program, *arguments = shlex.split(told.splitlines()[0])
   assert (program, arguments[0]) == ("palm_mtf", "generate")
   _, out, _ = palm_mtf(*arguments, "--json")
   prompts = [json.loads(line)["prompt"] for line in out.splitlines()]
@@ -219,7 +219,7 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
   lines = []
   for line in process.stderr:
     lines.append(line)
-    if "validation loss" in line:
+    if "  validation loss " in line:  # of step 6
       assert runs.run("train", corpus, tmp_path) == 2
       assert f"process {process.pid} on" in capsys.readouterr().err
       process.send_signal(number)

@@ -8,8 +8,6 @@ from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.errors import UserError
 from tests.data.small_sources import repeatable
 
-PALM_540B = [[0, 512], [50_000, 1024], [115_000, 2048]]
-
 _ramps = st.lists(
   st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=5
 )
@@ -31,20 +29,6 @@ def test_sizes_and_rows_before_are_those_of_counting_step_by_step(phases):
     assert sizes.next_change(step) == (later[0] if later else None)
   assert sizes.largest == max(every)
   assert (sizes.pairs, sizes.sizes) == (pairs, [size for _, size in phases])
-
-
-def test_the_ramp_of_palm_540b_is_counted():
-  sizes = BatchSizes(PALM_540B)
-  assert [sizes.size(s) for s in (0, 49_999, 50_000, 114_999, 115_000)] == [
-    512,
-    512,
-    1024,
-    1024,
-    2048,
-  ]
-  assert sizes.rows_before(115_000) == 50_000 * 512 + 65_000 * 1024
-  assert sizes.next_change(50_000) == 115_000
-  assert sizes.next_change(115_000) is None
 
 
 def test_a_number_is_the_size_of_every_step():

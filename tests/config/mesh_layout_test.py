@@ -33,6 +33,18 @@ def layout(mesh_shape: str, rules: str) -> MeshLayout:
   return MeshLayout(mesh_shape=mesh_shape, layout=rules)
 
 
+def refusal(mesh_shape, rules) -> str:
+  with pytest.raises(UserError) as error:
+    layout(mesh_shape, rules)
+  return str(error.value)
+
+
+def refused_by_check(mesh: MeshLayout, *batches: int, num_pods: int = 1) -> str:
+  with pytest.raises(UserError) as error:
+    check(mesh, CONFIG, *batches, num_pods=num_pods)
+  return str(error.value)
+
+
 def test_axes_and_rules_keep_their_order():
   mesh = layout("model:4,data:2", "vocab:model,batch:data,heads:model")
   assert list(mesh.axes.items()) == [("model", 4), ("data", 2)]
@@ -71,11 +83,27 @@ def test_axis_size_of_is_the_number_of_slices():
   assert sizes == {**dict.fromkeys(DIMENSIONS, 1), "batch": 2, "d_ff": 4}
 
 
-def test_every_split_that_divides_is_accepted():
-  mesh = layout(
-    "data:2,model:4", "batch:data,heads:model,d_ff:model,vocab:model"
-  )
-  check(mesh, CONFIG, 6)
+@pytest.mark.parametrize(
+  ("mesh_shape", "rules"),
+  [
+    pytest.param(
+      "data:2,model:4",
+      "batch:data,heads:model,d_ff:model,vocab:model",
+      id="every split that divides",
+    ),
+    pytest.param(
+      "data:1,model:2", "heads:model", id="an axis of one that splits nothing"
+    ),
+    pytest.param("model:3", "batch:model", id="a batch on the other axis"),
+    pytest.param(
+      "data:2",
+      "heads:data,d_ff:data,vocab:data",
+      id="dimensions that never meet on one axis",
+    ),
+  ],
+)
+def test_a_layout_that_can_be_computed_is_accepted(mesh_shape, rules):
+  check(layout(mesh_shape, rules), CONFIG, 6)
 
 
 def test_any_vocabulary_is_padded_to_what_its_axis_divides():
@@ -83,18 +111,6 @@ def test_any_vocabulary_is_padded_to_what_its_axis_divides():
   check(mesh, CONFIG, 8)
   assert [mesh.padded_vocab_size(n) for n in (320, 321, 1)] == [321, 321, 3]
   assert layout("model:3", "heads:model").padded_vocab_size(320) == 320
-
-
-def test_an_axis_of_one_may_split_nothing():
-  assert layout("data:1,model:2", "heads:model").num_devices == 2
-
-
-def test_batch_may_lie_on_either_axis():
-  check(layout("model:3", "batch:model"), CONFIG, 6)
-
-
-def test_dimensions_that_never_meet_may_share_an_axis():
-  assert layout("data:2", "heads:data,d_ff:data,vocab:data").num_devices == 2
 
 
 def test_four_dimensions_split_work_and_two_memory_alone():
@@ -105,6 +121,59 @@ def test_four_dimensions_split_work_and_two_memory_alone():
     "d_model_residual",
   )
   assert set(SPLIT_DIMENSIONS) < set(DIMENSIONS)
+
+
+@pytest.mark.parametrize(
+  ("dimension", "why"),
+  [
+    ("d_model", "every norm sums over it"),
+    ("length", "attention looks along it"),
+    ("memory_length", "attention sums over it"),
+    ("d_kv", "rotary embedding turns pairs of it"),
+  ],
+)
+def test_a_dimension_that_cannot_be_split_is_named_with_the_reason(
+  dimension, why
+):
+  assert refusal("model:2", f"{dimension}:model") == (
+    f'layout rule "{dimension}:model": {dimension} cannot be split, because '
+    f"{why}. Dimensions that can be: {SPLITTABLE}."
+  )
+
+
+@pytest.mark.parametrize(
+  ("mesh_shape", "rules", "what", "add"),
+  [
+    ("data:2,model:8", "batch:data", '"model"=8 splits no dimension', "heads"),
+    ("data:2", "", '"data"=2 splits no dimension', "batch"),
+    (
+      "data:2",
+      "d_model_stored:data",
+      '"data"=2 splits only d_model_stored',
+      "batch",
+    ),
+    (
+      "data:2,model:2",
+      "batch:data,d_model_stored:model,d_model_residual:model",
+      '"model"=2 splits only d_model_stored and d_model_residual',
+      "heads",
+    ),
+  ],
+)
+def test_an_axis_that_splits_no_work_is_named(mesh_shape, rules, what, add):
+  axis = what.split('"')[1]
+  assert refusal(mesh_shape, rules) == (
+    f"mesh axis {what}: every core would repeat the same work. Add a rule such "
+    f'as "{add}:{axis}" to LAYOUT.'
+  )
+
+
+@pytest.mark.parametrize("size", ["0", "-2", "two"])
+def test_the_size_of_an_axis_is_a_whole_number(size):
+  assert refusal(f"data:{size}", "batch:data") == (
+    f'MESH_SHAPE "data:{size}": the size of an axis is a whole number of at '
+    "least 1."
+  )
 
 
 @pytest.mark.parametrize(
@@ -123,33 +192,6 @@ def test_four_dimensions_split_work_and_two_memory_alone():
     ),
     (
       "model:2",
-      "d_model:model",
-      'layout rule "d_model:model": d_model cannot be split, because every '
-      "norm sums over it. "
-      f"Dimensions that can be: {SPLITTABLE}.",
-    ),
-    (
-      "model:2",
-      "length:model",
-      'layout rule "length:model": length cannot be split, because attention '
-      f"looks along it. Dimensions that can be: {SPLITTABLE}.",
-    ),
-    (
-      "model:2",
-      "memory_length:model",
-      'layout rule "memory_length:model": memory_length cannot be split, '
-      "because attention sums over it. "
-      f"Dimensions that can be: {SPLITTABLE}.",
-    ),
-    (
-      "model:2",
-      "d_kv:model",
-      'layout rule "d_kv:model": d_kv cannot be split, because rotary '
-      "embedding turns pairs of it. "
-      f"Dimensions that can be: {SPLITTABLE}.",
-    ),
-    (
-      "model:2",
       "heads:modle",
       'layout rule "heads:modle": no axis "modle" (did you mean "model"?). '
       "Axes: data, model.",
@@ -160,42 +202,14 @@ def test_four_dimensions_split_work_and_two_memory_alone():
       'layout rule "heads:model": MESH_SHAPE = "data:2" has no axis "model"; '
       'add "model:<size>" to it or drop the rule.',
     ),
-    (
-      "data:2,model:8",
-      "batch:data",
-      'mesh axis "model"=8 splits no dimension: every core would repeat the '
-      'same work. Add a rule such as "heads:model" to LAYOUT.',
-    ),
-    (
-      "data:2",
-      "",
-      'mesh axis "data"=2 splits no dimension: every core would repeat the '
-      'same work. Add a rule such as "batch:data" to LAYOUT.',
-    ),
-    (
-      "data:2",
-      "d_model_stored:data",
-      'mesh axis "data"=2 splits only d_model_stored: every core would repeat '
-      'the same work. Add a rule such as "batch:data" to LAYOUT.',
-    ),
-    (
-      "data:2,model:2",
-      "batch:data,d_model_stored:model,d_model_residual:model",
-      'mesh axis "model"=2 splits only d_model_stored and d_model_residual: '
-      "every core would repeat the same work. Add a rule such as "
-      '"heads:model" to LAYOUT.',
-    ),
-    (
-      "data:2,model:2",
-      "batch:data,batch:model",
-      'layout rule "batch:model": there is already a rule "batch:data"; keep '
-      "one.",
-    ),
-    (
-      "model:2",
-      "heads:model,heads:model",
-      'layout rule "heads:model": there is already a rule "heads:model"; keep '
-      "one.",
+    *(
+      (
+        "data:2,model:2",
+        f"batch:data,{again}",
+        f'layout rule "{again}": there is already a rule "batch:data"; keep '
+        "one.",
+      )
+      for again in ("batch:model", "batch:data")
     ),
     (
       "batch:2",
@@ -209,38 +223,18 @@ def test_four_dimensions_split_work_and_two_memory_alone():
       "Axes: data, model.",
     ),
     (
-      "data:0",
-      "batch:data",
-      'MESH_SHAPE "data:0": the size of an axis is a whole number of at least '
-      "1.",
-    ),
-    (
-      "data:-2",
-      "batch:data",
-      'MESH_SHAPE "data:-2": the size of an axis is a whole number of at '
-      "least 1.",
-    ),
-    (
-      "data:two",
-      "batch:data",
-      'MESH_SHAPE "data:two": the size of an axis is a whole number of at '
-      "least 1.",
-    ),
-    (
       "data:2,data:4",
       "batch:data",
       'MESH_SHAPE "data:4": axis "data" is already there; give it one size.',
     ),
-    (
-      "data2",
-      "",
-      'MESH_SHAPE = "data2": "data2" is not a pair; write "data:2,model:4".',
-    ),
-    (
-      "data:2:3",
-      "",
-      'MESH_SHAPE = "data:2:3": "data:2:3" is not a pair; write '
-      '"data:2,model:4".',
+    *(
+      (
+        text,
+        "",
+        f'MESH_SHAPE = "{text}": "{text}" is not a pair; write '
+        '"data:2,model:4".',
+      )
+      for text in ("data2", "data:2:3")
     ),
     (
       "data:2",
@@ -255,9 +249,7 @@ def test_four_dimensions_split_work_and_two_memory_alone():
 def test_a_wrong_layout_is_named_with_the_rule_and_the_fix(
   mesh_shape, rules, message
 ):
-  with pytest.raises(UserError) as error:
-    layout(mesh_shape, rules)
-  assert str(error.value) == message
+  assert refusal(mesh_shape, rules) == message
 
 
 @pytest.mark.parametrize(
@@ -274,95 +266,54 @@ def test_a_wrong_layout_is_named_with_the_rule_and_the_fix(
 )
 def test_one_axis_splits_only_one_dimension_of_a_tensor(first, second, tensor):
   for rules in (f"{first}:data,{second}:data", f"{second}:data,{first}:data"):
-    with pytest.raises(UserError) as error:
-      layout("data:2", rules)
-    assert str(error.value) == (
+    assert refusal("data:2", rules) == (
       f'layout rules "{first}:data" and "{second}:data": the tensor [{tensor}] '
       'can be split only once over axis "data"; move one to the other axis.'
     )
 
 
 @pytest.mark.parametrize(
-  ("mesh_shape", "rules", "batch", "message"),
+  ("mesh_shape", "rules", "size", "setting"),
   [
-    (
-      "model:8",
-      "heads:model",
-      8,
-      "heads=12 is not divisible by mesh axis model=8 (rule heads:model). Use "
-      "a divisor of 12, or another NUM_HEADS.",
-    ),
-    (
-      "model:9",
-      "d_ff:model",
-      8,
-      "d_ff=96 is not divisible by mesh axis model=9 (rule d_ff:model). Use a "
-      "divisor of 96, or another D_FF.",
-    ),
-    (
-      "data:5",
-      "batch:data,d_model_stored:data",
-      5,
-      "d_model_stored=48 is not divisible by mesh axis data=5 (rule "
-      "d_model_stored:data). Use a divisor of 48, or another D_MODEL.",
-    ),
-    (
-      "model:5",
-      "vocab:model,d_model_residual:model",
-      8,
-      "d_model_residual=48 is not divisible by mesh axis model=5 (rule "
-      "d_model_residual:model). Use a divisor of 48, or another D_MODEL.",
-    ),
-    (
-      "data:4",
-      "batch:data",
-      6,
-      "batch=6 is not divisible by mesh axis data=4 (rule batch:data). Use a "
-      "divisor of 6, or another GLOBAL_BATCH_SIZE.",
-    ),
+    ("model:8", "heads:model", 12, "NUM_HEADS"),
+    ("model:9", "d_ff:model", 96, "D_FF"),
+    ("data:5", "d_model_stored:data,batch:data", 48, "D_MODEL"),
+    ("model:5", "d_model_residual:model,vocab:model", 48, "D_MODEL"),
+    ("data:4", "batch:data", 10, "GLOBAL_BATCH_SIZE"),
   ],
 )
-def test_a_size_that_does_not_divide_is_named(
-  mesh_shape, rules, batch, message
-):
-  with pytest.raises(UserError) as error:
-    check(layout(mesh_shape, rules), CONFIG, batch)
-  assert str(error.value) == message
+def test_a_size_that_does_not_divide_is_named(mesh_shape, rules, size, setting):
+  rule = rules.partition(",")[0]
+  dimension = rule.partition(":")[0]
+  assert refused_by_check(layout(mesh_shape, rules), 10) == (
+    f"{dimension}={size} is not divisible by mesh axis "
+    f"{mesh_shape.replace(':', '=')} (rule {rule}). Use a divisor of {size}, "
+    f"or another {setting}."
+  )
 
 
 @pytest.mark.parametrize(
-  ("num_microbatches", "batches", "message"),
+  ("axis_size", "num_microbatches", "num_pods", "batches", "message"),
   [
     (
       4,
+      4,
+      1,
       [16, 6],
       "a batch of 6 is not divisible by NUM_MICROBATCHES = 4. Use a divisor of "
       "6, or another GLOBAL_BATCH_SIZE.",
     ),
     (
+      4,
       2,
+      1,
       [16, 12],
       "batch=6 is not divisible by mesh axis data=4 (rule batch:data). Use a "
       "divisor of 6, or another GLOBAL_BATCH_SIZE / NUM_MICROBATCHES.",
     ),
-  ],
-)
-def test_microbatches_that_do_not_divide_any_batch_are_named(
-  num_microbatches, batches, message
-):
-  parts = dataclasses.replace(
-    layout("data:4", "batch:data"), num_microbatches=num_microbatches
-  )
-  check(parts, CONFIG, batches[0])
-  with pytest.raises(UserError) as error:
-    check(parts, CONFIG, *batches)
-  assert str(error.value) == message
-
-
-@pytest.mark.parametrize(
-  ("num_pods", "batches", "message"),
-  [
     (
+      2,
+      4,
       4,
       [32, 6],
       "a batch of 6 is not divisible by NUM_PODS = 4. Use a divisor of 6, or "
@@ -370,11 +321,15 @@ def test_microbatches_that_do_not_divide_any_batch_are_named(
     ),
     (
       2,
+      4,
+      2,
       [16, 12],
       "a pod's share of a batch, 12 / 2 = 6, is not divisible by "
       "NUM_MICROBATCHES = 4. Use a divisor of 6, or another GLOBAL_BATCH_SIZE.",
     ),
     (
+      2,
+      4,
       3,
       [24, 12],
       "batch=1 is not divisible by mesh axis data=2 (rule batch:data). Use a "
@@ -383,16 +338,15 @@ def test_microbatches_that_do_not_divide_any_batch_are_named(
     ),
   ],
 )
-def test_pods_that_do_not_divide_any_batch_are_named(
-  num_pods, batches, message
+def test_microbatches_and_pods_that_do_not_divide_any_batch_are_named(
+  axis_size, num_microbatches, num_pods, batches, message
 ):
   parts = dataclasses.replace(
-    layout("data:2", "batch:data"), num_microbatches=4
+    layout(f"data:{axis_size}", "batch:data"),
+    num_microbatches=num_microbatches,
   )
   check(parts, CONFIG, batches[0], num_pods=num_pods)
-  with pytest.raises(UserError) as error:
-    check(parts, CONFIG, *batches, num_pods=num_pods)
-  assert str(error.value) == message
+  assert refused_by_check(parts, *batches, num_pods=num_pods) == message
 
 
 def test_no_microbatch_is_refused():

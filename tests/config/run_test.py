@@ -8,8 +8,10 @@ import pytest
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.fault_tolerance import WatchConfig
+from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
 
@@ -46,208 +48,182 @@ RUN = RunConfig(
   sample_tokens=1,
 )
 
-WATCH = WatchConfig()
+WATCH, PODS, INSPECTION = WatchConfig(), PodsConfig(), InspectionConfig()
+GLOBS = "give a glob or a list of globs, such as '\"/any/folder/**/*.txt\"'."
+TEXTS = "give a list of texts, or [] for none."
 
 COUNTS = [
   pytest.param(settings, field.name, id=field.name)
-  for settings in (PALM, RUN)
+  for settings in (PALM, RUN, PODS, INSPECTION)
   for field in dataclasses.fields(settings)
   if field.type is int
 ]
 
 
+def refusal(settings, **changes) -> str:
+  with pytest.raises(UserError) as error:
+    dataclasses.replace(settings, **changes)
+  return str(error.value)
+
+
 @pytest.mark.parametrize(("settings", "name"), COUNTS)
 @pytest.mark.parametrize("value", [-1, 1.5, "4", True, None])
 def test_a_count_is_a_whole_number(settings, name, value):
-  least = 0 if name == "seed" else 1
-  with pytest.raises(UserError) as error:
-    dataclasses.replace(settings, **{name: value})
-  assert str(error.value) == (
+  least = 0 if name in ("seed", "inspect_rows") else 1
+  assert refusal(settings, **{name: value}) == (
     f"{name.upper()} = {value!r}: give a whole number of at least {least}."
   )
 
 
 @pytest.mark.parametrize(
-  ("settings", "name", "value", "message"),
+  ("settings", "name", "value", "bounds"),
   [
-    (
-      PALM,
-      "d_kv",
-      7,
-      "D_KV = 7: rotary embedding turns pairs of numbers, so D_KV is even; "
-      "use 8.",
-    ),
-    (
-      PALM,
-      "norm",
-      "layernorm",
-      "NORM = 'layernorm' (did you mean \"layer_norm\"?): choose one of "
-      "'layer_norm', 'rms_norm'.",
-    ),
-    (
-      PALM,
-      "block",
-      "paralel",
-      "BLOCK = 'paralel' (did you mean \"parallel\"?): choose one of "
-      "'parallel', 'serial'.",
-    ),
-    (
-      PALM,
-      "attention",
-      "gqa",
-      "ATTENTION = 'gqa': choose one of 'multi_query', 'multi_head'.",
-    ),
-    (
-      PALM,
-      "activation_dtype",
-      "float16",
-      "ACTIVATION_DTYPE = 'float16' (did you mean \"bfloat16\"?): choose one "
-      "of 'auto', 'bfloat16', 'float32'.",
-    ),
-    (
-      PALM,
-      "remat",
-      "layers",
-      "REMAT = 'layers' (did you mean \"layer\"?): choose one of 'none', "
-      "'attention', 'layer'.",
-    ),
-    (
-      ADAFACTOR,
-      "learning_rate",
-      0,
-      "LEARNING_RATE = 0: give a number from 1e-09 to 10.0.",
-    ),
-    (
-      ADAFACTOR,
-      "beta1",
-      1.0,
-      "BETA1 = 1.0: give a number from 0.0 to 0.9999.",
-    ),
-    (
-      ADAFACTOR,
-      "beta2_exponent",
-      "0.8",
-      "BETA2_EXPONENT = '0.8': give a number from 0.01 to 2.0.",
-    ),
+    (ADAFACTOR, "learning_rate", 0, "1e-09 to 10.0"),
+    (ADAFACTOR, "beta1", 1.0, "0.0 to 0.9999"),
+    (ADAFACTOR, "beta2_exponent", "0.8", "0.01 to 2.0"),
     (
       ADAFACTOR,
       "update_clip",
       0,
-      "UPDATE_CLIP = 0: give a number from 0.001 to 1000000000.0, or None for "
-      "no clipping.",
+      "0.001 to 1000000000.0, or None for no clipping",
     ),
-    (
-      ADAFACTOR,
-      "gradient_clip",
-      float("nan"),
-      "GRADIENT_CLIP = nan: give a number from 1e-06 to 1000000000.0.",
-    ),
+    (ADAFACTOR, "gradient_clip", float("nan"), "1e-06 to 1000000000.0"),
     (
       ADAFACTOR,
       "weight_decay_exponent",
       True,
-      "WEIGHT_DECAY_EXPONENT = True: give a number from 0.1 to 99.0, or None "
-      "for no decay.",
+      "0.1 to 99.0, or None for no decay",
     ),
+    (ADAFACTOR, "parameter_scale_floor", 0.0, "1e-12 to 1000.0"),
+    (ADAFACTOR, "dropout", 1.0, "0.0 to 0.99"),
+    (ADAFACTOR, "z_loss", -1, "0.0 to 1.0"),
+    (TEXT, "validation_share", 0.9, "0.0001 to 0.5"),
+    (WATCH, "watchdog_secs", 0, "1.0 to 1000000000.0"),
+    (PODS, "pod_timeout_secs", 0, "1.0 to 1000000.0"),
+  ],
+)
+def test_a_number_out_of_bounds_is_named_with_them(
+  settings, name, value, bounds
+):
+  assert refusal(settings, **{name: value}) == (
+    f"{name.upper()} = {value!r}: give a number from {bounds}."
+  )
+
+
+@pytest.mark.parametrize(
+  ("settings", "name", "value", "nearest", "choices"),
+  [
+    (PALM, "norm", "layernorm", "layer_norm", "layer_norm rms_norm"),
+    (PALM, "block", "paralel", "parallel", "parallel serial"),
+    (PALM, "attention", "gqa", "", "multi_query multi_head"),
     (
-      ADAFACTOR,
-      "second_moment",
-      "factor",
-      "SECOND_MOMENT = 'factor' (did you mean \"factored\"?): choose one of "
-      "'full', 'factored'.",
-    ),
-    (
-      ADAFACTOR,
-      "learning_rate_schedule",
-      "cosine",
-      "LEARNING_RATE_SCHEDULE = 'cosine': choose one of 'palm', 'constant'.",
-    ),
-    (
-      ADAFACTOR,
-      "momentum_dtype",
+      PALM,
+      "activation_dtype",
       "float16",
-      "MOMENTUM_DTYPE = 'float16' (did you mean \"bfloat16\"?): choose one of "
-      "'float32', 'bfloat16'.",
+      "bfloat16",
+      "auto bfloat16 float32",
     ),
-    (
-      ADAFACTOR,
-      "parameter_scale",
-      None,
-      "PARAMETER_SCALE = None: choose one of 'variable', 'stacked', 'off'.",
-    ),
-    (
-      ADAFACTOR,
-      "parameter_scale_floor",
-      0.0,
-      "PARAMETER_SCALE_FLOOR = 0.0: give a number from 1e-12 to 1000.0.",
-    ),
+    (PALM, "remat", "layers", "layer", "none attention layer"),
+    (ADAFACTOR, "second_moment", "factor", "factored", "full factored"),
+    (ADAFACTOR, "learning_rate_schedule", "cosine", "", "palm constant"),
+    (ADAFACTOR, "momentum_dtype", "float16", "bfloat16", "float32 bfloat16"),
+    (ADAFACTOR, "parameter_scale", None, "", "variable stacked off"),
     (
       ADAFACTOR,
       "weight_decay_on",
       "kernel",
-      "WEIGHT_DECAY_ON = 'kernel' (did you mean \"kernels\"?): choose one of "
-      "'all', 'all_but_scales', 'kernels'.",
+      "kernels",
+      "all all_but_scales kernels",
     ),
+    (PODS, "on_pod_failure", "shrnk", "shrink", "stop wait shrink"),
     (
-      ADAFACTOR,
-      "dropout",
-      1.0,
-      "DROPOUT = 1.0: give a number from 0.0 to 0.99.",
+      PODS,
+      "pods",
+      "in_proces",
+      "in_process",
+      "in_process local_servers cluster",
     ),
-    (ADAFACTOR, "z_loss", -1, "Z_LOSS = -1: give a number from 0.0 to 1.0."),
+    (PODS, "dcn_dtype", "float16", "bfloat16", "float32 bfloat16"),
+  ],
+)
+def test_a_word_that_is_no_choice_is_answered_with_the_choices(
+  settings, name, value, nearest, choices
+):
+  hint = f' (did you mean "{nearest}"?)' if nearest else ""
+  listed = ", ".join(map(repr, choices.split()))
+  assert refusal(settings, **{name: value}) == (
+    f"{name.upper()} = {value!r}{hint}: choose one of {listed}."
+  )
+
+
+@pytest.mark.parametrize(
+  ("settings", "changes", "message"),
+  [
+    (
+      PALM,
+      {"d_kv": 7},
+      "D_KV = 7: rotary embedding turns pairs of numbers, so D_KV is even; "
+      "use 8.",
+    ),
+    (TEXT, {"text_files": []}, f"TEXT_FILES = []: {GLOBS}"),
+    (TEXT, {"text_files": ["a", 3]}, f"TEXT_FILES = ['a', 3]: {GLOBS}"),
     (
       TEXT,
-      "text_files",
-      [],
-      "TEXT_FILES = []: give a glob or a list of globs, such as "
-      "'\"/any/folder/**/*.txt\"'.",
-    ),
-    (
-      TEXT,
-      "text_files",
-      ["a", 3],
-      "TEXT_FILES = ['a', 3]: give a glob or a list of globs, such as "
-      "'\"/any/folder/**/*.txt\"'.",
-    ),
-    (
-      TEXT,
-      "vocabulary",
-      3,
+      {"vocabulary": 3},
       "VOCABULARY = 3: give the path of a SentencePiece model, or None to "
       "train one.",
     ),
+    (RUN, {"prompts": "one"}, f"PROMPTS = 'one': {TEXTS}"),
+    (RUN, {"prompts": ["a", ""]}, f"PROMPTS = ['a', '']: {TEXTS}"),
     (
-      TEXT,
-      "validation_share",
-      0.9,
-      "VALIDATION_SHARE = 0.9: give a number from 0.0001 to 0.5.",
+      RUN,
+      {"keep_every_steps": 250, "checkpoint_steps": 100},
+      "KEEP_EVERY_STEPS = 250: there is a checkpoint every CHECKPOINT_STEPS = "
+      "100 steps; give a multiple of that, such as 300, or None.",
     ),
     (
       RUN,
-      "prompts",
-      "one",
-      "PROMPTS = 'one': give a list of texts, or [] for none.",
+      {"sample_steps": 0},
+      "SAMPLE_STEPS = 0: give a whole number of at least 1.",
     ),
     (
       RUN,
-      "prompts",
-      ["a", ""],
-      "PROMPTS = ['a', '']: give a list of texts, or [] for none.",
+      {"keep_every_steps": 0},
+      "KEEP_EVERY_STEPS = 0: give a whole number of at least 1.",
     ),
     (
-      WATCH,
-      "watchdog_secs",
-      0,
-      "WATCHDOG_SECS = 0: give a number from 1.0 to 1000000000.0.",
+      RUN,
+      {"init_checkpoint": ""},
+      "INIT_CHECKPOINT = '': give the path of a checkpoint, a MODEL_DIR or a "
+      "TensorFlow prefix, or None.",
+    ),
+    (PODS, {"num_pods": 9}, "NUM_PODS = 9: give a whole number from 1 to 8."),
+    (
+      PODS,
+      {"client_address": "a:b:c"},
+      'CLIENT_ADDRESS = \'a:b:c\': write "host" or "host:port", of this host.',
+    ),
+    (
+      INSPECTION,
+      {"inspect_steps": []},
+      "INSPECT_STEPS = []: give a list of steps, such as [0, 1000].",
+    ),
+    (
+      INSPECTION,
+      {"inspect_steps": [-1]},
+      "INSPECT_STEPS = -1: give a whole number of at least 0.",
+    ),
+    (
+      INSPECTION,
+      {"overlap_files": [3]},
+      "OVERLAP_FILES = [3]: give a glob, a list of globs, or None.",
     ),
   ],
 )
 def test_a_wrong_value_is_named_with_the_rule_and_the_fix(
-  settings, name, value, message
+  settings, changes, message
 ):
-  with pytest.raises(UserError) as error:
-    dataclasses.replace(settings, **{name: value})
-  assert str(error.value) == message
+  assert refusal(settings, **changes) == message
 
 
 @pytest.mark.parametrize("settings", [PALM, ADAFACTOR, TEXT, RUN, WATCH])
@@ -257,7 +233,7 @@ def test_settings_are_frozen(settings):
     setattr(settings, name, getattr(settings, name))
 
 
-def test_the_defaults_are_the_paper():
+def test_the_defaults_are_the_paper_on_one_pod():
   assert (PALM.norm, PALM.block, PALM.attention, PALM.activation_dtype) == (
     "layer_norm",
     "parallel",
@@ -270,35 +246,7 @@ def test_the_defaults_are_the_paper():
     ADAFACTOR.parameter_scale,
     ADAFACTOR.weight_decay_on,
   ) == ("palm", "full", "variable", "all")
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    (
-      {"keep_every_steps": 250, "checkpoint_steps": 100},
-      "KEEP_EVERY_STEPS = 250: there is a checkpoint every CHECKPOINT_STEPS = "
-      "100 steps; give a multiple of that, such as 300, or None.",
-    ),
-    (
-      {"sample_steps": 0},
-      "SAMPLE_STEPS = 0: give a whole number of at least 1.",
-    ),
-    (
-      {"keep_every_steps": 0},
-      "KEEP_EVERY_STEPS = 0: give a whole number of at least 1.",
-    ),
-    (
-      {"init_checkpoint": ""},
-      "INIT_CHECKPOINT = '': give the path of a checkpoint, a MODEL_DIR or a "
-      "TensorFlow prefix, or None.",
-    ),
-  ],
-)
-def test_checkpoints_that_cannot_be_kept_or_read_are_refused(changes, message):
-  with pytest.raises(UserError) as error:
-    dataclasses.replace(RUN, **changes)
-  assert str(error.value) == message
+  assert PODS.num_pods == 1
 
 
 @pytest.mark.parametrize(
@@ -306,9 +254,7 @@ def test_checkpoints_that_cannot_be_kept_or_read_are_refused(changes, message):
   [20, None, "[1]", [0], [3], [1, 3], [True], [1.0], [[1, 2]], [1] * 11],
 )
 def test_steps_that_cannot_be_traced_are_refused(steps):
-  with pytest.raises(UserError) as error:
-    dataclasses.replace(RUN, trace_steps=steps)
-  assert str(error.value) == (
+  assert refusal(RUN, trace_steps=steps) == (
     f"TRACE_STEPS = {steps!r}: give a list of at most 10 steps from 1 to "
     "TRAIN_STEPS = 2, such as [1], or [] for none."
   )

@@ -5,19 +5,18 @@
 import numpy as np
 import pytest
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import tf
+from palm_mtf.decode.batch_sharding import join_rows, split_rows
 from palm_mtf.decode.decoder import Decoder
-from palm_mtf.decode.weights import checkpoint_variables, make_weights
-from palm_mtf.mesh.lowering import lower
+from palm_mtf.decode.forward import prefill
 from palm_mtf.mesh.session import session_config
-from palm_mtf.model.dims import model_dims
+from palm_mtf.programs.generate_program import build_decode_model
 from tests import oracle
 from tests.mtf_testing import (
   LAYOUTS,
   SINGLE,
   load_parameters,
   mesh_layout,
-  placement,
   random_tokens,
   run_model,
   small_config,
@@ -31,37 +30,30 @@ def cached_logits(
 ):
   """Returns logits from the prompt's last place on, [rows, places, vocab]."""
   with tf.Graph().as_default():
-    mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    dims = model_dims(config, ROWS, mesh_rules)
-    checkpoint_variables(mesh, config, dims)
-    impl = placement(mesh_rules)
-    (slices,) = lower({mesh: impl}, {}).slices
-    variables = {n: [x.variable for x in parts] for n, parts in slices.items()}
-    weights = make_weights(impl, config, dims, variables, weight_dtype)
-    decoder = Decoder(impl, config, dims, weights)
+    model = build_decode_model(config, mesh_rules, weight_dtype)
+    decoder = Decoder(model.weights)
 
     def split(x):
-      others = [mtf.Dimension(f"d{n}", n) for n in x.shape[1:]]
-      shape = mtf.Shape([dims.batch, *others])
-      return impl.LaidOutTensor(impl.make_slices(tf.constant(x), shape))
+      return split_rows(model.placement, tf.constant(x, tf.int32))
 
-    y, cache = decoder.prefill(
-      split(inputs[:, :PROMPT]), config.sequence_length
+    logits, cache = prefill(
+      model.weights,
+      tf.constant(inputs[:, :PROMPT]),
+      split([PROMPT] * ROWS),
+      config.sequence_length,
     )
-    logits = [decoder.logits(impl.slicewise(lambda y: y[:, -1], y))]
+    places = [logits]
     for place in range(PROMPT, config.sequence_length):
-      position = split(np.full([ROWS], place, np.int32))
-      step, cache = decoder.step(split(inputs[:, place]), position, cache)
-      logits.append(step)
-    shape = mtf.Shape([dims.batch, mtf.Dimension("tokens", config.vocab_size)])
-    whole = [impl.combine_slices(x.tensor_list, shape) for x in logits]
+      logits, cache = decoder.step(
+        split(inputs[:, place]), split([place] * ROWS), cache
+      )
+      places.append(logits)
+    whole = [tf.cast(join_rows(model.placement, x), tf.float32) for x in places]
     config_ = session_config(mesh_rules.num_devices)
     with tf.Session(config=config_) as session:
-      load_parameters(session, slices, params)
-      session.run(weights.initialize)
-      return np.stack(
-        session.run([tf.cast(x, tf.float32) for x in whole]), axis=1
-      )
+      load_parameters(session, model.slices, params)
+      session.run(model.prepare)
+      return np.stack(session.run(whole), axis=1)
 
 
 def full_logits(config, params, batch):

@@ -7,10 +7,8 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.decode.matmul import (
-  Scaled,
   largest_numbers,
   make_kernel,
-  parts_of,
   product,
   to_int8,
   value_of,
@@ -28,8 +26,8 @@ def rows(x, dtype, largest=None):
   x = tf.constant(x)
   if dtype == "int8":
     largest = largest_numbers(x, 1) if largest is None else largest
-    return Scaled(*to_int8(x, largest))
-  return x
+    return to_int8(x, largest)
+  return (x,)
 
 
 def multiply(x, w, dtype, *, packed):
@@ -38,7 +36,7 @@ def multiply(x, w, dtype, *, packed):
     kernel = make_kernel(tf.constant(w), tf.as_dtype(dtype), "w")
     session.run(kernel.initialize)
     result = product(rows(x, dtype), kernel, packed=packed)
-    result = value_of(parts_of(result), tf.float32)
+    result = value_of(result, tf.float32)
     first = session.run(result)
     np.testing.assert_array_equal(session.run(result), first)
     return first
@@ -95,8 +93,6 @@ def test_parts_of_a_sum_that_share_scales_add_up_to_the_whole():
       product(rows(some, "int8", in_rows), kernel, packed=True)
       for some, kernel in zip(np.split(x, 2, axis=1), parts, strict=True)
     ]
-    total = session.run(
-      sum(value_of(parts_of(each), tf.float32) for each in products)
-    )
+    total = session.run(sum(value_of(each, tf.float32) for each in products))
   whole = multiply(x, w, "int8", packed=True)
   np.testing.assert_allclose(total, whole, rtol=1e-5, atol=1e-6)

@@ -173,7 +173,11 @@ def test_accuracy_over_options_is_that_of_the_oracles_likelihoods(
   outcome = evaluate("options")["options"]
   likelihoods = [
     oracle.log_likelihood(
-      config, params, vocabulary.encode(question), vocabulary.encode(option)
+      config,
+      params,
+      vocabulary.encode(question),
+      vocabulary.encode(option),
+      vocabulary.eod_id,
     )
     for _, question, option, _ in OPTIONS
   ]

@@ -8,7 +8,7 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.tensors import WeightsCopier
-from palm_mtf.inference.loss_session import LoadedModel
+from palm_mtf.inference.loss_session import LoadedModel, mean_loss
 from palm_mtf.programs.forward_program import build_forward_program
 from tests import oracle
 from tests.mtf_testing import (
@@ -43,7 +43,7 @@ def test_mean_loss_is_the_total_of_all_batches_over_their_weight(
     batch_size=2,
     features=list(batches[0]),
   ) as loaded:
-    mean = loaded.mean_loss(batches)
+    mean = mean_loss(loaded.losses, batches)
   both = {
     name: np.concatenate([batch[name] for batch in batches])
     for name in batches[0]

@@ -59,6 +59,22 @@ def test_targets_given_inputs_have_the_likelihood_of_the_oracle(scorer):
   np.testing.assert_allclose(scores(scorer, EXAMPLES), expected, rtol=1e-5)
 
 
+def test_a_document_begins_behind_its_start_and_a_further_row_behind_0(
+  scorer,
+):
+  ids_of_long = ids(LENGTH + STRIDE, 10)
+  behind_7 = Scorer(scorer._loaded, STRIDE, start_id=7)
+  expected = [
+    *(oracle.log_likelihood(CONFIG, PARAMS, *x, start=7) for x in EXAMPLES),
+    oracle.log_likelihood(CONFIG, PARAMS, [], ids_of_long[:LENGTH], start=7)
+    + oracle.log_likelihood(
+      CONFIG, PARAMS, ids_of_long[STRIDE:LENGTH], ids_of_long[LENGTH:]
+    ),
+  ]
+  examples = [*EXAMPLES, Example([], ids_of_long)]
+  np.testing.assert_allclose(scores(behind_7, examples), expected, rtol=1e-5)
+
+
 def test_a_score_is_the_same_bits_alone_and_among_others(scorer):
   many = EXAMPLES + [Example(ids(9, i), ids(7, i)) for i in range(150)]
   together = scores(scorer, many)

@@ -15,6 +15,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
 from tests import oracle, oracle_jax
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 from tests.mtf_testing import (
@@ -213,7 +214,7 @@ def _variables(config: PalmConfig) -> dict[str, list[int]]:
       tf.zeros([1, config.sequence_length], tf.int32),
       mtf.Shape([dims.batch, dims.length]),
     )
-    Palm(mesh, config, dims, seed=0).logits(tokens)
+    Palm(config, dims, TrainedWeights(mesh, config, dims)).logits(tokens)
     return {v.name: v.shape.to_integer_list for v in mesh.graph.all_variables}
 
 

@@ -46,7 +46,7 @@ def simulated_tpus(monkeypatch):
       return build_train_program(model, mesh, *settings, **more)
     with tf.Graph().as_default() as graph:
       program = build_train_program(model, mesh, *settings, **more)
-    simulate(graph, mesh.steps_per_loop)
+    simulate(graph, mesh.steps_per_loop, mesh.num_microbatches - 1)
     return moved(program)
 
   run_loop = loop.TrainStep.run_loop

@@ -97,6 +97,7 @@ class Palm(nn.Module):
 
   def forward(self, inputs):
     """Returns logits scaled by d_model ** -0.5."""
+    # The embedding is tied, and its logits scaled (PaLM 2).
     x = functional.embedding(inputs, self.embedding).to(self.dtype)
     for block in self.blocks:
       x = block(x, (self.sine, self.cosine))
@@ -118,6 +119,7 @@ def run_steps(sizes, model) -> tuple[list[float], float]:
   targets = torch.randint(sizes.vocab_size, shape)
   inputs = functional.pad(targets[:, :-1], (1, 0))
   optimizer = torch.optim.Adafactor(model.parameters(), lr=0.01)
+  # The forward pass is compiled with its backward pass; the optimizer is not.
   evaluate_loss = torch.compile(loss_of) if sizes.compile else loss_of
   reduced = sizes.dtype != "float32"
   seconds = []

@@ -66,6 +66,18 @@ class JoinedRows:
     return joined_row(targets, is_target, self.features, self._eod_id)
 
 
+def document_start(packing: str, eod_id: int) -> int:
+  """Returns the input before the first token of a document in training.
+
+  Args:
+    packing: PACKING.
+    eod_id: id of [eod].
+  """
+  # Rows of "joined" begin with 0 wherever a document is cut: only [eod] says
+  # that one begins. Elsewhere each document begins a segment, and so with 0.
+  return eod_id if packing == "joined" else 0
+
+
 def joined_features(
   sources: Sequence[TokenArray], eod_id: int | None
 ) -> tuple[str, ...]:

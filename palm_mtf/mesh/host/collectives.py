@@ -6,17 +6,13 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 
+# Each device has one of xs, alike in shape and dtype; part i is device i's.
+
 
 def reduce_scatter_ring(
   xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
 ) -> list[tf.Tensor]:
-  """Returns on each device its part of the sum of all tensors.
-
-  Args:
-    xs: a tensor on each device, alike in shape and dtype.
-    devices: names of the devices, in the order of the parts.
-    axis: dimension that is cut, divisible by the number of devices.
-  """
+  """Returns on each device its part, cut along `axis`, of the sum of all."""
   n = len(xs)
   if n == 1:
     return list(xs)
@@ -39,13 +35,7 @@ def reduce_scatter_ring(
 def all_gather_direct(
   xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
 ) -> list[tf.Tensor]:
-  """Returns on each device the parts of all, joined.
-
-  Args:
-    xs: a tensor on each device, alike in shape and dtype.
-    devices: names of the devices, in the order of the parts.
-    axis: dimension that is joined.
-  """
+  """Returns on each device the parts of all, joined along `axis`."""
   if len(xs) == 1:
     return list(xs)
   whole = []

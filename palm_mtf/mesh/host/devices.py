@@ -13,7 +13,7 @@ from palm_mtf.mesh.host.placement import HostPlacement
 
 @dataclasses.dataclass(frozen=True)
 class HostDevices:
-  """`Devices` that are CPUs or GPUs."""
+  """`Devices` that are CPUs or GPUs, of this process or of servers."""
 
   client: str
   pods: Sequence[Sequence[str]]
@@ -37,9 +37,10 @@ def local_devices(num_devices: int, num_pods: int = 1) -> HostDevices:
       f"devices, and TensorFlow sees {gpus} GPUs here. Use at most as many, or "
       "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
     )
-  # Of CPU devices `session_config` makes as many as are asked for.
+  # CPU devices are virtual: `session_config` makes as many as are asked for.
   kind = "gpu" if gpus else "cpu"
   names = [f"/device:{kind}:{i}" for i in range(needed)]
+  # Neighbours are one pod's.
   starts = range(0, needed, num_devices)
   return HostDevices(
     client="/device:cpu:0", pods=[names[i : i + num_devices] for i in starts]

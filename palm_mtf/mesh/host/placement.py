@@ -31,7 +31,7 @@ from palm_mtf.ops.variables import SlicedVariable, device_variable
 class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   """`Placement` of a pod on CPUs or GPUs."""
 
-  lower = HostLowering
+  lower = HostLowering  # placements -> Lowering
 
   def __init__(self, mesh: MeshLayout, devices: Sequence[str]):
     """Lays tensors out by the rules of `mesh` over `devices`, in mesh order."""
@@ -64,7 +64,9 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.LaidOutTensor(results)
 
   def _repeated(self, fn, first, others, result, num_before):
-    """Yields what `fn` gives of each of `others`, as `result` of `first`."""
+    """Yields the results of `fn` for each of `others`, like `result`."""
+    # It is called again where it made a variable, or where its arguments differ
+    # in something else than tensors and variables.
     copies = OperationCopies(tf.get_default_graph(), num_before)
     can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
     for device, arguments in zip(self.devices[1:], others, strict=True):
@@ -76,11 +78,13 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
         yield _replaced(result, copies.make(device, replacements))
 
   def einsum(self, equation, *slices):
-    """Multiplies slices, in dtypes that the devices lack too."""
+    """Multiplies slices by an einsum equation."""
+    # Not tf.einsum: some CPUs have no products of bfloat16 numbers.
     return einsum(equation, *slices)
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """All-reduces x by Mesh TensorFlow's rings."""
+    # The order of a sum is that of the ring: its bits are the same each time.
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
@@ -151,8 +155,7 @@ def _raise_unless(is_finite: tf.Tensor) -> tf.Tensor:
 
 
 def _assign_after(slot, value, checked) -> tf.Operation:
-  # Where the check raises, the session ends before anything is assigned. That
-  # costs no pass over memory, as choosing between two values would.
+  # Where the check raises, the session ends before anything is assigned.
   with tf.control_dependencies([checked]):
     return slot.assign(value, read_value=False)
 
@@ -170,9 +173,9 @@ def _add(slot, value, is_first) -> tf.Operation:
 def _replacements(
   first: Sequence[object], others: Sequence[object]
 ) -> dict[int, object] | None:
-  """Returns one device's tensors and variables by the id() of the first's.
+  """Returns a device's tensors and variables by the id() of the first's.
 
-  None where it takes more than other tensors to do the same.
+  None where arguments differ in something else.
   """
   replacements = {}
   for x, other in zip(first, others, strict=True):
@@ -193,7 +196,7 @@ def _replacements(
 
 
 def _is_plain(results: object) -> bool:
-  """Whether results are known by their id() alone."""
+  """Returns whether results are tensors, operations and variables alone."""
   if isinstance(results, tuple):
     return all(map(_is_plain, results))
   is_variable = hasattr(results, "handle")
@@ -202,7 +205,7 @@ def _is_plain(results: object) -> bool:
 
 
 def _replaced(results: object, made: Mapping[int, object]) -> object:
-  """Returns results with what another device has in place of the first's."""
+  """Returns another device's results, of copies by the id() of originals."""
   if isinstance(results, tuple):
     return tuple(_replaced(x, made) for x in results)
   return made.get(id(results), results)

@@ -13,15 +13,11 @@ from palm_mtf.mesh.tpu.placement import TpuPlacement
 
 @dataclasses.dataclass(frozen=True)
 class TpuDevices:
-  """`Devices` that are TPUs; a pod is a slice of them.
-
-  Attributes:
-    assignments: device assignment of each pod: replica i, which is device i of
-      the mesh, lies there on the torus.
-  """
+  """`Devices` that are TPUs; a pod is a slice of them."""
 
   client: str
   pods: Sequence[Sequence[str]]
+  # Where replica i, which is device i of the mesh, lies on each pod's torus.
   assignments: Sequence[tf.tpu.experimental.DeviceAssignment]
 
   def placement(self, mesh: MeshLayout, pod: int) -> TpuPlacement:
@@ -44,12 +40,12 @@ def tpu_devices(
   jobs: Sequence[str | None],
   client: str,
 ) -> TpuDevices:
-  """Returns the devices of pods of TPUs.
+  """Returns the devices of pods, each a slice of TPUs.
 
   Args:
     mesh: axes and layout rules of each pod.
     where: slice that each pod is.
-    topologies: topology of each pod.
+    topologies: topology of each pod, as its TPUs say.
     jobs: job name of each pod; None is this process.
     client: TensorFlow's name of the client's CPU.
   """

@@ -24,14 +24,10 @@ if TYPE_CHECKING:
 
 
 class _Sums(NamedTuple):
-  """Sums over pods that are alike in shape and dtype, for one pod.
-
-  Attributes:
-    exchanges: operations whose sums they are.
-    stacks: stacks of each device, on its host, [exchanges, slice], float32.
-  """
+  """Sums over pods that are alike in shape, for one pod."""
 
   exchanges: Sequence[Exchange]
+  # Of each device, on its host: [exchanges, slice] float32.
   stacks: Sequence[tf.Tensor]
 
 
@@ -47,6 +43,7 @@ class TpuLowering:
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
     """Builds what one call into a session runs, on all pods."""
+    # A: what is exchanged between pods. Where nothing is, B is all there is.
     wanted = [*(x.operation for x in tensors.values()), *operations]
     sums = self._exchanged(wanted)
     values, done = {}, []
@@ -72,18 +69,18 @@ class TpuLowering:
     """Builds several training steps of one pod, in one call.
 
     Args:
-      tensors: what is fetched of a step, by name, [] float32 or bool each.
-        The step whose "is_finite" is false is the last one.
-      operations: what each step's last round does.
-      accumulations: what each round before it does.
-      rounds: what is fed in all rounds of all steps, [rounds, ...], by the name
-        of the tensor that is imported.
-      rounds_per_step: how many there are.
-      num_steps: how many steps are wanted, [], int32, on the host.
+      tensors: tensors to fetch of each step, by name, [] float32 or bool. The
+        step whose "is_finite" is false is the last one.
+      operations: operations of each step's last round.
+      accumulations: operations of the rounds before it.
+      rounds: values of all rounds of all steps, [rounds, ...], by the name of
+        the tensor that is imported onto the mesh.
+      rounds_per_step: number of rounds in a step.
+      num_steps: number of steps to run, [], int32, on the host.
 
     Returns:
-      How many steps were done, [] int32; and the tensors of each, [steps], by
-      name. Of steps that were not done they are anything.
+      The number of steps that were run, [] int32; and the tensors of each,
+      [steps], by name, which are anything for steps that were not run.
     """
     ((mesh, placement),) = self._placements.items()
     wanted = [*(x.operation for x in tensors.values()), *operations]
@@ -101,6 +98,8 @@ class TpuLowering:
       with placement.in_round(rounds, i * rounds_per_step + last):
         return _packed(_Program(mesh, placement, wanted), tensors)
 
+    # All that a step needs is on the devices: rows and numbers of all rounds
+    # came with the call, found numbers go back at its end.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.fed([num_steps] * placement.size)
 
@@ -251,7 +250,9 @@ class _Program(mtf.Lowering):
 
 
 class _Variables(dict):
-  """The slices of variables, of those too that no tensor leads to."""
+  """The slices of variables, made when they are first asked for."""
+
+  # An update's slots are no inputs of it: no lowered operation has made them.
 
   def __init__(self, placement: "TpuPlacement"):
     super().__init__()

@@ -39,7 +39,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     hosts: CPU beside each device.
   """
 
-  lower = TpuLowering
+  lower = TpuLowering  # placements -> Lowering
 
   def __init__(
     self,
@@ -92,14 +92,14 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   def replicate(
     self, computation: Callable[[], tuple[Sequence[tf.Tensor], tf.Operation]]
   ) -> tuple[list[list[tf.Tensor]], tf.Operation]:
-    """Runs a computation on every device.
+    """Builds a program that runs a computation on every device.
 
     Args:
-      computation: builds what one device does; returns tensors, and what else
-        is to be run.
+      computation: builds one device's part; returns tensors, and operations
+        that are run beside them.
 
     Returns:
-      [tensors][devices], and what runs all of it.
+      [tensors][devices], and the program as one operation.
     """
     self._pnum_tensor = None  # each computation has inputs of its own
     self._fed_rounds = {}
@@ -231,7 +231,6 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def assign_if_finite(self, slot, value, is_finite) -> list[tf.Tensor]:
     """Assigns, in a step whose numbers are all finite."""
-    # A program of XLA cannot raise: it writes back what was there.
     return self.slicewise(_assign_if, slot, value, is_finite).all_slices
 
   def add(self, slot, value, is_first: tf.Tensor) -> list[tf.Tensor]:

@@ -1,9 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables on TPU devices: a stack for "layer_000/mlp/wi" and its like.
-
-A checkpoint has them layer by layer all the same (checkpoints/tensors.py).
-"""
+"""Variables on TPUs: on each device a stack of all layers' "mlp/wi", say."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -16,14 +13,15 @@ from palm_mtf.ops.xla import function
 
 # A pod has thousands of devices and a model a hundred layers, and each variable
 # of each device has a price: to make, to hand to every program, to save. Hence
-# stacks. gRPC counts the bytes of a message in 32 bits, and a stack is one.
+# stacks; a checkpoint has their rows, layer by layer. gRPC counts the bytes of
+# a message in 32 bits, and a stack is one.
 _MAX_BYTES = 2**30
 
 _T = TypeVar("_T")
 
 
 def in_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
-  """Returns things of `num_bytes` each in as few stacks as messages allow."""
+  """Splits things of `num_bytes` each into as few stacks as messages allow."""
   num_rows = max(1, _MAX_BYTES // num_bytes)
   return [alike[i : i + num_rows] for i in range(0, len(alike), num_rows)]
 
@@ -31,12 +29,7 @@ def in_stacks(alike: Sequence[_T], num_bytes: int) -> list[Sequence[_T]]:
 def stacked_with(
   variable: SlicedVariable, mesh_impl: mtf.MeshImpl
 ) -> list[Sequence[SlicedVariable]]:
-  """Returns all variables of a kind, by stack, in the order of their layers.
-
-  Args:
-    variable: one of them.
-    mesh_impl: lays them out.
-  """
+  """Returns the variables of this one's kind, by stack, in layer order."""
   alike = [
     x
     for x in variable.graph.all_variables
@@ -67,9 +60,9 @@ class Stack:
     """Makes the variable of each device.
 
     Args:
-      variables: alike in shape, dtype and initializer.
-      mesh_impl: lays them out.
-      hosts: the CPU beside each device.
+      variables: variables that are alike in shape, dtype and initializer.
+      mesh_impl: placement of their mesh.
+      hosts: CPU beside each device.
     """
     names = [each.name for each in variables]
     self.name = names[0]
@@ -88,7 +81,7 @@ class Stack:
     self.begin()
 
   def slots(self) -> dict[str, "StackedVariable"]:
-    """Returns its variables, by their names."""
+    """Returns the variables by name."""
     return {
       name: StackedVariable(self, i)
       for i, name in enumerate(self.slices[0].names)
@@ -106,7 +99,7 @@ class Stack:
 
   def value(self, row: int) -> tf.Tensor:
     """Returns a row as it was at the beginning."""
-    if not self._rows:
+    if not self._rows:  # all rows at once, when the first is read
       self._rows = self.slices[0].rows(self._beginning())
     return self._rows[row]
 
@@ -144,7 +137,7 @@ class StackedVariable:
   def __tf_tensor__(
     self, dtype: tf.DType | None = None, name: str | None = None
   ) -> tf.Tensor:
-    """Returns its value before the computation, where a tensor is asked for."""
+    # Its value before the computation, whatever has been assigned since.
     del dtype, name
     return self._stack.value(self._row)
 

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import strategies as st
 
 from palm_mtf.data.batches import packing as packing_module
-from palm_mtf.data.batches.packing import JoinedRows, WholeRows, positions
+from palm_mtf.data.batches.packing import (
+  JoinedRows,
+  WholeRows,
+  document_start,
+  positions,
+)
 from palm_mtf.data.batches.shuffle import shuffle
 from tests.data.small_sources import EOD, examples, repeatable, token_array
 
@@ -196,3 +201,22 @@ def test_positions_count_from_the_start_of_each_segment(runs):
   found = positions(np.array([segments, segments], np.int32))
   assert found.tolist() == [expected, expected]
   assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+  ("packing", "start"),
+  [("joined", EOD), ("joined_masked", 0), ("packed", 0), ("single", 0)],
+)
+def test_the_start_of_a_document_is_what_training_saw_before_one(
+  packing, start
+):
+  """Apart from the first of a joined row, which may be cut anywhere."""
+  assert document_start(packing, EOD) == start
+  tokens = token_array([([], [5, 6]), ([], [7, 8])], has_inputs=False)
+  if packing.startswith("joined"):
+    rows = joined(tokens, 6, masked=packing == "joined_masked")
+  else:
+    rows = whole(tokens, 6, packed=packing == "packed")
+  second = rows.read(0)
+  place = second["targets"].tolist().index(7 if 7 in second["targets"] else 5)
+  assert second["inputs"][place] == start

@@ -154,7 +154,7 @@ def run_of(config, mesh, beside=None, **changes):
     values = [read_by_name(pod.slices) for pod in program.pods]
     built = beside(program) if beside else None
   if mesh.tpu:
-    graph = simulated(graph, mesh.steps_per_loop)
+    graph = simulated(graph, mesh.steps_per_loop, mesh.num_microbatches - 1)
   run = Run(graph, program, values)
   return (run, built) if beside else run
 

@@ -1,0 +1,191 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Forward pass of model/palm.py with decoding weights: prefill and scoring."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.decode.decoder import Cache
+from palm_mtf.decode.layers import dequantize, quantize, split_inputs
+from palm_mtf.decode.products import Products
+from palm_mtf.decode.weights import DecodeWeights, LaidOut
+from palm_mtf.mesh.lowering import lower
+from palm_mtf.model.layers import embed
+from palm_mtf.model.palm import KeysAndValues, Palm
+
+# Each forward pass is a Mesh TensorFlow graph of its own, lowered into the
+# TensorFlow graph of a program. Kernels go in, and keys and values come out, as
+# they lie on the devices: nothing is copied or gathered on the way.
+
+
+class _OnSlices(mtf.Operation):
+  """Applies a function of laid-out tensors."""
+
+  def __init__(
+    self,
+    fn: Callable[..., Sequence[LaidOut]],
+    inputs: Sequence[mtf.Tensor],
+    shapes: Sequence[mtf.Shape] = (),
+  ):
+    # `shapes` are those of the outputs; all tensors have one dtype.
+    super().__init__(list(inputs), name="on_slices")
+    self._fn = fn
+    self._outputs = [mtf.Tensor(self, x, inputs[0].dtype) for x in shapes]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to what the function builds."""
+    inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
+    for output, value in zip(self.outputs, self._fn(*inputs), strict=True):
+      lowering.set_tensor_lowering(output, value)
+
+
+class JoinedWeights:
+  """Decoding weights as `Palm` reads them (model.weights.Weights)."""
+
+  def __init__(self, mesh: mtf.Mesh, weights: DecodeWeights):
+    self.mesh = mesh
+    self._impl, self._dims = weights.impl, weights.dims
+    self._weights = weights
+    # Many rows at once hide what unpacked kernels cost: no second copy is kept.
+    self._products = Products(weights, packed=False)
+    self._dtype = tf.as_dtype(weights.config.activation_dtype)
+
+  def _import(self, x: LaidOut, *dims: mtf.Dimension) -> mtf.Tensor:
+    return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
+
+  def _table(self) -> mtf.Tensor:
+    dims = self._dims
+    return self._import(self._weights.table, dims.vocab, dims.d_model)
+
+  def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
+    """Returns rows of the embedding; see `Weights`."""
+    return embed(self._table(), tokens)
+
+  def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
+    """Returns the scale of a norm; see `Weights`."""
+    del after  # every device has all of it
+    scale = self._weights.scales[f"{name}/scale"]
+    return self._import(scale, self._dims.d_model)
+
+  def project_in(
+    self, inputs: Mapping[str, mtf.Tensor], *, gated: bool
+  ) -> list[mtf.Tensor]:
+    """Multiplies by one joined kernel; see `Weights`."""
+    names, xs = tuple(inputs), list(inputs.values())
+    shapes = self._products.shapes(names)
+
+    def project(y: LaidOut) -> Sequence[LaidOut]:
+      rows = y.slice_shape[:2]  # batch and length of the slice
+      wide = self._products.project_in(self._impl.slicewise(flat, y), names)
+      return self._impl.slicewise(
+        lambda *x: split_inputs(x, rows, shapes, self._dtype, gated),
+        *wide,
+      )
+
+    def flat(y):
+      y = tf.reshape(y, [-1, y.shape[-1]])
+      return quantize([y], []) if self._weights.is_int8 else (y,)
+
+    outputs = [
+      mtf.Shape([*x.shape.dims[:2], *dims])
+      for x, dims in zip(xs, self._weights.kernels[names].dims, strict=True)
+    ]
+    # The inputs are one tensor, with other names of dimensions. Where wi_gate
+    # and wi are among the kernels, SwiGLU is in the pass that splits: their
+    # outputs are not written once more.
+    return _OnSlices(project, xs[:1], outputs[: -1 if gated else None]).outputs
+
+  def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+    """Adds up products; see `Weights`."""
+    xs = list(branches.values())
+
+    def project(*xs: LaidOut) -> Sequence[LaidOut]:
+      batch, length = xs[0].slice_shape[:2]
+
+      def flat(x):
+        return tf.reshape(x, [batch * length, -1])
+
+      def unflat(*y):
+        y = dequantize(*y, self._dtype) if self._weights.is_int8 else y[0]
+        return tf.reshape(y, [batch, length, -1])
+
+      xs = [self._impl.slicewise(flat, x) for x in xs]
+      rows = self._products.project_out(dict(zip(branches, xs, strict=True)))
+      return [self._impl.slicewise(unflat, *rows)]
+
+    shape = mtf.Shape([*xs[0].shape.dims[:2], self._dims.d_model])
+    return _OnSlices(project, xs, [shape]).outputs[0]
+
+  def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
+    """Multiplies by the tied embedding; see `Weights`."""
+    shape = mtf.Shape([*x.shape.dims[:2], self._dims.vocab])
+    return mtf.einsum([x, self._table()], output_shape=shape)
+
+
+def joined_palm(
+  weights: DecodeWeights, num_rows: int, length: int
+) -> tuple[mtf.Mesh, mtf.Shape, Palm]:
+  """Returns a mesh, the shape of tokens on it, and the model over them.
+
+  Args:
+    weights: weights of the model.
+    num_rows: number of rows, divisible by the mesh axis of `batch`.
+    length: tokens in a row, at most the model's sequence_length.
+  """
+  mesh = mtf.Mesh(mtf.Graph(), "pod")
+  dims = dataclasses.replace(
+    weights.dims,
+    batch=mtf.Dimension("batch", num_rows),
+    length=mtf.Dimension("length", length),
+    memory_length=mtf.Dimension("memory_length", length),
+  )
+  # Nothing is recomputed where there is no backward pass.
+  config = dataclasses.replace(weights.config, remat="none")
+  palm = Palm(config, dims, JoinedWeights(mesh, weights))
+  return mesh, mtf.Shape([dims.batch, dims.length]), palm
+
+
+def prefill(
+  weights: DecodeWeights,
+  prompts: tf.Tensor,
+  lengths: LaidOut,
+  memory_length: int,
+) -> tuple[LaidOut, Cache]:
+  """Reads prompts in one forward pass; returns what `Decoder.step` does.
+
+  Args:
+    weights: weights of the model.
+    prompts: [batch, length], int32, each from the left.
+    lengths: [batch], int32: tokens of each prompt, laid out.
+    memory_length: positions of the cache, at least `length`.
+  """
+  impl, (num_rows, length) = weights.impl, prompts.shape
+  mesh, shape, palm = joined_palm(weights, num_rows, length)
+  keys_and_values: KeysAndValues = []
+  y = palm.hidden(
+    mtf.import_tf_tensor(mesh, prompts, shape), None, keys_and_values
+  )
+  # Mesh TensorFlow exports whole tensors; these stay in slices.
+  laid_out: list[LaidOut] = []
+  _OnSlices(
+    lambda *xs: laid_out.extend(xs) or [],
+    [y, *itertools.chain(*keys_and_values)],
+  )
+  lower({mesh: impl}, {})
+
+  # What lies behind a prompt has keys and values too: no position before them
+  # sees them, and steps overwrite them.
+  def stored(x):
+    if x.shape.rank == 4:  # multi-head: a step multiplies by each head alone
+      x = tf.transpose(x, [0, 2, 1, 3])
+    before = [[0, 0]] * (x.shape.rank - 2)
+    return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
+
+  y, *cache = laid_out
+  last = impl.slicewise(
+    lambda y, n: tf.gather(y, n - 1, batch_dims=1), y, lengths
+  )
+  logits = Products(weights, packed=False).logits(last)
+  return logits, [impl.slicewise(stored, x) for x in cache]

@@ -1,0 +1,74 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures held-out documents behind token 0 and behind [eod].
+
+  python tools/document_start.py runs/quickstart
+
+Rows of PACKING "joined" begin with 0 wherever a document is cut, and [eod]
+stands before every document but the first of a row. Prints the mean difference
+of the log-likelihood of a document's first SEQUENCE_LENGTH tokens.
+"""
+
+import argparse
+import statistics
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.manifest import newest_checkpoint
+from palm_mtf.cli import gin_files
+from palm_mtf.config import Config
+from palm_mtf.console import configure_logging
+from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.inference.decoder_session import LoadedDecoder
+from palm_mtf.inference.scorer import Example, Scorer
+from palm_mtf.machine.activation_dtype import resolved
+
+
+def differences(model_dir: str, config: Config) -> list[float]:
+  """Returns log p behind [eod] minus that behind 0 of each document, in nats.
+
+  Args:
+    model_dir: MODEL_DIR of a training run.
+    config: settings of the run.
+  """
+  model = resolved(config.model, config.mesh_layout)
+  vocabulary = load_vocabulary(
+    model_dir, config.data, vocab_size=model.vocab_size
+  )
+  corpus = load_corpus(
+    model_dir, config.data, vocabulary, model.sequence_length, config.run.seed
+  )
+  documents = [
+    Example([], tokens.read(begin, min(end, begin + model.sequence_length))[0])
+    for tokens in [store.validation.tokens for store in corpus.stores]
+    for begin, _, end in tokens.spans().tolist()
+  ]
+  checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
+  with LoadedDecoder(checkpoint, model, config.mesh_layout) as loaded:
+    behind = [
+      dict(Scorer(loaded, start_id=start).log_likelihoods(documents))
+      for start in (0, vocabulary.eod_id)
+    ]
+  return [behind[1][i] - behind[0][i] for i in range(len(documents))]
+
+
+def main() -> None:
+  """Prints the comparison."""
+  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+  parser.add_argument("model_dir", metavar="MODEL_DIR")
+  model_dir = parser.parse_args().model_dir
+  configure_logging()
+  macros = [f"MODEL_DIR={model_dir!r}", "ACTIVATION_DTYPE='auto'"]
+  _, config = gin_files.load(
+    "evaluate", [f"{model_dir}/config.gin"], macros
+  ).build()
+  found = differences(model_dir, config)
+  error = statistics.stdev(found) / len(found) ** 0.5
+  print(
+    f"{len(found)} documents: [eod] over 0, nats a document: "
+    f"{statistics.fmean(found):.3f} +- {error:.3f}"
+  )
+
+
+if __name__ == "__main__":
+  main()
