@@ -79,8 +79,8 @@ class Scorer:
     length: int,
     size: int,
   ) -> list[float]:
-    # Of each row the log-likelihood of its scored tokens. An input stands before
-    # each of them, also before the first.
+    # Returns the log-likelihood of each row's scored tokens. An input stands
+    # before each of them, also before the first.
     program = self._program(size, length)
     inputs, targets = np.zeros([2, size, length], np.int32)
     for row, (index, window) in enumerate(rows):
