@@ -15,6 +15,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.console import configure_logging
+from tests import processes
 from tests.log_lines import STAMP
 from tests.source_files import PACKAGE
 
@@ -25,21 +26,6 @@ from palm_mtf.console import configure_logging, progress_bar
 configure_logging()
 logger = logging.getLogger("palm_mtf.data.tokens.cache")
 """
-
-
-def python(program, **streams):
-  """Runs a program; what it writes comes back unless `streams` say where to."""
-  return subprocess.run(
-    [sys.executable, "-c", program],
-    **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
-    check=False,
-    text=True,
-    env={
-      **os.environ,
-      "PYTHONPATH": os.pathsep.join(sys.path),
-      "TERM": "xterm",
-    },
-  )
 
 
 @pytest.fixture
@@ -102,7 +88,9 @@ def test_a_library_configures_nothing_when_it_is_imported():
     for path in PACKAGE
     if not path.endswith("__main__.py")
   ]
-  done = python(f"""
+  done = processes.python(
+    "-c",
+    f"""
 import importlib, logging
 for name in {names!r}:
   importlib.import_module(name)
@@ -112,21 +100,25 @@ assert "palm_mtf.training.loop" in ours
 for logger in map(logging.getLogger, ours):
   assert not logger.handlers and logger.propagate and not logger.level, logger
 assert logging.raiseExceptions and not logging.getLogger().handlers
-""")
+""",
+  )
   assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_who_imports_the_library_decides_where_its_records_go(tmp_path):
   (tmp_path / "binary").write_bytes(b"\0")
   (tmp_path / "text").write_text("text")
-  done = python(f"""
+  done = processes.python(
+    "-c",
+    f"""
 import logging, sys
 from palm_mtf.data.sources.text_files import TextFiles
 logging.basicConfig(format="%(levelname)s %(name)s", stream=sys.stdout)
 source = TextFiles({f"{tmp_path}/*"!r}, validation_share=0.5)
 list(source.documents())
 source.report_skipped()
-""")
+""",
+  )
   assert done.stderr == ""
   assert done.stdout == "WARNING palm_mtf.data.sources.text_files\n"
 
@@ -135,10 +127,11 @@ def test_lines_that_nobody_reads_are_dropped():
   reading, writing = os.pipe()
   os.close(reading)
   program = LOGS + 'logger.info("lost")\nprint("result")'
-  done = python(program, stderr=writing)
+  done = processes.python("-c", program, stderr=writing)
   os.close(writing)
   assert (done.returncode, done.stdout) == (0, "result\n")
-  done = python(LOGS + 'sys.stderr.close()\nlogger.info("x")\nprint("result")')
+  closed = 'sys.stderr.close()\nlogger.info("x")\nprint("result")'
+  done = processes.python("-c", LOGS + closed)
   assert (done.returncode, done.stdout) == (0, "result\n")
 
 
@@ -156,14 +149,15 @@ def test_where_stderr_was_closed_before_the_start_stdout_has_results_alone():
     shell=True,
     stdout=subprocess.PIPE,
     check=False,
-    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    env=processes.environment(),
   )
   assert (done.returncode, done.stdout) == (0, b"/dev/null\n")
 
 
 def test_a_progress_bar_on_a_terminal_is_not_torn():
   reading, terminal = pty.openpty()
-  done = python(
+  done = processes.python(
+    "-c",
     LOGS
     + """
 import time
@@ -174,6 +168,7 @@ with progress_bar("Reading", 3) as advance:
     time.sleep(0.2)  # the bar is drawn ten times a second
 """,
     stderr=terminal,
+    variables={"TERM": "xterm"},
   )
   os.close(terminal)
   assert (done.returncode, done.stdout) == (0, "")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+_PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -17,12 +18,16 @@ def environment(**variables: str) -> dict[str, str]:
   return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
 
 
-def start(*arguments: object, **keywords) -> subprocess.Popen:
+def start(
+  *arguments: object, variables: dict[str, str] | None = None, **keywords
+) -> subprocess.Popen:
   """Starts Python with arguments, its outputs in pipes of text."""
-  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
   command = [sys.executable, *map(str, arguments)]
   return subprocess.Popen(
-    command, text=True, env=environment(), **{**pipes, **keywords}
+    command,
+    text=True,
+    env=environment(**variables or {}),
+    **{**_PIPES, **keywords},
   )
 
 
@@ -32,11 +37,10 @@ def python(
   """Runs Python with arguments to its end, and returns what it printed."""
   return subprocess.run(
     [sys.executable, *map(str, arguments)],
-    capture_output=True,
     check=False,
     text=True,
     env=environment(**variables or {}),
-    **keywords,
+    **{**_PIPES, **keywords},
   )
 
 

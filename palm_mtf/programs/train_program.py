@@ -121,7 +121,7 @@ def build_train_program(
   ]
   sums = exchanged_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
   updates = [builder.update(*each) for each in zip(built, sums, strict=True)]
-  mean_losses = [_mean_loss(pod) for pod in built]
+  mean_losses = [_loss_and_weight(pod) for pod in built]
   # From here on the graph is TensorFlow's.
   lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
   losses = [lowering.call(x)[0] for x in mean_losses]
@@ -151,7 +151,7 @@ def build_train_program(
   )
 
 
-def _mean_loss(pod: Pod) -> dict[str, mtf.Tensor]:
+def _loss_and_weight(pod: Pod) -> dict[str, mtf.Tensor]:
   """Returns loss and weight_sum of a microbatch, as in PodProgram."""
   token_loss, weights = pod.tokens.token_loss, pod.tokens.loss_weights
   return {

@@ -44,6 +44,12 @@ def without_origins(configuration) -> list[str]:
   return [line.partition("  # ")[0] for line in lines]
 
 
+def refusal(*files: str, bindings: tuple[str, ...] = (DIR,)) -> str:
+  with pytest.raises(UserError) as error:
+    load("train", files, bindings)
+  return str(error.value)
+
+
 @pytest.mark.parametrize("command", ["evaluate", "generate", "train"])
 def test_a_later_file_and_then_the_command_line_hold(here, command):
   first = write(here, "a.gin", "SEED = 1\nLOG_STEPS = 1\nNORM = 'rms_norm'\n")
@@ -183,12 +189,6 @@ def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
   )
   again = load("train", [RECIPE, old], [DIR])
   assert without_origins(again) == without_origins(plain)
-
-
-def refusal(*files: str, bindings: tuple[str, ...] = (DIR,)) -> str:
-  with pytest.raises(UserError) as error:
-    load("train", files, bindings)
-  return str(error.value)
 
 
 @pytest.mark.parametrize(

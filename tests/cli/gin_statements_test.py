@@ -29,6 +29,12 @@ def read(here, text: str):
   return read_file(path)
 
 
+def refusal(read_it, *arguments) -> str:
+  with pytest.raises(UserError) as error:
+    read_it(*arguments)
+  return str(error.value)
+
+
 def test_settings_keep_their_origins_through_includes(here):
   (here / "inner.gin").write_text("# A header.\nB = 2\n")
   settings = read(here, "A = 1\ninclude 'inner.gin'\n\nC = [\n  3,\n]\nD = 4\n")
@@ -123,12 +129,6 @@ def test_the_command_line_is_read_as_files_are():
 
 
 KINDS = "write a number, True, None, a quoted text or a list of these."
-
-
-def refusal(read_it, *arguments) -> str:
-  with pytest.raises(UserError) as error:
-    read_it(*arguments)
-  return str(error.value)
 
 
 @pytest.mark.parametrize(

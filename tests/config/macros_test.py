@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from palm_mtf.config import Config
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
 
 
@@ -41,12 +40,3 @@ def test_a_part_that_is_left_out_keeps_its_default():
   assert macros_of(Job, ["run"]) == {"DEPTH": MISSING, "SEED": 0}
   job = from_macros(Job, {"DEPTH": 2, "SEED": 5}, ["run"])
   assert job.run == Run(seed=7)
-
-
-def test_a_setting_of_any_part_of_the_configuration_is_a_macro():
-  fields = {
-    field.name.upper()
-    for part in dataclasses.fields(Config)
-    for field in dataclasses.fields(part.type)
-  }
-  assert macros_of(Config).keys() == fields

@@ -2,29 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What MFU is measured against: all chips of a run, or of all its hosts."""
 
-import dataclasses
-
 import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import mfu
 from palm_mtf.cli import gin_files
-from palm_mtf.config import Config, MeshLayout, PodsConfig
+from palm_mtf.config import Config
 from palm_mtf.rates import peak_flops
-from palm_mtf.rates.peak_flops import (
-  measured_flops_per_sec,
-  run_flops_per_sec,
-)
+from palm_mtf.rates.peak_flops import measured_flops_per_sec, run_flops_per_sec
 
 
 def settings(recipe: str, layout: str, num_pods: int, chip: str) -> Config:
   """Returns the settings of a run on the devices of a layout."""
   files = [f"recipes/{recipe}.gin", f"layouts/{layout}.gin"]
-  macros = ["MODEL_DIR='x'", "TEXT_FILES='*'", f"NUM_PODS={num_pods}"]
-  _, config = gin_files.load(
-    "train", files, [*macros, f"CHIP='{chip}'"]
-  ).build()
-  return config
+  macros = {"MODEL_DIR": "x", "TEXT_FILES": "*", "CHIP": chip}
+  macros |= {"NUM_PODS": num_pods, "ACTIVATION_DTYPE": "float32"}
+  given = [f"{name}={value!r}" for name, value in macros.items()]
+  return gin_files.load("train", files, given).build()[1]
 
 
 def test_the_log_of_palms_own_run_would_say_46_2_percent():
@@ -55,13 +49,6 @@ def test_a_measured_peak_is_that_of_all_hosts_with_the_pods_each_has(
 
   monkeypatch.setattr(peak_flops, "measured_flops_per_sec", measured)
   config = settings("quickstart", "data_parallel", num_pods, "measured")
-  model = dataclasses.replace(config.model, activation_dtype="float32")
-  config = dataclasses.replace(
-    config,
-    model=model,
-    pods=PodsConfig(num_pods=num_pods),
-    mesh_layout=MeshLayout(mesh_shape="data:2", layout="batch:data"),
-  )
   assert run_flops_per_sec(config, num_hosts) == num_hosts * 1e12
   assert seen == [(tf.float32, at_once)]
 

@@ -292,16 +292,6 @@ def test_less_than_one_validation_batch_is_an_error_before_the_first():
     held_out([500, 2], [0.5, 0.5], batch_size=100, num_rows=4)
 
 
-def test_whole_documents_of_validation_come_once_each():
-  tokens = token_array([([], [i] * 5) for i in range(2, 32)], has_inputs=False)
-  rows = WholeRows(tokens, LENGTH, packed=True, seed=0)
-  found = validation_batches(
-    [RowSource("s", 1.0, rows)], batch_size=5, num_rows=1000, seed=0
-  )
-  firsts = np.concatenate([batch["targets"][:, 0] for batch in found])
-  assert sorted(firsts) == list(range(2, 32))
-
-
 def test_the_hash_tells_features_and_numbers_apart():
   batch = batches().batch(0)
   other = {**batch, "targets": batch["targets"].copy()}

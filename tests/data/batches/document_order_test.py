@@ -17,24 +17,6 @@ def lengths_of(tokens: TokenArray, documents: np.ndarray) -> np.ndarray:
   return ends - begins
 
 
-@hypothesis.given(_LENGTHS, st.integers(1, 4))
-@repeatable(50)
-def test_every_epoch_has_every_document_once(lengths, num_epochs):
-  order = DocumentOrder(numbered(lengths), "key")
-  found = order.documents(0, num_epochs * len(lengths))
-  for epoch in found.reshape(num_epochs, -1):
-    assert sorted(epoch) == list(range(len(lengths)))
-
-
-def test_every_epoch_and_every_key_has_its_own_order():
-  orders = {
-    tuple(DocumentOrder(numbered([1] * 64), key).documents(64 * e, 64 * e + 64))
-    for key in "abcdefghij"
-    for e in range(10)
-  }
-  assert len(orders) == 100
-
-
 @hypothesis.given(_LENGTHS, st.integers(0, 3), st.data())
 @repeatable(60)
 def test_a_position_is_found_as_by_adding_up_all_lengths_before(
@@ -50,9 +32,7 @@ def test_a_position_is_found_as_by_adding_up_all_lengths_before(
   assert order.first_from(position) == (expected, begins[expected])
 
 
-def test_positions_are_kept_for_few_documents_and_found_among_many(
-  monkeypatch,
-):
+def test_positions_kept_for_few_documents_find_all(monkeypatch):
   lengths = np.random.default_rng(0).integers(1, 30, 2000)
   tokens = numbered(lengths)
   expected = [

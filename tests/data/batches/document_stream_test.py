@@ -138,13 +138,3 @@ def test_repeats_of_a_document_lie_as_far_apart_as_chance_puts_them():
   # its standard deviation is sqrt(3 / 80).
   error = (3 / 80 / num_texts) ** 0.5
   assert np.abs(gaps.mean(axis=0) - 0.25).max() < 4 * error
-
-
-def test_seeds_have_orders_of_their_own():
-  found = {
-    tuple(
-      x.document for x in stream_of((1.0, LENGTHS), seed=s).stretches(0, 900)
-    )
-    for s in range(20)
-  }
-  assert len(found) == 20

@@ -58,8 +58,8 @@ def test_every_epoch_every_seed_and_every_source_has_its_own_order():
   }
   assert len(orders) == 100
   found = places(mixed((0.5, 1000), (0.5, 1000)), 0, 2000)
-  rows = [[p.document for p in found if p.source == x][:500] for x in "01"]
-  assert rows[0] != rows[1]
+  one, two = ([p.document for p in found if p.source == x] for x in "01")
+  assert one[:500] != two[:500]
 
 
 def test_a_row_far_away_is_what_counting_there_would_give():

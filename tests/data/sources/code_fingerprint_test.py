@@ -4,7 +4,7 @@ import functools
 import os
 
 from palm_mtf.data.sources.code_fingerprint import describe
-from tests.data.processes import output_of
+from tests import processes
 
 
 def add(value, *, more=1):
@@ -98,6 +98,9 @@ def test_a_description_is_the_same_in_every_process():
     "def f(x=Thing()): return lambda: x\n"
     "print(describe([f, f(), functools.partial(f, {'a', 'b'}, y=Thing())]))"
   )
-  outputs = {output_of(program, PYTHONHASHSEED=seed) for seed in "123"}
+  outputs = {
+    processes.python("-c", program, variables={"PYTHONHASHSEED": seed}).stdout
+    for seed in "123"
+  }
   assert len(outputs) == 1
   assert " at 0x" not in outputs.pop()

@@ -12,7 +12,7 @@ from palm_mtf.config.data import DataConfig  # noqa: E402
 from palm_mtf.data.sources.open import open_sources  # noqa: E402
 from palm_mtf.data.sources.seqio_task import open_task  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
-from tests.data.processes import output_of  # noqa: E402
+from tests import processes  # noqa: E402
 from tests.log_lines import without_stamps  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
   REKEY,
@@ -263,7 +263,9 @@ seqio.TaskRegistry.add(
     "print(open_task('mine', 0.1)[0].fingerprint())"
   )
   monkeypatch.syspath_prepend(tmp_path)
-  there = output_of(program, PYTHONHASHSEED="1")
+  there = processes.python(
+    "-c", program, variables={"PYTHONHASHSEED": "1"}
+  ).stdout
   importlib.import_module("my_tasks")
   assert there.split() == [open_one("mine").fingerprint()]
 

@@ -14,7 +14,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.cache import cache_stores, load_stores
 from palm_mtf.errors import UserError
-from tests.data.processes import start
+from tests import processes
 from tests.log_lines import without_stamps
 
 
@@ -247,13 +247,13 @@ def test_of_two_processes_at_once_one_waits_and_both_get_the_tokens(
     model_dir=str(tmp_path / "both"),
     vocabulary=vocabulary.path,
   )
-  processes = [start(program) for _ in range(2)]
-  for process in processes:
+  encoders = [processes.start("-c", program, stdin=-1) for _ in range(2)]
+  for process in encoders:
     assert process.stdout.readline() == "ready\n"
-  for process in processes:
+  for process in encoders:
     process.stdin.write("\n")
     process.stdin.flush()
-  ends = [process.communicate(timeout=60) for process in processes]
+  ends = [process.communicate(timeout=60) for process in encoders]
   expected = run().fingerprint
   assert [out for out, _ in ends] == [f"{expected}\n"] * 2
   said = "".join(err for _, err in ends)
@@ -265,12 +265,13 @@ def test_a_process_waits_for_another_that_encodes_until_it_is_killed(
   run, tmp_path, capsys
 ):
   tokens = tmp_path / "run" / "tokens"
-  holder = start(
+  holder = processes.start(
+    "-c",
     "import time\n"
     "from palm_mtf.data.tokens.cache import _only_writer\n"
     f"with _only_writer({str(tokens)!r}):\n"
     "  print('held', flush=True)\n"
-    "  time.sleep(600)\n"
+    "  time.sleep(600)\n",
   )
   assert holder.stdout.readline() == "held\n"
   started = time.monotonic()

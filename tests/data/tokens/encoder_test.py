@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document, cut_text
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.errors import UserError
-from tests.data.processes import peak_memory, start
+from tests import processes
+from tests.data.processes import peak_memory
 from tests.data.small_sources import repeatable
 
 # Small parts and batches, so that short documents have many of both.
@@ -142,7 +143,7 @@ with Encoder(Vocabulary({vocabulary.path!r}), 2) as processes:
   for _ in processes.encode(many()):
     print("encoded", flush=True)
 """
-  process = start(program)
+  process = processes.start("-c", program)
   assert process.stdout.readline() == "encoded\n"
   process.kill()
   # Each of its processes has stdout open; the end comes when none is left.

@@ -11,7 +11,7 @@ from palm_mtf.data.tokens.shard import DamagedShardError
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from tests.data.processes import disk_full_at, start
+from tests.data.processes import disk_full_at
 from tests.data.small_sources import ExampleSource, ListSource, store_of
 
 SHARD = 40_000  # bytes of text
@@ -219,7 +219,7 @@ def test_a_killed_writer_is_followed_by_one_that_goes_on(
   program = STOPPED.format(
     path=path, vocabulary=vocabulary.path, stop=30, processes=processes
   )
-  process = start(program)
+  process = processes.start("-c", program)
   assert process.stdout.readline() == "stopped\n"
   process.kill()
   process.communicate(timeout=20)

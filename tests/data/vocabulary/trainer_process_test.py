@@ -16,7 +16,7 @@ from palm_mtf.data.vocabulary.trainer_process import (
   train_sentencepiece,
 )
 from palm_mtf.errors import UserError
-from tests.data.processes import start
+from tests import processes
 
 SETTINGS = {"model_type": "bpe", "vocab_size": 1000, "byte_fallback": True}
 
@@ -93,7 +93,7 @@ train_sentencepiece(words, {"vocab_size": 90000}, on_progress=lambda n: None)
 
 
 def test_an_interrupt_ends_both_processes_at_once():
-  with start(PROGRAM, start_new_session=True) as process:
+  with processes.start("-c", PROGRAM, start_new_session=True) as process:
     try:
       assert process.stdout.readline() == "begins\n"
       listed = f"/proc/{process.pid}/task/{process.pid}/children"
