@@ -11,6 +11,7 @@ from palm_mtf.data.tokens.shard import DamagedShardError
 from palm_mtf.data.tokens.store import read_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from tests import processes
 from tests.data.processes import disk_full_at
 from tests.data.small_sources import ExampleSource, ListSource, store_of
 
@@ -210,14 +211,14 @@ write_store({path!r}, Slow(texts), Vocabulary({vocabulary!r}),
 """
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_writer_is_followed_by_one_that_goes_on(
-  vocabulary, tmp_path, processes
+  vocabulary, tmp_path, workers
 ):
   texts = [f"document {i}\n" * 500 for i in range(40)]
   path = str(tmp_path / "store")
   program = STOPPED.format(
-    path=path, vocabulary=vocabulary.path, stop=30, processes=processes
+    path=path, vocabulary=vocabulary.path, stop=30, processes=workers
   )
   process = processes.start("-c", program)
   assert process.stdout.readline() == "stopped\n"
