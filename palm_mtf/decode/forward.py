@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.decode.decoder import Cache
 from palm_mtf.decode.layers import dequantize, quantize, split_inputs
-from palm_mtf.decode.products import Products
+from palm_mtf.decode.products import LaidOutRows, Products
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.model.layers import embed
@@ -55,13 +55,11 @@ class JoinedWeights:
   def _import(self, x: LaidOut, *dims: mtf.Dimension) -> mtf.Tensor:
     return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
 
-  def _table(self) -> mtf.Tensor:
-    dims = self._dims
-    return self._import(self._weights.table, dims.vocab, dims.d_model)
-
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
     """Returns rows of the embedding; see `Weights`."""
-    return embed(self._table(), tokens)
+    dims = self._dims
+    table = self._import(self._weights.table, dims.vocab, dims.d_model)
+    return embed(table, tokens)
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns the scale of a norm; see `Weights`."""
@@ -99,29 +97,41 @@ class JoinedWeights:
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
     """Adds up products; see `Weights`."""
-    xs = list(branches.values())
 
-    def project(*xs: LaidOut) -> Sequence[LaidOut]:
+    def project(*xs: LaidOut) -> LaidOutRows:
+      return self._products.project_out(dict(zip(branches, xs, strict=True)))
+
+    return self._of_rows(project, list(branches.values()), self._dims.d_model)
+
+  def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
+    """Multiplies by the transposed table; see `Weights`."""
+    kernel = self._weights.to_logits
+    return self._of_rows(
+      lambda x: self._products.multiply((x,), kernel), [x], self._dims.vocab
+    )
+
+  def _of_rows(
+    self,
+    fn: Callable[..., LaidOutRows],
+    xs: list[mtf.Tensor],
+    output: mtf.Dimension,
+  ) -> mtf.Tensor:
+    # `fn` takes rows, [batch * length, inputs], and returns [rows, output].
+    def apply(*xs: LaidOut) -> list[LaidOut]:
       batch, length = xs[0].slice_shape[:2]
 
       def flat(x):
         return tf.reshape(x, [batch * length, -1])
 
       def unflat(*y):
-        y = dequantize(*y, self._dtype) if self._weights.is_int8 else y[0]
+        y = dequantize(*y, self._dtype) if len(y) == 2 else y[0]
         return tf.reshape(y, [batch, length, -1])
 
-      xs = [self._impl.slicewise(flat, x) for x in xs]
-      rows = self._products.project_out(dict(zip(branches, xs, strict=True)))
+      rows = fn(*(self._impl.slicewise(flat, x) for x in xs))
       return [self._impl.slicewise(unflat, *rows)]
 
-    shape = mtf.Shape([*xs[0].shape.dims[:2], self._dims.d_model])
-    return _OnSlices(project, xs, [shape]).outputs[0]
-
-  def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Multiplies by the tied embedding; see `Weights`."""
-    shape = mtf.Shape([*x.shape.dims[:2], self._dims.vocab])
-    return mtf.einsum([x, self._table()], output_shape=shape)
+    shape = mtf.Shape([*xs[0].shape.dims[:2], output])
+    return _OnSlices(apply, xs, [shape]).outputs[0]
 
 
 def joined_palm(
