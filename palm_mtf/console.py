@@ -62,7 +62,7 @@ def progress_bar(
   Args:
     description: name of the work.
     total: how much there is of it, or None where that is unknown.
-    counted: what is counted, "bytes" or the name of something else.
+    counted: unit of the count, "bytes" or another plural.
   """
   from rich import progress
   from rich.console import Console

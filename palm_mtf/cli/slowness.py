@@ -20,7 +20,7 @@ class Machine:
   """What was found.
 
   Attributes:
-    native_bfloat16: what multiplies bfloat16 natively, "" if nothing does.
+    native_bfloat16: CPU feature or GPUs that multiply bfloat16, "" for none.
     asked_dtype: ACTIVATION_DTYPE of the configuration that was given.
     asked_where: the place that sets it, "file:line".
     cores: the cores that may be used, by number.

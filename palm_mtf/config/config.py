@@ -21,9 +21,9 @@ class CorpusConfig:
   """The settings of a command that reads documents and runs no model.
 
   Attributes:
-    model: the architecture: VOCAB_SIZE and SEQUENCE_LENGTH of it.
+    model: architecture, with VOCAB_SIZE and SEQUENCE_LENGTH.
     data: documents and vocabulary.
-    inspection: what `data inspect` and `data statistics` look at.
+    inspection: steps, rows and files of `data inspect` and `data statistics`.
   """
 
   model: PalmConfig
@@ -41,10 +41,10 @@ class Config(CorpusConfig):
     mesh_layout: devices of a pod, and what is split over them.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size, seed and prompts.
-    pods: how many there are, and where.
+    pods: number and place of the pods.
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
-    decode: how tokens are chosen.
-    evaluation: SeqIO tasks, and of which checkpoints.
+    decode: sampling or beam search, and its numbers.
+    evaluation: SeqIO tasks, and the checkpoints to measure.
   """
 
   mesh_layout: MeshLayout

@@ -26,7 +26,7 @@ class PalmConfig:
     activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
       by what the machine multiplies natively (machine/activation_dtype.py);
       masters, norms, softmax, rotary tables and the loss are float32 always.
-    remat: what a step computes again instead of keeping it, at the price of
+    remat: activations that a step recomputes instead of keeping, which takes
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.
   """

@@ -46,7 +46,7 @@ class AdafactorConfig:
       or of the matrices that PaLM's own code "stacked"
       (optim/parameter_groups.py); or "off", lr is absolute.
     parameter_scale_floor: the smallest such root mean square.
-    weight_decay_on: what shrinks: "all", "all_but_scales" of norms, or
+    weight_decay_on: decayed parameters: "all", "all_but_scales" of norms, or
       "kernels", neither scales nor the embedding. PaLM names no exception.
   """
 

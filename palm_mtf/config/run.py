@@ -29,7 +29,7 @@ class RunConfig:
       weights the first step starts from, or None to draw them.
     keep_every_steps: those whose step is a multiple of it are kept for good;
       None for no others.
-    chip: what MFU is measured against: a name in accounting/hardware.py, or
+    chip: peak that MFU is a share of: a name in accounting/hardware.py, or
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued when training is done.
     sample_tokens: length of each continuation, in tokens.

@@ -125,7 +125,7 @@ def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
   """Raises UserError unless pods can be slices of TPUs.
 
   Args:
-    where: what each of them is.
+    where: slice of each pod.
     pods: their number and place.
   """
   given = f'TPU = "{where.name}"'
