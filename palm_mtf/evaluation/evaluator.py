@@ -23,6 +23,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
+from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.evaluation.answers import (
   AnswerJournal,
@@ -91,6 +92,8 @@ class TaskEvaluation:
       "ACTIVATION_DTYPE": model.activation_dtype,
       "SAMPLE_TOKENS": config.run.sample_tokens,
       "SEED": config.run.seed,
+      # The token before a text, which changes every score of it.
+      "start": document_start(config.data.packing, vocabulary.eod_id),
       **{name.upper(): value for name, value in decode.items()},
     }
 
