@@ -49,7 +49,8 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
     shapes[f"layer_{layer:03d}/mlp/wo"] = (f, d)
     if config.block == "serial":
       shapes[f"layer_{layer:03d}/mlp_norm/scale"] = (d,)
-  shapes["final_norm/scale"] = (d,)
+  if config.final_norm_scale == "learned":
+    shapes["final_norm/scale"] = (d,)
   return shapes
 
 
@@ -149,7 +150,7 @@ def forward(config, params, inputs, segments=None) -> np.ndarray:
       x_BLD = x_BLD + attend(config, params, layer, y_BLD, visible_BLM)
       y_BLD = normalize(config, x_BLD, params[f"{layer}/mlp_norm/scale"])
       x_BLD = x_BLD + feed_forward(params, layer, y_BLD)
-  x_BLD = normalize(config, x_BLD, params["final_norm/scale"])
+  x_BLD = normalize(config, x_BLD, params.get("final_norm/scale", 1.0))
   return x_BLD @ params["embedding"].T / np.sqrt(config.d_model)
 
 
@@ -279,12 +280,16 @@ class Adafactor:
         u = u / max(1.0, largest / settings.update_clip)
       if settings.parameter_scale != "off":
         size = root_mean_square(
-          np.concatenate([params[n].ravel() for n in group])
+          np.concatenate([(params[n] - self._center(n)).ravel() for n in group])
         )
         u = u * max(settings.parameter_scale_floor, size)
       m = settings.beta1 * self.momenta[name]
       m = m + (1.0 - settings.beta1) * lr * u
-      stepped[name] = p * (1.0 - self._decay(name)) - m
+      # On the parameter as Google's code stores it: a norm's scale minus one.
+      stored = p - self._center(name)
+      stepped[name] = (
+        stored * (1.0 - self._decay(name)) - m + self._center(name)
+      )
       self.momenta[name] = m
     return stepped
 
@@ -305,6 +310,10 @@ class Adafactor:
 
   def _group(self, name):
     return scale_group(name, self.optimizer.parameter_scale)
+
+  def _center(self, name):
+    zero_centered = self.optimizer.norm_scale == "zero_centered"
+    return 1.0 if zero_centered and name.endswith("/scale") else 0.0
 
   def _decay(self, name):
     """Returns the share by which a parameter shrinks in this step."""

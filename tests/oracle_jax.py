@@ -69,7 +69,7 @@ def _sequence_logits(config, params, inputs_L, segments_L):
     if config.block == "serial":
       y_LD = _norm(config, attended_LD, weight["mlp_norm/scale"])
     x_LD = attended_LD + _mlp(weight, y_LD)
-  x_LD = _norm(config, x_LD, params["final_norm/scale"])
+  x_LD = _norm(config, x_LD, params.get("final_norm/scale", 1.0))
   return jnp.einsum("LD,VD->LV", x_LD, params["embedding"]) * (
     config.d_model**-0.5
   )

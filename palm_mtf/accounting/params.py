@@ -30,7 +30,8 @@ def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
   for layer in range(config.num_layers):
     for name, layer_dims in _layer_dims(config).items():
       dims[f"{layer_name(layer)}/{name}"] = layer_dims
-  dims["final_norm/scale"] = ("d_model",)
+  if config.final_norm_scale == "learned":
+    dims["final_norm/scale"] = ("d_model",)
   return dims
 
 

@@ -26,6 +26,11 @@ class PalmConfig:
     activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
       by what the machine multiplies natively (machine/activation_dtype.py);
       masters, norms, softmax, rotary tables and the loss are float32 always.
+    final_norm_scale: scale of the last norm, "learned", or "none", as in
+      Google's published inference code. PaLM does not say.
+    output_fan_in: fan-in of the kernels o and wo when they are drawn: their own
+      inputs, "separate", or those of both, "joined", as if they were one matrix
+      of a parallel block, which they are in Google's published code.
     remat: activations that a step recomputes instead of keeping, which takes
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.
@@ -42,6 +47,8 @@ class PalmConfig:
   block: str = "parallel"
   attention: str = "multi_query"
   activation_dtype: str = "bfloat16"
+  final_norm_scale: str = "learned"
+  output_fan_in: str = "separate"
   remat: str = "none"
 
   def __post_init__(self):
@@ -70,4 +77,11 @@ class PalmConfig:
       self.activation_dtype,
       ["auto", "bfloat16", "float32"],
     )
+    check_choice("FINAL_NORM_SCALE", self.final_norm_scale, ["learned", "none"])
+    check_choice("OUTPUT_FAN_IN", self.output_fan_in, ["separate", "joined"])
+    if self.output_fan_in == "joined" and self.block == "serial":
+      raise UserError(
+        'OUTPUT_FAN_IN = "joined": a serial block never adds the products of '
+        'o and wo; use "separate".'
+      )
     check_choice("REMAT", self.remat, ["none", "attention", "layer"])

@@ -48,6 +48,10 @@ class AdafactorConfig:
     parameter_scale_floor: the smallest such root mean square.
     weight_decay_on: decayed parameters: "all", "all_but_scales" of norms, or
       "kernels", neither scales nor the embedding. PaLM names no exception.
+    norm_scale: what decays of the scale of a norm, and what its learning rate
+      is relative to: "zero_centered", scale - 1, which Google's published code
+      stores, so that decay pulls scales to 1; or "plain", the scale, so that
+      decay pulls it to 0. Checkpoints hold the scale under both.
   """
 
   learning_rate: float
@@ -64,6 +68,7 @@ class AdafactorConfig:
   parameter_scale: str = "variable"
   parameter_scale_floor: float = 1e-3
   weight_decay_on: str = "all"
+  norm_scale: str = "zero_centered"
 
   def __post_init__(self):
     # The bounds keep out mistakes (10 for 1e-2), not unusual choices.
@@ -91,5 +96,6 @@ class AdafactorConfig:
       ("momentum_dtype", ["float32", "bfloat16"]),
       ("parameter_scale", ["variable", "stacked", "off"]),
       ("weight_decay_on", ["all", "all_but_scales", "kernels"]),
+      ("norm_scale", ["zero_centered", "plain"]),
     ):
       check_choice(name.upper(), getattr(self, name), choices)

@@ -78,6 +78,13 @@ def make_weights(
   dtype = tf.as_dtype(config.activation_dtype)
   table = maker.laid_out("embedding")
   to_logits = mesh_impl.slicewise(tf.transpose, table)
+  scales = {
+    name: maker.laid_out(name) for name in variables if parsed(name).is_scale
+  }
+  if config.final_norm_scale == "none":
+    scales["final_norm/scale"] = mesh_impl.slicewise(
+      lambda x: tf.ones(x.shape[1:]), table
+    )
   return DecodeWeights(
     impl=mesh_impl,
     config=config,
@@ -85,9 +92,8 @@ def make_weights(
     table=maker.constant("table", dtype, table),
     to_logits=maker.kernel("to_logits", dtype, to_logits),
     scales={
-      name: maker.constant(name, tf.float32, maker.laid_out(name))
-      for name in variables
-      if parsed(name).is_scale
+      name: maker.constant(name, tf.float32, value)
+      for name, value in scales.items()
     },
     kernels=dict(maker.joined_kernels()),
     is_int8=weight_dtype == "int8",

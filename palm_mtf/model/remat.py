@@ -17,11 +17,6 @@ from palm_mtf._tf import mtf
 # it is the 65% that gradients need: the last product of a branch has no use in
 # them, and TensorFlow leaves out what nothing reads.
 
-# Attention weights are the one activation that grows with length ** 2. Of a
-# layer, Table 22 counts 75% of the products with parameters as recomputed; here
-# it is the 65% that gradients need: the last product of a branch has no use in
-# them, and TensorFlow leaves out what nothing reads.
-
 
 class _After(mtf.Operation):
   """Outputs its first input once the second is there."""

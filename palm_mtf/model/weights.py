@@ -3,7 +3,6 @@
 """Weights of the model, and products with them."""
 
 import functools
-import math
 import operator
 from collections.abc import Mapping
 from typing import Protocol
@@ -83,7 +82,7 @@ def palm_variables(
       mesh,
       name,
       mtf.Shape(stored),
-      initializer=_initializer(parameter, dim_names, sizes[name], seed),
+      initializer=_initializer(parameter, config, dim_names, seed),
       activation_dtype=tf.as_dtype(
         "float32" if parameter.is_scale else config.activation_dtype
       ),
@@ -93,7 +92,10 @@ def palm_variables(
 
 
 def _initializer(
-  parameter: ParameterName, dims: tuple[str, ...], sizes: tuple[int, ...], seed
+  parameter: ParameterName,
+  config: PalmConfig,
+  dims: tuple[str, ...],
+  seed: int | None,
 ) -> Normal | Fill:
   """Returns the initial values of a parameter (PaLM 5)."""
   if seed is None:
@@ -102,10 +104,12 @@ def _initializer(
     return Fill(1.0)
   if not parameter.is_kernel:  # the embedding
     return Normal(1.0, seed)
-  # The fan-in of q [d_model, heads, d_kv] is d_model, that of o [heads, d_kv,
-  # d_model] all but d_model.
-  inputs = sizes[:1] if dims[0] == "d_model" else sizes[:-1]
-  return Normal(math.prod(inputs) ** -0.5, seed)
+  fan_in = config.d_model
+  if dims[0] != "d_model":  # o [heads, d_kv, d_model] and wo [d_ff, d_model]
+    inputs = {"o": config.num_heads * config.d_kv, "wo": config.d_ff}
+    is_joined = config.output_fan_in == "joined"
+    fan_in = sum(inputs.values()) if is_joined else inputs[parameter.last]
+  return Normal(fan_in**-0.5, seed)
 
 
 class TrainedWeights:
@@ -132,7 +136,10 @@ class TrainedWeights:
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns the scale of a norm; see `Weights`."""
-    return gathered(self._variables[f"{name}/scale"], after, self._dims)
+    scale = self._variables.get(f"{name}/scale")
+    if scale is None:  # FINAL_NORM_SCALE
+      return mtf.ones(self.mesh, mtf.Shape([self._dims.d_model]))
+    return gathered(scale, after, self._dims)
 
   def project_in(
     self, inputs: Mapping[str, mtf.Tensor], *, gated: bool

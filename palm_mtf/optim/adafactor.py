@@ -10,7 +10,8 @@ For a variable p with gradient g, clipped by the global norm, at step k:
   m  <-  beta1 m + (1 - beta1) lr max(1e-3, RMS(p)) u
   p  <-  p (1 - lr^2) - m                            lr = min(1e-2, 1/sqrt(k))
 
-It is Adam with the learning rate relative to the size of each variable.
+It is Adam with the learning rate relative to the size of each variable. For the
+scale of a norm, p is the scale minus one (NORM_SCALE).
 """
 
 import math
@@ -26,7 +27,11 @@ from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.ops.xla import fused
-from palm_mtf.optim.parameter_groups import is_decayed, scale_groups
+from palm_mtf.optim.parameter_groups import (
+  center_of,
+  is_decayed,
+  scale_groups,
+)
 from palm_mtf.optim.rms import SumOfSquares
 from palm_mtf.optim.second_moment import (
   FactoredMoment,
@@ -48,8 +53,8 @@ def _clipped(g, clip):
 
 
 @fused
-def _sum_of_squares(p):
-  return tf.reduce_sum(tf.square(p))
+def _sum_of_squares(p, center):
+  return tf.reduce_sum(tf.square(p - center))
 
 
 @fused
@@ -67,11 +72,11 @@ def _factored_squares(g, clip, one_minus_beta2, row, column):
 
 def _stepped(p, m, u, scalars):
   # p, and m if there is one, after the step
-  _, _, beta1, step_size, shrink = scalars
+  _, _, beta1, step_size, shrink, center = scalars
   change = step_size * u
   if m is not None:
     change += beta1 * tf.cast(m, tf.float32)
-  p -= p * shrink + change
+  p -= (p - center) * shrink + change
   return (p,) if m is None else (p, tf.cast(change, m.dtype))
 
 
@@ -101,9 +106,12 @@ class _Parameter:
     slots: dict[str, mtf.Variable],
     scalars: Sequence[mtf.Tensor],
     gradient: mtf.Tensor,
+    center: float,
   ):
-    # `slots` are by their names; `scalars` are clip factor and 1 - beta2.
+    # `slots` are by their names; `scalars` are clip factor and 1 - beta2; p
+    # decays towards `center`, and its scale is that of p - center.
     self.name = variable.name
+    self.center = center
     self.size = math.prod(variable.sizes)
     self._mesh_impl = mesh_impl = lowering.mesh_impl(variable)
     self._dims = variable.shape.dims
@@ -132,8 +140,9 @@ class _Parameter:
       self._moment = factored.row_and_column_factors(*self._next_moment)
 
   def parameter_squares(self):
-    """Returns the sum of p^2, [] float32, laid out."""
-    return self._all_reduce(self._mesh_impl.slicewise(_sum_of_squares, self._p))
+    """Returns the sum of (p - center)^2, [] float32, laid out."""
+    squares = self._mesh_impl.slicewise(_sum_of_squares, self._p, self.center)
+    return self._all_reduce(squares)
 
   def update_squares(self):
     """Returns the sum of u^2, [] float32, laid out."""
@@ -144,8 +153,8 @@ class _Parameter:
     """Returns the assignments of p and the slots in every slice.
 
     Args:
-      scalars: clip factor, 1 - beta2, beta1, step size and the share that p
-        shrinks by, [5] float32, laid out.
+      scalars: clip factor, 1 - beta2, beta1, step size, the share that p
+        shrinks by, and its center, [6] float32, laid out.
       is_finite: whether the step is finite, [] bool, laid out.
     """
     new = self._mesh_impl.slicewise(
@@ -223,7 +232,14 @@ class AdafactorUpdate(mtf.Operation):
     config, mesh_impl = self._config, lowering.mesh_impl(self)
     *gradients, clip, learning_rate, one_minus_beta2, is_finite = self.inputs
     parameters = [
-      _Parameter(lowering, variable, slots, (clip, one_minus_beta2), gradient)
+      _Parameter(
+        lowering,
+        variable,
+        slots,
+        (clip, one_minus_beta2),
+        gradient,
+        center_of(variable.name, config.norm_scale),
+      )
       for variable, slots, gradient in zip(
         self._variables, self._slots, gradients, strict=True
       )
@@ -246,14 +262,22 @@ class AdafactorUpdate(mtf.Operation):
         p_square,
         u_square,
         is_decayed(parameter.name, config.weight_decay_on),
+        parameter.center,
       )
       operations += parameter.assign(scalars, lowering.tensors[is_finite])
     lowering.operations[self] = tf.group(operations)
 
   def _scalars(
-    self, clip, one_minus_beta2, learning_rate, p_square, u_square, is_decayed
+    self,
+    clip,
+    one_minus_beta2,
+    learning_rate,
+    p_square,
+    u_square,
+    is_decayed,
+    center,
   ):
-    # Scalars of `_stepped`, [5] float32: on the devices, so that no step waits
+    # Scalars of `_stepped`, [6] float32: on the devices, so that no step waits
     # for the client.
     config = self._config
     step_size = (1.0 - config.beta1) * learning_rate
@@ -266,7 +290,9 @@ class AdafactorUpdate(mtf.Operation):
     shrink = 0.0
     if is_decayed and config.weight_decay_exponent is not None:
       shrink = learning_rate**config.weight_decay_exponent
-    return tf.stack([clip, one_minus_beta2, config.beta1, step_size, shrink])
+    return tf.stack(
+      [clip, one_minus_beta2, config.beta1, step_size, shrink, center]
+    )
 
 
 def adafactor_updates(

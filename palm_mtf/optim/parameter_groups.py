@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of parameters: by PARAMETER_SCALE and WEIGHT_DECAY_ON."""
+"""Groups of parameters: PARAMETER_SCALE, WEIGHT_DECAY_ON, NORM_SCALE."""
 
 from collections.abc import Sequence
 
@@ -44,3 +44,12 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
   if weight_decay_on == "all_but_scales":
     return not parsed(name).is_scale
   return parsed(name).is_kernel
+
+
+def center_of(name: str, norm_scale: str) -> float:
+  """Returns the number that a parameter decays towards, by NORM_SCALE."""
+  # Google's published code stores the scale of a norm minus one. Its optimizer
+  # then works on scale - 1, and so does ours; checkpoints hold the scale itself
+  # under either setting.
+  is_centered = norm_scale == "zero_centered" and parsed(name).is_scale
+  return 1.0 if is_centered else 0.0

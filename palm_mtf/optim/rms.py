@@ -13,7 +13,8 @@ from palm_mtf.config.parameter_names import parsed
 class SumOfSquares(NamedTuple):
   """Sum of squares of one variable, or of its update, in one step."""
 
-  # "parameter", before the step; or "update", of u before it is clipped, in
+  # "parameter", before the step, of a norm the scale minus one where NORM_SCALE
+  # centers it; or "update", of u before it is clipped, in
   # units of the parameter's scale (adafactor.py): 1 is where clipping begins.
   of: str
   variable: str

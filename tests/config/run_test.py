@@ -135,6 +135,9 @@ def test_a_number_out_of_bounds_is_named_with_them(
       "kernels",
       "all all_but_scales kernels",
     ),
+    (ADAFACTOR, "norm_scale", "zero", "", "zero_centered plain"),
+    (PALM, "final_norm_scale", "non", "none", "learned none"),
+    (PALM, "output_fan_in", "join", "joined", "separate joined"),
     (PODS, "on_pod_failure", "shrnk", "shrink", "stop wait shrink"),
     (
       PODS,
@@ -245,7 +248,8 @@ def test_the_defaults_are_the_paper_on_one_pod():
     ADAFACTOR.second_moment,
     ADAFACTOR.parameter_scale,
     ADAFACTOR.weight_decay_on,
-  ) == ("palm", "full", "variable", "all")
+    ADAFACTOR.norm_scale,
+  ) == ("palm", "full", "variable", "all", "zero_centered")
   assert PODS.num_pods == 1
 
 
@@ -262,3 +266,10 @@ def test_steps_that_cannot_be_traced_are_refused(steps):
 
 def test_the_last_step_may_be_traced():
   assert dataclasses.replace(RUN, trace_steps=[2]).trace_steps == [2]
+
+
+def test_a_serial_block_has_no_joined_fan_in():
+  assert refusal(PALM, block="serial", output_fan_in="joined") == (
+    'OUTPUT_FAN_IN = "joined": a serial block never adds the products of o and '
+    'wo; use "separate".'
+  )

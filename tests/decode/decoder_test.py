@@ -72,6 +72,7 @@ BOTH = {**MULTI_HEAD, **SERIAL}
     (MULTI_HEAD, "one device"),
     (SERIAL, "one device"),
     (BOTH, "one device"),
+    ({"final_norm_scale": "none"}, "one device"),
     ({}, "all over data and model"),
     pytest.param(BOTH, "all over data and model", marks=pytest.mark.slow),
     pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),

@@ -38,6 +38,7 @@ FORMS = [
   )
 ]
 FORM_NAMES = [" ".join(form.values()) for form in FORMS]
+NO_FINAL_SCALE = dict(FORMS[0], final_norm_scale="none")
 # The first four hold every pair of choices.
 PAIRS = [FORMS[i] for i in (0, 3, 5, 6)] + [
   pytest.param(FORMS[i], marks=pytest.mark.slow) for i in (1, 2, 4, 7)
@@ -46,7 +47,11 @@ PAIR_NAMES = [FORM_NAMES[i] for i in (0, 3, 5, 6, 1, 2, 4, 7)]
 Z_LOSS = 0.1  # large, so that its gradient counts
 
 
-@pytest.mark.parametrize("form", FORMS, ids=FORM_NAMES)
+@pytest.mark.parametrize(
+  "form",
+  [*FORMS, NO_FINAL_SCALE],
+  ids=[*FORM_NAMES, "no final scale"],
+)
 def test_float32_agrees_with_the_oracles_to_1e_5(form):
   config = small_config(**form)
   params = oracle.random_parameters(config, seed=1)

@@ -88,6 +88,7 @@ FORMS = {
     "weight_decay_exponent": 1.0,
     "weight_decay_on": "kernels",
   },
+  "scales of norms as they multiply": {"norm_scale": "plain"},
   "stacked scale, factored": {
     "parameter_scale": "stacked",
     "second_moment": "factored",
@@ -109,10 +110,11 @@ def random_arrays(seed, deviations):
 
 def random_run():
   """Returns first parameters and the gradients of NUM_STEPS steps."""
-  # The first scale is below the floor of the parameter scale.
   params = random_arrays(
     0, {"layer_000/norm/scale": 1e-5, "layer_001/mlp/wi": 0.3}
   )
+  # Less its center it is below the floor of the parameter scale.
+  params["layer_000/norm/scale"] += 1.0
   small = {"embedding": 1e-6, "layer_001/mlp/wi": 0.1}
   gradients = [random_arrays(seed, small) for seed in range(1, NUM_STEPS + 1)]
   for arrays in gradients:
@@ -195,6 +197,23 @@ def test_every_form_takes_other_steps_than_palm_s(form):
     one, other = ours.step(one, arrays), theirs.step(other, arrays)
   differ = [n for n in one if relative_error(one[n], other[n]) > 1e-5]
   assert bool(differ) == (optimizer != PALM_OPTIMIZER)
+
+
+@pytest.mark.parametrize(
+  ("norm_scale", "center"), [("zero_centered", 1.0), ("plain", 0.0)]
+)
+def test_without_gradients_a_norm_s_scale_decays_to_its_center(
+  norm_scale, center
+):
+  """And all else to 0: p - center shrinks by lr^2 = 1e-4 a step."""
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, norm_scale=norm_scale)
+  params = random_arrays(0, {})
+  none = {name: np.zeros_like(value) for name, value in params.items()}
+  values, _ = run_steps(optimizer, params, [none] * 50, SINGLE)
+  for name, value in params.items():
+    middle = center if name.endswith("/scale") else 0.0
+    expected = middle + (value - middle) * (1 - 1e-4) ** 50
+    np.testing.assert_allclose(values[name], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mesh", MESHES)
