@@ -14,6 +14,7 @@ from palm_mtf.accounting.memory import (
   ParameterSlice,
   gradient_bytes,
   parameter_slices,
+  summed_bytes,
 )
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, row_rank
 from palm_mtf.accounting.params import parameter_dims
@@ -91,14 +92,28 @@ def step_bytes(
   slices = parameter_slices(config, mesh)
   for name, each in slices.items():
     width = gradient_bytes(name, config, mesh)
+    summed = _summed_axes(name, axes, config)
     if num_pods > 1:
-      _add_exchanged(traffic, axes, each, width)
-    elif axes.get("batch") not in each.axes:
-      traffic.add("all_reduce", (axes.get("batch"),), width * each.size)
+      _add_exchanged(traffic, summed, each, width)
+    else:
+      over = tuple(summed.difference(each.axes))
+      traffic.add("all_reduce", over, width * each.size)
   _add_update(traffic, config, optimizer, slices)
   # Nats and weights of the loss.
   traffic.add("all_reduce", (axes.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved
+
+
+def _summed_axes(
+  name: str, axes: dict[str, str], config: PalmConfig
+) -> set[str]:
+  """Returns the axes over which a parameter's gradient is a sum."""
+  dims = ["batch"]
+  # A device has the gradients of k and v from its own heads alone.
+  shared = parsed(name).part in ("attention/k", "attention/v")
+  if shared and config.attention == "multi_query":
+    dims.append("heads")
+  return {axes[dim] for dim in dims if dim in axes}
 
 
 def _add_activations(
@@ -120,7 +135,6 @@ def _add_activations(
     traffic.add(kind, (axis,), of_stream, times)
 
   is_parallel = config.block == "parallel"
-  is_multi_head = config.attention == "multi_head"
   # Forward a sum at the end of each branch, backward one at its beginning. Both
   # branches of a parallel block are one sum where one axis splits them.
   if is_parallel and heads == d_ff:
@@ -130,15 +144,11 @@ def _add_activations(
     # Two sums over different axes are finished before they are added.
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, 2 * layers)
-    traffic.add("all_reduce", (heads,), of_stream, layers * is_multi_head)
   else:
     ends(heads, layers + again)
     ends(d_ff, layers)
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, layers)
-  if not is_multi_head:  # dk and dv, which every device computes for its heads
-    of_head = tokens * config.d_kv * width
-    traffic.add("all_reduce", (heads,), of_head, 2 * layers)
   ends(vocab, 1)  # embedded tokens
   traffic.add("all_reduce", (vocab,), of_stream)  # backward, from the logits
   traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # softmax
@@ -172,21 +182,21 @@ def _add_stored(
     traffic.add("all_gather", (stored,), num_bytes, 1 if is_kept else 2)
     if axes.get("batch") == stored:
       uses = 2 if name == "embedding" else 1
+      num_bytes = summed_bytes(name, config, traffic.mesh) * each.size
       traffic.add("reduce_scatter", (stored,), num_bytes, uses)
 
 
 def _add_exchanged(
-  traffic: _Traffic, axes: dict[str, str], each: ParameterSlice, width: int
+  traffic: _Traffic, summed: set[str], each: ParameterSlice, width: int
 ) -> None:
   """Adds a gradient of which each device exchanges its own part with pods."""
   sizes = traffic.mesh.axes
-  batch = axes.get("batch")
   replicated = [a for a in sizes if a not in each.axes]
   # Padded to equal parts. Axes over which replicas are equal come first: there
   # a device takes its part without a message.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
-  for axis in sorted(replicated, key=lambda axis: axis == batch):
-    if axis == batch:
+  for axis in sorted(replicated, key=lambda axis: axis in summed):
+    if axis in summed:
       traffic.add("reduce_scatter", (axis,), width * numbers)
     # The sum over pods, gathered again.
     traffic.add("all_gather", (axis,), _FLOAT32 * numbers)

@@ -65,7 +65,14 @@ def parameter_slices(
 def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of an element of a parameter's gradient."""
   # Microbatches are summed in float32.
-  if mesh.num_microbatches > 1 or parsed(name).is_scale:
+  if mesh.num_microbatches > 1:
+    return DTYPE_BYTES["float32"]
+  return summed_bytes(name, config, mesh)
+
+
+def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
+  """Returns the bytes of an element of a gradient that devices add up."""
+  if mesh.gradient_dtype == "float32" or parsed(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
 

@@ -25,7 +25,12 @@ import re
 
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.tpu_topology import tpu_slice
-from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.errors import (
+  UserError,
+  check_choice,
+  check_count,
+  did_you_mean,
+)
 
 AXES = ("data", "model")
 DIMENSIONS = (
@@ -76,6 +81,9 @@ class MeshLayout:
     layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
     num_microbatches: parts of a batch that a step computes one after the other,
       adding up their gradients; memory holds the activations of one.
+    gradient_dtype: dtype in which the devices of a pod add up the gradients of
+      kernels and embedding: "activation", or "float32", up to twice the bytes.
+      Microbatches are added up in float32 always.
     tpu: the slice of TPUs that a pod is (tpu_topology.py); "" is CPUs or GPUs.
     steps_per_loop: how many steps TPUs do in one call, at most; a call ends
       where something is due. Signals and the watchdog hear of steps then.
@@ -84,11 +92,15 @@ class MeshLayout:
   mesh_shape: str
   layout: str
   num_microbatches: int = 1
+  gradient_dtype: str = "activation"
   tpu: str = ""
   steps_per_loop: int = 1
 
   def __post_init__(self):
     check_count("NUM_MICROBATCHES", self.num_microbatches)
+    check_choice(
+      "GRADIENT_DTYPE", self.gradient_dtype, ["activation", "float32"]
+    )
     check_count("STEPS_PER_LOOP", self.steps_per_loop)
     _check_axes(_pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"))
     rules = _pairs("LAYOUT", self.layout, "batch:data,heads:model")

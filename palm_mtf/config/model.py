@@ -26,6 +26,8 @@ class PalmConfig:
     activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
       by what the machine multiplies natively (machine/activation_dtype.py);
       masters, norms, softmax, rotary tables and the loss are float32 always.
+    logits_dtype: "float32", the product behind the last norm is not rounded, as
+      in Google's published code; or "activation", it is rounded as all others.
     final_norm_scale: scale of the last norm, "learned", or "none", as in
       Google's published inference code. PaLM does not say.
     output_fan_in: fan-in of the kernels o and wo when they are drawn: their own
@@ -47,6 +49,7 @@ class PalmConfig:
   block: str = "parallel"
   attention: str = "multi_query"
   activation_dtype: str = "bfloat16"
+  logits_dtype: str = "float32"
   final_norm_scale: str = "learned"
   output_fan_in: str = "separate"
   remat: str = "none"
@@ -77,6 +80,7 @@ class PalmConfig:
       self.activation_dtype,
       ["auto", "bfloat16", "float32"],
     )
+    check_choice("LOGITS_DTYPE", self.logits_dtype, ["float32", "activation"])
     check_choice("FINAL_NORM_SCALE", self.final_norm_scale, ["learned", "none"])
     check_choice("OUTPUT_FAN_IN", self.output_fan_in, ["separate", "joined"])
     if self.output_fan_in == "joined" and self.block == "serial":

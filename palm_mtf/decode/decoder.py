@@ -17,8 +17,7 @@ from palm_mtf.decode.layers import (
   add_and_norm,
   attend_to_cache,
   cache_rows,
-  rotated_inputs,
-  split_inputs,
+  read_inputs,
   written,
 )
 from palm_mtf.decode.products import LaidOutRows, Products
@@ -77,8 +76,8 @@ class Decoder:
       shapes, gated = self._products.shapes(names), len(names) == 5
 
       def read(keys, values, position, at, sin, cos, *wide):
-        q, k, v, *hidden = rotated_inputs(
-          wide, shapes, self._dtype, gated, sin, cos
+        q, k, v, *hidden = read_inputs(
+          wide, sin.shape[:1], shapes, self._dtype, (sin, cos), gated
         )
         keys, values = written(keys, at, k), written(values, at, v)
         heads = attend_to_cache(q, keys, values, position)
@@ -121,8 +120,8 @@ class Decoder:
     x, y = self._add_and_norm(x, branches, f"{name}/mlp_norm")
     shapes = self._products.shapes(gates)
     (hidden,) = self._impl.slicewise(
-      lambda *wide: split_inputs(
-        wide, x.slice_shape[:1], shapes, self._dtype, True
+      lambda *wide: read_inputs(
+        wide, x.slice_shape[:1], shapes, self._dtype, (), True
       ),
       *self._products.project_in(y, gates),
     )

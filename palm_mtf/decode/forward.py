@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.decode.decoder import Cache
-from palm_mtf.decode.layers import dequantize, quantize, split_inputs
+from palm_mtf.decode.layers import dequantize, quantize, read_inputs
 from palm_mtf.decode.products import LaidOutRows, Products
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
+from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 
 # Each forward pass is a Mesh TensorFlow graph of its own, lowered into the
 # TensorFlow graph of a program. Kernels go in, and keys and values come out, as
@@ -28,11 +29,13 @@ class _OnSlices(mtf.Operation):
     fn: Callable[..., Sequence[LaidOut]],
     inputs: Sequence[mtf.Tensor],
     shapes: Sequence[mtf.Shape] = (),
+    dtype: tf.DType | None = None,
   ):
-    # `shapes` are those of the outputs; all tensors have one dtype.
+    # `shapes` and `dtype`, by default the first input's, are of the outputs.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
-    self._outputs = [mtf.Tensor(self, x, inputs[0].dtype) for x in shapes]
+    dtype = dtype or inputs[0].dtype
+    self._outputs = [mtf.Tensor(self, shape, dtype) for shape in shapes]
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to what the function builds."""
@@ -68,17 +71,26 @@ class JoinedWeights:
     return self._import(scale, self._dims.d_model)
 
   def project_in(
-    self, inputs: Mapping[str, mtf.Tensor], *, gated: bool
+    self,
+    x: mtf.Tensor,
+    layer: str,
+    parts: Sequence[str],
+    angles: Sequence[mtf.Tensor] = (),
   ) -> list[mtf.Tensor]:
     """Multiplies by one joined kernel; see `Weights`."""
-    names, xs = tuple(inputs), list(inputs.values())
+    names = tuple(f"{layer}/{part}" for part in parts)
     shapes = self._products.shapes(names)
+    is_gated = parts[-1] == GATES[-1]
 
-    def project(y: LaidOut) -> Sequence[LaidOut]:
+    def project(y: LaidOut, *angles: LaidOut) -> Sequence[LaidOut]:
       rows = y.slice_shape[:2]  # batch and length of the slice
       wide = self._products.project_in(self._impl.slicewise(flat, y), names)
+      n = len(angles)
       return self._impl.slicewise(
-        lambda *x: split_inputs(x, rows, shapes, self._dtype, gated),
+        lambda *x: read_inputs(
+          x[n:], rows, shapes, self._dtype, x[:n], is_gated
+        ),
+        *angles,
         *wide,
       )
 
@@ -86,14 +98,16 @@ class JoinedWeights:
       y = tf.reshape(y, [-1, y.shape[-1]])
       return quantize([y], []) if self._weights.is_int8 else (y,)
 
+    dims = self._weights.kernels[names].dims
     outputs = [
-      mtf.Shape([*x.shape.dims[:2], *dims])
-      for x, dims in zip(xs, self._weights.kernels[names].dims, strict=True)
+      mtf.Shape([x.shape.dims[0], position, *each])
+      for position, each in zip(
+        positions_of(parts, x.shape.dims[1]), dims, strict=True
+      )
     ]
-    # The inputs are one tensor, with other names of dimensions. Where wi_gate
-    # and wi are among the kernels, SwiGLU is in the pass that splits: their
-    # outputs are not written once more.
-    return _OnSlices(project, xs[:1], outputs[: -1 if gated else None]).outputs
+    return _OnSlices(
+      project, [x, *angles], outputs[: -1 if is_gated else None]
+    ).outputs
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
     """Adds up products; see `Weights`."""
@@ -101,13 +115,17 @@ class JoinedWeights:
     def project(*xs: LaidOut) -> LaidOutRows:
       return self._products.project_out(dict(zip(branches, xs, strict=True)))
 
-    return self._of_rows(project, list(branches.values()), self._dims.d_model)
+    return self._of_rows(
+      project, list(branches.values()), self._dims.d_model, self._dtype
+    )
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the transposed table; see `Weights`."""
-    kernel = self._weights.to_logits
     return self._of_rows(
-      lambda x: self._products.multiply((x,), kernel), [x], self._dims.vocab
+      lambda x: (self._products.unembed(x),),
+      [x],
+      self._dims.vocab,
+      logits_dtype(self._weights.config),
     )
 
   def _of_rows(
@@ -115,6 +133,7 @@ class JoinedWeights:
     fn: Callable[..., LaidOutRows],
     xs: list[mtf.Tensor],
     output: mtf.Dimension,
+    dtype: tf.DType,
   ) -> mtf.Tensor:
     # `fn` takes rows, [batch * length, inputs], and returns [rows, output].
     def apply(*xs: LaidOut) -> list[LaidOut]:
@@ -124,14 +143,14 @@ class JoinedWeights:
         return tf.reshape(x, [batch * length, -1])
 
       def unflat(*y):
-        y = dequantize(*y, self._dtype) if len(y) == 2 else y[0]
+        y = dequantize(*y, dtype) if len(y) == 2 else y[0]
         return tf.reshape(y, [batch, length, -1])
 
       rows = fn(*(self._impl.slicewise(flat, x) for x in xs))
       return [self._impl.slicewise(unflat, *rows)]
 
     shape = mtf.Shape([*xs[0].shape.dims[:2], output])
-    return _OnSlices(apply, xs, [shape]).outputs[0]
+    return _OnSlices(apply, xs, [shape], dtype).outputs[0]
 
 
 def joined_palm(

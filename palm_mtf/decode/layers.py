@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from palm_mtf._tf import tf
 from palm_mtf.decode.matmul import largest_numbers, to_int8, value_of
 from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import gated, normalized, turned
+from palm_mtf.model.layers import normalized
+from palm_mtf.model.projection import read_product
 from palm_mtf.ops.bfloat16 import matmul
 from palm_mtf.ops.xla import fused
 
@@ -20,22 +21,10 @@ from palm_mtf.ops.xla import fused
 # --- Around products ---------------------------------------------------------
 
 
-def _split(wide, rows, shapes, dtype, is_gated):
-  # Of q: columns of `wide`, [rows, columns], become [*rows, heads, d_kv].
-  parts = tf.split(
-    value_of(wide, dtype), [math.prod(shape) for shape in shapes], -1
-  )
-  parts = [
-    tf.reshape(part, [*rows, *shape])
-    for part, shape in zip(parts, shapes, strict=True)
-  ]
-  return (*parts[:-2], gated(*parts[-2:])) if is_gated else tuple(parts)
-
-
 @fused
-def split_inputs(wide, rows, shapes, dtype, is_gated):
-  """Splits `Rows` of a joined kernel; applies SwiGLU to wi_gate and wi."""
-  return _split(wide, rows, shapes, dtype, is_gated)
+def read_inputs(wide, rows, shapes, dtype, angles, is_gated):
+  """Reads `Rows` of a joined kernel as `read_product` does."""
+  return read_product(value_of(wide, dtype), rows, shapes, angles, is_gated)
 
 
 def _largest(xs):
@@ -74,20 +63,6 @@ def add_and_norm(x, branch, scale, centered, quantizes):
     x += value_of(branch, x.dtype)
   y = tf.cast(normalized(x, centered)[0] * scale, x.dtype)
   return x, *(to_int8(y, largest_numbers(y, 1)) if quantizes else (y,))
-
-
-@fused
-def rotated_inputs(wide, shapes, dtype, is_gated, sin, cos):
-  """Returns `split_inputs` with q and k rotated by each row's position."""
-  # sin and cos are [rows, d_kv / 2]
-  q, k, *others = _split(wide, sin.shape[:1], shapes, dtype, is_gated)
-
-  def rotated(x):
-    heads = [1] * (x.shape.rank - 2)  # none of k in multi-query attention
-    angles = (tf.reshape(t, [-1, *heads, t.shape[1]]) for t in (sin, cos))
-    return turned(x, *angles)
-
-  return (rotated(q), rotated(k), *others)
 
 
 @fused

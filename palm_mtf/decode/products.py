@@ -9,6 +9,7 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.decode.layers import largest_of_rows, quantize
 from palm_mtf.decode.matmul import product
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
+from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import split_axes
 
 # `Rows` of matmul.py, laid out.
@@ -94,9 +95,16 @@ class Products:
       for parts in rows
     ]
 
+  def unembed(self, y: LaidOut) -> LaidOut:
+    """Returns y embedding^T, [rows, vocab], in LOGITS_DTYPE."""
+    dtype = logits_dtype(self._weights.config)
+    y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
+    (logits,) = self.multiply((y,), self._weights.to_logits)
+    return logits
+
   def logits(self, y: LaidOut) -> LaidOut:
     """Returns the logits of y [rows, d_model], whole on every device."""
-    (logits,) = self.multiply((y,), self._weights.to_logits)
+    logits = self.unembed(y)
     for axis in split_axes(self._impl, [self._weights.dims.vocab]):
       # all-gather of [rows, vocab]: every device draws from all of them
       logits = self._impl.allconcat(logits, axis, 1)

@@ -16,6 +16,7 @@ from palm_mtf.decode.matmul import (
   make_kernel,
 )
 from palm_mtf.model.dims import Dims
+from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import split_axes
 
 # They are made once from a checkpoint's float32 variables: cast to the
@@ -90,7 +91,12 @@ def make_weights(
     config=config,
     dims=dims,
     table=maker.constant("table", dtype, table),
-    to_logits=maker.kernel("to_logits", dtype, to_logits),
+    # Rounded as the table is, also where the product is not.
+    to_logits=maker.kernel(
+      "to_logits",
+      logits_dtype(config),
+      mesh_impl.slicewise(lambda x: tf.cast(x, dtype), to_logits),
+    ),
     scales={
       name: maker.constant(name, tf.float32, value)
       for name, value in scales.items()

@@ -45,18 +45,22 @@ def _embed_gradient(first, rows, tokens, dy):
   (num_rows,) = rows.shape
   row = _local_rows(first, tokens, num_rows)
   # float32: a frequent token sums thousands of bfloat16 rows.
-  total = tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
-  return tf.cast(total, dy.dtype)
+  return tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
 
 
-def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
+def embed(
+  table: mtf.Tensor, tokens: mtf.Tensor, gradient_dtype: tf.DType | None = None
+) -> mtf.Tensor:
   """Looks up every token, [batch, length, d_model].
 
   Args:
     table: [vocab, d_model], activation dtype.
     tokens: [batch, length], int32 in [0, vocab).
+    gradient_dtype: dtype in which devices add up the table's gradient; None is
+      the table's.
   """
   vocab, d_model = table.shape.dims
+  gradient_dtype = gradient_dtype or table.dtype
 
   def gradient(op, dy):
     table, tokens = op.inputs
@@ -64,9 +68,9 @@ def embed(table: mtf.Tensor, tokens: mtf.Tensor) -> mtf.Tensor:
     rows = mtf.zeros(dy.mesh, mtf.Shape([vocab]), tf.int32)
     return [
       WholeSlice(
-        _embed_gradient,
+        lambda *inputs: tf.cast(_embed_gradient(*inputs), gradient_dtype),
         [rows, tokens, dy],
-        [(table.shape, table.dtype)],
+        [(table.shape, gradient_dtype)],
         splittable=["batch", "vocab"],
         offset_of=vocab,
         name="embed_gradient",
@@ -213,47 +217,6 @@ def turned(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
   return tf.cast(y, x.dtype)
 
 
-@fused
-def _rotate(x, sin, cos):
-  between = [1] * (x.shape.rank - 3)  # heads, where x has them
-  shape = [1, sin.shape[0], *between, sin.shape[1]]
-  return turned(x, tf.reshape(sin, shape), tf.reshape(cos, shape))
-
-
-@fused
-def _rotate_back(x, sin, cos):
-  return _rotate(x, -sin, cos)
-
-
-def _rotary(fn, x, sin, cos, gradient, name):
-  return WholeSlice(
-    fn,
-    [x, sin, cos],
-    [(x.shape, x.dtype)],
-    splittable=["batch", "heads"],
-    gradient=gradient,
-    name=name,
-  ).outputs[0]
-
-
-def rotary(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
-  """Rotates all of d_kv by position, in half-split form.
-
-  Args:
-    x: [batch, length or memory_length, (heads,) d_kv].
-    sin: [length, d_kv / 2], float32, from `rotary_tables`.
-    cos: [length, d_kv / 2], float32, from `rotary_tables`.
-  """
-
-  def gradient(op, dy):
-    # A rotation's gradient is the rotation by the opposite angle.
-    _, sin, cos = op.inputs
-    dx = _rotary(_rotate_back, dy, sin, cos, None, "rotary_gradient")
-    return [dx, None, None]
-
-  return _rotary(_rotate, x, sin, cos, gradient, "rotary")
-
-
 # --- SwiGLU ------------------------------------------------------------------
 
 
@@ -264,39 +227,12 @@ def gated(gate: tf.Tensor, linear: tf.Tensor) -> tf.Tensor:
   return tf.cast(gate * tf.sigmoid(gate) * x, linear.dtype)
 
 
-@fused
-def _swiglu(gate, linear):
-  return gated(gate, linear)
-
-
-@fused
-def _swiglu_gradient(gate, linear, dy):
+def gated_gradient(
+  gate: tf.Tensor, linear: tf.Tensor, dy: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the gradients of both arguments of `gated`, in their dtype."""
   dtype = gate.dtype
   gate, x, dy = (tf.cast(t, tf.float32) for t in (gate, linear, dy))
   sigmoid = tf.sigmoid(gate)
   dgate = dy * x * sigmoid * (1.0 + gate * (1.0 - sigmoid))
   return tf.cast(dgate, dtype), tf.cast(dy * gate * sigmoid, dtype)
-
-
-def swiglu(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
-  """Returns swish(gate) * linear (PaLM 2), [batch, length, d_ff] each."""
-  splittable = ["batch", "d_ff"]
-
-  def gradient(op, dy):
-    gate, linear = op.inputs
-    return WholeSlice(
-      _swiglu_gradient,
-      [gate, linear, dy],
-      [(gate.shape, gate.dtype), (linear.shape, linear.dtype)],
-      splittable=splittable,
-      name="swiglu_gradient",
-    ).outputs
-
-  return WholeSlice(
-    _swiglu,
-    [gate, linear],
-    [(gate.shape, gate.dtype)],
-    splittable=splittable,
-    gradient=gradient,
-    name="swiglu",
-  ).outputs[0]

@@ -47,7 +47,9 @@ def _token_loss_and_log_z(largest, normalizer, target):
 
 
 @fused
-def _cross_entropy_gradient(first, logits, targets, log_z, dloss, dlog_z):
+def _cross_entropy_gradient(
+  first, logits, targets, log_z, dloss, dlog_z, dtype
+):
   # dlogits = softmax * (dloss + dlog_z) - onehot(target) * dloss
   is_target = _is_target(first, logits, targets)
   x, log_z, dloss, dlog_z = (
@@ -57,14 +59,17 @@ def _cross_entropy_gradient(first, logits, targets, log_z, dloss, dlog_z):
     dlog_z[..., tf.newaxis],
   )
   dx = tf.exp(x - log_z) * (dloss + dlog_z)
-  return tf.cast(tf.where_v2(is_target, dx - dloss, dx), logits.dtype)
+  return tf.cast(tf.where_v2(is_target, dx - dloss, dx), dtype)
 
 
 class CrossEntropy(mtf.Operation):
   """Outputs token_loss and log_z of logits, [batch, length] float32 each."""
 
-  def __init__(self, logits: mtf.Tensor, targets: mtf.Tensor):
+  def __init__(
+    self, logits: mtf.Tensor, targets: mtf.Tensor, gradient_dtype: tf.DType
+  ):
     super().__init__([logits, targets], name="cross_entropy")
+    self._gradient_dtype = gradient_dtype
     self._outputs = [
       mtf.Tensor(self, targets.shape, tf.float32) for _ in range(2)
     ]
@@ -81,10 +86,11 @@ class CrossEntropy(mtf.Operation):
       mtf.zeros_like(y) if dy is None else dy
       for y, dy in zip(self.outputs, grad_ys, strict=True)
     )
+    dtype = self._gradient_dtype
     dlogits = WholeSlice(
-      _cross_entropy_gradient,
+      lambda *inputs: _cross_entropy_gradient(*inputs, dtype),
       [logits, targets, self.outputs[1], dloss, dlog_z],
-      [(logits.shape, logits.dtype)],
+      [(logits.shape, dtype)],
       splittable=["batch", "vocab"],
       offset_of=logits.shape.dims[-1],
       name="cross_entropy_gradient",
@@ -111,15 +117,20 @@ class CrossEntropy(mtf.Operation):
 
 
 def cross_entropy(
-  logits: mtf.Tensor, targets: mtf.Tensor
+  logits: mtf.Tensor,
+  targets: mtf.Tensor,
+  gradient_dtype: tf.DType | None = None,
 ) -> tuple[mtf.Tensor, mtf.Tensor]:
   """Returns -log p(target) and log(Z), [batch, length] float32 each.
 
   Args:
-    logits: [batch, length, vocab], activation dtype.
+    logits: [batch, length, vocab], any float dtype.
     targets: [batch, length], int32 in [0, vocab).
+    gradient_dtype: dtype of the gradient of the logits, which is multiplied by
+      activations; None is that of the logits.
   """
-  token_loss, log_z = CrossEntropy(logits, targets).outputs
+  gradient_dtype = gradient_dtype or logits.dtype
+  token_loss, log_z = CrossEntropy(logits, targets, gradient_dtype).outputs
   return token_loss, log_z
 
 

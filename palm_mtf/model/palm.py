@@ -22,11 +22,11 @@ from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
-from palm_mtf.model.layers import norm, rotary, rotary_tables
+from palm_mtf.model.layers import norm, rotary_tables
 from palm_mtf.model.remat import recomputed
 from palm_mtf.model.sharding import as_residual, from_residual
 from palm_mtf.model.vocab_padding import without_padding
-from palm_mtf.model.weights import Weights
+from palm_mtf.model.weights import GATES, QKV, Weights
 
 KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]
 
@@ -53,7 +53,9 @@ class Palm:
     self._dims = dims
     self._weights = weights
     self._dropout = dropout
-    self._sin, self._cos = rotary_tables(weights.mesh, dims.length, dims.d_kv)
+    # Positions count from the start of the row, not of the document: q k
+    # depends on their difference alone, which is the same either way.
+    self._angles = rotary_tables(weights.mesh, dims.length, dims.d_kv)
 
   def logits(
     self, inputs: mtf.Tensor, segments: mtf.Tensor | None = None
@@ -66,7 +68,7 @@ class Palm:
         any number for padding. None is one document a row.
 
     Returns:
-      [batch, length, vocab], activation dtype.
+      [batch, length, vocab], LOGITS_DTYPE.
     """
     x = self.hidden(inputs, segments)
     return without_padding(self._weights.unembed(x), self._config.vocab_size)
@@ -108,17 +110,18 @@ class Palm:
     o, wo = f"{name}/attention/o", f"{name}/mlp/wo"
     y = self._norm(x, f"{name}/norm")
     if self._config.block == "parallel":
-      # One norm feeds both branches: their five kernels can be one product, and
-      # o and wo end in one sum, with one all-reduce (PaLM 2).
-      inputs = {**_qkv(y, name), **_gates(y, name)}
-      q, k, v, hidden = weights.project_in(inputs, gated=True)
+      # One norm feeds both branches: their five kernels are one product, and o
+      # and wo end in one sum, with one all-reduce (PaLM 2).
+      q, k, v, hidden = weights.project_in(
+        y, name, [*QKV, *GATES], self._angles
+      )
       branches = {o: attend(q, k, v), wo: hidden}
       return self._add(x, weights.project_out(branches), 2 * layer + 1)
-    q, k, v = weights.project_in(_qkv(y, name), gated=False)
+    q, k, v = weights.project_in(y, name, QKV, self._angles)
     attention = weights.project_out({o: attend(q, k, v)})
     x = self._add(x, attention, 2 * layer + 1)
     y = self._norm(x, f"{name}/mlp_norm")
-    (hidden,) = weights.project_in(_gates(y, name), gated=True)
+    (hidden,) = weights.project_in(y, name, GATES)
     return self._add(x, weights.project_out({wo: hidden}), 2 * layer + 2)
 
   def _attend(
@@ -130,15 +133,9 @@ class Palm:
     segments: mtf.Tensor | None,
     keys_and_values: KeysAndValues | None,
   ) -> mtf.Tensor:
-    def attend(q: mtf.Tensor, k: mtf.Tensor, v: mtf.Tensor) -> mtf.Tensor:
-      # Positions count from the start of the row, not of the document: q k
-      # depends on their difference alone, which is the same either way.
-      q = rotary(q, self._sin, self._cos)
-      k = rotary(k, self._sin, self._cos)
-      if keys_and_values is not None:
-        keys_and_values.append((k, v))
-      return causal_attention(q, k, v, segments)
-
+    if keys_and_values is not None:
+      keys_and_values.append((k, v))
+    attend = functools.partial(causal_attention, segments=segments)
     is_recomputed = self._config.remat == "attention"
     return recomputed(attend, [q, k, v]) if is_recomputed else attend(q, k, v)
 
@@ -153,18 +150,3 @@ class Palm:
   def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
     # `place` numbers the places where numbers are dropped: each has its mask.
     return self._dropout(x, place) if self._dropout else x
-
-
-def _qkv(y: mtf.Tensor, name: str) -> dict[str, mtf.Tensor]:
-  # A tensor has no dimension twice, and scores are [length, memory_length]:
-  # keys and values have the same positions by another name.
-  memory = mtf.rename_dimension(y, "length", "memory_length")
-  return {
-    f"{name}/attention/q": y,
-    f"{name}/attention/k": memory,
-    f"{name}/attention/v": memory,
-  }
-
-
-def _gates(y: mtf.Tensor, name: str) -> dict[str, mtf.Tensor]:
-  return {f"{name}/mlp/wi_gate": y, f"{name}/mlp/wi": y}

@@ -10,7 +10,6 @@ d_model -> d_model_residual  block begins and where it ends
 
 from palm_mtf._tf import mtf
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.remat import recomputed
 
 
 class Resharded(mtf.Operation):
@@ -78,34 +77,6 @@ def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   if dims.d_model_stored == dims.d_model:
     return x
   return Resharded(x, (dims.d_model_stored, dims.d_model), after).outputs[0]
-
-
-def gathered_einsum(
-  x: mtf.Tensor,
-  kernel: mtf.Tensor,
-  output_shape: list[mtf.Dimension],
-  dims: Dims,
-  *,
-  again: bool,
-) -> mtf.Tensor:
-  """Multiplies by a stored kernel, which is gathered for this product alone.
-
-  Args:
-    x: [..., inputs].
-    kernel: inputs and outputs, with d_model_stored in place of d_model.
-    output_shape: dimensions of the product.
-    dims: dimensions of the model.
-    again: whether the backward pass gathers the kernel once more.
-  """
-
-  def multiply(x: mtf.Tensor) -> mtf.Tensor:
-    return mtf.einsum([x, gathered(kernel, x, dims)], output_shape=output_shape)
-
-  # A kernel that is not gathered again is kept until the backward pass: all
-  # kernels at once, which is the memory that sharding saves. For the same
-  # reason each microbatch scatters its gradient; a whole one is kept nowhere.
-  is_split = dims.d_model_stored != dims.d_model
-  return recomputed(multiply, [x]) if is_split and again else multiply(x)
 
 
 def as_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:

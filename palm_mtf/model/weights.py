@@ -4,7 +4,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
@@ -12,9 +12,15 @@ from palm_mtf.accounting.params import parameter_dims, parameter_shapes
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import ParameterName, parsed
 from palm_mtf.model.dims import Dims
-from palm_mtf.model.layers import embed, swiglu
-from palm_mtf.model.sharding import gathered, gathered_einsum
+from palm_mtf.model.layers import embed
+from palm_mtf.model.product import product
+from palm_mtf.model.projection import project
+from palm_mtf.model.sharding import gathered
 from palm_mtf.ops.variables import Fill, Normal, sliced_variable
+
+# Kernels of a layer that read one input, as its name goes on.
+QKV = ("attention/q", "attention/k", "attention/v")
+GATES = ("mlp/wi_gate", "mlp/wi")
 
 
 class Weights(Protocol):
@@ -32,18 +38,24 @@ class Weights(Protocol):
     """Returns the scale of a norm, [d_model] float32, once `after` is there."""
 
   def project_in(
-    self, inputs: Mapping[str, mtf.Tensor], *, gated: bool
+    self,
+    x: mtf.Tensor,
+    layer: str,
+    parts: Sequence[str],
+    angles: Sequence[mtf.Tensor] = (),
   ) -> list[mtf.Tensor]:
-    """Multiplies x [batch, length, d_model] by several kernels.
+    """Multiplies x by several kernels of a layer, in one product.
 
     Args:
-      inputs: x by kernel name; for keys and values [batch, memory_length,
-        d_model].
-      gated: whether the last two kernels are wi_gate and wi, for which one
-        tensor is returned, swiglu(x wi_gate, x wi).
+      x: [batch, length, d_model], activation dtype.
+      layer: what the names of its kernels begin with.
+      parts: QKV, GATES, or both.
+      angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each,
+        where `parts` has QKV.
 
     Returns:
-      [batch, length, outputs] of each kernel, activation dtype.
+      q [batch, length, heads, d_kv] and k, rotated, and v, [batch,
+      memory_length, (heads,) d_kv]; SwiGLU of the gates, [batch, length, d_ff].
     """
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
@@ -54,7 +66,13 @@ class Weights(Protocol):
     """
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
-    """Returns x embedding^T, [batch, length, vocab], activation dtype."""
+    """Returns x embedding^T, [batch, length, vocab], `logits_dtype`."""
+
+
+def logits_dtype(config: PalmConfig) -> tf.DType:
+  """Returns the dtype of logits, by LOGITS_DTYPE."""
+  is_float32 = config.logits_dtype == "float32"
+  return tf.as_dtype("float32" if is_float32 else config.activation_dtype)
 
 
 def palm_variables(
@@ -112,6 +130,16 @@ def _initializer(
   return Normal(fan_in**-0.5, seed)
 
 
+def positions_of(
+  parts: Sequence[str], length: mtf.Dimension
+) -> list[mtf.Dimension]:
+  """Returns the dimension of the positions in each product of `project_in`."""
+  # A tensor has no dimension twice, and scores are [length, memory_length]:
+  # keys and values have the same positions by another name.
+  memory_length = mtf.Dimension("memory_length", length.size)
+  return [memory_length if part in QKV[1:] else length for part in parts]
+
+
 class TrainedWeights:
   """Weights in float32 variables, cast where they are read."""
 
@@ -121,18 +149,34 @@ class TrainedWeights:
     config: PalmConfig,
     dims: Dims,
     seed: int | None = None,
+    gradient_dtype: tf.DType | None = None,
   ):
-    """Makes the variables; see `palm_variables`."""
+    """Makes the variables; see `palm_variables`.
+
+    Args:
+      mesh: mesh of one pod.
+      config: the architecture.
+      dims: its dimensions.
+      seed: seed of the initial weights, or None.
+      gradient_dtype: dtype in which devices add up gradients of kernels and of
+        the embedding; None is the activation dtype.
+    """
     self.mesh = mesh
     self._dims = dims
     self._variables = palm_variables(mesh, config, dims, seed)
-    # A block that is computed again gathers its kernels again anyway.
-    self._gathers_again = config.remat != "layer"
+    self._logits_dtype = logits_dtype(config)
+    self._gradient_dtype = gradient_dtype
+    # A kernel that is gathered and kept for the backward pass is the memory
+    # that sharding saves. For the same reason each microbatch scatters its
+    # gradient; a whole one is kept nowhere. A block that is computed again
+    # gathers its kernels again anyway.
+    is_split = dims.d_model_stored != dims.d_model
+    self._gathers_again = is_split and config.remat != "layer"
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
     """Returns rows of the embedding; see `Weights`."""
     table = gathered(self._variables["embedding"], tokens, self._dims)
-    return embed(table, tokens)
+    return embed(table, tokens, self._gradient_dtype)
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns the scale of a norm; see `Weights`."""
@@ -142,45 +186,57 @@ class TrainedWeights:
     return gathered(scale, after, self._dims)
 
   def project_in(
-    self, inputs: Mapping[str, mtf.Tensor], *, gated: bool
+    self,
+    x: mtf.Tensor,
+    layer: str,
+    parts: Sequence[str],
+    angles: Sequence[mtf.Tensor] = (),
   ) -> list[mtf.Tensor]:
-    """Multiplies by each kernel alone; see `Weights`."""
-    products = [
-      self._product(x, name, self._variables[name].shape.dims[1:])
-      for name, x in inputs.items()
-    ]
-    return [*products[:-2], swiglu(*products[-2:])] if gated else products
+    """Multiplies by kernels that are joined for it; see `Weights`."""
+    dims = self._dims
+    kernels = [self._variables[f"{layer}/{part}"] for part in parts]
+
+    def gather(after: mtf.Tensor) -> list[mtf.Tensor]:
+      return [gathered(kernel, after, dims) for kernel in kernels]
+
+    return project(
+      x,
+      gather(x),
+      positions_of(parts, x.shape.dims[1]),
+      angles,
+      is_gated=parts[-1] == GATES[-1],
+      gather=gather if self._gathers_again else None,
+      gradient_dtype=self._gradient_dtype,
+    )
 
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
     """Adds up the products; see `Weights`."""
     # A sum over split `heads` or `d_ff` stays open until it is read
     # (mtf.LazyAllreduceSum): over one axis, both branches are one all-reduce.
     return functools.reduce(
-      operator.add,
-      [
-        self._product(x, name, [self._dims.d_model])
-        for name, x in branches.items()
-      ],
+      operator.add, [self._product(x, name) for name, x in branches.items()]
     )
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
     # The backward pass begins here: the gathered table is kept for it.
-    return gathered_einsum(
+    return product(
       x,
-      self._variables["embedding"],
-      [*x.shape.dims[:2], self._dims.vocab],
-      self._dims,
-      again=False,
+      gathered(self._variables["embedding"], x, self._dims),
+      transpose=True,
+      dtype=self._logits_dtype,
+      gradient_dtype=self._gradient_dtype,
     )
 
-  def _product(
-    self, x: mtf.Tensor, name: str, outputs: list[mtf.Dimension]
-  ) -> mtf.Tensor:
-    return gathered_einsum(
+  def _product(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
+    kernel, dims = self._variables[name], self._dims
+
+    def gather(after: mtf.Tensor) -> mtf.Tensor:
+      return gathered(kernel, after, dims)
+
+    return product(
       x,
-      self._variables[name],
-      [*x.shape.dims[:2], *outputs],  # batch, and length or memory_length
-      self._dims,
-      again=self._gathers_again,
+      gather(x),
+      gradient_dtype=self._gradient_dtype,
+      gather=gather if self._gathers_again else None,
     )

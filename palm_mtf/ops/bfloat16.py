@@ -29,10 +29,27 @@ def einsum(equation: str, *xs: tf.Tensor) -> tf.Tensor:
 
 
 def matmul(
-  x: tf.Tensor, y: tf.Tensor, *, transpose_b: bool = False
+  x: tf.Tensor,
+  y: tf.Tensor,
+  *,
+  transpose_a: bool = False,
+  transpose_b: bool = False,
+  dtype: tf.DType | None = None,
 ) -> tf.Tensor:
-  """Multiplies matrices of one float dtype."""
-  if not is_emulated(x):
-    return tf.matmul(x, y, transpose_b=transpose_b)
-  x, y = (tf.cast(each, tf.float32) for each in (x, y))
-  return tf.cast(tf.matmul(x, y, transpose_b=transpose_b), tf.bfloat16)
+  """Multiplies matrices of one float dtype.
+
+  Args:
+    x: [rows, inner], or [inner, rows] to transpose.
+    y: [inner, columns], or [columns, inner] to transpose.
+    transpose_a: whether x is transposed.
+    transpose_b: whether y is transposed.
+    dtype: dtype of the product, float32 for sums that are not rounded; None is
+      that of x.
+  """
+  dtype = dtype or x.dtype
+  # TensorFlow has no product of bfloat16 numbers with a float32 result on CPUs
+  # and GPUs. XLA multiplies float32 copies of them as bfloat16 on a TPU.
+  if dtype != x.dtype or is_emulated(x):
+    x, y = (tf.cast(each, tf.float32) for each in (x, y))
+  y = tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
+  return tf.cast(y, dtype)

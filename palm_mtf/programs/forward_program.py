@@ -28,7 +28,7 @@ class ForwardProgram:
 
   Attributes:
     features: feeds of a batch, by name, in the order asked for.
-    logits: [batch, length, vocab], activation dtype; needs no targets and no
+    logits: [batch, length, vocab], LOGITS_DTYPE; needs no targets and no
       loss_weights.
     loss: [], float32: mean -log p of a target, in nats.
     weight_sum: [], float32: sum of the loss weights that the mean is over.

@@ -125,12 +125,23 @@ class PodBuilder:
       batch = import_features(mesh, fed, dims)
       numbers = self.numbers(index, self.step, self.microbatch)
       dropout = self._dropout(mesh, numbers)
-      weights = TrainedWeights(mesh, self._config, dims, self._seed)
+      is_float32 = self._mesh_layout.gradient_dtype == "float32"
+      weights = TrainedWeights(
+        mesh,
+        self._config,
+        dims,
+        self._seed,
+        gradient_dtype=tf.float32 if is_float32 else None,
+      )
       logits = Palm(self._config, dims, weights, dropout).logits(
         batch["inputs"], batch.get("segments")
       )
       tokens = TokenLosses(
-        *cross_entropy(logits, batch["targets"]), batch.get("loss_weights")
+        # What is multiplied by activations is rounded as they are.
+        *cross_entropy(
+          logits, batch["targets"], tf.as_dtype(self._config.activation_dtype)
+        ),
+        batch.get("loss_weights"),
       )
       variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
       sums = microbatch_sums(tokens, self._optimizer.z_loss, variables)

@@ -29,11 +29,21 @@ def lowered_bytes(config, mesh, optimizer, batch_size, pods):
 
 
 def case(
-  layout, *, microbatches=1, pods=1, second_moment="full", slow=False, **changes
+  layout,
+  *,
+  microbatches=1,
+  gradient_dtype="activation",
+  pods=1,
+  second_moment="full",
+  slow=False,
+  **changes,
 ):
   mesh_shape, rules = LAYOUTS.get(layout, ("data:2,model:2", layout))
   mesh = MeshLayout(
-    mesh_shape=mesh_shape, layout=rules, num_microbatches=microbatches
+    mesh_shape=mesh_shape,
+    layout=rules,
+    num_microbatches=microbatches,
+    gradient_dtype=gradient_dtype,
   )
   optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
   return pytest.param(
@@ -53,6 +63,7 @@ TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
   ("config", "mesh", "optimizer", "pods"),
   [
     case("batch over data"),
+    case(TWO_D, gradient_dtype="float32", activation_dtype="bfloat16"),
     case(
       "all over data and model",
       microbatches=2,

@@ -136,6 +136,7 @@ def test_a_number_out_of_bounds_is_named_with_them(
       "all all_but_scales kernels",
     ),
     (ADAFACTOR, "norm_scale", "zero", "", "zero_centered plain"),
+    (PALM, "logits_dtype", "bfloat16", "float32", "float32 activation"),
     (PALM, "final_norm_scale", "non", "none", "learned none"),
     (PALM, "output_fan_in", "join", "joined", "separate joined"),
     (PODS, "on_pod_failure", "shrnk", "shrink", "stop wait shrink"),

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and steps against a cache give the logits of one forward pass."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -96,6 +97,8 @@ def test_bfloat16_is_off_by_its_rounding_alone():
   cached = cached_logits(config, params, batch["inputs"])
   exact = oracle.forward(config, params, batch["inputs"])
   full = full_logits(config, params, batch)
+  # The logits themselves are not rounded (LOGITS_DTYPE).
+  assert np.any(cached.astype(ml_dtypes.bfloat16) != cached)
   error = np.abs(cached - exact[:, PROMPT - 1 :]).max()
   assert error < 1.5 * np.abs(full - exact[:, PROMPT - 1 :]).max()
 

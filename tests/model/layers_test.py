@@ -10,8 +10,9 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.attention import causal_attention
-from palm_mtf.model.layers import embed, norm, rotary, rotary_tables
+from palm_mtf.model.layers import embed, norm, sines_and_cosines
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
+from palm_mtf.model.projection import read_product
 from tests.mtf_testing import SINGLE, placement
 
 BATCH = mtf.Dimension("batch", 2)
@@ -96,18 +97,24 @@ def test_embedding_gradient_of_a_frequent_token_is_summed_in_float32(mesh):
   np.testing.assert_array_equal(gradient, expected)
 
 
+def rotated(q, k, dtype):
+  """Returns q and k, [length, d_kv], each rotated by its position."""
+  length, d_kv = q.shape
+  with tf.Graph().as_default(), tf.Session() as session:
+    wide = tf.cast(np.concatenate([q, k], 1), dtype)
+    angles = sines_and_cosines(length, d_kv)
+    parts = read_product(
+      wide, [1, length], [[d_kv]] * 2, tuple(map(tf.constant, angles)), False
+    )
+    return [session.run(tf.cast(x, tf.float32))[0] for x in parts]
+
+
 def test_rotary_scores_depend_on_the_distance_of_positions_alone():
   rng = np.random.default_rng(1)
   q, k = rng.standard_normal([2, 4]).astype(np.float32)
-
-  def build(x):
-    sin, cos = rotary_tables(x.mesh, LENGTH, D_KV)
-    return {"y": rotary(x, sin, cos)}
-
-  same_everywhere = np.stack([np.tile(q, [6, 1]), np.tile(k, [6, 1])])
-  rotated_q, rotated_k = run(build, x=(same_everywhere, [BATCH, LENGTH, D_KV]))[
-    "y"
-  ]
+  rotated_q, rotated_k = rotated(
+    np.tile(q, [6, 1]), np.tile(k, [6, 1]), tf.float32
+  )
   scores = rotated_q @ rotated_k.T
   for distance in range(-5, 6):
     diagonal = np.diagonal(scores, distance)
@@ -116,17 +123,11 @@ def test_rotary_scores_depend_on_the_distance_of_positions_alone():
 
 
 def test_rotary_tables_tell_position_256_from_257_in_bfloat16():
-  length = mtf.Dimension("length", 258)
-
-  def build(x):
-    sin, cos = rotary_tables(x.mesh, length, D_KV)
-    return {"y": rotary(mtf.cast(x, tf.bfloat16), sin, cos)}
-
-  ones = np.ones([2, 258, 4], np.float32)
-  y = run(build, x=(ones, [BATCH, length, D_KV]))["y"]
+  ones = np.ones([258, 4], np.float32)
+  y, _ = rotated(ones, ones, tf.bfloat16)
   angle = np.array([256.0, 257.0])
   expected = np.cos(angle) - np.sin(angle)
-  np.testing.assert_allclose(y[0, 256:, 0], expected, atol=0.01)
+  np.testing.assert_allclose(y[256:, 0], expected, atol=0.01)
 
 
 def test_first_position_attends_only_to_itself():

@@ -1,0 +1,287 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One matrix product for all kernels that read one tensor.
+
+q, k, v, wi_gate and wi of a parallel block read the same norm: their product is
+one, x [q | k | v | wi_gate | wi], which is why the block is faster than a
+serial one (PaLM 2). The way back has two products, for x and for the kernels.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.model.layers import gated, gated_gradient, turned
+from palm_mtf.ops.bfloat16 import matmul
+from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.xla import fused
+
+# On each device the product has the columns of the kernels' slices there. Every
+# pass over the product does all that is to do with it: it splits the columns,
+# rotates q and k, and applies SwiGLU.
+
+Angles = tuple[tf.Tensor, tf.Tensor]
+
+
+# --- Of one device -----------------------------------------------------------
+
+
+@fused
+def _joined(*kernels):
+  return tf.concat([tf.reshape(x, [x.shape[0], -1]) for x in kernels], 1)
+
+
+@fused
+def _split(joined, shapes, dtype):
+  parts = tf.split(joined, [math.prod(shape[1:]) for shape in shapes], 1)
+  return tuple(
+    tf.cast(tf.reshape(x, shape), dtype)
+    for x, shape in zip(parts, shapes, strict=True)
+  )
+
+
+def _rotated(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
+  # `angles` are of the last of the dimensions that count rows.
+  heads = [1] * (x.shape.rank - num_rows - 1)  # where x has heads
+
+  def broadcast(t):
+    return tf.reshape(t, [*[1] * (num_rows - 1), t.shape[0], *heads, -1])
+
+  return turned(x, *map(broadcast, angles))
+
+
+def read_product(
+  wide: tf.Tensor,
+  rows: Sequence[int],
+  shapes: Sequence[Sequence[int]],
+  angles: Angles,
+  is_gated: bool,
+) -> tuple[tf.Tensor, ...]:
+  """Splits a product into q, k and v, rotated, and the hidden layer.
+
+  Args:
+    wide: product of all rows, [rows, columns].
+    rows: sizes of the dimensions that count rows: [batch, length].
+    shapes: shape of each part in a row: [heads, d_kv] of q.
+    angles: sin and cos by which the first two parts, q and k, are rotated,
+      [length, d_kv / 2] float32 each; () where there are none.
+    is_gated: whether the last two parts are products with wi_gate and wi, of
+      which one tensor is made, swish(x wi_gate) * (x wi).
+  """
+  parts = [
+    tf.reshape(part, [*rows, *shape])
+    for part, shape in zip(
+      tf.split(wide, [math.prod(shape) for shape in shapes], 1),
+      shapes,
+      strict=True,
+    )
+  ]
+  if angles:
+    parts[:2] = [_rotated(x, angles, len(rows)) for x in parts[:2]]
+  return (*parts[:-2], gated(*parts[-2:])) if is_gated else tuple(parts)
+
+
+_read = fused(read_product)
+
+
+@fused
+def _read_gradient(wide, gradients, num_rows, angles, is_gated):
+  """Returns the gradient of a product, [rows, columns], from those read."""
+  gradients = list(gradients)
+  if angles:
+    sin, cos = angles  # rotated back: by the opposite angles
+    gradients[:2] = [_rotated(x, (-sin, cos), num_rows) for x in gradients[:2]]
+  if is_gated:
+    dy = tf.reshape(gradients.pop(), [wide.shape[0], -1])
+    gate, linear = tf.split(wide[:, -2 * dy.shape[1] :], 2, 1)
+    gradients += gated_gradient(gate, linear, dy)
+  return tf.concat([tf.reshape(x, [wide.shape[0], -1]) for x in gradients], 1)
+
+
+# --- Of a mesh ---------------------------------------------------------------
+
+
+class _Projection(mtf.Operation):
+  """Outputs what is read of a product, the product, and the joined kernels."""
+
+  def __init__(self, x, kernels, positions, angles, is_gated, gather, dtype):
+    # Arguments are those of `project`.
+    super().__init__([x, *angles, *kernels], name="projection")
+    self.angles, self.kernels = list(angles), list(kernels)
+    self.is_gated, self.gather, self.gradient_dtype = is_gated, gather, dtype
+    batch, length, d_model = x.shape.dims
+    shapes = [
+      [batch, place, *kernel.shape.dims[1:]]
+      for place, kernel in zip(positions, kernels, strict=True)
+    ]
+    # The number of all; a device has the columns of its slices of the kernels.
+    sizes = (x.shape.to_integer_list[1:] for x in kernels)
+    columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
+    self.num_read = len(kernels) - is_gated
+    self._outputs = [
+      mtf.Tensor(self, mtf.Shape(dims), x.dtype, index=i)
+      for i, dims in enumerate(
+        [*shapes[: self.num_read], [batch, length, columns], [d_model, columns]]
+      )
+    ]
+
+  def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
+    """Returns the gradients of x and of the kernels."""
+    # An operation that is computed again (remat.py) has other inputs.
+    num_angles = len(self.angles)
+    *_, wide, joined = self.outputs
+    gradients = grad_ys[: self.num_read]
+    # Gathered once more when the gradient is there: until then a device keeps
+    # its part alone.
+    kernels = self.gather(gradients[0]) if self.gather else [joined]
+    dx, *dkernels = _ProjectionGradient(self, wide, kernels, gradients).outputs
+    return [dx, *[None] * num_angles, *dkernels]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to one product on each device."""
+    num_angles = len(self.angles)
+
+    def apply(x, *others):
+      angles, kernels = others[:num_angles], others[num_angles:]
+      joined = _joined(*kernels)
+      *rows, d_model = x.shape.as_list()
+      wide = matmul(tf.reshape(x, [-1, d_model]), joined)
+      shapes = [kernel.shape[1:].as_list() for kernel in kernels]
+      return (*_read(wide, rows, shapes, angles, self.is_gated), wide, joined)
+
+    values = lowering.mesh_impl(self).slicewise(
+      apply, *(lowering.tensors[x] for x in self.inputs)
+    )
+    for output, value in zip(self.outputs, values, strict=True):
+      # Not set_tensor_lowering, which would compare the number of columns.
+      lowering.tensors[output] = value
+
+
+class _ProjectionGradient(mtf.Operation):
+  """Outputs the gradients of x and of each kernel of a projection."""
+
+  def __init__(self, forward, wide, kernels, gradients):
+    # `kernels` are one by one, or joined.
+    x, *_ = forward.inputs
+    super().__init__(
+      [x, wide, *forward.angles, *kernels, *gradients],
+      name="projection_gradient",
+    )
+    self._forward, self._num_kernels = forward, len(kernels)
+    self._outputs = [mtf.Tensor(self, x.shape, x.dtype)] + [
+      mtf.Tensor(self, kernel.shape, forward.gradient_dtype, index=i)
+      for i, kernel in enumerate(forward.kernels, start=1)
+    ]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to two products on each device, if one axis splits all kernels."""
+    forward, impl = self._forward, lowering.mesh_impl(self)
+    x, wide, *others = (lowering.tensors[each] for each in self.inputs)
+    n, m = len(forward.angles), len(forward.angles) + self._num_kernels
+    angles, kernels, gradients = others[:n], others[n:m], others[m:]
+    is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
+    # Axes over which the product of a kernel's columns is a sum. The gradients
+    # of k and v in multi-query attention are sums over slices of `heads`: they
+    # stay open, for all that follows is linear.
+    axes = []
+    for i, kernel in enumerate(forward.kernels):
+      of = min(i, len(gradients) - 1)  # the gates share a gradient
+      over = split_axes(impl, kernel.shape.dims[1:])
+      over += gradients[of].mesh_axes if is_open[of] else []
+      axes.append(tuple(sorted(over)))
+    shapes = [impl.slice_shape(kernel.shape) for kernel in forward.kernels]
+    groups = _columns_by_axes(axes, shapes)
+
+    def apply(x, wide, *others):
+      angles, kernels, gradients = others[:n], others[n:m], others[m:]
+      joined = _joined(*kernels) if len(kernels) > 1 else kernels[0]
+      gradient = _read_gradient(wide, gradients, 2, angles, forward.is_gated)
+      dxs = [
+        tf.reshape(
+          matmul(gradient[:, columns], joined[:, columns], transpose_b=True),
+          x.shape,
+        )
+        for _, columns in groups
+      ]
+      rows = tf.reshape(x, [-1, x.shape[2]])
+      dkernels = matmul(rows, gradient, transpose_a=True)
+      return (*dxs, *_split(dkernels, shapes, forward.gradient_dtype))
+
+    values = impl.slicewise(
+      apply,
+      *(x, wide, *angles, *kernels),
+      *(
+        dy.laid_out_input if opened else dy
+        for dy, opened in zip(gradients, is_open, strict=True)
+      ),
+    )
+    dxs, dkernels = values[: len(groups)], values[len(groups) :]
+    dxs = [
+      _open_sum(impl, dx, over)
+      for dx, (over, _) in zip(dxs, groups, strict=True)
+    ]
+    # Sums over different axes are finished before they are added.
+    dx = functools.reduce(
+      lambda x, y: impl.slicewise_delay_allreduce(tf.add, x, y), dxs
+    )
+    lowering.set_tensor_lowering(self.outputs[0], dx)
+    of_batch = split_axes(impl, self.inputs[0].shape.dims[:1])
+    for output, value, over in zip(
+      self.outputs[1:], dkernels, axes, strict=True
+    ):
+      own = split_axes(impl, output.shape.dims)
+      over = sorted({*of_batch, *over}.difference(own))
+      lowering.set_tensor_lowering(output, _open_sum(impl, value, over))
+
+
+def _columns_by_axes(
+  axes: Sequence[tuple[int, ...]], shapes: Sequence[Sequence[int]]
+) -> list[tuple[tuple[int, ...], slice]]:
+  """Returns runs of kernels with equal axes, and their columns on a device."""
+  groups, end = [], 0
+  for over, run in itertools.groupby(
+    zip(axes, shapes, strict=True), key=lambda pair: pair[0]
+  ):
+    begin, end = end, end + sum(math.prod(shape[1:]) for _, shape in run)
+    groups.append((over, slice(begin, end)))
+  return groups
+
+
+def _open_sum(impl, x, axes):
+  return mtf.LazyAllreduceSum(impl, x, list(axes)) if axes else x
+
+
+def project(
+  x: mtf.Tensor,
+  kernels: Sequence[mtf.Tensor],
+  positions: Sequence[mtf.Dimension],
+  angles: Sequence[mtf.Tensor],
+  *,
+  is_gated: bool,
+  gather: Callable[[mtf.Tensor], Sequence[mtf.Tensor]] | None = None,
+  gradient_dtype: tf.DType | None = None,
+) -> list[mtf.Tensor]:
+  """Multiplies x by several kernels at once; rotates q and k; applies SwiGLU.
+
+  Args:
+    x: [batch, length, d_model].
+    kernels: [d_model, ...] each, dtype of x.
+    positions: name of the positions in each product: length, or memory_length.
+    angles: sin and cos by which the first two products, q and k, are rotated,
+      [length, d_kv / 2] float32 each; () where none is.
+    is_gated: whether the last two products are those of wi_gate and wi, of
+      which swish(x wi_gate) * (x wi) is returned.
+    gather: returns the kernels once its argument is there, for the backward
+      pass; None keeps `kernels` for it.
+    gradient_dtype: dtype in which devices add up gradients of kernels; None is
+      that of x.
+
+  Returns:
+    [batch, position, ...] of each kernel, dtype of x.
+  """
+  projection = _Projection(
+    x, kernels, positions, angles, is_gated, gather, gradient_dtype or x.dtype
+  )
+  return projection.outputs[: projection.num_read]

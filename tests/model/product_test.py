@@ -1,0 +1,139 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products with kernels: which there are, and what is rounded in them."""
+
+import collections
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.session import session_config
+from palm_mtf.model.product import product
+from palm_mtf.programs.train_program import build_train_program
+from tests.mtf_testing import (
+  LAYOUTS,
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  placement,
+  small_config,
+)
+
+# Kernels of a layer, by the axis that splits them.
+ONE_AXIS = [
+  x
+  for x, (_, rules) in LAYOUTS.items()
+  if x not in ("heads over model", "d_ff over model", "two axes but no batch")
+]
+
+
+def products_on_one_device(config, mesh):
+  """Returns how many products of matrices a step has on a device."""
+  with tf.Graph().as_default():
+    program = build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
+    )
+    seen, todo = set(), [program.update]
+    while todo:
+      op = todo.pop()
+      if op not in seen:
+        seen.add(op)
+        todo += [x.op for x in op.inputs] + op.control_inputs
+  found = collections.Counter(x.device for x in seen if x.type == "MatMul")
+  return set(found.values())
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [
+    pytest.param(x, marks=() if i in (0, 5) else pytest.mark.slow)
+    for i, x in enumerate(ONE_AXIS)
+  ],
+)
+def test_kernels_that_read_one_norm_are_one_product_in_every_layout(layout):
+  """A product forward, two back; so are o, wo and the logits."""
+  parallel = small_config(num_layers=2)
+  serial = dataclasses.replace(parallel, block="serial")
+  mesh = mesh_layout(layout)
+  assert products_on_one_device(parallel, mesh) == {3 * (2 * 3 + 1)}
+  assert products_on_one_device(serial, mesh) == {3 * (2 * 4 + 1)}
+
+
+@pytest.mark.parametrize("layout", ["heads over model", "d_ff over model"])
+def test_two_axes_need_a_product_more_on_the_way_back(layout):
+  """What is summed over an axis cannot be in one sum with what is not."""
+  config = small_config(num_layers=2)
+  found = products_on_one_device(config, mesh_layout(layout))
+  assert found == {3 * (2 * 3 + 1) + 2}
+
+
+def bfloat16(x):
+  return x.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
+def multiplied(x, kernel, dy, mesh=SINGLE, **how):
+  """Returns the product of bfloat16 numbers and the gradient of the kernel."""
+  with tf.Graph().as_default():
+    mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    batch, length = (
+      mtf.Dimension(*x) for x in (("batch", len(x)), ("length", x.shape[1]))
+    )
+    inner, vocab = (
+      mtf.Dimension(*x)
+      for x in (("d_model", x.shape[2]), ("vocab", len(kernel)))
+    )
+    x, kernel, dy = (
+      mtf.cast(
+        mtf.import_tf_tensor(mtf_mesh, tf.constant(value), mtf.Shape(dims)),
+        tf.bfloat16,
+      )
+      for value, dims in (
+        (x, [batch, length, inner]),
+        (kernel, [vocab, inner]),
+        (dy, [batch, length, vocab]),
+      )
+    )
+    y = product(x, kernel, transpose=True, **how)
+    dy = mtf.cast(dy, y.dtype)
+    (gradient,) = mtf.gradients([y], [kernel], grad_ys=[dy])
+    lowered = lower({mtf_mesh: placement(mesh)}, {"y": y, "gradient": gradient})
+    with tf.Session(config=session_config(mesh.num_devices)) as session:
+      return session.run(
+        {name: tf.cast(x, tf.float32) for name, x in lowered.tensors.items()}
+      )
+
+
+def test_logits_in_float32_are_exact_where_bfloat16_rounds_to_an_eighth():
+  """Near 16, numbers of 8 bits are 0.125 apart: so many nats."""
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal([2, 5, 64]).astype(np.float32)
+  kernel = (4 * rng.standard_normal([32, 64])).astype(np.float32)
+  dy = np.zeros([2, 5, 32], np.float32)
+  exact = bfloat16(x) @ bfloat16(kernel).T
+  assert np.abs(exact).max() > 64
+  whole = multiplied(x, kernel, dy, dtype=tf.float32)["y"]
+  rounded = multiplied(x, kernel, dy)["y"]
+  assert np.abs(whole - exact).max() < 1e-4
+  assert np.abs(rounded - exact).max() > 0.1
+
+
+@pytest.mark.parametrize("gradient_dtype", [None, tf.float32])
+def test_gradients_of_four_devices_are_added_up_in_the_dtype_that_is_asked(
+  gradient_dtype,
+):
+  """256 + 1 + 1 + 1 is 259, which has 9 bits."""
+  dy = np.ones([4, 1, 8], np.float32)
+  dy[0] = 256
+  seen = multiplied(
+    np.ones([4, 1, 8], np.float32),
+    np.ones([8, 8], np.float32),
+    dy,
+    mesh_layout("fully sharded"),
+    gradient_dtype=gradient_dtype,
+  )
+  is_exact = seen["gradient"] == 259
+  assert is_exact.all() if gradient_dtype else not is_exact.any()
