@@ -36,6 +36,8 @@ def test_it_resumes_from_its_own_config(old_run, capsys):
   assert "resuming from run/checkpoints/step_00000004" in said
   # Documents were not shuffled then: it learns as much, of other batches.
   assert "the tokens differs from that checkpoint's" in said
+  # It began before there was a choice.
+  assert "NORM_SCALE = 'zero_centered': the run began in a version" in said
   lines = (old_run / "metrics.jsonl").read_text().splitlines()
   losses = [json.loads(x).get("validation_loss") for x in lines]
   assert losses[-1] == pytest.approx(LOSS_OF_STEP_8, abs=0.05)

@@ -51,6 +51,8 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 _logger = logging.getLogger(__name__)
 
+# Settings that versions before did not have, and what those did.
+_BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
 # What a run's numbers depend on besides its settings.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
@@ -214,6 +216,13 @@ def _starting_from(
 
 def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
   _logger.info(f"resuming from {newest.path}")
+  for name, before in _BEFORE.items():
+    now = manifest.settings[name]
+    if name not in newest.manifest.settings and now != before:
+      _logger.warning(
+        f"{name} = {now!r}: the run began in a version that knew only "
+        f"{before!r}; set it to that to go on as it began"
+      )
   for name, value in manifest.data.items():
     if newest.manifest.data.get(name) != value:
       _logger.warning(
