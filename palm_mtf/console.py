@@ -7,6 +7,7 @@
 """
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -20,10 +21,7 @@ def configure_logging() -> None:
   Only a process of palm_mtf's own calls it: where the package is imported as a
   library, the importing program decides where records go.
   """
-  if sys.stderr is None:  # descriptor 2 was closed before the start
-    # Takes descriptor 2: the next file to be opened, a checkpoint perhaps,
-    # would get it otherwise, and with it what C++ writes to its log.
-    sys.stderr = open(os.devnull, "w")
+  _mend_streams()
   logger = logging.getLogger("palm_mtf")
   logger.setLevel(logging.INFO)
   # A handler of the root logger, such as absl's, would write each line again.
@@ -31,17 +29,51 @@ def configure_logging() -> None:
   logger.addHandler(_HANDLER)  # a handler that is there is not added again
 
 
+def _mend_streams() -> None:
+  """Opens the closed ones of stdin, stdout and stderr; nothing shown fails."""
+  # In this order /dev/null takes the closed descriptor: the next file to be
+  # opened, a checkpoint perhaps, would get it otherwise, and with it what C++
+  # writes to its log.
+  for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    stream = getattr(sys, name)
+    if stream is None:
+      setattr(sys, name, open(os.devnull, mode))
+    elif stream is getattr(sys, f"__{name}__"):
+      # Texts may have characters that the stream's encoding has not.
+      stream.reconfigure(errors="backslashreplace")
+  # Whatever writes to stderr, warnings, bars and tracebacks: a reader that has
+  # ended, as of `2>&1 | tee`, or a terminal that was closed ends no run.
+  if sys.stderr is sys.__stderr__:
+    encoding = sys.stderr.encoding
+    sys.stderr = io.TextIOWrapper(
+      io.BufferedWriter(_Dropping(sys.stderr.fileno(), "wb", closefd=False)),
+      encoding,
+      errors="backslashreplace",
+      line_buffering=True,
+    )
+
+
+class _Dropping(io.FileIO):
+  """A file that drops what cannot be written."""
+
+  def write(self, content: bytes) -> int:
+    """Writes; returns the number of bytes written or dropped."""
+    with contextlib.suppress(OSError):
+      if (written := super().write(content)) is not None:
+        return written
+    return len(content)
+
+
 class _StderrHandler(logging.Handler):
   """A handler that writes time, program, level and message to stderr."""
 
   def emit(self, record: logging.LogRecord) -> None:
-    """Writes a record, or drops it where stderr is closed or broken."""
+    """Writes a record, or drops it where stderr is closed."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
     is_progress = record.levelno <= logging.INFO
     level = "" if is_progress else f"{record.levelname.lower()}: "
     line = f"{stamp} palm_mtf: {level}{self.format(record)}\n"
-    # OSError: a pipe without a reader. ValueError: a closed file.
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(ValueError):
       # sys.stderr is looked up for each record: while a progress bar is shown,
       # rich has put a stream there that writes above the bar.
       sys.stderr.write(line)

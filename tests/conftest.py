@@ -43,8 +43,9 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # each function that it finds compiled fills the pipes of processes.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # A shell starts what runs in its background without it, and tests interrupt the
-# processes that they start, which would take that over.
+# processes that they start, which would take that over; so does nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Read when TensorFlow is imported. Workers and processes that tests start take
 # the folder over with the environment.
 if "TF_XLA_FLAGS" not in os.environ:

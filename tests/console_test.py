@@ -130,6 +130,25 @@ def test_lines_that_nobody_reads_are_dropped():
   done = processes.python("-c", program, stderr=writing)
   os.close(writing)
   assert (done.returncode, done.stdout) == (0, "result\n")
+  # Warnings, bars and tracebacks too, here and in main's own messages.
+  program = (
+    LOGS
+    + """
+import os, warnings
+from palm_mtf.cli.main import main
+warnings.warn("lost")
+with progress_bar("lost", 3) as advance:
+  advance(1)
+print("lost", file=sys.stderr, flush=True)
+print(main(["lost"]), flush=True)
+1 / 0
+"""
+  )
+  reading, writing = os.pipe()
+  os.close(reading)
+  done = processes.python("-c", program, stderr=writing)
+  os.close(writing)
+  assert (done.returncode, done.stdout) == (1, "2\n")
   closed = 'sys.stderr.close()\nlogger.info("x")\nprint("result")'
   done = processes.python("-c", LOGS + closed)
   assert (done.returncode, done.stdout) == (0, "result\n")
@@ -152,6 +171,23 @@ def test_where_stderr_was_closed_before_the_start_stdout_has_results_alone():
     env=processes.environment(),
   )
   assert (done.returncode, done.stdout) == (0, b"/dev/null\n")
+
+
+def test_results_that_the_encoding_has_not_are_escaped():
+  program = LOGS + 'logger.info("\\xfc")\nprint("\\xfc", sys.stdin.read())'
+  done = processes.python(
+    "-c", program, input="\xdf", variables={"PYTHONIOENCODING": "ascii"}
+  )
+  assert done.returncode == 0
+  assert done.stdout == r"\xfc \xc3\x9f" + "\n"
+  assert done.stderr.endswith(r": \xfc" + "\n")
+
+
+def test_a_command_without_stdin_stdout_and_stderr_still_has_its_exit_code():
+  for arguments, code in (("--version", 0), ("doctr", 2), ("generate", 2)):
+    program = f"{sys.executable} -m palm_mtf {arguments} <&- >&- 2>&-"
+    done = subprocess.run(program, shell=True, check=False)
+    assert done.returncode == code
 
 
 def test_a_progress_bar_on_a_terminal_is_not_torn():

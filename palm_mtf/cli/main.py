@@ -7,9 +7,9 @@
 
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the
 user's error (one line, no traceback), 1 ours, 128 + the signal's number when
-stopped: 130 after SIGINT, 143 after SIGTERM. Nothing heavier than argparse is
-imported before a command needs it. Which commands there are is in
-command_table.py, how the configuration is made in gin_files.py.
+stopped: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM. Nothing heavier
+than argparse is imported before a command needs it. Which commands there are is
+in command_table.py, how the configuration is made in gin_files.py.
 """
 
 import argparse

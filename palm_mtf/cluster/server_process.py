@@ -51,7 +51,10 @@ def _die_with(client: int) -> None:
 
 def main() -> None:
   """Reads the settings from the first line of stdin, and serves."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's
+  # They are the client's, which ends this process; but they may be sent to all
+  # processes of a terminal, or of a job.
+  for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
   configure_logging()
   settings = ServerSettings(**json.loads(sys.stdin.readline()))
   _die_with(settings.client)

@@ -54,8 +54,10 @@ def train(
       write_atomically(os.path.join(model_dir, name), text.encode())
     outcome = _run(job)
     _check_not_stopped(outcome, model_dir)
+    # Before anything is printed, which fails where nobody reads it.
+    texts = job.keep_samples(outcome.checkpoint)
     _report(outcome.validation_loss, job.unigram_entropy)
-    _print_texts(config.run.prompts, job.keep_samples(outcome.checkpoint))
+    _print_texts(config.run.prompts, texts)
     _say_what_next(model_dir, config.run)
 
 

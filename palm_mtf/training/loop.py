@@ -161,7 +161,10 @@ class TrainLoop:
         self._step += 1
         # The steps of the call after a spike are undone with it.
         if self._spikes.sees_spike(values):
-          self._writer.wait()
+          newest = self._writer.wait()
+          # A run that goes on from there sees the same spike, and rewinds.
+          if stop.signal_name:
+            return TrainOutcome(newest, None, stop.signal_name)
           back, rewinds = self._spikes.rewind(
             self._job.model_dir, self._step, values["loss"], run.batch_sizes
           )
@@ -194,7 +197,7 @@ class TrainLoop:
       return TrainOutcome(newest, None, stop.signal_name)
     if self._validation_loss is None:  # there was no step left to run
       self._validate()
-    return TrainOutcome(newest, self._validation_loss, "")
+    return TrainOutcome(newest, self._validation_loss, stop.signal_name)
 
   def _run_steps(self) -> list[dict[str, float]]:
     """Runs the steps of one call into the session; returns their metrics."""

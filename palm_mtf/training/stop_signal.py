@@ -1,20 +1,29 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Stop signals: SIGINT and SIGTERM end a run after the current step."""
+"""Stop signals: SIGINT, SIGTERM and SIGHUP end a run after the current step."""
 
 import signal
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class StopRequest:
-  """Handles the first stop signal by noting its name; a context manager."""
+  """Handles the first stop signal by noting its name; a context manager.
+
+  SIGINT or SIGTERM that comes again interrupts at once. SIGHUP never does: a
+  terminal that closes may send it twice.
+  """
 
   def __init__(self):
-    self.signal_name = ""  # "SIGINT" or "SIGTERM" once one has come
+    self.signal_name = ""  # such as "SIGTERM" once one has come
     self._previous = {}
 
   def __enter__(self) -> "StopRequest":
-    for number in (signal.SIGINT, signal.SIGTERM):
-      self._previous[number] = signal.signal(number, self._note)
+    for number in _SIGNALS:
+      # What nohup, or a shell that starts a background job, has ignored stays
+      # so.
+      if signal.getsignal(number) != signal.SIG_IGN:
+        self._previous[number] = signal.signal(number, self._note)
     return self
 
   def __exit__(self, *unused: object) -> None:
@@ -22,5 +31,6 @@ class StopRequest:
       signal.signal(number, handler)
 
   def _note(self, number: int, unused_frame: object) -> None:
-    self.signal_name = signal.Signals(number).name
-    self.__exit__()  # a second signal interrupts at once
+    self.signal_name = self.signal_name or signal.Signals(number).name
+    if number != signal.SIGHUP:
+      signal.signal(number, self._previous[number])

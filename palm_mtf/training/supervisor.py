@@ -71,23 +71,28 @@ def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
     cluster = connect(pods, config.mesh_layout, places)
-    while True:
-      # After a rewind metrics, checkpoint writer and watchdog start anew.
-      outcome = _run_to_rewind(job, cluster, heartbeat, peak)
-      if not outcome.rewinds:
-        return outcome
-      job = dataclasses.replace(
-        job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
-      )
+    # One for all loops: a signal that comes between two is not forgotten.
+    with StopRequest() as stop:
+      while True:
+        # After a rewind metrics, checkpoint writer and watchdog start anew.
+        outcome = _run_to_rewind(job, cluster, heartbeat, peak, stop)
+        if outcome.stopped_by or not outcome.rewinds:
+          return outcome
+        job = dataclasses.replace(
+          job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
+        )
 
 
 def _run_to_rewind(
-  job: TrainJob, cluster: Cluster, heartbeat: Heartbeat, peak: float
+  job: TrainJob,
+  cluster: Cluster,
+  heartbeat: Heartbeat,
+  peak: float,
+  stop: StopRequest,
 ) -> TrainOutcome:
   """Trains until the end, a signal, or a loss spike."""
   run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
   with (
-    StopRequest() as stop,
     contextlib.closing(MetricsWriter(job.model_dir, job.step)) as metrics,
     TrainProgress(job.step, run.train_steps) as progress,
     BackgroundWriter(job.model_dir, run, job.checkpoint) as writer,

@@ -3,6 +3,7 @@
 """Whole runs: learning, resuming, stopping, and refusing what cannot work."""
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -15,7 +16,8 @@ from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from tests import runs
+from tests import processes, runs
+from tests.processes import wait_until
 
 
 def copy_of(model_dir, tmp_path):
@@ -234,6 +236,29 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
   assert step >= 6
   settings["TRAIN_STEPS"] = step + 1
   assert runs.run("train", corpus, tmp_path, **settings) == 0
+
+
+def test_a_closed_terminal_stops_a_run_that_nobody_reads_and_all_is_saved(
+  corpus, tmp_path
+):
+  """As `train 2>&1 | tee log` in a terminal that is closed."""
+  settings = {"CHECKPOINT_STEPS": 100_000, "PROMPTS": [], "EVAL_STEPS": 2}
+  settings |= {"NUM_PODS": 2, "PODS": "local_servers"}
+  settings |= {"TRAIN_STEPS": 100_000, "LOG_STEPS": 1}
+  arguments = runs.arguments("train", corpus, tmp_path, **settings)
+  process = processes.start(
+    "-m", "palm_mtf", *arguments, start_new_session=True
+  )
+  for line in process.stderr:
+    if "  validation loss " in line:  # of step 2
+      process.stderr.close()
+      break
+  logged = len(runs.read_metrics(tmp_path))
+  wait_until(lambda: len(runs.read_metrics(tmp_path)) > logged + 5, process)
+  os.killpg(process.pid, signal.SIGHUP)
+  assert process.wait(60) == 128 + signal.SIGHUP
+  newest = newest_whole(str(tmp_path)).manifest.step
+  assert newest == runs.read_metrics(tmp_path)[-1]["step"] > logged
 
 
 @pytest.mark.parametrize(

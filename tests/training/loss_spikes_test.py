@@ -8,8 +8,10 @@ quickstart_curve.json is the loss and the norm of the gradients of each of the
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -149,8 +151,23 @@ def check_same_run(one, other, step):
   assert a.parent["checkpoint"] == b.parent["checkpoint"]
 
 
-def test_a_spike_is_gone_after_a_rewind(corpus, tmp_path, bad_batches, capsys):
+def test_a_spike_is_gone_after_a_rewind_also_if_a_signal_comes_in_its_step(
+  corpus, tmp_path, bad_batches, capsys, monkeypatch
+):
   once = tmp_path / "once"
+  real = SpikePolicy.sees_spike
+
+  def interrupted(self, metrics):
+    if spike := real(self, metrics):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return spike
+
+  with monkeypatch.context() as patched:
+    patched.setattr(SpikePolicy, "sees_spike", interrupted)
+    code = runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150)
+  assert code == 128 + signal.SIGTERM
+  error = capsys.readouterr().err
+  assert "stopped by SIGTERM" in error and "loss spike" not in error
   assert runs.run("train", corpus, once, **SETTINGS, TRAIN_STEPS=150) == 0
   error = capsys.readouterr().err
   assert "loss spike at step 133" in error
