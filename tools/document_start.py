@@ -13,7 +13,7 @@ import argparse
 import statistics
 
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.checkpoints.manifest import newest_checkpoint
+from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.cli import gin_files
 from palm_mtf.config import Config
 from palm_mtf.console import configure_logging

@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from bench_command import one_line_errors
 
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.checkpoints.manifest import Checkpoint, newest_checkpoint
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.cli import gin_files
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig

@@ -10,7 +10,8 @@ import os
 from collections.abc import Mapping
 
 from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
-from palm_mtf.checkpoints.manifest import Checkpoint, shape_differences
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.same_model import shape_differences
 from palm_mtf.config.data import DataConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
@@ -91,7 +92,7 @@ def check_same_vocabulary(
     return
   if not weights.checkpoint:
     _logger.warning(
-      f"{weights.prefix} does not say which vocabulary it was trained with: "
+      f"{weights.place} does not say which vocabulary it was trained with: "
       "see to it yourself that VOCABULARY is the one"
     )
   elif weights.checkpoint.manifest.vocabulary_sha256 != vocabulary.sha256:

@@ -13,6 +13,7 @@ from palm_mtf.checkpoints.manifest import (
   newest_whole,
   read_whole,
 )
+from palm_mtf.checkpoints.open_weights import OpenWeights
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.layout import ModelDir, step_of
 
@@ -22,14 +23,15 @@ class NamedWeights:
   """Weights on the disk."""
 
   given: str  # by the user, for messages: "INIT_CHECKPOINT = 'a'"
-  prefix: str  # TensorFlow's name of the files
+  place: str  # path, for messages
+  files: OpenWeights  # which a trainer of that run may remove meanwhile
   # None for TensorFlow's own, whose vocabulary is unknown.
   checkpoint: Checkpoint | None
 
   @property
-  def place(self) -> str:
-    """Path for messages."""
-    return self.checkpoint.path if self.checkpoint else self.prefix
+  def prefix(self) -> str:
+    """TensorFlow's name of the files."""
+    return self.files.prefix
 
 
 def find_weights(setting: str, path: str) -> NamedWeights:
@@ -48,22 +50,22 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
     if os.path.isdir(path):
       try:
-        checkpoint = read_whole(path)
+        checkpoint = read_whole(path, hold=True)
       except DamagedCheckpointError as error:
         raise UserError(
           f"{given}: is damaged: {error}; give another."
         ) from None
-      return NamedWeights(given, checkpoint.prefix, checkpoint)
+      return NamedWeights(given, path, checkpoint.held, checkpoint)
   # runs/first: its newest whole checkpoint
   elif os.path.isdir(ModelDir(path).checkpoints):
-    newest = newest_whole(path, setting)
+    newest = newest_whole(path, setting, hold=True)
     if newest:
-      return NamedWeights(given, newest.prefix, newest)
+      return NamedWeights(given, newest.path, newest.held, newest)
   # any/where/model.ckpt-200, or the .index file that a shell completes it to
   else:
     prefix = path.removesuffix(".index")
     if os.path.isfile(f"{prefix}.index"):
-      return NamedWeights(given, prefix, None)
+      return NamedWeights(given, prefix, OpenWeights(prefix), None)
   folder, name = os.path.split(path)
   names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
   raise UserError(

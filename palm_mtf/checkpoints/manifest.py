@@ -8,13 +8,15 @@ writer.py writes checkpoints, tensors.py the tensors in them; this module only
 reads files, without TensorFlow.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from palm_mtf.checkpoints.open_weights import OpenWeights
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import ModelDir, step_of
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
@@ -25,11 +27,14 @@ WEIGHTS = "weights"
 MANIFEST = "manifest.json"
 # Key of the manifest's own hash.
 _SEAL = "blake2b"
-_SHOWN_DIFFERENCES = 3
 
 
 class DamagedCheckpointError(Exception):
   """A file of a checkpoint is missing, truncated or changed; says which."""
+
+
+class RemovedCheckpointError(DamagedCheckpointError):
+  """A checkpoint was removed while it was read; it was not damaged."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,11 +62,15 @@ class Checkpoint:
   files: Mapping[str, tuple[int, str]]  # bytes and hash, by name
   # Hash of the manifest, which has the hash of every file: it covers them all.
   blake2b: str
+  # Its files, where they are to stay readable: a trainer may remove them.
+  held: OpenWeights | None = dataclasses.field(
+    default=None, compare=False, repr=False
+  )
 
   @property
   def prefix(self) -> str:
     """TensorFlow's prefix of its weights."""
-    return os.path.join(self.path, WEIGHTS)
+    return self.held.prefix if self.held else os.path.join(self.path, WEIGHTS)
 
   @property
   def as_parent(self) -> dict[str, str]:
@@ -96,56 +105,62 @@ def find_checkpoints(model_dir: str) -> list[Checkpoint]:
   for path in checkpoint_folders(model_dir):
     try:
       found.append(read_checkpoint(path))
+    except RemovedCheckpointError:
+      continue
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
   return found
 
 
 def newest_whole(
-  model_dir: str, setting: str = "MODEL_DIR"
+  model_dir: str, setting: str = "MODEL_DIR", *, hold: bool = False
 ) -> Checkpoint | None:
   """Returns the newest checkpoint whose bytes match its hashes, if any.
 
   Args:
     model_dir: MODEL_DIR, which need not exist.
     setting: name of the setting that `model_dir` was given for.
+    hold: hold its files, for a reader beside a trainer.
 
   Raises:
-    UserError: there are checkpoints, and all are damaged.
+    UserError: there are checkpoints, and all are damaged, or one cannot be
+      read.
   """
-  paths = checkpoint_folders(model_dir)
-  # Hashing reads a checkpoint once; older ones are read only after a damaged
-  # one.
-  for path in reversed(paths):
+  while True:
+    paths = checkpoint_folders(model_dir)
+    with contextlib.suppress(RemovedCheckpointError):
+      return first_whole(paths[::-1], f"{setting} = {model_dir!r}", hold=hold)
+
+
+def first_whole(
+  paths: Sequence[str], given: str, *, hold: bool = False
+) -> Checkpoint | None:
+  """Returns the first of some checkpoints that is whole, None of none.
+
+  Args:
+    paths: paths of checkpoints, in the order to try.
+    given: setting and value of their folder, for messages.
+    hold: hold the files of the one that is returned.
+
+  Raises:
+    UserError: all are damaged, or one cannot be read.
+    RemovedCheckpointError: one has gone.
+  """
+  # Hashing reads a checkpoint once; others are read only after a damaged one.
+  for path in paths:
     try:
-      return read_whole(path)
+      return read_whole(path, hold=hold)
+    except RemovedCheckpointError:
+      raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
   # Starting anew would silently discard what was trained.
   if paths:
     raise UserError(
-      f"{setting} = {model_dir!r}: none of its {len(paths)} checkpoints is "
-      "whole (see above); mend one, or choose another folder."
+      f"{given}: none of its {len(paths)} checkpoints is whole (see above); "
+      "mend one, or choose another folder."
     )
   return None
-
-
-def newest_checkpoint(
-  model_dir: str, shapes: Mapping[str, tuple[int, ...]]
-) -> Checkpoint:
-  """Returns the newest whole checkpoint of the model with these `shapes`.
-
-  Raises:
-    UserError: there is none, or it is of another model.
-  """
-  newest = newest_whole(model_dir)
-  if not newest:
-    raise UserError(
-      f"MODEL_DIR = {model_dir!r}: holds no checkpoint; train one there with "
-      "palm_mtf train, or give the folder of a run."
-    )
-  check_same_model(newest, shapes)
-  return newest
 
 
 def warn_of_damage(path: str, error: DamagedCheckpointError) -> None:
@@ -153,18 +168,26 @@ def warn_of_damage(path: str, error: DamagedCheckpointError) -> None:
   _logger.warning(f"DAMAGED checkpoint {path}: {error}; it is not used")
 
 
-def read_whole(path: str) -> Checkpoint:
+def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
   """Returns a checkpoint after comparing every file with its hash.
+
+  Args:
+    path: folder of the checkpoint.
+    hold: hold the files that were compared.
 
   Raises:
     DamagedCheckpointError: a file is missing, truncated or changed.
+    UserError: a file cannot be read, or another version wrote it.
   """
   checkpoint = read_checkpoint(path)
+  if hold:
+    with _reading(path, WEIGHTS):
+      held = OpenWeights(checkpoint.prefix)
+    checkpoint = dataclasses.replace(checkpoint, held=held)
   for name, (_, expected) in checkpoint.files.items():
-    try:
-      digest = hash_file(os.path.join(path, name))
-    except OSError as error:
-      raise DamagedCheckpointError(f"{name}: {error.strerror}") from None
+    with _reading(path, name):
+      file = held.path(name) if hold else os.path.join(path, name)
+      digest = hash_file(file)
     if digest != expected:
       raise DamagedCheckpointError(
         f"{name} does not hold the bytes that were written"
@@ -178,30 +201,64 @@ def read_checkpoint(path: str) -> Checkpoint:
   Raises:
     DamagedCheckpointError: a file is missing or truncated, or the manifest
       changed.
+    UserError: a file cannot be read, or another version wrote it.
   """
   try:
+    with _reading(path, MANIFEST):
+      content, digest = read_sealed(os.path.join(path, MANIFEST), _SEAL)
+  except UserError:
+    raise
+  except ValueError:  # not JSON, or not with the hash of its content
+    raise DamagedCheckpointError(
+      f"{MANIFEST} does not say what was written"
+    ) from None
+  try:
     # JSON has no tuples: sizes with hashes, and shapes, were written as lists.
-    content, digest = read_sealed(os.path.join(path, MANIFEST), _SEAL)
     files = {
       name: (size, d) for name, (size, d) in content.pop("files").items()
     }
     content["shapes"] = {k: tuple(v) for k, v in content["shapes"].items()}
     manifest = Manifest(**content)
-  except OSError as error:
-    raise DamagedCheckpointError(f"{MANIFEST}: {error.strerror}") from None
-  # Not JSON, not with the hash of its content, or without a field.
   except (ValueError, TypeError, KeyError, AttributeError):
-    raise DamagedCheckpointError(
-      f"{MANIFEST} does not say what was written"
+    # The hash is right: this is what was written, with other fields.
+    raise UserError(
+      f"{path} is of another version of palm_mtf, which alone can read it; use "
+      "that version, or move the folder away."
     ) from None
   for name, (size, _) in files.items():
-    try:
+    with _reading(path, name):
       actual = os.path.getsize(os.path.join(path, name))
-    except OSError as error:
-      raise DamagedCheckpointError(f"{name}: {error.strerror}") from None
     if actual != size:
       raise DamagedCheckpointError(f"{name} has {actual:,} of {size:,} bytes")
   return Checkpoint(path, manifest, files, digest)
+
+
+@contextlib.contextmanager
+def _reading(folder: str, name: str) -> Iterator[None]:
+  """Tells a missing file of a checkpoint from one that cannot be read now."""
+  try:
+    yield
+  except OSError as error:
+    what = f"{name}: {error.strerror}"
+    if _is_gone(folder):
+      raise RemovedCheckpointError(what) from None
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+      raise DamagedCheckpointError(what) from None
+    # Rights, a file system that does not answer: the file may be whole.
+    raise UserError(
+      f"cannot read {os.path.join(folder, name)}: {error.strerror}; mend that, "
+      f"or move {folder} away."
+    ) from None
+
+
+def _is_gone(path: str) -> bool:
+  try:
+    os.lstat(path)
+  except FileNotFoundError:
+    return True
+  except OSError:
+    return False
+  return False
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
@@ -215,51 +272,8 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
     json.dump(content, file, indent=1)
 
 
-def check_same_model(
-  checkpoint: Checkpoint,
-  shapes: Mapping[str, tuple[int, ...]],
-  vocabulary_sha256: str | None = None,
-) -> None:
-  """Raises UserError if `checkpoint` is of another model or vocabulary.
-
-  Args:
-    checkpoint: checkpoint on the disk.
-    shapes: shape of every parameter of the model, by name.
-    vocabulary_sha256: hash of the run's SentencePiece model; None if unknown.
-  """
-  if different := shape_differences(checkpoint.manifest.shapes, shapes):
-    raise UserError(
-      f"{checkpoint.path} has {different}: it is of another model; use the "
-      "models/*.gin it was trained with, or another MODEL_DIR."
-    )
-  if vocabulary_sha256 not in (None, checkpoint.manifest.vocabulary_sha256):
-    raise UserError(
-      f"{checkpoint.path} was trained with another vocabulary than VOCABULARY; "
-      "its tokens would mean other texts. Use its own, or another MODEL_DIR."
-    )
-
-
 def last_good(newest: Checkpoint | None) -> str:
   """Returns the sentence about the newest checkpoint in messages."""
   if newest:
     return f"The last good checkpoint is {newest.path}."
   return "There is no checkpoint yet."
-
-
-def shape_differences(
-  held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
-) -> str:
-  """Returns the names whose shapes differ, as text; "" where all agree."""
-  different = [
-    f"{name} {_shape_text(held.get(name))}, the model wants "
-    f"{_shape_text(wanted.get(name))}"
-    for name in dict.fromkeys([*wanted, *held])  # in the model's order
-    if held.get(name) != wanted.get(name)
-  ]
-  text = "; ".join(different[:_SHOWN_DIFFERENCES])
-  more = len(different) - _SHOWN_DIFFERENCES
-  return f"{text}; and {more} more" if more > 0 else text
-
-
-def _shape_text(shape: tuple[int, ...] | None) -> str:
-  return "nothing" if shape is None else str(list(shape))

@@ -5,6 +5,7 @@
 The last KEEP_CHECKPOINTS stay, and every KEEP_EVERY_STEPS-th.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -19,17 +20,15 @@ from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   DamagedCheckpointError,
   checkpoint_folders,
+  find_checkpoints,
   read_whole,
 )
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
-from palm_mtf.model_dir.atomic_files import writing
+from palm_mtf.model_dir.atomic_files import PARTIAL, writing
 from palm_mtf.model_dir.layout import ModelDir, step_of
 
 _logger = logging.getLogger(__name__)
-
-# What a killed process may leave; nothing reads it.
-_PARTIAL = ".partial_"
 
 
 def removable(
@@ -50,14 +49,38 @@ def removable(
 
 
 def remove_checkpoint(path: str) -> None:
-  """Removes a checkpoint."""
+  """Removes a checkpoint; raises UserError where the disk refuses."""
   root, name = os.path.split(path)
   # Renamed first: no reader, and no process after a kill, meets half of it.
-  hidden = os.path.join(root, f"{_PARTIAL}{name}_removed")
-  with writing(path, None):
+  hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
+  try:
+    if not os.access(path, os.W_OK):  # so its owner protects it
+      raise PermissionError(errno.EACCES, "it is write-protected")
     shutil.rmtree(hidden, ignore_errors=True)
     os.rename(path, hidden)
     shutil.rmtree(hidden)
+  except OSError as error:
+    left = "" if os.path.lexists(path) else f", of which {hidden} is left"
+    raise UserError(
+      f"cannot remove {path}{left}: {error.strerror}; remove it yourself."
+    ) from None
+
+
+def remove_or_warn(path: str) -> None:
+  """Removes a checkpoint of a run that goes on also where this fails."""
+  try:
+    remove_checkpoint(path)
+  except UserError as error:
+    _logger.warning(str(error))
+
+
+def remove_later(model_dir: str, step: int) -> None:
+  """Removes the checkpoints after a step that training has gone back to."""
+  # The newest first: if the process is killed here, the next one resumes from
+  # the newest that is left, and detects the same spike again.
+  for late in reversed(find_checkpoints(model_dir)):
+    if late.manifest.step > step:
+      remove_or_warn(late.path)
 
 
 def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
@@ -69,7 +92,7 @@ def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
   """
   root = ModelDir(model_dir).checkpoints
   for name in os.listdir(root) if os.path.isdir(root) else []:
-    if name.startswith(_PARTIAL):
+    if name.startswith(PARTIAL):
       shutil.rmtree(os.path.join(root, name), ignore_errors=True)
   # All that are newer than the newest whole one are damaged. Older ones are in
   # nobody's way.
@@ -85,7 +108,7 @@ def free_path(path: str) -> None:
   except DamagedCheckpointError:
     _quarantine(path)
   else:
-    remove_checkpoint(path)
+    remove_or_warn(path)
 
 
 def _quarantine(path: str) -> None:

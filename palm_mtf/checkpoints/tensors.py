@@ -9,10 +9,12 @@ slice once. Files and their hashes are those of manifest.py.
 import collections
 import dataclasses
 import errno
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.locate import NamedWeights
+from palm_mtf.checkpoints.open_weights import OpenWeights
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.slices import Slice, padded
 
@@ -23,6 +25,9 @@ _DAMAGE = (
   tf.errors.NotFoundError,
   tf.errors.OutOfRangeError,
 )
+
+# What comes before the statement in its errors of a graph.
+_TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
 
 
 def restore(
@@ -39,8 +44,9 @@ def restore(
     prefix: TensorFlow's prefix of the file.
     client: device of the process that reads the file.
   """
-  restorer = build_restorer(pods, client)
-  session.run(restorer.restore, {restorer.prefix: prefix})
+  restorer, files = build_restorer(pods, client), OpenWeights(prefix)
+  session.run(restorer.restore, {restorer.prefix: files.prefix})
+  files.close()
 
 
 def restore_weights(
@@ -58,9 +64,15 @@ def restore_weights(
     restore(session, pods, weights.prefix, client)
   except _DAMAGE as error:  # other errors are of the session: a pod may be lost
     raise UserError(
-      f"{weights.given}: TensorFlow cannot read it: "
-      f"{error.message.splitlines()[0]}"
+      f"{weights.given}: TensorFlow cannot read it: {_reason(error)}"
     ) from None
+
+
+def _reason(error: tf.errors.OpError) -> str:
+  """Returns the line of TensorFlow's message that says what is wrong."""
+  # Before it are "Graph execution error:" and the operation's place in our
+  # code, behind it the operation again.
+  return _TRACE.sub("", error.message).splitlines()[0]
 
 
 class WeightsCopier:

@@ -25,7 +25,7 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.checkpoints.retention import (
   free_path,
   removable,
-  remove_checkpoint,
+  remove_or_warn,
 )
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
@@ -163,27 +163,16 @@ def write_checkpoint(
     UserError: the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
-  # Another run of this MODEL_DIR got as far; a damaged one is never lost.
-  if os.path.lexists(path):
-    free_path(path)
   # The folder has a temporary name until the body has ended.
   with new_folder(path, checkpoint_bytes(manifest.shapes)) as folder:
     write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest)
-    # Bytes before the name that says they are there: a machine that loses
-    # power keeps either no checkpoint or a whole one.
-    for name in os.listdir(folder):
-      _sync(os.path.join(folder, name))
-  _sync(os.path.dirname(path))
+    # Another run of this MODEL_DIR got as far; a damaged one is never lost.
+    if os.path.lexists(path):
+      free_path(path)
+  # Nothing is removed before what replaces it is read: its weights were hashed
+  # as the files had them.
+  written = read_checkpoint(path)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
-    remove_checkpoint(old)
-  return read_checkpoint(path)
-
-
-def _sync(path: str) -> None:
-  """Waits until a file or folder is on the disk."""
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
+    remove_or_warn(old)
+  return written

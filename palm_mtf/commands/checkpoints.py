@@ -15,6 +15,7 @@ from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   DamagedCheckpointError,
+  RemovedCheckpointError,
   checkpoint_folders,
   read_checkpoint,
   read_whole,
@@ -46,8 +47,12 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
       checkpoint = read_checkpoint(path)
       row["written"] = checkpoint.written.isoformat(" ")
       row["bytes"] = checkpoint.num_bytes
+    except (RemovedCheckpointError, FileNotFoundError):
+      continue  # by the run, which trains meanwhile
     except DamagedCheckpointError as error:
       row["state"] = f"damaged: {error}"
+    except UserError as error:
+      row["state"] = f"not read: {error}"
     rows.append(row | losses.get(row["step"], {}))
   for path in _set_aside(model_dir):
     step = step_of(path.partition(".damaged")[0])
@@ -79,12 +84,17 @@ def verify(*, model_dir: str, as_json: bool) -> None:
     as_json: print one JSON object a checkpoint.
 
   Raises:
-    UserError: there is no such folder or checkpoint, or one is damaged.
+    UserError: there is no such folder or checkpoint, or one is damaged or
+      cannot be read.
   """
   damaged, paths = [], _folders(model_dir)
   for path in paths:
+    try:
+      state = _state(path)
+    except RemovedCheckpointError:
+      continue  # by the run, which trains meanwhile
     # A checkpoint of gigabytes is hashed for seconds: each is printed at once.
-    row = {"step": step_of(path), "path": path, "state": _state(path)}
+    row = {"step": step_of(path), "path": path, "state": state}
     print(json.dumps(row) if as_json else f"{path}  {row['state']}")
     if row["state"] != _WHOLE:
       damaged.append(os.path.basename(path))
@@ -148,7 +158,8 @@ def prune(
     as_json: print one JSON object a removed checkpoint.
 
   Raises:
-    UserError: a process trains there, or no checkpoint is whole.
+    UserError: a process trains there, no checkpoint is whole, or one cannot
+      be read or removed.
   """
   check_count("--keep", keep)
   if keep_every_steps is not None:
@@ -209,8 +220,12 @@ def _set_aside(model_dir: str) -> list[str]:
 
 
 def _state(path: str) -> str:
+  # What cannot be read now, or is of another version, may be whole: this raises
+  # UserError, and nothing is removed.
   try:
     read_whole(path)
+  except RemovedCheckpointError:
+    raise
   except DamagedCheckpointError as error:
     return f"damaged: {error}"
   return _WHOLE

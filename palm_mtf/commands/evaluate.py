@@ -15,11 +15,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.checkpoints.manifest import (
-  Checkpoint,
-  check_same_model,
-  newest_checkpoint,
-)
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.batches.batches import split_batch
 from palm_mtf.data.batches.corpus import load_corpus

@@ -3,19 +3,18 @@
 """The checkpoints of EVAL_CHECKPOINTS: those there are, or as they come."""
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   DamagedCheckpointError,
-  check_same_model,
+  RemovedCheckpointError,
   checkpoint_folders,
-  newest_checkpoint,
   read_whole,
   warn_of_damage,
 )
+from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config.evaluation import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import step_of
@@ -58,7 +57,11 @@ def checkpoints_to_evaluate(
         f"it has: {steps}."
       )
     try:
-      found.append(read_whole(folders[step]))
+      found.append(read_whole(folders[step], hold=True))
+    except RemovedCheckpointError:
+      raise UserError(
+        f"EVAL_CHECKPOINTS: {folders[step]} was just removed; leave {step} out."
+      ) from None
     except DamagedCheckpointError as error:
       raise UserError(
         f"EVAL_CHECKPOINTS: {folders[step]} is damaged: {error}; leave "
@@ -90,11 +93,11 @@ def _every(
       continue
     done = step_of(new[0])
     try:
-      checkpoint = read_whole(new[0])
+      checkpoint = read_whole(new[0], hold=True)
+    except RemovedCheckpointError:  # by KEEP_CHECKPOINTS of the run
+      continue
     except DamagedCheckpointError as error:
-      # Where it is gone, KEEP_CHECKPOINTS removed it while it was read.
-      if os.path.isdir(new[0]):
-        warn_of_damage(new[0], error)
+      warn_of_damage(new[0], error)
       continue
     check_same_model(checkpoint, shapes)
     yield checkpoint

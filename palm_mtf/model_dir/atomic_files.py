@@ -4,15 +4,20 @@
 
 import contextlib
 import errno
+import glob
 import os
+import secrets
 import shutil
-import tempfile
+import time
 from collections.abc import Iterator
 
 from palm_mtf.errors import UserError
 
 # Full disk, exceeded quota, exceeded size of a file.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# Names of what is not whole yet; nothing reads it.
+PARTIAL = ".partial_"
+_ABANDONED_SECS = 3600.0  # by then a writer of one file has ended
 
 
 def check_model_dir(model_dir: object) -> None:
@@ -35,28 +40,46 @@ def check_model_dir(model_dir: object) -> None:
 def write_atomically(path: str, content: bytes) -> None:
   """Writes a file, and the folders above it; readers see all of it or nothing.
 
+  It is on the disk when this returns, also for a machine that loses power. A
+  link stays one to the file that it names.
+
   Raises:
     UserError: the disk is full, or the path may not be written.
   """
-  folder = os.path.dirname(os.path.abspath(path))
+  folder, name = os.path.split(os.path.realpath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
     # In the same folder, hence on the same disk: os.replace is atomic there.
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".partial_")
+    partial = os.path.join(folder, f"{PARTIAL}{name}_")
+    _remove_abandoned(partial)
+    temporary = f"{partial}{secrets.token_hex(4)}"
     try:
-      with os.fdopen(descriptor, "wb") as file:
+      with open(temporary, "xb") as file:
         file.write(content)
-      # mkstemp gives 0o600; other files of the user have what umask leaves.
-      os.chmod(temporary, 0o666 & ~_umask())
-      os.replace(temporary, path)
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(temporary, os.path.join(folder, name))
     except BaseException:
-      os.unlink(temporary)
+      with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
       raise
+    sync(folder)
+
+
+def _remove_abandoned(prefix: str) -> None:
+  """Removes what writers of a file left that were killed."""
+  for path in glob.glob(f"{glob.escape(prefix)}*"):
+    with contextlib.suppress(OSError):
+      if time.time() - os.path.getmtime(path) > _ABANDONED_SECS:
+        os.unlink(path)
 
 
 @contextlib.contextmanager
 def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
   """Yields a temporary folder to fill, which is renamed to `path` at the end.
+
+  Its files are on the disk before it has its name, and the name when this
+  ends: a machine that loses power keeps all of it or nothing.
 
   Args:
     path: folder to make, with those above it.
@@ -68,18 +91,26 @@ def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
   parent, name = os.path.split(path)
   with writing(path, needed_bytes):
     os.makedirs(parent, exist_ok=True)
-    temporary = tempfile.mkdtemp(dir=parent, prefix=f".partial_{name}_")
+    temporary = os.path.join(parent, f"{PARTIAL}{name}_{secrets.token_hex(4)}")
+    os.mkdir(temporary)
     try:
       yield temporary
-      os.chmod(temporary, 0o777 & ~_umask())
-      try:
-        os.rename(temporary, path)
-      except OSError as error:
-        # Another process was first, and made the same: its folder stays.
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-          raise
+      for each in os.listdir(temporary):
+        sync(os.path.join(temporary, each))
+      sync(temporary)
+      os.rename(temporary, path)
+      sync(parent)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sync(path: str) -> None:
+  """Waits until a file, or the names in a folder, are on the disk."""
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -104,10 +135,3 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
     raise UserError(
       f"cannot write {path}: {error.strerror}; choose another folder."
     ) from None
-
-
-def _umask() -> int:
-  # The system call that reads the mask sets it.
-  mask = os.umask(0)
-  os.umask(mask)
-  return mask

@@ -17,6 +17,7 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.retention import remove_later
 from palm_mtf.checkpoints.tensors import WeightsCopier, restore, restore_weights
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.cluster.heartbeat import Heartbeat
@@ -126,6 +127,8 @@ class TrainLoop:
     with self._during("while its variables were set"):
       where.heartbeat.connect(where.session)
       self._set_up(where.session, program)
+    if job.rewinds:  # the weights before the spike are restored
+      remove_later(job.model_dir, self._step)
 
   def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
     """Sets the variables, and makes the checks and copies between steps."""

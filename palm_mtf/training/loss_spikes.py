@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from palm_mtf.checkpoints.manifest import Checkpoint, find_checkpoints
-from palm_mtf.checkpoints.retention import remove_checkpoint
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  checkpoint_folders,
+  first_whole,
+)
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.fault_tolerance import WatchConfig
 from palm_mtf.config.skipped_batches import Skips
 from palm_mtf.model_dir.json_lines import write_json_lines
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.layout import ModelDir, step_of
 
 _logger = logging.getLogger(__name__)
 
@@ -127,7 +130,7 @@ class SpikePolicy:
   def rewind(
     self, model_dir: str, step: int, loss: float, sizes: BatchSizes
   ) -> tuple[Checkpoint | None, list[Rewind]]:
-    """Removes the checkpoints after the one to rewind to.
+    """Finds a whole checkpoint to rewind to; removes nothing.
 
     Args:
       model_dir: MODEL_DIR.
@@ -137,11 +140,16 @@ class SpikePolicy:
 
     Returns:
       The checkpoint to rewind to, None for the first weights, and all rewinds.
+
+    Raises:
+      UserError: there are checkpoints, and none is whole.
     """
-    found = find_checkpoints(model_dir)
     target = max(0, step - REWIND_STEPS)
-    old_enough = [x for x in found if x.manifest.step <= target]
-    back = old_enough[-1] if old_enough else found[0] if found else None
+    folders = checkpoint_folders(model_dir)
+    old_enough = [x for x in folders if step_of(x) <= target]
+    # The newest that is old enough, or else the one that is nearest to it.
+    in_order = old_enough[::-1] + folders[len(old_enough) :]
+    back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}")
     to_step = back.manifest.step if back else 0
     # Where the checkpoint is older, the steps up to 100 before the spike are
     # the same again.
@@ -157,11 +165,6 @@ class SpikePolicy:
     _logger.warning(_message(new, back, self.skips.and_also([new.skipped])))
     path = ModelDir(model_dir).rewinds
     write_json_lines(path, map(dataclasses.asdict, rewinds))
-    # The newest first: if the process is killed here, the next one resumes from
-    # the newest that is left, and detects the same spike again.
-    for late in reversed(found):
-      if late.manifest.step > to_step:
-        remove_checkpoint(late.path)
     return back, rewinds
 
 

@@ -27,13 +27,9 @@ from palm_mtf.checkpoints.initial_weights import (
   find_initial_weights,
 )
 from palm_mtf.checkpoints.locate import NamedWeights
-from palm_mtf.checkpoints.manifest import (
-  Checkpoint,
-  Manifest,
-  check_same_model,
-  newest_whole,
-)
+from palm_mtf.checkpoints.manifest import Checkpoint, Manifest, newest_whole
 from palm_mtf.checkpoints.retention import check_space
+from palm_mtf.checkpoints.same_model import check_same_model
 from palm_mtf.cluster.addresses import check_client
 from palm_mtf.cluster.local_servers import cluster_places
 from palm_mtf.config import Config, DecodeConfig, mesh_layout

@@ -45,7 +45,7 @@ def test_a_tensorflow_file_needs_all_parameters_and_no_others(tmp_path):
   }
   save_tensors(tmp_path / "good", **tensors)
   good = find_initial_weights(str(tmp_path / "good"), None, SHAPES)
-  assert good.prefix == str(tmp_path / "good")
+  assert good.place == str(tmp_path / "good")
   save_tensors(tmp_path / "more", **tensors, layer_000__norm__scale=scale)
   with pytest.raises(UserError, match=r"layer_000/norm/scale \[2\], the model"):
     find_initial_weights(str(tmp_path / "more"), None, SHAPES)

@@ -18,7 +18,7 @@ def test_a_run_is_its_newest_whole_checkpoint(tmp_path, capsys):
     file.write("weight5")
   found = find_weights("A", str(tmp_path))
   assert found.checkpoint == first
-  assert found.prefix == f"{first.path}/weights"
+  assert found.place == first.path
   assert f"DAMAGED checkpoint {second.path}" in capsys.readouterr().err
   with pytest.raises(UserError, match=r"A = .*: is damaged: weights.data does"):
     find_weights("A", second.path)
@@ -29,7 +29,7 @@ def test_a_tensorflow_prefix_is_found_with_its_shapes(tmp_path):
   save_tensors(prefix, embedding=np.zeros([4, 2], np.float32))
   for path in (prefix, f"{prefix}.index"):
     found = find_weights("A", path)
-    assert (found.prefix, found.checkpoint) == (prefix, None)
+    assert (found.place, found.checkpoint) == (prefix, None)
     assert read_shapes(found) == {"embedding": (4, 2)}
 
 

@@ -2,23 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damage to a checkpoint is found, named and passed over; others' refused."""
 
+import errno
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+import threading
+import time
 
 import pytest
 
+from palm_mtf.checkpoints import manifest as manifest_module
 from palm_mtf.checkpoints.manifest import (
   DamagedCheckpointError,
-  check_same_model,
   find_checkpoints,
-  newest_checkpoint,
   newest_whole,
   read_whole,
-  shape_differences,
 )
+from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.errors import UserError
+from palm_mtf.model_dir.sealed import sealed
 from tests.checkpoint_files import SHAPES, manifest, steps_of, write
 
 
@@ -66,6 +70,69 @@ def test_damaged_checkpoint_is_named_and_the_older_one_used(
   assert reason in said
 
 
+def test_what_cannot_be_read_just_now_is_not_called_damaged(
+  tmp_path, monkeypatch, capsys
+):
+  write(tmp_path, 1)
+  newest = write(tmp_path, 2).path
+
+  def fail(path):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+  monkeypatch.setattr(manifest_module, "hash_file", fail)
+  with pytest.raises(UserError) as error:
+    newest_whole(str(tmp_path))
+  assert str(error.value) == (
+    f"cannot read {newest}/weights.data: Input/output error; mend that, or "
+    f"move {newest} away."
+  )
+  assert not capsys.readouterr().err
+
+
+def test_what_a_later_version_wrote_is_not_called_damaged(tmp_path, capsys):
+  write(tmp_path, 1)
+  newest = write(tmp_path, 2).path
+  content = json.loads(open(f"{newest}/manifest.json").read())
+  del content["blake2b"]
+  with open(f"{newest}/manifest.json", "w") as file:
+    json.dump(sealed({**content, "later": 1}, "blake2b"), file)
+  with pytest.raises(UserError) as error:
+    newest_whole(str(tmp_path))
+  assert str(error.value).startswith(f"{newest} is of another version of palm")
+  assert not capsys.readouterr().err
+
+
+def test_a_reader_beside_a_trainer_looks_again_and_keeps_what_it_found(
+  tmp_path, capsys
+):
+  """The trainer keeps one checkpoint, and writes the next at once."""
+  end = threading.Event()
+
+  def train():
+    for step in itertools.count(1):
+      write(tmp_path, step, keep=1, text=f"{step:9}")
+      if end.is_set():
+        return
+
+  write(tmp_path, 0, text=f"{0:9}")
+  trainer = threading.Thread(target=train)
+  trainer.start()
+  seen = set()
+  stop = time.monotonic() + 1.0
+  try:
+    while time.monotonic() < stop:
+      newest = newest_checkpoint(str(tmp_path), SHAPES)
+      found = newest.manifest.step
+      assert len(steps_of(tmp_path)) <= 2
+      assert open(f"{newest.prefix}.data").read() == f"{found:9}"
+      seen.add(found)
+  finally:
+    end.set()
+    trainer.join()
+  assert len(seen) > 10
+  assert not capsys.readouterr().err
+
+
 def test_any_flipped_bit_of_any_file_is_found(tmp_path):
   written = pathlib.Path(write(tmp_path, 2).path)
   for path in written.iterdir():
@@ -104,27 +171,3 @@ def test_a_manifest_is_read_as_it_was_written_with_the_hashes_of_the_files(
   assert seal == found.blake2b
   digest = hashlib.blake2b(b"weights", digest_size=16).hexdigest()
   assert content["files"] == {"weights.data": [7, digest]}
-
-
-def test_other_models_and_vocabularies_are_refused(tmp_path):
-  checkpoint = write(tmp_path, 1)
-  check_same_model(checkpoint, SHAPES, "f00d")
-  with pytest.raises(UserError) as error:
-    check_same_model(checkpoint, {**SHAPES, "embedding": (4, 3)})
-  assert str(error.value) == (
-    f"{checkpoint.path} has embedding [4, 2], the model wants [4, 3]: it is of "
-    "another model; use the models/*.gin it was trained with, or another "
-    "MODEL_DIR."
-  )
-  with pytest.raises(UserError, match="was trained with another vocabulary"):
-    check_same_model(checkpoint, SHAPES, "beef")
-
-
-def test_differences_are_the_first_three_and_how_many_more():
-  held = {"a": (1,), "b": (2,), "c": (3,), "d": (4,)}
-  wanted = {"a": (2,), "b": (2,), "e": (5,), "f": ()}
-  assert shape_differences(held, held) == ""
-  assert shape_differences(held, wanted) == (
-    "a [1], the model wants [2]; e nothing, the model wants [5]; "
-    "f nothing, the model wants []; and 2 more"
-  )

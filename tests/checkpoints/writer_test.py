@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints are whole or not there, written while others run, few kept."""
 
+import errno
 import os
 import shutil
 import threading
@@ -11,6 +12,7 @@ import types
 import pytest
 
 from palm_mtf.checkpoints import manifest as manifest_module
+from palm_mtf.checkpoints import retention
 from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.checkpoints.retention import check_space, quarantine_damaged
 from palm_mtf.checkpoints.writer import BackgroundWriter, write_checkpoint
@@ -50,6 +52,56 @@ def test_the_newest_are_kept_and_for_good_one_every_so_many_steps(
     write(tmp_path, step, keep=2, every=every)
   assert steps_of(tmp_path) == kept
   assert len(os.listdir(tmp_path / "checkpoints")) == len(kept)
+
+
+@pytest.mark.parametrize("how", ["protected", "open elsewhere"])
+def test_what_cannot_be_removed_is_said_and_the_run_goes_on(
+  how, tmp_path, monkeypatch, capsys
+):
+  old = write(tmp_path, 1).path
+  real = shutil.rmtree
+
+  def refuse(path, ignore_errors=False):
+    if "step_00000001_removed" in path and not ignore_errors:
+      raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+    real(path, ignore_errors=ignore_errors)
+
+  if how == "protected":  # `chmod a-w`, which root disregards
+    monkeypatch.setattr(retention.os, "access", lambda path, mode: path != old)
+  else:
+    monkeypatch.setattr(retention.shutil, "rmtree", refuse)
+  assert write(tmp_path, 2, keep=1).manifest.step == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  if how == "protected":
+    assert f"warning: cannot remove {old}: it is write-protected; " in line
+    assert steps_of(tmp_path) == [1, 2]
+  else:
+    hidden = f"{tmp_path}/checkpoints/.partial_step_00000001_removed"
+    assert f"cannot remove {old}, of which {hidden} is left: Device or" in line
+    assert steps_of(tmp_path) == [2]
+
+
+def test_a_checkpoint_is_synced_before_it_has_its_name_and_the_name_then(
+  tmp_path, monkeypatch
+):
+  synced, real = [], os.fsync
+
+  def note(descriptor):
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    synced.append(
+      (path, os.path.exists(tmp_path / "checkpoints/step_00000001"))
+    )
+    real(descriptor)
+
+  monkeypatch.setattr(os, "fsync", note)
+  write(tmp_path, 1)
+  root = str(tmp_path / "checkpoints")
+  *files, folder, parent = synced
+  assert parent == (root, True)
+  assert os.path.dirname(folder[0]) == root and not folder[1]
+  assert sorted(files) == [
+    (f"{folder[0]}/{name}", False) for name in ("manifest.json", "weights.data")
+  ]
 
 
 def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_written_again(

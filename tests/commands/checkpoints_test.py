@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf checkpoints` lists, verifies, compares and prunes."""
 
+import errno
 import json
 import os
 
 import numpy as np
 import pytest
 
+from palm_mtf.checkpoints import manifest as manifest_module
 from palm_mtf.model_dir.lock import training_lock
 from tests.checkpoint_files import save_tensors, steps_of, write
 
@@ -107,6 +109,25 @@ def test_prune_removes_nothing_where_none_is_whole_or_a_trainer_runs(
     path.unlink()
   assert "none of its 4 checkpoints is whole" in fails(*flags)
   assert len(os.listdir(model_dir / "checkpoints")) == 5
+
+
+def test_what_cannot_be_read_is_shown_and_never_pruned(
+  model_dir, results, fails, monkeypatch
+):
+  """As with the rights of another user, or a file system that is away."""
+  path = str(model_dir / "checkpoints" / "step_00000004" / "weights.data")
+  real = manifest_module.hash_file
+
+  def fail(asked):
+    if asked == path:
+      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return real(asked)
+
+  monkeypatch.setattr(manifest_module, "hash_file", fail)
+  before = sorted(os.listdir(model_dir / "checkpoints"))
+  flags = ["checkpoints", "prune", model_dir, "--keep=1"]
+  assert fails(*flags).startswith(f"cannot read {path}: Permission denied; ")
+  assert sorted(os.listdir(model_dir / "checkpoints")) == before
 
 
 def test_compare_tells_names_shapes_and_numbers_apart(

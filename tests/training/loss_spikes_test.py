@@ -17,10 +17,13 @@ import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import find_checkpoints
+from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.fault_tolerance import WatchConfig
 from palm_mtf.data.batches.batches import Batches
+from palm_mtf.errors import UserError
 from palm_mtf.training.loss_spikes import Rewind, SpikeDetector, SpikePolicy
 from tests import runs
+from tests.checkpoint_files import steps_of, write
 
 CURVE = pathlib.Path(__file__).parent / "quickstart_curve.json"
 REWIND = WatchConfig(spike_policy="rewind", spike_rewinds=1)
@@ -112,6 +115,35 @@ def test_rewinds_are_bounded_and_the_last_spike_is_said(capsys):
     assert seen[:1] == expected
   error = capsys.readouterr().err
   assert error.count("because there were 1 rewinds already") == 1
+
+
+@pytest.mark.parametrize(
+  ("damaged", "expected"),
+  [([], 20), ([20], 10), ([10, 20], 40), ([10, 20, 40], 120)],
+)
+def test_a_rewind_goes_to_a_checkpoint_that_can_be_read_and_removes_none(
+  damaged, expected, tmp_path
+):
+  steps = [10, 20, 40, 120]
+  for step in steps:
+    path = write(tmp_path, step).path
+    if step in damaged:
+      pathlib.Path(path, "weights.data").write_text("weight5")
+  policy = SpikePolicy(REWIND, None)
+  for _ in range(110):
+    policy.sees_spike({"loss": 2.0, "grad_norm": 1.0})
+  sizes = BatchSizes([[0, 4]])
+  back, (rewind,) = policy.rewind(str(tmp_path), 133, 9.0, sizes)
+  assert back.manifest.step == rewind.to_step == expected
+  assert steps_of(tmp_path) == steps
+
+
+def test_a_rewind_without_any_whole_checkpoint_is_an_error(tmp_path):
+  path = write(tmp_path, 20).path
+  pathlib.Path(path, "weights.data").write_text("weight5")
+  with pytest.raises(UserError, match="none of its 1 checkpoints is whole"):
+    SpikePolicy(REWIND, None).rewind(str(tmp_path), 133, 9.0, None)
+  assert steps_of(tmp_path) == [20]
 
 
 BAD_ROWS = range(4 * 130, 4 * 140)

@@ -58,6 +58,7 @@ def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
 ):
   settings = {"TRAIN_STEPS": 4, "CHECKPOINT_STEPS": 3, "SAMPLE_STEPS": 2}
   settings["EVAL_STEPS"] = 2
+  model_dir = tmp_path / "lr[0.01]"  # which TensorFlow takes for a pattern
   real, sent = getattr(owner, name), []
 
   def interrupted(self, *given):
@@ -69,10 +70,10 @@ def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
 
   with monkeypatch.context() as patched:
     patched.setattr(owner, name, interrupted)
-    assert runs.run("train", corpus, tmp_path, **settings) == 128 + 15
+    assert runs.run("train", corpus, model_dir, **settings) == 128 + 15
   out, err = capsys.readouterr()
   assert out == ""
   assert "stopped by SIGTERM" in err
-  assert newest_whole(str(tmp_path)).manifest.step == step
-  assert runs.run("train", corpus, tmp_path, **settings) == 0
-  assert [x["step"] for x in runs.read_metrics(tmp_path)][-1] == 4
+  assert newest_whole(str(model_dir)).manifest.step == step
+  assert runs.run("train", corpus, model_dir, **settings) == 0
+  assert [x["step"] for x in runs.read_metrics(model_dir)][-1] == 4

@@ -1,0 +1,73 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints are of the model and vocabulary that read them, or refused."""
+
+from collections.abc import Mapping
+
+from palm_mtf.checkpoints.manifest import Checkpoint, newest_whole
+from palm_mtf.errors import UserError
+
+_SHOWN_DIFFERENCES = 3
+
+
+def newest_checkpoint(
+  model_dir: str, shapes: Mapping[str, tuple[int, ...]]
+) -> Checkpoint:
+  """Returns the newest whole checkpoint of the model with these `shapes`.
+
+  It can be read also when a trainer has removed it.
+
+  Raises:
+    UserError: there is none, or it is of another model.
+  """
+  newest = newest_whole(model_dir, hold=True)
+  if not newest:
+    raise UserError(
+      f"MODEL_DIR = {model_dir!r}: holds no checkpoint; train one there with "
+      "palm_mtf train, or give the folder of a run."
+    )
+  check_same_model(newest, shapes)
+  return newest
+
+
+def check_same_model(
+  checkpoint: Checkpoint,
+  shapes: Mapping[str, tuple[int, ...]],
+  vocabulary_sha256: str | None = None,
+) -> None:
+  """Raises UserError if `checkpoint` is of another model or vocabulary.
+
+  Args:
+    checkpoint: checkpoint on the disk.
+    shapes: shape of every parameter of the model, by name.
+    vocabulary_sha256: hash of the run's SentencePiece model; None if unknown.
+  """
+  if different := shape_differences(checkpoint.manifest.shapes, shapes):
+    raise UserError(
+      f"{checkpoint.path} has {different}: it is of another model; use the "
+      "models/*.gin it was trained with, or another MODEL_DIR."
+    )
+  if vocabulary_sha256 not in (None, checkpoint.manifest.vocabulary_sha256):
+    raise UserError(
+      f"{checkpoint.path} was trained with another vocabulary than VOCABULARY; "
+      "its tokens would mean other texts. Use its own, or another MODEL_DIR."
+    )
+
+
+def shape_differences(
+  held: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> str:
+  """Returns the names whose shapes differ, as text; "" where all agree."""
+  different = [
+    f"{name} {_shape_text(held.get(name))}, the model wants "
+    f"{_shape_text(wanted.get(name))}"
+    for name in dict.fromkeys([*wanted, *held])  # in the model's order
+    if held.get(name) != wanted.get(name)
+  ]
+  text = "; ".join(different[:_SHOWN_DIFFERENCES])
+  more = len(different) - _SHOWN_DIFFERENCES
+  return f"{text}; and {more} more" if more > 0 else text
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+  return "nothing" if shape is None else str(list(shape))
