@@ -20,7 +20,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start
@@ -36,9 +35,9 @@ from palm_mtf.evaluation.seqio_tasks import (
   open_eval_tasks,
 )
 from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.events import EventsWriter
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.layout import ModelDir
-from palm_mtf.model_dir.metrics import summary_of
 
 _logger = logging.getLogger(__name__)
 
@@ -144,13 +143,11 @@ class TaskEvaluation:
     if _read(f"{path}.json") == content:
       return  # TensorBoard has it
     write_atomically(f"{path}.json", content)
-    self._events.add_summary(summary_of(outcome.numbers), outcome.step)
-    self._events.flush()
+    self._events.write(outcome.step, outcome.numbers)
 
   @functools.cached_property
-  def _events(self) -> tf.summary.FileWriter:
-    with tf.Graph().as_default():  # the writer refuses eager code
-      return tf.summary.FileWriter(self._model_dir.evaluations)
+  def _events(self) -> EventsWriter:
+    return EventsWriter(self._model_dir.evaluations)
 
 
 def _read(path: str) -> bytes:
