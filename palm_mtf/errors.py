@@ -74,3 +74,12 @@ def check_text(name: str, value: object, what: str) -> None:
   """
   if value is not None and (not isinstance(value, str) or not value):
     raise UserError(f"{name} = {value!r}: give {what}.")
+
+
+def check_no_address(name: str, path: str) -> None:
+  """Raises UserError if a folder to write is an address, as "gs://bucket/a"."""
+  if "://" in path:
+    raise UserError(
+      f"{name} = {path!r}: is an address, and files are written to folders "
+      "alone; give a folder, perhaps one where the address is mounted."
+    )

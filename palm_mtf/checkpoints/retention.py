@@ -136,7 +136,8 @@ def check_space(
     run: checkpoint settings.
     state: optimizer slots of each parameter.
   """
-  existing = os.path.abspath(model_dir)
+  # Checkpoints may be a link to another disk.
+  existing = os.path.realpath(ModelDir(model_dir).checkpoints)
   while not os.path.exists(existing):
     existing = os.path.dirname(existing)
   # The newest is written before the oldest is removed: one more than are kept.

@@ -234,7 +234,8 @@ def _state(path: str) -> str:
 def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
   """Returns the losses of metrics.jsonl, nats a token, by their steps."""
   losses = {}
-  for values in read_json_lines(ModelDir(model_dir).metrics):
+  path = ModelDir(model_dir).metrics
+  for values in read_json_lines(path, number="step"):
     names = {"loss", "validation_loss"} & values.keys()
     losses[values["step"]] = {name: values[name] for name in sorted(names)}
   return losses

@@ -5,7 +5,13 @@
 import dataclasses
 import os
 
-from palm_mtf.errors import UserError, check_choice, check_real, check_text
+from palm_mtf.errors import (
+  UserError,
+  check_choice,
+  check_no_address,
+  check_real,
+  check_text,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,7 @@ class DataConfig:
       "the path of a SentencePiece model, or None to train one",
     )
     check_text("CACHE_DIR", self.cache_dir, "the path of a folder, or None")
+    check_no_address("CACHE_DIR", self.cache_dir or "")
     if not isinstance(self.text_field, str) or not self.text_field:
       raise UserError(
         f"TEXT_FIELD = {self.text_field!r}: give the name of a field."

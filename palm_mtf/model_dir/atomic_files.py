@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, check_no_address
 
 # Full disk, exceeded quota, exceeded size of a file.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -33,15 +33,23 @@ def check_model_dir(model_dir: object) -> None:
       f"MODEL_DIR = {model_dir!r}: give the whole path, such as "
       f"{os.path.expanduser(model_dir)!r}; a folder of this name is not meant."
     )
+  check_no_address("MODEL_DIR", model_dir)
   if os.path.exists(model_dir) and not os.path.isdir(model_dir):
     raise UserError(f"MODEL_DIR = {model_dir!r}: is a file; give a folder.")
 
 
-def write_atomically(path: str, content: bytes) -> None:
+def write_atomically(
+  path: str, content: bytes, *, replaces: bool = True
+) -> None:
   """Writes a file, and the folders above it; readers see all of it or nothing.
 
   It is on the disk when this returns, also for a machine that loses power. A
   link stays one to the file that it names.
+
+  Args:
+    path: path of the file.
+    content: all of it.
+    replaces: whether to replace a file that is there; otherwise it stays.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -58,12 +66,24 @@ def write_atomically(path: str, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-      os.replace(temporary, os.path.join(folder, name))
-    except BaseException:
+      if replaces:
+        os.replace(temporary, os.path.join(folder, name))
+      else:
+        _rename_to_new(temporary, os.path.join(folder, name))
+    finally:
       with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-      raise
     sync(folder)
+
+
+def _rename_to_new(temporary: str, path: str) -> None:
+  # No other process comes between the look and the name, as with os.replace.
+  try:
+    os.link(temporary, path)
+  except FileExistsError:
+    pass
+  except OSError:  # a file system without hard links
+    os.replace(temporary, path)
 
 
 def _remove_abandoned(prefix: str) -> None:

@@ -3,6 +3,7 @@
 """Files of JSON lines: one JSON value a line."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,8 +15,8 @@ class JsonLinesWriter:
   """Appends values to a file in an existing folder; a context manager."""
 
   def __init__(self, path: str):
-    # Without a buffer each line is on its way to the disk when `write` returns,
-    # and a line that a full disk refused is not tried again by `close`.
+    # Without a buffer each line is in the file when `write` returns, and one
+    # that a full disk refused is not tried again by `close`.
     self._file = open(path, "ab", buffering=0)
 
   def __enter__(self) -> "JsonLinesWriter":
@@ -31,17 +32,24 @@ class JsonLinesWriter:
       while line:  # the system may write a part
         line = line[self._file.write(line) :]
 
+  def sync(self) -> None:
+    """Waits until all lines are on the disk, also if power is lost."""
+    os.fsync(self._file.fileno())
+
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
 
 
-def read_json_lines(path: str, kind: type = dict) -> Iterator[Any]:
+def read_json_lines(
+  path: str, kind: type = dict, *, number: str = ""
+) -> Iterator[Any]:
   """Yields the JSON values of a file; none where there is no file.
 
   Args:
     path: path of the file.
     kind: type of every value; `object` for any.
+    number: key of a whole number that every value has, if any.
 
   Raises:
     UserError: the file cannot be read, or a line is no value of this kind.
@@ -53,7 +61,9 @@ def read_json_lines(path: str, kind: type = dict) -> Iterator[Any]:
     return
   except OSError as error:
     raise UserError(f"cannot read {path}: {error.strerror}.") from None
-  for number, line in enumerate(lines, start=1):
+  for count, line in enumerate(lines, start=1):
+    # A machine that lost power may leave zeros in the place of a line.
+    line = line.strip("\0")
     try:
       value = json.loads(line)
     except ValueError:
@@ -62,11 +72,14 @@ def read_json_lines(path: str, kind: type = dict) -> Iterator[Any]:
       if not line.strip() or not line.endswith("\n"):
         continue
     else:
-      if isinstance(value, kind):
+      if isinstance(value, kind) and (
+        not number or isinstance(value.get(number), int)
+      ):
         yield value
         continue
     what = "JSON object" if kind is dict else "JSON value"
-    raise UserError(f"{path}, line {number}: is no {what}; remove the line.")
+    what += number and f' with a "{number}"'
+    raise UserError(f"{path}, line {count}: is no {what}; remove the line.")
 
 
 def write_json_lines(

@@ -31,11 +31,16 @@ def training_lock(model_dir: str) -> Iterator[None]:
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)
   descriptor = _lock(model_dir, path)
+  # The folder too: the file may be removed by hand. NFS locks files alone.
+  folder = os.open(model_dir, os.O_RDONLY)
   try:
+    _flock(folder, model_dir, path)
     yield
   finally:
-    os.unlink(path)
+    if _is_at(descriptor, path):
+      os.unlink(path)
     os.close(descriptor)
+    os.close(folder)
     if is_new:  # removed again if nothing was written into it
       with contextlib.suppress(OSError):
         os.rmdir(model_dir)
@@ -49,27 +54,39 @@ def _lock(model_dir: str, path: str) -> int:
       os.makedirs(model_dir, exist_ok=True)
       descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-        os.close(descriptor)
-        raise UserError(
-          f"MODEL_DIR = {model_dir!r}: {_holder(path)} trains there; wait for "
-          "it, stop it, or choose another MODEL_DIR."
-        ) from None
+      refused = _flock(descriptor, model_dir, path)
+    except UserError:
+      os.close(descriptor)
+      raise
+    if refused:
       _logger.warning(
-        f"{model_dir} is on a file system without locks ({error.strerror}): "
-        "see to it yourself that only one process trains there"
+        f"{model_dir} is on a file system without locks ({refused}): see to it "
+        "yourself that only one process trains there"
       )
     # The holder before removes the file and then releases the lock. A lock on
     # a removed file keeps nobody out.
     if _is_at(descriptor, path):
       break
     os.close(descriptor)
-  os.ftruncate(descriptor, 0)
   holder = {"pid": os.getpid(), "host": socket.gethostname()}
-  os.write(descriptor, json.dumps(holder).encode())
+  with contextlib.suppress(OSError):  # a full disk: the lock holds without it
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps(holder).encode())
   return descriptor
+
+
+def _flock(descriptor: int, model_dir: str, path: str) -> str:
+  """Locks an open file; returns why the file system cannot, "" if it can."""
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+      return error.strerror
+    raise UserError(
+      f"MODEL_DIR = {model_dir!r}: {_holder(path)} trains there; wait for it, "
+      "stop it, or choose another MODEL_DIR."
+    ) from None
+  return ""
 
 
 def _is_at(descriptor: int, path: str) -> bool:

@@ -16,7 +16,8 @@ def keep_samples(
     return
   path = ModelDir(model_dir).samples
   # A run that was resumed or rewound samples these steps again.
-  kept = [x for x in read_json_lines(path) if x["step"] < step]
+  lines = read_json_lines(path, number="step")
+  kept = [x for x in lines if x["step"] < step]
   new = [
     {"step": step, "prompt": prompt, "continuation": text}
     for prompt, text in zip(prompts, texts, strict=True)

@@ -315,4 +315,5 @@ class TrainLoop:
     with self._during(f"while step {self._step} was saved"):
       self._finite_check.check_variables(self._step)
       self._replica_check.check(self._step)
+      self._metrics.sync()  # what a checkpoint comes after is not lost
       self._writer.write(manifest, self._copier.copy)

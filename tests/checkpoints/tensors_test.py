@@ -7,7 +7,13 @@ import dataclasses
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.tensors import WeightsCopier, restore
+from palm_mtf.checkpoints.locate import find_weights
+from palm_mtf.checkpoints.tensors import (
+  WeightsCopier,
+  restore,
+  restore_weights,
+)
+from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
 from tests import runs
@@ -70,6 +76,29 @@ def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
       session.run(program.initialize)
     WeightsCopier(session, program.slices).copy()(path)
   return runs.load(path)
+
+
+def test_damaged_weights_of_another_run_are_told_in_tensorflows_own_words(
+  tmp_path,
+):
+  prefix = str(tmp_path / "model")
+  save_again(SINGLE, prefix)
+  data = tmp_path / "model.data-00000-of-00001"
+  data.write_bytes(data.read_bytes()[:100])
+  with (
+    pytest.raises(UserError) as error,
+    tf.Graph().as_default(),
+    tf.Session() as session,
+  ):
+    program = build_train_program(
+      small_config(num_layers=1), SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
+    )
+    weights = find_weights("INIT_CHECKPOINT", prefix)
+    restore_weights(session, [program.slices], weights, "/device:cpu:0")
+  assert str(error.value) == (
+    f"INIT_CHECKPOINT = {prefix!r}: TensorFlow cannot read it: Read less bytes "
+    "than requested"
+  )
 
 
 @pytest.mark.parametrize("prefix", ["/dev/null/weights", "/proc/weights"])

@@ -204,6 +204,20 @@ def test_disk_without_room_for_the_checkpoints_is_refused_before_training(
   check_space(str(tmp_path), shapes, run_config())
 
 
+def test_the_disk_that_checkpoints_link_to_is_asked(tmp_path, monkeypatch):
+  model_dir, disk = tmp_path / "run", tmp_path / "disk"
+  for folder in (model_dir, disk):
+    folder.mkdir()
+  asked, real = [], shutil.disk_usage
+  monkeypatch.setattr(
+    shutil, "disk_usage", lambda path: asked.append(path) or real(path)
+  )
+  check_space(str(model_dir), SHAPES, run_config())
+  (model_dir / "checkpoints").symlink_to(disk)
+  check_space(str(model_dir), SHAPES, run_config())
+  assert asked == [str(model_dir), str(disk)]
+
+
 def test_the_caller_goes_on_while_one_checkpoint_is_written(tmp_path):
   may_write, copies = threading.Event(), []
 

@@ -308,6 +308,37 @@ def test_model_dir_of_another_vocabulary_is_refused_and_left_as_it_was(
   assert runs.read_files(finished) == before
 
 
+def test_whatever_a_resume_needs_is_on_the_disk_before_the_checkpoint(
+  corpus, tmp_path, monkeypatch
+):
+  """Also where the machine loses power: a written file may be empty then."""
+  synced, real = [], os.fsync
+
+  def note(descriptor):
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    names = [x for x in path.split("/") if x.startswith(("step_", ".partial_"))]
+    name = names[-1].removeprefix(".partial_") if names else path
+    synced.append(name.rpartition("_")[0] if names else os.path.basename(path))
+    real(descriptor)
+
+  monkeypatch.setattr(os, "fsync", note)
+  settings = {"TRAIN_STEPS": 1, "PROMPTS": []}
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  before = synced[: synced.index("step_00000001")]
+  assert {
+    "vocabulary.model",
+    "config.gin",
+    "metrics.jsonl",
+    "train-00000.npy",
+    "train-00000.documents.npy",
+    "shard-00000.json",
+    "manifest.json",
+    "digests.json",
+    tmp_path.name,
+    "tokens",
+  } <= {*before}
+
+
 def test_prompt_longer_than_the_context_is_refused_before_training(
   corpus, tmp_path, capsys
 ):

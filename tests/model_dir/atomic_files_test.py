@@ -24,6 +24,46 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
   assert os.listdir(path.parent) == ["file"]
 
 
+def test_a_file_that_is_there_stays_if_it_is_not_to_be_replaced(
+  tmp_path, monkeypatch
+):
+  path = tmp_path / "file"
+  for content in (b"one", b"other"):
+    write_atomically(str(path), content, replaces=False)
+    assert path.read_bytes() == b"one"
+  assert os.listdir(tmp_path) == ["file"]
+
+  def refuse(source, target):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+  monkeypatch.setattr(os, "link", refuse)  # as on a mounted bucket
+  write_atomically(str(tmp_path / "new"), b"new", replaces=False)
+  assert (tmp_path / "new").read_bytes() == b"new"
+
+
+def test_a_link_to_a_file_stays_one(tmp_path):
+  target = tmp_path / "disk" / "metrics"
+  link = tmp_path / "link"
+  link.symlink_to(target)
+  for content in (b"one", b"other"):
+    write_atomically(str(link), content)
+    assert target.read_bytes() == content and link.is_symlink()
+
+
+def test_what_a_killed_writer_left_is_removed_once_no_writer_can_need_it(
+  tmp_path,
+):
+  old, new, others = (
+    tmp_path / f".partial_{name}" for name in ("[1]_a", "[1]_b", "other_a")
+  )
+  for path in (old, new, others):
+    path.touch()
+  for path in (old, others):
+    os.utime(path, (0, 0))
+  write_atomically(str(tmp_path / "[1]"), b"")
+  assert {*tmp_path.iterdir()} == {new, others, tmp_path / "[1]"}
+
+
 def test_files_and_folders_have_the_rights_of_any_other(tmp_path):
   write_atomically(str(tmp_path / "file"), b"")
   with new_folder(str(tmp_path / "folder"), 0):
@@ -76,6 +116,7 @@ def test_what_the_disk_refuses_is_told_with_the_folder(number, message):
     (5, "MODEL_DIR = 5: give the path of a folder, such as '\"runs/first\"'."),
     ("", "MODEL_DIR = '': give the path of a folder"),
     ("~/runs/a", "MODEL_DIR = '~/runs/a': give the whole path, such as '/"),
+    ("gs://bucket/run", "MODEL_DIR = 'gs://bucket/run': is an address, and"),
     (__file__, f"MODEL_DIR = {__file__!r}: is a file; give a folder."),
   ],
 )

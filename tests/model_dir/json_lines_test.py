@@ -49,6 +49,33 @@ def test_another_line_that_is_no_json_object_is_named(tmp_path, line):
     list(read_json_lines(str(path)))
 
 
+@pytest.mark.parametrize(
+  "content",
+  [
+    b'{"a": 1}\n' + b"\0" * 9,
+    b'{"a": 1}\n' + b"\0" * 9 + b"\n",
+    b"\0" * 9 + b'{"a": 1}\n',
+  ],
+)
+def test_zeros_that_a_loss_of_power_left_are_no_line(tmp_path, content):
+  path = tmp_path / "x.jsonl"
+  path.write_bytes(content)
+  assert list(read_json_lines(str(path))) == [{"a": 1}]
+
+
+@pytest.mark.parametrize("line", [b"7", b'{"a": 1}', b'{"step": "1"}', b"\xff"])
+def test_a_line_without_its_number_or_in_another_encoding_is_named(
+  tmp_path, line
+):
+  path = tmp_path / "x.jsonl"
+  path.write_bytes(b'{"step": 1}\n' + line + b"\n")
+  with pytest.raises(UserError) as error:
+    list(read_json_lines(str(path), number="step"))
+  assert str(error.value) == (
+    f'{path}, line 2: is no JSON object with a "step"; remove the line.'
+  )
+
+
 def test_no_file_has_no_lines(tmp_path):
   assert list(read_json_lines(str(tmp_path / "none.jsonl"))) == []
 

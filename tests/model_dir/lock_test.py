@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One trainer in one MODEL_DIR, however the one before ended."""
 
+import errno
 import os
 import signal
 import socket
@@ -48,6 +49,26 @@ def test_a_killed_holder_leaves_no_lock_behind(tmp_path):
   holder.communicate()
   with training_lock(str(tmp_path)):
     pass
+
+
+def test_a_lock_file_that_is_removed_by_hand_lets_nobody_in(tmp_path):
+  with training_lock(str(tmp_path)):
+    (tmp_path / "trainer.lock").unlink()
+    with pytest.raises(UserError, match="trains there"):
+      with training_lock(str(tmp_path)):
+        pass
+  assert not os.listdir(tmp_path)
+
+
+def test_a_disk_without_a_byte_left_is_locked_too(tmp_path, monkeypatch):
+  def refuse(*unused):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(os, "write", refuse)
+  with training_lock(str(tmp_path)):
+    with pytest.raises(UserError, match="another process trains there"):
+      with training_lock(str(tmp_path)):
+        pass
 
 
 def test_a_folder_that_nothing_came_of_is_not_left(tmp_path):

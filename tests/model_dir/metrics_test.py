@@ -36,6 +36,6 @@ def test_a_broken_line_in_the_middle_stops_a_resumed_run_by_its_number(
   path.write_text("".join(lines))
   assert runs.run("train", corpus, model_dir, TRAIN_STEPS=14) == 2
   error = capsys.readouterr().err.splitlines()[-1]
-  assert f"{path}, line 2: is no JSON object; remove the line." in error
+  assert f'{path}, line 2: is no JSON object with a "step"; remove' in error
   assert path.read_text() == "".join(lines)
   assert not (model_dir / "checkpoints" / "step_00000014").exists()

@@ -238,6 +238,8 @@ def _save(path: str, values: np.ndarray) -> None:
   with open(path, "wb") as file:
     np.lib.format.write_array_header_1_0(file, header)
     file.write(values.data)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _summary_path(folder: str, number: int) -> str:

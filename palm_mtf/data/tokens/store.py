@@ -34,7 +34,7 @@ from palm_mtf.data.tokens.shard import (
   write_shard,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, num_cores
-from palm_mtf.model_dir.atomic_files import writing
+from palm_mtf.model_dir.atomic_files import sync, writing
 
 # Version of the files, of their ids and of where shards begin, which mending
 # relies on; a part of the name of a store.
@@ -126,6 +126,7 @@ def write_store(
     manifest = {"num_shards": len(shards)}
     write_sealed_json(os.path.join(partial, _MANIFEST), manifest)
     os.rename(partial, folder)
+    sync(os.path.dirname(os.path.abspath(folder)))
 
 
 def _advancing(

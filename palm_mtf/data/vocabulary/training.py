@@ -61,11 +61,14 @@ def train_vocabulary(
 ) -> None:
   """Writes a vocabulary of `vocab_size` pieces, learnt from texts, to `path`.
 
+  A file that is there by then stays.
+
   Raises:
     UserError: as `learn_model`, or `path` cannot be written.
   """
   sample = training_sample(documents, vocab_size)
-  write_atomically(path, learn_model(sample, vocab_size))
+  # Another command may have trained one meanwhile, and begun to use it.
+  write_atomically(path, learn_model(sample, vocab_size), replaces=False)
 
 
 def training_sample(documents: Iterable[str], vocab_size: int) -> list[str]:

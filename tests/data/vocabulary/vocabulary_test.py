@@ -1,5 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import pathlib
+
 import hypothesis
 import pytest
 import sentencepiece
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.vocabulary import training
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 
@@ -108,6 +111,24 @@ def test_a_run_trains_its_vocabulary_once_and_keeps_it(
   again = load_vocabulary(str(tmp_path / "run"), data, vocab_size=700)
   assert (again.sha256, again.size) == (first.sha256, 600)
   assert capsys.readouterr() == ("", "")
+
+
+def test_a_vocabulary_that_another_command_trained_meanwhile_is_used_by_both(
+  folder, tmp_path, monkeypatch, vocabulary
+):
+  path = tmp_path / "run" / "vocabulary.model"
+  real = training.learn_model
+
+  def slowly(*given):
+    path.parent.mkdir()
+    path.write_bytes(pathlib.Path(vocabulary.path).read_bytes())
+    return real(*given)
+
+  monkeypatch.setattr(training, "learn_model", slowly)
+  data = text_config(folder)
+  found = load_vocabulary(str(path.parent), data, vocab_size=vocabulary.size)
+  assert found.sha256 == vocabulary.sha256
+  assert [x.name for x in path.parent.iterdir()] == ["vocabulary.model"]
 
 
 def test_held_out_documents_never_reach_the_vocabulary(folder, tmp_path):
