@@ -53,9 +53,10 @@ IMPORTS = {
 # Of data, on the way from documents to batches.
 DATA_IMPORTS = {
   "sources": "",
-  "vocabulary": "sources",
-  "tokens": "sources vocabulary",
-  "batches": "sources vocabulary tokens",
+  "filters": "sources",
+  "vocabulary": "sources filters",
+  "tokens": "sources filters vocabulary",
+  "batches": "sources filters vocabulary tokens",
   "statistics": "sources vocabulary tokens",
 }
 PURE = {"__init__", "accounting", "config", "errors", "machine"}

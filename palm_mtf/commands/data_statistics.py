@@ -13,7 +13,10 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.config import CorpusConfig, DataConfig
-from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.filters.filtered_source import (
+  FilteredSource,
+  open_filtered,
+)
 from palm_mtf.data.sources.read_files import MACROS
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.statistics.contamination import Contamination, Examples
@@ -37,7 +40,7 @@ def data_statistics(
     as_json: print one JSON object instead of a table for people.
   """
   check_model_dir(model_dir)
-  sources = open_sources(config.data)
+  sources = open_filtered(model_dir, config.data)
   evaluation_sets = {}
   overlap_files = config.inspection.overlap_files
   if overlap_files is not None:
@@ -45,10 +48,16 @@ def data_statistics(
     evaluation_sets["OVERLAP_FILES"] = examples
   vocabulary = _find_vocabulary(model_dir, config)
   result = survey(sources, vocabulary, evaluation_sets)
+  removed = {
+    source.name: source.counts
+    for source in sources
+    if isinstance(source, FilteredSource)
+  }
   if as_json:
-    print(json.dumps(_as_json(result)))
+    found = _as_json(result)
+    print(json.dumps({**found, "filters": removed} if removed else found))
   else:
-    print("\n".join(_lines(result)))
+    print("\n".join([*_lines(result), *_filter_lines(removed)]))
 
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
@@ -152,6 +161,13 @@ def _lines(result: Survey) -> Iterator[str]:
     if name != "validation":
       yield f"{name:18} {overlap.examples:,} documents"
       yield from _overlap_lines(overlap)
+
+
+def _filter_lines(removed: dict[str, dict[str, int]]) -> Iterator[str]:
+  for name, counts in removed.items():
+    yield f"filters            {name}"
+    for what, count in counts.items():
+      yield f"  {count:,} {what.replace('_', ' ')}"
 
 
 def _row(name: str, measured: Measured) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
 Folders, in the order of that way:
 
   sources/     documents of text files and SeqIO tasks, training and held out
+  filters/     short, poor and duplicate documents removed
   vocabulary/  SentencePiece: trained, loaded, text to ids and back
   tokens/      the ids of all documents on disk, in shards
   batches/     documents packed into rows; rows mixed, shuffled, in batches

@@ -171,6 +171,7 @@ def _manifest(
     config.pods,
     config.optimizer,
     config.data,
+    config.data.filters,
     config.fault_tolerance,
     run,
   )
@@ -178,6 +179,7 @@ def _manifest(
     name.upper(): value
     for part in parts
     for name, value in dataclasses.asdict(part).items()
+    if name != "filters"  # a part itself
   }
   return Manifest(
     shapes=parameter_shapes(model),

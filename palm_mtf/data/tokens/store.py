@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from palm_mtf.console import progress_bar
+from palm_mtf.data.filters.filtered_source import FilteredSource
 from palm_mtf.data.sources.document import SPLITS, Document, Source
 from palm_mtf.data.tokens.array import TokenArray
 from palm_mtf.data.tokens.encoder import Encoder
@@ -66,6 +67,8 @@ class TokenStore:
   validation: Split
   lowest_rank: float  # of any document: a VALIDATION_SHARE above holds one out
   fingerprint: str  # hash of every token: the same for the same batches
+  # Of documents read, and removed by each filter; None without filters.
+  filter_counts: dict[str, int] | None = None
 
 
 def write_store(
@@ -123,7 +126,9 @@ def write_store(
       if not shard.num_read:
         break
       shards.append(shard)
-    manifest = {"num_shards": len(shards)}
+    manifest: dict[str, object] = {"num_shards": len(shards)}
+    if isinstance(source, FilteredSource):
+      manifest["filters"] = source.counts
     write_sealed_json(os.path.join(partial, _MANIFEST), manifest)
     os.rename(partial, folder)
 
@@ -185,4 +190,5 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
     fingerprint=hashlib.blake2b(
       "".join(digests).encode(), digest_size=16
     ).hexdigest(),
+    filter_counts=manifest.get("filters"),
   )

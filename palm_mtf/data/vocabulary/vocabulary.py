@@ -23,8 +23,8 @@ import sentencepiece
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.console import progress_bar
+from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source
-from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.layout import ModelDir
@@ -172,7 +172,7 @@ def load_vocabulary(
     # Trained the first time; kept as it is from then on, whatever becomes of
     # text and VOCAB_SIZE: checkpoints depend on it.
     if not os.path.exists(path):
-      sources = open_sources(data)
+      sources = open_filtered(model_dir, data)
       for source in sources:
         source.check_vocabulary(None)
       _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
