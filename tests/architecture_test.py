@@ -53,11 +53,12 @@ IMPORTS = {
 # Of data, on the way from documents to batches.
 DATA_IMPORTS = {
   "sources": "",
-  "filters": "sources",
-  "vocabulary": "sources filters",
-  "tokens": "sources filters vocabulary",
+  "statistics": "sources",
+  "workers": "",
+  "filters": "sources statistics workers",
+  "vocabulary": "sources workers filters",
+  "tokens": "sources workers filters vocabulary",
   "batches": "sources filters vocabulary tokens",
-  "statistics": "sources vocabulary tokens",
 }
 PURE = {"__init__", "accounting", "config", "errors", "machine"}
 GRAPH = {"_tf", "decode", "mesh", "model", "ops", "optim", "programs"}

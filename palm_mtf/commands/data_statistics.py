@@ -22,6 +22,7 @@ from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.statistics.contamination import Contamination, Examples
 from palm_mtf.data.statistics.near_duplicates import Group
 from palm_mtf.data.statistics.survey import Measured, Survey, survey
+from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -47,7 +48,11 @@ def data_statistics(
     examples = _read_examples(overlap_files, config.data)
     evaluation_sets["OVERLAP_FILES"] = examples
   vocabulary = _find_vocabulary(model_dir, config)
-  result = survey(sources, vocabulary, evaluation_sets)
+  if vocabulary is None:
+    result = survey(sources, None, evaluation_sets)
+  else:
+    with Encoder(vocabulary) as encoder:
+      result = survey(sources, encoder.count, evaluation_sets)
   removed = {
     source.name: source.counts
     for source in sources

@@ -12,7 +12,7 @@ from palm_mtf.errors import (
   check_text,
 )
 
-EXACT = "exact"
+EXACT, NEAR = "exact", "near"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class FilterConfig:
       number that the user computed; None for none.
     min_quality: lowest quality that is kept.
     remove_duplicates: "exact" keeps one of all documents with the same text,
-      of all sources; None keeps all.
+      of all sources; "near" one of each group of near duplicates too
+      (data/statistics/near_duplicates.py); None keeps all.
   """
 
   min_document_bytes: int = 0
@@ -51,7 +52,7 @@ class FilterConfig:
     if self.min_quality is not None:
       check_real("MIN_QUALITY", self.min_quality, -1e300, 1e300)
     if self.remove_duplicates is not None:
-      check_choice("REMOVE_DUPLICATES", self.remove_duplicates, [EXACT])
+      check_choice("REMOVE_DUPLICATES", self.remove_duplicates, [EXACT, NEAR])
 
   @property
   def removes(self) -> bool:

@@ -4,47 +4,79 @@
 
 Filters apply in the order of REASONS, and a document counts under the first
 that removes it: none is a duplicate of one that another filter removes. Memory:
-a byte for each document; 25 more where duplicates are removed.
+a byte for each document; for exact duplicates 25 more, for near ones 281, and
+some 900 while groups are made.
 """
 
+import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config.filters import FilterConfig
+from palm_mtf.config.filters import NEAR, FilterConfig
 from palm_mtf.console import progress_bar
-from palm_mtf.data.filters.duplicates import DIGEST_BYTES, Candidates, repeats
+from palm_mtf.data.filters.duplicates import (
+  EXACT_REPEAT,
+  NEAR_REPEAT,
+  Candidates,
+  find_repeats,
+)
+from palm_mtf.data.filters.measure import Measurer, Measures
 from palm_mtf.data.sources.document import VALIDATION, Document, Source
+from palm_mtf.data.workers.pool import WorkerPool
 
 # A decision is an index into these names; 0 keeps the document.
-REASONS = ("", "low_quality", "too_short", "too_long", "exact_duplicates")
-_EXACT = REASONS.index("exact_duplicates")
+REASONS = (
+  "",
+  "low_quality",
+  "too_short",
+  "too_long",
+  "exact_duplicates",
+  "near_duplicates",
+)
+_BATCH_CHARACTERS = 1 << 18
+_DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
 
 
 def decide(
-  sources: Sequence[Source], filters: FilterConfig
+  sources: Sequence[Source],
+  filters: FilterConfig,
+  num_processes: int | None = None,
 ) -> list[np.ndarray]:
   """Returns the decisions on the documents of each source, [documents], uint8.
 
   Args:
     sources: sources of a run, without filters.
     filters: filters of the run.
+    num_processes: number of worker processes; one a core by default.
 
   Raises:
-    UserError: as the sources do.
+    UserError: as the sources do, or a worker process was killed.
   """
-  measured = [_Measured() for _ in sources]
-  for source, each in zip(sources, measured, strict=True):
-    with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
-      for split, document in source.documents():
-        each.add(split, document, filters)
-        advance(document.num_bytes)
-  decisions = [np.frombuffer(each.decisions, np.uint8) for each in measured]
+  measurer = Measurer(near=filters.remove_duplicates == NEAR)
+  if not measurer.near:
+    num_processes = 0  # to hash a text takes less than to hand it over
+  columns = [_Columns(filters, measurer) for _ in sources]
+  with WorkerPool(
+    measurer,
+    functools.partial(Measurer, *measurer),
+    when_killed="a process that compares documents was killed, as happens when "
+    "memory runs out; free some and start again.",
+    num_processes=num_processes,
+  ) as pool:
+    for source, mine in zip(sources, columns, strict=True):
+      for measures in pool.map(mine.batches(source)):
+        mine.extend(measures)
+  decisions = [np.frombuffer(each.decisions, np.uint8) for each in columns]
   if filters.remove_duplicates:
-    exact = repeats([each.candidates() for each in measured])
-    for decided, mine in zip(decisions, exact, strict=True):
-      decided[np.flatnonzero(decided == 0)[mine]] = _EXACT
+    # What single documents are removed for is an index below both of these.
+    reasons = np.zeros(3, np.uint8)
+    reasons[EXACT_REPEAT] = REASONS.index("exact_duplicates")
+    reasons[NEAR_REPEAT] = REASONS.index("near_duplicates")
+    repeats = find_repeats([each.candidates() for each in columns])
+    for decided, repeat in zip(decisions, repeats, strict=True):
+      decided[decided == 0] = reasons[repeat]
   return decisions
 
 
@@ -58,26 +90,46 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
   }
 
 
-class _Measured:
-  """Decisions on single documents of a source, and what duplicates need."""
+class _Columns:
+  """Decisions on single documents of a source, and measures of those kept."""
 
-  def __init__(self):
+  def __init__(self, filters: FilterConfig, measurer: Measurer):
     self.decisions = bytearray()
-    self._digests = bytearray()
-    self._weights = array("d")
-    self._held_out = bytearray()
+    self._filters, self._num_values = filters, measurer.num_values
+    self._digests, self._values = bytearray(), bytearray()
+    self._weights, self._held_out = array("d"), bytearray()
 
-  def add(self, split: str, document: Document, filters: FilterConfig) -> None:
-    reason = _reason(document, filters)
-    self.decisions.append(REASONS.index(reason))
-    if filters.remove_duplicates and not reason:
-      self._digests += document.digest(DIGEST_BYTES)
-      self._weights.append(document.weight)
-      self._held_out.append(split == VALIDATION)
+  def batches(self, source: Source) -> Iterator[list[Document]]:
+    """Yields the documents that are to be measured; decides on all others."""
+    batch: list[Document] = []
+    size = 0
+    with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
+      for split, document in source.documents():
+        advance(document.num_bytes)
+        reason = _reason(document, self._filters)
+        self.decisions.append(REASONS.index(reason))
+        if reason or not self._filters.remove_duplicates:
+          continue
+        self._weights.append(document.weight)
+        self._held_out.append(split == VALIDATION)
+        batch.append(document)
+        size += len(document.text) + _DOCUMENT_CHARACTERS
+        if size >= _BATCH_CHARACTERS:
+          yield batch
+          batch, size = [], 0
+    if batch:
+      yield batch
+
+  def extend(self, measures: Measures) -> None:
+    """Takes the measures of the next batch."""
+    self._digests += measures.digests
+    self._values += measures.values
 
   def candidates(self) -> Candidates:
+    values = np.frombuffer(self._values, np.uint16)
     return Candidates(
       digests=np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
+      values=values.reshape(len(self._weights), self._num_values),
       weights=np.frombuffer(self._weights, np.float64),
       held_out=np.frombuffer(self._held_out, np.bool_),
     )

@@ -4,7 +4,8 @@
 
 Of documents with the same text the first of this order stays: held-out before
 training documents, earlier before later sources, greater before smaller
-weights. Neither the order of files nor the number of processes matters.
+weights. Of near duplicates, earlier before later sources, then the lowest hash
+of the text. Neither the order of files nor the number of processes matters.
 """
 
 from collections.abc import Sequence
@@ -12,31 +13,54 @@ from typing import NamedTuple
 
 import numpy as np
 
-DIGEST_BYTES = 16
+from palm_mtf.data.statistics.near_duplicates import group_similar
+
+EXACT_REPEAT, NEAR_REPEAT = 1, 2
 
 
 class Candidates(NamedTuple):
   """Documents of one source, in its order."""
 
   digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
+  # MinHash values, [documents, 128], uint16; [documents, 0] finds none near.
+  values: np.ndarray
   weights: np.ndarray  # [documents], float64
   held_out: np.ndarray  # [documents], bool
 
 
-def repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
-  """Returns whether each document repeats one that stays, [documents], bool.
+def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
+  """Returns which documents repeat one that stays.
 
   Args:
     sources: documents of each source, in the order of the sources.
+
+  Returns:
+    An array for each source, [documents], uint8: EXACT_REPEAT, NEAR_REPEAT, or
+    0 for a document that stays.
   """
   counts = [len(each.weights) for each in sources]
-  digests, weights, held_out = map(np.concatenate, zip(*sources, strict=True))
+  digests, values, weights, held_out = map(
+    np.concatenate, zip(*sources, strict=True)
+  )
   source = np.repeat(np.arange(len(sources)), counts)
   # By text, and within a text by rank: the first of each text stays.
   order = np.lexsort((-weights, source, ~held_out, *digests.T))
-  digests = digests[order]
-  is_first = np.ones(len(order), bool)
-  is_first[1:] = (digests[1:] != digests[:-1]).any(axis=1)
-  removed = np.ones(len(order), bool)
-  removed[order[is_first]] = False
-  return np.split(removed, np.cumsum(counts)[:-1])
+  is_first = _begins_run(digests[order])
+  repeats = np.full(len(order), EXACT_REPEAT, np.uint8)
+  texts = order[is_first]  # a document of each text, by the hash of the text
+  repeats[texts] = 0
+  if values.shape[1]:
+    # Whether a text is held out does not count: a group would be held out the
+    # likelier, the larger it is.
+    groups = group_similar(values[texts])
+    by_group = np.lexsort((np.arange(len(texts)), source[texts], groups))
+    is_later = ~_begins_run(groups[by_group, np.newaxis])
+    repeats[texts[by_group[is_later]]] = NEAR_REPEAT
+  return np.split(repeats, np.cumsum(counts)[:-1])
+
+
+def _begins_run(rows: np.ndarray) -> np.ndarray:
+  """Returns whether each row differs from the row before, [rows], bool."""
+  begins = np.ones(len(rows), bool)
+  begins[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+  return begins

@@ -34,7 +34,8 @@ from palm_mtf.data.tokens.shard import (
   write_sealed_json,
   write_shard,
 )
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, num_cores
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.workers.pool import num_cores
 from palm_mtf.model_dir.atomic_files import writing
 
 # Version of the files, of their ids and of where shards begin, which mending

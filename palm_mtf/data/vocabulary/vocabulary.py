@@ -26,6 +26,7 @@ from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source
 from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.data.workers.pool import num_cores
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.layout import ModelDir
 
@@ -219,8 +220,3 @@ def _explain_no_text(texts: Iterable[str]) -> str:
         "surrogate pair, which is not Unicode text; leave it out."
       )
   raise AssertionError("SentencePiece refuses what is Unicode text")
-
-
-def num_cores() -> int:
-  """Returns the number of cores that this process may use."""
-  return len(os.sched_getaffinity(0))

@@ -6,7 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palm_mtf.data.filters.duplicates import Candidates, repeats
+from palm_mtf.data.filters.duplicates import (
+  EXACT_REPEAT,
+  Candidates,
+  find_repeats,
+)
 from tests.data.small_sources import repeatable
 
 # Documents of a source: (text, weight, whether it is held out).
@@ -23,6 +27,7 @@ def candidates(documents) -> Candidates:
   ]
   return Candidates(
     digests=np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2),
+    values=np.zeros([len(documents), 0], np.uint16),
     weights=np.array([weight for _, weight, _ in documents], np.float64),
     held_out=np.array([held_out for _, _, held_out in documents], bool),
   )
@@ -30,7 +35,8 @@ def candidates(documents) -> Candidates:
 
 def kept(sources) -> list[list[tuple]]:
   """Returns the documents of each source that stay, sorted."""
-  removed = repeats([candidates(source) for source in sources])
+  removed = find_repeats([candidates(source) for source in sources])
+  assert {code for each in removed for code in each} <= {0, EXACT_REPEAT}
   return [
     sorted(d for d, r in zip(source, mine, strict=True) if not r)
     for source, mine in zip(sources, removed, strict=True)

@@ -55,6 +55,7 @@ def test_what_filters_keep_comes_in_its_order_with_its_split(opened):
     "removed_too_short": 0,
     "removed_too_long": 1,
     "removed_exact_duplicates": 1,
+    "removed_near_duplicates": 0,
   }
 
 
