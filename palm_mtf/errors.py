@@ -74,3 +74,16 @@ def check_text(name: str, value: object, what: str) -> None:
   """
   if value is not None and (not isinstance(value, str) or not value):
     raise UserError(f"{name} = {value!r}: give {what}.")
+
+
+def check_globs(name: str, value: object) -> None:
+  """Raises UserError unless `value` is None, a glob or a list of some."""
+  globs = [value] if isinstance(value, str) else value
+  if globs is not None and not (
+    isinstance(globs, (list, tuple))
+    and globs
+    and all(isinstance(each, str) and each for each in globs)
+  ):
+    raise UserError(
+      f"{name} = {value!r}: give a glob, a list of globs, or None."
+    )

@@ -13,12 +13,11 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.config import CorpusConfig, DataConfig
+from palm_mtf.data.filters.evaluation_sets import read_all
 from palm_mtf.data.filters.filtered_source import (
   FilteredSource,
   open_filtered,
 )
-from palm_mtf.data.sources.read_files import MACROS
-from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.statistics.contamination import Contamination, Examples
 from palm_mtf.data.statistics.near_duplicates import Group
 from palm_mtf.data.statistics.survey import Measured, Survey, survey
@@ -67,18 +66,9 @@ def data_statistics(
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
   """Returns the n-grams of all documents of OVERLAP_FILES."""
-  files = TextFiles(
-    [globs] if isinstance(globs, str) else globs,
-    text_field=data.text_field,
-    validation_share=data.validation_share,
-    name="OVERLAP_FILES",
-    settings=MACROS._replace(files="OVERLAP_FILES"),
-  )
-  # Both splits: none of an evaluation set is trained on.
   examples = Examples()
-  for _, document in files.documents():
+  for document in read_all(globs, data, "OVERLAP_FILES"):
     examples.add(document)
-  files.report_skipped()
   return examples
 
 

@@ -8,6 +8,7 @@ from palm_mtf.errors import (
   UserError,
   check_choice,
   check_count,
+  check_globs,
   check_real,
   check_text,
 )
@@ -22,6 +23,11 @@ class FilterConfig:
   The defaults remove none. docs/data.md says which of equal documents stays.
 
   Attributes:
+    decontaminate_tasks: names of SeqIO tasks or mixtures, whose examples, of
+      all splits but "train", no document may contain
+      (data/statistics/contained_examples.py).
+    decontaminate_files: a glob, or several in a list, of more such examples,
+      read like text_files; None for none.
     min_document_bytes: bytes of UTF-8 that a document has at least.
     max_document_bytes: bytes that it has at most; None for no limit.
     quality_field: the field of a JSON line with the document's quality, a
@@ -32,6 +38,8 @@ class FilterConfig:
       (data/statistics/near_duplicates.py); None keeps all.
   """
 
+  decontaminate_tasks: list[str] | tuple[str, ...] = ()
+  decontaminate_files: str | list[str] | tuple[str, ...] | None = None
   min_document_bytes: int = 0
   max_document_bytes: int | None = None
   quality_field: str | None = None
@@ -51,10 +59,22 @@ class FilterConfig:
       )
     if self.min_quality is not None:
       check_real("MIN_QUALITY", self.min_quality, -1e300, 1e300)
+    names, files = self.decontaminate_tasks, self.decontaminate_files
+    if not isinstance(names, (list, tuple)) or not all(
+      isinstance(name, str) and name for name in names
+    ):
+      raise UserError(
+        f"DECONTAMINATE_TASKS = {names!r}: give a list of names of SeqIO "
+        "tasks, or [] for none."
+      )
+    check_globs("DECONTAMINATE_FILES", files)
     if self.remove_duplicates is not None:
       check_choice("REMOVE_DUPLICATES", self.remove_duplicates, [EXACT, NEAR])
 
   @property
   def removes(self) -> bool:
     """Whether there is any filter."""
-    return self != FilterConfig()
+    # An empty list is as good as the default.
+    tasks = tuple(self.decontaminate_tasks)
+    plain = dataclasses.replace(self, decontaminate_tasks=tasks)
+    return plain != FilterConfig()

@@ -6,11 +6,13 @@ import pathlib
 
 import numpy as np
 import pytest
+import seqio
 
 from palm_mtf.data.tokens import cache as cache_module
 from palm_mtf.data.tokens import store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import processes, runs
+from tests.seqio_testing import add_examples, registries_restored
 
 
 @pytest.fixture
@@ -140,14 +142,17 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, vocabulary):
   assert large - small < 3 << 20
 
 
+def text_of(number: int) -> str:
+  """Returns a text whose words no other has."""
+  return " ".join(f"{word}{number}" for word in runs.WORDS * (number % 7 + 1))
+
+
 @pytest.fixture
 def lines(tmp_path):
   """JSON lines of 60 texts, of which 20 come twice and 10 are poor."""
   folder = tmp_path / "lines"
   folder.mkdir()
-  texts = [
-    f"text {i}: " + " ".join(runs.WORDS) * (i % 7 + 1) for i in range(60)
-  ]
+  texts = [text_of(i) for i in range(60)]
   found = [(text, 0.2 if i < 10 else 0.8) for i, text in enumerate(texts)]
   found += found[20:40]
   content = [json.dumps({"text": t, "score": q}) + "\n" for t, q in found]
@@ -191,6 +196,7 @@ def test_what_filters_removed_is_in_the_report_and_in_the_manifest(cache_lines):
     "removed_low_quality": 10,
     "removed_too_short": 0,
     "removed_too_long": 0,
+    "removed_contaminated": 0,
     "removed_exact_duplicates": 20,
     "removed_near_duplicates": 0,
   }
@@ -200,6 +206,28 @@ def test_what_filters_removed_is_in_the_report_and_in_the_manifest(cache_lines):
   for split in ("training_documents", "validation_documents"):
     assert found[split] < plain[split]
   assert found["training_documents"] + found["validation_documents"] == 50
+
+
+def test_documents_with_examples_of_named_tasks_are_removed(
+  cache_lines, tmp_path
+):
+  # A JSON line of an evaluation set, and an example of a SeqIO task.
+  line, inputs, targets = text_of(0), *text_of(21).split(" five21", 1)
+  (tmp_path / "set.jsonl").write_text(json.dumps({"text": line}) + "\n")
+  with registries_restored():
+    add_examples(
+      "named",
+      {"validation": {"inputs": [inputs], "targets": [f"five21{targets}"]}},
+      [seqio.preprocessors.tokenize],
+      features=("inputs", "targets"),
+    )
+    _, found = cache_lines(
+      "filtered",
+      DECONTAMINATE_TASKS=["named"],
+      DECONTAMINATE_FILES=str(tmp_path / "set.jsonl"),
+    )
+  assert found["removed_contaminated"] == 1 + 2  # text 21 comes twice
+  assert found["training_documents"] + found["validation_documents"] == 77
 
 
 def test_without_filters_a_manifest_is_what_it_was(cache_lines):

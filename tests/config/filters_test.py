@@ -23,6 +23,14 @@ from palm_mtf.errors import UserError
       "MAX_DOCUMENT_BYTES = 8: give a whole number of at least 9.",
     ),
     (
+      {"decontaminate_tasks": "squad"},
+      "DECONTAMINATE_TASKS = 'squad': give a list of names of SeqIO tasks, or ",
+    ),
+    (
+      {"decontaminate_files": []},
+      "DECONTAMINATE_FILES = []: give a glob, a list of globs, or None.",
+    ),
+    (
       {"quality_field": "q"},
       "QUALITY_FIELD = 'q' and MIN_QUALITY = None: set both of them, or ",
     ),
@@ -56,5 +64,7 @@ def test_a_quality_is_of_text_files():
 
 def test_defaults_remove_nothing_and_any_filter_is_seen():
   assert not FilterConfig().removes
+  assert not FilterConfig(decontaminate_tasks=[]).removes
+  assert FilterConfig(decontaminate_tasks=["squad"]).removes
   assert FilterConfig(min_document_bytes=1).removes
   assert FilterConfig(remove_duplicates="exact").removes

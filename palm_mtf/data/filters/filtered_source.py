@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from palm_mtf.config.data import DataConfig
-from palm_mtf.config.filters import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
 from palm_mtf.data.filters.decision_file import (
   read_decisions,
   write_decisions,
 )
+from palm_mtf.data.filters.evaluation_sets import EvaluationSets
 from palm_mtf.data.sources.document import Document, Source
 from palm_mtf.data.sources.file_hashes import FileDigests
 from palm_mtf.data.sources.open import open_sources
@@ -51,7 +51,7 @@ def open_filtered(
   folders = [own]
   if shared:
     folders.insert(0 if os.access(shared, os.W_OK) else 1, shared)
-  decisions = _Decisions(sources, data.filters, folders)
+  decisions = _Decisions(sources, data, folders)
   return [
     FilteredSource(source, number, decisions)
     for number, source in enumerate(sources)
@@ -64,25 +64,29 @@ class _Decisions:
   def __init__(
     self,
     sources: Sequence[Source],
-    filters: FilterConfig,
+    data: DataConfig,
     folders: Sequence[str],
   ):
     """Takes folders that may have the decisions; the first is written."""
-    self._sources, self._filters, self._folders = sources, filters, folders
+    self._sources, self._folders = sources, folders
+    self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
     """Returns a hash of all that decides which documents a source keeps."""
+    # First, for it names what is wrong with the tasks; hashing text takes long.
+    examples = self._evaluation_sets and self._evaluation_sets.fingerprint
     all_of_them = self._fingerprints(digests)
+    settings = dataclasses.asdict(self._filters)
+    # What these name counts, wherever it lies.
+    del settings["decontaminate_tasks"], settings["decontaminate_files"]
+    parts = [_VERSION, all_of_them[number], sorted(settings.items())]
+    if examples:
+      parts.append(examples)
     # Duplicates are found among sources: what one keeps depends on all.
-    depends_on = all_of_them if self._filters.remove_duplicates else []
-    return _hash(
-      _VERSION,
-      all_of_them[number],
-      sorted(dataclasses.asdict(self._filters).items()),
-      number if depends_on else 0,
-      depends_on,
-    )
+    if self._filters.remove_duplicates:
+      parts += [number, *all_of_them]
+    return _hash(*parts)
 
   def _fingerprints(self, digests: FileDigests | None) -> list[str]:
     if self._known is None:
@@ -100,7 +104,8 @@ class _Decisions:
       if found is not None:
         return found
     # Another start, after a killed one too, reads what is written here.
-    found = decide(self._sources, self._filters)
+    sets = self._evaluation_sets
+    found = decide(self._sources, self._filters, sets.read() if sets else None)
     write_decisions(os.path.join(self._folders[0], name), found)
     return found
 

@@ -1,44 +1,47 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the search for duplicates needs of documents, by worker processes."""
+"""What filters need of documents that takes time, by worker processes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from palm_mtf.data.sources.document import Document
-from palm_mtf.data.statistics.near_duplicates import (
-  NUM_VALUES,
-  minhash,
-  text_digest,
-)
+from palm_mtf.data.statistics.contained_examples import find_ngrams
+from palm_mtf.data.statistics.near_duplicates import minhash, text_digest
 
 
 class Measures(NamedTuple):
   """Measures of a batch of documents."""
 
-  digests: bytes  # 16 of each document
-  values: bytes  # MinHash values, uint16; none where they are not asked for
+  digests: list[bytes]  # 16 bytes of each document; [] without duplicates
+  values: list[bytes]  # MinHash values, uint16, of each; [] without near ones
+  # Indices in the table of the 8-grams of each; [] without a table.
+  ngrams: list[np.ndarray]
 
 
 class Measurer(NamedTuple):
   """A function of batches of documents.
 
   Attributes:
-    near: whether near duplicates are looked for.
+    duplicates: whether duplicates are looked for.
+    near: whether near duplicates are.
+    table: 8-grams of evaluation examples (contained_examples.py), or None.
   """
 
+  duplicates: bool
   near: bool
+  table: np.ndarray | None
 
   def __call__(self, batch: Sequence[Document]) -> Measures:
     """Returns the measures of the documents of a batch."""
-    digests = [text_digest(document) for document in batch]
-    values = []
-    if self.near:
-      pairs = zip(batch, digests, strict=True)
-      values = [minhash(*pair).tobytes() for pair in pairs]
-    return Measures(b"".join(digests), b"".join(values))
-
-  @property
-  def num_values(self) -> int:
-    """MinHash values of a document."""
-    return NUM_VALUES if self.near else 0
+    digests, values, ngrams = [], [], []
+    for document in batch:
+      if self.duplicates:
+        digests.append(text_digest(document))
+      if self.near:
+        values.append(minhash(document, digests[-1]).tobytes())
+      if self.table is not None:
+        ngrams.append(find_ngrams(self.table, document))
+    return Measures(digests, values, ngrams)

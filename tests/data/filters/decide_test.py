@@ -9,7 +9,9 @@ import pytest
 from palm_mtf.config.filters import FilterConfig
 from palm_mtf.data.filters.decide import REASONS, count_removed, decide
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
+from palm_mtf.data.statistics.contained_examples import ContainedExamples
 from palm_mtf.data.workers import pool
+from palm_mtf.errors import UserError
 from tests.data.small_sources import ListSource
 
 
@@ -117,7 +119,7 @@ def kept_by_hand(sources) -> list[list[str]]:
 
 def kept(sources, num_processes=0) -> list[list[Document]]:
   filters = FilterConfig(remove_duplicates="near")
-  found = decide(sources, filters, num_processes)
+  found = decide(sources, filters, None, num_processes)
   return [
     sorted(
       document.text
@@ -165,7 +167,7 @@ def test_whether_a_near_duplicate_is_held_out_does_not_count():
 def test_exact_and_near_duplicates_are_counted_apart():
   texts = planted(2)
   source = ListSource(texts)
-  (decisions,) = decide([source], FilterConfig(remove_duplicates="near"), 0)
+  (decisions,) = decide([source], FilterConfig(remove_duplicates="near"))
   counts = count_removed(decisions)
   assert counts["removed_exact_duplicates"] == len(texts) - len({*texts})
   (groups,) = kept_by_hand([texts])
@@ -179,3 +181,46 @@ def test_a_held_out_document_stays_before_its_copy_for_training():
   found = [each for each, _ in source.documents()]
   assert found == [TRAIN, TRAIN, VALIDATION]
   assert decisions.astype(bool).tolist() == [False, True, False]
+
+
+EXAMPLE = " ".join(f"question{i}" for i in range(20))
+
+
+def contaminated(source, filters, num_processes=0) -> list[str]:
+  examples = ContainedExamples([Document(EXAMPLE)])
+  (found,) = decide([source], filters, examples, num_processes)
+  return [REASONS[each] for each in found]
+
+
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_documents_with_an_example_are_removed_before_duplicates_are_found(
+  num_processes, monkeypatch
+):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  # The second is a near duplicate of the first, without the example.
+  filler = " ".join(f"w{i}" for i in range(500))
+  documents = [f"{EXAMPLE} {filler}", filler, "x", "too long " * 999, filler]
+  source = ListSource(documents, [f"a {EXAMPLE}", "y"])
+  filters = FilterConfig(remove_duplicates="near", max_document_bytes=8000)
+  assert contaminated(source, filters, num_processes) == [
+    "contaminated",
+    "",
+    "",
+    "too_long",
+    "exact_duplicates",
+    "contaminated",
+    "",
+  ]
+  alone = contaminated(source, FilterConfig(min_document_bytes=2))
+  assert [each for each in alone if each] == [
+    "contaminated",
+    "too_short",
+    "contaminated",
+    "too_short",
+  ]
+
+
+def test_token_ids_are_not_compared_with_texts():
+  source = ListSource([Document(np.arange(30))], name="ids")
+  with pytest.raises(UserError, match=r"^DECONTAMINATE_TASKS: ids makes token"):
+    contaminated(source, FilterConfig())

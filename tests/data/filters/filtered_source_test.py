@@ -54,6 +54,7 @@ def test_what_filters_keep_comes_in_its_order_with_its_split(opened):
     "removed_low_quality": 1,
     "removed_too_short": 0,
     "removed_too_long": 1,
+    "removed_contaminated": 0,
     "removed_exact_duplicates": 1,
     "removed_near_duplicates": 0,
   }
@@ -76,13 +77,32 @@ def test_each_filter_changes_the_fingerprint(opened):
   assert len({opened(**QUALITY).fingerprint() for _ in range(2)}) == 1
 
 
+def test_the_fingerprint_is_that_of_the_examples_wherever_they_lie(
+  opened, tmp_path
+):
+  def fingerprint(name, text):
+    (tmp_path / name).write_text(text)
+    return opened(decontaminate_files=str(tmp_path / name)).fingerprint()
+
+  one = fingerprint("one", "an example")
+  assert fingerprint("other", "an example") == one
+  assert fingerprint("one", "another example") != one
+  assert opened().fingerprint() != one
+
+
 def test_with_duplicates_the_fingerprint_depends_on_the_other_sources(opened):
   def prints(**filters):
+    data = DataConfig(
+      text_files="any",
+      vocabulary=None,
+      validation_share=0.2,
+      filters=FilterConfig(**filters),
+    )
     sources = [opened(), opened()]
-    decisions = filtered_source._Decisions(sources, FilterConfig(**filters), [])
+    decisions = filtered_source._Decisions(sources, data, [])
     return [
-      FilteredSource(x, i, decisions).fingerprint()
-      for i, x in (enumerate(sources))
+      FilteredSource(source, number, decisions).fingerprint()
+      for number, source in enumerate(sources)
     ]
 
   one, other = prints(min_document_bytes=1)
