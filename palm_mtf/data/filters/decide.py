@@ -8,7 +8,6 @@ for each document: a byte; 10 more for contamination or duplicates; 16 more for
 exact duplicates, 272 for near ones, and some 900 while groups are made.
 """
 
-import functools
 import itertools
 from array import array
 from collections.abc import Iterator, Sequence
@@ -23,11 +22,15 @@ from palm_mtf.data.filters.duplicates import (
   Candidates,
   find_repeats,
 )
-from palm_mtf.data.filters.measure import Measurer, Measures
+from palm_mtf.data.filters.measure import (
+  Measurer,
+  Measures,
+  in_batches,
+  measuring_pool,
+)
 from palm_mtf.data.sources.document import VALIDATION, Document, Source
 from palm_mtf.data.statistics.contained_examples import ContainedExamples
 from palm_mtf.data.statistics.near_duplicates import NUM_VALUES
-from palm_mtf.data.workers.pool import WorkerPool
 from palm_mtf.errors import UserError
 
 # A decision is an index into these names; 0 keeps the document.
@@ -40,8 +43,6 @@ REASONS = (
   "exact_duplicates",
   "near_duplicates",
 )
-_BATCH_CHARACTERS = 1 << 18
-_DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
 
 
 def decide(
@@ -69,15 +70,9 @@ def decide(
   if not measurer.near and not examples:
     num_processes = 0  # to hash a text takes less than to hand it over
   columns = [_Columns(filters, examples) for _ in sources]
-  with WorkerPool(
-    measurer,
-    functools.partial(Measurer, *measurer),
-    when_killed="a process that compares documents was killed, as happens when "
-    "memory runs out; free some and start again.",
-    num_processes=num_processes,
-  ) as pool:
+  with measuring_pool(measurer, num_processes) as pool:
     for source, mine in zip(sources, columns, strict=True):
-      for measures in pool.map(mine.batches(source)):
+      for measures in pool.map(in_batches(mine.measured(source))):
         mine.extend(measures)
   decisions = [each.decisions() for each in columns]
   if filters.remove_duplicates:
@@ -114,27 +109,18 @@ class _Columns:
     # Of measured documents that contain no example.
     self._digests, self._values = bytearray(), bytearray()
 
-  def batches(self, source: Source) -> Iterator[list[Document]]:
+  def measured(self, source: Source) -> Iterator[Document]:
     """Yields the documents that are to be measured; decides on all others."""
-    batch: list[Document] = []
-    size = 0
     with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
         advance(document.num_bytes)
         reason = _reason(document, self._filters)
         self._decisions.append(REASONS.index(reason))
-        if reason or not self._is_measured:
-          continue
-        self._check_is_text(document, source.name)
-        self._weights.append(document.weight)
-        self._held_out.append(split == VALIDATION)
-        batch.append(document)
-        size += len(document.text) + _DOCUMENT_CHARACTERS
-        if size >= _BATCH_CHARACTERS:
-          yield batch
-          batch, size = [], 0
-    if batch:
-      yield batch
+        if self._is_measured and not reason:
+          self._check_is_text(document, source.name)
+          self._weights.append(document.weight)
+          self._held_out.append(split == VALIDATION)
+          yield document
 
   def _check_is_text(self, document: Document, name: str) -> None:
     if self._examples is not None and not isinstance(document.text, str):

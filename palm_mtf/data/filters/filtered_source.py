@@ -20,7 +20,7 @@ from palm_mtf.data.filters.decision_file import (
 )
 from palm_mtf.data.filters.evaluation_sets import EvaluationSets
 from palm_mtf.data.sources.document import Document, Source
-from palm_mtf.data.sources.file_hashes import FileDigests
+from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import ModelDir
@@ -46,11 +46,8 @@ def open_filtered(
   sources = open_sources(data, sequence_length)
   if not data.filters.removes:
     return sources
-  # Others may own CACHE_DIR, or nobody has made it yet.
   shared, own = data.cache_folder, ModelDir(model_dir).tokens
-  folders = [own]
-  if shared:
-    folders.insert(0 if os.access(shared, os.W_OK) else 1, shared)
+  folders = [writable_folder(shared, own), *filter(None, [shared, own])]
   decisions = _Decisions(sources, data, folders)
   return [
     FilteredSource(source, number, decisions)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that contain an example of an evaluation set.
+"""Documents that contain examples of an evaluation set, and which they contain.
 
 A document contains an example when at least 70% of the example's 8-grams, of
 the words of its inputs and then of its text, occur in the document, however
@@ -26,7 +26,7 @@ class ContainedExamples:
 
   def __init__(self, examples: Iterable[Document]):
     """Reads the examples once."""
-    ngrams = [np.empty(0, np.uint64)]
+    ngrams = [np.empty(0, np.uint64)]  # for there may be no example
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
@@ -52,6 +52,20 @@ class ContainedExamples:
     owners = np.concatenate([self._owners[a:b] for a, b in spans])
     examples, hits = np.unique(owners, return_counts=True)
     return bool((hits / self._counts[examples] >= MIN_SHARE).any())
+
+  def contained(self, found: np.ndarray) -> np.ndarray:
+    """Returns which examples a text contains, [examples], bool.
+
+    Args:
+      found: whether the text has each 8-gram of `table`, [ngrams], bool.
+    """
+    hits = np.bincount(
+      self._owners,
+      np.repeat(found, np.diff(self._starts)),
+      minlength=len(self._counts),
+    )
+    shares = hits / np.maximum(1, self._counts)
+    return shares[1:] >= MIN_SHARE  # the first holds no example
 
 
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:

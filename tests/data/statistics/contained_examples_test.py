@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,22 @@ def test_a_document_contains_what_sets_of_8_grams_say(examples, text):
     for example in examples
   )
   assert contains(examples, text) == expected
+
+
+@given(st.lists(_words, max_size=6), st.lists(_words, max_size=3))
+@repeatable(300)
+def test_a_text_of_many_documents_contains_what_their_8_grams_say(
+  examples, documents
+):
+  index = ContainedExamples(map(Document, examples))
+  found = np.zeros(len(index.table), bool)
+  for each in documents:
+    found[find_ngrams(index.table, Document(each))] = True
+  seen = {ngram for each in documents for ngram in ngrams(each)}
+  assert index.contained(found).tolist() == [
+    10 * sum(x in seen for x in ngrams(example)) >= 7 * len(ngrams(example)) > 0
+    for example in examples
+  ]
 
 
 WORDS = [f"word{i}" for i in range(17)]  # ten 8-grams
