@@ -83,3 +83,16 @@ def check_no_address(name: str, path: str) -> None:
       f"{name} = {path!r}: is an address, and files are written to folders "
       "alone; give a folder, perhaps one where the address is mounted."
     )
+
+
+def check_globs(name: str, value: object) -> None:
+  """Raises UserError unless `value` is None, a glob or a list of some."""
+  globs = [value] if isinstance(value, str) else value
+  if globs is not None and not (
+    isinstance(globs, (list, tuple))
+    and globs
+    and all(isinstance(each, str) and each for each in globs)
+  ):
+    raise UserError(
+      f"{name} = {value!r}: give a glob, a list of globs, or None."
+    )

@@ -40,7 +40,8 @@ IMPORTS = {
   "checkpoints": "_tf errors config accounting mesh model_dir data",
   "cluster": "__init__ _tf errors console config mesh",
   "inference": "_tf errors config accounting mesh programs data checkpoints",
-  "evaluation": "_tf errors config model_dir data checkpoints inference",
+  "evaluation": "_tf errors console config model_dir data checkpoints "
+  "inference",
   "training": "__init__ _tf errors config machine accounting ops mesh "
   "programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
@@ -53,10 +54,12 @@ IMPORTS = {
 # Of data, on the way from documents to batches.
 DATA_IMPORTS = {
   "sources": "",
-  "vocabulary": "sources",
-  "tokens": "sources vocabulary",
-  "batches": "sources vocabulary tokens",
-  "statistics": "sources vocabulary tokens",
+  "statistics": "sources",
+  "workers": "",
+  "filters": "sources statistics workers",
+  "vocabulary": "sources workers filters",
+  "tokens": "sources workers filters vocabulary",
+  "batches": "sources filters vocabulary tokens",
 }
 PURE = {"__init__", "accounting", "config", "errors", "machine"}
 GRAPH = {"_tf", "decode", "mesh", "model", "ops", "optim", "programs"}
@@ -68,6 +71,7 @@ ONLY_IMPORTERS = {
   "mesh_tensorflow": "palm_mtf/_tf.py",
   "seqio": (
     "palm_mtf/data/sources/seqio_task.py",
+    "palm_mtf/evaluation/run_vocabulary.py",
     "palm_mtf/evaluation/seqio_tasks.py",
   ),
   "matplotlib": "palm_mtf/report/",

@@ -11,7 +11,7 @@ import os
 import time
 
 from palm_mtf.config import CorpusConfig
-from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.tokens.cache import cache_stores
 from palm_mtf.data.tokens.store import TokenStore
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
@@ -37,7 +37,7 @@ def data_cache(
   model, data = config.model, config.data
   # Without VOCABULARY the run's own is read from MODEL_DIR, or trained there.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
-  sources = open_sources(data, model.sequence_length)
+  sources = open_filtered(model_dir, data, model.sequence_length)
   # A source of token ids is of one vocabulary; one of text is of any.
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
@@ -59,6 +59,7 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   size = sum(entry.stat().st_size for entry in os.scandir(path))
   # A token is 2 or 4 bytes on the disk; manifest and shard headers add some.
   return {
+    **(store.filter_counts or {}),
     "training_documents": store.train.counts.num_documents,
     "validation_documents": store.validation.counts.num_documents,
     "training_tokens": store.train.counts.num_tokens,

@@ -13,12 +13,15 @@ import logging
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.config import CorpusConfig, DataConfig
-from palm_mtf.data.sources.open import open_sources
-from palm_mtf.data.sources.read_files import MACROS
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.filters.evaluation_sets import read_all
+from palm_mtf.data.filters.filtered_source import (
+  FilteredSource,
+  open_filtered,
+)
 from palm_mtf.data.statistics.contamination import Contamination, Examples
 from palm_mtf.data.statistics.near_duplicates import Group
 from palm_mtf.data.statistics.survey import Measured, Survey, survey
+from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -37,34 +40,35 @@ def data_statistics(
     as_json: print one JSON object instead of a table for people.
   """
   check_model_dir(model_dir)
-  sources = open_sources(config.data)
+  sources = open_filtered(model_dir, config.data)
   evaluation_sets = {}
   overlap_files = config.inspection.overlap_files
   if overlap_files is not None:
     examples = _read_examples(overlap_files, config.data)
     evaluation_sets["OVERLAP_FILES"] = examples
   vocabulary = _find_vocabulary(model_dir, config)
-  result = survey(sources, vocabulary, evaluation_sets)
-  if as_json:
-    print(json.dumps(_as_json(result)))
+  if vocabulary is None:
+    result = survey(sources, None, evaluation_sets)
   else:
-    print("\n".join(_lines(result)))
+    with Encoder(vocabulary) as encoder:
+      result = survey(sources, encoder.count, evaluation_sets)
+  removed = {
+    source.name: source.counts
+    for source in sources
+    if isinstance(source, FilteredSource)
+  }
+  if as_json:
+    found = _as_json(result)
+    print(json.dumps({**found, "filters": removed} if removed else found))
+  else:
+    print("\n".join([*_lines(result), *_filter_lines(removed)]))
 
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
   """Returns the n-grams of all documents of OVERLAP_FILES."""
-  files = TextFiles(
-    [globs] if isinstance(globs, str) else globs,
-    text_field=data.text_field,
-    validation_share=data.validation_share,
-    name="OVERLAP_FILES",
-    settings=MACROS._replace(files="OVERLAP_FILES"),
-  )
-  # Both splits: none of an evaluation set is trained on.
   examples = Examples()
-  for _, document in files.documents():
+  for document in read_all(globs, data, "OVERLAP_FILES"):
     examples.add(document)
-  files.report_skipped()
   return examples
 
 
@@ -152,6 +156,13 @@ def _lines(result: Survey) -> Iterator[str]:
     if name != "validation":
       yield f"{name:18} {overlap.examples:,} documents"
       yield from _overlap_lines(overlap)
+
+
+def _filter_lines(removed: dict[str, dict[str, int]]) -> Iterator[str]:
+  for name, counts in removed.items():
+    yield f"filters            {name}"
+    for what, count in counts.items():
+      yield f"  {count:,} {what.replace('_', ' ')}"
 
 
 def _row(name: str, measured: Measured) -> tuple[str, ...]:

@@ -170,9 +170,11 @@ def _print_outcome(
       f"{'metric':24}  {'value':>10}"
     )
   for name, value in outcome.metrics.items():
+    is_clean = name.removesuffix("_clean") in outcome.metrics.keys() - {name}
+    count = outcome.num_clean if is_clean else outcome.num_examples
     text = f"{value:10.4f}" if isinstance(value, float) else repr(value)
     print(
       f"{outcome.step:8}  {outcome.task:28}  {outcome.split:12}  "
-      f"{outcome.num_examples:8,}  {name:24}  {text}",
+      f"{count:8,}  {name:24}  {text}",
       flush=True,
     )

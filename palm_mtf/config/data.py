@@ -5,6 +5,7 @@
 import dataclasses
 import os
 
+from palm_mtf.config.filters import FilterConfig
 from palm_mtf.errors import (
   UserError,
   check_choice,
@@ -41,6 +42,7 @@ class DataConfig:
       but positions and attention begin anew after each [eod]), "packed" (whole
       documents, as many as fit, padded, masked too) or "single" (one document
       in a row, padded).
+    filters: which documents are left out.
   """
 
   text_files: str | list[str] | tuple[str, ...] | None
@@ -51,6 +53,7 @@ class DataConfig:
   weight_field: str | None = None
   cache_dir: str | None = None
   packing: str = "joined"
+  filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
 
   def __post_init__(self):
     if (self.task is None) == (self.text_files is None):
@@ -71,6 +74,11 @@ class DataConfig:
         "such as '\"/any/folder/**/*.txt\"'."
       )
     check_text("TASK", self.task, "the name of a SeqIO task, or None")
+    if self.task is not None and self.filters.quality_field is not None:
+      raise UserError(
+        f"QUALITY_FIELD = {self.filters.quality_field!r}: is a field of "
+        "TEXT_FILES; let a preprocessor of the TASK filter, or set it to None."
+      )
     check_text("WEIGHT_FIELD", self.weight_field, "a field's name, or None")
     check_text(
       "VOCABULARY",

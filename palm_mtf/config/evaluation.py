@@ -27,6 +27,8 @@ class TaskEvalConfig:
     eval_wait_secs: seconds that "every" waits for the next checkpoint.
     task_eval_steps: steps of training between evaluations on the tasks, each
       by a checkpoint that is written then; None for none.
+    clean_subset: whether metrics are also given over those examples that the
+      run's training text does not contain (evaluation/clean_subset.py).
     stride: tokens from one row to the next of a text that `score` reads in
       several (inference/score_windows.py); None is half of sequence_length.
   """
@@ -39,6 +41,7 @@ class TaskEvalConfig:
   eval_checkpoints: str | list[int] | tuple[int, ...] = NEWEST
   eval_wait_secs: float = 3600.0
   task_eval_steps: int | None = None
+  clean_subset: bool = False
   stride: int | None = None
 
   def __post_init__(self):
@@ -59,6 +62,7 @@ class TaskEvalConfig:
       check_count("EVAL_EXAMPLES", self.eval_examples)
     if self.num_shots is not None:
       check_count("NUM_SHOTS", self.num_shots, 0)
+    check_choice("CLEAN_SUBSET", self.clean_subset, [False, True])
     if self.stride is not None:
       check_count("STRIDE", self.stride)
     self._check_checkpoints()

@@ -4,7 +4,7 @@
 
 import dataclasses
 
-from palm_mtf.errors import UserError, check_count
+from palm_mtf.errors import UserError, check_count, check_globs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,4 @@ class InspectionConfig:
     for step in steps:
       check_count("INSPECT_STEPS", step, minimum=0)
     check_count("INSPECT_ROWS", self.inspect_rows, minimum=0)
-    names = [files] if isinstance(files, str) else files
-    if names is not None and not (
-      isinstance(names, (list, tuple))
-      and names
-      and all(isinstance(name, str) and name for name in names)
-    ):
-      raise UserError(
-        f"OVERLAP_FILES = {files!r}: give a glob, a list of globs, or None."
-      )
+    check_globs("OVERLAP_FILES", files)

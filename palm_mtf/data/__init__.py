@@ -5,10 +5,12 @@
 Folders, in the order of that way:
 
   sources/     documents of text files and SeqIO tasks, training and held out
+  statistics/  sizes, near duplicates and contamination of a corpus
+  filters/     short, poor and duplicate documents removed
   vocabulary/  SentencePiece: trained, loaded, text to ids and back
   tokens/      the ids of all documents on disk, in shards
   batches/     documents packed into rows; rows mixed, shuffled, in batches
-  statistics/  sizes, near duplicates and contamination of a corpus
+  workers/     worker processes for batches of documents
 
   data = DataConfig(text_files="text/*.txt", ...)
   vocabulary = load_vocabulary(model_dir, data, vocab_size=4096)

@@ -8,6 +8,7 @@ MODEL_DIR/eval/step_00000200/my_task-validation.json           metrics
                                                                predictions
                              my_task-validation.answers.jsonl  for a later
                                                                evaluation
+MODEL_DIR/eval/contamination/...                     see clean_subset.py
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ from palm_mtf.evaluation.answers import (
   CheckpointModel,
   TaskAnswers,
 )
+from palm_mtf.evaluation.clean_subset import CleanSubset, clean_subsets
 from palm_mtf.evaluation.seqio_tasks import (
   EvalTask,
   TaskResult,
@@ -52,7 +54,9 @@ class TaskOutcome:
   split: str
   num_examples: int
   num_cut: int  # examples whose inputs lost their beginning, to fit
-  metrics: dict[str, float | str]  # numbers, or texts, by name
+  # Numbers, or texts, by name; those over clean examples end in "_clean".
+  metrics: dict[str, float | str]
+  num_clean: int | None = None  # examples; None without CLEAN_SUBSET
 
   @property
   def numbers(self) -> dict[str, float]:
@@ -84,6 +88,9 @@ class TaskEvaluation:
     self._tasks = open_eval_tasks(
       config.evaluation, vocabulary, model.sequence_length
     )
+    self._clean: dict[str, CleanSubset] = {}
+    if config.evaluation.clean_subset:
+      self._clean = clean_subsets(model_dir, config, self._tasks)
     # Beside checkpoint and examples: whatever changes answers.
     self._depends_on = {
       "vocabulary": vocabulary.sha256,
@@ -118,6 +125,9 @@ class TaskEvaluation:
         with AnswerJournal(f"{path}.answers.jsonl", depends_on) as journal:
           answers = TaskAnswers(task, model, journal)
           result = task.evaluate(step, answers)
+          clean = self._clean.get(task.name)
+          if clean:
+            result = clean.join(step, answers, result)
         outcome = TaskOutcome(
           step=step,
           checkpoint=checkpoint.path,
@@ -126,6 +136,7 @@ class TaskEvaluation:
           num_examples=len(task.targets),
           num_cut=answers.num_cut,
           metrics=result.metrics,
+          num_clean=clean and clean.num_examples,
         )
         self._keep(path, task, outcome, result)
         yield outcome

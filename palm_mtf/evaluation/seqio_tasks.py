@@ -8,22 +8,24 @@ own postprocessor and metric functions judge the model's `Answers`.
 """
 
 import contextlib
-import dataclasses
+import functools
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from palm_mtf._tf import eager_mode, tf
 from palm_mtf.config.evaluation import TaskEvalConfig
+from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.seqio_steps import tokenizes
 from palm_mtf.data.sources.seqio_task import check_ids, explained, find_provider
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.few_shot import few_shot_task
+from palm_mtf.evaluation.few_shot import Exemplars, few_shot_task
+from palm_mtf.evaluation.run_vocabulary import with_vocabulary
 
 # After TensorFlow, which _tf.py keeps silent.
 import seqio  # isort: skip
@@ -119,6 +121,8 @@ class EvalTask:
   ):
     """Reads the examples; see `open_eval_tasks`."""
     self.name, self.split = task.name, config.eval_split
+    self._task, self._config = task, config
+    self._sequence_length = sequence_length
     self._vocabulary = vocabulary
     self._what = f"EVAL_TASKS: {task.name}, split {self.split!r}"
     self._outputs = {each.model_output_type for each in task.metric_objs}
@@ -133,7 +137,7 @@ class EvalTask:
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
     with explained(self._what), eager_mode():
       self._evaluator = _evaluator(
-        _with_vocabulary(task, vocabulary), config, sequence_length
+        with_vocabulary(task, vocabulary), config, sequence_length
       )
       self._examples = list(
         self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
@@ -163,6 +167,58 @@ class EvalTask:
         ids.append(value.tolist())
         digest.update(f"{ids[-1]}".encode())
     self.fingerprint = digest.hexdigest()  # of all of them
+
+  @functools.cached_property
+  def texts(self) -> list[Document]:
+    """The texts of each example without exemplars; "" of unconditional ones."""
+    task, steps = self, list(map(_function, self._task.preprocessors))
+    if Exemplars.add in steps:
+      own = [*self._task.preprocessors]
+      del own[steps.index(Exemplars.add)]
+      task = self._with_steps(own)
+    return [
+      Document("")
+      if example.get("unconditional", False)
+      else Document(
+        self._text(example, "targets") if "targets" in example else "",
+        self._text(example, "inputs") if "inputs" in example else None,
+      )
+      for example in task._examples
+    ]
+
+  @property
+  def questions(self) -> list[Hashable]:
+    """The question of each example: options of one share it."""
+    return [
+      _question(example, number)
+      for number, example in enumerate(self._examples)
+    ]
+
+  def subset(self, keep: Sequence[bool]) -> "EvalTask":
+    """Returns the task with some of its examples.
+
+    Args:
+      keep: whether to keep each example.
+    """
+
+    table = [*keep, False]  # those behind EVAL_EXAMPLES are left out
+
+    def kept(dataset: tf.data.Dataset) -> tf.data.Dataset:
+      return (
+        dataset.enumerate()
+        .filter(lambda n, _: tf.gather(table, tf.minimum(n, len(keep))))
+        .map(lambda _, example: example)
+      )
+
+    return self._with_steps([*self._task.preprocessors, kept])
+
+  def _with_steps(self, steps: Sequence[Callable]) -> "EvalTask":
+    return EvalTask(
+      self._task.replace(preprocessors=steps),
+      self._config,
+      self._vocabulary,
+      self._sequence_length,
+    )
 
   def evaluate(self, step: int, answers: Answers) -> TaskResult:
     """Returns the metrics of answers by the task's metric functions.
@@ -197,7 +253,7 @@ class EvalTask:
 
   def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
-    # seqio.Evaluator takes ids and decodes them with _RunVocabulary.
+    # seqio.Evaluator takes ids and decodes them with the run's vocabulary.
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
     ids = self._vocabulary.encode_batch(flat)
@@ -267,18 +323,16 @@ def _registered(task: seqio.Task) -> Iterator[str]:
     seqio.TaskRegistry.remove(name)
 
 
-def _with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  # All preprocessors run, and find the run's vocabulary in place of the task's,
-  # which is never loaded.
-  own = _RunVocabulary(vocabulary)
-  return task.replace(
-    output_features={
-      name: feature
-      if isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
-      else dataclasses.replace(feature, vocabulary=own)
-      for name, feature in task.output_features.items()
-    }
-  )
+def _function(step: Callable) -> Callable:
+  return getattr(step, "__func__", step)
+
+
+def _question(example: dict[str, Any], number: int) -> Hashable:
+  """Returns the question of an example, the number of one that has no other."""
+  if "record" in example:  # palm_mtf.tasks; T5 has numbers of both
+    return example["record"]
+  index = np.asarray(example.get("idx", []))
+  return tuple(index[:-1]) if index.shape and len(index) > 1 else number
 
 
 def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
@@ -295,50 +349,6 @@ def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
     # A number of any library, also in an array of one; histograms are left out.
     elif np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
       yield name, float(np.asarray(value).reshape([]))
-
-
-class _RunVocabulary(seqio.Vocabulary):
-  """The run's vocabulary with SeqIO's methods."""
-
-  def __init__(self, vocabulary: Vocabulary):
-    super().__init__()
-    self._own = vocabulary
-
-  @property
-  def eos_id(self) -> int:
-    return self._own.eod_id
-
-  @property
-  def unk_id(self) -> None:
-    return None
-
-  @property
-  def _base_vocab_size(self) -> int:
-    return self._own.size
-
-  def _encode(self, s: str) -> list[int]:
-    return self._own.encode(s)
-
-  def _decode(self, ids: Sequence[int]) -> str:
-    return self._own.decode(ids)
-
-  # In tf.data's graphs text and ids cross over to SentencePiece in Python.
-  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    def encode(text: bytes) -> np.ndarray:
-      (ids,) = self._own.encode_arrays([text.decode("utf-8")], 1)
-      return ids.astype(np.int32)
-
-    ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
-    ids.set_shape([None])
-    return ids
-
-  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    def decode(ids: np.ndarray) -> bytes:
-      return self._own.decode(ids).encode()
-
-    text = tf.numpy_function(decode, [ids], tf.string, stateful=False)
-    text.set_shape([])
-    return text
 
 
 # Evaluator asks for one; TaskAnswers makes rows of the examples.

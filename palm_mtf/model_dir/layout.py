@@ -29,6 +29,8 @@ class ModelDir:
     self.rewinds = os.path.join(path, "rewinds.jsonl")
     # Folders step_00000200/ with answers and metrics of SeqIO tasks.
     self.evaluations = os.path.join(path, "eval")
+    # Which examples of SeqIO tasks the training text contains.
+    self.contamination = os.path.join(self.evaluations, "contamination")
     # Files step_00000200.* of traced steps.
     self.traces = os.path.join(path, "traces")
     # The page of `palm_mtf report`.

@@ -169,6 +169,7 @@ def _manifest(
     config.pods,
     config.optimizer,
     config.data,
+    config.data.filters,
     config.fault_tolerance,
     run,
   )
@@ -176,6 +177,7 @@ def _manifest(
     name.upper(): value
     for part in parts
     for name, value in dataclasses.asdict(part).items()
+    if name != "filters"  # a part itself
   }
   return Manifest(
     shapes=parameter_shapes(model),

@@ -2,12 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import json
+import pathlib
 
 import numpy as np
 import pytest
+import seqio
 
+from palm_mtf.data.tokens import cache as cache_module
+from palm_mtf.data.tokens import store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import processes, runs
+from tests.seqio_testing import add_examples, registries_restored
 
 
 @pytest.fixture
@@ -23,13 +28,13 @@ def test_the_figures_are_those_of_the_files(cache, corpus, tmp_path):
   vocabulary = Vocabulary(str(tmp_path / "run" / "vocabulary.model"))
   texts = [path.read_text() for path in corpus.iterdir()]
   num_tokens = sum(len(vocabulary.encode(text)) + 1 for text in texts)
-  (store,) = (each for each in (tmp_path / "cache").iterdir() if each.is_dir())
-  on_disk = sum(each.stat().st_size for each in store.iterdir())
-  splits = [np.load(store / f"{s}-00000.npy") for s in ("train", "validation")]
+  (folder,) = (x for x in (tmp_path / "cache").iterdir() if x.is_dir())
+  on_disk = sum(each.stat().st_size for each in folder.iterdir())
+  splits = [np.load(folder / f"{s}-00000.npy") for s in ("train", "validation")]
   text_bytes = sum(map(len, texts))
   assert found == {
     "source": "text_files",
-    "path": str(store),
+    "path": str(folder),
     "training_documents": int((splits[0] == vocabulary.eod_id).sum()),
     "validation_documents": int((splits[1] == vocabulary.eod_id).sum()),
     "training_tokens": len(splits[0]),
@@ -135,3 +140,120 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, vocabulary):
   large = memory_of(tmp_path, 12 << 20, vocabulary)
   # Nine more megabytes of text, and about as many of tokens.
   assert large - small < 3 << 20
+
+
+def text_of(number: int) -> str:
+  """Returns a text whose words no other has."""
+  return " ".join(f"{word}{number}" for word in runs.WORDS * (number % 7 + 1))
+
+
+@pytest.fixture
+def lines(tmp_path):
+  """JSON lines of 60 texts, of which 20 come twice and 10 are poor."""
+  folder = tmp_path / "lines"
+  folder.mkdir()
+  texts = [text_of(i) for i in range(60)]
+  found = [(text, 0.2 if i < 10 else 0.8) for i, text in enumerate(texts)]
+  found += found[20:40]
+  content = [json.dumps({"text": t, "score": q}) + "\n" for t, q in found]
+  (folder / "a.jsonl").write_text("".join(content))
+  return folder
+
+
+FILTERS = {
+  "QUALITY_FIELD": "score",
+  "MIN_QUALITY": 0.5,
+  "REMOVE_DUPLICATES": "exact",
+}
+
+
+@pytest.fixture
+def cache_lines(lines, tmp_path, on_corpus):
+  """Caches the lines; returns the store and what was printed."""
+
+  def run(folder, **macros):
+    code, out, err = on_corpus(
+      "data cache",
+      lines,
+      "--json",
+      CACHE_DIR=str(tmp_path / folder),
+      TEXT_FILES=f"{lines}/*.jsonl",
+      VOCAB_SIZE=300,
+      **macros,
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    return pathlib.Path(found["path"]), found
+
+  return run
+
+
+def test_what_filters_removed_is_in_the_report_and_in_the_manifest(cache_lines):
+  _, plain = cache_lines("plain")
+  path, found = cache_lines("filtered", **FILTERS)
+  counts = {
+    "documents_read": 80,
+    "removed_low_quality": 10,
+    "removed_too_short": 0,
+    "removed_too_long": 0,
+    "removed_contaminated": 0,
+    "removed_exact_duplicates": 20,
+    "removed_near_duplicates": 0,
+  }
+  assert {name: found[name] for name in counts} == counts
+  assert json.loads((path / "manifest.json").read_text())["filters"] == counts
+  assert not counts.keys() & plain.keys()
+  for split in ("training_documents", "validation_documents"):
+    assert found[split] < plain[split]
+  assert found["training_documents"] + found["validation_documents"] == 50
+
+
+def test_documents_with_examples_of_named_tasks_are_removed(
+  cache_lines, tmp_path
+):
+  # A JSON line of an evaluation set, and an example of a SeqIO task.
+  line, inputs, targets = text_of(0), *text_of(21).split(" five21", 1)
+  (tmp_path / "set.jsonl").write_text(json.dumps({"text": line}) + "\n")
+  with registries_restored():
+    add_examples(
+      "named",
+      {"validation": {"inputs": [inputs], "targets": [f"five21{targets}"]}},
+      [seqio.preprocessors.tokenize],
+      features=("inputs", "targets"),
+    )
+    _, found = cache_lines(
+      "filtered",
+      DECONTAMINATE_TASKS=["named"],
+      DECONTAMINATE_FILES=str(tmp_path / "set.jsonl"),
+    )
+  assert found["removed_contaminated"] == 1 + 2  # text 21 comes twice
+  assert found["training_documents"] + found["validation_documents"] == 77
+
+
+def test_without_filters_a_manifest_is_what_it_was(cache_lines):
+  path, _ = cache_lines("plain")
+  manifest = json.loads((path / "manifest.json").read_text())
+  assert {**manifest, "seal": ""} == {"num_shards": 1, "seal": ""}
+  assert not [*path.parent.glob("removed-*")]
+
+
+def test_filtering_that_was_stopped_goes_on_to_the_same_store(
+  cache_lines, monkeypatch
+):
+  small = functools.partial(store.write_store, shard_bytes=1000)
+  monkeypatch.setattr(cache_module, "write_store", small)
+  whole, _ = cache_lines("undisturbed", **FILTERS)
+  write_shard = store.write_shard
+
+  def stopped(folder, number, documents, **settings):
+    if number == 2:
+      raise RuntimeError("stopped")
+    return write_shard(folder, number, documents, **settings)
+
+  monkeypatch.setattr(store, "write_shard", stopped)
+  with pytest.raises(RuntimeError, match="stopped"):
+    cache_lines("stopped", **FILTERS)
+  monkeypatch.setattr(store, "write_shard", write_shard)
+  again, _ = cache_lines("stopped", **FILTERS)
+  assert again.name == whole.name
+  assert runs.read_files(again) == runs.read_files(whole)

@@ -136,3 +136,15 @@ def test_what_cannot_be_read_is_one_line(statistics, macros, line):
   assert (code, out) == (2, "")
   assert err.startswith(f"palm_mtf: {line}")
   assert err.count("\n") == 1
+
+
+def test_what_filters_remove_is_counted_apart(statistics):
+  filters = {"REMOVE_DUPLICATES": "exact", "MIN_DOCUMENT_BYTES": 10}
+  results = json.loads(statistics("--json", **filters)[1])
+  assert results["all"]["documents"] == 55
+  assert results["all"]["exact_documents"] == 0
+  assert results["filters"]["text_files"]["documents_read"] == 60
+  assert results["filters"]["text_files"]["removed_exact_duplicates"] == 5
+  _, out, _ = statistics(**filters)
+  assert "filters            text_files\n  60 documents read\n" in out
+  assert "filters" not in json.loads(statistics("--json")[1])

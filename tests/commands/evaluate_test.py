@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import seqio
 
+from palm_mtf.data.sources.document import Document
 from palm_mtf.evaluation import answers
 from tests import runs
 from tests.seqio_testing import add_examples, registries_restored
@@ -168,3 +169,88 @@ def test_a_task_that_is_unknown_ends_training_before_it_begins(
   assert runs.run("train", corpus, tmp_path / "run", **TRAIN, **macros) == 2
   assert 'did you mean "counting"?' in capsys.readouterr().err
   assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.fixture
+def texts(tmp_path):
+  """Texts of random words, each another's text or near it, in JSON lines."""
+  rng = np.random.default_rng(0)
+  words = [f"{word}{i}" for i in range(100) for word in runs.WORDS]
+  texts = [" ".join(rng.choice(words, 60)) for _ in range(50)]
+  folder = tmp_path / "texts"
+  folder.mkdir()
+  lines = [*texts, *texts[:5], *(f"{text} end" for text in texts[5:8]), "short"]
+  content = [json.dumps({"text": text}) + "\n" for text in lines]
+  (folder / "a.jsonl").write_text("".join(content))
+  return texts
+
+
+def test_a_corpus_is_built_learnt_and_evaluated_without_what_it_contains(
+  texts, tmp_path, palm_mtf, capsys
+):
+  # Documents with the first task's examples are removed; half of the second
+  # task's stay in the text.
+  trained = [text for text in texts[10:] if Document(text).rank >= 0.05]
+  ends = [text.rsplit(" ", 2) for text in trained[:4]]
+  new = [("eleven twelve " * 6 + str(i), "new") for i in range(2)]
+  for name, pairs in (
+    ("removed", [(a, b) for a, b, _ in ends[:2]]),
+    ("half_seen", [*((a, b) for a, b, _ in ends[2:]), *new]),
+    ("unseen", new),
+  ):
+    inputs, targets = map(list, zip(*pairs, strict=True))
+    add_examples(
+      name,
+      {"validation": {"inputs": inputs, "targets": targets}},
+      [seqio.preprocessors.tokenize],
+      features=("inputs", "targets"),
+      metric_fns=[mean_score],
+    )
+  macros = {
+    "TEXT_FILES": f"{tmp_path}/texts/*.jsonl",
+    "CACHE_DIR": str(tmp_path / "cache"),
+    "REMOVE_DUPLICATES": "near",
+    "DECONTAMINATE_TASKS": ["removed"],
+    "MIN_DOCUMENT_BYTES": 10,
+    "VALIDATION_SHARE": 0.05,
+    "EVAL_BATCHES": 1,
+  }
+  model_dir = tmp_path / "run"
+  command = runs.arguments("data cache", tmp_path, model_dir, **macros)
+  code, out, err = palm_mtf(*command, "--json")
+  assert code == 0, err
+  found = json.loads(out)
+  counts = {x: n for x, n in found.items() if x.startswith("removed_") and n}
+  assert found["documents_read"] == 59
+  assert counts == {
+    "removed_too_short": 1,
+    "removed_contaminated": 2,
+    "removed_exact_duplicates": 5,
+    "removed_near_duplicates": 3,
+  }
+  short = {"TRAIN_STEPS": 2, "CHECKPOINT_STEPS": 2, "PROMPTS": []}
+  assert runs.run("train", tmp_path, model_dir, **macros, **short) == 0
+  assert "tokens of text_files are read from" in capsys.readouterr().err
+  code, out, err = palm_mtf(
+    *("evaluate", "--model_dir", model_dir, runs.IN_FLOAT32, "--json"),
+    '--gin.EVAL_TASKS=["removed", "half_seen", "unseen"]',
+    "--gin.CLEAN_SUBSET=True",
+  )
+  assert code == 0, err
+  assert "half_seen: the training text contains 2 of 4 examples" in err
+  removed, half, unseen = map(json.loads, out.splitlines())
+  assert (removed["num_clean"], half["num_clean"]) == (2, 2)
+  scores = removed["metrics"]
+  assert scores["mean_score_clean"] == scores["mean_score"]
+  clean = pytest.approx(unseen["metrics"]["mean_score"], abs=1e-5)
+  assert half["metrics"]["mean_score_clean"] == clean
+  assert half["metrics"]["mean_score"] != clean
+  _, table, _ = palm_mtf(
+    *("evaluate", "--model_dir", model_dir, runs.IN_FLOAT32),
+    *('--gin.EVAL_TASKS=["half_seen"]', "--gin.CLEAN_SUBSET=True"),
+  )
+  rows = [line.split() for line in table.splitlines()[1:]]
+  assert [row[3:5] for row in rows] == [
+    ["4", "mean_score"],
+    ["2", "mean_score_clean"],
+  ]

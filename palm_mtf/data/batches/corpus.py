@@ -21,8 +21,8 @@ from palm_mtf.data.batches.joined_rows import JoinedStream
 from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource
 from palm_mtf.data.batches.packing import JoinedRows, WholeRows
 from palm_mtf.data.batches.row_stream import RowStream
+from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import Source
-from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.array import TokenArray
 from palm_mtf.data.tokens.cache import load_stores
 from palm_mtf.data.tokens.store import Split, TokenStore
@@ -176,7 +176,7 @@ def load_corpus(
     UserError: there is no text, a source lacks a split, the tokens of a task
       are of another vocabulary, or the disk is full.
   """
-  sources = open_sources(data, sequence_length)
+  sources = open_filtered(model_dir, data, sequence_length)
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   stores = load_stores(model_dir, data, sources, vocabulary)

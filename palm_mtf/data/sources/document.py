@@ -25,6 +25,7 @@ class Document(NamedTuple):
   text: Text  # learnt: the document, or the targets of an example
   inputs: Text | None = None  # given and not learnt; None for a document
   weight: float = 1.0  # repeats in an epoch, at least 0; see `num_repeats`
+  quality: float | None = None  # a score that the user computed
 
   def digest(self, num_bytes: int, purpose: str = "") -> bytes:
     """Returns a BLAKE2b hash of inputs and text, independent by purpose."""

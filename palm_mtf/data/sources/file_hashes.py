@@ -77,6 +77,16 @@ class FileDigests:
     return digest
 
 
+def writable_folder(shared: str | None, own: str) -> str:
+  """Returns where to keep what other runs may use too.
+
+  Args:
+    shared: CACHE_DIR, if there is one; others may own it.
+    own: folder in MODEL_DIR.
+  """
+  return shared if shared and os.access(shared, os.W_OK) else own
+
+
 def describe_shards(
   paths: Iterable[str], digests: FileDigests | None
 ) -> list[str]:

@@ -25,6 +25,7 @@ def open_sources(
         data.text_files,
         text_field=data.text_field,
         weight_field=data.weight_field,
+        quality_field=data.filters.quality_field,
         validation_share=data.validation_share,
       )
     ]

@@ -27,6 +27,7 @@ class Settings(NamedTuple):
   files: str
   text_field: str
   weight_field: str
+  quality_field: str = "QUALITY_FIELD"
 
 
 MACROS = Settings("TEXT_FILES", "TEXT_FIELD", "WEIGHT_FIELD")
@@ -36,7 +37,17 @@ class Fields(NamedTuple):
   """Fields of a JSON line that are read."""
 
   text: str
-  weight: str | None  # None for a weight of 1
+  weight: str | None = None  # None for a weight of 1
+  quality: str | None = None  # None for no quality
+
+
+class Line(NamedTuple):
+  """A JSON line."""
+
+  number: int  # in its file, from 1 on
+  text: str
+  weight: float
+  quality: float | None
 
 
 def read_file(file: TextFile, settings: Settings) -> bytes:
@@ -54,10 +65,8 @@ def read_file(file: TextFile, settings: Settings) -> bytes:
 
 def read_jsonl_texts(
   file: TextFile, fields: Fields, settings: Settings
-) -> Iterator[tuple[int, str, float]]:
-  """Yields (line number, text, weight) of every line that is not blank.
-
-  Lines count from 1; one is in memory at a time.
+) -> Iterator[Line]:
+  """Yields every line that is not blank; one is in memory at a time.
 
   Raises:
     UserError: the file cannot be read or is damaged, or a line is broken or
@@ -71,10 +80,13 @@ def read_jsonl_texts(
           line = line.removeprefix(codecs.BOM_UTF8)  # Windows writes one
         if line.strip():
           where = f"{settings.files}: {file.path}, line {number:,}"
-          fields_of_line = _parse(line, where)
-          text = _text(fields_of_line, fields.text, where, settings)
-          weight = _weight(fields_of_line, fields.weight, where, settings)
-          yield number, text, weight
+          found = _parse(line, where)
+          yield Line(
+            number,
+            _text(found, fields.text, where, settings),
+            _weight(found, fields.weight, where, settings),
+            _quality(found, fields.quality, where, settings),
+          )
   except _READ_ERRORS as error:
     raise _explain_read_error(error, file, settings, number) from None
 
@@ -148,17 +160,36 @@ def _weight(
   if name is None:
     return 1.0
   weight = _field(line, name, where, settings.weight_field)
-  if (
-    not isinstance(weight, (int, float))
-    or isinstance(weight, bool)
-    or not 0 <= weight < _MAX_WEIGHT  # false for NaN
-  ):
+  if not _is_number(weight) or not 0 <= weight < _MAX_WEIGHT:
     raise UserError(
       f"{where}: {name!r} is {_shown(weight)}, not a number of at least 0; set "
       f"{settings.weight_field} to the field that holds the weight, or to "
       "None, or mend the line."
     )
   return float(weight)
+
+
+def _quality(
+  line: dict[str, object], name: str | None, where: str, settings: Settings
+) -> float | None:
+  if name is None:
+    return None
+  quality = _field(line, name, where, settings.quality_field)
+  if not _is_number(quality):
+    raise UserError(
+      f"{where}: {name!r} is {_shown(quality)}, not a number; set "
+      f"{settings.quality_field} to the field that holds the quality, or mend "
+      "the line."
+    )
+  return quality
+
+
+def _is_number(value: object) -> bool:
+  return (
+    isinstance(value, (int, float))
+    and not isinstance(value, bool)
+    and value == value  # NaN is not
+  )
 
 
 def _shown(value: object) -> str:

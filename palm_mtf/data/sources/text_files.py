@@ -41,6 +41,7 @@ class TextFiles:
     *,
     text_field: str = "text",
     weight_field: str | None = None,
+    quality_field: str | None = None,
     validation_share: float,
     name: str = "text_files",
     settings: Settings = MACROS,
@@ -51,20 +52,29 @@ class TextFiles:
       globs: one glob or several; see find_files.py.
       text_field: field of a JSON line with the document.
       weight_field: field with its weight, or None for a weight of 1.
+      quality_field: field with its quality, or None; every file is then one of
+        JSON lines.
       validation_share: share of the documents that is held out.
       name: name of the source.
       settings: names of the user's settings, for messages.
 
     Raises:
-      UserError: as `find_files`.
+      UserError: as `find_files`, or a file has no JSON lines for
+        `quality_field`.
     """
     self.name = name
     self.files = find_files(globs, settings.files)  # sorted by path
     self._globs = globs
-    self._fields = Fields(text_field, weight_field)
+    self._fields = Fields(text_field, weight_field, quality_field)
     self._validation_share = validation_share
     self._settings = settings
     self._start_counting()
+    plain = [file.path for file in self.files if not file.is_json_lines]
+    if quality_field is not None and plain:
+      raise UserError(
+        f"{settings.quality_field} = {quality_field!r}: {plain[0]} has no "
+        f"fields; give .jsonl files alone, or set it to None."
+      )
 
   @property
   def num_bytes(self) -> int | None:
@@ -80,9 +90,11 @@ class TextFiles:
     # or were touched, as long as their order stays.
     kinds = [file.is_json_lines for file in self.files]
     contents = (digests or FileDigests()).read(self.files)
+    # A quality changes no document; the filter that reads it has its field.
+    fields = (self._fields.text, self._fields.weight)
     parts = (
       self._validation_share,
-      tuple(self._fields) if any(kinds) else None,
+      fields if any(kinds) else None,
       *zip(kinds, contents, strict=True),
     )
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
@@ -126,12 +138,12 @@ class TextFiles:
   def _read(self, file: TextFile) -> Iterator[Document]:
     if file.is_json_lines:
       lines = read_jsonl_texts(file, self._fields, self._settings)
-      for number, text, weight in lines:
+      for number, text, weight, quality in lines:
         # A JSON escape may be half a surrogate pair, which has no UTF-8.
         if decode_text(text.encode("utf-8", "surrogatepass")) is None:
           self._skipped_lines.add(f"{file.path}, line {number:,}")
         elif text:
-          yield Document(text, weight=weight)
+          yield Document(text, weight=weight, quality=quality)
       return
     text = decode_text(read_file(file, self._settings))
     if text is None:

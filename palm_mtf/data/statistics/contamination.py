@@ -13,7 +13,11 @@ import heapq
 import numpy as np
 
 from palm_mtf.data.sources.document import Document
-from palm_mtf.data.statistics.ngrams import hash_document, hash_ngrams
+from palm_mtf.data.statistics.ngrams import (
+  find_hashes,
+  hash_document,
+  hash_ngrams,
+)
 
 NGRAM_WORDS = 8
 MIN_SHARE = 0.7
@@ -95,10 +99,7 @@ class ContaminationSearch:
       return
     words = hash_document(document)
     for n in self._lengths:
-      ngrams = np.sort(hash_ngrams(words, n))  # four times as fast to look up
-      places = np.searchsorted(self._ngrams, ngrams)
-      places[places == len(self._ngrams)] = 0
-      self._found[places[self._ngrams[places] == ngrams]] = True
+      self._found[find_hashes(self._ngrams, hash_ngrams(words, n))] = True
 
   def result(self) -> Contamination:
     """Returns the contamination by the documents so far."""

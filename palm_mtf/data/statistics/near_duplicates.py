@@ -32,8 +32,8 @@ _RUN_WORDS = 5  # a text of fewer words is one run
 # MinHash (Broder 1997): two texts of similarity J share each value with
 # probability J. Texts that share all values of a band are compared.
 _BANDS, _ROWS = 16, 8  # bands of so many values
-_VALUES = _BANDS * _ROWS
-_DIGEST_BYTES = 16
+NUM_VALUES = _BANDS * _ROWS
+DIGEST_BYTES = 16
 # Of the texts that share a band, each is compared with so many others: with all
 # but in huge groups, whose members fewer pairs connect too.
 _NEIGHBORS = 32
@@ -43,7 +43,7 @@ _RUNS_AT_ONCE = 256  # times 128 values: what a core's cache holds
 # MinHash values are the smallest of linear functions, factor * x + addend mod
 # 2 ** 32, of the runs' hashes. The numbers have no pattern.
 _FACTORS, _ADDENDS = (
-  hash_words(np.arange(2 * _VALUES)).astype(np.uint32).reshape(2, _VALUES)
+  hash_words(np.arange(2 * NUM_VALUES)).astype(np.uint32).reshape(2, NUM_VALUES)
 )
 _FACTORS |= 1  # odd, so that a function is one to one
 
@@ -86,7 +86,7 @@ class Sketches:
     """Keeps the hash and the MinHash values of a document of `split`."""
     digest = text_digest(document)
     self._digests += digest
-    self._values += _minhash(document, digest).tobytes()
+    self._values += minhash(document, digest).tobytes()
     self._sizes.append(document.num_bytes)
     self._held_out.append(split == VALIDATION)
 
@@ -97,7 +97,7 @@ class Sketches:
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
-      np.frombuffer(self._values, np.uint16).reshape(-1, _VALUES),
+      np.frombuffer(self._values, np.uint16).reshape(-1, NUM_VALUES),
       np.frombuffer(self._sizes, np.int64),
       np.frombuffer(self._held_out, np.bool_),
     )
@@ -105,7 +105,7 @@ class Sketches:
 
 def text_digest(document: Document) -> bytes:
   """Returns the hash of inputs and text that names them in a `Group`."""
-  return document.digest(_DIGEST_BYTES)
+  return document.digest(DIGEST_BYTES)
 
 
 def find_duplicates(
@@ -132,7 +132,7 @@ def find_duplicates(
   held_out_copies = np.bincount(text, held_out).astype(np.int64)
   is_trained = held_out_copies < copies
 
-  group = _connect(values[first])
+  group = group_similar(values[first])
   group_size = np.bincount(group, minlength=len(first))
   largest_bytes = np.zeros(len(first), np.int64)
   np.maximum.at(largest_bytes, group, text_sizes)
@@ -161,13 +161,18 @@ def find_duplicates(
   )
 
 
-def _minhash(document: Document, digest: bytes) -> np.ndarray:
-  """Returns the MinHash values of a document, [128], uint16."""
+def minhash(document: Document, digest: bytes) -> np.ndarray:
+  """Returns the MinHash values of a document, [NUM_VALUES], uint16.
+
+  Args:
+    document: a document.
+    digest: its hash, for a document without words.
+  """
   words = hash_document(document)
   if not len(words):  # near no other text
-    return np.frombuffer(digest * (2 * _VALUES // _DIGEST_BYTES), np.uint16)
+    return np.frombuffer(digest * (2 * NUM_VALUES // DIGEST_BYTES), np.uint16)
   runs = hash_ngrams(words, min(_RUN_WORDS, len(words))).astype(np.uint32)
-  smallest = np.full(_VALUES, 0xFFFFFFFF, np.uint32)
+  smallest = np.full(NUM_VALUES, 0xFFFFFFFF, np.uint32)
   for start in range(0, len(runs), _RUNS_AT_ONCE):
     block = runs[start : start + _RUNS_AT_ONCE, np.newaxis] * _FACTORS
     block += _ADDENDS
@@ -175,11 +180,12 @@ def _minhash(document: Document, digest: bytes) -> np.ndarray:
   return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # mixed, then cut
 
 
-def _connect(values: np.ndarray) -> np.ndarray:
+def group_similar(values: np.ndarray) -> np.ndarray:
   """Returns the group of every text, the index of its first text, [texts].
 
   Args:
-    values: MinHash values of each text, [texts, 128], uint16.
+    values: MinHash values of each text, [texts, NUM_VALUES], uint16. Sorted by
+      hash of text, texts have the same groups in any order of documents.
   """
   # Union-find: `groups` leads from a text to an earlier one of its group.
   groups = np.arange(len(values))

@@ -55,6 +55,21 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
   return _mix(hashes)
 
 
+def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+  """Returns where hashes stand in a table; those that do not are left out.
+
+  Args:
+    table: different hashes, sorted, [table], uint64.
+    hashes: hashes in any order, [hashes], uint64.
+  """
+  if not len(table):
+    return np.empty(0, np.int64)
+  hashes = np.sort(hashes)  # four times as fast to look up
+  places = np.searchsorted(table, hashes)
+  places[places == len(table)] = 0
+  return places[table[places] == hashes]
+
+
 def _blocks(text: str) -> Iterator[str]:
   """Yields `text` in blocks that end with a word."""
   start = 0

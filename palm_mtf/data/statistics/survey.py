@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of a corpus, source by source, from two readings of it."""
 
-import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from palm_mtf.console import progress_bar
@@ -20,11 +19,15 @@ from palm_mtf.data.statistics.near_duplicates import (
   find_duplicates,
   text_digest,
 )
-from palm_mtf.data.tokens.encoder import Encoder
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 _START_CHARACTERS = 60
 _START_IDS = 10
+
+# Yields split, document and number of tokens without [eod] of each (split,
+# document).
+CountTokens = Callable[
+  [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, int]]
+]
 
 
 @dataclasses.dataclass
@@ -75,14 +78,14 @@ class Survey:
 
 def survey(
   sources: Sequence[Source],
-  vocabulary: Vocabulary | None,
+  count_tokens: CountTokens | None,
   evaluation_sets: dict[str, Examples],
 ) -> Survey:
   """Reads all sources twice and returns their statistics.
 
   Args:
     sources: sources of a run; the documents that they skip are reported.
-    vocabulary: vocabulary to count tokens with, or None.
+    count_tokens: function that counts the tokens of documents, or None.
     evaluation_sets: evaluation sets by name, besides the validation split.
 
   Raises:
@@ -93,12 +96,9 @@ def survey(
   held_out = Examples()
   # The first reading: counts, sketches of all documents for near_duplicates.py,
   # n-grams of held-out ones for contamination.py.
-  with (
-    _bar("Measuring text", sources) as advance,
-    Encoder(vocabulary) if vocabulary else contextlib.nullcontext() as encoder,
-  ):
+  with _bar("Measuring text", sources) as advance:
     for source, counted, sketch in zip(sources, counts, sketches, strict=True):
-      for split, document, tokens in _documents(source, encoder):
+      for split, document, tokens in _documents(source, count_tokens):
         counted.add(split, document, tokens)
         total.add(split, document, tokens)
         sketch.add(document, split)
@@ -122,15 +122,14 @@ def survey(
 
 
 def _documents(
-  source: Source, encoder: Encoder | None
+  source: Source, count_tokens: CountTokens | None
 ) -> Iterator[tuple[str, Document, int | None]]:
-  """Yields split, document and its number of tokens, None without encoder."""
-  if encoder is None:
+  """Yields split, document and its number of tokens, None where not counted."""
+  if count_tokens is not None:
+    yield from count_tokens(source.documents())
+  else:
     for split, document in source.documents():
       yield split, document, None
-  else:
-    for each in encoder.encode(source.documents()):
-      yield each.split, each.document, len(each.inputs) + len(each.text)
 
 
 def _search(

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.document import Source
-from palm_mtf.data.sources.file_hashes import FileDigests
+from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
 from palm_mtf.data.tokens.shard import DamagedShardError
 from palm_mtf.data.tokens.store import (
   FORMAT,
@@ -97,9 +97,8 @@ def _named(
   vocabulary: Vocabulary,
 ) -> list[tuple[Source, str]]:
   """Returns the sources with the names of their stores."""
-  # Hashes of files are kept beside the stores; others may own CACHE_DIR.
-  shared = data.cache_folder
-  keep = shared if shared and os.access(shared, os.W_OK) else own
+  # Hashes of files are kept beside the stores.
+  keep = writable_folder(data.cache_folder, own)
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:
     for source in sources:

@@ -4,35 +4,24 @@
 
 This process reads documents, cuts them into parts and gathers parts into
 batches; worker processes encode the batches; this process joins the ids again.
-So any corpus keeps all cores busy, even one file.
 """
 
 import collections
-import contextlib
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Iterable, Iterator
-from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.console import configure_logging
 from palm_mtf.data.sources.document import Document, Text, cut_text
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, num_cores
-from palm_mtf.errors import UserError
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.workers.pool import WorkerPool, num_cores
 
 # Parts are whole lines where they fit: SentencePiece needs some hundred bytes
 # of memory for a character of what it encodes.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
 _DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
-_BATCHES_BEFORE_PROCESSES = 16  # encoded here: starting processes takes longer
-
-_vocabulary: Vocabulary  # of a worker process
 
 
 class EncodedDocument(NamedTuple):
@@ -66,19 +55,19 @@ class Encoder:
       vocabulary: vocabulary of the ids.
       num_processes: number of workers; one a core by default, 0 for none.
     """
-    self._vocabulary = vocabulary
-    if num_processes is None:
-      num_processes = num_cores()
-    self._num_processes = num_processes
-    self._num_batches = 0
-    self._stack = contextlib.ExitStack()
-    self._pool: futures.Executor | None = None
+    self._pool = WorkerPool(
+      functools.partial(_encode, vocabulary, num_cores()),
+      functools.partial(_start_encoding, vocabulary.path),
+      when_killed="a process that encodes text was killed, as happens when "
+      "memory runs out; free some and start again: what is encoded is kept.",
+      num_processes=num_processes,
+    )
 
   def __enter__(self) -> "Encoder":
     return self
 
-  def __exit__(self, *unused: object) -> None:
-    self._stack.close()
+  def __exit__(self, *error: object) -> None:
+    self._pool.__exit__(*error)
 
   def encode(
     self, documents: Iterable[tuple[str, Document]]
@@ -88,46 +77,20 @@ class Encoder:
     Raises:
       UserError: a worker process was killed.
     """
-    # Three queues in the order of the documents: batches being encoded (two
-    # for each process: none waits for this one, memory is bounded), ids of
-    # parts, and documents that wait for theirs.
-    running: collections.deque[futures.Future] = collections.deque()
+    # In the order of the documents: ids of parts, and documents that wait for
+    # theirs.
     ids: collections.deque[np.ndarray] = collections.deque()
     waiting: collections.deque[_Cut] = collections.deque()
-    try:
-      for batch in _batches(documents, waiting):
-        running.append(self._submit(batch))
-        if len(running) > 2 * self._num_processes:
-          ids += running.popleft().result()
-          yield from _join(waiting, ids)
-      while running:
-        ids += running.popleft().result()
-        yield from _join(waiting, ids)
-    except BrokenProcessPool:
-      raise UserError(
-        "a process that encodes text was killed, as happens when memory runs "
-        "out; free some and start again: what is encoded is kept."
-      ) from None
+    for encoded in self._pool.map(_batches(documents, waiting)):
+      ids += encoded
+      yield from _join(waiting, ids)
 
-  def _submit(self, batch: list[Text]) -> futures.Future:
-    self._num_batches += 1
-    if (
-      not self._num_processes or self._num_batches <= _BATCHES_BEFORE_PROCESSES
-    ):
-      done: futures.Future = futures.Future()
-      done.set_result(_encode(self._vocabulary, batch, num_cores()))
-      return done
-    if self._pool is None:
-      self._pool = self._stack.enter_context(
-        futures.ProcessPoolExecutor(
-          self._num_processes,
-          # A forked process would share locks of this one's threads.
-          mp_context=multiprocessing.get_context("spawn"),
-          initializer=_start_worker,
-          initargs=(self._vocabulary.path,),
-        )
-      )
-    return self._pool.submit(_encode_in_worker, batch)
+  def count(
+    self, documents: Iterable[tuple[str, Document]]
+  ) -> Iterator[tuple[str, Document, int]]:
+    """Yields split, document and its number of tokens, without [eod]."""
+    for each in self.encode(documents):
+      yield each.split, each.document, len(each.inputs) + len(each.text)
 
 
 def _batches(
@@ -181,7 +144,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 
 
 def _encode(
-  vocabulary: Vocabulary, batch: list[Text], num_threads: int
+  vocabulary: Vocabulary, num_threads: int, batch: list[Text]
 ) -> list[np.ndarray]:
   """Returns the ids of every part; parts that are ids already stay."""
   texts = [part for part in batch if isinstance(part, str)]
@@ -192,19 +155,7 @@ def _encode(
   ]
 
 
-def _start_worker(vocabulary_path: str) -> None:
-  global _vocabulary
-  threading.Thread(target=_end_with_parent, daemon=True).start()
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process stops it
-  configure_logging()
-  _vocabulary = Vocabulary(vocabulary_path)
-
-
-def _end_with_parent() -> None:
-  # Nothing else tells a worker that its parent was killed.
-  multiprocessing.parent_process().join()
-  os._exit(1)
-
-
-def _encode_in_worker(batch: list[Text]) -> list[np.ndarray]:
-  return _encode(_vocabulary, batch, 1)
+def _start_encoding(
+  vocabulary_path: str,
+) -> Callable[[list[Text]], list[np.ndarray]]:
+  return functools.partial(_encode, Vocabulary(vocabulary_path), 1)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from palm_mtf.console import progress_bar
+from palm_mtf.data.filters.filtered_source import FilteredSource
 from palm_mtf.data.sources.document import SPLITS, Document, Source
 from palm_mtf.data.tokens.array import TokenArray
 from palm_mtf.data.tokens.encoder import Encoder
@@ -33,7 +34,8 @@ from palm_mtf.data.tokens.shard import (
   write_sealed_json,
   write_shard,
 )
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary, num_cores
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.workers.pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
 # Version of the files, of their ids and of where shards begin, which mending
@@ -66,6 +68,8 @@ class TokenStore:
   validation: Split
   lowest_rank: float  # of any document: a VALIDATION_SHARE above holds one out
   fingerprint: str  # hash of every token: the same for the same batches
+  # Of documents read, and removed by each filter; None without filters.
+  filter_counts: dict[str, int] | None = None
 
 
 def write_store(
@@ -123,7 +127,9 @@ def write_store(
       if not shard.num_read:
         break
       shards.append(shard)
-    manifest = {"num_shards": len(shards)}
+    manifest: dict[str, object] = {"num_shards": len(shards)}
+    if isinstance(source, FilteredSource):
+      manifest["filters"] = source.counts
     write_sealed_json(os.path.join(partial, _MANIFEST), manifest)
     os.rename(partial, folder)
     sync(os.path.dirname(os.path.abspath(folder)))
@@ -186,4 +192,5 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
     fingerprint=hashlib.blake2b(
       "".join(digests).encode(), digest_size=16
     ).hexdigest(),
+    filter_counts=manifest.get("filters"),
   )

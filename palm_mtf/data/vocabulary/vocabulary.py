@@ -23,9 +23,10 @@ import sentencepiece
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.console import progress_bar
+from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source
-from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.data.workers.pool import num_cores
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.layout import ModelDir
 
@@ -172,7 +173,7 @@ def load_vocabulary(
     # Trained the first time; kept as it is from then on, whatever becomes of
     # text and VOCAB_SIZE: checkpoints depend on it.
     if not os.path.exists(path):
-      sources = open_sources(data)
+      sources = open_filtered(model_dir, data)
       for source in sources:
         source.check_vocabulary(None)
       _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
@@ -219,8 +220,3 @@ def _explain_no_text(texts: Iterable[str]) -> str:
         "surrogate pair, which is not Unicode text; leave it out."
       )
   raise AssertionError("SentencePiece refuses what is Unicode text")
-
-
-def num_cores() -> int:
-  """Returns the number of cores that this process may use."""
-  return len(os.sched_getaffinity(0))

@@ -27,6 +27,7 @@ from palm_mtf.data.batches.packing import JoinedRows, WholeRows
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.tokens import encoder
+from palm_mtf.data.workers import pool
 from palm_mtf.errors import UserError
 from tests.data.small_sources import (
   ListSource,
@@ -130,7 +131,7 @@ def test_neither_shards_nor_processes_nor_places_change_a_batch(
   expected = hashes(first.batches(BatchSizes(RAMP)))
   moved = tmp_path / "moved" / "deep"
   shutil.copytree(first.sources[0].files[0].path.rsplit("/", 1)[0], moved)
-  monkeypatch.setattr(encoder, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
   monkeypatch.setattr(encoder, "_BATCH_CHARACTERS", 5000)
   settings_of_stores = [
     {"shard_bytes": 1},

@@ -41,7 +41,8 @@ def write(folder, content: bytes, suffix: str = "", name: str = "a.jsonl"):
 
 
 def lines_of(file, text="text", weight=None) -> list[tuple[int, str, float]]:
-  return list(read_jsonl_texts(file, Fields(text, weight), MACROS))
+  lines = read_jsonl_texts(file, Fields(text, weight), MACROS)
+  return [(line.number, line.text, line.weight) for line in lines]
 
 
 def error(file, text="text", weight=None) -> str:
@@ -100,6 +101,36 @@ def test_a_weight_that_is_none_is_named(tmp_path, weight):
   )
 
 
+def qualities_of(file) -> list[float | None]:
+  lines = read_jsonl_texts(file, Fields("text", quality="q"), MACROS)
+  return [line.quality for line in lines]
+
+
+@pytest.mark.parametrize("quality", ["0", "-1.5", "1e3", "1" + "0" * 400])
+def test_a_quality_is_any_number(tmp_path, quality):
+  file = write(tmp_path, b'{"text": "a", "q": ' + quality.encode() + b"}")
+  assert qualities_of(file) == [json.loads(quality)]
+
+
+@pytest.mark.parametrize(
+  ("field", "message"),
+  [
+    (b'"q": "0.5"', "'q' is \"0.5\", not a number; set QUALITY_FIELD to the "),
+    (b'"q": true', "'q' is true, not a number; set QUALITY_FIELD to the field"),
+    (b'"q": NaN', "'q' is NaN, not a number; set QUALITY_FIELD to the field "),
+    (b'"p": 1', "no field 'q'; it has 'text', 'p'; set QUALITY_FIELD, or mend"),
+  ],
+)
+def test_a_line_without_a_quality_is_named(tmp_path, field, message):
+  file = write(
+    tmp_path, b'{"text": "a", "q": 1}\n{"text": "b", ' + field + b"}"
+  )
+  with pytest.raises(UserError) as info:
+    qualities_of(file)
+  where = f"TEXT_FILES: {file.path}, line 2: "
+  assert str(info.value).startswith(where + message)
+
+
 OBJECT = "a .jsonl file has one JSON object on each line."
 
 
@@ -152,7 +183,9 @@ def test_a_file_that_is_cut_short_is_named_with_the_last_line(tmp_path, suffix):
   os.truncate(file.path, file.num_bytes // 2)
   read = []
   with pytest.raises(UserError) as info:
-    for number, text, _ in read_jsonl_texts(file, Fields("text", None), MACROS):
+    for number, text, _, _ in read_jsonl_texts(
+      file, Fields("text", None), MACROS
+    ):
       assert json.loads(lines[number - 1])["text"] == text
       read.append(number)
   assert read
@@ -191,6 +224,6 @@ def test_one_line_is_in_memory_at_a_time(tmp_path, suffix):
 
   def read():
     lines = read_jsonl_texts(file, Fields("text", None), MACROS)
-    assert sum(len(text) for _, text, _ in lines) == 20_000_000
+    assert sum(len(text) for _, text, _, _ in lines) == 20_000_000
 
   assert peak_memory(read) < 4_000_000

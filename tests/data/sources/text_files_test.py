@@ -134,6 +134,23 @@ def test_a_json_line_is_a_document_with_its_weight(tmp_path):
   assert [d.weight for d in documents_of(weightless)] == [1.0, 1.0]
 
 
+def test_a_document_has_the_quality_of_its_line(tmp_path):
+  write_lines(tmp_path / "a.jsonl", {"text": "one", "q": 0.5})
+  (document,) = documents_of(source_of(tmp_path, quality_field="q"))
+  assert document == Document("one", quality=0.5)
+
+
+def test_a_quality_is_not_asked_of_a_file_without_lines(tmp_path):
+  write_lines(tmp_path / "a.jsonl", {"text": "one", "q": 0.5})
+  (tmp_path / "b.txt").write_text("two")
+  with pytest.raises(UserError) as info:
+    source_of(tmp_path, quality_field="q")
+  assert str(info.value) == (
+    f"QUALITY_FIELD = 'q': {tmp_path}/b.txt has no fields; give .jsonl files "
+    "alone, or set it to None."
+  )
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_text_and_json_lines_mix_and_are_read_compressed_as_plain(
   tmp_path, packed
@@ -185,6 +202,14 @@ def test_fingerprint_is_that_of_the_contents_wherever_they_lie(
   assert source_of(corpus).fingerprint() == first
   with FileDigests(str(tmp_path / "digests")) as digests:
     assert source_of(corpus).fingerprint(digests) == first
+
+
+def test_fingerprint_is_that_of_versions_without_filters(tmp_path):
+  (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+  (tmp_path / "b.txt").write_text("three")
+  found = source_of(tmp_path, 0.25).fingerprint()
+  # Computed before sources knew of a quality: token stores keep their names.
+  assert found == "1b0f349c9a2ea5b1f3b2f9c1df91c097"
 
 
 def test_fingerprint_changes_with_a_byte_a_file_the_order_and_the_kind(corpus):

@@ -6,6 +6,7 @@ from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.contamination import Examples
 from palm_mtf.data.statistics.near_duplicates import text_digest
 from palm_mtf.data.statistics.survey import TextCounts, survey
+from palm_mtf.data.tokens.encoder import Encoder
 from tests.data.processes import peak_memory
 from tests.data.small_sources import ListSource
 
@@ -17,7 +18,8 @@ def source(name, training, validation=()) -> ListSource:
 def test_counts_are_those_of_each_source_and_of_all(code, vocabulary):
   one = source("one", code[:4], code[4:6])
   two = source("two", code[6:9])
-  result = survey([one, two], vocabulary, {})
+  with Encoder(vocabulary) as encoder:
+    result = survey([one, two], encoder.count, {})
   tokens = [len(vocabulary.encode(text)) + 1 for text in code]
   sizes = [len(text.encode()) for text in code]
   longest = max(range(6), key=sizes.__getitem__)
@@ -45,7 +47,8 @@ def test_examples_count_inputs_and_targets_and_ids_count_as_they_are(
     Document("b c", inputs="a"),
     Document(np.arange(5), inputs=np.arange(3)),
   ]
-  counts = survey([source("x", documents)], vocabulary, {}).total.counts
+  with Encoder(vocabulary) as encoder:
+    counts = survey([source("x", documents)], encoder.count, {}).total.counts
   words = len(vocabulary.encode("b c")) + len(vocabulary.encode("a"))
   assert counts.tokens == words + 1 + 8 + 1
   assert counts.longest_start == "token ids 0, 1, 2"

@@ -42,6 +42,7 @@ _documents = st.lists(
 )
 
 MODULE = "palm_mtf.data.tokens.encoder"
+POOL = "palm_mtf.data.workers.pool"
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -50,7 +51,7 @@ def encoder(request, vocabulary, monkeypatch):
   monkeypatch.setattr(f"{MODULE}._PART_CHARACTERS", _PART)
   monkeypatch.setattr(f"{MODULE}._BATCH_CHARACTERS", 40)
   monkeypatch.setattr(f"{MODULE}._DOCUMENT_CHARACTERS", 1)
-  monkeypatch.setattr(f"{MODULE}._BATCHES_BEFORE_PROCESSES", 2)
+  monkeypatch.setattr(f"{POOL}._BATCHES_BEFORE_PROCESSES", 2)
   with Encoder(vocabulary, request.param) as encoder:
     yield encoder
 
@@ -91,7 +92,7 @@ def test_documents_of_many_batches_are_put_together_again(encoder, vocabulary):
 @pytest.fixture
 def at_once(monkeypatch):
   """Processes work from the first batch on."""
-  monkeypatch.setattr(f"{MODULE}._BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(f"{POOL}._BATCHES_BEFORE_PROCESSES", 0)
 
 
 def many():
@@ -133,9 +134,9 @@ def test_processes_end_with_the_encoder_also_by_an_error_of_the_documents(
 
 def test_processes_end_when_this_one_is_killed(vocabulary):
   program = f"""
-from palm_mtf.data.tokens import encoder
+from palm_mtf.data.workers import pool
 from palm_mtf.data.tokens.encoder import Document, Encoder, Vocabulary
-encoder._BATCHES_BEFORE_PROCESSES = 0
+pool._BATCHES_BEFORE_PROCESSES = 0
 def many():
   for _ in range(10_000):
     yield "train", Document("words and words\\n" * 1000)

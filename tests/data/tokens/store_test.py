@@ -190,12 +190,12 @@ def test_a_damaged_manifest_is_found_and_no_shard_is_made_anew(
 
 STOPPED = """
 import time
-from palm_mtf.data.tokens import encoder
 from palm_mtf.data.tokens.store import write_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.data.workers import pool
 from tests.data.small_sources import ListSource
 
-encoder._BATCHES_BEFORE_PROCESSES = 0
+pool._BATCHES_BEFORE_PROCESSES = 0
 
 class Slow(ListSource):
   def documents(self):

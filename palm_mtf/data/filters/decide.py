@@ -1,0 +1,180 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The decision which documents are removed, in one pass over all sources.
+
+Filters apply in the order of REASONS, and a document counts under the first
+that removes it: none is a duplicate of one that another filter removes. Memory
+for each document: a byte; 10 more for contamination or duplicates; 16 more for
+exact duplicates, 272 for near ones, and some 900 while groups are made.
+"""
+
+import itertools
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from palm_mtf.config.filters import NEAR, FilterConfig
+from palm_mtf.console import progress_bar
+from palm_mtf.data.filters.duplicates import (
+  EXACT_REPEAT,
+  NEAR_REPEAT,
+  Candidates,
+  find_repeats,
+)
+from palm_mtf.data.filters.measure import (
+  Measurer,
+  Measures,
+  in_batches,
+  measuring_pool,
+)
+from palm_mtf.data.sources.document import VALIDATION, Document, Source
+from palm_mtf.data.statistics.contained_examples import ContainedExamples
+from palm_mtf.data.statistics.near_duplicates import NUM_VALUES
+from palm_mtf.errors import UserError
+
+# A decision is an index into these names; 0 keeps the document.
+REASONS = (
+  "",
+  "low_quality",
+  "too_short",
+  "too_long",
+  "contaminated",
+  "exact_duplicates",
+  "near_duplicates",
+)
+
+
+def decide(
+  sources: Sequence[Source],
+  filters: FilterConfig,
+  examples: ContainedExamples | None = None,
+  num_processes: int | None = None,
+) -> list[np.ndarray]:
+  """Returns the decisions on the documents of each source, [documents], uint8.
+
+  Args:
+    sources: sources of a run, without filters.
+    filters: filters of the run.
+    examples: evaluation examples that no document may contain.
+    num_processes: number of worker processes; one a core by default.
+
+  Raises:
+    UserError: as the sources do, or a worker process was killed.
+  """
+  measurer = Measurer(
+    duplicates=filters.remove_duplicates is not None,
+    near=filters.remove_duplicates == NEAR,
+    table=examples.table if examples else None,
+  )
+  if not measurer.near and not examples:
+    num_processes = 0  # to hash a text takes less than to hand it over
+  columns = [_Columns(filters, examples) for _ in sources]
+  with measuring_pool(measurer, num_processes) as pool:
+    for source, mine in zip(sources, columns, strict=True):
+      for measures in pool.map(in_batches(mine.measured(source))):
+        mine.extend(measures)
+  decisions = [each.decisions() for each in columns]
+  if filters.remove_duplicates:
+    # What single documents are removed for is decided: 0 is left.
+    reasons = np.zeros(3, np.uint8)
+    reasons[EXACT_REPEAT] = REASONS.index("exact_duplicates")
+    reasons[NEAR_REPEAT] = REASONS.index("near_duplicates")
+    repeats = find_repeats([each.candidates() for each in columns])
+    for decided, repeat in zip(decisions, repeats, strict=True):
+      decided[decided == 0] = reasons[repeat]
+  return decisions
+
+
+def count_removed(decisions: np.ndarray) -> dict[str, int]:
+  """Returns "documents_read", and "removed_too_short" and so on."""
+  counts = np.bincount(decisions, minlength=len(REASONS)).tolist()
+  removed = [f"removed_{reason}" for reason in REASONS[1:]]
+  return {
+    "documents_read": len(decisions),
+    **dict(zip(removed, counts[1:], strict=True)),
+  }
+
+
+class _Columns:
+  """Decisions on single documents of a source, and measures of the others."""
+
+  def __init__(self, filters: FilterConfig, examples: ContainedExamples | None):
+    self._filters, self._examples = filters, examples
+    self._is_measured = examples is not None or filters.remove_duplicates
+    self._decisions = bytearray()
+    self._weights, self._held_out = array("d"), bytearray()
+    # Of measured documents.
+    self._contaminated = bytearray()
+    # Of measured documents that contain no example.
+    self._digests, self._values = bytearray(), bytearray()
+
+  def measured(self, source: Source) -> Iterator[Document]:
+    """Yields the documents that are to be measured; decides on all others."""
+    with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
+      for split, document in source.documents():
+        advance(document.num_bytes)
+        reason = _reason(document, self._filters)
+        self._decisions.append(REASONS.index(reason))
+        if self._is_measured and not reason:
+          self._check_is_text(document, source.name)
+          self._weights.append(document.weight)
+          self._held_out.append(split == VALIDATION)
+          yield document
+
+  def _check_is_text(self, document: Document, name: str) -> None:
+    if self._examples is not None and not isinstance(document.text, str):
+      raise UserError(
+        f"DECONTAMINATE_TASKS: {name} makes token ids, which cannot be "
+        "compared with the text of examples; let its steps end in `tokenize`, "
+        "or remove no contaminated documents."
+      )
+
+  def extend(self, measures: Measures) -> None:
+    """Takes the measures of the next batch."""
+    digests, values = measures.digests, measures.values
+    if self._examples is not None:
+      contaminated = [self._examples.any_in(x) for x in measures.ngrams]
+      self._contaminated += bytes(contaminated)
+      clean = [not each for each in contaminated]
+      digests = itertools.compress(digests, clean)
+      values = itertools.compress(values, clean)
+    self._digests += b"".join(digests)
+    self._values += b"".join(values)
+
+  def decisions(self) -> np.ndarray:
+    """Returns the decisions without duplicates, [documents], uint8."""
+    decisions = np.frombuffer(self._decisions, np.uint8)
+    if self._examples is not None:
+      contaminated = np.frombuffer(self._contaminated, np.uint8)
+      decisions[decisions == 0] = contaminated * REASONS.index("contaminated")
+    return decisions
+
+  def candidates(self) -> Candidates:
+    """Returns the documents that are kept but for duplicates."""
+    weights = np.frombuffer(self._weights, np.float64)
+    held_out = np.frombuffer(self._held_out, np.bool_)
+    if self._examples is not None:
+      clean = np.frombuffer(self._contaminated, np.uint8) == 0
+      weights, held_out = weights[clean], held_out[clean]
+    near = NUM_VALUES if self._filters.remove_duplicates == NEAR else 0
+    values = np.frombuffer(self._values, np.uint16)
+    return Candidates(
+      digests=np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
+      values=values.reshape(len(weights), near),
+      weights=weights,
+      held_out=held_out,
+    )
+
+
+def _reason(document: Document, filters: FilterConfig) -> str:
+  """Returns why a document is removed, whatever the others are, or ""."""
+  lowest, longest = filters.min_quality, filters.max_document_bytes
+  if lowest is not None and document.quality < lowest:
+    return "low_quality"
+  num_bytes = document.num_bytes
+  if num_bytes < filters.min_document_bytes:
+    return "too_short"
+  if longest is not None and num_bytes > longest:
+    return "too_long"
+  return ""

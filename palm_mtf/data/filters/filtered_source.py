@@ -1,0 +1,172 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sources without the documents that the filters of a run remove."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.data.filters.decide import count_removed, decide
+from palm_mtf.data.filters.decision_file import (
+  read_decisions,
+  write_decisions,
+)
+from palm_mtf.data.filters.evaluation_sets import EvaluationSets
+from palm_mtf.data.sources.document import Document, Source
+from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
+from palm_mtf.data.sources.open import open_sources
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.layout import ModelDir
+
+_logger = logging.getLogger(__name__)
+
+_VERSION = 1  # of what filters remove; a part of the name of a token store
+
+
+def open_filtered(
+  model_dir: str, data: DataConfig, sequence_length: int | None = None
+) -> list[Source]:
+  """Returns the sources of a run without the documents that filters remove.
+
+  Args:
+    model_dir: MODEL_DIR, which keeps the decisions unless CACHE_DIR does.
+    data: the data settings of the run.
+    sequence_length: tokens in a row, for preprocessors that cut token ids.
+
+  Raises:
+    UserError: as `open_sources`.
+  """
+  sources = open_sources(data, sequence_length)
+  if not data.filters.removes:
+    return sources
+  shared, own = data.cache_folder, ModelDir(model_dir).tokens
+  folders = [writable_folder(shared, own), *filter(None, [shared, own])]
+  decisions = _Decisions(sources, data, folders)
+  return [
+    FilteredSource(source, number, decisions)
+    for number, source in enumerate(sources)
+  ]
+
+
+class _Decisions:
+  """The decisions on all documents, made once, when they are first needed."""
+
+  def __init__(
+    self,
+    sources: Sequence[Source],
+    data: DataConfig,
+    folders: Sequence[str],
+  ):
+    """Takes folders that may have the decisions; the first is written."""
+    self._sources, self._folders = sources, folders
+    self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
+    self._known: list[str] | None = None
+
+  def fingerprint(self, number: int, digests: FileDigests | None) -> str:
+    """Returns a hash of all that decides which documents a source keeps."""
+    # First, for it names what is wrong with the tasks; hashing text takes long.
+    examples = self._evaluation_sets and self._evaluation_sets.fingerprint
+    all_of_them = self._fingerprints(digests)
+    settings = dataclasses.asdict(self._filters)
+    # What these name counts, wherever it lies.
+    del settings["decontaminate_tasks"], settings["decontaminate_files"]
+    parts = [_VERSION, all_of_them[number], sorted(settings.items())]
+    if examples:
+      parts.append(examples)
+    # Duplicates are found among sources: what one keeps depends on all.
+    if self._filters.remove_duplicates:
+      parts += [number, *all_of_them]
+    return _hash(*parts)
+
+  def _fingerprints(self, digests: FileDigests | None) -> list[str]:
+    if self._known is None:
+      self._known = [each.fingerprint(digests) for each in self._sources]
+    return self._known
+
+  @functools.cached_property
+  def by_source(self) -> list[np.ndarray]:
+    """The decisions on each source's documents, [documents], uint8."""
+    with FileDigests(os.path.join(self._folders[0], "digests.json")) as digests:
+      prints = [self.fingerprint(i, digests) for i in range(len(self._sources))]
+    name = f"removed-{_hash(prints)[:16]}"
+    for folder in self._folders:
+      found = read_decisions(os.path.join(folder, name))
+      if found is not None:
+        return found
+    # Another start, after a killed one too, reads what is written here.
+    sets = self._evaluation_sets
+    found = decide(self._sources, self._filters, sets.read() if sets else None)
+    write_decisions(os.path.join(self._folders[0], name), found)
+    return found
+
+
+class FilteredSource:
+  """A Source of the documents of another one that its filters keep."""
+
+  def __init__(self, source: Source, number: int, decisions: _Decisions):
+    """Takes a source and its number among all sources of the run."""
+    self.name, self.rate = source.name, source.rate
+    self.num_bytes = source.num_bytes
+    self._source, self._number = source, number
+    self._decisions = decisions
+
+  @property
+  def has_inputs(self) -> bool:
+    """Whether its documents are examples."""
+    return self._source.has_inputs
+
+  @property
+  def counts(self) -> dict[str, int]:
+    """Numbers of documents read, and removed by each filter, by name."""
+    return count_removed(self._decisions.by_source[self._number])
+
+  def fingerprint(self, digests: FileDigests | None = None) -> str:
+    """Returns a hash of all that decides its documents and their splits."""
+    return self._decisions.fingerprint(self._number, digests)
+
+  def check_vocabulary(self, sha256: str | None) -> None:
+    """Raises UserError if its documents are ids of another vocabulary."""
+    self._source.check_vocabulary(sha256)
+
+  def documents(self) -> Iterator[tuple[str, Document]]:
+    """Yields (split, document) of what is kept; reads everything anew.
+
+    Raises:
+      UserError: as the source does, or its documents changed, or none is kept.
+    """
+    decisions = self._decisions.by_source[self._number].tolist()
+    if decisions and all(decisions):
+      raise UserError(
+        f"{self.name}: filters remove every document "
+        f"({_listed(self.counts)}); change them, or give other text."
+      )
+    documents = itertools.zip_longest(decisions, self._source.documents())
+    for removed, each in documents:
+      if removed is None or each is None:
+        raise UserError(
+          f"{self.name}: its documents changed while they were read; start "
+          "again."
+        )
+      if not removed:
+        yield each
+
+  def report_skipped(self) -> None:
+    """Warns of what the source left out, and says what filters removed."""
+    self._source.report_skipped()
+    _logger.info(f"filters of {self.name}: {_listed(self.counts)}")
+
+
+def _listed(counts: dict[str, int]) -> str:
+  found = {name: count for name, count in counts.items() if count}
+  return ", ".join(f"{n:,} {x.replace('_', ' ')}" for x, n in found.items())
+
+
+def _hash(*parts: object) -> str:
+  return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,89 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of the evaluation examples of SeqIO tasks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from palm_mtf.data.sources.document import TRAIN, Document
+from palm_mtf.data.sources.seqio_steps import (
+  apply_steps,
+  kind,
+  split_at_tokenize,
+)
+from palm_mtf.data.sources.seqio_task import (
+  explained,
+  find_provider,
+  import_seqio,
+)
+from palm_mtf.errors import UserError
+
+_BATCH = 32  # examples that TensorFlow hands over at once
+
+
+def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
+  """Yields the examples of a task or mixture, of all splits but "train".
+
+  Args:
+    name: name of the task or mixture.
+    setting: setting that names it, for messages.
+
+  Raises:
+    UserError: nothing of that name is registered, or its code fails; or a task
+      has no other split, or makes no text.
+  """
+  seqio = import_seqio(name, setting)
+  for task in seqio.get_subtasks(find_provider(name, setting)):
+    with explained(f"{setting}: the splits of {task.name}"):
+      splits = [split for split in task.splits if split != TRAIN]
+    if not splits:
+      raise UserError(
+        f"{setting} = {name!r}: {task.name} has no split but {TRAIN!r}; give a "
+        "task with examples for evaluation."
+      )
+    to_text, _ = split_at_tokenize(task, seqio)
+    for split in splits:
+      yield from example_texts(task, to_text, split, setting)
+
+
+def example_texts(
+  task: Any, steps: Sequence[Callable], split: str, setting: str
+) -> Iterator[Document]:
+  """Yields the examples that preprocessors make of a split, as texts.
+
+  Args:
+    task: a `seqio.Task`.
+    steps: preprocessors of the task that make texts "inputs" and "targets", or
+      one of them.
+    split: split of the task.
+    setting: setting that names the task, for messages.
+
+  Raises:
+    UserError: the task's code fails, or the steps make no text.
+  """
+  where = f"{setting}: {task.name}, split {split!r}"
+  with explained(where):
+    dataset = apply_steps(
+      task,
+      steps,
+      split=split,
+      sequence_length=None,
+      seqio=import_seqio(task.name, setting),
+    )
+    specs = dataset.element_spec
+    names = [name for name in ("inputs", "targets") if name in specs]
+    if not names or any(kind(specs[name]) != "text" for name in names):
+      raise UserError(
+        f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
+        "them end in seqio.preprocessors.tokenize, or give another task."
+      )
+    dataset = dataset.map(lambda example: {n: example[n] for n in names})
+    batches = dataset.batch(_BATCH).as_numpy_iterator()
+  while True:
+    with explained(where):
+      batch = next(batches, None)
+    if batch is None:
+      return
+    for values in zip(*(batch[name] for name in names), strict=True):
+      texts = [value.decode("utf-8", "replace") for value in values]
+      yield Document(texts[-1], inputs=texts[0] if len(texts) > 1 else None)

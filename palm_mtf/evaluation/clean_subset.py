@@ -1,0 +1,205 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of evaluation tasks that the training text does not contain.
+
+As in PaLM (8), an example is contaminated when at least 70% of its 8-grams, of
+the words of its own inputs and targets without exemplars, occur in the training
+documents, wherever. Options of a question stay together: one that is
+contaminated makes all of them so. Examples of fewer than 8 words are clean.
+
+  MODEL_DIR/eval/contamination/my_task-validation-<hash>.json
+"""
+
+import hashlib
+import json
+import logging
+import os
+import urllib.parse
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from palm_mtf.config import Config
+from palm_mtf.console import progress_bar
+from palm_mtf.data.filters.filtered_source import open_filtered
+from palm_mtf.data.filters.measure import (
+  Measurer,
+  in_batches,
+  measuring_pool,
+)
+from palm_mtf.data.sources.document import TRAIN, Document, Source
+from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
+from palm_mtf.data.statistics.contained_examples import ContainedExamples
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.seqio_tasks import Answers, EvalTask, TaskResult
+from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.sealed import read_sealed, sealed
+
+_logger = logging.getLogger(__name__)
+
+_SEAL = "seal"
+_VERSION = 1  # of what contaminated means
+
+
+class CleanSubset:
+  """The clean examples of one task."""
+
+  def __init__(self, task: EvalTask, contaminated: Sequence[int]):
+    """Takes a task and the numbers of its contaminated examples."""
+    self.contaminated = contaminated
+    removed = set(contaminated)
+    count = len(task.targets)
+    self._numbers = [n for n in range(count) if n not in removed]
+    self._task = task
+    # A second set of examples only where it differs, and is not empty.
+    if 0 < self.num_examples < count:
+      self._task = task.subset([n not in removed for n in range(count)])
+
+  @property
+  def num_examples(self) -> int:
+    """Number of clean examples."""
+    return len(self._numbers)
+
+  def join(self, step: int, answers: Answers, result: TaskResult) -> TaskResult:
+    """Returns the result with numbers over clean examples, "<metric>_clean".
+
+    Args:
+      step: step of the checkpoint.
+      answers: answers to all examples.
+      result: metrics over all examples, and their records.
+    """
+    metrics = result.metrics
+    if not self._numbers:
+      metrics = {}
+    elif self.contaminated:
+      some = _Some(answers, self._numbers)
+      metrics = self._task.evaluate(step, some).metrics
+    clean = {
+      f"{name}_clean": value
+      for name, value in metrics.items()
+      if isinstance(value, float)
+    }
+    removed = set(self.contaminated)
+    records = [
+      {**record, "contaminated": number in removed}
+      for number, record in enumerate(result.records)
+    ]
+    return TaskResult({**result.metrics, **clean}, records)
+
+
+class _Some(NamedTuple):
+  """The answers to some examples."""
+
+  answers: Answers
+  numbers: Sequence[int]
+
+  def predictions(self) -> list[list[str]]:
+    """Returns the continuations of these examples' inputs."""
+    return self._of(self.answers.predictions())
+
+  def scores(self) -> list[float]:
+    """Returns log p of these examples' targets."""
+    return self._of(self.answers.scores())
+
+  def prediction_scores(self) -> list[list[float]]:
+    """Returns log p of these examples' continuations."""
+    return self._of(self.answers.prediction_scores())
+
+  def _of(self, every: Sequence[Any]) -> list[Any]:
+    return [every[number] for number in self.numbers]
+
+
+def clean_subsets(
+  model_dir: str, config: Config, tasks: Iterable[EvalTask]
+) -> dict[str, CleanSubset]:
+  """Returns the clean subset of each task, by its name.
+
+  The training text is read once for all tasks of which MODEL_DIR does not know
+  the contaminated examples.
+
+  Args:
+    model_dir: MODEL_DIR, which keeps what is found.
+    config: settings of the run, whose filters apply to its text.
+    tasks: tasks with their examples.
+
+  Raises:
+    UserError: the training text is not there or is token ids, or the disk is
+      full.
+  """
+  layout = ModelDir(model_dir)
+  sources = open_filtered(model_dir, config.data, config.model.sequence_length)
+  folder = writable_folder(config.data.cache_folder, layout.tokens)
+  with FileDigests(os.path.join(folder, "digests.json")) as digests:
+    text = [source.fingerprint(digests) for source in sources]
+  paths, found = {}, {}
+  for task in tasks:
+    # Found again where text and examples are the same, whatever else changed.
+    key = _hash(_VERSION, text, [each.digest(16) for each in task.texts])
+    name = urllib.parse.quote(f"{task.name}-{task.split}-{key}.json", safe="")
+    paths[task] = os.path.join(layout.contamination, name)
+    found[task] = _read(paths[task])
+  missing = [task for task, numbers in found.items() if numbers is None]
+  if missing:
+    for task, numbers in _search(sources, missing).items():
+      content = {"examples": len(task.targets), "contaminated": numbers}
+      write_atomically(paths[task], json.dumps(sealed(content, _SEAL)).encode())
+      found[task] = numbers
+  for task, numbers in found.items():
+    _logger.info(
+      f"{task.name}: the training text contains {len(numbers):,} of "
+      f"{len(task.targets):,} examples"
+    )
+  return {task.name: CleanSubset(task, found[task]) for task in found}
+
+
+def _search(
+  sources: Sequence[Source], tasks: Sequence[EvalTask]
+) -> dict[EvalTask, list[int]]:
+  """Returns the numbers of the examples of each task in the training text."""
+  examples = ContainedExamples(text for task in tasks for text in task.texts)
+  found = np.zeros(len(examples.table), bool)
+  measurer = Measurer(duplicates=False, near=False, table=examples.table)
+  with measuring_pool(measurer) as pool:
+    for source in sources:
+      for measures in pool.map(in_batches(_training_texts(source))):
+        for ngrams in measures.ngrams:
+          found[ngrams] = True
+  contained = examples.contained(found)
+  ends = np.cumsum([len(task.texts) for task in tasks])[:-1]
+  return {
+    task: _whole_questions(task, np.flatnonzero(mine).tolist())
+    for task, mine in zip(tasks, np.split(contained, ends), strict=True)
+  }
+
+
+def _whole_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
+  """Returns the examples of each question of which one is contained."""
+  questions = {task.questions[number] for number in contained}
+  return [n for n, each in enumerate(task.questions) if each in questions]
+
+
+def _training_texts(source: Source) -> Iterable[Document]:
+  """Yields the training documents of a source of texts."""
+  with progress_bar(f"Comparing {source.name}", source.num_bytes) as advance:
+    for split, document in source.documents():
+      advance(document.num_bytes)
+      if not isinstance(document.text, str):
+        raise UserError(
+          f"CLEAN_SUBSET = True: {source.name} makes token ids, which cannot "
+          "be compared with the text of examples; set it to False."
+        )
+      if split == TRAIN:
+        yield document
+
+
+def _read(path: str) -> list[int] | None:
+  try:
+    return read_sealed(path, _SEAL)[0]["contaminated"]
+  except (OSError, ValueError):
+    return None  # missing or damaged: found again
+
+
+def _hash(*parts: object) -> str:
+  return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

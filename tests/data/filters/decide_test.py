@@ -1,0 +1,226 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import collections
+import itertools
+
+import numpy as np
+import pytest
+
+from palm_mtf.config.filters import FilterConfig
+from palm_mtf.data.filters.decide import REASONS, count_removed, decide
+from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
+from palm_mtf.data.statistics.contained_examples import ContainedExamples
+from palm_mtf.data.workers import pool
+from palm_mtf.errors import UserError
+from tests.data.small_sources import ListSource
+
+
+def reasons(source, **filters) -> list[str]:
+  (decisions,) = decide([source], FilterConfig(**filters))
+  return [REASONS[each] for each in decisions]
+
+
+def test_length_is_of_inputs_and_text_in_utf_8_and_both_bounds_are_kept():
+  source = ListSource(
+    ["\u00e9", "abc", "abcd", Document("ab", "cd"), Document("ab", "cde")],
+    ["a"],
+  )
+  assert reasons(source, min_document_bytes=3, max_document_bytes=4) == [
+    "too_short",
+    "",
+    "",
+    "",
+    "too_long",
+    "too_short",
+  ]
+
+
+def test_a_quality_below_the_lowest_is_removed_and_the_lowest_is_kept():
+  source = ListSource([Document("a", quality=x) for x in (0.4, 0.5, 2)])
+  found = reasons(source, quality_field="q", min_quality=0.5)
+  assert found == ["low_quality", "", ""]
+
+
+def test_none_is_the_duplicate_of_a_document_that_another_filter_removes():
+  documents = [Document("a", weight=2, quality=0), Document("a", quality=1)]
+  source = ListSource([*documents, documents[1]])
+  found = reasons(
+    source, quality_field="q", min_quality=1, remove_duplicates="exact"
+  )
+  assert found == ["low_quality", "", "exact_duplicates"]
+
+
+def test_duplicates_are_found_among_sources_and_the_first_source_keeps_them():
+  sources = [
+    ListSource(["a", "b"], name="first"),
+    ListSource(["b", "c", "a"], ["d", "d"], name="second"),
+  ]
+  found = decide(sources, FilterConfig(remove_duplicates="exact"))
+  exact = REASONS.index("exact_duplicates")
+  assert [each.tolist() for each in found] == [
+    [0, 0],
+    [exact, 0, exact, 0, exact],
+  ]
+
+
+def test_every_document_is_counted_once():
+  decisions = np.array([0, 1, 1, 0, 4, 2], np.uint8)
+  counts = count_removed(decisions)
+  assert counts["documents_read"] == 6
+  assert counts["removed_low_quality"] == 2
+  assert sum(counts.values()) - 6 == 4
+
+
+# Near duplicates share more than 0.93 of their 5-word runs, which MinHash finds
+# with a probability of 0.9999; other texts less than half.
+def planted(seed: int) -> list[str]:
+  rng = np.random.default_rng(seed)
+  texts = []
+  for _ in range(12):
+    words = [f"w{i}" for i in rng.integers(0, 1000, 200)]
+    texts.append(" ".join(words))
+    for _ in range(rng.integers(3)):
+      edited = [*words]
+      edited[0 if rng.integers(2) else -1] = f"edit{rng.integers(1000)}"
+      texts.append(" ".join(edited))
+    texts.append(" ".join([*words[:60], *map(str, rng.integers(0, 999, 140))]))
+  return [*texts, *texts[:5], "one two", "one three", ""]
+
+
+def runs_of(text: str) -> set[tuple[str, ...]]:
+  words = text.split()
+  n = min(5, len(words))
+  return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+
+def is_near(one: str, other: str) -> bool:
+  a, b = runs_of(one), runs_of(other)
+  share = len(a & b) / max(1, len(a | b))
+  assert share > 0.93 or share < 0.5
+  return share > 0.93
+
+
+def kept_by_hand(sources) -> list[list[str]]:
+  """Compares every pair; returns the texts that each source keeps, sorted."""
+  source_of = {}
+  for number, texts in reversed([*enumerate(sources)]):
+    source_of |= dict.fromkeys(texts, number)
+  groups = {text: {text} for text in source_of}
+  for one, other in itertools.combinations(source_of, 2):
+    if groups[one] is not groups[other] and is_near(one, other):
+      groups[one] |= groups[other]
+      groups |= dict.fromkeys(groups[other], groups[one])
+  kept = [[] for _ in sources]
+  for group in {id(each): each for each in groups.values()}.values():
+    first = min(source_of[text] for text in group)
+    kept[first].append({text for text in group if source_of[text] == first})
+  return kept
+
+
+def kept(sources, num_processes=0) -> list[list[Document]]:
+  filters = FilterConfig(remove_duplicates="near")
+  found = decide(sources, filters, None, num_processes)
+  return [
+    sorted(
+      document.text
+      for (_, document), removed in zip(source.documents(), mine, strict=True)
+      if not removed
+    )
+    for source, mine in zip(sources, found, strict=True)
+  ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_of_each_group_of_near_duplicates_stays_that_of_the_first_source(
+  seed,
+):
+  texts = planted(seed)
+  split = [texts[::2], texts[1::2]]
+  sources = [ListSource(each, name=f"{i}") for i, each in enumerate(split)]
+  found = kept(sources)
+  expected = kept_by_hand(split)
+  for mine, groups in zip(found, expected, strict=True):
+    assert len(mine) == len(groups)
+    counts = collections.Counter(
+      number for number, g in enumerate(groups) for t in mine if t in g
+    )
+    assert counts == dict.fromkeys(range(len(groups)), 1)
+
+
+def test_neither_order_nor_processes_change_what_stays(monkeypatch):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  texts = [*planted(0), *planted(1)]
+  first = kept([ListSource(texts)])
+  assert kept([ListSource(texts)], 2) == first
+  shuffled = [
+    texts[i] for i in np.random.default_rng(0).permutation(len(texts))
+  ]
+  assert kept([ListSource(shuffled)]) == first
+
+
+def test_whether_a_near_duplicate_is_held_out_does_not_count():
+  texts = planted(0)
+  one = kept([ListSource(texts)])
+  assert kept([ListSource(texts[::2], texts[1::2])]) == one
+
+
+def test_exact_and_near_duplicates_are_counted_apart():
+  texts = planted(2)
+  source = ListSource(texts)
+  (decisions,) = decide([source], FilterConfig(remove_duplicates="near"))
+  counts = count_removed(decisions)
+  assert counts["removed_exact_duplicates"] == len(texts) - len({*texts})
+  (groups,) = kept_by_hand([texts])
+  assert counts["removed_near_duplicates"] == len({*texts}) - len(groups)
+
+
+def test_a_held_out_document_stays_before_its_copy_for_training():
+  source = ListSource(["a", "b"], ["b"])
+  filters = FilterConfig(remove_duplicates="exact")
+  (decisions,) = decide([source], filters)
+  found = [each for each, _ in source.documents()]
+  assert found == [TRAIN, TRAIN, VALIDATION]
+  assert decisions.astype(bool).tolist() == [False, True, False]
+
+
+EXAMPLE = " ".join(f"question{i}" for i in range(20))
+
+
+def contaminated(source, filters, num_processes=0) -> list[str]:
+  examples = ContainedExamples([Document(EXAMPLE)])
+  (found,) = decide([source], filters, examples, num_processes)
+  return [REASONS[each] for each in found]
+
+
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_documents_with_an_example_are_removed_before_duplicates_are_found(
+  num_processes, monkeypatch
+):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  # The second is a near duplicate of the first, without the example.
+  filler = " ".join(f"w{i}" for i in range(500))
+  documents = [f"{EXAMPLE} {filler}", filler, "x", "too long " * 999, filler]
+  source = ListSource(documents, [f"a {EXAMPLE}", "y"])
+  filters = FilterConfig(remove_duplicates="near", max_document_bytes=8000)
+  assert contaminated(source, filters, num_processes) == [
+    "contaminated",
+    "",
+    "",
+    "too_long",
+    "exact_duplicates",
+    "contaminated",
+    "",
+  ]
+  alone = contaminated(source, FilterConfig(min_document_bytes=2))
+  assert [each for each in alone if each] == [
+    "contaminated",
+    "too_short",
+    "contaminated",
+    "too_short",
+  ]
+
+
+def test_token_ids_are_not_compared_with_texts():
+  source = ListSource([Document(np.arange(30))], name="ids")
+  with pytest.raises(UserError, match=r"^DECONTAMINATE_TASKS: ids makes token"):
+    contaminated(source, FilterConfig())

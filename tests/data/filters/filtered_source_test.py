@@ -1,0 +1,162 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.config.filters import FilterConfig
+from palm_mtf.data.filters import filtered_source
+from palm_mtf.data.filters.filtered_source import FilteredSource, open_filtered
+from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.errors import UserError
+from tests.log_lines import without_stamps
+
+LINES = [("aa", 0.1), ("b", 0.9), ("cc", 0.5), ("cc", 0.7), ("ddddd", 0.9)]
+
+
+@pytest.fixture
+def opened(tmp_path):
+  """Opens texts/*.jsonl with filters, as the run tmp_path/run does."""
+  folder = tmp_path / "texts"
+  folder.mkdir()
+  lines = [json.dumps({"text": t, "q": q}) + "\n" for t, q in LINES]
+  (folder / "a.jsonl").write_text("".join(lines))
+
+  def opened(cache_dir=None, **filters):
+    data = DataConfig(
+      text_files=f"{folder}/*.jsonl",
+      vocabulary=None,
+      validation_share=0.2,
+      cache_dir=cache_dir and str(cache_dir),
+      filters=FilterConfig(**filters),
+    )
+    (source,) = open_filtered(str(tmp_path / "run"), data)
+    return source
+
+  return opened
+
+
+def texts(source) -> list[str]:
+  return [document.text for _, document in source.documents()]
+
+
+QUALITY = {"quality_field": "q", "min_quality": 0.5}
+
+
+def test_what_filters_keep_comes_in_its_order_with_its_split(opened):
+  plain = dict((d.text, split) for split, d in opened().documents())
+  source = opened(**QUALITY, max_document_bytes=4, remove_duplicates="exact")
+  assert texts(source) == ["b", "cc"]
+  assert all(plain[d.text] == split for split, d in source.documents())
+  assert source.counts == {
+    "documents_read": 5,
+    "removed_low_quality": 1,
+    "removed_too_short": 0,
+    "removed_too_long": 1,
+    "removed_contaminated": 0,
+    "removed_exact_duplicates": 1,
+    "removed_near_duplicates": 0,
+  }
+
+
+def test_without_filters_the_source_itself_is_read(opened):
+  assert isinstance(opened(), TextFiles)
+
+
+def test_each_filter_changes_the_fingerprint(opened):
+  settings = (
+    {},
+    QUALITY,
+    QUALITY | {"min_quality": 0.6},
+    {"min_document_bytes": 1},
+    {"max_document_bytes": 4},
+    {"remove_duplicates": "exact"},
+  )
+  assert len({opened(**each).fingerprint() for each in settings}) == 6
+  assert len({opened(**QUALITY).fingerprint() for _ in range(2)}) == 1
+
+
+def test_the_fingerprint_is_that_of_the_examples_wherever_they_lie(
+  opened, tmp_path
+):
+  def fingerprint(name, text):
+    (tmp_path / name).write_text(text)
+    return opened(decontaminate_files=str(tmp_path / name)).fingerprint()
+
+  one = fingerprint("one", "an example")
+  assert fingerprint("other", "an example") == one
+  assert fingerprint("one", "another example") != one
+  assert opened().fingerprint() != one
+
+
+def test_with_duplicates_the_fingerprint_depends_on_the_other_sources(opened):
+  def prints(**filters):
+    data = DataConfig(
+      text_files="any",
+      vocabulary=None,
+      validation_share=0.2,
+      filters=FilterConfig(**filters),
+    )
+    sources = [opened(), opened()]
+    decisions = filtered_source._Decisions(sources, data, [])
+    return [
+      FilteredSource(source, number, decisions).fingerprint()
+      for number, source in enumerate(sources)
+    ]
+
+  one, other = prints(min_document_bytes=1)
+  assert one == other == opened(min_document_bytes=1).fingerprint()
+  one, other = prints(remove_duplicates="exact")
+  assert one != other  # the first source keeps what both have
+
+
+def test_decisions_are_made_once_and_read_from_cache_dir_or_the_run(
+  opened, tmp_path, monkeypatch
+):
+  first = texts(opened(**QUALITY))
+  cache = tmp_path / "cache"
+  cache.mkdir()
+  texts(opened(cache, min_document_bytes=2))
+  assert len([*cache.glob("removed-*")]) == 1
+  monkeypatch.setattr(filtered_source, "decide", None)
+  assert texts(opened(**QUALITY)) == first
+  assert texts(opened(cache, **QUALITY)) == first
+  assert texts(opened(cache, min_document_bytes=2))
+  with pytest.raises(TypeError):
+    texts(opened(min_document_bytes=2))
+
+
+def test_text_that_changes_while_it_is_read_is_an_error(opened, tmp_path):
+  source = opened(**QUALITY)
+  documents = source.documents()
+  next(documents)
+  with open(tmp_path / "texts" / "a.jsonl", "a") as file:
+    file.write('{"text": "new", "q": 1}\n')
+  with pytest.raises(UserError, match=r"^text_files: its documents changed "):
+    texts(source)
+
+
+def test_filters_that_keep_nothing_are_an_error_with_the_counts(opened):
+  with pytest.raises(UserError) as info:
+    texts(
+      opened(
+        min_document_bytes=2,
+        max_document_bytes=2,
+        **QUALITY | {"min_quality": 0.8},
+      )
+    )
+  assert str(info.value) == (
+    "text_files: filters remove every document (5 documents read, 3 removed "
+    "low quality, 1 removed too short, 1 removed too long); change them, or "
+    "give other text."
+  )
+
+
+def test_what_was_removed_is_said(opened, capsys):
+  source = opened(**QUALITY)
+  texts(source)
+  source.report_skipped()
+  assert without_stamps(capsys.readouterr().err) == (
+    "palm_mtf: filters of text_files: 5 documents read, 1 removed low quality\n"
+  )

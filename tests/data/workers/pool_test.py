@@ -1,0 +1,56 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import multiprocessing
+import operator
+import os
+import signal
+import time
+
+import pytest
+
+from palm_mtf.data.workers import pool
+from palm_mtf.data.workers.pool import WorkerPool
+from palm_mtf.errors import UserError
+
+
+def double(batch: int) -> int:
+  time.sleep(0.01 * (batch % 3))
+  return 2 * batch
+
+
+def start() -> object:
+  return double
+
+
+def make(num_processes: int) -> WorkerPool:
+  return WorkerPool(
+    double, start, when_killed="was killed.", num_processes=num_processes
+  )
+
+
+@pytest.mark.parametrize("num_processes", [0, 1, 2])
+def test_results_come_in_the_order_of_the_batches(num_processes, monkeypatch):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 2)
+  with make(num_processes) as workers:
+    for _ in range(2):
+      assert [*workers.map(range(20))] == [*range(0, 40, 2)]
+  assert multiprocessing.active_children() == []
+
+
+def test_batches_are_read_no_further_than_two_a_process_ahead(monkeypatch):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  read = []
+  batches = map(operator.methodcaller("__index__"), range(50))
+  with make(2) as workers:
+    for number, _ in enumerate(
+      workers.map(read.append(each) or each for each in batches)
+    ):
+      assert len(read) <= number + 5
+
+
+def test_a_killed_worker_is_an_error(monkeypatch):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  with pytest.raises(UserError, match=r"^was killed\.$"), make(2) as workers:
+    for number, _ in enumerate(workers.map(range(1000))):
+      if number == 3:
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
