@@ -54,6 +54,7 @@ class TaskOutcome:
   num_examples: int
   num_cut: int  # examples whose inputs lost their beginning, to fit
   metrics: dict[str, float | str]  # numbers, or texts, by name
+  categories: dict[str, dict[str, float]]  # numbers, by category and name
 
   @property
   def numbers(self) -> dict[str, float]:
@@ -127,6 +128,7 @@ class TaskEvaluation:
           num_examples=len(task.targets),
           num_cut=answers.num_cut,
           metrics=result.metrics,
+          categories=result.categories,
         )
         self._keep(path, task, outcome, result)
         yield outcome

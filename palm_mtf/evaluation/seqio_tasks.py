@@ -8,7 +8,7 @@ own postprocessor and metric functions judge the model's `Answers`.
 """
 
 import contextlib
-import dataclasses
+import functools
 import hashlib
 import inspect
 import logging
@@ -17,13 +17,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from palm_mtf._tf import eager_mode, tf
+from palm_mtf._tf import eager_mode
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.data.sources.seqio_steps import tokenizes
 from palm_mtf.data.sources.seqio_task import check_ids, explained, find_provider
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.few_shot import few_shot_task
+from palm_mtf.evaluation.categories import (
+  by_category,
+  category_of,
+  check_groups,
+)
+from palm_mtf.evaluation.protocol import check_names, with_protocol
+from palm_mtf.evaluation.run_vocabulary import with_vocabulary
 
 # After TensorFlow, which _tf.py keeps silent.
 import seqio  # isort: skip
@@ -51,6 +57,7 @@ class TaskResult(NamedTuple):
   """Metrics of a task, and its examples with their answers."""
 
   metrics: dict[str, float | str]  # numbers, or texts, by name
+  categories: dict[str, dict[str, float]]  # metrics of each category
   records: list[dict]  # of each example: inputs, targets, answers
 
 
@@ -69,11 +76,10 @@ def open_eval_tasks(
       SeqIO or the task's code fails.
   """
   found: dict[str, EvalTask] = {}
-  for name in config.eval_tasks:
-    provider = find_provider(name, "EVAL_TASKS")
-    if config.num_shots is not None:
-      shots = few_shot_task(name, config.num_shots, config.seed)
-      provider = seqio.get_mixture_or_task(shots)
+  providers = {x: find_provider(x, "EVAL_TASKS") for x in config.eval_tasks}
+  subtasks = map(seqio.get_subtasks, providers.values())
+  check_names(config, {task.name for each in subtasks for task in each})
+  for name, provider in providers.items():
     # Tasks of a mixture that cannot be evaluated are left out; where none is
     # left, as where the task is named itself, that is an error.
     problems = []
@@ -118,6 +124,8 @@ class EvalTask:
     sequence_length: int,
   ):
     """Reads the examples; see `open_eval_tasks`."""
+    self._groups = (config.category_groups or {}).get(task.name, {})
+    task = with_protocol(task, config)
     self.name, self.split = task.name, config.eval_split
     self._vocabulary = vocabulary
     self._what = f"EVAL_TASKS: {task.name}, split {self.split!r}"
@@ -133,7 +141,7 @@ class EvalTask:
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
     with explained(self._what), eager_mode():
       self._evaluator = _evaluator(
-        _with_vocabulary(task, vocabulary), config, sequence_length
+        with_vocabulary(task, vocabulary), config, sequence_length
       )
       self._examples = list(
         self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
@@ -141,6 +149,9 @@ class EvalTask:
     if not self._examples:
       raise UserError(f"{self._what}: there are no examples.")
     self._set_ids()
+    self._categories = [category_of(example) for example in self._examples]
+    if config.eval_examples is None:
+      check_groups(self.name, self._groups, self._categories)
     if self._outputs & _PREDICTS and not all(map(len, self.inputs)):
       number = [*map(bool, map(len, self.inputs))].index(False)
       raise UserError(
@@ -191,13 +202,43 @@ class EvalTask:
         score_fn=lambda dataset: scored,
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
-      metrics = results.result()[self.name]
-    (kept,) = self._evaluator.loggers  # the _Kept
-    return TaskResult(dict(_plain(metrics)), list(self._records(kept)))
+      (kept,) = self._evaluator.loggers  # the _Kept
+      averages, categories = by_category(
+        functools.partial(self._metrics_of, kept),
+        self._categories,
+        self._groups,
+      )
+    metrics = dict(_plain(results.result()[self.name])) | averages
+    return TaskResult(metrics, categories, list(self._records(kept)))
+
+  def _metrics_of(
+    self, kept: "_Kept", numbers: Sequence[int]
+  ) -> dict[str, float]:
+    """Returns the numbers that metric functions make of some examples."""
+    outputs = {
+      "targets": kept.targets,
+      "predictions": kept.inferences.get("prediction"),
+      "scores": kept.inferences.get("score"),
+    }
+    arguments = {
+      name: [values[number] for number in numbers]
+      for name, values in outputs.items()
+      if values is not None
+    }
+    arguments["aux_values"] = {
+      name: np.asarray(values)[numbers]
+      for name, values in kept.inferences.get("aux_value", {}).items()
+    }
+    (task,) = self._evaluator.eval_tasks
+    found = {}
+    for function in task.metric_fns:
+      names = arguments.keys() & inspect.signature(function).parameters.keys()
+      found |= function(**{name: arguments[name] for name in names})
+    return {n: x for n, x in _plain(found) if isinstance(x, float)}
 
   def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
-    # seqio.Evaluator takes ids and decodes them with _RunVocabulary.
+    # seqio.Evaluator takes ids and decodes them with `with_vocabulary`.
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
     ids = self._vocabulary.encode_batch(flat)
@@ -267,20 +308,6 @@ def _registered(task: seqio.Task) -> Iterator[str]:
     seqio.TaskRegistry.remove(name)
 
 
-def _with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  # All preprocessors run, and find the run's vocabulary in place of the task's,
-  # which is never loaded.
-  own = _RunVocabulary(vocabulary)
-  return task.replace(
-    output_features={
-      name: feature
-      if isinstance(feature.vocabulary, seqio.PassThroughVocabulary)
-      else dataclasses.replace(feature, vocabulary=own)
-      for name, feature in task.output_features.items()
-    }
-  )
-
-
 def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
   """Yields the metrics that are numbers or texts, by name."""
   for name, value in metrics.items():
@@ -295,50 +322,6 @@ def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
     # A number of any library, also in an array of one; histograms are left out.
     elif np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
       yield name, float(np.asarray(value).reshape([]))
-
-
-class _RunVocabulary(seqio.Vocabulary):
-  """The run's vocabulary with SeqIO's methods."""
-
-  def __init__(self, vocabulary: Vocabulary):
-    super().__init__()
-    self._own = vocabulary
-
-  @property
-  def eos_id(self) -> int:
-    return self._own.eod_id
-
-  @property
-  def unk_id(self) -> None:
-    return None
-
-  @property
-  def _base_vocab_size(self) -> int:
-    return self._own.size
-
-  def _encode(self, s: str) -> list[int]:
-    return self._own.encode(s)
-
-  def _decode(self, ids: Sequence[int]) -> str:
-    return self._own.decode(ids)
-
-  # In tf.data's graphs text and ids cross over to SentencePiece in Python.
-  def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    def encode(text: bytes) -> np.ndarray:
-      (ids,) = self._own.encode_arrays([text.decode("utf-8")], 1)
-      return ids.astype(np.int32)
-
-    ids = tf.numpy_function(encode, [s], tf.int32, stateful=False)
-    ids.set_shape([None])
-    return ids
-
-  def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    def decode(ids: np.ndarray) -> bytes:
-      return self._own.decode(ids).encode()
-
-    text = tf.numpy_function(decode, [ids], tf.string, stateful=False)
-    text.set_shape([])
-    return text
 
 
 # Evaluator asks for one; TaskAnswers makes rows of the examples.

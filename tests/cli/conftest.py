@@ -46,7 +46,7 @@ def {name}(
       for name, each in settings.items()
     }},
     "modules": sorted(sys.modules),
-  }}))
+  }}, default=vars))
 """
 
 

@@ -1,0 +1,56 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.categories import by_category, check_groups
+
+# Right answers by category: 1 of 4, 1 of 1, 2 of 3.
+RIGHT = [1, 0, 0, 0, 1, 1, 1, 0]
+CATEGORIES = ["law", "law", "law", "law", "logic", "art", "art", "art"]
+
+
+def metrics_of(numbers):
+  right = [RIGHT[number] for number in numbers]
+  return {"accuracy": 100 * sum(right) / len(right)}
+
+
+def test_averages_are_those_by_hand():
+  groups = {"humanities": ["law", "art"], "rest": ["logic", "sport"]}
+  averages, of_each = by_category(metrics_of, CATEGORIES, groups)
+  assert of_each == {
+    "art": {"accuracy": pytest.approx(200 / 3)},
+    "law": {"accuracy": 25},
+    "logic": {"accuracy": 100},
+  }
+  assert averages == {
+    "macro_accuracy": pytest.approx((200 / 3 + 25 + 100) / 3),
+    "accuracy/humanities": pytest.approx(300 / 7),
+    "macro_accuracy/humanities": pytest.approx((200 / 3 + 25) / 2),
+    "accuracy/rest": 100,
+    "macro_accuracy/rest": 100,
+  }
+
+
+def test_order_of_the_examples_changes_nothing():
+  def reverse(numbers):
+    return metrics_of([len(RIGHT) - 1 - number for number in numbers])
+
+  groups = {"humanities": ["art", "law"]}
+  assert by_category(reverse, CATEGORIES[::-1], groups) == by_category(
+    metrics_of, CATEGORIES, groups
+  )
+
+
+def test_a_task_of_one_category_or_none_has_no_averages_over_them():
+  for category in ("", "law"):
+    assert by_category(metrics_of, [category] * 8, {}) == ({}, {})
+
+
+def test_a_group_of_a_category_that_is_none_is_one_line():
+  with pytest.raises(UserError) as info:
+    check_groups("mmlu", {"humanities": ["law", "artt"]}, CATEGORIES)
+  assert str(info.value) == (
+    "CATEGORY_GROUPS: 'artt' in 'humanities' is no category of mmlu (did you "
+    'mean "art"?); mend or remove it.'
+  )
