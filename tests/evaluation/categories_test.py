@@ -32,6 +32,31 @@ def test_averages_are_those_by_hand():
   }
 
 
+# MMLU by group: subjects, questions, accuracy of PaLM 540B, of GPT-3 (Touvron et
+# al. 2023, Table 9, which also has their averages, 69.3 and 43.9).
+MMLU = {
+  "humanities": (13, 4705, 77.0, 40.8),
+  "STEM": (18, 3018, 55.6, 36.7),
+  "social sciences": (12, 3077, 81.0, 50.4),
+  "other": (14, 3242, 69.6, 48.8),
+}
+
+
+def test_palm_reports_mmlus_mean_over_subjects_its_authors_over_questions():
+  subjects = [x for x, (count, *_) in MMLU.items() for _ in range(count)]
+
+  def of_palm(numbers):
+    (group,) = {subjects[number] for number in numbers}
+    return {"accuracy": MMLU[group][2]}
+
+  names = [f"{group} {number}" for number, group in enumerate(subjects)]
+  averages, _ = by_category(of_palm, names, {})
+  assert round(averages["macro_accuracy"], 1) == 69.3
+  questions = sum(count for _, count, *_ in MMLU.values())
+  of_gpt3 = sum(count * right for _, count, _, right in MMLU.values())
+  assert round(of_gpt3 / questions, 1) == 43.9
+
+
 def test_order_of_the_examples_changes_nothing():
   def reverse(numbers):
     return metrics_of([len(RIGHT) - 1 - number for number in numbers])
