@@ -32,8 +32,8 @@ def test_averages_are_those_by_hand():
   }
 
 
-# MMLU by group: subjects, questions, accuracy of PaLM 540B, of GPT-3 (Touvron et
-# al. 2023, Table 9, which also has their averages, 69.3 and 43.9).
+# MMLU by group: subjects, questions, accuracy of PaLM 540B and GPT-3 (Touvron
+# et al. 2023, Table 9, which also has their averages, 69.3 and 43.9).
 MMLU = {
   "humanities": (13, 4705, 77.0, 40.8),
   "STEM": (18, 3018, 55.6, 36.7),
