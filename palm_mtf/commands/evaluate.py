@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.held_out import warn_of_other_evaluation_text
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   check_same_model,
@@ -99,6 +100,7 @@ def _validation_results(
   corpus = load_corpus(
     model_dir, config.data, vocabulary, model.sequence_length, run.seed
   )
+  warn_of_other_evaluation_text(checkpoint, corpus, config.data)
   batches = list(
     corpus.validation_batches(
       batch_size=batch_size, num_rows=run.num_validation_rows

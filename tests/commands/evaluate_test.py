@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf evaluate` with tasks, and training that evaluates on its way."""
 
+import functools
 import json
 import shutil
 
@@ -198,6 +199,15 @@ def test_bad_input_is_one_line(evaluate, flags, tasks, message):
   assert (code, out) == (2, "")
   (line,) = err.splitlines()
   assert message in line
+
+
+def test_a_loss_on_text_that_was_trained_on_warns(evaluate):
+  for_loss = functools.partial(evaluate, "--gin.TASK_EVAL_STEPS=None", tasks=())
+  code, _, err = for_loss()
+  assert (code, err) == (0, "")
+  code, _, err = for_loss("--gin.VALIDATION_SHARE=0.5")
+  assert code == 0
+  assert "loss is of text that the model was trained on, too" in err
 
 
 def test_a_task_that_is_unknown_ends_training_before_it_begins(
