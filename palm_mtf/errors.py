@@ -10,7 +10,7 @@ with 1.
 
 import difflib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class UserError(ValueError):
@@ -96,3 +96,18 @@ def check_globs(name: str, value: object) -> None:
     raise UserError(
       f"{name} = {value!r}: give a glob, a list of globs, or None."
     )
+
+
+def check_texts(name: str, value: object, what: str) -> None:
+  """Raises UserError unless `value` is None or texts by the names of tasks.
+
+  Args:
+    name: the macro.
+    value: value of the macro.
+    what: an example of the macro's value, for the message.
+  """
+  if value is not None and (
+    not isinstance(value, Mapping)
+    or not all(isinstance(x, str) and x for each in value.items() for x in each)
+  ):
+    raise UserError(f"{name} = {value!r}: give texts by task, such as {what}.")

@@ -4,6 +4,7 @@
 
 # The published averages are 1-shot: those of few_shot_task("palm_english", 1).
 
+import re
 from collections.abc import Mapping
 
 from palm_mtf.errors import UserError
@@ -28,6 +29,8 @@ _NLU_TASKS = (
 ).split()
 # F1a is the F1 of the answer "yes" over all questions of MultiRC.
 NLU = tuple((x, "f1a" if x == "multirc" else "accuracy") for x in _NLU_TASKS)
+# few_shot.py names a form "piqa_1_shot", "piqa_1_shot_seed_3", "piqa_custom".
+_FORM = re.compile(r"(_\d+_shot(_seed_-?\d+)?)?(_custom)?$")
 
 
 def palm_averages(
@@ -44,10 +47,7 @@ def palm_averages(
   """
   of_task: dict[str, Mapping[str, float]] = {}
   for name, metrics in results.items():
-    # few_shot.py names a form "piqa_1_shot" or "piqa_1_shot_seed_3".
-    task = name.partition("_seed_")[0].removesuffix("_shot")
-    if task != name:
-      task = task.rpartition("_")[0]
+    task = _FORM.sub("", name)
     if task in of_task:
       raise UserError(
         f"results have two forms of {task}; give those of one number of shots."

@@ -15,7 +15,6 @@ code.programs.allowed = True
 import concurrent.futures
 import itertools
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 
@@ -23,7 +22,8 @@ import gin
 
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import few_shot_task
-from palm_mtf.tasks.code_execution import Limits, run_program
+from palm_mtf.machine.cores import visible_cores
+from palm_mtf.tasks.code_execution import Limits, check_confined, run_program
 from palm_mtf.tasks.prompts import paragraph
 from palm_mtf.tasks.questions import Question, add_questions
 from palm_mtf.tasks.records import RecordSource
@@ -89,7 +89,8 @@ def pass_at_k(
     for program in several
   ]
   # Threads only wait: each program is a process, one a core at a time.
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+  num_threads = len(visible_cores())
+  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
     outcomes = pool.map(lambda source: run_program(source, limits), sources)
     passed = [
       sum(
@@ -124,12 +125,13 @@ def estimate(num_samples: int, num_passed: int, k: int) -> float:
 
 
 def _check_allowed(name: str) -> None:
-  allowed, *_ = programs()
+  allowed, limits = programs()
   if not allowed:
     raise UserError(
       f"task {name} runs programs that the model writes, which may do harm; if "
       "that is what you want, set --gin.code.programs.allowed=True."
     )
+  check_confined(limits)
 
 
 for _name, _prompt, _read, _splits in (

@@ -1,31 +1,32 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a generated Python program in a process with limits.
+"""Runs a generated Python program in a process that confines itself.
 
-The limits keep accidents small and are no sandbox: the program sees the network
-and every file that its user sees. Run what you do not trust in a container.
+It cannot end, signal or read this process, start another, use the network, or
+read and write files beside Python's own and those of its folder, which is
+removed with all that it holds (program_process.py). Where the kernel has no
+Landlock it sees and may change every file that its user may.
 """
 
+import contextlib
+import itertools
+import json
+import logging
 import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-# The process limits itself and then becomes the program: a preexec_fn would run
-# Python between fork and exec, which may deadlock beside TensorFlow's threads.
-# -I: no environment variables of Python, no user site; -B: no bytecode files.
-_START = """
-import os, resource, sys
-names = ("RLIMIT_CPU", "RLIMIT_AS", "RLIMIT_FSIZE", "RLIMIT_NOFILE",
-         "RLIMIT_CORE", "RLIMIT_NPROC")
-for name, limit in zip(names, map(int, sys.argv[1:]), strict=True):
-  if hasattr(resource, name):
-    resource.setrlimit(getattr(resource, name), (limit, limit))
-os.execv(sys.executable, [sys.executable, "-I", "-B", "program.py"])
-"""
+from palm_mtf.errors import UserError
+from palm_mtf.tasks import program_process
+
+_logger = logging.getLogger(__name__)
+
 _OPEN_FILES = 64
 
 
@@ -58,74 +59,140 @@ def run_program(program: str, limits: Limits) -> Outcome:
     limits: limits of its process.
   """
   # Exit code 0 is no proof: sys.exit() in generated code skips the tests below
-  # it. A program has passed when the line added at its end, which writes a
-  # random mark, was reached.
+  # it. A program has passed when its process went on behind its last line, and
+  # wrote the mark. No file, argument or variable of the environment has it; a
+  # program that searches its own interpreter for it is not kept from it.
   mark = secrets.token_hex(16)
-  with tempfile.TemporaryDirectory(prefix="palm_mtf_program_") as folder:
-    path, done = (os.path.join(folder, x) for x in ("program.py", "done"))
-    end = f"__import__('pathlib').Path({done!r}).write_text({mark!r})"
-    with open(path, "w", encoding="utf-8") as file:
-      file.write(f"{program}\n\n{end}\n")
-    with tempfile.TemporaryFile() as errors:
-      # A session of its own, so that _end reaches what it starts.
-      process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _START, *_numbers(limits)],
-        cwd=folder,
-        # No tokens or keys of this process; temporary files go with the folder.
-        env={"HOME": folder, "TMPDIR": folder},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        start_new_session=True,
-      )
+  asked = {"program": program, "mark": mark, "limits": _numbers(limits)}
+  with (
+    _folder() as folder,
+    _pipe() as (reading, writing),
+    tempfile.TemporaryFile() as errors,
+  ):
+    with subprocess.Popen(
+      # -I: no environment variables of Python, no user site; -B: no bytecode.
+      [sys.executable, "-I", "-B", program_process.__file__, str(writing)],
+      cwd=folder,
+      # No tokens or keys of this process; temporary files go with the folder.
+      env={"HOME": folder, "TMPDIR": folder},
+      stdin=subprocess.PIPE,
+      stdout=subprocess.DEVNULL,
+      stderr=errors,
+      pass_fds=[writing],
+      start_new_session=True,
+    ) as process:
       try:
-        code = process.wait(limits.secs)
+        # The pipe is read afterwards: what is written into it waits there.
+        process.communicate(json.dumps(asked).encode(), timeout=limits.secs)
       except subprocess.TimeoutExpired:
         return Outcome(False, f"took more than {limits.secs:g} s")
       finally:
-        _end(process)  # also of a program that passed, and left others behind
-      if _content(done) == mark:
+        process.kill()
+    os.set_blocking(reading, False)
+    with contextlib.suppress(BlockingIOError):  # nothing was written
+      if os.read(reading, 4096).decode("utf-8", "replace") == mark:
         return Outcome(True, "")
-      lines = _tail(errors).strip().splitlines()
+    lines = _tail(errors).strip().splitlines()
   if lines:
     return Outcome(False, lines[-1])
+  code = process.returncode
   if code < 0:
-    return Outcome(False, f"ended by {signal.Signals(-code).name}")
+    return Outcome(False, f"ended by {_signal_name(-code)}")
   return Outcome(False, f"ended early with exit code {code}")
 
 
-def _numbers(limits: Limits) -> list[str]:
-  # In the order of the names in _START. The two zeros: no core file, and no
-  # further process (root is exempt from RLIMIT_NPROC).
-  return [
-    str(number)
-    for number in (
-      int(limits.secs) + 1,
-      limits.memory_bytes,
-      limits.file_bytes,
-      _OPEN_FILES,
-      0,
-      0,
+def check_confined(limits: Limits) -> None:
+  """Raises UserError where a program cannot be confined; warns of Landlock.
+
+  Args:
+    limits: limits of its process.
+  """
+  why = program_process.why_not_confined() or run_program("", limits).why
+  if why:
+    raise UserError(
+      f"generated programs cannot be confined here: {why}; evaluate them on "
+      "another machine, or raise code.programs.memory_bytes or .secs."
     )
+  if not program_process.landlock_version():
+    _logger.warning(
+      "this kernel has no Landlock: generated programs may read and change "
+      "every file of yours; run them in a container"
+    )
+
+
+def _numbers(limits: Limits) -> list[tuple[str, int]]:
+  return [
+    ("RLIMIT_CPU", int(limits.secs) + 1),
+    ("RLIMIT_AS", limits.memory_bytes),
+    ("RLIMIT_FSIZE", limits.file_bytes),
+    ("RLIMIT_NOFILE", _OPEN_FILES),
+    ("RLIMIT_CORE", 0),
   ]
 
 
-def _end(process: subprocess.Popen) -> None:
-  """Kills the process and its group."""
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+  """Makes a folder for the body, and removes whatever is in it then."""
+  folder = tempfile.mkdtemp(prefix="palm_mtf_program_")
   try:
-    os.killpg(process.pid, signal.SIGKILL)
-  except (ProcessLookupError, PermissionError):
-    pass  # nothing of it is left
-  process.wait()
+    yield folder
+  finally:
+    try:
+      _remove(folder)
+    except OSError as error:
+      _logger.warning(f"{folder}: cannot be removed: {error.strerror}")
 
 
-def _content(path: str) -> str:
-  """Returns the first 4 KB of a file, "" where there is none."""
+def _remove(folder: str) -> None:
+  """Removes a folder whose folders are nested in any depth."""
+  # Inner folders are moved to the top before they are opened: no path is too
+  # long, no recursion too deep.
+  prefix = secrets.token_hex(8)  # no name that is there
+  names = (f"{prefix}_{number}" for number in itertools.count())
+  top = os.open(folder, os.O_RDONLY)
   try:
-    with open(path, encoding="utf-8", errors="replace") as file:
-      return file.read(4096)
-  except OSError:
-    return ""
+    while entries := [*_entries(top)]:
+      for entry, is_folder in entries:
+        if not is_folder:
+          os.unlink(entry, dir_fd=top)
+          continue
+        inside = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=top)
+        try:
+          for each, _ in _entries(inside):
+            os.rename(each, next(names), src_dir_fd=inside, dst_dir_fd=top)
+        finally:
+          os.close(inside)
+        os.rmdir(entry, dir_fd=top)
+  finally:
+    os.close(top)
+  os.rmdir(folder)
+
+
+def _entries(folder: int) -> Iterator[tuple[str, bool]]:
+  """Yields what is in a folder, and whether it is a folder, to be opened."""
+  for name in os.listdir(folder):
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    is_folder = stat.S_ISDIR(found.st_mode)
+    if is_folder:
+      os.chmod(name, stat.S_IRWXU, dir_fd=folder)
+    yield name, is_folder
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+  reading, writing = os.pipe()
+  try:
+    yield reading, writing
+  finally:
+    os.close(reading)
+    os.close(writing)
+
+
+def _signal_name(number: int) -> str:
+  try:
+    return signal.Signals(number).name
+  except ValueError:  # one of real time
+    return f"signal {number}"
 
 
 def _tail(file: BinaryIO) -> str:

@@ -21,6 +21,7 @@ import seqio
 
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import prompts
+from palm_mtf.tasks.quac import quac
 from palm_mtf.tasks.questions import (
   Option,
   add_choices,
@@ -117,7 +118,7 @@ TASKS: dict[str, Scored | Answered] = {
     {"train": "train", "validation": "dev"},
   ),
   "coqa": Answered("coqa", "1.0.0", prompts.coqa, 5, _T5_COQA_F1, _TESTED),
-  "quac": Answered("quac", "1.0.0", prompts.quac, 1, _T5_SQUAD),
+  "quac": Answered("quac", "1.0.0", quac, 1, _T5_SQUAD),
   "squad_v2": Answered("squad/v2.0", "3.0.0", prompts.squad, 5, _T5_SQUAD),
   "race_middle": Scored(
     "race/middle", "2.0.0", prompts.race, 8, "unconditional", _TESTED

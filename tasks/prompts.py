@@ -27,13 +27,13 @@ def open_question(record: dict) -> Iterator[Question]:
   else:
     first = answers[0]
   question = record["question"].strip().rstrip("?")
-  yield _asked(f"Q: {question}?\nA:", [first, *answers])
+  yield asked(f"Q: {question}?\nA:", [first, *answers])
 
 
 def lambada(record: dict) -> Iterator[Question]:
   """Asks for the last word of a passage, as a gap to fill."""
   start, word = paragraph(record["passage"]).rsplit(None, 1)
-  yield _asked(f"{start} ____. ->", [word])
+  yield asked(f"{start} ____. ->", [word])
 
 
 def hellaswag(record: dict) -> Iterator[Choice]:
@@ -83,7 +83,7 @@ def winogrande(record: dict) -> Iterator[Choice]:
 
 def drop(record: dict) -> Iterator[Question]:
   """Asks for numbers, spans and dates of a paragraph."""
-  yield _asked(
+  yield asked(
     f"Passage: {paragraph(record['passage'])}\n"
     f"Question: {record['question'].strip()}\nAnswer:",
     [record["answer"], *record["validated_answers"]],
@@ -97,29 +97,14 @@ def coqa(record: dict) -> Iterator[Question]:
   answers = record["answers"]["input_text"]
   for question, answer in zip(record["questions"], answers, strict=True):
     text = f"{text}\nQ: {question.strip()}\nA:"
-    yield _asked(text, [answer])
+    yield asked(text, [answer])
     text = f"{text} {answer.strip()}"
-
-
-def quac(record: dict) -> Iterator[Question]:
-  """Asks a question of a conversation about an article."""
-  # A record of TFDS has one turn, without those before it. QuAC ends each
-  # article in the word that is the answer to what it does not answer.
-  title = f"{record['title']}, {record['section_title']}"
-  text = paragraph(record["context"].removesuffix("CANNOTANSWER"))
-  answers = [
-    NO_ANSWER if answer == "CANNOTANSWER" else answer
-    for answer in record["answers"]["text"]
-  ]
-  yield _asked(
-    f"Title: {title}\n{text}\nQ: {record['question'].strip()}\nA:", answers
-  )
 
 
 def squad(record: dict) -> Iterator[Question]:
   """Asks a question about a paragraph, which may not answer it."""
   text = paragraph(record["context"])
-  yield _asked(
+  yield asked(
     f"Title: {record['title']}\n{text}\nQ: {record['question'].strip()}\nA:",
     record["answers"]["text"] or [NO_ANSWER],
   )
@@ -314,7 +299,8 @@ def paragraph(text: str) -> str:
   return re.sub(r"\n\s*\n", "\n", text.strip())
 
 
-def _asked(inputs: str, answers: Sequence[str]) -> Question:
+def asked(inputs: str, answers: Sequence[str]) -> Question:
+  """Returns a question whose exemplar shows the first answer."""
   answers = list(dict.fromkeys(answer.strip() for answer in answers))
   return Question(inputs, f" {answers[0]}", answers)
 

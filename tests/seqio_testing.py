@@ -3,6 +3,7 @@
 """Registers SeqIO tasks as T5 users write them, and reads those there are."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator
 
@@ -128,3 +129,20 @@ def scores_of(name: str, examples: list[dict], likelihood) -> dict[str, float]:
   for metric in seqio.get_mixture_or_task(name).score_metric_fns:
     results |= metric(targets, scores)
   return results
+
+
+@dataclasses.dataclass
+class Says:
+  """Answers that are known beforehand."""
+
+  texts: list[list[str]] = ()
+  numbers: list[float] = ()
+
+  def predictions(self):
+    return self.texts
+
+  def scores(self):
+    return self.numbers
+
+  def prediction_scores(self):
+    return [[-float(len(x)) for x in texts] for texts in self.texts]

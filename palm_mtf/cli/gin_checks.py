@@ -21,6 +21,9 @@ from palm_mtf.cli.gin_statements import (
 from palm_mtf.config.macros import MISSING
 from palm_mtf.errors import UserError, did_you_mean
 
+# tasks/code.py has the parameter that allows programs that a model writes.
+_PERMISSION = ".programs"
+
 
 def is_own(path: str) -> bool:
   """Whether a dotted path lies in palm_mtf; its tasks are as outside code."""
@@ -125,6 +128,44 @@ def _instead(setting: Setting, known: Collection[str]) -> str:
   # A reference stands for a part of ours, which no macro replaces.
   is_value = setting.selector and not isinstance(setting.value, Reference)
   return "set a macro instead" + (did_you_mean(macro, known) * bool(is_value))
+
+
+def check_runs_no_code(statements: Iterable[Statement]) -> None:
+  """Raises UserError unless a run's config.gin is data.
+
+  It may set macros and parameters of palm_mtf.tasks to literals. An import runs
+  a module, a reference calls a function of any module, and a parameter permits
+  programs that the model writes.
+
+  Args:
+    statements: statements of the file, which may be a stranger's.
+  """
+  statements = list(statements)
+  paths = _imported_paths(statements)
+  for each in statements:
+    if isinstance(each, Import):
+      path, what = f"{each.module}.", each.statement
+      if path.startswith("palm_mtf."):
+        continue
+    else:
+      root, _, rest = each.selector.partition(".")
+      path, what = f"{paths.get(root, root)}.{rest}", str(each)
+      refers = any(
+        isinstance(x, Reference) or "." in x.name for x in names_in(each.value)
+      )
+      if not each.selector:
+        is_data = not refers
+      elif is_own(path):  # nothing is bound by it
+        is_data = True
+      else:
+        is_data = path.startswith("palm_mtf.tasks.") and not refers
+        is_data &= not path.endswith(_PERMISSION)
+      if is_data:
+        continue
+    raise UserError(
+      f"{each.origin}: {what}: runs or permits code of whoever wrote this run; "
+      "if you trust them, add --trust_config."
+    )
 
 
 def check_known(

@@ -172,6 +172,7 @@ def load(
   gin_files: Iterable[str] = (),
   bindings: Iterable[str] = (),
   asked: str = "",
+  run_config: str | None = None,
 ) -> Configuration:
   """Reads, merges and checks the configuration of one command.
 
@@ -180,11 +181,17 @@ def load(
     gin_files: the user's files, later over earlier.
     bindings: "NAME=VALUE" texts over all files, later over earlier.
     asked: the command line, to be kept at the head of the text.
+    run_config: path of a run's config.gin before all of `gin_files`, which has
+      to be data (gin_checks.check_runs_no_code); None for no such file.
 
   Raises:
     UserError: the first thing that is wrong, in one line.
   """
   statements = read_file(run_file(command))
+  if run_config:
+    of_run = read_file(Path(run_config).resolve())
+    gin_checks.check_runs_no_code(of_run)
+    statements += of_run
   for name in gin_files:
     statements += read_file(find_gin_file(name))
   statements += read_command_line(bindings)

@@ -107,6 +107,11 @@ def _run_configured(name: str, arguments: list[str]) -> int:
       help="of a training run: its config.gin, without its PROMPTS, in the "
       "ACTIVATION_DTYPE that is fast here",
     )
+    parser.add_argument(
+      "--trust_config",
+      action="store_true",
+      help="run the modules and functions that this config.gin names",
+    )
   own = [
     parser.add_argument(flag, **keywords).dest
     for flag, keywords in command.flags.items()
@@ -120,10 +125,14 @@ def _run_configured(name: str, arguments: list[str]) -> int:
 
   files = list(options.gin_file)
   bindings = [macro.removeprefix("--gin.") for macro in macros]
+  run_config = None
   if getattr(options, "model_dir", None):
     file, first = _settings_of(options.model_dir)
     # First, so that the user's own files and flags win over the run's.
-    files.insert(0, file)
+    if options.trust_config:
+      files.insert(0, file)
+    else:
+      run_config = file
     bindings = first + bindings
   configuration = gin_files.load(
     name,
@@ -131,6 +140,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     bindings,
     asked=f"palm_mtf {name} "
     + shlex.join(x for x in arguments if x != "--print_config"),
+    run_config=run_config,
   )
   if options.print_config:
     print(configuration.effective_text(), end="")

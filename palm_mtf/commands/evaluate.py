@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.held_out import warn_of_other_evaluation_text
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
@@ -96,6 +97,7 @@ def _validation_results(
   corpus = load_corpus(
     model_dir, config.data, vocabulary, model.sequence_length, run.seed
   )
+  warn_of_other_evaluation_text(checkpoint, corpus, config.data)
   batches = list(
     corpus.validation_batches(
       batch_size=batch_size, num_rows=run.num_validation_rows

@@ -12,6 +12,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.config.fault_tolerance import WatchConfig
+from palm_mtf.config.few_shot import FewShotConfig
 from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -25,6 +26,7 @@ __all__ = [
   "CorpusConfig",
   "DataConfig",
   "DecodeConfig",
+  "FewShotConfig",
   "InspectionConfig",
   "MeshLayout",
   "PalmConfig",

@@ -3,8 +3,17 @@
 """Which SeqIO tasks a model is evaluated on, and how long texts are scored."""
 
 import dataclasses
+import re
+from collections.abc import Mapping, Sequence
 
-from palm_mtf.errors import UserError, check_choice, check_count, check_real
+from palm_mtf.config.few_shot import FewShotConfig
+from palm_mtf.errors import (
+  UserError,
+  check_choice,
+  check_count,
+  check_real,
+  check_texts,
+)
 
 NEWEST, EVERY = "newest", "every"
 
@@ -18,9 +27,11 @@ class TaskEvalConfig:
       the validation loss.
     eval_split: split of the tasks.
     eval_examples: number of each task's first examples; None for all.
-    num_shots: solved examples before each example (evaluation/few_shot.py),
-      from the training split; None leaves every task as it is registered.
-    seed: chooses them.
+    few_shot: exemplars and header before each example.
+    answer_patterns: {task: regular expression with one group}, which finds the
+      answer in an output (evaluation/outputs.py).
+    category_groups: {task: {group: categories}}, groups of a task's categories
+      to average over, such as MMLU's four (evaluation/categories.py).
     eval_checkpoints: "newest", a list of steps, or "every": those there are,
       oldest first, and each new one while training runs elsewhere, until that
       of TRAIN_STEPS.
@@ -36,8 +47,9 @@ class TaskEvalConfig:
   eval_tasks: list[str] | tuple[str, ...] = ()
   eval_split: str = "validation"
   eval_examples: int | None = None
-  num_shots: int | None = None
-  seed: int = 0
+  few_shot: FewShotConfig = dataclasses.field(default_factory=FewShotConfig)
+  answer_patterns: Mapping[str, str] | None = None
+  category_groups: Mapping[str, Mapping[str, Sequence[str]]] | None = None
   eval_checkpoints: str | list[int] | tuple[int, ...] = NEWEST
   eval_wait_secs: float = 3600.0
   task_eval_steps: int | None = None
@@ -60,9 +72,9 @@ class TaskEvalConfig:
       )
     if self.eval_examples is not None:
       check_count("EVAL_EXAMPLES", self.eval_examples)
-    if self.num_shots is not None:
-      check_count("NUM_SHOTS", self.num_shots, 0)
     check_choice("CLEAN_SUBSET", self.clean_subset, [False, True])
+    self._check_answer_patterns()
+    self._check_category_groups()
     if self.stride is not None:
       check_count("STRIDE", self.stride)
     self._check_checkpoints()
@@ -74,6 +86,44 @@ class TaskEvalConfig:
           f"TASK_EVAL_STEPS = {self.task_eval_steps}: on no task; name some in "
           "EVAL_TASKS, or set it to None."
         )
+
+  def _check_answer_patterns(self):
+    check_texts(
+      "ANSWER_PATTERNS",
+      self.answer_patterns,
+      '{"gsm8k": "The answer is (.*)"}',
+    )
+    for task, pattern in (self.answer_patterns or {}).items():
+      what = f"ANSWER_PATTERNS: {pattern!r} of {task}"
+      try:
+        groups = re.compile(pattern).groups
+      except re.error as error:
+        raise UserError(
+          f"{what}: no regular expression: {error}; mend it."
+        ) from None
+      if groups != 1:
+        raise UserError(
+          f"{what}: has {groups} groups; put the answer into one (...), and "
+          "whatever else into (?:...)."
+        )
+
+  def _check_category_groups(self):
+    groups = self.category_groups
+    if groups is not None and not (
+      isinstance(groups, Mapping)
+      and all(isinstance(each, Mapping) for each in groups.values())
+      and all(
+        isinstance(names, (list, tuple))
+        and names
+        and all(isinstance(name, str) for name in names)
+        for each in groups.values()
+        for names in each.values()
+      )
+    ):
+      raise UserError(
+        f"CATEGORY_GROUPS = {groups!r}: give lists of categories by group, and "
+        'groups by task, such as {"mmlu": {"law": ["jurisprudence"]}}.'
+      )
 
   def _check_checkpoints(self):
     # "every" waits for checkpoints of a training that runs beside it.

@@ -86,7 +86,7 @@ class CleanSubset:
       {**record, "contaminated": number in removed}
       for number, record in enumerate(result.records)
     ]
-    return TaskResult({**result.metrics, **clean}, records)
+    return result._replace(metrics={**result.metrics, **clean}, records=records)
 
 
 class _Some(NamedTuple):

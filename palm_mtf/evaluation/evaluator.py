@@ -56,6 +56,7 @@ class TaskOutcome:
   num_cut: int  # examples whose inputs lost their beginning, to fit
   # Numbers, or texts, by name; those over clean examples end in "_clean".
   metrics: dict[str, float | str]
+  categories: dict[str, dict[str, float]]  # numbers, by category and name
   num_clean: int | None = None  # examples; None without CLEAN_SUBSET
 
   @property
@@ -137,6 +138,7 @@ class TaskEvaluation:
           num_cut=answers.num_cut,
           metrics=result.metrics,
           num_clean=clean and clean.num_examples,
+          categories=result.categories,
         )
         self._keep(path, task, outcome, result)
         yield outcome

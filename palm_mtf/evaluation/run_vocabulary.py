@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO tasks whose text is encoded with the run's vocabulary."""
+"""SeqIO tasks whose text is encoded with the vocabulary of a run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import seqio  # isort: skip
 
 
 def with_vocabulary(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """Returns a task whose features have the run's vocabulary."""
+  """Returns the task with a vocabulary in place of its own."""
   # All preprocessors run, and find the run's vocabulary in place of the task's,
   # which is never loaded.
   own = _RunVocabulary(vocabulary)

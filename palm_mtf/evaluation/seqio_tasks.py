@@ -11,8 +11,16 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import (
+  Callable,
+  Hashable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +32,13 @@ from palm_mtf.data.sources.seqio_steps import tokenizes
 from palm_mtf.data.sources.seqio_task import check_ids, explained, find_provider
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.few_shot import Exemplars, few_shot_task
+from palm_mtf.evaluation.categories import (
+  by_category,
+  category_of,
+  check_groups,
+)
+from palm_mtf.evaluation.few_shot import adds_exemplars
+from palm_mtf.evaluation.protocol import check_names, with_protocol
 from palm_mtf.evaluation.run_vocabulary import with_vocabulary
 
 # After TensorFlow, which _tf.py keeps silent.
@@ -53,6 +67,7 @@ class TaskResult(NamedTuple):
   """Metrics of a task, and its examples with their answers."""
 
   metrics: dict[str, float | str]  # numbers, or texts, by name
+  categories: dict[str, dict[str, float]]  # metrics of each category
   records: list[dict]  # of each example: inputs, targets, answers
 
 
@@ -71,11 +86,10 @@ def open_eval_tasks(
       SeqIO or the task's code fails.
   """
   found: dict[str, EvalTask] = {}
-  for name in config.eval_tasks:
-    provider = find_provider(name, "EVAL_TASKS")
-    if config.num_shots is not None:
-      shots = few_shot_task(name, config.num_shots, config.seed)
-      provider = seqio.get_mixture_or_task(shots)
+  providers = {x: find_provider(x, "EVAL_TASKS") for x in config.eval_tasks}
+  subtasks = map(seqio.get_subtasks, providers.values())
+  check_names(config, {task.name for each in subtasks for task in each})
+  for name, provider in providers.items():
     # Tasks of a mixture that cannot be evaluated are left out; where none is
     # left, as where the task is named itself, that is an error.
     problems = []
@@ -84,7 +98,13 @@ def open_eval_tasks(
       if problem:
         problems.append(problem)
       elif task.name not in found:
-        found[task.name] = EvalTask(task, config, vocabulary, sequence_length)
+        found[task.name] = EvalTask(
+          with_protocol(task, config),
+          config,
+          vocabulary,
+          sequence_length,
+          groups=(config.category_groups or {}).get(task.name, {}),
+        )
     if len(problems) == len(seqio.get_subtasks(provider)):
       raise UserError(f"EVAL_TASKS = {name!r}: {problems[0]}")
     for problem in problems:
@@ -118,8 +138,10 @@ class EvalTask:
     config: TaskEvalConfig,
     vocabulary: Vocabulary,
     sequence_length: int,
+    groups: Mapping[str, Sequence[str]] | None = None,
   ):
-    """Reads the examples; see `open_eval_tasks`."""
+    """Reads the examples; `groups` are of categories. See `open_eval_tasks`."""
+    self._groups = groups or {}
     self.name, self.split = task.name, config.eval_split
     self._task, self._config = task, config
     self._sequence_length = sequence_length
@@ -145,6 +167,9 @@ class EvalTask:
     if not self._examples:
       raise UserError(f"{self._what}: there are no examples.")
     self._set_ids()
+    self._categories = [category_of(example) for example in self._examples]
+    if config.eval_examples is None:
+      check_groups(self.name, self._groups, self._categories)
     if self._outputs & _PREDICTS and not all(map(len, self.inputs)):
       number = [*map(bool, map(len, self.inputs))].index(False)
       raise UserError(
@@ -171,11 +196,9 @@ class EvalTask:
   @functools.cached_property
   def texts(self) -> list[Document]:
     """The texts of each example without exemplars; "" of unconditional ones."""
-    task, steps = self, list(map(_function, self._task.preprocessors))
-    if Exemplars.add in steps:
-      own = [*self._task.preprocessors]
-      del own[steps.index(Exemplars.add)]
-      task = self._with_steps(own)
+    task, steps = self, self._task.preprocessors
+    if any(map(adds_exemplars, steps)):
+      task = self._with_steps(itertools.filterfalse(adds_exemplars, steps))
     return [
       Document("")
       if example.get("unconditional", False)
@@ -212,9 +235,9 @@ class EvalTask:
 
     return self._with_steps([*self._task.preprocessors, kept])
 
-  def _with_steps(self, steps: Sequence[Callable]) -> "EvalTask":
+  def _with_steps(self, steps: Iterable[Callable]) -> "EvalTask":
     return EvalTask(
-      self._task.replace(preprocessors=steps),
+      self._task.replace(preprocessors=[*steps]),
       self._config,
       self._vocabulary,
       self._sequence_length,
@@ -247,13 +270,43 @@ class EvalTask:
         score_fn=lambda dataset: scored,
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
-      metrics = results.result()[self.name]
-    (kept,) = self._evaluator.loggers  # the _Kept
-    return TaskResult(dict(_plain(metrics)), list(self._records(kept)))
+      (kept,) = self._evaluator.loggers  # the _Kept
+      averages, categories = by_category(
+        functools.partial(self._metrics_of, kept),
+        self._categories,
+        self._groups,
+      )
+    metrics = dict(_plain(results.result()[self.name])) | averages
+    return TaskResult(metrics, categories, list(self._records(kept)))
+
+  def _metrics_of(
+    self, kept: "_Kept", numbers: Sequence[int]
+  ) -> dict[str, float]:
+    """Returns the numbers that metric functions make of some examples."""
+    outputs = {
+      "targets": kept.targets,
+      "predictions": kept.inferences.get("prediction"),
+      "scores": kept.inferences.get("score"),
+    }
+    arguments = {
+      name: [values[number] for number in numbers]
+      for name, values in outputs.items()
+      if values is not None
+    }
+    arguments["aux_values"] = {
+      name: np.asarray(values)[numbers]
+      for name, values in kept.inferences.get("aux_value", {}).items()
+    }
+    (task,) = self._evaluator.eval_tasks
+    found = {}
+    for function in task.metric_fns:
+      names = arguments.keys() & inspect.signature(function).parameters.keys()
+      found |= function(**{name: arguments[name] for name in names})
+    return {n: x for n, x in _plain(found) if isinstance(x, float)}
 
   def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
-    # seqio.Evaluator takes ids and decodes them with the run's vocabulary.
+    # seqio.Evaluator takes ids and decodes them with `with_vocabulary`.
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
     ids = self._vocabulary.encode_batch(flat)
@@ -321,10 +374,6 @@ def _registered(task: seqio.Task) -> Iterator[str]:
     yield name
   finally:
     seqio.TaskRegistry.remove(name)
-
-
-def _function(step: Callable) -> Callable:
-  return getattr(step, "__func__", step)
 
 
 def _question(example: dict[str, Any], number: int) -> Hashable:

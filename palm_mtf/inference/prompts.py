@@ -71,7 +71,7 @@ def read_prompts(path: str) -> list[str]:
   """
   # In JSON a prompt may have several lines.
   what = f"--input = {path!r}"
-  lines = read_input(path, "write one prompt a line").splitlines()
+  lines = split_lines(read_input(path, "write one prompt a line"))
   is_json = path.endswith(".jsonl")
   prompts = []
   for number, line in enumerate(lines, 1):
@@ -97,17 +97,26 @@ def _json_prompt(line: str, what: str, number: int) -> str:
   return prompt
 
 
-def read_input(path: str, what_is_needed: str) -> str:
+def split_lines(content: str) -> list[str]:
+  """Returns the lines of a file's text, without their ends."""
+  # Lines end in a newline alone, not in what Unicode calls a line separator: a
+  # text may hold those.
+  lines = content.removesuffix("\n").split("\n")
+  return [line.removesuffix("\r") for line in lines]
+
+
+def read_input(path: str, what_is_needed: str, setting: str = "--input") -> str:
   """Returns a file's text, line ends as they are.
 
   Args:
     path: path of a UTF-8 file.
     what_is_needed: advice for an empty file, "write one prompt a line".
+    setting: setting that names the file, for messages.
 
   Raises:
     UserError: the file cannot be read, or is empty.
   """
-  what = f"--input = {path!r}"
+  what = f"{setting} = {path!r}"
   # newline="" keeps line ends: they are part of a document that is scored.
   try:
     with open(os.path.expanduser(path), encoding="utf-8", newline="") as file:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 
 from palm_mtf.errors import UserError
-from palm_mtf.inference.prompts import read_input
+from palm_mtf.inference.prompts import read_input, split_lines
 
 _FORMS = (
   'give {"text": "..."}, {"inputs": "...", "targets": "..."} or {"inputs": '
@@ -59,12 +59,10 @@ def read_items(path: str) -> list[ScoreItem]:
   )
   if reader is None:
     return [ScoreItem(path, "", (content,), "text")]
-  # Lines end in a newline alone, not in what Unicode calls a line separator: a
-  # text may hold those. A newline or a tab in a text takes JSON.
-  lines = content.removesuffix("\n").split("\n")
+  # A newline or a tab in a text takes JSON.
   return [
-    reader(line.removesuffix("\r"), f"{what}: line {n}", f"{path}:{n}")
-    for n, line in enumerate(lines, 1)
+    reader(line, f"{what}: line {n}", f"{path}:{n}")
+    for n, line in enumerate(split_lines(content), 1)
   ]
 
 

@@ -21,6 +21,7 @@ from palm_mtf.accounting.optimizer_state import (
   optimizer_state,
 )
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.held_out import warn_of_other_split
 from palm_mtf.checkpoints.initial_weights import (
   check_same_vocabulary,
   check_vocabulary_given,
@@ -84,12 +85,15 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   task_evaluation = _task_evaluation(model_dir, config, vocabulary)
   entropy = unigram_entropy(_validation_batches(corpus, config))
   manifest = _manifest(config, vocabulary, corpus)
+  if newest:
+    _say_what_resumes(newest, manifest)
+    warn_of_other_split(newest, corpus, data)
   return TrainJob(
     model_dir=model_dir,
     config=config,
     vocabulary=vocabulary,
     corpus=corpus,
-    manifest=_starting_from(newest, initial, manifest),
+    manifest=_starting_from(initial, manifest),
     checkpoint=newest,
     unigram_entropy=entropy,
     task_evaluation=task_evaluation,
@@ -199,11 +203,9 @@ def _manifest(
 
 
 def _starting_from(
-  newest: Checkpoint | None, initial: NamedWeights | None, manifest: Manifest
+  initial: NamedWeights | None, manifest: Manifest
 ) -> Manifest:
   """Returns the manifest with `parent` of a run from initial weights."""
-  if newest:
-    _say_what_resumes(newest, manifest)
   if not initial:
     return manifest
   _logger.info(f"starting from the weights of {initial.place}, with step 0")

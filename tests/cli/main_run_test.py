@@ -84,6 +84,22 @@ def test_generate_takes_its_flags_and_the_settings_of_a_model_dir(
   assert settings_of(palm_mtf("generate", RECIPE, DIR))["run"]["prompts"]
 
 
+def test_a_model_dir_with_code_needs_trust(palm_mtf, tmp_path):
+  palm_mtf("train", RECIPE, DIR)
+  config = tmp_path / "x" / "config.gin"
+  config.write_text(f"import my_tasks\n{config.read_text()}")
+  (tmp_path / "my_tasks.py").write_text("print('registered')\n")
+  done = palm_mtf("evaluate", "--model_dir=x")
+  assert (done.returncode, done.stdout) == (2, "")
+  assert done.stderr == (
+    "palm_mtf: x/config.gin:1: import my_tasks: runs or permits code of "
+    "whoever wrote this run; if you trust them, add --trust_config.\n"
+  )
+  done = palm_mtf("evaluate", "--model_dir=x", "--trust_config")
+  assert (done.returncode, done.stderr) == (0, "")
+  assert done.stdout.startswith("registered\n")
+
+
 def test_a_model_dir_without_settings_is_one_line(palm_mtf):
   done = palm_mtf("generate", "--model_dir=nowhere")
   assert done.returncode == 2

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf evaluate` with tasks, and training that evaluates on its way."""
 
+import functools
 import json
 import shutil
 
@@ -34,7 +35,11 @@ def exact(targets, predictions):
 @pytest.fixture(scope="module", autouse=True)
 def registered():
   with registries_restored():
-    for name, metrics in (("counting", [mean_score, exact]), ("bare", [])):
+    for name, metrics in (
+      ("counting", [mean_score, exact]),
+      ("scored", [mean_score]),
+      ("bare", []),
+    ):
       add_examples(
         name,
         {"validation": EXAMPLES},
@@ -153,6 +158,41 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_left_out(
     (["--gin.EVAL_CHECKPOINTS=[5]"], ["counting"], "it has: 4, 8."),
     (["--gin.SAMPLE_TOKENS=32"], ["counting"], "leaves no room for a prompt"),
     (["--gin.D_MODEL=64"], ["counting"], "it is of another model; use the"),
+    (
+      ["--gin.NUM_SHOTS=3"],
+      ["counting"],
+      "NUM_SHOTS = 3, but split 'validation' has only 2 other examples; give",
+    ),
+    (
+      ["--gin.EXEMPLAR_FILES={'counting': '/none.jsonl'}"],
+      ["counting"],
+      "EXEMPLAR_FILES = '/none.jsonl': No such file or directory; give a text",
+    ),
+    (
+      ["--gin.EXEMPLAR_FILES={'countin': '/none.jsonl'}"],
+      ["counting"],
+      "EXEMPLAR_FILES = 'countin': no such SeqIO task or mixture is registered",
+    ),
+    (
+      ["--gin.PROMPT_HEADERS={'counting': 'About {group}:'}"],
+      ["counting"],
+      "PROMPT_HEADERS: 'About {group}:' of counting, whose examples have no",
+    ),
+    (
+      ["--gin.ANSWER_PATTERNS={'counting': 'is .*'}"],
+      ["counting"],
+      "ANSWER_PATTERNS: 'is .*' of counting: has 0 groups; put the answer",
+    ),
+    (
+      ["--gin.ANSWER_PATTERNS={'scored': 'is (.*)'}"],
+      ["scored"],
+      "ANSWER_PATTERNS: scored compares likelihoods and has no output to",
+    ),
+    (
+      ["--gin.CATEGORY_GROUPS={'counting': {'law': ['art']}}"],
+      ["counting"],
+      "CATEGORY_GROUPS: 'art' in 'law' is no category of counting; mend or",
+    ),
   ],
 )
 def test_bad_input_is_one_line(evaluate, flags, tasks, message):
@@ -160,6 +200,15 @@ def test_bad_input_is_one_line(evaluate, flags, tasks, message):
   assert (code, out) == (2, "")
   (line,) = err.splitlines()
   assert message in line
+
+
+def test_a_loss_on_text_that_was_trained_on_warns(evaluate):
+  for_loss = functools.partial(evaluate, "--gin.TASK_EVAL_STEPS=None", tasks=())
+  code, _, err = for_loss()
+  assert (code, err) == (0, "")
+  code, _, err = for_loss("--gin.VALIDATION_SHARE=0.5")
+  assert code == 0
+  assert "loss is of text that the model was trained on, too" in err
 
 
 def test_a_task_that_is_unknown_ends_training_before_it_begins(

@@ -13,7 +13,26 @@ from palm_mtf.errors import UserError
     ({"eval_tasks": [""]}, "EVAL_TASKS = ['']: give a list"),
     ({"eval_split": None}, "EVAL_SPLIT = None: give the name of a split"),
     ({"eval_examples": 0}, "EVAL_EXAMPLES = 0: give a whole number"),
-    ({"num_shots": -1}, "NUM_SHOTS = -1: give a whole number of at least 0"),
+    (
+      {"answer_patterns": "The answer"},
+      "ANSWER_PATTERNS = 'The answer': give texts by task, such as {",
+    ),
+    (
+      {"answer_patterns": {"gsm8k": "The answer is (.*"}},
+      "ANSWER_PATTERNS: 'The answer is (.*' of gsm8k: no regular expression: ",
+    ),
+    (
+      {"answer_patterns": {"gsm8k": "The (number|answer) is (.*)"}},
+      "of gsm8k: has 2 groups; put the answer into one (...), and whatever",
+    ),
+    (
+      {"category_groups": {"mmlu": ["law"]}},
+      "CATEGORY_GROUPS = {'mmlu': ['law']}: give lists of categories by group",
+    ),
+    (
+      {"category_groups": {"mmlu": {"law": "jurisprudence"}}},
+      "give lists of categories by group, and groups by task, such as",
+    ),
     (
       {"eval_checkpoints": "newst"},
       "EVAL_CHECKPOINTS = 'newst' (did you mean \"newest\"?)",

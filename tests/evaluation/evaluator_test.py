@@ -17,6 +17,7 @@ from palm_mtf.config import (  # noqa: E402
   Config,
   DataConfig,
   DecodeConfig,
+  FewShotConfig,
   RunConfig,
   TaskEvalConfig,
 )
@@ -133,7 +134,7 @@ def checkpoint(config, params, tmp_path):
 def evaluate(config, vocabulary, checkpoint, tmp_path):
   """Evaluates the checkpoint; returns the outcomes by task."""
 
-  def run(*names, decode=GREEDY):
+  def run(*names, decode=GREEDY, **settings):
     evaluation = TaskEvaluation(
       str(tmp_path),
       Config(
@@ -143,7 +144,7 @@ def evaluate(config, vocabulary, checkpoint, tmp_path):
         data=DATA,
         run=RUN,
         decode=decode,
-        evaluation=TaskEvalConfig(eval_tasks=names),
+        evaluation=TaskEvalConfig(eval_tasks=names, **settings),
       ),
       vocabulary,
     )
@@ -155,6 +156,11 @@ def evaluate(config, vocabulary, checkpoint, tmp_path):
 def records(tmp_path, name):
   path = tmp_path / "eval" / "step_00000200" / name
   return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def journal(folder, name):
+  path = folder / f"{name}-validation.answers.jsonl"
+  return path.read_text().splitlines()
 
 
 def greedy(config, params, vocabulary, prompt):
@@ -233,6 +239,31 @@ def test_what_was_answered_is_not_asked_again(evaluate, checkpoint, tmp_path):
   for path in (tmp_path / "checkpoint").iterdir():
     path.unlink()
   assert evaluate("options", "open") == first
+
+
+def test_answers_to_another_prompt_are_asked_anew_for_another_pattern_are_kept(
+  evaluate, tmp_path
+):
+  folder = tmp_path / "eval" / "step_00000200"
+  cot = tmp_path / "cot.txt"
+  journals = []
+  for text, header in (("abc\n\n", "a"), ("abc\n\n", "b"), ("ab\n\n", "b")):
+    cot.write_text(text)
+    few_shot = FewShotConfig(
+      exemplar_files={"open": str(cot)}, prompt_headers={"open": header}
+    )
+    evaluate("open", few_shot=few_shot)
+    journals.append(journal(folder, "open_custom"))
+  causes = [lines[0] for lines in journals]
+  assert len(set(causes)) == 3
+  for path in (tmp_path / "checkpoint").iterdir():
+    path.unlink()
+  # The model is gone: answers are those of before.
+  patterns = {"open": "^.(.*)"}
+  evaluate("open", few_shot=few_shot, answer_patterns=patterns)
+  assert journal(folder, "open_custom") == journals[-1]
+  for record in records(tmp_path, "open_custom-validation.jsonl"):
+    assert record["prediction"] == record["output"].partition("\n")[0][1:]
 
 
 def test_tensorboard_has_the_metrics_once(evaluate, tmp_path):

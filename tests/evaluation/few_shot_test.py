@@ -8,8 +8,10 @@ pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 import seqio
 
+from palm_mtf.config import FewShotConfig
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.few_shot import SEPARATOR, few_shot_task
+from palm_mtf.evaluation.exemplars import SEPARATOR
+from palm_mtf.evaluation.few_shot import few_shot_form, few_shot_task
 from tests.seqio_testing import add_examples, registries_restored
 
 BYTES = seqio.ByteVocabulary()
@@ -70,6 +72,92 @@ def test_solved_training_examples_stand_before_each_input():
     assert BYTES.decode(example["inputs"].tolist()[:-1]) == text, "and its ids"
     assert example["targets_pretokenized"].decode() == f" {2 * n}"
   assert len(seen) > 10, "each example has its own"
+
+
+def formed(name, **settings) -> tuple[str, list[str]]:
+  """The name of a form, and its inputs."""
+  form = few_shot_form(seqio.TaskRegistry.get(name), FewShotConfig(**settings))
+  seqio.TaskRegistry.add_provider(f"form of {name}", form)
+  texts = inputs_of(f"form of {name}")
+  seqio.TaskRegistry.remove(f"form of {name}")
+  return form.name, texts
+
+
+def solved(*numbers) -> list[str]:
+  return [f"Q: {n} + {n}?\nA: {2 * n}" for n in numbers]
+
+
+def test_the_first_training_examples_stand_before_every_input():
+  add_sums(train=(7, 5, 3, 1))
+  name, texts = formed("sums", num_shots=2, exemplars="first", seed=4)
+  assert name == "sums_2_shot_custom"
+  assert texts == [
+    SEPARATOR.join([*solved(7, 5), f"Q: {n} + {n}?\nA:"])
+    for n in range(100, 110)
+  ]
+
+
+def test_the_first_ones_are_of_the_group_and_never_the_example_itself():
+  add_choices(
+    exemplar_group=["low" if i < 4 else "high" for i in range(8) for _ in "ab"]
+  )
+  _, texts = formed("choices", num_shots=2, exemplars="first")
+  numbers = [[int(x.split()[1]) for x in t.split(SEPARATOR)] for t in texts]
+  assert numbers[::2] == numbers[1::2] == [
+    [1, 2, 0], [0, 2, 1], [0, 1, 2], [0, 1, 3],
+    [5, 6, 4], [4, 6, 5], [4, 5, 6], [4, 5, 7],
+  ]  # fmt: skip
+
+
+def test_a_header_stands_once_before_the_exemplars_of_each_group():
+  groups = ["low_numbers" if i < 4 else "high" for i in range(8) for _ in "ab"]
+  add_choices(
+    exemplar_group=groups,
+    unconditional=[j == 1 for _ in range(8) for j in range(2)],
+  )
+  header = "Even, or not? These are {group}: {}\n"
+  name, texts = formed(
+    "choices", num_shots=1, prompt_headers={"choices": header}
+  )
+  assert name == "choices_1_shot_custom"
+  for number, text in enumerate(texts[::2]):
+    words = "low numbers" if number < 4 else "high"
+    assert text.startswith(
+      f"Even, or not? These are {words}: {{}}{SEPARATOR}Is "
+    )
+    assert text.count("Even, or not?") == 1
+    assert text.count(SEPARATOR) == 2
+  assert not any("These are" in text for text in texts[1::2]), "unconditional"
+  name, texts = formed("choices", prompt_headers={"choices": "Even?"})
+  assert name == "choices_0_shot_custom"
+  assert texts[0] == f"Even?{SEPARATOR}Is 0 even?\nA:"
+
+
+def test_a_file_replaces_the_training_split(tmp_path):
+  add("sums", {"validation": sums(range(100, 110))})
+  lines = tmp_path / "mine.jsonl"
+  lines.write_text(
+    '{"inputs": "Q: 2 + 2?\\nA:", "targets": " 4"}\n'
+    '{"inputs": "Q: 1 + 1?\\nA:", "targets": " 2"}\n'
+  )
+  (tmp_path / "mine.txt").write_text("Sums.\n\nQ: 6 + 6?\nA: 12\n###\n\n")
+  queries = [f"Q: {n} + {n}?\nA:" for n in range(100, 110)]
+  both = SEPARATOR.join([*solved(2, 1), ""])
+  for path, settings, expected, before in (
+    (lines, {}, "sums_custom", both),
+    (lines, {"num_shots": 2, "seed": 1}, "sums_2_shot_custom", both),
+    (lines, {"num_shots": 1}, "sums_1_shot_custom", solved(2)[0] + SEPARATOR),
+    (
+      tmp_path / "mine.txt",
+      {"num_shots": 8, "prompt_headers": {"sums": "Here:"}},
+      "sums_custom",
+      "Here:\n\nSums.\n\nQ: 6 + 6?\nA: 12\n###\n\n",
+    ),
+  ):
+    files = {"sums": str(path)}
+    name, texts = formed("sums", exemplar_files=files, **settings)
+    assert name == expected
+    assert texts == [before + query for query in queries]
 
 
 def test_no_shots_is_the_task_as_registered_but_for_its_output():
@@ -230,5 +318,9 @@ def test_what_cannot_work_is_one_line():
       few_shot_task(*arguments)
     assert message in str(info.value)
     assert "\n" not in str(info.value)
+  with pytest.raises(UserError, match="'sums_1_shot' has exemplars already"):
+    few_shot_task(few_shot_task("sums", 1), 1)
+  with pytest.raises(Exception, match=r"sums, whose examples have no group"):
+    formed("sums", prompt_headers={"sums": "About {group}:"})
   with pytest.raises(Exception, match="NUM_SHOTS = 5, but split 'train' has"):
     inputs_of(few_shot_task("sums", 5))

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks reach the model as its own ids, and SeqIO gets the model's answers."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -11,12 +10,16 @@ import pytest
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf._tf import tf  # noqa: E402
-from palm_mtf.config.evaluation import TaskEvalConfig  # noqa: E402
+from palm_mtf.config import FewShotConfig, TaskEvalConfig  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
-from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+from tests.seqio_testing import (  # noqa: E402
+  Says,
+  add_examples,
+  registries_restored,
+)
 
 BOTH = ("inputs", "targets")
 STEPS = [seqio.preprocessors.tokenize]
@@ -40,23 +43,6 @@ def registries():
     yield
 
 
-@dataclasses.dataclass
-class Says:
-  """Answers that are known beforehand."""
-
-  texts: list[list[str]] = ()
-  numbers: list[float] = ()
-
-  def predictions(self):
-    return self.texts
-
-  def scores(self):
-    return self.numbers
-
-  def prediction_scores(self):
-    return [[-float(len(x)) for x in texts] for texts in self.texts]
-
-
 def exact(targets, predictions):
   same = [t == p for t, p in zip(targets, predictions, strict=True)]
   return {"exact": np.mean(same)}
@@ -74,8 +60,9 @@ def register(
   add_examples(name, {split: examples}, steps, **changes)
 
 
-def opened(vocabulary, *names, **settings):
-  config = TaskEvalConfig(eval_tasks=names, **settings)
+def opened(vocabulary, *names, few_shot=None, **settings):
+  few_shot = FewShotConfig(**few_shot or {})
+  config = TaskEvalConfig(eval_tasks=names, few_shot=few_shot, **settings)
   return open_eval_tasks(config, vocabulary, 64)
 
 
@@ -110,16 +97,16 @@ def test_num_shots_puts_solved_examples_before_each_that_fit(vocabulary):
     metric_fns=[exact],
   )
   (as_registered,) = opened(vocabulary, "solved")
-  (task,) = opened(vocabulary, "solved", num_shots=1)
+  (task,) = opened(vocabulary, "solved", few_shot={"num_shots": 1})
   assert task.name == "solved_1_shot"
   for ids, before in zip(task.inputs, as_registered.inputs, strict=True):
     shot, query = vocabulary.decode(ids).split("\n\n")
     assert query == vocabulary.decode(before)
     assert shot in map("".join, zip(*QUESTIONS.values(), strict=True))
     assert not shot.startswith(query)
-  (many,) = opened(vocabulary, "solved", num_shots=2)
+  (many,) = opened(vocabulary, "solved", few_shot={"num_shots": 2})
   assert max(map(len, many.inputs)) <= 64, "the context"
-  (other,) = opened(vocabulary, "solved", num_shots=1, seed=3)
+  (other,) = opened(vocabulary, "solved", few_shot={"num_shots": 1, "seed": 3})
   assert other.inputs != task.inputs
 
 

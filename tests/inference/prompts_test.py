@@ -17,6 +17,19 @@ def test_each_line_is_a_prompt_and_of_json_its_field(tmp_path):
   assert read_prompts(str(lines)) == ["one\ntwo", "x"]
 
 
+# All that Python's splitlines() parts and a text editor shows in a line.
+@pytest.mark.parametrize("mark", "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
+def test_a_prompt_ends_at_a_line_feed_alone(tmp_path, mark):
+  prompts = [f"one two{mark}three", "four\rfive"]
+  text = tmp_path / "a.txt"
+  text.write_bytes("\r\n".join([*prompts, ""]).encode())
+  assert read_prompts(str(text)) == prompts
+  if mark > " ":  # JSON allows it unescaped
+    lines = tmp_path / "a.jsonl"
+    lines.write_bytes(f'{{"prompt": "one{mark}two"}}\n'.encode())
+    assert read_prompts(str(lines)) == [f"one{mark}two"]
+
+
 @pytest.mark.parametrize(
   ("name", "content", "message"),
   [

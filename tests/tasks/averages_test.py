@@ -50,7 +50,11 @@ def test_the_papers_averages_come_of_the_papers_numbers():
 def test_names_of_few_shot_forms_count_as_the_task():
   shots = {f"{name}_1_shot": each for name, each in PUBLISHED.items()}
   seeded = {f"{name}_1_shot_seed_3": each for name, each in PUBLISHED.items()}
+  custom = {f"{name}_1_shot_custom": each for name, each in PUBLISHED.items()}
+  files = {f"{name}_custom": each for name, each in PUBLISHED.items()}
   assert palm_averages(shots) == palm_averages(PUBLISHED)
+  assert palm_averages(custom) == palm_averages(PUBLISHED)
+  assert palm_averages(files) == palm_averages(PUBLISHED)
   assert palm_averages(seeded) == palm_averages(PUBLISHED)
 
 

@@ -1,11 +1,23 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import os
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from palm_mtf.tasks.code_execution import Limits, run_program
+from palm_mtf.errors import UserError
+from palm_mtf.tasks import code_execution, program_process
+from palm_mtf.tasks.code_execution import (
+  Limits,
+  check_confined,
+  run_program,
+)
+from tests import processes
 
 QUICK = Limits(secs=5.0)
 
@@ -62,18 +74,160 @@ def test_a_program_sees_no_environment_and_leaves_no_folder(monkeypatch):
   assert not os.path.exists(folder)
 
 
-def test_what_it_started_ends_with_it(tmp_path):
-  if os.geteuid():
-    # RLIMIT_NPROC lets nothing start at all.
-    outcome = run_program("import os; os.fork()", QUICK)
-    assert "BlockingIOError" in outcome.why
-    return
-  path = tmp_path / "written_late"
+# Each would end the evaluation, change the machine or pass without its tests.
+@pytest.mark.parametrize(
+  ("program", "why"),
+  [
+    ("import os; os.kill(os.getpid(), 40)", "ended by signal 40"),
+    ("import os; os.kill(os.getppid(), 9)", "Operation not permitted"),
+    ("import os; os.kill(-1, 9)", "Operation not permitted"),
+    ("import os; os.killpg(0, 9)", "Operation not permitted"),
+    ("import os; os.fork()", "Operation not permitted"),
+    ("import os; os.posix_spawn('/bin/sh', ['sh'], {})", "not permitted"),
+    ("import subprocess; subprocess.run(['true'])", "not permitted"),
+    ("import os; os.execv('/bin/true', ['true'])", "Operation not permitted"),
+    ("import socket; socket.socket()", "Operation not permitted"),
+    (
+      "import os, resource as r\nr.prlimit(os.getppid(), r.RLIMIT_CPU, (0, 0))",
+      "Operation not permitted",
+    ),
+    ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)", "not pe"),
+    ("import os; open(f'/proc/{os.getppid()}/environ')", "Permission denied"),
+    ("import os; open(f'/proc/{os.getppid()}/mem', 'r+b')", "denied"),
+    ("open('/etc/passwd')", "Permission denied"),
+    ("import os; os.listdir('/')", "Permission denied"),
+    ("import os; os.mkfifo('pipe')", "Permission denied"),
+    ("import sys; sys.stdin.read(1) or 1 / 0", "ZeroDivisionError"),
+    ("import os; os.write(3, b'x' * 99); 1 / 0", ""),
+    ("x = '\x00'", "null bytes"),
+    ("x = '\ud800'", ""),
+    ("(" * 100_000, ""),
+  ],
+)
+def test_a_program_cannot_harm_and_its_outcome_is_a_failure(program, why):
+  outcome = run_program(program, QUICK)
+  assert not outcome.passed
+  assert why in outcome.why
+
+
+def test_files_of_others_are_out_of_reach(tmp_path):
+  kept = tmp_path / "kept"
+  kept.write_text("mine")
+  kept.chmod(0o644)
+  before = kept.stat()
+  for action in (
+    f"open({str(kept)!r}).read()",
+    f"open({str(kept)!r}, 'w')",
+    f"open({str(kept) + '2'!r}, 'w')",
+    f"import os; os.remove({str(kept)!r})",
+    f"import os; os.truncate({str(kept)!r}, 0)",
+    f"import os; os.chmod({str(kept)!r}, 0)",
+    f"import os; os.utime({str(kept)!r})",
+    f"import os; os.rename({str(kept)!r}, 'here')",
+    f"import os; os.link({str(kept)!r}, 'here')",
+    f"import os; os.symlink({str(kept)!r}, 'here'); open('here')",
+    f"import os; os.setxattr({str(kept)!r}, 'user.a', b'b')",
+  ):
+    assert not run_program(action, QUICK).passed, action
+    assert kept.read_text() == "mine"
+    assert kept.stat() == before
+    assert [x.name for x in tmp_path.iterdir() if x.is_file()] == ["kept"]
+
+
+def test_a_program_finds_its_mark_in_no_file_argument_variable_or_stream():
+  program = """
+import os, re, sys
+texts = [*sys.argv, *os.environ.values(), sys.stdin.read()]
+texts += [repr(value) for value in globals().copy().values()]
+for folder, _, files in os.walk("."):
+  texts += [open(os.path.join(folder, name)).read() for name in files]
+found = re.findall("[0-9a-f]{32}", repr(texts))
+raise SystemExit(f"{len(texts)} texts: {found}")
+"""
+  outcome = run_program(program, QUICK)
+  assert not outcome.passed
+  assert re.fullmatch(r"\d+ texts: \[\]", outcome.why)
+
+
+def test_what_programs_use_works():
+  for program in (
+    "import threading\nt = threading.Thread(target=print)\nt.start()\nt.join()",
+    "import tempfile\nwith tempfile.TemporaryFile() as f: f.write(b'x')",
+    "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').write('x')\n"
+    "os.rename('a/b/c', 'd')\nassert open('d').read() == 'x'",
+    "import numpy\nassert (numpy.ones(3) @ numpy.ones(3)) == 3",
+    "import random, hashlib, decimal, collections, datetime, heapq, re, json",
+    "import dataclasses\n@dataclasses.dataclass\nclass A:\n  x: int\n"
+    "import pickle\nassert pickle.loads(pickle.dumps(A(3))) == A(3)",
+    "if __name__ == '__main__':\n  x = 1\nassert x",
+    "import ctypes, asyncio, sqlite3\nsqlite3.connect('a.db').close()",
+  ):
+    assert run_program(program, QUICK) == (True, ""), program
+
+
+def test_a_folder_of_any_depth_and_any_mode_is_removed(
+  tmp_path, temporary_folder
+):
   program = (
-    "import os, time\n"
-    "if not os.fork():\n"
-    f"  time.sleep(2); open({str(path)!r}, 'w').close(); os._exit(0)\n"
+    "import os\n"
+    "for i in range(1500):\n  os.mkdir('d'); open('f', 'w'); os.chdir('d')\n"
+    "os.mkdir('closed', 0)\nos.symlink('/', 'root')"
   )
-  assert run_program(program, QUICK).passed
-  time.sleep(3)
-  assert not path.exists()
+  assert run_program(program, Limits(secs=30.0)) == (True, "")
+  assert os.listdir(temporary_folder) == []
+  # Where no namespace keeps it from the disk.
+  folder = tmp_path / "folder"
+  folder.mkdir()
+  subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
+  code_execution._remove(str(folder))
+  assert not folder.exists()
+
+
+def test_many_files_do_not_fill_the_disk():
+  program = (
+    "for i in range(10_000):\n"
+    "  with open(f'{i}', 'wb') as file:\n    file.write(bytes(1 << 20))"
+  )
+  if not namespaces():
+    pytest.skip("this kernel offers no namespaces to users")
+  assert "No space left on device" in run_program(program, QUICK).why
+
+
+def namespaces():
+  return not subprocess.run(["unshare", "-Urm", "true"], check=False).returncode
+
+
+def test_without_landlock_it_warns_and_without_seccomp_it_refuses(
+  monkeypatch, caplog
+):
+  check_confined(QUICK)
+  assert not caplog.records
+  monkeypatch.setattr(program_process, "landlock_version", lambda: 0)
+  check_confined(QUICK)
+  assert "may read and change every file of yours" in caplog.text
+  monkeypatch.setattr(program_process, "why_not_confined", lambda: "no seccomp")
+  with pytest.raises(UserError, match="cannot be confined here: no seccomp;"):
+    check_confined(QUICK)
+
+
+def test_a_program_ends_with_the_process_that_runs_it(tmp_path):
+  code = (
+    "from palm_mtf.tasks.code_execution import *\n"
+    "run_program('import time; time.sleep(60)', Limits(secs=60))"
+  )
+  parent = processes.start("-c", code, variables={"TMPDIR": str(tmp_path)})
+
+  def running():
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+      with contextlib.suppress(OSError):
+        if os.readlink(path).startswith(str(tmp_path)):
+          found.append(path)
+    return found
+
+  processes.wait_until(running, parent)
+  parent.kill()
+  parent.communicate()
+  deadline = time.monotonic() + 10
+  while running():
+    assert time.monotonic() < deadline

@@ -1,0 +1,68 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whether validation text was held out when a checkpoint was trained."""
+
+import dataclasses
+import logging
+
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config.data import DataConfig
+from palm_mtf.data.batches.corpus import Corpus
+
+_logger = logging.getLogger(__name__)
+
+
+def warn_of_other_evaluation_text(
+  checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
+) -> None:
+  """Warns if a validation loss is of other text than the run's."""
+  if not _is_other(checkpoint, corpus):
+    return
+  before, now = _share_before(checkpoint, data), data.validation_share
+  if before == now:
+    _logger.warning(
+      f"the text or its tokens have changed since {checkpoint.path} was "
+      "trained: the validation loss may be of text that it has seen"
+    )
+  elif before < now:
+    _logger.warning(
+      f"VALIDATION_SHARE = {now}, but {before} in training: the validation "
+      "loss is of text that the model was trained on, too"
+    )
+  else:
+    _logger.warning(
+      f"VALIDATION_SHARE = {now}, but {before} in training: the validation "
+      "loss is of a part of the text that was held out"
+    )
+
+
+def warn_of_other_split(
+  checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
+) -> None:
+  """Warns if a run that resumes holds out other text than before."""
+  before, now = _share_before(checkpoint, data), data.validation_share
+  if before == now or not _is_other(checkpoint, corpus):
+    return
+  what = (
+    "text that was trained on is held out from here on, and validation losses "
+    "are too low"
+    if before < now
+    else "text that was held out becomes training text"
+  )
+  _logger.warning(f"VALIDATION_SHARE = {now}, but {before} until now: {what}")
+
+
+def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
+  """Whether the documents or their split differ; rows may, they tell none."""
+  trained = checkpoint.manifest.data
+  in_its_rows = dataclasses.replace(
+    corpus,
+    packing=trained.get("PACKING", corpus.packing),
+    sequence_length=trained.get("SEQUENCE_LENGTH", corpus.sequence_length),
+  )
+  return trained.get("the tokens") != in_its_rows.fingerprint
+
+
+def _share_before(checkpoint: Checkpoint, data: DataConfig) -> float:
+  settings = checkpoint.manifest.settings
+  return settings.get("VALIDATION_SHARE", data.validation_share)

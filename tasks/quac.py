@@ -1,0 +1,59 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of QuAC: dialogues about a section of an article (Choi et al. 2018).
+
+Records are QuAC's own files, each of one line: train_v0.2.json as
+<folder>/quac/train.jsonl, and val_v0.2.json as <folder>/quac/validation.jsonl.
+TFDS shuffles questions and keeps neither dialogue nor turn: from its records
+each question is asked alone.
+"""
+
+import functools
+import logging
+from collections.abc import Iterator
+
+from palm_mtf.tasks.prompts import NO_ANSWER, asked, paragraph
+from palm_mtf.tasks.questions import Question
+
+_logger = logging.getLogger(__name__)
+
+
+def quac(record: dict) -> Iterator[Question]:
+  """Asks each question of a dialogue about a section of an article."""
+  # "data" of the published line are its sections; a line may also be one of
+  # them. Each paragraph of a section is a dialogue.
+  for section in record.get("data", [record]):
+    title = f"Title: {section['title']}, {section['section_title']}"
+    if "paragraphs" not in section:  # of TFDS
+      _warn_of_single_turns()
+    for dialogue in section.get("paragraphs", [{**record, "qas": [record]}]):
+      # QuAC ends each article in the answer to what it does not answer.
+      text = paragraph(dialogue["context"].removesuffix("CANNOTANSWER"))
+      text = f"{title}\n{text}"
+      # Earlier questions stand before a later one, with the teacher's answers.
+      for turn in dialogue["qas"]:
+        first, *answers = _answers(turn)
+        text = f"{text}\nQ: {turn['question'].strip()}\nA:"
+        yield asked(text, [first, *answers])
+        text = f"{text} {first.strip()}"
+
+
+def _answers(turn: dict) -> list[str]:
+  """Returns the answers to a question, that of the dialogue first."""
+  answers = turn["answers"]
+  if isinstance(answers, dict):  # TFDS turns a list of objects inside out
+    answers = [{"text": text} for text in answers["text"]]
+  given = [turn["orig_answer"]] if "orig_answer" in turn else []
+  return [
+    NO_ANSWER if answer["text"] == "CANNOTANSWER" else answer["text"]
+    for answer in [*given, *answers]
+  ]
+
+
+@functools.cache
+def _warn_of_single_turns() -> None:
+  _logger.warning(
+    "quac: records of TFDS do not tell the dialogue of a question, and each is "
+    "asked alone; for dialogues put QuAC's train_v0.2.json and val_v0.2.json "
+    "into records.places.folder, as quac/train.jsonl and quac/validation.jsonl"
+  )

@@ -1,0 +1,84 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Text that was trained on is not taken for held-out text without a word."""
+
+import dataclasses
+import types
+
+import pytest
+
+from palm_mtf.checkpoints.held_out import (
+  warn_of_other_evaluation_text,
+  warn_of_other_split,
+)
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config import DataConfig
+from palm_mtf.data.batches.corpus import Corpus
+from tests import checkpoint_files
+
+
+def corpus(text, packing="joined", sequence_length=32):
+  return Corpus(
+    sources=[types.SimpleNamespace(name="mine", rate=1.0)],
+    stores=[types.SimpleNamespace(fingerprint=text)],
+    packing=packing,
+    sequence_length=sequence_length,
+    eod_id=0,
+    seed=0,
+  )
+
+
+def trained_on(text, share):
+  manifest = dataclasses.replace(
+    checkpoint_files.manifest(8),
+    data={
+      "PACKING": "joined",
+      "SEQUENCE_LENGTH": 32,
+      "the tokens": corpus(text).fingerprint,
+    },
+    settings={"VALIDATION_SHARE": share},
+  )
+  return Checkpoint("run/step_00000008", manifest, files={}, blake2b="f00d")
+
+
+# Of the text with share 0.2: now text, share, and what is said.
+EVALUATION = [
+  ("at 0.2", 0.2, ""),
+  ("at 0.5", 0.5, "0.5, but 0.2 in training: the validation loss is of text "
+   "that the model was trained on, too"),
+  ("at 0.1", 0.1, "0.1, but 0.2 in training: the validation loss is of a part "
+   "of the text that was held out"),
+  ("edited", 0.2, "the text or its tokens have changed since run/step_00000008 "
+   "was trained: the validation loss may be of text that it has seen"),
+  # Of a task with a validation split the share says nothing.
+  ("at 0.2", 0.5, ""),
+]  # fmt: skip
+RESUMED = [
+  ("at 0.2", 0.2, ""),
+  ("at 0.5", 0.5, "0.5, but 0.2 until now: text that was trained on is held "
+   "out from here on, and validation losses are too low"),
+  ("at 0.1", 0.1, "0.1, but 0.2 until now: text that was held out becomes "
+   "training text"),
+  ("edited", 0.2, ""),  # that batches differ is said
+  ("at 0.2", 0.1, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("warn", "text", "share", "said"),
+  [(warn_of_other_evaluation_text, *each) for each in EVALUATION]
+  + [(warn_of_other_split, *each) for each in RESUMED],
+)
+def test_other_text_than_was_held_out_is_told(warn, text, share, said, caplog):
+  data = DataConfig(text_files="a", vocabulary=None, validation_share=share)
+  warn(trained_on("at 0.2", 0.2), corpus(text), data)
+  assert len(caplog.records) == bool(said)
+  assert said in caplog.text
+
+
+def test_other_rows_of_the_same_text_are_no_other_text(caplog):
+  data = DataConfig(text_files="a", vocabulary=None, validation_share=0.2)
+  rows = corpus("at 0.2", packing="packed", sequence_length=64)
+  warn_of_other_evaluation_text(trained_on("at 0.2", 0.2), rows, data)
+  warn_of_other_split(trained_on("at 0.2", 0.2), rows, data)
+  assert not caplog.records
