@@ -61,8 +61,8 @@ def config_of(files: list[str], macros: list[str]) -> Config:
   Raises:
     UserError: they do not go together, or have no TPU.
   """
-  # A recipe leaves TEXT_FILES to the user; none is read.
-  config = train_config(files, ["TEXT_FILES='none'", *macros])
+  # A recipe leaves its text to the user; none is read.
+  config = train_config(files, ["TASK=None", "TEXT_FILES='none'", *macros])
   mesh, sizes = config.mesh_layout, config.run.batch_sizes.sizes
   if not mesh.tpu:
     raise UserError("TPU is not set: add a --gin_file=layouts/tpu_*.gin.")

@@ -36,6 +36,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
   assert got["settings"]["mesh_layout"] == {
     "mesh_shape": "",
     "layout": "",
+    "gradient_dtype": "activation",
     "num_microbatches": 1,
     "steps_per_loop": 1,
     "tpu": "",

@@ -11,6 +11,7 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf.config import CorpusConfig, DataConfig  # noqa: E402
 from palm_mtf.config.evaluation import TaskEvalConfig  # noqa: E402
+from palm_mtf.config.few_shot import FewShotConfig  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.evaluation import clean_subset  # noqa: E402
@@ -172,7 +173,7 @@ def test_exemplars_are_not_judged(find):
   # All of the exemplars' text is in the training text.
   train = [(text, "0") for text in DOCUMENTS]
   register("shots", train=train)
-  _, found = find("shots", num_shots=1)
+  _, found = find("shots", few_shot=FewShotConfig(num_shots=1))
   assert found.contaminated == contaminated_by_hand(EXAMPLES, DOCUMENTS)
 
 

@@ -4,6 +4,8 @@
 
 import collections
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -73,3 +75,29 @@ def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
   alone = 4 * (mesh.num_devices - 1) * 2
   expected["all_reduce", ("data",)] += num_alone * alone
   assert traffic([program.update, *program.metrics.values()]) == expected
+
+
+@pytest.mark.parametrize(
+  ("name", "macros"),
+  [
+    ("palm_8b", ["--gin.NUM_LAYERS=1"]),
+    *(
+      pytest.param(name, [], marks=pytest.mark.slow)
+      for name in ("palm_8b", "palm_62b", "palm_540b")
+    ),
+  ],
+)
+def test_recipes_of_two_pods_build_their_programs(name, macros):
+  """In a process of its own: that of 540B takes 7 GiB."""
+  recipe = f"--gin_file=recipes/{name}_two_pods.gin"
+  done = subprocess.run(
+    [sys.executable, build_tpu.__file__, recipe, *macros],
+    stdout=subprocess.PIPE,
+    check=True,
+    text=True,
+  )
+  found = json.loads(done.stdout)
+  chips = {"palm_8b": 64, "palm_62b": 512, "palm_540b": 3072}
+  assert (found["pods"], found["devices"]) == (2, chips[name])
+  # Each weight's gradient is cut over the axis of the batch, in each pod.
+  assert found["XlaReduceScatter"] >= 2 * 8 * found["layers"]
