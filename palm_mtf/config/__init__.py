@@ -13,6 +13,7 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.config.fault_tolerance import WatchConfig
 from palm_mtf.config.few_shot import FewShotConfig
+from palm_mtf.config.filters import FilterConfig
 from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -27,6 +28,7 @@ __all__ = [
   "DataConfig",
   "DecodeConfig",
   "FewShotConfig",
+  "FilterConfig",
   "InspectionConfig",
   "MeshLayout",
   "PalmConfig",

@@ -28,7 +28,7 @@ from palm_mtf.data.filters.measure import (
   in_batches,
   measuring_pool,
 )
-from palm_mtf.data.sources.document import TRAIN, Document, Source
+from palm_mtf.data.sources.document import TRAIN, Document, Source, num_repeats
 from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
 from palm_mtf.data.statistics.contained_examples import ContainedExamples
 from palm_mtf.errors import UserError
@@ -181,7 +181,7 @@ def _whole_questions(task: EvalTask, contained: Sequence[int]) -> list[int]:
 
 
 def _training_texts(source: Source) -> Iterable[Document]:
-  """Yields the training documents of a source of texts."""
+  """Yields the documents of a source of texts that training reads."""
   with progress_bar(f"Comparing {source.name}", source.num_bytes) as advance:
     for split, document in source.documents():
       advance(document.num_bytes)
@@ -190,7 +190,7 @@ def _training_texts(source: Source) -> Iterable[Document]:
           f"CLEAN_SUBSET = True: {source.name} makes token ids, which cannot "
           "be compared with the text of examples; set it to False."
         )
-      if split == TRAIN:
+      if split == TRAIN and num_repeats(document):
         yield document
 
 

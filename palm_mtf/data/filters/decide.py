@@ -113,8 +113,9 @@ class _Columns:
     """Yields the documents that are to be measured; decides on all others."""
     with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
-        advance(document.num_bytes)
-        reason = _reason(document, self._filters)
+        num_bytes = document.num_bytes
+        advance(num_bytes)
+        reason = _reason(document, num_bytes, self._filters)
         self._decisions.append(REASONS.index(reason))
         if self._is_measured and not reason:
           self._check_is_text(document, source.name)
@@ -167,12 +168,11 @@ class _Columns:
     )
 
 
-def _reason(document: Document, filters: FilterConfig) -> str:
+def _reason(document: Document, num_bytes: int, filters: FilterConfig) -> str:
   """Returns why a document is removed, whatever the others are, or ""."""
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:
     return "low_quality"
-  num_bytes = document.num_bytes
   if num_bytes < filters.min_document_bytes:
     return "too_short"
   if longest is not None and num_bytes > longest:

@@ -5,7 +5,9 @@
 Of documents with the same text the first of this order stays: held-out before
 training documents, earlier before later sources, greater before smaller
 weights. Of near duplicates, earlier before later sources, then the lowest hash
-of the text. Neither the order of files nor the number of processes matters.
+of the text. Documents of weight 0 come last in both: nothing is removed for
+what is never read. Neither the order of files nor the number of processes
+matters.
 """
 
 from collections.abc import Sequence
@@ -44,7 +46,8 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
   )
   source = np.repeat(np.arange(len(sources)), counts)
   # By text, and within a text by rank: the first of each text stays.
-  order = np.lexsort((-weights, source, ~held_out, *digests.T))
+  unread = weights == 0
+  order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
   is_first = _begins_run(digests[order])
   repeats = np.full(len(order), EXACT_REPEAT, np.uint8)
   texts = order[is_first]  # a document of each text, by the hash of the text
@@ -53,7 +56,9 @@ def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
     # Whether a text is held out does not count: a group would be held out the
     # likelier, the larger it is.
     groups = group_similar(values[texts])
-    by_group = np.lexsort((np.arange(len(texts)), source[texts], groups))
+    by_group = np.lexsort(
+      (np.arange(len(texts)), source[texts], unread[texts], groups)
+    )
     is_later = ~_begins_run(groups[by_group, np.newaxis])
     repeats[texts[by_group[is_later]]] = NEAR_REPEAT
   return np.split(repeats, np.cumsum(counts)[:-1])

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from palm_mtf.config.data import DataConfig
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.read_files import MACROS
+from palm_mtf.data.sources.task_examples import evaluation_examples
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.statistics.contained_examples import ContainedExamples
 
@@ -50,20 +51,12 @@ class EvaluationSets:
 
   def _examples(self) -> Iterator[Document]:
     filters = self._data.filters
-    sets = [_of_task(name) for name in filters.decontaminate_tasks]
+    tasks = filters.decontaminate_tasks
+    sets = [evaluation_examples(name, "DECONTAMINATE_TASKS") for name in tasks]
     if filters.decontaminate_files:
-      sets.append(read_all(filters.decontaminate_files, self._data, _FILES))
+      setting = "DECONTAMINATE_FILES"
+      sets.append(read_all(filters.decontaminate_files, self._data, setting))
     return itertools.chain(*sets)
-
-
-_FILES = "DECONTAMINATE_FILES"
-
-
-def _of_task(name: str) -> Iterator[Document]:
-  # Brings TensorFlow.
-  from palm_mtf.data.sources.task_examples import evaluation_examples
-
-  return evaluation_examples(name, "DECONTAMINATE_TASKS")
 
 
 def read_all(

@@ -141,14 +141,17 @@ class FilteredSource:
     Raises:
       UserError: as the source does, or its documents changed, or none is kept.
     """
-    decisions = self._decisions.by_source[self._number].tolist()
-    if decisions and all(decisions):
+    decisions = self._decisions.by_source[self._number]
+    if len(decisions) and decisions.all():
       raise UserError(
         f"{self.name}: filters remove every document "
         f"({_listed(self.counts)}); change them, or give other text."
       )
-    documents = itertools.zip_longest(decisions, self._source.documents())
-    for removed, each in documents:
+    # A view yields numbers one by one, a list of them would take 8 bytes each.
+    pairs = itertools.zip_longest(
+      memoryview(decisions), self._source.documents()
+    )
+    for removed, each in pairs:
       if removed is None or each is None:
         raise UserError(
           f"{self.name}: its documents changed while they were read; start "

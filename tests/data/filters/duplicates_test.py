@@ -47,10 +47,10 @@ def kept_by_hand(sources) -> list[list[tuple]]:
   best = {}
   for number, source in enumerate(sources):
     for text, weight, held_out in source:
-      rank = (not held_out, number, -weight)
+      rank = (weight == 0, not held_out, number, -weight)
       best[text] = min(best.get(text, rank), rank)
   found = [[] for _ in sources]
-  for text, (in_training, number, weight) in best.items():
+  for text, (_, in_training, number, weight) in best.items():
     found[number].append((text, -weight, not in_training))
   return [sorted(each) for each in found]
 
