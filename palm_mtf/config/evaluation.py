@@ -72,7 +72,10 @@ class TaskEvalConfig:
       )
     if self.eval_examples is not None:
       check_count("EVAL_EXAMPLES", self.eval_examples)
-    check_choice("CLEAN_SUBSET", self.clean_subset, [False, True])
+    if not isinstance(self.clean_subset, bool):
+      raise UserError(
+        f"CLEAN_SUBSET = {self.clean_subset!r}: give True or False."
+      )
     self._check_answer_patterns()
     self._check_category_groups()
     if self.stride is not None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -235,6 +236,31 @@ def test_without_filters_a_manifest_is_what_it_was(cache_lines):
   manifest = json.loads((path / "manifest.json").read_text())
   assert {**manifest, "seal": ""} == {"num_shards": 1, "seal": ""}
   assert not [*path.parent.glob("removed-*")]
+
+
+@pytest.mark.parametrize("moment", ["removed-*", "*.partial"])
+def test_filtering_that_was_killed_goes_on_to_the_same_store(
+  lines, cache_lines, tmp_path, moment
+):
+  whole, found = cache_lines("undisturbed", **FILTERS)
+  folder = tmp_path / "killed"
+  folder.mkdir()  # where the decisions are kept too
+  process = runs.start(
+    "data cache",
+    lines,
+    tmp_path / "run",
+    CACHE_DIR=str(folder),
+    TEXT_FILES=f"{lines}/*.jsonl",
+    VOCAB_SIZE=300,
+    **FILTERS,
+  )
+  while not [*folder.glob(moment)] and process.poll() is None:
+    time.sleep(0.001)
+  process.kill()
+  process.communicate()
+  again, counts = cache_lines("killed", **FILTERS)
+  assert runs.read_files(again) == runs.read_files(whole)
+  assert {**counts, "path": ""} == {**found, "path": ""}
 
 
 def test_filtering_that_was_stopped_goes_on_to_the_same_store(

@@ -278,12 +278,17 @@ def test_a_corpus_is_built_learnt_and_evaluated_without_what_it_contains(
     "removed_near_duplicates": 3,
   }
   short = {"TRAIN_STEPS": 2, "CHECKPOINT_STEPS": 2, "PROMPTS": []}
+  macros |= {"EVAL_TASKS": ["half_seen"], "TASK_EVAL_STEPS": 2}
+  macros |= {"CLEAN_SUBSET": True}
   assert runs.run("train", tmp_path, model_dir, **macros, **short) == 0
-  assert "tokens of text_files are read from" in capsys.readouterr().err
+  # The decisions and the tokens of `data cache` are read.
+  err = capsys.readouterr().err
+  assert "tokens of text_files are read from" in err
+  assert "filters of text_files" not in err
+  logged = runs.read_metrics(model_dir)[-1]
   code, out, err = palm_mtf(
     *("evaluate", "--model_dir", model_dir, runs.IN_FLOAT32, "--json"),
     '--gin.EVAL_TASKS=["removed", "half_seen", "unseen"]',
-    "--gin.CLEAN_SUBSET=True",
   )
   assert code == 0, err
   assert "half_seen: the training text contains 2 of 4 examples" in err
@@ -293,10 +298,11 @@ def test_a_corpus_is_built_learnt_and_evaluated_without_what_it_contains(
   assert scores["mean_score_clean"] == scores["mean_score"]
   clean = pytest.approx(unseen["metrics"]["mean_score"], abs=1e-5)
   assert half["metrics"]["mean_score_clean"] == clean
+  assert logged["half_seen/mean_score_clean"] == clean
   assert half["metrics"]["mean_score"] != clean
   _, table, _ = palm_mtf(
     *("evaluate", "--model_dir", model_dir, runs.IN_FLOAT32),
-    *('--gin.EVAL_TASKS=["half_seen"]', "--gin.CLEAN_SUBSET=True"),
+    '--gin.EVAL_TASKS=["half_seen"]',
   )
   rows = [line.split() for line in table.splitlines()[1:]]
   assert [row[3:5] for row in rows] == [

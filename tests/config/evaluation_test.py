@@ -37,6 +37,7 @@ from palm_mtf.errors import UserError
       {"eval_checkpoints": "newst"},
       "EVAL_CHECKPOINTS = 'newst' (did you mean \"newest\"?)",
     ),
+    ({"clean_subset": "yes"}, "CLEAN_SUBSET = 'yes': give True or False."),
     ({"eval_checkpoints": []}, "or a list of steps, such as [1000, 2000]."),
     ({"eval_checkpoints": [True]}, "EVAL_CHECKPOINTS = [True]: give"),
     ({"eval_wait_secs": -1}, "EVAL_WAIT_SECS = -1: give a number"),

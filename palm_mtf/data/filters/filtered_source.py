@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from palm_mtf.config.data import DataConfig
+from palm_mtf.config.filters import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
 from palm_mtf.data.filters.decision_file import (
   read_decisions,
@@ -74,10 +75,13 @@ class _Decisions:
     # First, for it names what is wrong with the tasks; hashing text takes long.
     examples = self._evaluation_sets and self._evaluation_sets.fingerprint
     all_of_them = self._fingerprints(digests)
-    settings = dataclasses.asdict(self._filters)
-    # What these name counts, wherever it lies.
-    del settings["decontaminate_tasks"], settings["decontaminate_files"]
-    parts = [_VERSION, all_of_them[number], sorted(settings.items())]
+    # Of tasks and files their examples count, wherever they lie.
+    plain = dataclasses.replace(
+      self._filters, decontaminate_tasks=(), decontaminate_files=None
+    )
+    changed = set(dataclasses.asdict(plain).items())
+    changed -= set(dataclasses.asdict(FilterConfig()).items())
+    parts = [_VERSION, all_of_them[number], sorted(changed)]
     if examples:
       parts.append(examples)
     # Duplicates are found among sources: what one keeps depends on all.

@@ -8,6 +8,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.config.filters import FilterConfig
 from palm_mtf.data.filters import filtered_source
 from palm_mtf.data.filters.filtered_source import FilteredSource, open_filtered
+from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.errors import UserError
 from tests.log_lines import without_stamps
@@ -160,3 +161,32 @@ def test_what_was_removed_is_said(opened, capsys):
   assert without_stamps(capsys.readouterr().err) == (
     "palm_mtf: filters of text_files: 5 documents read, 1 removed low quality\n"
   )
+
+
+def test_a_mixture_keeps_a_text_in_the_first_of_its_tasks(tmp_path):
+  seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+  from tests.seqio_testing import REKEY, add_examples, registries_restored
+
+  steps = [REKEY, seqio.preprocessors.tokenize]
+  with registries_restored():
+    add_examples("a", {"train": {"text": ["one", "two", "one"]}}, steps)
+    add_examples(
+      "b",
+      {"train": {"text": ["x", "two"]}, "validation": {"text": ["y", "x"]}},
+      steps,
+    )
+    seqio.MixtureRegistry.add("both", [("b", 1), ("a", 3)])
+    data = DataConfig(
+      task="both",
+      text_files=None,
+      vocabulary=None,
+      validation_share=0.1,
+      filters=FilterConfig(remove_duplicates="exact"),
+    )
+    sources = open_filtered(str(tmp_path), data)
+    assert [(x.name, x.rate) for x in sources] == [("a", 0.75), ("b", 0.25)]
+    assert texts(sources[0]) == ["one", "two"]
+    assert [*sources[1].documents()] == [
+      ("validation", Document("y")),
+      ("validation", Document("x")),
+    ]
