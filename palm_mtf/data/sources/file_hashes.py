@@ -28,9 +28,9 @@ class FileDigests:
   def __init__(self, path: str | None = None):
     """Loads the digests kept at `path`, if any; None keeps nothing."""
     self._path = path and os.path.abspath(path)
-    # {path of a file: [size in bytes, time of change in ns, digest]}. Hashing
-    # takes a second for a gigabyte; a file of known size and time is not read,
-    # so that a run on unchanged text starts at once.
+    # {path of a file: [*_state(file), digest]}. Hashing takes a second for a
+    # gigabyte; a file in a known state is not read, so that a run on unchanged
+    # text starts at once.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -61,9 +61,7 @@ class FileDigests:
 
   def _find(self, file: TextFile) -> str | None:
     known = self._known.get(file.path)
-    if known is None or known[:2] != [file.num_bytes, file.mtime_ns]:
-      return None
-    return known[2]
+    return known[-1] if known and known[:-1] == _state(file) else None
 
   def _read_one(self, file: TextFile) -> str:
     started_ns = time.time_ns()
@@ -71,10 +69,14 @@ class FileDigests:
       digest = hash_file(file.path)
     except OSError as error:
       raise UserError(f"{file.path}: {error.strerror}.") from None
-    if file.mtime_ns < started_ns - _SETTLED_NS:
-      self._known[file.path] = [file.num_bytes, file.mtime_ns, digest]
+    if max(file.mtime_ns, file.ctime_ns) < started_ns - _SETTLED_NS:
+      self._known[file.path] = [*_state(file), digest]
       self._has_new = True
     return digest
+
+
+def _state(file: TextFile) -> list[int]:
+  return [file.num_bytes, file.mtime_ns, file.ctime_ns, file.inode]
 
 
 def writable_folder(shared: str | None, own: str) -> str:

@@ -26,6 +26,9 @@ class TextFile(NamedTuple):
   path: str
   num_bytes: int  # on disk
   mtime_ns: int  # time of change, since 1970
+  # Times are set by who extracts an archive; these the file system sets alone.
+  ctime_ns: int
+  inode: int
 
   @property
   def compression(self) -> str:
@@ -110,7 +113,7 @@ def _without_installed(pattern: str, stdlib: str) -> list[str]:
 
 
 def describe_file(path: str, setting: str = "") -> TextFile:
-  """Returns the size and time of a file.
+  """Returns the size and times of a file.
 
   Raises:
     UserError: it may not be read; begins with `setting`.
@@ -125,7 +128,19 @@ def describe_file(path: str, setting: str = "") -> TextFile:
     stat = os.stat(path)
   except OSError as error:
     raise UserError(f"{where}: {error.strerror}.") from None
-  return TextFile(path, stat.st_size, stat.st_mtime_ns)
+  times = stat.st_mtime_ns, stat.st_ctime_ns
+  return TextFile(path, stat.st_size, *times, stat.st_ino)
+
+
+def check_unchanged(file: TextFile) -> None:
+  """Raises UserError if a file that was read is not the one that was found."""
+  # Tokens are named by the hash of what was found. A chmod changes neither.
+  now = describe_file(file.path)
+  if (now.num_bytes, now.mtime_ns) != (file.num_bytes, file.mtime_ns):
+    raise UserError(
+      f"{file.path}: was changed while it was read; start again when its "
+      "writer is done."
+    )
 
 
 def _check_compression(path: str, setting: str) -> None:

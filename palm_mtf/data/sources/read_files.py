@@ -4,6 +4,7 @@
 
 import bz2
 import codecs
+import contextlib
 import gzip
 import json
 import lzma
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from palm_mtf.data.sources.find_files import TextFile
+from palm_mtf.data.sources.find_files import TextFile, check_unchanged
 from palm_mtf.errors import UserError, did_you_mean
 
 # Decompression happens as the file is read, in memory.
@@ -91,8 +92,11 @@ def read_jsonl_texts(
     raise _explain_read_error(error, file, settings, number) from None
 
 
-def _open(file: TextFile) -> BinaryIO:
-  return _OPENERS[file.compression](file.path, "rb")
+@contextlib.contextmanager
+def _open(file: TextFile) -> Iterator[BinaryIO]:
+  with _OPENERS[file.compression](file.path, "rb") as content:
+    yield content
+  check_unchanged(file)
 
 
 def _explain_read_error(

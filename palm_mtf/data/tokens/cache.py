@@ -44,7 +44,7 @@ def load_stores(
   """
   # A run reads CACHE_DIR, which other runs read too, and writes MODEL_DIR.
   own = ModelDir(model_dir).tokens
-  stores = []
+  stores, names = [], []
   for source, name in _named(own, data, sources, vocabulary):
     shared = data.cache_folder
     store = shared and _read(os.path.join(shared, name))
@@ -56,7 +56,18 @@ def load_stores(
         f"they are kept in {own}; palm_mtf data cache keeps them for all runs"
       )
     stores.append(store or _find_or_write(own, name, source, vocabulary))
+    names.append(name)
+  if others := sorted({*_stores_in(own)} - {*names}):
+    _logger.info(
+      f"{own} has tokens of other text or settings too: {', '.join(others)}; "
+      "remove those that no run needs"
+    )
   return stores
+
+
+def _stores_in(folder: str) -> list[str]:
+  names = os.listdir(folder) if os.path.isdir(folder) else []
+  return [x for x in names if os.path.isdir(os.path.join(folder, x))]
 
 
 def cache_stores(

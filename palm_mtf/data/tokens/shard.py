@@ -6,17 +6,20 @@ store.py lists the files of a shard.
 """
 
 import array
+import contextlib
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from palm_mtf.data.sources.document import SPLITS, TRAIN, num_repeats
 from palm_mtf.data.tokens.array import Shard
 from palm_mtf.data.tokens.encoder import EncodedDocument
+from palm_mtf.data.tokens.mapped_file import map_array
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
 
@@ -117,8 +120,19 @@ def write_shard(
   dtype: str,
   eod_id: int,
   has_inputs: bool,
+  writing: Callable[[], AbstractContextManager] = contextlib.nullcontext,
 ) -> ShardSummary:
-  """Writes documents as shard `number`; without any, nothing is written."""
+  """Writes documents as shard `number`; without any, nothing is written.
+
+  Args:
+    folder: folder of the store.
+    number: number of the shard.
+    documents: documents of the shard, read and encoded meanwhile.
+    dtype: NumPy's name of the tokens' type.
+    eod_id: id of [eod].
+    has_inputs: whether documents are examples.
+    writing: makes the context of what is written, for errors of the disk alone.
+  """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
   for encoded in documents:
@@ -130,8 +144,8 @@ def write_shard(
       writers[encoded.split].add(encoded)
   counts = {split: Counts(**x.counts) for split, x in writers.items()}
   files = []
-  if num_read:
-    for split, writer in writers.items():
+  with writing():
+    for split, writer in writers.items() if num_read else ():
       files += writer.write(folder, f"{split}-{number:05d}")
   summary = ShardSummary(
     num_read=num_read,
@@ -222,24 +236,21 @@ def map_shard(
     has_inputs: whether documents are examples, as the summary says.
   """
   path = os.path.join(folder, f"{split}-{number:05d}")
-  return Shard(_map(f"{path}.npy"), _map(f"{path}.documents.npy"), has_inputs)
-
-
-def _map(path: str) -> np.ndarray:
-  try:
-    return np.load(path, mmap_mode="r")
-  except ValueError:  # an array without numbers cannot be mapped
-    return np.load(path)
+  arrays = [map_array(f"{path}{end}") for end in (".npy", ".documents.npy")]
+  return Shard(*arrays, has_inputs)
 
 
 def _save(path: str, values: np.ndarray) -> None:
-  # np.save hides the errno of a full disk.
+  # Another process may have a damaged file mapped that is written anew: it
+  # keeps that one. np.save hides the errno of a full disk.
   header = np.lib.format.header_data_from_array_1_0(values)
-  with open(path, "wb") as file:
+  partial = f"{path}.partial"
+  with open(partial, "wb") as file:
     np.lib.format.write_array_header_1_0(file, header)
     file.write(values.data)
     file.flush()
     os.fsync(file.fileno())
+  os.replace(partial, path)
 
 
 def _summary_path(folder: str, number: int) -> str:

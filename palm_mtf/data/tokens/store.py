@@ -13,6 +13,7 @@ cache.py decides which store a run uses; shard.py writes and reads one shard.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import os
@@ -97,17 +98,18 @@ def write_store(
   # For the message of a full disk: a token has at least one byte of text, but
   # for the [eod] of a document.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
+  on_disk = functools.partial(writing, folder, needed)
   with (
-    writing(folder, needed),
     Encoder(vocabulary, num_processes) as encoder,
     progress_bar(f"Encoding {source.name}", source.num_bytes) as advance,
   ):
     # A store grows shard by shard in a folder that is renamed when the store
     # is whole. Whole shards of a writer that was stopped, and of a damaged
     # store, stay; others are made anew.
-    if os.path.isdir(folder):
-      os.rename(folder, partial)
-    os.makedirs(partial, exist_ok=True)
+    with on_disk():
+      if os.path.isdir(folder):
+        os.rename(folder, partial)
+      os.makedirs(partial, exist_ok=True)
     documents = _advancing(source.documents(), advance)
     shards: list[ShardSummary] = []
     for number in itertools.count():
@@ -123,6 +125,7 @@ def write_store(
           dtype=dtype,
           eod_id=vocabulary.eod_id,
           has_inputs=source.has_inputs,
+          writing=on_disk,
         )
       if not shard.num_read:
         break
@@ -131,8 +134,9 @@ def write_store(
     if isinstance(source, FilteredSource):
       manifest["filters"] = source.counts
     write_sealed_json(os.path.join(partial, _MANIFEST), manifest)
-    os.rename(partial, folder)
-    sync(os.path.dirname(os.path.abspath(folder)))
+    with on_disk():
+      os.rename(partial, folder)
+      sync(os.path.dirname(os.path.abspath(folder)))
 
 
 def _advancing(

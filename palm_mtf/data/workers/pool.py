@@ -8,6 +8,7 @@ reads itself: so any corpus keeps all cores busy, even one file.
 
 import collections
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,8 @@ from typing import Any
 
 from palm_mtf.console import configure_logging
 from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
 
 _BATCHES_BEFORE_PROCESSES = 16  # done here: starting processes takes longer
 
@@ -94,17 +97,28 @@ class WorkerPool:
       done: futures.Future = futures.Future()
       done.set_result(self._work(batch))
       return done
-    if self._pool is None:
-      self._pool = self._stack.enter_context(
-        futures.ProcessPoolExecutor(
-          self._num_processes,
-          # A forked process would share locks of this one's threads.
-          mp_context=multiprocessing.get_context("spawn"),
-          initializer=_start_worker,
-          initargs=(self._start_work,),
-        )
+    try:
+      if self._pool is None:
+        self._pool = self._start()
+      return self._pool.submit(_work_on, batch)
+    except OSError as error:
+      # No shared memory for their locks, or no process more.
+      _logger.warning(
+        f"no worker process can be started ({error.strerror}): one core works"
       )
-    return self._pool.submit(_work_on, batch)
+      self._num_processes = 0
+      return self._submit(batch)
+
+  def _start(self) -> futures.Executor:
+    return self._stack.enter_context(
+      futures.ProcessPoolExecutor(
+        self._num_processes,
+        # A forked process would share locks of this one's threads.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(self._start_work,),
+      )
+    )
 
 
 def _start_worker(start_work: Callable[[], Callable[[Any], Any]]) -> None:

@@ -11,7 +11,9 @@ import time
 import pytest
 
 from palm_mtf.config.data import DataConfig
+from palm_mtf.data.sources import file_hashes
 from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.tokens import cache as cache_module
 from palm_mtf.data.tokens.cache import cache_stores, load_stores
 from palm_mtf.errors import UserError
 from tests import processes
@@ -47,12 +49,6 @@ def cache(run, tmp_path):
 
 def stores(folder: pathlib.Path) -> list[pathlib.Path]:
   return sorted(each for each in folder.glob("*") if each.is_dir())
-
-
-def age(folder: pathlib.Path) -> None:
-  """Makes files so old that their hashes are kept."""
-  for path in folder.iterdir():
-    os.utime(path, ns=(10**18, 10**18))
 
 
 def test_tokens_are_encoded_once_and_that_is_said(
@@ -133,23 +129,44 @@ def test_moved_and_touched_files_are_found_again_and_changed_ones_are_not(
   assert "lacks the tokens" in capsys.readouterr().err
 
 
-def test_another_share_or_vocabulary_has_tokens_of_its_own(
-  run, vocabulary, tmp_path, monkeypatch
+def test_another_share_or_vocabulary_has_tokens_of_its_own_and_that_is_said(
+  run, vocabulary, tmp_path, monkeypatch, capsys
 ):
   run(0.2)
+  (first,) = stores(tmp_path / "run" / "tokens")
+  assert "too" not in capsys.readouterr().err
   run(0.3)
+  assert (
+    f"{first.parent} has tokens of other text or settings too: {first.name}; "
+    "remove those that no run needs"
+  ) in capsys.readouterr().err
   monkeypatch.setattr(vocabulary, "sha256", "another")
   run(0.2)
   assert len(stores(tmp_path / "run" / "tokens")) == 3
 
 
-def test_a_later_start_does_not_read_the_text(run, folder):
-  age(folder)
+def test_a_later_start_does_not_read_the_text(run, monkeypatch):
+  monkeypatch.setattr(file_hashes, "_SETTLED_NS", -(10**12))  # as if old
   first = run()
-  for path in folder.iterdir():
-    path.write_bytes(b"x" * path.stat().st_size)
-  age(folder)
+  monkeypatch.setattr(file_hashes, "hash_file", None)
   assert run().fingerprint == first.fingerprint
+
+
+def test_text_that_changes_while_it_is_encoded_gets_no_tokens_of_its_old_name(
+  run, folder, tmp_path, monkeypatch
+):
+  real = cache_module.write_store
+
+  def write(path, source, vocabulary):
+    (folder / "003.txt").write_text("changed, since it was hashed")
+    real(path, source, vocabulary)
+
+  monkeypatch.setattr(cache_module, "write_store", write)
+  with pytest.raises(
+    UserError, match=r"003\.txt: was changed while it was read"
+  ):
+    run()
+  assert [x.suffix for x in stores(tmp_path / "run" / "tokens")] == [".partial"]
 
 
 def test_damaged_tokens_are_mended_and_that_is_said(run, tmp_path, capsys):

@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import os
 import pathlib
 
@@ -255,6 +256,30 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(
   assert finished
   store_of(source, vocabulary, path, shard_bytes=20_000)
   assert finished.items() <= inodes(path).items()
+
+
+def test_a_damaged_shard_that_another_process_reads_is_not_written_into(
+  source, vocabulary, tmp_path
+):
+  path = tmp_path / "store"
+  reader = store_of(source, vocabulary, path, shard_bytes=20_000)
+  before, mapped = every_token(reader), inodes(path)["train-00000.npy"]
+  os.truncate(path / "shard-00000.json", 9)
+  store_of(source, vocabulary, path, shard_bytes=20_000)
+  assert inodes(path)["train-00000.npy"] != mapped
+  assert every_token(reader) == before
+
+
+def test_an_error_of_reading_is_not_called_one_of_writing(
+  source, vocabulary, tmp_path, monkeypatch
+):
+  def fail(self):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+  monkeypatch.setattr(type(source), "documents", fail)
+  with pytest.raises(OSError, match="Too many open files") as error:
+    store_of(source, vocabulary, tmp_path / "store")
+  assert not isinstance(error.value, UserError)
 
 
 def test_a_source_without_any_document_is_an_empty_store(vocabulary, tmp_path):

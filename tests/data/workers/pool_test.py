@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import multiprocessing
 import operator
 import os
@@ -46,6 +47,21 @@ def test_batches_are_read_no_further_than_two_a_process_ahead(monkeypatch):
       workers.map(read.append(each) or each for each in batches)
     ):
       assert len(read) <= number + 5
+
+
+def test_without_shared_memory_one_core_works_and_that_is_said(
+  monkeypatch, capsys
+):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 2)
+
+  def refuse(*unused, **named):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+  monkeypatch.setattr(pool.futures, "ProcessPoolExecutor", refuse)
+  with make(2) as workers:
+    assert [*workers.map(range(20))] == [*range(0, 40, 2)]
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "no worker process can be started (Function not implemented)" in line
 
 
 def test_a_killed_worker_is_an_error(monkeypatch):
