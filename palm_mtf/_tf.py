@@ -36,6 +36,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 @contextlib.contextmanager
 def _lean_import() -> Iterator[None]:
   """Imports what its body does, and nothing that TensorFlow goes on without."""
+  try:
+    tempfile.gettempdir()
+  except FileNotFoundError:
+    # None can be written. What TensorFlow imports asks for the name alone.
+    tempfile.tempdir = "/tmp"
   with _never_garbage(), _silent_unless_it_fails(), _Withheld():
     yield
 
@@ -45,7 +50,8 @@ def _silent_unless_it_fails() -> Iterator[None]:
   """Holds back what C++ writes to stderr; shows it if the body raises."""
   sys.stderr.flush()
   terminal = os.dup(2)
-  with tempfile.TemporaryFile() as held:
+  # In memory: there may be no folder for temporary files.
+  with os.fdopen(os.memfd_create("palm_mtf"), "w+b") as held:
     os.dup2(held.fileno(), 2)
     try:
       yield

@@ -34,6 +34,19 @@ def test_what_tensorflow_goes_on_without_is_loaded_when_somebody_asks_for_it():
   assert is_there
 
 
+def test_it_is_imported_without_a_folder_for_temporary_files():
+  program = """
+import tempfile
+def refuse(*unused):
+  raise FileNotFoundError("No usable temporary directory found")
+tempfile._get_default_tempdir = refuse
+import palm_mtf._tf
+print("there")
+"""
+  shown = processes.python("-c", program)
+  assert (shown.stdout, shown.stderr) == ("there\n", "")
+
+
 def test_the_import_looks_for_garbage_once_and_never_again_in_what_it_made():
   program = """
 import gc

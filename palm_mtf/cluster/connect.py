@@ -155,6 +155,9 @@ def start_server(
     num_devices: number of virtual CPU devices.
     num_threads: number of threads of an operation; 0 is one a core.
     listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
+
+  Raises:
+    UserError: the port is taken, or the system cannot restrict the server.
   """
   ip, port = listen
   config = tf.ConfigProto(
@@ -167,15 +170,28 @@ def start_server(
   # A name until a session gives another. By the address a session finds its own
   # server among the tasks.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
-  server = tf.distribute.Server(
-    {"unnamed": [f"{host}:{port}"]}, config=config, start=False
-  )
+  try:
+    server = tf.distribute.Server(
+      {"unnamed": [f"{host}:{port}"]}, config=config, start=False
+    )
+  except tf.errors.OpError:
+    raise UserError(
+      f"{host}:{port}: another process has just begun to listen there; give "
+      "another port, or 0 for any."
+    ) from None
   port = int(server.target.rpartition(":")[2])
   # TensorFlow listens on every address. Restricted before it starts to answer.
-  if is_loopback(ip):
-    restrict_to_loopback(port)
-  elif ip != ANY_ADDRESS:
-    restrict_to_address(port, ip)
+  try:
+    if is_loopback(ip):
+      restrict_to_loopback(port)
+    elif ip != ANY_ADDRESS:
+      restrict_to_address(port, ip)
+  except OSError as error:
+    raise UserError(
+      f"{host}:{port}: this system does not let a server be restricted to one "
+      f"address ({error.strerror}), and it would listen on all; use pods in "
+      "process, or another system."
+    ) from None
   server.start()
   publish(server, num_devices, num_threads)
   return server

@@ -107,7 +107,8 @@ def _say_what_next(model_dir: str, run: RunConfig) -> None:
   program = os.path.relpath(sys.argv[0])
   if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
     program = "palm_mtf"
-  config = ModelDir(model_dir).config
+  config = shlex.quote(ModelDir(model_dir).config)
+  model_dir = shlex.quote(model_dir)
   what = "--interactive"
   if run.prompts:
     what = f"--prompt {shlex.quote(run.prompts[0])} --gin.NUM_SAMPLES=3"

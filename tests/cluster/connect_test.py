@@ -2,9 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wherever pods are, they train the same bits."""
 
+import errno
+import os
+import socket
+
 import pytest
 
+from palm_mtf.cluster import connect
 from palm_mtf.cluster.local_servers import cores_of_pods
+from palm_mtf.errors import UserError
 from tests import runs
 from tests.cluster.served import Served
 
@@ -43,3 +49,24 @@ def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
     runs.assert_same_tensors(tmp_path / "in_process", tmp_path / place, 200)
   names = runs.read_tensors(tmp_path / "in_process", 200)
   assert any(name.endswith("/momentum") for name in names)
+
+
+def test_a_port_that_another_process_took_meanwhile_is_one_line():
+  """As that of two `pods serve` that begin at once."""
+  with socket.create_server(("127.0.0.1", 0)) as other:
+    port = other.getsockname()[1]
+    with pytest.raises(UserError) as error:
+      connect.start_server(1, 1, ("127.0.0.1", port))
+  assert str(error.value) == (
+    f"127.0.0.1:{port}: another process has just begun to listen there; give "
+    "another port, or 0 for any."
+  )
+
+
+def test_a_system_that_cannot_restrict_a_server_gets_none(monkeypatch):
+  def refuse(port):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+  monkeypatch.setattr(connect, "restrict_to_loopback", refuse)
+  with pytest.raises(UserError, match=r"\(Operation not permitted\)"):
+    connect.start_server(1, 1)

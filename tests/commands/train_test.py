@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.commands import train as train_module
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import processes, runs
@@ -188,6 +190,24 @@ def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
   assert prompts == ["one two"] * 3
 
 
+def test_the_commands_that_a_run_proposes_can_be_pasted_for_any_path(capsys):
+  model_dir = "runs/a b/it's"
+  run = types.SimpleNamespace(prompts=["one 'two"], train_steps=4)
+  train_module._say_what_next(model_dir, run)
+  _, _, told = capsys.readouterr().err.partition("next, for example:\n")
+  generate, evaluate, report, train, _ = map(shlex.split, told.splitlines())
+  assert generate[1:6] == [
+    "generate",
+    "--model_dir",
+    model_dir,
+    "--prompt",
+    "one 'two",
+  ]
+  assert evaluate[1:] == ["evaluate", f"--gin_file={model_dir}/config.gin"]
+  assert report[1:] == ["report", model_dir]
+  assert train[2] == f"--gin_file={model_dir}/config.gin"
+
+
 def test_loss_above_the_unigram_entropy_is_not_called_learning(
   corpus, tmp_path, capsys
 ):
@@ -317,6 +337,7 @@ def test_whatever_a_resume_needs_is_on_the_disk_before_the_checkpoint(
   def note(descriptor):
     path = os.readlink(f"/proc/self/fd/{descriptor}")
     names = [x for x in path.split("/") if x.startswith(("step_", ".partial_"))]
+    path = path.removesuffix(".partial")
     name = names[-1].removeprefix(".partial_") if names else path
     synced.append(name.rpartition("_")[0] if names else os.path.basename(path))
     real(descriptor)

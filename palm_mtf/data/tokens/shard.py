@@ -16,13 +16,20 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from palm_mtf.data.sources.document import SPLITS, TRAIN, num_repeats
+from palm_mtf.data.sources.document import (
+  SPLITS,
+  TRAIN,
+  Document,
+  num_repeats,
+)
 from palm_mtf.data.tokens.array import Shard
 from palm_mtf.data.tokens.encoder import EncodedDocument
 from palm_mtf.data.tokens.mapped_file import map_array
+from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
 
+_MOST_REPEATED_BYTES = 1 << 30  # of one document: a shard is made in memory
 _SEAL = "seal"
 _CHANGED = "its content is not what was written"
 
@@ -139,6 +146,7 @@ def write_shard(
     num_read += 1
     lowest_rank = min(lowest_rank, encoded.document.rank)
     repeats = num_repeats(encoded.document)
+    _check_fits(encoded.document, repeats)
     # Repeats are for learning: held-out text is measured once.
     for _ in range(repeats if encoded.split == TRAIN else min(repeats, 1)):
       writers[encoded.split].add(encoded)
@@ -161,6 +169,17 @@ def write_shard(
       _summary_path(folder, number), dataclasses.asdict(summary)
     )
   return summary
+
+
+def _check_fits(document: Document, repeats: int) -> None:
+  """Raises UserError if a document's repeats are too large for memory."""
+  if repeats > 1 and repeats * document.num_bytes > _MOST_REPEATED_BYTES:
+    raise UserError(
+      f"a document of {document.num_bytes:,} bytes has weight "
+      f"{document.weight:g}, and would be more than "
+      f"{_MOST_REPEATED_BYTES:,} bytes of text; give it a lower weight, or "
+      f"cut it. It begins with {document.text[:40]!r}."
+    )
 
 
 def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:

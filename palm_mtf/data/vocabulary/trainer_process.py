@@ -8,6 +8,7 @@ followed, and an interrupt does not wait for native code.
 
 import collections
 import contextlib
+import os
 import pickle
 import re
 import subprocess
@@ -19,7 +20,12 @@ from palm_mtf.errors import UserError
 
 # Imports nothing of palm_mtf, which need not be on this process's path.
 _PROGRAM = """
-import io, os, pickle, signal, sys
+import ctypes, io, os, pickle, signal, sys
+# The kernel ends this process when the caller dies, even killed; 1 is
+# PR_SET_PDEATHSIG.
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+  os._exit(1)
 import sentencepiece
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends this process
 sentences, settings = pickle.load(sys.stdin.buffer)
@@ -61,7 +67,7 @@ def train_sentencepiece(
     UserError: the process was killed, which memory is most often the cause of.
   """
   with subprocess.Popen(
-    [sys.executable, "-c", _PROGRAM],
+    [sys.executable, "-c", _PROGRAM, str(os.getpid())],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,

@@ -70,6 +70,14 @@ class Vocabulary:
     self.is_byte = np.array(  # [size], bool
       [self._processor.IsByte(i) for i in range(self.size)]
     )
+    try:
+      for i in range(self.size):
+        self.piece(i)
+    except UnicodeDecodeError:
+      raise UserError(
+        f"{what}: is damaged: piece {i} is not UTF-8; give another, "
+        f"{_TRAIN_ONE}."
+      ) from None
     if not self.is_byte.any():
       raise UserError(
         f"{what}: has no byte pieces, so that characters would be lost; give a "

@@ -23,6 +23,7 @@ from palm_mtf.data.tokens.shard import (
   map_shard,
   write_shard,
 )
+from palm_mtf.errors import UserError
 from tests.data.small_sources import EOD, examples, repeatable, shard
 
 
@@ -196,3 +197,9 @@ def test_the_summary_says_the_counts_to_people_too(folder):
   for split, counts in summary.counts.items():
     assert content["counts"][split] == dataclasses.asdict(counts)
   assert sorted(content["blake2b"]) == sorted(FILES[1:])
+
+
+def test_a_weight_that_no_memory_holds_is_an_error_before_it_fills(tmp_path):
+  document = encoded([], [5] * 100, weight=1e7)
+  with pytest.raises(UserError, match="a document of 199 bytes has weight 1e"):
+    write(tmp_path, [document])

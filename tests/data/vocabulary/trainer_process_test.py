@@ -92,6 +92,35 @@ train_sentencepiece(words, {"vocab_size": 90000}, on_progress=lambda n: None)
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_trainer_outlives_a_caller_that_is_killed(number):
+  with processes.start("-c", PROGRAM, start_new_session=True) as process:
+    try:
+      assert process.stdout.readline() == "begins\n"
+      listed = f"/proc/{process.pid}/task/{process.pid}/children"
+      while not (child := open(listed).read().strip()):
+        time.sleep(0.01)
+      time.sleep(0.3)
+      process.send_signal(number)
+      process.communicate(timeout=20)
+      end = time.monotonic() + 20
+      while is_alive(child) and time.monotonic() < end:
+        time.sleep(0.01)
+      assert not is_alive(child)
+    finally:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_alive(pid):
+  """Whether a process runs; one that nobody has waited for does not."""
+  try:
+    with open(f"/proc/{pid}/stat") as file:
+      return file.read().rpartition(")")[2].split()[0] != "Z"
+  except FileNotFoundError:
+    return False
+
+
 def test_an_interrupt_ends_both_processes_at_once():
   with processes.start("-c", PROGRAM, start_new_session=True) as process:
     try:

@@ -189,6 +189,15 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path, content, capfd):
   assert capfd.readouterr() == ("", "")
 
 
+def test_a_model_with_a_piece_that_is_no_text_is_an_error(vocabulary, tmp_path):
+  model = pathlib.Path(vocabulary.path).read_bytes()
+  piece = vocabulary.piece(400).encode()
+  path = tmp_path / "words.model"
+  path.write_bytes(model.replace(piece, b"\xff" * len(piece)))
+  with pytest.raises(UserError, match=r"is damaged: piece \d+ is not UTF-8"):
+    Vocabulary(str(path))
+
+
 @pytest.mark.parametrize(
   ("settings", "message"),
   [
