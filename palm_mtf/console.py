@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log lines and a progress bar on stderr; stdout is for results.
 
+Control characters of texts, such as those of a sequence that sets a terminal's
+clipboard, are escaped in log lines, and in results where stdout is a terminal.
+
 2026-11-22 11:28:15 palm_mtf: step 100/600  loss 5.211
 2026-11-22 11:28:31 palm_mtf: warning: 2 of 4 files left out
 """
@@ -10,9 +13,46 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+# All of Unicode's control characters but tab and line feed.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def escaped(text: str) -> str:
+  """Returns a text with control characters as Python writes them, \\x1b."""
+  return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+class _EscapingStream:
+  """A text stream that escapes what is written."""
+
+  def __init__(self, stream: TextIO):
+    self._stream = stream
+
+  def write(self, text: str) -> int:
+    self._stream.write(escaped(text))
+    return len(text)
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def terminal_is_safe() -> Iterator[None]:
+  """Escapes control characters that the body prints to a terminal's stdout.
+
+  A pipe or a file gets every character as it is.
+  """
+  if sys.stdout is None or not sys.stdout.isatty():
+    yield
+    return
+  with contextlib.redirect_stdout(_EscapingStream(sys.stdout)):
+    yield
 
 
 def configure_logging() -> None:
@@ -72,7 +112,7 @@ class _StderrHandler(logging.Handler):
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
     is_progress = record.levelno <= logging.INFO
     level = "" if is_progress else f"{record.levelname.lower()}: "
-    line = f"{stamp} palm_mtf: {level}{self.format(record)}\n"
+    line = f"{stamp} palm_mtf: {level}{escaped(self.format(record))}\n"
     with contextlib.suppress(ValueError):
       # sys.stderr is looked up for each record: while a progress bar is shown,
       # rich has put a stream there that writes above the bar.

@@ -216,3 +216,39 @@ with progress_bar("Reading", 3) as advance:
     rf"(?:^|\n|\x1b\[2K){STAMP}palm_mtf: warning: line (\d)\r\n", shown
   )
   assert lines == ["0", "1", "2"], shown
+
+
+# Sets the clipboard of a terminal, goes back and erases; C1 says the same.
+HARMFUL = "a\x1b]52;c;aGk=\x07\tb\r\x08\x7f\x9b2Kc\n\u00e9"
+SHOWN = "a\\x1b]52;c;aGk=\\x07\tb\\x0d\\x08\\x7f\\x9b2Kc\n\u00e9"
+PRINTS = f"""
+from palm_mtf.cli import main
+def run(arguments):
+  print({HARMFUL!r}, end="", flush=True)
+  return 0
+main._run = run
+main.main([])
+"""
+
+
+def test_what_a_command_prints_cannot_command_a_terminal():
+  reading, terminal = pty.openpty()
+  done = processes.python("-c", PRINTS, stdout=terminal)
+  os.close(terminal)
+  assert (done.returncode, done.stderr) == (0, "")
+  shown = os.read(reading, 10_000).decode()
+  os.close(reading)
+  assert shown == SHOWN.replace("\n", "\r\n")  # as a terminal ends lines
+
+
+def test_a_pipe_gets_every_character():
+  done = processes.python("-c", PRINTS, stdout=subprocess.PIPE)
+  # Read as text, whose line ends are made one kind.
+  assert done.stdout == HARMFUL.replace("\r", "\n")
+
+
+def test_log_lines_and_errors_escape_what_they_quote(capsys):
+  LOGGER.warning(HARMFUL)
+  assert capsys.readouterr().err.endswith(f"warning: {SHOWN}\n")
+  assert main([f"--{HARMFUL}"]) == 2
+  assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", capsys.readouterr().err)

@@ -27,7 +27,7 @@ from palm_mtf.cli.command_table import (
   commands_in,
   split_name,
 )
-from palm_mtf.console import configure_logging
+from palm_mtf.console import configure_logging, escaped, terminal_is_safe
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.model_dir.layout import ModelDir
@@ -37,13 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Runs one command and returns its exit code."""
   configure_logging()
   arguments = sys.argv[1:] if arguments is None else list(arguments)
+  with terminal_is_safe():
+    return _exit_code(arguments)
+
+
+def _exit_code(arguments: list[str]) -> int:
+  """Runs one command; returns the exit code of its end."""
   try:
     code = _run(arguments)
     # Here, where a closed pipe is still caught, and not at Python's exit.
     sys.stdout.flush()
     return code
   except UserError as error:
-    message = str(error).replace("\n", "\\n")  # one line, whatever was given
+    # One line, whatever was given.
+    message = escaped(str(error).replace("\n", "\\n"))
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2
   except StoppedError as stopped:  # which has said so
