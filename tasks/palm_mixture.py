@@ -1,9 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SeqIO mixture `palm`: PaLM's six sources at PaLM's rates (PaLM 3).
+"""SeqIO mixtures of PaLM's sources at PaLM's rates.
 
 from palm_mtf.tasks import palm_mixture
 palm_mixture.books.files = "/data/books/**/*.txt"
+
+palm            six sources (PaLM 3)
+palm_continued  the same with more code, and arXiv and mathematics: what 62B was
+                trained on beyond 795B tokens (PaLM Appendix F)
 """
 
 # PaLM's text is not public: gin names the user's own, with one function a
@@ -47,6 +51,7 @@ books = _add("books")
 code = _add("code")
 wikipedia = _add("wikipedia")
 news = _add("news")
+arxiv_and_math = _add("arxiv_and_math")
 
 # A rate is a source's share of the rows that are read, whatever its size: a
 # small source is repeated sooner.
@@ -59,5 +64,17 @@ seqio.MixtureRegistry.add(
     ("palm_code", 0.05),
     ("palm_wikipedia", 0.04),
     ("palm_news", 0.01),
+  ],
+)
+seqio.MixtureRegistry.add(
+  "palm_continued",
+  [
+    ("palm_social_media", 0.40),
+    ("palm_web_pages", 0.27),
+    ("palm_books", 0.13),
+    ("palm_code", 0.10),
+    ("palm_wikipedia", 0.04),
+    ("palm_news", 0.01),
+    ("palm_arxiv_and_math", 0.05),
   ],
 )

@@ -42,8 +42,14 @@ TO_THE_USER = {
   "MODEL_DIR": ('"model_dir"', ""),
   "TEXT_FILES": ('"*.txt"', "'data/text.gin'"),
   "TASK": ('"mine"', "'data/examples.gin'"),
-  "VOCABULARY": ('"mine.model"', "'data/examples.gin'"),
-  "INIT_CHECKPOINT": ('"runs/first"', "'data/examples.gin'"),
+  "VOCABULARY": (
+    '"mine.model"',
+    "'data/examples.gin' 'data/palm_continued.gin'",
+  ),
+  "INIT_CHECKPOINT": (
+    '"runs/first"',
+    "'data/examples.gin' 'data/palm_continued.gin'",
+  ),
 }
 
 
@@ -67,7 +73,7 @@ def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
   mine = [
     f"{name}={value}"
     for name, (value, included) in TO_THE_USER.items()
-    if included in recipe.read_text()
+    if any(x in recipe.read_text() for x in included.split(" "))
   ]
   return gin_files.load(command, [name_of(recipe)], mine)
 
@@ -155,6 +161,7 @@ def test_every_data_fragment_sets_all_but_what_is_the_users():
   }
   assert left == {
     "examples.gin": {"TASK", "VOCABULARY"},
+    "palm_continued.gin": {"VOCABULARY"},
     "palm_mixture.gin": set(),
     "python_stdlib.gin": set(),
     "seqio_task.gin": {"TASK"},
@@ -292,6 +299,22 @@ def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
     assert (2 * math.prod(where.chips), where.num_hosts) == (6144, 768)
     sent = sum(sent_bytes(settings.model, mesh, pods).values())
     assert sent / where.num_hosts / 2**30 == pytest.approx(1.31, abs=0.005)
+
+
+def test_62b_goes_on_from_600b_tokens_to_1325b():
+  """PaLM Appendix F."""
+  path = FOLDER / "recipes" / "palm_62b_continued.gin"
+  _, settings = loaded(path).build()
+  rows = settings.run.batch_sizes.rows_before
+  begun_at = int(re.search(r"step (\d+) has", path.read_text())[1])
+  assert rows(begun_at) * 2048 == pytest.approx(600e9, rel=1e-3)
+  assert rows(settings.run.train_steps) * 2048 == pytest.approx(
+    1325e9, rel=1e-3
+  )
+  assert (settings.run.init_state, settings.data.task) == (
+    "all",
+    "palm_continued",
+  )
 
 
 @pytest.mark.parametrize("name", ["palm_8b", "palm_62b", "palm_540b"])

@@ -1,18 +1,23 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""INIT_CHECKPOINT: the weights of another run that a new run starts from.
+"""INIT_CHECKPOINT: the checkpoint of another run that a new run starts from.
 
-Step and optimizer slots start anew, as in PaLM's finetuning (PaLM 6).
+INIT_STATE = "weights"   step and optimizer start anew: finetuning (PaLM 6)
+INIT_STATE = "all"       they go on, on other data (PaLM Appendix F)
 """
 
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping
 
+from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import shape_differences
 from palm_mtf.config.data import DataConfig
+from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.run import RunConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import ModelDir
@@ -61,6 +66,40 @@ def find_initial_weights(
       "model; use the models/*.gin it was trained with."
     )
   return weights
+
+
+def whole_state(
+  weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
+) -> Checkpoint:
+  """Returns the checkpoint that a run goes on from as from one of its own.
+
+  Args:
+    weights: what INIT_CHECKPOINT names.
+    run: settings of the run.
+    optimizer: optimizer settings of the run.
+
+  Raises:
+    UserError: it has no optimizer state, that of other settings, or as many
+      steps as the run.
+  """
+  found = weights.checkpoint
+  if not found:
+    raise UserError(
+      f'{weights.given}: INIT_STATE = "all", and a checkpoint of TensorFlow '
+      "does not say its step; give one of palm_mtf, or set INIT_STATE to "
+      '"weights".'
+    )
+  check_same_slots(found.path, found.manifest.settings, optimizer)
+  step = found.manifest.step
+  if step >= run.train_steps:
+    raise UserError(
+      f"TRAIN_STEPS = {run.train_steps}: {weights.given} has {step} steps "
+      "behind it, which count; give more."
+    )
+  # Loss spikes were skipped in its batches, not in those of this run.
+  data = {k: v for k, v in found.manifest.data.items() if k != "spikes"}
+  manifest = dataclasses.replace(found.manifest, data=data)
+  return dataclasses.replace(found, manifest=manifest)
 
 
 def check_vocabulary_given(

@@ -5,7 +5,7 @@
 import dataclasses
 
 from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.errors import UserError, check_count, check_text
+from palm_mtf.errors import UserError, check_choice, check_count, check_text
 
 # A trace is several megabytes, and a traced step takes longer.
 _MAX_TRACED_STEPS = 10
@@ -27,6 +27,9 @@ class RunConfig:
     keep_checkpoints: how many of the newest are kept.
     init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
       weights the first step starts from, or None to draw them.
+    init_state: what comes from init_checkpoint: "weights", and training begins
+      at step 0 with a new optimizer, as in finetuning; or "all", the optimizer
+      and the step too, as in continued pretraining on other data.
     keep_every_steps: those whose step is a multiple of it are kept for good;
       None for no others.
     chip: peak that MFU is a share of: a name in accounting/hardware.py, or
@@ -52,6 +55,7 @@ class RunConfig:
   sample_tokens: int
   keep_every_steps: int | None = None
   init_checkpoint: str | None = None
+  init_state: str = "weights"
   sample_steps: int | None = None
   trace_steps: list[int] | tuple[int, ...] = ()
 
@@ -76,6 +80,12 @@ class RunConfig:
       self.init_checkpoint,
       "the path of a checkpoint, a MODEL_DIR or a TensorFlow prefix, or None",
     )
+    check_choice("INIT_STATE", self.init_state, ["weights", "all"])
+    if self.init_state == "all" and self.init_checkpoint is None:
+      raise UserError(
+        'INIT_STATE = "all": of nothing; name the checkpoint to go on from in '
+        "INIT_CHECKPOINT."
+      )
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
     if not isinstance(self.prompts, (list, tuple)) or not all(
       isinstance(p, str) and p for p in self.prompts

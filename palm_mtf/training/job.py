@@ -35,12 +35,19 @@ class TrainJob:
   unigram_entropy: float  # of the validation tokens, nats a token
   task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
   initial_weights: NamedWeights | None = None  # where there is no checkpoint
+  # Of another run, whose step and optimizer go on, before there is an own one.
+  initial_state: Checkpoint | None = None
   rewinds: Sequence[Rewind] = ()  # later than `checkpoint`
+
+  @property
+  def start(self) -> Checkpoint | None:
+    """The checkpoint that the next training loop goes on from."""
+    return self.checkpoint or self.initial_state
 
   @property
   def step(self) -> int:
     """Training steps done."""
-    return self.checkpoint.manifest.step if self.checkpoint else 0
+    return self.start.manifest.step if self.start else 0
 
   def keep_samples(self, checkpoint: Checkpoint) -> list[str]:
     """Samples continuations of PROMPTS; returns them, and writes them."""

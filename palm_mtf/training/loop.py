@@ -106,9 +106,7 @@ class TrainLoop:
     self._last_step = config.run.train_steps
     if change := sizes.next_change(self._step):
       self._last_step = min(self._last_step, change)
-    self._spikes = SpikePolicy(
-      config.fault_tolerance, job.checkpoint, job.rewinds
-    )
+    self._spikes = SpikePolicy(config.fault_tolerance, job.start, job.rewinds)
     batches = job.corpus.batches(sizes, self._spikes.skips)
     depth = _BATCHES_AHEAD * config.mesh_layout.steps_per_loop
     self._ahead = Prefetcher(batches.batch, self._last_step, depth)
@@ -138,8 +136,10 @@ class TrainLoop:
     self._copier = WeightsCopier(session, program.slices, client)
     self._finite_check = FiniteCheck(session, program, self._writer.wait)
     self._replica_check = ReplicaCheck(session, program, self._writer.wait)
-    if job.checkpoint:
-      restore(session, pods, job.checkpoint.prefix, client)
+    if job.start:
+      # Another run's files are held open: its trainer may remove them.
+      files = job.checkpoint or job.initial_weights
+      restore(session, pods, files.prefix, client)
       return
     session.run(program.initialize)
     # Of another run come parameters alone: the optimizer starts anew.

@@ -26,6 +26,7 @@ from palm_mtf.checkpoints.initial_weights import (
   check_same_vocabulary,
   check_vocabulary_given,
   find_initial_weights,
+  whole_state,
 )
 from palm_mtf.checkpoints.locate import NamedWeights
 from palm_mtf.checkpoints.manifest import Checkpoint, Manifest, newest_whole
@@ -77,6 +78,9 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   if newest:
     check_same_model(newest, shapes, vocabulary.sha256)
   check_same_vocabulary(initial, vocabulary)
+  state = None
+  if initial and run.init_state == "all":
+    state = whole_state(initial, run, config.optimizer)
   check_prompts(run.prompts, vocabulary, model, run)
   corpus = load_corpus(
     model_dir, data, vocabulary, model.sequence_length, run.seed
@@ -93,11 +97,12 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     config=config,
     vocabulary=vocabulary,
     corpus=corpus,
-    manifest=_starting_from(initial, manifest),
+    manifest=_starting_from(initial, state, manifest),
     checkpoint=newest,
     unigram_entropy=entropy,
     task_evaluation=task_evaluation,
     initial_weights=initial,
+    initial_state=state,
   )
 
 
@@ -203,12 +208,15 @@ def _manifest(
 
 
 def _starting_from(
-  initial: NamedWeights | None, manifest: Manifest
+  initial: NamedWeights | None, state: Checkpoint | None, manifest: Manifest
 ) -> Manifest:
   """Returns the manifest with `parent` of a run from initial weights."""
   if not initial:
     return manifest
-  _logger.info(f"starting from the weights of {initial.place}, with step 0")
+  what, step = "the weights", 0
+  if state:
+    what, step = "weights and optimizer", state.manifest.step
+  _logger.info(f"starting from {what} of {initial.place}, with step {step}")
   if not initial.checkpoint:
     return manifest
   return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)

@@ -42,14 +42,14 @@ def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
       return _train_on(job, servers)
     except PodLostError as lost:
       # The thread that writes checkpoints has ended with its loop.
-      newest = newest_whole(job.model_dir)
-      step = newest.manifest.step if newest else 0
+      job = dataclasses.replace(job, checkpoint=newest_whole(job.model_dir))
       config = job.config
-      pods = recovery.pods_after(lost, config.pods, config.mesh_layout, step)
+      pods = recovery.pods_after(
+        lost, config.pods, config.mesh_layout, job.step
+      )
       job = dataclasses.replace(
         job,
         config=dataclasses.replace(config, pods=pods),
-        checkpoint=newest,
         rewinds=(),  # later than it: found again, as in a killed run
         manifest=_on(pods, job),
       )

@@ -9,6 +9,7 @@ import pytest
 
 from palm_mtf.checkpoints import initial_weights
 from palm_mtf.checkpoints.initial_weights import find_initial_weights
+from palm_mtf.checkpoints.locate import find_weights
 from palm_mtf.config.data import DataConfig
 from palm_mtf.errors import UserError
 from tests.checkpoint_files import SHAPES, save_tensors, write
@@ -52,6 +53,19 @@ def test_a_tensorflow_file_needs_all_parameters_and_no_others(tmp_path):
   save_tensors(tmp_path / "other", w=scale)
   with pytest.raises(UserError, match="has embedding nothing, the model wants"):
     find_initial_weights(str(tmp_path / "other"), None, SHAPES)
+
+
+def test_a_file_that_says_no_step_has_no_state_to_go_on_with(tmp_path):
+  save_tensors(tmp_path / "file", embedding=np.zeros([4, 2], np.float32))
+  path = str(tmp_path / "file")
+  weights = find_weights("INIT_CHECKPOINT", path)
+  with pytest.raises(UserError) as error:
+    initial_weights.whole_state(weights, run=None, optimizer=None)
+  assert str(error.value) == (
+    f'INIT_CHECKPOINT = {path!r}: INIT_STATE = "all", and a checkpoint of '
+    "TensorFlow does not say its step; give one of palm_mtf, or set INIT_STATE "
+    'to "weights".'
+  )
 
 
 def test_weights_without_their_vocabulary_are_refused(tmp_path, capsys):

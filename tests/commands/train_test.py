@@ -141,32 +141,6 @@ def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
   assert again.items() >= once.items(), "bit for bit, manifests too"
 
 
-def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
-  corpus, finished, tmp_path, capsys
-):
-  settings = {
-    "INIT_CHECKPOINT": str(finished),
-    "VOCABULARY": str(finished / "vocabulary.model"),
-    "LEARNING_RATE": 1e-9,  # so that one step changes next to nothing
-    "PROMPTS": [],
-  }
-  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=1) == 0
-  newest = newest_whole(str(finished))
-  said = capsys.readouterr().err
-  assert f"starting from the weights of {newest.path}, with step 0" in said
-  start, tuned = runs.read_tensors(finished, 12), runs.read_tensors(tmp_path, 1)
-  for name, value in start.items():
-    if name.endswith("/momentum"):
-      assert np.abs(tuned[name]).max() < 1e-8 < np.abs(value).max(), name
-    elif not name.endswith("/second_moment"):
-      np.testing.assert_allclose(tuned[name], value, 1e-6, 1e-8, err_msg=name)
-  found = newest_whole(str(tmp_path)).manifest
-  assert (found.step, found.next_row) == (1, 4)
-  assert found.parent == newest.as_parent
-  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=2) == 0
-  assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
-
-
 def test_a_finished_run_trains_no_more_and_reports_what_evaluate_finds(
   corpus, finished, palm_mtf
 ):

@@ -269,6 +269,13 @@ def test_the_last_step_may_be_traced():
   assert dataclasses.replace(RUN, trace_steps=[2]).trace_steps == [2]
 
 
+def test_a_state_to_go_on_with_needs_its_checkpoint():
+  assert refusal(RUN, init_state="all") == (
+    'INIT_STATE = "all": of nothing; name the checkpoint to go on from in '
+    "INIT_CHECKPOINT."
+  )
+
+
 def test_a_serial_block_has_no_joined_fan_in():
   assert refusal(PALM, block="serial", output_fan_in="joined") == (
     'OUTPUT_FAN_IN = "joined": a serial block never adds the products of o and '

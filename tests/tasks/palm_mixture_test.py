@@ -17,10 +17,22 @@ RATES = {
 }
 
 
-def test_the_rates_are_those_of_the_paper():
-  sources = {source.name: source.rate for source in open_task("palm", 0.1)}
+# PaLM Appendix F.
+CONTINUED = {
+  **RATES,
+  "social_media": 0.40,
+  "code": 0.10,
+  "arxiv_and_math": 0.05,
+}
+
+
+@pytest.mark.parametrize(
+  ("mixture", "rates"), [("palm", RATES), ("palm_continued", CONTINUED)]
+)
+def test_the_rates_are_those_of_the_paper(mixture, rates):
+  sources = {source.name: source.rate for source in open_task(mixture, 0.1)}
   assert sources == {
-    f"palm_{name}": pytest.approx(rate) for name, rate in RATES.items()
+    f"palm_{name}": pytest.approx(rate) for name, rate in rates.items()
   }
   assert sum(sources.values()) == pytest.approx(1)
 

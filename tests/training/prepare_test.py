@@ -1,0 +1,60 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs that start from the checkpoint of another one."""
+
+import numpy as np
+
+from palm_mtf.checkpoints.manifest import newest_whole
+from tests import runs
+
+
+def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
+  corpus, finished, tmp_path, capsys
+):
+  settings = {
+    "INIT_CHECKPOINT": str(finished),
+    "VOCABULARY": str(finished / "vocabulary.model"),
+    "LEARNING_RATE": 1e-9,  # so that one step changes next to nothing
+    "PROMPTS": [],
+  }
+  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=1) == 0
+  newest = newest_whole(str(finished))
+  said = capsys.readouterr().err
+  assert f"starting from the weights of {newest.path}, with step 0" in said
+  start, tuned = runs.read_tensors(finished, 12), runs.read_tensors(tmp_path, 1)
+  for name, value in start.items():
+    if name.endswith("/momentum"):
+      assert np.abs(tuned[name]).max() < 1e-8 < np.abs(value).max(), name
+    elif not name.endswith("/second_moment"):
+      np.testing.assert_allclose(tuned[name], value, 1e-6, 1e-8, err_msg=name)
+  found = newest_whole(str(tmp_path)).manifest
+  assert (found.step, found.next_row) == (1, 4)
+  assert found.parent == newest.as_parent
+  assert runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=2) == 0
+  assert "INIT_CHECKPOINT is not read" in capsys.readouterr().err
+
+
+def test_what_goes_on_with_the_optimizer_ends_with_the_bits_of_one_run(
+  corpus, finished, tmp_path, capsys
+):
+  """On the same data: a batch is a function of (SEED, step)."""
+  begun = finished / "checkpoints" / "step_00000008"
+  settings = {
+    "INIT_CHECKPOINT": str(begun),
+    "INIT_STATE": "all",
+    "VOCABULARY": str(finished / "vocabulary.model"),
+    "PROMPTS": [],
+  }
+  code = runs.run("train", corpus, tmp_path, **settings, TRAIN_STEPS=8)
+  assert code == 2
+  said = capsys.readouterr().err
+  assert (
+    f"TRAIN_STEPS = 8: INIT_CHECKPOINT = {str(begun)!r} has 8 steps" in said
+  )
+  assert runs.run("train", corpus, tmp_path, **settings) == 0
+  said = capsys.readouterr().err
+  assert f"weights and optimizer of {begun}, with step 8" in said
+  runs.assert_same_tensors(finished, tmp_path, 12)
+  assert [x["step"] for x in runs.read_metrics(tmp_path)] == [10, 12]
+  parent = newest_whole(str(tmp_path)).manifest.parent
+  assert parent["checkpoint"] == "step_00000008"
