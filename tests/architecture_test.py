@@ -71,7 +71,7 @@ ONLY_IMPORTERS = {
   "mesh_tensorflow": "palm_mtf/_tf.py",
   "seqio": (
     "palm_mtf/data/sources/seqio_task.py",
-    "palm_mtf/evaluation/run_vocabulary.py",
+    "palm_mtf/evaluation/seqio_evaluator.py",
     "palm_mtf/evaluation/seqio_tasks.py",
   ),
   "matplotlib": "palm_mtf/report/",

@@ -16,7 +16,6 @@ import logging
 import os
 import urllib.parse
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from palm_mtf.data.sources.document import TRAIN, Document, Source, num_repeats
 from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
 from palm_mtf.data.statistics.contained_examples import ContainedExamples
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.seqio_tasks import Answers, EvalTask, TaskResult
+from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.sealed import read_sealed, sealed
@@ -43,78 +42,10 @@ _SEAL = "seal"
 _VERSION = 1  # of what contaminated means
 
 
-class CleanSubset:
-  """The clean examples of one task."""
-
-  def __init__(self, task: EvalTask, contaminated: Sequence[int]):
-    """Takes a task and the numbers of its contaminated examples."""
-    self.contaminated = contaminated
-    removed = set(contaminated)
-    count = len(task.targets)
-    self._numbers = [n for n in range(count) if n not in removed]
-    self._task = task
-    # A second set of examples only where it differs, and is not empty.
-    if 0 < self.num_examples < count:
-      self._task = task.subset([n not in removed for n in range(count)])
-
-  @property
-  def num_examples(self) -> int:
-    """Number of clean examples."""
-    return len(self._numbers)
-
-  def join(self, step: int, answers: Answers, result: TaskResult) -> TaskResult:
-    """Returns the result with numbers over clean examples, "<metric>_clean".
-
-    Args:
-      step: step of the checkpoint.
-      answers: answers to all examples.
-      result: metrics over all examples, and their records.
-    """
-    metrics = result.metrics
-    if not self._numbers:
-      metrics = {}
-    elif self.contaminated:
-      some = _Some(answers, self._numbers)
-      metrics = self._task.evaluate(step, some).metrics
-    clean = {
-      f"{name}_clean": value
-      for name, value in metrics.items()
-      if isinstance(value, float)
-    }
-    removed = set(self.contaminated)
-    records = [
-      {**record, "contaminated": number in removed}
-      for number, record in enumerate(result.records)
-    ]
-    return result._replace(metrics={**result.metrics, **clean}, records=records)
-
-
-class _Some(NamedTuple):
-  """The answers to some examples."""
-
-  answers: Answers
-  numbers: Sequence[int]
-
-  def predictions(self) -> list[list[str]]:
-    """Returns the continuations of these examples' inputs."""
-    return self._of(self.answers.predictions())
-
-  def scores(self) -> list[float]:
-    """Returns log p of these examples' targets."""
-    return self._of(self.answers.scores())
-
-  def prediction_scores(self) -> list[list[float]]:
-    """Returns log p of these examples' continuations."""
-    return self._of(self.answers.prediction_scores())
-
-  def _of(self, every: Sequence[Any]) -> list[Any]:
-    return [every[number] for number in self.numbers]
-
-
-def clean_subsets(
+def clean_examples(
   model_dir: str, config: Config, tasks: Iterable[EvalTask]
-) -> dict[str, CleanSubset]:
-  """Returns the clean subset of each task, by its name.
+) -> dict[str, list[int]]:
+  """Returns the numbers of the clean examples of each task, by its name.
 
   The training text is read once for all tasks of which MODEL_DIR does not know
   the contaminated examples.
@@ -146,12 +77,15 @@ def clean_subsets(
       content = {"examples": len(task.targets), "contaminated": numbers}
       write_atomically(paths[task], json.dumps(sealed(content, _SEAL)).encode())
       found[task] = numbers
+  clean = {}
   for task, numbers in found.items():
+    contaminated, count = set(numbers), len(task.targets)
     _logger.info(
-      f"{task.name}: the training text contains {len(numbers):,} of "
-      f"{len(task.targets):,} examples"
+      f"{task.name}: the training text contains {len(numbers):,} of {count:,} "
+      "examples"
     )
-  return {task.name: CleanSubset(task, found[task]) for task in found}
+    clean[task.name] = [n for n in range(count) if n not in contaminated]
+  return clean
 
 
 def _search(

@@ -30,7 +30,7 @@ from palm_mtf.evaluation.answers import (
   CheckpointModel,
   TaskAnswers,
 )
-from palm_mtf.evaluation.clean_subset import CleanSubset, clean_subsets
+from palm_mtf.evaluation.clean_subset import clean_examples
 from palm_mtf.evaluation.seqio_tasks import (
   EvalTask,
   TaskResult,
@@ -89,9 +89,9 @@ class TaskEvaluation:
     self._tasks = open_eval_tasks(
       config.evaluation, vocabulary, model.sequence_length
     )
-    self._clean: dict[str, CleanSubset] = {}
+    self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
-      self._clean = clean_subsets(model_dir, config, self._tasks)
+      self._clean = clean_examples(model_dir, config, self._tasks)
     # Beside checkpoint and examples: whatever changes answers.
     self._depends_on = {
       "vocabulary": vocabulary.sha256,
@@ -125,10 +125,8 @@ class TaskEvaluation:
         # for another metric function: the model is loaded for missing ones.
         with AnswerJournal(f"{path}.answers.jsonl", depends_on) as journal:
           answers = TaskAnswers(task, model, journal)
-          result = task.evaluate(step, answers)
           clean = self._clean.get(task.name)
-          if clean:
-            result = clean.join(step, answers, result)
+          result = task.evaluate(step, answers, clean)
         outcome = TaskOutcome(
           step=step,
           checkpoint=checkpoint.path,
@@ -137,7 +135,7 @@ class TaskEvaluation:
           num_examples=len(task.targets),
           num_cut=answers.num_cut,
           metrics=result.metrics,
-          num_clean=clean and clean.num_examples,
+          num_clean=None if clean is None else len(clean),
           categories=result.categories,
         )
         self._keep(path, task, outcome, result)

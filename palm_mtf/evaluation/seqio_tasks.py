@@ -7,7 +7,6 @@ in [eod] if the task appends an EOS, which is then scored with them. The task's
 own postprocessor and metric functions judge the model's `Answers`.
 """
 
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from palm_mtf._tf import eager_mode, tf
+from palm_mtf._tf import eager_mode
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.seqio_steps import tokenizes
@@ -39,7 +38,7 @@ from palm_mtf.evaluation.categories import (
 )
 from palm_mtf.evaluation.few_shot import adds_exemplars
 from palm_mtf.evaluation.protocol import check_names, with_protocol
-from palm_mtf.evaluation.run_vocabulary import with_vocabulary
+from palm_mtf.evaluation.seqio_evaluator import KeptOutputs, evaluator_of
 
 # After TensorFlow, which _tf.py keeps silent.
 import seqio  # isort: skip
@@ -158,9 +157,7 @@ class EvalTask:
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
     with explained(self._what), eager_mode():
-      self._evaluator = _evaluator(
-        with_vocabulary(task, vocabulary), config, sequence_length
-      )
+      self._evaluator = evaluator_of(task, vocabulary, config, sequence_length)
       self._examples = list(
         self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
       )
@@ -217,24 +214,6 @@ class EvalTask:
       for number, example in enumerate(self._examples)
     ]
 
-  def subset(self, keep: Sequence[bool]) -> "EvalTask":
-    """Returns the task with some of its examples.
-
-    Args:
-      keep: whether to keep each example.
-    """
-
-    table = [*keep, False]  # those behind EVAL_EXAMPLES are left out
-
-    def kept(dataset: tf.data.Dataset) -> tf.data.Dataset:
-      return (
-        dataset.enumerate()
-        .filter(lambda n, _: tf.gather(table, tf.minimum(n, len(keep))))
-        .map(lambda _, example: example)
-      )
-
-    return self._with_steps([*self._task.preprocessors, kept])
-
   def _with_steps(self, steps: Iterable[Callable]) -> "EvalTask":
     return EvalTask(
       self._task.replace(preprocessors=[*steps]),
@@ -243,12 +222,16 @@ class EvalTask:
       self._sequence_length,
     )
 
-  def evaluate(self, step: int, answers: Answers) -> TaskResult:
+  def evaluate(
+    self, step: int, answers: Answers, clean: Sequence[int] | None = None
+  ) -> TaskResult:
     """Returns the metrics of answers by the task's metric functions.
 
     Args:
       step: step of the checkpoint.
       answers: answers of the checkpoint's model.
+      clean: numbers of the examples that the training text does not contain,
+        over which "<metric>_clean" is, or None.
 
     Raises:
       UserError: a metric function or a postprocessor of the task fails.
@@ -270,17 +253,40 @@ class EvalTask:
         score_fn=lambda dataset: scored,
         predict_with_aux_fn=lambda dataset: (predicted, {"scores": scores}),
       )
-      (kept,) = self._evaluator.loggers  # the _Kept
+      (kept,) = self._evaluator.loggers  # the KeptOutputs
+      metrics_of = functools.partial(self._metrics_of, kept)
       averages, categories = by_category(
-        functools.partial(self._metrics_of, kept),
-        self._categories,
+        metrics_of, self._categories, self._groups
+      )
+      metrics = dict(_plain(results.result()[self.name])) | averages
+      records = list(self._records(kept))
+      if clean is not None:
+        metrics |= self._clean_metrics(metrics, metrics_of, clean)
+        is_clean = set(clean)
+        for number, record in enumerate(records):
+          record["contaminated"] = number not in is_clean
+    return TaskResult(metrics, categories, records)
+
+  def _clean_metrics(
+    self,
+    whole: Mapping[str, float | str],
+    metrics_of: Callable[[Sequence[int]], dict[str, float]],
+    clean: Sequence[int],
+  ) -> dict[str, float]:
+    found = {n: x for n, x in whole.items() if isinstance(x, float)}
+    if not clean:  # metric functions need examples
+      return {}
+    if len(clean) < len(self._examples):
+      averages, _ = by_category(
+        lambda numbers: metrics_of([clean[number] for number in numbers]),
+        [self._categories[number] for number in clean],
         self._groups,
       )
-    metrics = dict(_plain(results.result()[self.name])) | averages
-    return TaskResult(metrics, categories, list(self._records(kept)))
+      found = metrics_of(clean) | averages
+    return {f"{name}_clean": value for name, value in found.items()}
 
   def _metrics_of(
-    self, kept: "_Kept", numbers: Sequence[int]
+    self, kept: KeptOutputs, numbers: Sequence[int]
   ) -> dict[str, float]:
     """Returns the numbers that metric functions make of some examples."""
     outputs = {
@@ -306,7 +312,7 @@ class EvalTask:
 
   def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
-    # seqio.Evaluator takes ids and decodes them with `with_vocabulary`.
+    # seqio.Evaluator takes ids and decodes them with the run's vocabulary.
     eod = self._vocabulary.eod_id
     flat = [text for texts in predictions for text in texts]
     ids = self._vocabulary.encode_batch(flat)
@@ -318,7 +324,7 @@ class EvalTask:
       return padded
     return padded.reshape([-1, samples, padded.shape[1]])
 
-  def _records(self, kept: "_Kept") -> Iterator[dict]:
+  def _records(self, kept: KeptOutputs) -> Iterator[dict]:
     for number, example in enumerate(self._examples):
       record = {
         name: self._text(example, name)
@@ -340,40 +346,6 @@ class EvalTask:
     if isinstance(text, bytes):
       return text.decode("utf-8", "replace")
     return self._vocabulary.decode(example[name])
-
-
-def _evaluator(
-  task: seqio.Task, config: TaskEvalConfig, sequence_length: int
-) -> seqio.Evaluator:
-  # Lengths are given where a step cannot do without: SeqIO cuts features to
-  # them, while this model cuts the beginning of inputs (answers.py).
-  lengths = None
-  for step in task.preprocessors:
-    parameter = inspect.signature(step).parameters.get("sequence_length")
-    if parameter and parameter.default is inspect.Parameter.empty:
-      lengths = dict.fromkeys(task.output_features, sequence_length)
-  with _registered(task) as name:
-    return seqio.Evaluator(
-      name,
-      _Unconverted(),
-      eval_split=config.eval_split,
-      sequence_length=lengths,
-      num_examples=config.eval_examples,
-      logger_cls=[_Kept],
-      log_dir=".",
-      async_compute_metrics=False,
-    )
-
-
-@contextlib.contextmanager
-def _registered(task: seqio.Task) -> Iterator[str]:
-  """Registers a task for a moment, for seqio.Evaluator to look it up."""
-  name = f"palm_mtf_evaluates:{task.name}"
-  seqio.TaskRegistry.add_provider(name, task)
-  try:
-    yield name
-  finally:
-    seqio.TaskRegistry.remove(name)
 
 
 def _question(example: dict[str, Any], number: int) -> Hashable:
@@ -398,23 +370,3 @@ def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
     # A number of any library, also in an array of one; histograms are left out.
     elif np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
       yield name, float(np.asarray(value).reshape([]))
-
-
-# Evaluator asks for one; TaskAnswers makes rows of the examples.
-class _Unconverted(seqio.PassThroughFeatureConverter):
-  """A feature converter that leaves examples as they are."""
-
-  TASK_FEATURES = MODEL_FEATURES = PACKING_FEATURE_DTYPES = {}  # noqa: RUF012
-  pack = False
-
-
-class _Kept(seqio.loggers.Logger):
-  """A logger of SeqIO that keeps targets and inferences."""
-
-  def __init__(self, output_dir: str):
-    super().__init__(output_dir)
-    self.targets: Sequence[Any] | None = None
-    self.inferences: dict[str, Any] = {}
-
-  def __call__(self, *, targets=None, inferences=None, **unused: object):
-    self.targets, self.inferences = targets, inferences or {}

@@ -15,7 +15,7 @@ from palm_mtf.config.few_shot import FewShotConfig  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.evaluation import clean_subset  # noqa: E402
-from palm_mtf.evaluation.clean_subset import clean_subsets  # noqa: E402
+from palm_mtf.evaluation.clean_subset import clean_examples  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from tests.evaluation.seqio_tasks_test import Says  # noqa: E402
 from tests.mtf_testing import small_config  # noqa: E402
@@ -86,7 +86,7 @@ def register(name, examples=None, train=None, **features) -> None:
 
 @pytest.fixture
 def find(tmp_path):
-  """Finds the clean subset of a task in a run that learns the documents."""
+  """Returns a task and the contaminated examples of a run of the documents."""
   folder = tmp_path / "texts"
   folder.mkdir()
   lines = [json.dumps({"text": text}) + "\n" for text in DOCUMENTS]
@@ -107,47 +107,61 @@ def find(tmp_path):
   def find(name, **settings):
     settings = TaskEvalConfig(eval_tasks=[name], **settings)
     tasks = open_eval_tasks(settings, vocabulary, 64)
-    (found,) = clean_subsets(str(tmp_path / "run"), config, tasks).values()
-    return tasks[0], found
+    (clean,) = clean_examples(str(tmp_path / "run"), config, tasks).values()
+    return tasks[0], sorted({*range(len(tasks[0].targets))} - {*clean})
 
   find.folder = folder
   return find
 
 
+def evaluated(task, contaminated, scores):
+  """Returns the result of answers with these scores."""
+  clean = [n for n in range(len(scores)) if n not in contaminated]
+  return task.evaluate(1, Says(numbers=scores), clean)
+
+
 def test_contaminated_examples_are_those_of_sets_of_8_grams(find):
   register("plain")
   _, found = find("plain")
-  expected = contaminated_by_hand(EXAMPLES, DOCUMENTS)
-  assert found.contaminated == expected
-  assert 0 < len(expected) < found.num_examples == 12 - len(expected)
+  assert found == contaminated_by_hand(EXAMPLES, DOCUMENTS)
+  assert 0 < len(found) < 12
 
 
 def test_of_clean_examples_the_metric_functions_get_targets_and_answers(find):
   register("plain")
   task, found = find("plain")
   scores = [float(2**i) for i in range(12)]
-  answers = Says(numbers=scores)
-  result = found.join(1, answers, task.evaluate(1, answers))
-  clean = [s for i, s in enumerate(scores) if i not in found.contaminated]
+  result = evaluated(task, found, scores)
+  clean = [s for i, s in enumerate(scores) if i not in found]
   assert result.metrics == {
     "mean_score": np.mean(scores),
     "mean_score_clean": np.mean(clean),
   }
   marked = [i for i, x in enumerate(result.records) if x["contaminated"]]
-  assert marked == found.contaminated
+  assert marked == found
+  plain = task.evaluate(1, Says(numbers=scores))
+  assert plain.metrics == {"mean_score": np.mean(scores)}
+  assert "contaminated" not in plain.records[0]
 
 
-def test_eval_examples_limits_the_clean_ones_too(find):
+def test_averages_over_categories_are_of_clean_examples_too(find):
+  categories = [f"{'ab'[i % 2]}" for i in range(12)]
+  register("plain", exemplar_group=categories)
+  task, found = find("plain")
+  scores = [float(2**i) for i in range(12)]
+  metrics = evaluated(task, found, scores).metrics
+  means = [
+    np.mean([s for i, s in enumerate(scores) if i % 2 == j and i not in found])
+    for j in range(2)
+  ]
+  assert metrics["macro_mean_score_clean"] == np.mean(means)
+
+
+def test_eval_examples_limits_what_is_judged(find):
   register("plain")
   task, found = find("plain", eval_examples=6)
-  expected = contaminated_by_hand(EXAMPLES[:6], DOCUMENTS)
-  assert (found.contaminated, found.num_examples) == (
-    expected,
-    6 - len(expected),
-  )
-  answers = Says(numbers=[1.0] * 6)
-  result = found.join(1, answers, task.evaluate(1, answers))
-  assert result.metrics["mean_score_clean"] == 1.0
+  assert found == contaminated_by_hand(EXAMPLES[:6], DOCUMENTS)
+  assert len(task.texts) == 6
 
 
 def test_options_of_a_question_stay_together(find):
@@ -157,16 +171,14 @@ def test_options_of_a_question_stay_together(find):
   _, named = find("named")
   register("indexed", idx=[[i // 2, i % 2] for i in range(12)])
   _, indexed = find("indexed")
-  assert named.contaminated == indexed.contaminated
-  assert {number, number ^ 1} <= {*named.contaminated}
-  for each in named.contaminated:
-    assert each ^ 1 in named.contaminated
+  assert named == indexed
+  assert {number, number ^ 1} <= {*named}
+  assert all(each ^ 1 in named for each in named)
 
 
 def test_an_option_without_its_question_is_not_judged(find):
   register("plain", unconditional=[True] * 12)
-  _, found = find("plain")
-  assert found.contaminated == []
+  assert find("plain")[1] == []
 
 
 def test_exemplars_are_not_judged(find):
@@ -174,17 +186,20 @@ def test_exemplars_are_not_judged(find):
   train = [(text, "0") for text in DOCUMENTS]
   register("shots", train=train)
   _, found = find("shots", few_shot=FewShotConfig(num_shots=1))
-  assert found.contaminated == contaminated_by_hand(EXAMPLES, DOCUMENTS)
+  assert found == contaminated_by_hand(EXAMPLES, DOCUMENTS)
 
 
-def test_without_clean_examples_there_is_no_clean_metric(find):
-  whole = [(text, "0") for text in DOCUMENTS]
-  register("seen", whole)
+@pytest.mark.parametrize("clean", [0, 12])
+def test_of_none_there_is_no_clean_metric_and_of_all_it_is_the_metric(
+  find, clean
+):
+  register(
+    "seen", [(text if not clean else words(20), "0") for text in DOCUMENTS]
+  )
   task, found = find("seen")
-  answers = Says(numbers=[1.0] * 12)
-  result = found.join(1, answers, task.evaluate(1, answers))
-  assert found.num_examples == 0
-  assert result.metrics == {"mean_score": 1.0}
+  assert len(found) == 12 - clean
+  expected = {"mean_score": 1.0} | ({"mean_score_clean": 1.0} if clean else {})
+  assert evaluated(task, found, [1.0] * 12).metrics == expected
 
 
 def test_what_was_found_is_kept_until_text_or_examples_change(
@@ -199,12 +214,12 @@ def test_what_was_found_is_kept_until_text_or_examples_change(
 
   monkeypatch.setattr(clean_subset, "_search", counted)
   register("plain")
-  first = find("plain")[1].contaminated
-  assert find("plain")[1].contaminated == first
+  first = find("plain")[1]
+  assert find("plain")[1] == first
   assert searched == [["plain"]]
   find("plain", eval_examples=5)
   assert len(searched) == 2
   with open(find.folder / "a.jsonl", "a") as file:
     file.write(json.dumps({"text": " ".join(EXAMPLES[6])}) + "\n")
-  assert find("plain")[1].contaminated == sorted({*first, 6})
+  assert find("plain")[1] == sorted({*first, 6})
   assert len(searched) == 3
