@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts of the evaluation examples of SeqIO tasks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from palm_mtf.data.sources.document import TRAIN, Document
@@ -41,34 +41,19 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
         f"{setting} = {name!r}: {task.name} has no split but {TRAIN!r}; give a "
         "task with examples for evaluation."
       )
-    to_text, _ = split_at_tokenize(task, seqio)
     for split in splits:
-      yield from example_texts(task, to_text, split, setting)
+      yield from _texts(task, split, setting)
 
 
-def example_texts(
-  task: Any, steps: Sequence[Callable], split: str, setting: str
-) -> Iterator[Document]:
-  """Yields the examples that preprocessors make of a split, as texts.
-
-  Args:
-    task: a `seqio.Task`.
-    steps: preprocessors of the task that make texts "inputs" and "targets", or
-      one of them.
-    split: split of the task.
-    setting: setting that names the task, for messages.
-
-  Raises:
-    UserError: the task's code fails, or the steps make no text.
-  """
+def _texts(task: Any, split: str, setting: str) -> Iterator[Document]:
+  """Yields the examples of a split without unconditional options."""
   where = f"{setting}: {task.name}, split {split!r}"
   with explained(where):
+    seqio = import_seqio(task.name, setting)
+    # Texts as they are before `tokenize`, whatever the vocabulary.
+    to_text, _ = split_at_tokenize(task, seqio)
     dataset = apply_steps(
-      task,
-      steps,
-      split=split,
-      sequence_length=None,
-      seqio=import_seqio(task.name, setting),
+      task, to_text, split=split, sequence_length=None, seqio=seqio
     )
     specs = dataset.element_spec
     names = [name for name in ("inputs", "targets") if name in specs]
@@ -77,6 +62,8 @@ def example_texts(
         f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
         "them end in seqio.preprocessors.tokenize, or give another task."
       )
+    if "unconditional" in specs:  # an option alone, without its question
+      dataset = dataset.filter(lambda example: ~example["unconditional"])
     dataset = dataset.map(lambda example: {n: example[n] for n in names})
     batches = dataset.batch(_BATCH).as_numpy_iterator()
   while True:

@@ -41,6 +41,16 @@ def test_a_mixture_has_the_examples_of_all_its_tasks():
   assert sorted(d.text for d in examples_of("both")) == ["first!", "second!"]
 
 
+def test_an_option_without_its_question_is_no_example():
+  rows = {
+    "inputs": ["question", ""],
+    "targets": ["option", "option"],
+    "unconditional": [False, True],
+  }
+  add_examples("one", {"test": rows}, TOKENIZE, features=("inputs", "targets"))
+  assert examples_of("one") == [Document("option", inputs="question")]
+
+
 def test_texts_without_inputs_come_in_their_order():
   texts = [f"text {i}" for i in range(100)]
   add_examples("texts", {"test": {"text": texts}}, [REKEY, *TOKENIZE])
