@@ -328,7 +328,6 @@ def test_whatever_a_resume_needs_is_on_the_disk_before_the_checkpoint(
     "train-00000.documents.npy",
     "shard-00000.json",
     "manifest.json",
-    "digests.json",
     tmp_path.name,
     "tokens",
   } <= {*before}
