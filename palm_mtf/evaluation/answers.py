@@ -9,7 +9,7 @@ goes on where it stopped.
 import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
@@ -163,18 +163,25 @@ class AnswerJournal:
   Use it as a context manager.
   """
 
-  def __init__(self, path: str, depends_on: Mapping[str, object]):
+  def __init__(
+    self,
+    path: str,
+    depends_on: Mapping[str, object],
+    answered: Callable[[], None] = lambda: None,
+  ):
     """Reads the answers that have the same causes; otherwise begins anew.
 
     Args:
       path: path of the file.
       depends_on: causes of the answers: checkpoint, examples, settings; JSON.
+      answered: function that is called after each answer is added.
 
     Raises:
       UserError: the file cannot be written.
     """
     # {kind: {number of an example: answer}}
     self._known: dict[str, dict[int, object]] = {}
+    self._answered = answered
     header, *answers = list(read_json_lines(path, object)) or [None]
     if header != json.loads(json.dumps(depends_on)):
       answers = []
@@ -201,3 +208,4 @@ class AnswerJournal:
     """
     self._known.setdefault(kind, {})[number] = value
     self._lines.write([kind, number, value])
+    self._answered()

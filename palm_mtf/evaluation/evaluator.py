@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -104,8 +104,16 @@ class TaskEvaluation:
       **{name.upper(): value for name, value in decode.items()},
     }
 
-  def evaluate(self, checkpoint: Checkpoint) -> Iterator[TaskOutcome]:
+  def evaluate(
+    self,
+    checkpoint: Checkpoint,
+    answered: Callable[[], None] = lambda: None,
+  ) -> Iterator[TaskOutcome]:
     """Yields the outcome of each task once its files are written.
+
+    Args:
+      checkpoint: checkpoint of the run.
+      answered: function that is called after each answer of the model.
 
     Raises:
       UserError: a task's code fails, or the disk is full.
@@ -123,7 +131,8 @@ class TaskEvaluation:
         }
         # Answers that are kept are not asked again, after an interruption or
         # for another metric function: the model is loaded for missing ones.
-        with AnswerJournal(f"{path}.answers.jsonl", depends_on) as journal:
+        journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
+        with journal:
           answers = TaskAnswers(task, model, journal)
           clean = self._clean.get(task.name)
           result = task.evaluate(step, answers, clean)

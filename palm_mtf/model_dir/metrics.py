@@ -14,7 +14,11 @@ from palm_mtf.model_dir.layout import ModelDir
 
 
 class MetricsWriter:
-  """Appends metrics to metrics.jsonl and to TensorBoard's event files."""
+  """Appends metrics to metrics.jsonl and to TensorBoard's event files.
+
+  Attributes:
+    last_step: last step with a line, 0 for none.
+  """
 
   def __init__(self, model_dir: str, step: int):
     """Continues the metrics of `model_dir` after `step` steps."""
@@ -23,6 +27,7 @@ class MetricsWriter:
     lines = read_json_lines(path, number="step")
     kept = [x for x in lines if x["step"] <= step]
     write_json_lines(path, kept)
+    self.last_step = kept[-1]["step"] if kept else 0
     self._lines = JsonLinesWriter(path)
     self._events = EventsWriter(model_dir)
     self._events.start_at(step + 1)
@@ -34,6 +39,7 @@ class MetricsWriter:
       UserError: the disk is full.
     """
     self._lines.write({"step": step, **values})
+    self.last_step = step
     self._events.write(step, values)
 
   def sync(self) -> None:

@@ -4,7 +4,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.locate import NamedWeights
@@ -56,11 +56,18 @@ class TrainJob:
     keep_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
     return texts
 
-  def evaluate_tasks(self, checkpoint: Checkpoint) -> dict[str, float]:
-    """Evaluates a checkpoint on EVAL_TASKS; returns metrics by name."""
+  def evaluate_tasks(
+    self, checkpoint: Checkpoint, answered: Callable[[], None]
+  ) -> dict[str, float]:
+    """Evaluates a checkpoint on EVAL_TASKS; returns metrics by name.
+
+    Args:
+      checkpoint: checkpoint of this run.
+      answered: function that is called after each answer of the model.
+    """
     found = {}
     if self.task_evaluation:
-      for outcome in self.task_evaluation.evaluate(checkpoint):
+      for outcome in self.task_evaluation.evaluate(checkpoint, answered):
         found |= outcome.numbers
       texts = (f"{name} {value:.4f}" for name, value in found.items())
       _logger.info(f"step {checkpoint.manifest.step}  " + "  ".join(texts))

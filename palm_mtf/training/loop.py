@@ -158,6 +158,7 @@ class TrainLoop:
 
   def _run(self, stop: StopRequest) -> TrainOutcome:
     run = self._config.run
+    self._evaluate_what_was_cut_off()
     while self._step < self._last_step and not stop.signal_name:
       self._writer.check()
       for values in self._run_steps():
@@ -178,14 +179,9 @@ class TrainLoop:
           self._replica_check.check(self._step)
       # All metrics of a step are in one line: losses and tasks come first.
       is_last = self._step == run.train_steps
-      if is_last or self._step % run.eval_steps == 0:
-        self._validate()
-        values["validation_loss"] = self._validation_loss
-        values["unigram_entropy"] = self._job.unigram_entropy
-      every = self._config.evaluation.task_eval_steps
-      has_tasks = every is not None and (is_last or self._step % every == 0)
-      if has_tasks:
-        values |= self._job.evaluate_tasks(self._checkpoint_of_now())
+      values |= self._losses()
+      if has_tasks := self._has_tasks():
+        values |= self._evaluate_tasks(self._checkpoint_of_now())
       is_due = is_last or self._step % run.log_steps == 0
       if is_due or has_tasks or self._step in run.trace_steps:
         self._log(values)
@@ -201,6 +197,39 @@ class TrainLoop:
     if self._validation_loss is None:  # there was no step left to run
       self._validate()
     return TrainOutcome(newest, self._validation_loss, stop.signal_name)
+
+  def _evaluate_what_was_cut_off(self) -> None:
+    """Evaluates the checkpoint to resume from, unless its step has metrics."""
+    # A run that is killed in an evaluation has saved its step, and has lost
+    # what it had not logged of it.
+    checkpoint = self._job.checkpoint
+    if (
+      checkpoint and self._has_tasks() and self._metrics.last_step < self._step
+    ):
+      values = self._losses() | self._evaluate_tasks(checkpoint)
+      self._metrics.write(self._step, values)
+
+  def _has_tasks(self) -> bool:
+    """Whether tasks are due after this step."""
+    every = self._config.evaluation.task_eval_steps
+    is_last = self._step == self._config.run.train_steps
+    return every is not None and (is_last or self._step % every == 0)
+
+  def _evaluate_tasks(self, checkpoint: Checkpoint) -> dict[str, float]:
+    self._watchdog.expect_slow()
+    # Each answer is a sign of life: all of them may take hours.
+    return self._job.evaluate_tasks(checkpoint, self._watchdog.expect_slow)
+
+  def _losses(self) -> dict[str, float]:
+    """Returns the validation loss and its reference where they are due."""
+    run = self._config.run
+    if self._step != run.train_steps and self._step % run.eval_steps:
+      return {}
+    self._validate()
+    return {
+      "validation_loss": self._validation_loss,
+      "unigram_entropy": self._job.unigram_entropy,
+    }
 
   def _run_steps(self) -> list[dict[str, float]]:
     """Runs the steps of one call into the session; returns their metrics."""

@@ -91,6 +91,29 @@ def test_training_evaluates_on_its_way_what_evaluate_finds(finished, evaluate):
   assert metrics[4] != metrics[8]
 
 
+@pytest.mark.parametrize("step", [4, 8])
+def test_an_evaluation_that_was_cut_off_is_made_by_the_run_that_goes_on(
+  finished, corpus, tmp_path, step
+):
+  # As a run that was killed between the checkpoint of a step and its metrics.
+  model_dir = tmp_path / "run"
+  shutil.copytree(finished, model_dir, ignore=shutil.ignore_patterns("eval"))
+  metrics = model_dir / "metrics.jsonl"
+  kept = [x for x in runs.read_metrics(finished) if x["step"] < step]
+  metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+  if step == 4:
+    shutil.rmtree(model_dir / "checkpoints" / "step_00000008")
+  macros = {"EVAL_TASKS": ["counting"], "TASK_EVAL_STEPS": 4}
+  assert runs.run("train", corpus, model_dir, **TRAIN, **macros) == 0
+  assert in_metrics(model_dir) == in_metrics(finished)
+  steps = [x["step"] for x in runs.read_metrics(model_dir)]
+  assert steps == sorted(set(steps)), "a line a step"
+  # It is not made twice.
+  before = metrics.read_bytes()
+  assert runs.run("train", corpus, model_dir, **TRAIN, **macros) == 0
+  assert metrics.read_bytes() == before
+
+
 def test_evaluating_changes_no_bit_of_a_run(finished, corpus, tmp_path):
   assert runs.run("train", corpus, tmp_path / "plain", **TRAIN) == 0
   runs.assert_same_tensors(finished, tmp_path / "plain", 8)

@@ -134,7 +134,7 @@ def checkpoint(config, params, tmp_path):
 def evaluate(config, vocabulary, checkpoint, tmp_path):
   """Evaluates the checkpoint; returns the outcomes by task."""
 
-  def run(*names, decode=GREEDY, **settings):
+  def run(*names, decode=GREEDY, answered=lambda: None, **settings):
     evaluation = TaskEvaluation(
       str(tmp_path),
       Config(
@@ -148,7 +148,7 @@ def evaluate(config, vocabulary, checkpoint, tmp_path):
       ),
       vocabulary,
     )
-    return {x.task: x for x in evaluation.evaluate(checkpoint)}
+    return {x.task: x for x in evaluation.evaluate(checkpoint, answered)}
 
   return run
 
@@ -264,6 +264,14 @@ def test_answers_to_another_prompt_are_asked_anew_for_another_pattern_are_kept(
   assert journal(folder, "open_custom") == journals[-1]
   for record in records(tmp_path, "open_custom-validation.jsonl"):
     assert record["prediction"] == record["output"].partition("\n")[0][1:]
+
+
+def test_each_answer_is_told_for_a_watchdog_to_see(evaluate):
+  answers = []
+  evaluate("options", "open", answered=lambda: answers.append(1))
+  assert len(answers) == len(OPTIONS) + len(QUESTIONS)
+  evaluate("options", "open", answered=lambda: answers.append(1))
+  assert len(answers) == len(OPTIONS) + len(QUESTIONS), "kept ones are none"
 
 
 def test_tensorboard_has_the_metrics_once(evaluate, tmp_path):
