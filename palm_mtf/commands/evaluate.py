@@ -8,10 +8,7 @@
 
 import dataclasses
 import json
-import logging
 import math
-import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.params import parameter_shapes
@@ -30,8 +27,6 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.evaluation.evaluator import TaskOutcome
-
-_logger = logging.getLogger(__name__)
 
 
 def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
@@ -72,7 +67,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   # "every" waits for each new checkpoint of a run that trains meanwhile.
   for checkpoint in checkpoints:
     check_same_model(checkpoint, shapes, vocabulary.sha256)
-    for outcome in _outcomes(evaluation, checkpoint):
+    for outcome in evaluation.evaluate(checkpoint):
       _print_outcome(outcome, as_json, has_head=printed)
       printed = True
 
@@ -141,21 +136,6 @@ def _print_results(results: dict[str, object], as_json: bool) -> None:
   for name, value in results.items():
     text = f"{value:.4f}" if isinstance(value, float) else value
     print(f"{name:16} {text}")
-
-
-def _outcomes(evaluation, checkpoint: Checkpoint) -> Iterator["TaskOutcome"]:
-  """Yields the metrics of each task; none if the checkpoint is removed."""
-  from palm_mtf._tf import tf
-
-  try:
-    yield from evaluation.evaluate(checkpoint)
-  except tf.errors.OpError:
-    # A run that trains meanwhile removes all but KEEP_CHECKPOINTS.
-    if os.path.isdir(checkpoint.path):
-      raise
-    _logger.warning(
-      f"{checkpoint.path} was removed while it was read; it is left out"
-    )
 
 
 def _print_outcome(
