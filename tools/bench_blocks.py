@@ -1,0 +1,210 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares blocks: parallel with serial, one product with five.
+
+  python tools/bench_blocks.py
+  python tools/bench_blocks.py --steps 600 --gin.D_MODEL=512 --json
+
+--gin_file and --gin.NAME=VALUE are those of `palm_mtf train`, by default the
+quickstart's. Results are on stdout.
+"""
+
+# Both blocks train the same model on the same batches, a step each in turn: the
+# ratio of their times, and their losses over the last tenth of the steps.
+#
+# The products are those of one block's inputs alone, forward and back: q, k, v,
+# wi_gate and wi as one product, with its kernels joined before and split after,
+# and as five, whose gradients are added up. What reads a product, and makes its
+# gradient, is one pass over memory in both, and left out.
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import tempfile
+
+from bench_command import (
+  gin_flags,
+  one_line_errors,
+  read_gin_arguments,
+  train_config,
+)
+from bench_pairs import Program, alternate, ratio, take_turns
+
+from palm_mtf.config import Config
+from palm_mtf.errors import check_count
+
+RECIPE = "recipes/quickstart.gin"
+BLOCKS = ("parallel", "serial")
+PRODUCTS = ("one product", "five products")
+
+
+def train(config: Config, model_dir: str) -> None:
+  """Takes turns: a training step each."""
+  from palm_mtf._tf import tf
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs.train_program import build_train_program
+  from palm_mtf.training.prepare import prepare
+  from palm_mtf.training.step import TrainStep
+
+  config = dataclasses.replace(
+    config, pods=dataclasses.replace(config.pods, num_pods=1)
+  )
+  corpus = prepare(model_dir, config).corpus
+  sizes = config.run.batch_sizes
+  batches = corpus.batches(sizes)
+  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+    program = build_train_program(
+      config.model,
+      config.mesh_layout,
+      config.optimizer,
+      batch_size=sizes.sizes[0],
+      seed=config.run.seed,
+      features=batches.features,
+    )
+    session.run(program.initialize)
+    run, step = TrainStep(session, program).run, 0
+    for _ in range(2):  # compiles, and fills caches; no turn
+      run(batches.batch(0), 0)
+    session.run(program.initialize)
+
+    def turn() -> dict[str, float]:
+      nonlocal step
+      step += 1
+      return {"loss": run(batches.batch(step - 1), step - 1)["loss"]}
+
+    take_turns(turn, {})
+
+
+def multiply(config: Config, joined: bool) -> None:
+  """Takes turns: the products of one block's inputs, forward and back."""
+  from palm_mtf._tf import tf
+  from palm_mtf.accounting.params import parameter_shapes
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.ops.bfloat16 import matmul
+  from palm_mtf.ops.xla import fused
+
+  model, dtype = config.model, tf.as_dtype(config.model.activation_dtype)
+  rows = config.run.batch_sizes.sizes[0] * model.sequence_length
+  shapes = parameter_shapes(model)
+  names = ("attention/q", "attention/k", "attention/v", "mlp/wi_gate", "mlp/wi")
+  columns = [math.prod(shapes[f"layer_000/{name}"][1:]) for name in names]
+
+  @fused
+  def join(*xs):
+    return tf.concat(xs, 1)
+
+  @fused
+  def split(x):
+    return tuple(tf.split(x, columns, 1))
+
+  @fused
+  def add(*xs):
+    return tf.add_n(xs)
+
+  def variable(*shape):
+    value = tf.random.stateless_normal(shape, [0, sum(shape)])
+    return tf.Variable(tf.cast(value, dtype), use_resource=True).value()
+
+  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+    x = variable(rows, model.d_model)
+    kernels = [variable(model.d_model, n) for n in columns]
+    gradients = [variable(rows, n) for n in columns]
+    if joined:
+      kernel, gradient = join(*kernels), variable(rows, sum(columns))
+      results = [
+        matmul(x, kernel),
+        matmul(gradient, kernel, transpose_b=True),
+        *split(matmul(x, gradient, transpose_a=True)),
+      ]
+    else:
+      pairs = list(zip(gradients, kernels, strict=True))
+      results = [
+        *(matmul(x, kernel) for kernel in kernels),
+        add(*(matmul(dy, kernel, transpose_b=True) for dy, kernel in pairs)),
+        *(matmul(x, dy, transpose_a=True) for dy in gradients),
+      ]
+    # A number of each: what nothing reads is not computed.
+    ends = tf.stack([tf.cast(y[0, 0], tf.float32) for y in results])
+    session.run(tf.global_variables_initializer())
+    run = session.make_callable(ends)
+    run()
+
+    def turn() -> dict[str, float]:
+      run()
+      return {}
+
+    take_turns(turn, {})
+
+
+def compare(
+  names: tuple[str, str], flags: list[str], rounds: int
+) -> dict[str, object]:
+  """Returns the ratio of the second program's seconds to the first's."""
+  commands = [
+    [sys.executable, __file__, f"--worker={x}", *flags] for x in names
+  ]
+  with (
+    Program(names[0], commands[0]) as first,
+    Program(names[1], commands[1]) as second,
+  ):
+    turns = alternate([first, second], rounds)
+  found = ratio(turns[names[1]], turns[names[0]])
+  record = {"program": names[1], "to": names[0], **dataclasses.asdict(found)}
+  last = max(1, rounds // 10)
+  for name in names:
+    losses = [turn.values["loss"] for turn in turns[name] if turn.values]
+    if losses:
+      record[f"loss_{name}"] = statistics.fmean(losses[-last:])
+  return record
+
+
+def line(record: dict[str, object]) -> str:
+  """Returns a record as a line of text."""
+  text = (
+    f"{record['program']:>14} / {record['to']:<12} {record['median']:6.3f}  "
+    f"{record['low']:.3f} to {record['high']:.3f}  "
+    f"{record['rounds']:>4} rounds, {record['left_out']} left out"
+  )
+  if record["is_disturbed"]:
+    text += " (disturbed)"
+  losses = [
+    f"{name.removeprefix('loss_')} {value:.4f}"
+    for name, value in record.items()
+    if name.startswith("loss_")
+  ]
+  return f"{text}\n{'loss:':>14} {', '.join(losses)}" if losses else text
+
+
+@one_line_errors
+def main() -> int:
+  """Compares; or, as a worker, takes the turns of one program."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--steps", type=int, default=200, help="steps, and rounds of products")
+  add("--worker", help=argparse.SUPPRESS)
+  add("--model_dir", help=argparse.SUPPRESS)
+  chosen, macros = read_gin_arguments(parser, RECIPE)
+  check_count("--steps", chosen.steps)
+  files = chosen.gin_file or [RECIPE]
+  if chosen.worker:
+    block = chosen.worker if chosen.worker in BLOCKS else "parallel"
+    config = train_config(files, [*macros, f"BLOCK={block!r}"])
+    if chosen.worker in BLOCKS:
+      train(config, chosen.model_dir)
+    else:
+      multiply(config, chosen.worker == PRODUCTS[0])
+    return 0
+  train_config(files, macros)
+  with tempfile.TemporaryDirectory() as folder:
+    flags = [f"--model_dir={folder}", *gin_flags(files, macros)]
+    for names in (BLOCKS, PRODUCTS):
+      record = compare(names, flags, chosen.steps)
+      print(json.dumps(record) if chosen.json else line(record), flush=True)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,151 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that stay up and take turns, and the ratios of their times."""
+
+# Machines are shared, and their speed changes from minute to minute: only turns
+# next to each other are compared. A round is one turn of each program, in an
+# order that rotates; its ratios are of the turns of the round. A round is left
+# out where other processes, this machine's or its host's, took more than a
+# tenth of the cores in one of its turns; where fewer than MIN_ROUNDS are left,
+# all count, and the ratio is called disturbed. Both are fixed beforehand. It
+# imports no other file of this folder, as bench_command.py.
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from palm_mtf.errors import UserError
+
+OTHERS_SHARE = 0.1
+MIN_ROUNDS = 30
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """One turn of a program: its seconds, and what it printed of itself."""
+
+  secs: float
+  others: float  # share of the cores that other processes took meanwhile
+  values: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+  """Seconds of one program over those of another."""
+
+  median: float
+  low: float  # of an interval that has the median in 95 of 100 series
+  high: float
+  rounds: int  # that count
+  left_out: int
+  is_disturbed: bool  # the machine was in use
+
+
+class Program:
+  """A program that waits for its turns; a context manager that ends it."""
+
+  def __init__(self, name: str, command: Sequence[str]):
+    """Starts the program, which calls `take_turns`, and waits for it."""
+    self.name = name
+    self._process = subprocess.Popen(
+      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    self.facts = self._read()
+
+  def __enter__(self) -> "Program":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._process.stdin.close()  # ends it
+    try:
+      self._process.wait(10)
+    except subprocess.TimeoutExpired:
+      self._process.kill()
+      self._process.wait()
+
+  def turn(self) -> Turn:
+    """Lets the program take one turn."""
+    busy, own = _busy_secs(), self._own_secs()
+    print(file=self._process.stdin, flush=True)
+    values = self._read()
+    secs = values.pop("secs")
+    others = _busy_secs() - busy - (self._own_secs() - own)
+    return Turn(secs, max(0.0, others) / secs / os.cpu_count(), values)
+
+  def _read(self) -> dict[str, float]:
+    line = self._process.stdout.readline()
+    if not line:
+      raise UserError(f"{self.name} ended before its turn; see above.")
+    return json.loads(line)
+
+  def _own_secs(self) -> float:
+    with open(f"/proc/{self._process.pid}/stat") as file:
+      fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS  # user and system
+
+
+def _busy_secs() -> float:
+  """Returns the seconds of all cores that were not idle, steal included."""
+  with open("/proc/stat") as file:
+    user, nice, system, _, _, irq, softirq, steal = map(
+      int, file.readline().split()[1:9]
+    )
+  return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
+def take_turns(
+  turn: Callable[[], Mapping[str, float]], facts: Mapping[str, float]
+) -> None:
+  """Takes a turn for each line of stdin; prints its seconds and its values.
+
+  Args:
+    turn: work of a turn, warm; returns numbers to report.
+    facts: what is printed before the first turn.
+  """
+  print(json.dumps(facts), flush=True)
+  for _ in sys.stdin:
+    start = time.perf_counter()
+    values = turn()
+    secs = time.perf_counter() - start
+    print(json.dumps({"secs": secs, **values}), flush=True)
+
+
+def alternate(
+  programs: Sequence[Program], rounds: int
+) -> dict[str, list[Turn]]:
+  """Returns the turns of each program, a turn a round."""
+  turns: dict[str, list[Turn]] = {each.name: [] for each in programs}
+  for number in range(rounds):
+    first = number % len(programs)
+    for program in [*programs[first:], *programs[:first]]:
+      turns[program.name].append(program.turn())
+  return turns
+
+
+def ratio(turns: Sequence[Turn], to: Sequence[Turn]) -> Ratio:
+  """Returns how much longer the turns of a program take than another's."""
+  pairs = list(zip(turns, to, strict=True))
+  quiet = [(x, y) for x, y in pairs if max(x.others, y.others) <= OTHERS_SHARE]
+  is_disturbed = len(quiet) < MIN_ROUNDS
+  ratios = sorted(
+    x.secs / y.secs for x, y in (pairs if is_disturbed else quiet)
+  )
+  n = len(ratios)
+  # By order statistics: binomial, as a normal distribution.
+  margin = 1.96 * math.sqrt(n) / 2
+  low, high = math.floor(n / 2 - margin), math.ceil(n / 2 + margin) - 1
+  return Ratio(
+    statistics.median(ratios),
+    ratios[max(0, low)],
+    ratios[min(n - 1, high)],
+    n,
+    len(pairs) - n,
+    is_disturbed,
+  )
