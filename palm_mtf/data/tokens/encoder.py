@@ -83,6 +83,7 @@ class Encoder:
     waiting: collections.deque[_Cut] = collections.deque()
     for encoded in self._pool.map(_batches(documents, waiting)):
       ids += encoded
+      del encoded  # it would keep these ids while the next batch is encoded
       yield from _join(waiting, ids)
 
   def count(
