@@ -12,6 +12,7 @@ from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.contained_examples import ContainedExamples
 from palm_mtf.data.workers import pool
 from palm_mtf.errors import UserError
+from tests.data.processes import peak_memory
 from tests.data.small_sources import ListSource
 
 
@@ -224,3 +225,27 @@ def test_token_ids_are_not_compared_with_texts():
   source = ListSource([Document(np.arange(30))], name="ids")
   with pytest.raises(UserError, match=r"^DECONTAMINATE_TASKS: ids makes token"):
     contaminated(source, FilterConfig())
+
+
+class LongDocuments(ListSource):
+  """A source of so many documents of 200 KB, made as they are read."""
+
+  def __init__(self, count: int):
+    super().__init__([])
+    self._count = count
+
+  def documents(self):
+    for i in range(self._count):
+      yield TRAIN, Document(f"{i} some words and more\n" * 8000)
+
+
+def test_memory_does_not_grow_with_the_text():
+  examples = ContainedExamples([Document(EXAMPLE)])
+
+  def run(count):
+    filters = FilterConfig(remove_duplicates="near")
+    decide([LongDocuments(count)], filters, examples, 0)
+
+  run(1)  # tables of hashes are made once
+  peaks = [peak_memory(lambda n=n: run(n)) for n in (5, 20)]
+  assert max(peaks) < 1.1 * min(peaks)
