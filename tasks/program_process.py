@@ -19,6 +19,7 @@ writes its "mark" to the pipe once the last line of the "program" was reached.
 # preexec_fn would run Python between fork and exec, which may deadlock beside
 # TensorFlow's threads.
 
+import contextlib
 import ctypes
 import errno
 import itertools
@@ -110,17 +111,30 @@ def _confine(folder: str) -> None:
 
 def _mount_in_memory(folder: str) -> None:
   """Mounts a small file system on the folder, for this process alone."""
+  # Tried in a process of its own first: there is no way back from a namespace
+  # in which something is refused, as some distributions do.
+  child = os.fork()
+  if not child:
+    with contextlib.suppress(OSError):
+      _mount(folder)
+      os._exit(0)
+    os._exit(1)
+  _, status = os.waitpid(child, 0)
+  if not status:  # or else the folder stays on the disk
+    _mount(folder)
+
+
+def _mount(folder: str) -> None:
   ids = {"uid_map": os.getuid(), "gid_map": os.getgid()}
-  if _LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNS) < 0:
-    return  # the folder stays on the disk, with files of limited size
+  _checked(_LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare")
   with open("/proc/self/setgroups", "w") as file:
     file.write("deny")
   for name, number in ids.items():
     with open(f"/proc/self/{name}", "w") as file:
       file.write(f"{number} {number} 1")
-  _LIBC.mount(
-    b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_NOSUID | _MS_NODEV, _MEMORY
-  )
+  kind, flags = b"tmpfs", _MS_NOSUID | _MS_NODEV
+  path = os.fsencode(folder)
+  _checked(_LIBC.mount(kind, path, kind, flags, _MEMORY), "mount")
   os.chdir(folder)
 
 

@@ -5,7 +5,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from palm_mtf.errors import check_choice, check_count, check_texts
+from palm_mtf.errors import UserError, check_choice, check_count, check_texts
 
 DRAWN, FIRST = "drawn", "first"
 
@@ -36,6 +36,8 @@ class FewShotConfig:
     if self.num_shots is not None:
       check_count("NUM_SHOTS", self.num_shots, 0)
     check_choice("EXEMPLARS", self.exemplars, [DRAWN, FIRST])
+    if self.exemplars == FIRST and self.num_shots is None:
+      raise UserError('EXEMPLARS = "first": of how many? Set NUM_SHOTS too.')
     check_texts(
       "EXEMPLAR_FILES", self.exemplar_files, '{"gsm8k": "cot_prompts.txt"}'
     )

@@ -11,6 +11,7 @@ from palm_mtf.errors import UserError
   [
     ({"num_shots": -1}, "NUM_SHOTS = -1: give a whole number of at least 0"),
     ({"exemplars": "frist"}, "EXEMPLARS = 'frist' (did you mean \"first\"?)"),
+    ({"exemplars": "first"}, 'EXEMPLARS = "first": of how many? Set NUM_SHOTS'),
     ({"exemplar_files": "a.txt"}, "EXEMPLAR_FILES = 'a.txt': give texts by"),
     ({"exemplar_files": {"a": ""}}, "EXEMPLAR_FILES = {'a': ''}: give texts"),
     ({"prompt_headers": {"a": 1}}, "PROMPT_HEADERS = {'a': 1}: give texts by"),
