@@ -63,7 +63,12 @@ def run_program(program: str, limits: Limits) -> Outcome:
   # wrote the mark. No file, argument or variable of the environment has it; a
   # program that searches its own interpreter for it is not kept from it.
   mark = secrets.token_hex(16)
-  asked = {"program": program, "mark": mark, "limits": _numbers(limits)}
+  asked = {
+    "program": program,
+    "mark": mark,
+    "limits": _numbers(limits),
+    "parent": os.getpid(),
+  }
   with (
     _folder() as folder,
     _pipe() as (reading, writing),

@@ -96,7 +96,7 @@ def landlock_version() -> int:
   return max(0, _LIBC.syscall(_CREATE_RULESET, None, 0, 1))
 
 
-def _confine(folder: str) -> None:
+def _confine(folder: str, parent: int) -> None:
   """Gives up all rights that a program does not need, for good."""
   _mount_in_memory(folder)
   _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
@@ -106,6 +106,8 @@ def _confine(folder: str) -> None:
   _checked(_LIBC.syscall(_CAPSET, head, bytes(24)), "capset")
   # After whatever changes credentials, which would undo it.
   _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+  if os.getppid() != parent:
+    raise SystemExit("the process that started this one has ended")
   _filter_calls()
 
 
@@ -221,7 +223,7 @@ def main() -> None:
   with open(os.devnull, "rb") as nothing:
     os.dup2(nothing.fileno(), 0)
   _limit(asked["limits"])
-  _confine(os.getcwd())
+  _confine(os.getcwd(), asked["parent"])
   # Its own, in which it finds nothing of ours.
   module = sys.modules["__main__"] = types.ModuleType("__main__")
   sys.argv = ["program.py"]

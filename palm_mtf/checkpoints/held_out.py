@@ -36,6 +36,16 @@ def warn_of_other_evaluation_text(
     )
 
 
+def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
+  """Warns if tasks of held-out text (palm_mtf.tasks.corpus) ask other text."""
+  before, now = _share_before(checkpoint, data), data.validation_share
+  if data.task is None and before < now:
+    _logger.warning(
+      f"VALIDATION_SHARE = {now}, but {before} in training: tasks of held-out "
+      "text ask text that the model was trained on, too"
+    )
+
+
 def warn_of_other_split(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:

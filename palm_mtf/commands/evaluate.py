@@ -12,7 +12,10 @@ import math
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.checkpoints.held_out import warn_of_other_evaluation_text
+from palm_mtf.checkpoints.held_out import (
+  warn_of_larger_share,
+  warn_of_other_evaluation_text,
+)
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
@@ -67,6 +70,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   # "every" waits for each new checkpoint of a run that trains meanwhile.
   for checkpoint in checkpoints:
     check_same_model(checkpoint, shapes, vocabulary.sha256)
+    if not printed:
+      warn_of_larger_share(checkpoint, config.data)
     for outcome in evaluation.evaluate(checkpoint):
       _print_outcome(outcome, as_json, has_head=printed)
       printed = True
