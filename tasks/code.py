@@ -22,7 +22,7 @@ import gin
 
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import few_shot_task
-from palm_mtf.machine.cores import visible_cores
+from palm_mtf.machine.cores import usable_cores
 from palm_mtf.tasks.code_execution import Limits, check_confined, run_program
 from palm_mtf.tasks.prompts import paragraph
 from palm_mtf.tasks.questions import Question, add_questions
@@ -89,8 +89,7 @@ def pass_at_k(
     for program in several
   ]
   # Threads only wait: each program is a process, one a core at a time.
-  num_threads = len(visible_cores())
-  with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+  with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
     outcomes = pool.map(lambda source: run_program(source, limits), sources)
     passed = [
       sum(

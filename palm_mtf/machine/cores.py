@@ -33,6 +33,12 @@ def core_quota() -> float | None:
   return int(quota) / int(period)  # both in microseconds
 
 
+def usable_cores() -> int:
+  """Returns the number of processes that compute at full speed at once."""
+  quota, visible = core_quota(), len(visible_cores())
+  return visible if quota is None else max(1, min(visible, int(quota)))
+
+
 def thread_count(environment: Mapping[str, str]) -> int:
   """Returns the number of threads of a matrix product.
 

@@ -32,6 +32,15 @@ def test_the_quota_of_a_container_is_found(files, texts, quota):
   assert cores.core_quota() == quota
 
 
+@pytest.mark.parametrize(
+  ("quota", "usable"),
+  [("max", 2), ("50000", 1), ("100000", 1), ("190000", 1), ("900000", 2)],
+)
+def test_processes_at_once_are_limited_by_cores_and_quota(files, quota, usable):
+  (files / "CPU_MAX").write_text(f"{quota} 100000\n")
+  assert cores.usable_cores() == usable
+
+
 def test_threads_are_those_of_the_cores_or_what_the_environment_asks(files):
   assert cores.visible_cores() == [1, 3]
   assert cores.thread_count({}) == 2

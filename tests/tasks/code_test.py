@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
 import json
+import time
 
 import pytest
 import seqio
 
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.tasks import code as code_tasks
+from palm_mtf.tasks import code_execution
 from tests.seqio_testing import bind, examples_of, targets_of, text_of
 
 PROMPT = 'def twice(x):\n  """Returns x twice."""\n'
@@ -81,6 +83,23 @@ def test_of_several_samples_each_is_run(folder):
     "pass@1": pytest.approx(50),
     "pass@4": 100,
   }
+
+
+def test_as_many_programs_run_at_once_as_there_are_cores(folder, monkeypatch):
+  running, most = [], []
+
+  def run(program, limits):
+    running.append(program)
+    most.append(len(running))
+    time.sleep(0.05)
+    running.remove(program)
+    return code_execution.Outcome(True, "")
+
+  monkeypatch.setattr(code_tasks, "run_program", run)
+  monkeypatch.setattr(code_tasks, "usable_cores", lambda: 3)
+  samples = [f"{RIGHT}# {i}" for i in range(12)]
+  assert results("humaneval", samples)["pass@1"] == 100
+  assert max(most) == 3
 
 
 def test_a_program_is_asked_for_with_its_tests(folder):
