@@ -39,7 +39,8 @@ IMPORTS = {
   "data": "_tf errors console config model_dir",
   "checkpoints": "_tf errors config accounting mesh model_dir data",
   "cluster": "__init__ _tf errors console config mesh",
-  "inference": "_tf errors config accounting mesh programs data checkpoints",
+  "inference": "_tf errors config machine accounting mesh programs data "
+  "checkpoints",
   "evaluation": "_tf errors console config model_dir data checkpoints "
   "inference",
   "training": "__init__ _tf errors config machine accounting ops mesh "

@@ -10,6 +10,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.tensors import restore
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.generate_program import build_decode_model
 
@@ -49,6 +50,7 @@ class LoadedDecoder:
     for_steps: bool = False,
   ):
     # `for_steps`: most of the time will go into steps, not into forward passes.
+    free_garbage()  # such as the decoder of the sample before
     self.mesh = mesh
     self.graph = tf.Graph()
     with self.graph.as_default():

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory of this process."""
 
+import ctypes
+import gc
 import os
 
 
@@ -19,3 +21,16 @@ def largest_resident_bytes() -> int:
   with open("/proc/self/status", encoding="ascii") as file:
     (line,) = (x for x in file if x.startswith("VmHWM:"))
   return int(line.split()[1]) * 1024
+
+
+def free_garbage() -> None:
+  """Frees what nothing refers to any more, before a graph is built.
+
+  A graph is a cycle of many objects and tensors: Python looks for them late,
+  and the C library keeps what is freed between others. A run that samples,
+  evaluates or rewinds often would have several at once.
+  """
+  gc.collect()
+  trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+  if trim:
+    trim(0)

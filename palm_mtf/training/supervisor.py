@@ -18,6 +18,7 @@ from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.cluster.recovery import PodRecovery
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.rates.peak_flops import run_flops_per_sec
 from palm_mtf.training.job import TrainJob, TrainOutcome
@@ -99,6 +100,7 @@ def _run_to_rewind(
     Watchdog(secs, lambda: writer.newest_path) as watchdog,
   ):
     while True:
+      free_garbage()  # the program of the batch size, or the spike, before
       with (
         tf.Graph().as_default(),
         cluster.session() as session,

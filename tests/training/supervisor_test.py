@@ -60,6 +60,27 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
   assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "macros",
+  [
+    {"SAMPLE_STEPS": 1, "TRAIN_STEPS": 80},
+    {"GLOBAL_BATCH_SIZE": [[2 * i, 4 + 4 * (i % 2)] for i in range(50)]},
+  ],
+  ids=["samples", "batch sizes"],
+)
+def test_memory_does_not_grow_with_samples_or_batch_sizes(
+  macros, corpus, tmp_path
+):
+  settings = {"TRAIN_STEPS": 101, "LOG_STEPS": 1, "CHECKPOINT_STEPS": 1000}
+  settings |= {"EVAL_STEPS": 1000, **macros}
+  process = runs.start("train", corpus, tmp_path, **settings)
+  runs.finish(process)
+  used = [x["host_memory_bytes"] for x in runs.read_metrics(tmp_path)]
+  # Of ten steps each: what a program needs for a moment comes and goes.
+  assert max(used[-10:]) < 1.01 * max(used[20:30])
+
+
 @pytest.mark.parametrize("packing", ["joined_masked", "packed", "single"])
 def test_trains_resumes_and_evaluates_with_every_packing(
   corpus, tmp_path, packing, capsys
