@@ -163,17 +163,19 @@ def test_a_run_that_was_asked_to_stop_waits_for_no_pod(cluster):
 
 
 @pytest.mark.slow
-def test_servers_that_another_client_takes_are_named(cluster, tmp_path):
+def test_a_client_is_refused_servers_that_work_for_another(cluster, tmp_path):
   client = cluster.client_in_step_20()
   cluster.model_dir = tmp_path / "other"
   other = cluster.client(TRAIN_STEPS=8)
-  line = cluster.end_of(client, "taken by another client")
+  line = cluster.end_of(other, "the other client")
   assert re.match(
-    r"palm_mtf: pod \d: its server \S+ answers, but has broken off \(another "
-    rf"client has taken it, .*\), {WHEN}; {GO_ON}",
+    rf"palm_mtf: ISLANDS: the server {cluster.addresses[0]} works for another "
+    r"client, 127\.0\.0\.1:\d+, whose run would end; ",
     line,
   ), line
-  cluster.end_of(other, "the other client", code=0)
+  client.terminate()
+  code = 128 + signal.SIGTERM  # all is saved: its servers still work for it
+  cluster.end_of(client, "the first client", code=code)
 
 
 @pytest.mark.slow

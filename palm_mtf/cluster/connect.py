@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from palm_mtf._tf import tf
 from palm_mtf.cluster.addresses import ANY_ADDRESS, is_loopback, resolve
 from palm_mtf.cluster.device_table import Place
-from palm_mtf.cluster.server_info import publish
+from palm_mtf.cluster.server_info import NoAnswerError, claim, publish
 from palm_mtf.cluster.sockets import restrict_to_address, restrict_to_loopback
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
@@ -59,6 +59,9 @@ def connect(
     pods: number of pods, and CLIENT_ADDRESS.
     mesh: devices and layout rules of each pod.
     places: devices of each pod in servers; none for pods in process.
+
+  Raises:
+    UserError: a server works for another client.
   """
   if not places:
     if mesh.tpu:
@@ -77,7 +80,10 @@ def connect(
   # Variables end with their session, and do not outlive it in the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
-  job.tasks[0] = f"{ip}:{target.rpartition(':')[2]}"
+  client_address = f"{ip}:{target.rpartition(':')[2]}"
+  job.tasks[0] = client_address
+  if pods.pods == "cluster":  # others have servers of their own
+    _claim(places, client_address, pods.pod_timeout_secs)
   devices = []
   for pod, devices_of_pod in enumerate(places):
     # Pod i is the job "pod_<i>", with a task on each of its hosts.
@@ -96,6 +102,19 @@ def connect(
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     return _with_tpus(mesh, client, config, target, jobs)
   return Cluster(HostDevices(client, devices), config, target)
+
+
+def _claim(places: Sequence[Sequence[Place]], client: str, secs: float) -> None:
+  """Raises UserError if another client works with one of the servers."""
+  for address in dict.fromkeys(x.address for pod in places for x in pod):
+    # A server that is lost meanwhile is the heartbeat's to tell.
+    with contextlib.suppress(NoAnswerError):
+      if other := claim(address, client, secs):
+        raise UserError(
+          f"ISLANDS: the server {address} works for another client, {other}, "
+          "whose run would end; wait for that one, stop it, or name other "
+          "servers."
+        )
 
 
 @functools.cache

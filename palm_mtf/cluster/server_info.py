@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Info of a pod's server: its versions and devices, and its liveness."""
+"""Info of a pod's server: versions, devices, liveness, and its client."""
 
 import contextlib
 import dataclasses
@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from palm_mtf import __version__
 from palm_mtf._tf import tf
 
-# A variable that a server keeps beside those of sessions.
-_NAME = "palm_mtf_server_facts"
+# Variables that a server keeps beside those of sessions: its info, and the
+# client that works with it, "host:port incarnation" of the client's own server.
+_INFO, _CLIENT = "palm_mtf_server_facts", "palm_mtf_server_client"
+# A client that has ended does not answer; one that works does so at once.
+_CLIENT_SECS = 3.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,9 @@ def publish(
     num_threads=num_threads,
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
-    text = tf.constant(json.dumps(dataclasses.asdict(info)))
-    session.run(tf.raw_ops.AssignVariableOp(resource=_handle(), value=text))
+    session.run(
+      [_assign(_INFO, json.dumps(dataclasses.asdict(info))), _assign(_CLIENT)]
+    )
 
 
 def read_info(address: str, secs: float) -> ServerInfo:
@@ -58,8 +62,36 @@ def read_info(address: str, secs: float) -> ServerInfo:
   # compiles, may keep all of them busy for long.
   with _session(address, secs) as session:
     with session.graph.as_default():
-      value = tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.string)
+      value = _read(_INFO)
     return ServerInfo(**json.loads(session.run(value)))
+
+
+def claim(address: str, client: str, secs: float) -> str:
+  """Gives a server to a client, unless another one still works with it.
+
+  Args:
+    address: "host:port" of the server.
+    client: "host:port" of the client's own server.
+    secs: timeout in seconds.
+
+  Returns:
+    Address of the client that has the server; "" if it is this one now.
+
+  Raises:
+    NoAnswerError: one of the two servers does not answer.
+  """
+  mine = f"{client} {read_incarnation(client, secs)}"
+  with _session(address, secs) as session:
+    with session.graph.as_default():
+      held, assign = _read(_CLIENT), _assign(_CLIENT, mine)
+    other = session.run(held).decode()
+    if other not in ("", mine):
+      where, incarnation = other.split()
+      with contextlib.suppress(NoAnswerError):
+        if read_incarnation(where, _CLIENT_SECS) == int(incarnation):
+          return where
+    session.run(assign)
+  return ""
 
 
 def read_incarnation(address: str, secs: float) -> int:
@@ -114,7 +146,16 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
   return ""
 
 
-def _handle() -> tf.Tensor:
+def _read(name: str) -> tf.Tensor:
+  return tf.raw_ops.ReadVariableOp(resource=_handle(name), dtype=tf.string)
+
+
+def _assign(name: str, text: str = "") -> tf.Operation:
+  value = tf.constant(text)
+  return tf.raw_ops.AssignVariableOp(resource=_handle(name), value=value)
+
+
+def _handle(name: str) -> tf.Tensor:
   return tf.raw_ops.VarHandleOp(
-    dtype=tf.string, shape=[], container="", shared_name=_NAME
+    dtype=tf.string, shape=[], container="", shared_name=name
   )

@@ -7,8 +7,10 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
+from palm_mtf.cluster.connect import start_server
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
+  claim,
   read_incarnation,
   read_info,
 )
@@ -43,8 +45,18 @@ def test_a_server_that_computes_answers_at_once(address):
   assert late > 0, "it was never busy"
 
 
-def test_each_start_of_a_server_has_its_own_number(address):
+def test_each_start_of_a_server_has_its_own_number_and_one_client_till_its_end(
+  address,
+):
+  """Every client has a server of its own, by which it is known."""
   assert read_info(address, 5.0).num_devices == 1
+  late = start_server(1, 1).target.removeprefix("grpc://")
   with Served(1) as servers:
-    of_other = read_incarnation(servers.addresses[0], 5.0)
+    (first,) = servers.addresses
+    of_other = read_incarnation(first, 5.0)
+    for _ in range(2):
+      assert claim(address, first, 5.0) == ""
+    assert claim(address, late, 5.0) == first
+    assert claim(address, first, 5.0) == ""
+  assert claim(address, late, 5.0) == ""
   assert read_incarnation(address, 5.0) != of_other
