@@ -50,13 +50,11 @@ def removable(
 
 def remove_checkpoint(path: str) -> None:
   """Removes a checkpoint; raises UserError where the disk refuses."""
-  root, name = os.path.split(path)
   # Renamed first: no reader, and no process after a kill, meets half of it.
-  hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
+  hidden = _hidden(path)
   try:
     if not os.access(path, os.W_OK):  # so its owner protects it
       raise PermissionError(errno.EACCES, "it is write-protected")
-    shutil.rmtree(hidden, ignore_errors=True)
     os.rename(path, hidden)
     shutil.rmtree(hidden)
   except OSError as error:
@@ -90,10 +88,7 @@ def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
     model_dir: MODEL_DIR, held by the training lock.
     newest: newest whole checkpoint in it.
   """
-  root = ModelDir(model_dir).checkpoints
-  for name in os.listdir(root) if os.path.isdir(root) else []:
-    if name.startswith(PARTIAL):
-      shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+  remove_partial(model_dir)
   # All that are newer than the newest whole one are damaged. Older ones are in
   # nobody's way.
   for path in checkpoint_folders(model_dir):
@@ -101,14 +96,30 @@ def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
       _quarantine(path)
 
 
+def remove_partial(model_dir: str) -> None:
+  """Removes what is left of checkpoints that were being written or removed."""
+  root = ModelDir(model_dir).checkpoints
+  for name in os.listdir(root) if os.path.isdir(root) else []:
+    if name.startswith(PARTIAL):
+      shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+
 def free_path(path: str) -> None:
-  """Removes the checkpoint at `path`, or renames it if it is damaged."""
+  """Renames the checkpoint at `path` for `remove_partial`, a damaged aside."""
   try:
     read_whole(path)
   except DamagedCheckpointError:
     _quarantine(path)
   else:
-    remove_or_warn(path)
+    os.rename(path, _hidden(path))
+
+
+def _hidden(path: str) -> str:
+  """Returns a free name for what is left of a checkpoint to be removed."""
+  root, name = os.path.split(path)
+  hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
+  shutil.rmtree(hidden, ignore_errors=True)
+  return hidden
 
 
 def _quarantine(path: str) -> None:

@@ -26,6 +26,7 @@ from palm_mtf.checkpoints.retention import (
   free_path,
   removable,
   remove_or_warn,
+  remove_partial,
 )
 from palm_mtf.config.run import RunConfig
 from palm_mtf.errors import UserError
@@ -164,15 +165,15 @@ def write_checkpoint(
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
   # The folder has a temporary name until the body has ended.
-  with new_folder(path, checkpoint_bytes(manifest.shapes)) as folder:
+  # Another run of this MODEL_DIR may have got as far.
+  needed = checkpoint_bytes(manifest.shapes)
+  with new_folder(path, needed, make_way=free_path) as folder:
     write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest)
-    # Another run of this MODEL_DIR got as far; a damaged one is never lost.
-    if os.path.lexists(path):
-      free_path(path)
   # Nothing is removed before what replaces it is read: its weights were hashed
   # as the files had them.
   written = read_checkpoint(path)
+  remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
     remove_or_warn(old)
   return written

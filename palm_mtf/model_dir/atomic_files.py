@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from palm_mtf.errors import UserError, check_no_address
 
@@ -95,7 +95,11 @@ def _remove_abandoned(prefix: str) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
+def new_folder(
+  path: str,
+  needed_bytes: int,
+  make_way: Callable[[str], None] = lambda path: None,
+) -> Iterator[str]:
   """Yields a temporary folder to fill, which is renamed to `path` at the end.
 
   Its files are on the disk before it has its name, and the name when this
@@ -104,6 +108,7 @@ def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
   Args:
     path: folder to make, with those above it.
     needed_bytes: upper bound of its size, for the message of a full disk.
+    make_way: renames what is at `path`; called when the files are on the disk.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -118,6 +123,8 @@ def new_folder(path: str, needed_bytes: int) -> Iterator[str]:
       for each in os.listdir(temporary):
         sync(os.path.join(temporary, each))
       sync(temporary)
+      if os.path.lexists(path):
+        make_way(path)
       os.rename(temporary, path)
       sync(parent)
     finally:

@@ -124,9 +124,19 @@ def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_written_again(
   assert f"is kept as {damaged.path}.damaged_2" in capsys.readouterr().err
 
 
-def test_a_whole_checkpoint_makes_way_for_one_of_the_same_step(tmp_path):
-  write(tmp_path, 1, text="old")
+def test_a_whole_checkpoint_makes_way_when_one_of_the_same_step_is_on_the_disk(
+  tmp_path, monkeypatch
+):
+  old = write(tmp_path, 1, text="old").path
+  there, real = [], os.fsync
+
+  def note(descriptor):
+    there.append(os.path.exists(old))
+    real(descriptor)
+
+  monkeypatch.setattr(os, "fsync", note)
   write(tmp_path, 1, text="new")
+  assert there == [True] * 4  # the files, their folder, and the new name
   (path,) = (tmp_path / "checkpoints").rglob("weights.data")
   assert path.read_text() == "new"
 

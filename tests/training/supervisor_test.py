@@ -64,15 +64,15 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
 @pytest.mark.parametrize(
   "macros",
   [
-    {"SAMPLE_STEPS": 1, "TRAIN_STEPS": 80},
-    {"GLOBAL_BATCH_SIZE": [[2 * i, 4 + 4 * (i % 2)] for i in range(50)]},
+    {"SAMPLE_STEPS": 1, "TRAIN_STEPS": 50},
+    {"GLOBAL_BATCH_SIZE": [[2 * i, 4 + 4 * (i % 2)] for i in range(30)]},
   ],
   ids=["samples", "batch sizes"],
 )
 def test_memory_does_not_grow_with_samples_or_batch_sizes(
   macros, corpus, tmp_path
 ):
-  settings = {"TRAIN_STEPS": 101, "LOG_STEPS": 1, "CHECKPOINT_STEPS": 1000}
+  settings = {"TRAIN_STEPS": 61, "LOG_STEPS": 1, "CHECKPOINT_STEPS": 1000}
   settings |= {"EVAL_STEPS": 1000, **macros}
   process = runs.start("train", corpus, tmp_path, **settings)
   runs.finish(process)
