@@ -21,7 +21,7 @@ class PromptBatch:
   """Sizes of one batch of prompts."""
 
   num_prompts: int  # divisible by the mesh axis of `batch`
-  prompt_tokens: int  # of the longest prompt, with token 0 before the text
+  prompt_tokens: int  # of the longest prompt, with what stands before the text
   max_tokens: int  # of a continuation
   num_tokens: int  # pieces of the vocabulary
   eod_id: int  # token that ends a continuation

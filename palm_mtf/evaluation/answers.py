@@ -67,13 +67,17 @@ class CheckpointModel:
       self.config.decode,
       sample_tokens=self.config.run.sample_tokens,
       seed=self.config.run.seed,
+      start_id=self._start_id,
     )
 
   @functools.cached_property
   def scorer(self) -> Scorer:
     """Computes log likelihoods of examples."""
-    packing, eod_id = self.config.data.packing, self.vocabulary.eod_id
-    return Scorer(self._loaded, start_id=document_start(packing, eod_id))
+    return Scorer(self._loaded, start_id=self._start_id)
+
+  @property
+  def _start_id(self) -> int:
+    return document_start(self.config.data.packing, self.vocabulary.eod_id)
 
 
 class TaskAnswers:

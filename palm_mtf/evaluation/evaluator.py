@@ -99,8 +99,8 @@ class TaskEvaluation:
       "ACTIVATION_DTYPE": model.activation_dtype,
       "SAMPLE_TOKENS": config.run.sample_tokens,
       "SEED": config.run.seed,
-      # The token before a text, which changes every score of it.
-      "start": document_start(config.data.packing, vocabulary.eod_id),
+      # The token before a text, which changes every answer.
+      "start_id": document_start(config.data.packing, vocabulary.eod_id),
       **{name.upper(): value for name, value in decode.items()},
     }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
+from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -48,4 +49,5 @@ def open_generator(
       config.decode,
       sample_tokens=config.run.sample_tokens,
       seed=config.run.seed,
+      start_id=document_start(config.data.packing, vocabulary.eod_id),
     )

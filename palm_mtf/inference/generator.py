@@ -44,6 +44,7 @@ class Generator:
     *,
     sample_tokens: int,
     seed: int,
+    start_id: int = 0,
   ):
     """Readies generation; programs are built when they are needed.
 
@@ -53,6 +54,7 @@ class Generator:
       decode: settings of sampling or beam search.
       sample_tokens: length of the longest continuation, in tokens.
       seed: seed of the draws.
+      start_id: input before the first token of a text (packing.document_start).
     """
     self._loaded = loaded
     self._vocabulary = vocabulary
@@ -61,6 +63,7 @@ class Generator:
     length = loaded.model.config.sequence_length
     self._most_prompt_tokens = length - sample_tokens + 1
     self._seed = seed
+    self._start_id = start_id
     self._programs: dict[tuple[int, int], DecodeProgram] = {}
 
   def continuations(
@@ -121,7 +124,7 @@ class Generator:
     # alone, if `step` is None. Rows that fill the batch copy the first prompt,
     # so that they end with it.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
-    tokens = [[0, *ids] for ids in filled]
+    tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
     program = self._program(size, max(lengths))
     inputs = np.zeros(program.prompts.shape.as_list(), np.int32)

@@ -168,7 +168,8 @@ def greedy(config, params, vocabulary, prompt):
   tokens = vocabulary.encode(prompt)[-(48 - SAMPLE_TOKENS) :]
   added = []
   while len(added) < SAMPLE_TOKENS and vocabulary.eod_id not in added:
-    inputs = np.array([[0, *tokens, *added]])
+    # [eod] stands before a document in training.
+    inputs = np.array([[vocabulary.eod_id, *tokens, *added]])
     added.append(int(oracle.forward(config, params, inputs)[0, -1].argmax()))
   return vocabulary.decode(added)
 

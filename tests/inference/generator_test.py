@@ -25,6 +25,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.generator import Generator
 from palm_mtf.programs.forward_program import build_forward_program
+from tests import oracle
 from tests.mtf_testing import SINGLE, load_parameters
 
 GREEDY = DecodeConfig(temperature=0.0)
@@ -79,7 +80,11 @@ def checkpoint(config, vocabulary, tmp_path_factory):
     "layer_000/mlp/wo": 40 * np.eye(size, 2 * size, size),
     "final_norm/scale": 40 * np.ones(2 * size),
   }
-  folder = tmp_path_factory.mktemp("checkpoint")
+  return save(config, params, tmp_path_factory.mktemp("checkpoint"))
+
+
+def save(config, params, folder) -> Checkpoint:
+  """Writes a checkpoint that holds the parameters."""
   checkpoint = Checkpoint(str(folder), manifest=None, files={}, blake2b="")
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=1)
@@ -172,6 +177,23 @@ def test_a_prompt_may_take_all_the_room_there_is(make, config):
   with make() as generator:
     prompt = "a" * (config.sequence_length - SAMPLE_TOKENS)
     assert texts(generator, [prompt, "j"]) == [[ORDER[1:]], ["\u00e9k"]]
+
+
+@pytest.mark.parametrize("start_id", [0, 1])
+def test_a_prompt_stands_behind_what_a_document_begins_with(
+  config, vocabulary, tmp_path, start_id
+):
+  params = oracle.random_parameters(config, seed=3)
+  with LoadedDecoder(save(config, params, tmp_path), config, SINGLE) as loaded:
+    generator = Generator(
+      loaded, vocabulary, GREEDY, sample_tokens=4, seed=0, start_id=start_id
+    )
+    ((found,),) = generator.continue_tokens([[5, 9]])
+  tokens = [start_id, 5, 9]
+  for _ in range(4):
+    logits = oracle.forward(config, params, np.array([tokens]))[0, -1]
+    tokens.append(int(np.argmax(logits[: vocabulary.size])))
+  assert found.text == vocabulary.decode(tokens[3:])
 
 
 def test_nothing_is_left_of_a_decoder_that_was_used(
