@@ -34,7 +34,7 @@ from palm_mtf.checkpoints.retention import check_space
 from palm_mtf.checkpoints.same_model import check_same_model
 from palm_mtf.cluster.addresses import check_client
 from palm_mtf.cluster.local_servers import cluster_places
-from palm_mtf.config import Config, DecodeConfig, mesh_layout
+from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.tpu_topology import check_pods, tpu_slice
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import Corpus, load_corpus
@@ -67,6 +67,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   """
   # What takes least time comes first: tokens of a large corpus may take hours.
   _check_devices(config)
+  _warn_of_short_ramp(config.run)
   shapes = parameter_shapes(config.model)
   newest = _find_newest(model_dir, config)
   config = _with_dtype(config, newest)
@@ -137,6 +138,17 @@ def _check_devices(config: Config) -> None:
     from palm_mtf.cluster.connect import tpus_here
 
     tpus_here(mesh)
+
+
+def _warn_of_short_ramp(run: RunConfig) -> None:
+  """Warns of batch sizes that no step has: the run has fewer tokens."""
+  unreached = [x for x in run.batch_sizes.pairs if x[0] >= run.train_steps]
+  if unreached:
+    start, size = unreached[0]
+    _logger.warning(
+      f"TRAIN_STEPS = {run.train_steps:,}: ends before step {start:,}, from "
+      f"where GLOBAL_BATCH_SIZE is {size:,}"
+    )
 
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:

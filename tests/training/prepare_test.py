@@ -8,6 +8,17 @@ from palm_mtf.checkpoints.manifest import newest_whole
 from tests import runs
 
 
+def test_a_ramp_that_the_run_does_not_reach_is_told(corpus, tmp_path, capsys):
+  settings = {"TRAIN_STEPS": 1, "PROMPTS": [], "EVAL_BATCHES": 1}
+  ramp = [[0, 4], [1, 8], [9, 16]]
+  code = runs.run("train", corpus, tmp_path, GLOBAL_BATCH_SIZE=ramp, **settings)
+  assert code == 0
+  assert (
+    "warning: TRAIN_STEPS = 1: ends before step 1, from where "
+    "GLOBAL_BATCH_SIZE is 8\n"
+  ) in capsys.readouterr().err
+
+
 def test_finetuning_starts_from_the_weights_with_a_fresh_optimizer(
   corpus, finished, tmp_path, capsys
 ):
