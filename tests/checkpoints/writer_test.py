@@ -81,6 +81,23 @@ def test_what_cannot_be_removed_is_said_and_the_run_goes_on(
     assert steps_of(tmp_path) == [2]
 
 
+def test_of_the_checkpoints_after_a_rewind_the_newest_goes_first(
+  tmp_path, monkeypatch
+):
+  """Killed there, the run resumes from the newest: it sees the spike again."""
+  for step in (1, 2, 3, 4):
+    write(tmp_path, step)
+  left, real = [], os.rename
+
+  def note(source, target):
+    real(source, target)
+    left.append(steps_of(tmp_path))
+
+  monkeypatch.setattr(os, "rename", note)
+  retention.remove_later(str(tmp_path), 2)
+  assert left == [[1, 2, 3], [1, 2]]
+
+
 def test_a_checkpoint_is_synced_before_it_has_its_name_and_the_name_then(
   tmp_path, monkeypatch
 ):
