@@ -136,6 +136,7 @@ def memory_of(tmp_path, num_bytes, vocabulary) -> int:
   return int(done.stdout.split("\nmemory ")[1])
 
 
+@pytest.mark.slow  # two processes
 def test_memory_does_not_grow_with_the_corpus(tmp_path, vocabulary):
   small = memory_of(tmp_path, 3 << 20, vocabulary)
   large = memory_of(tmp_path, 12 << 20, vocabulary)

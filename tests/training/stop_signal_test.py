@@ -48,9 +48,9 @@ def test_a_signal_that_was_ignored_before_stays_ignored():
   ("owner", "name", "step"),
   [
     (TrainLoop, "_validate", 2),
-    (TrainLoop, "_validate", 4),  # the last
+    pytest.param(TrainLoop, "_validate", 4, marks=pytest.mark.slow),  # the last
     (TrainLoop, "_save", 3),
-    (TrainJob, "keep_samples", 2),
+    pytest.param(TrainJob, "keep_samples", 2, marks=pytest.mark.slow),
   ],
 )
 def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
