@@ -38,6 +38,7 @@ IMPORTS = {
   "trace": "_tf programs model_dir",
   "data": "_tf errors console config model_dir",
   "checkpoints": "_tf errors config accounting mesh model_dir data",
+  "huggingface": "errors config accounting data",
   "cluster": "__init__ _tf errors console config mesh",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
@@ -46,8 +47,9 @@ IMPORTS = {
   "training": "__init__ _tf errors config machine accounting ops mesh "
   "programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
-  "commands": "_tf errors console config machine accounting mesh rates "
-  "model_dir report data checkpoints cluster inference evaluation training",
+  "commands": "__init__ _tf errors console config machine accounting mesh "
+  "rates model_dir report data checkpoints huggingface cluster inference "
+  "evaluation training",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors console config machine model_dir",
   "__main__": "cli",
@@ -85,6 +87,7 @@ TENSORFLOW_FREE = PURE | {
   "commands",
   "console",
   "data",
+  "huggingface",
   "report",
 }
 # Processes that start others first.

@@ -16,6 +16,8 @@ from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.parameter_names import parsed
 from palm_mtf.errors import UserError
 
+# SECOND_MOMENT in the settings of a checkpoint that no training wrote.
+NO_MOMENTS = "none"
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -108,6 +110,12 @@ def check_same_slots(
     settings: settings of the run that wrote it, by macro.
     optimizer: optimizer settings of the run that resumes from it.
   """
+  if settings.get("SECOND_MOMENT") == NO_MOMENTS:
+    raise UserError(
+      f"{place}: has weights alone, without the moments of an optimizer; start "
+      "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
+      '"weights".'
+    )
   # An earlier version may have written it, without settings of today.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))

@@ -123,6 +123,46 @@ COMMANDS = {
       },
     },
   ),
+  "export": Command(
+    "write the newest checkpoint for Hugging Face transformers",
+    entry_point="palm_mtf.commands.export.export",
+    config="Config",
+    takes_model_dir=True,
+    flags={
+      "--format": {
+        "dest": "target",
+        "choices": ["hf"],
+        "default": "hf",
+        "help": "hf: safetensors, configuration and fast tokenizer (default)",
+      },
+      "--output": {
+        "metavar": "FOLDER",
+        "required": True,
+        "help": "the folder to make",
+      },
+    },
+  ),
+  "import": Command(
+    "turn a model of Hugging Face transformers into a checkpoint",
+    entry_point="palm_mtf.commands.import_model.import_model",
+    flags={
+      "folder": {
+        "metavar": "FOLDER",
+        "help": "with config.json and model.safetensors",
+      },
+      "--output": {
+        "metavar": "MODEL_DIR",
+        "required": True,
+        "help": "the folder to make, for --model_dir and INIT_CHECKPOINT",
+      },
+      "--vocabulary": {
+        "dest": "vocabulary_path",
+        "metavar": "PATH",
+        "help": "the SentencePiece model of its ids (default: "
+        "FOLDER/vocabulary.model, which export writes)",
+      },
+    },
+  ),
   "data cache": Command(
     "encode the documents of a run, for all runs",
     entry_point="palm_mtf.commands.data_cache.data_cache",

@@ -1,0 +1,100 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf import`: a model of transformers becomes a checkpoint."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+from palm_mtf import __version__
+from palm_mtf.accounting.optimizer_state import NO_MOMENTS
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.manifest import WEIGHTS, Manifest, write_manifest
+from palm_mtf.commands.export import check_new
+from palm_mtf.config import PalmConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.huggingface.architecture import from_config, read_config
+from palm_mtf.huggingface.folder import VOCABULARY, TensorFiles
+from palm_mtf.huggingface.weights import check_shapes, imported
+from palm_mtf.model_dir.atomic_files import new_folder
+from palm_mtf.model_dir.layout import ModelDir
+
+
+def import_model(
+  *, folder: str, output: str, vocabulary_path: str | None
+) -> None:
+  """Writes a MODEL_DIR with one checkpoint, of step 0.
+
+  Args:
+    folder: folder of a model of transformers.
+    output: path of the MODEL_DIR to make.
+    vocabulary_path: path of the SentencePiece model whose ids the rows of the
+      embedding have; None for the one in the folder.
+  """
+  check_new(output)
+  config = read_config(folder)
+  model, packing = from_config(config, folder)
+  if vocabulary_path is None:
+    vocabulary_path = os.path.join(folder, VOCABULARY)
+    if not os.path.exists(vocabulary_path):
+      raise UserError(
+        f"{folder}: has no {VOCABULARY}, as exports of palm_mtf have; give "
+        "--vocabulary PATH, the SentencePiece model of its ids."
+      )
+  vocabulary = Vocabulary(vocabulary_path, setting="--vocabulary")
+  vocabulary.check_size(model.vocab_size)
+  files = TensorFiles(folder)
+  check_shapes(files.shapes, model, folder)
+  parameters = imported(model, config["architectures"][0], files.read)
+  from palm_mtf.checkpoints.arrays import write_arrays
+
+  num_bytes = sum(x.nbytes for x in parameters.values())
+  output = os.path.abspath(output)
+  with new_folder(output, num_bytes, make_way=check_new) as partial:
+    paths = ModelDir(partial)
+    checkpoint = paths.checkpoint(0)
+    os.makedirs(checkpoint)
+    write_arrays(os.path.join(checkpoint, WEIGHTS), parameters)
+    write_manifest(checkpoint, _manifest(model, vocabulary))
+    shutil.copyfile(vocabulary_path, paths.vocabulary)
+    with open(paths.config, "w", encoding="utf-8") as file:
+      file.write(_gin_text(model, packing))
+  print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
+
+
+def _manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
+  return Manifest(
+    shapes=parameter_shapes(model),
+    vocabulary_sha256=vocabulary.sha256,
+    data={},
+    settings={**_settings(model), "SECOND_MOMENT": NO_MOMENTS},
+    versions={"palm_mtf": __version__},
+  )
+
+
+def _settings(model: PalmConfig) -> dict[str, object]:
+  """Returns the macros of the architecture: its dtype is the run's choice."""
+  fields = dataclasses.asdict(model)
+  del fields["activation_dtype"]
+  return {name.upper(): value for name, value in fields.items()}
+
+
+def _gin_text(model: PalmConfig, packing: str) -> str:
+  """Returns config.gin: the architecture over the settings of finetuning."""
+  settings = {
+    **_settings(model),
+    "ACTIVATION_DTYPE": model.activation_dtype,
+    "PACKING": packing,
+  }
+  lines = [
+    'include "recipes/finetune.gin"',
+    # One of both has to be set: what reads them says so, with this text.
+    "TASK = None",
+    'TEXT_FILES = "set TEXT_FILES or TASK"',
+    "VOCABULARY = None",  # that of the folder
+    # JSON writes texts and numbers as gin reads them.
+    *(f"{name} = {json.dumps(value)}" for name, value in settings.items()),
+  ]
+  return "\n".join(lines) + "\n"

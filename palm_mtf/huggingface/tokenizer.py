@@ -1,0 +1,134 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""tokenizer.json: a vocabulary of `palm_mtf vocab` as a fast tokenizer.
+
+Byte-pair encoding in both: SentencePiece merges the neighbours whose piece has
+the best score, tokenizers those that come first in a list of pairs. Pieces have
+spaces where SentencePiece writes U+2581, so that nothing is normalized and a
+U+2581 of the text becomes its three bytes, as in vocabulary.py.
+"""
+
+from sentencepiece import sentencepiece_model_pb2
+
+from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
+
+_NORMAL = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
+_BPE = sentencepiece_model_pb2.TrainerSpec.BPE
+
+
+def why_not_exact(vocabulary: Vocabulary) -> str:
+  """Returns why a tokenizer would not give the vocabulary's ids, "" if it does.
+
+  Args:
+    vocabulary: vocabulary of a run, ours or a foreign one.
+  """
+  model = _read(vocabulary)
+  normalizer = model.normalizer_spec
+  if model.trainer_spec.model_type != _BPE:
+    return "it is no byte-pair encoding"
+  if normalizer.name != "identity" or normalizer.precompiled_charsmap:
+    return f"it normalizes text ({normalizer.name})"
+  if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces:
+    return "it adds or removes spaces"
+  if model.trainer_spec.treat_whitespace_as_suffix:
+    return "its pieces end in spaces"
+  kinds = {each.type for each in model.pieces}
+  if sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED in kinds:
+    return "it has pieces that are never merged"
+  return ""
+
+
+def tokenizer_json(vocabulary: Vocabulary, start_id: int) -> dict[str, object]:
+  """Returns tokenizer.json, whose ids are the vocabulary's on every text.
+
+  Without special tokens, that is: with them, `start_id` is before a text.
+
+  Args:
+    vocabulary: vocabulary for which `why_not_exact` knows no reason.
+    start_id: input before the first token of a text.
+  """
+  model = _read(vocabulary)
+  pieces = [x.piece.replace(SPACE_MARK, " ") for x in model.pieces]
+  scores = {
+    piece: each.score
+    for piece, each in zip(pieces, model.pieces, strict=True)
+    if each.type == _NORMAL
+  }
+  merged = sorted(
+    (x for x in scores if len(x) > 1), key=lambda piece: -scores[piece]
+  )
+  merges = [
+    [piece[:cut], piece[cut:]]
+    for piece in merged
+    for cut in range(1, len(piece))
+    if piece[:cut] in scores and piece[cut:] in scores
+  ]
+  start = pieces[start_id]
+  return {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    # None: [eod] in a text is no special token, but the letters that it has.
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": {
+      "type": "TemplateProcessing",
+      "single": [
+        {"SpecialToken": {"id": start, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+      ],
+      "pair": [
+        {"SpecialToken": {"id": start, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"Sequence": {"id": "B", "type_id": 0}},
+      ],
+      "special_tokens": {
+        start: {"id": start, "ids": [start_id], "tokens": [start]}
+      },
+    },
+    "decoder": {
+      "type": "Sequence",
+      "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}],
+    },
+    "model": {
+      "type": "BPE",
+      "dropout": None,
+      "unk_token": pieces[model.trainer_spec.unk_id],
+      "continuing_subword_prefix": None,
+      "end_of_word_suffix": None,
+      "fuse_unk": False,
+      "byte_fallback": True,
+      "ignore_merges": False,
+      "vocab": {piece: i for i, piece in enumerate(pieces)},
+      "merges": merges,
+    },
+  }
+
+
+def tokenizer_config(
+  vocabulary: Vocabulary, *, start_id: int, sequence_length: int
+) -> dict[str, object]:
+  """Returns tokenizer_config.json.
+
+  Args:
+    vocabulary: vocabulary of the run.
+    start_id: input before the first token of a text.
+    sequence_length: SEQUENCE_LENGTH.
+  """
+  eod = vocabulary.piece(vocabulary.eod_id)
+  return {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": vocabulary.piece(start_id),
+    "eos_token": eod,
+    "pad_token": eod,
+    # A text that says "[eod]" does not end a document.
+    "split_special_tokens": True,
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": sequence_length,
+  }
+
+
+def _read(vocabulary: Vocabulary) -> sentencepiece_model_pb2.ModelProto:
+  with open(vocabulary.path, "rb") as file:
+    return sentencepiece_model_pb2.ModelProto.FromString(file.read())
