@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.cluster.addresses import ANY_ADDRESS, is_loopback, resolve
+from palm_mtf.cluster.admission import admit_own_user
 from palm_mtf.cluster.device_table import Place
 from palm_mtf.cluster.server_info import NoAnswerError, claim, publish
 from palm_mtf.cluster.sockets import restrict_to_address, restrict_to_loopback
@@ -203,13 +204,14 @@ def start_server(
   try:
     if is_loopback(ip):
       restrict_to_loopback(port)
+      admit_own_user(port)
     elif ip != ANY_ADDRESS:
       restrict_to_address(port, ip)
   except OSError as error:
     raise UserError(
       f"{host}:{port}: this system does not let a server be restricted to one "
-      f"address ({error.strerror}), and it would listen on all; use pods in "
-      "process, or another system."
+      f"address and, on loopback, one user ({error.strerror}), and it would "
+      "listen to all; use pods in process, or another system."
     ) from None
   server.start()
   publish(server, num_devices, num_threads)
