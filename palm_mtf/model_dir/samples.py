@@ -23,3 +23,9 @@ def keep_samples(
     for prompt, text in zip(prompts, texts, strict=True)
   ]
   write_json_lines(path, [*kept, *new])
+
+
+def has_samples(model_dir: str, step: int) -> bool:
+  """Whether there are continuations after `step` steps."""
+  lines = read_json_lines(ModelDir(model_dir).samples, number="step")
+  return any(line["step"] == step for line in lines)

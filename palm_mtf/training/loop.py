@@ -25,6 +25,7 @@ from palm_mtf.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.placement import Devices
 from palm_mtf.model_dir.metrics import MetricsWriter
+from palm_mtf.model_dir.samples import has_samples
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.trace.write import keep_trace
 from palm_mtf.training.finite_check import FiniteCheck
@@ -159,6 +160,7 @@ class TrainLoop:
   def _run(self, stop: StopRequest) -> TrainOutcome:
     run = self._config.run
     self._evaluate_what_was_cut_off()
+    self._sample_what_was_cut_off()
     while self._step < self._last_step and not stop.signal_name:
       self._writer.check()
       for values in self._run_steps():
@@ -185,8 +187,7 @@ class TrainLoop:
       is_due = is_last or self._step % run.log_steps == 0
       if is_due or has_tasks or self._step in run.trace_steps:
         self._log(values)
-      every = None if is_last else run.sample_steps
-      if every is not None and self._step % every == 0:
+      if self._has_samples():
         self._job.keep_samples(self._checkpoint_of_now())
       elif self._step % run.checkpoint_steps == 0:
         self._save()
@@ -208,6 +209,24 @@ class TrainLoop:
     ):
       values = self._losses() | self._evaluate_tasks(checkpoint)
       self._metrics.write(self._step, values)
+
+  def _sample_what_was_cut_off(self) -> None:
+    """Samples the checkpoint to resume from, unless its step has samples."""
+    # A run that is killed while it samples has saved its step.
+    job = self._job
+    if (
+      job.checkpoint
+      and self._has_samples()
+      and not has_samples(job.model_dir, self._step)
+    ):
+      self._watchdog.expect_slow()
+      job.keep_samples(job.checkpoint)
+
+  def _has_samples(self) -> bool:
+    """Whether samples are due after this step; train.py takes the last's."""
+    every = self._config.run.sample_steps
+    is_last = self._step == self._config.run.train_steps
+    return every is not None and not is_last and self._step % every == 0
 
   def _has_tasks(self) -> bool:
     """Whether tasks are due after this step."""

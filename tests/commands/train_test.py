@@ -66,6 +66,19 @@ def test_samples_on_the_way_are_kept_and_change_no_bit(
   runs.assert_same_tensors(finished, tmp_path, 12)
 
 
+def test_a_run_that_was_killed_while_it_sampled_samples_that_step(
+  corpus, tmp_path
+):
+  """It has saved the step, and has lost its samples."""
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  assert runs.run("train", corpus, whole, SAMPLE_STEPS=6) == 0
+  assert runs.run("train", corpus, killed, TRAIN_STEPS=6) == 0
+  (killed / "samples.jsonl").unlink()
+  assert runs.run("train", corpus, killed, SAMPLE_STEPS=6) == 0
+  samples = [(x / "samples.jsonl").read_bytes() for x in (whole, killed)]
+  assert samples[0] == samples[1]
+
+
 def test_tensorboard_shows_what_metrics_jsonl_holds(finished):
   (path,) = finished.glob("events.out.tfevents.*")
   seen = {}
