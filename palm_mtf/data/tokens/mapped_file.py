@@ -23,11 +23,17 @@ _C.mmap.argtypes = (
   ctypes.c_long,
 )
 _C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_C.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_array(path: str) -> np.ndarray:
+def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
   """Returns the array of a .npy file; its pages are read when they are used.
+
+  Args:
+    path: path of the file.
+    is_random: whether nothing is read ahead, where what is used is small and
+      lies anywhere.
 
   Raises:
     OSError: the file cannot be mapped.
@@ -40,13 +46,15 @@ def map_array(path: str) -> np.ndarray:
     if not count:  # nothing cannot be mapped
       return np.empty(shape, dtype)
     num_bytes = begin + count * dtype.itemsize
-    content = _map(file.fileno(), num_bytes, path)
+    content = _map(file.fileno(), num_bytes, path, is_random)
   values = np.frombuffer(content, dtype, count, begin).reshape(shape)
   values.flags.writeable = False  # a page of the file, mapped to be read
   return values
 
 
-def _map(descriptor: int, num_bytes: int, path: str) -> ctypes.Array:
+def _map(
+  descriptor: int, num_bytes: int, path: str, is_random: bool
+) -> ctypes.Array:
   if os.fstat(descriptor).st_size < num_bytes:
     raise ValueError(f"{path} is cut short")  # to read beyond is a signal
   address = _C.mmap(
@@ -55,6 +63,9 @@ def _map(descriptor: int, num_bytes: int, path: str) -> ctypes.Array:
   if address == _FAILED:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path)
+  if is_random:
+    # Advice: a system that does not know it reads ahead.
+    _C.madvise(address, num_bytes, mmap.MADV_RANDOM)
   content = (ctypes.c_char * num_bytes).from_address(address)
   release = weakref.finalize(content, _C.munmap, address, num_bytes)
   # At the end of the process a thread may still read.

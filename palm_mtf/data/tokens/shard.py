@@ -255,8 +255,9 @@ def map_shard(
     has_inputs: whether documents are examples, as the summary says.
   """
   path = os.path.join(folder, f"{split}-{number:05d}")
-  arrays = [map_array(f"{path}{end}") for end in (".npy", ".documents.npy")]
-  return Shard(*arrays, has_inputs)
+  # Documents are read in a shuffled order: a batch has some from everywhere.
+  tokens = map_array(f"{path}.npy", is_random=True)
+  return Shard(tokens, map_array(f"{path}.documents.npy"), has_inputs)
 
 
 def _save(path: str, values: np.ndarray) -> None:

@@ -3,7 +3,9 @@
 """Mapped arrays are NumPy's, and keep no file open."""
 
 import os
+import re
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,3 +68,15 @@ def test_a_file_that_is_cut_short_is_an_error_and_no_signal(tmp_path):
   os.truncate(path, 140)
   with pytest.raises(ValueError, match="is cut short"):
     map_array(path)
+
+
+def test_of_what_is_read_anywhere_nothing_is_read_ahead(tmp_path):
+  """A kernel reads megabytes ahead of a page, for a document of 2 KB."""
+  for name, is_random in (("ahead.npy", False), ("anywhere.npy", True)):
+    path = tmp_path / name
+    np.save(path, np.arange(10_000))
+    values = map_array(str(path), is_random=is_random)
+    assert values[9_999] == 9_999
+    _, _, mapping = Path("/proc/self/smaps").read_text().partition(str(path))
+    flags = re.search(r"VmFlags: (.*)", mapping)[1].split()
+    assert ("rr" in flags) == is_random

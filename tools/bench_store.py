@@ -1,0 +1,137 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the start of a run on a large token store, which is sparse.
+
+  python tools/bench_store.py
+  python tools/bench_store.py --gigabytes 10000 --document_bytes 100000
+
+Tokens are holes in files, which take no disk; where documents begin is written,
+16 bytes a document. Prints one JSON object.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import sys
+import tempfile
+
+import numpy as np
+from bench_command import one_line_errors, seconds_of
+
+from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.data.batches.batches import Batches
+from palm_mtf.data.batches.document_stream import TokenSource
+from palm_mtf.data.batches.joined_rows import JoinedStream
+from palm_mtf.data.tokens.shard import (
+  Counts,
+  ShardSummary,
+  write_sealed_json,
+)
+from palm_mtf.data.tokens.store import SHARD_BYTES, TokenStore, read_store
+from palm_mtf.errors import check_count
+from palm_mtf.machine.host_memory import largest_resident_bytes
+
+BYTES_PER_TOKEN = 4.3  # of text
+ROWS, LENGTH = 512, 2048  # of PaLM 540B's first batches
+FAR_STEP = 10**9
+
+
+def write_sparse_store(
+  folder: str, num_bytes: int, document_bytes: int
+) -> tuple[int, int]:
+  """Writes a store of text that is not there; returns shards and documents."""
+  of_shard = SHARD_BYTES // document_bytes
+  length = int(document_bytes / BYTES_PER_TOKEN)
+  num_shards = -(-num_bytes // SHARD_BYTES)
+  ends = length * np.arange(1, of_shard + 1)
+  documents = np.stack([ends - length, ends])
+  for number in range(num_shards):
+    counts = {"train": of_shard, "validation": 0}
+    files = {}
+    for split, count in counts.items():
+      name = f"{split}-{number:05d}"
+      _write_hole(os.path.join(folder, f"{name}.npy"), count * length)
+      path = os.path.join(folder, f"{name}.documents.npy")
+      np.save(path, documents[:, :count])
+      files |= {f"{name}.npy": "", f"{name}.documents.npy": ""}
+    summary = ShardSummary(
+      num_read=of_shard,
+      lowest_rank=0.5,
+      counts={
+        split: Counts(
+          num_documents=count,
+          num_tokens=count * length,
+          num_target_tokens=count * length,
+          num_bytes=count * document_bytes,
+          num_target_bytes=count * document_bytes,
+          longest_document_tokens=length,
+        )
+        for split, count in counts.items()
+      },
+      has_inputs=False,
+      blake2b=files,
+    )
+    path = os.path.join(folder, f"shard-{number:05d}.json")
+    write_sealed_json(path, dataclasses.asdict(summary))
+  path = os.path.join(folder, "manifest.json")
+  write_sealed_json(path, {"num_shards": num_shards})
+  return num_shards, num_shards * of_shard
+
+
+def _write_hole(path: str, num_tokens: int) -> None:
+  with open(path, "wb") as file:
+    header = {"descr": "<u2", "fortran_order": False, "shape": (num_tokens,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    file.truncate(file.tell() + 2 * num_tokens)
+
+
+def measure(folder: str) -> dict[str, float]:
+  """Opens a store and reads batches; returns seconds, files and memory."""
+  found: dict[str, float] = {}
+  store: TokenStore
+  batches: Batches
+
+  def open_store() -> None:
+    nonlocal store
+    store = read_store(folder)
+
+  def plan() -> None:
+    nonlocal batches
+    source = TokenSource("sparse", 1.0, store.train.tokens)
+    stream = JoinedStream([source], LENGTH, eod_id=None, seed=0)
+    batches = Batches(stream, BatchSizes(ROWS), None)
+
+  found["open_secs"] = seconds_of(open_store)
+  found["plan_secs"] = seconds_of(plan)
+  found["first_batch_secs"] = seconds_of(lambda: batches.batch(0))
+  found["next_batch_secs"] = seconds_of(lambda: batches.batch(1))
+  found["far_batch_secs"] = seconds_of(lambda: batches.batch(FAR_STEP))
+  found["open_files"] = len(os.listdir("/proc/self/fd"))
+  found["peak_gib"] = largest_resident_bytes() / 2**30
+  return {name: round(value, 3) for name, value in found.items()}
+
+
+@one_line_errors
+def main() -> None:
+  """Writes a sparse store, measures it in this process, and removes it."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--gigabytes", type=int, default=100, help="of text")
+  add("--document_bytes", type=int, default=5000, help="of each document")
+  add("--open_files", type=int, default=256, help="limit of open files")
+  chosen = parser.parse_args()
+  for name in ("gigabytes", "document_bytes", "open_files"):
+    check_count(f"--{name}", getattr(chosen, name))
+  resource.setrlimit(resource.RLIMIT_NOFILE, (chosen.open_files,) * 2)
+  with tempfile.TemporaryDirectory() as folder:
+    shards, documents = write_sparse_store(
+      folder, chosen.gigabytes * 10**9, chosen.document_bytes
+    )
+    size = {"gigabytes": chosen.gigabytes, "shards": shards}
+    print(json.dumps({**size, "documents": documents, **measure(folder)}))
+
+
+if __name__ == "__main__":
+  sys.exit(main())
