@@ -152,6 +152,33 @@ def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", ["stop", "wait"])
+def test_a_silent_link_between_pods_that_answer_is_told_with_both_ends(
+  cluster, policy
+):
+  client = cluster.client_in_step_20(ON_POD_FAILURE=policy, POD_WAIT_SECS=8.0)
+  cluster.relay.silence(cluster.servers[0].pid)
+  start = time.monotonic()
+  for line in client.stderr:
+    if "is silent" in line:
+      break
+  # TensorFlow's own end of the step is not in POD_TIMEOUT_SECS.
+  assert time.monotonic() - start < TIMEOUT_SECS + 2
+  near, far = cluster.addresses
+  assert re.search(
+    f"pod 0: its server {near} answers, but its link to pod 1's server {far} "
+    f"is silent, {WHEN}",
+    line,
+  ), line
+  if policy == "wait":
+    line = cluster.end_of(client, "a silent link between pods, waited for")
+    assert line.endswith(
+      f"is silent, ever since; it was waited for, 8 seconds (POD_WAIT_SECS); "
+      f"{GO_ON}"
+    )
+
+
+@pytest.mark.slow
 def test_a_run_that_was_asked_to_stop_waits_for_no_pod(cluster):
   """Who stops a run may have stopped its servers before."""
   client = cluster.client_in_step_20(ON_POD_FAILURE="wait")

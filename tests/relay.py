@@ -5,6 +5,7 @@
 import contextlib
 import socket
 import threading
+from pathlib import Path
 
 CHUNK_BYTES = 16384
 
@@ -24,12 +25,17 @@ class Relay:
     self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
     self._sockets: list[socket.socket] = []
     self._bytes_left, self._closes = float("inf"), False
+    self._silenced: int | None = None
     self.failed = threading.Event()
     threading.Thread(target=self._accept, daemon=True).start()
 
   def fail_after(self, num_bytes: int, closes: bool) -> None:
     """Passes on so many bytes more, then ends its connections or is silent."""
     self._closes, self._bytes_left = closes, num_bytes
+
+  def silence(self, process: int | None) -> None:
+    """Takes what one process sends, and passes none of it on; None ends it."""
+    self._silenced = process
 
   def close(self) -> None:
     """Ends all connections, and takes no more."""
@@ -50,12 +56,19 @@ class Relay:
           near.close()
           continue
         self._sockets += [near, far]
+        peer = near.getpeername()[1]
         for ends in ((near, far), (far, near)):
-          threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+          threading.Thread(
+            target=self._pass_on, args=[*ends, peer], daemon=True
+          ).start()
 
-  def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+  def _pass_on(
+    self, source: socket.socket, sink: socket.socket, peer: int
+  ) -> None:
     with contextlib.suppress(OSError):
       while data := source.recv(CHUNK_BYTES):
+        if self._silenced and peer in _ports_of(self._silenced):
+          continue
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
           self.failed.set()
@@ -64,3 +77,17 @@ class Relay:
           continue  # silent: what is sent is taken, and goes nowhere
         sink.sendall(data)
       sink.shutdown(socket.SHUT_WR)
+
+
+def _ports_of(process: int) -> set[int]:
+  """Returns the near ports of a process's TCP connections."""
+  inodes = set()
+  for path in Path(f"/proc/{process}/fd").iterdir():
+    with contextlib.suppress(OSError):
+      inodes.add(path.readlink().name.removeprefix("socket:[").rstrip("]"))
+  rows = [
+    line.split()
+    for name in ("tcp", "tcp6")
+    for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+  ]
+  return {int(x[1].rpartition(":")[2], 16) for x in rows if x[9] in inodes}

@@ -12,7 +12,7 @@ from palm_mtf._tf import tf
 from palm_mtf.cluster.addresses import ANY_ADDRESS, is_loopback, resolve
 from palm_mtf.cluster.admission import admit_own_user
 from palm_mtf.cluster.device_table import Place
-from palm_mtf.cluster.server_info import NoAnswerError, claim, publish
+from palm_mtf.cluster.server_info import NoAnswerError, claim_server, publish
 from palm_mtf.cluster.sockets import restrict_to_address, restrict_to_loopback
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
@@ -107,10 +107,12 @@ def connect(
 
 def _claim(places: Sequence[Sequence[Place]], client: str, secs: float) -> None:
   """Raises UserError if another client works with one of the servers."""
-  for address in dict.fromkeys(x.address for pod in places for x in pod):
+  addresses = list(dict.fromkeys(x.address for pod in places for x in pod))
+  for address in addresses:
+    peers = [x for x in addresses if x != address]
     # A server that is lost meanwhile is the heartbeat's to tell.
     with contextlib.suppress(NoAnswerError):
-      if other := claim(address, client, secs):
+      if other := claim_server(address, client, peers, secs):
         raise UserError(
           f"ISLANDS: the server {address} works for another client, {other}, "
           "whose run would end; wait for that one, stop it, or name other "

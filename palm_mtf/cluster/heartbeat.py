@@ -23,14 +23,16 @@ from palm_mtf.cluster.server_info import (
   difference,
   read_incarnation,
   read_info,
+  read_silent_peers,
 )
 from palm_mtf.cluster.sockets import shut_down_connections
 from palm_mtf.errors import UserError
 
 _Answer = TypeVar("_Answer")
-# Shares of POD_TIMEOUT_SECS: a pause, then at least two probes. The first one
-# comes too late where this process itself was stopped for a while.
-_PAUSE, _PROBE = 0.25, 0.375
+# Shares of POD_TIMEOUT_SECS: a pause, a question for silent links, and at least
+# two probes. The first one comes too late where this process itself was stopped
+# for a while.
+_PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between shutting down connections of a lost server
 _CONNECT_SECS = 0.5  # between looks at a session that is being connected
 _RETRY_SECS = 0.2  # a server that has just started has no info yet
@@ -54,7 +56,10 @@ class PodLostError(UserError):
 
 
 class Heartbeat:
-  """Probes every server of a run by a thread; a context manager."""
+  """Probes every server of a run by a thread; a context manager.
+
+  A link between two servers that is silent loses the pod that says so.
+  """
 
   def __init__(
     self,
@@ -126,6 +131,13 @@ class Heartbeat:
         _shut_down(address)  # ends a probe that waits for an answer
         thread.join(_SHUT_DOWN_SECS)
 
+  def check_links(self) -> None:
+    """Raises PodLostError if a link between two servers is still silent."""
+    for address, pod in self._pods.items():
+      self._probe_links(address)
+      if how := self._lost.get(address):
+        raise PodLostError(pod, self._message(address, how, "ever since"))
+
   def connect(self, session: tf.Session) -> None:
     """Connects a session to all servers; raises OpError if one is lost."""
     # A session by itself would try to connect for ever: a thread lets it try
@@ -172,6 +184,7 @@ class Heartbeat:
       return next(x for x, of in self._pods.items() if of == pod), how
     with concurrent.futures.ThreadPoolExecutor() as threads:
       list(threads.map(self._probe, self._pods.keys() - self._lost.keys()))
+      list(threads.map(self._probe_links, self._pods))
     return next(iter(self._lost.items()), None)
 
   def _find_broken_off(
@@ -189,13 +202,16 @@ class Heartbeat:
     )
 
   def _message(self, address: str, how: str, phase: str) -> str:
+    return f"{self._name(address, ': its')} {how}, {phase}"
+
+  def _name(self, address: str, whose: str = "'s") -> str:
     pod = self._pods[address]
-    name = self._servers.name(pod, address)
-    return f"pod {pod}: its server {name} {how}, {phase}"
+    return f"pod {pod}{whose} server {self._servers.name(pod, address)}"
 
   def _watch(self, address: str) -> None:
     while not self._end.wait(self._secs * _PAUSE):
       self._probe(address)
+      self._probe_links(address)
       # Whatever waits for a lost server fails when its connection ends. Again
       # and again: the kernel connects to a server that is merely stopped.
       while address in self._lost:
@@ -211,6 +227,23 @@ class Heartbeat:
         self._lost[address] = "has been started anew"
     except NoAnswerError as error:
       self._lost[address] = str(error)
+
+  def _probe_links(self, address: str) -> None:
+    """Notes whether a server has lost the link to another."""
+    if address in self._lost:
+      return
+    # A server that computes may be late with it; one that waits is not.
+    with contextlib.suppress(NoAnswerError):
+      for far in read_silent_peers(address, self._secs * _LINKS):
+        if far not in self._pods:
+          continue  # of a run before
+        # The server at the far end may be lost itself, which says more.
+        if far not in self._lost:
+          self._probe(far)
+        if far not in self._lost:
+          self._lost[address] = (
+            f"answers, but its link to {self._name(far)} is silent"
+          )
 
   def _first_answer(self, address: str) -> tuple[int, ServerInfo]:
     # The incarnation first: the next probe finds a server that started anew in

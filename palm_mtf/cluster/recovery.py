@@ -106,7 +106,9 @@ class PodRecovery:
       try:
         # Asks every server once. What a server cannot do is another UserError,
         # and ends the run.
-        Heartbeat(self._servers, self._servers.places(), pods.pod_timeout_secs)
+        Heartbeat(
+          self._servers, self._servers.places(), pods.pod_timeout_secs
+        ).check_links()
         return
       except PodLostError as error:
         lost = error  # perhaps another one

@@ -1,18 +1,24 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Info of a pod's server: versions, devices, liveness, and its client."""
+"""Info of a pod's server: versions, devices, liveness, client and links."""
 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
 
-# Variables that a server keeps beside those of sessions: its info, and the
-# client that works with it, "host:port incarnation" of the client's own server.
-_INFO, _CLIENT = "palm_mtf_server_facts", "palm_mtf_server_client"
+# Variables that a server keeps beside those of sessions, JSON each: its info,
+# the claim of the client that works with it, and that claim's silent peers.
+_INFO, _CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
+_SILENT = "palm_mtf_server_silent"
+_FOLLOW_SECS = 0.5  # between looks of a server at its claim
+# Share of POD_TIMEOUT_SECS after which a peer is silent: the rest is for the
+# client, whose heartbeat asks four times in it.
+_LINK_SHARE = 0.6
 # A client that has ended does not answer; one that works does so at once.
 _CLIENT_SECS = 3.0
 
@@ -25,6 +31,16 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # of an operation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+  """A client's claim of a server."""
+
+  client: str  # "host:port" of the client's own server
+  incarnation: int  # of that server
+  peers: Sequence[str]  # "host:port" of the run's other servers
+  link_secs: float  # a peer that gives this server no answer so long is silent
 
 
 class NoAnswerError(Exception):
@@ -46,8 +62,9 @@ def publish(
     num_threads=num_threads,
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
+    text = json.dumps(dataclasses.asdict(info))
     session.run(
-      [_assign(_INFO, json.dumps(dataclasses.asdict(info))), _assign(_CLIENT)]
+      [_assign(_INFO, text), _assign(_CLAIM, ""), _assign(_SILENT, "")]
     )
 
 
@@ -66,13 +83,35 @@ def read_info(address: str, secs: float) -> ServerInfo:
     return ServerInfo(**json.loads(session.run(value)))
 
 
-def claim(address: str, client: str, secs: float) -> str:
+def read_silent_peers(address: str, secs: float) -> list[str]:
+  """Reads which of its peers do not answer a server; raises NoAnswerError.
+
+  Args:
+    address: "host:port" of the server.
+    secs: timeout in seconds.
+
+  Returns:
+    Their addresses, "host:port".
+  """
+  with _session(address, secs) as session:
+    with session.graph.as_default():
+      values = [_read(_CLAIM), _read(_SILENT)]
+    claim, silent = session.run(values)
+  # What was said of another client's run may be true no longer.
+  told = json.loads(silent) if silent else {"claim": None}
+  return told["peers"] if told["claim"] == claim.decode() else []
+
+
+def claim_server(
+  address: str, client: str, peers: Sequence[str], secs: float
+) -> str:
   """Gives a server to a client, unless another one still works with it.
 
   Args:
     address: "host:port" of the server.
     client: "host:port" of the client's own server.
-    secs: timeout in seconds.
+    peers: "host:port" of the run's other servers.
+    secs: POD_TIMEOUT_SECS, the timeout in seconds.
 
   Returns:
     Address of the client that has the server; "" if it is this one now.
@@ -80,18 +119,46 @@ def claim(address: str, client: str, secs: float) -> str:
   Raises:
     NoAnswerError: one of the two servers does not answer.
   """
-  mine = f"{client} {read_incarnation(client, secs)}"
+  mine = Claim(
+    client=client,
+    incarnation=read_incarnation(client, secs),
+    peers=list(peers),
+    link_secs=secs * _LINK_SHARE,
+  )
   with _session(address, secs) as session:
     with session.graph.as_default():
-      held, assign = _read(_CLIENT), _assign(_CLIENT, mine)
-    other = session.run(held).decode()
-    if other not in ("", mine):
-      where, incarnation = other.split()
+      held = _read(_CLAIM)
+      assign = _assign(_CLAIM, json.dumps(dataclasses.asdict(mine)))
+    other = _claim_of(session.run(held))
+    if other and other.incarnation != mine.incarnation:
       with contextlib.suppress(NoAnswerError):
-        if read_incarnation(where, _CLIENT_SECS) == int(incarnation):
-          return where
+        found = read_incarnation(other.client, _CLIENT_SECS)
+        if found == other.incarnation:
+          return other.client
     session.run(assign)
   return ""
+
+
+def follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
+  """Yields the claim of a server of this process every half second, for ever.
+
+  Args:
+    target: target of the server's sessions.
+    silent: "host:port" of the claim's silent peers, published after each yield.
+  """
+  with tf.Graph().as_default(), tf.Session(target) as session:
+    text = tf.placeholder(tf.string, [])
+    held, publish_silent = _read(_CLAIM), _assign(_SILENT, text)
+    published = ""
+    while True:
+      found = session.run(held)
+      if claim := _claim_of(found):
+        yield claim
+        told = json.dumps({"claim": found.decode(), "peers": list(silent)})
+        if told != published:
+          session.run(publish_silent, {text: told})
+          published = told
+      time.sleep(_FOLLOW_SECS)
 
 
 def read_incarnation(address: str, secs: float) -> int:
@@ -150,9 +217,13 @@ def _read(name: str) -> tf.Tensor:
   return tf.raw_ops.ReadVariableOp(resource=_handle(name), dtype=tf.string)
 
 
-def _assign(name: str, text: str = "") -> tf.Operation:
-  value = tf.constant(text)
+def _assign(name: str, text: str | tf.Tensor) -> tf.Operation:
+  value = tf.convert_to_tensor(text)
   return tf.raw_ops.AssignVariableOp(resource=_handle(name), value=value)
+
+
+def _claim_of(text: bytes) -> Claim | None:
+  return Claim(**json.loads(text)) if text else None
 
 
 def _handle(name: str) -> tf.Tensor:

@@ -72,8 +72,10 @@ def serve(
   # this thread asks for them.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   from palm_mtf.cluster.connect import start_server
+  from palm_mtf.cluster.links import watch_links
 
   server = start_server(devices, threads, (ip, port))
+  watch_links(server)
   _, _, port_text = server.target.rpartition(":")
   print(f"serving {devices} devices on {ip}:{port_text}", flush=True)
   signal.sigwait(_STOP_SIGNALS)

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf
 from palm_mtf.cluster.connect import start_server
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
-  claim,
+  claim_server,
   read_incarnation,
   read_info,
 )
@@ -55,8 +55,8 @@ def test_each_start_of_a_server_has_its_own_number_and_one_client_till_its_end(
     (first,) = servers.addresses
     of_other = read_incarnation(first, 5.0)
     for _ in range(2):
-      assert claim(address, first, 5.0) == ""
-    assert claim(address, late, 5.0) == first
-    assert claim(address, first, 5.0) == ""
-  assert claim(address, late, 5.0) == ""
+      assert claim_server(address, first, [], 5.0) == ""
+    assert claim_server(address, late, [], 5.0) == first
+    assert claim_server(address, first, [], 5.0) == ""
+  assert claim_server(address, late, [], 5.0) == ""
   assert read_incarnation(address, 5.0) != of_other
