@@ -35,6 +35,7 @@ NOT_MIRRORED = {
   "cli/main_run_test.py",
   "conftest_test.py",
   "evaluate_processes_test.py",
+  "fuzz_test.py",
   "gin_test.py",
   "kill_test.py",
   "layouts_test.py",

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths of weights: a checkpoint, a run, or a TensorFlow checkpoint prefix."""
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from palm_mtf.checkpoints.manifest import (
   MANIFEST,
@@ -84,13 +85,8 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
   # TensorFlow takes seconds to import, and only this function needs it.
   from palm_mtf._tf import tf
 
-  try:
+  with reading(weights):
     reader = tf.train.load_checkpoint(weights.prefix)
-  except (tf.errors.OpError, ValueError, RuntimeError) as error:
-    reason = str(error).splitlines()[0]
-    raise UserError(
-      f"{weights.given}: TensorFlow cannot read it: {reason}"
-    ) from None
   # Weights of bfloat16 or integers would be restored into float32 variables.
   for name, dtype in reader.get_variable_to_dtype_map().items():
     if dtype != tf.float32:
@@ -98,3 +94,18 @@ def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
         f"{weights.given}: its {name} is {dtype.name}; weights are float32."
       )
   return {k: tuple(v) for k, v in reader.get_variable_to_shape_map().items()}
+
+
+@contextlib.contextmanager
+def reading(weights: NamedWeights) -> Iterator[None]:
+  """Raises UserError in place of TensorFlow's errors of reading weights."""
+  from palm_mtf._tf import tf
+
+  try:
+    yield
+  # IndexError is that of a file cut short.
+  except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+    reason = str(error).splitlines()[0]
+    raise UserError(
+      f"{weights.given}: TensorFlow cannot read it: {reason}"
+    ) from None

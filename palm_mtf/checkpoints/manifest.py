@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import json
 import logging
+import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -215,9 +216,12 @@ def read_checkpoint(path: str) -> Checkpoint:
   try:
     # JSON has no tuples: sizes with hashes, and shapes, were written as lists.
     files = {
-      name: (size, d) for name, (size, d) in content.pop("files").items()
+      name: (operator.index(size), d)
+      for name, (size, d) in content.pop("files").items()
     }
-    content["shapes"] = {k: tuple(v) for k, v in content["shapes"].items()}
+    content["shapes"] = {
+      k: tuple(map(operator.index, v)) for k, v in content["shapes"].items()
+    }
     manifest = Manifest(**content)
   except (ValueError, TypeError, KeyError, AttributeError):
     # The hash is right: this is what was written, with other fields.

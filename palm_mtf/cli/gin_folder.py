@@ -7,6 +7,7 @@ editable install, it lies beside the package. Neither gin nor TensorFlow is
 imported here. What the files say is read in gin_statements.py.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -62,10 +63,11 @@ def header(path: Path) -> list[str]:
 
 def _first_file(what: str, name: str, folders: list[Path]) -> Path:
   for folder in folders:
-    path = folder / Path(name).expanduser()  # an absolute name stays itself
-    if path.is_file():
+    path = folder / os.path.expanduser(name)  # an absolute name stays itself
+    # Unlike pathlib's, these take a name that is too long for one that is not.
+    if os.path.isfile(path):
       return path.resolve()
-    if path.is_dir() and name:
+    if os.path.isdir(path) and name:
       raise UserError(f"{what}: a folder; name a gin file in it.")
   raise UserError(
     f"{what}: no such file{_nearest(name, folders)}. Looked in "
@@ -86,7 +88,7 @@ def _nearest(name: str, folders: list[Path]) -> str:
     existing[str(path.relative_to(gin_folder()))] = None
   for folder in folders:
     beside = (folder / name).parent
-    for path in sorted(beside.glob("*.gin")) if beside.is_dir() else []:
+    for path in sorted(beside.glob("*.gin")) if os.path.isdir(beside) else []:
       existing[str(Path(name).parent / path.name)] = None
   # By the whole path first: models/palm_9b.gin is nearer to models/palm_8b.gin
   # than to recipes/palm_8b.gin.

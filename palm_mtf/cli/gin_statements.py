@@ -21,6 +21,7 @@ from palm_mtf.cli.gin_folder import find_include, shown
 from palm_mtf.errors import UserError
 
 COMMAND_LINE = "command line"
+_MOST_SHOWN = 200  # characters of a line
 _PYTHON_WORDS = {"true": "True", "false": "False", "none": "None"}
 
 
@@ -184,8 +185,13 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
       message = "a bracket or a quote is not closed"
   except (StopIteration, ValueError):
     line, message = 1, "cannot be read"
+  except (RecursionError, MemoryError):
+    line, message = (
+      parser.current_token.start[0],
+      "brackets are nested too deep",
+    )
   lines = text.splitlines() or [""]
-  content = lines[min(line, len(lines)) - 1].strip()
+  content = lines[min(line, len(lines)) - 1].strip()[:_MOST_SHOWN]
   _check_unquoted(content, binding, origin_of(line))
   # gin quotes the token; its own words would send the user to its source.
   token = re.search("Failed to parse token '(.*)'", message)

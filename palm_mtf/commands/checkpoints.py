@@ -8,10 +8,15 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
+from palm_mtf.checkpoints.locate import (
+  NamedWeights,
+  find_weights,
+  read_shapes,
+  reading,
+)
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   DamagedCheckpointError,
@@ -26,6 +31,7 @@ from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.layout import ModelDir, step_of
 from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.report.runs import is_number
 
 _WHOLE = "whole"
 
@@ -236,13 +242,16 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
   losses = {}
   path = ModelDir(model_dir).metrics
   for values in read_json_lines(path, number="step"):
-    names = {"loss", "validation_loss"} & values.keys()
-    losses[values["step"]] = {name: values[name] for name in sorted(names)}
+    losses[values["step"]] = {
+      name: values[name]
+      for name in ("loss", "validation_loss")
+      if is_number(values.get(name))
+    }
   return losses
 
 
 def _differences(
-  weights: Iterable[NamedWeights], names: Iterable[str]
+  weights: Sequence[NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
   """Returns the largest difference of each tensor that has other bits."""
   import numpy as np
@@ -253,13 +262,18 @@ def _differences(
   differences = {}
   # One pair of tensors is read at a time: two models may not fit in memory.
   for name in sorted(names):
-    a, b = (reader.get_tensor(name) for reader in readers)
+    a, b = map(_read_tensor, weights, readers, [name] * 2)
     # Bytes, not values: -0 equals 0, and what is no number equals nothing.
     if a.tobytes() != b.tobytes():
       largest = float(np.max(np.abs(a.astype(np.float64) - b)))
       # JSON has neither infinity nor what is no number.
       differences[name] = largest if np.isfinite(largest) else str(largest)
   return differences
+
+
+def _read_tensor(weights: NamedWeights, reader: Any, name: str) -> Any:
+  with reading(weights):
+    return reader.get_tensor(name)
 
 
 def _other_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:

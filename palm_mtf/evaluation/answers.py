@@ -15,6 +15,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
 from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.generator import Generator
@@ -161,6 +162,15 @@ class TaskAnswers:
     return [known[number] for number in range(len(known))]
 
 
+def _is_answer(value: object) -> bool:
+  """Whether a line is [kind, number of an example, answer]."""
+  return (
+    isinstance(value, list)
+    and [*map(type, value[:2])] == [str, int]
+    and len(value) == 3
+  )
+
+
 class AnswerJournal:
   """A JSON lines file: the answers' causes, then [kind, number, answer] a line.
 
@@ -181,7 +191,7 @@ class AnswerJournal:
       answered: function that is called after each answer is added.
 
     Raises:
-      UserError: the file cannot be written.
+      UserError: the file cannot be written, or a line of it is no answer.
     """
     # {kind: {number of an example: answer}}
     self._known: dict[str, dict[int, object]] = {}
@@ -189,7 +199,12 @@ class AnswerJournal:
     header, *answers = list(read_json_lines(path, object)) or [None]
     if header != json.loads(json.dumps(depends_on)):
       answers = []
-    for kind, number, value in answers:
+    for answer in answers:
+      if not _is_answer(answer):
+        raise UserError(
+          f"{path}: {json.dumps(answer)[:40]} is no answer; remove the line."
+        )
+      kind, number, value = answer
       self._known.setdefault(kind, {})[number] = value
     write_json_lines(path, [depends_on, *answers])  # without half a line
     self._lines = JsonLinesWriter(path)

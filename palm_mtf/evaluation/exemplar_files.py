@@ -91,7 +91,7 @@ def _exemplar(number: int, line: str, path: str) -> tuple[str | None, str]:
   what = f"{_MACRO} = {path!r}: line {number}"
   try:
     fields = json.loads(line)
-  except ValueError:
+  except (ValueError, RecursionError):
     fields = None
   if not isinstance(fields, dict):
     raise UserError(f"{what} is no JSON object; {_FORM}.")

@@ -87,7 +87,7 @@ def read_prompts(path: str) -> list[str]:
 def _json_prompt(line: str, what: str, number: int) -> str:
   try:
     prompt = json.loads(line)[_FIELD]
-  except (ValueError, TypeError, KeyError):
+  except (ValueError, RecursionError, TypeError, KeyError):
     prompt = None
   if not isinstance(prompt, str):
     raise UserError(

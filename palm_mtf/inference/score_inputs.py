@@ -79,7 +79,7 @@ def _tsv_item(line: str, what: str, origin: str) -> ScoreItem:
 def _json_item(line: str, what: str, origin: str) -> ScoreItem:
   try:
     fields = json.loads(line)
-  except ValueError:
+  except (ValueError, RecursionError):
     fields = None
   if not isinstance(fields, dict):
     raise UserError(f"{what} is no JSON object; {_FORMS}.")

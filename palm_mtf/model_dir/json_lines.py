@@ -66,7 +66,7 @@ def read_json_lines(
     line = line.strip("\0")
     try:
       value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested too deep
       # A process that was killed may leave a truncated last line. Whoever
       # writes the file next leaves it out.
       if not line.strip() or not line.endswith("\n"):

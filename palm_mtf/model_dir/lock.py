@@ -101,5 +101,5 @@ def _holder(path: str) -> str:
     with open(path, encoding="utf-8") as file:
       content = json.load(file)
     return f"process {content['pid']} on {content['host']}"
-  except (OSError, ValueError, KeyError, TypeError):
+  except (OSError, ValueError, RecursionError, KeyError, TypeError):
     return "another process"  # has locked the file, and not yet written it

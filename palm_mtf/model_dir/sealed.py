@@ -29,7 +29,10 @@ def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
     ValueError: the file is not JSON, or its hash is not that of its content.
   """
   with open(path, encoding="utf-8") as file:
-    content = json.load(file)
+    try:
+      content = json.load(file)
+    except RecursionError:  # nested too deep
+      content = None
   if isinstance(content, dict):
     digest = content.pop(key, None)
     if digest == _hash_content(content):

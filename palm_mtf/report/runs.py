@@ -7,9 +7,9 @@ import contextlib
 import dataclasses
 import glob
 import json
-import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,7 +48,8 @@ def is_number(value: object) -> bool:
   """Says whether a JSON value is a finite number."""
   # True and False are ints to Python.
   is_real = isinstance(value, int | float) and not isinstance(value, bool)
-  return is_real and math.isfinite(value)
+  # An int may be larger than any float.
+  return is_real and abs(value) <= sys.float_info.max
 
 
 def read_runs(model_dirs: Sequence[str]) -> list[Run]:
@@ -115,7 +116,7 @@ def _evaluations(folder: str) -> list[dict[str, Any]]:
   # Steps have leading zeros, so that names sort by step.
   for path in sorted(glob.glob(f"{glob.escape(folder)}/step_*/*.json")):
     # `evaluate` writes a damaged result again.
-    damaged = (OSError, ValueError, TypeError, KeyError)
+    damaged = (OSError, ValueError, RecursionError, TypeError, KeyError)
     with contextlib.suppress(*damaged), open(path, "rb") as file:
       result = json.load(file)
       if is_number(result["step"]) and isinstance(result["metrics"], dict):

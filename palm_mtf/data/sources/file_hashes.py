@@ -104,5 +104,5 @@ def _read_known(path: str) -> dict[str, list]:
     with open(path, encoding="utf-8") as file:
       known = json.load(file)
     return {str(name): [*each] for name, each in known.items()}
-  except (OSError, ValueError, AttributeError, TypeError):
+  except (OSError, ValueError, RecursionError, AttributeError, TypeError):
     return {}  # missing, or damaged: made anew

@@ -56,7 +56,7 @@ class Vocabulary:
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
       self._processor.LoadFromSerializedProto(model)
-    except RuntimeError:
+    except (RuntimeError, UnicodeDecodeError):  # its message may be no UTF-8
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
