@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs palm_mtf, the command `palm_mtf`, the gin folder and the tasks.
 
-The gin folder travels inside the package, as palm_mtf/gin: a top-level `gin`
-would write over the library of that name. The tasks travel as palm_mtf.tasks.
+The gin folder is a part of the package, by the link palm_mtf/gin: a top-level
+`gin` would write over the library of that name. Its folders are packages, where
+plain gin finds their files. The tasks travel as palm_mtf.tasks.
 Exact versions that were tested together are in requirements.lock.
 """
 
@@ -41,9 +42,13 @@ setup(
   packages=[
     *find_packages(include=["palm_mtf", "palm_mtf.*"]),
     "palm_mtf.gin",
+    *(
+      f"palm_mtf.gin.{x.parent.name}"
+      for x in ROOT.glob("palm_mtf/gin/*/__init__.py")
+    ),
     "palm_mtf.tasks",
   ],
-  package_dir={"palm_mtf.gin": "gin", "palm_mtf.tasks": "tasks"},
+  package_dir={"palm_mtf.tasks": "tasks"},
   package_data={"palm_mtf.gin": ["*/*.gin"]},
   entry_points={"console_scripts": ["palm_mtf = palm_mtf.cli.main:main"]},
   install_requires=[

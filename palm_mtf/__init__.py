@@ -2,4 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """PaLM-style language models on Mesh TensorFlow, driven by gin files."""
 
+import os
+
 __version__ = "0.1.0"
+
+
+def gin_path() -> str:
+  """Returns the folder of the gin files that come with palm_mtf.
+
+  `gin.add_config_file_search_path(palm_mtf.gin_path())` lets plain gin read
+  recipes, which include "models/palm_8b.gin".
+  """
+  return os.path.join(os.path.dirname(os.path.abspath(__file__)), "gin")

@@ -20,7 +20,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 GIN_FILES = sorted(
-  str(path.relative_to(ROOT)) for path in (ROOT / "gin").rglob("*.gin")
+  str(path.relative_to(ROOT))
+  for ending in ("gin", "py")  # folders of gin files are packages
+  for path in (ROOT / "gin").rglob(f"*.{ending}")
 )
 TASKS = sorted((ROOT / "tasks").glob("*.py"))
 LOCKS = ["requirements.lock", "requirements-t5.lock"]
@@ -44,6 +46,7 @@ def source(tmp_path_factory) -> Path:
       shutil.copytree(
         ROOT / name,
         folder / name,
+        symlinks=True,  # palm_mtf/gin, as in a checkout
         ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
       )
   for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -136,6 +139,63 @@ def test_the_installed_package_answers_and_finds_its_gin_folder(
   assert installed not in Path(library).parents
 
 
+# In plain gin, as a program that does not use our commands has it.
+PLAIN_GIN = """
+import gin, palm_mtf
+gin.parse_config('include "palm_mtf/gin/models/palm_8b.gin"')
+gin.add_config_file_search_path(palm_mtf.gin_path())
+gin.parse_config('include "recipes/palm_62b.gin"')
+print(gin.query_parameter("%NUM_LAYERS"), palm_mtf.gin_path())
+"""
+
+
+def test_plain_gin_includes_files_of_the_installed_package(installed, tmp_path):
+  found = _python(installed, "-c", PLAIN_GIN, folder=tmp_path)
+  assert found.split() == ["64", str(installed / "palm_mtf" / "gin")]
+
+
+def test_plain_gin_includes_files_of_a_checkout(source, tmp_path):
+  for folder in (source, tmp_path):
+    found = _python(source, "-c", PLAIN_GIN, folder=folder)
+    assert found.split() == ["64", str(source / "palm_mtf" / "gin")]
+
+
+@pytest.fixture
+def own_project(tmp_path) -> Path:
+  """A copy of examples/own_project, away from the checkout."""
+  folder = tmp_path / "own_project"
+  shutil.copytree(ROOT / "examples" / "own_project", folder)
+  return folder
+
+
+def test_a_project_of_ones_own_includes_files_of_the_installed_package(
+  installed, own_project
+):
+  command = ("-m", "palm_mtf", "train", "--gin_file=own.gin", "--print_config")
+  text = _python(installed, *command, "--gin.MODEL_DIR='x'", folder=own_project)
+  assert "import own_tasks" in text
+  assert re.search(r"^D_MODEL = 64 +# own.gin:\d+$", text, re.M)
+  assert re.search(r"^D_KV = 32 +# models/palm_tiny.gin:\d+$", text, re.M)
+  assert re.search(r"^MESH_SHAPE = .* +# own_layout.gin:\d+$", text, re.M)
+
+
+@pytest.mark.slow
+def test_a_project_of_ones_own_trains_evaluates_generates_and_exports(
+  installed, own_project
+):
+  def palm_mtf(*arguments: str) -> str:
+    return _python(installed, "-m", "palm_mtf", *arguments, folder=own_project)
+
+  palm_mtf("train", "--gin_file=own.gin", "--gin.MODEL_DIR='run'")
+  config = "--gin_file=run/config.gin"
+  assert "own_sums" in palm_mtf("evaluate", config)
+  prompt = ("--prompt", "1 plus 2 is ", "--json")
+  assert '"prompt": "1 plus 2 is "' in palm_mtf("generate", config, *prompt)
+  palm_mtf("export", config, "--output", "exported")
+  exported = own_project / "exported"
+  assert (exported / "model.safetensors").is_file()
+
+
 def test_the_installed_tasks_are_a_part_of_the_package(installed, tmp_path):
   names = [path.stem for path in TASKS if path.stem != "__init__"]
   program = (
@@ -159,11 +219,13 @@ def test_an_editable_install_finds_package_and_gin_in_the_checkout(
     f"sys.path.append({sysconfig.get_path('purelib')!r})\n"
     "import importlib.util as u, gin, palm_mtf.cli.gin_folder as f\n"
     "print(f.gin_folder()); print(gin.__file__); print(u.find_spec('tools'))\n"
-    "print(u.find_spec('palm_mtf.tasks').origin)"
+    "print(u.find_spec('palm_mtf.tasks').origin)\n"
+    "gin.parse_config('include \"palm_mtf/gin/models/palm_8b.gin\"')\n"
+    "print(gin.query_parameter('%NUM_LAYERS'))"
   )
   # -I and -S: not the current folder, and not what is installed as editable
   # in the environment that runs the tests.
-  folder, library, tools, tasks = _run(
+  folder, library, tools, tasks, layers = _run(
     sys.executable, "-I", "-S", "-c", program, cwd=tmp_path
   ).splitlines()
   assert Path(folder) == source / "gin"
@@ -171,6 +233,7 @@ def test_an_editable_install_finds_package_and_gin_in_the_checkout(
   assert source not in Path(library).parents
   assert tools == "None"
   assert Path(tasks) == source / "tasks" / "__init__.py"
+  assert layers == "32"
 
 
 @pytest.fixture(scope="module")

@@ -2,28 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where gin files lie: the package's gin folder and the user's own files.
 
-A wheel holds the gin folder inside the package; in a checkout, and so in an
-editable install, it lies beside the package. Neither gin nor TensorFlow is
-imported here. What the files say is read in gin_statements.py.
+In a checkout, and so in an editable install, the folder in the package is a
+link to the one beside it. Neither gin nor TensorFlow is imported here. What the
+files say is read in gin_statements.py.
 """
 
 import os
 import re
 from pathlib import Path
 
+from palm_mtf import gin_path
 from palm_mtf.errors import UserError, did_you_mean
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+# What plain gin calls our folder, whose files it finds as those of a package.
+_PACKAGE_NAME = "palm_mtf/gin/"
 
 
 def gin_folder() -> Path:
   """Returns the folder that holds runs/, models/, recipes/ and the others."""
-  for folder in (_PACKAGE / "gin", _PACKAGE.parent / "gin"):
-    # The folder beside an installed package is gin's own library.
-    if (folder / "runs" / "train.gin").is_file():
-      return folder
+  folder = Path(gin_path()).resolve()
+  if (folder / "runs" / "train.gin").is_file():
+    return folder
   raise UserError(
-    f"the gin folder is missing from {_PACKAGE}: install palm_mtf again."
+    f"the gin folder is missing from {folder.parent}: install palm_mtf again."
   )
 
 
@@ -62,6 +63,8 @@ def header(path: Path) -> list[str]:
 
 
 def _first_file(what: str, name: str, folders: list[Path]) -> Path:
+  if name.startswith(_PACKAGE_NAME):
+    name, folders = name.removeprefix(_PACKAGE_NAME), [gin_folder()]
   for folder in folders:
     path = folder / os.path.expanduser(name)  # an absolute name stays itself
     # Unlike pathlib's, these take a name that is too long for one that is not.

@@ -35,6 +35,8 @@ def copied(folder: Path, inside: bool) -> str:
     shutil.copy(ROOT / "palm_mtf" / name, folder / "palm_mtf")
   gin = folder / "palm_mtf" / "gin" if inside else folder / "gin"
   shutil.copytree(gin_folder(), gin)
+  if not inside:
+    (folder / "palm_mtf" / "gin").symlink_to("../gin")
   program = "from palm_mtf.cli.gin_folder import *; print(gin_folder())"
   done = subprocess.run(
     [sys.executable, "-c", program],
@@ -63,6 +65,17 @@ def test_the_current_folder_comes_before_the_gin_folder(here):
   (here / "layouts").mkdir()
   (here / "layouts" / "single.gin").touch()
   assert find_gin_file("layouts/single.gin") == here / "layouts/single.gin"
+
+
+def test_the_name_that_plain_gin_has_for_our_files_is_theirs_alone(here):
+  shipped = gin_folder() / "layouts" / "single.gin"
+  (here / "layouts").mkdir()
+  (here / "layouts" / "single.gin").touch()
+  name = "palm_mtf/gin/layouts/single.gin"
+  assert find_gin_file(name) == shipped
+  assert find_include(name, here / "mine.gin", 1) == shipped
+  with pytest.raises(UserError, match=r'mean "layouts/single\.gin"'):
+    find_gin_file("palm_mtf/gin/layouts/singel.gin")
 
 
 def test_an_absolute_path_and_a_home_path_are_found(here, monkeypatch):
