@@ -46,6 +46,7 @@ NOT_MIRRORED = {
   "pod_faults_test.py",
   "docs_test.py",
   "style_test.py",
+  "tls_tunnel_test.py",
   "tasks/gin_run_test.py",
   "tasks/published_forms_test.py",
 }
