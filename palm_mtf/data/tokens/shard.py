@@ -192,6 +192,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
 
   Raises:
     DamagedShardError: a file is missing, cut short or changed.
+    UserError: a file cannot be read.
   """
   path = _summary_path(folder, number)
   try:
@@ -203,7 +204,7 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
       if not reads and os.path.getsize(path) != _num_bytes(name, summary, path):
         raise DamagedShardError(f"{path}: {_CHANGED}")
   except OSError as error:
-    raise DamagedShardError(f"{path}: {error.strerror}") from None
+    raise _unreadable(path, error) from None
   return summary
 
 
@@ -234,13 +235,24 @@ def read_sealed_json(path: str) -> dict:
 
   Raises:
     DamagedShardError: the file is missing, cut short or changed.
+    UserError: the file cannot be read.
   """
   try:
     return read_sealed(path, _SEAL)[0]
   except OSError as error:
-    raise DamagedShardError(f"{path}: {error.strerror}") from None
+    raise _unreadable(path, error) from None
   except ValueError:
     raise DamagedShardError(f"{path}: {_CHANGED}") from None
+
+
+def _unreadable(path: str, error: OSError) -> Exception:
+  """Returns the error of a file that cannot be read."""
+  if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+    return DamagedShardError(f"{path}: {error.strerror}")
+  # Rights, a file system that does not answer: the file may be whole.
+  return UserError(
+    f"cannot read {path}: {error.strerror}; mend that, or remove the file."
+  )
 
 
 def map_shard(

@@ -203,3 +203,14 @@ def test_a_weight_that_no_memory_holds_is_an_error_before_it_fills(tmp_path):
   document = encoded([], [5] * 100, weight=1e7)
   with pytest.raises(UserError, match="a document of 199 bytes has weight 1e"):
     write(tmp_path, [document])
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
+  """It may be whole: nothing is made anew in its place."""
+  write(tmp_path, [encoded([1], [2, 3])])
+  path = tmp_path / "train-00000.npy"
+  path.unlink()
+  path.mkdir()  # what not even the superuser can read
+  for reads in (True, False):
+    with pytest.raises(UserError, match=f"^cannot read {path}: Is a dir"):
+      check_shard(str(tmp_path), 0, reads=reads)
