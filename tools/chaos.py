@@ -108,8 +108,8 @@ class Round:
         self._make(fault, trainer, servers)
         if fault != PAUSE:
           break
+      self.counts.update(["start", *made])
       code = self._end_of(trainer, "trainer.txt", made)
-    self.counts.update(["start", *made])
     return code == 0
 
   def _start(self, kinds: list[str], servers: Servers | None):
@@ -228,14 +228,16 @@ def check_same(calm: Path, found: Path, *, manifests: bool) -> None:
     raise WrongEndError(f"not the same bits: {', '.join(names)}")
 
 
-def run_rounds(folder: Path, minutes: float, seed: int) -> collections.Counter:
-  """Trains round after round; returns how often each fault was made.
+def run_rounds(
+  folder: Path, minutes: float, seed: int, counts: collections.Counter
+) -> None:
+  """Trains round after round; counts how often each fault was made.
 
   Raises:
     WrongEndError: a bit differs, or a process ended otherwise than it should.
   """
   until = time.monotonic() + 60 * minutes
-  rng, counts = random.Random(seed), collections.Counter()
+  rng = random.Random(seed)
   corpus = runs.write_corpus(folder / "corpus")
   for number in range(2):
     calm = Round(corpus, folder / f"calm{number}", folder, rng)
@@ -257,14 +259,13 @@ def run_rounds(folder: Path, minutes: float, seed: int) -> collections.Counter:
         kept = tempfile.mkdtemp(prefix="palm_mtf_chaos_failed_")
         shutil.copytree(current.model_dir, f"{kept}/run")
         shutil.copytree(folder / f"calm{pods}" / "run", f"{kept}/calm")
-        made = dict(current.counts)
-        raise WrongEndError(f"{error}\n{made}\nthe runs: {kept}") from None
-      counts.update(current.counts)
+        raise WrongEndError(f"{error}\nthe runs: {kept}") from None
+      finally:
+        counts.update(current.counts)
     counts["round"] += 1
     print(
       f"round {counts['round']}: the same bits", file=sys.stderr, flush=True
     )
-  return counts
 
 
 @one_line_errors
@@ -280,14 +281,15 @@ def main() -> int:
     )
   deny_children()
   with tempfile.TemporaryDirectory(prefix="palm_mtf_chaos_") as folder:
+    counts, code = collections.Counter(), 0
     try:
-      counts = run_rounds(Path(folder), chosen.minutes, chosen.seed)
+      run_rounds(Path(folder), chosen.minutes, chosen.seed, counts)
     except WrongEndError as error:
       print(f"chaos: {error}", file=sys.stderr)
-      return 1
+      code = 1
   for name, count in counts.most_common():
     print(f"{count:6} {name}")
-  return 0
+  return code
 
 
 if __name__ == "__main__":
