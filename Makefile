@@ -14,6 +14,7 @@ T5_INSTALLED := $(VENV)/installed-t5
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-deps
+PIP_INSTALL_LOCKED := $(PIP_INSTALL) --require-hashes --no-build-isolation -r
 
 define CHECK_PYTHON
 import sys
@@ -46,8 +47,9 @@ $(INSTALLED): requirements.lock setup.py pyproject.toml
 	@"$(PYTHON)" -c "$$CHECK_PYTHON"
 	@echo "Installing into $(VENV): a minute, 3.3 GB of disk." >&2
 	@"$(PYTHON)" -m venv --clear $(VENV)
-	@$(PIP_INSTALL) "$$(grep '^setuptools==' requirements.lock)"
-	@$(PIP_INSTALL) --no-build-isolation -r requirements.lock
+	@sed -n '/^setuptools==/,/[^\\]$$/p' requirements.lock >$(VENV)/setuptools.lock
+	@$(PIP_INSTALL_LOCKED) $(VENV)/setuptools.lock
+	@$(PIP_INSTALL_LOCKED) requirements.lock
 	@$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
@@ -59,7 +61,7 @@ quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...
 
 # Tests compare with T5's metrics; training does without them.
 $(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
-	@$(PIP_INSTALL) --no-build-isolation -r requirements-t5.lock
+	@$(PIP_INSTALL_LOCKED) requirements-t5.lock
 	@touch $@
 
 # Two processes after two others: what one has compiled and imported stays in

@@ -250,6 +250,39 @@ def test_the_lock_names_each_package_once_with_an_exact_version(lock):
     assert re.fullmatch(r"==[0-9.]+", str(requirement.specifier)), requirement
 
 
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_has_hashes_of_each_package(lock):
+  text = (ROOT / lock).read_text(encoding="utf-8")
+  entry = r"[\w.-]+(?:\[\w+\])?==.+?(?: \\\n {4}--hash=sha256:[0-9a-f]{64})+"
+  assert len(re.findall(rf"^{entry}$", text, re.MULTILINE)) == len(
+    _requirements(lock)
+  )
+
+
+def test_make_installs_the_locks_by_their_hashes_alone():
+  makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+  locked = [x for x in makefile.splitlines() if re.match(r"\t@\$\(PIP", x)]
+  editable = [x for x in locked if "$(PIP_INSTALL_LOCKED)" not in x]
+  assert [x.split()[-1] for x in editable] == ["."], "the checkout itself"
+  assert len(locked) == 4
+  assert "PIP_INSTALL_LOCKED := $(PIP_INSTALL) --require-hashes" in makefile
+
+
+def test_pip_refuses_a_file_with_another_hash_than_the_lock_s(wheel, tmp_path):
+  """As `make` gives the lock to pip."""
+  lock = tmp_path / "requirements.lock"
+  lock.write_text(f"{wheel.as_uri()} \\\n    --hash=sha256:{'0' * 64}\n")
+  command = ("-m", "pip", "install", "--no-deps", "--no-index", "--dry-run")
+  done = subprocess.run(
+    [sys.executable, *command, "--require-hashes", "-r", str(lock)],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 1
+  assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
 def test_the_two_locks_share_no_package():
   first, second = map(_locked_versions, LOCKS)
   assert not first.keys() & second.keys()
@@ -281,7 +314,11 @@ def test_the_makefile_accepts_the_pythons_that_the_package_accepts(
 
 def _requirements(lock: str) -> list[Requirement]:
   lines = (ROOT / lock).read_text(encoding="utf-8").splitlines()
-  return [Requirement(line) for line in lines if line and line[0] != "#"]
+  return [
+    Requirement(line.removesuffix("\\"))
+    for line in lines
+    if line and line[0] not in "# "
+  ]
 
 
 def _locked_versions(lock: str) -> dict[str, str]:
