@@ -5,6 +5,8 @@
 import contextlib
 import time
 
+import pytest
+
 from palm_mtf.cluster.connect import start_server
 from palm_mtf.cluster.server_info import claim_server, read_silent_peers
 from tests.cluster.served import Served
@@ -28,6 +30,7 @@ def silent_of(address, expected, secs):
   return time.monotonic() - start
 
 
+@pytest.mark.slow  # waits for its timeouts
 def test_a_silent_link_is_told_in_time_while_it_lasts_and_to_its_run_alone():
   """A relay, by which the second server is known, is silent for the first."""
   with (

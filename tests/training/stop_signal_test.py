@@ -47,7 +47,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored():
 @pytest.mark.parametrize(
   ("owner", "name", "step"),
   [
-    (TrainLoop, "_validate", 2),
+    pytest.param(TrainLoop, "_validate", 2, marks=pytest.mark.slow),
     pytest.param(TrainLoop, "_validate", 4, marks=pytest.mark.slow),  # the last
     (TrainLoop, "_save", 3),
     pytest.param(TrainJob, "keep_samples", 2, marks=pytest.mark.slow),

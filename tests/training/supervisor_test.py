@@ -23,6 +23,7 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   runs.assert_same_tensors(once, stopped, 7)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_pods_and_microbatches(
   corpus, finished, tmp_path, capsys
 ):
