@@ -85,14 +85,17 @@ def check_no_address(name: str, path: str) -> None:
     )
 
 
+def are_texts(value: object) -> bool:
+  """Returns whether `value` is a list of texts, none of them empty."""
+  return isinstance(value, (list, tuple)) and all(
+    isinstance(each, str) and each for each in value
+  )
+
+
 def check_globs(name: str, value: object) -> None:
   """Raises UserError unless `value` is None, a glob or a list of some."""
   globs = [value] if isinstance(value, str) else value
-  if globs is not None and not (
-    isinstance(globs, (list, tuple))
-    and globs
-    and all(isinstance(each, str) and each for each in globs)
-  ):
+  if globs is not None and not (globs and are_texts(globs)):
     raise UserError(
       f"{name} = {value!r}: give a glob, a list of globs, or None."
     )

@@ -107,7 +107,7 @@ def take_turns(
 
   Args:
     turn: work of a turn, warm; returns numbers to report.
-    facts: what is printed before the first turn.
+    facts: numbers printed before the first turn.
   """
   print(json.dumps(facts), flush=True)
   for _ in sys.stdin:

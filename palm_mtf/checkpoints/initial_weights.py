@@ -74,7 +74,7 @@ def whole_state(
   """Returns the checkpoint that a run goes on from as from one of its own.
 
   Args:
-    weights: what INIT_CHECKPOINT names.
+    weights: weights that INIT_CHECKPOINT names.
     run: settings of the run.
     optimizer: optimizer settings of the run.
 

@@ -8,6 +8,7 @@ import os
 from palm_mtf.config.filters import FilterConfig
 from palm_mtf.errors import (
   UserError,
+  are_texts,
   check_choice,
   check_no_address,
   check_real,
@@ -64,11 +65,7 @@ class DataConfig:
     # One glob is as good as a list of one.
     files = self.text_files
     files = [files] if isinstance(files, str) else files
-    if files is not None and (
-      not isinstance(files, (list, tuple))
-      or not files
-      or not all(isinstance(f, str) and f for f in files)
-    ):
+    if files is not None and not (files and are_texts(files)):
       raise UserError(
         f"TEXT_FILES = {self.text_files!r}: give a glob or a list of globs, "
         "such as '\"/any/folder/**/*.txt\"'."

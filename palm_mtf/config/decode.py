@@ -4,7 +4,13 @@
 
 import dataclasses
 
-from palm_mtf.errors import UserError, check_choice, check_count, check_real
+from palm_mtf.errors import (
+  UserError,
+  are_texts,
+  check_choice,
+  check_count,
+  check_real,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,9 +58,7 @@ class DecodeConfig:
       check_count(name.upper(), getattr(self, name))
     check_choice("WEIGHT_DTYPE", self.weight_dtype, ["activation", "int8"])
     stops = self.stop_strings
-    if not isinstance(stops, (list, tuple)) or not all(
-      isinstance(each, str) and each for each in stops
-    ):
+    if not are_texts(stops):
       raise UserError(
         f"STOP_STRINGS = {stops!r}: give a list of texts, or [] for none."
       )

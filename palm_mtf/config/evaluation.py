@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from palm_mtf.config.few_shot import FewShotConfig
 from palm_mtf.errors import (
   UserError,
+  are_texts,
   check_choice,
   check_count,
   check_real,
@@ -58,9 +59,7 @@ class TaskEvalConfig:
 
   def __post_init__(self):
     names = self.eval_tasks
-    if not isinstance(names, (list, tuple)) or not all(
-      isinstance(name, str) and name for name in names
-    ):
+    if not are_texts(names):
       raise UserError(
         f"EVAL_TASKS = {names!r}: give a list of names of SeqIO tasks, such as "
         "'[\"my_task\"]', or [] for none."

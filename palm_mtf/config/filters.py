@@ -6,6 +6,7 @@ import dataclasses
 
 from palm_mtf.errors import (
   UserError,
+  are_texts,
   check_choice,
   check_count,
   check_globs,
@@ -60,9 +61,7 @@ class FilterConfig:
     if self.min_quality is not None:
       check_real("MIN_QUALITY", self.min_quality, -1e300, 1e300)
     names, files = self.decontaminate_tasks, self.decontaminate_files
-    if not isinstance(names, (list, tuple)) or not all(
-      isinstance(name, str) and name for name in names
-    ):
+    if not are_texts(names):
       raise UserError(
         f"DECONTAMINATE_TASKS = {names!r}: give a list of names of SeqIO "
         "tasks, or [] for none."

@@ -48,8 +48,8 @@ class AdafactorConfig:
     parameter_scale_floor: the smallest such root mean square.
     weight_decay_on: decayed parameters: "all", "all_but_scales" of norms, or
       "kernels", neither scales nor the embedding. PaLM names no exception.
-    norm_scale: what decays of the scale of a norm, and what its learning rate
-      is relative to: "zero_centered", scale - 1, which Google's published code
+    norm_scale: parameter of a norm that decays, and that its learning rate is
+      relative to: "zero_centered", scale - 1, which Google's published code
       stores, so that decay pulls scales to 1; or "plain", the scale, so that
       decay pulls it to 0. Checkpoints hold the scale under both.
   """

@@ -5,7 +5,13 @@
 import dataclasses
 
 from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.errors import UserError, check_choice, check_count, check_text
+from palm_mtf.errors import (
+  UserError,
+  are_texts,
+  check_choice,
+  check_count,
+  check_text,
+)
 
 # A trace is several megabytes, and a traced step takes longer.
 _MAX_TRACED_STEPS = 10
@@ -27,7 +33,7 @@ class RunConfig:
     keep_checkpoints: how many of the newest are kept.
     init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
       weights the first step starts from, or None to draw them.
-    init_state: what comes from init_checkpoint: "weights", and training begins
+    init_state: parts taken from init_checkpoint: "weights", and training begins
       at step 0 with a new optimizer, as in finetuning; or "all", the optimizer
       and the step too, as in continued pretraining on other data.
     keep_every_steps: those whose step is a multiple of it are kept for good;
@@ -87,9 +93,7 @@ class RunConfig:
         "INIT_CHECKPOINT."
       )
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule
-    if not isinstance(self.prompts, (list, tuple)) or not all(
-      isinstance(p, str) and p for p in self.prompts
-    ):
+    if not are_texts(self.prompts):
       raise UserError(
         f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
       )

@@ -140,7 +140,7 @@ def from_config(
 
   Args:
     config: config.json.
-    what: what it is of, for messages.
+    what: noun phrase for messages.
 
   Raises:
     UserError: it is of another model than ours; names the first difference.

@@ -117,7 +117,7 @@ def check_shapes(
   Args:
     found: shape of every tensor of the file, by name.
     model: the architecture.
-    what: what the file is of, for messages.
+    what: noun phrase for messages.
   """
   wanted = tensor_shapes(model)
   # A tied embedding may be written twice.

@@ -48,7 +48,7 @@ class Weights(Protocol):
 
     Args:
       x: [batch, length, d_model], activation dtype.
-      layer: what the names of its kernels begin with.
+      layer: prefix of the kernels' names, from `layer_name`.
       parts: QKV, GATES, or both.
       angles: sin and cos of rotary embedding, [length, d_kv / 2] float32 each,
         where `parts` has QKV.

@@ -72,7 +72,7 @@ def measuring_pool(
   """Returns a pool of worker processes that measure batches of documents.
 
   Args:
-    measurer: what they measure.
+    measurer: measurements that the workers make.
     num_processes: number of workers; one a core by default, 0 for none.
   """
   return WorkerPool(
