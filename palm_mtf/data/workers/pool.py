@@ -11,11 +11,12 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import queue
 import signal
-import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any
 
 from palm_mtf.console import configure_logging
@@ -24,8 +25,6 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 
 _BATCHES_BEFORE_PROCESSES = 16  # done here: starting processes takes longer
-
-_work: Callable[[Any], Any]  # of a worker process
 
 
 def num_cores() -> int:
@@ -63,7 +62,8 @@ class WorkerPool:
     self._num_processes = num_processes
     self._num_batches = 0
     self._stack = contextlib.ExitStack()
-    self._pool: futures.Executor | None = None
+    self._threads: futures.Executor | None = None
+    self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
 
   def __enter__(self) -> "WorkerPool":
     return self
@@ -79,61 +79,85 @@ class WorkerPool:
     """
     # Two batches for each process: none waits for this one, memory is bounded.
     running: collections.deque[futures.Future] = collections.deque()
-    try:
-      for batch in batches:
-        running.append(self._submit(batch))
-        if len(running) > 2 * self._num_processes:
-          yield running.popleft().result()
-      while running:
+    for batch in batches:
+      running.append(self._submit(batch))
+      if len(running) > 2 * self._num_processes:
         yield running.popleft().result()
-    except BrokenProcessPool:
-      raise UserError(self._when_killed) from None
+    while running:
+      yield running.popleft().result()
 
   def _submit(self, batch: Any) -> futures.Future:
     self._num_batches += 1
-    if (
-      not self._num_processes or self._num_batches <= _BATCHES_BEFORE_PROCESSES
-    ):
-      done: futures.Future = futures.Future()
-      done.set_result(self._work(batch))
-      return done
-    try:
-      if self._pool is None:
-        self._pool = self._start()
-      return self._pool.submit(_work_on, batch)
-    except OSError as error:
-      # No shared memory for their locks, or no process more.
-      _logger.warning(
-        f"no worker process can be started ({error.strerror}): one core works"
-      )
-      self._num_processes = 0
-      return self._submit(batch)
+    if self._num_processes and self._num_batches > _BATCHES_BEFORE_PROCESSES:
+      try:
+        if self._threads is None:
+          self._threads = self._start()
+        return self._threads.submit(self._ask, batch)
+      except OSError as error:  # no process more, or no descriptor
+        _logger.warning(
+          f"no worker process can be started ({error.strerror}): one core works"
+        )
+        self._num_processes = 0
+    done: futures.Future = futures.Future()
+    done.set_result(self._work(batch))
+    return done
 
   def _start(self) -> futures.Executor:
-    return self._stack.enter_context(
-      futures.ProcessPoolExecutor(
-        self._num_processes,
-        # A forked process would share locks of this one's threads.
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(self._start_work,),
-      )
-    )
+    """Starts the workers; returns as many threads, each to wait for one.
+
+    Every worker has a pipe of its own, whose other end nobody else holds: one
+    that is killed in the middle of a result ends the pipe. (A queue that
+    workers share would stay locked, and what reads it would wait for ever.)
+    """
+    # A forked process would share locks of this one's threads.
+    context = multiprocessing.get_context("spawn")
+    for _ in range(self._num_processes):
+      here, there = context.Pipe()
+      with there:
+        process = context.Process(
+          target=_work_for, args=(there, self._start_work), daemon=True
+        )
+        process.start()
+      self._stack.callback(process.join)
+      self._stack.callback(here.close)  # which ends the worker
+      self._idle.put(here)
+    threads = futures.ThreadPoolExecutor(self._num_processes)
+    self._stack.callback(threads.shutdown, cancel_futures=True)
+    return threads
+
+  def _ask(self, batch: Any) -> Any:
+    """Returns the result of a worker that is idle."""
+    worker = self._idle.get()
+    try:
+      worker.send(batch)
+      result, error = worker.recv()
+    except (EOFError, OSError):
+      raise UserError(self._when_killed) from None
+    finally:
+      self._idle.put(worker)
+    if error is not None:
+      raise error
+    return result
 
 
-def _start_worker(start_work: Callable[[], Callable[[Any], Any]]) -> None:
-  global _work
-  threading.Thread(target=_end_with_parent, daemon=True).start()
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process stops it
+def _work_for(
+  client: Connection, start_work: Callable[[], Callable[[Any], Any]]
+) -> None:
+  """Answers batches until the client closes its end, or is no more."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client stops it
   configure_logging()
-  _work = start_work()
+  work = start_work()
+  # The end of the pipe, between two messages or in the middle of one.
+  with contextlib.suppress(EOFError, OSError):
+    while True:
+      client.send(_answer(work, client.recv()))
 
 
-def _end_with_parent() -> None:
-  # Nothing else tells a worker that its parent was killed.
-  multiprocessing.parent_process().join()
-  os._exit(1)
-
-
-def _work_on(batch: Any) -> Any:
-  return _work(batch)
+def _answer(
+  work: Callable[[Any], Any], batch: Any
+) -> tuple[Any, Exception | None]:
+  try:
+    return work(batch), None
+  except Exception as error:
+    error.add_note(traceback.format_exc())  # of the worker
+    return None, error

@@ -5,7 +5,9 @@ import multiprocessing
 import operator
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -49,19 +51,22 @@ def test_batches_are_read_no_further_than_two_a_process_ahead(monkeypatch):
       assert len(read) <= number + 5
 
 
-def test_without_shared_memory_one_core_works_and_that_is_said(
+def test_where_no_process_can_be_started_one_core_works_and_that_is_said(
   monkeypatch, capsys
 ):
   monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 2)
 
   def refuse(*unused, **named):
-    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-  monkeypatch.setattr(pool.futures, "ProcessPoolExecutor", refuse)
+  monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", refuse)
   with make(2) as workers:
     assert [*workers.map(range(20))] == [*range(0, 40, 2)]
   (line,) = capsys.readouterr().err.splitlines()
-  assert "no worker process can be started (Function not implemented)" in line
+  assert (
+    "no worker process can be started (Resource temporarily unavailable)"
+    in line
+  )
 
 
 def test_a_killed_worker_is_an_error(monkeypatch):
@@ -70,3 +75,57 @@ def test_a_killed_worker_is_an_error(monkeypatch):
     for number, _ in enumerate(workers.map(range(1000))):
       if number == 3:
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+
+def killed_while_it_sends() -> object:
+  """Returns a function whose result is longer than what a worker can send."""
+
+  def written() -> int:
+    counters = Path("/proc/self/io").read_text().split()
+    return int(counters[counters.index("wchar:") + 1])
+
+  def kill_while_sending() -> None:
+    before = written()
+    while written() == before:  # the length is written first
+      pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+  def work(batch: int) -> bytes:
+    if batch == 3:
+      threading.Thread(target=kill_while_sending).start()
+    return bytes(10**8)
+
+  return work
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_result_is_an_error(
+  monkeypatch,
+):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  workers = WorkerPool(
+    None, killed_while_it_sends, when_killed="was killed.", num_processes=2
+  )
+  with pytest.raises(UserError, match=r"^was killed\.$"), workers:
+    for _ in workers.map(range(10)):
+      pass
+  assert multiprocessing.active_children() == []
+
+
+def raise_key_error(batch: int) -> None:
+  raise KeyError(batch)
+
+
+def start_raising() -> object:
+  return raise_key_error
+
+
+def test_an_error_of_the_function_is_raised_here_and_says_where_it_was(
+  monkeypatch,
+):
+  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  workers = WorkerPool(
+    raise_key_error, start_raising, when_killed="was killed.", num_processes=1
+  )
+  with pytest.raises(KeyError, match="5") as info, workers:
+    next(workers.map([5]))
+  assert "in raise_key_error" in info.value.__notes__[0]
