@@ -156,8 +156,12 @@ def main() -> None:
     print("microbatches  joined    apart     alone     speed-up  ratio")
   with PodServers(pods, meshes[0]) as servers:
     from palm_mtf.cluster.connect import connect
+    from palm_mtf.cluster.server_info import read_info
 
-    cluster = connect(pods, meshes[0], servers.places())
+    places = servers.places()
+    addresses = (place.address for pod in places for place in pod)
+    infos = {x: read_info(x, pods.pod_timeout_secs) for x in addresses}
+    cluster = connect(pods, meshes[0], places, infos)
     for mesh in meshes:
       rounds = []
       for secs in rounds_of_steps(cluster, pods, mesh, chosen.rounds):

@@ -12,7 +12,7 @@ from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   DamagedCheckpointError,
   newest_whole,
-  read_whole,
+  read_and_hold,
 )
 from palm_mtf.checkpoints.open_weights import OpenWeights
 from palm_mtf.errors import UserError, did_you_mean
@@ -51,7 +51,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
     if os.path.isdir(path):
       try:
-        checkpoint = read_whole(path, hold=True)
+        checkpoint = read_and_hold(path)
       except DamagedCheckpointError as error:
         raise UserError(
           f"{given}: is damaged: {error}; give another."
@@ -59,7 +59,7 @@ def find_weights(setting: str, path: str) -> NamedWeights:
       return NamedWeights(given, path, checkpoint.held, checkpoint)
   # runs/first: its newest whole checkpoint
   elif os.path.isdir(ModelDir(path).checkpoints):
-    newest = newest_whole(path, setting, hold=True)
+    newest = newest_whole(path, setting, read=read_and_hold)
     if newest:
       return NamedWeights(given, newest.path, newest.held, newest)
   # any/where/model.ckpt-200, or the .index file that a shell completes it to

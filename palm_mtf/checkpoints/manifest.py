@@ -4,8 +4,8 @@
 
   MODEL_DIR/checkpoints/step_00000200/{manifest.json, weights.*}
 
-writer.py writes checkpoints, tensors.py the tensors in them; this module only
-reads files, without TensorFlow.
+writer.py writes checkpoints, weights_copier.py their tensors; this module reads
+files, without TensorFlow.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import json
 import logging
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf.checkpoints.open_weights import OpenWeights
 from palm_mtf.errors import UserError
@@ -28,6 +28,12 @@ WEIGHTS = "weights"
 MANIFEST = "manifest.json"
 # Key of the manifest's own hash.
 _SEAL = "blake2b"
+
+
+FileSeal = tuple[int, str]  # bytes and hash of a file
+# Writes weights under TensorFlow's prefix; returns the seals of files, by name,
+# as far as they are known.
+WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
 class DamagedCheckpointError(Exception):
@@ -60,9 +66,10 @@ class Checkpoint:
 
   path: str  # of its folder
   manifest: Manifest
-  files: Mapping[str, tuple[int, str]]  # bytes and hash, by name
+  files: Mapping[str, FileSeal]  # by name
   # Hash of the manifest, which has the hash of every file: it covers them all.
   blake2b: str
+  is_verified: bool = dataclasses.field(default=False, compare=False)  # by hash
   # Its files, where they are to stay readable: a trainer may remove them.
   held: OpenWeights | None = dataclasses.field(
     default=None, compare=False, repr=False
@@ -91,6 +98,10 @@ class Checkpoint:
     return datetime.datetime.fromtimestamp(int(seconds))
 
 
+# Reads the checkpoint in a folder; raises DamagedCheckpointError unless whole.
+ReadCheckpoint = Callable[[str], Checkpoint]
+
+
 def checkpoint_folders(model_dir: str) -> list[str]:
   """Returns the paths of all checkpoints, damaged ones too, by step."""
   root = ModelDir(model_dir).checkpoints
@@ -114,14 +125,17 @@ def find_checkpoints(model_dir: str) -> list[Checkpoint]:
 
 
 def newest_whole(
-  model_dir: str, setting: str = "MODEL_DIR", *, hold: bool = False
+  model_dir: str,
+  setting: str = "MODEL_DIR",
+  *,
+  read: ReadCheckpoint | None = None,
 ) -> Checkpoint | None:
-  """Returns the newest checkpoint whose bytes match its hashes, if any.
+  """Returns the newest checkpoint that is whole, if any.
 
   Args:
     model_dir: MODEL_DIR, which need not exist.
     setting: name of the setting that `model_dir` was given for.
-    hold: hold its files, for a reader beside a trainer.
+    read: function that decides what is whole; `read_whole` by default.
 
   Raises:
     UserError: there are checkpoints, and all are damaged, or one cannot be
@@ -130,18 +144,19 @@ def newest_whole(
   while True:
     paths = checkpoint_folders(model_dir)
     with contextlib.suppress(RemovedCheckpointError):
-      return first_whole(paths[::-1], f"{setting} = {model_dir!r}", hold=hold)
+      given = f"{setting} = {model_dir!r}"
+      return first_whole(paths[::-1], given, read or read_whole)
 
 
 def first_whole(
-  paths: Sequence[str], given: str, *, hold: bool = False
+  paths: Sequence[str], given: str, read: ReadCheckpoint
 ) -> Checkpoint | None:
   """Returns the first of some checkpoints that is whole, None of none.
 
   Args:
     paths: paths of checkpoints, in the order to try.
     given: setting and value of their folder, for messages.
-    hold: hold the files of the one that is returned.
+    read: function that decides what is whole.
 
   Raises:
     UserError: all are damaged, or one cannot be read.
@@ -150,7 +165,7 @@ def first_whole(
   # Hashing reads a checkpoint once; others are read only after a damaged one.
   for path in paths:
     try:
-      return read_whole(path, hold=hold)
+      return read(path)
     except RemovedCheckpointError:
       raise
     except DamagedCheckpointError as error:
@@ -169,12 +184,17 @@ def warn_of_damage(path: str, error: DamagedCheckpointError) -> None:
   _logger.warning(f"DAMAGED checkpoint {path}: {error}; it is not used")
 
 
+def read_and_hold(path: str) -> Checkpoint:
+  """Returns a checkpoint as `read_whole` does, and holds its files."""
+  return read_whole(path, hold=True)
+
+
 def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
   """Returns a checkpoint after comparing every file with its hash.
 
   Args:
     path: folder of the checkpoint.
-    hold: hold the files that were compared.
+    hold: hold the files that were compared, for a reader beside a trainer.
 
   Raises:
     DamagedCheckpointError: a file is missing, truncated or changed.
@@ -182,18 +202,29 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
   """
   checkpoint = read_checkpoint(path)
   if hold:
-    with _reading(path, WEIGHTS):
+    with reading(path, WEIGHTS):
       held = OpenWeights(checkpoint.prefix)
     checkpoint = dataclasses.replace(checkpoint, held=held)
-  for name, (_, expected) in checkpoint.files.items():
-    with _reading(path, name):
+  found = {}
+  for name in checkpoint.files:
+    with reading(path, name):
       file = held.path(name) if hold else os.path.join(path, name)
-      digest = hash_file(file)
-    if digest != expected:
+      found[name] = hash_file(file)
+  return verified(checkpoint, found)
+
+
+def verified(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
+  """Returns a checkpoint after comparing the hashes that its files have.
+
+  Raises:
+    DamagedCheckpointError: a hash is not that of the bytes that were written.
+  """
+  for name, (_, expected) in checkpoint.files.items():
+    if found[name] != expected:
       raise DamagedCheckpointError(
         f"{name} does not hold the bytes that were written"
       )
-  return checkpoint
+  return dataclasses.replace(checkpoint, is_verified=True)
 
 
 def read_checkpoint(path: str) -> Checkpoint:
@@ -205,7 +236,7 @@ def read_checkpoint(path: str) -> Checkpoint:
     UserError: a file cannot be read, or another version wrote it.
   """
   try:
-    with _reading(path, MANIFEST):
+    with reading(path, MANIFEST):
       content, digest = read_sealed(os.path.join(path, MANIFEST), _SEAL)
   except UserError:
     raise
@@ -230,7 +261,7 @@ def read_checkpoint(path: str) -> Checkpoint:
       "that version, or move the folder away."
     ) from None
   for name, (size, _) in files.items():
-    with _reading(path, name):
+    with reading(path, name):
       actual = os.path.getsize(os.path.join(path, name))
     if actual != size:
       raise DamagedCheckpointError(f"{name} has {actual:,} of {size:,} bytes")
@@ -238,8 +269,17 @@ def read_checkpoint(path: str) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _reading(folder: str, name: str) -> Iterator[None]:
-  """Tells a missing file of a checkpoint from one that cannot be read now."""
+def reading(folder: str, name: str) -> Iterator[None]:
+  """Tells a missing file of a checkpoint from one that cannot be read now.
+
+  Args:
+    folder: folder of the checkpoint.
+    name: name of the file that the body reads.
+
+  Raises:
+    DamagedCheckpointError: it is missing.
+    UserError: it cannot be read.
+  """
   try:
     yield
   except OSError as error:
@@ -265,10 +305,20 @@ def _is_gone(path: str) -> bool:
   return False
 
 
-def write_manifest(folder: str, manifest: Manifest) -> None:
-  """Writes manifest.json beside the files in `folder`, with their hashes."""
-  files = {}
-  for name in sorted(os.listdir(folder)):
+def write_manifest(
+  folder: str,
+  manifest: Manifest,
+  seals: Mapping[str, FileSeal] | None = None,
+) -> None:
+  """Writes manifest.json beside the files in `folder`, with their hashes.
+
+  Args:
+    folder: folder of the checkpoint.
+    manifest: all but the files.
+    seals: seals of files, by name; other files are read here.
+  """
+  files = dict(seals or {})
+  for name in sorted(set(os.listdir(folder)) - files.keys()):
     path = os.path.join(folder, name)
     files[name] = os.path.getsize(path), hash_file(path)
   content = sealed({**dataclasses.asdict(manifest), "files": files}, _SEAL)

@@ -4,7 +4,11 @@
 
 from collections.abc import Mapping
 
-from palm_mtf.checkpoints.manifest import Checkpoint, newest_whole
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  newest_whole,
+  read_and_hold,
+)
 from palm_mtf.errors import UserError
 
 _SHOWN_DIFFERENCES = 3
@@ -20,7 +24,7 @@ def newest_checkpoint(
   Raises:
     UserError: there is none, or it is of another model.
   """
-  newest = newest_whole(model_dir, hold=True)
+  newest = newest_whole(model_dir, read=read_and_hold)
   if not newest:
     raise UserError(
       f"MODEL_DIR = {model_dir!r}: holds no checkpoint; train one there with "

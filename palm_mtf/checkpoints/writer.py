@@ -18,6 +18,7 @@ from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
   Manifest,
+  WriteWeights,
   checkpoint_folders,
   read_checkpoint,
   write_manifest,
@@ -33,12 +34,12 @@ from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import new_folder
 from palm_mtf.model_dir.layout import ModelDir
 
-# Writes weights under TensorFlow's prefix.
-WriteWeights = Callable[[str], None]
-
 
 class BackgroundWriter:
-  """Writes the checkpoints of a run, one at a time; a context manager."""
+  """Writes the checkpoints of a run, one at a time.
+
+  A context manager, which waits for the last one, also after an error.
+  """
 
   def __init__(self, model_dir: str, run: RunConfig, newest: Checkpoint | None):
     """Continues after `newest`, the checkpoint that the run resumes from."""
@@ -168,11 +169,11 @@ def write_checkpoint(
   # Another run of this MODEL_DIR may have got as far.
   needed = checkpoint_bytes(manifest.shapes)
   with new_folder(path, needed, make_way=free_path) as folder:
-    write_weights(os.path.join(folder, WEIGHTS))
-    write_manifest(folder, manifest)
+    seals = write_weights(os.path.join(folder, WEIGHTS))
+    write_manifest(folder, manifest, seals)
   # Nothing is removed before what replaces it is read: its weights were hashed
   # as the files had them.
-  written = read_checkpoint(path)
+  written = dataclasses.replace(read_checkpoint(path), is_verified=True)
   remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
     remove_or_warn(old)

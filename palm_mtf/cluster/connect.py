@@ -6,19 +6,25 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.cluster.addresses import ANY_ADDRESS, is_loopback, resolve
 from palm_mtf.cluster.admission import admit_own_user
 from palm_mtf.cluster.device_table import Place
-from palm_mtf.cluster.server_info import NoAnswerError, claim_server, publish
+from palm_mtf.cluster.server_info import (
+  NoAnswerError,
+  ServerInfo,
+  claim_server,
+  publish,
+)
 from palm_mtf.cluster.sockets import restrict_to_address, restrict_to_loopback
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.host.devices import HostDevices, local_devices
+from palm_mtf.mesh.host_functions import Host
 from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices
@@ -36,6 +42,7 @@ class Cluster:
   target: str = ""  # of the session; "" is this process
   # Name of each TPU pod's job; None is this process.
   tpu_jobs: Sequence[str | None] = ()
+  servers: Sequence[Host] = ()  # that have the devices; none: this process
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
@@ -52,7 +59,10 @@ class Cluster:
 
 
 def connect(
-  pods: PodsConfig, mesh: MeshLayout, places: Sequence[Sequence[Place]]
+  pods: PodsConfig,
+  mesh: MeshLayout,
+  places: Sequence[Sequence[Place]],
+  infos: Mapping[str, ServerInfo],
 ) -> Cluster:
   """Returns the cluster of a run.
 
@@ -60,6 +70,7 @@ def connect(
     pods: number of pods, and CLIENT_ADDRESS.
     mesh: devices and layout rules of each pod.
     places: devices of each pod in servers; none for pods in process.
+    infos: info of each server, by its address.
 
   Raises:
     UserError: a server works for another client.
@@ -85,13 +96,15 @@ def connect(
   job.tasks[0] = client_address
   if pods.pods == "cluster":  # others have servers of their own
     _claim(places, client_address, pods.pod_timeout_secs)
-  devices = []
+  devices, servers = [], []
   for pod, devices_of_pod in enumerate(places):
     # Pod i is the job "pod_<i>", with a task on each of its hosts.
     hosts = list(dict.fromkeys(place.address for place in devices_of_pod))
     job = config.cluster_def.job.add(name=f"pod_{pod}")
     for task, address in enumerate(hosts):
       job.tasks[task] = address
+      cpu = f"/job:pod_{pod}/task:{task}/device:cpu:0"
+      servers.append(Host(cpu, infos[address].functions))
     devices.append(
       [
         f"/job:pod_{pod}/task:{hosts.index(x.address)}/device:cpu:{x.device}"
@@ -101,8 +114,9 @@ def connect(
   client = "/job:client/task:0/device:cpu:0"
   if mesh.tpu:
     jobs = [f"pod_{pod}" for pod in range(len(places))]
-    return _with_tpus(mesh, client, config, target, jobs)
-  return Cluster(HostDevices(client, devices), config, target)
+    cluster = _with_tpus(mesh, client, config, target, jobs)
+    return dataclasses.replace(cluster, servers=servers)
+  return Cluster(HostDevices(client, devices), config, target, servers=servers)
 
 
 def _claim(places: Sequence[Sequence[Place]], client: str, secs: float) -> None:
@@ -186,8 +200,8 @@ def start_server(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
     # With one thread, an operation that waits for another pod would keep this
-    # pod from computing.
-    inter_op_parallelism_threads=max(2, num_threads),
+    # pod from computing. One more writes checkpoints meanwhile.
+    inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
   # A name until a session gives another. By the address a session finds its own
   # server among the tasks.

@@ -59,6 +59,9 @@ class Heartbeat:
   """Probes every server of a run by a thread; a context manager.
 
   A link between two servers that is silent loses the pod that says so.
+
+  Attributes:
+    infos: info of each server, by its address.
   """
 
   def __init__(
@@ -90,6 +93,7 @@ class Heartbeat:
     self._end = threading.Event()
     self._threads: dict[str, threading.Thread] = {}
     self._incarnations: dict[str, int] = {}
+    self.infos: dict[str, ServerInfo] = {}
     first = None
     with concurrent.futures.ThreadPoolExecutor() as threads:
       asked = {x: threads.submit(self._first_answer, x) for x in self._pods}
@@ -102,6 +106,7 @@ class Heartbeat:
           self._message(address, str(error), "at the start"),
           is_missing=True,
         ) from None
+      self.infos[address] = info
       first = first or info
       how = difference(info, first)
       most = max(x.device for y in places for x in y if x.address == address)

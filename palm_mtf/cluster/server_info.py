@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
+from palm_mtf.checkpoints.host_files import HOST_FUNCTIONS
+from palm_mtf.mesh.host_functions import token_of
 
 # Variables that a server keeps beside those of sessions, JSON each: its info,
 # the claim of the client that works with it, and that claim's silent peers.
@@ -31,6 +33,8 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # of an operation
+  # Tokens of the functions that sessions call there (mesh/host_functions.py).
+  functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ def publish(
     tensorflow=tf.__version__,
     num_devices=num_devices,
     num_threads=num_threads,
+    functions={x.__name__: token_of(x) for x in HOST_FUNCTIONS},
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
     text = json.dumps(dataclasses.asdict(info))

@@ -11,7 +11,7 @@ from palm_mtf.checkpoints.manifest import (
   DamagedCheckpointError,
   RemovedCheckpointError,
   checkpoint_folders,
-  read_whole,
+  read_and_hold,
   warn_of_damage,
 )
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
@@ -57,7 +57,7 @@ def checkpoints_to_evaluate(
         f"it has: {steps}."
       )
     try:
-      found.append(read_whole(folders[step], hold=True))
+      found.append(read_and_hold(folders[step]))
     except RemovedCheckpointError:
       raise UserError(
         f"EVAL_CHECKPOINTS: {folders[step]} was just removed; leave {step} out."
@@ -93,7 +93,7 @@ def _every(
       continue
     done = step_of(new[0])
     try:
-      checkpoint = read_whole(new[0], hold=True)
+      checkpoint = read_and_hold(new[0])
     except RemovedCheckpointError:  # by KEEP_CHECKPOINTS of the run
       continue
     except DamagedCheckpointError as error:

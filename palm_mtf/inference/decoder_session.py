@@ -7,7 +7,7 @@ import os
 from palm_mtf._tf import tf
 from palm_mtf.accounting.decode import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.tensors import restore
+from palm_mtf.checkpoints.restore import restore
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.host_memory import free_garbage

@@ -8,7 +8,7 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.tensors import restore
+from palm_mtf.checkpoints.restore import restore
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.data.batches.batches import Batch

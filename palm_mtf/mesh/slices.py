@@ -47,6 +47,10 @@ class Slice(Region):
     return tf.stack(values) if len(self.names) > 1 else values[0]
 
 
+# Slices of each pod's variables, by checkpoint name, alike in all pods.
+Pods = Sequence[Mapping[str, Sequence[Slice]]]
+
+
 def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
   """Returns the names of all variables that have slices, in order."""
   return [name for parts in slices.values() for name in parts[0].names]

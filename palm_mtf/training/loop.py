@@ -16,14 +16,22 @@ from typing import NamedTuple
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.checkpoints.file_hosts import find_file_hosts
 from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.restore import (
+  restore,
+  restore_weights,
+  whole_reader,
+)
 from palm_mtf.checkpoints.retention import remove_later
-from palm_mtf.checkpoints.tensors import WeightsCopier, restore, restore_weights
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.checkpoints.writer import BackgroundWriter
+from palm_mtf.cluster.connect import Cluster
 from palm_mtf.cluster.heartbeat import Heartbeat
 from palm_mtf.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.mesh.placement import Devices
+from palm_mtf.mesh.host_functions import Host
+from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import has_samples
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
@@ -75,7 +83,7 @@ class _Clock:
 class WatchedSession(NamedTuple):
   """A session on the devices of a cluster, and the heartbeat of its servers."""
 
-  devices: Devices
+  cluster: Cluster
   session: tf.Session
   heartbeat: Heartbeat
 
@@ -119,28 +127,40 @@ class TrainLoop:
       seed=config.run.seed,
       features=batches.features,
       pods=config.pods,
-      devices=where.devices,
+      devices=where.cluster.devices,
     )
     self._program = program
     # From here on a lost pod ends every call into the session, by its phase.
     with self._during("while its variables were set"):
       where.heartbeat.connect(where.session)
-      self._set_up(where.session, program)
+      self._set_up(where, program)
     if job.rewinds:  # the weights before the spike are restored
       remove_later(job.model_dir, self._step)
 
-  def _set_up(self, session: tf.Session, program: TrainProgram) -> None:
+  def _set_up(self, where: WatchedSession, program: TrainProgram) -> None:
     """Sets the variables, and makes the checks and copies between steps."""
-    job = self._job
+    job, session = self._job, where.session
     self._train_step = TrainStep(session, program)
-    pods, client = [x.slices for x in program.pods], program.devices.client
-    self._copier = WeightsCopier(session, program.slices, client)
+    pods = [x.slices for x in program.pods]
+    hosts = find_file_hosts(
+      session,
+      Host(program.devices.client),
+      where.cluster.servers,
+      ModelDir(job.model_dir).checkpoints,
+    )
+    self._copier = WeightsCopier(session, pods, hosts)
     self._finite_check = FiniteCheck(session, program, self._writer.wait)
     self._replica_check = ReplicaCheck(session, program, self._writer.wait)
-    if job.start:
+    self._read_whole = whole_reader(session, hosts)
+    if job.checkpoint:
+      if not job.checkpoint.is_verified:
+        self._read_whole(job.checkpoint.path)
+      restore(session, pods, job.checkpoint.prefix, hosts)
+      return
+    if job.initial_state:
       # Another run's files are held open: its trainer may remove them.
-      files = job.checkpoint or job.initial_weights
-      restore(session, pods, files.prefix, client)
+      files = job.initial_weights.prefix
+      restore(session, pods, files, hosts.client_alone)
       return
     session.run(program.initialize)
     # Of another run come parameters alone: the optimizer starts anew.
@@ -150,11 +170,11 @@ class TrainLoop:
         {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
         for pod in pods
       ]
-      restore_weights(session, parameters, job.initial_weights, client)
+      restore_weights(session, parameters, job.initial_weights, hosts)
 
   def run(self, stop: StopRequest) -> TrainOutcome:
     """Runs the steps that are left, and what is due after each of them."""
-    with self._ahead:
+    with self._ahead, self._writer:
       return self._run(stop)
 
   def _run(self, stop: StopRequest) -> TrainOutcome:
@@ -162,17 +182,22 @@ class TrainLoop:
     self._evaluate_what_was_cut_off()
     self._sample_what_was_cut_off()
     while self._step < self._last_step and not stop.signal_name:
-      self._writer.check()
+      with self._during("while a checkpoint was written"):
+        self._writer.check()
       for values in self._run_steps():
         self._step += 1
         # The steps of the call after a spike are undone with it.
         if self._spikes.sees_spike(values):
-          newest = self._writer.wait()
+          newest = self._written()
           # A run that goes on from there sees the same spike, and rewinds.
           if stop.signal_name:
             return TrainOutcome(newest, None, stop.signal_name)
           back, rewinds = self._spikes.rewind(
-            self._job.model_dir, self._step, values["loss"], run.batch_sizes
+            self._job.model_dir,
+            self._step,
+            values["loss"],
+            run.batch_sizes,
+            self._read_whole,
           )
           return TrainOutcome(back, None, "", rewinds)
       self._say_how_long()
@@ -192,7 +217,7 @@ class TrainLoop:
       elif self._step % run.checkpoint_steps == 0:
         self._save()
     self._save()  # the last step, or a signal came
-    newest = self._writer.wait()
+    newest = self._written()
     if self._step < run.train_steps:
       return TrainOutcome(newest, None, stop.signal_name)
     if self._validation_loss is None:  # there was no step left to run
@@ -342,7 +367,12 @@ class TrainLoop:
     """Returns the checkpoint of this step, once it is written."""
     self._save()
     self._watchdog.expect_slow()  # sampling or tasks come next
-    return self._writer.wait()
+    return self._written()
+
+  def _written(self) -> Checkpoint | None:
+    """Returns the newest checkpoint, once it is written."""
+    with self._during("while a checkpoint was written"):
+      return self._writer.wait()
 
   def _save(self) -> None:
     """Starts to write a checkpoint of this step, unless there is one."""

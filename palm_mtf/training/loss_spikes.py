@@ -15,8 +15,10 @@ import numpy as np
 
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
+  ReadCheckpoint,
   checkpoint_folders,
   first_whole,
+  read_whole,
 )
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.fault_tolerance import WatchConfig
@@ -128,7 +130,12 @@ class SpikePolicy:
     return data
 
   def rewind(
-    self, model_dir: str, step: int, loss: float, sizes: BatchSizes
+    self,
+    model_dir: str,
+    step: int,
+    loss: float,
+    sizes: BatchSizes,
+    read: ReadCheckpoint = read_whole,
   ) -> tuple[Checkpoint | None, list[Rewind]]:
     """Finds a whole checkpoint to rewind to; removes nothing.
 
@@ -137,6 +144,7 @@ class SpikePolicy:
       step: steps done.
       loss: loss of the last step.
       sizes: batch size of every step.
+      read: function that decides which checkpoint is whole.
 
     Returns:
       The checkpoint to rewind to, None for the first weights, and all rewinds.
@@ -149,7 +157,7 @@ class SpikePolicy:
     old_enough = [x for x in folders if step_of(x) <= target]
     # The newest that is old enough, or else the one that is nearest to it.
     in_order = old_enough[::-1] + folders[len(old_enough) :]
-    back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}")
+    back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
     # Where the checkpoint is older, the steps up to 100 before the spike are
     # the same again.

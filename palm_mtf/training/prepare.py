@@ -29,7 +29,13 @@ from palm_mtf.checkpoints.initial_weights import (
   whole_state,
 )
 from palm_mtf.checkpoints.locate import NamedWeights
-from palm_mtf.checkpoints.manifest import Checkpoint, Manifest, newest_whole
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  Manifest,
+  newest_whole,
+  read_checkpoint,
+  read_whole,
+)
 from palm_mtf.checkpoints.retention import check_space
 from palm_mtf.checkpoints.same_model import check_same_model
 from palm_mtf.cluster.addresses import check_client
@@ -153,7 +159,10 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   """Returns the checkpoint to resume from, which is of this model."""
-  newest = newest_whole(model_dir)
+  # Servers that share MODEL_DIR compare the hashes, each of its part; the
+  # training loop asks them.
+  read = read_whole if config.pods.pods == "in_process" else read_checkpoint
+  newest = newest_whole(model_dir, read=read)
   if newest:
     check_same_model(newest, parameter_shapes(config.model))
     check_same_slots(newest.path, newest.manifest.settings, config.optimizer)

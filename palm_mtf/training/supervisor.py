@@ -10,7 +10,14 @@ import contextlib
 import dataclasses
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import Manifest, newest_whole
+from palm_mtf.checkpoints.manifest import (
+  DamagedCheckpointError,
+  Manifest,
+  newest_whole,
+  read_checkpoint,
+  warn_of_damage,
+)
+from palm_mtf.checkpoints.retention import quarantine_damaged
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.cluster.connect import Cluster, connect
 from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
@@ -41,9 +48,16 @@ def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
   while True:
     try:
       return _train_on(job, servers)
+    except DamagedCheckpointError as error:
+      # Found by the servers, which have read it.
+      warn_of_damage(job.checkpoint.path, error)
+      newest = newest_whole(job.model_dir)
+      quarantine_damaged(job.model_dir, newest)
+      job = dataclasses.replace(job, checkpoint=newest, rewinds=())
     except PodLostError as lost:
       # The thread that writes checkpoints has ended with its loop.
-      job = dataclasses.replace(job, checkpoint=newest_whole(job.model_dir))
+      newest = newest_whole(job.model_dir, read=read_checkpoint)
+      job = dataclasses.replace(job, checkpoint=newest)
       config = job.config
       pods = recovery.pods_after(
         lost, config.pods, config.mesh_layout, job.step
@@ -71,7 +85,7 @@ def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
-    cluster = connect(pods, config.mesh_layout, places)
+    cluster = connect(pods, config.mesh_layout, places, heartbeat.infos)
     # One for all loops: a signal that comes between two is not forgotten.
     with StopRequest() as stop:
       while True:
@@ -93,10 +107,10 @@ def _run_to_rewind(
 ) -> TrainOutcome:
   """Trains until the end, a signal, or a loss spike."""
   run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
+  writer = BackgroundWriter(job.model_dir, run, job.checkpoint)
   with (
     contextlib.closing(MetricsWriter(job.model_dir, job.step)) as metrics,
     TrainProgress(job.step, run.train_steps) as progress,
-    BackgroundWriter(job.model_dir, run, job.checkpoint) as writer,
     Watchdog(secs, lambda: writer.newest_path) as watchdog,
   ):
     while True:
@@ -106,7 +120,7 @@ def _run_to_rewind(
         cluster.session() as session,
       ):
         watchdog.expect_slow()
-        where = WatchedSession(cluster.devices, session, heartbeat)
+        where = WatchedSession(cluster, session, heartbeat)
         records = (metrics, progress, writer, watchdog)
         try:
           outcome = TrainLoop(job, where, peak, *records).run(stop)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from palm_mtf.checkpoints import tensors
+from palm_mtf.checkpoints import weights_copier
 from palm_mtf.cluster.heartbeat import PodLostError
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.cluster.recovery import PodRecovery
@@ -142,7 +142,7 @@ CHECK = replica_check.ReplicaCheck
 PHASES = {
   "while its variables were set": (loop, "TrainStep", 1),
   r"while pods were compared after step \d+": (CHECK, "check", 3),
-  r"while step \d+ was saved": (tensors.WeightsCopier, "copy", 2),
+  r"while step \d+ was saved": (weights_copier.WeightsCopier, "copy", 2),
   r"while the loss of step \d+ was measured": (
     loop,
     "mean_loss",

@@ -12,7 +12,7 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf._tf import tf  # noqa: E402
 from palm_mtf.checkpoints.manifest import Checkpoint  # noqa: E402
-from palm_mtf.checkpoints.tensors import WeightsCopier  # noqa: E402
+from palm_mtf.checkpoints.weights_copier import WeightsCopier  # noqa: E402
 from palm_mtf.config import (  # noqa: E402
   Config,
   DataConfig,
@@ -126,7 +126,7 @@ def checkpoint(config, params, tmp_path):
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=1)
     load_parameters(session, program.slices, params)
-    WeightsCopier(session, program.slices).copy()(checkpoint.prefix)
+    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
   return checkpoint
 
 

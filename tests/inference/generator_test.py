@@ -16,7 +16,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.tensors import WeightsCopier
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -89,7 +89,7 @@ def save(config, params, folder) -> Checkpoint:
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=1)
     load_parameters(session, program.slices, params)
-    WeightsCopier(session, program.slices).copy()(checkpoint.prefix)
+    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
   return checkpoint
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.tensors import WeightsCopier
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.inference.loss_session import LoadedModel, mean_loss
 from palm_mtf.programs.forward_program import build_forward_program
 from tests import oracle
@@ -25,7 +25,7 @@ def save(config, params, folder) -> Checkpoint:
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(config, SINGLE, batch_size=2)
     load_parameters(session, program.slices, params)
-    WeightsCopier(session, program.slices).copy()(checkpoint.prefix)
+    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
   return checkpoint
 
 

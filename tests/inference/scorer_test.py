@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.tensors import WeightsCopier
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.scorer import Example, Scorer
 from palm_mtf.programs.forward_program import build_forward_program
@@ -26,7 +26,7 @@ def checkpoint(tmp_path_factory):
   with tf.Graph().as_default(), tf.Session() as session:
     program = build_forward_program(CONFIG, SINGLE, batch_size=1)
     load_parameters(session, program.slices, PARAMS)
-    WeightsCopier(session, program.slices).copy()(checkpoint.prefix)
+    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
   return checkpoint
 
 

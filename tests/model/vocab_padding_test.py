@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf2
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.tensors import WeightsCopier
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.mesh.session import session_config
@@ -54,7 +54,7 @@ def test_padding_stays_zero_and_no_checkpoint_holds_it(
       session.run(part.variable.read_value())
       for part in program.slices["embedding"]
     ]
-    WeightsCopier(session, program.slices).copy()(str(tmp_path / "a"))
+    WeightsCopier(session, [program.slices]).copy()(str(tmp_path / "a"))
   table = np.concatenate(slices)
   assert [len(x) for x in slices] == [rows] * mesh.num_devices
   assert table[:vocab_size].all(axis=1).all()

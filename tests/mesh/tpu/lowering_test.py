@@ -15,14 +15,14 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.collectives import step_bytes
-from palm_mtf.checkpoints.tensors import (
-  build_file_writer,
-  build_restorer,
-  slice_values,
-)
+from palm_mtf.checkpoints.file_hosts import FileHosts
+from palm_mtf.checkpoints.host_files import close_weights, open_weights
+from palm_mtf.checkpoints.restore import build_restorer
+from palm_mtf.checkpoints.weights_copier import build_writer
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.mesh.host_functions import Host
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import names_of
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
@@ -233,24 +233,23 @@ def test_first_weights_are_the_bits_of_a_cpu(tpu, mesh_shape, num_hosts):
     np.testing.assert_equal(on_tpu[name], parts, err_msg=name)
 
 
-def saving_of(program):
+def saving_of(program, path="no/such/checkpoint"):
   """Returns what reads, copies and looks at the variables of a program."""
-  pods, client = [x.slices for x in program.pods], program.devices.client
+  pods = [x.slices for x in program.pods]
+  hosts = FileHosts(Host(program.devices.client))
   return {
-    "restorer": build_restorer(pods, client),
-    "values": slice_values(program.slices, client),
+    "restore": build_restorer(pods, path, hosts),
     "fingerprints": [build_fingerprints(x) for x in pods],
     "finite": build_finite_check(program.slices),
     "names": names_of(program.slices),
-    "writer": build_file_writer(program.slices),
+    "writer": build_writer(pods, hosts),
   }
 
 
 def save(run, saving, path):
   writer = saving["writer"]
-  values = zip(writer.values, run.fetch(saving["values"]), strict=True)
-  with tf.Session(graph=writer.graph) as session:
-    session.run(writer.write, {**dict(values), writer.prefix: path})
+  run.fetch(writer.copy)
+  run.fetch(writer.sealed_files, {writer.prefix: path})
 
 
 def test_checkpoints_cross_between_tpus_and_a_cpu(tmp_path):
@@ -259,9 +258,12 @@ def test_checkpoints_cross_between_tpus_and_a_cpu(tmp_path):
   cpu, saving = run_of(config, SINGLE, saving_of)
   cpu.step(random_documents(config, BATCH_SIZE, seed=0), 0)
   save(cpu, saving, of_cpu)
-  tpus, saving = run_of(config, mesh_of(TWO_D), saving_of, num_pods=2)
-  restorer = saving["restorer"]
-  tpus.fetch(restorer.restore, {restorer.prefix: of_cpu})
+  tpus, saving = run_of(
+    config, mesh_of(TWO_D), lambda x: saving_of(x, of_cpu), num_pods=2
+  )
+  open_weights(of_cpu.encode(), [])
+  tpus.fetch(saving["restore"])
+  close_weights(of_cpu.encode())
   save(tpus, saving, of_tpus)
   readers = [tf.train.load_checkpoint(x) for x in (of_cpu, of_tpus)]
   shapes, again = (x.get_variable_to_shape_map() for x in readers)

@@ -7,12 +7,10 @@ import dataclasses
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.checkpoints.file_hosts import LOCAL_FILES
 from palm_mtf.checkpoints.locate import find_weights
-from palm_mtf.checkpoints.tensors import (
-  WeightsCopier,
-  restore,
-  restore_weights,
-)
+from palm_mtf.checkpoints.restore import restore, restore_weights
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
@@ -36,7 +34,7 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
     program = build_train_program(
       config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
     )
-    copier = WeightsCopier(session, program.slices)
+    copier = WeightsCopier(session, [program.slices])
     session.run(program.initialize)
 
     def step(number):
@@ -45,8 +43,8 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
       session.run(program.update, {**feed, program.step: number})
 
     step(0)
+    copier.copy()(early)
     write = copier.copy()
-    write(early)
     for number in (1, 2, 3):
       step(number)
     write(late)
@@ -74,7 +72,7 @@ def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
       restore(session, [program.slices], restore_from)
     else:
       session.run(program.initialize)
-    WeightsCopier(session, program.slices).copy()(path)
+    WeightsCopier(session, [program.slices]).copy()(path)
   return runs.load(path)
 
 
@@ -94,7 +92,7 @@ def test_damaged_weights_of_another_run_are_told_in_tensorflows_own_words(
       small_config(num_layers=1), SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
     )
     weights = find_weights("INIT_CHECKPOINT", prefix)
-    restore_weights(session, [program.slices], weights, "/device:cpu:0")
+    restore_weights(session, [program.slices], weights, LOCAL_FILES)
   assert str(error.value) == (
     f"INIT_CHECKPOINT = {prefix!r}: TensorFlow cannot read it: Read less bytes "
     "than requested"

@@ -1,0 +1,116 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Every host writes its share of a checkpoint, where all see its folder."""
+
+import collections
+import errno
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints import file_hosts
+from palm_mtf.checkpoints.file_hosts import (
+  FileHosts,
+  find_file_hosts,
+  slices_to_write,
+)
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.mesh.host.devices import HostDevices
+from palm_mtf.mesh.host_functions import Host
+from palm_mtf.programs.train_program import build_train_program
+from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
+
+CLIENT = Host("/job:client/task:0/device:cpu:0")
+
+
+def pods_on_hosts(layout, num_pods=2, devices_per_host=2):
+  """Returns the slices of pods, and the CPU of each of their hosts."""
+  mesh = mesh_layout(layout)
+  devices = [
+    [
+      f"/job:pod_{pod}/task:{i // devices_per_host}"
+      f"/device:cpu:{i % devices_per_host}"
+      for i in range(mesh.num_devices)
+    ]
+    for pod in range(num_pods)
+  ]
+  with tf.Graph().as_default():
+    program = build_train_program(
+      small_config(),
+      mesh,
+      PALM_OPTIMIZER,
+      batch_size=8,
+      seed=0,
+      pods=PodsConfig(num_pods=num_pods),
+      devices=HostDevices(CLIENT.device, devices),
+    )
+  hosts = [
+    f"/job:pod_{pod}/task:{task}/device:cpu:0"
+    for pod in range(num_pods)
+    for task in range(mesh.num_devices // devices_per_host)
+  ]
+  return [pod.slices for pod in program.pods], hosts
+
+
+def elements(part) -> tuple[slice, ...]:
+  """Returns the place of a slice in its whole variable."""
+  pairs = zip(part.begin, part.sizes, strict=True)
+  return tuple(slice(begin, begin + size) for begin, size in pairs)
+
+
+@pytest.mark.parametrize("layout", ["PaLM's 2D", "fully sharded"])
+def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
+  pods, devices = pods_on_hosts(layout)
+  assert len(devices) > 2
+  hosts = FileHosts(CLIENT, {x: Host(x) for x in devices})
+  shares = slices_to_write(pods, hosts)
+  assert [host.device for host in shares] == devices
+  times = collections.defaultdict(int)
+  num_bytes = dict.fromkeys(devices, 0)
+  largest = 0
+  for host, parts in shares.items():
+    for part in parts:
+      # It is the host's own: nothing is sent.
+      task, _, _ = host.device.partition("/device:")
+      assert part.variable.device.startswith(task)
+      (name,) = part.names
+      # The next variable's sizes, from "8 4 0,4:0,4"; "" is the whole.
+      *sizes, _ = part.spec.split() or [*map(str, part.sizes), ""]
+      written = np.zeros([int(x) for x in sizes], int)
+      written[elements(part)] = 1
+      times[name] = times[name] + written
+      size = part.variable.dtype.base_dtype.size * written.sum()
+      num_bytes[host.device] += size
+      largest = max(largest, size)
+  assert sorted(times) == sorted(pods[0])
+  for name, written in times.items():
+    assert (written == 1).all(), name
+  assert max(num_bytes.values()) - min(num_bytes.values()) <= largest
+
+
+def test_the_client_alone_writes_what_the_first_pod_holds():
+  pods, _ = pods_on_hosts("PaLM's 2D")
+  ((host, parts),) = slices_to_write(pods, FileHosts(CLIENT)).items()
+  assert host is CLIENT
+  assert all("/job:pod_0/" in part.variable.device for part in parts)
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_servers_take_part_where_each_of_them_sees_the_folder(
+  sees, tmp_path, monkeypatch, capsys
+):
+  client, servers = Host("/device:cpu:0"), [Host("/device:cpu:0")]
+
+  def see_nothing(path):
+    return np.int32(errno.ENOENT)
+
+  if not sees:
+    monkeypatch.setattr(file_hosts, "leave_mark", see_nothing)
+  folder = tmp_path / "run" / "checkpoints"
+  with tf.Graph().as_default(), tf.Session() as session:
+    found = find_file_hosts(session, client, servers, str(folder))
+  assert found.all == (servers if sees else [client])
+  assert found.client is client
+  assert not list(folder.iterdir())
+  assert ("does not share" in capsys.readouterr().err) != sees
