@@ -39,7 +39,7 @@ IMPORTS = {
   "data": "_tf errors console config model_dir",
   "checkpoints": "_tf errors config accounting mesh model_dir data",
   "huggingface": "errors config accounting data",
-  "cluster": "__init__ _tf errors console config mesh checkpoints",
+  "cluster": "__init__ _tf errors console config mesh data checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
   "evaluation": "_tf errors console config model_dir data checkpoints "

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.host_files import HOST_FUNCTIONS
+from palm_mtf.checkpoints import host_files
+from palm_mtf.data.batches import host_batches
 from palm_mtf.mesh.host_functions import token_of
 
 # Variables that a server keeps beside those of sessions, JSON each: its info,
@@ -64,7 +65,10 @@ def publish(
     tensorflow=tf.__version__,
     num_devices=num_devices,
     num_threads=num_threads,
-    functions={x.__name__: token_of(x) for x in HOST_FUNCTIONS},
+    functions={
+      x.__name__: token_of(x)
+      for x in (*host_files.HOST_FUNCTIONS, *host_batches.HOST_FUNCTIONS)
+    },
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
     text = json.dumps(dataclasses.asdict(info))

@@ -47,11 +47,18 @@ class Placement(Protocol):
 
   Attributes:
     host: CPU beside the first device; what the pod is fed goes through it.
+    reading_hosts: CPUs that may read batches themselves, one a process.
     shape: axes of the mesh.
   """
 
   host: str
+  reading_hosts: Sequence[str]
   shape: mtf.Shape
+
+  def slices_of_hosts(
+    self, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
+  ) -> LaidOut:
+    """Lays a tensor out that each of several `reading_hosts` has whole."""
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to the inputs' slices on each device."""

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The features of a batch that a pod is fed, [batch, length] each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError, check_choice
+from palm_mtf.mesh.placement import Placement
 from palm_mtf.model.dims import Dims
 
 FEATURE_DTYPES = {
@@ -17,8 +18,23 @@ FEATURE_DTYPES = {
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-def placeholders(names: Sequence[str], dims: Dims) -> dict[str, tf.Tensor]:
+# Reads the features of a microbatch on a host, given the name of its CPU, the
+# number of the step, [] int64, the part of the step's batch that the microbatch
+# is, [] int32, and the number of parts.
+ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
+
+
+def placeholders(
+  names: Sequence[str],
+  dims: Dims,
+  values: Sequence[tf.Tensor] | None = None,
+) -> dict[str, tf.Tensor]:
   """Returns the placeholder of each feature, on the current device.
+
+  Args:
+    names: names of the features.
+    dims: dimensions of the model.
+    values: value of each feature where it is not fed.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -32,18 +48,47 @@ def placeholders(names: Sequence[str], dims: Dims) -> dict[str, tf.Tensor]:
         f"{' and '.join(REQUIRED_FEATURES)}."
       )
   shape = [dims.batch.size, dims.length.size]
+  if values is None:
+    return {
+      name: tf.placeholder(FEATURE_DTYPES[name], shape, name) for name in names
+    }
   return {
-    name: tf.placeholder(FEATURE_DTYPES[name], shape, name) for name in names
+    name: tf.placeholder_with_default(
+      tf.ensure_shape(value, shape), shape, name
+    )
+    for name, value in zip(names, values, strict=True)
   }
 
 
 def import_features(
-  mesh: mtf.Mesh, features: dict[str, tf.Tensor], dims: Dims
+  mesh: mtf.Mesh,
+  placement: Placement,
+  features: Mapping[str, Mapping[str, tf.Tensor]],
+  dims: Dims,
 ) -> dict[str, mtf.Tensor]:
-  """Returns the features on a mesh, [batch, length] each."""
+  """Returns the features on a mesh, [batch, length] each.
+
+  Args:
+    mesh: mesh of the pod.
+    placement: its devices.
+    features: placeholders of each host that imports, by the name of its CPU.
+    dims: dimensions of the model.
+  """
   # host -> each device: its rows
   shape = mtf.Shape([dims.batch, dims.length])
+  first, *others = features.values()
+  if not others:
+    return {
+      name: mtf.import_tf_tensor(mesh, tensor, shape)
+      for name, tensor in first.items()
+    }
   return {
-    name: mtf.import_tf_tensor(mesh, tensor, shape)
-    for name, tensor in features.items()
+    name: mtf.import_laid_out_tensor(
+      mesh,
+      placement.slices_of_hosts(
+        {k: x[name] for k, x in features.items()}, shape
+      ),
+      shape,
+    )
+    for name in first
   }

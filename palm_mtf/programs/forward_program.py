@@ -65,7 +65,7 @@ def build_forward_program(
   dims = model_dims(config, batch_size, mesh_layout)
   with tf.device(placement.host):
     fed = placeholders(features, dims)
-  batch = import_features(mesh, fed, dims)
+  batch = import_features(mesh, placement, {placement.host: fed}, dims)
   loss_weights = batch.get("loss_weights")
   palm = Palm(config, dims, TrainedWeights(mesh, config, dims))
   logits = palm.logits(batch["inputs"], batch.get("segments"))

@@ -7,14 +7,15 @@ B   global clipping and update
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.mesh.placement import Placement
-from palm_mtf.model.dims import model_dims
+from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import cross_entropy, divisor
 from palm_mtf.model.palm import Palm
@@ -27,7 +28,11 @@ from palm_mtf.optim.clip import (
   global_norm,
   sums_of_squares,
 )
-from palm_mtf.programs.features import import_features, placeholders
+from palm_mtf.programs.features import (
+  ReadFeatures,
+  import_features,
+  placeholders,
+)
 from palm_mtf.programs.gradient_accumulation import (
   Accumulate,
   Sums,
@@ -35,6 +40,8 @@ from palm_mtf.programs.gradient_accumulation import (
   accumulated,
   microbatch_sums,
 )
+
+_Value = TypeVar("_Value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Pod:
   mesh: mtf.Mesh
   placement: Placement
   features: dict[str, tf.Tensor]  # fed with a microbatch's rows
+  copies: list[dict[str, tf.Tensor]]  # of other hosts that import them
   numbers: dict[str, tf.Tensor]  # `PodBuilder.numbers` of a microbatch
   tokens: TokenLosses
   variables: list[mtf.Variable]  # trained
@@ -77,6 +85,11 @@ class Update:
     }
 
 
+def _first_and_others(values: Iterable[_Value]) -> tuple[_Value, list[_Value]]:
+  first, *others = values
+  return first, others
+
+
 class PodBuilder:
   """Builds A and B of each pod.
 
@@ -94,7 +107,10 @@ class PodBuilder:
     pod_batch_size: int,
     seed: int,
     client: str,
+    num_pods: int,
+    read: ReadFeatures | None = None,
   ):
+    self._num_pods, self._read = num_pods, read
     self._config, self._mesh_layout = config, mesh_layout
     self._optimizer, self._seed = optimizer, seed
     self._pod_batch_size = pod_batch_size
@@ -121,8 +137,8 @@ class PodBuilder:
     # What is imported onto the mesh is made beside it: the client sends each
     # pod its own rows alone.
     with tf.device(placement.host):
-      fed = placeholders(features, dims)
-      batch = import_features(mesh, fed, dims)
+      fed = self._fed(index, placement, features, dims)
+      batch = import_features(mesh, placement, fed, dims)
       numbers = self.numbers(index, self.step, self.microbatch)
       dropout = self._dropout(mesh, numbers)
       is_float32 = self._mesh_layout.gradient_dtype == "float32"
@@ -152,13 +168,36 @@ class PodBuilder:
       index,
       mesh,
       placement,
-      fed,
+      *_first_and_others(fed.values()),
       numbers,
       tokens,
       variables,
       sums,
       accumulations,
     )
+
+  def _fed(
+    self,
+    index: int,
+    placement: Placement,
+    features: Sequence[str],
+    dims: Dims,
+  ) -> dict[str, dict[str, tf.Tensor]]:
+    """Returns the placeholders of each host that imports, by its name."""
+    if not self._read:
+      return {placement.host: placeholders(features, dims)}
+    # Where nothing is fed, each host reads the rows itself.
+    fed = {}
+    for host in placement.reading_hosts:
+      with tf.device(host):
+        part = index * self._num_microbatches + self.microbatch
+        values = self._read(host, self.step, part, self._num_parts)
+        fed[host] = placeholders(features, dims, values)
+    return fed
+
+  @property
+  def _num_parts(self) -> int:
+    return self._num_pods * self._num_microbatches
 
   def numbers(
     self, index: int, step: tf.Tensor, microbatch: tf.Tensor

@@ -22,7 +22,7 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.loss import weight_sum, weighted_mean
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.programs.dcn_all_reduce import exchanged_sums
-from palm_mtf.programs.features import REQUIRED_FEATURES
+from palm_mtf.programs.features import REQUIRED_FEATURES, ReadFeatures
 from palm_mtf.programs.pod import Pod, PodBuilder, Update
 from palm_mtf.programs.step_loop import LoopProgram, lower_loop
 
@@ -33,6 +33,7 @@ class PodProgram:
 
   # The pod's part of a microbatch, by name, in the order asked for.
   features: dict[str, tf.Tensor]
+  copies: list[dict[str, tf.Tensor]]  # of the pod's other hosts; fed alike
   # Nats a token of that part, [] float32; fetched alone it runs the forward
   # pass alone. The mean over several parts is weighted by `weight_sum`, [].
   loss: tf.Tensor
@@ -72,6 +73,8 @@ class TrainProgram:
   parameters: list[str]
   initialize: tf.Operation  # draws the first weights
   devices: Devices
+  # Whether hosts read the features of a step themselves, if they are not fed.
+  hosts_read: bool
   loop: LoopProgram | None  # where STEPS_PER_LOOP asks for one
 
   @property
@@ -90,6 +93,7 @@ def build_train_program(
   features: Sequence[str] = REQUIRED_FEATURES,
   pods: PodsConfig = PodsConfig(),  # noqa: B008
   devices: Devices | None = None,
+  read: ReadFeatures | None = None,
 ) -> TrainProgram:
   """Builds forward, backward, exchange and update in the current tf.Graph.
 
@@ -102,6 +106,7 @@ def build_train_program(
     features: names among FEATURE_DTYPES that every batch has.
     pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for CPUs or GPUs of this process.
+    read: reads features on hosts that import them; None where all are fed.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -114,6 +119,8 @@ def build_train_program(
     pod_batch_size=batch_size // pods.num_pods,
     seed=seed,
     client=devices.client,
+    num_pods=pods.num_pods,
+    read=read,
   )
   built = [
     builder.pod(index, devices.placement(mesh_layout, index), features)
@@ -135,7 +142,13 @@ def build_train_program(
     )
   return TrainProgram(
     pods=[
-      PodProgram(pod.features, **loss, slices=_kept(pod, x), accumulate=done)
+      PodProgram(
+        features=pod.features,
+        copies=pod.copies,
+        **loss,
+        slices=_kept(pod, x),
+        accumulate=done,
+      )
       for pod, loss, x, done in zip(
         built, losses, lowering.slices, accumulate, strict=True
       )
@@ -146,6 +159,7 @@ def build_train_program(
     parameters=[variable.name for variable in built[0].variables],
     initialize=lowering.initialize,
     devices=devices,
+    hosts_read=read is not None,
     loop=loop,
     **step,
   )

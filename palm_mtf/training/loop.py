@@ -9,8 +9,6 @@ stopped and resumed ends with the bits of one that was not.
 import contextlib
 import dataclasses
 import logging
-import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
@@ -28,6 +26,7 @@ from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.cluster.connect import Cluster
 from palm_mtf.cluster.heartbeat import Heartbeat
+from palm_mtf.data.batches.prefetch import Prefetcher
 from palm_mtf.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.host_functions import Host
@@ -36,10 +35,11 @@ from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import has_samples
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.trace.write import keep_trace
+from palm_mtf.training.clock import Clock
 from palm_mtf.training.finite_check import FiniteCheck
+from palm_mtf.training.host_reader import find_reader
 from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.loss_spikes import SpikePolicy
-from palm_mtf.training.prefetch import Prefetcher
 from palm_mtf.training.progress import TrainProgress, rows_to_compute
 from palm_mtf.training.replica_check import ReplicaCheck
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
@@ -51,33 +51,6 @@ _logger = logging.getLogger(__name__)
 _BATCHES_AHEAD = 2  # of a call into the session
 # Timed steps, or seconds of them, after which a run says how long it will take.
 _STEPS_TO_JUDGE, _SECS_TO_JUDGE = 3, 10.0
-
-
-class _Clock:
-  """Seconds of a part of a step."""
-
-  def __init__(self):
-    self._is_first = True
-    self._secs: list[float] = []  # [steps] since the last mean
-    self.num_steps, self.total_secs = 0, 0.0  # of all steps that were timed
-
-  @contextlib.contextmanager
-  def running(self, num_steps: int = 1) -> Iterator[None]:
-    """Times the body, which runs `num_steps` steps."""
-    start = time.perf_counter()
-    yield
-    if not self._is_first:  # the first call compiles, and opens files
-      secs = time.perf_counter() - start
-      self._secs += [secs / num_steps] * num_steps
-      self.num_steps += num_steps
-      self.total_secs += secs
-    self._is_first = False
-
-  def take_mean(self) -> float:
-    """Returns the mean since the last call, 0 if nothing was timed."""
-    mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
-    self._secs = []
-    return mean
 
 
 class WatchedSession(NamedTuple):
@@ -106,7 +79,7 @@ class TrainLoop:
     self._during = where.heartbeat.during
     self._metrics, self._progress = metrics, progress
     self._writer, self._watchdog = writer, watchdog
-    self._step_clock, self._data_clock = _Clock(), _Clock()
+    self._step_clock, self._data_clock = Clock(), Clock()
     self._validation_loss: float | None = None
     self._step = job.step
     # Another batch size is another program: supervisor.py starts its loop.
@@ -119,6 +92,16 @@ class TrainLoop:
     batches = job.corpus.batches(sizes, self._spikes.skips)
     depth = _BATCHES_AHEAD * config.mesh_layout.steps_per_loop
     self._ahead = Prefetcher(batches.batch, self._last_step, depth)
+    # From here on a lost pod ends every call into the session, by its phase.
+    with self._during("while its servers were asked for batches"):
+      where.heartbeat.connect(where.session)
+      read = find_reader(
+        where.session,
+        [] if config.mesh_layout.steps_per_loop > 1 else where.cluster.servers,
+        job.corpus,
+        sizes,
+        self._spikes.skips,
+      )
     program = build_train_program(
       config.model,
       config.mesh_layout,
@@ -128,11 +111,10 @@ class TrainLoop:
       features=batches.features,
       pods=config.pods,
       devices=where.cluster.devices,
+      read=read,
     )
     self._program = program
-    # From here on a lost pod ends every call into the session, by its phase.
     with self._during("while its variables were set"):
-      where.heartbeat.connect(where.session)
       self._set_up(where, program)
     if job.rewinds:  # the weights before the spike are restored
       remove_later(job.model_dir, self._step)
@@ -280,7 +262,9 @@ class TrainLoop:
     num_steps = self._steps_of_call()
     until = self._step + num_steps
     with self._data_clock.running(num_steps):
-      batches = [self._ahead.batch(i) for i in range(self._step, until)]
+      batches = [None]
+      if not self._program.hosts_read:
+        batches = [self._ahead.batch(i) for i in range(self._step, until)]
     phase = f"in step {until}"
     if num_steps > 1:
       phase = f"in steps {self._step + 1} to {until}"

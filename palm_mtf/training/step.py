@@ -12,7 +12,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.data.batches.batches import Batch, split_batch
 from palm_mtf.mesh.session import ONE_BY_ONE
-from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.programs.train_program import PodProgram, TrainProgram
 
 _TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
@@ -36,10 +36,13 @@ class TrainStep:
     """Makes the calls into `session`, whose variables are set."""
     self._session, self._program = session, program
     self._num_pods = len(program.pods)
+    numbers = [program.step, program.microbatch]
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
-    features = [x for pod in program.pods for x in pod.features.values()]
-    fed = [*features, program.step, program.microbatch]
+    features = [_fed_to(pod) for pod in program.pods]
+    every = [x for of_pod in features for x in of_pod]
+    # Hosts that read the rows of a step themselves are fed other rows alone.
+    fed = [*([] if program.hosts_read else every), *numbers]
     # The last microbatch of all pods, their exchange of gradients, the update.
     # A callable returns a value of the structure of its first argument.
     self._update = session.make_callable(
@@ -49,10 +52,10 @@ class TrainStep:
     self._accumulate = [
       session.make_callable(
         pod.accumulate,
-        [*pod.features.values(), program.step, program.microbatch],
+        [*([] if program.hosts_read else rows), *numbers],
         accept_options=True,
       )
-      for pod in program.pods
+      for pod, rows in zip(program.pods, features, strict=True)
     ]
     self._is_first = True
     # The update's losses and gradients without the update.
@@ -67,19 +70,19 @@ class TrainStep:
       )
     self._clients = concurrent.futures.ThreadPoolExecutor(self._num_pods)
     self._losses_and_weights = session.make_callable(
-      [[pod.loss, pod.weight_sum] for pod in program.pods], features
+      [[pod.loss, pod.weight_sum] for pod in program.pods], every
     )
 
   def run(
     self,
-    batch: Batch,
+    batch: Batch | None,
     step: int,
     records: list[tf.RunMetadata] | None = None,
   ) -> dict[str, float]:
     """Trains on a batch; returns the metrics of the step, by name.
 
     Args:
-      batch: features of the program.
+      batch: features of the program; None where hosts read them.
       step: steps done before this one.
       records: list to append TensorFlow's records of each call to; None does
         not trace.
@@ -104,7 +107,7 @@ class TrainStep:
       for i, rows in enumerate(shares[pod][:-1]):
         run(self._accumulate[pod], *rows, step, i)
 
-    shares = self._shares(batch)
+    shares = self._shares(batch) if batch else self._unfed()
     list(self._clients.map(accumulate, range(self._num_pods)))
     # From here on pods wait for each other.
     last = self._last(shares, step)
@@ -156,13 +159,20 @@ class TrainStep:
   def losses(self, batch: Batch) -> Iterator[tuple[float, float]]:
     """Yields the loss of each part of a batch, and the part's weight."""
     for parts in zip(*self._shares(batch), strict=True):
-      rows = itertools.chain.from_iterable(parts)
+      rows = itertools.chain.from_iterable(
+        part * (1 + len(pod.copies))
+        for part, pod in zip(parts, self._program.pods, strict=True)
+      )
       yield from self._losses_and_weights(*rows)
 
   def _last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
     """Returns the feeds of the last microbatch of a step."""
     rows = [rows for share in shares for rows in share[-1]]
     return [*rows, step, self._num_microbatches - 1]
+
+  def _unfed(self) -> list[list[list[np.ndarray]]]:
+    """Returns what `_shares` does, without features."""
+    return [[[]] * self._num_microbatches] * self._num_pods
 
   def _shares(self, batch: Batch) -> list[list[list[np.ndarray]]]:
     """Returns a batch as [pods][microbatches][features] arrays of rows."""
@@ -173,6 +183,11 @@ class TrainStep:
       ]
       for share in split_batch(batch, self._num_pods)
     ]
+
+
+def _fed_to(pod: PodProgram) -> list[tf.Tensor]:
+  """Returns what a pod is fed: its features, once for each of its hosts."""
+  return [x for each in (pod.features, *pod.copies) for x in each.values()]
 
 
 def _floats(values: dict[str, np.float32]) -> dict[str, float]:

@@ -65,6 +65,7 @@ class Split:
 class TokenStore:
   """The tokens of one source in one vocabulary."""
 
+  folder: str
   train: Split
   validation: Split
   lowest_rank: float  # of any document: a VALIDATION_SHARE above holds one out
@@ -191,6 +192,7 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
   }
   digests = [d for shard in shards for d in shard.blake2b.values()]
   return TokenStore(
+    folder=folder,
     **splits,
     lowest_rank=min((shard.lowest_rank for shard in shards), default=1.0),
     fingerprint=hashlib.blake2b(

@@ -22,6 +22,7 @@ from palm_mtf.mesh.host.collectives import (
 )
 from palm_mtf.mesh.host.device_copies import OperationCopies
 from palm_mtf.mesh.host.lowering import HostLowering
+from palm_mtf.mesh.host_functions import cpu_of_task
 from palm_mtf.mesh.placement import LaidOut
 from palm_mtf.mesh.slices import Slice, host_of, padded, regions_of
 from palm_mtf.ops.bfloat16 import einsum
@@ -38,7 +39,18 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(shape, list(mesh.rules.items()), list(devices))
     self.host = host_of(devices[0])
+    self.reading_hosts = list(dict.fromkeys(map(cpu_of_task, devices)))
     self._checked: dict[LaidOut, LaidOut] = {}
+
+  def slices_of_hosts(self, tensors, shape):
+    """Lays a tensor out that each of several `reading_hosts` has whole."""
+    size, slices = self.slice_shape(shape), []
+    for pnum, device in enumerate(self.devices):
+      host = cpu_of_task(device)
+      with tf.device(host):
+        begin = self.slice_begin(shape, pnum)
+        slices.append(tf.slice(tensors[host], begin, size))
+    return self.LaidOutTensor(slices)
 
   def slicewise(self, fn, *inputs):
     """Applies `fn` to the inputs' slices on each device."""

@@ -65,6 +65,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     self._devices = list(devices)
     self.hosts = [host_of(device) for device in devices]
     self.host = self.hosts[0]
+    self.reading_hosts = [self.host]  # TensorFlow sends the others their rows
     self._stacks: list[Stack] = []
     self._slots: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}

@@ -65,6 +65,7 @@ def build(
   num_pods=1,
   optimizer=PALM_OPTIMIZER,
   features=("inputs", "targets", "segments", "loss_weights"),
+  read=None,
 ):
   """Returns a program in a graph of its own."""
   devices = None
@@ -85,6 +86,7 @@ def build(
       pods=PodsConfig(num_pods=num_pods),
       devices=devices,
       features=features,
+      read=read,
     )
   return graph, program
 
@@ -107,7 +109,7 @@ class Run:
     shares = {name: np.split(x, len(program.pods)) for name, x in batch.items()}
     for i in range(program.num_microbatches):
       feed = {program.step: step, program.microbatch: i}
-      for number, pod in enumerate(program.pods):
+      for number, pod in enumerate([] if program.hosts_read else program.pods):
         for name, tensor in pod.features.items():
           parts = np.split(shares[name][number], program.num_microbatches)
           feed[tensor] = parts[i]
@@ -128,9 +130,8 @@ class Run:
     """Returns the loss of each pod's first microbatch, and its weight."""
     feed, *_ = self._feed(batch, 0)
     asked = [[x.loss, x.weight_sum] for x in self.program.pods]
-    return self.session.run(
-      [[self._here(x) for x in each] for each in asked], feed
-    )
+    asked = tf.nest.map_structure(self._here, asked)
+    return self.session.run(asked, feed)
 
   def is_finite(self, batch):
     """Returns whether a step with a batch of one microbatch is finite."""
@@ -196,6 +197,22 @@ def test_a_simulated_tpu_step_is_that_of_one_cpu(
   for number in range(1, num_pods):  # pods hold the same bits
     for name, parts in tpu.slices(number).items():
       np.testing.assert_equal(parts, tpu.slices(0)[name], err_msg=name)
+
+
+def test_a_pods_host_reads_the_rows_that_it_is_not_fed():
+  config, mesh = tiny_config(), mesh_of(FSDP, num_microbatches=2)
+  batch = random_documents(config, BATCH_SIZE, seed=0)
+
+  def rows(part, num_parts):
+    return [np.split(x, num_parts)[part] for x in batch.values()]
+
+  def read(host, step, part, num_parts):
+    dtypes = [tf.as_dtype(x.dtype) for x in batch.values()]
+    return tf.numpy_function(rows, [part, num_parts], dtypes)
+
+  runs = [run_of(config, mesh, num_pods=2, read=x) for x in (read, None)]
+  actual, expected = (run.step(batch, 0) for run in runs)
+  assert actual == expected
 
 
 def test_the_loss_of_other_batches_is_that_of_one_cpu():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from palm_mtf.training.prefetch import Prefetcher
+from palm_mtf.data.batches.prefetch import Prefetcher
 
 
 class Batches:

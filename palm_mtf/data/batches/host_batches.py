@@ -1,0 +1,108 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that a host of a pod reads itself, where it sees the token stores.
+
+A session calls these functions on a server (mesh/host_functions.py). Texts are
+bytes in UTF-8, as TensorFlow has them.
+"""
+
+import functools
+import json
+import os
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.data.batches.corpus import Corpus
+from palm_mtf.data.batches.prefetch import Prefetcher
+from palm_mtf.data.tokens.store import read_store
+
+
+class _Named(NamedTuple):
+  """What batches need of a source."""
+
+  name: str
+  rate: float
+
+
+def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
+  """Returns all that decides the training batches, as JSON."""
+  return json.dumps(
+    {
+      "stores": [os.path.abspath(x.folder) for x in corpus.stores],
+      "sources": [[x.name, x.rate] for x in corpus.sources],
+      "packing": corpus.packing,
+      "sequence_length": corpus.sequence_length,
+      "eod_id": corpus.eod_id,
+      "seed": corpus.seed,
+      "fingerprint": corpus.fingerprint,
+      "sizes": sizes.pairs,
+      "skips": skips.ranges,
+    }
+  )
+
+
+def find_batches(spec: bytes) -> bytes:
+  """Opens the batches of a spec; returns why that fails, or nothing."""
+  try:
+    _reader(spec)
+  except Exception as error:  # whatever it is, the client reads instead
+    return f"{type(error).__name__}: {error}".encode()
+  return b""
+
+
+def read_batch(
+  spec: bytes, step: np.int64, part: np.int32, num_parts: np.int32
+) -> tuple[np.ndarray, ...]:
+  """Returns each feature of a part of a batch, and begins to read the next.
+
+  Args:
+    spec: `batches_spec`.
+    step: number of the step, from 0 on.
+    part: number of the part, from 0 on.
+    num_parts: number of equal parts.
+  """
+  return _reader(spec).read(int(step), int(part), int(num_parts))
+
+
+# What a server registers.
+HOST_FUNCTIONS = (find_batches, read_batch)
+
+
+class _Reader:
+  """The batches of a spec, and those that are read ahead."""
+
+  def __init__(self, spec: bytes):
+    held = json.loads(spec)
+    corpus = Corpus(
+      sources=[_Named(*x) for x in held["sources"]],
+      stores=[read_store(x) for x in held["stores"]],
+      packing=held["packing"],
+      sequence_length=held["sequence_length"],
+      eod_id=held["eod_id"],
+      seed=held["seed"],
+    )
+    if corpus.fingerprint != held["fingerprint"]:
+      raise ValueError("these are other tokens")
+    self._batches = corpus.batches(
+      BatchSizes(held["sizes"]), Skips(held["skips"])
+    )
+    # By part and number of parts.
+    self._ahead: dict[tuple[int, int], Prefetcher] = {}
+
+  def read(self, step: int, part: int, num_parts: int) -> tuple:
+    key = part, num_parts
+    if key not in self._ahead:
+      batch_of = functools.partial(
+        self._batches.batch, part=part, num_parts=num_parts
+      )
+      self._ahead[key] = Prefetcher(batch_of, sys.maxsize, depth=1)
+    batch = self._ahead[key].batch(step)
+    return tuple(batch[name] for name in self._batches.features)
+
+
+# Those of the loop before may still be asked for.
+_reader = functools.lru_cache(maxsize=2)(_Reader)
