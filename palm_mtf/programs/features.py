@@ -3,6 +3,7 @@
 """The features of a batch that a pod is fed, [batch, length] each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError, check_choice
@@ -22,6 +23,13 @@ REQUIRED_FEATURES = ("inputs", "targets")
 # number of the step, [] int64, the part of the step's batch that the microbatch
 # is, [] int32, and the number of parts.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
+
+
+class HostFeatures(NamedTuple):
+  """Features that hosts read themselves where they are not fed."""
+
+  names: Sequence[str]
+  read: ReadFeatures
 
 
 def placeholders(

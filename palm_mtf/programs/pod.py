@@ -29,7 +29,7 @@ from palm_mtf.optim.clip import (
   sums_of_squares,
 )
 from palm_mtf.programs.features import (
-  ReadFeatures,
+  HostFeatures,
   import_features,
   placeholders,
 )
@@ -108,9 +108,8 @@ class PodBuilder:
     seed: int,
     client: str,
     num_pods: int,
-    read: ReadFeatures | None = None,
   ):
-    self._num_pods, self._read = num_pods, read
+    self._num_pods = num_pods
     self._config, self._mesh_layout = config, mesh_layout
     self._optimizer, self._seed = optimizer, seed
     self._pod_batch_size = pod_batch_size
@@ -125,7 +124,7 @@ class PodBuilder:
     self,
     index: int,
     placement: Placement,
-    features: Sequence[str],
+    features: Sequence[str] | HostFeatures,
   ) -> Pod:
     """Builds A: the sums of pod `index`."""
     mesh = mtf.Mesh(self._graph, f"pod_{index}")
@@ -180,19 +179,19 @@ class PodBuilder:
     self,
     index: int,
     placement: Placement,
-    features: Sequence[str],
+    features: Sequence[str] | HostFeatures,
     dims: Dims,
   ) -> dict[str, dict[str, tf.Tensor]]:
     """Returns the placeholders of each host that imports, by its name."""
-    if not self._read:
+    if not isinstance(features, HostFeatures):
       return {placement.host: placeholders(features, dims)}
     # Where nothing is fed, each host reads the rows itself.
     fed = {}
     for host in placement.reading_hosts:
       with tf.device(host):
         part = index * self._num_microbatches + self.microbatch
-        values = self._read(host, self.step, part, self._num_parts)
-        fed[host] = placeholders(features, dims, values)
+        values = features.read(host, self.step, part, self._num_parts)
+        fed[host] = placeholders(features.names, dims, values)
     return fed
 
   @property

@@ -22,7 +22,7 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.loss import weight_sum, weighted_mean
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.programs.dcn_all_reduce import exchanged_sums
-from palm_mtf.programs.features import REQUIRED_FEATURES, ReadFeatures
+from palm_mtf.programs.features import REQUIRED_FEATURES, HostFeatures
 from palm_mtf.programs.pod import Pod, PodBuilder, Update
 from palm_mtf.programs.step_loop import LoopProgram, lower_loop
 
@@ -90,10 +90,9 @@ def build_train_program(
   *,
   batch_size: int,
   seed: int,
-  features: Sequence[str] = REQUIRED_FEATURES,
+  features: Sequence[str] | HostFeatures = REQUIRED_FEATURES,
   pods: PodsConfig = PodsConfig(),  # noqa: B008
   devices: Devices | None = None,
-  read: ReadFeatures | None = None,
 ) -> TrainProgram:
   """Builds forward, backward, exchange and update in the current tf.Graph.
 
@@ -103,10 +102,10 @@ def build_train_program(
     optimizer: schedule, clipping, decay and z-loss.
     batch_size: sequences in one step, of all pods.
     seed: seed of the initial weights.
-    features: names among FEATURE_DTYPES that every batch has.
+    features: names among FEATURE_DTYPES that every batch has; and how hosts
+      read them, where they do.
     pods: number of pods, and the dtype of gradients between them.
     devices: devices of the pods; None for CPUs or GPUs of this process.
-    read: reads features on hosts that import them; None where all are fed.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -120,7 +119,6 @@ def build_train_program(
     seed=seed,
     client=devices.client,
     num_pods=pods.num_pods,
-    read=read,
   )
   built = [
     builder.pod(index, devices.placement(mesh_layout, index), features)
@@ -159,7 +157,7 @@ def build_train_program(
     parameters=[variable.name for variable in built[0].variables],
     initialize=lowering.initialize,
     devices=devices,
-    hosts_read=read is not None,
+    hosts_read=isinstance(features, HostFeatures),
     loop=loop,
     **step,
   )

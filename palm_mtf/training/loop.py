@@ -37,7 +37,7 @@ from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.trace.write import keep_trace
 from palm_mtf.training.clock import Clock
 from palm_mtf.training.finite_check import FiniteCheck
-from palm_mtf.training.host_reader import find_reader
+from palm_mtf.training.host_features import find_features
 from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.loss_spikes import SpikePolicy
 from palm_mtf.training.progress import TrainProgress, rows_to_compute
@@ -95,7 +95,7 @@ class TrainLoop:
     # From here on a lost pod ends every call into the session, by its phase.
     with self._during("while its servers were asked for batches"):
       where.heartbeat.connect(where.session)
-      read = find_reader(
+      features = find_features(
         where.session,
         [] if config.mesh_layout.steps_per_loop > 1 else where.cluster.servers,
         job.corpus,
@@ -108,10 +108,9 @@ class TrainLoop:
       config.optimizer,
       batch_size=self._batch_size,
       seed=config.run.seed,
-      features=batches.features,
+      features=features,
       pods=config.pods,
       devices=where.cluster.devices,
-      read=read,
     )
     self._program = program
     with self._during("while its variables were set"):

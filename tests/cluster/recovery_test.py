@@ -143,6 +143,12 @@ PHASES = {
   "while its variables were set": (loop, "TrainStep", 1),
   r"while pods were compared after step \d+": (CHECK, "check", 3),
   r"while step \d+ was saved": (weights_copier.WeightsCopier, "copy", 2),
+  # Whichever call is the first to need the server.
+  r"(while a checkpoint was written|in step \d+|while step \d+ was saved)": (
+    weights_copier.WeightsCopier,
+    "_write_copy",
+    3,
+  ),
   r"while the loss of step \d+ was measured": (
     loop,
     "mean_loss",

@@ -27,6 +27,7 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import names_of
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from palm_mtf.mesh.traffic import needed, traffic
+from palm_mtf.programs.features import HostFeatures
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.training.finite_check import build_finite_check
 from palm_mtf.training.replica_check import build_fingerprints
@@ -65,7 +66,6 @@ def build(
   num_pods=1,
   optimizer=PALM_OPTIMIZER,
   features=("inputs", "targets", "segments", "loss_weights"),
-  read=None,
 ):
   """Returns a program in a graph of its own."""
   devices = None
@@ -86,7 +86,6 @@ def build(
       pods=PodsConfig(num_pods=num_pods),
       devices=devices,
       features=features,
-      read=read,
     )
   return graph, program
 
@@ -210,7 +209,8 @@ def test_a_pods_host_reads_the_rows_that_it_is_not_fed():
     dtypes = [tf.as_dtype(x.dtype) for x in batch.values()]
     return tf.numpy_function(rows, [part, num_parts], dtypes)
 
-  runs = [run_of(config, mesh, num_pods=2, read=x) for x in (read, None)]
+  both = HostFeatures([*batch], read), [*batch]
+  runs = [run_of(config, mesh, num_pods=2, features=x) for x in both]
   actual, expected = (run.step(batch, 0) for run in runs)
   assert actual == expected
 

@@ -15,19 +15,19 @@ from palm_mtf.data.batches.host_batches import (
   read_batch,
 )
 from palm_mtf.mesh.host_functions import Host
-from palm_mtf.programs.features import FEATURE_DTYPES, ReadFeatures
+from palm_mtf.programs.features import FEATURE_DTYPES, HostFeatures
 
 _logger = logging.getLogger(__name__)
 
 
-def find_reader(
+def find_features(
   session: tf.Session,
   servers: Sequence[Host],
   corpus: Corpus,
   sizes: BatchSizes,
   skips: Skips,
-) -> ReadFeatures | None:
-  """Returns what reads the training batches on servers.
+) -> Sequence[str] | HostFeatures:
+  """Returns the features of the training batches, and how servers read them.
 
   Args:
     session: session of the current graph, which reaches the servers.
@@ -37,10 +37,12 @@ def find_reader(
     skips: batches that are left out.
 
   Returns:
-    None where there are no servers, or one does not find the same tokens.
+    Their names alone where there are no servers, or one does not find the same
+    tokens.
   """
+  names = corpus.batches(sizes, skips).features
   if not servers:
-    return None
+    return names
   spec = batches_spec(corpus, sizes, skips)
   found = [host.call(find_batches, [spec], [tf.string])[0] for host in servers]
   for server, reason in zip(servers, session.run(found), strict=True):
@@ -49,9 +51,9 @@ def find_reader(
         "the client reads the batches for all servers: "
         f"{server.device} does not ({reason.decode()})"
       )
-      return None
+      return names
   of_devices = {host.device: host for host in servers}
-  dtypes = [FEATURE_DTYPES[x] for x in corpus.batches(sizes, skips).features]
+  dtypes = [FEATURE_DTYPES[x] for x in names]
 
   def read(
     device: str, step: tf.Tensor, part: tf.Tensor, num_parts: int
@@ -59,4 +61,4 @@ def find_reader(
     inputs = [spec, step, part, num_parts]
     return of_devices[device].call(read_batch, inputs, dtypes)
 
-  return read
+  return HostFeatures(names, read)
