@@ -39,6 +39,7 @@ IMPORTS = {
   "data": "_tf errors console config model_dir",
   "checkpoints": "_tf errors config accounting mesh model_dir data",
   "huggingface": "errors config accounting data",
+  "formats": "config accounting data checkpoints huggingface",
   "cluster": "__init__ _tf errors console config mesh data checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
@@ -48,8 +49,8 @@ IMPORTS = {
   "programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
   "commands": "__init__ _tf errors console config machine accounting mesh "
-  "rates model_dir report data checkpoints huggingface cluster inference "
-  "evaluation training",
+  "rates model_dir report data checkpoints huggingface formats cluster "
+  "inference evaluation training",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors console config machine model_dir",
   "__main__": "cli",
@@ -87,6 +88,7 @@ TENSORFLOW_FREE = PURE | {
   "commands",
   "console",
   "data",
+  "formats",
   "huggingface",
   "report",
 }

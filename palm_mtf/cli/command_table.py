@@ -124,16 +124,16 @@ COMMANDS = {
     },
   ),
   "export": Command(
-    "write the newest checkpoint for Hugging Face transformers",
+    "write the newest checkpoint for other software",
     entry_point="palm_mtf.commands.export.export",
     config="Config",
     takes_model_dir=True,
     flags={
       "--format": {
         "dest": "target",
-        "choices": ["hf"],
+        "choices": ["hf", "npz"],
         "default": "hf",
-        "help": "hf: safetensors, configuration and fast tokenizer (default)",
+        "help": "hf (default): for Hugging Face transformers; npz: arrays",
       },
       "--output": {
         "metavar": "FOLDER",

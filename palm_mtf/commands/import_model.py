@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf import`: a model of transformers becomes a checkpoint."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -69,22 +68,15 @@ def _manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
     shapes=parameter_shapes(model),
     vocabulary_sha256=vocabulary.sha256,
     data={},
-    settings={**_settings(model), "SECOND_MOMENT": NO_MOMENTS},
+    settings={**model.macros(), "SECOND_MOMENT": NO_MOMENTS},
     versions={"palm_mtf": __version__},
   )
-
-
-def _settings(model: PalmConfig) -> dict[str, object]:
-  """Returns the macros of the architecture: its dtype is the run's choice."""
-  fields = dataclasses.asdict(model)
-  del fields["activation_dtype"]
-  return {name.upper(): value for name, value in fields.items()}
 
 
 def _gin_text(model: PalmConfig, packing: str) -> str:
   """Returns config.gin: the architecture over the settings of finetuning."""
   settings = {
-    **_settings(model),
+    **model.macros(),
     "ACTIVATION_DTYPE": model.activation_dtype,
     "PACKING": packing,
   }

@@ -89,3 +89,9 @@ class PalmConfig:
         'o and wo; use "separate".'
       )
     check_choice("REMAT", self.remat, ["none", "attention", "layer"])
+
+  def macros(self) -> dict[str, object]:
+    """Returns every setting but the dtype, which is the run's, by its macro."""
+    fields = dataclasses.asdict(self)
+    del fields["activation_dtype"]
+    return {name.upper(): value for name, value in fields.items()}

@@ -24,7 +24,7 @@ _BY_SETTINGS = {
   ("serial", "rms_norm"): GRANITE,
 }
 _SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
-_NORM_EPSILON, _ROTARY_BASE = 1e-6, 10_000.0
+NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
 # Our settings that are no part of these architectures. A key of our own keeps
 # them, which transformers leaves alone.
 _OWN = "palm_mtf"
@@ -79,9 +79,9 @@ def to_config(
     "attention_bias": False,
     "attention_dropout": 0.0,
     "tie_word_embeddings": True,
-    "rope_theta": _ROTARY_BASE,
+    "rope_theta": ROTARY_BASE,
     # By two names: transformers 5 reads the second.
-    "rope_parameters": {"rope_type": "default", "rope_theta": _ROTARY_BASE},
+    "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
     "torch_dtype": "float32",
     "bos_token_id": start_id,
     "eos_token_id": eod_id,
@@ -97,13 +97,13 @@ def _own_keys(architecture: str, d_model: int, d_kv: int) -> dict[str, object]:
   if architecture == COHERE:
     return {
       "model_type": "cohere",
-      "layer_norm_eps": _NORM_EPSILON,
+      "layer_norm_eps": NORM_EPSILON,
       "logit_scale": d_model**-0.5,
       "use_qk_norm": False,
     }
   return {
     "model_type": "granite",
-    "rms_norm_eps": _NORM_EPSILON,
+    "rms_norm_eps": NORM_EPSILON,
     "logits_scaling": d_model**0.5,
     "attention_multiplier": d_kv**-0.5,
     "embedding_multiplier": 1.0,
@@ -211,7 +211,7 @@ def _check_numbers(
     for name, value in wanted.items()
   ]
   pairs += [
-    ("rope_theta", theta, _ROTARY_BASE),
+    ("rope_theta", theta, ROTARY_BASE),
     ("rope_type", kind or "default", "default"),
   ]
   for name, value, ours in pairs:

@@ -1,0 +1,75 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""--format=hf: a folder that Hugging Face transformers loads."""
+
+import json
+import logging
+import math
+import os
+import shutil
+
+from palm_mtf.formats.trained_model import Reader, TrainedModel
+from palm_mtf.huggingface.architecture import architecture_of, to_config
+from palm_mtf.huggingface.folder import VOCABULARY, WEIGHTS
+from palm_mtf.huggingface.safetensors import write_safetensors
+from palm_mtf.huggingface.tokenizer import (
+  tokenizer_config,
+  tokenizer_json,
+  why_not_exact,
+)
+from palm_mtf.huggingface.weights import exported, tensor_shapes
+
+_logger = logging.getLogger(__name__)
+
+
+class HuggingFaceFolder:
+  """A model of transformers, its weights in float32 (a `Format`)."""
+
+  def __init__(self, trained: TrainedModel):
+    """Raises UserError if no architecture of transformers is the model."""
+    self._trained = trained
+    self._architecture = architecture_of(trained.model)
+    self._shapes = tensor_shapes(trained.model)
+    self.num_bytes = 4 * sum(map(math.prod, self._shapes.values()))
+    self.kind = f"a {self._architecture}"
+
+  def write(self, path: str, read: Reader) -> None:
+    """Writes safetensors, configuration and tokenizer; see `Format`."""
+    for name, content in self._json_files().items():
+      with open(os.path.join(path, name), "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+    shutil.copyfile(
+      self._trained.vocabulary.path, os.path.join(path, VOCABULARY)
+    )
+    write_safetensors(
+      os.path.join(path, WEIGHTS),
+      self._shapes,
+      exported(self._trained.model, self._architecture, read),
+    )
+
+  def _json_files(self) -> dict[str, object]:
+    model, vocabulary = self._trained.model, self._trained.vocabulary
+    start_id = self._trained.start_id
+    described = to_config(
+      model,
+      start_id=start_id,
+      eod_id=vocabulary.eod_id,
+      packing=self._trained.config.data.packing,
+    )
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    files = {
+      "config.json": described,
+      "generation_config.json": {name: described[name] for name in ids},
+    }
+    if reason := why_not_exact(vocabulary):
+      _logger.warning(
+        f"no tokenizer.json is written for {vocabulary.path}: {reason}; "
+        f"encode with SentencePiece and {VOCABULARY}"
+      )
+      return files
+    return files | {
+      "tokenizer.json": tokenizer_json(vocabulary, start_id),
+      "tokenizer_config.json": tokenizer_config(
+        vocabulary, start_id=start_id, sequence_length=model.sequence_length
+      ),
+    }

@@ -1,0 +1,54 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""--format=npz: a folder with the weights as NumPy arrays.
+
+weights.npz        every parameter by its name, float32
+config.json        the macros of the architecture, constants and token ids
+vocabulary.model   the SentencePiece model
+"""
+
+import json
+import math
+import os
+import shutil
+import zipfile
+
+import numpy as np
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.formats.trained_model import Reader, TrainedModel
+from palm_mtf.huggingface.architecture import NORM_EPSILON, ROTARY_BASE
+from palm_mtf.huggingface.folder import VOCABULARY
+
+
+class NpzFolder:
+  """Weights as NumPy arrays, with what says how to use them (a `Format`)."""
+
+  kind = "a folder of NumPy arrays"
+
+  def __init__(self, trained: TrainedModel):
+    self._trained = trained
+    self._shapes = parameter_shapes(trained.model)
+    self.num_bytes = 4 * sum(map(math.prod, self._shapes.values()))
+
+  def write(self, path: str, read: Reader) -> None:
+    """Writes the three files; see `Format`."""
+    trained = self._trained
+    described = {
+      **trained.model.macros(),
+      "PACKING": trained.config.data.packing,
+      "norm_epsilon": NORM_EPSILON,
+      "rotary_base": ROTARY_BASE,
+      "start_id": trained.start_id,
+      "eod_id": trained.vocabulary.eod_id,
+      "step": trained.step,
+    }
+    with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
+      json.dump(described, file, indent=1)
+    shutil.copyfile(trained.vocabulary.path, os.path.join(path, VOCABULARY))
+    # As np.savez, which would hold all arrays in memory at once.
+    weights = os.path.join(path, "weights.npz")
+    with zipfile.ZipFile(weights, "w") as archive:
+      for name in self._shapes:
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+          np.lib.format.write_array(file, read(name), allow_pickle=False)

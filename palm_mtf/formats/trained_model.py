@@ -1,0 +1,66 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A trained model with all that its formats are written from."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config import Config, PalmConfig
+from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+
+Reader = Callable[[str], np.ndarray]  # of a parameter, by its name
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel:
+  """A checkpoint with its settings and vocabulary, which fit together.
+
+  Attributes:
+    config: every setting of the run.
+    checkpoint: weights and step.
+    vocabulary: vocabulary of the run.
+  """
+
+  config: Config
+  checkpoint: Checkpoint
+  vocabulary: Vocabulary
+
+  @property
+  def model(self) -> PalmConfig:
+    """The architecture."""
+    return self.config.model
+
+  @property
+  def step(self) -> int:
+    """Training steps done."""
+    return self.checkpoint.manifest.step
+
+  @property
+  def start_id(self) -> int:
+    """Input before the first token of a text (packing.document_start)."""
+    return document_start(self.config.data.packing, self.vocabulary.eod_id)
+
+
+class Format(Protocol):
+  """One model in one format: made, it is checked and can be written.
+
+  Attributes:
+    num_bytes: upper bound of its size.
+    kind: noun phrase for people, "a CohereForCausalLM".
+  """
+
+  num_bytes: int
+  kind: str
+
+  def write(self, path: str, read: Reader) -> None:
+    """Writes it.
+
+    Args:
+      path: the empty folder to fill, or the file to make.
+      read: returns a parameter, float32.
+    """

@@ -1,0 +1,65 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The NumPy folder is enough to compute what palm_mtf computes."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from palm_mtf.cli.main import main
+from tests import oracle, runs
+
+TEXT = "one two three four"
+
+
+@pytest.fixture(scope="module")
+def folder(finished, tmp_path_factory):
+  """The run of `finished`, exported."""
+  path = tmp_path_factory.mktemp("exported") / "model"
+  flags = ["--model_dir", str(finished), "--format=npz"]
+  assert main(["export", *flags, "--output", str(path)]) == 0
+  return path
+
+
+def test_the_arrays_are_those_of_the_newest_checkpoint(folder, finished):
+  tensors = runs.read_tensors(finished, 12)
+  with np.load(folder / "weights.npz") as arrays:
+    assert "layer_000/attention/q" in arrays
+    for name in arrays:
+      np.testing.assert_array_equal(arrays[name], tensors[name], err_msg=name)
+
+
+def test_the_oracle_scores_with_the_folder_alone_what_score_does(
+  folder, finished, capsys
+):
+  fields = json.loads((folder / "config.json").read_text())
+  sizes = {name.lower(): value for name, value in fields.items()}
+  config = types.SimpleNamespace(**sizes)
+  assert config.norm_epsilon == oracle.NORM_EPSILON
+  assert config.rotary_base == oracle.ROTARY_THETA
+  processor = sentencepiece.SentencePieceProcessor(
+    model_file=str(folder / "vocabulary.model")
+  )
+  with np.load(folder / "weights.npz") as arrays:
+    params = {name: arrays[name].astype(np.float64) for name in arrays}
+  ids = processor.Encode(TEXT)
+  expected = oracle.log_likelihood(config, params, [], ids, config.start_id)
+  capsys.readouterr()
+  flags = ["--model_dir", str(finished), runs.IN_FLOAT32, "--json"]
+  assert main(["score", *flags, "--text", TEXT]) == 0
+  score = json.loads(capsys.readouterr().out)
+  assert score["log_likelihood"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_folder_says_of_which_step_and_model_it_is(folder):
+  fields = json.loads((folder / "config.json").read_text())
+  assert (fields["step"], fields["D_MODEL"], fields["NORM"]) == (
+    12,
+    runs.SETTINGS["D_MODEL"],
+    "layer_norm",
+  )
+  # Behind [eod], where PACKING = "joined" begins a document.
+  assert fields["start_id"] == fields["eod_id"] == 1
