@@ -41,12 +41,12 @@ def _lean_import() -> Iterator[None]:
   except FileNotFoundError:
     # None can be written. What TensorFlow imports asks for the name alone.
     tempfile.tempdir = "/tmp"
-  with _never_garbage(), _silent_unless_it_fails(), _Withheld():
+  with _never_garbage(), silent_unless_it_fails(), _Withheld():
     yield
 
 
 @contextlib.contextmanager
-def _silent_unless_it_fails() -> Iterator[None]:
+def silent_unless_it_fails() -> Iterator[None]:
   """Holds back what C++ writes to stderr; shows it if the body raises."""
   sys.stderr.flush()
   terminal = os.dup(2)
@@ -181,6 +181,7 @@ __all__ = [
   "kernels",
   "mtf",
   "ops",
+  "silent_unless_it_fails",
   "tf",
   "tf2",
   "tpu_ops",

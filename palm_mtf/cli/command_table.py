@@ -131,9 +131,10 @@ COMMANDS = {
     flags={
       "--format": {
         "dest": "target",
-        "choices": ["hf", "npz"],
+        "choices": ["hf", "npz", "saved_model"],
         "default": "hf",
-        "help": "hf (default): for Hugging Face transformers; npz: arrays",
+        "help": "hf (default): for Hugging Face transformers; saved_model: "
+        "for TensorFlow; npz: arrays",
       },
       "--output": {
         "metavar": "FOLDER",

@@ -11,10 +11,15 @@ from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.formats.hf import HuggingFaceFolder
 from palm_mtf.formats.npz import NpzFolder
+from palm_mtf.formats.saved_model import SavedModelFolder
 from palm_mtf.formats.trained_model import TrainedModel
 from palm_mtf.model_dir.atomic_files import check_model_dir, new_folder
 
-_FORMATS = {"hf": HuggingFaceFolder, "npz": NpzFolder}
+_FORMATS = {
+  "hf": HuggingFaceFolder,
+  "npz": NpzFolder,
+  "saved_model": SavedModelFolder,
+}
 
 
 def export(*, model_dir: str, config: Config, output: str, target: str) -> None:
@@ -23,11 +28,10 @@ def export(*, model_dir: str, config: Config, output: str, target: str) -> None:
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; those of model and data are read.
-    output: path of the folder to make.
+    output: path of the folder to make, or to make one in for its step.
     target: name of the format.
   """
   check_model_dir(model_dir)
-  check_new(output)
   shapes = parameter_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(
@@ -35,10 +39,11 @@ def export(*, model_dir: str, config: Config, output: str, target: str) -> None:
   )
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   exported = _FORMATS[target](TrainedModel(config, checkpoint, vocabulary))
+  output = os.path.abspath(os.path.join(output, exported.subfolder))
+  check_new(output)
   # TensorFlow takes seconds to import: wrong input is told before.
   from palm_mtf.checkpoints.arrays import array_reader
 
-  output = os.path.abspath(output)
   with new_folder(output, exported.num_bytes, make_way=check_new) as folder:
     exported.write(folder, array_reader(checkpoint.prefix))
   step = checkpoint.manifest.step

@@ -25,6 +25,8 @@ _logger = logging.getLogger(__name__)
 class HuggingFaceFolder:
   """A model of transformers, its weights in float32 (a `Format`)."""
 
+  subfolder = ""
+
   def __init__(self, trained: TrainedModel):
     """Raises UserError if no architecture of transformers is the model."""
     self._trained = trained

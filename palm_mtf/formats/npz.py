@@ -25,6 +25,7 @@ class NpzFolder:
   """Weights as NumPy arrays, with what says how to use them (a `Format`)."""
 
   kind = "a folder of NumPy arrays"
+  subfolder = ""
 
   def __init__(self, trained: TrainedModel):
     self._trained = trained

@@ -52,10 +52,12 @@ class Format(Protocol):
   Attributes:
     num_bytes: upper bound of its size.
     kind: noun phrase for people, "a CohereForCausalLM".
+    subfolder: name of the folder to make within --output, "" for --output.
   """
 
   num_bytes: int
   kind: str
+  subfolder: str
 
   def write(self, path: str, read: Reader) -> None:
     """Writes it.

@@ -120,9 +120,10 @@ def new_folder(
     os.mkdir(temporary)
     try:
       yield temporary
-      for each in os.listdir(temporary):
-        sync(os.path.join(temporary, each))
-      sync(temporary)
+      for folder, _, names in os.walk(temporary, topdown=False):
+        for each in names:
+          sync(os.path.join(folder, each))
+        sync(folder)
       if os.path.lexists(path):
         make_way(path)
       os.rename(temporary, path)

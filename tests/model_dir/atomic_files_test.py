@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
 import os
+import pathlib
 
 import pytest
 
 from palm_mtf.errors import UserError
+from palm_mtf.model_dir import atomic_files
 from palm_mtf.model_dir.atomic_files import (
   check_model_dir,
   new_folder,
@@ -82,6 +84,19 @@ def test_a_folder_appears_when_it_is_complete(tmp_path):
     assert not path.exists()
   assert os.listdir(tmp_path) == ["folder"]
   assert os.listdir(path) == ["file"]
+
+
+def test_a_file_below_a_folder_is_on_the_disk_before_the_folder_has_its_name(
+  tmp_path, monkeypatch
+):
+  synced = []
+  monkeypatch.setattr(
+    atomic_files, "sync", lambda path: synced.append(os.path.basename(path))
+  )
+  with new_folder(str(tmp_path / "folder"), 0) as temporary:
+    os.mkdir(os.path.join(temporary, "below"))
+    pathlib.Path(temporary, "below", "file").touch()
+  assert synced[:2] == ["file", "below"]
 
 
 def test_a_failure_leaves_no_folder(tmp_path):

@@ -1,0 +1,143 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Plain TensorFlow, without palm_mtf, says what score and generate say."""
+
+import json
+import shutil
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests import processes, runs
+
+TEXTS = ["one two three", "four \u2581 five \u00e9", "x", "seven eight " * 40]
+PAIRS = [["one two ", "three"], ["1: four five six seven", " eight nine"]]
+PROMPTS = ["one two", "5: three", "7"]
+OVER = {"max_tokens": 8, "temperature": 0.0}
+
+# Calls signatures as TensorFlow Serving does: feeds, and the defaults of the
+# signature for what is not fed.
+PROGRAM = """
+import json, sys
+import tensorflow.compat.v1 as tf
+import tensorflow_text  # registers the operations of the tokenizer
+
+def plain(x):
+  if x.dtype == object:
+    return [each.decode() for each in x]
+  return x.tolist()
+
+folder, calls = sys.argv[1], json.loads(sys.argv[2])
+with tf.Session(graph=tf.Graph()) as session:
+  signatures = tf.saved_model.load(session, ["serve"], folder).signature_def
+  results = []
+  for name, given in calls:
+    signature = signatures[name]
+    feed = {x: tf.make_ndarray(v) for x, v in signature.defaults.items()}
+    feed.update(given)
+    try:
+      found = session.run(
+        {x: info.name for x, info in signature.outputs.items()},
+        {signature.inputs[x].name: value for x, value in feed.items()},
+      )
+      results.append({x: plain(value) for x, value in found.items()})
+    except tf.errors.InvalidArgumentError as error:
+      results.append(str(error))
+assert not any(x.startswith("palm_mtf") for x in sys.modules)
+print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(finished, tmp_path_factory):
+  """The run of `finished`, exported."""
+  path = tmp_path_factory.mktemp("exported") / "served"
+  flags = ["--model_dir", str(finished), "--format=saved_model"]
+  assert main(["export", *flags, "--output", str(path)]) == 0
+  return path
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+  """What each of these calls returns, or its error."""
+  inputs, targets = zip(*PAIRS, strict=True)
+  calls = {
+    "score": {"texts": TEXTS},
+    "score_targets": {"inputs": inputs, "targets": targets},
+    "generate": {"prompts": PROMPTS, **OVER},
+    "generate defaults": {"prompts": PROMPTS},
+    "generate too much": {"prompts": PROMPTS, **OVER, "max_tokens": 31},
+  }
+  given = [[name.split()[0], feed] for name, feed in calls.items()]
+  done = processes.python(
+    "-c", PROGRAM, folder / "12", json.dumps(given), cwd=folder
+  )
+  assert done.returncode == 0, done.stderr
+  return dict(zip(calls, json.loads(done.stdout), strict=True))
+
+
+def _printed(command, finished, capsys, *flags) -> list[dict]:
+  capsys.readouterr()
+  given = ["--model_dir", str(finished), runs.IN_FLOAT32, "--json", *flags]
+  assert main([command, *given]) == 0
+  return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+
+
+def test_the_layout_is_that_of_tensorflow_serving(folder):
+  assert [path.name for path in folder.iterdir()] == ["12"]  # the step
+  assert (folder / "12" / "saved_model.pb").is_file()
+  assert (folder / "12" / "variables").is_dir()
+
+
+def test_likelihoods_of_texts_of_any_length_are_those_of_score(
+  results, finished, capsys
+):
+  flags = [flag for text in TEXTS for flag in ("--text", text)]
+  lines = _printed("score", finished, capsys, *flags)[: len(TEXTS)]
+  expected = [line["log_likelihood"] for line in lines]
+  assert results["score"]["log_likelihood"] == pytest.approx(expected, rel=1e-5)
+  assert results["score"]["tokens"] == [line["tokens"] for line in lines]
+
+
+def test_likelihoods_of_targets_are_those_of_score(
+  results, finished, tmp_path, capsys
+):
+  file = tmp_path / "pairs.tsv"
+  file.write_text("".join("\t".join(pair) + "\n" for pair in PAIRS))
+  lines = _printed("score", finished, capsys, "--input", str(file))
+  expected = [line["log_likelihood"] for line in lines[: len(PAIRS)]]
+  found = results["score_targets"]["log_likelihood"]
+  assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_greedy_text_is_that_of_generate(results, finished, capsys):
+  flags = [flag for prompt in PROMPTS for flag in ("--prompt", prompt)]
+  greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
+  lines = _printed("generate", finished, capsys, *flags, *greedy)
+  assert results["generate"] == {
+    "continuation": [line["continuation"] for line in lines],
+    "num_tokens": [line["num_tokens"] for line in lines],
+  }
+
+
+def test_what_is_not_given_has_the_settings_of_the_run(results):
+  sample_tokens = runs.SETTINGS["SAMPLE_TOKENS"]
+  found = results["generate defaults"]["num_tokens"]
+  assert all(0 < each <= sample_tokens for each in found)
+
+
+def test_a_prompt_without_room_is_told(results):
+  assert "max_tokens are more than 32 tokens" in results["generate too much"]
+
+
+def test_another_step_becomes_another_version_and_the_same_one_is_refused(
+  folder, finished, tmp_path, capsys
+):
+  served = tmp_path / "served"
+  (served / "6").mkdir(parents=True)
+  shutil.copy(folder / "12" / "saved_model.pb", served / "6")
+  flags = ["--model_dir", str(finished), "--format=saved_model"]
+  assert main(["export", *flags, "--output", str(served)]) == 0
+  assert sorted(path.name for path in served.iterdir()) == ["12", "6"]
+  assert main(["export", *flags, "--output", str(served)]) == 2
+  assert "/12': exists; give a new folder" in capsys.readouterr().err

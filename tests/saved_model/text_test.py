@@ -1,0 +1,68 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The graph's ids and texts are the vocabulary's, on any text."""
+
+import random
+
+import pytest
+
+from palm_mtf._tf import tf2
+from palm_mtf.data.vocabulary.training import learn_model
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.saved_model.text import TextCoder
+from tests.source_files import PACKAGE, text_of
+
+SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:40]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> Vocabulary:
+  path = tmp_path_factory.mktemp("vocabulary") / "code.model"
+  path.write_bytes(learn_model(SOURCES, 1500))
+  return Vocabulary(str(path))
+
+
+@pytest.fixture(scope="module")
+def coder(vocabulary) -> TextCoder:
+  return TextCoder(vocabulary)
+
+
+def _assert_same(vocabulary, coder, texts) -> None:
+  ids = coder.encode(tf2.constant(texts))
+  assert ids.to_list() == vocabulary.encode_batch(texts)
+  decoded = coder.decode(ids).numpy()
+  assert [each.decode() for each in decoded] == texts
+
+
+def test_source_code_comes_back_from_its_ids(vocabulary, coder):
+  _assert_same(vocabulary, coder, SOURCES)
+
+
+def test_ids_of_any_characters_are_the_same(vocabulary, coder):
+  rng = random.Random(0)
+  letters = [
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "a",
+    "the",
+    "\u2581",
+    "\u2581 ",
+    "\u00e9",
+    "\0",
+  ]
+  letters += ["[eod]", "<pad>", "<unk>", "<0x41>", "7", "\u2585", "\U0001f600"]
+  texts = [
+    "".join(rng.choices(letters, k=rng.randrange(9))) for _ in range(999)
+  ]
+  assert "" in texts
+  _assert_same(vocabulary, coder, texts)
+
+
+def test_ids_that_are_no_text_decode_as_in_the_vocabulary(vocabulary, coder):
+  rng = random.Random(1)
+  rows = [rng.choices(range(300), k=rng.randrange(6)) for _ in range(300)]
+  found = coder.decode(tf2.ragged.constant(rows, tf2.int32)).numpy()
+  expected = [vocabulary.decode(row) for row in rows]
+  assert [each.decode() for each in found] == expected
