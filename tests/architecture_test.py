@@ -39,8 +39,10 @@ IMPORTS = {
   "data": "_tf errors console config model_dir",
   "checkpoints": "_tf errors config accounting mesh model_dir data",
   "huggingface": "errors config accounting data",
+  "gguf": "errors config data huggingface",
   "saved_model": "_tf config accounting model data",
-  "formats": "_tf config accounting data checkpoints huggingface saved_model",
+  "formats": "_tf config accounting data checkpoints huggingface gguf "
+  "saved_model",
   "cluster": "__init__ _tf errors console config mesh data checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
@@ -90,6 +92,7 @@ TENSORFLOW_FREE = PURE | {
   "console",
   "data",
   "formats",
+  "gguf",
   "huggingface",
   "report",
 }

@@ -131,15 +131,21 @@ COMMANDS = {
     flags={
       "--format": {
         "dest": "target",
-        "choices": ["hf", "npz", "saved_model"],
+        "choices": ["hf", "gguf", "saved_model", "npz"],
         "default": "hf",
-        "help": "hf (default): for Hugging Face transformers; saved_model: "
-        "for TensorFlow; npz: arrays",
+        "help": "hf (default): for Hugging Face transformers; gguf: for "
+        "llama.cpp; saved_model: for TensorFlow; npz: NumPy arrays",
       },
       "--output": {
         "metavar": "FOLDER",
         "required": True,
-        "help": "the folder to make",
+        "help": "what to make: a file of gguf, else a folder; saved_model "
+        "makes one in it for its step",
+      },
+      "--dtype": {
+        "choices": ["float32", "float16", "q8_0"],
+        "default": "float32",
+        "help": "of the weights of gguf (default: float32)",
       },
     },
   ),

@@ -9,11 +9,12 @@ from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.formats.gguf import GgufFile
 from palm_mtf.formats.hf import HuggingFaceFolder
 from palm_mtf.formats.npz import NpzFolder
 from palm_mtf.formats.saved_model import SavedModelFolder
 from palm_mtf.formats.trained_model import TrainedModel
-from palm_mtf.model_dir.atomic_files import check_model_dir, new_folder
+from palm_mtf.model_dir.atomic_files import check_model_dir, new_path
 
 _FORMATS = {
   "hf": HuggingFaceFolder,
@@ -22,30 +23,44 @@ _FORMATS = {
 }
 
 
-def export(*, model_dir: str, config: Config, output: str, target: str) -> None:
+def export(
+  *, model_dir: str, config: Config, output: str, target: str, dtype: str
+) -> None:
   """Writes a model in a format of other software.
 
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting; those of model and data are read.
-    output: path of the folder to make, or to make one in for its step.
+    output: path of the file or folder to make; of saved_model, of the folder
+      that gets one for the step.
     target: name of the format.
+    dtype: dtype of the weights that are written; "float32" where the format has
+      no other.
   """
   check_model_dir(model_dir)
+  if target != "gguf" and dtype != "float32":
+    raise UserError(
+      f"--dtype = {dtype!r}: --format={target} is written in float32; leave it "
+      "out, or use --format=gguf."
+    )
   shapes = parameter_shapes(config.model)
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=config.model.vocab_size
   )
   check_same_model(checkpoint, shapes, vocabulary.sha256)
-  exported = _FORMATS[target](TrainedModel(config, checkpoint, vocabulary))
+  trained = TrainedModel(config, checkpoint, vocabulary)
+  if target == "gguf":
+    exported = GgufFile(trained, dtype)
+  else:
+    exported = _FORMATS[target](trained)
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
   # TensorFlow takes seconds to import: wrong input is told before.
   from palm_mtf.checkpoints.arrays import array_reader
 
-  with new_folder(output, exported.num_bytes, make_way=check_new) as folder:
-    exported.write(folder, array_reader(checkpoint.prefix))
+  with new_path(output, exported.num_bytes, make_way=check_new) as path:
+    exported.write(path, array_reader(checkpoint.prefix))
   step = checkpoint.manifest.step
   print(f"step {step} of {model_dir} is in {output}, {exported.kind}")
 
@@ -53,4 +68,4 @@ def export(*, model_dir: str, config: Config, output: str, target: str) -> None:
 def check_new(path: str) -> None:
   """Raises UserError if there is something at a path to be written."""
   if os.path.lexists(path):
-    raise UserError(f"--output = {path!r}: exists; give a new folder.")
+    raise UserError(f"--output = {path!r}: exists; give another path.")

@@ -37,6 +37,7 @@ class HuggingFaceFolder:
 
   def write(self, path: str, read: Reader) -> None:
     """Writes safetensors, configuration and tokenizer; see `Format`."""
+    os.mkdir(path)
     for name, content in self._json_files().items():
       with open(os.path.join(path, name), "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)

@@ -34,6 +34,7 @@ class NpzFolder:
 
   def write(self, path: str, read: Reader) -> None:
     """Writes the three files; see `Format`."""
+    os.mkdir(path)
     trained = self._trained
     described = {
       **trained.model.macros(),

@@ -63,6 +63,6 @@ class Format(Protocol):
     """Writes it.
 
     Args:
-      path: the empty folder to fill, or the file to make.
+      path: path of the file or folder to make.
       read: returns a parameter, float32.
     """

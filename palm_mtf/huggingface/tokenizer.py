@@ -8,6 +8,8 @@ spaces where SentencePiece writes U+2581, so that nothing is normalized and a
 U+2581 of the text becomes its three bytes, as in vocabulary.py.
 """
 
+from collections.abc import Sequence
+
 from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
@@ -127,6 +129,13 @@ def tokenizer_config(
     "clean_up_tokenization_spaces": False,
     "model_max_length": sequence_length,
   }
+
+
+def read_pieces(
+  vocabulary: Vocabulary,
+) -> Sequence[sentencepiece_model_pb2.ModelProto.SentencePiece]:
+  """Returns text, score and type of every piece, by id."""
+  return _read(vocabulary).pieces
 
 
 def _read(vocabulary: Vocabulary) -> sentencepiece_model_pb2.ModelProto:

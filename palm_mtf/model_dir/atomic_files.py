@@ -102,11 +102,26 @@ def new_folder(
 ) -> Iterator[str]:
   """Yields a temporary folder to fill, which is renamed to `path` at the end.
 
-  Its files are on the disk before it has its name, and the name when this
-  ends: a machine that loses power keeps all of it or nothing.
+  Arguments and errors are those of `new_path`.
+  """
+  with new_path(path, needed_bytes, make_way) as temporary:
+    os.mkdir(temporary)
+    yield temporary
+
+
+@contextlib.contextmanager
+def new_path(
+  path: str,
+  needed_bytes: int,
+  make_way: Callable[[str], None] = lambda path: None,
+) -> Iterator[str]:
+  """Yields a temporary path, to become `path`: make a file or folder there.
+
+  All of it is on the disk before it has its name, and the name when this ends:
+  a machine that loses power keeps all of it or nothing.
 
   Args:
-    path: folder to make, with those above it.
+    path: file or folder to make, with the folders above it.
     needed_bytes: upper bound of its size, for the message of a full disk.
     make_way: renames what is at `path`; called when the files are on the disk.
 
@@ -117,19 +132,22 @@ def new_folder(
   with writing(path, needed_bytes):
     os.makedirs(parent, exist_ok=True)
     temporary = os.path.join(parent, f"{PARTIAL}{name}_{secrets.token_hex(4)}")
-    os.mkdir(temporary)
     try:
       yield temporary
       for folder, _, names in os.walk(temporary, topdown=False):
         for each in names:
           sync(os.path.join(folder, each))
         sync(folder)
+      if os.path.isfile(temporary):
+        sync(temporary)
       if os.path.lexists(path):
         make_way(path)
       os.rename(temporary, path)
       sync(parent)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
+      with contextlib.suppress(OSError):  # where it is a file
+        os.unlink(temporary)
 
 
 def sync(path: str) -> None:

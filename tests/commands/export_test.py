@@ -115,7 +115,7 @@ def test_a_folder_that_is_there_is_not_written_over(
   given = {"export": ["--model_dir", str(finished)], "import": [str(folder)]}
   flags = [*given[command], "--output", str(tmp_path)]
   assert main([command, *flags]) == 2
-  assert "exists; give a new folder" in capsys.readouterr().err
+  assert "exists; give another path" in capsys.readouterr().err
   assert not any(tmp_path.iterdir())
 
 

@@ -140,4 +140,4 @@ def test_another_step_becomes_another_version_and_the_same_one_is_refused(
   assert main(["export", *flags, "--output", str(served)]) == 0
   assert sorted(path.name for path in served.iterdir()) == ["12", "6"]
   assert main(["export", *flags, "--output", str(served)]) == 2
-  assert "/12': exists; give a new folder" in capsys.readouterr().err
+  assert "/12': exists; give another path" in capsys.readouterr().err

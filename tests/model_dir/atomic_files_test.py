@@ -11,6 +11,7 @@ from palm_mtf.model_dir import atomic_files
 from palm_mtf.model_dir.atomic_files import (
   check_model_dir,
   new_folder,
+  new_path,
   write_atomically,
   writing,
 )
@@ -97,6 +98,28 @@ def test_a_file_below_a_folder_is_on_the_disk_before_the_folder_has_its_name(
     os.mkdir(os.path.join(temporary, "below"))
     pathlib.Path(temporary, "below", "file").touch()
   assert synced[:2] == ["file", "below"]
+
+
+def test_a_file_that_is_written_in_pieces_appears_when_it_is_on_the_disk(
+  tmp_path, monkeypatch
+):
+  path, synced = tmp_path / "file", []
+  monkeypatch.setattr(
+    atomic_files, "sync", lambda path: synced.append(os.listdir(tmp_path))
+  )
+  with new_path(str(path), 0) as temporary:
+    pathlib.Path(temporary).write_text("text")
+    assert not path.exists()
+  assert path.read_text() == "text"
+  assert synced[0] == [os.path.basename(temporary)]
+  assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_failure_leaves_no_file(tmp_path):
+  with pytest.raises(ZeroDivisionError), new_path(str(tmp_path / "a"), 0) as x:
+    pathlib.Path(x).touch()
+    _ = 1 // 0
+  assert os.listdir(tmp_path) == []
 
 
 def test_a_failure_leaves_no_folder(tmp_path):

@@ -61,6 +61,7 @@ class Vocabulary:
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
     self.size = self._processor.GetPieceSize()  # ids are 0 .. size - 1
+    self.unknown_id = self._processor.unk_id()  # of no text
     self.eod_id = self._processor.eos_id()
     if self.eod_id < 0:
       raise UserError(
@@ -156,9 +157,8 @@ class Vocabulary:
     Bytes that are no UTF-8 become U+FFFD.
     """
     # An embedding may have more rows than the vocabulary has pieces.
-    unknown = self._processor.unk_id()
     return self._processor.Decode(
-      [int(i) if i < self.size else unknown for i in ids]
+      [int(i) if i < self.size else self.unknown_id for i in ids]
     )
 
   def byte_share(self, ids: Sequence[int]) -> float:
