@@ -56,6 +56,8 @@ IMPORTS = {
   "inference evaluation training",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors console config machine model_dir",
+  "lm_eval": "errors console config machine accounting data checkpoints "
+  "inference cli",
   "__main__": "cli",
 }
 # Of data, on the way from documents to batches.
@@ -81,6 +83,7 @@ ONLY_IMPORTERS = {
     "palm_mtf/evaluation/seqio_evaluator.py",
     "palm_mtf/evaluation/seqio_tasks.py",
   ),
+  "lm_eval": "palm_mtf/lm_eval/",
   "matplotlib": "palm_mtf/report/",
 }
 

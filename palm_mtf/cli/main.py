@@ -30,7 +30,6 @@ from palm_mtf.cli.command_table import (
 from palm_mtf.console import configure_logging, escaped, terminal_is_safe
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
-from palm_mtf.model_dir.layout import ModelDir
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,12 +128,13 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   options = _parse(parser, rest)
 
   from palm_mtf.cli import gin_files
+  from palm_mtf.cli.run_settings import settings_of
 
   files = list(options.gin_file)
   bindings = [macro.removeprefix("--gin.") for macro in macros]
   run_config = None
   if getattr(options, "model_dir", None):
-    file, first = _settings_of(options.model_dir)
+    file, first = settings_of(options.model_dir)
     # First, so that the user's own files and flags win over the run's.
     if options.trust_config:
       files.insert(0, file)
@@ -165,23 +165,6 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     # Checks know macros by name; where one was set is known here alone.
     raise UserError(configuration.located(str(error))) from error
   return 0
-
-
-def _settings_of(model_dir: str) -> tuple[str, list[str]]:
-  """Returns the gin file of a run and the bindings that are not the run's."""
-  file = ModelDir(model_dir).config
-  if not os.path.isfile(file):
-    raise UserError(
-      f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
-      "MODEL_DIR of a training run."
-    )
-  # It may have moved; its prompts were those of the end of training, and its
-  # dtype that of the machine it was trained on.
-  return file, [
-    f"MODEL_DIR={model_dir!r}",
-    "PROMPTS=[]",
-    "ACTIVATION_DTYPE='auto'",
-  ]
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:

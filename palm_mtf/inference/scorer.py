@@ -26,6 +26,13 @@ class Example(NamedTuple):
   targets: Sequence[int]  # at least one
 
 
+class Score(NamedTuple):
+  """What a model says of one example."""
+
+  log_likelihood: float  # of the targets, in nats
+  is_greedy: bool  # whether greedy decoding gives the targets
+
+
 class Scorer:
   """Scores examples with the weights of one checkpoint."""
 
@@ -50,6 +57,21 @@ class Scorer:
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
     """Yields the place of each example, and log p of its targets."""
+    for index, parts in self._found(examples, ["token_loss"]):
+      yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
+
+  def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
+    """Yields the place of each example, and its score."""
+    for index, parts in self._found(examples, ["token_loss", "is_likeliest"]):
+      losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
+      score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
+      yield index, score
+
+  def _found(
+    self, examples: Sequence[Example], names: Sequence[str]
+  ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
+    # Yields the place of each example, and of each of its windows the tensors
+    # of ScoreProgram with these names, for its scored tokens.
     rows = collections.defaultdict(list)  # by their length
     missing = []
     for index, (inputs, targets) in enumerate(examples):
@@ -66,11 +88,11 @@ class Scorer:
       for start in range(0, len(rows[length]), size):
         some = rows[length][start : start + size]
         for (index, _), part in zip(
-          some, self._batch(examples, some, length, size), strict=True
+          some, self._batch(examples, some, length, size, names), strict=True
         ):
           parts[index].append(part)
           if len(parts[index]) == missing[index]:
-            yield index, math.fsum(parts.pop(index))
+            yield index, parts.pop(index)
 
   def _batch(
     self,
@@ -78,9 +100,10 @@ class Scorer:
     rows: Sequence[tuple[int, Window]],
     length: int,
     size: int,
-  ) -> list[float]:
-    # Returns the log-likelihood of each row's scored tokens. An input stands
-    # before each of them, also before the first.
+    names: Sequence[str],
+  ) -> list[list[np.ndarray]]:
+    # Returns the tensors of each row's scored tokens. An input stands before
+    # each of them, also before the first.
     program = self._program(size, length)
     inputs, targets = np.zeros([2, size, length], np.int32)
     for row, (index, window) in enumerate(rows):
@@ -90,11 +113,12 @@ class Scorer:
       if window.start == 0:  # others begin within the text: 0, as in training
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
-    token_loss = self._loaded.session.run(
-      program.token_loss, {program.inputs: inputs, program.targets: targets}
+    values = self._loaded.session.run(
+      [getattr(program, name) for name in names],
+      {program.inputs: inputs, program.targets: targets},
     )
     return [
-      -math.fsum(token_loss[row, w.first - w.start : w.stop - w.start].tolist())
+      [x[row, w.first - w.start : w.stop - w.start] for x in values]
       for row, (_, w) in enumerate(rows)
     ]
 

@@ -19,11 +19,14 @@ class ScoreProgram:
     inputs: feed [rows, length], int32: the tokens before `targets`.
     targets: feed [rows, length], int32.
     token_loss: [rows, length], float32: -log p of each target.
+    is_likeliest: [rows, length], bool: whether no token is likelier than the
+      target.
   """
 
   inputs: tf.Tensor
   targets: tf.Tensor
   token_loss: tf.Tensor
+  is_likeliest: tf.Tensor
 
 
 def build_score_program(
@@ -44,8 +47,15 @@ def build_score_program(
   # holds one copy of them.
   mesh, shape, palm = joined_palm(model.weights, num_rows, length)
   logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape))
-  token_loss, _ = cross_entropy(
-    logits, mtf.import_tf_tensor(mesh, targets, shape)
+  wanted = mtf.import_tf_tensor(mesh, targets, shape)
+  token_loss, _ = cross_entropy(logits, wanted)
+  # Costs nothing where it is not fetched. The sum has one term that is not 0.
+  vocab = logits.shape.dims[-1]
+  is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
+  is_likeliest = mtf.greater_equal(
+    mtf.reduce_sum(logits * is_target, reduced_dim=vocab),
+    mtf.reduce_max(logits, reduced_dim=vocab),
   )
-  lowered = lower({mesh: model.placement}, {"token_loss": token_loss})
-  return ScoreProgram(inputs, targets, lowered.tensors["token_loss"])
+  tensors = {"token_loss": token_loss, "is_likeliest": is_likeliest}
+  lowered = lower({mesh: model.placement}, tensors)
+  return ScoreProgram(inputs, targets, **lowered.tensors)

@@ -102,6 +102,32 @@ def test_inputs_that_are_too_long_lose_their_beginning(scorer):
   assert found != scores(scorer, [Example(given[-30:], targets)])[0]
 
 
+@pytest.mark.parametrize("layout", [None, "padded vocab over three"])
+def test_targets_are_greedy_if_the_oracle_finds_nothing_likelier(
+  layout, scorer, checkpoint
+):
+  given = ids(6, 12)
+  likeliest = []
+  for _ in range(3):
+    tokens = np.array([[0, *given, *likeliest]])
+    likeliest.append(oracle.forward(CONFIG, PARAMS, tokens)[0, -1].argmax())
+  other = (likeliest[1] + 1) % CONFIG.vocab_size
+  examples = [
+    Example(given, likeliest),
+    Example(given, [likeliest[0], other, likeliest[2]]),
+    Example(given, [*likeliest[:2], other]),
+  ]
+  mesh = mesh_layout(layout) if layout else SINGLE
+  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
+    found = dict(Scorer(loaded, STRIDE).scores(examples))
+  assert [found[i].is_greedy for i in range(3)] == [True, False, False]
+  np.testing.assert_allclose(
+    [found[i].log_likelihood for i in range(3)],
+    scores(scorer, examples),
+    rtol=1e-5,
+  )
+
+
 def test_layouts_do_not_change_scores(scorer, checkpoint):
   mesh = mesh_layout("all over data and model")
   with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:

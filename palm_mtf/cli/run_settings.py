@@ -1,0 +1,60 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a training run, for a command that goes on from it."""
+
+import os
+from collections.abc import Mapping
+
+from palm_mtf.cli import gin_files
+from palm_mtf.config import CorpusConfig
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.layout import ModelDir
+
+
+def settings_of(model_dir: str) -> tuple[str, list[str]]:
+  """Returns the gin file of a run and the bindings that are not the run's.
+
+  Raises:
+    UserError: it is no run.
+  """
+  file = ModelDir(model_dir).config
+  if not os.path.isfile(file):
+    raise UserError(
+      f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
+      "MODEL_DIR of a training run."
+    )
+  # It may have moved; its prompts were those of the end of training, and its
+  # dtype that of the machine it was trained on.
+  return file, [
+    f"MODEL_DIR={model_dir!r}",
+    "PROMPTS=[]",
+    "ACTIVATION_DTYPE='auto'",
+  ]
+
+
+def load_run(
+  command: str,
+  model_dir: str,
+  macros: Mapping[str, object],
+  trust_config: bool = False,
+) -> tuple[str, CorpusConfig]:
+  """Returns MODEL_DIR and settings as the command with --model_dir has them.
+
+  Args:
+    command: name of the command.
+    model_dir: MODEL_DIR of a training run.
+    macros: values over those of the run, by macro.
+    trust_config: whether the run's config.gin may run code.
+
+  Raises:
+    UserError: the first thing that is wrong, in one line.
+  """
+  file, bindings = settings_of(model_dir)
+  bindings += [f"{name}={value!r}" for name, value in macros.items()]
+  configuration = gin_files.load(
+    command,
+    [file] if trust_config else [],
+    bindings,
+    run_config=None if trust_config else file,
+  )
+  return configuration.build()

@@ -1,0 +1,83 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The model type `palm_mtf` of the harness."""
+
+from collections.abc import Sequence
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from tqdm import tqdm
+
+from palm_mtf.lm_eval.run import Run
+
+
+@register_model("palm_mtf")
+class PalmMtf(LM):
+  """The newest checkpoint of a run: its numbers are those of `score`."""
+
+  def __init__(
+    self,
+    model_dir: str,
+    *,
+    trust_config: bool = False,
+    batch_size: object = None,
+    max_batch_size: object = None,
+    device: object = None,
+    **macros: object,
+  ):
+    """Loads a checkpoint.
+
+    Args:
+      model_dir: MODEL_DIR of a training run.
+      trust_config: whether the run's config.gin may run code.
+      batch_size: as the other two, given by the harness and not read: how many
+        texts are computed at once depends on their lengths.
+      max_batch_size: not read.
+      device: not read.
+      macros: values over those of the run, such as STRIDE=64.
+    """
+    del batch_size, max_batch_size, device
+    super().__init__()
+    self._run = Run(str(model_dir), macros, trust_config)
+
+  @property
+  def tokenizer_name(self) -> str:
+    """Names the checkpoint, for the harness's caches."""
+    return self._run.name
+
+  def loglikelihood(
+    self, requests: Sequence[Instance], disable_tqdm: bool = False
+  ) -> list[tuple[float, bool]]:
+    """Returns log p of each continuation, and whether it is the greedy one."""
+    pairs = [request.args for request in requests]
+    found = [(0.0, False)] * len(pairs)
+    with tqdm(total=len(pairs), disable=disable_tqdm) as bar:
+      for index, score in self._run.scores(pairs):
+        found[index] = (score.log_likelihood, score.is_greedy)
+        bar.update()
+    return found
+
+  def loglikelihood_rolling(
+    self, requests: Sequence[Instance], disable_tqdm: bool = False
+  ) -> list[float]:
+    """Returns log p of each document, in windows of STRIDE."""
+    documents = [("", *request.args) for request in requests]
+    found = [0.0] * len(documents)
+    with tqdm(total=len(documents), disable=disable_tqdm) as bar:
+      for index, score in self._run.scores(documents):
+        found[index] = score.log_likelihood
+        bar.update()
+    return found
+
+  def generate_until(
+    self, requests: Sequence[Instance], disable_tqdm: bool = False
+  ) -> list[str]:
+    """Returns the continuation of each prompt."""
+    prompts = [request.args for request in requests]
+    found = [""] * len(prompts)
+    with tqdm(total=len(prompts), disable=disable_tqdm) as bar:
+      for index, text in self._run.continuations(prompts):
+        found[index] = text
+        bar.update()
+    return found

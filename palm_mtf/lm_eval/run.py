@@ -1,0 +1,139 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run whose newest checkpoint answers requests."""
+
+import collections
+import dataclasses
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.cli.run_settings import load_run
+from palm_mtf.config import mesh_layout
+from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.lm_eval.requests import Generation, generation, split_pair
+from palm_mtf.machine.activation_dtype import resolved
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.inference.scorer import Score
+
+_logger = logging.getLogger(__name__)
+
+
+class Run:
+  """The newest checkpoint of a MODEL_DIR, loaded."""
+
+  def __init__(
+    self, model_dir: str, macros: Mapping[str, object], trust_config: bool
+  ):
+    """Loads the weights.
+
+    Args:
+      model_dir: MODEL_DIR of a training run.
+      macros: values over those of the run, by macro.
+      trust_config: whether the run's config.gin may run code.
+
+    Raises:
+      UserError: it is no run, or its settings do not fit.
+    """
+    model_dir, config = load_run("score", model_dir, macros, trust_config)
+    mesh_layout.check(config.mesh_layout, config.model)
+    self._config = config = dataclasses.replace(
+      config, model=resolved(config.model, config.mesh_layout)
+    )
+    shapes = parameter_shapes(config.model)
+    checkpoint = newest_checkpoint(model_dir, shapes)
+    self._vocabulary = load_vocabulary(
+      model_dir, config.data, vocab_size=config.model.vocab_size
+    )
+    check_same_model(checkpoint, shapes, self._vocabulary.sha256)
+    from palm_mtf.inference.decoder_session import LoadedDecoder
+    from palm_mtf.inference.scorer import Scorer
+
+    self.name = f"{checkpoint.path} {checkpoint.blake2b}"
+    self._loaded = LoadedDecoder(
+      checkpoint, config.model, config.mesh_layout, config.decode.weight_dtype
+    )
+    self._start_id = document_start(
+      config.data.packing, self._vocabulary.eod_id
+    )
+    self._scorer = Scorer(
+      self._loaded, config.evaluation.stride, self._start_id
+    )
+
+  def scores(
+    self, pairs: Sequence[tuple[str, str]]
+  ) -> Iterator[tuple[int, "Score"]]:
+    """Yields the place of each pair, and the score of its continuation.
+
+    Args:
+      pairs: contexts, "" for none, and their continuations.
+    """
+    from palm_mtf.inference.scorer import Example, Score
+
+    texts = [text for pair in pairs for text in split_pair(*pair)]
+    ids = iter(self._vocabulary.encode_batch(texts))
+    examples = [Example(next(ids), next(ids)) for _ in pairs]
+    scored = []
+    for index, example in enumerate(examples):
+      if example.targets:
+        scored.append(index)
+      else:  # what is empty is certain
+        yield index, Score(0.0, is_greedy=True)
+    for place, score in self._scorer.scores([examples[i] for i in scored]):
+      yield scored[place], score
+
+  def continuations(
+    self, prompts: Sequence[tuple[str, Mapping[str, object]]]
+  ) -> Iterator[tuple[int, str]]:
+    """Yields the place of each prompt, and its continuation.
+
+    Args:
+      prompts: texts with generation_kwargs; one that is drawn for several times
+        has as many samples. Of a text that is too long the end is read.
+    """
+    by_settings = collections.defaultdict(lambda: collections.defaultdict(list))
+    length = self._config.model.sequence_length
+    for index, (text, gen_kwargs) in enumerate(prompts):
+      asked = generation(gen_kwargs, self._config.decode, length)
+      by_settings[asked][text].append(index)
+    for asked, places in by_settings.items():
+      if asked.max_tokens < asked.asked_tokens:
+        _logger.warning(
+          f"a task asks for {asked.asked_tokens} tokens, as many as "
+          f"SEQUENCE_LENGTH = {length} or more: texts end after "
+          f"{asked.max_tokens}"
+        )
+      yield from self._continued(asked, places)
+
+  def _continued(
+    self, asked: Generation, places: Mapping[str, Sequence[int]]
+  ) -> Iterator[tuple[int, str]]:
+    from palm_mtf.inference.generator import Generator
+
+    decode = asked.decode
+    if not decode.is_greedy:
+      most = max(map(len, places.values()))
+      decode = dataclasses.replace(decode, num_samples=most)
+    generator = Generator(
+      self._loaded,
+      self._vocabulary,
+      decode,
+      sample_tokens=asked.max_tokens,
+      seed=self._config.run.seed,
+      start_id=self._start_id,
+    )
+    room = self._config.model.sequence_length - asked.max_tokens
+    ids = self._vocabulary.encode_batch(list(places))
+    # Prompts of like lengths share a batch, with little padding.
+    ordered = sorted(
+      zip(ids, places.values(), strict=True), key=lambda pair: len(pair[0])
+    )
+    found = generator.continue_tokens([x[-room:] for x, _ in ordered])
+    for (_, wanted), samples in zip(ordered, found, strict=True):
+      for index, sample in zip(wanted, itertools.cycle(samples)):
+        yield index, sample.text

@@ -1,0 +1,118 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A run answers the harness with the numbers of score and generate."""
+
+import json
+
+import pytest
+
+from palm_mtf.cli.main import main
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.lm_eval.run import Run
+from tests import runs
+
+PAIRS = [
+  ("1: four five", " six"),
+  ("1: four five", " nine nine"),
+  ("one two", " three four five"),
+]
+LONG = "seven eight " * 40
+GREEDY = {"until": ["\n"], "max_gen_toks": 8}
+
+
+@pytest.fixture(scope="module")
+def run(finished):
+  return Run(str(finished), {"ACTIVATION_DTYPE": "float32"}, False)
+
+
+def _printed(command, finished, capsys, *flags) -> list[dict]:
+  capsys.readouterr()
+  given = ["--model_dir", str(finished), runs.IN_FLOAT32, "--json", *flags]
+  assert main([command, *given]) == 0
+  return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+
+
+def _scores(run, pairs):
+  found = dict(run.scores(pairs))
+  return [found[i] for i in range(len(pairs))]
+
+
+def test_continuations_have_the_likelihoods_of_targets(
+  run, finished, tmp_path, capsys
+):
+  file = tmp_path / "pairs.tsv"
+  file.write_text("".join("\t".join(pair) + "\n" for pair in PAIRS))
+  lines = _printed("score", finished, capsys, "--input", str(file))
+  expected = [line["log_likelihood"] for line in lines[: len(PAIRS)]]
+  assert [x.log_likelihood for x in _scores(run, PAIRS)] == expected
+
+
+def test_a_document_of_any_length_has_the_likelihood_of_a_text(
+  run, finished, capsys
+):
+  flags = ["--text", "one two three", "--text", LONG]
+  lines = _printed("score", finished, capsys, *flags)
+  found = _scores(run, [("", "one two three"), ("", LONG)])
+  expected = [line["log_likelihood"] for line in lines[:2]]
+  assert [x.log_likelihood for x in found] == expected
+
+
+def test_what_is_empty_is_certain(run):
+  assert (
+    _scores(run, [("a", ""), *PAIRS[:1], ("", "")])[::2] == [(0.0, True)] * 2
+  )
+
+
+def test_the_greedy_text_is_that_of_generate_and_is_called_greedy(
+  run, finished, capsys
+):
+  prompts = ["one two", "5: three", "one two"]
+  found = dict(run.continuations([(x, GREEDY) for x in prompts]))
+  flags = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8"]
+  flags += ["--prompt", prompts[0], "--prompt", prompts[1]]
+  lines = _printed("generate", finished, capsys, *flags)
+  expected = [line["continuation"] for line in lines]
+  assert [found[i] for i in range(3)] == [*expected, expected[0]]
+  (greedy,) = _scores(run, [(prompts[0], expected[0])])
+  assert greedy.is_greedy
+  (other,) = _scores(run, [(prompts[0], f"{expected[0]}x")])
+  assert not other.is_greedy
+
+
+def test_a_text_ends_before_the_first_stop_string(run):
+  whole = dict(run.continuations([("one two", GREEDY)]))[0]
+  stop = whole[3:5]
+  asked = {"until": ["never", stop], "max_gen_toks": 8}
+  cut = dict(run.continuations([("one two", asked)]))[0]
+  assert cut == whole[: whole.index(stop)]
+
+
+def test_one_prompt_asked_for_twice_has_two_samples(run):
+  asked = {"do_sample": True, "temperature": 5.0, "max_gen_toks": 8}
+  first, second = dict(run.continuations([("one", asked)] * 2)).values()
+  assert first != second
+
+
+def test_a_prompt_that_is_too_long_keeps_its_end(run, finished):
+  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  room = runs.SETTINGS["SEQUENCE_LENGTH"] - GREEDY["max_gen_toks"]
+  end = vocabulary.decode(vocabulary.encode(LONG)[-room:])
+  assert len(vocabulary.encode(end)) == room
+  found = dict(run.continuations([(LONG, GREEDY), (end, GREEDY)]))
+  assert found[0] == found[1]
+
+
+def test_more_tokens_than_fit_are_told(run, caplog):
+  dict(run.continuations([("one", {"max_gen_toks": 99})]))
+  assert "SEQUENCE_LENGTH = 32 or more: texts end after 16" in caplog.text
+
+
+def test_a_macro_that_does_not_exist_is_told(finished):
+  with pytest.raises(UserError, match="STRIDES"):
+    Run(str(finished), {"STRIDES": 3}, False)
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path):
+  with pytest.raises(UserError, match=r"there is no config\.gin in it"):
+    Run(str(tmp_path), {}, False)
