@@ -11,6 +11,7 @@ import pytest
 from palm_mtf.cli.main import main
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import oracle, runs
+from tests.gguf import llama_cpp_oracle
 from tests.gguf.read_gguf import read_gguf
 from tests.mtf_testing import small_config
 
@@ -24,6 +25,16 @@ def _export(run, folder, dtype):
   flags = ["--model_dir", str(run), "--format=gguf", f"--dtype={dtype}"]
   assert main(["export", *flags, "--output", str(path)]) == 0
   return path
+
+
+def _logits(run, ids) -> np.ndarray:
+  """Returns the oracle's logits by a run's newest checkpoint, [L, V]."""
+  names = ["num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size"]
+  sizes = {name: runs.SETTINGS[name.upper()] for name in names}
+  tensors = runs.read_tensors(run, 12)
+  is_serial = "layer_000/mlp_norm/scale" in tensors
+  kind = {"block": "serial", "norm": "rms_norm"} if is_serial else {}
+  return oracle.forward(small_config(**sizes, **kind), tensors, ids)[0]
 
 
 @pytest.mark.parametrize("dtype, number", [("float32", 0), ("float16", 1)])
@@ -42,6 +53,18 @@ def test_tensors_are_the_rounded_ones_of_the_newest_checkpoint(
     )
   norm = file.tensors["output_norm.weight"]
   np.testing.assert_array_equal(norm, ours["final_norm/scale"])
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_the_file_run_as_llama_cpp_runs_it_gives_our_logits(
+  dtype, finished, tmp_path
+):
+  file = read_gguf(_export(finished, tmp_path, dtype))
+  ids = np.array([[1, 300, 12, 290, 305]])
+  found = llama_cpp_oracle.forward(file.metadata, file.tensors, ids[0])
+  expected = _logits(finished, ids)
+  difference = np.abs(found - expected).max()
+  assert difference < LIMITS[dtype] * np.ptp(expected)
 
 
 def test_q8_0_holds_all_matrices_in_int8(finished, tmp_path):
@@ -99,13 +122,7 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
   ids = model.tokenize(TEXT.encode())
   assert ids == [1, *Vocabulary(str(run / "vocabulary.model")).encode(TEXT)]
   model.eval(ids)
-  names = ["num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size"]
-  sizes = {name: runs.SETTINGS[name.upper()] for name in names}
-  tensors = runs.read_tensors(run, 12)
-  is_serial = "layer_000/mlp_norm/scale" in tensors
-  kind = {"block": "serial", "norm": "rms_norm"} if is_serial else {}
-  config = small_config(**sizes, **kind)
-  expected = oracle.forward(config, tensors, np.array([ids]))[0]
+  expected = _logits(run, np.array([ids]))
   difference = np.abs(model.scores[: len(ids)] - expected).max()
   assert difference < LIMITS[dtype] * np.ptp(expected)
   if dtype == "q8_0":  # whose rounding may change a close choice
