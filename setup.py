@@ -50,7 +50,11 @@ setup(
   ],
   package_dir={"palm_mtf.tasks": "tasks"},
   package_data={"palm_mtf.gin": ["*/*.gin"]},
-  entry_points={"console_scripts": ["palm_mtf = palm_mtf.cli.main:main"]},
+  entry_points={
+    "console_scripts": ["palm_mtf = palm_mtf.cli.main:main"],
+    # Where lm-evaluation-harness looks for model types.
+    "lm_eval.models": ["palm_mtf = palm_mtf.lm_eval.model:PalmMtf"],
+  },
   install_requires=[
     "gin-config>=0.5.0,<0.6",
     "mesh-tensorflow>=0.1.21,<0.2",
@@ -61,10 +65,13 @@ setup(
     # Not tensorflow-cpu: tensorflow-text, which SeqIO brings, asks for this one
     # and both would be installed over each other.
     "tensorflow>=2.21,<2.22",
+    # The tokenizer of a SavedModel.
+    "tensorflow-text>=2.21,<2.22",
   ],
   extras_require={
     # What `mkdocs serve` shows docs/ with.
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.29,<2"],
+    "lm_eval": ["lm_eval>=0.4.9,<0.5"],
     # What `palm_mtf report` draws with.
     "report": ["matplotlib>=3.10,<4"],
     # t5 asks for seqio-nightly and tfds-nightly, which write over seqio and

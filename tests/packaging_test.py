@@ -109,6 +109,13 @@ def test_the_wheel_carries_license_and_command(wheel):
   assert "palm_mtf = palm_mtf.cli.main:main" in text
 
 
+def test_the_wheel_registers_a_model_type_where_a_harness_looks_for_it(wheel):
+  (name,) = (n for n in _names(wheel) if n.endswith("entry_points.txt"))
+  text = zipfile.ZipFile(wheel).read(name).decode()
+  lines = ["[lm_eval.models]", "palm_mtf = palm_mtf.lm_eval.model:PalmMtf"]
+  assert "\n".join(lines) in text
+
+
 def test_a_wheel_made_from_the_source_distribution_is_the_same(
   source, wheel, tmp_path
 ):
