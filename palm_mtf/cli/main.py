@@ -30,6 +30,7 @@ from palm_mtf.cli.command_table import (
 from palm_mtf.console import configure_logging, escaped, terminal_is_safe
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
+from palm_mtf.machine.host_memory import limit_arenas
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,8 +93,14 @@ def _run_with_flags(name: str, arguments: list[str]) -> int:
   for flag, keywords in command.flags.items():
     parser.add_argument(flag, **keywords)
   keywords = vars(_parse(parser, arguments))
-  keep_compiled_code()
+  _ready_for_tensorflow()
   return _entry_point(command)(**keywords) or 0
+
+
+def _ready_for_tensorflow() -> None:
+  """Makes the settings of a process that TensorFlow reads at its import."""
+  keep_compiled_code()
+  limit_arenas()
 
 
 def _entry_point(command: Command) -> Callable[..., int | None]:
@@ -152,7 +159,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   if options.print_config:
     print(configuration.effective_text(), end="")
     return 0
-  keep_compiled_code()  # before the user's modules may import TensorFlow
+  _ready_for_tensorflow()  # the user's modules may import it
   try:
     model_dir, settings = configuration.build()
     keywords = {name: getattr(options, name) for name in own}

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from palm_mtf.console import configure_logging
+from palm_mtf.machine.host_memory import limit_arenas
 
 _PR_SET_PDEATHSIG = 1
 
@@ -56,6 +57,7 @@ def main() -> None:
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   configure_logging()
+  limit_arenas()
   settings = ServerSettings(**json.loads(sys.stdin.readline()))
   _die_with(settings.client)
   serve(settings)
