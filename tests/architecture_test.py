@@ -43,8 +43,7 @@ IMPORTS = {
   "saved_model": "_tf config accounting model data",
   "formats": "_tf config accounting data checkpoints huggingface gguf "
   "saved_model",
-  "cluster": "__init__ _tf errors console config machine mesh data "
-  "checkpoints",
+  "cluster": "__init__ _tf errors console config machine mesh data checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
   "evaluation": "_tf errors console config model_dir data checkpoints "

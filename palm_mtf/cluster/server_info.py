@@ -12,6 +12,7 @@ from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints import host_files
 from palm_mtf.data.batches import host_batches
+from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.host_functions import token_of
 
 # Variables that a server keeps beside those of sessions, JSON each: its info,
@@ -67,7 +68,11 @@ def publish(
     num_threads=num_threads,
     functions={
       x.__name__: token_of(x)
-      for x in (*host_files.HOST_FUNCTIONS, *host_batches.HOST_FUNCTIONS)
+      for x in (
+        *host_files.HOST_FUNCTIONS,
+        *host_batches.HOST_FUNCTIONS,
+        resident_bytes,
+      )
     },
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:

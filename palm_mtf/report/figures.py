@@ -70,7 +70,8 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
   for field, numbers in values.items():
     # Traces show what traced steps measured, and a constant is no curve.
     if field not in known and field[:7] != "traced_" and len(numbers) > 1:
-      unit = {"secs": "s", "bytes": "B"}.get(field.rpartition("_")[2], "")
+      quantity, _, _ = field.partition("/")  # such as host_memory_bytes/pod_0
+      unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
       found.append(Panel(field, (field,), unit))
   return found
 

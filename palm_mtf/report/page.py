@@ -44,6 +44,7 @@ _RESULTS = (
   ("MFU (median)", "mfu", median, "{:.1%}"),
   ("Memory of the process (bytes, peak)", "host_memory_bytes", max, "{:,}"),
 )
+_POD_MEMORY = "host_memory_bytes/"
 # By row, the exact value, which shows on hover, and its text.
 _Column = Mapping[str, tuple[object, str]]
 
@@ -99,7 +100,13 @@ def _table(
 
 def _results(run: Run) -> _Column:
   column = {}
-  for row, field, statistic, form in _RESULTS:
+  fields = dict.fromkeys(x for line in run.lines for x in line)
+  of_pods = [
+    (f"Memory of {x[len(_POD_MEMORY) :]} (bytes, peak)", x, max, "{:,}")
+    for x in fields
+    if x.startswith(_POD_MEMORY)
+  ]
+  for row, field, statistic, form in (*_RESULTS, *of_pods):
     if values := run.values(field):
       exact = statistic(values)
       column[row] = exact, form.format(exact)

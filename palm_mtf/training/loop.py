@@ -26,6 +26,7 @@ from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.cluster.connect import Cluster
 from palm_mtf.cluster.heartbeat import Heartbeat
+from palm_mtf.cluster.server_memory import ServerMemory
 from palm_mtf.data.batches.prefetch import Prefetcher
 from palm_mtf.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
@@ -77,6 +78,7 @@ class TrainLoop:
     # `peak`: FLOP/s of all devices together, for MFU.
     self._job, self._config, self._peak = job, job.config, peak
     self._during = where.heartbeat.during
+    self._memory = ServerMemory(where.session, where.cluster.servers)
     self._metrics, self._progress = metrics, progress
     self._writer, self._watchdog = writer, watchdog
     self._step_clock, self._data_clock = Clock(), Clock()
@@ -336,6 +338,8 @@ class TrainLoop:
       "num_pods": config.pods.num_pods,
       "dcn_bytes": dcn_bytes(config.model, config.mesh_layout, config.pods),
     }
+    with self._during(f"while its memory was read after step {self._step}"):
+      values |= self._memory.read()
     # Between two lines of traced steps no step may have been timed.
     if step_secs or self._step not in config.run.trace_steps:
       hfu = flops.hfu(rate, config.model, self._peak)

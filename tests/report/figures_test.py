@@ -37,11 +37,13 @@ def test_each_field_with_numbers_has_a_panel():
   # A new field has one if it changes, but for those of traces.
   lines = [
     {"step": x, "same": 1, "rms/mlp": x, "new_secs": x, "traced_secs": x}
+    | {"host_memory_bytes/pod_0": x}
     for x in (1, 2)
   ]
   assert panels([a_run(*lines), a_run({"step": 1, "loss": math.nan})]) == [
     Panel("rms/mlp", ("rms/mlp",)),
     Panel("new_secs", ("new_secs",), "s"),
+    Panel("host_memory_bytes/pod_0", ("host_memory_bytes/pod_0",), "B"),
   ]
 
 

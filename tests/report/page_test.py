@@ -38,7 +38,8 @@ def folders(write_run):
   """Two runs: all that a run may have, and next to nothing."""
   lines = [
     log_line(10, validation_loss=7.5, host_memory_bytes=9000),
-    log_line(20, validation_loss=6.54321, host_memory_bytes=9),
+    log_line(20, validation_loss=6.54321, host_memory_bytes=9)
+    | {"host_memory_bytes/pod_1": 7000},
   ]
   files = {
     "config.gin": f"SEED = 3\nLEARNING_RATE = 0.01\nTEXT = {EVIL!r}\n",
@@ -65,6 +66,7 @@ def test_tables_have_the_exact_values_of_the_files(folders):
     "Step time (s, median)": [("0.008", "0.008"), NONE],
     "MFU (median)": [("0.5", "50.0%"), NONE],
     "Memory of the process (bytes, peak)": [("9000", "9,000"), NONE],
+    "Memory of pod_1 (bytes, peak)": [("7000", "7,000"), NONE],
     "Rewind 1": [(rewind, rewind), NONE],
   }
   assert {row: found[row] for row in expected} == expected
