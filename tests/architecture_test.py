@@ -25,7 +25,7 @@ IMPORTS = {
   "_tf": "",
   "config": "errors",
   "machine": "config",
-  "accounting": "errors config",
+  "accounting": "__init__ errors config",
   "ops": "_tf machine",
   "mesh": "_tf errors config ops",
   "model": "_tf config accounting ops",

@@ -1,62 +1,86 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Peak FLOP/s of chips, as their vendors state them."""
+"""Rates of chips and of devices, from HardwareConfig."""
 
+import dataclasses
+import os
+
+from palm_mtf import gin_path
+from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.errors import UserError, did_you_mean
 
 # CHIP = "measured": the rate of a matrix product on this machine
 # (rates/peak_flops.py).
 MEASURED = "measured"
 
-# Dense products in bfloat16 of one chip, without sparsity; V100, which has no
-# bfloat16, in float16.
-PEAK_FLOPS_PER_SEC = {
-  # https://cloud.google.com/tpu/docs/v2 and the page of each other version
-  "tpu_v2": 45_000_000_000_000,
-  "tpu_v3": 123_000_000_000_000,
-  "tpu_v4": 275_000_000_000_000,
-  "tpu_v5e": 197_000_000_000_000,
-  "tpu_v5p": 459_000_000_000_000,
-  "tpu_v6e": 918_000_000_000_000,
-  # NVIDIA V100 data sheet: SXM2, "Tensor Performance"
-  "v100": 125_000_000_000_000,
-  # NVIDIA A100 data sheet: "BFLOAT16 Tensor Core"
-  "a100": 312_000_000_000_000,
-  # NVIDIA H100 architecture white paper: H100 SXM5, "Peak BF16 Tensor TFLOPS"
-  "h100_sxm": 989_400_000_000_000,
-  # NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity, as the H100's
-  "h200": 989_400_000_000_000,
-}
+# What devices share equally.
+_SHARED = (
+  "chip_bfloat16_flops",
+  "chip_float32_flops",
+  "chip_memory_bytes",
+  "chip_memory_bandwidth",
+  "chip_link_bandwidth",
+  "chip_dcn_bandwidth",
+  "chip_watts",
+  "chip_hour_cost",
+)
 
 
-# TensorFlow's devices on a chip, where it is not one: a core each.
-_DEVICES_OF_CHIP = {"tpu_v2": 2, "tpu_v3": 2}
+def chip_names() -> list[str]:
+  """Returns the chips of gin/hardware."""
+  files = os.listdir(os.path.join(gin_path(), "hardware"))
+  return sorted(x.removesuffix(".gin") for x in files if x.endswith(".gin"))
 
 
-def check_chip(chip: str) -> None:
-  """Raises UserError unless `chip` is "measured" or in the table."""
+def check_chip(chip: str, hardware: HardwareConfig) -> None:
+  """Raises UserError unless CHIP is "measured" or its peak is known."""
   if chip != MEASURED:
-    peak_flops_per_sec(chip)
+    peak_flops_per_sec(chip, hardware)
 
 
-def peak_flops_per_sec(chip: str) -> int:
-  """Returns the peak of a chip of the table; raises UserError for others."""
+def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
+  """Returns the peak of a chip in bfloat16, FLOP/s.
+
+  Raises:
+    UserError: CHIP is "measured", or no chip of gin/hardware.
+  """
   # Never a guess: a wrong peak gives a plausible and wrong MFU.
-  if isinstance(chip, str) and chip in PEAK_FLOPS_PER_SEC:
-    return PEAK_FLOPS_PER_SEC[chip]
-  known = (MEASURED, *PEAK_FLOPS_PER_SEC)
+  if chip != MEASURED and hardware.chip_bfloat16_flops:
+    return hardware.chip_bfloat16_flops
+  known = (MEASURED, *chip_names())
+  # "h100" begins "h100_sxm", and "v100" is as near.
+  name = str(chip).lower()
+  guess = did_you_mean(name, [x for x in known if x.startswith(name)] or known)
   raise UserError(
-    f"CHIP = {chip!r}{did_you_mean(str(chip), known)}: its peak FLOP/s is not "
-    f"known. Choose one of {', '.join(map(repr, known))}."
+    f"CHIP = {chip!r}{guess}: its peak FLOP/s is not "
+    f"known. Choose one of {', '.join(map(repr, known))}, or set "
+    "CHIP_BFLOAT16_FLOPS."
   )
 
 
-def peak_of_devices(chip: str, num_devices: int) -> float:
+def peak_of_devices(
+  chip: str, hardware: HardwareConfig, num_devices: int
+) -> float:
   """Returns the peak of devices of one kind together, FLOP/s.
 
   Args:
-    chip: name in PEAK_FLOPS_PER_SEC.
+    chip: CHIP, which is not "measured".
+    hardware: rates of the chip.
     num_devices: number of TensorFlow's devices.
   """
-  chips = num_devices / _DEVICES_OF_CHIP.get(chip, 1)
-  return peak_flops_per_sec(chip) * chips
+  return (
+    peak_flops_per_sec(chip, hardware) * num_devices / hardware.chip_devices
+  )
+
+
+def of_one_device(hardware: HardwareConfig, sharers: int) -> HardwareConfig:
+  """Returns the rates of one of `sharers` devices that share a chip."""
+  return dataclasses.replace(
+    hardware,
+    chip_devices=1,
+    **{
+      name: value / sharers
+      for name in _SHARED
+      if (value := getattr(hardware, name)) is not None
+    },
+  )

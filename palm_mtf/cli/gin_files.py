@@ -20,7 +20,7 @@ from pathlib import Path
 from palm_mtf import config
 from palm_mtf.cli import gin_checks
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.cli.gin_folder import find_gin_file, run_file
+from palm_mtf.cli.gin_folder import find_gin_file, hardware_file, run_file
 from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
@@ -47,6 +47,7 @@ class Configuration:
     macros: every macro that the command uses, by name.
     bindings: parameters of the user's own functions.
     asked: the command line, for the head of the text.
+    implied: macros that follow from CHIP, which the user did not set.
   """
 
   config_class: type
@@ -55,6 +56,7 @@ class Configuration:
   macros: Mapping[str, Setting]
   bindings: tuple[Setting, ...]
   asked: str
+  implied: Collection[str]
 
   def effective_text(self) -> str:
     """Returns one gin file that gives the same configuration again."""
@@ -63,7 +65,11 @@ class Configuration:
     lines += dict.fromkeys(each.statement for each in self.imports)
     # Macros first: gin resolves names in any order, people read from the top.
     for group in (self.macros.values(), self.bindings):
-      lines += ["", *(f"{each}  # {each.origin}" for each in group)]
+      lines.append("")
+      for each in group:
+        # A comment: with another CHIP the file gives what follows from that.
+        mark = "# " if each.name in self.implied else ""
+        lines.append(f"{mark}{each}  # {each.origin}")
     return "\n".join(lines).rstrip() + "\n"
 
   def build(self) -> tuple[str, config.CorpusConfig]:
@@ -113,10 +119,14 @@ class Configuration:
 
   def _values(self) -> dict[str, object]:
     """Returns the value of every macro."""
-    self._import_modules()
     values = {name: self._literal(Macro(name)) for name in self.macros}
     # Only the user's own functions and constants are left to gin.
-    if self.bindings or any(names_in([*values.values()])):
+    needs_gin = any(names_in([*values.values()]))
+    parts = {x.name for x in dataclasses.fields(self.config_class)}
+    reads_data = "data" in parts
+    if needs_gin or reads_data:
+      self._import_modules()  # which makes tasks known, too
+    if needs_gin or (reads_data and self.bindings):
       return self._values_of_gin()
     return values
 
@@ -148,7 +158,10 @@ class Configuration:
       where = text.splitlines()[int(line[1]) - 1] if line else self.asked
       raise UserError(f"{where}: {message}.") from error
     values, macro = {}, gin.get_configurable("gin.macro")
-    for name in self.macros:
+    for name, setting in self.macros.items():
+      if name in self.implied:
+        values[name] = setting.value
+        continue
       with gin.config_scope(name):  # `%NAME` is gin.macro in the scope NAME
         values[name] = macro()
     return values
@@ -199,6 +212,8 @@ def load(
   # Every macro of every command is known: a file may serve several commands.
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
+  implied = {*macros_of(config.HardwareConfig)}.difference(given)
+  given = _of_chip(given) | given
   config_class = getattr(config, COMMANDS[command].config)
   leaves_out = COMMANDS[command].leaves_out
   fields = macros_of(config_class, leaves_out)
@@ -222,7 +237,23 @@ def load(
     macros=used,
     bindings=foreign,
     asked=asked or f"palm_mtf {command}",
+    implied=implied,
   )
+
+
+def _of_chip(given: Mapping[str, Setting]) -> dict[str, Setting]:
+  """Returns the settings of the file that CHIP names, if there is one."""
+  chip = given.get("CHIP")
+  file = hardware_file(chip.value) if chip else None
+  if not file:
+    return {}
+  return {x.name: x for x in read_file(file) if isinstance(x, Setting)}
+
+
+def hardware_of(chip: str) -> config.HardwareConfig:
+  """Returns the rates of a chip of gin/hardware."""
+  settings = read_file(hardware_file(chip))
+  return config.HardwareConfig(**{x.name.lower(): x.value for x in settings})
 
 
 def _settings(

@@ -7,13 +7,14 @@ are checked when a dataclass is made, so that a wrong one is found before
 TensorFlow is imported.
 """
 
-from palm_mtf.config.config import Config, CorpusConfig
+from palm_mtf.config.config import Config, CorpusConfig, PlanConfig
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.config.fault_tolerance import WatchConfig
 from palm_mtf.config.few_shot import FewShotConfig
 from palm_mtf.config.filters import FilterConfig
+from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -29,9 +30,11 @@ __all__ = [
   "DecodeConfig",
   "FewShotConfig",
   "FilterConfig",
+  "HardwareConfig",
   "InspectionConfig",
   "MeshLayout",
   "PalmConfig",
+  "PlanConfig",
   "PodsConfig",
   "RunConfig",
   "TaskEvalConfig",

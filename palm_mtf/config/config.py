@@ -8,6 +8,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.config.fault_tolerance import WatchConfig
+from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -45,6 +46,7 @@ class Config(CorpusConfig):
     fault_tolerance: skipped batches, loss spikes, and the watchdog.
     decode: sampling or beam search, and its numbers.
     evaluation: SeqIO tasks, and the checkpoints to measure.
+    hardware: rates of CHIP.
   """
 
   mesh_layout: MeshLayout
@@ -54,3 +56,25 @@ class Config(CorpusConfig):
   fault_tolerance: WatchConfig = dataclasses.field(default_factory=WatchConfig)
   decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
   evaluation: TaskEvalConfig = dataclasses.field(default_factory=TaskEvalConfig)
+  hardware: HardwareConfig = dataclasses.field(default_factory=HardwareConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+  """The settings of `palm_mtf plan`, which reads no data.
+
+  Attributes:
+    model: architecture.
+    mesh_layout: devices of a pod, and what is split over them.
+    optimizer: Adafactor, its schedule and the z-loss.
+    run: lengths, batch size and CHIP.
+    pods: number and place of the pods.
+    hardware: rates of CHIP.
+  """
+
+  model: PalmConfig
+  mesh_layout: MeshLayout
+  optimizer: AdafactorConfig
+  run: RunConfig
+  pods: PodsConfig = dataclasses.field(default_factory=PodsConfig)
+  hardware: HardwareConfig = dataclasses.field(default_factory=HardwareConfig)

@@ -38,7 +38,7 @@ class RunConfig:
       and the step too, as in continued pretraining on other data.
     keep_every_steps: those whose step is a multiple of it are kept for good;
       None for no others.
-    chip: peak that MFU is a share of: a name in accounting/hardware.py, or
+    chip: peak that MFU is a share of: a file in gin/hardware, or
       "measured" for the matrix-product rate of this machine.
     prompts: texts that are continued when training is done.
     sample_tokens: length of each continuation, in tokens.

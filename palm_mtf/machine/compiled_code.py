@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of code that XLA compiles, a folder for each CPU and version."""
 
-import hashlib
 import importlib.metadata
 import os
 
-from palm_mtf.machine.cpu import cpu_flags, cpu_name
+from palm_mtf.machine.cache_folder import cache_path
 
 _VARIABLE = "TF_XLA_FLAGS"
 
@@ -33,13 +32,6 @@ def keep_compiled_code() -> None:
 
 def compiled_code_folder() -> str:
   """Returns the cache folder of this CPU and these versions."""
-  caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
   # Code that is run on a CPU without its instructions ends the process.
-  key = (
-    cpu_name(),
-    *sorted(cpu_flags()),
-    os.environ.get("XLA_FLAGS", ""),
-    importlib.metadata.version("tensorflow"),
-  )
-  digest = hashlib.sha256("\n".join(key).encode()).hexdigest()
-  return os.path.join(caches, "palm_mtf", "xla", digest[:16])
+  flags = os.environ.get("XLA_FLAGS", "")
+  return cache_path("xla", flags, importlib.metadata.version("tensorflow"))

@@ -28,7 +28,7 @@ def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
   num_pods = config.pods.num_pods
   num_devices = num_pods * config.mesh_layout.num_devices
   if config.run.chip != MEASURED:
-    return peak_of_devices(config.run.chip, num_devices)
+    return peak_of_devices(config.run.chip, config.hardware, num_devices)
   dtype = tf.as_dtype(config.model.activation_dtype)
   if gpu_capabilities():  # a product runs on one of them
     return num_devices * measured_flops_per_sec(dtype)

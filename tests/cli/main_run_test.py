@@ -30,6 +30,7 @@ def test_the_entry_point_gets_settings_built_from_the_macros(palm_mtf):
     "decode": "DecodeConfig",
     "inspection": "InspectionConfig",
     "evaluation": "TaskEvalConfig",
+    "hardware": "HardwareConfig",
   }
   assert got["settings"]["model"]["d_ff"] == 512
   assert got["settings"]["model"]["norm"] == "layer_norm"

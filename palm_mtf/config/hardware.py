@@ -1,0 +1,59 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One chip's rates and memory, which CHIP names a file of gin/hardware for."""
+
+import dataclasses
+
+from palm_mtf.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+  """One chip; None where nothing is published. A bandwidth is that of one way.
+
+  Attributes:
+    chip_bfloat16_flops: peak of dense products, FLOP/s.
+    chip_float32_flops: peak of products as TensorFlow computes float32, FLOP/s.
+    chip_efficiency: share of the peak that large products reach. By default the
+      MFU of PaLM 540B's prefill on TPU v4 (Pope et al. 2022), which is compute
+      almost alone.
+    chip_devices: TensorFlow's devices on a chip.
+    chip_memory_bytes: device memory.
+    chip_memory_bandwidth: bytes/s.
+    chip_link_bandwidth: bytes/s of all links to chips of the pod together.
+    chip_link_dims: dimensions of the torus of links; 0 is a switch.
+    chip_link_chips: the most chips that links join; behind a switch, those
+      beyond are reached over the network.
+    chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
+    chip_watts: power, hosts included where the source says so.
+    chip_hour_cost: price of an hour, in any currency.
+  """
+
+  chip_bfloat16_flops: float | None = None
+  chip_float32_flops: float | None = None
+  chip_efficiency: float = 0.76
+  chip_devices: int = 1
+  chip_memory_bytes: float | None = None
+  chip_memory_bandwidth: float | None = None
+  chip_link_bandwidth: float | None = None
+  chip_link_dims: int = 0
+  chip_link_chips: int | None = None
+  chip_dcn_bandwidth: float | None = None
+  chip_watts: float | None = None
+  chip_hour_cost: float | None = None
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      name, value = field.name.upper(), getattr(self, field.name)
+      if value is None and field.default is None:
+        continue
+      is_number = type(value) in (int, float)
+      if not is_number or not 0 <= value < float("inf"):
+        raise UserError(f"{name} = {value!r}: give a number, 0 or more.")
+      may_be_0 = name in ("CHIP_LINK_DIMS", "CHIP_WATTS", "CHIP_HOUR_COST")
+      if not value and not may_be_0:
+        raise UserError(f"{name} = {value!r}: give a number above 0.")
+    if self.chip_efficiency > 1:
+      raise UserError(
+        f"CHIP_EFFICIENCY = {self.chip_efficiency!r}: a share, at most 1."
+      )
