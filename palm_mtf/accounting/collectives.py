@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 
 from palm_mtf.accounting.memory import (
   ParameterSlice,
@@ -207,7 +208,7 @@ def _add_update(
   traffic: _Traffic,
   config: PalmConfig,
   optimizer: AdafactorConfig,
-  slices: dict[str, ParameterSlice],
+  slices: Mapping[str, ParameterSlice],
 ) -> None:
   """Adds the optimizer's sums over the slices of a parameter."""
   rules = traffic.mesh.rules

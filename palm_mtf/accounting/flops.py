@@ -2,27 +2,93 @@
 # SPDX-License-Identifier: Apache-2.0
 """FLOPs of training, and their share of the peak (PaLM Appendix B)."""
 
+import collections
+import functools
 import math
+from collections.abc import Mapping
 
-from palm_mtf.accounting.params import count_parameters, parameter_shapes
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import parsed
+
+SCORES = "attention/scores"
+# Forward once, and in the backward pass one product for each of two factors.
+_PASSES = 3
+
+
+@functools.cache
+def forward_flops(config: PalmConfig) -> Mapping[str, int]:
+  """Returns the FLOPs of a token's forward pass by term.
+
+  A term is a parameter without its layer, "embedding" (the logits) or "mlp/wi",
+  or "attention/scores", attention to SEQUENCE_LENGTH positions.
+  """
+  # A multiply-add counts as 2.
+  terms: collections.Counter[str] = collections.Counter()
+  for name, shape in parameter_shapes(config).items():
+    if not parsed(name).is_scale:
+      terms[parsed(name).part] += 2 * math.prod(shape)
+  # Two products, q k^T and weights v. The half that the causal mask hides
+  # counts too, so that figures compare between programs.
+  head_dims = config.num_layers * config.num_heads * config.d_kv
+  terms[SCORES] = 4 * head_dims * config.sequence_length
+  return terms
+
+
+@functools.cache
+def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
+  """Returns the FLOPs that a token's backward pass repeats, by term."""
+  forward = forward_flops(config)
+  if config.remat == "none":
+    return {}
+  if config.remat == "attention":
+    return {SCORES: forward[SCORES]}
+  # The last product of a branch is not repeated: nothing reads its result. The
+  # serial form's MLP starts from what attention's last product gives.
+  unused = {"embedding", "mlp/wo"}
+  if config.block == "parallel":
+    unused.add("attention/o")
+  return {term: n for term, n in forward.items() if term not in unused}
 
 
 def attention_flops_per_token(config: PalmConfig) -> int:
   """Returns the FLOPs of a token's attention to SEQUENCE_LENGTH positions."""
-  # Two products forward, q k^T and weights v, and four backward; a multiply-add
-  # counts as 2. The half that the causal mask hides counts too, so that figures
-  # compare between programs.
-  head_dims = config.num_layers * config.num_heads * config.d_kv
-  return 12 * head_dims * config.sequence_length
+  return _PASSES * forward_flops(config)[SCORES]
 
 
 def train_flops_per_token(config: PalmConfig) -> int:
   """Returns the FLOPs of a token's forward and backward pass."""
-  # 2 N forward and 4 N backward in the products with N parameters. Activations
-  # that REMAT computes again do not count: MFU is of the model's own FLOPs.
-  return 6 * count_parameters(config) + attention_flops_per_token(config)
+  # 6 N in the products with N parameters. Activations that REMAT computes again
+  # do not count: MFU is of the model's own FLOPs.
+  return _PASSES * sum(forward_flops(config).values())
+
+
+def recomputed_flops_per_token(config: PalmConfig) -> int:
+  """Returns the FLOPs that a token's backward pass repeats, by REMAT."""
+  return sum(recomputed_flops(config).values())
+
+
+def device_flops(
+  config: PalmConfig, mesh: MeshLayout, pod_tokens: int
+) -> float:
+  """Returns the FLOPs of one device in a step.
+
+  Args:
+    config: architecture.
+    mesh: devices of a pod and layout rules.
+    pod_tokens: tokens of a step in a pod.
+  """
+  of_kv = "heads" if config.attention == "multi_head" else ""
+  split_by = {"embedding": "vocab", "attention/k": of_kv, "attention/v": of_kv}
+  repeated = recomputed_flops(config)
+  flops = 0.0
+  for term, forward in forward_flops(config).items():
+    # A dimension that no rule splits is computed whole on each device.
+    dim = "d_ff" if term.startswith("mlp/") else split_by.get(term, "heads")
+    of_token = _PASSES * forward + repeated.get(term, 0)
+    flops += of_token / (mesh.axis_size_of(dim) if dim else 1)
+  return flops * pod_tokens / mesh.axis_size_of("batch")
 
 
 def mfu(
@@ -50,22 +116,3 @@ def hfu(
   """
   flops = train_flops_per_token(config) + recomputed_flops_per_token(config)
   return tokens_per_sec * flops / peak_flops_per_sec
-
-
-def recomputed_flops_per_token(config: PalmConfig) -> int:
-  """Returns the FLOPs that a token's backward pass repeats, by REMAT."""
-  if config.remat == "none":
-    return 0
-  # Of attention's six products the two forward ones.
-  attention = attention_flops_per_token(config) // 3
-  if config.remat == "attention":
-    return attention
-  # The last product of a branch is not repeated: nothing reads its result. The
-  # serial form's MLP starts from what attention's last product gives.
-  unused = {"mlp/wo"} if config.block == "serial" else {"attention/o", "mlp/wo"}
-  repeated = sum(
-    math.prod(shape)
-    for name, shape in parameter_shapes(config).items()
-    if parsed(name).is_kernel and parsed(name).part not in unused
-  )
-  return attention + 2 * repeated

@@ -3,7 +3,9 @@
 """Memory of a device for weights, optimizer slots and gradients, by layout."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
@@ -40,9 +42,11 @@ class ParameterSlice:
     return math.prod(self.sizes)
 
 
+# A plan asks for the same ones many times.
+@functools.lru_cache(maxsize=16)
 def parameter_slices(
   config: PalmConfig, mesh: MeshLayout
-) -> dict[str, ParameterSlice]:
+) -> Mapping[str, ParameterSlice]:
   """Returns a device's slice of every parameter, by name."""
   slices = {}
   shapes = parameter_shapes(config)

@@ -19,6 +19,7 @@ weights, their slots and their gradients while no layer uses them: split over
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -240,6 +241,12 @@ def _pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   """Splits "a:b,c:d" into its pairs."""
   if not isinstance(value, str):
     raise UserError(f'{name} = {value!r}: give a text such as "{example}".')
+  return _split(name, value, example)
+
+
+# A search over layouts asks many thousand times.
+@functools.lru_cache(maxsize=256)
+def _split(name: str, value: str, example: str) -> list[tuple[str, str]]:
   pairs = []
   for pair in filter(None, re.split(r"[,;\s]+", value)):
     left, separator, right = pair.partition(":")

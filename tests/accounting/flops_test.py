@@ -8,17 +8,21 @@ import pytest
 
 from palm_mtf.accounting.flops import (
   attention_flops_per_token,
+  device_flops,
+  forward_flops,
   hfu,
   mfu,
   recomputed_flops_per_token,
   train_flops_per_token,
 )
-from palm_mtf.accounting.hardware import peak_flops_per_sec, peak_of_devices
+from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.accounting.params import count_parameters
+from palm_mtf.cli.gin_files import hardware_of
+from palm_mtf.config.mesh_layout import MeshLayout
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 
 PALM_TOKENS_PER_SEC = 238_300
-PALM_PEAK = 6144 * peak_flops_per_sec("tpu_v4")
+PALM_PEAK = 6144 * hardware_of("tpu_v4").chip_bfloat16_flops
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_mfu_of_megatron_turing_nlg_is_30_2_and_29_7_percent():
   # 530B parameters on 2240 A100; a step of 1920 sequences took 60.1 s. The
   # paper cuts digits off: 30.26 and 29.77.
   tokens_per_sec = 1920 * 2048 / 60.1
-  peak = 2240 * peak_flops_per_sec("a100")
+  peak = 2240 * hardware_of("a100").chip_bfloat16_flops
   products = 6 * 530_000_000_000
   attention = attention_flops_per_token(
     dataclasses.replace(PALM_540B, num_layers=105, num_heads=128, d_kv=160)
@@ -63,7 +67,8 @@ def test_mfu_of_gopher_is_32_5_percent():
   )
   flops = 0.0152 * 3072 * 2048 * (6 * 280_000_000_000 + attention)
   # Each of these chips is two devices.
-  assert f"{flops / peak_of_devices('tpu_v3', 2 * 4096):.1%}" == "32.5%"
+  peak = peak_of_devices("tpu_v3", hardware_of("tpu_v3"), 2 * 4096)
+  assert f"{flops / peak:.1%}" == "32.5%"
 
 
 def test_hfu_of_palm_540b_is_57_8_percent_with_the_papers_policy():
@@ -106,3 +111,39 @@ def test_hfu_is_mfu_and_what_is_repeated():
   # as repeated and that are not here; a forward pass is a third of 45.7%.
   repeated = hfu(rate, with_remat(PALM_540B, "layer"), PALM_PEAK)
   assert repeated == pytest.approx(0.578 - 0.105 * 0.457 / 3, abs=0.002)
+
+
+# PaLM Appendix B: 2 N of products and 4 L H Q T of attention, forward.
+def test_terms_of_a_token_add_up_to_the_formula():
+  c = PALM_540B
+  terms = forward_flops(c)
+  assert sum(terms.values()) == (
+    2 * count_parameters(c)
+    + 4 * c.num_layers * c.num_heads * c.d_kv * c.sequence_length
+  )
+  assert terms["mlp/wi"] == 2 * c.num_layers * c.d_model * c.d_ff
+  assert terms["embedding"] == 2 * c.vocab_size * c.d_model
+
+
+def test_devices_share_all_flops_but_those_of_the_one_key_and_value_head():
+  """2.2% of 540B's arithmetic over 12 devices (docs/layouts.md)."""
+  mesh = MeshLayout(
+    mesh_shape="data:256,model:12",
+    layout="batch:data,heads:model,d_ff:model,vocab:model",
+  )
+  tokens = 1024 * 2048
+  share = tokens * train_flops_per_token(PALM_540B) / mesh.num_devices
+  alike = 3 * 2 * 2 * PALM_540B.num_layers * PALM_540B.d_model * 256
+  own = device_flops(PALM_540B, mesh, tokens)
+  assert own == pytest.approx(share + tokens / 256 * alike * 11 / 12)
+  assert own / share == pytest.approx(1.022, abs=5e-4)
+
+
+def test_what_no_rule_splits_every_device_computes():
+  one = MeshLayout(mesh_shape="", layout="")
+  of_mlp = MeshLayout(mesh_shape="model:2", layout="d_ff:model")
+  forward = forward_flops(PALM_8B)
+  halved = 3 * sum(n for x, n in forward.items() if x.startswith("mlp/")) / 2
+  assert device_flops(PALM_8B, one, 10) - device_flops(PALM_8B, of_mlp, 10) == (
+    pytest.approx(10 * halved)
+  )

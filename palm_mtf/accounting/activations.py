@@ -1,0 +1,154 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Activations of a step, and the other buffers it needs for a while, by device.
+
+Tensors are those of one microbatch, [batch, length, ...], on one device.
+"""
+
+import dataclasses
+
+from palm_mtf.accounting.memory import parameter_slices
+from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import parsed
+from palm_mtf.config.pods import PodsConfig
+
+_FLOAT32 = DTYPE_BYTES["float32"]
+# Kernels that are one matrix for a product (model/projection.py).
+_JOINED = ("q", "k", "v", "wi_gate", "wi")
+
+
+@dataclasses.dataclass(frozen=True)
+class Widths:
+  """Numbers that one token has on a device, in the tensors of a block."""
+
+  stream: int  # d_model
+  residual: int  # d_model between blocks, where a rule splits it
+  queries: int
+  keys_and_values: int
+  scores: int
+  hidden: int
+  vocab: int
+
+  @property
+  def columns(self) -> int:
+    """Columns of the product with q, k, v, wi_gate and wi."""
+    return self.queries + self.keys_and_values + 2 * self.hidden
+
+
+def widths(config: PalmConfig, mesh: MeshLayout) -> Widths:
+  """Returns the widths of a block's tensors on one device."""
+  heads = config.num_heads // mesh.axis_size_of("heads")
+  kv_heads = heads if config.attention == "multi_head" else 1
+  padded = mesh.padded_vocab_size(config.vocab_size)
+  return Widths(
+    stream=config.d_model,
+    residual=config.d_model // mesh.axis_size_of("d_model_residual"),
+    queries=heads * config.d_kv,
+    keys_and_values=2 * kv_heads * config.d_kv,
+    scores=heads * config.sequence_length,
+    hidden=config.d_ff // mesh.axis_size_of("d_ff"),
+    vocab=padded // mesh.axis_size_of("vocab"),
+  )
+
+
+def device_tokens(
+  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
+) -> int:
+  """Returns the tokens of a microbatch on a device."""
+  rows = pod_batch_size // mesh.num_microbatches
+  return rows // mesh.axis_size_of("batch") * config.sequence_length
+
+
+def block_numbers(config: PalmConfig, mesh: MeshLayout) -> int:
+  """Returns the numbers a token that a block keeps for the backward pass.
+
+  Without REMAT, or while REMAT = "layer" computes the block again.
+  """
+  w = widths(config, mesh)
+  norms = 1 if config.block == "parallel" else 2
+  kept = norms * 2 * w.stream  # input and output of each norm
+  kept += w.columns  # the product; of it q, k and v, rotated, and SwiGLU
+  kept += w.queries + w.keys_and_values + w.hidden
+  kept += w.queries  # result of attention
+  # Attention weights, which REMAT = "attention" computes again.
+  return kept + (0 if config.remat == "attention" else w.scores)
+
+
+def kept_bytes(
+  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
+) -> int:
+  """Returns the bytes of all blocks that the forward pass leaves behind."""
+  w = widths(config, mesh)
+  of_block = block_numbers(config, mesh)
+  if config.remat == "layer":
+    of_block = w.residual  # the block's input
+  tokens = device_tokens(config, mesh, pod_batch_size)
+  width = DTYPE_BYTES[config.activation_dtype]
+  return tokens * config.num_layers * of_block * width
+
+
+def loss_bytes(
+  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
+) -> int:
+  """Returns the bytes of the last norm and of logits and their gradient."""
+  w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
+  logits = _FLOAT32 if config.logits_dtype == "float32" else width
+  of_token = 2 * w.stream * width + w.vocab * (logits + width)
+  return device_tokens(config, mesh, pod_batch_size) * of_token
+
+
+def working_bytes(
+  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
+) -> int:
+  """Returns the most bytes of activations beside the kept ones."""
+  w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
+  # The backward pass of a block: gradients of attention weights and scores, of
+  # the product and what is read of it, of the stream.
+  of_token = 2 * w.scores + 2 * w.columns + 2 * w.stream
+  if config.remat == "layer":
+    of_token += block_numbers(config, mesh)
+  elif config.remat == "attention":
+    of_token += w.scores
+  tokens = device_tokens(config, mesh, pod_batch_size)
+  of_block = tokens * of_token * width
+  return max(of_block, loss_bytes(config, mesh, pod_batch_size))
+
+
+def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
+  """Returns the bytes of weights as products read them: cast, gathered, joined.
+
+  The float32 weights themselves are not counted.
+  """
+  width = DTYPE_BYTES[config.activation_dtype]
+  stored = mesh.axis_size_of("d_model_stored")
+  total = 0
+  for name, each in parameter_slices(config, mesh).items():
+    parameter = parsed(name)
+    if parameter.is_scale:
+      continue
+    cast = 0 if width == _FLOAT32 else width * each.size
+    whole = width * each.size * stored if stored > 1 else 0
+    joined = width * each.size * stored if parameter.last in _JOINED else 0
+    # What is gathered, or joined by a block that is computed again, lives as
+    # long as its layer; the embedding is kept from the loss on.
+    lasts = parameter.layer in (None, 0)
+    if lasts or (stored == 1 and config.remat != "layer"):
+      cast += joined
+    total += cast + (whole if lasts else 0)
+  return total
+
+
+def exchange_bytes(
+  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
+) -> int:
+  """Returns the bytes of other pods' gradients, and of the sum with them."""
+  if pods.num_pods == 1:
+    return 0
+  width = DTYPE_BYTES[pods.dcn_dtype]
+  total = 0
+  for each in parameter_slices(config, mesh).values():
+    part = -(-each.size // each.num_replicas)
+    total += part * width * (pods.num_pods - 1) + each.size * _FLOAT32
+  return total

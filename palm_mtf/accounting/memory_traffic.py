@@ -1,0 +1,83 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that passes beside the products read and write in device memory.
+
+Products are bound by arithmetic, and their operands are not counted. A pass
+reads each of its inputs once and writes each output once.
+"""
+
+from palm_mtf.accounting.activations import device_tokens, widths
+from palm_mtf.accounting.memory import (
+  DeviceBytes,
+  gradient_bytes,
+  parameter_slices,
+)
+from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+
+_FLOAT32 = DTYPE_BYTES["float32"]
+
+
+def block_passes(config: PalmConfig, mesh: MeshLayout) -> tuple[int, int]:
+  """Returns numbers a token that a block's passes move, forward and backward.
+
+  Args:
+    config: architecture.
+    mesh: devices of a pod and layout rules.
+  """
+  w = widths(config, mesh)
+  norms = 1 if config.block == "parallel" else 2
+  read = w.queries + w.keys_and_values + w.hidden
+  # Each norm, its residual sum; what is read of the product; the softmax.
+  forward = norms * (2 * w.stream + 3 * w.residual)
+  forward += w.columns + read + 2 * w.scores
+  # The same again: a norm reads two and writes one, and a sum of gradients; the
+  # product is read, and its gradient made of those of its parts; of attention
+  # weights and their gradient comes that of the scores, and of two results.
+  backward = norms * (3 * w.stream + 3 * w.residual)
+  backward += 2 * w.columns + read + 3 * w.scores + 2 * w.queries
+  if config.remat == "layer":
+    backward += forward
+  elif config.remat == "attention":
+    backward += 2 * w.scores
+  return forward, backward
+
+
+def activation_traffic(
+  config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
+) -> int:
+  """Returns the bytes of all passes over activations in a step, of a device."""
+  w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
+  logits = _FLOAT32 if config.logits_dtype == "float32" else width
+  of_token = config.num_layers * width * sum(block_passes(config, mesh))
+  # The largest, the sums, and the gradient, which is written; the last norm and
+  # the embedding's rows, and their gradients, which are summed in float32.
+  of_token += w.vocab * (3 * logits + width)
+  of_token += w.stream * (5 * width + 3 * width + 2 * _FLOAT32)
+  tokens = device_tokens(config, mesh, pod_batch_size)
+  return mesh.num_microbatches * tokens * of_token
+
+
+def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
+  """Returns the bytes of weights cast, and of gradients summed, in a step."""
+  width = DTYPE_BYTES[config.activation_dtype]
+  total = 0
+  for name, each in parameter_slices(config, mesh).items():
+    if width != _FLOAT32:  # read and written
+      total += (_FLOAT32 + width) * each.size
+    if mesh.num_microbatches > 1:  # the sum read and written, a gradient read
+      total += 2 * _FLOAT32 * each.size
+      total += gradient_bytes(name, config, mesh) * each.size
+  return mesh.num_microbatches * total
+
+
+def update_traffic(kept: DeviceBytes) -> int:
+  """Returns the bytes that the optimizer moves in a step.
+
+  Args:
+    kept: bytes of weights, slots and gradients of the device.
+  """
+  # A gradient is read for the norm of all, for its moment and for its update; a
+  # weight for its scale and, with each slot, to be read and written.
+  return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots

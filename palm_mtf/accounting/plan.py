@@ -1,0 +1,245 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A plan: what a run costs on its CHIP, as one record of plain numbers."""
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from palm_mtf.accounting.activations import (
+  exchange_bytes,
+  kept_bytes,
+  weight_copy_bytes,
+  working_bytes,
+)
+from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.flops import (
+  forward_flops,
+  hfu,
+  mfu,
+  recomputed_flops,
+  train_flops_per_token,
+)
+from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
+from palm_mtf.config import Config, PlanConfig
+from palm_mtf.config.mesh_layout import check
+from palm_mtf.config.parameter_names import parsed
+from palm_mtf.errors import UserError
+
+_REMATS = ("none", "attention", "layer")
+_HOUR = 3600
+_JOULES_OF_KWH = 3.6e6
+
+AnyConfig = Config | PlanConfig
+
+
+def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
+  """Returns the bytes of a device by part, at their largest in a step.
+
+  Args:
+    config: architecture with its dtype, layout, optimizer and pods.
+    batch_size: sequences of the step, over all pods.
+  """
+  model, mesh, pods = config.model, config.mesh_layout, config.pods
+  rows = batch_size // pods.num_pods
+  return {
+    **dataclasses.asdict(device_bytes(model, mesh, config.optimizer)),
+    "activations": kept_bytes(model, mesh, rows),
+    "weight copies": weight_copy_bytes(model, mesh),
+    # Gradients of other pods come when all activations have gone.
+    "buffers": max(
+      working_bytes(model, mesh, rows), exchange_bytes(model, mesh, pods)
+    ),
+  }
+
+
+def fits(config: AnyConfig, batch_size: int) -> bool:
+  """Returns whether a device's memory suffices."""
+  needed = sum(memory_parts(config, batch_size).values())
+  return needed <= device_rates(config).chip_memory_bytes
+
+
+def changes_between(old: AnyConfig, new: AnyConfig) -> dict[str, object]:
+  """Returns {macro: value} of the settings in which `new` differs."""
+  return {
+    field.name.upper(): getattr(after, field.name)
+    for before, after in (
+      (old.model, new.model),
+      (old.mesh_layout, new.mesh_layout),
+      (old.pods, new.pods),
+    )
+    for field in dataclasses.fields(after)
+    if getattr(before, field.name) != getattr(after, field.name)
+  }
+
+
+def nearest_fit(config: AnyConfig, batch_size: int) -> AnyConfig | None:
+  """Returns the configuration that fits with fewest changes, then fastest."""
+  found = []
+  for each in _smaller(config, batch_size):
+    if fits(each, batch_size):
+      num_changes = len(changes_between(config, each))
+      found.append((num_changes, predicted(each, batch_size).total, each))
+  return min(found, key=lambda x: x[:2])[2] if found else None
+
+
+def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
+  """Yields configurations on these devices that need less memory."""
+  mesh = config.mesh_layout
+  layouts, batch_axis = [mesh.layout], mesh.rules.get("batch")
+  if batch_axis and "d_model_stored" not in mesh.rules:
+    layouts.append(f"{mesh.layout},d_model_stored:{batch_axis}")
+  rows = batch_size // config.pods.num_pods // mesh.axis_size_of("batch")
+  parts = [n for n in range(mesh.num_microbatches, rows + 1) if rows % n == 0]
+  remats = _REMATS[_REMATS.index(config.model.remat) :]
+  for layout, remat, n in itertools.product(layouts, remats, parts):
+    new = dataclasses.replace(mesh, layout=layout, num_microbatches=n)
+    try:
+      check(new, config.model, batch_size, num_pods=config.pods.num_pods)
+    except UserError:
+      continue
+    yield dataclasses.replace(
+      config,
+      mesh_layout=new,
+      model=dataclasses.replace(config.model, remat=remat),
+    )
+
+
+def plan_of(config: AnyConfig) -> dict[str, Any]:
+  """Returns the plan of a run: nested dicts of numbers, in bytes and seconds.
+
+  Args:
+    config: settings that fit together, the activation dtype resolved.
+
+  Raises:
+    UserError: a rate of CHIP is not known.
+  """
+  batch_size = config.run.batch_sizes.largest
+  step = predicted(config, batch_size)
+  memory = memory_parts(config, batch_size)
+  available = device_rates(config).chip_memory_bytes
+  does_fit = sum(memory.values()) <= available
+  nearest = None if does_fit else nearest_fit(config, batch_size)
+  return {
+    "parameters": _parameters(config),
+    "flops_per_token": {
+      "forward": dict(forward_flops(config.model)),
+      "recomputed": dict(recomputed_flops(config.model)),
+      "model": train_flops_per_token(config.model),
+    },
+    "device_bytes": memory,
+    "memory_bytes": available,
+    "fits": does_fit,
+    "nearest": nearest and changes_between(config, nearest),
+    "moved": _moved(config, step, batch_size),
+    "batch_size": batch_size,
+    "step_secs": step.total,
+    "parts": _parts(step),
+    "hidden_exchange_secs": step.hidden_exchange,
+    **rates_of(config, batch_size, step.total),
+    "run": _run(config),
+  }
+
+
+def rates_of(
+  config: AnyConfig, batch_size: int, secs: float
+) -> dict[str, float]:
+  """Returns tokens a second, MFU and HFU of steps of so many seconds."""
+  num_devices = config.pods.num_pods * config.mesh_layout.num_devices
+  hardware = config.hardware
+  if config.run.chip != MEASURED:
+    peak = peak_of_devices(config.run.chip, hardware, num_devices)
+  elif config.model.activation_dtype == "float32":
+    peak = hardware.chip_float32_flops
+  else:
+    peak = hardware.chip_bfloat16_flops
+  tokens_per_sec = batch_size * config.model.sequence_length / secs
+  return {
+    "tokens_per_sec": tokens_per_sec,
+    "mfu": mfu(tokens_per_sec, config.model, peak),
+    "hfu": hfu(tokens_per_sec, config.model, peak),
+  }
+
+
+def _parameters(config: AnyConfig) -> dict[str, int]:
+  groups: collections.Counter[str] = collections.Counter()
+  for name, shape in parameter_shapes(config.model).items():
+    groups[parsed(name).kind] += math.prod(shape)
+  return dict(groups)
+
+
+def _parts(step: StepTime) -> dict[str, float]:
+  """Returns the seconds of a step's parts in the order of a timeline."""
+  return {
+    "products": step.products,
+    "passes": step.passes,
+    "collectives": sum(step.collectives.values()),
+    "exchange": step.exchange,
+    "update": step.update,
+  }
+
+
+def _moved(
+  config: AnyConfig, step: StepTime, batch_size: int
+) -> list[dict[str, Any]]:
+  """Returns the bytes that a device sends in a step, by collective."""
+  devices = config.mesh_layout.num_devices
+  moved = [
+    {
+      "kind": kind,
+      "axes": list(axes),
+      "link": "pod",
+      "bytes": step.moved[kind, axes] / devices,
+      "secs": secs,
+    }
+    for (kind, axes), secs in step.collectives.items()
+  ]
+  if config.pods.num_pods > 1:
+    sent = dcn_bytes(config.model, config.mesh_layout, config.pods)
+    moved.append(
+      {
+        "kind": "exchange",
+        "axes": ["pods"],
+        "link": "dcn",
+        "bytes": sent / config.pods.num_pods / devices,
+        "secs": step.exchange + step.hidden_exchange,
+      }
+    )
+  return moved
+
+
+def run_secs(config: AnyConfig) -> float:
+  """Returns the seconds of all training steps, each with its own batch size."""
+  pairs, end = config.run.batch_sizes.pairs, config.run.train_steps
+  starts = [*(min(start, end) for start, _ in pairs), end]
+  return sum(
+    (then - start) * predicted(config, size).total
+    for (start, then), (_, size) in zip(
+      itertools.pairwise(starts), pairs, strict=True
+    )
+    if then > start
+  )
+
+
+def _run(config: AnyConfig) -> dict[str, float | None]:
+  """Returns time, energy and cost of all steps, without evaluations."""
+  run, rates = config.run, device_rates(config)
+  secs = run_secs(config)
+  rows = run.batch_sizes.rows_before(run.train_steps)
+  num_devices = config.pods.num_pods * config.mesh_layout.num_devices
+  chip_secs = secs * num_devices
+  watts, cost = rates.chip_watts, rates.chip_hour_cost
+  return {
+    "steps": run.train_steps,
+    "tokens": rows * config.model.sequence_length,
+    "secs": secs,
+    "chip_hours": chip_secs / config.hardware.chip_devices / _HOUR,
+    "kwh": None if watts is None else chip_secs * watts / _JOULES_OF_KWH,
+    "cost": None if cost is None else chip_secs / _HOUR * cost,
+  }

@@ -1,0 +1,144 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The predicted time of a step, part by part.
+
+products      matrix products, at CHIP_EFFICIENCY of the peak
+passes        all else that reads and writes activations and weights, at the
+              bandwidth of memory
+collectives   of a pod, one after another: none is taken to overlap with
+              computation
+update        the optimizer, at the bandwidth of memory
+exchange      of gradients between pods, as far as the backward pass of the
+              last microbatch does not hide it
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from palm_mtf.accounting.collectives import step_bytes
+from palm_mtf.accounting.communication import Link, sent_bytes, step_secs
+from palm_mtf.accounting.flops import device_flops
+from palm_mtf.accounting.hardware import MEASURED, of_one_device
+from palm_mtf.accounting.links import axes_bandwidth
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.accounting.memory_traffic import (
+  activation_traffic,
+  update_traffic,
+  weight_traffic,
+)
+from palm_mtf.config import Config, PlanConfig
+from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.errors import UserError
+
+Collective = tuple[str, tuple[str, ...]]  # kind and axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepTime:
+  """Seconds of the parts of a step, one after another.
+
+  `moved` has the bytes of collectives, of all devices of a pod together.
+  """
+
+  products: float
+  passes: float
+  collectives: Mapping[Collective, float]
+  update: float
+  exchange: float  # that no computation hides
+  hidden_exchange: float  # during the backward pass
+  moved: Mapping[Collective, int]
+
+  @property
+  def total(self) -> float:
+    """Seconds of the step."""
+    of_pod = self.products + self.passes + self.update
+    return of_pod + sum(self.collectives.values()) + self.exchange
+
+
+def device_rates(config: Config | PlanConfig) -> HardwareConfig:
+  """Returns the rates of one device.
+
+  Raises:
+    UserError: a rate that a step needs is not known.
+  """
+  sharers = config.hardware.chip_devices
+  if config.run.chip == MEASURED:  # devices are parts of this machine
+    sharers = config.pods.num_pods * config.mesh_layout.num_devices
+  rates = of_one_device(config.hardware, sharers)
+  needed = ["chip_memory_bandwidth", "chip_memory_bytes"]
+  is_float32 = config.model.activation_dtype == "float32"
+  needed.append("chip_float32_flops" if is_float32 else "chip_bfloat16_flops")
+  if config.mesh_layout.num_devices > 1:
+    needed.append("chip_link_bandwidth")
+  if config.pods.num_pods > 1:
+    needed.append("chip_dcn_bandwidth")
+  if config.run.chip == MEASURED and not rates.chip_memory_bandwidth:
+    raise UserError(
+      'CHIP = "measured": the rates of this machine are not known yet; run '
+      "`palm_mtf plan --calibrate`, or name a chip."
+    )
+  for name in needed:
+    if getattr(rates, name) is None:
+      raise UserError(
+        f"{name.upper()} = None: not known of CHIP = {config.run.chip!r}; set "
+        "it to plan"
+        + (', or ACTIVATION_DTYPE = "bfloat16".' if "float32" in name else ".")
+      )
+  return rates
+
+
+def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
+  """Returns the predicted time of a step.
+
+  Args:
+    config: architecture with its dtype, layout, optimizer, pods and CHIP.
+    batch_size: sequences of the step, over all pods.
+  """
+  model, mesh, pods = config.model, config.mesh_layout, config.pods
+  rates = device_rates(config)
+  pod_batch_size = batch_size // pods.num_pods
+  peak = (
+    rates.chip_float32_flops
+    if model.activation_dtype == "float32"
+    else rates.chip_bfloat16_flops
+  )
+  flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
+  of_memory = 1 / rates.chip_memory_bandwidth
+  kept = device_bytes(model, mesh, config.optimizer)
+  passes = activation_traffic(model, mesh, pod_batch_size)
+  passes += weight_traffic(model, mesh)
+  moved = step_bytes(
+    model,
+    mesh,
+    config.optimizer,
+    pod_batch_size=pod_batch_size,
+    num_pods=pods.num_pods,
+  )
+  alone = StepTime(
+    products=flops / (peak * rates.chip_efficiency),
+    passes=passes * of_memory,
+    collectives={
+      (kind, axes): num_bytes
+      / mesh.num_devices
+      / axes_bandwidth(mesh, axes, rates)
+      for (kind, axes), num_bytes in moved.items()
+    },
+    update=update_traffic(kept) * of_memory,
+    exchange=0.0,
+    hidden_exchange=0.0,
+    moved=moved,
+  )
+  if pods.num_pods == 1:
+    return alone
+  link = pod_link(config, rates)
+  exposed = step_secs(model, mesh, pods, alone.total, link) - alone.total
+  sent = sum(sent_bytes(model, mesh, pods).values()) * (pods.num_pods - 1)
+  hidden = max(0.0, 8 * sent / link.bits_per_sec - exposed)
+  return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
+
+
+def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:
+  """Returns the link of a pod to the others: those of all its hosts."""
+  bandwidth = rates.chip_dcn_bandwidth or math.inf
+  return Link(bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices)

@@ -1,0 +1,137 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""PaLM's Table 3: model FLOPs utilization of large models, worked out again."""
+
+import dataclasses
+from collections.abc import Callable
+
+from palm_mtf.accounting.flops import attention_flops_per_token
+from palm_mtf.accounting.hardware import peak_of_devices
+from palm_mtf.accounting.params import count_parameters
+from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.model import PalmConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedRun:
+  """A row of the table, and what its paper says of the run.
+
+  Attributes:
+    name: the model.
+    parameters: number of parameters; rounded, as published, but for PaLM.
+    shape: architecture, of which attention's sizes are read; None where the
+      row does not follow from its paper.
+    chip: a file of gin/hardware.
+    num_chips: number of chips; None where the table has none.
+    tokens_per_sec: tokens a second of all chips.
+    published: MFU, as a share.
+    repeated_share: share of the forward products that the paper counts as
+      computed again; None where it gives no HFU.
+    note: how the rate was published.
+  """
+
+  name: str
+  parameters: int
+  shape: PalmConfig | None
+  chip: str
+  num_chips: int | None
+  tokens_per_sec: float | None
+  published: float
+  repeated_share: float | None = None
+  note: str = ""
+
+
+def _shape(num_layers: int, num_heads: int, d_kv: int) -> PalmConfig:
+  return PalmConfig(
+    num_layers=num_layers,
+    d_model=num_heads * d_kv,
+    num_heads=num_heads,
+    d_kv=d_kv,
+    d_ff=4 * num_heads * d_kv,
+    vocab_size=256_000,
+    sequence_length=2048,
+  )
+
+
+PALM_540B = dataclasses.replace(_shape(118, 48, 256), d_model=18432, d_ff=73728)
+
+RUNS = (
+  PublishedRun(
+    name="GPT-3",
+    parameters=175_000_000_000,
+    shape=None,
+    chip="v100",
+    num_chips=None,
+    tokens_per_sec=None,
+    published=0.213,
+    note="not reproducible: 24.6 TFLOP/s a GPU are 19.7% of its peak",
+  ),
+  PublishedRun(
+    name="Gopher",
+    parameters=280_000_000_000,
+    shape=_shape(80, 128, 128),
+    chip="tpu_v3",
+    num_chips=4096,
+    tokens_per_sec=0.0152 * 3072 * 2048,
+    published=0.325,
+    note="0.0152 steps/s of 3,072 sequences",
+  ),
+  PublishedRun(
+    name="Megatron-Turing NLG",
+    parameters=530_000_000_000,
+    shape=_shape(105, 128, 160),
+    chip="a100",
+    num_chips=2240,
+    tokens_per_sec=1920 * 2048 / 60.1,
+    published=0.302,
+    note="60.1 s a step of 1,920 sequences; the paper cuts 30.26 off",
+  ),
+  PublishedRun(
+    name="PaLM",
+    parameters=count_parameters(PALM_540B),
+    shape=PALM_540B,
+    chip="tpu_v4",
+    num_chips=6144,
+    tokens_per_sec=238_300,
+    published=0.462,
+    repeated_share=0.75,
+    note="238.3K tokens/s",
+  ),
+)
+
+
+def table3(
+  hardware_of: Callable[[str], HardwareConfig],
+) -> list[dict[str, object]]:
+  """Returns the rows: published MFU, ours with and without attention, HFU.
+
+  Args:
+    hardware_of: returns the rates of a chip of gin/hardware.
+  """
+  rows = []
+  for run in RUNS:
+    row = {
+      "model": run.name,
+      "parameters": run.parameters,
+      "chips": run.num_chips,
+      "chip": run.chip,
+      "published_mfu": run.published,
+      "mfu": None,
+      "mfu_without_attention": None,
+      "hfu": None,
+      "note": run.note,
+    }
+    if run.shape:
+      hardware = hardware_of(run.chip)
+      devices = run.num_chips * hardware.chip_devices
+      peak = peak_of_devices(run.chip, hardware, devices)
+      rate, products = run.tokens_per_sec / peak, 6 * run.parameters
+      attention = attention_flops_per_token(run.shape)
+      row["mfu"] = rate * (products + attention)
+      row["mfu_without_attention"] = rate * products
+      if run.repeated_share is not None:
+        # Of the forward products, and of attention all (PaLM Table 22).
+        again = run.repeated_share * products / 3 + attention / 3
+        row["hfu"] = rate * (products + attention + again)
+    rows.append(row)
+  return rows

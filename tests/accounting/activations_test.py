@@ -1,0 +1,129 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept for the backward pass: the built graph, and the paper."""
+
+import dataclasses
+import math
+
+import pytest
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.accounting.activations import (
+  exchange_bytes,
+  kept_bytes,
+  loss_bytes,
+  weight_copy_bytes,
+  working_bytes,
+)
+from palm_mtf.accounting.params import count_parameters, parameter_shapes
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.loss import cross_entropy
+from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
+from tests.accounting.published_sizes import PALM_8B, PALM_540B
+from tests.mtf_testing import SINGLE, small_config
+
+ROWS = 3
+PALM_2D = MeshLayout(
+  mesh_shape="data:256,model:12",
+  layout="batch:data,heads:model,d_ff:model,vocab:model,"
+  "d_model_stored:data,d_model_residual:model",
+)
+
+
+def bytes_from_forward_to_backward(config):
+  """Returns the bytes of activations and of joined kernels that cross."""
+  with tf.Graph().as_default():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    dims = model_dims(config, ROWS, SINGLE)
+    weights = TrainedWeights(mesh, config, dims, seed=0)
+    tokens = mtf.Shape([dims.batch, dims.length])
+    inputs, targets = (mtf.zeros(mesh, tokens, tf.int32) for _ in range(2))
+    logits = Palm(config, dims, weights).logits(inputs)
+    token_loss, log_z = cross_entropy(logits, targets)
+    loss = mtf.reduce_mean(token_loss) + mtf.reduce_mean(log_z)
+    made_by = {x: op for op in graph.operations for x in op.outputs}
+    num_forward = len(graph.operations)
+    variables = [x.outputs[0] for x in graph.trainable_variables]
+    mtf.gradients([loss], variables)
+  crossing = {
+    x: made_by[x]
+    for op in graph.operations[num_forward:]
+    for x in op.inputs
+    if x in made_by
+  }
+  activations, kernels = 0, 0
+  for x in crossing:
+    names = [dim.name for dim in x.shape.dims]
+    size = x.dtype.size * math.prod(x.shape.to_integer_list)
+    if "batch" in names and x.dtype.is_floating:
+      # One number a token: log z, and the gradient of each token's loss.
+      activations += size if len(names) > 2 else 0
+    elif "columns" in names:
+      kernels += size
+  return activations, kernels
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
+@pytest.mark.parametrize("block", ["parallel", "serial"])
+@pytest.mark.parametrize("remat", ["none", "attention", "layer"])
+def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
+  remat, block, attention, dtype
+):
+  config = small_config(
+    remat=remat, block=block, attention=attention, activation_dtype=dtype
+  )
+  activations, kernels = bytes_from_forward_to_backward(config)
+  width = {"float32": 4, "bfloat16": 2}[dtype]
+  # Of the loss, the gradient of the logits is made behind the forward pass.
+  gradient = ROWS * config.sequence_length * config.vocab_size * width
+  expected = kept_bytes(config, SINGLE, ROWS)
+  expected += loss_bytes(config, SINGLE, ROWS) - gradient
+  assert activations == expected
+  joined = sum(
+    width * math.prod(shape)
+    for name, shape in parameter_shapes(config).items()
+    if name.split("/")[-1] in ("q", "k", "v", "wi_gate", "wi")
+  )
+  assert kernels == (0 if remat == "layer" else joined)
+
+
+def test_palm_540b_keeps_one_fully_sharded_activation_a_layer():
+  """Of 4 sequences on each of 256 devices, over 12 (PaLM 4)."""
+  config = dataclasses.replace(PALM_540B, remat="layer")
+  kept = kept_bytes(config, PALM_2D, 1024)
+  assert kept == 118 * (4 * 2048) * (18432 // 12) * 2
+
+
+def test_microbatches_divide_activations_and_leave_weights_alone():
+  whole = MeshLayout(mesh_shape="", layout="")
+  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
+  for bytes_of in (kept_bytes, working_bytes):
+    assert bytes_of(PALM_8B, whole, 8) == 4 * bytes_of(PALM_8B, parts, 8)
+  assert weight_copy_bytes(PALM_8B, whole) == weight_copy_bytes(PALM_8B, parts)
+
+
+def test_bfloat16_copies_every_kernel_and_sharded_ones_live_for_a_layer():
+  kernels = count_parameters(PALM_8B)
+  c = PALM_8B
+  joined = c.num_layers * c.d_model * (16 * 256 + 2 * 256 + 2 * c.d_ff)
+  assert weight_copy_bytes(c, SINGLE) == 2 * (kernels + joined)
+  sharded = MeshLayout(
+    mesh_shape="data:16", layout="batch:data,d_model_stored:data"
+  )
+  of_layer = (kernels - c.vocab_size * c.d_model) // c.num_layers
+  embedding = c.vocab_size * c.d_model
+  assert weight_copy_bytes(c, sharded) == 2 * (
+    kernels // 16 + embedding + of_layer + joined // c.num_layers
+  )
+
+
+def test_gradients_of_other_pods_need_room_for_a_part_and_the_sum():
+  two = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
+  assert exchange_bytes(PALM_8B, SINGLE, PodsConfig()) == 0
+  numbers = count_parameters(PALM_8B) + 33 * 4096
+  assert exchange_bytes(PALM_8B, SINGLE, two) == (2 + 4) * numbers

@@ -1,0 +1,54 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over memory, counted by hand for a block of round sizes."""
+
+import dataclasses
+
+from palm_mtf.accounting.memory import DeviceBytes
+from palm_mtf.accounting.memory_traffic import (
+  activation_traffic,
+  block_passes,
+  update_traffic,
+  weight_traffic,
+)
+from palm_mtf.accounting.params import count_norm_scales, count_parameters
+from palm_mtf.config.mesh_layout import MeshLayout
+from tests.accounting.published_sizes import PALM_8B
+from tests.mtf_testing import SINGLE
+
+C = dataclasses.replace(
+  PALM_8B, num_layers=1, d_model=100, num_heads=2, d_kv=10, d_ff=400
+)
+C = dataclasses.replace(C, vocab_size=1000, sequence_length=50)
+Q, KV, SCORES, COLUMNS = 20, 20, 100, 20 + 20 + 800
+
+
+def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
+  forward = 2 * 100 + 3 * 100 + COLUMNS + (Q + KV + 400) + 2 * SCORES
+  backward = 6 * 100 + 2 * COLUMNS + (Q + KV + 400) + 3 * SCORES + 2 * Q
+  assert block_passes(C, SINGLE) == (forward, backward)
+  again = dataclasses.replace(C, remat="layer")
+  assert block_passes(again, SINGLE) == (forward, backward + forward)
+  softmax = dataclasses.replace(C, remat="attention")
+  assert block_passes(softmax, SINGLE) == (forward, backward + 2 * SCORES)
+
+
+def test_traffic_is_of_the_tokens_whatever_the_microbatches():
+  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
+  one = activation_traffic(C, SINGLE, 8)
+  assert activation_traffic(C, parts, 8) == one
+  assert activation_traffic(C, SINGLE, 16) == 2 * one
+
+
+def test_each_microbatch_casts_weights_and_adds_its_gradients():
+  numbers = count_parameters(C) + count_norm_scales(C)
+  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
+  assert weight_traffic(C, SINGLE) == 6 * numbers
+  assert weight_traffic(C, parts) == 4 * (6 + 12) * numbers
+  float32 = dataclasses.replace(C, activation_dtype="float32")
+  assert weight_traffic(float32, SINGLE) == 0
+
+
+def test_the_update_reads_and_writes_weights_and_slots():
+  kept = DeviceBytes(weights=400, slots=800, gradients=200)
+  assert update_traffic(kept) == 3 * 200 + 3 * 400 + 2 * 800

@@ -1,0 +1,106 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A plan has the paper's numbers, and names the nearest setting that fits."""
+
+import pytest
+
+from palm_mtf.accounting.plan import (
+  changes_between,
+  fits,
+  memory_parts,
+  nearest_fit,
+  plan_of,
+)
+from palm_mtf.accounting.step_time import predicted
+from tests.planning import palm_540b, plan_config
+
+
+def test_palm_540b_is_planned_with_the_papers_numbers():
+  plan = plan_of(palm_540b())
+  assert sum(plan["parameters"].values()) == 540_356_474_880
+  assert f"{plan['flops_per_token']['model'] / 1e12:.3g}" == "3.28"
+  assert plan["fits"] and plan["nearest"] is None
+  assert plan["batch_size"] == 2048
+  assert plan["run"]["tokens"] == 775_946_240_000
+  (dcn,) = [x for x in plan["moved"] if x["link"] == "dcn"]
+  assert dcn["bytes"] * 4 / 2**30 == pytest.approx(1.31, abs=0.03)
+
+
+def test_each_phase_of_the_ramp_has_its_own_step_time():
+  config = palm_540b()
+  steps = {512: 50_000, 1024: 65_000, 2048: 140_000}
+  expected = sum(n * predicted(config, b).total for b, n in steps.items())
+  assert plan_of(config)["run"]["secs"] == pytest.approx(expected)
+
+
+def test_a_run_that_ends_before_the_ramp_does_counts_its_own_steps():
+  config = palm_540b(TRAIN_STEPS=60_000)
+  steps = {512: 50_000, 1024: 10_000}
+  expected = sum(n * predicted(config, b).total for b, n in steps.items())
+  assert plan_of(config)["run"]["secs"] == pytest.approx(expected)
+
+
+def test_energy_and_cost_are_of_all_chips():
+  run = plan_of(palm_540b(CHIP_HOUR_COST=2.0))["run"]
+  hours = run["secs"] / 3600 * 6144
+  assert run["chip_hours"] == pytest.approx(hours)
+  assert run["cost"] == pytest.approx(2 * hours)
+  assert run["kwh"] == pytest.approx(hours * 378.5 / 1000)
+  assert plan_of(palm_540b(CHIP_WATTS=None))["run"]["kwh"] is None
+
+
+def test_two_cores_of_a_chip_are_one_chip_hour():
+  macros = {"CHIP": "tpu_v3", "GLOBAL_BATCH_SIZE": 8, "TRAIN_STEPS": 100}
+  config = plan_config("recipes/palm_8b.gin", "layouts/tpu_v3_8.gin", **macros)
+  run = plan_of(config)["run"]
+  assert run["chip_hours"] == pytest.approx(4 * run["secs"] / 3600)
+
+
+def on_16(**macros):
+  """PaLM 8B on 16 TPU v4, its batch over all of them."""
+  defaults = {
+    "MESH_SHAPE": "data:16",
+    "LAYOUT": "batch:data,d_model_stored:data",
+    "GLOBAL_BATCH_SIZE": 256,
+    "REMAT": "none",
+  }
+  return plan_config("recipes/palm_8b.gin", **{**defaults, **macros})
+
+
+def test_the_nearest_setting_that_fits_changes_least():
+  config = on_16()
+  assert not fits(config, 256)
+  nearest = nearest_fit(config, 256)
+  assert fits(nearest, 256)
+  changes = changes_between(config, nearest)
+  assert list(changes) == ["NUM_MICROBATCHES"]
+  assert plan_of(config)["nearest"] == changes
+  # Fewer microbatches would not do.
+  less = on_16(NUM_MICROBATCHES=changes["NUM_MICROBATCHES"] // 2)
+  assert not fits(less, 256)
+
+
+def test_weights_that_every_device_keeps_are_stored_split_instead():
+  nearest = nearest_fit(on_16(LAYOUT="batch:data"), 256)
+  assert "d_model_stored:data" in nearest.mesh_layout.layout
+  assert fits(nearest, 256)
+
+
+def test_no_setting_makes_540b_fit_into_sixteen_chips():
+  config = palm_540b(TPU="v4-32", MESH_SHAPE="data:4,model:4", NUM_PODS=1)
+  assert nearest_fit(config, 2048) is None
+
+
+def test_a_device_keeps_what_its_parts_need():
+  parts = memory_parts(on_16(), 256)
+  assert set(parts) == {
+    "weights",
+    "slots",
+    "gradients",
+    "activations",
+    "weight copies",
+    "buffers",
+  }
+  numbers = 8_632_012_800 // 16  # with norm scales
+  assert parts["weights"] == pytest.approx(4 * numbers, rel=1e-3)
+  assert parts["slots"] == 2 * parts["weights"]

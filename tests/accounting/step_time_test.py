@@ -1,0 +1,115 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The step time of PaLM's own run, and of steps worked out by hand."""
+
+import dataclasses
+
+import pytest
+
+from palm_mtf.accounting.plan import rates_of
+from palm_mtf.accounting.step_time import device_rates, predicted
+from palm_mtf.errors import UserError
+from tests.planning import palm_540b, plan_config
+
+PUBLISHED_SECS = 2048 * 2048 / 238_300  # 17.60 (PaLM 4.1)
+
+
+def test_a_step_of_palm_540b_on_two_pods_is_within_10_percent_of_the_papers():
+  """From published rates of TPU v4 alone; nothing is fitted to the run."""
+  config = palm_540b()
+  secs = predicted(config, 2048).total
+  assert secs == pytest.approx(PUBLISHED_SECS, rel=0.1)
+  rates = rates_of(config, 2048, secs)
+  assert rates["mfu"] == pytest.approx(0.462, rel=0.1)
+  assert rates["hfu"] == pytest.approx(0.578, rel=0.1)
+
+
+def test_two_pods_do_1_95_times_the_work_of_one_within_10_percent():
+  two = predicted(palm_540b(), 2048).total
+  one = predicted(palm_540b(NUM_PODS=1), 1024).total
+  speedup = 2 * one / two
+  assert speedup == pytest.approx(1.95, rel=0.1)
+  assert speedup < 2
+
+
+def one_chip(**macros):
+  files = ("recipes/palm_8b.gin", "layouts/single.gin")
+  return plan_config(*files, GLOBAL_BATCH_SIZE=2, **macros)
+
+
+def test_products_take_their_flops_at_the_efficiency_of_the_peak():
+  """6 N and attention of 8B are 55.0 GFLOP a token (PaLM Table 22)."""
+  step = predicted(one_chip(REMAT="none"), 2)
+  flops = 2 * 2048 * 55_012_491_264
+  assert step.products == pytest.approx(flops / (0.76 * 275e12))
+  assert (step.collectives, step.exchange) == ({}, 0.0)
+  faster = predicted(one_chip(REMAT="none", CHIP_EFFICIENCY=1.0), 2)
+  assert faster.products == pytest.approx(0.76 * step.products)
+
+
+def test_a_step_is_the_sum_of_its_parts():
+  step = predicted(palm_540b(), 2048)
+  parts = dataclasses.asdict(step)
+  collectives = sum(parts.pop("collectives").values())
+  total = collectives + sum(
+    parts[x] for x in ("products", "passes", "update", "exchange")
+  )
+  assert step.total == pytest.approx(total)
+
+
+def test_between_pods_nearly_all_gradients_hide_behind_the_backward_pass():
+  """0.2 s of 81 Tbit/s (PaLM 4): 1.31 GiB of each of 1,536 hosts."""
+  step = predicted(palm_540b(), 2048)
+  together = step.exchange + step.hidden_exchange
+  assert together == pytest.approx(1.31 * 2**30 * 8 * 1536 / 81e12, rel=0.01)
+  assert step.exchange < 0.02 * together
+
+
+def test_a_slow_network_is_seen_in_the_step():
+  fast = predicted(palm_540b(), 2048).total
+  slow = predicted(palm_540b(CHIP_DCN_BANDWIDTH=1e7), 2048)
+  assert slow.exchange > 5
+  assert slow.total == pytest.approx(fast + slow.exchange, rel=0.01)
+
+
+def test_devices_of_this_machine_share_it():
+  config = plan_config(
+    "recipes/quickstart.gin",
+    CHIP_FLOAT32_FLOPS=8e10,
+    CHIP_BFLOAT16_FLOPS=8e10,
+    CHIP_MEMORY_BANDWIDTH=2e10,
+    CHIP_MEMORY_BYTES=8e9,
+    CHIP_LINK_BANDWIDTH=1e10,
+    CHIP_DCN_BANDWIDTH=1e10,
+    MESH_SHAPE="data:2",
+    LAYOUT="batch:data",
+  )
+  rates = device_rates(config)  # two pods of two devices
+  assert rates.chip_memory_bytes == 2e9
+  assert rates.chip_float32_flops == 2e10
+
+
+@pytest.mark.parametrize(
+  ("macros", "message"),
+  [
+    (
+      {"CHIP": "tpu_v3", "TPU": "", "CHIP_DCN_BANDWIDTH": None},
+      "CHIP_DCN_BANDWIDTH = None: not known of CHIP = 'tpu_v3'; set it to "
+      "plan.",
+    ),
+    (
+      {"ACTIVATION_DTYPE": "float32"},
+      "CHIP_FLOAT32_FLOPS = None: not known of CHIP = 'tpu_v4'; set it to "
+      'plan, or ACTIVATION_DTYPE = "bfloat16".',
+    ),
+    (
+      {"CHIP": "measured", "CHIP_MEMORY_BANDWIDTH": None},
+      'CHIP = "measured": the rates of this machine are not known yet; run '
+      "`palm_mtf plan --calibrate`, or name a chip.",
+    ),
+  ],
+)
+def test_a_rate_that_is_not_known_is_named(macros, message):
+  with pytest.raises(UserError) as error:
+    predicted(palm_540b(**macros), 2048)
+  assert str(error.value) == message
