@@ -12,7 +12,7 @@ import pytest
 from palm_mtf import config
 from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import sent_bytes
-from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.accounting.hardware import check_chip, chip_names
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.params import count_parameters, parameter_shapes
 from palm_mtf.cli import gin_files
@@ -29,9 +29,9 @@ FOLDER = gin_folder()
 FILES = sorted(FOLDER.glob("**/*.gin"))
 FRAGMENT_FOLDERS = ["data", "layouts", "models", "optim", "pods"]
 FRAGMENTS = [path for path in FILES if path.parent.name in FRAGMENT_FOLDERS]
-RECIPES, MODELS, LAYOUTS = (
+RECIPES, MODELS, LAYOUTS, HARDWARE = (
   [path for path in FILES if path.parent.name == name]
-  for name in ("recipes", "models", "layouts")
+  for name in ("recipes", "models", "layouts", "hardware")
 )
 # Programs of TPUs are built in tests/tools/build_tpu_test.py.
 ON_HOSTS = [path for path in RECIPES if "layouts/tpu" not in path.read_text()]
@@ -82,6 +82,7 @@ def test_every_folder_is_one_of_the_known_kinds():
   assert {path.parent.name for path in FILES} == {
     *FRAGMENT_FOLDERS,
     "eval",
+    "hardware",
     "recipes",
     "runs",
   }
@@ -174,6 +175,15 @@ def test_every_macro_that_a_file_sets_is_a_setting(path):
   assert macros_set_in(path) <= MACROS
 
 
+@pytest.mark.parametrize("path", HARDWARE, ids=name_of)
+def test_a_chip_is_a_header_with_its_source_and_its_rates(path):
+  text = path.read_text(encoding="ascii")
+  assert re.match(r"# [A-Z](.|\n# )*\.\n", text)
+  assert re.search(r"cloud\.google\.com|data sheet|white paper", text)
+  assert macros_set_in(path) == macros_set_in(HARDWARE[0])
+  assert path.stem in chip_names()
+
+
 @pytest.mark.parametrize("command", CONFIGURED)
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_is_complete_for_every_command(recipe, command):
@@ -191,7 +201,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
     *settings.run.batch_sizes.sizes,
     num_pods=settings.pods.num_pods,
   )
-  check_chip(settings.run.chip)
+  check_chip(settings.run.chip, settings.hardware)
 
 
 @pytest.mark.parametrize("path", LAYOUTS, ids=name_of)
@@ -261,7 +271,8 @@ def test_the_header_of_a_run_file_speaks_of_its_command(command):
   text = "\n".join(header(run_file(command)))
   assert f"`palm_mtf {command}`" in text
   assert f"palm_mtf {command} --gin_file=" in text
-  assert "Required: MODEL_DIR" in text
+  required = "what a recipe sets" if command == "plan" else "MODEL_DIR"
+  assert f"Required: {required}" in text
   named = set(re.findall(r"\b[A-Z]+_[A-Z_]+\b", text))
   assert named <= MACROS, "the help names macros that exist"
 

@@ -6,42 +6,10 @@ A name has one word or two: `data cache` is one of the group `data`. Nothing but
 names is kept here, so that help imports nothing.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
+from palm_mtf.cli.command import Command
 from palm_mtf.errors import UserError, did_you_mean
-
-
-class Command(NamedTuple):
-  """What one command is called with.
-
-  Attributes:
-    summary: one line for `palm_mtf --help`.
-    entry_point: dotted path of the function that runs it, by keywords.
-    config: class in palm_mtf.config that gin's macros fill, "" for a command
-      that has flags alone. The entry point takes `model_dir` and `config`; help
-      and defaults of its own are in runs/<name>.gin, a space written as "_".
-    leaves_out: parts of the class that keep their defaults.
-    has_results: whether the entry point takes `as_json`, bool: print results as
-      JSON, one object a line.
-    keeps_config: whether the entry point takes `config_files`, a function of
-      the macros that it resolved that returns {file name: text}, to be written
-      into MODEL_DIR.
-    takes_model_dir: whether --model_dir stands for the config.gin in that
-      folder.
-    flags: {flag: keywords of argparse}; one without dashes is positional. The
-      entry point takes each as a keyword.
-  """
-
-  summary: str
-  entry_point: str
-  config: str = ""
-  leaves_out: Sequence[str] = ()
-  has_results: bool = False
-  keeps_config: bool = False
-  takes_model_dir: bool = False
-  flags: Mapping[str, Mapping[str, Any]] = {}
-
 
 # Flags that several commands share.
 _INPUT = {
@@ -68,6 +36,29 @@ COMMANDS = {
     # Its config.gin leaves these to the commands that read it.
     leaves_out=["decode"],
     keeps_config=True,
+  ),
+  "plan": Command(
+    "predict time, memory and cost of a training run",
+    entry_point="palm_mtf.commands.plan.plan",
+    config="PlanConfig",
+    has_results=True,
+    flags={
+      "--plot": {
+        "metavar": "FILE",
+        "help": "write a picture of memory and time by part, a PNG",
+      },
+    },
+    alone={
+      "--calibrate": (
+        "palm_mtf.commands.plan.calibrate",
+        "measure this machine, some seconds, and keep its rates for CHIP = "
+        '"measured"',
+      ),
+      "--table3": (
+        "palm_mtf.commands.plan.print_table3",
+        "print PaLM's Table 3, worked out again",
+      ),
+    },
   ),
   "evaluate": Command(
     "print validation loss, or the metrics of SeqIO tasks",

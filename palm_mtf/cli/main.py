@@ -21,12 +21,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf import __version__
-from palm_mtf.cli.command_table import (
-  COMMANDS,
-  Command,
-  commands_in,
-  split_name,
-)
+from palm_mtf.cli.command import Command
+from palm_mtf.cli.command_table import COMMANDS, commands_in, split_name
 from palm_mtf.console import configure_logging, escaped, terminal_is_safe
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
@@ -94,7 +90,7 @@ def _run_with_flags(name: str, arguments: list[str]) -> int:
     parser.add_argument(flag, **keywords)
   keywords = vars(_parse(parser, arguments))
   _ready_for_tensorflow()
-  return _entry_point(command)(**keywords) or 0
+  return _function(command.entry_point)(**keywords) or 0
 
 
 def _ready_for_tensorflow() -> None:
@@ -103,8 +99,8 @@ def _ready_for_tensorflow() -> None:
   limit_arenas()
 
 
-def _entry_point(command: Command) -> Callable[..., int | None]:
-  module, _, function = command.entry_point.rpartition(".")
+def _function(path: str) -> Callable[..., int | None]:
+  module, _, function = path.rpartition(".")
   return getattr(importlib.import_module(module), function)
 
 
@@ -129,6 +125,8 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     parser.add_argument(flag, **keywords).dest
     for flag, keywords in command.flags.items()
   ]
+  for flag, (_, text) in command.alone.items():
+    parser.add_argument(flag, action="store_true", help=text)
   # argparse cannot know the names behind "--gin.": they go to gin.
   macros = [each for each in arguments if each.startswith("--gin.")]
   rest = [each for each in arguments if not each.startswith("--gin.")]
@@ -137,6 +135,12 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   from palm_mtf.cli import gin_files
   from palm_mtf.cli.run_settings import settings_of
 
+  for flag, (path, _) in command.alone.items():
+    if getattr(options, flag.removeprefix("--")):
+      _ready_for_tensorflow()
+      hardware_of = gin_files.hardware_of
+      _function(path)(hardware_of=hardware_of, as_json=options.as_json)
+      return 0
   files = list(options.gin_file)
   bindings = [macro.removeprefix("--gin.") for macro in macros]
   run_config = None
@@ -167,7 +171,8 @@ def _run_configured(name: str, arguments: list[str]) -> int:
       keywords["config_files"] = configuration.config_files
     if command.has_results:
       keywords["as_json"] = options.as_json
-    _entry_point(command)(model_dir=model_dir, config=settings, **keywords)
+    entry_point = _function(command.entry_point)
+    entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
     # Checks know macros by name; where one was set is known here alone.
     raise UserError(configuration.located(str(error))) from error

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of this machine, in a process of `palm_mtf doctor --measure`.
+"""Rates of this machine, for `palm_mtf doctor --measure` and `plan`.
 
 `python -m palm_mtf.rates.measure` prints a JSON object {name: text}.
 """
@@ -16,14 +16,21 @@ from palm_mtf.rates.peak_flops import fastest_call_secs, measured_flops_per_sec
 _READ_BYTES = 2**28
 
 
-def measured_rates() -> dict[str, str]:
+def measured_rates() -> dict[str, float]:
+  """Returns FLOP/s of products by dtype, and bytes/s of "memory"."""
+  rates = {
+    dtype: measured_flops_per_sec(tf.as_dtype(dtype))
+    for dtype in ("float32", "bfloat16")
+  }
+  return {**rates, "memory": read_bytes_per_sec()}
+
+
+def described_rates() -> dict[str, str]:
   """Returns the rates as text, by name."""
-  rates = {}
-  for dtype in ("float32", "bfloat16"):
-    flops = measured_flops_per_sec(tf.as_dtype(dtype))
-    rates[f"{dtype} products"] = f"{flops / 1e9:,.0f} GFLOP/s"
-  rates["memory read"] = f"{read_bytes_per_sec() / 1e9:,.1f} GB/s"
-  return rates
+  rates = measured_rates()
+  memory = rates.pop("memory")
+  texts = {f"{x} products": f"{n / 1e9:,.0f} GFLOP/s" for x, n in rates.items()}
+  return {**texts, "memory read": f"{memory / 1e9:,.1f} GB/s"}
 
 
 def read_bytes_per_sec() -> float:
@@ -38,4 +45,4 @@ def read_bytes_per_sec() -> float:
 
 if __name__ == "__main__":
   configure_logging()
-  print(json.dumps(measured_rates()))
+  print(json.dumps(described_rates()))

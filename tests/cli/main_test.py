@@ -38,8 +38,8 @@ def told(done: subprocess.CompletedProcess) -> tuple[str, set[str]]:
 
 TIMED = {"python": ("-X", "importtime")}
 COMMANDS = (
-  "train, evaluate, generate, score, export, import, data cache, data inspect, "
-  "data statistics, "
+  "train, plan, evaluate, generate, score, export, import, data cache, "
+  "data inspect, data statistics, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
   "checkpoints prune, vocab, vocab inspect, pods serve, report, doctor"
 )

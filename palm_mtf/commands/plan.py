@@ -1,0 +1,111 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf plan`: predicts time, memory and cost of a run, by arithmetic."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+
+from palm_mtf.accounting.hardware import MEASURED, check_chip
+from palm_mtf.accounting.plan import plan_of
+from palm_mtf.accounting.table3 import table3
+from palm_mtf.config import PlanConfig
+from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.mesh_layout import check
+from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.cache_folder import measured_hardware
+from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.report.figures import check_can_draw
+from palm_mtf.report.plan_picture import write_plan_picture
+from palm_mtf.report.plan_text import plan_text, table3_text
+
+
+def plan(
+  *, model_dir: str, config: PlanConfig, plot: str | None, as_json: bool
+) -> None:
+  """Prints the plan of a run.
+
+  Args:
+    model_dir: not used.
+    config: every setting but those of data.
+    plot: path of a picture to write, or None.
+    as_json: whether to print one JSON object instead of tables.
+
+  Raises:
+    UserError: settings do not fit together, or a rate of CHIP is not known.
+  """
+  del model_dir
+  if plot:
+    check_can_draw()
+  config = checked(config)
+  record = plan_of(config)
+  print(json.dumps(record) if as_json else plan_text(record))
+  if plot:
+    write_plan_picture(record, os.path.expanduser(plot))
+
+
+def checked(config: PlanConfig) -> PlanConfig:
+  """Returns the settings with a dtype in place of "auto".
+
+  Raises:
+    UserError: sizes, mesh, batch and pods do not fit together, or CHIP is not
+      known.
+  """
+  run, mesh = config.run, config.mesh_layout
+  check_chip(run.chip, config.hardware)
+  sizes = run.batch_sizes.sizes
+  check(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
+  model = config.model
+  if run.chip == MEASURED:
+    model = resolved(model, mesh)
+  elif model.activation_dtype == "auto":
+    model = dataclasses.replace(model, activation_dtype="bfloat16")
+  return dataclasses.replace(config, model=model)
+
+
+def print_table3(
+  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
+) -> None:
+  """Prints PaLM's Table 3.
+
+  Args:
+    hardware_of: returns the rates of a CHIP.
+    as_json: whether to print one JSON object a row.
+  """
+  rows = table3(hardware_of)
+  print("\n".join(map(json.dumps, rows)) if as_json else table3_text(rows))
+
+
+def calibrate(
+  *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
+) -> None:
+  """Measures this machine, and keeps its rates for CHIP = "measured".
+
+  Args:
+    hardware_of: not used.
+    as_json: whether to print one JSON object.
+  """
+  del hardware_of
+  # TensorFlow takes seconds to import, and plans need none.
+  from palm_mtf.rates.measure import measured_rates
+
+  rates = measured_rates()
+  memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  # What virtual devices and pods of this machine send each other is copied in
+  # its memory: read and written.
+  macros = {
+    "CHIP_BFLOAT16_FLOPS": rates["bfloat16"],
+    "CHIP_FLOAT32_FLOPS": rates["float32"],
+    "CHIP_EFFICIENCY": 1.0,  # products are what was measured
+    "CHIP_MEMORY_BYTES": memory,
+    "CHIP_MEMORY_BANDWIDTH": rates["memory"],
+    "CHIP_LINK_BANDWIDTH": rates["memory"] / 2,
+    "CHIP_DCN_BANDWIDTH": rates["memory"] / 2,
+  }
+  path = measured_hardware()
+  lines = [f"{name} = {value:.4g}" for name, value in macros.items()]
+  write_atomically(path, "\n".join([*lines, ""]).encode())
+  print(json.dumps({"file": path, **macros}) if as_json else path)
+  if not as_json:
+    print("\n".join(lines))

@@ -1,0 +1,131 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a plan, for people."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_GIB, _GB = 2**30, 1e9
+_DAY = 86_400
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+  """Returns the table of a plan (accounting/plan.py)."""
+  sections = (
+    ("parameters", _parameters(plan["parameters"])),
+    ("FLOPs a token", _flops(plan["flops_per_token"])),
+    ("memory of a device", _memory(plan)),
+    ("moved by a device in a step", _moved(plan)),
+    (f"step of {plan['batch_size']:,} sequences", _step(plan)),
+    ("run, without evaluations", _run(plan["run"])),
+  )
+  lines = []
+  for title, rows in sections:
+    lines += [title, *(f"  {name:<34}{text}".rstrip() for name, text in rows)]
+  lines.append(verdict(plan))
+  return "\n".join(lines)
+
+
+def verdict(plan: Mapping[str, Any]) -> str:
+  """Returns whether a device's memory suffices, and what would if not."""
+  needed = sum(plan["device_bytes"].values()) / _GIB
+  has = plan["memory_bytes"] / _GIB
+  if plan["fits"]:
+    return f"fits: {needed:.2f} of {has:.2f} GiB a device"
+  line = f"does not fit: {needed:.2f} of {has:.2f} GiB a device; "
+  if not plan["nearest"]:
+    return line + (
+      "neither REMAT, microbatches nor storing weights split would do: use "
+      "more devices, or a LAYOUT that splits more"
+    )
+  changes = [f"{name} = {value!r}" for name, value in plan["nearest"].items()]
+  return line + "this would: " + ", ".join(changes)
+
+
+def prediction_line(plan: Mapping[str, Any]) -> str:
+  """Returns time, speed and memory in one line."""
+  needed = sum(plan["device_bytes"].values()) / _GIB
+  return (
+    f"predicted: {plan['step_secs']:.3g} s a step, "
+    f"{plan['tokens_per_sec']:,.0f} tokens/s, MFU {plan['mfu']:.1%}, "
+    f"{duration(plan['run']['secs'])} in all, {needed:.2f} GiB a device"
+  )
+
+
+def table3_text(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the table of PaLM's Table 3 (accounting/table3.py)."""
+  head = ("model", "chips", "published", "MFU", "without attention", "HFU")
+  lines = ["{:<21}{:>13}{:>11}{:>8}{:>19}{:>8}".format(*head)]
+  for row in rows:
+    ours = [row["mfu"], row["mfu_without_attention"], row["hfu"]]
+    mfu, without, hfu = ("-" if x is None else f"{x:.2%}" for x in ours)
+    chips = row["chip"]
+    if row["chips"]:
+      chips = f"{row['chips']:,} {chips}"
+    lines.append(
+      f"{row['model']:<21}{chips:>13}{row['published_mfu']:>11.1%}{mfu:>8}"
+      f"{without:>19}{hfu:>8}  {row['note']}"
+    )
+  return "\n".join(lines)
+
+
+def duration(secs: float) -> str:
+  """Returns seconds as days, hours or minutes."""
+  for unit, size in (("days", _DAY), ("hours", 3600), ("minutes", 60)):
+    if secs >= 2 * size:
+      return f"{secs / size:.1f} {unit}"
+  return f"{secs:.1f} seconds"
+
+
+def _parameters(groups: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+  for name, count in groups.items():
+    yield name, f"{count:>22,}"
+  yield "total", f"{sum(groups.values()):>22,}"
+
+
+def _flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  for term, forward in flops["forward"].items():
+    again = flops["recomputed"].get(term, 0)
+    repeated = f"  recomputed {again:.4g}" if again else ""
+    yield term, f"{3 * forward:>22,}{repeated}"
+  repeated = sum(flops["recomputed"].values())
+  yield "model", f"{flops['model']:>22,}"
+  yield "hardware", f"{flops['model'] + repeated:>22,}"
+
+
+def _memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  for name, num_bytes in plan["device_bytes"].items():
+    yield name, f"{num_bytes / _GIB:>18.3f} GiB"
+
+
+def _moved(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  if not plan["moved"]:
+    yield "nothing", ""
+  for each in sorted(plan["moved"], key=lambda x: -x["bytes"]):
+    name = f"{each['kind']} over {'+'.join(each['axes'])}"
+    where = "in the pod" if each["link"] == "pod" else "between pods"
+    moved = f"{each['bytes'] / _GB:>19.4f} GB"
+    yield name, f"{moved}  {each['secs']:>9.4f} s  {where}"
+
+
+def _step(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  notes = {"exchange": f"and {plan['hidden_exchange_secs']:.4f} s hidden"}
+  has_pods = any(x["link"] == "dcn" for x in plan["moved"])
+  for name, secs in plan["parts"].items():
+    if name != "exchange" or has_pods:
+      yield name, f"{secs:>20.4f} s  {notes.get(name, '')}"
+  yield "total", f"{plan['step_secs']:>20.4f} s"
+  yield "tokens/s", f"{plan['tokens_per_sec']:>20,.0f}"
+  yield "MFU", f"{plan['mfu']:>21.1%}"
+  yield "HFU", f"{plan['hfu']:>21.1%}"
+
+
+def _run(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  yield "steps", f"{run['steps']:>22,}"
+  yield "tokens", f"{run['tokens']:>22,}"
+  yield "time", f"{duration(run['secs']):>22}"
+  yield "chip hours", f"{run['chip_hours']:>22,.1f}"
+  if run["kwh"] is not None:
+    yield "energy", f"{run['kwh']:>18,.1f} kWh"
+  if run["cost"] is not None:
+    yield "cost", f"{run['cost']:>22,.2f}"

@@ -1,0 +1,126 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The command: its table, JSON, picture, and errors in one line."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from palm_mtf.machine.cache_folder import measured_hardware
+from palm_mtf.rates import measure
+
+PALM = "--gin_file=recipes/palm_540b_two_pods.gin"
+
+
+def test_a_recipe_alone_is_planned_without_model_dir_or_data(palm_mtf):
+  code, out, err = palm_mtf("plan", PALM)
+  assert (code, err) == (0, "")
+  for text in (
+    "540,356,474,880",  # parameters, with norm scales
+    "3,277,760,495,616",  # FLOPs a token
+    "all_gather over data",
+    "between pods",
+    "fits: ",
+  ):
+    assert text in out
+  assert "775,946,240,000" in out
+
+
+def test_json_has_the_same_numbers_in_one_line(palm_mtf):
+  code, out, _ = palm_mtf("plan", PALM, "--json")
+  (line,) = out.splitlines()
+  plan = json.loads(line)
+  assert code == 0 and plan["fits"] is True
+  assert plan["step_secs"] == pytest.approx(sum(plan["parts"].values()))
+  assert f"{plan['mfu']:.1%}" in palm_mtf("plan", PALM)[1]
+
+
+def test_a_plan_needs_no_tensorflow_and_less_than_a_second():
+  """Of processor time: a busy machine takes longer."""
+  program = (
+    "import sys; sys.modules.update(dict.fromkeys(['tensorflow', 'seqio']));"
+    "from palm_mtf.cli.main import main; sys.exit(main(sys.argv[1:]))"
+  )
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  command = [sys.executable, "-c", program, "plan", PALM]
+  assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  assert after.ru_utime - before.ru_utime < 1.0
+
+
+def test_a_picture_is_written_where_it_is_asked_for(palm_mtf, tmp_path):
+  pytest.importorskip("matplotlib")
+  path = tmp_path / "new" / "plan.png"
+  assert palm_mtf("plan", PALM, f"--plot={path}")[0] == 0
+  assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_does_not_fit_says_what_would(palm_mtf):
+  code, out, _ = palm_mtf("plan", PALM, "--gin.REMAT='none'")
+  assert code == 0
+  last = out.splitlines()[-1]
+  assert last.startswith("does not fit: ") and " this would: REMAT = " in last
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (["--gin.CHIP='tpu_v44'"], "CHIP = 'tpu_v44' (did you mean \"tpu_v4\"?)"),
+    (
+      ["--gin.MESH_SHAPE='data:192,model:16'"],
+      "batch=256 is not divisible by mesh axis data=192",
+    ),
+    (
+      ["--gin.GLOBAL_BATCH_SIZE=3"],
+      "a batch of 3 is not divisible by NUM_PODS",
+    ),
+    (["--gin.CHIP_WATTS='hot'"], "CHIP_WATTS = 'hot': give a number"),
+    (["--tabel3"], 'unknown flag --tabel3 (did you mean "--table3"?)'),
+  ],
+)
+def test_wrong_input_is_one_line(fails, flags, message):
+  if "MESH" in flags[0]:
+    flags = [*flags, "--gin.TPU=''"]
+  assert message in fails("plan", PALM, *flags)
+
+
+def test_table3_needs_no_recipe(palm_mtf):
+  code, out, _ = palm_mtf("plan", "--table3")
+  assert code == 0
+  (palm,) = [x for x in out.splitlines() if x.startswith("PaLM")]
+  assert "46.2%" in palm and "57.83%" in palm
+  rows = [
+    json.loads(x)
+    for x in palm_mtf("plan", "--table3", "--json")[1].split("\n")[:-1]
+  ]
+  assert [x["model"] for x in rows] == [
+    "GPT-3",
+    "Gopher",
+    "Megatron-Turing NLG",
+    "PaLM",
+  ]
+
+
+def test_this_machine_is_measured_once_for_all_plans(
+  palm_mtf, fails, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  quickstart = "--gin_file=recipes/quickstart.gin"
+  assert "palm_mtf plan --calibrate" in fails("plan", quickstart)
+  rates = {"float32": 1e11, "bfloat16": 5e10, "memory": 2e10}
+  monkeypatch.setattr(measure, "measured_rates", lambda: rates)
+  code, out, _ = palm_mtf("plan", "--calibrate")
+  assert code == 0 and out.startswith(f"{measured_hardware()}\n")
+  code, out, _ = palm_mtf(
+    "plan", quickstart, "--json", "--gin.ACTIVATION_DTYPE='float32'"
+  )
+  plan = json.loads(out)
+  # 6 N and attention, 9.6 MFLOP a token, of 16 sequences of 128.
+  tokens = plan["batch_size"] * 128
+  assert plan["parts"]["products"] == pytest.approx(
+    tokens * plan["flops_per_token"]["model"] / 1e11
+  )
+  assert plan["mfu"] < 1

@@ -1,0 +1,18 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Settings to plan with, of a recipe and macros."""
+
+from palm_mtf.cli import gin_files
+from palm_mtf.commands.plan import checked
+from palm_mtf.config import PlanConfig
+
+
+def plan_config(*files: str, **macros: object) -> PlanConfig:
+  """Returns the checked settings of gin files, macros over them."""
+  given = [f"{name}={value!r}" for name, value in macros.items()]
+  return checked(gin_files.load("plan", files, given).build()[1])
+
+
+def palm_540b(**macros: object) -> PlanConfig:
+  """Returns PaLM 540B on two pods of 3,072 TPU v4."""
+  return plan_config("recipes/palm_540b_two_pods.gin", **macros)
