@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that a decoding step reads, and the threads that they are worth."""
+"""Bytes that decoding reads and keeps, and the threads that they are worth."""
 
 import math
 
@@ -24,6 +24,13 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
     width = 1 if is_int8 else DTYPE_BYTES[config.activation_dtype]
     total += math.prod(shape) * width
   return total
+
+
+def cache_bytes_per_token(config: PalmConfig) -> int:
+  """Returns the bytes of a token's keys and values in all layers."""
+  heads = config.num_heads if config.attention == "multi_head" else 1
+  width = DTYPE_BYTES[config.activation_dtype]
+  return 2 * config.num_layers * heads * config.d_kv * width
 
 
 def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:

@@ -16,6 +16,7 @@ from palm_mtf.accounting.activations import (
   working_bytes,
 )
 from palm_mtf.accounting.communication import dcn_bytes
+from palm_mtf.accounting.decode import cache_bytes_per_token
 from palm_mtf.accounting.flops import (
   forward_flops,
   hfu,
@@ -135,6 +136,7 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
     },
     "device_bytes": memory,
     "memory_bytes": available,
+    "cache_bytes_per_token": cache_bytes_per_token(config.model),
     "fits": does_fit,
     "nearest": nearest and changes_between(config, nearest),
     "moved": _moved(config, step, batch_size),

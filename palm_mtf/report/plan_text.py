@@ -15,6 +15,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     ("parameters", _parameters(plan["parameters"])),
     ("FLOPs a token", _flops(plan["flops_per_token"])),
     ("memory of a device", _memory(plan)),
+    ("decoding", _decoding(plan)),
     ("moved by a device in a step", _moved(plan)),
     (f"step of {plan['batch_size']:,} sequences", _step(plan)),
     ("run, without evaluations", _run(plan["run"])),
@@ -96,6 +97,11 @@ def _flops(flops: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   for name, num_bytes in plan["device_bytes"].items():
     yield name, f"{num_bytes / _GIB:>18.3f} GiB"
+
+
+def _decoding(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  kib = plan["cache_bytes_per_token"] / 1024
+  yield "keys and values of a token", f"{kib:>18.1f} KiB"
 
 
 def _moved(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -6,9 +6,13 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.accounting.decode import decode_weight_bytes, step_threads
+from palm_mtf.accounting.decode import (
+  cache_bytes_per_token,
+  decode_weight_bytes,
+  step_threads,
+)
 from palm_mtf.accounting.params import count_norm_scales, count_parameters
-from tests.accounting.published_sizes import PALM_8B
+from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 
 # 26.6M parameters: products of 1.9M weights.
 SMALL = dataclasses.replace(PALM_8B, num_layers=6, d_model=512, num_heads=8)
@@ -40,3 +44,16 @@ def test_few_bytes_are_read_by_one_thread_and_many_by_all_cores(
 ):
   config = dataclasses.replace(config, activation_dtype=dtype)
   assert step_threads(config, weight_dtype, cores) == threads
+
+
+# Worked out from the sizes of Table 1: one head of 256 keys and one of values.
+@pytest.mark.parametrize(
+  ("config", "kibibytes", "of_all_heads"),
+  [(PALM_8B, 32, 512), (PALM_62B, 64, 2048), (PALM_540B, 118, 5664)],
+)
+def test_a_token_keeps_one_head_a_layer_and_not_all(
+  config, kibibytes, of_all_heads
+):
+  assert cache_bytes_per_token(config) == kibibytes * 1024
+  every = dataclasses.replace(config, attention="multi_head")
+  assert cache_bytes_per_token(every) == of_all_heads * 1024
