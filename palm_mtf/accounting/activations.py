@@ -7,7 +7,7 @@ Tensors are those of one microbatch, [batch, length, ...], on one device.
 
 import dataclasses
 
-from palm_mtf.accounting.memory import parameter_slices
+from palm_mtf.accounting.memory import distinct_slices
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -124,7 +124,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
   total = 0
-  for name, each in parameter_slices(config, mesh).items():
+  for name, each, count in distinct_slices(config, mesh):
     parameter = parsed(name)
     if parameter.is_scale:
       continue
@@ -133,10 +133,8 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
     joined = width * each.size * stored if parameter.last in _JOINED else 0
     # What is gathered, or joined by a block that is computed again, lives as
     # long as its layer; the embedding is kept from the loss on.
-    lasts = parameter.layer in (None, 0)
-    if lasts or (stored == 1 and config.remat != "layer"):
-      cast += joined
-    total += cast + (whole if lasts else 0)
+    are_kept = stored == 1 and config.remat != "layer"
+    total += count * cast + whole + joined * (count if are_kept else 1)
   return total
 
 
@@ -148,7 +146,8 @@ def exchange_bytes(
     return 0
   width = DTYPE_BYTES[pods.dcn_dtype]
   total = 0
-  for each in parameter_slices(config, mesh).values():
+  for _, each, count in distinct_slices(config, mesh):
     part = -(-each.size // each.num_replicas)
-    total += part * width * (pods.num_pods - 1) + each.size * _FLOAT32
+    of_others = part * width * (pods.num_pods - 1)
+    total += count * (of_others + each.size * _FLOAT32)
   return total

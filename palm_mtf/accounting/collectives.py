@@ -9,12 +9,11 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
 
 from palm_mtf.accounting.memory import (
   ParameterSlice,
+  distinct_slices,
   gradient_bytes,
-  parameter_slices,
   summed_bytes,
 )
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES, row_rank
@@ -90,16 +89,15 @@ def step_bytes(
     _add_stored(traffic, axes, config)
   # Gradients once a step. With d_model_stored over the axis of the batch each
   # microbatch has reduce-scattered them already.
-  slices = parameter_slices(config, mesh)
-  for name, each in slices.items():
+  for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
     summed = _summed_axes(name, axes, config)
     if num_pods > 1:
-      _add_exchanged(traffic, summed, each, width)
+      _add_exchanged(traffic, summed, each, width, count)
     else:
       over = tuple(summed.difference(each.axes))
-      traffic.add("all_reduce", over, width * each.size)
-  _add_update(traffic, config, optimizer, slices)
+      traffic.add("all_reduce", over, width * each.size, count)
+  _add_update(traffic, config, optimizer)
   # Nats and weights of the loss.
   traffic.add("all_reduce", (axes.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved
@@ -171,7 +169,7 @@ def _add_stored(
   rules = {k: v for k, v in axes.items() if k != "d_model_stored"}
   text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
   whole = dataclasses.replace(traffic.mesh, layout=text)
-  for name, each in parameter_slices(config, whole).items():
+  for name, each, count in distinct_slices(config, whole):
     is_scale = parsed(name).is_scale
     width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
     num_bytes = width * each.size
@@ -180,17 +178,22 @@ def _add_stored(
     is_kept = is_scale and (
       config.remat != "layer" or name == "final_norm/scale"
     )
-    traffic.add("all_gather", (stored,), num_bytes, 1 if is_kept else 2)
+    times = count if is_kept else 2 * count
+    traffic.add("all_gather", (stored,), num_bytes, times)
     if axes.get("batch") == stored:
       uses = 2 if name == "embedding" else 1
       num_bytes = summed_bytes(name, config, traffic.mesh) * each.size
-      traffic.add("reduce_scatter", (stored,), num_bytes, uses)
+      traffic.add("reduce_scatter", (stored,), num_bytes, uses * count)
 
 
 def _add_exchanged(
-  traffic: _Traffic, summed: set[str], each: ParameterSlice, width: int
+  traffic: _Traffic,
+  summed: set[str],
+  each: ParameterSlice,
+  width: int,
+  count: int,
 ) -> None:
-  """Adds a gradient of which each device exchanges its own part with pods."""
+  """Adds gradients of which each device exchanges its own part with pods."""
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
   # Padded to equal parts. Axes over which replicas are equal come first: there
@@ -198,9 +201,9 @@ def _add_exchanged(
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
-      traffic.add("reduce_scatter", (axis,), width * numbers)
+      traffic.add("reduce_scatter", (axis,), width * numbers, count)
     # The sum over pods, gathered again.
-    traffic.add("all_gather", (axis,), _FLOAT32 * numbers)
+    traffic.add("all_gather", (axis,), _FLOAT32 * numbers, count)
     numbers //= sizes[axis]
 
 
@@ -208,20 +211,26 @@ def _add_update(
   traffic: _Traffic,
   config: PalmConfig,
   optimizer: AdafactorConfig,
-  slices: Mapping[str, ParameterSlice],
 ) -> None:
   """Adds the optimizer's sums over the slices of a parameter."""
   rules = traffic.mesh.rules
   # The gradients' squares, for clipping. Mesh TensorFlow adds one parameter's
   # sum to the next: it all-reduces the first ones, split alike, as one.
-  split = [each.axes for each in slices.values()]
-  alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
-  for axes in split[alike - 1 :]:
-    traffic.add("all_reduce", axes, _FLOAT32)
-  for name, dims in parameter_dims(config).items():
-    each = slices[name]
+  slices = distinct_slices(config, traffic.mesh)
+  split = [each.axes for _, each, _ in slices]
+  num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
+  if num_alike == len(slices):
+    traffic.add("all_reduce", split[0], _FLOAT32)
+  else:
+    for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
+      # The first ones are those of the first layer.
+      joined = i < num_alike - 1
+      traffic.add("all_reduce", axes, _FLOAT32, count - joined)
+  dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
+  for name, each, count in slices:
+    dims = dims_of[name]
     # Squares of the update, for its clipping, and of the parameter, its scale.
-    traffic.add("all_reduce", each.axes, _FLOAT32, 2)
+    traffic.add("all_reduce", each.axes, _FLOAT32, 2 * count)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
     over = [
@@ -232,6 +241,6 @@ def _add_update(
     num_rows = math.prod(each.sizes[:rank])
     num_columns = math.prod(each.sizes[rank:])
     # Means of squares of rows and of columns, and the mean of the rows' means.
-    traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows)
-    traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns)
-    traffic.add("all_reduce", of_rows, _FLOAT32)
+    traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
+    traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
+    traffic.add("all_reduce", of_rows, _FLOAT32, count)

@@ -9,6 +9,7 @@ from palm_mtf.accounting.memory import parameter_slices
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import parsed
 from palm_mtf.config.pods import PodsConfig
 
 # Sums over a device's tokens: of weights, of nats, and of squares of log z.
@@ -49,6 +50,28 @@ def sent_bytes(
   }
 
 
+def exchange_secs(
+  config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
+) -> tuple[float, float]:
+  """Returns the seconds of sending the embedding's gradient, and all others.
+
+  Args:
+    config: architecture.
+    mesh: devices and layout rules of each pod.
+    pods: number of pods, and DCN_DTYPE.
+    link: link of each pod.
+  """
+  # Layers send alike.
+  sent = sent_bytes(dataclasses.replace(config, num_layers=1), mesh, pods)
+  others = sum(
+    num_bytes * (1 if parsed(name).layer is None else config.num_layers)
+    for name, num_bytes in sent.items()
+    if name != "embedding"
+  )
+  secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
+  return sent["embedding"] * secs_per_byte, others * secs_per_byte
+
+
 def step_secs(
   config: PalmConfig,
   mesh: MeshLayout,
@@ -65,13 +88,10 @@ def step_secs(
     compute_secs: seconds of a step over a link without limits.
     link: link of each pod.
   """
-  sent = sent_bytes(config, mesh, pods)
-  secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
+  embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
   # Gradients are sent while the last microbatch's backward pass computes those
   # of earlier layers. That of the embedding, which the first layer reads, is
   # ready at the end: nothing hides it.
-  embedding_secs = sent.pop("embedding") * secs_per_byte
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
-  others_secs = sum(sent.values()) * secs_per_byte
   exposed_secs = max(0.0, others_secs - backward_secs) + embedding_secs
   return compute_secs + exposed_secs + _MESSAGES * link.delay_secs

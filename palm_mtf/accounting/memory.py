@@ -5,7 +5,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from palm_mtf.accounting.optimizer_state import (
   DTYPE_BYTES,
@@ -42,11 +42,9 @@ class ParameterSlice:
     return math.prod(self.sizes)
 
 
-# A plan asks for the same ones many times.
-@functools.lru_cache(maxsize=16)
 def parameter_slices(
   config: PalmConfig, mesh: MeshLayout
-) -> Mapping[str, ParameterSlice]:
+) -> dict[str, ParameterSlice]:
   """Returns a device's slice of every parameter, by name."""
   slices = {}
   shapes = parameter_shapes(config)
@@ -64,6 +62,22 @@ def parameter_slices(
     parts = math.prod(mesh.axes[axis] for axis in axes)
     slices[name] = ParameterSlice(sizes, axes, mesh.num_devices // parts)
   return slices
+
+
+# A search over layouts asks many thousand times, and layers are alike.
+@functools.lru_cache(maxsize=16)
+def distinct_slices(
+  config: PalmConfig, mesh: MeshLayout
+) -> Sequence[tuple[str, ParameterSlice, int]]:
+  """Returns name and slice of every parameter of one layer, and of none.
+
+  The third is how many there are alike: the number of layers, or 1.
+  """
+  one_layer = dataclasses.replace(config, num_layers=1)
+  return [
+    (name, each, 1 if parsed(name).layer is None else config.num_layers)
+    for name, each in parameter_slices(one_layer, mesh).items()
+  ]
 
 
 def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
@@ -85,14 +99,14 @@ def device_bytes(
   config: PalmConfig, mesh: MeshLayout, optimizer: AdafactorConfig
 ) -> DeviceBytes:
   """Returns the bytes of one device."""
-  slices = parameter_slices(config, mesh)
-  # Slots are split as their parameter is.
-  shapes = {name: each.sizes for name, each in slices.items()}
+  slices = distinct_slices(config, mesh)
+  state = optimizer_state(optimizer)
   return DeviceBytes(
-    weights=sum(4 * each.size for each in slices.values()),
-    slots=slot_bytes(shapes, optimizer_state(optimizer)),
+    weights=sum(4 * each.size * n for _, each, n in slices),
+    # Slots are split as their parameter is.
+    slots=sum(slot_bytes({x: each.sizes}, state) * n for x, each, n in slices),
     gradients=sum(
-      gradient_bytes(name, config, mesh) * each.size
-      for name, each in slices.items()
+      gradient_bytes(name, config, mesh) * each.size * n
+      for name, each, n in slices
     ),
   )

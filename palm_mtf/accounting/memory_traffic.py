@@ -9,8 +9,8 @@ reads each of its inputs once and writes each output once.
 from palm_mtf.accounting.activations import device_tokens, widths
 from palm_mtf.accounting.memory import (
   DeviceBytes,
+  distinct_slices,
   gradient_bytes,
-  parameter_slices,
 )
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.config.mesh_layout import MeshLayout
@@ -63,12 +63,13 @@ def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of weights cast, and of gradients summed, in a step."""
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
-  for name, each in parameter_slices(config, mesh).items():
+  for name, each, count in distinct_slices(config, mesh):
+    of_number = 0
     if width != _FLOAT32:  # read and written
-      total += (_FLOAT32 + width) * each.size
+      of_number += _FLOAT32 + width
     if mesh.num_microbatches > 1:  # the sum read and written, a gradient read
-      total += 2 * _FLOAT32 * each.size
-      total += gradient_bytes(name, config, mesh) * each.size
+      of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
+    total += count * of_number * each.size
   return mesh.num_microbatches * total
 
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 
 from palm_mtf.accounting.collectives import step_bytes
-from palm_mtf.accounting.communication import Link, sent_bytes, step_secs
+from palm_mtf.accounting.communication import Link, exchange_secs, step_secs
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, of_one_device
 from palm_mtf.accounting.links import axes_bandwidth
@@ -133,8 +133,8 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
     return alone
   link = pod_link(config, rates)
   exposed = step_secs(model, mesh, pods, alone.total, link) - alone.total
-  sent = sum(sent_bytes(model, mesh, pods).values()) * (pods.num_pods - 1)
-  hidden = max(0.0, 8 * sent / link.bits_per_sec - exposed)
+  sending = sum(exchange_secs(model, mesh, pods, link))
+  hidden = max(0.0, sending - exposed)
   return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
 
 

@@ -47,6 +47,23 @@ COMMANDS = {
         "metavar": "FILE",
         "help": "write a picture of memory and time by part, a PNG",
       },
+      "--search": {
+        "dest": "is_search",
+        "action": "store_true",
+        "help": "plan every mesh, layout, number of microbatches and pods, and "
+        "REMAT, and print the fastest that fit",
+      },
+      "--devices": {
+        "dest": "num_devices",
+        "metavar": "N",
+        "type": int,
+        "help": "of all pods, to search over (default: those of MESH_SHAPE and "
+        "NUM_PODS)",
+      },
+      "--output": {
+        "metavar": "FILE",
+        "help": "write the fastest layout as a gin file",
+      },
     },
     alone={
       "--calibrate": (

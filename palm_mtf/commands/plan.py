@@ -10,9 +10,11 @@ from collections.abc import Callable
 from palm_mtf.accounting.hardware import MEASURED, check_chip
 from palm_mtf.accounting.plan import plan_of
 from palm_mtf.accounting.table3 import table3
+from palm_mtf.commands.plan_search import print_search
 from palm_mtf.config import PlanConfig
 from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.mesh_layout import check
+from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.machine.cache_folder import measured_hardware
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -22,7 +24,14 @@ from palm_mtf.report.plan_text import plan_text, table3_text
 
 
 def plan(
-  *, model_dir: str, config: PlanConfig, plot: str | None, as_json: bool
+  *,
+  model_dir: str,
+  config: PlanConfig,
+  plot: str | None,
+  is_search: bool,
+  num_devices: int | None,
+  output: str | None,
+  as_json: bool,
 ) -> None:
   """Prints the plan of a run.
 
@@ -30,6 +39,9 @@ def plan(
     model_dir: not used.
     config: every setting but those of data.
     plot: path of a picture to write, or None.
+    is_search: whether to search for the fastest layout instead.
+    num_devices: devices to search over; None for those of `config`.
+    output: path of a gin file to write for the layout found, or None.
     as_json: whether to print one JSON object instead of tables.
 
   Raises:
@@ -38,7 +50,14 @@ def plan(
   del model_dir
   if plot:
     check_can_draw()
+  if (num_devices is not None or output) and not is_search:
+    raise UserError("--devices and --output are of a search; add --search.")
   config = checked(config)
+  if is_search:
+    print_search(
+      config, num_devices=num_devices, output=output, as_json=as_json
+    )
+    return
   record = plan_of(config)
   print(json.dumps(record) if as_json else plan_text(record))
   if plot:

@@ -11,6 +11,7 @@ import pytest
 
 from palm_mtf.machine.cache_folder import measured_hardware
 from palm_mtf.rates import measure
+from tests import processes, runs
 
 PALM = "--gin_file=recipes/palm_540b_two_pods.gin"
 
@@ -78,6 +79,12 @@ def test_what_does_not_fit_says_what_would(palm_mtf):
       "a batch of 3 is not divisible by NUM_PODS",
     ),
     (["--gin.CHIP_WATTS='hot'"], "CHIP_WATTS = 'hot': give a number"),
+    (["--devices=4"], "--devices and --output are of a search; add --search."),
+    (
+      ["--search", "--devices=64"],
+      "--search: none of ",
+    ),
+    (["--search", "--devices=0"], "--devices = 0: give a whole number"),
     (["--tabel3"], 'unknown flag --tabel3 (did you mean "--table3"?)'),
   ],
 )
@@ -124,3 +131,36 @@ def test_this_machine_is_measured_once_for_all_plans(
     tokens * plan["flops_per_token"]["model"] / 1e11
   )
   assert plan["mfu"] < 1
+
+
+def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
+  code, out, _ = palm_mtf("plan", PALM, "--search")
+  assert code == 0
+  title, _, best, *_, last = out.splitlines()
+  assert title == "layouts of 6,144 devices, fastest first"
+  assert "data:256,model:12" in best
+  assert last.endswith("the given settings are number 1")
+  first = palm_mtf("plan", PALM, "--search", "--json")[1].splitlines()[0]
+  assert json.loads(first)["settings"]["REMAT"] == "layer"
+
+
+def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
+  """On virtual devices, from the gin file that the search wrote."""
+  best, model_dir = tmp_path / "best.gin", tmp_path / "run"
+  macros = {"TRAIN_STEPS": 2, "CHECKPOINT_STEPS": 2}
+  _, *flags = runs.arguments("train", corpus, model_dir, **macros)
+  # What the file sets is not on the command line, which would win.
+  flags = [x for x in flags if not x.startswith("--gin.NUM_PODS")]
+  small = ["--gin.CHIP_MEMORY_BYTES=1e6", "--gin.CHIP_LINK_BANDWIDTH=1e15"]
+  search = ["--search", "--devices=2", f"--output={best}"]
+  code, out, err = palm_mtf("plan", *flags, *small, *search)
+  assert (code, err) == (0, "")
+  assert "d_model_stored" in out.splitlines()[2]  # does not fit otherwise
+  process = processes.start(
+    "-m", "palm_mtf", "train", *flags, f"--gin_file={best}"
+  )
+  runs.finish(process)
+  settings = best.read_text().splitlines()[3:]
+  kept = (model_dir / "config.gin").read_text().replace('"', "'")
+  assert all(f"\n{line}  # " in kept for line in settings)
+  assert (model_dir / "checkpoints" / "step_00000002").is_dir()

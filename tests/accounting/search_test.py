@@ -1,0 +1,108 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A search plans all that divides; for PaLM 540B it finds PaLM's layout."""
+
+import time
+
+import pytest
+
+from palm_mtf.accounting.plan import fits
+from palm_mtf.accounting.search import candidates, reason, search
+from palm_mtf.accounting.step_time import predicted
+from palm_mtf.config.mesh_layout import check
+from palm_mtf.errors import UserError
+from tests.planning import palm_540b, plan_config
+
+
+def settings_of(config):
+  mesh = config.mesh_layout
+  return (
+    config.pods.num_pods,
+    tuple(mesh.axes.items()),
+    tuple(sorted(mesh.rules.items())),
+    mesh.num_microbatches,
+    config.model.remat,
+  )
+
+
+def palm_8b(**macros):
+  """PaLM 8B with batches of 256 on TPU v4."""
+  return plan_config("recipes/palm_8b.gin", GLOBAL_BATCH_SIZE=256, **macros)
+
+
+def test_for_540b_on_two_pods_of_v4_it_finds_what_palm_had():
+  """12-way model, 256-way fully sharded data, blocks recomputed (PaLM 4)."""
+  result = search(palm_540b(), 6144)
+  assert result.num_candidates > 1000
+  assert settings_of(result.fitting[0].config) == settings_of(palm_540b())
+  # Twice the model axis moves more activations.
+  others = [reason(result.fitting[0], each) for each in result.fitting[1:3]]
+  assert others[0].startswith("all_gather over model +")
+
+
+def test_thousands_of_candidates_take_seconds():
+  start = time.process_time()
+  result = search(palm_8b(), 64)
+  assert result.num_candidates > 5000
+  assert time.process_time() - start < 30  # 5 on an idle core
+
+
+def test_every_candidate_divides_is_another_and_uses_all_devices():
+  config = palm_8b()
+  every = list(candidates(config, 12))
+  assert len({settings_of(each) for each in every}) == len(every) > 100
+  for each in every:
+    check(each.mesh_layout, each.model, 256, num_pods=each.pods.num_pods)
+    assert each.pods.num_pods * each.mesh_layout.num_devices == 12
+
+
+def test_what_is_found_fits_and_comes_fastest_first():
+  result = search(palm_8b(), 32)
+  secs = [each.step.total for each in result.fitting]
+  assert secs == sorted(secs) and len(secs) < result.num_candidates
+  for each in result.fitting[::100]:
+    assert fits(each.config, 256)
+    assert each.step == predicted(each.config, 256)
+
+
+def test_a_brute_force_over_one_axis_finds_nothing_faster():
+  """Written down by hand: the batch of 8 devices, stored whole or split."""
+  best = search(palm_8b(CHIP_MEMORY_BYTES=1e12), 8).fitting[0]
+  for layout in ("batch:data", "batch:data,d_model_stored:data"):
+    for parts in (1, 2, 4, 8, 16, 32):
+      for remat in ("none", "attention", "layer"):
+        config = palm_8b(
+          MESH_SHAPE="data:8",
+          LAYOUT=layout,
+          NUM_MICROBATCHES=parts,
+          REMAT=remat,
+        )
+        assert best.step.total <= predicted(config, 256).total
+
+
+def test_a_pod_of_a_torus_ends_where_its_links_do():
+  pods = {each.pods.num_pods for each in candidates(palm_540b(), 6144)}
+  assert pods == {2}  # of 4,096 chips at most, and of a slice that has a name
+  v5e = palm_8b(CHIP="tpu_v5e")
+  assert min(x.pods.num_pods for x in candidates(v5e, 512)) == 2
+
+
+def test_without_a_published_network_there_is_one_pod():
+  v3 = palm_8b(CHIP="tpu_v3")
+  assert {each.pods.num_pods for each in candidates(v3, 16)} == {1}
+
+
+def test_slices_of_other_sizes_are_named_by_their_cores():
+  config = plan_config(
+    "recipes/palm_8b.gin",
+    "layouts/tpu_palm_8b.gin",
+    "pods/cluster.gin",
+    GLOBAL_BATCH_SIZE=256,
+  )
+  names = {x.mesh_layout.tpu for x in candidates(config, 128)}
+  assert names == {"v4-256", "v4-4x4x4", "v4-64", "v4-32"}
+
+
+def test_a_number_of_tpus_that_no_slice_has_is_said():
+  with pytest.raises(UserError, match=r"--devices = 50: no slice of TPUs"):
+    search(palm_540b(), 50)
