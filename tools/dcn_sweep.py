@@ -13,7 +13,7 @@ stderr.
 # this machine (linked_namespaces.py), each with half of its cores; the client
 # is `palm_mtf train`, beside the first. The link changes while it trains. The
 # median step over each link is printed beside the prediction of
-# accounting/prediction.py, from the step over a link without limits.
+# accounting/communication.py, from the step over a link without limits.
 
 import argparse
 import contextlib

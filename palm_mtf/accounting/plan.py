@@ -149,6 +149,14 @@ def plan_of(config: AnyConfig) -> dict[str, Any]:
   }
 
 
+def plan_if_known(config: AnyConfig) -> dict[str, Any] | None:
+  """Returns `plan_of`, or None where a rate of CHIP is not known."""
+  try:
+    return plan_of(config)
+  except UserError:
+    return None
+
+
 def rates_of(
   config: AnyConfig, batch_size: int, secs: float
 ) -> dict[str, float]:

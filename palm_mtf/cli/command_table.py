@@ -47,6 +47,12 @@ COMMANDS = {
         "metavar": "FILE",
         "help": "write a picture of memory and time by part, a PNG",
       },
+      "--curves": {
+        "dest": "has_curves",
+        "action": "store_true",
+        "help": "print step time and MFU against the network between pods, "
+        "their number, the batch and the sequence length; --plot draws them",
+      },
       "--search": {
         "dest": "is_search",
         "action": "store_true",

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 
+from palm_mtf.accounting.curves import curves
 from palm_mtf.accounting.hardware import MEASURED, check_chip
 from palm_mtf.accounting.plan import plan_of
 from palm_mtf.accounting.table3 import table3
@@ -18,6 +19,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.machine.cache_folder import measured_hardware
 from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.report.curves_text import curves_text, write_curves_picture
 from palm_mtf.report.figures import check_can_draw
 from palm_mtf.report.plan_picture import write_plan_picture
 from palm_mtf.report.plan_text import plan_text, table3_text
@@ -28,6 +30,7 @@ def plan(
   model_dir: str,
   config: PlanConfig,
   plot: str | None,
+  has_curves: bool,
   is_search: bool,
   num_devices: int | None,
   output: str | None,
@@ -39,6 +42,7 @@ def plan(
     model_dir: not used.
     config: every setting but those of data.
     plot: path of a picture to write, or None.
+    has_curves: whether to print what-if curves instead.
     is_search: whether to search for the fastest layout instead.
     num_devices: devices to search over; None for those of `config`.
     output: path of a gin file to write for the layout found, or None.
@@ -50,6 +54,8 @@ def plan(
   del model_dir
   if plot:
     check_can_draw()
+  if is_search and (has_curves or plot):
+    raise UserError("--search has no --curves and no --plot; leave them out.")
   if (num_devices is not None or output) and not is_search:
     raise UserError("--devices and --output are of a search; add --search.")
   config = checked(config)
@@ -58,10 +64,14 @@ def plan(
       config, num_devices=num_devices, output=output, as_json=as_json
     )
     return
-  record = plan_of(config)
-  print(json.dumps(record) if as_json else plan_text(record))
+  draw: Callable[..., None] = write_plan_picture
+  if has_curves:
+    record, text, draw = curves(config), curves_text, write_curves_picture
+  else:
+    record, text = plan_of(config), plan_text
+  print(json.dumps(record) if as_json else text(record))
   if plot:
-    write_plan_picture(record, os.path.expanduser(plot))
+    draw(record, os.path.expanduser(plot))
 
 
 def checked(config: PlanConfig) -> PlanConfig:

@@ -4,6 +4,7 @@
 
 # training/prepare.py has the checks, training/loop.py the loop.
 
+import json
 import logging
 import os
 import shlex
@@ -11,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from palm_mtf.accounting.plan import plan_if_known
 from palm_mtf.checkpoints.retention import quarantine_damaged
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config import Config, RunConfig
@@ -18,6 +20,7 @@ from palm_mtf.errors import StoppedError
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.report.plan_text import prediction_line
 from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.prepare import prepare
 
@@ -52,6 +55,7 @@ def train(
     dtype = job.config.model.activation_dtype
     for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
       write_atomically(os.path.join(model_dir, name), text.encode())
+    _predict(job)
     outcome = _run(job)
     _check_not_stopped(outcome, model_dir)
     # Before anything is printed, which fails where nobody reads it.
@@ -59,6 +63,15 @@ def train(
     _report(outcome.validation_loss, job.unigram_entropy)
     _print_texts(config.run.prompts, texts)
     _say_what_next(model_dir, config.run)
+
+
+def _predict(job: TrainJob) -> None:
+  """Logs what the run is predicted to take, and keeps it for the report."""
+  plan = plan_if_known(job.config)
+  if plan:
+    _logger.info(prediction_line(plan))
+    path = ModelDir(job.model_dir).plan
+    write_atomically(path, json.dumps(plan).encode())
 
 
 def _run(job: TrainJob) -> TrainOutcome:

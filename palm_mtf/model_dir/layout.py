@@ -33,6 +33,8 @@ class ModelDir:
     self.contamination = os.path.join(self.evaluations, "contamination")
     # Files step_00000200.* of traced steps.
     self.traces = os.path.join(path, "traces")
+    # What `palm_mtf plan --json` says of the run, if it knows its CHIP.
+    self.plan = os.path.join(path, "plan.json")
     # The page of `palm_mtf report`.
     self.report = os.path.join(path, "report.html")
     # Held by the process that trains (lock.py).

@@ -45,6 +45,8 @@ _RESULTS = (
   ("Memory of the process (bytes, peak)", "host_memory_bytes", max, "{:,}"),
 )
 _POD_MEMORY = "host_memory_bytes/"
+# Of these plan.json has the prediction, a row below.
+_PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
 # By row, the exact value, which shows on hover, and its text.
 _Column = Mapping[str, tuple[object, str]]
 
@@ -110,6 +112,9 @@ def _results(run: Run) -> _Column:
     if values := run.values(field):
       exact = statistic(values)
       column[row] = exact, form.format(exact)
+    if field in _PREDICTED and field in run.plan:
+      predicted = run.plan[field]
+      column[f"- predicted {field}"] = predicted, form.format(predicted)
   return column
 
 

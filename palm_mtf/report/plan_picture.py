@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.report.figures import RUN_LINES
 
 
 def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
@@ -27,10 +26,8 @@ def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
 
 def _bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
   left = 0.0
-  for (name, width), (color, _) in zip(
-    parts.items(), RUN_LINES * 2, strict=False
-  ):
-    axes.barh(0, width, left=left, color=color, label=f"{name} {width:.3g}")
+  for name, width in parts.items():
+    axes.barh(0, width, left=left, label=f"{name} {width:.3g}")
     left += width
   axes.set_title(title, loc="left", fontsize="medium")
   axes.set_yticks([])

@@ -30,6 +30,7 @@ class Run:
   samples: Sequence[Mapping[str, Any]]  # step, prompt and continuation
   evaluations: Sequence[Mapping[str, Any]]  # by ascending step
   settings: Mapping[str, Any]  # values of the macros in config.gin
+  plan: Mapping[str, Any]  # numbers of plan.json, {} without one
 
   def points(self, field: str, x_field: str) -> list[tuple[float, float]]:
     """Returns (x, y) of each line where both fields are finite numbers."""
@@ -87,6 +88,7 @@ def _read_run(path: str, name: str) -> Run:
     _lines_with_step(model_dir.samples),
     _evaluations(model_dir.evaluations),
     _settings(model_dir.config),
+    _plan(model_dir.plan),
   )
 
 
@@ -122,6 +124,15 @@ def _evaluations(folder: str) -> list[dict[str, Any]]:
       if is_number(result["step"]) and isinstance(result["metrics"], dict):
         results.append(result)
   return results
+
+
+def _plan(path: str) -> dict[str, Any]:
+  with contextlib.suppress(OSError, ValueError, RecursionError):
+    with open(path, "rb") as file:
+      plan = json.load(file)
+    if isinstance(plan, dict):
+      return {name: x for name, x in plan.items() if is_number(x)}
+  return {}
 
 
 def _settings(path: str) -> dict[str, Any]:

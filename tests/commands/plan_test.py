@@ -84,6 +84,7 @@ def test_what_does_not_fit_says_what_would(palm_mtf):
       ["--search", "--devices=64"],
       "--search: none of ",
     ),
+    (["--search", "--curves"], "--search has no --curves and no --plot;"),
     (["--search", "--devices=0"], "--devices = 0: give a whole number"),
     (["--tabel3"], 'unknown flag --tabel3 (did you mean "--table3"?)'),
   ],
@@ -92,6 +93,16 @@ def test_wrong_input_is_one_line(fails, flags, message):
   if "MESH" in flags[0]:
     flags = [*flags, "--gin.TPU=''"]
   assert message in fails("plan", PALM, *flags)
+
+
+def test_curves_are_tables_json_and_a_picture(palm_mtf, tmp_path):
+  pytest.importorskip("matplotlib")
+  path = tmp_path / "curves.png"
+  code, out, _ = palm_mtf("plan", PALM, "--curves", f"--plot={path}")
+  assert code == 0 and path.read_bytes().startswith(b"\x89PNG")
+  assert out.startswith("CHIP_DCN_BANDWIDTH") and "does not fit" in out
+  record = json.loads(palm_mtf("plan", PALM, "--curves", "--json")[1])
+  assert [x["value"] for x in record["NUM_PODS"]] == list(range(1, 9))
 
 
 def test_table3_needs_no_recipe(palm_mtf):
@@ -156,10 +167,9 @@ def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
   code, out, err = palm_mtf("plan", *flags, *small, *search)
   assert (code, err) == (0, "")
   assert "d_model_stored" in out.splitlines()[2]  # does not fit otherwise
-  process = processes.start(
-    "-m", "palm_mtf", "train", *flags, f"--gin_file={best}"
-  )
-  runs.finish(process)
+  train = ["-m", "palm_mtf", "train", *flags, f"--gin_file={best}"]
+  said = runs.finish(processes.start(*train))
+  assert " palm_mtf: predicted: " in said
   settings = best.read_text().splitlines()[3:]
   kept = (model_dir / "config.gin").read_text().replace('"', "'")
   assert all(f"\n{line}  # " in kept for line in settings)

@@ -53,6 +53,13 @@ def test_metrics_hold_every_documented_field_of_every_logged_step(finished):
   assert len(entropies) == 1 and 2 < entropies.pop() < 6
 
 
+def test_a_run_keeps_its_plan_as_the_command_prints_it(finished, palm_mtf):
+  kept = json.loads((finished / "plan.json").read_text())
+  _, out, _ = palm_mtf("plan", f"--gin_file={finished}/config.gin", "--json")
+  assert kept == json.loads(out)
+  assert kept["run"]["tokens"] == 12 * 4 * 32
+
+
 def test_samples_on_the_way_are_kept_and_change_no_bit(
   corpus, finished, tmp_path
 ):

@@ -15,7 +15,7 @@ LOSS = Panel("Loss", ("loss", "validation_loss", "unigram_entropy"))
 
 
 def a_run(*lines, rewinds=()) -> Run:
-  return Run("a", lines, rewinds, (), (), {})
+  return Run("a", lines, rewinds, (), (), {}, {})
 
 
 def axes_of(runs, panel):

@@ -46,6 +46,7 @@ def folders(write_run):
     "samples.jsonl": [
       {"step": x, "prompt": "a < b", "continuation": EVIL} for x in (2000, 10)
     ],
+    "plan.json": '{"mfu": 0.625, "step_secs": "soon", "run": {"secs": 9}}',
     "rewinds.jsonl": [{"step": 15, "to_step": 5, "skipped": [5, 2004]}],
   }
   config = {"config.gin": "SEED = 4\nLEARNING_RATE = 0.01\n"}
@@ -65,6 +66,7 @@ def test_tables_have_the_exact_values_of_the_files(folders):
     "Speed (tokens/s, median)": [("8015.25", "8,015"), NONE],
     "Step time (s, median)": [("0.008", "0.008"), NONE],
     "MFU (median)": [("0.5", "50.0%"), NONE],
+    "- predicted mfu": [("0.625", "62.5%"), NONE],
     "Memory of the process (bytes, peak)": [("9000", "9,000"), NONE],
     "Memory of pod_1 (bytes, peak)": [("7000", "7,000"), NONE],
     "Rewind 1": [(rewind, rewind), NONE],

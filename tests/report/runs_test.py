@@ -24,10 +24,11 @@ def test_every_file_of_a_run_is_read(write_run):
     "samples.jsonl": [sample],
     "rewinds.jsonl": [rewind],
     "eval/step_00000009/quiz-test.json": json.dumps(result),
+    "plan.json": '{"mfu": 0.5, "step_secs": null, "run": {"secs": 1}}',
   }
   lines, settings = [log_line(10), log_line(20)], {"NAME": "a # b", "SIZE": 3}
   assert read(write_run("a", lines, files)) == [
-    Run("a", lines, [rewind], [sample], [result], settings)
+    Run("a", lines, [rewind], [sample], [result], settings, {"mfu": 0.5})
   ]
 
 
@@ -36,8 +37,9 @@ def test_metrics_alone_are_enough_and_damaged_files_are_passed_over(write_run):
   files = {f"eval/step_00000001/{i}.json": text for i, text in results}
   damaged = write_run("b", [log_line(1)], files)
   (damaged / "config.gin").write_bytes(b"SEED = 1 # \xff")
+  (damaged / "plan.json").write_bytes(b"[" * 100_000)
   for run in read(write_run("a", [log_line(1)]), damaged):
-    assert run == Run(run.name, [log_line(1)], [], [], [], {})
+    assert run == Run(run.name, [log_line(1)], [], [], [], {}, {})
 
 
 def test_a_missing_or_infinite_number_is_a_point_less(write_run):
