@@ -19,8 +19,9 @@ from pathlib import Path
 
 from palm_mtf import config
 from palm_mtf.cli import gin_checks
+from palm_mtf.cli.chip_files import chip_settings
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.cli.gin_folder import find_gin_file, hardware_file, run_file
+from palm_mtf.cli.gin_folder import find_gin_file, run_file
 from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
@@ -213,7 +214,8 @@ def load(
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
-  given = _of_chip(given) | given
+  if chip := given.get("CHIP"):
+    given = chip_settings(chip.value) | given
   config_class = getattr(config, COMMANDS[command].config)
   leaves_out = COMMANDS[command].leaves_out
   fields = macros_of(config_class, leaves_out)
@@ -239,21 +241,6 @@ def load(
     asked=asked or f"palm_mtf {command}",
     implied=implied,
   )
-
-
-def _of_chip(given: Mapping[str, Setting]) -> dict[str, Setting]:
-  """Returns the settings of the file that CHIP names, if there is one."""
-  chip = given.get("CHIP")
-  file = hardware_file(chip.value) if chip else None
-  if not file:
-    return {}
-  return {x.name: x for x in read_file(file) if isinstance(x, Setting)}
-
-
-def hardware_of(chip: str) -> config.HardwareConfig:
-  """Returns the rates of a chip of gin/hardware."""
-  settings = read_file(hardware_file(chip))
-  return config.HardwareConfig(**{x.name.lower(): x.value for x in settings})
 
 
 def _settings(

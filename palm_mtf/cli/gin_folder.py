@@ -13,7 +13,6 @@ from pathlib import Path
 
 from palm_mtf import gin_path
 from palm_mtf.errors import UserError, did_you_mean
-from palm_mtf.machine.cache_folder import measured_hardware
 
 # What plain gin calls our folder, whose files it finds as those of a package.
 _PACKAGE_NAME = "palm_mtf/gin/"
@@ -32,15 +31,6 @@ def gin_folder() -> Path:
 def run_file(command: str) -> Path:
   """Returns the file with the help and the own defaults of a command."""
   return gin_folder() / "runs" / f"{command.replace(' ', '_')}.gin"
-
-
-def hardware_file(chip: object) -> Path | None:
-  """Returns the file with the rates of a CHIP; None if there is none."""
-  path = gin_folder() / "hardware" / f"{chip}.gin"
-  if chip == "measured":
-    path = Path(measured_hardware())
-  is_name = isinstance(chip, str) and re.fullmatch(r"\w{1,50}", chip)
-  return path if is_name and path.is_file() else None
 
 
 def shown(path: Path) -> str:

@@ -137,8 +137,9 @@ def _run_configured(name: str, arguments: list[str]) -> int:
 
   for flag, (path, _) in command.alone.items():
     if getattr(options, flag.removeprefix("--")):
+      from palm_mtf.cli.chip_files import hardware_of
+
       _ready_for_tensorflow()
-      hardware_of = gin_files.hardware_of
       _function(path)(hardware_of=hardware_of, as_json=options.as_json)
       return 0
   files = list(options.gin_file)
