@@ -106,6 +106,20 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
             )
 
 
+def shares(found: Found) -> str:
+  """Returns what a step consists of, the largest part first."""
+  step = found.step
+  parts = {x: getattr(step, x) for x in ("products", "passes", "update")}
+  parts["collectives"] = sum(step.collectives.values())
+  parts["exchange"] = step.exchange
+  largest = sorted(parts.items(), key=lambda x: -x[1])
+  return ", ".join(
+    f"{name} {secs / step.total:.0%}"
+    for name, secs in largest
+    if secs >= 0.005 * step.total
+  )
+
+
 def reason(best: Found, other: Found) -> str:
   """Returns the part of a step in which another candidate loses most."""
   parts = {

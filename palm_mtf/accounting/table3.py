@@ -5,7 +5,7 @@
 import dataclasses
 from collections.abc import Callable
 
-from palm_mtf.accounting.flops import attention_flops_per_token
+from palm_mtf.accounting.flops import attention_flops_per_token, hfu
 from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.accounting.params import count_parameters
 from palm_mtf.config.hardware import HardwareConfig
@@ -105,6 +105,8 @@ def table3(
 ) -> list[dict[str, object]]:
   """Returns the rows: published MFU, ours with and without attention, HFU.
 
+  HFU is that of the paper's policy, and of REMAT = "layer" at the same speed.
+
   Args:
     hardware_of: returns the rates of a chip of gin/hardware.
   """
@@ -119,6 +121,7 @@ def table3(
       "mfu": None,
       "mfu_without_attention": None,
       "hfu": None,
+      "hfu_of_remat_layer": None,
       "note": run.note,
     }
     if run.shape:
@@ -133,5 +136,7 @@ def table3(
         # Of the forward products, and of attention all (PaLM Table 22).
         again = run.repeated_share * products / 3 + attention / 3
         row["hfu"] = rate * (products + attention + again)
+        ours = dataclasses.replace(run.shape, remat="layer")
+        row["hfu_of_remat_layer"] = hfu(run.tokens_per_sec, ours, peak)
     rows.append(row)
   return rows

@@ -135,13 +135,8 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   from palm_mtf.cli import gin_files
   from palm_mtf.cli.run_settings import settings_of
 
-  for flag, (path, _) in command.alone.items():
-    if getattr(options, flag.removeprefix("--")):
-      from palm_mtf.cli.chip_files import hardware_of
-
-      _ready_for_tensorflow()
-      _function(path)(hardware_of=hardware_of, as_json=options.as_json)
-      return 0
+  if _run_alone(command, options):
+    return 0
   files = list(options.gin_file)
   bindings = [macro.removeprefix("--gin.") for macro in macros]
   run_config = None
@@ -178,6 +173,18 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     # Checks know macros by name; where one was set is known here alone.
     raise UserError(configuration.located(str(error))) from error
   return 0
+
+
+def _run_alone(command: Command, options: argparse.Namespace) -> bool:
+  """Runs a flag that needs no configuration; returns whether one was given."""
+  for flag, (path, _) in command.alone.items():
+    if getattr(options, flag.removeprefix("--")):
+      from palm_mtf.cli.chip_files import hardware_of
+
+      _ready_for_tensorflow()
+      _function(path)(hardware_of=hardware_of, as_json=options.as_json)
+      return True
+  return False
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:

@@ -7,7 +7,13 @@ import math
 import os
 
 from palm_mtf.accounting.plan import changes_between, rates_of
-from palm_mtf.accounting.search import Found, SearchResult, reason, search
+from palm_mtf.accounting.search import (
+  Found,
+  SearchResult,
+  reason,
+  search,
+  shares,
+)
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.config import PlanConfig
 from palm_mtf.errors import UserError, check_count
@@ -75,7 +81,9 @@ def _record(found: Found, best: Found) -> dict[str, object]:
     "step_secs": found.step.total,
     **rates_of(config, batch_size, found.step.total),
     "device_bytes": found.device_bytes,
-    "reason": "" if found is best else reason(best, found),
+    "reason": shares(found)
+    if found is best
+    else f"slower by {reason(best, found)}",
   }
 
 

@@ -55,17 +55,21 @@ def prediction_line(plan: Mapping[str, Any]) -> str:
 
 def table3_text(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns the table of PaLM's Table 3 (accounting/table3.py)."""
-  head = ("model", "chips", "published", "MFU", "without attention", "HFU")
-  lines = ["{:<21}{:>13}{:>11}{:>8}{:>19}{:>8}".format(*head)]
+  head = ("chips", "published", "MFU", "without attention", "HFU", "ours")
+  lines = [
+    "model".ljust(21) + "{:>13}{:>11}{:>8}{:>19}{:>8}{:>8}".format(*head)
+  ]
   for row in rows:
-    ours = [row["mfu"], row["mfu_without_attention"], row["hfu"]]
-    mfu, without, hfu = ("-" if x is None else f"{x:.2%}" for x in ours)
+    names = ("mfu", "mfu_without_attention", "hfu", "hfu_of_remat_layer")
+    mfu, without, hfu, ours = (
+      "-" if row[x] is None else f"{row[x]:.2%}" for x in names
+    )
     chips = row["chip"]
     if row["chips"]:
       chips = f"{row['chips']:,} {chips}"
     lines.append(
       f"{row['model']:<21}{chips:>13}{row['published_mfu']:>11.1%}{mfu:>8}"
-      f"{without:>19}{hfu:>8}  {row['note']}"
+      f"{without:>19}{hfu:>8}{ours:>8}  {row['note']}"
     )
   return "\n".join(lines)
 

@@ -28,10 +28,9 @@ def search_text(
       f"{each['mfu']:>7.1%}{each['device_bytes'] / 2**30:>7.2f}  "
       f"{settings['NUM_PODS']:>4}  {settings['NUM_MICROBATCHES']:>12}  "
       f"{settings['REMAT']:<9}  {settings['MESH_SHAPE'] or '(one device)'}  "
-      f"{_short(settings['LAYOUT'])}"
+      f"{_short(settings['LAYOUT'])}",
+      f"{'':>9}{each['reason']}",
     ]
-    if each["reason"]:
-      lines.append(f"{'':>9}slower by {each['reason']}")
   return "\n".join([*lines, summary])
 
 
