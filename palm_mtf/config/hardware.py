@@ -9,7 +9,7 @@ from palm_mtf.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-  """One chip; None where nothing is published. A bandwidth is that of one way.
+  """One chip; None where nothing is published. Links and network are one way.
 
   Attributes:
     chip_bfloat16_flops: peak of dense products, FLOP/s.

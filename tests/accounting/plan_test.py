@@ -26,6 +26,13 @@ def test_palm_540b_is_planned_with_the_papers_numbers():
   assert dcn["bytes"] * 4 / 2**30 == pytest.approx(1.31, abs=0.03)
 
 
+@pytest.mark.parametrize("size", ["8b", "62b", "540b"])
+def test_the_recipes_of_two_pods_fit(size):
+  plan = plan_of(plan_config(f"recipes/palm_{size}_two_pods.gin"))
+  assert plan["fits"]
+  assert sum(plan["device_bytes"].values()) < 0.8 * 32 * 2**30
+
+
 def test_each_phase_of_the_ramp_has_its_own_step_time():
   config = palm_540b()
   steps = {512: 50_000, 1024: 65_000, 2048: 140_000}
