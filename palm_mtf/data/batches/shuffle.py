@@ -5,6 +5,7 @@
 Any part of any shuffle costs the same and needs no memory.
 """
 
+import functools
 import hashlib
 
 import numpy as np
@@ -13,6 +14,8 @@ _ROUNDS = 8
 # With fewer bits the few values of a half would show in the shuffle. The walk
 # of the smallest sizes is longer for it: a hundred times for a size of 2.
 _MIN_HALF_BITS = 4
+# So many numbers are shuffled at once as fast as a few.
+_MAX_TABLE = 1 << 12
 
 
 def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
@@ -33,12 +36,18 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   digest = hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest()
   round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
   half_bits = max(_MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
-  image = _feistel(index.astype(np.uint64), np.uint64(half_bits), round_keys)
-  # It shuffles 2 ** (2 * half_bits) numbers. Where it leads outside of `size`,
-  # it is applied again until it does not: "cycle walking" (Black and Rogaway
-  # 2002), which keeps it a bijection.
+  image_of = functools.partial(
+    _feistel, half_bits=np.uint64(half_bits), round_keys=round_keys
+  )
+  num_values = 1 << (2 * half_bits)
+  if num_values <= _MAX_TABLE:
+    image_of = image_of(np.arange(num_values, dtype=np.uint64)).take
+  image = image_of(index.astype(np.uint64))
+  # It shuffles `num_values`. Where it leads outside of `size`, it is applied
+  # again until it does not: "cycle walking" (Black and Rogaway 2002), which
+  # keeps it a bijection.
   while (outside := image >= size).any():
-    image[outside] = _feistel(image[outside], np.uint64(half_bits), round_keys)
+    image[outside] = image_of(image[outside])
   return image.astype(np.int64)
 
 
