@@ -12,6 +12,7 @@ from palm_mtf._tf import tf
 from palm_mtf.cluster.addresses import ANY_ADDRESS, is_loopback, resolve
 from palm_mtf.cluster.admission import admit_own_user
 from palm_mtf.cluster.device_table import Place
+from palm_mtf.cluster.heartbeat import PodLostError
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
   ServerInfo,
@@ -29,8 +30,9 @@ from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices
 
-# Closing a session waits for its servers, which may have ended.
+# Closing a session waits for its servers, for ever for one that has ended.
 _CLOSE_SECS = 10.0
+_CLOSE_LOST_SECS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +50,18 @@ class Cluster:
   def session(self) -> Iterator[tf.Session]:
     """Opens a session of the current graph, and closes it within seconds."""
     session = tf.Session(self.target, config=self.config)
+    secs = _CLOSE_SECS
     try:
       for job in self.tpu_jobs:
         session.run(tf.tpu.initialize_system(job=job))
       yield session
+    except PodLostError:
+      secs = _CLOSE_LOST_SECS
+      raise
     finally:
       closing = threading.Thread(target=session.close, daemon=True)
       closing.start()
-      closing.join(_CLOSE_SECS)
+      closing.join(secs)
 
 
 def connect(

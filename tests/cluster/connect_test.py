@@ -5,10 +5,14 @@
 import errno
 import os
 import socket
+import threading
+import time
+import types
 
 import pytest
 
 from palm_mtf.cluster import connect
+from palm_mtf.cluster.heartbeat import PodLostError
 from palm_mtf.cluster.local_servers import cores_of_pods
 from palm_mtf.errors import UserError
 from tests import runs
@@ -70,3 +74,18 @@ def test_a_system_that_cannot_restrict_a_server_gets_none(monkeypatch):
   monkeypatch.setattr(connect, "restrict_to_loopback", refuse)
   with pytest.raises(UserError, match=r"\(Operation not permitted\)"):
     connect.start_server(1, 1)
+
+
+def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
+  """Its `close` waits for the pod."""
+  comes_back = threading.Event()
+  session = types.SimpleNamespace(close=comes_back.wait)
+  monkeypatch.setattr(connect.tf, "Session", lambda *_, **__: session)
+  start = time.monotonic()
+  with (
+    pytest.raises(PodLostError),
+    connect.Cluster(devices=[], config=None).session(),
+  ):
+    raise PodLostError(1, "pod 1 is gone")
+  assert time.monotonic() - start < 8
+  comes_back.set()
