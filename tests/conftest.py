@@ -42,6 +42,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # As a process of ours has it, before JAX sets another: what XLA would say of
 # each function that it finds compiled fills the pipes of processes.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# JAX compiles the oracles, most of their time, for a run or two.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # A shell starts what runs in its background without it, and tests interrupt the
 # processes that they start, which would take that over; so does nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
