@@ -85,6 +85,7 @@ def test_a_run_starts_from_an_imported_one(imported, corpus, tmp_path):
     "INIT_CHECKPOINT": str(imported),
     "VOCABULARY": str(imported / "vocabulary.model"),
     "TRAIN_STEPS": 1,
+    "PROMPTS": [],
   }
   assert runs.run("train", corpus, tmp_path / "next", **start) == 0
 

@@ -60,30 +60,36 @@ def test_a_run_keeps_its_plan_as_the_command_prints_it(finished, palm_mtf):
   assert kept["run"]["tokens"] == 12 * 4 * 32
 
 
-def test_samples_on_the_way_are_kept_and_change_no_bit(
-  corpus, finished, tmp_path
-):
-  assert runs.run("train", corpus, tmp_path, SAMPLE_STEPS=3) == 0
-  lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+@pytest.fixture(scope="module")
+def sampled(corpus, tmp_path_factory):
+  """A run that has saved and sampled every third step."""
+  model_dir = tmp_path_factory.mktemp("sampled")
+  assert runs.run("train", corpus, model_dir, SAMPLE_STEPS=3) == 0
+  return model_dir
+
+
+def test_samples_on_the_way_are_kept_and_change_no_bit(finished, sampled):
+  lines = (sampled / "samples.jsonl").read_text().splitlines()
   assert [json.loads(line)["step"] for line in lines] == [3, 6, 9, 12]
   # Without SAMPLE_STEPS the last ones alone are kept.
   assert lines[-1:] == (finished / "samples.jsonl").read_text().splitlines()
   last = json.loads(lines[-1])
   assert last["prompt"] == "one two" and last["continuation"]
-  runs.assert_same_tensors(finished, tmp_path, 12)
+  runs.assert_same_tensors(finished, sampled, 12)
 
 
 def test_a_run_that_was_killed_while_it_sampled_samples_that_step(
-  corpus, tmp_path
+  corpus, sampled, tmp_path
 ):
   """It has saved the step, and has lost its samples."""
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
-  assert runs.run("train", corpus, whole, SAMPLE_STEPS=6) == 0
-  assert runs.run("train", corpus, killed, TRAIN_STEPS=6) == 0
-  (killed / "samples.jsonl").unlink()
-  assert runs.run("train", corpus, killed, SAMPLE_STEPS=6) == 0
-  samples = [(x / "samples.jsonl").read_bytes() for x in (whole, killed)]
-  assert samples[0] == samples[1]
+  killed = copy_of(sampled, tmp_path)
+  for path in (killed / "checkpoints").iterdir():
+    if path.name > "step_00000009":
+      shutil.rmtree(path)
+  lines = (sampled / "samples.jsonl").read_bytes().splitlines(keepends=True)
+  (killed / "samples.jsonl").write_bytes(b"".join(lines[:2]))  # of 3 and 6
+  assert runs.run("train", corpus, killed, SAMPLE_STEPS=3) == 0
+  assert (killed / "samples.jsonl").read_bytes() == b"".join(lines)
 
 
 def test_tensorboard_shows_what_metrics_jsonl_holds(finished):
