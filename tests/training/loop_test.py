@@ -19,7 +19,7 @@ SETTINGS = {
   "TPU": "v4-8",
   "MESH_SHAPE": "data:2,model:2",
   "LAYOUT": "batch:data,heads:model,d_ff:model,vocab:model,d_model_stored:data",
-  "LOG_STEPS": 4,
+  "LOG_STEPS": 3,
   "CHECKPOINT_STEPS": 8,
   "PROMPTS": [],
 }
@@ -73,10 +73,10 @@ def test_a_run_in_loops_leaves_what_one_in_steps_does(
   assert train(corpus, in_steps) == 0
   assert not calls
   for steps in (7, 12):
-    looped = {"STEPS_PER_LOOP": 3, "TRAIN_STEPS": steps}
+    looped = {"STEPS_PER_LOOP": 2, "TRAIN_STEPS": steps}
     assert train(corpus, in_loops, **looped) == 0
-  # To lines at 4, 8 and 12, losses at 6 and 12, a checkpoint at 8.
-  assert calls == [3, 1, 2, 1, *(1, 3, 1)]
+  # To lines at 3, 6, 9 and 12, losses at 6 and 12, a checkpoint at 8.
+  assert calls == [2, 1, 2, 1, 1, *(1, 1, 2, 1)]
   expected = runs.read_tensors(in_steps, 12)
   near = runs.read_tensors(finished, 12)  # on a CPU
   found = runs.read_tensors(in_loops, 12)
@@ -87,7 +87,7 @@ def test_a_run_in_loops_leaves_what_one_in_steps_does(
     {x["step"]: runs.without_times(x) for x in runs.read_metrics(folder)}
     for folder in (in_steps, in_loops)
   )
-  for step in (4, 8, 12):
+  for step in (3, 6, 9, 12):
     assert of_loops[step] == of_steps[step]
 
 

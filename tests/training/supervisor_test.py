@@ -31,8 +31,8 @@ def test_a_batch_ramp_changes_the_size_at_its_step_and_survives_a_stop(
   assert runs.run("train", corpus, once, **settings) == 0
   tokens = [m["global_batch_tokens"] // 32 for m in runs.read_metrics(once)]
   assert tokens == [4, 4, 4, 8, 8, 12, 12]
-  # Stopped in the middle of a size, at its end, and one step later.
-  for steps in (2, 5, 6, 7):
+  # Stopped at the end of a size, and one step later, in the middle of another.
+  for steps in (5, 6, 7):
     runs.run("train", corpus, stopped, **{**settings, "TRAIN_STEPS": steps})
   runs.assert_same_tensors(once, stopped, 7)
 
