@@ -350,7 +350,7 @@ def test_a_chip_of_two_pods_has_memory_for_what_it_keeps(name):
   assert total < 0.8 * 32 * 2**30  # the rest is for gathered weights and more
 
 
-LARGE = ("palm_62b", "palm_540b")  # half a minute each
+LARGE = ("palm_8b", "palm_62b", "palm_540b")  # up to half a minute each
 
 
 @pytest.mark.parametrize(

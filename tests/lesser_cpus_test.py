@@ -30,8 +30,16 @@ def here(corpus, tmp_path_factory):
   return runs.read_metrics(model_dir)[-1]["validation_loss"]
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-@pytest.mark.parametrize("limit", ["AVX2", "SSE41"])
+# Both limits and both dtypes, and where tests are slow their other pairs.
+@pytest.mark.parametrize(
+  ("limit", "dtype"),
+  [
+    ("AVX2", "auto"),
+    ("SSE41", "bfloat16"),
+    pytest.param("AVX2", "bfloat16", marks=pytest.mark.slow),
+    pytest.param("SSE41", "auto", marks=pytest.mark.slow),
+  ],
+)
 def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
   limit, dtype, corpus, compiled, here, tmp_path
 ):
