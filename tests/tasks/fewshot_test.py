@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every task on records of the real schema, as JSON lines and in TFDS."""
 
+import functools
 import importlib.resources.abc
 import importlib.util
 import json
@@ -76,6 +77,12 @@ def whole(feature, value):
   return "" if feature.tf_dtype.name == "string" else 0
 
 
+@functools.cache
+def from_lines(name):
+  """Returns the examples of the records in `folder`."""
+  return examples_of(name)
+
+
 def test_the_29_tasks_have_the_papers_number_of_exemplars():
   assert set(fewshot.ENGLISH) == set(SHOTS)
   assert len(SHOTS) == 29
@@ -88,7 +95,7 @@ def test_the_29_tasks_have_the_papers_number_of_exemplars():
 @each_task
 def test_a_record_is_asked_as_expected(name, folder):
   _, _, inputs, options, *label = EXPECTED[name]
-  made = [e for e in examples_of(name) if not e.get("unconditional", False)]
+  made = [e for e in from_lines(name) if not e.get("unconditional", False)]
   if not label:
     assert text_of(made[0], "inputs") == inputs
     assert targets_of(name, made)[0] == options
@@ -105,7 +112,7 @@ def test_a_record_is_asked_as_expected(name, folder):
 @pytest.mark.parametrize("name", ["winogrande", "race_high", "coqa", "record"])
 def test_an_exemplar_ends_in_the_right_answer(name, folder):
   made = examples_of(few_shot_task(name, 1))
-  original = examples_of(name)
+  original = from_lines(name)
   right = [e for e in original if e.get("is_correct", True)]
   # An exemplar of a text with several questions may be any of them.
   solved = {text_of(e, "inputs") + text_of(e, "targets") for e in right}
@@ -135,7 +142,7 @@ def test_a_prepared_dataset_of_tfds_gives_the_same_examples(
   name, folder, tmp_path, vocabulary, monkeypatch
 ):
   dataset, record, *_ = EXPECTED[name]
-  from_lines = examples_of(name)
+  expected = from_lines(name)
   task = fewshot.TASKS[name]
   builder = tfds.builder(dataset, data_dir=str(tmp_path / "tfds"))
   record = whole(builder.info.features, record)
@@ -148,8 +155,8 @@ def test_a_prepared_dataset_of_tfds_gives_the_same_examples(
   builder.download_and_prepare()
   bind_places(vocabulary, data_dir=str(tmp_path / "tfds"))
   prepared = examples_of(name)
-  assert len(prepared) == len(from_lines)
-  for one, other in zip(prepared, from_lines, strict=True):
+  assert len(prepared) == len(expected)
+  for one, other in zip(prepared, expected, strict=True):
     assert {k: str(v) for k, v in one.items() if k != "record"} == {
       k: str(v) for k, v in other.items() if k != "record"
     }
@@ -159,7 +166,7 @@ def test_a_prepared_dataset_of_tfds_gives_the_same_examples(
   "name", [k for k, t in fewshot.TASKS.items() if isinstance(t, fewshot.Scored)]
 )
 def test_likely_right_options_are_all_right(name, folder):
-  made = examples_of(name)
+  made = from_lines(name)
   apart = [e for e in made if not e["unconditional"]]
   assert len(made) in (len(apart), 2 * len(apart))
   # Far below, so that no number of tokens or characters makes up for it.
@@ -239,7 +246,7 @@ PERFECT = {
 @pytest.mark.parametrize("name", PERFECT)
 def test_answers_are_judged_by_t5s_metrics(name, folder):
   output, expected = PERFECT[name]
-  (made,) = examples_of(name)
+  (made,) = from_lines(name)
   task = seqio.get_mixture_or_task(name)
   predictions = [task.postprocess_fn(output, example=made, is_target=False)]
   (metric,) = task.predict_metric_fns
