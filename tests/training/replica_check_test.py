@@ -35,7 +35,12 @@ def watched(request):
     tf.Session(config=session_config(2, pods.num_pods)) as session,
   ):
     program = build_train_program(
-      small_config(), mesh, PALM_OPTIMIZER, batch_size=12, seed=0, pods=pods
+      small_config(num_layers=1),
+      mesh,
+      PALM_OPTIMIZER,
+      batch_size=12,
+      seed=0,
+      pods=pods,
     )
     session.run(program.initialize)
     before = session.graph.num_operations()
@@ -47,7 +52,7 @@ def watched(request):
 def test_a_planted_change_is_named_and_taken_back_is_none(watched):
   session, program, watch = watched
   watch.check(0)
-  name = "layer_001/mlp/wo/momentum"
+  name = "layer_000/mlp/wo/momentum"
   plant(session, program.pods[1], name, index=1)
   with pytest.raises(UserError) as error:
     watch.check(7)
