@@ -64,9 +64,9 @@ setup(
     "seqio>=0.0.20,<0.1",
     # Not tensorflow-cpu: tensorflow-text, which SeqIO brings, asks for this one
     # and both would be installed over each other.
-    "tensorflow>=2.21,<2.22",
+    "tensorflow>=2.20,<2.22",
     # The tokenizer of a SavedModel.
-    "tensorflow-text>=2.21,<2.22",
+    "tensorflow-text>=2.20,<2.22",
   ],
   extras_require={
     # What `mkdocs serve` shows docs/ with.

@@ -3,6 +3,7 @@
 """PaLM-style language models on Mesh TensorFlow, driven by gin files."""
 
 import os
+import sys
 
 __version__ = "0.1.0"
 
@@ -14,3 +15,19 @@ def gin_path() -> str:
   recipes, which include "models/palm_8b.gin".
   """
   return os.path.join(os.path.dirname(os.path.abspath(__file__)), "gin")
+
+
+class _MeshTensorFlowFinder:
+  """Puts back what `mesh_tensorflow` asks for, when somebody imports it."""
+
+  @classmethod
+  def find_spec(cls, name: str, *unused: object) -> None:
+    """Leaves it to others to find the package."""
+    if name == "mesh_tensorflow":
+      sys.meta_path.remove(cls)
+      from palm_mtf._old_names import put_back
+
+      put_back()
+
+
+sys.meta_path.insert(0, _MeshTensorFlowFinder)

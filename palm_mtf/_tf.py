@@ -1,15 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The only import of TensorFlow and Mesh TensorFlow, with every version shim.
-
-Mesh TensorFlow 0.1.21 was written for TensorFlow 1; it imports on TensorFlow
-2.16 and later once the few names it takes from the old modules are put back:
-
-* `tensorflow.compat.v1.estimator` (removed in 2.16), of which it uses two hook
-  classes that live on in `tf.train`, and `tensorflow.estimator`, the same;
-* `ops.register_tensor_conversion_function`, which moved to another module;
-* `tensorflow.python.tpu.tpu_config` and `tpu_estimator`, which
-  `mesh_tensorflow.transformer` imports but which we never use.
+"""The only import of TensorFlow and Mesh TensorFlow by our own modules.
 
 Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
 stays usable beside it.
@@ -123,44 +114,11 @@ with _lean_import():
   from tensorflow.core.framework import attr_value_pb2
   from tensorflow.python.eager import context
   from tensorflow.python.eager.polymorphic_function import atomic_function
-  from tensorflow.python.framework import (
-    kernels,
-    ops,
-    tensor_conversion_registry,
-  )
+  from tensorflow.python.framework import kernels, ops
   from tensorflow.python.ops import control_flow_util
   from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
   from tensorflow.python.tpu.ops import tpu_ops
 
-
-def _add_module(name: str, **attributes: object) -> None:
-  """Makes `name` importable unless TensorFlow still has it."""
-  try:
-    importlib.import_module(name)
-  except ImportError:
-    module = types.ModuleType(name)
-    module.__dict__.update(attributes)
-    sys.modules[name] = module
-
-
-class _ModeKeys:
-  TRAIN, EVAL, PREDICT = "train", "eval", "infer"
-
-
-_add_module(
-  "tensorflow.compat.v1.estimator",
-  SessionRunHook=tf.train.SessionRunHook,
-  CheckpointSaverListener=tf.train.CheckpointSaverListener,
-  ModeKeys=_ModeKeys,
-)
-tf.estimator = tf2.estimator = sys.modules["tensorflow.compat.v1.estimator"]
-sys.modules.setdefault("tensorflow.estimator", tf2.estimator)
-for _name in ("tpu_config", "tpu_estimator"):
-  _add_module(f"tensorflow.python.tpu.{_name}")
-if not hasattr(ops, "register_tensor_conversion_function"):
-  ops.register_tensor_conversion_function = (
-    tensor_conversion_registry.register_tensor_conversion_function
-  )
 
 import mesh_tensorflow as mtf  # noqa: E402
 

@@ -34,6 +34,44 @@ def test_what_tensorflow_goes_on_without_is_loaded_when_somebody_asks_for_it():
   assert is_there
 
 
+def test_mesh_tensorflow_is_importable_behind_palm_mtf_which_changes_no_more():
+  program = """
+import gc, logging, os, signal, sys, warnings
+
+def state():
+  handlers = [signal.getsignal(x) for x in signal.valid_signals()]
+  return (
+    dict(os.environ), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(),
+    logging.root.level, logging.root.handlers[:], warnings.filters[:], handlers,
+  )
+
+before, path = state(), sys.meta_path[:]
+import palm_mtf
+assert state() == before and "tensorflow" not in sys.modules
+(finder,) = [x for x in sys.meta_path if x not in path]
+import tensorflow
+before = state()
+import mesh_tensorflow as mtf
+assert state() == before and finder not in sys.meta_path
+assert not [x for x in sys.modules if x.startswith("palm_mtf.") and x !=
+            "palm_mtf._old_names"]
+import tensorflow.compat.v1 as tf
+with tf.Graph().as_default():
+  graph = mtf.Graph()
+  mesh = mtf.Mesh(graph, "mesh")
+  shape = mtf.Shape([mtf.Dimension("a", 4)])
+  x = mtf.import_tf_tensor(mesh, tf.ones([4]), shape)
+  shape, layout = mtf.convert_to_shape("all:1"), mtf.convert_to_layout_rules("")
+  where = mtf.placement_mesh_impl.PlacementMeshImpl(shape, layout, [""])
+  total = mtf.reduce_sum(x + x)
+  lowering = mtf.Lowering(graph, {mesh: where})
+  with tf.Session() as session:
+    print(session.run(lowering.export_to_tf_tensor(total)))
+"""
+  shown = processes.python("-c", program)
+  assert shown.stdout == "8.0\n", shown.stderr
+
+
 def test_it_is_imported_without_a_folder_for_temporary_files():
   program = """
 import tempfile

@@ -1,0 +1,56 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Names of TensorFlow 1 that Mesh TensorFlow asks for, put back.
+
+Mesh TensorFlow 0.1.21 was written for TensorFlow 1; it imports on TensorFlow
+2.16 and later with these:
+
+* `tensorflow.compat.v1.estimator` (removed in 2.16), of which it uses two hook
+  classes that live on in `tf.train`, and `tensorflow.estimator`, the same;
+* `ops.register_tensor_conversion_function`, which moved to another module;
+* `tensorflow.python.tpu.tpu_config` and `tpu_estimator`, which
+  `mesh_tensorflow.transformer` imports but which we never use.
+
+What TensorFlow has itself stays as it is. Behind `import palm_mtf` an import of
+Mesh TensorFlow begins with `put_back`.
+"""
+
+import importlib
+import sys
+import types
+
+
+class _ModeKeys:
+  TRAIN, EVAL, PREDICT = "train", "eval", "infer"
+
+
+def put_back() -> None:
+  """Puts the names back where TensorFlow lacks them; imports TensorFlow."""
+  import tensorflow as tf2
+  import tensorflow.compat.v1 as tf
+  from tensorflow.python.framework import ops, tensor_conversion_registry
+
+  _add_module(
+    "tensorflow.compat.v1.estimator",
+    SessionRunHook=tf.train.SessionRunHook,
+    CheckpointSaverListener=tf.train.CheckpointSaverListener,
+    ModeKeys=_ModeKeys,
+  )
+  tf.estimator = tf2.estimator = sys.modules["tensorflow.compat.v1.estimator"]
+  sys.modules.setdefault("tensorflow.estimator", tf2.estimator)
+  for name in ("tpu_config", "tpu_estimator"):
+    _add_module(f"tensorflow.python.tpu.{name}")
+  if not hasattr(ops, "register_tensor_conversion_function"):
+    ops.register_tensor_conversion_function = (
+      tensor_conversion_registry.register_tensor_conversion_function
+    )
+
+
+def _add_module(name: str, **attributes: object) -> None:
+  """Makes `name` importable unless TensorFlow still has it."""
+  try:
+    importlib.import_module(name)
+  except ImportError:
+    module = types.ModuleType(name)
+    module.__dict__.update(attributes)
+    sys.modules[name] = module
