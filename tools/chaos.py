@@ -29,6 +29,7 @@ from pathlib import Path
 
 from palm_mtf.errors import UserError
 from tests import processes, runs
+from tests.checkpoint_files import steps_of
 from tools.bench_command import one_line_errors
 from tools.chaos_faults import (
   deny_children,
@@ -199,23 +200,34 @@ def chance(rng: random.Random, one_in: int) -> bool:
   return rng.randrange(one_in) == 0
 
 
-def check_same(calm: Path, found: Path, *, manifests: bool) -> None:
-  """Compares the files of two runs.
+def _tensors(model_dir: Path) -> dict[str, bytes]:
+  """Returns the bytes of every tensor of every checkpoint."""
+  return {
+    f"{step}/{name}": value.tobytes()
+    for step in steps_of(model_dir)
+    for name, value in runs.read_tensors(model_dir, step).items()
+  }
+
+
+def check_same(calm: Path, found: Path, *, files: bool) -> None:
+  """Compares what two runs have left.
 
   Args:
     calm: MODEL_DIR of the undisturbed run.
     found: MODEL_DIR of the other.
-    manifests: whether manifests are compared, which name the pods' addresses.
+    files: whether the files of checkpoints are compared, not their tensors:
+      manifests name the pods' addresses, and each server writes a file.
 
   Raises:
     WrongEndError: a bit differs.
   """
   one, other = (runs.read_files(x / "checkpoints") for x in (calm, found))
+  if not files:
+    one, other = map(_tensors, (calm, found))
   names = [
     f"checkpoints/{name}"
     for name in sorted(one.keys() | other.keys())
     if one.get(name) != other.get(name)
-    and (manifests or not name.endswith("manifest.json"))
   ]
   if (calm / "samples.jsonl").read_bytes() != (
     found / "samples.jsonl"
@@ -254,7 +266,7 @@ def run_rounds(
       try:
         current.train(servers, until)
         calm = folder / f"calm{pods}" / "run"
-        check_same(calm, current.model_dir, manifests=not pods)
+        check_same(calm, current.model_dir, files=not pods)
       except WrongEndError as error:
         kept = tempfile.mkdtemp(prefix="palm_mtf_chaos_failed_")
         shutil.copytree(current.model_dir, f"{kept}/run")
