@@ -39,7 +39,7 @@ def axes_bandwidth(
   if inner * size <= joined:
     return device.chip_link_bandwidth
   neighbours = max(1, joined // inner)
-  network = neighbours * (device.chip_dcn_bandwidth or 0.0)
+  network = neighbours * device.chip_dcn_bandwidth
   return min(device.chip_link_bandwidth, network)
 
 

@@ -66,26 +66,41 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
   if config.run.chip == MEASURED:  # devices are parts of this machine
     sharers = config.pods.num_pods * config.mesh_layout.num_devices
   rates = of_one_device(config.hardware, sharers)
-  needed = ["chip_memory_bandwidth", "chip_memory_bytes"]
-  is_float32 = config.model.activation_dtype == "float32"
-  needed.append("chip_float32_flops" if is_float32 else "chip_bfloat16_flops")
-  if config.mesh_layout.num_devices > 1:
-    needed.append("chip_link_bandwidth")
-  if config.pods.num_pods > 1:
-    needed.append("chip_dcn_bandwidth")
-  if config.run.chip == MEASURED and not rates.chip_memory_bandwidth:
+  _check_known(config, rates)
+  return rates
+
+
+def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
+  """Raises UserError unless all rates that a step needs are known."""
+  chip, mesh = config.run.chip, config.mesh_layout
+  if chip == MEASURED and not rates.chip_memory_bandwidth:
     raise UserError(
       'CHIP = "measured": the rates of this machine are not known yet; run '
       "`palm_mtf plan --calibrate`, or name a chip."
     )
+  is_float32 = config.model.activation_dtype == "float32"
+  needed = ["chip_memory_bandwidth", "chip_memory_bytes"]
+  needed.append("chip_float32_flops" if is_float32 else "chip_bfloat16_flops")
+  if mesh.num_devices > 1:
+    needed.append("chip_link_bandwidth")
+  chips = mesh.num_devices / config.hardware.chip_devices
+  is_beyond_links = chips > (rates.chip_link_chips or chips)
+  if config.pods.num_pods > 1 or is_beyond_links:
+    needed.append("chip_dcn_bandwidth")
   for name in needed:
     if getattr(rates, name) is None:
+      or_else = ', or ACTIVATION_DTYPE = "bfloat16"' * ("float32" in name)
       raise UserError(
-        f"{name.upper()} = None: not known of CHIP = {config.run.chip!r}; set "
-        "it to plan"
-        + (', or ACTIVATION_DTYPE = "bfloat16".' if "float32" in name else ".")
+        f"{name.upper()} = None: not known of CHIP = {chip!r}; set it to plan"
+        f"{or_else}."
       )
-  return rates
+  # Behind a switch the network goes on; a torus ends.
+  if is_beyond_links and rates.chip_link_dims:
+    raise UserError(
+      f'MESH_SHAPE = "{mesh.mesh_shape}": a pod of {chips:,.0f} chips, and '
+      f"links of CHIP = {chip!r} join {rates.chip_link_chips:,}; use more "
+      "NUM_PODS."
+    )
 
 
 def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:

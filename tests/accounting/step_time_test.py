@@ -103,6 +103,15 @@ def test_devices_of_this_machine_share_it():
       'plan, or ACTIVATION_DTYPE = "bfloat16".',
     ),
     (
+      {"CHIP": "a100", "TPU": "", "NUM_PODS": 1, "CHIP_DCN_BANDWIDTH": None},
+      "CHIP_DCN_BANDWIDTH = None: not known of CHIP = 'a100'; set it to plan.",
+    ),
+    (
+      {"CHIP": "tpu_v5e", "TPU": ""},
+      'MESH_SHAPE = "data:256,model:12": a pod of 3,072 chips, and links of '
+      "CHIP = 'tpu_v5e' join 256; use more NUM_PODS.",
+    ),
+    (
       {"CHIP": "measured", "CHIP_MEMORY_BANDWIDTH": None},
       'CHIP = "measured": the rates of this machine are not known yet; run '
       "`palm_mtf plan --calibrate`, or name a chip.",
