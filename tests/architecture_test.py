@@ -42,8 +42,8 @@ IMPORTS = {
   "huggingface": "errors config accounting data",
   "gguf": "errors config data huggingface",
   "saved_model": "_tf config accounting model data",
-  "formats": "_tf config accounting data checkpoints huggingface gguf "
-  "saved_model",
+  "formats": "_tf config accounting model_dir data checkpoints huggingface "
+  "gguf saved_model",
   "cluster": "__init__ _tf errors console config machine mesh data checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from palm_mtf._tf import tf
+from palm_mtf.model_dir.tensorflow_errors import as_os_errors
 
 
 def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
@@ -19,7 +20,7 @@ def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
 
 
 def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes float32 variables under a prefix."""
+  """Writes float32 variables under a prefix; raises OSError if it cannot."""
   with tf.Graph().as_default():
     values = [tf.placeholder(x.dtype, x.shape) for x in arrays.values()]
     write = tf.raw_ops.SaveV2(
@@ -29,5 +30,5 @@ def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
       tensors=values,
     )
     config = tf.ConfigProto(device_count={"GPU": 0})
-    with tf.Session(config=config) as session:
+    with tf.Session(config=config) as session, as_os_errors():
       session.run(write, dict(zip(values, arrays.values(), strict=True)))

@@ -23,6 +23,7 @@ class SavedModelFolder:
   def write(self, path: str, read: Reader) -> None:
     """Writes the graph and the variables; see `Format`."""
     from palm_mtf._tf import tf2
+    from palm_mtf.model_dir.tensorflow_errors import as_os_errors
     from palm_mtf.saved_model.decoder import Decoder
     from palm_mtf.saved_model.text_model import TextModel
 
@@ -41,4 +42,5 @@ class SavedModelFolder:
         sample_tokens=config.run.sample_tokens,
         seed=config.run.seed,
       )
-      tf2.saved_model.save(text_model, path, signatures)
+      with as_os_errors():
+        tf2.saved_model.save(text_model, path, signatures)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorBoard's event files: a record of an event for each line of metrics."""
 
-import errno
 import os
 import socket
 import time
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 
 from palm_mtf._tf import tf
 from palm_mtf.model_dir.atomic_files import writing
+from palm_mtf.model_dir.tensorflow_errors import as_os_errors
 
 _VERSION = "brain.Event:2"
 
@@ -49,14 +49,9 @@ class EventsWriter:
 
   def _add(self, event: tf.Event) -> None:
     event.wall_time = time.time()
-    with writing(self._path, None):
-      try:
-        self._records.write(event.SerializeToString())
-        self._records.flush()
-      except tf.errors.ResourceExhaustedError as error:
-        raise OSError(errno.ENOSPC, error.message) from error
-      except tf.errors.OpError as error:
-        raise OSError(errno.EIO, error.message) from error
+    with writing(self._path, None), as_os_errors():
+      self._records.write(event.SerializeToString())
+      self._records.flush()
 
   def close(self) -> None:
     """Closes the file."""

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import tensorflow as tf
 
 from palm_mtf.cli.main import main
 from tests import processes, runs
@@ -128,6 +129,23 @@ def test_what_is_not_given_has_the_settings_of_the_run(results):
 
 def test_a_prompt_without_room_is_told(results):
   assert "max_tokens are more than 32 tokens" in results["generate too much"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_version(
+  finished, tmp_path, monkeypatch, capsys
+):
+  def save(*unused):
+    raise tf.errors.ResourceExhaustedError(
+      None, None, "No space left on device"
+    )
+
+  monkeypatch.setattr(tf.saved_model, "save", save)
+  flags = ["--model_dir", str(finished), "--format=saved_model"]
+  served = tmp_path / "served"
+  assert main(["export", *flags, "--output", str(served)]) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert error.startswith(f"palm_mtf: no disk space left for {served}/12")
+  assert not any(served.iterdir())
 
 
 def test_another_step_becomes_another_version_and_the_same_one_is_refused(
