@@ -85,8 +85,16 @@ class TextModel(tf2.Module):
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
     # The token that stands before a text takes no room, as in `generate`.
+    numbers = {
+      "max_tokens": max_tokens,
+      "top_k": sampler.top_k,
+      "top_p": sampler.top_p,
+    }
     checks = [
-      tf2.debugging.assert_positive(max_tokens, "max_tokens is not positive"),
+      *(
+        tf2.debugging.assert_positive(value, f"{name} is not above 0")
+        for name, value in numbers.items()
+      ),
       tf2.debugging.assert_less_equal(
         longest - 1 + max_tokens,
         self._length,

@@ -68,6 +68,7 @@ def results(folder):
     "generate": {"prompts": PROMPTS, **OVER},
     "generate defaults": {"prompts": PROMPTS},
     "generate too much": {"prompts": PROMPTS, **OVER, "max_tokens": 31},
+    "generate from none": {"prompts": PROMPTS, "top_k": 0},
   }
   given = [[name.split()[0], feed] for name, feed in calls.items()]
   done = processes.python(
@@ -129,6 +130,10 @@ def test_what_is_not_given_has_the_settings_of_the_run(results):
 
 def test_a_prompt_without_room_is_told(results):
   assert "max_tokens are more than 32 tokens" in results["generate too much"]
+
+
+def test_a_number_that_leaves_no_token_is_told(results):
+  assert "top_k is not above 0" in results["generate from none"]
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_version(
