@@ -29,6 +29,8 @@ from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 
 # As a command does it: tests find on stderr what the user does.
 configure_logging()
+# Until all tests are imported: a fifth of that time is a search for garbage.
+gc.disable()
 
 # A few at once fit into any machine.
 _MAX_BYTES = 2 * 10**9
@@ -60,6 +62,7 @@ def pytest_collection_finish() -> None:
   """Spares the collector of garbage what was imported: it stays."""
   gc.collect()
   gc.freeze()
+  gc.enable()
 
 
 @pytest.fixture(scope="session")
