@@ -173,7 +173,8 @@ def read_by_name(slices):
   [
     (ALL, {"num_layers": 2}, 2, 1),
     slow(TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
-    (FSDP, {"remat": "attention", "num_layers": 2}, 1, 2),
+    (FSDP, {"remat": "attention"}, 1, 2),
+    slow(FSDP, {"remat": "attention", "num_layers": 2}, 1, 2),
     slow(("model:4", "vocab:model,heads:model"), {"norm": "rms_norm"}, 1, 1),
     slow(TWO_D, {"attention": "multi_head", "num_layers": 2}, 2, 2),
   ],
