@@ -74,7 +74,12 @@ def test_make_target_exists(target):
 
 
 @pytest.mark.parametrize(
-  "script", [c[1] for c in COMMANDS if c[0].endswith("python")]
+  "script",
+  [
+    c[2].replace(".", "/") + ".py" if c[1] == "-m" else c[1]
+    for c in COMMANDS
+    if c[0].endswith("python")
+  ],
 )
 def test_script_exists(script):
   assert (ROOT / script).is_file()
