@@ -3,6 +3,7 @@
 """Metrics of tasks are those that follow from the oracle's own numbers."""
 
 import collections
+import functools
 import json
 
 import numpy as np
@@ -222,8 +223,12 @@ def test_predictions_end_before_a_stop_string(evaluate, tmp_path):
   assert cut != whole
 
 
-def test_what_was_answered_is_not_asked_again(evaluate, checkpoint, tmp_path):
-  first = evaluate("options", "open")
+def test_what_was_answered_is_not_asked_again(evaluate, tmp_path):
+  """Each answer is told, for a watchdog to see."""
+  told = []
+  answered = functools.partial(told.append, 1)
+  first = evaluate("options", "open", answered=answered)
+  assert len(told) == len(OPTIONS) + len(QUESTIONS)
   folder = tmp_path / "eval" / "step_00000200"
   answers = folder / "open-validation.answers.jsonl"
   whole = answers.read_text()
@@ -232,14 +237,18 @@ def test_what_was_answered_is_not_asked_again(evaluate, checkpoint, tmp_path):
   # An interruption: half of the answers, and half a line.
   lines = whole.splitlines(keepends=True)
   answers.write_text("".join(lines[:3]) + lines[3][:9])
-  assert evaluate("options", "open") == first
+  told.clear()
+  assert evaluate("options", "open", answered=answered) == first
+  assert len(told) == 2
   again = answers.read_text()
   assert again.startswith("".join(lines[:3]))
   assert sorted(again.splitlines()) == sorted(whole.splitlines())
   # All is answered: no model is needed.
   for path in (tmp_path / "checkpoint").iterdir():
     path.unlink()
-  assert evaluate("options", "open") == first
+  told.clear()
+  assert evaluate("options", "open", answered=answered) == first
+  assert not told
 
 
 def test_answers_to_another_prompt_are_asked_anew_for_another_pattern_are_kept(
@@ -265,14 +274,6 @@ def test_answers_to_another_prompt_are_asked_anew_for_another_pattern_are_kept(
   assert journal(folder, "open_custom") == journals[-1]
   for record in records(tmp_path, "open_custom-validation.jsonl"):
     assert record["prediction"] == record["output"].partition("\n")[0][1:]
-
-
-def test_each_answer_is_told_for_a_watchdog_to_see(evaluate):
-  answers = []
-  evaluate("options", "open", answered=lambda: answers.append(1))
-  assert len(answers) == len(OPTIONS) + len(QUESTIONS)
-  evaluate("options", "open", answered=lambda: answers.append(1))
-  assert len(answers) == len(OPTIONS) + len(QUESTIONS), "kept ones are none"
 
 
 def test_tensorboard_has_the_metrics_once(evaluate, tmp_path):
