@@ -11,6 +11,7 @@ from tests import runs
 from tests.log_lines import without_stamps
 
 # Weights make the weight of a step a tensor: TensorFlow folds a constant one.
+# All runs have two rows in a microbatch: code for these is compiled once.
 PODS = {
   "NUM_PODS": 2,
   "PACKING": "packed",
@@ -22,6 +23,7 @@ PODS = {
 }
 TRACED = {**PODS, "TRACE_STEPS": [2, 4]}
 ONE_POD = {**PODS, "NUM_PODS": 1, "TRAIN_STEPS": 2, "TRACE_STEPS": [2]}
+ONE_POD["GLOBAL_BATCH_SIZE"] = 2
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,8 @@ def in_process(corpus, tmp_path_factory):
 
 def train_in_servers(corpus, model_dir, **macros):
   """Returns the folder of a run with two microbatches a step."""
-  settings = {**TRACED, "NUM_MICROBATCHES": 2, **macros}
+  settings = {**TRACED, "NUM_MICROBATCHES": 2, "GLOBAL_BATCH_SIZE": 8}
+  settings |= macros
   process = runs.start(
     "train", corpus, model_dir, PODS="local_servers", **settings
   )
@@ -42,7 +45,7 @@ def train_in_servers(corpus, model_dir, **macros):
 
 
 @pytest.fixture(scope="module")
-def in_servers(corpus, tmp_path_factory):
+def in_servers(corpus, in_process, tmp_path_factory):
   """Skips where TensorFlow began to record too late; see trace/records.py."""
   model_dir = train_in_servers(corpus, tmp_path_factory.mktemp("in_servers"))
   for line in runs.read_metrics(model_dir):
