@@ -298,9 +298,8 @@ def test_checkpoints_cross_between_tpus_and_a_cpu(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
-  run, saving = run_of(
-    tiny_config(num_layers=2), mesh_of(TWO_D), saving_of, num_pods=2
-  )
+  config = tiny_config(num_layers=2)
+  run, saving = run_of(config, mesh_of(TWO_D), saving_of, num_pods=2)
   name = "layer_001/mlp/wi/momentum"
   (part,) = (
     x
