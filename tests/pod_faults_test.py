@@ -124,7 +124,8 @@ def silence_within_a_step(cluster):
 
 NO_ANSWER = "has not answered for 4 seconds"
 WHEN = (
-  "(in step|while pods were compared after step|while step) \\d+( was saved)?"
+  "(in step|while pods were compared after step|while step|"
+  "while its memory was read after step) \\d+( was saved)?"
 )
 GO_ON = "run the same command to go on."
 

@@ -144,7 +144,8 @@ PHASES = {
   r"while pods were compared after step \d+": (CHECK, "check", 3),
   r"while step \d+ was saved": (weights_copier.WeightsCopier, "copy", 2),
   # Whichever call is the first to need the server.
-  r"(while a checkpoint was written|in step \d+|while step \d+ was saved)": (
+  r"(while a checkpoint was written|in step \d+|while step \d+ was saved|"
+  r"while its memory was read after step \d+)": (
     weights_copier.WeightsCopier,
     "_write_copy",
     3,
