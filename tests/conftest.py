@@ -2,29 +2,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests run on virtual CPU devices, however many GPUs a machine has.
 
-What XLA compiles is kept until the tests end: most of the time of a small run
-is the compiler's, and other tests and their processes compile the same.
+What XLA compiles is kept in .pytest_cache: much of the time of a small run is
+the compiler's, and other tests, their processes and the tests' next run compile
+the same.
 
 A run ends on any machine: a test that takes too long ends its process
 (pytest-timeout), a process that ends or grows beyond bounds ends the run or
 fails a test, by name.
 """
 
-import atexit
 import ctypes
 import gc
 import os
 import re
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from palm_mtf.console import configure_logging
+from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 
 # As a command does it: tests find on stderr what the user does.
@@ -50,12 +49,12 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # processes that they start, which would take that over; so does nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# Read when TensorFlow is imported. Workers and processes that tests start take
-# the folder over with the environment.
-if "TF_XLA_FLAGS" not in os.environ:
-  compiled = tempfile.mkdtemp(prefix="palm_mtf_tests_xla_")
-  atexit.register(shutil.rmtree, compiled, ignore_errors=True)
-  os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={compiled}"
+# Before TensorFlow is imported. Workers and processes that tests start take the
+# folder over with the environment; the user's own cache stays as it is.
+with pytest.MonkeyPatch.context() as patch:
+  cache = Path(__file__).resolve().parent.parent / ".pytest_cache"
+  patch.setenv("XDG_CACHE_HOME", str(cache))
+  keep_compiled_code()
 
 
 def pytest_collection_finish() -> None:
