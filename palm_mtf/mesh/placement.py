@@ -55,10 +55,16 @@ class Placement(Protocol):
   reading_hosts: Sequence[str]
   shape: mtf.Shape
 
-  def slices_of_hosts(
-    self, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
-  ) -> LaidOut:
-    """Lays a tensor out that each of several `reading_hosts` has whole."""
+  def import_copies(
+    self, mesh: mtf.Mesh, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
+  ) -> mtf.Tensor:
+    """Imports a tensor of which hosts have whole copies, onto their devices.
+
+    Args:
+      mesh: mesh that is placed here.
+      tensors: copy of each of `reading_hosts`, or the one of `host`, by name.
+      shape: shape on the mesh.
+    """
 
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to the inputs' slices on each device."""

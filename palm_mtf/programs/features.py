@@ -84,19 +84,10 @@ def import_features(
   """
   # host -> each device: its rows
   shape = mtf.Shape([dims.batch, dims.length])
-  first, *others = features.values()
-  if not others:
-    return {
-      name: mtf.import_tf_tensor(mesh, tensor, shape)
-      for name, tensor in first.items()
-    }
+  names = next(iter(features.values()))
   return {
-    name: mtf.import_laid_out_tensor(
-      mesh,
-      placement.slices_of_hosts(
-        {k: x[name] for k, x in features.items()}, shape
-      ),
-      shape,
+    name: placement.import_copies(
+      mesh, {host: x[name] for host, x in features.items()}, shape
     )
-    for name in first
+    for name in names
   }

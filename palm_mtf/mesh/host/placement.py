@@ -42,15 +42,19 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self.reading_hosts = list(dict.fromkeys(map(cpu_of_task, devices)))
     self._checked: dict[LaidOut, LaidOut] = {}
 
-  def slices_of_hosts(self, tensors, shape):
-    """Lays a tensor out that each of several `reading_hosts` has whole."""
+  def import_copies(self, mesh, tensors, shape):
+    """Imports a tensor of which hosts have whole copies, onto their devices."""
+    first, *others = tensors.values()
+    if not others:
+      return mtf.import_tf_tensor(mesh, first, shape)
     size, slices = self.slice_shape(shape), []
     for pnum, device in enumerate(self.devices):
       host = cpu_of_task(device)
       with tf.device(host):
         begin = self.slice_begin(shape, pnum)
         slices.append(tf.slice(tensors[host], begin, size))
-    return self.LaidOutTensor(slices)
+    laid_out = self.LaidOutTensor(slices)
+    return mtf.import_laid_out_tensor(mesh, laid_out, shape)
 
   def slicewise(self, fn, *inputs):
     """Applies `fn` to the inputs' slices on each device."""

@@ -188,6 +188,10 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       self._pnum_tensor = self.fed(numbers)
     return self._pnum_tensor
 
+  def import_copies(self, mesh, tensors, shape):
+    """Imports the copy of the first host."""
+    return mtf.import_tf_tensor(mesh, tensors[self.host], shape)
+
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
     """Gives each device its slice of what the pod is fed, or of a constant."""
     value = tf.get_static_value(tf_x)
