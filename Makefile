@@ -31,7 +31,7 @@ endef
 export CHECK_PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help venv .venv quickstart test test-slow lint format clean
+.PHONY: help venv .venv quickstart test test-slow test-oldest lint format clean
 
 help: ## print this list
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -67,7 +67,7 @@ $(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
 # Two processes after two others: what one has compiled and imported stays in
 # its memory, and what builds graphs alone needs none of SeqIO's imports.
 GRAPH_TESTS := $(addprefix tests/,mesh model optim decode programs ops)
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
 	$(PYTEST) $(GRAPH_TESTS)
@@ -76,6 +76,14 @@ test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
 test-slow: $(T5_INSTALLED) ## run the slow tests
 	$(PYTEST) -n 1 -m slow $(GRAPH_TESTS)
 	$(PYTEST) -n 1 -m slow $(addprefix --ignore=,$(GRAPH_TESTS))
+
+# In an environment of its own, with the newest releases of all else.
+test-oldest: BIN := $(VENV)-oldest/bin
+test-oldest: ## run the tests with the oldest TensorFlow that we support
+	@"$(PYTHON)" -m venv --clear $(VENV)-oldest
+	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test]'
+	$(PYTEST) $(GRAPH_TESTS)
+	$(PYTEST) $(addprefix --ignore=,$(GRAPH_TESTS))
 
 lint: venv ## check style and format
 	$(BIN)/ruff check
