@@ -209,7 +209,8 @@ def _read(name: str, make: Callable[..., Iterator[Choice]]) -> tf.data.Dataset:
     found = 0
     for choice in make(texts, size):
       found += 1
-      yield {"record": json.dumps(choice)}
+      cut_out = choice._replace(within_document=True)
+      yield {"record": json.dumps(cut_out)}
     if not found:
       raise UserError(
         f"{name}: the {len(texts)} held-out documents are too short or too "

@@ -222,6 +222,7 @@ def _spans(
         "targets": span.tokens[PROMPT_TOKENS:],
         "occurrences": span.count,
         "places": span.places,
+        "within_document": True,
       }
 
   ids = tf.TensorSpec((PROMPT_TOKENS,), tf.int32)
@@ -232,6 +233,7 @@ def _spans(
       "targets": ids,
       "occurrences": tf.TensorSpec((), tf.int64),
       "places": tf.TensorSpec((), tf.float64),
+      "within_document": tf.TensorSpec((), tf.bool),
     },
   )
 

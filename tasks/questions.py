@@ -41,6 +41,8 @@ class Choice(NamedTuple):
     correct: numbers of the right options, from 0.
     group: group that few-shot exemplars are taken from.
     context: text before the option when it is scored unconditionally.
+    within_document: whether the inputs are cut out of a document, and do not
+      begin one: no [eod] stands before them.
   """
 
   inputs: str | Sequence[str]
@@ -48,6 +50,7 @@ class Choice(NamedTuple):
   correct: Collection[int]
   group: str = ""
   context: str = "Answer:"
+  within_document: bool = False
 
 
 class Question(NamedTuple):
@@ -92,6 +95,7 @@ _OF_OPTIONS = {
   "idx": tf.TensorSpec((2,), tf.int32),
   "is_correct": tf.TensorSpec((), tf.bool),
   "unconditional": tf.TensorSpec((), tf.bool),
+  "within_document": tf.TensorSpec((), tf.bool),
 }
 _OF_ANSWERS = {"answers": tf.TensorSpec((), tf.string)}
 
@@ -288,6 +292,7 @@ def _options(
         "idx": (number, i),
         "is_correct": i in choice.correct,
         "unconditional": unconditional,
+        "within_document": choice.within_document,
       }
 
 

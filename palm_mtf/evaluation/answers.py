@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
-from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.seqio_tasks import EvalTask
@@ -48,6 +47,9 @@ class CheckpointModel:
       config.decode.weight_dtype,
     )
     self._stack = contextlib.ExitStack()
+    # By the token before a text.
+    self._generators: dict[int, Generator] = {}
+    self._scorers: dict[int, Scorer] = {}
 
   def __enter__(self) -> "CheckpointModel":
     return self
@@ -59,35 +61,45 @@ class CheckpointModel:
   def _loaded(self) -> LoadedDecoder:
     return self._stack.enter_context(self._load())
 
-  @functools.cached_property
-  def generator(self) -> Generator:
-    """Samples continuations of prompts."""
-    return Generator(
-      self._loaded,
-      self.vocabulary,
-      self.config.decode,
-      sample_tokens=self.config.run.sample_tokens,
-      seed=self.config.run.seed,
-      start_id=self._start_id,
-    )
+  def generator(self, start_id: int) -> Generator:
+    """Returns what samples continuations of prompts behind `start_id`."""
+    if start_id not in self._generators:
+      self._generators[start_id] = Generator(
+        self._loaded,
+        self.vocabulary,
+        self.config.decode,
+        sample_tokens=self.config.run.sample_tokens,
+        seed=self.config.run.seed,
+        start_id=start_id,
+      )
+    return self._generators[start_id]
 
-  @functools.cached_property
-  def scorer(self) -> Scorer:
-    """Computes log likelihoods of examples."""
-    return Scorer(self._loaded, start_id=self._start_id)
-
-  @property
-  def _start_id(self) -> int:
-    return document_start(self.config.data.packing, self.vocabulary.eod_id)
+  def scorer(self, start_id: int) -> Scorer:
+    """Returns what computes log likelihoods of examples behind `start_id`."""
+    if start_id not in self._scorers:
+      self._scorers[start_id] = Scorer(self._loaded, start_id=start_id)
+    return self._scorers[start_id]
 
 
 class TaskAnswers:
   """The answers of one model to one task; see seqio_tasks.Answers."""
 
   def __init__(
-    self, task: EvalTask, model: CheckpointModel, journal: "AnswerJournal"
+    self,
+    task: EvalTask,
+    model: CheckpointModel,
+    journal: "AnswerJournal",
+    start_id: int,
   ):
-    """Answers nothing yet; answers in `journal` need no model."""
+    """Answers nothing yet; answers in `journal` need no model.
+
+    Args:
+      task: the task.
+      model: model that answers.
+      journal: answers so far.
+      start_id: input before the first token of an example.
+    """
+    self._start_id = start_id
     self._task, self._model, self._journal = task, model, journal
     self._cut: set[int] = set()  # numbers of examples, also those of `scores`
 
@@ -113,7 +125,7 @@ class TaskAnswers:
     missing = [n for n in range(len(prompts)) if n not in known]
     missing.sort(key=lambda n: len(prompts[n]))
     if missing:
-      results = self._model.generator.continue_tokens(
+      results = self._model.generator(self._start_id).continue_tokens(
         [prompts[n] for n in missing]
       )
       for number, each in zip(missing, results, strict=True):
@@ -152,7 +164,7 @@ class TaskAnswers:
     known = self._journal.known(kind)
     missing = [n for n in range(len(examples)) if n not in known]
     if missing:
-      for place, value in self._model.scorer.log_likelihoods(
+      for place, value in self._model.scorer(self._start_id).log_likelihoods(
         [examples[n] for n in missing]
       ):
         self._journal.add(kind, missing[place], value)

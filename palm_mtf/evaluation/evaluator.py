@@ -99,8 +99,6 @@ class TaskEvaluation:
       "ACTIVATION_DTYPE": model.activation_dtype,
       "SAMPLE_TOKENS": config.run.sample_tokens,
       "SEED": config.run.seed,
-      # The token before a text, which changes every answer.
-      "start_id": document_start(config.data.packing, vocabulary.eod_id),
       **{name.upper(): value for name, value in decode.items()},
     }
 
@@ -124,16 +122,19 @@ class TaskEvaluation:
         # A slice such as "validation[:10%]" becomes a file name.
         name = urllib.parse.quote(f"{task.name}-{task.split}", safe="")
         path = os.path.join(self._model_dir.evaluation(step), name)
+        start_id = self._start_id(task)
         depends_on = {
           "checkpoint": checkpoint.blake2b,
           "examples": task.fingerprint,
+          # The token before a text, which changes every answer.
+          "start_id": start_id,
           **self._depends_on,
         }
         # Answers that are kept are not asked again, after an interruption or
         # for another metric function: the model is loaded for missing ones.
         journal = AnswerJournal(f"{path}.answers.jsonl", depends_on, answered)
         with journal:
-          answers = TaskAnswers(task, model, journal)
+          answers = TaskAnswers(task, model, journal, start_id)
           clean = self._clean.get(task.name)
           result = task.evaluate(step, answers, clean)
         outcome = TaskOutcome(
@@ -149,6 +150,13 @@ class TaskEvaluation:
         )
         self._keep(path, task, outcome, result)
         yield outcome
+
+  def _start_id(self, task: EvalTask) -> int:
+    # Inputs that are cut out of a document begin none: token 0 stands before
+    # them, as before the rows of training that are cut so.
+    if task.within_document:
+      return 0
+    return document_start(self._config.data.packing, self._vocabulary.eod_id)
 
   def _keep(
     self, path: str, task: EvalTask, outcome: TaskOutcome, result: TaskResult

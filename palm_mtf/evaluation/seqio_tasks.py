@@ -164,6 +164,10 @@ class EvalTask:
     if not self._examples:
       raise UserError(f"{self._what}: there are no examples.")
     self._set_ids()
+    # Whether inputs are cut out of a document, and begin none.
+    self.within_document = all(
+      bool(example.get("within_document", False)) for example in self._examples
+    )
     self._categories = [category_of(example) for example in self._examples]
     if config.eval_examples is None:
       check_groups(self.name, self._groups, self._categories)

@@ -95,7 +95,10 @@ def tasks():
   with registries_restored():
     names = ("number", "inputs", "targets", "is_right")
     columns = zip(names, map(list, zip(*OPTIONS, strict=True)), strict=True)
-    add("options", accuracy, dict(columns), postprocess_fn=number_and_right)
+    columns = dict(columns)
+    add("options", accuracy, columns, postprocess_fn=number_and_right)
+    columns = {**columns, "within_document": [True] * len(OPTIONS)}
+    add("cut_out", accuracy, columns, postprocess_fn=number_and_right)
     add("open", begins_with_a, {"inputs": QUESTIONS, "targets": ["a"] * 4})
     yield
 
@@ -195,6 +198,17 @@ def test_accuracy_over_options_is_that_of_the_oracles_likelihoods(
   kept = records(tmp_path, "options-validation.jsonl")
   np.testing.assert_allclose([x["score"] for x in kept], likelihoods, rtol=1e-5)
   assert [x["targets"] for x in kept] == [x[2] for x in OPTIONS]
+
+
+def test_inputs_that_are_cut_out_of_a_document_stand_behind_no_eod(
+  evaluate, config, params, vocabulary, tmp_path
+):
+  evaluate("cut_out")
+  kept = records(tmp_path, "cut_out-validation.jsonl")
+  for (_, question, option, _), found in zip(OPTIONS, kept, strict=True):
+    texts = map(vocabulary.encode, (question, option))
+    expected = oracle.log_likelihood(config, params, *texts, start=0)
+    assert found["score"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_predictions_are_the_oracles_likeliest_and_long_inputs_lose_the_front(
