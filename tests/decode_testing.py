@@ -4,10 +4,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -85,6 +88,18 @@ def decode(
     tokens, is_over = session.run([program.tokens, program.is_over])
     scores = None if program.scores is None else session.run(program.scores)
   return Decoded(tokens, is_over, scores)
+
+
+def save_checkpoint(
+  config: PalmConfig, params: Mapping[str, np.ndarray], folder: Path
+) -> Checkpoint:
+  """Writes a checkpoint that holds the parameters."""
+  checkpoint = Checkpoint(str(folder), manifest=None, files={}, blake2b="")
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_forward_program(config, SINGLE, batch_size=1)
+    load_parameters(session, program.slices, params)
+    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
+  return checkpoint
 
 
 class Recomputed:

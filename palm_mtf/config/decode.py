@@ -12,6 +12,8 @@ from palm_mtf.errors import (
   check_real,
 )
 
+MOST_GREEDY = 1e-4  # the largest TEMPERATURE that draws nothing
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
@@ -94,7 +96,7 @@ class DecodeConfig:
   @property
   def is_greedy(self) -> bool:
     """Whether the likeliest token is taken: a temperature of 1e-4 or less."""
-    return self.temperature <= 1e-4
+    return self.temperature <= MOST_GREEDY
 
   @property
   def rows_per_prompt(self) -> int:

@@ -57,13 +57,16 @@ class Decoder:
     Args:
       tokens: [batch], int32.
       position: [batch], int32: place of each token, from 0.
-      cache: keys and values of the tokens before; overwritten.
+      cache: keys and values of the tokens before; overwritten. It may have more
+        rows than there are tokens: those behind are left as they are.
 
     Returns:
       Logits of the next token, [batch, vocab], whole on every device that has
       the row; and the cache with this token.
     """
     impl, shape = self._impl, cache[0].slice_shape
+    num_rows = tokens.slice_shape[0]
+    shape = [num_rows, *shape[1:]]
     tables = sines_and_cosines(shape[-2], self._config.d_kv)
     # All layers rotate by the same angles and write to the same rows.
     places = impl.slicewise(
@@ -80,7 +83,11 @@ class Decoder:
           wide, sin.shape[:1], shapes, self._dtype, (sin, cos), gated
         )
         keys, values = written(keys, at, k), written(values, at, v)
-        heads = attend_to_cache(q, keys, values, position)
+        # The first rows of a tensor are a view of it: nothing is copied.
+        seen = [
+          x if x.shape[0] == num_rows else x[:num_rows] for x in (keys, values)
+        ]
+        heads = attend_to_cache(q, *seen, position)
         return (keys, values, heads, *hidden)
 
       wide = self._products.project_in(y, names)

@@ -10,8 +10,10 @@
    the probability left (Holtzman et al. 2020).
 """
 
+from typing import NamedTuple
+
 from palm_mtf._tf import tf
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.decode import MOST_GREEDY, DecodeConfig
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
@@ -92,10 +94,12 @@ def _likeliest(logits, seen, config, num_tokens):
 
 @fused
 def _uniform(key, place):
-  # A number in [0, 1) for each key, [rows] float32: a hash of key and place.
+  # A number in [0, 1) for each key, [rows] float32: a hash of key and place,
+  # of which all rows have one, [], or each its own, [rows].
   key = tf.cast(key, tf.uint32)
   counter = [
-    tf.fill(key.shape[:1], tf.cast(each, tf.uint32)) for each in (place, 0)
+    tf.broadcast_to(tf.cast(each, tf.uint32), key.shape[:1])
+    for each in (place, 0)
   ]
   bits, _ = threefry(tf.unstack(key, axis=1), counter)
   # 23 bits behind a leading 1: in [1, 2), and 1 - 2 ** -23 at most is left.
@@ -124,7 +128,10 @@ def next_tokens(
   """
   if config.is_greedy:
     return _likeliest(logits, seen, config, num_tokens)
-  shares = _shares(logits, seen, config, num_tokens)
+  return _drawn(_shares(logits, seen, config, num_tokens), key, place)
+
+
+def _drawn(shares, key, place):
   # By inversion: one uniform number of the row's own falls into one of the
   # intervals that the shares make. No row's text depends on another row.
   # Outside of XLA, whose cumulative sums on a CPU are slow.
@@ -132,3 +139,66 @@ def next_tokens(
   at = _uniform(key, place)[:, tf.newaxis] * upto[:, -1:]
   # A token without a share has no interval that a number could fall into.
   return tf.searchsorted(upto, at, side="right")[:, 0]
+
+
+class RowSettings(NamedTuple):
+  """Settings of sampling of each row, without a repetition penalty.
+
+  Attributes:
+    temperature: [rows], float32; 0 takes the likeliest token.
+    top_k: [rows], int32, from 1; the size of the vocabulary keeps all.
+    top_p: [rows], float32, above 0; 1 keeps all.
+  """
+
+  temperature: tf.Tensor
+  top_k: tf.Tensor
+  top_p: tf.Tensor
+
+
+@fused
+def _shares_of_rows(logits, temperature, num_tokens):
+  logits = allowed(logits, num_tokens) / temperature[:, tf.newaxis]
+  return tf.exp(logits - tf.reduce_max(logits, -1, keepdims=True))
+
+
+@fused
+def _limited(shares, top_k, top_p):
+  # As `_likely_enough`; a row that keeps all keeps its bits.
+  top_k, top_p = top_k[:, tf.newaxis], top_p[:, tf.newaxis]
+  least = _least_kept(shares, tf.ones_like(shares), tf.cast(top_k, tf.float32))
+  shares = tf.where_v2(shares >= least, shares, 0.0)
+  wanted = top_p * tf.reduce_sum(shares, -1, keepdims=True)
+  least = _least_kept(shares, shares, wanted)
+  return tf.where_v2((shares >= least) | (top_p >= 1), shares, 0.0)
+
+
+def next_tokens_of_rows(
+  logits: tf.Tensor,
+  key: tf.Tensor,
+  place: tf.Tensor,
+  settings: RowSettings,
+  num_tokens: int,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Samples a token for every row by settings of its own.
+
+  Args:
+    logits: [rows, vocab], any float dtype.
+    key: [rows, 2], int32: hash of (SEED, prompt, sample).
+    place: number of tokens that each row has drawn before, [rows] int32.
+    settings: settings of each row.
+    num_tokens: pieces of the vocabulary.
+
+  Returns:
+    The same tokens three times, [rows] int32, each at a higher price: right
+    where all rows are greedy; where none has TOP_K or TOP_P; always.
+  """
+  likeliest = _likeliest(logits, tf.constant(False), DecodeConfig(), num_tokens)
+  is_greedy = settings.temperature <= MOST_GREEDY
+  temperature = tf.where_v2(is_greedy, 1.0, settings.temperature)
+  shares = _shares_of_rows(logits, temperature, num_tokens)
+  some = _limited(shares, settings.top_k, settings.top_p)
+  drawn, limited = (
+    tf.where_v2(is_greedy, likeliest, _drawn(x, key, place))
+    for x in (shares, some)
+  )
+  return likeliest, drawn, limited

@@ -16,6 +16,11 @@ from palm_mtf.decode.sampling import next_tokens
 _ALIGNMENT = 64
 
 
+def aligned_length(positions: int) -> int:
+  """Returns the positions of a cache that has at least so many."""
+  return -(-positions // _ALIGNMENT) * _ALIGNMENT
+
+
 @dataclasses.dataclass(frozen=True)
 class PromptBatch:
   """Sizes of one batch of prompts."""
@@ -30,8 +35,7 @@ class PromptBatch:
   def memory_length(self) -> int:
     """Positions of the cache."""
     # The last token of a continuation is never read.
-    needed = self.prompt_tokens + self.max_tokens - 1
-    return -(-needed // _ALIGNMENT) * _ALIGNMENT
+    return aligned_length(self.prompt_tokens + self.max_tokens - 1)
 
 
 class Sampling:

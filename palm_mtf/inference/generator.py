@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation of texts: prompts to batches, tokens to text, STOP_STRINGS."""
 
-import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.inference.continuation import (
+  Continuation,
+  read_continuation,
+  sampling_key,
+  sure_text,
+)
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.programs.generate_program import (
   DecodeProgram,
@@ -21,16 +25,6 @@ from palm_mtf.programs.generate_program import (
 _MOST_ROWS = 64
 # Tokens between fetches: to look for stop strings, and to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Continuation:
-  """Continuation of a prompt."""
-
-  text: str  # without [eod] or the stop string
-  num_tokens: int  # of the text
-  ended: str  # "eod", "stop" (a stop string) or "length"
-  score: float | None = None  # of beam search (decode/beam_search.py)
 
 
 class Generator:
@@ -98,24 +92,11 @@ class Generator:
     size = self._loaded.mesh.axis_size_of("batch")
     ids = self._vocabulary.encode(prompt)
     for ((result,),) in self._batch([ids], size, _TOKENS_TO_SHOW):
-      text = result.text
-      if not result.ended:
-        text = text[: len(text) - self._num_unsure(text)]
+      text = sure_text(result, self._decode.stop_strings)
       yield text[shown:]
       shown = max(shown, len(text))
       if result.ended:
         return
-
-  def _num_unsure(self, text: str) -> int:
-    # Characters at the end that more tokens may change: one whose bytes have
-    # not all come, and those that may become a stop string.
-    unsure = len(text) - len(text.rstrip("\ufffd"))
-    for stop in self._decode.stop_strings:
-      for length in range(len(stop) - 1, unsure, -1):
-        if text.endswith(stop[:length]):
-          unsure = length
-          break
-    return unsure
 
   def _batch(
     self, prompts: Sequence[Sequence[int]], size: int, step: int | None
@@ -145,7 +126,6 @@ class Generator:
   def _results(
     self, program: DecodeProgram, num_prompts: int
   ) -> list[list[Continuation]]:
-    # `ended` is "" in a text that goes on.
     fetched = {
       "tokens": program.tokens,
       "is_over": program.is_over,
@@ -162,7 +142,9 @@ class Generator:
     count = 1 if scores is not None else self._decode.num_samples
     return [
       [
-        self._continuation(
+        read_continuation(
+          self._vocabulary,
+          self._decode.stop_strings,
           tokens[prompt, row].tolist(),
           is_last or bool(values["is_over"][prompt, row]),
           None if scores is None else float(scores[prompt, row]),
@@ -171,21 +153,6 @@ class Generator:
       ]
       for prompt in range(num_prompts)
     ]
-
-  def _continuation(
-    self, ids: list[int], is_over: bool, score: float | None
-  ) -> Continuation:
-    ended = "length" if is_over else ""
-    if self._vocabulary.eod_id in ids:
-      ids = ids[: ids.index(self._vocabulary.eod_id)]
-      ended = "eod"
-    text = self._vocabulary.decode(ids)
-    found = [text.find(stop) for stop in self._decode.stop_strings]
-    found = [place for place in found if place >= 0]
-    if found:
-      text, ended = text[: min(found)], "stop"
-      ids = self._vocabulary.encode(text)
-    return Continuation(text, len(ids), ended, score)
 
   def _program(self, size: int, prompt_tokens: int) -> DecodeProgram:
     # Prompts are padded to a power of two of tokens, so that few programs serve
@@ -205,11 +172,7 @@ class Generator:
     return self._programs[size, room]
 
   def _keys(self, prompt: Sequence[int]) -> np.ndarray:
-    # A key for each sample, [samples, 2] int32, of SEED, the prompt and the
-    # sample's number alone: a text does not depend on its batch.
-    keys, prompt = [], self._vocabulary.decode(prompt)
-    for sample in range(self._decode.rows_per_prompt):
-      text = f"{self._seed}/{sample}/{prompt}".encode()
-      digest = hashlib.blake2b(text, digest_size=8).digest()
-      keys.append(np.frombuffer(digest, "<i4"))
-    return np.stack(keys)
+    # A key for each sample, [samples, 2] int32.
+    text = self._vocabulary.decode(prompt)
+    samples = range(self._decode.rows_per_prompt)
+    return np.stack([sampling_key(self._seed, i, text) for i in samples])

@@ -10,6 +10,8 @@ from palm_mtf.mesh.lowering import lower
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.programs.generate_program import DecodeModel
 
+NUM_LIKELIEST = 5  # tokens at each place whose log p can be told
+
 
 @dataclasses.dataclass(frozen=True)
 class ScoreProgram:
@@ -21,12 +23,16 @@ class ScoreProgram:
     token_loss: [rows, length], float32: -log p of each target.
     is_likeliest: [rows, length], bool: whether no token is likelier than the
       target.
+    likeliest: [rows, length, k], int32: the likeliest tokens at each place.
+    likeliest_loss: [rows, length, k], float32: -log p of these.
   """
 
   inputs: tf.Tensor
   targets: tf.Tensor
   token_loss: tf.Tensor
   is_likeliest: tf.Tensor
+  likeliest: tf.Tensor
+  likeliest_loss: tf.Tensor
 
 
 def build_score_program(
@@ -48,14 +54,31 @@ def build_score_program(
   mesh, shape, palm = joined_palm(model.weights, num_rows, length)
   logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape))
   wanted = mtf.import_tf_tensor(mesh, targets, shape)
-  token_loss, _ = cross_entropy(logits, wanted)
-  # Costs nothing where it is not fetched. The sum has one term that is not 0.
+  token_loss, log_z = cross_entropy(logits, wanted)
+  # What is not fetched costs nothing. The sum has one term that is not 0.
   vocab = logits.shape.dims[-1]
   is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
   is_likeliest = mtf.greater_equal(
     mtf.reduce_sum(logits * is_target, reduced_dim=vocab),
     mtf.reduce_max(logits, reduced_dim=vocab),
   )
-  tensors = {"token_loss": token_loss, "is_likeliest": is_likeliest}
-  lowered = lower({mesh: model.placement}, tensors)
-  return ScoreProgram(inputs, targets, **lowered.tensors)
+  exported = {
+    "token_loss": token_loss,
+    "is_likeliest": is_likeliest,
+    "log_z": log_z,
+    "logits": logits,
+  }
+  lowered = lower({mesh: model.placement}, exported).tensors
+  vocab_size = model.config.vocab_size  # without what pads it
+  top, likeliest = tf.math.top_k(
+    tf.cast(lowered["logits"][..., :vocab_size], tf.float32),
+    min(NUM_LIKELIEST, vocab_size),
+  )
+  return ScoreProgram(
+    inputs=inputs,
+    targets=targets,
+    token_loss=lowered["token_loss"],
+    is_likeliest=lowered["is_likeliest"],
+    likeliest=likeliest,
+    likeliest_loss=lowered["log_z"][..., tf.newaxis] - top,
+  )

@@ -14,9 +14,6 @@ import weakref
 import numpy as np
 import pytest
 
-from palm_mtf._tf import tf
-from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -24,9 +21,9 @@ from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.generator import Generator
-from palm_mtf.programs.forward_program import build_forward_program
 from tests import oracle
-from tests.mtf_testing import SINGLE, load_parameters
+from tests.decode_testing import save_checkpoint
+from tests.mtf_testing import SINGLE
 
 GREEDY = DecodeConfig(temperature=0.0)
 SAMPLE_TOKENS = 20
@@ -80,17 +77,7 @@ def checkpoint(config, vocabulary, tmp_path_factory):
     "layer_000/mlp/wo": 40 * np.eye(size, 2 * size, size),
     "final_norm/scale": 40 * np.ones(2 * size),
   }
-  return save(config, params, tmp_path_factory.mktemp("checkpoint"))
-
-
-def save(config, params, folder) -> Checkpoint:
-  """Writes a checkpoint that holds the parameters."""
-  checkpoint = Checkpoint(str(folder), manifest=None, files={}, blake2b="")
-  with tf.Graph().as_default(), tf.Session() as session:
-    program = build_forward_program(config, SINGLE, batch_size=1)
-    load_parameters(session, program.slices, params)
-    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
-  return checkpoint
+  return save_checkpoint(config, params, tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +171,9 @@ def test_a_prompt_stands_behind_what_a_document_begins_with(
   config, vocabulary, tmp_path, start_id
 ):
   params = oracle.random_parameters(config, seed=3)
-  with LoadedDecoder(save(config, params, tmp_path), config, SINGLE) as loaded:
+  with LoadedDecoder(
+    save_checkpoint(config, params, tmp_path), config, SINGLE
+  ) as loaded:
     generator = Generator(
       loaded, vocabulary, GREEDY, sample_tokens=4, seed=0, start_id=start_id
     )

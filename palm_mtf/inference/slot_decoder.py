@@ -1,0 +1,189 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding of texts in slots: each begins and ends when it likes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from palm_mtf.config.decode import MOST_GREEDY
+from palm_mtf.inference.decoder_session import LoadedDecoder
+from palm_mtf.programs.slot_program import (
+  InsertProgram,
+  SlotPrograms,
+  StepProgram,
+)
+
+# A step computes as many rows as the last slot in use needs, of few sizes:
+# each is a program that is compiled at its first use.
+_ROWS_GROW_BY = 4
+
+
+class SlotText(NamedTuple):
+  """Text in a slot, before a step.
+
+  Attributes:
+    token: id of the last token, which the step reads.
+    position: its position, from 0.
+    place: tokens that were drawn before.
+    key: key of the draws, [2] int32.
+    temperature: 0 takes the likeliest token.
+    top_k: tokens that may be drawn; None for all.
+    top_p: share of the likeliest tokens that may be drawn.
+  """
+
+  token: int
+  position: int
+  place: int
+  key: np.ndarray
+  temperature: float
+  top_k: int | None
+  top_p: float
+
+
+class Chosen(NamedTuple):
+  """Next token of a text.
+
+  Attributes:
+    token: id of the token.
+    log_prob: log p of the token; None where no step asked for it.
+    likeliest: {id: log p} of the likeliest tokens.
+  """
+
+  token: int
+  log_prob: float | None
+  likeliest: Mapping[int, float]
+
+
+class SlotDecoder:
+  """Decodes texts in slots with the weights of one checkpoint."""
+
+  def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
+    """Makes the cache of all slots.
+
+    Args:
+      loaded: weights.
+      num_tokens: pieces of the vocabulary.
+      num_slots: number of texts at once; rounded up to whole rows of all
+        devices.
+    """
+    self._loaded, self._num_tokens = loaded, num_tokens
+    self._num_slices = loaded.mesh.axis_size_of("batch")
+    n = self._num_slices
+    self.num_slots = -(-num_slots // n) * n
+    with loaded.graph.as_default():
+      self._programs = SlotPrograms(loaded.model, self.num_slots, n)
+    loaded.session.run(self._programs.initialize)
+    self._inserts: dict[int, InsertProgram] = {}
+    self._steps: dict[int, StepProgram] = {}
+    self._calls: dict[tuple[int, int, bool], Callable] = {}
+
+  def insert(self, slot: int, ids: Sequence[int]) -> None:
+    """Prefills a slot; the last of the tokens is read again by the next step.
+
+    Args:
+      slot: from 0.
+      ids: tokens, at least one, at most SEQUENCE_LENGTH.
+    """
+    # As the generator does: few programs serve prompts of all lengths.
+    most = self._loaded.model.config.sequence_length
+    room = min(1 << (len(ids) - 1).bit_length(), most)
+    if room not in self._inserts:
+      with self._loaded.graph.as_default():
+        self._inserts[room] = self._programs.insert(room)
+    program, n = self._inserts[room], self._num_slices
+    prompts = np.zeros([n, room], np.int32)
+    prompts[:, : len(ids)] = ids
+    rows = np.full([n], -1, np.int32)
+    rows[slot % n] = slot // n
+    feed = {program.prompts: prompts, program.rows: rows}
+    feed[program.lengths] = [len(ids)] * n
+    self._loaded.session.run(program.insert, feed)
+
+  def step(
+    self, texts: Mapping[int, SlotText], *, wants_log_probs: bool
+  ) -> dict[int, Chosen]:
+    """Chooses the next token of each text.
+
+    Args:
+      texts: texts by their slots.
+      wants_log_probs: compute log p, of all texts.
+
+    Returns:
+      {slot: token}, a token of every text.
+    """
+    n, num_rows = self._num_slices, self._num_rows(max(texts))
+    # A row without a text writes a token into a slot that the next prefill
+    # fills anew.
+    idle = SlotText(0, 0, 0, np.zeros([2], np.int32), 0.0, None, 1.0)
+    rows = [idle] * num_rows
+    places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
+    for slot, text in texts.items():
+      rows[places[slot]] = text
+    columns = SlotText(*zip(*rows, strict=True))
+    top_k = [k or self._num_tokens for k in columns.top_k]
+    values = self._step(num_rows, _mode([*texts.values()]), wants_log_probs)(
+      columns.token,
+      columns.position,
+      np.stack(columns.key),
+      columns.place,
+      columns.temperature,
+      [min(k, self._num_tokens) for k in top_k],
+      columns.top_p,
+    )
+    tokens, *others = values[:-1]
+    if not wants_log_probs:
+      return {
+        x: Chosen(int(tokens[row]), None, {}) for x, row in places.items()
+      }
+    log_probs, likeliest, their_log_probs = others
+    return {
+      slot: Chosen(
+        int(tokens[row]),
+        float(log_probs[row]),
+        dict(
+          zip(
+            likeliest[row].tolist(), their_log_probs[row].tolist(), strict=True
+          )
+        ),
+      )
+      for slot, row in places.items()
+    }
+
+  def _num_rows(self, last_slot: int) -> int:
+    rows = self._num_slices
+    while rows <= last_slot:
+      rows *= _ROWS_GROW_BY
+    return min(rows, self.num_slots)
+
+  def _step(
+    self, num_rows: int, mode: int, wants_log_probs: bool
+  ) -> Callable[..., list[np.ndarray]]:
+    # One callable for each set of fetches: a session prepares a call only once.
+    key = (num_rows, mode, wants_log_probs)
+    if key in self._calls:
+      return self._calls[key]
+    if num_rows not in self._steps:
+      with self._loaded.graph.as_default():
+        self._steps[num_rows] = self._programs.step(num_rows, self._num_tokens)
+    program = self._steps[num_rows]
+    fetches = [program.choices[mode]]
+    if wants_log_probs:
+      fetches += [
+        program.log_probs[mode],
+        program.likeliest,
+        program.likeliest_log_probs,
+      ]
+    feeds = [program.tokens, program.positions, program.keys, program.places]
+    self._calls[key] = self._loaded.session.make_callable(
+      [*fetches, program.update], [*feeds, *program.settings]
+    )
+    return self._calls[key]
+
+
+def _mode(texts: Sequence[SlotText]) -> int:
+  # Which of `StepProgram.choices` all texts may take.
+  if any(x.top_k is not None or x.top_p < 1 for x in texts):
+    return 2
+  return int(any(x.temperature > MOST_GREEDY for x in texts))

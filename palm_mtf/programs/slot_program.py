@@ -1,0 +1,195 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Graph that continues texts which begin and end at different times.
+
+Each text has a slot, a row of a cache that is kept in variables: one program
+prefills a slot while the others wait, another gives all slots one more token.
+Where a layout splits `batch` over n devices, slot i is row i // n of the
+cache's slice on device i % n; the first slots are then the first rows of every
+slice, and a step may leave out the others.
+"""
+
+import dataclasses
+
+from palm_mtf._tf import tf
+from palm_mtf.decode.batch_sharding import join_rows, split_rows
+from palm_mtf.decode.decoder import Decoder
+from palm_mtf.decode.forward import prefill
+from palm_mtf.decode.sampling import (
+  RowSettings,
+  allowed,
+  next_tokens_of_rows,
+)
+from palm_mtf.decode.strategies import aligned_length, repeat
+from palm_mtf.decode.weights import LaidOut
+from palm_mtf.programs.generate_program import DecodeModel
+from palm_mtf.programs.score_program import NUM_LIKELIEST
+
+
+@dataclasses.dataclass(frozen=True)
+class InsertProgram:
+  """Prefills slots, at most one on each device that has rows of its own.
+
+  Attributes:
+    prompts: feed [slices, prompt_tokens], int32, each from the left.
+    lengths: feed [slices], int32: tokens of each prompt.
+    rows: feed [slices], int32: row of each slice that becomes the prompt's; -1
+      leaves the slice as it is.
+    insert: prefills.
+  """
+
+  prompts: tf.Tensor
+  lengths: tf.Tensor
+  rows: tf.Tensor
+  insert: tf.Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+  """Reads a token of each of the first slots and chooses the next one.
+
+  Attributes:
+    tokens: feed [rows], int32: last token of each text.
+    positions: feed [rows], int32: its position, from 0.
+    keys: feed [rows, 2], int32: keys of each row's draws.
+    places: feed [rows], int32: tokens that each row has drawn before.
+    settings: feeds [rows]: settings of sampling.
+    choices: next tokens, [rows] int32, of `next_tokens_of_rows`: fetch one.
+    log_probs: log p of each of `choices`, [rows] float32, as `score` has it.
+    likeliest: [rows, NUM_LIKELIEST], int32: the likeliest tokens.
+    likeliest_log_probs: [rows, NUM_LIKELIEST], float32: log p of these.
+    update: keeps the cache; to be run with every fetch.
+  """
+
+  tokens: tf.Tensor
+  positions: tf.Tensor
+  keys: tf.Tensor
+  places: tf.Tensor
+  settings: RowSettings
+  choices: tuple[tf.Tensor, ...]
+  log_probs: tuple[tf.Tensor, ...]
+  likeliest: tf.Tensor
+  likeliest_log_probs: tf.Tensor
+  update: tf.Operation
+
+
+class SlotPrograms:
+  """Builds programs over one cache in the current tf.Graph.
+
+  Attributes:
+    initialize: makes the cache; to be run before every program.
+  """
+
+  def __init__(self, model: DecodeModel, num_slots: int, num_slices: int):
+    """Makes the variables of the cache.
+
+    Args:
+      model: result of `build_decode_model`.
+      num_slots: number of texts at once, divisible by `num_slices`.
+      num_slices: parts that the layout splits `batch` into.
+    """
+    self._model, self._impl = model, model.placement
+    self._num_slices = num_slices
+    self._memory_length = aligned_length(model.config.sequence_length)
+    self._decoder = Decoder(model.weights)
+    # A prefill of one token fills all rows: zeros would be one constant, in the
+    # memory of which all of the cache would be written.
+    prompts = tf.zeros([num_slices, 1], tf.int32)
+    lengths = split_rows(self._impl, tf.ones([num_slices], tf.int32))
+    _, cache = self._prefill(prompts, lengths)
+    self._cache = [
+      self._impl.slicewise(
+        lambda x: tf.Variable(
+          repeat(x, num_slots // num_slices),
+          trainable=False,
+          use_resource=True,
+          name="slots",
+        ),
+        x,
+      )
+      for x in cache
+    ]
+    self.initialize = tf.group(
+      [x.initializer for each in self._cache for x in each.tensor_list]
+    )
+
+  def insert(self, prompt_tokens: int) -> InsertProgram:
+    """Builds prefill of prompts of at most `prompt_tokens` tokens."""
+    shape = [self._num_slices, prompt_tokens]
+    prompts = tf.placeholder(tf.int32, shape, "prompts")
+    lengths, rows = (
+      tf.placeholder(tf.int32, shape[:1], name) for name in ("lengths", "rows")
+    )
+    _, new = self._prefill(prompts, split_rows(self._impl, lengths))
+    at = split_rows(self._impl, rows)
+    after = [
+      self._impl.slicewise(_replaced, x, y, at)
+      for x, y in zip(self._read(), new, strict=True)
+    ]
+    return InsertProgram(prompts, lengths, rows, self._assign(after))
+
+  def step(self, num_rows: int, num_tokens: int) -> StepProgram:
+    """Builds a step of the first slots.
+
+    Args:
+      num_rows: number of slots, divisible by `num_slices`. Row i is that of
+        slot `i % n * num_slices + i // n` where n is num_rows / num_slices.
+      num_tokens: pieces of the vocabulary.
+    """
+
+    def feed(name, dtype=tf.int32, *others):
+      return tf.placeholder(dtype, [num_rows, *others], name)
+
+    tokens, positions, places = map(feed, ("tokens", "positions", "places"))
+    keys = feed("keys", tf.int32, 2)
+    settings = RowSettings(
+      feed("temperature", tf.float32), feed("top_k"), feed("top_p", tf.float32)
+    )
+    split = [split_rows(self._impl, x) for x in (tokens, positions)]
+    logits, after = self._decoder.step(*split, self._read())
+    logits = join_rows(self._impl, logits)
+    choices = next_tokens_of_rows(logits, keys, places, settings, num_tokens)
+    logits = tf.cast(logits, tf.float32)
+    log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
+    k = min(NUM_LIKELIEST, num_tokens)
+    top, likeliest = tf.math.top_k(allowed(log_probs, num_tokens), k)
+    return StepProgram(
+      tokens=tokens,
+      positions=positions,
+      keys=keys,
+      places=places,
+      settings=settings,
+      choices=choices,
+      log_probs=tuple(tf.gather(log_probs, x, batch_dims=1) for x in choices),
+      likeliest=likeliest,
+      likeliest_log_probs=top,
+      update=self._assign(after),
+    )
+
+  def _prefill(
+    self, prompts: tf.Tensor, lengths: LaidOut
+  ) -> tuple[LaidOut, list[LaidOut]]:
+    return prefill(self._model.weights, prompts, lengths, self._memory_length)
+
+  def _read(self) -> list[LaidOut]:
+    return [
+      self._impl.slicewise(lambda v: v.read_value(), x) for x in self._cache
+    ]
+
+  def _assign(self, values: list[LaidOut]) -> tf.Operation:
+    return tf.group(
+      [
+        variable.assign(value, read_value=False)
+        for pair in zip(self._cache, values, strict=True)
+        for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
+      ]
+    )
+
+
+def _replaced(cache, new, at):
+  # In place, as in decode/layers.py: another slot costs nothing. Where the
+  # prompt belongs to another device, a row is replaced by itself.
+  row = tf.maximum(at, 0)
+  is_here = tf.reshape(at >= 0, [-1, *[1] * (cache.shape.rank - 1)])
+  value = tf.where_v2(is_here, new, tf.gather(cache, row))
+  return tf.raw_ops.InplaceUpdate(x=cache, i=row, v=value)

@@ -1,0 +1,110 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that begin and end at different times are those of the oracle alone."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.inference.decoder_session import LoadedDecoder
+from palm_mtf.inference.slot_decoder import SlotDecoder, SlotText
+from tests import oracle
+from tests.decode_testing import decode, save_checkpoint
+from tests.mtf_testing import SINGLE, mesh_layout, small_config
+
+CONFIG = small_config(sequence_length=20)
+PARAMS = oracle.random_parameters(CONFIG, seed=1)
+PROMPTS = [[5, 9, 13], [7], [40, 2, 2, 8, 21, 3], [11, 30], [1]]
+MAX_TOKENS = 8
+GREEDY = DecodeConfig(temperature=0.0)
+# Slot, first step and number of tokens of each prompt: some wait for a slot.
+TIMES = [(0, 0, 8), (5, 0, 3), (1, 2, 5), (5, 4, 8), (2, 7, 4)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+  return save_checkpoint(CONFIG, PARAMS, tmp_path_factory.mktemp("checkpoint"))
+
+
+def run(checkpoint, settings, mesh=SINGLE, times=TIMES):
+  """Returns what each prompt's slot chose, as `times` says when."""
+  found = [[] for _ in times]
+  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
+    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    for step in range(max(first + count for _, first, count in times)):
+      texts, places = {}, {}
+      for i, (slot, first, count) in enumerate(times):
+        prompt, chosen = [0, *PROMPTS[i]], found[i]
+        if step == first:
+          decoder.insert(slot, prompt)
+        if first <= step < first + count:
+          places[slot] = i
+          texts[slot] = SlotText(
+            [*prompt, *(x.token for x in chosen)][-1],
+            len(prompt) + len(chosen) - 1,
+            len(chosen),
+            np.array([i, 0], np.int32),
+            settings[i].temperature,
+            settings[i].top_k,
+            settings[i].top_p,
+          )
+      for slot, chosen in decoder.step(texts, wants_log_probs=True).items():
+        found[places[slot]].append(chosen)
+  return found
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [None, pytest.param("all over data and model", marks=pytest.mark.slow)],
+)
+def test_greedy_texts_and_their_log_p_are_those_of_the_oracle(
+  checkpoint, layout
+):
+  mesh = mesh_layout(layout) if layout else SINGLE
+  found = run(checkpoint, [GREEDY] * len(PROMPTS), mesh)
+  for prompt, chosen, (_, _, count) in zip(PROMPTS, found, TIMES, strict=True):
+    assert len(chosen) == count
+    tokens = [0, *prompt]
+    for each in chosen:
+      logits = oracle.forward(CONFIG, PARAMS, np.array([tokens]))[0, -1]
+      log_p = logits - np.log(np.exp(logits).sum())
+      assert each.token == logits.argmax()
+      np.testing.assert_allclose(each.log_prob, log_p.max(), atol=1e-4)
+      best = np.argsort(-log_p)[:5].tolist()
+      assert list(each.likeliest) == best
+      np.testing.assert_allclose(
+        list(each.likeliest.values()), log_p[best], atol=1e-4
+      )
+      tokens.append(each.token)
+
+
+def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
+  checkpoint,
+):
+  drawn = DecodeConfig(temperature=1.5)
+  settings = [
+    drawn,
+    GREEDY,
+    dataclasses.replace(drawn, top_k=5),
+    dataclasses.replace(drawn, top_p=0.6),
+    dataclasses.replace(drawn, temperature=0.7, top_k=30, top_p=0.9),
+  ]
+  found = run(checkpoint, settings)
+  for i, (prompt, config) in enumerate(zip(PROMPTS, settings, strict=True)):
+    alone = decode(
+      CONFIG, PARAMS, [prompt], config, max_tokens=MAX_TOKENS, keys=[i]
+    )
+    expected = alone.tokens[0, 0].tolist()
+    tokens = [x.token for x in found[i]]
+    # The generator goes on with [eod]; slots know nothing of it.
+    until = expected.index(11) + 1 if 11 in expected else len(expected)
+    assert tokens[:until] == expected[: len(tokens)][:until]
+
+
+def test_what_other_slots_do_changes_no_token(checkpoint):
+  settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
+  together = run(checkpoint, settings)
+  alone = run(checkpoint, settings, times=[(0, 0, 8)])
+  assert [x.token for x in alone[0]] == [x.token for x in together[0]]
