@@ -47,6 +47,7 @@ IMPORTS = {
   "cluster": "__init__ _tf errors console config machine mesh data checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
+  "serving": "errors config data inference",
   "evaluation": "_tf errors console config model_dir data checkpoints "
   "inference",
   "training": "__init__ _tf errors config machine accounting ops mesh "
@@ -54,7 +55,7 @@ IMPORTS = {
   "evaluation",
   "commands": "__init__ _tf errors console config machine accounting mesh "
   "rates model_dir report data checkpoints huggingface formats cluster "
-  "inference evaluation training",
+  "inference serving evaluation training",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors console config machine model_dir",
   "lm_eval": "errors console config machine accounting data checkpoints "
@@ -86,6 +87,7 @@ ONLY_IMPORTERS = {
   ),
   "lm_eval": "palm_mtf/lm_eval/",
   "matplotlib": "palm_mtf/report/",
+  "aiohttp": "palm_mtf/serving/",
 }
 
 # Import without TensorFlow: commands check all input before they import it.

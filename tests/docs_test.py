@@ -13,8 +13,8 @@ import shlex
 
 import pytest
 
+from palm_mtf.cli.command_names import split_name
 from palm_mtf.cli.command_table import COMMANDS as KNOWN
-from palm_mtf.cli.command_table import split_name
 from palm_mtf.cli.main import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -1,17 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of `palm_mtf`, and which of them the first arguments name.
+"""The commands of `palm_mtf`.
 
 A name has one word or two: `data cache` is one of the group `data`. Nothing but
 names is kept here, so that help imports nothing.
 """
 
-from collections.abc import Sequence
-
 from palm_mtf.cli.command import Command
-from palm_mtf.errors import UserError, did_you_mean
 
 # Flags that several commands share.
+_ALLOW_ANY_ADDRESS = {
+  "action": "store_true",
+  "help": "permit 0.0.0.0, every address of this host",
+}
 _INPUT = {
   "dest": "globs",
   "metavar": "GLOB",
@@ -135,6 +136,40 @@ COMMANDS = {
         "help": "a document, a .tsv file of inputs and targets or options, or "
         "a .jsonl file: text, or inputs and targets or options",
       },
+    },
+  ),
+  "serve": Command(
+    "answer HTTP requests for completions, as OpenAI's clients send them",
+    entry_point="palm_mtf.commands.serve.serve",
+    config="Config",
+    takes_model_dir=True,
+    flags={
+      "--listen": {
+        "metavar": "ADDRESS:PORT",
+        "default": "127.0.0.1:8000",
+        "help": "of this host; port 0 is any that is free (default: "
+        "127.0.0.1:8000)",
+      },
+      "--slots": {
+        "metavar": "N",
+        "type": int,
+        "default": 16,
+        "help": "completions that are computed together (default: 16)",
+      },
+      "--most_waiting": {
+        "metavar": "N",
+        "type": int,
+        "default": 64,
+        "help": "completions that may wait for a slot; more are refused "
+        "(default: 64)",
+      },
+      "--most_secs": {
+        "metavar": "SECS",
+        "type": int,
+        "default": 300,
+        "help": "that a request may take; its text ends there (default: 300)",
+      },
+      "--allow_any_address": _ALLOW_ANY_ADDRESS,
     },
   ),
   "export": Command(
@@ -311,10 +346,7 @@ COMMANDS = {
         "help": "that share an operation's work, as many in all servers "
         "(default: one for each core)",
       },
-      "--allow_any_address": {
-        "action": "store_true",
-        "help": "permit 0.0.0.0, every address of this host",
-      },
+      "--allow_any_address": _ALLOW_ANY_ADDRESS,
     },
   ),
   "report": Command(
@@ -350,46 +382,3 @@ COMMANDS = {
     },
   ),
 }
-
-
-def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
-  """Splits the name of a command, or of a group, from what follows it.
-
-  The name is "" where the first argument is a flag.
-
-  Raises:
-    UserError: no command has this name; names the nearest one.
-  """
-  # At most two words before the first flag can be a name.
-  words = []
-  for word in arguments[:2]:
-    if word.startswith("-"):
-      break
-    words.append(word)
-  name = " ".join(words)
-  if not words or name in COMMANDS or commands_in(name):
-    return name, list(arguments[len(words) :])
-  group = words[0]
-  # Of a known group only its own commands are near.
-  known = commands_in(group) if len(words) == 2 else {}
-  if not known:
-    if group in COMMANDS:  # a wrong argument follows, not a wrong name
-      return group, list(arguments[1:])
-    known = COMMANDS
-    if not did_you_mean(name, (x for x in COMMANDS if " " in x)):
-      name = group
-  # Groups are nearest to a misspelt first word.
-  names = dict.fromkeys([*known, *(each.split(" ")[0] for each in known)])
-  raise UserError(
-    f'unknown command "{name}"{did_you_mean(name, names)}. '
-    f"Commands: {', '.join(known)}."
-  )
-
-
-def commands_in(group: str) -> dict[str, Command]:
-  """Returns the commands of two words whose first is `group`, or all for ""."""
-  return {
-    name: command
-    for name, command in COMMANDS.items()
-    if not group or name.startswith(f"{group} ")
-  }

@@ -22,7 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf.cli.command import Command
-from palm_mtf.cli.command_table import COMMANDS, commands_in, split_name
+from palm_mtf.cli.command_names import commands_in, split_name
+from palm_mtf.cli.command_table import COMMANDS
 from palm_mtf.console import configure_logging, escaped, terminal_is_safe
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code

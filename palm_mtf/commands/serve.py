@@ -1,0 +1,191 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf serve`: answers HTTP requests by the newest checkpoint."""
+
+import asyncio
+import dataclasses
+import importlib.util
+import logging
+import os
+import socket
+import sys
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.cluster.addresses import (
+  ANY_ADDRESS,
+  check_free,
+  is_loopback,
+  resolve,
+  split_address,
+)
+from palm_mtf.config import Config, DecodeConfig, mesh_layout
+from palm_mtf.data.batches.packing import document_start
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.errors import StoppedError, UserError, check_count
+from palm_mtf.inference.prompts import check_room
+from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.model_dir.atomic_files import check_model_dir
+
+_logger = logging.getLogger(__name__)
+
+
+def serve(
+  *,
+  model_dir: str,
+  config: Config,
+  listen: str,
+  slots: int,
+  most_waiting: int,
+  most_secs: int,
+  allow_any_address: bool,
+) -> None:
+  """Serves completions until a signal; prints where.
+
+  Args:
+    model_dir: MODEL_DIR of a training run.
+    config: every setting; those of training are not read.
+    listen: ADDRESS:PORT; port 0 is any free port.
+    slots: completions that are computed together.
+    most_waiting: completions that may wait for a slot.
+    most_secs: seconds that a request may take.
+    allow_any_address: permit 0.0.0.0, every address of this host.
+
+  Raises:
+    UserError: something of these cannot work.
+    StoppedError: a signal came; every answer under way was sent.
+  """
+  for name, value in (
+    ("--slots", slots),
+    ("--most_waiting", most_waiting),
+    ("--most_secs", most_secs),
+  ):
+    check_count(name, value)
+  _check_installed()
+  check_model_dir(model_dir)
+  _check_decode(config.decode)
+  mesh_layout.check(config.mesh_layout, config.model)
+  model = resolved(config.model, config.mesh_layout)
+  config = dataclasses.replace(config, model=model)
+  shapes = parameter_shapes(model)
+  checkpoint = newest_checkpoint(model_dir, shapes)
+  vocabulary = load_vocabulary(
+    model_dir, config.data, vocab_size=model.vocab_size
+  )
+  check_same_model(checkpoint, shapes, vocabulary.sha256)
+  check_room(model, config.run)
+  with _listening(listen, allow_any_address) as listening:
+    name = os.path.basename(os.path.abspath(model_dir))
+    stopped_by = _serve(
+      listening,
+      checkpoint,
+      config,
+      vocabulary,
+      name,
+      slots,
+      most_waiting,
+      most_secs,
+    )
+  raise StoppedError(stopped_by)
+
+
+def _check_installed() -> None:
+  if importlib.util.find_spec("aiohttp") is None:
+    raise UserError(
+      "palm_mtf serve answers by aiohttp, which is not installed: "
+      f"{sys.executable} -m pip install 'aiohttp>=3.14,<4'"
+    )
+
+
+def _check_decode(decode: DecodeConfig) -> None:
+  # Requests share their steps: a search, or what a row has said, do not fit in.
+  for name, off in (("num_beams", 1), ("repetition_penalty", 1)):
+    value = getattr(decode, name)
+    if value != off:
+      macro = name.upper()
+      raise UserError(
+        f"{macro} = {value}: serve samples without it; set {macro} to {off}."
+      )
+  if decode.num_samples > 1:
+    raise UserError(
+      f"NUM_SAMPLES = {decode.num_samples}: each request says n; set it to 1."
+    )
+
+
+def _listening(listen: str, allow_any_address: bool) -> socket.socket:
+  """Returns a socket that listens, before work that takes long begins."""
+  host, port = split_address("--listen", listen)
+  ip = resolve("--listen", host)
+  if ip == ANY_ADDRESS and not allow_any_address:
+    raise UserError(
+      f'--listen = "{listen}" answers every host that reaches this one; give '
+      "one address, or add --allow_any_address."
+    )
+  check_free("--listen", ip, port)
+  if not is_loopback(ip):
+    _logger.warning(
+      f"whoever reaches {ip} can ask for completions: there is no "
+      "authentication and no encryption; put a proxy that has them before it"
+    )
+  return socket.create_server((ip, port))
+
+
+def _serve(
+  listening: socket.socket,
+  checkpoint: Checkpoint,
+  config: Config,
+  vocabulary: Vocabulary,
+  name: str,
+  slots: int,
+  most_waiting: int,
+  most_secs: int,
+) -> str:
+  """Serves; returns the name of the signal that ended it."""
+  # Last, because importing TensorFlow takes seconds.
+  from palm_mtf.inference.decoder_session import (
+    LoadedDecoder,
+    step_session_config,
+  )
+  from palm_mtf.inference.prompt_scorer import PromptScorer
+  from palm_mtf.inference.slot_decoder import SlotDecoder
+  from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+  from palm_mtf.serving.batcher import Batcher
+  from palm_mtf.serving.counters import Counters
+  from palm_mtf.serving.served_model import ServedModel
+  from palm_mtf.serving.server import Server
+
+  model, mesh, decode = config.model, config.mesh_layout, config.decode
+  dtype = decode.weight_dtype
+  warn_if_slow(model, mesh, step_session_config(model, mesh, dtype))
+  with LoadedDecoder(checkpoint, model, mesh, dtype, for_steps=True) as loaded:
+    counters = Counters()
+    batcher = Batcher(
+      SlotDecoder(loaded, vocabulary.size, slots),
+      PromptScorer(loaded).score,
+      counters,
+      eod_id=vocabulary.eod_id,
+      most_waiting=most_waiting,
+    )
+    served = ServedModel(
+      name=name,
+      created=int(os.path.getmtime(checkpoint.path)),
+      vocabulary=vocabulary,
+      decode=decode,
+      sample_tokens=config.run.sample_tokens,
+      seed=config.run.seed,
+      start_id=document_start(config.data.packing, vocabulary.eod_id),
+      sequence_length=model.sequence_length,
+      most_rows=batcher.most_rows,
+      most_secs=most_secs,
+    )
+    ip, port = listening.getsockname()
+
+    async def run() -> str:
+      return await Server(served, batcher, counters).serve(listening)
+
+    print(f"serving {name} on http://{ip}:{port}/v1", flush=True)
+    signal_name = asyncio.run(run())
+    if batcher.failure:
+      raise batcher.failure
+  return signal_name

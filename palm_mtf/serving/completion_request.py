@@ -1,0 +1,182 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Body of a request for completions, read and checked."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.errors import (
+  UserError,
+  are_texts,
+  check_count,
+  check_real,
+  did_you_mean,
+)
+
+MOST_LOG_PROBS = 5  # as at OpenAI
+# Fields of OpenAI's that would change a text in a way that is not here: each
+# with the values that change nothing.
+_WITHOUT_EFFECT = {
+  "best_of": (None, 1),
+  "frequency_penalty": (None, 0),
+  "logit_bias": (None, {}),
+  "presence_penalty": (None, 0),
+  "suffix": (None, ""),
+}
+_IGNORED = ("model", "user")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionRequest:
+  """What a client asks for, in the form of OpenAI's /v1/completions.
+
+  Attributes:
+    prompts: texts, or lists of token ids.
+    max_tokens: tokens of each completion at most; 0 with echo alone.
+    temperature: 0 takes the likeliest token.
+    top_p: share of the likeliest tokens that may be drawn.
+    top_k: tokens that may be drawn; None for all.
+    n: completions of each prompt.
+    stop: texts before the first of which a completion ends.
+    seed: seed of the draws.
+    logprobs: likeliest tokens to tell of each token; None to tell no log p.
+    echo: whether the prompt stands before its completion.
+    stream: whether the text is sent piece by piece.
+    include_usage: whether a stream ends with the number of its tokens.
+  """
+
+  prompts: Sequence[str | Sequence[int]]
+  max_tokens: int
+  temperature: float
+  top_p: float
+  top_k: int | None
+  n: int
+  stop: Sequence[str]
+  seed: int
+  logprobs: int | None
+  echo: bool
+  stream: bool
+  include_usage: bool
+
+  @property
+  def num_rows(self) -> int:
+    """Number of completions."""
+    return len(self.prompts) * self.n
+
+
+def read_completion_request(
+  body: object, decode: DecodeConfig, *, sample_tokens: int, seed: int
+) -> CompletionRequest:
+  """Reads the JSON of a body.
+
+  Args:
+    body: value of the JSON.
+    decode: settings of what the body does not say.
+    sample_tokens: max_tokens where the body does not say it.
+    seed: seed where the body does not say it.
+
+  Raises:
+    UserError: a field is wrong, or not known.
+  """
+  if not isinstance(body, Mapping):
+    raise UserError('the body is no JSON object: give {"prompt": "..."}.')
+  given = {name: x for name, x in body.items() if x is not None}
+  _check_names(given)
+  values = {
+    "max_tokens": sample_tokens,
+    "temperature": decode.temperature,
+    "top_p": decode.top_p,
+    "top_k": decode.top_k,
+    "n": 1,
+    "stop": list(decode.stop_strings),
+    "seed": seed,
+    "logprobs": None,
+    "echo": False,
+    "stream": False,
+    "stream_options": {},
+  }
+  values.update({name: x for name, x in given.items() if name in values})
+  if "prompt" not in given:
+    raise UserError("prompt is missing: give a text to continue.")
+  _check(values)
+  stop = values["stop"]
+  options = values.pop("stream_options")
+  return CompletionRequest(
+    **{
+      **values,
+      "prompts": _prompts(given["prompt"]),
+      "stop": [stop] if isinstance(stop, str) else stop,
+      "include_usage": options.get("include_usage", False),
+    }
+  )
+
+
+def _check_names(given: Mapping[str, object]) -> None:
+  for name, value in given.items():
+    if name in _WITHOUT_EFFECT:
+      neutral = _WITHOUT_EFFECT[name]
+      if value not in neutral:
+        raise UserError(f"{name} = {value!r}: is not supported; leave it out.")
+    elif name not in _FIELDS and name not in _IGNORED:
+      guess = did_you_mean(name, _FIELDS)
+      raise UserError(f"unknown field {name!r}{guess}.")
+
+
+_FIELDS = (
+  *(x.name for x in dataclasses.fields(CompletionRequest)[1:-1]),
+  "prompt",
+  "stream_options",
+)
+
+
+def _check(values: Mapping[str, object]) -> None:
+  for name in ("echo", "stream"):
+    if not isinstance(values[name], bool):
+      raise UserError(f"{name} = {values[name]!r}: give true or false.")
+  check_count("max_tokens", values["max_tokens"], 0)
+  if not values["max_tokens"] and not values["echo"]:
+    raise UserError("max_tokens = 0: give at least 1, or echo = true.")
+  check_real("temperature", values["temperature"], 0.0, 100.0)
+  check_real("top_p", values["top_p"], 0.0, 1.0)
+  if values["top_p"] == 0:
+    raise UserError("top_p = 0: give a number above 0, or temperature = 0.")
+  for name in ("top_k", "n"):
+    if values[name] is not None:
+      check_count(name, values[name])
+  check_count("seed", values["seed"], 0)
+  if values["logprobs"] is not None:
+    check_count("logprobs", values["logprobs"], 0)
+    if values["logprobs"] > MOST_LOG_PROBS:
+      raise UserError(
+        f"logprobs = {values['logprobs']}: give at most {MOST_LOG_PROBS}."
+      )
+  stop, options = values["stop"], values["stream_options"]
+  if not (are_texts(stop) or (isinstance(stop, str) and stop)):
+    raise UserError(f"stop = {stop!r}: give a text, or a list of texts.")
+  if not (
+    isinstance(options, Mapping)
+    and set(options) <= {"include_usage"}
+    and isinstance(options.get("include_usage", False), bool)
+  ):
+    raise UserError(
+      f'stream_options = {options!r}: give {{"include_usage": true}}.'
+    )
+
+
+def _prompts(given: object) -> list[str | list[int]]:
+  if isinstance(given, str) or _are_ids(given):
+    return [given]
+  if (
+    isinstance(given, list)
+    and given
+    and all(isinstance(x, str) or _are_ids(x) for x in given)
+  ):
+    return given
+  raise UserError(
+    "prompt: give a text, a list of token ids, or a list of such prompts."
+  )
+
+
+def _are_ids(x: object) -> bool:
+  return isinstance(x, list) and bool(x) and all(type(i) is int for i in x)

@@ -1,0 +1,135 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Model behind an endpoint: its name, limits and defaults."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.inference.continuation import sampling_key
+from palm_mtf.serving.batcher import Row
+from palm_mtf.serving.choice import Choice
+from palm_mtf.serving.completion_request import (
+  CompletionRequest,
+  read_completion_request,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServedModel:
+  """What requests are checked against and filled up with.
+
+  Attributes:
+    name: name that clients give.
+    created: time of the checkpoint, in seconds since 1970.
+    vocabulary: vocabulary of the model.
+    decode: settings of sampling that a request does not say.
+    sample_tokens: max_tokens of a request that does not say it.
+    seed: seed of a request that does not say it.
+    start_id: token before every text.
+    sequence_length: tokens of a prompt and its completion at most.
+    most_rows: completions at once, running and waiting.
+    most_secs: seconds that a request may take.
+  """
+
+  name: str
+  created: int
+  vocabulary: Vocabulary
+  decode: DecodeConfig
+  sample_tokens: int
+  seed: int
+  start_id: int
+  sequence_length: int
+  most_rows: int
+  most_secs: float
+
+  def described(self) -> dict:
+    """Returns the model as /v1/models lists it."""
+    return {
+      "id": self.name,
+      "object": "model",
+      "created": self.created,
+      "owned_by": "palm_mtf",
+    }
+
+  def read(self, body: object) -> CompletionRequest:
+    """Reads the JSON of a request.
+
+    Raises:
+      UserError: a field is wrong, or asks for more than there can be.
+    """
+    asked = read_completion_request(
+      body, self.decode, sample_tokens=self.sample_tokens, seed=self.seed
+    )
+    if asked.num_rows > self.most_rows:
+      raise UserError(
+        f"{asked.num_rows:,} completions (prompts times n): give at most "
+        f"{self.most_rows}, which is what this server holds at once."
+      )
+    return asked
+
+  def choices(
+    self, asked: CompletionRequest, changed: Callable[[], None]
+  ) -> list[Choice]:
+    """Returns the choices of an answer, their rows to be submitted.
+
+    Args:
+      asked: what the client asks for.
+      changed: called, by another thread, when a row has more.
+
+    Raises:
+      UserError: a prompt leaves no room for its completion, or has an id that
+        is no token's.
+    """
+    rows = [
+      self._row(asked, prompt, sample, changed)
+      for prompt in self._encoded(asked)
+      for sample in range(asked.n)
+    ]
+    return [
+      Choice(index, row, asked, self.vocabulary)
+      for index, row in enumerate(rows)
+    ]
+
+  def _encoded(self, asked: CompletionRequest) -> list[Sequence[int]]:
+    texts = [x for x in asked.prompts if isinstance(x, str)]
+    encoded = iter(self.vocabulary.encode_batch(texts))
+    prompts = [
+      next(encoded) if isinstance(x, str) else x for x in asked.prompts
+    ]
+    for ids in prompts:
+      if not all(0 <= i < self.vocabulary.size for i in ids):
+        raise UserError(
+          f"prompt: ids of tokens are from 0 to {self.vocabulary.size - 1:,}."
+        )
+      if len(ids) + asked.max_tokens > self.sequence_length:
+        raise UserError(
+          f"prompt: is {len(ids):,} tokens and max_tokens = "
+          f"{asked.max_tokens:,}, together more than SEQUENCE_LENGTH = "
+          f"{self.sequence_length:,}: shorten one of them."
+        )
+    return [[self.start_id, *ids] for ids in prompts]
+
+  def _row(
+    self,
+    asked: CompletionRequest,
+    prompt: Sequence[int],
+    sample: int,
+    changed: Callable[[], None],
+  ) -> Row:
+    tells = asked.logprobs is not None
+    return Row(
+      prompt=prompt,
+      max_tokens=asked.max_tokens,
+      key=sampling_key(asked.seed, sample, self.vocabulary.decode(prompt[1:])),
+      temperature=asked.temperature,
+      top_k=asked.top_k,
+      top_p=asked.top_p,
+      wants_log_probs=tells,
+      scores_prompt=tells and asked.echo and len(prompt) > 1,
+      deadline=time.monotonic() + self.most_secs,
+      changed=changed,
+    )

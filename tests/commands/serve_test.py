@@ -1,0 +1,356 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`palm_mtf serve` in a process of its own, asked over HTTP."""
+
+import concurrent.futures
+import contextlib
+import http.client
+import json
+import re
+import shutil
+import signal
+import socket
+import time
+
+import pytest
+
+from tests import processes
+from tests.runs import IN_FLOAT32
+
+pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
+
+PROMPTS = ["one two", "7", "three four five", "ten", "two", "nine one"]
+
+
+def start(model_dir, *flags):
+  return processes.start(
+    *("-m", "palm_mtf", "serve", "--model_dir", model_dir, IN_FLOAT32),
+    *("--listen=127.0.0.1:0", "--slots=4", "--gin.TEMPERATURE=0.0", *flags),
+  )
+
+
+def url_of(process):
+  line = process.stdout.readline()
+  assert line, process.communicate()[1]
+  return re.search(r"http://([\d.:]+)/v1", line)[1]
+
+
+@pytest.fixture(scope="module")
+def server(finished):
+  with start(finished, "--most_waiting=4") as process:
+    yield url_of(process)
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 143, error
+    assert "Traceback" not in error, error
+
+
+def ask(server, path, body=None, **headers):
+  """Returns status and content of an answer."""
+  connection = http.client.HTTPConnection(server, timeout=120)
+  with contextlib.closing(connection):
+    if body is None:
+      connection.request("GET", path)
+    else:
+      text = body if isinstance(body, str) else json.dumps(body)
+      headers = {"Content-Type": "application/json", **headers}
+      connection.request("POST", path, text, headers)
+    answer = connection.getresponse()
+    content = answer.read().decode()
+  if answer.getheader("Content-Type", "").startswith("application/json"):
+    content = json.loads(content)
+  return answer.status, content
+
+
+def complete(server, **body):
+  status, answer = ask(server, "/v1/completions", body)
+  assert status == 200, answer
+  return answer
+
+
+def refused(server, status, **body):
+  found, answer = ask(server, "/v1/completions", body)
+  assert found == status, answer
+  return answer["error"]["message"]
+
+
+def streamed(server, **body):
+  """Returns the events of a stream."""
+  status, text = ask(server, "/v1/completions", {**body, "stream": True})
+  assert status == 200, text
+  events = [x.removeprefix("data: ") for x in text.strip().split("\n\n")]
+  assert events[-1] == "[DONE]"
+  return [json.loads(x) for x in events[:-1]]
+
+
+@pytest.fixture(scope="module")
+def generated(finished):
+  """The continuations of PROMPTS that `palm_mtf generate` prints."""
+  result = processes.python(
+    *("-m", "palm_mtf", "generate", "--model_dir", finished, IN_FLOAT32),
+    *("--gin.TEMPERATURE=0.0", "--json"),
+    *(f"--prompt={x}" for x in PROMPTS),
+  )
+  lines = map(json.loads, result.stdout.splitlines())
+  return {x["prompt"]: x["continuation"] for x in lines}
+
+
+def test_texts_asked_for_together_are_those_that_generate_prints(
+  server, generated
+):
+  with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
+    answers = pool.map(lambda x: complete(server, prompt=x), PROMPTS)
+    texts = [answer["choices"][0]["text"] for answer in answers]
+  assert texts == [generated[prompt] for prompt in PROMPTS]
+  several = complete(server, prompt=PROMPTS[:3])
+  assert [x["index"] for x in several["choices"]] == [0, 1, 2]
+  assert [x["text"] for x in several["choices"]] == texts[:3]
+
+
+def test_a_stream_is_the_text_in_pieces_and_ends_with_its_usage(
+  server, generated
+):
+  *events, last = streamed(
+    server, prompt="one two", stream_options={"include_usage": True}
+  )
+  texts = [event["choices"][0]["text"] for event in events]
+  assert "".join(texts) == generated["one two"]
+  reasons = [event["choices"][0]["finish_reason"] for event in events]
+  assert set(reasons[:-1]) <= {None} and reasons[-1] in ("stop", "length")
+  whole = complete(server, prompt="one two")
+  assert last["choices"] == [] and last["usage"] == whole["usage"]
+
+
+def test_log_p_of_an_echoed_prompt_is_what_score_prints(server, finished):
+  text = "one two three"
+  result = processes.python(
+    *("-m", "palm_mtf", "score", "--model_dir", finished, IN_FLOAT32),
+    *("--json", "--text", text),
+  )
+  expected = json.loads(result.stdout)
+  answer = complete(server, prompt=text, echo=True, max_tokens=0, logprobs=2)
+  (choice,) = answer["choices"]
+  found = choice["logprobs"]
+  assert choice["text"] == text
+  assert sum(found["token_logprobs"]) == pytest.approx(
+    expected["log_likelihood"], abs=1e-4
+  )
+  assert len(found["tokens"]) == expected["tokens"]
+  assert "".join(found["tokens"]) == text
+  ends = [*found["text_offset"][1:], len(text)]
+  for token, begin, end in zip(
+    found["tokens"], found["text_offset"], ends, strict=True
+  ):
+    assert text[begin:end] == token
+  # A greedy text goes on with the likeliest tokens.
+  answer = complete(server, prompt=text, logprobs=1)
+  found = answer["choices"][0]["logprobs"]
+  for token, log_p, top in zip(
+    found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True
+  ):
+    assert top == {token: log_p}
+
+
+def test_a_seed_gives_the_same_samples_and_another_seed_others(server):
+  def texts(seed):
+    answer = complete(
+      server, prompt="one", n=3, temperature=3.0, top_k=200, seed=seed
+    )
+    return [each["text"] for each in answer["choices"]]
+
+  first = texts(1)
+  assert len(set(first)) == 3
+  assert texts(1) == first
+  assert texts(2) != first
+
+
+def test_a_text_ends_before_a_stop_string(server, generated):
+  text = generated["one two"]
+  stop = text[len(text) // 2 :][:2]
+  for found in (
+    complete(server, prompt="one two", stop=stop),
+    streamed(server, prompt="one two", stop=[stop])[-1],
+  ):
+    assert found["choices"][0]["finish_reason"] == "stop"
+  pieces = streamed(server, prompt="one two", stop=[stop])
+  joined = "".join(x["choices"][0]["text"] for x in pieces)
+  assert joined == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize(
+  ("body", "status", "message"),
+  [
+    ({}, 400, "prompt is missing: give a text to continue."),
+    ({"prompt": 7}, 400, "prompt: give a text, a list of token ids, or"),
+    ({"prompt": [999]}, 400, "prompt: ids of tokens are from 0 to"),
+    ({"prompt": "one " * 40}, 400, "together more than SEQUENCE_LENGTH = 32"),
+    ({"prompt": "a", "max_tokens": 32}, 400, "together more than SEQUENCE_LEN"),
+    ({"prompt": "\ud800"}, 400, "surrogate"),
+    ({"prompt": "a", "n": 9}, 400, "9 completions (prompts times n): give at"),
+    ({"prompt": "a", "model": "b"}, 404, "no model 'b' is here: give "),
+  ],
+)
+def test_a_wrong_body_is_answered_by_one_line(server, body, status, message):
+  found = refused(server, status, **body)
+  assert message in found and "\n" not in found
+
+
+def test_wrong_requests_are_answered_in_json(server):
+  path = "/v1/completions"
+  for status, answer in (
+    (400, ask(server, path, "{")),
+    (400, ask(server, path, "[" * 100_000)),
+    (400, ask(server, path, "[]")),
+    (404, ask(server, "/v1/chats")),
+    (405, ask(server, path)),
+    (413, ask(server, path, json.dumps({"prompt": "a" * 3_000_000}))),
+    (415, ask(server, path, "{}", **{"Content-Type": "text/plain"})),
+  ):
+    assert answer[0] == status, answer
+    assert answer[1]["error"]["message"]
+
+
+def test_health_models_and_metrics_have_their_pages(server, finished):
+  assert ask(server, "/health") == (200, {"status": "ok"})
+  _, models = ask(server, "/v1/models")
+  assert [x["id"] for x in models["data"]] == [finished.name]
+  assert ask(server, f"/v1/models/{finished.name}")[0] == 200
+  assert ask(server, "/v1/models/none")[0] == 404
+  before = metrics(server)
+  usage = complete(server, prompt="one two")["usage"]
+  after = metrics(server)
+  name = 'palm_mtf_requests_total{code="200"}'
+  assert after[name] > before[name]
+  told = after["palm_mtf_prompt_tokens_total"]
+  assert told - before["palm_mtf_prompt_tokens_total"] == usage["prompt_tokens"]
+
+
+def metrics(server):
+  _, page = ask(server, "/metrics")
+  lines = [x for x in page.splitlines() if not x.startswith("#")]
+  return {name: float(x) for name, x in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_public_client_completes_streams_and_scores(
+  server, generated, finished
+):
+  openai = pytest.importorskip("openai", reason="the client openai is absent")
+  with openai.OpenAI(base_url=f"http://{server}/v1", api_key="none") as client:
+    (model,) = client.models.list().data
+    assert model.id == finished.name
+    asked = {"model": model.id, "prompt": "one two"}
+    whole = client.completions.create(**asked, logprobs=3)
+    assert whole.choices[0].text == generated["one two"]
+    assert len(whole.choices[0].logprobs.top_logprobs[0]) == 3
+    stream = client.completions.create(**asked, stream=True)
+    text = "".join(part.choices[0].text for part in stream)
+    assert text == generated["one two"]
+    with pytest.raises(openai.BadRequestError, match="unknown field 'tempel'"):
+      client.completions.create(**asked, extra_body={"tempel": 1})
+    with pytest.raises(openai.NotFoundError):
+      client.completions.create(model="other", prompt="a")
+
+
+@contextlib.contextmanager
+def request_under_way(server, **body):
+  """Sends a request for a stream, reads its first event, and goes away."""
+  host, port = server.split(":")
+  with socket.create_connection((host, int(port)), timeout=120) as connection:
+    text = json.dumps({"stream": True, **body})
+    connection.sendall(
+      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: "
+      f"application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+    )
+    file = connection.makefile("rb")
+    while b"data: " not in file.readline():
+      pass
+    yield file
+
+
+LONG = {"prompt": "one", "max_tokens": 900, "logprobs": 0, "temperature": 1.5}
+
+
+@pytest.fixture
+def long_server(finished, tmp_path):
+  """A server whose texts take long, and its process."""
+  shutil.copytree(finished, tmp_path / "run")
+  flags = ["--gin.SEQUENCE_LENGTH=1024", "--slots=1", "--most_waiting=1"]
+  with start(tmp_path / "run", *flags) as process:
+    yield process, url_of(process)
+    process.kill()
+
+
+def test_who_goes_away_leaves_the_slot_to_who_waits(long_server):
+  _, server = long_server
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    with request_under_way(server, **LONG):
+      waits = pool.submit(complete, server, prompt="two", max_tokens=3)
+      while metrics(server)["palm_mtf_waiting"] < 1:
+        time.sleep(0.01)
+      assert "are waiting" in refused(server, 429, prompt="a")
+      assert not waits.done()
+    answer = waits.result(timeout=120)
+  assert answer["usage"]["completion_tokens"] <= 3
+  found = metrics(server)
+  assert found["palm_mtf_cancelled_total"] == 1
+  assert found["palm_mtf_generated_tokens_total"] < 900
+  assert found['palm_mtf_requests_total{code="499"}'] == 1
+
+
+def test_a_stop_signal_lets_answers_end(long_server):
+  process, server = long_server
+  with request_under_way(server, **{**LONG, "max_tokens": 60}) as events:
+    process.send_signal(signal.SIGTERM)
+    assert b"[DONE]" in events.read()
+    _, error = process.communicate(timeout=60)
+  assert process.returncode == 143, error
+  assert "Traceback" not in error, error
+
+
+def test_a_second_signal_gives_up_what_is_under_way(long_server):
+  process, server = long_server
+  with request_under_way(server, **LONG) as events:
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(ConnectionRefusedError):
+      while True:
+        ask(server, "/health")
+    process.send_signal(signal.SIGTERM)
+    assert b"this server stops" in events.read()
+    _, error = process.communicate(timeout=60)
+  assert process.returncode == 130, error
+  assert "Traceback" not in error, error
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (["--listen=127.0.0.1"], '--listen = "127.0.0.1": write ADDRESS:PORT'),
+    (["--listen=0.0.0.0:0"], "answers every host that reaches this one; give"),
+    (["--slots=0"], "--slots = 0: give a whole number of at least 1."),
+    (["--gin.NUM_BEAMS=2"], "NUM_BEAMS = 2: serve samples without it; set"),
+    (["--gin.NUM_SAMPLES=2"], "NUM_SAMPLES = 2: each request says n; set it"),
+    (["--gin.SAMPLE_TOKENS=32"], "leaves no room for a prompt"),
+  ],
+)
+def test_bad_input_is_one_line(finished, fails, flags, message):
+  assert message in fails("serve", "--model_dir", finished, *flags)
+
+
+def test_a_port_in_use_is_one_line(finished, fails):
+  with socket.create_server(("127.0.0.1", 0)) as other:
+    port = other.getsockname()[1]
+    found = fails(
+      "serve", "--model_dir", finished, f"--listen=localhost:{port}"
+    )
+  assert found == (
+    f'--listen = "127.0.0.1:{port}": port {port} is in use; give another, or 0 '
+    "for any."
+  )
+
+
+def test_a_missing_library_is_one_line(finished, fails, monkeypatch):
+  monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+  found = fails("serve", "--model_dir", finished)
+  assert found.startswith(
+    "palm_mtf serve answers by aiohttp, which is not installed: "
+  )
