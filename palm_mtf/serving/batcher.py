@@ -28,6 +28,7 @@ class Row:
     top_p: share of the likeliest tokens that may be drawn.
     wants_log_probs: whether to tell log p of the tokens.
     scores_prompt: whether to tell it of the prompt's tokens too.
+    is_watched: whether each token is waited for, and not the last one alone.
     deadline: time.monotonic() at which the row ends, in seconds.
     changed: called, by the batcher's thread, when there is more.
     prompt_scores: log p of the prompt's tokens, once they are there.
@@ -44,6 +45,7 @@ class Row:
   top_p: float
   wants_log_probs: bool
   scores_prompt: bool
+  is_watched: bool
   deadline: float
   changed: Callable[[], None]
   prompt_scores: Sequence[Chosen] = ()
@@ -211,7 +213,7 @@ class Batcher:
         self._end(row, "eod")
       elif len(row.chosen) == row.max_tokens:
         self._end(row, "length")
-      else:
+      elif row.is_watched:
         row.changed()
 
   def _sweep(self) -> None:

@@ -130,6 +130,8 @@ class ServedModel:
       top_p=asked.top_p,
       wants_log_probs=tells,
       scores_prompt=tells and asked.echo and len(prompt) > 1,
+      # To wake up for every token costs more than a step of a small model.
+      is_watched=asked.stream or bool(asked.stop),
       deadline=time.monotonic() + self.most_secs,
       changed=changed,
     )

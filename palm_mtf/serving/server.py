@@ -119,6 +119,10 @@ class Server:
   ) -> web.StreamResponse:
     try:
       return await handler(request)
+    except (ConnectionError, TimeoutError):  # of a client that does not read
+      if request.transport:
+        request.transport.abort()
+      return web.Response(status=_CLIENT_LEFT)
     except UserError as error:
       return RefusalError(400, str(error)).response()
     except RefusalError as refusal:

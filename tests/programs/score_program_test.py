@@ -77,3 +77,30 @@ def test_bfloat16_stays_near_the_oracle():
   # As the logits, see model/palm_test.py.
   error = np.linalg.norm(nats(config, params, batch) - exact)
   assert error < 0.02 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("layout", [None, "padded vocab over three"])
+def test_likeliest_tokens_and_their_log_p_are_the_oracles(layout):
+  config = small_config()
+  params = oracle.random_parameters(config, seed=3)
+  batch = random_tokens(config, batch_size=2, seed=4)
+  mesh = mesh_layout(layout) if layout else SINGLE
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    model = build_decode_model(config, mesh, "activation")
+    program = build_score_program(model, *batch["inputs"].shape)
+    load_parameters(session, model.slices, params)
+    session.run(model.prepare)
+    fetches = [program.likeliest, program.likeliest_loss]
+    feed = {program.inputs: batch["inputs"]}
+    feed[program.targets] = batch["targets"]
+    likeliest, loss = session.run(fetches, feed)
+  logits = oracle.forward(config, params, batch["inputs"])
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  best = np.argsort(-log_p, -1)[..., : likeliest.shape[-1]]
+  np.testing.assert_array_equal(likeliest, best)
+  np.testing.assert_allclose(
+    -loss, np.take_along_axis(log_p, best, -1), rtol=1e-4, atol=1e-5
+  )

@@ -65,6 +65,7 @@ class Run:
       top_p=1.0,
       wants_log_probs=False,
       scores_prompt=scores,
+      is_watched=False,
       deadline=time.monotonic() + secs,
       changed=lambda: None,
     )
