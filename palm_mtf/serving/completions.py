@@ -84,7 +84,7 @@ class Completions:
       body = await asyncio.wait_for(request.json(), self._model.most_secs)
     except TimeoutError:
       raise RefusalError(408, "the body did not come in time.") from None
-    except (ValueError, RecursionError):
+    except (ValueError, LookupError, RecursionError):  # or an unknown charset
       raise RefusalError(400, "the body is no JSON.") from None
     if isinstance(body, dict):
       check_name(self._model, body.get("model", self._model.name))

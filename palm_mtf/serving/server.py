@@ -110,6 +110,9 @@ class Server:
       response = await self._answer(request, handler)
       status = response.status
       return response
+    except Exception:  # is ours; aiohttp logs it
+      status = 500
+      raise
     finally:
       self._counters.requests[status] += 1
       self._counters.request_secs += time.monotonic() - start

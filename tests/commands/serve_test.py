@@ -17,12 +17,21 @@ import pytest
 from tests import processes
 from tests.runs import IN_FLOAT32
 
-pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
-
 PROMPTS = ["one two", "7", "three four five", "ten", "two", "nine one"]
 
 
+def skip_without_library():
+  reason = "aiohttp, which serve needs, is absent"
+  return pytest.importorskip("aiohttp", reason=reason)
+
+
+@pytest.fixture
+def library():
+  return skip_without_library()
+
+
 def start(model_dir, *flags):
+  skip_without_library()
   return processes.start(
     *("-m", "palm_mtf", "serve", "--model_dir", model_dir, IN_FLOAT32),
     *("--listen=127.0.0.1:0", "--slots=4", "--gin.TEMPERATURE=0.0", *flags),
@@ -358,11 +367,11 @@ def test_a_second_signal_gives_up_what_is_under_way(long_server):
     (["--gin.SAMPLE_TOKENS=32"], "leaves no room for a prompt"),
   ],
 )
-def test_bad_input_is_one_line(finished, fails, flags, message):
+def test_bad_input_is_one_line(library, finished, fails, flags, message):
   assert message in fails("serve", "--model_dir", finished, *flags)
 
 
-def test_a_port_in_use_is_one_line(finished, fails):
+def test_a_port_in_use_is_one_line(library, finished, fails):
   with socket.create_server(("127.0.0.1", 0)) as other:
     port = other.getsockname()[1]
     found = fails(
