@@ -307,6 +307,21 @@ def test_who_goes_away_leaves_the_slot_to_who_waits(long_server):
   assert found['palm_mtf_requests_total{code="499"}'] == 1
 
 
+def test_who_goes_away_before_a_whole_answer_leaves_the_slot_too(long_server):
+  _, server = long_server
+  host, port = server.split(":")
+  connection = http.client.HTTPConnection(host, int(port))
+  head = {"Content-Type": "application/json"}
+  connection.request("POST", "/v1/completions", json.dumps(LONG), head)
+  while metrics(server)["palm_mtf_generated_tokens_total"] < 1:
+    time.sleep(0.01)
+  connection.close()
+  complete(server, prompt="two", max_tokens=3)
+  found = metrics(server)
+  assert found["palm_mtf_cancelled_total"] == 1
+  assert found["palm_mtf_generated_tokens_total"] < 900
+
+
 def test_under_load_nobody_gets_the_text_of_another_or_none(server, generated):
   """Four times as many clients as slots, of whom every third goes away."""
 
