@@ -74,6 +74,8 @@ setup(
     "lm_eval": ["lm_eval>=0.4.9,<0.5"],
     # What `palm_mtf report` draws with.
     "report": ["matplotlib>=3.10,<4"],
+    # What `palm_mtf serve` answers by.
+    "serve": ["aiohttp>=3.14,<4"],
     # t5 asks for seqio-nightly and tfds-nightly, which write over seqio and
     # tensorflow-datasets; requirements-t5.lock says how to keep one of each.
     # mesh_tensorflow.transformer imports pkg_resources, gone in setuptools 82.
