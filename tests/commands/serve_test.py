@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import re
 import shutil
 import signal
 import socket
@@ -16,32 +15,24 @@ import pytest
 
 from tests import processes
 from tests.runs import IN_FLOAT32
+from tests.serve_testing import (
+  ask,
+  complete,
+  metrics,
+  refused,
+  request_under_way,
+  skip_without_library,
+  start,
+  streamed,
+  url_of,
+)
 
 PROMPTS = ["one two", "7", "three four five", "ten", "two", "nine one"]
-
-
-def skip_without_library():
-  reason = "aiohttp, which serve needs, is absent"
-  return pytest.importorskip("aiohttp", reason=reason)
 
 
 @pytest.fixture
 def library():
   return skip_without_library()
-
-
-def start(model_dir, *flags):
-  skip_without_library()
-  return processes.start(
-    *("-m", "palm_mtf", "serve", "--model_dir", model_dir, IN_FLOAT32),
-    *("--listen=127.0.0.1:0", "--slots=4", "--gin.TEMPERATURE=0.0", *flags),
-  )
-
-
-def url_of(process):
-  line = process.stdout.readline()
-  assert line, process.communicate()[1]
-  return re.search(r"http://([\d.:]+)/v1", line)[1]
 
 
 @pytest.fixture(scope="module")
@@ -52,44 +43,6 @@ def server(finished):
     _, error = process.communicate(timeout=60)
     assert process.returncode == 143, error
     assert "Traceback" not in error, error
-
-
-def ask(server, path, body=None, **headers):
-  """Returns status and content of an answer."""
-  connection = http.client.HTTPConnection(server, timeout=120)
-  with contextlib.closing(connection):
-    if body is None:
-      connection.request("GET", path)
-    else:
-      text = body if isinstance(body, str) else json.dumps(body)
-      headers = {"Content-Type": "application/json", **headers}
-      connection.request("POST", path, text, headers)
-    answer = connection.getresponse()
-    content = answer.read().decode()
-  if answer.getheader("Content-Type", "").startswith("application/json"):
-    content = json.loads(content)
-  return answer.status, content
-
-
-def complete(server, **body):
-  status, answer = ask(server, "/v1/completions", body)
-  assert status == 200, answer
-  return answer
-
-
-def refused(server, status, **body):
-  found, answer = ask(server, "/v1/completions", body)
-  assert found == status, answer
-  return answer["error"]["message"]
-
-
-def streamed(server, **body):
-  """Returns the events of a stream."""
-  status, text = ask(server, "/v1/completions", {**body, "stream": True})
-  assert status == 200, text
-  events = [x.removeprefix("data: ") for x in text.strip().split("\n\n")]
-  assert events[-1] == "[DONE]"
-  return [json.loads(x) for x in events[:-1]]
 
 
 @pytest.fixture(scope="module")
@@ -234,12 +187,6 @@ def test_health_models_and_metrics_have_their_pages(server, finished):
   assert told - before["palm_mtf_prompt_tokens_total"] == usage["prompt_tokens"]
 
 
-def metrics(server):
-  _, page = ask(server, "/metrics")
-  lines = [x for x in page.splitlines() if not x.startswith("#")]
-  return {name: float(x) for name, x in (line.rsplit(" ", 1) for line in lines)}
-
-
 def test_public_client_completes_streams_and_scores(
   server, generated, finished
 ):
@@ -258,23 +205,6 @@ def test_public_client_completes_streams_and_scores(
       client.completions.create(**asked, extra_body={"tempel": 1})
     with pytest.raises(openai.NotFoundError):
       client.completions.create(model="other", prompt="a")
-
-
-@contextlib.contextmanager
-def request_under_way(server, **body):
-  """Sends a request for a stream, reads its first event, and goes away."""
-  host, port = server.split(":")
-  with socket.create_connection((host, int(port)), timeout=120) as connection:
-    text = json.dumps({"stream": True, **body})
-    connection.sendall(
-      "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: "
-      f"application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
-    )
-    file = connection.makefile("rb")
-    assert b" 200 " in file.readline()
-    while b"data: " not in file.readline():
-      pass
-    yield file
 
 
 LONG = {"prompt": "one", "max_tokens": 900, "logprobs": 0, "temperature": 1.5}
