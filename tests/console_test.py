@@ -93,7 +93,10 @@ def test_a_library_configures_nothing_when_it_is_imported():
     f"""
 import importlib, logging
 for name in {names!r}:
-  importlib.import_module(name)
+  try:
+    importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    assert error.name in ("aiohttp", "lm_eval")  # extras
 names = logging.Logger.manager.loggerDict
 ours = [name for name in names if name.startswith("palm_mtf")]
 assert "palm_mtf.training.loop" in ours

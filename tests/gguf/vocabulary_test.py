@@ -66,7 +66,7 @@ def test_a_vocabulary_that_llama_cpp_would_follow_otherwise_is_refused(
     sentence_iterator=iter(SOURCES[3].splitlines()),
     model_prefix=str(tmp_path / "foreign"),
     model_type="unigram",
-    vocab_size=320,
+    vocab_size=400,
     byte_fallback=True,
     hard_vocab_limit=False,
     minloglevel=2,
