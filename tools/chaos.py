@@ -201,25 +201,20 @@ def chance(rng: random.Random, one_in: int) -> bool:
   return rng.randrange(one_in) == 0
 
 
-def _tensors(model_dir: Path) -> dict[str, bytes]:
-  """Returns the bytes of every tensor of every checkpoint."""
-  return {
-    f"{step}/{name}": value.tobytes()
-    for step in steps_of(model_dir)
-    for name, value in runs.read_tensors(model_dir, step).items()
-  }
+def _tensors(model_dir: Path, step: int) -> dict[str, bytes]:
+  """Returns the bytes of every tensor of a checkpoint."""
+  tensors = runs.read_tensors(model_dir, step)
+  return {name: value.tobytes() for name, value in tensors.items()}
 
 
-def _files(model_dir: Path) -> dict[str, bytes | dict]:
-  """Returns the content of every file of every checkpoint."""
-  files = runs.read_files(model_dir / "checkpoints")
-  for name in files:
-    if name.endswith("manifest.json"):
-      files[name] = json.loads(files[name])
-      # A run that was stopped saves its last step, which the next checkpoint
-      # then comes from; the seal is of this too.
-      del files[name]["parent"], files[name]["blake2b"]
-  return files
+def _files(model_dir: Path, step: int) -> dict[str, bytes | dict]:
+  """Returns the content of every file of a checkpoint."""
+  files = runs.read_files(model_dir / "checkpoints" / f"step_{step:08d}")
+  manifest = json.loads(files["manifest.json"])
+  # A run that was stopped saves its last step, which the next checkpoint then
+  # comes from; the seal is of this too.
+  del manifest["parent"], manifest["blake2b"]
+  return {**files, "manifest.json": manifest}
 
 
 def check_same(calm: Path, found: Path, *, files: bool) -> None:
@@ -232,14 +227,19 @@ def check_same(calm: Path, found: Path, *, files: bool) -> None:
       manifests name the pods' addresses, and each server writes a file.
 
   Raises:
-    WrongEndError: a bit differs.
+    WrongEndError: a bit differs, or the last checkpoint is not there.
   """
-  one, other = map(_files if files else _tensors, (calm, found))
-  names = [
-    f"checkpoints/{name}"
-    for name in sorted(one.keys() | other.keys())
-    if one.get(name) != other.get(name)
-  ]
+  names = []
+  # Of the last three a stopped run may have one that the other has not.
+  last = steps_of(calm)[-1]
+  for step in sorted({*steps_of(calm)} & {*steps_of(found)} | {last}):
+    read = _files if files else _tensors
+    one, other = (read(x, step) for x in (calm, found))
+    names += [
+      f"checkpoints/step_{step:08d}/{name}"
+      for name in sorted(one.keys() | other.keys())
+      if one.get(name) != other.get(name)
+    ]
   if (calm / "samples.jsonl").read_bytes() != (
     found / "samples.jsonl"
   ).read_bytes():

@@ -56,7 +56,9 @@ def test_one_bit_of_a_tensor_is_told_whatever_the_files(finished, tmp_path):
   check_same(finished, run, files=False)
   tensors["embedding"].view(np.int32)[0, 0] ^= 1
   write()
-  with pytest.raises(WrongEndError, match=r"bits: checkpoints/12/embedding$"):
+  with pytest.raises(
+    WrongEndError, match=r"bits: checkpoints/step_0+12/embedding$"
+  ):
     check_same(finished, run, files=False)
 
 
