@@ -32,7 +32,7 @@ from palm_mtf.optim.parameter_groups import (
   is_decayed,
   scale_groups,
 )
-from palm_mtf.optim.rms import SumOfSquares
+from palm_mtf.optim.rms import SumOfSquares, total
 from palm_mtf.optim.second_moment import (
   FactoredMoment,
   factored_update,
@@ -251,7 +251,7 @@ class AdafactorUpdate(mtf.Operation):
     for output, x in zip(self.outputs, [*p_squares, *u_squares], strict=True):
       lowering.set_tensor_lowering(output, x)
     p_square, u_square = (
-      mesh_impl.slicewise(lambda *parts: tf.add_n(parts) / count, *sums)
+      mesh_impl.slicewise(lambda *parts: total(parts) / count, *sums)
       for sums in (p_squares, u_squares)
     )
     operations = []

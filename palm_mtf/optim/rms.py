@@ -3,7 +3,7 @@
 """Root mean squares of updates and parameters, as metrics."""
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
@@ -23,6 +23,13 @@ class SumOfSquares(NamedTuple):
   value: mtf.Tensor | tf.Tensor
 
 
+def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Returns the sum of terms, [] float32, the same bits at each run."""
+  # Not tf.add_n: it begins with a term whose memory it may write to, which
+  # another step may find to be another one.
+  return tf.reduce_sum(tf.stack(terms))
+
+
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
   """Returns [] float32 for each "update_rms/<kind>" and "parameter_rms/..."."""
   # The optimizer needs the sums of each variable anyway. Of all layers together
@@ -32,7 +39,7 @@ def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
     by_name[f"{each.of}_rms/{parsed(each.variable).kind}"].append(each)
   return {
     name: tf.sqrt(
-      tf.add_n([each.value for each in group])
+      total([each.value for each in group])
       / float(sum(each.size for each in group))
     )
     for name, group in by_name.items()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.programs.forward_program import build_forward_program
 from palm_mtf.programs.train_program import build_train_program
@@ -135,6 +136,29 @@ def test_the_same_step_twice_gives_the_same_bits():
   assert first_metrics == second_metrics
   for name, value in first.items():
     np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def test_no_sum_of_floats_depends_on_which_term_is_there_first():
+  """TensorFlow's AddN begins with a term whose memory nobody else holds."""
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
+  with tf.Graph().as_default() as graph:
+    build_train_program(
+      small_config(),
+      mesh_layout("all over data and model"),
+      optimizer,
+      batch_size=6,
+      seed=0,
+      pods=PodsConfig(num_pods=3),
+    )
+    definition = graph.as_graph_def()
+  nodes = [*definition.node]
+  for function in definition.library.function:
+    nodes += function.node_def
+  assert not [
+    x.name
+    for x in nodes
+    if x.op == "AddN" and x.attr["N"].i > 2 and x.attr["T"].type == tf.float32
+  ]
 
 
 def test_nothing_is_left_of_a_program_that_has_trained():
