@@ -24,16 +24,23 @@ import pytest
 
 from palm_mtf.console import configure_logging
 from palm_mtf.machine.compiled_code import keep_compiled_code
-from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
+from palm_mtf.machine.host_memory import (
+  largest_resident_bytes,
+  limit_arenas,
+  resident_bytes,
+)
 
 # As a command does it: tests find on stderr what the user does.
 configure_logging()
+limit_arenas()
 # Until all tests are imported: a fifth of that time is a search for garbage.
 gc.disable()
 
 # A few at once fit into any machine.
 _MAX_BYTES = 2 * 10**9
-_LARGEST = re.compile(r"^tpu_|loop_test|oracle_test|palm_test")
+_LARGEST = re.compile(
+  r"^tpu_|loop_test|oracle_test|palm_test|replica_check_test|saved_model"
+)
 # So much new memory is worth a look for what is garbage.
 _MUCH_BYTES = 5 * 10**7
 # Ten minutes on a fast machine; the limit of others is in pyproject.toml.
