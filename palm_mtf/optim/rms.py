@@ -24,10 +24,10 @@ class SumOfSquares(NamedTuple):
 
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Returns the sum of terms, [] float32, the same bits at each run."""
+  """Returns the sum of terms, float32 each, the same bits at each run."""
   # Not tf.add_n: it begins with a term whose memory it may write to, which
   # another step may find to be another one.
-  return tf.reduce_sum(tf.stack(terms))
+  return tf.reduce_sum(tf.stack(terms), axis=0)
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
