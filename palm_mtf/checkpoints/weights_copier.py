@@ -20,15 +20,8 @@ from palm_mtf.checkpoints.file_hosts import (
 from palm_mtf.checkpoints.host_files import seal_file
 from palm_mtf.checkpoints.manifest import FileSeal, WriteWeights
 from palm_mtf.mesh.host_functions import Host
+from palm_mtf.mesh.session import TASK_ERRORS
 from palm_mtf.mesh.slices import Pods, Slice
-
-# TensorFlow's errors for a session whose server does not answer, or that is
-# closed.
-_SESSION_ENDED = (
-  tf.errors.UnavailableError,
-  tf.errors.AbortedError,
-  tf.errors.CancelledError,
-)
 
 
 class WeightsCopier:
@@ -73,7 +66,7 @@ class WeightsCopier:
     """
     try:
       files = self._write(os.path.abspath(prefix))
-    except _SESSION_ENDED:
+    except TASK_ERRORS:
       raise
     except tf.errors.ResourceExhaustedError as error:  # no space left
       raise OSError(errno.ENOSPC, error.message) from error

@@ -27,6 +27,7 @@ from palm_mtf.cluster.server_info import (
 )
 from palm_mtf.cluster.sockets import shut_down_connections
 from palm_mtf.errors import UserError
+from palm_mtf.mesh.session import TASK_ERRORS
 
 _Answer = TypeVar("_Answer")
 # Shares of POD_TIMEOUT_SECS: a pause, a question for silent links, and at least
@@ -36,13 +37,6 @@ _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between shutting down connections of a lost server
 _CONNECT_SECS = 0.5  # between looks at a session that is being connected
 _RETRY_SECS = 0.2  # a server that has just started has no info yet
-# TensorFlow's errors for a task that does not answer; calls that wait for it on
-# other tasks are cancelled.
-_NOT_THERE = (
-  tf.errors.UnavailableError,
-  tf.errors.AbortedError,
-  tf.errors.CancelledError,
-)
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
 
@@ -197,7 +191,7 @@ class Heartbeat:
   ) -> tuple[str, str] | None:
     """Returns a server that answers, and that the error says was not there."""
     named = _TASK.findall(error.message)
-    if not named or not isinstance(error, _NOT_THERE):
+    if not named or not isinstance(error, TASK_ERRORS):
       return None
     pod, task = map(int, named[-1])  # the far end comes last
     address = [x for x, of in self._pods.items() if of == pod][task]

@@ -6,6 +6,14 @@ import os
 
 from palm_mtf._tf import tf
 
+# TensorFlow's errors for a task that does not answer; calls that wait for it on
+# other tasks are cancelled.
+TASK_ERRORS = (
+  tf.errors.UnavailableError,
+  tf.errors.AbortedError,
+  tf.errors.CancelledError,
+)
+
 # A pool of one thread runs the operations of several pods one after another, in
 # the first step: a pod then finds in XLA's cache on disk what another has
 # compiled, where all at once would compile all.

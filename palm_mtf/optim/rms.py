@@ -24,9 +24,9 @@ class SumOfSquares(NamedTuple):
 
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Returns the sum of terms, float32 each, the same bits at each run."""
-  # Not tf.add_n: it begins with a term whose memory it may write to, which
-  # another step may find to be another one.
+  """Returns the sum of float32 terms of one shape, in their order."""
+  # Not tf.add_n: it adds to the memory of a term that nobody else holds, and
+  # which term that is may change from step to step, and with it the last bit.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 

@@ -7,8 +7,7 @@ B   global clipping and update
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
@@ -40,8 +39,6 @@ from palm_mtf.programs.gradient_accumulation import (
   accumulated,
   microbatch_sums,
 )
-
-_Value = TypeVar("_Value")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +80,6 @@ class Update:
       **{f"squares/{i}": x for i, x in enumerate(self.squares)},
       **{f"{x.of}_squares/{x.variable}": x.value for x in measured},
     }
-
-
-def _first_and_others(values: Iterable[_Value]) -> tuple[_Value, list[_Value]]:
-  first, *others = values
-  return first, others
 
 
 class PodBuilder:
@@ -137,6 +129,7 @@ class PodBuilder:
     # pod its own rows alone.
     with tf.device(placement.host):
       fed = self._fed(index, placement, features, dims)
+      features_of_host, *copies = fed.values()
       batch = import_features(mesh, placement, fed, dims)
       numbers = self.numbers(index, self.step, self.microbatch)
       dropout = self._dropout(mesh, numbers)
@@ -167,7 +160,8 @@ class PodBuilder:
       index,
       mesh,
       placement,
-      *_first_and_others(fed.values()),
+      features_of_host,
+      copies,
       numbers,
       tokens,
       variables,

@@ -33,7 +33,7 @@ class Choice:
     Args:
       index: number of the choice in its answer.
       row: tokens of prompt and text, which another thread adds to.
-      request: what the client asks for.
+      request: the completion that the client asks for.
       vocabulary: vocabulary of the model.
     """
     self.row = row

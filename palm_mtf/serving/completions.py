@@ -21,7 +21,7 @@ class RefusalError(Exception):
 
   Attributes:
     status: HTTP status.
-    message: what is wrong, and what to do.
+    message: the fault of the request and its fix.
     kind: type of error, in OpenAI's words.
   """
 

@@ -77,7 +77,7 @@ class ServedModel:
     """Returns the choices of an answer, their rows to be submitted.
 
     Args:
-      asked: what the client asks for.
+      asked: the completion that the client asks for.
       changed: called, by another thread, when a row has more.
 
     Raises:
