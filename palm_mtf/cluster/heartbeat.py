@@ -254,13 +254,15 @@ class Heartbeat:
     self, read: Callable[[str, float], _Answer], address: str
   ) -> _Answer:
     """Reads from a server until it answers, at least twice."""
-    start = time.monotonic()
+    start, num_failed = time.monotonic(), 0
     secs = self._secs * _PROBE
     while True:
       try:
         return read(address, secs)
       except NoAnswerError as error:
-        if time.monotonic() - start >= 2 * secs or self._end.is_set():
+        num_failed += 1
+        is_late = time.monotonic() - start >= 2 * secs and num_failed >= 2
+        if is_late or self._end.is_set():
           if isinstance(error, NotOursError):
             raise
           raise NoAnswerError(

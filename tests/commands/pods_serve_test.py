@@ -7,11 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
+from palm_mtf.cluster import heartbeat
 from palm_mtf.cluster.heartbeat import Heartbeat
 from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.server_info import NoAnswerError, read_incarnation
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
@@ -89,6 +92,26 @@ def refusal(*islands):
   with PodServers(pods, MESH) as none, pytest.raises(UserError) as error:
     Heartbeat(none, none.places(), secs=4.0)
   return str(error.value)
+
+
+def test_a_client_that_was_stopped_while_it_asked_asks_again(
+  servers, monkeypatch
+):
+  """Ctrl-Z, or a machine that moves: the answer came while nobody read it."""
+  times = []
+
+  def read(address, secs):
+    times.append(time.monotonic())
+    if len(times) == 1:
+      time.sleep(3 * secs)
+      raise NoAnswerError("has not answered")
+    return read_incarnation(address, secs)
+
+  monkeypatch.setattr(heartbeat, "read_incarnation", read)
+  pods = PodsConfig(num_pods=1, pods="cluster", islands=[servers[:1]])
+  with PodServers(pods, MESH) as none:
+    assert Heartbeat(none, none.places(), secs=1.0).infos.keys() == {servers[0]}
+  assert len(times) == 2
 
 
 END = ", at the start"
