@@ -238,6 +238,26 @@ class ModelResult:
   gradients: dict[str, np.ndarray]
 
 
+def lowered_values(
+  build: Callable[..., dict[str, mtf.Tensor]],
+  mesh: MeshLayout = SINGLE,
+  dtype: type = np.float32,
+  **arrays: tuple[np.ndarray, list[mtf.Dimension]],
+) -> dict[str, np.ndarray]:
+  """Returns what `build` makes of `arrays`: name=(array, dimensions)."""
+  with tf.Graph().as_default():
+    mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
+    inputs = {
+      name: mtf.import_tf_tensor(mtf_mesh, tf.constant(array), mtf.Shape(dims))
+      for name, (array, dims) in arrays.items()
+    }
+    lowered = lower({mtf_mesh: placement(mesh)}, build(**inputs))
+    with tf.Session(config=session_config(mesh.num_devices)) as session:
+      return session.run(
+        {name: tf.cast(t, dtype) for name, t in lowered.tensors.items()}
+      )
+
+
 def run_model(
   config: PalmConfig,
   params: Mapping[str, np.ndarray],

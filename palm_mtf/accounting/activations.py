@@ -9,6 +9,10 @@ import dataclasses
 
 from palm_mtf.accounting.memory import distinct_slices
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
+from palm_mtf.config.attention_blocks import (
+  attention_pairs,
+  largest_block_pairs,
+)
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import parsed
@@ -27,7 +31,8 @@ class Widths:
   residual: int  # d_model between blocks, where a rule splits it
   queries: int
   keys_and_values: int
-  scores: int
+  scores: float  # mean over positions
+  block_scores: float  # of the block of positions that attends
   hidden: int
   vocab: int
 
@@ -41,13 +46,15 @@ def widths(config: PalmConfig, mesh: MeshLayout) -> Widths:
   """Returns the widths of a block's tensors on one device."""
   heads = config.num_heads // mesh.axis_size_of("heads")
   kv_heads = heads if config.attention == "multi_head" else 1
+  length = config.sequence_length
   padded = mesh.padded_vocab_size(config.vocab_size)
   return Widths(
     stream=config.d_model,
     residual=config.d_model // mesh.axis_size_of("d_model_residual"),
     queries=heads * config.d_kv,
     keys_and_values=2 * kv_heads * config.d_kv,
-    scores=heads * config.sequence_length,
+    scores=heads * attention_pairs(length) / length,
+    block_scores=heads * largest_block_pairs(length) / length,
     hidden=config.d_ff // mesh.axis_size_of("d_ff"),
     vocab=padded // mesh.axis_size_of("vocab"),
   )
@@ -61,7 +68,7 @@ def device_tokens(
   return rows // mesh.axis_size_of("batch") * config.sequence_length
 
 
-def block_numbers(config: PalmConfig, mesh: MeshLayout) -> int:
+def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
   """Returns the numbers a token that a block keeps for the backward pass.
 
   Without REMAT, or while REMAT = "layer" computes the block again.
@@ -86,7 +93,7 @@ def kept_bytes(
     of_block = w.residual  # the block's input
   tokens = device_tokens(config, mesh, pod_batch_size)
   width = DTYPE_BYTES[config.activation_dtype]
-  return tokens * config.num_layers * of_block * width
+  return round(tokens * config.num_layers * of_block * width)
 
 
 def loss_bytes(
@@ -106,13 +113,13 @@ def working_bytes(
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   # The backward pass of a block: gradients of attention weights and scores, of
   # the product and what is read of it, of the stream.
-  of_token = 2 * w.scores + 2 * w.columns + 2 * w.stream
+  of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
   if config.remat == "layer":
     of_token += block_numbers(config, mesh)
   elif config.remat == "attention":
-    of_token += w.scores
+    of_token += w.block_scores
   tokens = device_tokens(config, mesh, pod_batch_size)
-  of_block = tokens * of_token * width
+  of_block = round(tokens * of_token * width)
   return max(of_block, loss_bytes(config, mesh, pod_batch_size))
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.config.attention_blocks import attention_pairs
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import parsed
@@ -42,8 +43,8 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
   forward = forward_flops(config)
   if config.remat == "none":
     return {}
-  if config.remat == "attention":
-    return {SCORES: forward[SCORES]}
+  if config.remat == "attention":  # the result is kept, q k^T is not
+    return {SCORES: forward[SCORES] // 2}
   # The last product of a branch is not repeated: nothing reads its result. The
   # serial form's MLP starts from what attention's last product gives.
   unused = {"embedding", "mlp/wo"}
@@ -81,12 +82,14 @@ def device_flops(
   """
   of_kv = "heads" if config.attention == "multi_head" else ""
   split_by = {"embedding": "vocab", "attention/k": of_kv, "attention/v": of_kv}
-  repeated = recomputed_flops(config)
+  repeated, length = recomputed_flops(config), config.sequence_length
   flops = 0.0
   for term, forward in forward_flops(config).items():
     # A dimension that no rule splits is computed whole on each device.
     dim = "d_ff" if term.startswith("mlp/") else split_by.get(term, "heads")
     of_token = _PASSES * forward + repeated.get(term, 0)
+    if term == SCORES:  # of what the mask hides, most is not computed
+      of_token *= attention_pairs(length) / length**2
     flops += of_token / (mesh.axis_size_of(dim) if dim else 1)
   return flops * pod_tokens / mesh.axis_size_of("batch")
 

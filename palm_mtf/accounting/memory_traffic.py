@@ -19,7 +19,7 @@ from palm_mtf.config.model import PalmConfig
 _FLOAT32 = DTYPE_BYTES["float32"]
 
 
-def block_passes(config: PalmConfig, mesh: MeshLayout) -> tuple[int, int]:
+def block_passes(config: PalmConfig, mesh: MeshLayout) -> tuple[float, float]:
   """Returns numbers a token that a block's passes move, forward and backward.
 
   Args:
@@ -56,7 +56,7 @@ def activation_traffic(
   of_token += w.vocab * (3 * logits + width)
   of_token += w.stream * (5 * width + 3 * width + 2 * _FLOAT32)
   tokens = device_tokens(config, mesh, pod_batch_size)
-  return mesh.num_microbatches * tokens * of_token
+  return round(mesh.num_microbatches * tokens * of_token)
 
 
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:

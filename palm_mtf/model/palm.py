@@ -135,9 +135,8 @@ class Palm:
   ) -> mtf.Tensor:
     if keys_and_values is not None:
       keys_and_values.append((k, v))
-    attend = functools.partial(causal_attention, segments=segments)
-    is_recomputed = self._config.remat == "attention"
-    return recomputed(attend, [q, k, v]) if is_recomputed else attend(q, k, v)
+    keeps_weights = self._config.remat != "attention"
+    return causal_attention(q, k, v, segments, keeps_weights)
 
   def _norm(self, x: mtf.Tensor, name: str, factor: float = 1.0) -> mtf.Tensor:
     x = from_residual(x, self._dims)

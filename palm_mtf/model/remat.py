@@ -3,8 +3,8 @@
 """Rematerialization: activations computed again instead of kept (REMAT).
 
 none       keeps everything
-attention  recomputes attention from q, k and v; no product with a parameter
-           (PaLM 8B and 62B; PaLM Appendix B, Table 22)
+attention  recomputes attention's weights from q and k, in attention.py; no
+           product with a parameter (PaLM 8B and 62B; PaLM Appendix B, Table 22)
 layer      recomputes the whole block from the residual stream (PaLM 540B)
 """
 
@@ -36,6 +36,11 @@ class _After(mtf.Operation):
     lowering.set_tensor_lowering(self.outputs[0], value)
 
 
+def after(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+  """Returns x once `signal` is there; both of any shapes."""
+  return _After(x, signal).outputs[0]
+
+
 def recomputed(
   fn: Callable[..., mtf.Tensor], inputs: Sequence[mtf.Tensor]
 ) -> mtf.Tensor:
@@ -54,7 +59,7 @@ def recomputed(
     # The second run begins when the gradient arrives, not before. It is of the
     # same operations on the same numbers: no bit of the result changes.
     for x in explicit_inputs:
-      mapping[x] = _After(x, dy).outputs[0]
+      mapping[x] = after(x, dy)
     xs = [mapping[x] for x in all_inputs]
     operations, mapping = dy.graph.clone_operations(forward_operations, mapping)
     ys = [mapping[y] for y in outputs]

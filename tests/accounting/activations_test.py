@@ -70,12 +70,19 @@ def bytes_from_forward_to_backward(config):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
 @pytest.mark.parametrize("block", ["parallel", "serial"])
-@pytest.mark.parametrize("remat", ["none", "attention", "layer"])
+@pytest.mark.parametrize(
+  ("remat", "length"),
+  [("none", 8), ("none", 300), ("attention", 300), ("layer", 8)],
+)
 def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
-  remat, block, attention, dtype
+  remat, length, block, attention, dtype
 ):
   config = small_config(
-    remat=remat, block=block, attention=attention, activation_dtype=dtype
+    remat=remat,
+    sequence_length=length,
+    block=block,
+    attention=attention,
+    activation_dtype=dtype,
   )
   activations, kernels = bytes_from_forward_to_backward(config)
   width = {"float32": 4, "bfloat16": 2}[dtype]
@@ -90,6 +97,17 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
     if name.split("/")[-1] in ("q", "k", "v", "wi_gate", "wi")
   )
   assert kernels == (0 if remat == "layer" else joined)
+
+
+def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
+  def needed(length):
+    config = dataclasses.replace(
+      PALM_8B, remat="attention", sequence_length=length
+    )
+    return kept_bytes(config, SINGLE, 1) + working_bytes(config, SINGLE, 1)
+
+  # A block has 512 positions, whatever the length.
+  assert needed(32768) == pytest.approx(4 * needed(8192), rel=0.01)
 
 
 def test_palm_540b_keeps_one_fully_sharded_activation_a_layer():

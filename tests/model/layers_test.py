@@ -7,13 +7,10 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.mesh.lowering import lower
-from palm_mtf.mesh.session import session_config
-from palm_mtf.model.attention import causal_attention
 from palm_mtf.model.layers import embed, norm, sines_and_cosines
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
 from palm_mtf.model.projection import read_product
-from tests.mtf_testing import SINGLE, placement
+from tests.mtf_testing import SINGLE, lowered_values
 
 BATCH = mtf.Dimension("batch", 2)
 LENGTH = mtf.Dimension("length", 6)
@@ -25,21 +22,6 @@ VOCAB = mtf.Dimension("vocab", 12)
 
 VOCAB_SPLIT = MeshLayout(mesh_shape="model:4", layout="vocab:model")
 BATCH_SPLIT = MeshLayout(mesh_shape="data:2", layout="batch:data")
-
-
-def run(build, mesh=SINGLE, dtype=np.float32, **arrays):
-  """Returns what `build` makes of `arrays`: name=(array, dimensions)."""
-  with tf.Graph().as_default():
-    mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
-    inputs = {
-      name: mtf.import_tf_tensor(mtf_mesh, tf.constant(array), mtf.Shape(dims))
-      for name, (array, dims) in arrays.items()
-    }
-    lowered = lower({mtf_mesh: placement(mesh)}, build(**inputs))
-    with tf.Session(config=session_config(mesh.num_devices)) as session:
-      return session.run(
-        {name: tf.cast(t, dtype) for name, t in lowered.tensors.items()}
-      )
 
 
 @pytest.mark.parametrize("mesh", [SINGLE, VOCAB_SPLIT], ids=["one", "split"])
@@ -54,7 +36,7 @@ def test_cross_entropy_of_huge_logits_is_finite_and_exact(mesh):
     (gradient,) = mtf.gradients([total], [logits])
     return {"nats": nats, "log_z": log_z, "gradient": gradient}
 
-  seen = run(
+  seen = lowered_values(
     build,
     mesh,
     logits=(logits, [BATCH, LENGTH, VOCAB]),
@@ -85,7 +67,7 @@ def test_embedding_gradient_of_a_frequent_token_is_summed_in_float32(mesh):
     (gradient,) = mtf.gradients([y], [table], grad_ys=[mtf.ones_like(y)])
     return {"gradient": gradient}
 
-  gradient = run(
+  gradient = lowered_values(
     build,
     mesh,
     table=(np.zeros([12, 8], np.float32), [VOCAB, D_MODEL]),
@@ -130,74 +112,6 @@ def test_rotary_tables_tell_position_256_from_257_in_bfloat16():
   np.testing.assert_allclose(y[256:, 0], expected, atol=0.01)
 
 
-def test_first_position_attends_only_to_itself():
-  rng = np.random.default_rng(2)
-  q = rng.standard_normal([2, 6, 2, 4]).astype(np.float32)
-  k = rng.standard_normal([2, 6, 4]).astype(np.float32)
-  v = rng.standard_normal([2, 6, 4]).astype(np.float32)
-  y = run(
-    lambda q, k, v: {"y": causal_attention(q, k, v)},
-    q=(q, [BATCH, LENGTH, HEADS, D_KV]),
-    k=(k, [BATCH, MEMORY_LENGTH, D_KV]),
-    v=(v, [BATCH, MEMORY_LENGTH, D_KV]),
-  )["y"]
-  for head in range(2):
-    np.testing.assert_allclose(y[:, 0, head], v[:, 0], rtol=1e-6)
-
-
-def test_attention_is_that_of_the_earlier_positions_of_the_segment():
-  """Segments in any order, one of them in two pieces."""
-  rng = np.random.default_rng(4)
-  batch = mtf.Dimension("batch", 16)
-  q = rng.standard_normal([16, 6, 2, 4]).astype(np.float32)
-  k, v = rng.standard_normal([2, 16, 6, 4]).astype(np.float32)
-  segments = rng.integers(3, size=[16, 6], dtype=np.int32)
-  y = run(
-    lambda q, k, v, segments: {"y": causal_attention(q, k, v, segments)},
-    q=(q, [batch, LENGTH, HEADS, D_KV]),
-    k=(k, [batch, MEMORY_LENGTH, D_KV]),
-    v=(v, [batch, MEMORY_LENGTH, D_KV]),
-    segments=(segments, [batch, LENGTH]),
-  )["y"]
-  for row, position, head in np.ndindex(16, 6, 2):
-    seen = [m for m in range(position + 1)]
-    seen = [m for m in seen if segments[row, m] == segments[row, position]]
-    keys, values = k[row, seen].astype(float), v[row, seen].astype(float)
-    weights = np.exp(keys @ q[row, position, head] / 2)
-    expected = weights @ values / weights.sum()
-    # Near 0 a sum of float32 numbers near 1 has their errors, not its own.
-    np.testing.assert_allclose(
-      y[row, position, head], expected, rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_one_segment_is_the_same_to_the_bit_as_none(dtype):
-  rng = np.random.default_rng(5)
-  q = rng.standard_normal([2, 6, 2, 4]).astype(np.float32)
-  k, v = rng.standard_normal([2, 2, 6, 4]).astype(np.float32)
-
-  def build(q, k, v, segments):
-    qkv = [mtf.cast(x, dtype) for x in (q, k, v)]
-    results = {}
-    for name, each in (("none", None), ("one", segments)):
-      y = causal_attention(*qkv, each)
-      gradients = mtf.gradients([mtf.square(y)], qkv, [mtf.ones_like(y)])
-      for letter, x in zip("yqkv", [y, *gradients], strict=True):
-        results[f"{name} {letter}"] = x
-    return results
-
-  seen = run(
-    build,
-    q=(q, [BATCH, LENGTH, HEADS, D_KV]),
-    k=(k, [BATCH, MEMORY_LENGTH, D_KV]),
-    v=(v, [BATCH, MEMORY_LENGTH, D_KV]),
-    segments=(np.full([2, 6], 3, np.int32), [BATCH, LENGTH]),
-  )
-  for letter in "yqkv":
-    np.testing.assert_array_equal(seen[f"one {letter}"], seen[f"none {letter}"])
-
-
 @pytest.mark.parametrize("mesh", [SINGLE, BATCH_SPLIT], ids=["one", "split"])
 def test_the_weighted_mean_is_over_the_whole_batch(mesh):
   """Not a mean of slices' means: the rows' weights differ."""
@@ -210,7 +124,7 @@ def test_the_weighted_mean_is_over_the_whole_batch(mesh):
     total = weight_sum(x, weights)
     return {"mean": mean, "gradient": gradient, "total": total}
 
-  seen = run(
+  seen = lowered_values(
     build,
     mesh,
     x=(x, [BATCH, LENGTH]),
@@ -227,7 +141,7 @@ def test_the_mean_of_a_batch_without_weight_is_zero_and_has_no_gradient():
     (gradient,) = mtf.gradients([mean], [x])
     return {"mean": mean, "gradient": gradient}
 
-  seen = run(
+  seen = lowered_values(
     build,
     x=(np.ones([2, 6], np.float32), [BATCH, LENGTH]),
     weights=(np.zeros([2, 6], np.float32), [BATCH, LENGTH]),
@@ -242,7 +156,7 @@ def test_norm_keeps_float32_statistics_of_bfloat16_activations(kind):
   rng = np.random.default_rng(3)
   noise = rng.choice([-0.5, 0.5], size=[2, 6, 8]).astype(np.float32)
   x = 64 + noise  # exact in bfloat16
-  y = run(
+  y = lowered_values(
     lambda x, scale: {"y": norm(mtf.cast(x, tf.bfloat16), scale, kind)},
     x=(x, [BATCH, LENGTH, D_MODEL]),
     scale=(np.ones(8, np.float32), [D_MODEL]),

@@ -1,0 +1,176 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Causal attention of one slice, a block of positions after another.
+
+A block meets the keys up to its own end, and the weights of hidden ones are
+zeros within it alone. Positions number as in config/attention_blocks.py.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.ops.bfloat16 import einsum
+from palm_mtf.ops.xla import fused
+
+
+def visible_softmax(
+  scores: tf.Tensor, visible: tf.Tensor, scale: float | tf.Tensor
+) -> tf.Tensor:
+  """Returns the softmax of scale * scores [..., memory_length], masked.
+
+  Args:
+    scores: [..., memory_length], any float dtype, which the weights have too.
+    visible: bool, broadcast to the scores; elsewhere weights are zero.
+    scale: 1 / sqrt(d_kv).
+  """
+  # In float32, the scale too, which bfloat16 would bend.
+  x = tf.cast(scores, tf.float32) * scale
+  x = tf.where_v2(visible, x, x.dtype.min)
+  x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+  return tf.cast(x / tf.reduce_sum(x, -1, keepdims=True), scores.dtype)
+
+
+@fused
+def _causal_softmax(scores, scale, begin, segments=None):
+  # scores [batch, length, heads, memory_length] of positions from `begin` on,
+  # segments [batch, memory_length]
+  _, length, _, memory_length = scores.shape
+  position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
+  visible = tf.range(memory_length) <= position
+  if segments is not None:
+    own = segments[:, -length:, tf.newaxis, tf.newaxis]
+    visible &= tf.equal(own, segments[:, tf.newaxis, tf.newaxis])
+  return visible_softmax(scores, visible, scale)
+
+
+@fused
+def _causal_softmax_gradient(weights, dweights, out, dout, scale):
+  dtype = weights.dtype
+  weights, dweights, out, dout = (
+    tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
+  )
+  # dscores = scale * weights * (dweights - sum(weights * dweights)); the sum
+  # over memory_length equals that of out * dout over d_kv, which is shorter.
+  # Hidden positions need no mask: their weights are zero, and so is this.
+  total = tf.reduce_sum(out * dout, -1, keepdims=True)
+  return tf.cast(scale * weights * (dweights - total), dtype)
+
+
+@fused
+def _sum_of_starts(*parts):
+  # [batch, memory_length of a block, ...] each; the last one has all positions.
+  last = parts[-1]
+  total = tf.zeros(last.shape, tf.float32)
+  for part in parts:
+    behind = [0, last.shape[1] - part.shape[1]]
+    padding = [[0, 0], behind, *([[0, 0]] * (len(last.shape) - 2))]
+    total += tf.pad(tf.cast(part, tf.float32), padding)
+  return tf.cast(total, last.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockedAttention:
+  """Attention of a slice.
+
+  Attributes:
+    blocks: first position of each block, and the first behind it.
+    scale: 1 / sqrt(d_kv).
+    is_multi_head: whether each head has keys and values of its own.
+    keeps_weights: whether `attend` returns the weights of each block, which
+      `gradient` then takes instead of segments.
+  """
+
+  # The products run apart from the element-wise pass between them: on CPUs,
+  # oneDNN's are faster than those that XLA would fuse.
+
+  blocks: Sequence[tuple[int, int]]
+  scale: float
+  is_multi_head: bool
+  keeps_weights: bool
+
+  @property
+  def _memory(self) -> str:
+    # Multi-query: `heads` fold into the rows of one product, because all of
+    # them meet the same keys. No transpose, and no copy of k and v per head.
+    return "bmhk" if self.is_multi_head else "bmk"
+
+  def attend(
+    self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *segments: tf.Tensor
+  ) -> tf.Tensor | tuple[tf.Tensor, ...]:
+    """Returns [batch, length, heads, d_kv], and the weights that it keeps."""
+    outs, weights = [], []
+    for own, keys, values, *others in self._each(q, k, v, *segments):
+      if outs:
+        own = _after(own, outs[-1])
+      weights.append(self._weights(own, keys, *others))
+      outs.append(einsum(f"blhm,{self._memory}->blhk", weights[-1], values))
+    out = _joined(outs)
+    return (out, *weights) if self.keeps_weights else out
+
+  def gradient(
+    self,
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    out: tf.Tensor,
+    dout: tf.Tensor,
+    *others: tf.Tensor,
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the gradients of q, k and v.
+
+    Args:
+      q: [batch, length, heads, d_kv].
+      k: [batch, memory_length, d_kv] or [batch, memory_length, heads, d_kv].
+      v: shape of k.
+      out: result of `attend`, shape of q.
+      dout: its gradient.
+      *others: weights of each block, or segments, if there are any.
+    """
+    segments, kept = ((), others) if self.keeps_weights else (others, None)
+    dq, dk, dv = [], [], []
+    rows = zip(self._rows(out), self._rows(dout), strict=True)
+    for (own, keys, values, *more), (y, dy) in zip(
+      self._each(q, k, v, *segments), rows, strict=True
+    ):
+      if dk:
+        own, dy = _after(own, dk[-1]), _after(dy, dk[-1])
+      weights = kept[len(dk)] if kept else self._weights(own, keys, *more)
+      dv.append(einsum(f"blhm,blhk->{self._memory}", weights, dy))
+      dweights = einsum(f"blhk,{self._memory}->blhm", dy, values)
+      dscores = _causal_softmax_gradient(
+        weights, dweights, y, dy, tf.constant(self.scale)
+      )
+      dq.append(einsum(f"blhm,{self._memory}->blhk", dscores, keys))
+      dk.append(einsum(f"blhm,blhk->{self._memory}", dscores, own))
+    if len(dq) == 1:
+      return *dq, *dk, *dv
+    return _joined(dq), _sum_of_starts(*dk), _sum_of_starts(*dv)
+
+  def _weights(self, q, k, *segments):
+    begin = tf.constant(k.shape[1] - q.shape[1])
+    scores = einsum(f"blhk,{self._memory}->blhm", q, k)
+    return _causal_softmax(scores, tf.constant(self.scale), begin, *segments)
+
+  def _each(self, q, *others) -> Iterator[list[tf.Tensor]]:
+    """Yields q of each block, and what its end has behind it of the others."""
+    for own, (_, end) in zip(self._rows(q), self.blocks, strict=True):
+      yield [own, *(_part(x, 0, end) for x in others)]
+
+  def _rows(self, x: tf.Tensor) -> list[tf.Tensor]:
+    return [_part(x, begin, end) for begin, end in self.blocks]
+
+
+def _part(x: tf.Tensor, begin: int, end: int) -> tf.Tensor:
+  """Returns positions of x, [batch, length, ...]."""
+  return x if end - begin == x.shape[1] else x[:, begin:end]
+
+
+def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+  return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
+
+
+def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  # One block after another: memory is that of one.
+  with tf.control_dependencies([signal]):
+    return tf.identity(x)

@@ -1,0 +1,164 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: of earlier positions of a segment, in blocks as all at once."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config.attention_blocks import attention_blocks, attention_pairs
+from palm_mtf.model.attention import causal_attention
+from tests.mtf_testing import lowered_values
+
+BATCH = mtf.Dimension("batch", 2)
+LENGTH = mtf.Dimension("length", 6)
+MEMORY_LENGTH = mtf.Dimension("memory_length", 6)
+HEADS = mtf.Dimension("heads", 2)
+D_KV = mtf.Dimension("d_kv", 4)
+
+
+def test_first_position_attends_only_to_itself():
+  rng = np.random.default_rng(2)
+  q = rng.standard_normal([2, 6, 2, 4]).astype(np.float32)
+  k = rng.standard_normal([2, 6, 4]).astype(np.float32)
+  v = rng.standard_normal([2, 6, 4]).astype(np.float32)
+  y = lowered_values(
+    lambda q, k, v: {"y": causal_attention(q, k, v)},
+    q=(q, [BATCH, LENGTH, HEADS, D_KV]),
+    k=(k, [BATCH, MEMORY_LENGTH, D_KV]),
+    v=(v, [BATCH, MEMORY_LENGTH, D_KV]),
+  )["y"]
+  for head in range(2):
+    np.testing.assert_allclose(y[:, 0, head], v[:, 0], rtol=1e-6)
+
+
+def test_attention_is_that_of_the_earlier_positions_of_the_segment():
+  """Segments in any order, one of them in two pieces."""
+  rng = np.random.default_rng(4)
+  batch = mtf.Dimension("batch", 16)
+  q = rng.standard_normal([16, 6, 2, 4]).astype(np.float32)
+  k, v = rng.standard_normal([2, 16, 6, 4]).astype(np.float32)
+  segments = rng.integers(3, size=[16, 6], dtype=np.int32)
+  y = lowered_values(
+    lambda q, k, v, segments: {"y": causal_attention(q, k, v, segments)},
+    q=(q, [batch, LENGTH, HEADS, D_KV]),
+    k=(k, [batch, MEMORY_LENGTH, D_KV]),
+    v=(v, [batch, MEMORY_LENGTH, D_KV]),
+    segments=(segments, [batch, LENGTH]),
+  )["y"]
+  for row, position, head in np.ndindex(16, 6, 2):
+    seen = [m for m in range(position + 1)]
+    seen = [m for m in seen if segments[row, m] == segments[row, position]]
+    keys, values = k[row, seen].astype(float), v[row, seen].astype(float)
+    weights = np.exp(keys @ q[row, position, head] / 2)
+    expected = weights @ values / weights.sum()
+    # Near 0 a sum of float32 numbers near 1 has their errors, not its own.
+    np.testing.assert_allclose(
+      y[row, position, head], expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
+def test_one_segment_is_the_same_to_the_bit_as_none(dtype):
+  rng = np.random.default_rng(5)
+  q = rng.standard_normal([2, 6, 2, 4]).astype(np.float32)
+  k, v = rng.standard_normal([2, 2, 6, 4]).astype(np.float32)
+
+  def build(q, k, v, segments):
+    qkv = [mtf.cast(x, dtype) for x in (q, k, v)]
+    results = {}
+    for name, each in (("none", None), ("one", segments)):
+      y = causal_attention(*qkv, each)
+      gradients = mtf.gradients([mtf.square(y)], qkv, [mtf.ones_like(y)])
+      for letter, x in zip("yqkv", [y, *gradients], strict=True):
+        results[f"{name} {letter}"] = x
+    return results
+
+  seen = lowered_values(
+    build,
+    q=(q, [BATCH, LENGTH, HEADS, D_KV]),
+    k=(k, [BATCH, MEMORY_LENGTH, D_KV]),
+    v=(v, [BATCH, MEMORY_LENGTH, D_KV]),
+    segments=(np.full([2, 6], 3, np.int32), [BATCH, LENGTH]),
+  )
+  for letter in "yqkv":
+    np.testing.assert_array_equal(seen[f"one {letter}"], seen[f"none {letter}"])
+
+
+def test_blocks_follow_each_other_and_the_last_one_may_be_short():
+  assert attention_blocks(128) == [(0, 128)]
+  assert attention_blocks(300) == [(0, 128), (128, 256), (256, 300)]
+  assert attention_blocks(8192)[-1] == (7680, 8192)
+  assert attention_pairs(300) == 128 * 128 + 128 * 256 + 44 * 300
+
+
+def attention_oracle(q, k, v, dout, segments):
+  """Returns out, dq, dk and dv of every head, by the definition."""
+  length, d_kv = q.shape[1], q.shape[-1]
+  if k.ndim == 3:  # one head for all
+    out, dq, dk, dv = attention_oracle(
+      q, *(np.stack([x] * q.shape[2], 2) for x in (k, v)), dout, segments
+    )
+    return out, dq, dk.sum(2), dv.sum(2)
+  visible = np.tril(np.ones([length, length], bool))
+  visible = visible & (segments[:, :, None] == segments[:, None, :])
+  scores = np.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(d_kv)
+  weights = np.where(visible[:, None], np.exp(scores), 0)
+  weights /= weights.sum(-1, keepdims=True)
+  out = np.einsum("bhlm,bmhk->blhk", weights, v)
+  dweights = np.einsum("blhk,bmhk->bhlm", dout, v)
+  mean = (weights * dweights).sum(-1, keepdims=True)
+  dscores = weights * (dweights - mean) / np.sqrt(d_kv)
+  return (
+    out,
+    np.einsum("bhlm,bmhk->blhk", dscores, k),
+    np.einsum("bhlm,blhk->bmhk", dscores, q),
+    np.einsum("bhlm,blhk->bmhk", weights, dout),
+  )
+
+
+def attend(dtype, keeps_weights, q, k, v, dout, segments):
+  """Returns out, dq, dk and dv, float32."""
+  length = mtf.Dimension("length", q.shape[1])
+  memory_length = mtf.Dimension("memory_length", q.shape[1])
+  own = [BATCH, length, HEADS, D_KV]
+  memory = [BATCH, memory_length, *([HEADS] * (k.ndim == 4)), D_KV]
+
+  def build(q, k, v, dout, segments):
+    q, k, v, dout = (mtf.cast(x, dtype) for x in (q, k, v, dout))
+    out = causal_attention(q, k, v, segments, keeps_weights)
+    gradients = mtf.gradients([out], [q, k, v], [dout])
+    names = ("out", "dq", "dk", "dv")
+    return dict(zip(names, [out, *gradients], strict=True))
+
+  found = lowered_values(
+    build,
+    q=(q, own),
+    k=(k, memory),
+    v=(v, memory),
+    dout=(dout, own),
+    segments=(segments, [BATCH, length]),
+  )
+  return [found[x].astype(np.float32) for x in ("out", "dq", "dk", "dv")]
+
+
+@pytest.mark.parametrize("is_multi_head", [False, True])
+@pytest.mark.parametrize("length", [100, 300])
+def test_blocks_attend_as_all_positions_at_once_whatever_they_keep(
+  length, is_multi_head
+):
+  """Documents that begin and end within blocks."""
+  rng = np.random.default_rng(length)
+  q, dout = rng.standard_normal([2, 2, length, 2, 4], dtype=np.float32)
+  shape = [2, 2, length, *([2] * is_multi_head), 4]
+  k, v = rng.standard_normal(shape, dtype=np.float32)
+  segments = np.sort(rng.integers(4, size=[2, length], dtype=np.int32))
+  given = (q, k, v, dout, segments)
+  expected = attention_oracle(*(x.astype(float) for x in given))
+  for dtype, limit in ((tf.float32, 2e-6), (tf.bfloat16, 0.02)):
+    kept = attend(dtype, True, *given)
+    for x, y in zip(kept, expected, strict=True):
+      assert np.abs(x - y).max() <= limit * np.abs(y).max()
+    again = attend(dtype, False, *given)
+    for x, y in zip(kept, again, strict=True):
+      np.testing.assert_array_equal(x, y)
