@@ -76,10 +76,22 @@ setup(
     "report": ["matplotlib>=3.10,<4"],
     # What `palm_mtf serve` answers by.
     "serve": ["aiohttp>=3.14,<4"],
-    # t5 asks for seqio-nightly and tfds-nightly, which write over seqio and
-    # tensorflow-datasets; requirements-t5.lock says how to keep one of each.
-    # mesh_tensorflow.transformer imports pkg_resources, gone in setuptools 82.
-    "t5": ["t5>=0.9.4,<0.10", "setuptools<82"],
+    # What t5.data and t5.evaluation import. Not t5 itself: every release of it
+    # asks for tfds-nightly, and since 0.9.4 for seqio-nightly, which write over
+    # tensorflow-datasets and seqio. docs/t5.md has the command behind this one.
+    "t5": [
+      "absl-py",
+      "babel>=2.10,<3",
+      "editdistance>=0.6,<1",
+      "immutabledict>=4,<5",
+      "nltk>=3.8,<4",
+      "pandas>=2.2,<4",
+      "rouge-score>=0.1.2,<0.2",
+      "sacrebleu>=2.3,<3",
+      "scikit-learn>=1.5,<2",
+      "scipy>=1.13,<2",
+      "six>=1.16,<2",
+    ],
     "tensorboard": ["tensorboard>=2.20,<3"],
     "test": [
       "hypothesis>=6.100",

@@ -205,7 +205,7 @@ def check_t5(name: str) -> None:
   if importlib.util.find_spec("t5") is None:
     raise UserError(
       f"task {name}: its metric is T5's, which is not installed: pip install "
-      "--no-deps --no-build-isolation -r requirements-t5.lock."
+      "'palm_mtf[t5]' && pip install --no-deps 't5>=0.9.4,<0.10'."
     )
 
 

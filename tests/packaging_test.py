@@ -4,6 +4,7 @@
 
 import email
 import email.message
+import importlib.metadata
 import os
 import re
 import shutil
@@ -304,6 +305,62 @@ def test_the_lock_meets_every_requirement_of_the_package(package_metadata):
       continue
     version = locked[canonicalize_name(requirement.name)]
     assert requirement.specifier.contains(version), f"{line} but {version}"
+
+
+# Packages whose files are those of packages that palm_mtf asks for.
+OVERLAYS = {"seqio-nightly", "tfds-nightly"}
+# What t5.models alone imports, which does not work (docs/t5.md).
+OF_MODELS = {"transformers"}
+
+
+def _required(lines: list[str], extra: str = "") -> set[str]:
+  return {
+    canonicalize_name(each.name)
+    for each in map(Requirement, lines)
+    if each.marker is None or each.marker.evaluate({"extra": extra})
+  }
+
+
+def test_no_extra_brings_a_package_that_writes_over_another(package_metadata):
+  for extra in package_metadata.get_all("Provides-Extra"):
+    names = _required(package_metadata.get_all("Requires-Dist"), extra)
+    # t5 asks for both overlays.
+    assert not names & (OVERLAYS | {"t5"}), extra
+
+
+def test_the_extra_t5_has_all_else_that_t5_asks_for(package_metadata):
+  pytest.importorskip("t5", reason="t5 is not installed")
+  of_t5 = _required(importlib.metadata.requires("t5"))
+  assert of_t5 >= OVERLAYS, "pip could install t5 by itself"
+  ours = _required(package_metadata.get_all("Requires-Dist"), "t5")
+  assert of_t5 - OVERLAYS - OF_MODELS <= ours
+
+
+@pytest.mark.slow
+def test_pip_installs_the_extra_and_t5_with_one_owner_of_each_file(
+  wheel, tmp_path
+):
+  """Needs a package index, 3 GB of disk and minutes."""
+  _run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
+  python = str(tmp_path / "venv" / "bin" / "python")
+  pip = (python, "-m", "pip", "install", "-q")
+  try:
+    _run(*pip, f"{wheel}[t5]")
+  except AssertionError as error:
+    if re.search("No matching distribution|Connection", str(error)):
+      pytest.skip("there is no package index")
+    raise
+  _run(*pip, "--no-deps", "t5>=0.9.4,<0.10")
+  program = (
+    "import collections, importlib.metadata as m\n"
+    "count = collections.Counter(str(f) for d in m.distributions()\n"
+    "  for f in set(d.files or ()) if 'dist-info' not in str(f))\n"
+    "print([f for f, n in count.items() if n > 1])\n"
+    "import palm_mtf, t5.data.tasks, t5.evaluation.metrics, seqio\n"
+    "print('glue_cola_v002' in seqio.TaskRegistry.names())"
+  )
+  found = _run(python, "-I", "-c", program, cwd=tmp_path)
+  assert found.split() == ["[]", "True"]
 
 
 def test_the_makefile_accepts_the_pythons_that_the_package_accepts(

@@ -45,6 +45,7 @@ NOT_MIRRORED = {
   "packaging_test.py",
   "pod_faults_test.py",
   "docs_test.py",
+  "t5_test.py",
   "style_test.py",
   "tls_tunnel_test.py",
   "tasks/gin_run_test.py",
