@@ -33,7 +33,7 @@ IMPORTS = {
   "optim": "_tf config accounting ops",
   "decode": "_tf config accounting ops mesh model",
   "programs": "_tf errors config ops mesh model optim decode",
-  "rates": "_tf console config machine accounting ops mesh",
+  "rates": "_tf console config machine accounting ops mesh programs",
   "model_dir": "_tf errors",
   "report": "__init__ errors model_dir",
   "trace": "_tf programs model_dir",

@@ -75,9 +75,14 @@ def peak_of_devices(
 
 def of_one_device(hardware: HardwareConfig, sharers: int) -> HardwareConfig:
   """Returns the rates of one of `sharers` devices that share a chip."""
+  passes = hardware.chip_pass_bandwidths or {}
   return dataclasses.replace(
     hardware,
     chip_devices=1,
+    chip_pass_bandwidths={
+      dtype: {kind: value / sharers for kind, value in rates.items()}
+      for dtype, rates in passes.items()
+    },
     **{
       name: value / sharers
       for name in _SHARED

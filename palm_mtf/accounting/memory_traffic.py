@@ -4,6 +4,11 @@
 
 Products are bound by arithmetic, and their operands are not counted. A pass
 reads each of its inputs once and writes each output once.
+
+blocks     norms, residual sums, what is read of a product; the embedding
+attention  the softmax of scores, and its gradient
+loss       the cross entropy of logits, and its gradient
+weights    casts, sums over microbatches, the update
 """
 
 from palm_mtf.accounting.activations import device_tokens, widths
@@ -16,11 +21,13 @@ from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 
+PASSES = ("blocks", "attention", "loss", "weights")
+
 _FLOAT32 = DTYPE_BYTES["float32"]
 
 
-def block_passes(config: PalmConfig, mesh: MeshLayout) -> tuple[float, float]:
-  """Returns numbers a token that a block's passes move, forward and backward.
+def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
+  """Returns numbers a token that a block's passes move in a step, by kind.
 
   Args:
     config: architecture.
@@ -30,33 +37,42 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> tuple[float, float]:
   norms = 1 if config.block == "parallel" else 2
   read = w.queries + w.keys_and_values + w.hidden
   # Each norm, its residual sum; what is read of the product; the softmax.
-  forward = norms * (2 * w.stream + 3 * w.residual)
-  forward += w.columns + read + 2 * w.scores
+  forward = {
+    "blocks": norms * (2 * w.stream + 3 * w.residual) + w.columns + read,
+    "attention": 2 * w.scores,
+  }
   # The same again: a norm reads two and writes one, and a sum of gradients; the
   # product is read, and its gradient made of those of its parts; of attention
   # weights and their gradient comes that of the scores, and of two results.
-  backward = norms * (3 * w.stream + 3 * w.residual)
-  backward += 2 * w.columns + read + 3 * w.scores + 2 * w.queries
-  if config.remat == "layer":
-    backward += forward
-  elif config.remat == "attention":
-    backward += 2 * w.scores
-  return forward, backward
+  backward = {
+    "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
+    "attention": 3 * w.scores + 2 * w.queries,
+  }
+  repeated = {
+    "none": {},
+    "attention": {"attention": forward["attention"]},
+    "layer": forward,
+  }[config.remat]
+  return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
 
 
 def activation_traffic(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
-) -> int:
-  """Returns the bytes of all passes over activations in a step, of a device."""
+) -> dict[str, int]:
+  """Returns the bytes of passes over activations in a step, of a device."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
-  of_token = config.num_layers * width * sum(block_passes(config, mesh))
-  # The largest, the sums, and the gradient, which is written; the last norm and
-  # the embedding's rows, and their gradients, which are summed in float32.
-  of_token += w.vocab * (3 * logits + width)
-  of_token += w.stream * (5 * width + 3 * width + 2 * _FLOAT32)
-  tokens = device_tokens(config, mesh, pod_batch_size)
-  return round(mesh.num_microbatches * tokens * of_token)
+  of_token = {
+    kind: config.num_layers * width * numbers
+    for kind, numbers in block_passes(config, mesh).items()
+  }
+  # The last norm and the embedding's rows, and their gradients, which are
+  # summed in float32.
+  of_token["blocks"] += w.stream * (5 * width + 3 * width + 2 * _FLOAT32)
+  # The largest, the sums, and the gradient, which is written.
+  of_token["loss"] = w.vocab * (3 * logits + width)
+  tokens = mesh.num_microbatches * device_tokens(config, mesh, pod_batch_size)
+  return {kind: round(tokens * each) for kind, each in of_token.items()}
 
 
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
@@ -82,3 +98,14 @@ def update_traffic(kept: DeviceBytes) -> int:
   # A gradient is read for the norm of all, for its moment and for its update; a
   # weight for its scale and, with each slot, to be read and written.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
+
+
+def step_traffic(
+  config: PalmConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
+) -> dict[str, int]:
+  """Returns the bytes of all passes in a step, of a device, by kind."""
+  weights = weight_traffic(config, mesh) + update_traffic(kept)
+  return {
+    **activation_traffic(config, mesh, pod_batch_size),
+    "weights": weights,
+  }

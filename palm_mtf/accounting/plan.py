@@ -29,8 +29,11 @@ from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
 from palm_mtf.config import Config, PlanConfig
-from palm_mtf.config.mesh_layout import check
+from palm_mtf.config.mesh_layout import MeshLayout, check
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.parameter_names import parsed
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 
 _REMATS = ("none", "attention", "layer")
@@ -47,10 +50,24 @@ def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
     config: architecture with its dtype, layout, optimizer and pods.
     batch_size: sequences of the step, over all pods.
   """
-  model, mesh, pods = config.model, config.mesh_layout, config.pods
+  tensors = tensor_bytes(
+    config.model, config.mesh_layout, config.pods, config.optimizer, batch_size
+  )
+  process = _process_bytes(config)
+  return {**({"process": process} if process else {}), **tensors}
+
+
+def tensor_bytes(
+  model: PalmConfig,
+  mesh: MeshLayout,
+  pods: PodsConfig,
+  optimizer: AdafactorConfig,
+  batch_size: int,
+) -> dict[str, int]:
+  """Returns the bytes of a device's tensors; see `memory_parts`."""
   rows = batch_size // pods.num_pods
   return {
-    **dataclasses.asdict(device_bytes(model, mesh, config.optimizer)),
+    **dataclasses.asdict(device_bytes(model, mesh, optimizer)),
     "activations": kept_bytes(model, mesh, rows),
     "weight copies": weight_copy_bytes(model, mesh),
     # Gradients of other pods come when all activations have gone.
@@ -58,6 +75,15 @@ def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
       working_bytes(model, mesh, rows), exchange_bytes(model, mesh, pods)
     ),
   }
+
+
+def _process_bytes(config: AnyConfig) -> int:
+  """Returns a device's share of its process's memory beside tensors."""
+  # Servers are a process a pod; other devices are of one process.
+  pods, num_devices = config.pods, config.mesh_layout.num_devices
+  if pods.pods == "in_process":
+    num_devices *= pods.num_pods
+  return round((config.hardware.chip_process_bytes or 0) / num_devices)
 
 
 def fits(config: AnyConfig, batch_size: int) -> bool:

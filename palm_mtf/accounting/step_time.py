@@ -23,6 +23,7 @@ from palm_mtf.accounting.hardware import MEASURED, of_one_device
 from palm_mtf.accounting.links import axes_bandwidth
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.memory_traffic import (
+  PASSES,
   activation_traffic,
   update_traffic,
   weight_traffic,
@@ -75,8 +76,8 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
   chip, mesh = config.run.chip, config.mesh_layout
   if chip == MEASURED and not rates.chip_memory_bandwidth:
     raise UserError(
-      'CHIP = "measured": the rates of this machine are not known yet; run '
-      "`palm_mtf plan --calibrate`, or name a chip."
+      'CHIP = "measured": the rates of this machine are not known yet, or are '
+      "another version's; run `palm_mtf plan --calibrate`, or name a chip."
     )
   is_float32 = config.model.activation_dtype == "float32"
   needed = ["chip_memory_bandwidth", "chip_memory_bytes"]
@@ -119,10 +120,10 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
     else rates.chip_bfloat16_flops
   )
   flops = device_flops(model, mesh, pod_batch_size * model.sequence_length)
-  of_memory = 1 / rates.chip_memory_bandwidth
   kept = device_bytes(model, mesh, config.optimizer)
   passes = activation_traffic(model, mesh, pod_batch_size)
-  passes += weight_traffic(model, mesh)
+  passes["weights"] = weight_traffic(model, mesh)
+  bandwidths = pass_bandwidths(rates, model.activation_dtype)
   moved = step_bytes(
     model,
     mesh,
@@ -132,14 +133,14 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   )
   alone = StepTime(
     products=flops / (peak * rates.chip_efficiency),
-    passes=passes * of_memory,
+    passes=sum(passes[kind] / bandwidths[kind] for kind in passes),
     collectives={
       (kind, axes): num_bytes
       / mesh.num_devices
       / axes_bandwidth(mesh, axes, rates)
       for (kind, axes), num_bytes in moved.items()
     },
-    update=update_traffic(kept) * of_memory,
+    update=update_traffic(kept) / bandwidths["weights"],
     exchange=0.0,
     hidden_exchange=0.0,
     moved=moved,
@@ -151,6 +152,14 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   sending = sum(exchange_secs(model, mesh, pods, link))
   hidden = max(0.0, sending - exposed)
   return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)
+
+
+def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
+  """Returns the bytes/s of passes of a device, by kind (memory_traffic.py)."""
+  measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
+  return {
+    kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES
+  }
 
 
 def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:

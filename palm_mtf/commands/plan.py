@@ -5,7 +5,8 @@
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from palm_mtf.accounting.curves import curves
 from palm_mtf.accounting.hardware import MEASURED, check_chip
@@ -117,24 +118,35 @@ def calibrate(
   """
   del hardware_of
   # TensorFlow takes seconds to import, and plans need none.
-  from palm_mtf.rates.measure import measured_rates
+  from palm_mtf.rates.calibration import calibration
 
-  rates = measured_rates()
+  measured = calibration()
   memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
   # What virtual devices and pods of this machine send each other is copied in
   # its memory: read and written.
+  copied = measured.memory_bandwidth / 2
   macros = {
-    "CHIP_BFLOAT16_FLOPS": rates["bfloat16"],
-    "CHIP_FLOAT32_FLOPS": rates["float32"],
+    "CHIP_BFLOAT16_FLOPS": measured.flops["bfloat16"],
+    "CHIP_FLOAT32_FLOPS": measured.flops["float32"],
     "CHIP_EFFICIENCY": 1.0,  # products are what was measured
     "CHIP_MEMORY_BYTES": memory,
-    "CHIP_MEMORY_BANDWIDTH": rates["memory"],
-    "CHIP_LINK_BANDWIDTH": rates["memory"] / 2,
-    "CHIP_DCN_BANDWIDTH": rates["memory"] / 2,
+    "CHIP_MEMORY_BANDWIDTH": measured.memory_bandwidth,
+    "CHIP_PASS_BANDWIDTHS": measured.pass_bandwidths,
+    "CHIP_PROCESS_BYTES": measured.process_bytes,
+    "CHIP_LINK_BANDWIDTH": copied,
+    "CHIP_DCN_BANDWIDTH": copied,
   }
+  macros = {name: _rounded(value) for name, value in macros.items()}
   path = measured_hardware()
-  lines = [f"{name} = {value:.4g}" for name, value in macros.items()]
+  lines = [f"{name} = {value!r}" for name, value in macros.items()]
   write_atomically(path, "\n".join([*lines, ""]).encode())
   print(json.dumps({"file": path, **macros}) if as_json else path)
   if not as_json:
     print("\n".join(lines))
+
+
+def _rounded(value: Any) -> Any:
+  """Returns a number, or all of a dict, to four digits."""
+  if isinstance(value, Mapping):
+    return {key: _rounded(each) for key, each in value.items()}
+  return float(f"{value:.4g}")

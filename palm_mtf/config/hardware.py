@@ -3,6 +3,7 @@
 """One chip's rates and memory, which CHIP names a file of gin/hardware for."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from palm_mtf.errors import UserError
 
@@ -20,6 +21,10 @@ class HardwareConfig:
     chip_devices: TensorFlow's devices on a chip.
     chip_memory_bytes: device memory.
     chip_memory_bandwidth: bytes/s.
+    chip_pass_bandwidths: bytes/s at which passes go over memory, by dtype and
+      kind (accounting/memory_traffic.py), where they are measured: on a CPU
+      arithmetic bounds them. Others have the memory's.
+    chip_process_bytes: memory of a process beside the tensors of its step.
     chip_link_bandwidth: bytes/s of all links to chips of the pod together.
     chip_link_dims: dimensions of the torus of links; 0 is a switch.
     chip_link_chips: the most chips that links join; behind a switch, those
@@ -35,6 +40,8 @@ class HardwareConfig:
   chip_devices: int = 1
   chip_memory_bytes: float | None = None
   chip_memory_bandwidth: float | None = None
+  chip_pass_bandwidths: Mapping[str, Mapping[str, float]] | None = None
+  chip_process_bytes: float | None = None
   chip_link_bandwidth: float | None = None
   chip_link_dims: int = 0
   chip_link_chips: int | None = None
@@ -47,6 +54,9 @@ class HardwareConfig:
       name, value = field.name.upper(), getattr(self, field.name)
       if value is None and field.default is None:
         continue
+      if name == "CHIP_PASS_BANDWIDTHS":
+        _check_bandwidths(name, value)
+        continue
       is_number = type(value) in (int, float)
       if not is_number or not 0 <= value < float("inf"):
         raise UserError(f"{name} = {value!r}: give a number, 0 or more.")
@@ -57,3 +67,18 @@ class HardwareConfig:
       raise UserError(
         f"CHIP_EFFICIENCY = {self.chip_efficiency!r}: a share, at most 1."
       )
+
+
+def _check_bandwidths(name: str, value: object) -> None:
+  """Raises UserError unless `value` has bandwidths by dtype and kind."""
+  dtypes = value.values() if isinstance(value, Mapping) else [value]
+  rates = [
+    rate
+    for kinds in dtypes
+    for rate in (kinds.values() if isinstance(kinds, Mapping) else [None])
+  ]
+  if not all(type(x) in (int, float) and 0 < x < float("inf") for x in rates):
+    raise UserError(
+      f"{name} = {value!r}: give bytes/s by dtype and kind, as in "
+      '{"float32": {"blocks": 5e9}}.'
+    )

@@ -6,8 +6,10 @@ import dataclasses
 
 from palm_mtf.accounting.memory import DeviceBytes
 from palm_mtf.accounting.memory_traffic import (
+  PASSES,
   activation_traffic,
   block_passes,
+  step_traffic,
   update_traffic,
   weight_traffic,
 )
@@ -24,20 +26,40 @@ Q, KV, SCORES, COLUMNS = 20, 20, 100, 20 + 20 + 800
 
 
 def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
-  forward = 2 * 100 + 3 * 100 + COLUMNS + (Q + KV + 400) + 2 * SCORES
-  backward = 6 * 100 + 2 * COLUMNS + (Q + KV + 400) + 3 * SCORES + 2 * Q
-  assert block_passes(C, SINGLE) == (forward, backward)
+  blocks = 2 * 100 + 3 * 100 + COLUMNS + (Q + KV + 400)
+  attention = 2 * SCORES
+  both_ways = {
+    "blocks": blocks + 6 * 100 + 2 * COLUMNS + (Q + KV + 400),
+    "attention": attention + 3 * SCORES + 2 * Q,
+  }
+  assert block_passes(C, SINGLE) == both_ways
   again = dataclasses.replace(C, remat="layer")
-  assert block_passes(again, SINGLE) == (forward, backward + forward)
+  assert block_passes(again, SINGLE) == {
+    "blocks": both_ways["blocks"] + blocks,
+    "attention": both_ways["attention"] + attention,
+  }
   softmax = dataclasses.replace(C, remat="attention")
-  assert block_passes(softmax, SINGLE) == (forward, backward + 2 * SCORES)
+  assert block_passes(softmax, SINGLE) == {
+    **both_ways,
+    "attention": both_ways["attention"] + attention,
+  }
+
+
+def test_the_loss_passes_three_times_over_logits_and_writes_their_gradient():
+  tokens = 8 * 50
+  float32 = activation_traffic(C, SINGLE, 8)["loss"]
+  assert float32 == tokens * 1000 * (3 * 4 + 2)
+  rounded = dataclasses.replace(C, logits_dtype="activation")
+  loss = activation_traffic(rounded, SINGLE, 8)["loss"]
+  assert loss == tokens * 1000 * 4 * 2
 
 
 def test_traffic_is_of_the_tokens_whatever_the_microbatches():
   parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
   one = activation_traffic(C, SINGLE, 8)
   assert activation_traffic(C, parts, 8) == one
-  assert activation_traffic(C, SINGLE, 16) == 2 * one
+  twice = {kind: 2 * size for kind, size in one.items()}
+  assert activation_traffic(C, SINGLE, 16) == twice
 
 
 def test_each_microbatch_casts_weights_and_adds_its_gradients():
@@ -52,3 +74,12 @@ def test_each_microbatch_casts_weights_and_adds_its_gradients():
 def test_the_update_reads_and_writes_weights_and_slots():
   kept = DeviceBytes(weights=400, slots=800, gradients=200)
   assert update_traffic(kept) == 3 * 200 + 3 * 400 + 2 * 800
+
+
+def test_the_traffic_of_a_step_has_casts_sums_and_update_in_one_kind():
+  kept = DeviceBytes(weights=400, slots=800, gradients=200)
+  assert step_traffic(C, SINGLE, kept, 8) == {
+    **activation_traffic(C, SINGLE, 8),
+    "weights": weight_traffic(C, SINGLE) + update_traffic(kept),
+  }
+  assert set(step_traffic(C, SINGLE, kept, 8)) == set(PASSES)

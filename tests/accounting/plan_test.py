@@ -111,3 +111,20 @@ def test_a_device_keeps_what_its_parts_need():
   numbers = 8_632_012_800 // 16  # with norm scales
   assert parts["weights"] == pytest.approx(4 * numbers, rel=1e-3)
   assert parts["slots"] == 2 * parts["weights"]
+
+
+@pytest.mark.parametrize(
+  ("pods", "share"), [("in_process", 4), ("local_servers", 2)]
+)
+def test_devices_share_the_memory_of_their_process_beside_tensors(pods, share):
+  """A server holds the devices of its pod, one process those of all pods."""
+  config = plan_config(
+    "recipes/quickstart.gin",
+    MESH_SHAPE="data:2",
+    LAYOUT="batch:data",
+    NUM_PODS=2,
+    PODS=pods,
+    ACTIVATION_DTYPE="float32",
+    CHIP_PROCESS_BYTES=800e6,
+  )
+  assert memory_parts(config, 16)["process"] == 800e6 / share

@@ -6,6 +6,11 @@ import dataclasses
 
 import pytest
 
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.accounting.memory_traffic import (
+  activation_traffic,
+  update_traffic,
+)
 from palm_mtf.accounting.plan import rates_of
 from palm_mtf.accounting.step_time import device_rates, predicted
 from palm_mtf.errors import UserError
@@ -76,21 +81,61 @@ def test_a_slow_network_is_seen_in_the_step():
   assert slow.total == pytest.approx(fast + slow.exchange, rel=0.01)
 
 
+ON_A_CPU = {
+  "CHIP_FLOAT32_FLOPS": 8e10,
+  "CHIP_BFLOAT16_FLOPS": 8e10,
+  "CHIP_MEMORY_BANDWIDTH": 2e10,
+  "CHIP_MEMORY_BYTES": 8e9,
+  "CHIP_LINK_BANDWIDTH": 1e10,
+  "CHIP_DCN_BANDWIDTH": 1e10,
+}
+SLOW_PASSES = {"blocks": 1e9, "attention": 2e9, "loss": 3e9, "weights": 4e9}
+
+
+def on_a_cpu(**macros):
+  """The quickstart's model as one pod of one device."""
+  given = {**ON_A_CPU, "NUM_PODS": 1, "ACTIVATION_DTYPE": "float32", **macros}
+  return plan_config("recipes/quickstart.gin", **given)
+
+
 def test_devices_of_this_machine_share_it():
   config = plan_config(
     "recipes/quickstart.gin",
-    CHIP_FLOAT32_FLOPS=8e10,
-    CHIP_BFLOAT16_FLOPS=8e10,
-    CHIP_MEMORY_BANDWIDTH=2e10,
-    CHIP_MEMORY_BYTES=8e9,
-    CHIP_LINK_BANDWIDTH=1e10,
-    CHIP_DCN_BANDWIDTH=1e10,
+    **ON_A_CPU,
     MESH_SHAPE="data:2",
     LAYOUT="batch:data",
   )
   rates = device_rates(config)  # two pods of two devices
   assert rates.chip_memory_bytes == 2e9
   assert rates.chip_float32_flops == 2e10
+
+
+def test_passes_go_over_memory_at_the_bandwidths_measured_for_their_kind():
+  config = on_a_cpu(CHIP_PASS_BANDWIDTHS={"float32": SLOW_PASSES})
+  step = predicted(config, 16)
+  model, mesh = config.model, config.mesh_layout
+  traffic = activation_traffic(model, mesh, 16)
+  expected = sum(traffic[x] / SLOW_PASSES[x] for x in traffic)
+  assert step.passes == pytest.approx(expected)  # float32: nothing is cast
+  kept = device_bytes(model, mesh, config.optimizer)
+  assert step.update == pytest.approx(update_traffic(kept) / 4e9)
+
+
+def test_passes_of_what_was_not_measured_have_the_bandwidth_of_memory():
+  all_alike = {"float32": dict.fromkeys(SLOW_PASSES, 2e10)}
+  other = {"bfloat16": SLOW_PASSES}
+  steps = [
+    predicted(on_a_cpu(CHIP_PASS_BANDWIDTHS=each), 16)
+    for each in (None, all_alike, other)
+  ]
+  assert steps[0] == steps[1] == steps[2]
+
+
+def test_two_pods_of_one_machine_pass_at_half_the_speed_each():
+  passes = {"float32": SLOW_PASSES}
+  one = predicted(on_a_cpu(CHIP_PASS_BANDWIDTHS=passes), 16)
+  two = on_a_cpu(CHIP_PASS_BANDWIDTHS=passes, NUM_PODS=2)
+  assert predicted(two, 32).passes == pytest.approx(2 * one.passes)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +162,8 @@ def test_devices_of_this_machine_share_it():
     ),
     (
       {"CHIP": "measured", "CHIP_MEMORY_BANDWIDTH": None},
-      'CHIP = "measured": the rates of this machine are not known yet; run '
-      "`palm_mtf plan --calibrate`, or name a chip.",
+      'CHIP = "measured": the rates of this machine are not known yet, or are '
+      "another version's; run `palm_mtf plan --calibrate`, or name a chip.",
     ),
   ],
 )

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from palm_mtf.machine import cache_folder
 from palm_mtf.machine.cache_folder import measured_hardware
-from palm_mtf.rates import measure
+from palm_mtf.rates import calibration
 from tests import processes, runs
 
 PALM = "--gin_file=recipes/palm_540b_two_pods.gin"
@@ -128,8 +129,14 @@ def test_this_machine_is_measured_once_for_all_plans(
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
   quickstart = "--gin_file=recipes/quickstart.gin"
   assert "palm_mtf plan --calibrate" in fails("plan", quickstart)
-  rates = {"float32": 1e11, "bfloat16": 5e10, "memory": 2e10}
-  monkeypatch.setattr(measure, "measured_rates", lambda: rates)
+  passes = {"blocks": 5e9, "attention": 4e9, "loss": 3e9, "weights": 2e9}
+  measured = calibration.Calibration(
+    flops={"float32": 1e11, "bfloat16": 5e10},
+    memory_bandwidth=2e10,
+    pass_bandwidths={"float32": passes, "bfloat16": passes},
+    process_bytes=700_000_000,
+  )
+  monkeypatch.setattr(calibration, "calibration", lambda: measured)
   code, out, _ = palm_mtf("plan", "--calibrate")
   assert code == 0 and out.startswith(f"{measured_hardware()}\n")
   code, out, _ = palm_mtf(
@@ -142,6 +149,11 @@ def test_this_machine_is_measured_once_for_all_plans(
     tokens * plan["flops_per_token"]["model"] / 1e11
   )
   assert plan["mfu"] < 1
+  assert plan["device_bytes"]["process"] == 350_000_000  # of two pods in it
+  # What an earlier version measured is not read.
+  version = cache_folder.CALIBRATION + 1
+  monkeypatch.setattr(cache_folder, "CALIBRATION", version)
+  assert "another version's; run `palm_mtf plan" in fails("plan", quickstart)
 
 
 def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):

@@ -22,6 +22,14 @@ from palm_mtf.errors import UserError
     ),
     ({"chip_devices": 0}, "CHIP_DEVICES = 0: give a number above 0."),
     ({"chip_efficiency": 1.5}, "CHIP_EFFICIENCY = 1.5: a share, at most 1."),
+    (
+      {"chip_pass_bandwidths": {"float32": {"blocks": 0}}},
+      "CHIP_PASS_BANDWIDTHS = {'float32': {'blocks': 0}}: give bytes/s by",
+    ),
+    (
+      {"chip_pass_bandwidths": 5e9},
+      "CHIP_PASS_BANDWIDTHS = 5000000000.0: give bytes/s by dtype and kind",
+    ),
     ({"chip_efficiency": None}, "CHIP_EFFICIENCY = None: give a number"),
   ],
 )

@@ -1,0 +1,53 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What is solved of the times of small models, and that they differ enough."""
+
+import numpy as np
+import pytest
+
+from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.accounting.memory_traffic import PASSES, step_traffic
+from palm_mtf.rates.calibration import PROBES, solved_secs, step_secs
+from tests.mtf_testing import PALM_OPTIMIZER, SINGLE
+
+
+def traffic_of_probes(dtype):
+  """Returns the bytes of each probe by kind, [probes, kinds]."""
+  rows = []
+  for probe in PROBES.values():
+    model = probe.model(dtype)
+    kept = device_bytes(model, SINGLE, PALM_OPTIMIZER)
+    traffic = step_traffic(model, SINGLE, kept, probe.batch_size)
+    rows.append([traffic[kind] for kind in PROBES])
+  return np.array(rows)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bandwidths_of_a_made_up_machine_are_found(dtype):
+  assert tuple(PROBES) == PASSES
+  traffic = traffic_of_probes(dtype)
+  true = 1 / np.array([5e9, 2e9, 3e9, 7e9])
+  found = solved_secs(traffic, traffic @ true, least=1 / 40e9)
+  np.testing.assert_allclose(found, true, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_error_of_a_time_changes_what_is_found_little(dtype):
+  """At most four times as much."""
+  traffic = traffic_of_probes(dtype)
+  true = 1 / np.array([5e9, 2e9, 3e9, 7e9])
+  rng = np.random.default_rng(0)
+  for _ in range(20):
+    wrong = traffic @ true * rng.uniform(0.97, 1.03, size=4)
+    found = solved_secs(traffic, wrong, least=1 / 40e9)
+    np.testing.assert_allclose(found, true, rtol=0.12)
+
+
+def test_no_pass_beats_the_memory():
+  traffic = np.array([[4.0, 1.0], [1.0, 4.0]])
+  found = solved_secs(traffic, np.array([-1.0, 9.0]), least=0.5)
+  np.testing.assert_allclose(found, [0.5, (9 - 0.5) / 4])
+
+
+def test_a_probe_trains_and_is_timed():
+  assert 1e-3 < step_secs(PROBES["weights"], "float32") < 60
