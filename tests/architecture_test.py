@@ -53,9 +53,10 @@ IMPORTS = {
   "training": "__init__ _tf errors config machine accounting ops mesh "
   "programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
+  "sweep": "errors config machine accounting model_dir training",
   "commands": "__init__ _tf errors console config machine accounting mesh "
   "rates model_dir report data checkpoints huggingface formats cluster "
-  "inference serving evaluation training",
+  "inference serving evaluation training sweep",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors console config machine model_dir",
   "lm_eval": "errors console config machine accounting data checkpoints "
@@ -101,6 +102,7 @@ TENSORFLOW_FREE = PURE | {
   "gguf",
   "huggingface",
   "report",
+  "sweep",
 }
 # Processes that start others first.
 STARTERS = {

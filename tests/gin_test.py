@@ -36,7 +36,7 @@ RECIPES, MODELS, LAYOUTS, HARDWARE = (
 # Programs of TPUs are built in tests/tools/build_tpu_test.py.
 ON_HOSTS = [path for path in RECIPES if "layouts/tpu" not in path.read_text()]
 CONFIGURED = [name for name, command in COMMANDS.items() if command.config]
-MACROS = {"MODEL_DIR", *macros_of(config.Config)}
+MACROS = {"MODEL_DIR", *macros_of(config.ConfigOfSweep)}
 # What a file leaves to the user, and the files that do.
 TO_THE_USER = {
   "MODEL_DIR": ('"model_dir"', ""),
@@ -85,6 +85,7 @@ def test_every_folder_is_one_of_the_known_kinds():
     "hardware",
     "recipes",
     "runs",
+    "sweeps",
   }
 
 
@@ -136,7 +137,10 @@ def test_only_runs_and_recipes_include_and_what_they_include_does_not():
   for path in FILES:
     text = path.read_text()
     for name in re.findall(r"^include '(.*)'$", text, re.MULTILINE):
-      assert path.parent.name in ("recipes", "runs")
+      assert path.parent.name in ("recipes", "runs", "sweeps")
+      if path.parent.name == "sweeps":
+        assert FOLDER / name in RECIPES
+        continue
       included = (FOLDER / name).read_text()
       assert not re.search("^include", included, re.MULTILINE), name
 

@@ -21,6 +21,8 @@ class Command(NamedTuple):
     keeps_config: whether the entry point takes `config_files`, a function of
       the macros that it resolved that returns {file name: text}, to be written
       into MODEL_DIR.
+    starts_runs: whether the entry point takes `load_run`, which makes the
+      settings of a run (run_settings.loader_of_runs).
     takes_model_dir: whether --model_dir stands for the config.gin in that
       folder.
     flags: {flag: keywords of argparse}; one without dashes is positional. The
@@ -36,6 +38,7 @@ class Command(NamedTuple):
   leaves_out: Sequence[str] = ()
   has_results: bool = False
   keeps_config: bool = False
+  starts_runs: bool = False
   takes_model_dir: bool = False
   flags: Mapping[str, Mapping[str, Any]] = {}
   alone: Mapping[str, tuple[str, str]] = {}

@@ -84,6 +84,13 @@ COMMANDS = {
       ),
     },
   ),
+  "sweep": Command(
+    "train runs that differ in some settings, and fit a scaling law to them",
+    entry_point="palm_mtf.commands.sweep.sweep",
+    config="ConfigOfSweep",
+    has_results=True,
+    starts_runs=True,
+  ),
   "evaluate": Command(
     "print validation loss, or the metrics of SeqIO tasks",
     entry_point="palm_mtf.commands.evaluate.evaluate",

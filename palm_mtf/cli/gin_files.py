@@ -100,16 +100,28 @@ class Configuration:
         origin = f"{macros[name].value}, {macros[name].origin}"
         macros[name] = Setting(name=name, value=value, origin=origin)
     asked = dataclasses.replace(self, macros=macros)
-    operative = {
-      name: dataclasses.replace(setting, value=asked._literal(setting.value))
-      for name, setting in macros.items()
-    }
     return {
       "config.gin": asked.effective_text(),
-      "operative_config.gin": dataclasses.replace(
-        self, macros=operative
-      ).effective_text(),
+      "operative_config.gin": asked._operative().effective_text(),
     }
+
+  def values_text(self) -> str:
+    """Returns a gin file of the values alone, without where they were set."""
+    settings = [
+      x for x in self._operative().macros.values() if x.name not in self.implied
+    ]
+    lines = ["from __gin__ import dynamic_registration"]
+    lines += dict.fromkeys(each.statement for each in self.imports)
+    lines += map(str, [*settings, *self.bindings])
+    return "\n".join(lines) + "\n"
+
+  def _operative(self) -> "Configuration":
+    """Returns the same with values in the places of references to macros."""
+    macros = {
+      name: dataclasses.replace(setting, value=self._literal(setting.value))
+      for name, setting in self.macros.items()
+    }
+    return dataclasses.replace(self, macros=macros)
 
   def located(self, message: str) -> str:
     """Adds where a macro was set to a message that begins "MACRO = "."""
@@ -187,6 +199,7 @@ def load(
   bindings: Iterable[str] = (),
   asked: str = "",
   run_config: str | None = None,
+  over: Iterable[Setting] = (),
 ) -> Configuration:
   """Reads, merges and checks the configuration of one command.
 
@@ -197,6 +210,7 @@ def load(
     asked: the command line, to be kept at the head of the text.
     run_config: path of a run's config.gin before all of `gin_files`, which has
       to be data (gin_checks.check_runs_no_code); None for no such file.
+    over: settings over all of these, such as those of one run of a sweep.
 
   Raises:
     UserError: the first thing that is wrong, in one line.
@@ -209,7 +223,8 @@ def load(
   for name in gin_files:
     statements += read_file(find_gin_file(name))
   statements += read_command_line(bindings)
-  defaults = {"MODEL_DIR": MISSING, **macros_of(config.Config)}
+  statements += over
+  defaults = {"MODEL_DIR": MISSING, **macros_of(config.ConfigOfSweep)}
   # Every macro of every command is known: a file may serve several commands.
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)

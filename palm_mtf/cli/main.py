@@ -134,7 +134,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   options = _parse(parser, rest)
 
   from palm_mtf.cli import gin_files
-  from palm_mtf.cli.run_settings import settings_of
+  from palm_mtf.cli.run_settings import loader_of_runs, settings_of
 
   if _run_alone(command, options):
     return 0
@@ -166,6 +166,8 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     keywords = {name: getattr(options, name) for name in own}
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files
+    if command.starts_runs:
+      keywords["load_run"] = loader_of_runs(files, bindings)
     if command.has_results:
       keywords["as_json"] = options.as_json
     entry_point = _function(command.entry_point)

@@ -1,12 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a training run, for a command that goes on from it."""
+"""The settings of training runs, for commands that go on from or start them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.cli import gin_files
-from palm_mtf.config import CorpusConfig
+from palm_mtf.cli.gin_statements import Setting
+from palm_mtf.config import Config, CorpusConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import ModelDir
 
@@ -58,3 +59,33 @@ def load_run(
     run_config=None if trust_config else file,
   )
   return configuration.build()
+
+
+def loader_of_runs(
+  files: Sequence[str], bindings: Sequence[str]
+) -> Callable[[str, Mapping[str, object]], tuple[Config, str]]:
+  """Returns what makes the settings of one run of a sweep.
+
+  Args:
+    files: gin files of the sweep, later over earlier.
+    bindings: "NAME=VALUE" texts over all files.
+
+  Returns:
+    A function of where macros were set, for messages, and of {macro: value}
+    over those of the sweep. It returns the settings of a training run, and a
+    gin file that gives them again; UserError where they do not fit together.
+  """
+
+  def load(origin: str, macros: Mapping[str, object]) -> tuple[Config, str]:
+    over = [
+      Setting(name=name, value=value, origin=origin)
+      for name, value in macros.items()
+    ]
+    configuration = gin_files.load("train", files, bindings, over=over)
+    try:
+      _, config = configuration.build()
+    except UserError as error:
+      raise UserError(configuration.located(str(error))) from error
+    return config, configuration.values_text()
+
+  return load

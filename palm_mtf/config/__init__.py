@@ -7,7 +7,12 @@ are checked when a dataclass is made, so that a wrong one is found before
 TensorFlow is imported.
 """
 
-from palm_mtf.config.config import Config, CorpusConfig, PlanConfig
+from palm_mtf.config.config import (
+  Config,
+  ConfigOfSweep,
+  CorpusConfig,
+  PlanConfig,
+)
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
@@ -21,10 +26,12 @@ from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
+from palm_mtf.config.sweep import SweepConfig
 
 __all__ = [
   "AdafactorConfig",
   "Config",
+  "ConfigOfSweep",
   "CorpusConfig",
   "DataConfig",
   "DecodeConfig",
@@ -37,6 +44,7 @@ __all__ = [
   "PlanConfig",
   "PodsConfig",
   "RunConfig",
+  "SweepConfig",
   "TaskEvalConfig",
   "WatchConfig",
 ]

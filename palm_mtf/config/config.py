@@ -15,6 +15,7 @@ from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
+from palm_mtf.config.sweep import SweepConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,17 @@ class Config(CorpusConfig):
   decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
   evaluation: TaskEvalConfig = dataclasses.field(default_factory=TaskEvalConfig)
   hardware: HardwareConfig = dataclasses.field(default_factory=HardwareConfig)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConfigOfSweep(Config):
+  """The settings of `palm_mtf sweep`.
+
+  Attributes:
+    sweep: its runs, and when it stops one.
+  """
+
+  sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@
 
 import dataclasses
 
-from palm_mtf.errors import UserError, check_choice, check_real
+from palm_mtf.errors import UserError, check_choice, check_count, check_real
 
 
 def _check_real_or_none(
@@ -36,8 +36,10 @@ class AdafactorConfig:
     z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
     dropout: share of the activations that a training step drops, in finetuning;
       evaluation and generation drop nothing.
-    learning_rate_schedule: "palm", as above, or "constant", learning_rate at
-      every step.
+    learning_rate_schedule: "palm", as above; "constant", learning_rate at
+      every step; or "cosine", from learning_rate to a tenth of it.
+    learning_rate_decay_steps: steps of the cosine, mostly %TRAIN_STEPS; None
+      for the other schedules.
     second_moment: "full", PaLM's, or "factored", row and column means only.
     momentum_dtype: dtype of the momentum in memory and in checkpoints,
       "float32" or "bfloat16". The second moment is always float32: near beta2 =
@@ -63,6 +65,7 @@ class AdafactorConfig:
   z_loss: float
   dropout: float = 0.0
   learning_rate_schedule: str = "palm"
+  learning_rate_decay_steps: int | None = None
   second_moment: str = "full"
   momentum_dtype: str = "float32"
   parameter_scale: str = "variable"
@@ -91,7 +94,7 @@ class AdafactorConfig:
     check_real("DROPOUT", self.dropout, 0.0, 0.99)
     check_real("PARAMETER_SCALE_FLOOR", self.parameter_scale_floor, 1e-12, 1e3)
     for name, choices in (
-      ("learning_rate_schedule", ["palm", "constant"]),
+      ("learning_rate_schedule", ["palm", "constant", "cosine"]),
       ("second_moment", ["full", "factored"]),
       ("momentum_dtype", ["float32", "bfloat16"]),
       ("parameter_scale", ["variable", "stacked", "off"]),
@@ -99,3 +102,15 @@ class AdafactorConfig:
       ("norm_scale", ["zero_centered", "plain"]),
     ):
       check_choice(name.upper(), getattr(self, name), choices)
+    self._check_decay_steps()
+
+  def _check_decay_steps(self):
+    steps = self.learning_rate_decay_steps
+    if steps is not None:
+      check_count("LEARNING_RATE_DECAY_STEPS", steps)
+    if (self.learning_rate_schedule == "cosine") != (steps is not None):
+      raise UserError(
+        f"LEARNING_RATE_DECAY_STEPS = {steps}: is the length of "
+        'LEARNING_RATE_SCHEDULE = "cosine", and of no other; give a number of '
+        "steps, such as %TRAIN_STEPS, with it, and None without."
+      )

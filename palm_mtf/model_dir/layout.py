@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The paths of a MODEL_DIR."""
+"""The paths of a MODEL_DIR, of a run or of a sweep."""
 
 import os
 import re
@@ -51,6 +51,38 @@ class ModelDir:
   def trace(self, step: int) -> str:
     """Returns the path of a traced step's files, without their endings."""
     return os.path.join(self.traces, step_name(step))
+
+
+class SweepDir:
+  """The paths of the MODEL_DIR of a sweep, which need not exist."""
+
+  def __init__(self, path: str):
+    self.path = path
+    # One for all runs, unless they are given some.
+    self.vocabulary = ModelDir(path).vocabulary
+    self.tokens = ModelDir(path).tokens
+    # MODEL_DIRs of the runs, by their names.
+    self.runs = os.path.join(path, "runs")
+    # The table of all runs, twice; with the scaling law in the first.
+    self.results = os.path.join(path, "sweep.json")
+    self.table = os.path.join(path, "sweep.csv")
+    self.picture = os.path.join(path, "sweep.png")
+
+  def run(self, name: str) -> str:
+    """Returns the MODEL_DIR of a run."""
+    return os.path.join(self.runs, name)
+
+  def settings(self, name: str) -> str:
+    """Returns the path of the gin file that a run began with."""
+    return os.path.join(self.run(name), "sweep.gin")
+
+  def outcome(self, name: str) -> str:
+    """Returns the path of the file that says how a run ended."""
+    return os.path.join(self.run(name), "outcome.txt")
+
+  def log(self, name: str) -> str:
+    """Returns the path of what a run printed."""
+    return os.path.join(self.run(name), "train.log")
 
 
 def step_name(step: int) -> str:

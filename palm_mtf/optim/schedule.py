@@ -4,17 +4,29 @@
 
 lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
              = LEARNING_RATE                       "constant"
+             = LEARNING_RATE (0.1 + 0.9 (1 + cos(pi k / K)) / 2)    "cosine"
 1 - beta2(k) = k ** -BETA2_EXPONENT
+
+K is LEARNING_RATE_DECAY_STEPS, after which the cosine stays at its tenth
+(Hoffmann et al. 2022, section 3.1).
 """
+
+import math
 
 from palm_mtf._tf import tf
 from palm_mtf.config.optimizer import AdafactorConfig
+
+_LEAST = 0.1  # share of LEARNING_RATE that a cosine ends with
 
 
 def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   """Returns lr(k), [] float32, of k, [] float32."""
   if config.learning_rate_schedule == "constant":
     return tf.constant(config.learning_rate, tf.float32)
+  if config.learning_rate_schedule == "cosine":
+    done = tf.minimum(k / config.learning_rate_decay_steps, 1.0)
+    share = _LEAST + (1 - _LEAST) * (1 + tf.cos(math.pi * done)) / 2
+    return config.learning_rate * share
   return tf.minimum(config.learning_rate, tf.math.rsqrt(k))
 
 

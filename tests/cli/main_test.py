@@ -38,8 +38,8 @@ def told(done: subprocess.CompletedProcess) -> tuple[str, set[str]]:
 
 TIMED = {"python": ("-X", "importtime")}
 COMMANDS = (
-  "train, plan, evaluate, generate, score, serve, export, import, data cache, "
-  "data inspect, data statistics, "
+  "train, plan, sweep, evaluate, generate, score, serve, export, import, "
+  "data cache, data inspect, data statistics, "
   "checkpoints list, checkpoints verify, checkpoints compare, "
   "checkpoints prune, vocab, vocab inspect, pods serve, report, doctor"
 )

@@ -125,7 +125,13 @@ def test_a_number_out_of_bounds_is_named_with_them(
     ),
     (PALM, "remat", "layers", "layer", "none attention layer"),
     (ADAFACTOR, "second_moment", "factor", "factored", "full factored"),
-    (ADAFACTOR, "learning_rate_schedule", "cosine", "", "palm constant"),
+    (
+      ADAFACTOR,
+      "learning_rate_schedule",
+      "cosin",
+      "cosine",
+      "palm constant cosine",
+    ),
     (ADAFACTOR, "momentum_dtype", "float16", "bfloat16", "float32 bfloat16"),
     (ADAFACTOR, "parameter_scale", None, "", "variable stacked off"),
     (
@@ -281,3 +287,15 @@ def test_a_serial_block_has_no_joined_fan_in():
     'OUTPUT_FAN_IN = "joined": a serial block never adds the products of o and '
     'wo; use "separate".'
   )
+
+
+@pytest.mark.parametrize(
+  ("schedule", "steps"), [("cosine", None), ("palm", 100), ("constant", 100)]
+)
+def test_a_cosine_and_no_other_schedule_has_a_length(schedule, steps):
+  with pytest.raises(UserError, match="LEARNING_RATE_DECAY_STEPS = "):
+    dataclasses.replace(
+      ADAFACTOR,
+      learning_rate_schedule=schedule,
+      learning_rate_decay_steps=steps,
+    )

@@ -261,3 +261,28 @@ def test_schedule_is_the_paper_s(k):
   assert learning_rate == pytest.approx(expected, rel=1e-6)
   assert decay == pytest.approx(k**-0.8, rel=1e-5)
   assert constant_rate == pytest.approx(5e-5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("k", "share"),
+  [
+    (0, 1.0),
+    (250, 0.1 + 0.9 * 0.8535534),
+    (500, 0.55),
+    (1000, 0.1),
+    (2000, 0.1),
+  ],
+)
+def test_a_cosine_falls_to_a_tenth_in_its_steps_and_stays_there(k, share):
+  """Hoffmann et al. 2022, section 3.1; (1 + cos(pi / 4)) / 2 = 0.8535534."""
+  optimizer = dataclasses.replace(
+    PALM_OPTIMIZER,
+    learning_rate=0.05,
+    learning_rate_schedule="cosine",
+    learning_rate_decay_steps=1000,
+  )
+  with tf.Graph().as_default(), tf.Session() as session:
+    rate = session.run(
+      schedule.learning_rate(tf.constant(k, tf.float32), optimizer)
+    )
+  assert rate == pytest.approx(0.05 * share, rel=1e-5)

@@ -1,0 +1,32 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a run: `palm_mtf train` on some cores, with the sweep's life.
+
+python -m palm_mtf.sweep.run_process SWEEP_PID CORES GIN_FILE
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+  """Becomes `palm_mtf train --gin_file=GIN_FILE` on CORES, such as "0,1"."""
+  sweep, cores, gin_file = sys.argv[1:]
+  # Before TensorFlow is imported, which counts the cores that it may use.
+  os.sched_setaffinity(0, map(int, cores.split(",")))
+  # A run whose sweep is killed is killed too, and resumes with it. The kernel
+  # keeps both settings over exec.
+  if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != int(sweep):  # it ended before the line above
+    os._exit(1)
+  command = [sys.executable, "-m", "palm_mtf", "train"]
+  os.execv(sys.executable, [*command, f"--gin_file={gin_file}"])
+
+
+if __name__ == "__main__":
+  main()

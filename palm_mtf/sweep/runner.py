@@ -1,0 +1,193 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the runs of a sweep, each in a process of its own."""
+
+import dataclasses
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from palm_mtf.config import SweepConfig
+from palm_mtf.errors import StoppedError, UserError
+from palm_mtf.machine.cores import usable_cores, visible_cores
+from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.model_dir.layout import SweepDir
+from palm_mtf.sweep.curve import read_curve
+from palm_mtf.sweep.early_stopping import should_stop
+from palm_mtf.sweep.outcome import (
+  FINISHED,
+  STOPPED_EARLY,
+  read_outcome,
+  write_outcome,
+)
+from palm_mtf.sweep.runs import SweepRun
+from palm_mtf.training.stop_signal import StopRequest
+
+_logger = logging.getLogger(__name__)
+
+_POLL_SECS = 0.5
+_LAST_CHARACTERS = 4096  # of a log, which hold its last line
+
+
+@dataclasses.dataclass
+class _Process:
+  """The process of a run that trains."""
+
+  run: SweepRun
+  cores: Sequence[int]
+  process: subprocess.Popen
+  num_losses: int = 0  # that were looked at
+  is_stopped_early: bool = False
+
+
+def cores_of_runs(num_at_once: int) -> list[list[int]]:
+  """Returns the cores of each of the runs that train at the same time.
+
+  Raises:
+    UserError: there are fewer cores than runs.
+  """
+  if num_at_once > usable_cores():
+    raise UserError(
+      f"SWEEP_AT_ONCE = {num_at_once}: more runs than the {usable_cores()} "
+      "cores that this process may use; give at most as many."
+    )
+  cores = visible_cores()
+  share = len(cores) // num_at_once
+  # Equally many: what a run's loss costs in time does not depend on its place.
+  return [cores[i * share : (i + 1) * share] for i in range(num_at_once)]
+
+
+def train_runs(
+  runs: Sequence[SweepRun], sweep: SweepConfig, where: SweepDir
+) -> dict[str, str]:
+  """Trains the runs that have not ended yet, in their order.
+
+  Args:
+    runs: all runs of the sweep.
+    sweep: how many at once, and when one is stopped.
+    where: folder of the sweep.
+
+  Returns:
+    {name of a run that failed: how it ended}.
+
+  Raises:
+    StoppedError: a signal came; the runs have saved their last steps.
+  """
+  waiting = [x for x in runs if read_outcome(where, x.name) is None]
+  free = cores_of_runs(sweep.sweep_at_once)
+  if len(waiting) < len(runs):
+    _logger.info(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended")
+  training: list[_Process] = []
+  failed: dict[str, str] = {}
+  with StopRequest() as stop:
+    try:
+      while (waiting or training) and not stop.signal_name:
+        while waiting and free:
+          training.append(_start(waiting.pop(0), free.pop(0), where))
+        time.sleep(_POLL_SECS)
+        for each in list(training):
+          if each.process.poll() is not None:
+            training.remove(each)
+            free.append(each.cores)
+            _end(each, where, failed)
+          elif not each.is_stopped_early:
+            _look_at(each, sweep)
+      if stop.signal_name:
+        _stop(training)
+    finally:
+      # A second signal, or an error: what is killed resumes.
+      for each in training:
+        each.process.kill()
+        each.process.wait()
+  if stop.signal_name:
+    _logger.info(
+      f"stopped by {stop.signal_name}; run the same command to go on"
+    )
+    raise StoppedError(stop.signal_name)
+  return failed
+
+
+def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
+  settings = where.settings(run.name)
+  write_atomically(settings, run.gin_text.encode())
+  # The run imports what the sweep does, wherever that was found.
+  path = os.pathsep.join(folder for folder in sys.path if folder)
+  numbers = ",".join(map(str, cores))
+  with open(where.log(run.name), "ab") as log:
+    process = subprocess.Popen(
+      [
+        *(sys.executable, "-m", "palm_mtf.sweep.run_process"),
+        *(str(os.getpid()), numbers, settings),
+      ],
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=log,
+      env={**os.environ, "PYTHONPATH": path},
+      # A terminal sends Ctrl-C to the sweep alone, which stops each run once.
+      start_new_session=True,
+    )
+  _logger.info(
+    f"{run.name}: {run.num_parameters:,} parameters, {run.num_tokens:,} "
+    f"tokens, on cores {numbers}, process {process.pid}"
+  )
+  return _Process(run, cores, process)
+
+
+def _look_at(each: _Process, sweep: SweepConfig) -> None:
+  """Stops a run whose validation loss gets no better."""
+  losses = read_curve(each.run).losses
+  if len(losses) == each.num_losses:
+    return
+  each.num_losses = len(losses)
+  if should_stop(losses, sweep):
+    _logger.info(
+      f"{each.run.name}: stopped early, at a validation loss of "
+      f"{losses[-1]:.4f}; its best is {min(losses):.4f}"
+    )
+    each.process.terminate()
+    each.is_stopped_early = True
+
+
+def _end(each: _Process, where: SweepDir, failed: dict[str, str]) -> None:
+  """Keeps how a run ended, unless it failed."""
+  code, name = each.process.returncode, each.run.name
+  if code and not each.is_stopped_early:
+    failed[name] = f"exit code {code}, {_last_line(where.log(name))}"
+    _logger.warning(f"{name}: failed: {failed[name]}")
+    return
+  # A run that has ended before its signal came is finished.
+  write_outcome(where, name, STOPPED_EARLY if code else FINISHED)
+  losses = read_curve(each.run).losses
+  if not code and losses:
+    _logger.info(f"{name}: finished, validation loss {losses[-1]:.4f}")
+
+
+def _stop(training: Sequence[_Process]) -> None:
+  """Lets each run save its last step, and waits for it."""
+  for each in training:
+    if not each.is_stopped_early:  # a second signal would interrupt it
+      each.process.terminate()
+  for each in training:
+    each.process.wait()
+
+
+def _last_line(log: str) -> str:
+  with open(log, "rb") as file:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - _LAST_CHARACTERS))
+    lines = file.read().decode(errors="replace").splitlines()
+  return lines[-1] if lines else "nothing printed"
+
+
+def check_none_failed(failed: Mapping[str, str], where: SweepDir) -> None:
+  """Raises UserError that names the runs that failed, and how they ended."""
+  if failed:
+    each = "; ".join(f"{name}: {how}" for name, how in failed.items())
+    raise UserError(
+      f"{len(failed)} of the runs failed ({each}); "
+      f"{where.log('NAME')} has what they printed; the same command tries "
+      "them again."
+    )

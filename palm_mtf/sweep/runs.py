@@ -1,0 +1,231 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The runs of a sweep: the product of SWEEP_RUNS, each with its settings."""
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from palm_mtf.accounting.flops import train_flops_per_token
+from palm_mtf.accounting.hardware import check_chip
+from palm_mtf.accounting.params import count_parameters
+from palm_mtf.config import Config, SweepConfig, mesh_layout
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.model_dir.layout import SweepDir
+
+_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # of a folder
+# Set for all runs, so that they share vocabulary and tokens.
+_OF_THE_SWEEP = ("MODEL_DIR", "VOCABULARY", "CACHE_DIR")
+_EXAMPLE = '[{"small": {"D_MODEL": 64}, "large": {"D_MODEL": 128}}]'
+
+LoadRun = Callable[[str, Mapping[str, object]], tuple[Config, str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepRun:
+  """One run of a sweep.
+
+  Attributes:
+    name: names of its entries in the axes, joined by "-".
+    model_dir: MODEL_DIR of the run.
+    config: every setting.
+    gin_text: gin file that gives `config` again.
+    is_held_out: whether the scaling law is checked on it and not fitted to it.
+  """
+
+  name: str
+  model_dir: str
+  config: Config
+  gin_text: str
+  is_held_out: bool
+
+  @property
+  def num_parameters(self) -> int:
+    """Parameters without norm scales."""
+    return count_parameters(self.config.model)
+
+  @property
+  def num_tokens(self) -> int:
+    """Training tokens of the whole run."""
+    run = self.config.run
+    rows = run.batch_sizes.rows_before(run.train_steps)
+    return rows * self.config.model.sequence_length
+
+  @property
+  def flops_per_token(self) -> int:
+    """Model FLOPs of a training token (accounting/flops.py)."""
+    return train_flops_per_token(self.config.model)
+
+
+def runs_of(
+  sweep: SweepConfig, config: Config, where: SweepDir, load_run: LoadRun
+) -> list[SweepRun]:
+  """Returns the runs of a sweep, in the order of the product.
+
+  Args:
+    sweep: SWEEP_RUNS and SWEEP_HELD_OUT.
+    config: the settings that the runs differ from.
+    where: folder of the sweep.
+    load_run: function of the origin of macros and {macro: value} over the
+      sweep's; returns settings and gin file of a training run.
+
+  Raises:
+    UserError: there is no run, a run's settings do not fit together, runs read
+      different data, or SWEEP_HELD_OUT names none.
+  """
+  shared = {
+    "VOCABULARY": config.data.vocabulary or where.vocabulary,
+    "CACHE_DIR": config.data.cache_dir or where.tokens,
+  }
+  _check_held_out(sweep)
+  runs = []
+  for entries in itertools.product(*_axes(sweep.sweep_runs)):
+    name = "-".join(entry for entry, _ in entries)
+    macros = _macros(entries)
+    model_dir = where.run(name)
+    run_config, text = load_run(
+      f'SWEEP_RUNS "{name}"', {**shared, **macros, "MODEL_DIR": model_dir}
+    )
+    _check_fits(name, run_config)
+    run = SweepRun(
+      name=name,
+      model_dir=model_dir,
+      config=run_config,
+      gin_text=text,
+      is_held_out=any(x in sweep.sweep_held_out for x, _ in entries),
+    )
+    if runs:
+      _check_same_data(runs[0], run)
+    runs.append(run)
+  return runs
+
+
+def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
+  """Raises UserError if a run began with other settings, which its file has."""
+  for run in runs:
+    path = where.settings(run.name)
+    if not os.path.exists(path):
+      continue
+    with open(path, encoding="utf-8") as file:
+      before, now = _values(file.read()), _values(run.gin_text)
+    for name in {**before, **now}:
+      if before.get(name) != now.get(name):
+        raise UserError(
+          f'SWEEP_RUNS "{run.name}": {name} = {now.get(name)}, and the run '
+          f"began with {before.get(name)}; give the run another name, or "
+          f"remove {run.model_dir} to begin anew."
+        )
+
+
+def _values(gin_text: str) -> dict[str, str]:
+  """Returns the values of a run's gin file, but for those of the sweep."""
+  pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
+  values = {x[0]: x[1] for x in pairs if len(x) == 2}
+  # The folder of a sweep may move.
+  return {x: value for x, value in values.items() if x not in _OF_THE_SWEEP}
+
+
+def _axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
+  """Returns the entries of each axis, (name, {macro: value})."""
+  if not isinstance(axes, (list, tuple)) or not axes:
+    raise UserError(
+      f"SWEEP_RUNS = {axes!r}: give a list of axes, such as {_EXAMPLE}."
+    )
+  for axis in axes:
+    if not isinstance(axis, Mapping) or not axis:
+      raise UserError(
+        f"SWEEP_RUNS: an axis is {axis!r}; give {{name: {{macro: value}}}}, as "
+        f"in {_EXAMPLE}."
+      )
+    for name, macros in axis.items():
+      if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(
+          f"SWEEP_RUNS: a run is named {name!r}, and its folder with it; use "
+          "letters, digits, and _ . + - within."
+        )
+      if not isinstance(macros, Mapping) or not all(
+        isinstance(x, str) for x in macros
+      ):
+        raise UserError(
+          f'SWEEP_RUNS "{name}": is {macros!r}; give {{macro: value}}, as in '
+          f"{_EXAMPLE}."
+        )
+  names = ["-".join(x) for x in itertools.product(*axes)]
+  if twice := sorted({x for x in names if names.count(x) > 1}):
+    raise UserError(f'SWEEP_RUNS: two runs are named "{twice[0]}"; rename one.')
+  return [list(axis.items()) for axis in axes]
+
+
+def _macros(
+  entries: Sequence[tuple[str, Mapping[str, object]]],
+) -> dict[str, object]:
+  """Returns the macros of a run, which every axis sets some of."""
+  found: dict[str, object] = {}
+  for entry, macros in entries:
+    for name, value in macros.items():
+      if name in found:
+        raise UserError(
+          f'SWEEP_RUNS "{entry}": sets {name}, which another axis sets too; '
+          "leave one of them out."
+        )
+      if name == "MODEL_DIR" or name.startswith("SWEEP_"):
+        raise UserError(
+          f'SWEEP_RUNS "{entry}": sets {name}, which is of the whole sweep; '
+          "leave it out."
+        )
+      found[name] = value
+  return found
+
+
+def _check_held_out(sweep: SweepConfig) -> None:
+  names = [name for axis in _axes(sweep.sweep_runs) for name, _ in axis]
+  for name in sweep.sweep_held_out:
+    if name not in names:
+      raise UserError(
+        f"SWEEP_HELD_OUT = {list(sweep.sweep_held_out)!r}: no axis of "
+        f'SWEEP_RUNS has "{name}"{did_you_mean(name, names)}; its names are '
+        f"{', '.join(names)}."
+      )
+
+
+def _check_fits(name: str, config: Config) -> None:
+  """Raises UserError unless sizes, mesh, pods and chip of a run fit."""
+  try:
+    mesh_layout.check(
+      config.mesh_layout,
+      config.model,
+      *config.run.batch_sizes.sizes,
+      num_pods=config.pods.num_pods,
+    )
+    check_chip(config.run.chip, config.hardware)
+  except UserError as error:
+    raise UserError(f'SWEEP_RUNS "{name}": {error}') from None
+
+
+def _check_same_data(first: SweepRun, run: SweepRun) -> None:
+  """Raises UserError unless the losses of two runs are of the same tokens."""
+
+  def data(config: Config) -> dict[str, object]:
+    return {
+      **dataclasses.asdict(config.data),
+      "vocab_size": config.model.vocab_size,
+      "sequence_length": config.model.sequence_length,
+    }
+
+  one, other = data(first.config), data(run.config)
+  for name, value in one.items():
+    if other[name] != value:
+      raise UserError(
+        f'SWEEP_RUNS "{run.name}": {name.upper()} = {other[name]!r}, and '
+        f'"{first.name}" has {value!r}: losses of other tokens do not compare; '
+        "make it a sweep of its own."
+      )
+  rows = [x.config.run.num_validation_rows for x in (first, run)]
+  if rows[0] != rows[1]:
+    raise UserError(
+      f'SWEEP_RUNS "{run.name}": validates on {rows[1]} rows, and '
+      f'"{first.name}" on {rows[0]}: losses of other rows do not compare; set '
+      "EVAL_BATCHES so that EVAL_BATCHES * GLOBAL_BATCH_SIZE is the same."
+    )

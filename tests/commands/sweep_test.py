@@ -1,0 +1,246 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Real sweeps of small runs: what is trained, kept, stopped and refused."""
+
+import csv
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests import processes, runs
+from tests.processes import wait_until
+
+TWO = [{"small": {"D_MODEL": 32}, "large": {"D_MODEL": 64}}]
+# "one" has one evaluation, "long" as many as it likes, and "failing" ends
+# before it imports TensorFlow.
+THREE = [
+  {
+    "one": {"EVAL_STEPS": 12},
+    "long": {"TRAIN_STEPS": 100_000, "EVAL_STEPS": 2},
+    "failing": {"PROMPTS": ["one two " * 100]},
+  }
+]
+# No loss falls by 100 nats: each evaluation after the first is no better.
+PATIENCE = {"SWEEP_PATIENCE": 2, "SWEEP_MIN_DELTA": 100.0}
+
+
+def flags(corpus, model_dir, axes, **macros):
+  macros = {"PROMPTS": [], "SWEEP_RUNS": axes, **macros}
+  return runs.arguments("sweep", corpus, model_dir, **macros)
+
+
+@pytest.fixture(scope="module")
+def swept(corpus, tmp_path_factory):
+  """A sweep of THREE: folder, exit code, stdout and stderr."""
+  model_dir = tmp_path_factory.mktemp("sweep")
+  command = flags(corpus, model_dir, THREE, SWEEP_AT_ONCE=2, **PATIENCE)
+  done = processes.python("-m", "palm_mtf", *command)
+  return model_dir, done.returncode, done.stdout, done.stderr
+
+
+def test_each_run_is_a_model_dir_and_vocabulary_and_tokens_are_made_once(swept):
+  folder = swept[0]
+  assert {x.name for x in (folder / "runs").iterdir()} == {*THREE[0]}
+  assert (folder / "vocabulary.model").is_file()
+  assert len([*(folder / "tokens").glob("text_files-*")]) == 1
+  for name in ("one", "long"):
+    run = folder / "runs" / name
+    assert (run / "config.gin").is_file() and any(
+      (run / "checkpoints").iterdir()
+    )
+    assert not (run / "vocabulary.model").exists()
+    assert not any((run / "tokens").glob("*"))
+
+
+def test_a_run_without_a_better_loss_is_stopped_and_the_others_are_not(swept):
+  folder, _, out, err = swept
+  steps = [x["step"] for x in runs.read_metrics(folder / "runs" / "long")]
+  assert 6 <= steps[-1] < 100_000
+  assert runs.read_metrics(folder / "runs" / "one")[-1]["step"] == 12
+  assert "long: stopped early, at a validation loss of" in err
+  assert "stopped early" in next(x for x in out.splitlines() if "long" in x)
+
+
+def test_a_run_that_fails_is_named_with_its_exit_code_after_all_others(swept):
+  _, code, _, err = swept
+  assert code == 2
+  last = err.splitlines()[-1]
+  assert last.startswith(
+    "palm_mtf: 1 of the runs failed (failing: exit code 2,"
+  )
+  assert "PROMPTS" in last and "train.log" in last
+
+
+def test_the_table_has_the_numbers_of_metrics_jsonl(swept):
+  folder = swept[0]
+  rows = json.loads((folder / "sweep.json").read_text())["runs"]
+  one = runs.read_metrics(folder / "runs" / "one")
+  assert [x["run"] for x in rows] == [*THREE[0]]
+  row = rows[0]
+  assert row["loss"] == one[-1]["validation_loss"]
+  assert row["tokens"] == one[-1]["tokens"] == 12 * 4 * 32
+  # By hand: vocabulary, then q and o, k and v, and the MLP; attention's scores.
+  parameters = 320 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
+  assert row["parameters"] == parameters
+  assert row["flops"] == row["tokens"] * (6 * parameters + 3 * 4 * 32 * 32)
+  assert row["secs"] == pytest.approx(sum(2 * x["step_secs"] for x in one))
+  with open(folder / "sweep.csv") as file:
+    assert [x["run"] for x in csv.DictReader(file)] == [*THREE[0]]
+
+
+def test_runs_that_have_ended_are_not_repeated(swept, corpus, capsys):
+  folder = swept[0]
+  before = {x: runs.read_files(folder / "runs" / x) for x in ("one", "long")}
+  command = flags(corpus, folder, THREE, SWEEP_AT_ONCE=2, **PATIENCE)
+  assert main(command) == 2  # "failing" is tried again
+  assert "2 of 3 runs have ended" in capsys.readouterr().err
+  for name, files in before.items():
+    assert runs.read_files(folder / "runs" / name) == files
+
+
+def test_a_run_whose_settings_changed_is_refused_by_name(swept, corpus, fails):
+  folder = swept[0]
+  axes = [{**THREE[0], "one": {"EVAL_STEPS": 12, "D_FF": 96}}]
+  line = fails(*flags(corpus, folder, axes))
+  assert line == (
+    'SWEEP_RUNS "one": D_FF = 96, and the run began with 64; give the run '
+    f"another name, or remove {folder}/runs/one to begin anew."
+  )
+
+
+def children_of(pid):
+  """Returns the processes that a process has started."""
+  path = f"/proc/{pid}/task/{pid}/children"
+  with open(path) as file:
+    return [int(x) for x in file.read().split()]
+
+
+@pytest.mark.parametrize(
+  ("number", "code"),
+  [
+    (signal.SIGTERM, 143),
+    pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow),
+  ],
+)
+def test_a_stopped_sweep_leaves_no_process_and_resumes(
+  corpus, tmp_path, number, code
+):
+  axes = [{"long": {"TRAIN_STEPS": 100_000, "CHECKPOINT_STEPS": 50_000}}]
+  command = flags(corpus, tmp_path / "sweep", axes, SWEEP_PATIENCE=None)
+  sweep = processes.start("-m", "palm_mtf", *command)
+  run = tmp_path / "sweep" / "runs" / "long"
+  metrics = run / "metrics.jsonl"
+  wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, sweep)
+  (child,) = children_of(sweep.pid)
+  sweep.send_signal(number)
+  _, err = sweep.communicate(timeout=100)
+  assert sweep.returncode == code, err
+  deadline = time.monotonic() + 20
+  while os.path.exists(f"/proc/{child}") and time.monotonic() < deadline:
+    time.sleep(0.01)
+  assert not os.path.exists(f"/proc/{child}")
+  assert not (run / "outcome.txt").exists()
+  # Unless it was killed, the run has saved its last step.
+  if number != signal.SIGKILL:
+    assert "run the same command to go on" in err
+    (checkpoint,) = (run / "checkpoints").glob("step_*")
+    assert int(checkpoint.name[5:]) < 50_000
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_killed_ends_with_the_bits_of_one_that_was_not(
+  corpus, tmp_path
+):
+  macros = {"CHECKPOINT_STEPS": 10, "TRAIN_STEPS": 60, "SWEEP_AT_ONCE": 2}
+  whole = processes.python(
+    "-m", "palm_mtf", *flags(corpus, tmp_path / "whole", TWO, **macros)
+  )
+  assert whole.returncode == 0, whole.stderr
+  command = flags(corpus, tmp_path / "killed", TWO, **macros)
+  sweep = processes.start("-m", "palm_mtf", *command)
+  small = tmp_path / "killed" / "runs" / "small"
+  wait_until((small / "checkpoints" / "step_00000010").exists, sweep)
+  sweep.kill()
+  sweep.communicate()
+  done = processes.python("-m", "palm_mtf", *command)
+  assert done.returncode == 0, done.stderr
+  for name in TWO[0]:
+    runs.assert_same_tensors(
+      tmp_path / "whole" / "runs" / name,
+      tmp_path / "killed" / "runs" / name,
+      60,
+    )
+
+
+MANY = {"SWEEP_AT_ONCE": 10_000}
+
+
+@pytest.mark.parametrize(
+  ("axes", "macros", "said"),
+  [
+    ([], {}, "SWEEP_RUNS = []: give a list of axes, such as"),
+    ([{}], {}, "SWEEP_RUNS: an axis is {}; give"),
+    ([{"a/b": {}}], {}, "SWEEP_RUNS: a run is named 'a/b'"),
+    ([{"a": 1}], {}, 'SWEEP_RUNS "a": is 1; give {macro: value}'),
+    (
+      [{"a": {"NUM_LAYER": 2}}],
+      {},
+      'unknown macro NUM_LAYER (did you mean "NUM_LAYERS"?) in SWEEP_RUNS "a"',
+    ),
+    (
+      [{"a": {"D_KV": 7}}],
+      {},
+      "D_KV = 7: rotary embedding turns pairs of numbers",
+    ),
+    (
+      [{"a": {"GLOBAL_BATCH_SIZE": 3, "NUM_PODS": 2}}],
+      {},
+      'SWEEP_RUNS "a": a batch of 3 is not divisible by NUM_PODS = 2.',
+    ),
+    (
+      [{"a": {}, "a-b": {}}, {"b-c": {}, "c": {}}],
+      {},
+      'SWEEP_RUNS: two runs are named "a-b-c"; rename one.',
+    ),
+    (
+      [{"a": {"D_FF": 64}}, {"b": {"D_FF": 32}}],
+      {},
+      'SWEEP_RUNS "b": sets D_FF, which another axis sets too',
+    ),
+    (
+      [{"a": {"MODEL_DIR": "x"}}],
+      {},
+      'SWEEP_RUNS "a": sets MODEL_DIR, which is of the whole sweep',
+    ),
+    (
+      [{"a": {}, "b": {"VOCAB_SIZE": 400}}],
+      {},
+      'SWEEP_RUNS "b": VOCAB_SIZE = 400, and "a" has 320: losses of other',
+    ),
+    (
+      [{"a": {}, "b": {"GLOBAL_BATCH_SIZE": 8}}],
+      {},
+      'SWEEP_RUNS "b": validates on 16 rows, and "a" on 8',
+    ),
+    (
+      TWO,
+      {"SWEEP_HELD_OUT": ["smal"]},
+      "SWEEP_HELD_OUT = ['smal']: no axis of SWEEP_RUNS has \"smal\" (did you "
+      'mean "small"?)',
+    ),
+    (TWO, MANY, "SWEEP_AT_ONCE = 10000: more runs than the"),
+    (TWO, {"SWEEP_AT_ONCE": 0}, "SWEEP_AT_ONCE = 0: give a whole number"),
+    (TWO, {"SWEEP_PATIENCE": 0}, "SWEEP_PATIENCE = 0: give a whole number"),
+  ],
+)
+def test_what_cannot_work_is_refused_in_one_line_before_anything_is_made(
+  corpus, tmp_path, fails, axes, macros, said
+):
+  folder = tmp_path / "sweep"
+  assert fails(*flags(corpus, folder, axes, **macros)).startswith(said)
+  assert not folder.exists()
