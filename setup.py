@@ -62,6 +62,8 @@ setup(
     "rich>=13.7,<16",
     "sentencepiece>=0.2.3,<0.3",
     "seqio>=0.0.20,<0.1",
+    # mesh_tensorflow.transformer imports pkg_resources, gone in setuptools 82.
+    "setuptools<82",
     # Not tensorflow-cpu: tensorflow-text, which SeqIO brings, asks for this one
     # and both would be installed over each other.
     "tensorflow>=2.20,<2.22",

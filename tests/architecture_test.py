@@ -27,9 +27,10 @@ IMPORTS = {
   "config": "errors",
   "machine": "config",
   "accounting": "__init__ errors config",
-  "ops": "_tf machine",
+  "ops": "_tf errors machine",
   "mesh": "_tf errors config ops",
   "model": "_tf config accounting ops",
+  "layers": "_tf errors model ops",
   "optim": "_tf config accounting ops",
   "decode": "_tf config accounting ops mesh model",
   "programs": "_tf errors config ops mesh model optim decode",
@@ -74,13 +75,13 @@ DATA_IMPORTS = {
   "batches": "sources filters vocabulary tokens",
 }
 PURE = {"__init__", "_old_names", "accounting", "config", "errors", "machine"}
-GRAPH = {"_tf", "decode", "mesh", "model", "ops", "optim", "programs"}
+GRAPH = {"_tf", "decode", "layers", "mesh", "model", "ops", "optim", "programs"}
 
 # Where a library may be imported, at the top or inside a function.
 ONLY_IMPORTERS = {
-  "gin": "palm_mtf/cli/",
+  "gin": ("palm_mtf/cli/", "palm_mtf/layers/"),
   "tensorflow": ("palm_mtf/_tf.py", "palm_mtf/_old_names.py"),
-  "mesh_tensorflow": "palm_mtf/_tf.py",
+  "mesh_tensorflow": ("palm_mtf/_tf.py", "palm_mtf/layers/"),
   "seqio": (
     "palm_mtf/data/sources/seqio_task.py",
     "palm_mtf/evaluation/seqio_evaluator.py",

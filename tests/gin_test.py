@@ -83,6 +83,7 @@ def test_every_folder_is_one_of_the_known_kinds():
     *FRAGMENT_FOLDERS,
     "eval",
     "hardware",
+    "mesh_tensorflow",
     "recipes",
     "runs",
     "sweeps",

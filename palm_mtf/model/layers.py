@@ -141,12 +141,13 @@ def norm(
   """Normalizes over d_model: LayerNorm without bias, or RMSNorm.
 
   Args:
-    x: [batch, length, d_model], activation dtype.
+    x: [..., d_model], activation dtype.
     scale: [d_model], float32.
     kind: "layer_norm" or "rms_norm".
     factor: constant that multiplies the scale.
   """
   forward, backward = _NORMS[kind]
+  rows = [dim.name for dim in x.shape.dims[:-1]]  # each by itself
 
   def scaled(scale):
     return scale if factor == 1 else scale * factor
@@ -164,7 +165,7 @@ def norm(
       backward_slice,
       [x, scale, dy],
       [(x.shape, x.dtype), (scale.shape, scale.dtype)],
-      splittable=["batch"],
+      splittable=rows,
       name="norm_gradient",
     ).outputs
 
@@ -172,7 +173,7 @@ def norm(
     forward_slice,
     [x, scale],
     [(x.shape, x.dtype)],
-    splittable=["batch"],
+    splittable=rows,
     gradient=gradient,
     name="norm",
   ).outputs[0]

@@ -5,6 +5,7 @@
 from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.errors import UserError
 
 SliceFn = Callable[..., object]
 # (operation, gradient of each output) -> gradient of each input, or None
@@ -90,7 +91,11 @@ class WholeSlice(mtf.Operation):
     input_dims = {dim for x in self.inputs for dim in x.shape.dims}
     for dim in input_dims:  # a layout that the function cannot do is refused
       if dim.name in self._unsplittable_dims:
-        assert not split_axes(mesh_impl, [dim]), f"{self.name}: {dim} is split"
+        if split_axes(mesh_impl, [dim]):
+          raise UserError(
+            f"{self.name} reads {dim.name} whole, which the layout splits: "
+            f"take {dim.name} out of the layout rules."
+          )
     slices = [lowering.tensors[x] for x in self.inputs]
     if self._offset_of is not None:
       slices.insert(0, slice_offset(mesh_impl, self._offset_of))
