@@ -155,11 +155,16 @@ gin.add_config_file_search_path(palm_mtf.gin_path())
 gin.parse_config('include "recipes/palm_62b.gin"')
 print(gin.query_parameter("%NUM_LAYERS"), palm_mtf.gin_path())
 """
+LAYERS = """
+gin.parse_config('include "palm_mtf/gin/mesh_tensorflow/palm.gin"')
+from mesh_tensorflow.transformer.transformer import Unitransformer
+print(len(Unitransformer().layer_stack.layers))
+"""
 
 
 def test_plain_gin_includes_files_of_the_installed_package(installed, tmp_path):
-  found = _python(installed, "-c", PLAIN_GIN, folder=tmp_path)
-  assert found.split() == ["64", str(installed / "palm_mtf" / "gin")]
+  found = _python(installed, "-c", PLAIN_GIN + LAYERS, folder=tmp_path)
+  assert found.split() == ["64", str(installed / "palm_mtf" / "gin"), "64"]
 
 
 def test_plain_gin_includes_files_of_a_checkout(source, tmp_path):

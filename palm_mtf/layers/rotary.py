@@ -64,10 +64,10 @@ def rotated(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
       sin, cos = tf.expand_dims(sin, axis), tf.expand_dims(cos, axis)
     return _turned(x, sin, cos)
 
-  def operation(fn, x, gradient=None):
+  def operation(fn, inputs, gradient=None):
     return WholeSlice(
       fn,
-      [x, sin, cos],
+      inputs,
       [(x.shape, x.dtype)],
       splittable=[dim.name for dim in leading],
       gradient=gradient,
@@ -75,8 +75,9 @@ def rotated(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
     ).outputs[0]
 
   def gradient(op, dy):
-    del op
+    _, *angles = op.inputs  # not those above: it may be computed again
     # Rotated back: by the opposite angles.
-    return [operation(lambda x, sin, cos: turn(x, -sin, cos), dy), None, None]
+    back = operation(lambda dy, sin, cos: turn(dy, -sin, cos), [dy, *angles])
+    return [back, None, None]
 
-  return operation(turn, x, gradient)
+  return operation(turn, [x, sin, cos], gradient)

@@ -13,17 +13,32 @@ from palm_mtf.errors import UserError
 from palm_mtf.layers import MultiQueryAttention
 from tests import oracle
 from tests.decode_testing import EOD, decode
+from tests.layers.simulated_tpus import run_on_simulated_tpus
 from tests.layers.unitransformer import FLOAT32, Run, configured, imported
 from tests.mtf_testing import SINGLE, mesh_layout, small_config
 
 EOS = 1  # of Mesh TensorFlow's beam search
 
 
-def sampled(config, params, prompts, layout=SINGLE):
-  """Returns prompts, padded with zeros, continued to their end."""
+def parameters(config, seed):
+  """Returns parameters with which tokens depend on more than the last one."""
+  params = oracle.random_parameters(config, seed)
+  return {**params, "embedding": 0.1 * params["embedding"]}
+
+
+def padded(config, prompts):
+  """Returns prompts with zeros behind them."""
+  rows = np.zeros([len(prompts), config.sequence_length], np.int32)
+  for row, prompt in zip(rows, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  return rows
+
+
+def sampling(config, prompts):
+  """Returns what builds the prompts, continued to their end."""
 
   def build(mesh):
-    ids = imported(mesh, {"ids": prompts})["ids"]
+    ids = imported(mesh, {"ids": padded(config, prompts)})["ids"]
     with configured(config) as model:
       tokens = model.sample_autoregressive(
         ids,
@@ -33,29 +48,40 @@ def sampled(config, params, prompts, layout=SINGLE):
       )
     return {"tokens": tokens}
 
-  (values,) = Run(build, params, layout).values
-  return values["tokens"]
+  return build
 
 
 @pytest.mark.parametrize("layout", ["one device", "all over data and model"])
 def test_greedy_tokens_with_cached_keys_are_those_of_our_decoder(layout):
   config = small_config()
-  params = oracle.random_parameters(config, seed=1)
+  params = parameters(config, seed=1)
   rng = np.random.default_rng(2)
   prompts = [list(rng.integers(1, 44, size=n)) for n in (2, 5, 3, 1)]
-  padded = np.zeros([4, config.sequence_length], np.int32)
-  for row, prompt in zip(padded, prompts, strict=True):
-    row[: len(prompt)] = prompt
   mesh = SINGLE if layout == "one device" else mesh_layout(layout)
-  theirs = sampled(config, params, padded, mesh)
+  (theirs,) = Run(sampling(config, prompts), params, mesh).values
   ours = decode(
     config, params, prompts, DecodeConfig(temperature=0.0), max_tokens=4
   ).tokens
-  for row, prompt, expected in zip(theirs, prompts, ours[:, 0], strict=True):
+  for row, prompt, expected in zip(
+    theirs["tokens"], prompts, ours[:, 0], strict=True
+  ):
     np.testing.assert_array_equal(row[: len(prompt)], prompt)
     expected = list(expected)
     end = expected.index(EOD) + 1 if EOD in expected else 4
     assert list(row[len(prompt) :][:end]) == expected[:end]
+
+
+def test_each_device_of_a_tpu_program_decodes_the_tokens_of_one_cpu():
+  config = small_config(num_layers=1, sequence_length=5)
+  params = parameters(config, seed=1)
+  build = sampling(config, [[1, 2], [3], [4, 5], [6, 7, 8]])
+  (one,) = Run(build, params).values
+  devices = run_on_simulated_tpus(
+    build, params, "all over data and model", config.sequence_length
+  )
+  assert len(devices) == 4
+  for values in devices:
+    np.testing.assert_array_equal(values["tokens"], one["tokens"])
 
 
 def likeliest(config, params):

@@ -7,6 +7,7 @@ import pytest
 
 from palm_mtf._tf import mtf
 from tests import oracle
+from tests.layers.simulated_tpus import run_on_simulated_tpus
 from tests.layers.unitransformer import (
   FLOAT32,
   Run,
@@ -33,10 +34,10 @@ def tokens_of(config, seed):
   return batch
 
 
-def of_loss(config, mesh, batch):
+def of_loss(config, mesh, batch, *lines):
   """Returns logits, loss, and gradients by our names."""
   features = imported(mesh, batch)
-  with configured(config) as model:
+  with configured(config, *lines) as model:
     logits, loss = model.call_simple(
       features["inputs"],
       features["targets"],
@@ -51,9 +52,13 @@ def of_loss(config, mesh, batch):
   return {"logits": logits, "loss": loss, **found}
 
 
-def computed(config, params, batch):
+def computed(config, params, batch, *lines):
   """Returns the values of `of_loss` on one device."""
-  (values,) = Run(lambda mesh: of_loss(config, mesh, batch), params).values
+
+  def build(mesh):
+    return of_loss(config, mesh, batch, *lines)
+
+  (values,) = Run(build, params).values
   return values
 
 
@@ -112,3 +117,48 @@ def test_training_on_a_mesh_that_splits_batch_and_model_is_that_of_one_device():
   losses = [[step["loss"] for step in steps] for steps in (one, four)]
   np.testing.assert_allclose(*losses, rtol=1e-3)
   assert losses[0][-1] < 0.5 * losses[0][0]
+
+
+def test_each_device_of_mesh_tensorflow_s_tpu_program_has_what_one_cpu_has():
+  config = small_config(num_layers=1)
+  params = oracle.random_parameters(config, seed=7)
+  batch = tokens_of(config, seed=8)
+  one = computed(config, params, batch)
+  devices = run_on_simulated_tpus(
+    lambda mesh: of_loss(config, mesh, batch),
+    params,
+    "all over data and model",
+  )
+  assert len(devices) == 4
+  for values in devices:
+    for name, value in one.items():
+      assert relative_error(values[name], value) < 1e-5, name
+
+
+@pytest.mark.slow
+def test_layers_that_are_computed_again_have_the_same_gradients():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=9)
+  batch = tokens_of(config, seed=10)
+  kept = computed(config, params, batch)
+  again = computed(
+    config, params, batch, "transformer.LayerStack.recompute_grads = True"
+  )
+  for name, value in kept.items():
+    assert relative_error(again[name], value) < 1e-5, name
+
+
+@pytest.mark.slow
+def test_a_mesh_that_splits_positions_gives_what_one_device_does():
+  config = small_config(sequence_length=8)
+  params = oracle.random_parameters(config, seed=11)
+  batch = tokens_of(config, seed=12)
+  one = computed(config, params, batch)
+  layout = mesh_layout("all over data and model")
+  # No layout of ours.
+  object.__setattr__(layout, "layout", "batch:data,length:model")
+  (four,) = Run(
+    lambda mesh: of_loss(config, mesh, batch), params, layout
+  ).values
+  for name, value in one.items():
+    assert relative_error(four[name], value) < 1e-5, name

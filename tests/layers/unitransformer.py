@@ -66,6 +66,20 @@ def placement(layout: MeshLayout) -> mtf.MeshImpl:
   )
 
 
+def masters_of(
+  graph: mtf.Graph, params: Mapping[str, np.ndarray]
+) -> dict[str, tf.Variable]:
+  """Returns the variable of each parameter, by our name, before lowering.
+
+  Lowering stacks variables of one shape.
+  """
+  masters = {
+    our_name(x.name): x.get_master() for x in graph.trainable_variables
+  }
+  assert masters.keys() == params.keys()
+  return masters
+
+
 class Run:
   """A lowered graph, in a session that has the weights.
 
@@ -85,11 +99,7 @@ class Run:
       mesh = mtf.Mesh(graph, "mesh")
       tensors = build(mesh)
       updates = [x for x in graph.operations if isinstance(x, mtf.Assign)]
-      # Before Mesh TensorFlow stacks variables of one shape.
-      masters = {
-        our_name(x.name): x.get_master() for x in graph.trainable_variables
-      }
-      assert masters.keys() == params.keys()
+      masters = masters_of(graph, params)
       lowering = mtf.Lowering(graph, {mesh: placement(layout)})
       fetches = {
         name: lowering.export_to_tf_tensor(x) for name, x in tensors.items()
