@@ -39,13 +39,7 @@ class MultiQueryAttention(transformer_layers.SelfAttention):
         f"MultiQueryAttention.d_kv = {d_kv}: rotary embedding turns pairs of "
         f"numbers, so d_kv is even; use {d_kv + 1}."
       )
-    super().__init__(
-      num_heads=num_heads,
-      num_memory_heads=1,
-      key_value_size=d_kv,
-      combine_dims=False,
-      fold_scaling_into_initializer=False,
-    )
+    super().__init__(num_heads=num_heads, key_value_size=d_kv)
 
   def make_params(self, context: transformer.Context) -> "_RotaryParams":
     """Returns the kernels q, k, v and o."""
