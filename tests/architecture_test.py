@@ -55,6 +55,7 @@ IMPORTS = {
   "programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
   "sweep": "errors config machine accounting model_dir training",
+  "pods": "_tf errors config ops mesh programs cluster training",
   "commands": "__init__ _tf errors console config machine accounting mesh "
   "rates model_dir report data checkpoints huggingface formats cluster "
   "inference serving evaluation training sweep",

@@ -43,6 +43,7 @@ NOT_MIRRORED = {
   "old_run_test.py",
   "oracle_test.py",
   "packaging_test.py",
+  "pods/example_test.py",
   "pod_faults_test.py",
   "docs_test.py",
   "t5_test.py",

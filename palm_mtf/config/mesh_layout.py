@@ -19,11 +19,10 @@ weights, their slots and their gradients while no layer uses them: split over
 """
 
 import dataclasses
-import functools
 import itertools
-import math
-import re
+from collections.abc import Mapping
 
+from palm_mtf.config.device_mesh import DeviceMesh, check_shares, pairs
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.tpu_topology import tpu_slice
 from palm_mtf.errors import (
@@ -71,17 +70,13 @@ _TENSORS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshLayout:
-  """The mesh and the layout rules, as the user wrote them.
+class MeshLayout(DeviceMesh):
+  """The mesh and the layout rules of PaLM; `DeviceMesh` has the first three.
 
   What can be judged without the model's sizes is judged when it is made; the
   sizes are judged by `check`.
 
   Attributes:
-    mesh_shape: "axis:size" pairs between "," or ";"; "" is one device.
-    layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
-    num_microbatches: parts of a batch that a step computes one after the other,
-      adding up their gradients; memory holds the activations of one.
     gradient_dtype: dtype in which the devices of a pod add up the gradients of
       kernels and embedding: "activation", or "float32", up to twice the bytes.
       Microbatches are added up in float32 always.
@@ -90,24 +85,26 @@ class MeshLayout:
       where something is due. Signals and the watchdog hear of steps then.
   """
 
-  mesh_shape: str
-  layout: str
-  num_microbatches: int = 1
   gradient_dtype: str = "activation"
   tpu: str = ""
   steps_per_loop: int = 1
 
   def __post_init__(self):
-    check_count("NUM_MICROBATCHES", self.num_microbatches)
     check_choice(
       "GRADIENT_DTYPE", self.gradient_dtype, ["activation", "float32"]
     )
     check_count("STEPS_PER_LOOP", self.steps_per_loop)
-    _check_axes(_pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"))
-    rules = _pairs("LAYOUT", self.layout, "batch:data,heads:model")
+    for axis, size in pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4"):
+      if axis not in AXES:
+        raise UserError(
+          f'MESH_SHAPE "{axis}:{size}": no axis "{axis}"'
+          f"{did_you_mean(axis, AXES)}. Axes: {', '.join(AXES)}."
+        )
+    rules = pairs("LAYOUT", self.layout, "batch:data,heads:model")
     for dimension, axis in rules:
-      _check_rule(dimension, axis, self)
-    _check_rules_together(rules)
+      _check_rule(dimension, axis)
+    super().__post_init__()
+    _check_tensors(dict(rules))
     # An axis that splits no work would have its devices repeat each other's.
     for axis, size in self.axes.items():
       split = [dimension for dimension, over in rules if over == axis]
@@ -140,22 +137,6 @@ class MeshLayout:
         f'devices, and MESH_SHAPE = "{self.mesh_shape}" has '
         f"{self.num_devices}; give the mesh as many."
       )
-
-  @property
-  def axes(self) -> dict[str, int]:
-    """Sizes of the mesh axes, in the order of the mesh's dimensions."""
-    pairs = _pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
-    return {axis: int(size) for axis, size in pairs}
-
-  @property
-  def rules(self) -> dict[str, str]:
-    """The mesh axis of every dimension that is split."""
-    return dict(_pairs("LAYOUT", self.layout, "batch:data,heads:model"))
-
-  @property
-  def num_devices(self) -> int:
-    """Devices in one mesh."""
-    return math.prod(self.axes.values())
 
   def axis_size_of(self, dimension: str) -> int:
     """Into how many slices `dimension` is split; 1 where no rule names it."""
@@ -195,7 +176,7 @@ def check(
     )
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:
-    _check_shares(size, num_pods, parts)
+    check_shares(size, num_pods, parts)
   # Rows that one microbatch of one pod computes: what the mesh splits.
   at_once = [size // num_pods // parts for size in batch_sizes]
   if num_pods > 1:
@@ -219,67 +200,7 @@ def check(
       )
 
 
-def _check_shares(batch_size: int, num_pods: int, parts: int) -> None:
-  """Raises UserError unless a batch divides into pods and microbatches."""
-  if batch_size % num_pods:
-    raise UserError(
-      f"a batch of {batch_size} is not divisible by NUM_PODS = {num_pods}. Use "
-      f"a divisor of {batch_size}, or another GLOBAL_BATCH_SIZE."
-    )
-  share = batch_size // num_pods
-  if share % parts:
-    batch = f"a batch of {share}"
-    if num_pods > 1:
-      batch = f"a pod's share of a batch, {batch_size} / {num_pods} = {share},"
-    raise UserError(
-      f"{batch} is not divisible by NUM_MICROBATCHES = {parts}. Use a divisor "
-      f"of {share}, or another GLOBAL_BATCH_SIZE."
-    )
-
-
-def _pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
-  """Splits "a:b,c:d" into its pairs."""
-  if not isinstance(value, str):
-    raise UserError(f'{name} = {value!r}: give a text such as "{example}".')
-  return _split(name, value, example)
-
-
-# A search over layouts asks many thousand times.
-@functools.lru_cache(maxsize=256)
-def _split(name: str, value: str, example: str) -> list[tuple[str, str]]:
-  pairs = []
-  for pair in filter(None, re.split(r"[,;\s]+", value)):
-    left, separator, right = pair.partition(":")
-    if not (left and separator and right) or ":" in right:
-      raise UserError(
-        f'{name} = "{value}": "{pair}" is not a pair; write "{example}".'
-      )
-    pairs.append((left, right))
-  return pairs
-
-
-def _check_axes(pairs: list[tuple[str, str]]) -> None:
-  seen = set()
-  for axis, size in pairs:
-    if axis not in AXES:
-      raise UserError(
-        f'MESH_SHAPE "{axis}:{size}": no axis "{axis}"'
-        f"{did_you_mean(axis, AXES)}. Axes: {', '.join(AXES)}."
-      )
-    if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
-      raise UserError(
-        f'MESH_SHAPE "{axis}:{size}": the size of an axis is a whole number '
-        "of at least 1."
-      )
-    if axis in seen:
-      raise UserError(
-        f'MESH_SHAPE "{axis}:{size}": axis "{axis}" is already there; give it '
-        "one size."
-      )
-    seen.add(axis)
-
-
-def _check_rule(dimension: str, axis: str, layout: MeshLayout) -> None:
+def _check_rule(dimension: str, axis: str) -> None:
   rule = f'layout rule "{dimension}:{axis}"'
   if dimension not in DIMENSIONS:
     raise UserError(
@@ -298,24 +219,10 @@ def _check_rule(dimension: str, axis: str, layout: MeshLayout) -> None:
       f'{rule}: no axis "{axis}"{did_you_mean(axis, AXES)}. '
       f"Axes: {', '.join(AXES)}."
     )
-  if axis not in layout.axes:
-    raise UserError(
-      f'{rule}: MESH_SHAPE = "{layout.mesh_shape}" has no axis "{axis}"; add '
-      f'"{axis}:<size>" to it or drop the rule.'
-    )
 
 
-def _check_rules_together(rules: list[tuple[str, str]]) -> None:
-  """One rule for a dimension, one dimension of a tensor for an axis."""
-  axes: dict[str, str] = {}
-  for dimension, axis in rules:
-    if dimension in axes:
-      raise UserError(
-        f'layout rule "{dimension}:{axis}": there is already a rule '
-        f'"{dimension}:{axes[dimension]}"; keep one.'
-      )
-    axes[dimension] = axis
-  # A mesh axis can split only one dimension of each tensor.
+def _check_tensors(axes: Mapping[str, str]) -> None:
+  """Raises UserError unless an axis splits one dimension of each tensor."""
   for tensor in _TENSORS:
     split = [dimension for dimension in tensor if dimension in axes]
     for first, second in itertools.pairwise(split):

@@ -5,6 +5,9 @@
 embedding               the tied table, [vocab, d_model]
 layer_007/attention/q   a part of a layer; its norms end in "/scale"
 final_norm/scale        the last norm
+
+The last word says what a parameter is. Mesh TensorFlow's layers have the same
+words: "encoder/block_000/layer_000/SelfAttention/q", "shared/embedding".
 """
 
 import re
@@ -27,7 +30,7 @@ class ParameterName(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """One of "embedding", "norm", "attention" and "mlp"."""
+    """PaLM's are "embedding", "norm", "attention" and "mlp"."""
     first = self.part.partition("/")[0]  # "mlp_norm" and "final_norm" too
     return "norm" if first.endswith("norm") else first
 
@@ -38,13 +41,13 @@ class ParameterName(NamedTuple):
 
   @property
   def is_kernel(self) -> bool:
-    """Whether it is a matrix of a product: neither embedding nor scale."""
-    return self.kind in ("attention", "mlp")
+    """Whether it is a matrix of a product: no embedding, scale or bias."""
+    return not self.is_scale and not self.last.endswith(("embedding", "bias"))
 
   @property
   def is_scale(self) -> bool:
     """Whether it is the scale of a norm."""
-    return self.kind == "norm"
+    return self.last == "scale"
 
 
 def layer_name(layer: int) -> str:

@@ -151,9 +151,8 @@ def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
   """Returns sum(x * loss_weights) / sum(loss_weights), [] float32."""
   # Both sums run over the whole batch first, also where it is split: slices
   # with other weights count as much as their weights.
-  if loss_weights is None:
-    return mtf.reduce_mean(x)
-  return mtf.reduce_sum(x * loss_weights) / divisor(weight_sum(x, loss_weights))
+  total = weighted_sum(x, loss_weights)
+  return total / divisor(weight_sum(x, loss_weights))
 
 
 def weighted_sum(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:

@@ -16,6 +16,12 @@ from palm_mtf._tf import BaseResourceVariable, mtf, tf
 # layout.
 
 
+def key_of(name: str) -> int:
+  """Returns the key of a variable's random numbers, of 32 bits, signed."""
+  digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+  return int.from_bytes(digest, "little", signed=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Normal:
   """Draws from N(0, stddev^2), not truncated (PaLM 5)."""
@@ -26,10 +32,8 @@ class Normal:
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
     # The draw is keyed by (seed, name): other variables do not change it.
-    digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
-    key = int.from_bytes(digest, "little", signed=True)
     return self.stddev * tf.random.stateless_normal(
-      shape, seed=[self.seed % 2**31, key]
+      shape, seed=[self.seed % 2**31, key_of(name)]
     )
 
   def slice_value(

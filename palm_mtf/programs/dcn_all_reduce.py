@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.exchange import Exchange, OwnPart
 from palm_mtf.programs.gradient_accumulation import Sums
+from palm_mtf.programs.loss_function import LossSums
 
 
 def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
@@ -19,15 +20,22 @@ def exchanged_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
   if len(pods) == 1:
     return list(pods)
   # Every device sends its copy of the few other numbers, as float32.
+  names = list(pods[0].losses.terms)
   numbers = zip(
-    *([x.token_loss, x.log_z_squares, x.weight] for x in pods), strict=True
+    *([*x.losses.terms.values(), x.losses.weight] for x in pods), strict=True
   )
   numbers = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
   gradients = zip(*(x.gradients for x in pods), strict=True)
   gradients = [_exchanged_parts(terms, dtype) for terms in gradients]
+  *terms, weights = numbers
   return [
-    Sums(*each)
-    for each in zip(*numbers, zip(*gradients, strict=True), strict=True)
+    Sums(
+      LossSums(dict(zip(names, of_pod, strict=True)), weight),
+      list(of_variables),
+    )
+    for *of_pod, weight, of_variables in zip(
+      *terms, weights, zip(*gradients, strict=True), strict=True
+    )
   ]
 
 

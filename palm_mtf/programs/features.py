@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The features of a batch that a pod is fed, [batch, length] each."""
+"""The features of a batch that a pod is fed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -32,17 +32,19 @@ class HostFeatures(NamedTuple):
   read: ReadFeatures
 
 
-def placeholders(
-  names: Sequence[str],
-  dims: Dims,
-  values: Sequence[tf.Tensor] | None = None,
-) -> dict[str, tf.Tensor]:
-  """Returns the placeholder of each feature, on the current device.
+class Feature(NamedTuple):
+  """One feature of a microbatch."""
+
+  dtype: tf.DType
+  shape: mtf.Shape  # rows first
+
+
+def palm_features(names: Sequence[str], dims: Dims) -> dict[str, Feature]:
+  """Returns the features of PaLM, [batch, length] each.
 
   Args:
     names: names of the features.
     dims: dimensions of the model.
-    values: value of each feature where it is not fed.
 
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
@@ -55,39 +57,50 @@ def placeholders(
         f"features = {', '.join(names)}: there is no {name}; every batch has "
         f"{' and '.join(REQUIRED_FEATURES)}."
       )
-  shape = [dims.batch.size, dims.length.size]
+  shape = mtf.Shape([dims.batch, dims.length])
+  return {name: Feature(FEATURE_DTYPES[name], shape) for name in names}
+
+
+def placeholders(
+  features: Mapping[str, Feature], values: Sequence[tf.Tensor] | None = None
+) -> dict[str, tf.Tensor]:
+  """Returns the placeholder of each feature, on the current device.
+
+  Args:
+    features: dtypes and shapes, by name.
+    values: value of each feature where it is not fed.
+  """
   if values is None:
     return {
-      name: tf.placeholder(FEATURE_DTYPES[name], shape, name) for name in names
+      name: tf.placeholder(x.dtype, x.shape.to_integer_list, name)
+      for name, x in features.items()
     }
-  return {
-    name: tf.placeholder_with_default(
-      tf.ensure_shape(value, shape), shape, name
-    )
-    for name, value in zip(names, values, strict=True)
-  }
+  made = {}
+  for (name, x), value in zip(features.items(), values, strict=True):
+    shape = x.shape.to_integer_list
+    value = tf.ensure_shape(value, shape)
+    made[name] = tf.placeholder_with_default(value, shape, name)
+  return made
 
 
 def import_features(
   mesh: mtf.Mesh,
   placement: Placement,
-  features: Mapping[str, Mapping[str, tf.Tensor]],
-  dims: Dims,
+  fed: Mapping[str, Mapping[str, tf.Tensor]],
+  features: Mapping[str, Feature],
 ) -> dict[str, mtf.Tensor]:
-  """Returns the features on a mesh, [batch, length] each.
+  """Returns the features on a mesh.
 
   Args:
     mesh: mesh of the pod.
     placement: its devices.
-    features: placeholders of each host that imports, by the name of its CPU.
-    dims: dimensions of the model.
+    fed: placeholders of each host that imports, by the name of its CPU.
+    features: dtypes and shapes, by name.
   """
   # host -> each device: its rows
-  shape = mtf.Shape([dims.batch, dims.length])
-  names = next(iter(features.values()))
   return {
     name: placement.import_copies(
-      mesh, {host: x[name] for host, x in features.items()}, shape
+      mesh, {host: x[name] for host, x in fed.items()}, feature.shape
     )
-    for name in names
+    for name, feature in features.items()
   }

@@ -18,6 +18,7 @@ from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   import_features,
+  palm_features,
   placeholders,
 )
 
@@ -63,9 +64,10 @@ def build_forward_program(
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   dims = model_dims(config, batch_size, mesh_layout)
+  specs = palm_features(features, dims)
   with tf.device(placement.host):
-    fed = placeholders(features, dims)
-  batch = import_features(mesh, placement, {placement.host: fed}, dims)
+    fed = placeholders(specs)
+  batch = import_features(mesh, placement, {placement.host: fed}, specs)
   loss_weights = batch.get("loss_weights")
   palm = Palm(config, dims, TrainedWeights(mesh, config, dims))
   logits = palm.logits(batch["inputs"], batch.get("segments"))

@@ -6,15 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.model.loss import weight_sum, weighted_sum
+from palm_mtf.errors import UserError
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.ops.xla import fused
+from palm_mtf.programs.loss_function import LossSums
 
-# A mean over the tokens of a step is not the mean of its microbatches' means,
-# or of its pods', where their weights differ. So a forward and backward pass
-# gives sums over its tokens, and their weight. Sums are added up over
-# microbatches here, over pods in dcn_all_reduce.py, and divided in pod.py.
-#
 # All microbatches of a step but the last add their sums to accumulators. The
 # last one's pass runs together with exchange and update, on the sums so far
 # plus its own. So memory holds the activations of one microbatch, however many
@@ -96,42 +92,34 @@ def _slots_and_part(
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenLosses:
-  """Losses of each token of a microbatch, [batch, length] float32 each."""
-
-  token_loss: mtf.Tensor  # -log p(target)
-  log_z: mtf.Tensor  # log(Z) of the logits
-  loss_weights: mtf.Tensor | None  # None is 1 each
-
-
-@dataclasses.dataclass(frozen=True)
 class Sums:
-  """Weighted sums over tokens, on the mesh of one pod, [] float32 each."""
+  """Sums over rows, on the mesh of one pod, float32."""
 
-  token_loss: mtf.Tensor
-  log_z_squares: mtf.Tensor
-  weight: mtf.Tensor
-  # Of token_loss + Z_LOSS log_z_squares, for each variable in order: sums too.
+  losses: LossSums
+  # Of losses.total, for each variable in order: sums too.
   gradients: Sequence[mtf.Tensor]
 
 
 def microbatch_sums(
-  tokens: TokenLosses, z_loss: float, variables: Sequence[mtf.Variable]
+  losses: LossSums, variables: Sequence[mtf.Variable]
 ) -> Sums:
   """Returns the sums of one microbatch.
 
   Args:
-    tokens: token losses of the microbatch.
-    z_loss: factor of log_z^2 in the loss, Z_LOSS.
+    losses: losses of the microbatch.
     variables: trained variables.
+
+  Raises:
+    UserError: the loss does not depend on a variable.
   """
-  token_loss = weighted_sum(tokens.token_loss, tokens.loss_weights)
-  squares = weighted_sum(mtf.square(tokens.log_z), tokens.loss_weights)
-  gradients = mtf.gradients(
-    [token_loss + z_loss * squares], [v.value for v in variables]
-  )
-  weight = weight_sum(tokens.token_loss, tokens.loss_weights)
-  return Sums(token_loss, squares, weight, gradients)
+  gradients = mtf.gradients([losses.total], [v.value for v in variables])
+  for variable, gradient in zip(variables, gradients, strict=True):
+    if gradient is None:
+      raise UserError(
+        f"the loss does not depend on the variable {variable.name}: leave it "
+        "out of the model, or make it with trainable=False."
+      )
+  return Sums(losses, gradients)
 
 
 def accumulated(
@@ -147,17 +135,14 @@ def accumulated(
   Returns:
     The sums, and the operations of each microbatch but the last.
   """
-  values = {
-    "nats_sum": sums.token_loss,
-    "log_z_square_sum": sums.log_z_squares,
-    "weight_sum": sums.weight,
-  }
+  terms = sums.losses.terms
+  values = {f"{name}_sum": value for name, value in terms.items()}
+  values["weight_sum"] = sums.losses.weight
   for variable, gradient in zip(variables, sums.gradients, strict=True):
     values[f"{variable.name}/gradient_sum"] = gradient
   accumulations = [
     Accumulate(name, value, is_first) for name, value in values.items()
   ]
-  token_loss, squares, weight, *gradients = (
-    AccumulatedSum(x).outputs[0] for x in accumulations
-  )
-  return Sums(token_loss, squares, weight, gradients), accumulations
+  totals = iter([AccumulatedSum(x).outputs[0] for x in accumulations])
+  losses = LossSums({name: next(totals) for name in terms}, next(totals))
+  return Sums(losses, list(totals)), accumulations

@@ -7,18 +7,11 @@ B   global clipping and update
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.mesh.placement import Placement
-from palm_mtf.model.dims import Dims, model_dims
-from palm_mtf.model.dropout import Dropout
-from palm_mtf.model.loss import cross_entropy, divisor
-from palm_mtf.model.palm import Palm
-from palm_mtf.model.weights import TrainedWeights
+from palm_mtf.model.loss import divisor
 from palm_mtf.optim import schedule
 from palm_mtf.optim.adafactor import AdafactorUpdate, adafactor_updates
 from palm_mtf.optim.clip import (
@@ -28,17 +21,17 @@ from palm_mtf.optim.clip import (
   sums_of_squares,
 )
 from palm_mtf.programs.features import (
-  HostFeatures,
+  ReadFeatures,
   import_features,
   placeholders,
 )
 from palm_mtf.programs.gradient_accumulation import (
   Accumulate,
   Sums,
-  TokenLosses,
   accumulated,
   microbatch_sums,
 )
+from palm_mtf.programs.loss_function import LossFunction, LossSums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +44,7 @@ class Pod:
   features: dict[str, tf.Tensor]  # fed with a microbatch's rows
   copies: list[dict[str, tf.Tensor]]  # of other hosts that import them
   numbers: dict[str, tf.Tensor]  # `PodBuilder.numbers` of a microbatch
-  tokens: TokenLosses
+  losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained
   sums: Sums  # over the step, read on its last microbatch
   accumulations: list[Accumulate]  # run on each microbatch but the last
@@ -66,7 +59,7 @@ class Update:
   operations: list[AdafactorUpdate]
   weight: mtf.Tensor  # what the sums and their gradients are divided by
   squares: list[mtf.Tensor]  # sum of squares of each summed gradient
-  losses: dict[str, mtf.Tensor]  # loss, z_loss and grad_norm
+  losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
   is_finite: mtf.Tensor  # whether all losses are, bool
 
   @property
@@ -92,20 +85,17 @@ class PodBuilder:
 
   def __init__(
     self,
-    config: PalmConfig,
-    mesh_layout: MeshLayout,
+    loss_function: LossFunction,
     optimizer: AdafactorConfig,
     *,
     pod_batch_size: int,
-    seed: int,
+    num_microbatches: int,
     client: str,
     num_pods: int,
   ):
-    self._num_pods = num_pods
-    self._config, self._mesh_layout = config, mesh_layout
-    self._optimizer, self._seed = optimizer, seed
+    self._loss_function, self._optimizer = loss_function, optimizer
+    self._num_pods, self._num_microbatches = num_pods, num_microbatches
     self._pod_batch_size = pod_batch_size
-    self._num_microbatches = mesh_layout.num_microbatches
     self._graph = mtf.Graph()
     with tf.device(client):
       none = tf.constant(-1, tf.int64)  # the loss of other batches
@@ -116,43 +106,27 @@ class PodBuilder:
     self,
     index: int,
     placement: Placement,
-    features: Sequence[str] | HostFeatures,
+    read: ReadFeatures | None = None,
   ) -> Pod:
-    """Builds A: the sums of pod `index`."""
+    """Builds A: the sums of pod `index`.
+
+    Args:
+      index: number of the pod.
+      placement: its devices.
+      read: reads what hosts are not fed; None where all is fed.
+    """
     mesh = mtf.Mesh(self._graph, f"pod_{index}")
-    dims = model_dims(
-      self._config,
-      self._pod_batch_size // self._num_microbatches,
-      self._mesh_layout,
-    )
     # What is imported onto the mesh is made beside it: the client sends each
     # pod its own rows alone.
     with tf.device(placement.host):
-      fed = self._fed(index, placement, features, dims)
+      fed = self._fed(index, placement, read)
       features_of_host, *copies = fed.values()
-      batch = import_features(mesh, placement, fed, dims)
+      features = self._loss_function.features
+      batch = import_features(mesh, placement, fed, features)
       numbers = self.numbers(index, self.step, self.microbatch)
-      dropout = self._dropout(mesh, numbers)
-      is_float32 = self._mesh_layout.gradient_dtype == "float32"
-      weights = TrainedWeights(
-        mesh,
-        self._config,
-        dims,
-        self._seed,
-        gradient_dtype=tf.float32 if is_float32 else None,
-      )
-      logits = Palm(self._config, dims, weights, dropout).logits(
-        batch["inputs"], batch.get("segments")
-      )
-      tokens = TokenLosses(
-        # What is multiplied by activations is rounded as they are.
-        *cross_entropy(
-          logits, batch["targets"], tf.as_dtype(self._config.activation_dtype)
-        ),
-        batch.get("loss_weights"),
-      )
+      losses = self._loss_function.sums(mesh, batch, numbers["dropout_state"])
       variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
-      sums = microbatch_sums(tokens, self._optimizer.z_loss, variables)
+      sums = microbatch_sums(losses, variables)
       accumulations = []
       if self._num_microbatches > 1:
         sums, accumulations = accumulated(sums, variables, numbers["is_first"])
@@ -163,7 +137,7 @@ class PodBuilder:
       features_of_host,
       copies,
       numbers,
-      tokens,
+      losses,
       variables,
       sums,
       accumulations,
@@ -173,19 +147,19 @@ class PodBuilder:
     self,
     index: int,
     placement: Placement,
-    features: Sequence[str] | HostFeatures,
-    dims: Dims,
+    read: ReadFeatures | None,
   ) -> dict[str, dict[str, tf.Tensor]]:
     """Returns the placeholders of each host that imports, by its name."""
-    if not isinstance(features, HostFeatures):
-      return {placement.host: placeholders(features, dims)}
+    features = self._loss_function.features
+    if read is None:
+      return {placement.host: placeholders(features)}
     # Where nothing is fed, each host reads the rows itself.
     fed = {}
     for host in placement.reading_hosts:
       with tf.device(host):
         part = index * self._num_microbatches + self.microbatch
-        values = features.read(host, self.step, part, self._num_parts)
-        fed[host] = placeholders(features.names, dims, values)
+        values = read(host, self.step, part, self._num_parts)
+        fed[host] = placeholders(features, values)
     return fed
 
   @property
@@ -215,28 +189,15 @@ class PodBuilder:
       "dropout_state": tf.stack([tf.cast(x, tf.int32) for x in dropout_state]),
     }
 
-  def _dropout(
-    self, mesh: mtf.Mesh, numbers: Mapping[str, tf.Tensor]
-  ) -> Dropout | None:
-    """Returns the dropout of activations, if there is any."""
-    if not self._optimizer.dropout:
-      return None
-    shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
-    state = mtf.import_tf_tensor(mesh, numbers["dropout_state"], shape)
-    return Dropout(self._optimizer.dropout, self._seed, state)
-
   def update(self, pod: Pod, sums: Sums) -> Update:
     """Builds B on one pod, from the sums of all of them."""
     optimizer = self._optimizer
     with tf.device(pod.placement.host):
-      weight = divisor(sums.weight)
+      weight = divisor(sums.losses.weight)
       squares = sums_of_squares(sums.gradients)
       # Here sums over the step become means over its tokens.
-      losses = {
-        "loss": sums.token_loss / weight,
-        "z_loss": optimizer.z_loss * sums.log_z_squares / weight,
-        "grad_norm": global_norm(squares) / weight,
-      }
+      losses = {name: x / weight for name, x in sums.losses.terms.items()}
+      losses["grad_norm"] = global_norm(squares) / weight
       is_finite = all_finite(list(losses.values()))
       # Gradients stay sums, for they are large; their one factor divides them.
       clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from palm_mtf._tf import mtf, tf
+from palm_mtf._tf import tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
@@ -19,10 +19,15 @@ from palm_mtf.config.pods import PodsConfig
 from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
-from palm_mtf.model.loss import weight_sum, weighted_mean
 from palm_mtf.optim.rms import rms_by_kind
 from palm_mtf.programs.dcn_all_reduce import exchanged_sums
-from palm_mtf.programs.features import REQUIRED_FEATURES, HostFeatures
+from palm_mtf.programs.features import (
+  REQUIRED_FEATURES,
+  HostFeatures,
+  ReadFeatures,
+)
+from palm_mtf.programs.loss_function import LossFunction
+from palm_mtf.programs.palm_loss import PalmLoss
 from palm_mtf.programs.pod import Pod, PodBuilder, Update
 from palm_mtf.programs.step_loop import LoopProgram, lower_loop
 
@@ -34,8 +39,9 @@ class PodProgram:
   # The pod's part of a microbatch, by name, in the order asked for.
   features: dict[str, tf.Tensor]
   copies: list[dict[str, tf.Tensor]]  # of the pod's other hosts; fed alike
-  # Nats a token of that part, [] float32; fetched alone it runs the forward
-  # pass alone. The mean over several parts is weighted by `weight_sum`, [].
+  # Mean loss of that part, PaLM's in nats a token, [] float32; fetched alone it
+  # runs the forward pass alone. The mean over several parts is weighted by
+  # `weight_sum`, [].
   loss: tf.Tensor
   weight_sum: tf.Tensor
   # By checkpoint name (mesh/placement.py).
@@ -64,7 +70,8 @@ class TrainProgram:
   # [] bool, is false, it raises InvalidArgumentError and changes nothing.
   update: tf.Operation
   is_finite: tf.Tensor
-  losses: dict[str, tf.Tensor]  # loss (nats a token), z_loss, grad_norm, []
+  # Terms of the loss, PaLM's loss (nats a token) and z_loss; grad_norm; [].
+  losses: dict[str, tf.Tensor]
   # `losses`, learning_rate, and the root mean squares of optim/rms.py, [].
   metrics: dict[str, tf.Tensor]
   # Sum of squares of the gradient of each of `parameters`, the names of the
@@ -94,7 +101,7 @@ def build_train_program(
   pods: PodsConfig = PodsConfig(),  # noqa: B008
   devices: Devices | None = None,
 ) -> TrainProgram:
-  """Builds forward, backward, exchange and update in the current tf.Graph.
+  """Builds a training step of PaLM in the current tf.Graph.
 
   Args:
     config: architecture.
@@ -110,23 +117,68 @@ def build_train_program(
   Raises:
     UserError: there is no such feature, or inputs or targets are missing.
   """
-  devices = devices or local_devices(mesh_layout.num_devices, pods.num_pods)
-  builder = PodBuilder(
+  names, read = features, None
+  if isinstance(features, HostFeatures):
+    names, read = features
+  parts = pods.num_pods * mesh_layout.num_microbatches
+  loss_function = PalmLoss(
     config,
     mesh_layout,
     optimizer,
-    pod_batch_size=batch_size // pods.num_pods,
+    names,
+    num_rows=batch_size // parts,
     seed=seed,
+  )
+  return build_program(
+    loss_function,
+    mesh_layout,
+    optimizer,
+    batch_size=batch_size,
+    pods=pods,
+    devices=devices,
+    read=read,
+  )
+
+
+def build_program(
+  loss_function: LossFunction,
+  mesh_layout: MeshLayout,
+  optimizer: AdafactorConfig,
+  *,
+  batch_size: int,
+  pods: PodsConfig,
+  devices: Devices | None = None,
+  read: ReadFeatures | None = None,
+) -> TrainProgram:
+  """Builds forward, backward, exchange and update in the current tf.Graph.
+
+  Args:
+    loss_function: model and loss of a microbatch.
+    mesh_layout: axes and layout rules of each pod.
+    optimizer: schedule, clipping and decay.
+    batch_size: rows of one step, of all pods.
+    pods: number of pods, and the dtype of gradients between them.
+    devices: devices of the pods; None for CPUs or GPUs of this process.
+    read: reads features on hosts; None where all are fed.
+  """
+  devices = devices or local_devices(mesh_layout.num_devices, pods.num_pods)
+  builder = PodBuilder(
+    loss_function,
+    optimizer,
+    pod_batch_size=batch_size // pods.num_pods,
+    num_microbatches=mesh_layout.num_microbatches,
     client=devices.client,
     num_pods=pods.num_pods,
   )
   built = [
-    builder.pod(index, devices.placement(mesh_layout, index), features)
+    builder.pod(index, devices.placement(mesh_layout, index), read)
     for index in range(len(devices.pods))
   ]
   sums = exchanged_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
   updates = [builder.update(*each) for each in zip(built, sums, strict=True)]
-  mean_losses = [_loss_and_weight(pod) for pod in built]
+  mean_losses = [
+    {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
+  ]
   # From here on the graph is TensorFlow's.
   lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
   losses = [lowering.call(x)[0] for x in mean_losses]
@@ -157,19 +209,10 @@ def build_train_program(
     parameters=[variable.name for variable in built[0].variables],
     initialize=lowering.initialize,
     devices=devices,
-    hosts_read=isinstance(features, HostFeatures),
+    hosts_read=read is not None,
     loop=loop,
     **step,
   )
-
-
-def _loss_and_weight(pod: Pod) -> dict[str, mtf.Tensor]:
-  """Returns loss and weight_sum of a microbatch, as in PodProgram."""
-  token_loss, weights = pod.tokens.token_loss, pod.tokens.loss_weights
-  return {
-    "loss": weighted_mean(token_loss, weights),
-    "weight_sum": weight_sum(token_loss, weights),
-  }
 
 
 def _kept(

@@ -58,8 +58,8 @@ class FiniteCheck:
     for name in self._parameters:
       if name in variables:
         return f"the parameter {name}, before the step"
-    for name in ("loss", "z_loss"):
-      if not math.isfinite(bad.losses[name]):
+    for name, value in bad.losses.items():
+      if name != "grad_norm" and not math.isfinite(value):
         return f"the {name}, of parameters that all are"
     # The backward pass goes from the last layer to the first.
     for name, squares in reversed(

@@ -25,7 +25,7 @@ class NonFiniteStepError(Exception):
   ):
     super().__init__(step, losses)
     self.step = step  # counted from 1
-    self.losses = losses  # loss, z_loss and grad_norm
+    self.losses = losses  # as in TrainProgram
     self.gradient_squares = gradient_squares  # [parameters], float32
 
 

@@ -1,0 +1,130 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The mesh of a pod's devices, and the rules that split dimensions over it.
+
+Mesh TensorFlow's syntax, for a model with dimensions of any name. PaLM's are
+known beforehand, and held to more in mesh_layout.py.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+
+from palm_mtf.errors import UserError, check_count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceMesh:
+  """The mesh and the layout rules, as the user wrote them.
+
+  Attributes:
+    mesh_shape: "axis:size" pairs between "," or ";"; "" is one device.
+    layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
+    num_microbatches: parts of a batch that a step computes one after the other,
+      adding up their gradients; memory holds the activations of one.
+  """
+
+  mesh_shape: str
+  layout: str
+  num_microbatches: int = 1
+
+  # On CPUs and GPUs; MeshLayout has settings of these names.
+  tpu = ""
+  steps_per_loop = 1
+
+  def __post_init__(self):
+    check_count("NUM_MICROBATCHES", self.num_microbatches)
+    sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
+    for position, (axis, size) in enumerate(sizes):
+      _check_size(axis, size)
+      if axis in dict(sizes[:position]):
+        raise UserError(
+          f'MESH_SHAPE "{axis}:{size}": axis "{axis}" is already there; give '
+          "it one size."
+        )
+    rules = pairs("LAYOUT", self.layout, "batch:data,heads:model")
+    for position, (dimension, axis) in enumerate(rules):
+      rule, before = f'layout rule "{dimension}:{axis}"', dict(rules[:position])
+      if axis not in dict(sizes):
+        raise UserError(
+          f'{rule}: MESH_SHAPE = "{self.mesh_shape}" has no axis "{axis}"; add '
+          f'"{axis}:<size>" to it or drop the rule.'
+        )
+      if dimension in before:
+        raise UserError(
+          f"{rule}: there is already a rule "
+          f'"{dimension}:{before[dimension]}"; keep one.'
+        )
+
+  @property
+  def axes(self) -> dict[str, int]:
+    """Sizes of the mesh axes, in the order of the mesh's dimensions."""
+    sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
+    return {axis: int(size) for axis, size in sizes}
+
+  @property
+  def rules(self) -> dict[str, str]:
+    """The mesh axis of every dimension that is split."""
+    return dict(pairs("LAYOUT", self.layout, "batch:data,heads:model"))
+
+  @property
+  def num_devices(self) -> int:
+    """Devices in one mesh."""
+    return math.prod(self.axes.values())
+
+
+def _check_size(axis: str, size: str) -> None:
+  if not re.fullmatch(r"[0-9]{1,9}", size) or int(size) < 1:
+    raise UserError(
+      f'MESH_SHAPE "{axis}:{size}": the size of an axis is a whole number '
+      "of at least 1."
+    )
+
+
+def check_shares(batch_size: int, num_pods: int, num_microbatches: int) -> None:
+  """Raises UserError unless a batch divides into pods and microbatches."""
+  if batch_size % num_pods:
+    raise UserError(
+      f"a batch of {batch_size} is not divisible by NUM_PODS = {num_pods}. Use "
+      f"a divisor of {batch_size}, or another GLOBAL_BATCH_SIZE."
+    )
+  share = batch_size // num_pods
+  if share % num_microbatches:
+    batch = f"a batch of {share}"
+    if num_pods > 1:
+      batch = f"a pod's share of a batch, {batch_size} / {num_pods} = {share},"
+    raise UserError(
+      f"{batch} is not divisible by NUM_MICROBATCHES = {num_microbatches}. Use "
+      f"a divisor of {share}, or another GLOBAL_BATCH_SIZE."
+    )
+
+
+def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
+  """Splits "a:b,c:d" into its pairs.
+
+  Args:
+    name: name of the setting, for the error message.
+    value: value of the setting.
+    example: a value such as it may be, for the error message.
+
+  Raises:
+    UserError: `value` is something else.
+  """
+  if not isinstance(value, str):
+    raise UserError(f'{name} = {value!r}: give a text such as "{example}".')
+  return _split(name, value, example)
+
+
+# A search over layouts asks many thousand times.
+@functools.lru_cache(maxsize=256)
+def _split(name: str, value: str, example: str) -> list[tuple[str, str]]:
+  found = []
+  for pair in filter(None, re.split(r"[,;\s]+", value)):
+    left, separator, right = pair.partition(":")
+    if not (left and separator and right) or ":" in right:
+      raise UserError(
+        f'{name} = "{value}": "{pair}" is not a pair; write "{example}".'
+      )
+    found.append((left, right))
+  return found

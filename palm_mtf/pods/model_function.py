@@ -1,0 +1,180 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A Mesh TensorFlow model function, as a training program's loss function."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.ops.adopted_variables import adopted_variables
+from palm_mtf.programs.features import Feature
+from palm_mtf.programs.loss_function import LossSums
+
+# Makes a model on a mesh, of the features of a part of a batch, by name; their
+# first dimension is "batch". It returns the mean loss over these rows, [] any
+# float dtype; or a pair, [] each: a sum of losses, and the weight to divide the
+# sum over all rows of a step by, such as the number of tokens that count.
+ModelFunction = Callable[
+  [mtf.Mesh, dict[str, mtf.Tensor]],
+  mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor],
+]
+
+
+class ModelLoss:
+  """`LossFunction` of a model function.
+
+  Attributes:
+    features: features of a microbatch, by name.
+  """
+
+  def __init__(
+    self,
+    function: ModelFunction,
+    features: Mapping[str, tuple[str, str]],
+    mesh: DeviceMesh,
+    *,
+    num_rows: int,
+    seed: int,
+  ):
+    """Readies the features.
+
+    Args:
+      function: makes the model and its loss.
+      features: dtype of each feature, and the dimensions of one row of it, as
+        in {"inputs": ("int32", "length:64")}.
+      mesh: mesh and layout rules of a pod.
+      num_rows: rows in a microbatch.
+      seed: seed of the initial weights.
+
+    Raises:
+      UserError: a feature is not of this form.
+    """
+    self._function, self._device_mesh, self._seed = function, mesh, seed
+    self.features = {
+      name: _feature(name, given, num_rows) for name, given in features.items()
+    }
+
+  def sums(
+    self,
+    mesh: mtf.Mesh,
+    batch: Mapping[str, mtf.Tensor],
+    dropout_state: tf.Tensor,
+  ) -> LossSums:
+    """Makes the variables and the loss; see `LossFunction`.
+
+    Raises:
+      UserError: the function returns no loss, or a variable or a layout rule
+        does not fit.
+    """
+    del dropout_state  # a model function has its own
+    with adopted_variables(mesh, self._seed):
+      returned = self._function(mesh, dict(batch))
+    loss, weight = self._loss_and_weight(returned)
+    _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
+    _check_layout(self._device_mesh, mesh)
+    if weight is None:  # the parts of a batch have as many rows each
+      weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
+    return LossSums(
+      {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)
+    )
+
+  def _loss_and_weight(
+    self, returned: object
+  ) -> tuple[mtf.Tensor, mtf.Tensor | None]:
+    pair = returned if isinstance(returned, tuple) else (returned, None)
+    is_scalar = len(pair) == 2 and all(
+      isinstance(x, mtf.Tensor) and not x.shape.dims and x.dtype.is_floating
+      for x in pair
+      if x is not None or x is pair[0]
+    )
+    if not is_scalar:
+      name = getattr(self._function, "__name__", "the model function")
+      raise UserError(
+        f"{name} returns {_described(returned)}: return the mean loss, a float "
+        "Mesh TensorFlow tensor without dimensions, or a pair of such tensors, "
+        "sum and weight."
+      )
+    return pair
+
+
+def _described(returned: object) -> str:
+  if isinstance(returned, tuple):
+    return f"({', '.join(map(_described, returned))})"
+  if isinstance(returned, mtf.Tensor):
+    dims = ", ".join(returned.shape.dimension_names)
+    return f"a tensor [{dims}] of {returned.dtype.name}"
+  return repr(returned) if returned is None else type(returned).__name__
+
+
+def _feature(name: str, given: object, num_rows: int) -> Feature:
+  try:
+    dtype, dims = given
+    row = mtf.convert_to_shape(dims)
+    shape = mtf.Shape([mtf.Dimension("batch", num_rows), *row])
+    return Feature(tf.as_dtype(dtype), shape)
+  except (AttributeError, TypeError, ValueError):
+    raise UserError(
+      f"feature {name} = {given!r}: give the dtype and the dimensions of a "
+      'row, as in ("int32", "length:64").'
+    ) from None
+
+
+def _check_variables(variables: Sequence[mtf.Variable]) -> None:
+  """Raises UserError unless there are variables to train, in float32."""
+  trained = [x for x in variables if x.trainable]
+  if not trained:
+    raise UserError(
+      "the model function makes no variable that is trained: make them by "
+      "mtf.get_variable, on the mesh that it is given."
+    )
+  for variable in trained:
+    if variable.slice_dtype != tf.float32:
+      raise UserError(
+        f"variable {variable.name} is kept in {variable.slice_dtype.name}: the "
+        "optimizer adds small updates to large numbers; give it the slice "
+        "dtype float32, its activation dtype may be another."
+      )
+
+
+def _check_layout(device_mesh: DeviceMesh, mesh: mtf.Mesh) -> None:
+  """Raises UserError unless each rule splits a dimension, evenly and alone."""
+  rules = device_mesh.rules
+  shapes = {
+    tuple((dim.name, dim.size) for dim in x.shape.dims)
+    for op in mesh.graph.operations
+    if op.mesh is mesh
+    for x in op.outputs
+  }
+  names = {name for shape in shapes for name, _ in shape}
+  for dimension, axis in rules.items():
+    if dimension not in names:
+      raise UserError(
+        f'layout rule "{dimension}:{axis}": the model has no dimension '
+        f'"{dimension}"{did_you_mean(dimension, names)}. Dimensions: '
+        f"{', '.join(sorted(names))}."
+      )
+  for shape in shapes:
+    _check_split([each for each in shape if each[0] in rules], device_mesh)
+
+
+def _check_split(
+  dims: Sequence[tuple[str, int]], device_mesh: DeviceMesh
+) -> None:
+  """Raises UserError unless names and sizes of one tensor fit the rules."""
+  split: dict[str, str] = {}
+  for name, size in dims:
+    axis = device_mesh.rules[name]
+    if size % device_mesh.axes[axis]:
+      raise UserError(
+        f"{name}={size} is not divisible by mesh axis "
+        f"{axis}={device_mesh.axes[axis]} (rule {name}:{axis}). Use a divisor "
+        f"of {size}, or drop the rule."
+      )
+    if axis in split:
+      raise UserError(
+        f'layout rules "{split[axis]}:{axis}" and "{name}:{axis}": a tensor '
+        f'of the model has both dimensions, and axis "{axis}" can split one; '
+        "drop one rule."
+      )
+    split[axis] = name

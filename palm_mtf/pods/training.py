@@ -1,0 +1,208 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Training of a model function on pods: one client, n copies of the model."""
+
+import contextlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.cluster.connect import connect
+from palm_mtf.cluster.heartbeat import Heartbeat
+from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.config.device_mesh import DeviceMesh, check_shares
+from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.pods.model_function import ModelFunction, ModelLoss
+from palm_mtf.pods.whole_variables import read_whole, write_whole
+from palm_mtf.programs.train_program import TrainProgram, build_program
+from palm_mtf.training.finite_check import FiniteCheck
+from palm_mtf.training.replica_check import ReplicaCheck
+from palm_mtf.training.step import NonFiniteStepError, TrainStep
+
+
+class PodTraining:
+  """Training steps of a model function; a context manager.
+
+  Each pod computes the gradients of its share of a batch. They are added up
+  over the data-center network, and every pod makes the same update: all pods
+  hold the same bits. What is written by `palm_mtf train` has its loop around
+  such steps; here the loop is yours.
+
+  Attributes:
+    program: the graph of a step.
+    num_steps: number of steps done.
+  """
+
+  program: TrainProgram
+  num_steps: int = 0
+
+  def __init__(
+    self,
+    function: ModelFunction,
+    features: Mapping[str, tuple[str, str]],
+    *,
+    mesh: DeviceMesh,
+    optimizer: AdafactorConfig,
+    global_batch_size: int,
+    pods: PodsConfig = PodsConfig(),  # noqa: B008
+    seed: int = 0,
+  ):
+    """Checks the settings; `with` starts the pods and draws the first weights.
+
+    Args:
+      function: makes the model and its loss; see `ModelFunction`.
+      features: dtype of each feature, and the dimensions of one row of it, as
+        in {"inputs": ("int32", "length:64")}.
+      mesh: mesh and layout rules of each pod.
+      optimizer: schedule, clipping, decay and moments. Z_LOSS and DROPOUT are
+        the model's own matter, and 0 here; PARAMETER_SCALE may not be
+        "stacked", which is of PaLM's matrices.
+      global_batch_size: rows of a step, of all pods.
+      pods: number of pods, where they are, and the dtype of gradients between
+        them. ON_POD_FAILURE is "stop".
+      seed: seed of the initial weights.
+
+    Raises:
+      UserError: the settings do not fit each other.
+    """
+    _check_optimizer(optimizer)
+    check_count("GLOBAL_BATCH_SIZE", global_batch_size)
+    check_shares(global_batch_size, pods.num_pods, mesh.num_microbatches)
+    if pods.on_pod_failure != "stop":
+      raise UserError(
+        f'ON_POD_FAILURE = "{pods.on_pod_failure}": give "stop" for a model '
+        "function; save its `variables` now and then, and `load` them."
+      )
+    parts = pods.num_pods * mesh.num_microbatches
+    self._loss_function = ModelLoss(
+      function,
+      features,
+      mesh,
+      num_rows=global_batch_size // parts,
+      seed=seed,
+    )
+    self._mesh, self._optimizer, self._pods = mesh, optimizer, pods
+    self._batch_size = global_batch_size
+
+  def __enter__(self) -> "PodTraining":
+    with contextlib.ExitStack() as stack:
+      pods, mesh = self._pods, self._mesh
+      servers = stack.enter_context(PodServers(pods, mesh))
+      places = servers.places()
+      self._heartbeat = stack.enter_context(
+        Heartbeat(servers, places, pods.pod_timeout_secs)
+      )
+      cluster = connect(pods, mesh, places, self._heartbeat.infos)
+      stack.enter_context(tf.Graph().as_default())
+      self._session = stack.enter_context(cluster.session())
+      self.program = build_program(
+        self._loss_function,
+        mesh,
+        self._optimizer,
+        batch_size=self._batch_size,
+        pods=pods,
+        devices=cluster.devices,
+      )
+      with self._heartbeat.during("while its variables were set"):
+        self._heartbeat.connect(self._session)
+        self._train_step = TrainStep(self._session, self.program)
+        self._finite_check = FiniteCheck(
+          self._session, self.program, lambda: None
+        )
+        self._replica_check = ReplicaCheck(
+          self._session, self.program, lambda: None
+        )
+        self._session.run(self.program.initialize)
+      self._stack = stack.pop_all()
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self._stack.__exit__(*exception)
+
+  def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Trains on a batch; returns metrics by name.
+
+    The metrics are the mean loss, the gradients' norm, the learning rate, and
+    the root mean squares of parameters and updates by the first part of their
+    names. Every FINGERPRINT_STEPS steps the pods are compared.
+
+    Args:
+      batch: the features, [GLOBAL_BATCH_SIZE, ...] each; the first rows are the
+        first pod's.
+
+    Raises:
+      UserError: the batch is not of this form, the loss or the gradients are
+        not finite, a pod is lost, or pods differ.
+    """
+    batch = self._checked(batch)
+    with self._heartbeat.during(f"during step {self.num_steps + 1}"):
+      try:
+        metrics = self._train_step.run(batch, self.num_steps)
+      except NonFiniteStepError as bad:
+        raise self._finite_check.error_of_step(bad) from None
+      self.num_steps += 1
+      if self.num_steps % self._pods.fingerprint_steps == 0:
+        self._replica_check.check(self.num_steps)
+    return metrics
+
+  def check_pods(self) -> None:
+    """Raises UserError unless all pods hold the same bits."""
+    self._replica_check.check(self.num_steps)
+
+  def variables(self) -> dict[str, np.ndarray]:
+    """Returns parameters and moments by name, whole."""
+    return read_whole(self._session, self.program.slices)
+
+  def load(self, values: Mapping[str, np.ndarray], num_steps: int) -> None:
+    """Sets variables on all pods.
+
+    Args:
+      values: whole variables by name, all or some of `variables`.
+      num_steps: number of steps done; the schedule goes on from there.
+
+    Raises:
+      UserError: there is no such variable, or it has another shape.
+    """
+    for pod in self.program.pods:
+      write_whole(self._session, pod.slices, values)
+    self.num_steps = num_steps
+
+  def _checked(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the batch in the dtypes of the features."""
+    checked, features = {}, self._loss_function.features
+    for name in batch:
+      if name not in features:
+        raise UserError(
+          f'the batch has "{name}"{did_you_mean(name, features)}: the features '
+          f"are {', '.join(features)}."
+        )
+    for name, feature in features.items():
+      if name not in batch:
+        raise UserError(f'the batch has no "{name}": give every feature.')
+      rows = np.asarray(batch[name], feature.dtype.as_numpy_dtype)
+      shape = (self._batch_size, *feature.shape.to_integer_list[1:])
+      if rows.shape != shape:
+        raise UserError(
+          f"{name} is {list(rows.shape)} in the batch: give "
+          f"{list(shape)}, GLOBAL_BATCH_SIZE = {self._batch_size} rows."
+        )
+      checked[name] = rows
+    return checked
+
+
+def _check_optimizer(optimizer: AdafactorConfig) -> None:
+  """Raises UserError for settings that only PaLM's loss and names have."""
+  for name in ("z_loss", "dropout"):
+    if value := getattr(optimizer, name):
+      raise UserError(
+        f"{name.upper()} = {value}: a model function has a loss of its own; "
+        f"put it there, and set {name.upper()} = 0."
+      )
+  if optimizer.parameter_scale == "stacked":
+    raise UserError(
+      'PARAMETER_SCALE = "stacked" joins matrices of PaLM\'s layers; set '
+      '"variable" for another model.'
+    )

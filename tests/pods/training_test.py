@@ -1,0 +1,176 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A T5 encoder-decoder of Mesh TensorFlow trains on pods as it does on one."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.pods import AdafactorConfig, DeviceMesh, PodsConfig, PodTraining
+from tests import oracle
+from tests.mtf_testing import relative_error
+from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss
+
+BATCH_SIZE, NUM_STEPS = 8, 3
+ONE_DEVICE = DeviceMesh(mesh_shape="", layout="")
+RULES = "batch:data,heads:model,d_ff:model,vocab:model"
+TWO_DEVICES = DeviceMesh(
+  mesh_shape="data:1,model:2", layout=RULES, num_microbatches=2
+)
+FOUR_DEVICES = DeviceMesh(
+  mesh_shape="data:2,model:2", layout=RULES, num_microbatches=2
+)
+TWO_PODS = PodsConfig(num_pods=2, fingerprint_steps=1)
+# Every clip is at work, and every choice that PaLM's names decide.
+OPTIMIZER = AdafactorConfig(
+  learning_rate=0.1,
+  beta1=0.9,
+  beta2_exponent=0.8,
+  update_clip=0.9,
+  gradient_clip=0.5,
+  weight_decay_exponent=1.5,
+  z_loss=0.0,
+  weight_decay_on="all_but_scales",
+)
+
+
+def training(mesh=ONE_DEVICE, pods=PodsConfig(), **changes):  # noqa: B008
+  settings = {
+    "optimizer": OPTIMIZER,
+    "global_batch_size": BATCH_SIZE,
+    "seed": 5,
+    **changes,
+  }
+  return PodTraining(t5_loss, FEATURES, mesh=mesh, pods=pods, **settings)
+
+
+def train(mesh=ONE_DEVICE, pods=PodsConfig(), **changes):  # noqa: B008
+  """Returns variables before and after the steps, and the losses."""
+  with training(mesh, pods, **changes) as each:
+    before = each.variables()
+    metrics = [
+      each.step(reversed_rows(BATCH_SIZE, seed)) for seed in range(NUM_STEPS)
+    ]
+    each.check_pods()
+    return before, each.variables(), [x["loss"] for x in metrics]
+
+
+@pytest.fixture(scope="module")
+def one_pod():
+  return train()
+
+
+def parameters(variables):
+  slots = ("/momentum", "/second_moment", "_row", "_column")
+  return {
+    name: np.float64(x)
+    for name, x in variables.items()
+    if not name.endswith(slots)
+  }
+
+
+@pytest.mark.parametrize(
+  "mesh",
+  [
+    ONE_DEVICE,
+    pytest.param(TWO_DEVICES, marks=pytest.mark.slow),
+    pytest.param(FOUR_DEVICES, marks=pytest.mark.slow),
+  ],
+  ids=["one device", "two", "four"],
+)
+def test_two_pods_train_as_one_pod_with_the_whole_batch(mesh, one_pod):
+  """Their bits are compared after every step (FINGERPRINT_STEPS)."""
+  before, after, losses = train(mesh, TWO_PODS)
+  expected_before, expected_after, expected_losses = one_pod
+  assert before.keys() == expected_before.keys()
+  for name, value in expected_before.items():
+    np.testing.assert_array_equal(before[name], value, err_msg=name)
+  # Sums in another order; each step's g / sqrt(v) amplifies their rounding.
+  assert losses == pytest.approx(expected_losses, rel=1e-5)
+  for name, value in expected_after.items():
+    assert relative_error(after[name], value) < 1e-3, name
+
+
+@pytest.mark.parametrize(
+  "second_moment",
+  ["full", pytest.param("factored", marks=pytest.mark.slow)],
+)
+def test_steps_are_adafactor_s_on_mesh_tensorflow_s_own_gradients(
+  second_moment, one_pod
+):
+  optimizer = dataclasses.replace(OPTIMIZER, second_moment=second_moment)
+  is_trained = second_moment == "full"
+  before, after, losses = one_pod if is_trained else train(optimizer=optimizer)
+  params = parameters(before)
+  model = MeshTensorFlow(BATCH_SIZE)
+  adafactor = oracle.Adafactor(optimizer, params)
+  for seed, seen in enumerate(losses):
+    batch = reversed_rows(BATCH_SIZE, seed)
+    loss, gradients = model.loss_and_gradients(params, batch)
+    assert seen == pytest.approx(loss, rel=1e-5)
+    params = adafactor.step(params, gradients)
+  assert params.keys() == parameters(after).keys()
+  for name, value in params.items():
+    assert relative_error(after[name], value) < 1e-3, name
+
+
+def test_training_goes_on_from_loaded_variables_on_another_mesh(one_pod):
+  before, after, _ = one_pod
+  with training(TWO_DEVICES) as each:
+    each.load(before, num_steps=0)
+    for seed in range(NUM_STEPS - 1):
+      each.step(reversed_rows(BATCH_SIZE, seed))
+    saved, done = each.variables(), each.num_steps
+    each.load(before, num_steps=0)
+    each.load(saved, num_steps=done)
+    each.step(reversed_rows(BATCH_SIZE, done))
+    for name, value in each.variables().items():
+      assert relative_error(value, after[name]) < 1e-3, name
+    with pytest.raises(UserError, match=r'no variable "shared/embeding" .did'):
+      each.load({"shared/embeding": np.zeros([1])}, num_steps=0)
+    with pytest.raises(UserError, match=r'no "targets": give every feature'):
+      each.step({"inputs": np.ones([BATCH_SIZE, 8])})
+    with pytest.raises(UserError, match=r"inputs is \[7, 8\] .* give \[8, 8\]"):
+      each.step(reversed_rows(7, seed=0))
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    (
+      {"pods": PodsConfig(num_pods=3)},
+      "a batch of 8 is not divisible by NUM_PODS = 3",
+    ),
+    (
+      {"optimizer": dataclasses.replace(OPTIMIZER, z_loss=1e-4)},
+      "Z_LOSS = 0.0001: a model function has a loss of its own",
+    ),
+    (
+      {"optimizer": dataclasses.replace(OPTIMIZER, parameter_scale="stacked")},
+      'PARAMETER_SCALE = "stacked" joins matrices of PaLM',
+    ),
+    (
+      {"pods": PodsConfig(on_pod_failure="shrink")},
+      'ON_POD_FAILURE = "shrink": give "stop"',
+    ),
+    (
+      {"mesh": DeviceMesh(mesh_shape="data:2", layout="bach:data")},
+      'layout rule "bach:data": the model has no dimension "bach"',
+    ),
+    (
+      {"mesh": DeviceMesh(mesh_shape="data:3", layout="batch:data")},
+      "batch=8 is not divisible by mesh axis data=3",
+    ),
+    (
+      {"mesh": DeviceMesh(mesh_shape="a:2", layout="heads:a,d_model:a")},
+      "a tensor of the model has both dimensions",
+    ),
+  ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_line(changes, message):
+  with pytest.raises(UserError) as error, training(**changes):
+    pass
+  assert message in str(error.value)
+  assert "\n" not in str(error.value)
