@@ -49,7 +49,11 @@ setup(
     "palm_mtf.tasks",
   ],
   package_dir={"palm_mtf.tasks": "tasks"},
-  package_data={"palm_mtf.gin": ["*/*.gin"]},
+  package_data={
+    "palm_mtf.gin": ["*/*.gin"],
+    # Compiled where it runs.
+    "palm_mtf.native": ["*.cc", "*.h"],
+  },
   entry_points={
     "console_scripts": ["palm_mtf = palm_mtf.cli.main:main"],
     # Where lm-evaluation-harness looks for model types.

@@ -32,7 +32,8 @@ IMPORTS = {
   "model": "_tf config accounting ops",
   "layers": "_tf errors model ops",
   "optim": "_tf config accounting ops",
-  "decode": "_tf config accounting ops mesh model",
+  "native": "_tf config machine",
+  "decode": "_tf config machine accounting ops mesh model native",
   "programs": "_tf errors config ops mesh model optim decode",
   "rates": "_tf console config machine accounting ops mesh programs",
   "model_dir": "_tf errors",
@@ -76,7 +77,10 @@ DATA_IMPORTS = {
   "batches": "sources filters vocabulary tokens",
 }
 PURE = {"__init__", "_old_names", "accounting", "config", "errors", "machine"}
-GRAPH = {"_tf", "decode", "layers", "mesh", "model", "ops", "optim", "programs"}
+GRAPH = {
+  *("_tf", "ops", "mesh", "model", "layers", "optim", "native", "decode"),
+  "programs",
+}
 
 # Where a library may be imported, at the top or inside a function.
 ONLY_IMPORTERS = {

@@ -22,6 +22,7 @@ from tests.ops.onednn_test import check_int8_sums
 _DECODING = {
   "generate": [],
   "generate int8": ["--gin.WEIGHT_DTYPE='int8'"],
+  "generate int4": ["--gin.WEIGHT_DTYPE='int4'"],
   "generate beams": ["--gin.NUM_BEAMS=2"],
 }
 

@@ -63,8 +63,8 @@ def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
     f"palm_mtf: computing in {resolved} (no native bfloat16: "
   )
   warnings = [x for x in said if "times as long as float32 (measured" in x]
-  # Of train, evaluate, score, and generate in three forms: one each.
-  assert len(warnings) == (6 if dtype == "bfloat16" else 0)
+  # Of train, evaluate, score, and generate in four forms: one each.
+  assert len(warnings) == (7 if dtype == "bfloat16" else 0)
   config = (tmp_path / "config.gin").read_text()
   assert f'\nACTIVATION_DTYPE = "{resolved}"  # ' in config
   assert len(results["generate beams"][1].splitlines()) == 2

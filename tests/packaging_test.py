@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def _python(installed: Path, *arguments: str, folder: Path) -> str:
 def test_the_wheel_holds_the_package_its_gin_folder_and_tasks_and_no_more(
   wheel,
 ):
-  modules = (ROOT / "palm_mtf").rglob("*.py")
+  modules = chain(*map((ROOT / "palm_mtf").rglob, ("*.py", "*.cc", "*.h")))
   expected = {str(path.relative_to(ROOT)) for path in modules}
   expected |= {f"palm_mtf/tasks/{path.name}" for path in TASKS}
   expected |= {f"palm_mtf/{name}" for name in GIN_FILES}

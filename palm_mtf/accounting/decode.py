@@ -14,15 +14,18 @@ from palm_mtf.config.parameter_names import parsed
 # measured by tools/bench_decode.py on two cores.
 _BYTES_FOR_A_THREAD = 4_000_000
 
+# Of 4 bits, 32 numbers share a scale of 2 bytes.
+_QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
+
 
 def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
   """Returns the bytes of all weights, which a decoding step reads once."""
   total = 0
   for name, shape in parameter_shapes(config).items():
-    # Norm scales and the embedding are never int8.
-    is_int8 = weight_dtype == "int8" and parsed(name).is_kernel
-    width = 1 if is_int8 else DTYPE_BYTES[config.activation_dtype]
-    total += math.prod(shape) * width
+    # Norm scales and the embedding are never quantized.
+    dtype = weight_dtype if parsed(name).is_kernel else "activation"
+    width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
+    total += int(math.prod(shape) * width)
   return total
 
 

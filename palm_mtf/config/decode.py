@@ -30,8 +30,9 @@ class DecodeConfig:
     length_penalty: exponent of beam search; above 0 longer texts win more
       often.
     stop_strings: a continuation ends before the first of them.
-    weight_dtype: "activation", as in training, or "int8" weights and inputs of
-      products, norms and embedding excepted (decode/matmul.py).
+    weight_dtype: "activation", as in training; or "int8" weights and inputs of
+      products, or "int4" weights, norms and embedding excepted
+      (decode/matmul.py).
   """
 
   temperature: float = 0.7
@@ -58,7 +59,9 @@ class DecodeConfig:
     check_real("LENGTH_PENALTY", self.length_penalty, 0.0, 10.0)
     for name in ("num_samples", "num_beams"):
       check_count(name.upper(), getattr(self, name))
-    check_choice("WEIGHT_DTYPE", self.weight_dtype, ["activation", "int8"])
+    check_choice(
+      "WEIGHT_DTYPE", self.weight_dtype, ["activation", "int8", "int4"]
+    )
     stops = self.stop_strings
     if not are_texts(stops):
       raise UserError(

@@ -153,7 +153,7 @@ class Decoder:
     is_last = name == "final_norm"
     centered = self._config.norm == "layer_norm"
     # The product behind the last norm gives the logits, and is never int8.
-    quantizes = self._weights.is_int8 and not is_last
+    quantizes = self._weights.quantizes_rows and not is_last
     x, *y = self._impl.slicewise(
       lambda x, scale, *branch: add_and_norm(
         x, branch, scale, centered, quantizes

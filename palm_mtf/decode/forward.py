@@ -96,7 +96,7 @@ class JoinedWeights:
 
     def flat(y):
       y = tf.reshape(y, [-1, y.shape[-1]])
-      return quantize([y], []) if self._weights.is_int8 else (y,)
+      return quantize([y], []) if self._weights.quantizes_rows else (y,)
 
     dims = self._weights.kernels[names].dims
     outputs = [

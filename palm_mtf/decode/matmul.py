@@ -1,21 +1,35 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products with constant weights, in float or int8.
+"""Matrix products with constant weights, in float or integers.
 
   float weights   y = x w
   int8 weights    y = s_x round(x / s_x) round(w / s_w) s_w
 
 with a scale s_w for each output channel, as in PaLM's published inference code,
-and a scale s_x for each row of x.
+and a scale s_x for each row of x. Int4 weights have a scale for each 32 inner
+indices of a channel.
 """
 
 import dataclasses
 
 from palm_mtf._tf import tf
+from palm_mtf.native import operations
+from palm_mtf.native.build import panel_columns
+from palm_mtf.native.packing import (
+  GROUP,
+  INT4,
+  PackedKernel,
+  pack,
+  pack_int4,
+  pack_int8,
+)
 from palm_mtf.ops.bfloat16 import is_emulated
 from palm_mtf.ops.onednn import has_kernel, int8_matmul, packed_matmul
 
 _LARGEST = 127.0
+# Of the scale of a group of 4-bit numbers at which none is cut off: less of it
+# cuts the largest off, and rounds the others less.
+_INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 # [rows, columns] of a float dtype; or, around an int8 product, two tensors:
 # numbers, int8 before it and float32 behind it, and scale [rows, 1], float32.
@@ -27,15 +41,37 @@ class Kernel:
   """A constant weight on one device."""
 
   # [inner, outer], activation dtype or int8; float32 where bfloat16 is emulated
-  value: tf.Tensor
+  value: tf.Tensor | None
   # Of int8, the values of -127 and 127 in each column, [outer] float32 each.
   limit: tuple[tf.Tensor, tf.Tensor] | None
   initialize: tf.Operation
+  packed: PackedKernel | None = None  # in place of both
 
 
 def constant_variable(value: tf.Tensor, name: str) -> tf.Variable:
   """Makes a variable that keeps its first value."""
   return tf.Variable(value, trainable=False, use_resource=True, name=name)
+
+
+def make_packed_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
+  """Makes the variable of a kernel for the operations of `native`.
+
+  Args:
+    w: first value, [inner, outer], float32.
+    dtype: int8, int4, or a float dtype.
+    name: name of the variable.
+  """
+  columns = panel_columns()
+  if dtype == tf.int8:
+    numbers, scale = to_int8(w, largest_numbers(w, 0))
+    panels = pack_int8(numbers, scale[0], columns)
+  elif dtype == INT4:
+    panels = pack_int4(*to_int4(w), columns)
+  else:
+    panels = pack(tf.cast(w, dtype), columns)
+  kept = constant_variable(panels, name)
+  kernel = PackedKernel(kept.value(), w.shape[1], dtype)
+  return Kernel(None, None, kept.initializer, kernel)
 
 
 def make_kernel(
@@ -90,14 +126,55 @@ def to_int8(x: tf.Tensor, largest: tf.Tensor) -> Rows:
   return tf.cast(tf.round(tf.cast(x, tf.float32) / scale), tf.int8), scale
 
 
+def to_int4(w: tf.Tensor) -> Rows:
+  """Quantizes w [inner, outer] to numbers from -8 to 7, int8.
+
+  Their scales are [inner / GROUP, rounded up; outer], bfloat16.
+  """
+  inner, outer = w.shape
+  w = tf.pad(tf.cast(w, tf.float32), [[0, -inner % GROUP], [0, 0]])
+  groups = tf.reshape(w, [-1, GROUP, outer])
+  low, high = tf.reduce_min(groups, 1), tf.reduce_max(groups, 1)
+  # The number that is largest becomes -8: it is the one that is there once.
+  extreme = tf.where_v2(high > -low, high, low)
+  best = None
+  for share in _INT4_SHARES:
+    scale = tf.cast(extreme * (share / -8.0), tf.bfloat16)
+    divisor = tf.cast(scale, tf.float32)[:, tf.newaxis]
+    divisor = tf.where_v2(divisor == 0, 1.0, divisor)
+    numbers = tf.clip_by_value(tf.round(groups / divisor), -8.0, 7.0)
+    error = tf.reduce_sum(tf.square(numbers * divisor - groups), 1)
+    if best is None:
+      best = (numbers, scale, error)
+      continue
+    is_better = error < best[2]
+    best = (
+      tf.where_v2(is_better[:, tf.newaxis], numbers, best[0]),
+      tf.where_v2(is_better, scale, best[1]),
+      tf.minimum(error, best[2]),
+    )
+  numbers, scale, _ = best
+  return tf.cast(tf.reshape(numbers, [-1, outer])[:inner], tf.int8), scale
+
+
+def rounded_to_int4(w: tf.Tensor) -> tf.Tensor:
+  """Returns w [inner, outer], float32, as `to_int4` rounds it."""
+  numbers, scale = to_int4(w)
+  scale = tf.repeat(tf.cast(scale, tf.float32), GROUP, 0)
+  return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
+
+
 def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
   """Multiplies rows by a kernel on the same device.
 
   Args:
-    x: [rows, inner], activation dtype; quantized for an int8 kernel.
+    x: [rows, inner], activation dtype; quantized for an int8 kernel, and in
+      parts of some columns each for a packed one.
     kernel: [inner, outer].
     packed: whether oneDNN keeps a packed copy of the kernel, for many products.
   """
+  if kernel.packed:
+    return (operations.product(x, kernel.packed, x[0].dtype),)
   # Int8 sums are exact, and no row's result depends on another row.
   w, (numbers, *scale) = kernel.value, x
   if w.dtype != tf.int8:

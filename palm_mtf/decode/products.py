@@ -55,10 +55,12 @@ class Products:
       branches: [rows, inputs], float, by kernel name.
     """
     kernels, names = self._weights.kernels, tuple(branches)
+    if self._weights.is_packed:
+      return self.multiply(tuple(branches.values()), kernels[names].kernel)
     joined = [names] if names in kernels else [(name,) for name in names]
     axes = [tuple(split_axes(self._impl, kernels[x].dims[0])) for x in joined]
     rows = [tuple(branches[name] for name in some) for some in joined]
-    if self._weights.is_int8:
+    if self._weights.quantizes_rows:
       rows = self._quantized(rows, axes)
     sums, scale = {}, rows[0][1:]
     for x, some, axis in zip(rows, joined, axes, strict=True):

@@ -14,9 +14,14 @@ from palm_mtf.decode.matmul import (
   constant_variable,
   largest_numbers,
   make_kernel,
+  make_packed_kernel,
+  rounded_to_int4,
 )
+from palm_mtf.machine.cpu import bfloat16_flags
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.native.operations import operations
+from palm_mtf.native.packing import INT4
 from palm_mtf.ops.slicewise import split_axes
 
 # They are made once from a checkpoint's float32 variables: cast to the
@@ -55,7 +60,8 @@ class DecodeWeights:
   to_logits: LaidOut  # `Kernel` [d_model, vocab] of each device: its transpose
   scales: dict[str, LaidOut]  # [d_model] float32, by checkpoint name
   kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
-  is_int8: bool  # whether `kernels` are
+  is_packed: bool  # whether kernels are, for the operations of `native`
+  quantizes_rows: bool  # whether a product reads int8 numbers
   initialize: tf.Operation  # from the checkpoint's variables
 
 
@@ -73,9 +79,10 @@ def make_weights(
     config: the architecture.
     dims: its dimensions.
     variables: slices of every variable, by its checkpoint name.
-    weight_dtype: "activation", the model's activation dtype, or "int8".
+    weight_dtype: WEIGHT_DTYPE.
   """
-  maker = _Maker(mesh_impl, config, dims, variables, weight_dtype)
+  is_packed = _is_packed(mesh_impl, config, weight_dtype)
+  maker = _Maker(mesh_impl, config, dims, variables, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
   table = maker.laid_out("embedding")
   to_logits = mesh_impl.slicewise(tf.transpose, table)
@@ -94,7 +101,7 @@ def make_weights(
     # Rounded as the table is, also where the product is not.
     to_logits=maker.kernel(
       "to_logits",
-      logits_dtype(config),
+      dtype if is_packed else logits_dtype(config),
       mesh_impl.slicewise(lambda x: tf.cast(x, dtype), to_logits),
     ),
     scales={
@@ -102,19 +109,42 @@ def make_weights(
       for name, value in scales.items()
     },
     kernels=dict(maker.joined_kernels()),
-    is_int8=weight_dtype == "int8",
+    is_packed=is_packed,
+    quantizes_rows=maker.quantizes_rows,
     initialize=tf.group(maker.initializers),
   )
+
+
+def _is_packed(
+  mesh_impl: mtf.MeshImpl, config: PalmConfig, weight_dtype: str
+) -> bool:
+  """Returns whether the operations of `native` serve these weights."""
+  if mesh_impl.size > 1 or "gpu" in mesh_impl.devices[0].lower():
+    return False
+  # AMX multiplies the many rows of a prompt faster than they do.
+  is_bfloat16 = (weight_dtype, config.activation_dtype) == (
+    "activation",
+    "bfloat16",
+  )
+  if is_bfloat16 and "amx_bf16" in bfloat16_flags():
+    return False
+  return operations() is not None
 
 
 class _Maker:
   """Makes variables from variables, and collects what initializes them."""
 
-  def __init__(self, mesh_impl, config, dims, variables, weight_dtype):
+  def __init__(
+    self, mesh_impl, config, dims, variables, weight_dtype, is_packed
+  ):
     self._impl = mesh_impl
     self._config = config
     self._variables = variables
-    self._is_int8 = weight_dtype == "int8"
+    self._is_packed = is_packed
+    self._dtype = tf.as_dtype(
+      config.activation_dtype if weight_dtype == "activation" else weight_dtype
+    )
+    self.quantizes_rows = self._dtype == tf.int8 and not is_packed
     self._dims = {
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
@@ -139,7 +169,8 @@ class _Maker:
     """Returns the kernel whose first value is `value`; see `make_kernel`."""
 
     def make(value, *largest):
-      kernel = make_kernel(value, dtype, f"decode/{name}", *largest)
+      make_one = make_packed_kernel if self._is_packed else make_kernel
+      kernel = make_one(value, dtype, f"decode/{name}", *largest)
       self.initializers.append(kernel.initialize)
       return kernel
 
@@ -153,25 +184,28 @@ class _Maker:
       def named(parts, layer=layer):
         return tuple(f"{layer_name(layer)}/{part}" for part in parts)
 
-      for names in map(named, _INPUTS[block]):
-        yield names, self._joined(names)
-      for names in map(named, _OUTPUTS[block]):
-        largest = [self._largest(names)] if self._is_int8 else []
+      for inputs, outputs in zip(_INPUTS[block], _OUTPUTS[block], strict=True):
+        yield named(inputs), self._joined(named(inputs))
+        names = named(outputs)
+        largest = [self._largest(names)] if self.quantizes_rows else []
         axes = {tuple(split_axes(self._impl, self._dims[x])) for x in names}
-        # To quantize the inputs is a pass over them that joins them as well; a
-        # pass that does nothing else costs more than a second product. And sums
-        # over different mesh axes are all-reduced apart.
-        can_join = self._is_int8 and len(axes) == 1
+        # To quantize or pack the inputs is a pass over them that joins them as
+        # well; a pass that does nothing else costs more than a second product.
+        # And sums over different mesh axes are all-reduced apart.
+        joins = self.quantizes_rows or self._is_packed
+        can_join = joins and len(axes) == 1
         for some in [names] if can_join else [(name,) for name in names]:
           yield some, self._joined(some, *largest)
 
   def _joined(self, names, *largest):
-    dtype = tf.int8
-    if not self._is_int8:
-      dtype = tf.as_dtype(self._config.activation_dtype)
     reads, axis = self._beside_d_model(names[0])
     matrices = [self._matrix(name) for name in names]
     whole = self._impl.slicewise(lambda *x: tf.concat(x, axis), *matrices)
+    dtype = self._dtype
+    if dtype == INT4 and not self._is_packed:
+      # TensorFlow has no product with 4 bits: what they lose is the same.
+      dtype = tf.as_dtype(self._config.activation_dtype)
+      whole = self._impl.slicewise(rounded_to_int4, whole)
     return JoinedKernel(
       self.kernel(names[0], dtype, whole, *largest),
       [self._dims[name][reads] for name in names],

@@ -55,9 +55,11 @@ class LoadedDecoder:
     self.graph = tf.Graph()
     with self.graph.as_default():
       self.model = build_decode_model(config, mesh, weight_dtype)
+      # Products with packed weights have threads of their own.
+      is_limited = for_steps and not self.model.weights.is_packed
       session = (
         step_session_config(config, mesh, weight_dtype)
-        if for_steps
+        if is_limited
         else session_config(mesh.num_devices)
       )
       self.session = tf.Session(config=session)

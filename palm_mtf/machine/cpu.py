@@ -14,6 +14,9 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 # adds pairs of products in 16 bits, and saturates.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
+# 256-bit registers, for the code that we compile.
+AVX2_FLAGS = frozenset({"avx2"})
+
 # ONEDNN_MAX_CPU_ISA lets oneDNN, whose kernels multiply, do without some
 # instructions, which simulates a lesser CPU. For each limit the flags above
 # that remain; other limits leave all.
@@ -21,13 +24,13 @@ _NONE = frozenset()
 _LIMITS = {
   "SSE41": _NONE,
   "AVX": _NONE,
-  "AVX2": _NONE,
-  "AVX2_VNNI": frozenset({"avx_vnni"}),
-  "AVX2_VNNI_2": frozenset({"avx_vnni"}),
-  "AVX512_CORE": _NONE,
-  "AVX512_CORE_VNNI": frozenset({"avx512_vnni"}),
-  "AVX512_CORE_BF16": frozenset({"avx512_vnni", "avx512_bf16"}),
-  "AVX512_CORE_FP16": frozenset({"avx512_vnni", "avx512_bf16"}),
+  "AVX2": AVX2_FLAGS,
+  "AVX2_VNNI": AVX2_FLAGS | {"avx_vnni"},
+  "AVX2_VNNI_2": AVX2_FLAGS | {"avx_vnni"},
+  "AVX512_CORE": AVX2_FLAGS,
+  "AVX512_CORE_VNNI": AVX2_FLAGS | {"avx512_vnni"},
+  "AVX512_CORE_BF16": AVX2_FLAGS | {"avx512_vnni", "avx512_bf16"},
+  "AVX512_CORE_FP16": AVX2_FLAGS | {"avx512_vnni", "avx512_bf16"},
 }
 
 
@@ -36,7 +39,7 @@ def cpu_flags() -> frozenset[str]:
   flags = frozenset(_entry("flags|Features").split())
   limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
   if limit in _LIMITS:
-    flags -= (BFLOAT16_FLAGS | INT8_FLAGS) - _LIMITS[limit]
+    flags -= (BFLOAT16_FLAGS | INT8_FLAGS | AVX2_FLAGS) - _LIMITS[limit]
   return flags
 
 

@@ -10,8 +10,8 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.decode.batch_sharding import join_rows, split_rows
-from palm_mtf.decode.decoder import Decoder
 from palm_mtf.decode.forward import prefill
+from palm_mtf.decode.native_decoder import make_decoder
 from palm_mtf.decode.strategies import Beams, PromptBatch, Sampling, repeat
 from palm_mtf.decode.weights import DecodeWeights, LaidOut, make_weights
 from palm_mtf.mesh.host.devices import local_devices
@@ -163,7 +163,7 @@ class _Loop:
   ):
     self._impl = model.placement
     self._weights, self._config = model.weights, model.config
-    self._decoder = Decoder(model.weights)
+    self._decoder = make_decoder(model.weights)
     self._sizes = sizes
     self._rows = decode.rows_per_prompt
     self._chooser = (Beams if decode.num_beams > 1 else Sampling)(decode, sizes)

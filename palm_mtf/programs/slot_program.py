@@ -13,8 +13,8 @@ import dataclasses
 
 from palm_mtf._tf import tf
 from palm_mtf.decode.batch_sharding import join_rows, split_rows
-from palm_mtf.decode.decoder import Decoder
 from palm_mtf.decode.forward import prefill
+from palm_mtf.decode.native_decoder import make_decoder
 from palm_mtf.decode.sampling import (
   RowSettings,
   allowed,
@@ -91,7 +91,7 @@ class SlotPrograms:
     self._model, self._impl = model, model.placement
     self._num_slices = num_slices
     self._memory_length = aligned_length(model.config.sequence_length)
-    self._decoder = Decoder(model.weights)
+    self._decoder = make_decoder(model.weights)
     # A prefill of one token fills all rows: zeros would be one constant, in the
     # memory of which all of the cache would be written.
     prompts = tf.zeros([num_slices, 1], tf.int32)

@@ -24,6 +24,8 @@ def test_a_token_reads_every_weight_once():
   rest = config.vocab_size * config.d_model + count_norm_scales(config)
   kernels = count_parameters(config) - config.vocab_size * config.d_model
   assert decode_weight_bytes(config, "int8") == kernels + 2 * rest
+  # Of 32 numbers of 4 bits, a scale of 2 bytes.
+  assert decode_weight_bytes(config, "int4") == kernels * 18 // 32 + 2 * rest
   assert decode_weight_bytes(config, "activation") == 2 * (kernels + rest)
   config = dataclasses.replace(SMALL, activation_dtype="float32")
   assert decode_weight_bytes(config, "activation") == 4 * (kernels + rest)

@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and steps against a cache give the logits of one forward pass."""
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.decode import weights as decode_weights
 from palm_mtf.decode.batch_sharding import join_rows, split_rows
-from palm_mtf.decode.decoder import Decoder
 from palm_mtf.decode.forward import prefill
+from palm_mtf.decode.native_decoder import make_decoder
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.generate_program import build_decode_model
 from tests import oracle
@@ -32,7 +35,7 @@ def cached_logits(
   """Returns logits from the prompt's last place on, [rows, places, vocab]."""
   with tf.Graph().as_default():
     model = build_decode_model(config, mesh_rules, weight_dtype)
-    decoder = Decoder(model.weights)
+    decoder = make_decoder(model.weights)
 
     def split(x):
       return split_rows(model.placement, tf.constant(x, tf.int32))
@@ -61,6 +64,12 @@ def full_logits(config, params, batch):
   return run_model(config, params, batch).logits[:, PROMPT - 1 :]
 
 
+@pytest.fixture
+def without_operations(monkeypatch):
+  """Weights are as they are where nothing can be compiled."""
+  monkeypatch.setattr(decode_weights, "operations", lambda: None)
+
+
 MULTI_HEAD = {"attention": "multi_head", "norm": "rms_norm"}
 SERIAL = {"block": "serial"}
 BOTH = {**MULTI_HEAD, **SERIAL}
@@ -86,6 +95,17 @@ def test_cached_logits_equal_those_of_a_forward_pass(changes, layout):
   batch = random_tokens(config, ROWS, seed=3)
   mesh = mesh_layout(layout) if layout in LAYOUTS else SINGLE
   cached = cached_logits(config, params, batch["inputs"], mesh)
+  full = full_logits(config, params, batch)
+  np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("without_operations")
+@pytest.mark.parametrize("changes", [{}, BOTH])
+def test_what_is_not_compiled_gives_the_same_logits(changes):
+  config = small_config(**changes)
+  params = oracle.random_parameters(config, seed=1)
+  batch = random_tokens(config, ROWS, seed=3)
+  cached = cached_logits(config, params, batch["inputs"])
   full = full_logits(config, params, batch)
   np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
 
@@ -121,3 +141,18 @@ def test_int8_logits_are_near_and_the_same_in_every_layout(layout):
     config, params, batch["inputs"], mesh_layout(layout), "int8"
   )
   np.testing.assert_allclose(split, int8, atol=1e-5, rtol=0)
+
+
+def test_int4_logits_are_near_and_the_same_if_not_compiled(monkeypatch):
+  config = small_config()
+  # Heads fill whole groups of weights: else those of o and wo share one.
+  config = dataclasses.replace(config, d_kv=16)
+  params = oracle.random_parameters(config, seed=1)
+  batch = random_tokens(config, ROWS, seed=3)
+  full = full_logits(config, params, batch)
+  int4 = cached_logits(config, params, batch["inputs"], weight_dtype="int4")
+  assert 1e-3 < np.abs(int4 - full).max() < 0.3 * np.abs(full).max()
+  monkeypatch.setattr(decode_weights, "operations", lambda: None)
+  plain = cached_logits(config, params, batch["inputs"], weight_dtype="int4")
+  # Compiled products round their rows to int8 too.
+  assert np.abs(plain - int4).max() < 0.03 * np.abs(full).max()

@@ -53,7 +53,7 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ),
     ("dcn_sweep", "--dtypes=int8", "--dtypes"),
     ("dcn_sweep", "--steps=0", f"--steps = 0: {AT_LEAST_1}"),
-    ("int8_loss", "--model_dir=nowhere", "there is no config.gin in it"),
+    ("quantized_loss", "--model_dir=nowhere", "there is no config.gin in it"),
     ("parity", "--d_kv=7", "D_KV = 7"),
   ],
 )

@@ -1,17 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the validation loss of a run with int8 weights and without.
+"""Measures the validation loss of a run by WEIGHT_DTYPE.
 
-  python tools/int8_loss.py --model_dir runs/quickstart
+  python tools/quantized_loss.py --model_dir runs/quickstart
 
 The loss is over the rows that `palm_mtf evaluate` reads, of the newest
-checkpoint, by the program that scores: once in the activation dtype, once with
-WEIGHT_DTYPE = "int8". Results are on stdout.
+checkpoint, by the program that scores. Results are on stdout.
 """
-
-# The loss is of the newest checkpoint, over the rows that `palm_mtf evaluate`
-# reads, by the decoder's own forward pass (decode/decoder.py): once in the
-# activation dtype, once with WEIGHT_DTYPE = "int8".
 
 import argparse
 import json
@@ -47,7 +42,7 @@ def scored_loss(
     checkpoint: weights.
     config: architecture.
     batches: batches of one shape, without segments.
-    weight_dtype: WEIGHT_DTYPE, "activation" or "int8".
+    weight_dtype: WEIGHT_DTYPE.
   """
   import numpy as np
 
@@ -71,7 +66,7 @@ def scored_loss(
 
 
 def measure(model_dir: str) -> dict:
-  """Returns both losses, both perplexities and their ratio.
+  """Returns loss, perplexity, and its ratio to that of "activation", of each.
 
   Raises:
     UserError: there is no run with a checkpoint, or its rows are packed.
@@ -103,17 +98,19 @@ def measure(model_dir: str) -> dict:
     )
   losses = {
     weight_dtype: scored_loss(checkpoint, model, batches, weight_dtype)
-    for weight_dtype in ("activation", "int8")
+    for weight_dtype in ("activation", "int8", "int4")
   }
-  difference = losses["int8"] - losses["activation"]
   return {
     "step": checkpoint.manifest.step,
     "activation_dtype": model.activation_dtype,
-    "loss": losses["activation"],
-    "int8_loss": losses["int8"],
-    "perplexity": math.exp(losses["activation"]),
-    "int8_perplexity": math.exp(losses["int8"]),
-    "perplexity_ratio": math.exp(difference),
+    **{
+      weight_dtype: {
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "perplexity_ratio": math.exp(loss - losses["activation"]),
+      }
+      for weight_dtype, loss in losses.items()
+    },
   }
 
 
@@ -129,9 +126,13 @@ def main() -> None:
   if arguments.json:
     print(json.dumps(results))
     return
-  for name, value in results.items():
-    text = f"{value:.5f}" if isinstance(value, float) else value
-    print(f"{name:18} {text}")
+  print(f"step {results.pop('step')}, {results.pop('activation_dtype')}")
+  print(f"{'weights':<10} {'loss':>8} {'perplexity':>11} {'ratio':>8}")
+  for name, x in results.items():
+    print(
+      f"{name:<10} {x['loss']:>8.5f} {x['perplexity']:>11.5f} "
+      f"{x['perplexity_ratio']:>8.5f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding step in one operation, on one CPU device."""
+
+from palm_mtf.config.parameter_names import layer_name
+from palm_mtf.decode.decoder import Cache, Decoder
+from palm_mtf.decode.weights import DecodeWeights, LaidOut
+from palm_mtf.model.layers import sines_and_cosines
+from palm_mtf.native.operations import decode_step
+
+
+def make_decoder(weights: DecodeWeights) -> "Decoder | NativeDecoder":
+  """Returns what builds steps with these weights."""
+  return (NativeDecoder if weights.is_packed else Decoder)(weights)
+
+
+class NativeDecoder:
+  """Builds steps of packed weights; keeps no state."""
+
+  def __init__(self, weights: DecodeWeights):
+    """Readies weights for steps; call it outside of the loop over them."""
+    self._impl, self._config = weights.impl, weights.config
+    norms = ["norm", "mlp_norm"][: 1 + (self._config.block == "serial")]
+    scales = [
+      weights.scales[f"{layer_name(layer)}/{norm}/scale"]
+      for layer in range(self._config.num_layers)
+      for norm in norms
+    ]
+    # The last scale carries 1/sqrt(d_model) of the logits, as in model/palm.py.
+    scales.append(
+      self._impl.slicewise(
+        lambda scale: scale * self._config.d_model**-0.5,
+        weights.scales["final_norm/scale"],
+      )
+    )
+    # A dict keeps its order: a layer's products, as a step has them, in turn.
+    kernels = [x.kernel for x in weights.kernels.values()]
+    (self._table,) = weights.table.tensor_list
+    self._scales = [x.tensor_list[0] for x in scales]
+    self._kernels = [
+      x.tensor_list[0].packed for x in (*kernels, weights.to_logits)
+    ]
+
+  def step(
+    self, tokens: LaidOut, position: LaidOut, cache: Cache
+  ) -> tuple[LaidOut, Cache]:
+    """Reads one token of every row; see `Decoder.step`."""
+    tables = sines_and_cosines(cache[0].slice_shape[-2], self._config.d_kv)
+
+    def step(tokens, position, *cache):
+      logits, after = decode_step(
+        self._config,
+        tokens,
+        position,
+        (self._table, *tables),
+        self._scales,
+        self._kernels,
+        cache,
+      )
+      # Rows that pad the table have logits too; they lie behind all tokens.
+      return (logits[:, : self._config.vocab_size], *after)
+
+    logits, *after = self._impl.slicewise(step, tokens, position, *cache)
+    return logits, after

@@ -1,0 +1,100 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arithmetic on one row, in float32; the compiler makes vectors of the loops.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "vectors.h"
+
+namespace palm {
+
+constexpr float kNormEpsilon = 1e-6f;  // NORM_EPSILON of model/layers.py
+
+inline float to_float(float x) { return x; }
+inline float to_float(uint16_t x) { return from_bfloat16(x); }
+
+template <class T>
+inline T from_float(float x) {
+  if constexpr (sizeof(T) == 2) return to_bfloat16(x);
+  else return x;
+}
+
+// e^x to a few units in the last place, x in [-87, 87] or made so.
+inline float exponential(float x) {
+  x = std::min(std::max(x, -87.0f), 87.0f);
+  // x = n log(2) + rest, with |rest| below 0.35
+  int32_t n = int32_t(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
+  float rest = x - n * 0.693145752f - n * 1.42860677e-6f;
+  float y = 1.98412698e-4f;  // 1/7!, the last term of Taylor's series
+  for (float term : {1.38888889e-3f, 8.33333333e-3f, 4.16666667e-2f,
+                     0.166666667f, 0.5f, 1.0f, 1.0f})
+    y = y * rest + term;
+  int32_t power = (n + 127) << 23;
+  return y * load<float>(&power);
+}
+
+inline float swish(float x) { return x / (1 + exponential(-x)); }
+
+// Combines all numbers, those of a register at a time.
+template <class Combine>
+inline float reduce(const float* x, int size, float start, Combine combine) {
+  Floats all = splat(start);
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes)
+    all = combine(all, load<Floats>(x + i));
+  for (int j = 0; j < kLanes; ++j) start = combine(start, float(all[j]));
+  for (; i < size; ++i) start = combine(start, x[i]);
+  return start;
+}
+
+inline float total(const float* x, int size) {
+  return reduce(x, size, 0, [](auto a, auto b) { return a + b; });
+}
+
+inline float largest(const float* x, int size) {
+  return reduce(x, size, x[0], [](auto a, auto b) { return a > b ? a : b; });
+}
+
+// Replaces x by softmax(scale * x), scale above 0.
+inline void softmax(float* x, int size, float scale) {
+  const float most = largest(x, size);
+  for (int i = 0; i < size; ++i) x[i] = exponential(scale * (x[i] - most));
+  const float sum = total(x, size);
+  for (int i = 0; i < size; ++i) x[i] /= sum;
+}
+
+// y = x / sqrt(mean(x^2) + epsilon) * scale, behind x -= mean(x) if centered.
+inline void norm(const float* x, const float* scale, int size, bool is_centered,
+                 float* y) {
+  const float mean = is_centered ? total(x, size) / size : 0;
+  for (int i = 0; i < size; ++i) y[i] = (x[i] - mean) * (x[i] - mean);
+  const float factor = 1 / std::sqrt(total(y, size) / size + kNormEpsilon);
+  for (int i = 0; i < size; ++i) y[i] = (x[i] - mean) * factor * scale[i];
+}
+
+// Writes round(x / scale) + offset, and the sums of 32 of them without the
+// offset; returns scale, max |x| / 127.
+inline float quantize(const float* x, int size, int offset, uint8_t* bytes,
+                      int32_t* group_sums) {
+  const float most = reduce(x, size, 0, [](auto a, auto b) {
+    auto size = b < 0.0f ? -b : b;
+    return a > size ? a : size;
+  });
+  const float scale = (most > 0 ? most : 1) / 127;
+  for (int group = 0; group < size / 32; ++group) {
+    int32_t sum = 0;
+    for (int i = 32 * group; i < 32 * group + 32; ++i) {
+      int32_t number = int32_t(std::nearbyint(x[i] / scale));
+      bytes[i] = uint8_t(number + offset);
+      sum += number;
+    }
+    group_sums[group] = sum;
+  }
+  return scale;
+}
+
+}  // namespace palm

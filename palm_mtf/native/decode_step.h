@@ -1,0 +1,220 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// A decoding step: one more token of every row, on one device.
+//
+// It is the block of model/palm.py for one position, all layers in one call:
+// what a step costs is reading every weight once, and between the products
+// there is nothing but arithmetic on a few rows. Sums and the residual stream
+// are float32, whatever the weights are.
+
+#pragma once
+
+#include <vector>
+
+#include "attention.h"
+#include "rows.h"
+#include "team.h"
+
+namespace palm {
+
+struct Model {
+  int layers, heads, key_heads, d_kv, d_ff, d_model, vocab;
+  bool is_serial;    // two norms and four products a layer, else one and two
+  bool is_centered;  // LayerNorm, else RMSNorm
+  Format format, logits_format;
+};
+
+template <class T>
+struct Step {
+  const Model& model;
+  Team& team;
+  // [num_rows, ...] each: the residual stream, what a product reads, and what
+  // it has written.
+  std::vector<float>& x;
+  PreparedRows& inputs;
+  std::vector<float>& wide;
+
+  int num_rows, memory_length;
+  const int32_t *tokens, *positions;     // [num_rows]
+  const T* table;                        // [vocab, d_model]
+  const float *sines, *cosines;          // [memory_length, d_kv / 2]
+  std::vector<const float*> scales;      // [d_model], of each norm in turn
+  std::vector<const uint8_t*> kernels;   // panels of each product in turn
+  std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv] of each
+                          // layer's keys and values in turn
+  float* logits;          // [num_rows, vocab]
+
+  int q_size() const { return model.heads * model.d_kv; }
+  int kv_size() const { return model.key_heads * model.d_kv; }
+  int qkv_size() const { return q_size() + 2 * kv_size(); }
+  int wide_size() const { return qkv_size() + 2 * model.d_ff; }
+
+  void run() {
+    x.resize(size_t(num_rows) * model.d_model);
+    wide.resize(size_t(num_rows) * wide_size());
+    inputs.resize(num_rows, std::max(model.d_model, q_size() + model.d_ff));
+    team.run([this](int thread) { steps(thread); });
+  }
+
+  // --- Parts of a step, each thread's share ----------------------------------
+
+  void steps(int thread) {
+    size_t norm = 0, kernel = 0;
+    for_rows(thread, [this](int row) { embed(row); });
+    for (int layer = 0; layer < model.layers; ++layer) {
+      const int q = q_size(), d_ff = model.d_ff;
+      normalize(thread, scales[norm++], model.format);
+      int columns = model.is_serial ? qkv_size() : wide_size();
+      multiply_in(thread, kernels[kernel++], 0, columns);
+      if (!model.is_serial) {
+        gate(thread, q + d_ff, q);
+        attend(thread, layer, q + d_ff);
+        multiply_out(thread, kernels[kernel++], q + d_ff);
+        continue;
+      }
+      attend(thread, layer, q);
+      multiply_out(thread, kernels[kernel++], q);
+      normalize(thread, scales[norm++], model.format);
+      multiply_in(thread, kernels[kernel++], qkv_size(), 2 * d_ff);
+      gate(thread, d_ff, 0);
+      team.meet();
+      multiply_out(thread, kernels[kernel++], d_ff);
+    }
+    normalize(thread, scales[norm], model.logits_format);
+    const int vocab = model.vocab;
+    multiply(thread, kernels[kernel], model.logits_format, model.d_model, vocab,
+             [&](int row, int column, int count, const float* y) {
+               std::copy_n(y, count, logits + size_t(row) * vocab + column);
+             });
+  }
+
+  template <class Use>
+  void for_rows(int thread, Use use) {
+    for (int row = thread; row < num_rows; row += team.size()) use(row);
+  }
+
+  void embed(int row) {
+    const T* from = table + size_t(tokens[row]) * model.d_model;
+    float* to = &x[size_t(row) * model.d_model];
+    for (int i = 0; i < model.d_model; ++i) to[i] = to_float(from[i]);
+  }
+
+  void normalize(int thread, const float* scale, Format format) {
+    const int d_model = model.d_model;
+    for_rows(thread, [&](int row) {
+      float* y = inputs.row(row, d_model);
+      norm(&x[size_t(row) * d_model], scale, d_model, model.is_centered, y);
+      inputs.prepare(row, d_model, format);
+    });
+    team.meet();
+  }
+
+  // Writes a product of the norm to columns of `wide`.
+  void multiply_in(int thread, const uint8_t* kernel, int first, int outer) {
+    multiply(thread, kernel, model.format, model.d_model, outer,
+             [&](int row, int column, int count, const float* y) {
+               float* to = &wide[size_t(row) * wide_size() + first + column];
+               std::copy_n(y, count, to);
+             });
+    team.meet();
+  }
+
+  // Adds a product of `inputs` to the residual stream.
+  void multiply_out(int thread, const uint8_t* kernel, int inner) {
+    for_rows(thread, [&](int row) { inputs.prepare(row, inner, model.format); });
+    team.meet();
+    multiply(thread, kernel, model.format, inner, model.d_model,
+             [&](int row, int column, int count, const float* y) {
+               float* to = &x[size_t(row) * model.d_model + column];
+               for (int i = 0; i < count; ++i) to[i] += y[i];
+             });
+    team.meet();
+  }
+
+  // Puts SwiGLU of the gates into `inputs`, rows of `inner`, from `first` on.
+  void gate(int thread, int inner, int first) {
+    for_shares(thread, model.d_ff, [&](int row, int begin, int end) {
+      const float* gates = &wide[size_t(row) * wide_size() + qkv_size()];
+      float* to = inputs.row(row, inner) + first;
+      for (int i = begin; i < end; ++i)
+        to[i] = swish(gates[i]) * gates[model.d_ff + i];
+    });
+  }
+
+  // Puts the heads' results into `inputs`, rows of `inner`, from 0 on.
+  void attend(int thread, int layer, int inner) {
+    T *keys = cache[2 * layer], *values = cache[2 * layer + 1];
+    const size_t per_head = size_t(memory_length) * model.d_kv;
+    for_rows(thread, [&](int row) {
+      float* k = &wide[size_t(row) * wide_size() + q_size()];
+      for (int head = 0; head < model.key_heads; ++head, k += model.d_kv) {
+        size_t at = (size_t(row) * model.key_heads + head) * per_head +
+                    size_t(positions[row]) * model.d_kv;
+        turn(row, k);
+        for (int i = 0; i < model.d_kv; ++i) {
+          keys[at + i] = from_float<T>(k[i]);
+          values[at + i] = from_float<T>(k[kv_size() + i]);
+        }
+      }
+    });
+    team.meet();
+    for_shares(thread, model.heads, [&](int row, int begin, int end) {
+      for (int head = begin; head < end; ++head) {
+        int key_head = model.key_heads == 1 ? 0 : head;
+        size_t at = (size_t(row) * model.key_heads + key_head) * per_head;
+        attend_to(&wide[size_t(row) * wide_size() + head * model.d_kv], row,
+                  keys + at, values + at,
+                  inputs.row(row, inner) + head * model.d_kv);
+      }
+    });
+    team.meet();
+  }
+
+  // --- Of one row ------------------------------------------------------------
+
+  // Calls use(row, begin, end) for this thread's share of num_rows * size.
+  template <class Use>
+  void for_shares(int thread, int size, Use use) {
+    int64_t all = int64_t(num_rows) * size, n = team.size();
+    int64_t at = all * thread / n, last = all * (thread + 1) / n;
+    while (at < last) {
+      int begin = at % size;
+      int end = std::min<int64_t>(size, begin + last - at);
+      use(int(at / size), begin, end);
+      at += end - begin;
+    }
+  }
+
+  void turn(int row, float* head) {
+    const int half = model.d_kv / 2;
+    const float* sin = sines + size_t(positions[row]) * half;
+    const float* cos = cosines + size_t(positions[row]) * half;
+    for (int i = 0; i < half; ++i) {
+      float a = head[i], b = head[i + half];
+      head[i] = a * cos[i] - b * sin[i];
+      head[i + half] = b * cos[i] + a * sin[i];
+    }
+  }
+
+  void attend_to(float* q, int row, const T* keys, const T* values, float* y) {
+    const int d_kv = model.d_kv, count = positions[row] + 1;
+    thread_local std::vector<float> weights;
+    weights.resize(count);
+    turn(row, q);
+    // The usual sizes are known to the compiler: their sums stay in registers.
+    auto attend = d_kv == 64    ? attend_row<64, T>
+                  : d_kv == 128 ? attend_row<128, T>
+                  : d_kv == 256 ? attend_row<256, T>
+                                : attend_row<0, T>;
+    attend(q, keys, values, count, d_kv, weights.data(), y);
+  }
+
+  template <class Use>
+  void multiply(int thread, const uint8_t* kernel, Format format, int inner,
+                int outer, Use use) {
+    inputs.multiply(thread, team.size(), kernel, format, inner, outer, use);
+  }
+};
+
+}  // namespace palm

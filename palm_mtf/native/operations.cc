@@ -1,0 +1,220 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Two operations of TensorFlow on CPUs: PalmDecodeStep and PalmProduct.
+
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+
+#include "call.h"
+#include "decode_step.h"
+#include "tensorflow/c/ops.h"
+
+namespace palm {
+namespace {
+
+// Calls of all sessions in a process take turns with its threads and memory.
+struct Shared {
+  std::mutex mutex;
+  std::unique_ptr<Team> team;
+  PreparedRows inputs;
+  std::vector<float> x, wide;
+
+  Team& team_of(int size) {
+    if (!team || team->size() != size) {
+      team.reset();
+      team = std::make_unique<Team>(size);
+    }
+    return *team;
+  }
+};
+
+Shared& shared() {
+  // Never freed: other threads may run when the process ends.
+  static Shared& it = *new Shared;
+  return it;
+}
+
+// --- PalmDecodeStep ----------------------------------------------------------
+
+struct StepKernel {
+  Model model;
+  int threads;
+
+  explicit StepKernel(Attributes attrs) {
+    model.layers = attrs.number("layers");
+    model.heads = attrs.number("heads");
+    model.key_heads = attrs.number("key_heads");
+    model.d_kv = attrs.number("d_kv");
+    model.d_ff = attrs.number("d_ff");
+    model.is_serial = attrs.flag("is_serial");
+    model.is_centered = attrs.flag("is_centered");
+    model.format = Format(attrs.number("format"));
+    model.logits_format = Format(attrs.number("logits_format"));
+    threads = attrs.number("threads");
+  }
+
+  template <class T>
+  void compute(Call call) const {
+    Model m = model;
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    TF_Tensor* tokens = call.next();
+    const int num_rows = TF_TensorElementCount(tokens);
+    const int32_t* positions = call.next_data<int32_t>();
+    TF_Tensor* table = call.next();
+    m.vocab = TF_Dim(table, 0), m.d_model = TF_Dim(table, 1);
+    TF_Tensor* sines = call.next();
+    Step<T> step = {m, with.team_of(threads), with.x, with.inputs, with.wide,
+                    num_rows, int(TF_Dim(sines, 0))};
+    step.tokens = static_cast<int32_t*>(TF_TensorData(tokens));
+    step.positions = positions;
+    step.table = static_cast<T*>(TF_TensorData(table));
+    step.sines = static_cast<float*>(TF_TensorData(sines));
+    step.cosines = call.next_data<float>();
+    const int norms = m.is_serial ? 2 : 1;  // of a layer
+    for (int i = 0; i < norms * m.layers + 1; ++i)
+      step.scales.push_back(call.next_data<float>());
+    for (int i = 0; i < 2 * norms * m.layers + 1; ++i)
+      step.kernels.push_back(call.next_data<uint8_t>());
+    for (int i = 0; i < 2 * m.layers; ++i) {
+      TF_Tensor* part = call.next();
+      step.cache.push_back(static_cast<T*>(TF_TensorData(part)));
+      call.give(1 + i, part);
+    }
+    for (int i = 0; i < num_rows; ++i)
+      if (step.tokens[i] < 0 || step.tokens[i] >= m.vocab || positions[i] < 0 ||
+          positions[i] >= step.memory_length)
+        return call.fail("a token or its position lies outside of the model");
+    step.logits = call.allocate<float>(0, TF_FLOAT, num_rows, m.vocab);
+    step.run();
+  }
+};
+
+// --- PalmProduct -------------------------------------------------------------
+
+inline void put(float* to, float x) { *to = x; }
+inline void put(uint16_t* to, float x) { *to = to_bfloat16(x); }
+
+template <class Out>
+struct ProductKernel {
+  int outer, threads;
+  Format format;
+
+  explicit ProductKernel(Attributes attrs)
+      : outer(attrs.number("outer")),
+        threads(attrs.number("threads")),
+        format(Format(attrs.number("format"))) {}
+
+  // Rows are many, as of a prompt: a part of them at a time, whose readied
+  // numbers stay near the cores.
+  template <class T>
+  void compute(Call call) const {
+    constexpr int kRows = 192;
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    Team& team = with.team_of(threads);
+    std::vector<const T*> parts;
+    std::vector<int> sizes;
+    int num_rows = 0, inner = 0;
+    for (int i = 0; i < call.num_inputs() - 1; ++i) {
+      TF_Tensor* x = call.next();
+      parts.push_back(static_cast<T*>(TF_TensorData(x)));
+      sizes.push_back(TF_Dim(x, 1));
+      num_rows = TF_Dim(x, 0), inner += sizes.back();
+    }
+    const uint8_t* kernel = call.next_data<uint8_t>();
+    constexpr TF_DataType type = sizeof(Out) == 2 ? TF_BFLOAT16 : TF_FLOAT;
+    Out* y = call.allocate<Out>(0, type, num_rows, outer);
+    PreparedRows& inputs = with.inputs;
+    for (int first = 0; first < num_rows; first += kRows) {
+      const int count = std::min(kRows, num_rows - first);
+      inputs.resize(count, inner);
+      team.run([&](int thread) {
+        for (int row = thread; row < count; row += team.size()) {
+          float* to = inputs.row(row, inner);
+          for (size_t i = 0; i < parts.size(); to += sizes[i++]) {
+            const T* from = parts[i] + size_t(first + row) * sizes[i];
+            for (int j = 0; j < sizes[i]; ++j) to[j] = to_float(from[j]);
+          }
+          inputs.prepare(row, inner, format);
+        }
+        team.meet();
+        inputs.multiply(
+          thread, team.size(), kernel, format, inner, outer,
+          [&](int row, int column, int size, const float* numbers) {
+            Out* to = y + size_t(first + row) * outer + column;
+            for (int i = 0; i < size; ++i) put(to + i, numbers[i]);
+          });
+      });
+    }
+  }
+};
+
+// --- Registration ------------------------------------------------------------
+
+template <class Kernel, class T>
+void register_kernel(const char* op, const char* name, TF_DataType type,
+                     TF_DataType out = TF_DataType(0)) {
+  TF_Status* status = TF_NewStatus();
+  TF_KernelBuilder* builder = TF_NewKernelBuilder(
+    op, "CPU",
+    [](TF_OpKernelConstruction* context) -> void* {
+      return new Kernel(Attributes(context));
+    },
+    [](void* kernel, TF_OpKernelContext* context) {
+      static_cast<Kernel*>(kernel)->template compute<T>(Call(context));
+    },
+    [](void* kernel) { delete static_cast<Kernel*>(kernel); });
+  TF_KernelBuilder_TypeConstraint(builder, "T", type, status);
+  if (out) TF_KernelBuilder_TypeConstraint(builder, "Tout", out, status);
+  TF_RegisterKernelBuilder(name, builder, status);
+  TF_DeleteStatus(status);
+}
+
+using Names = std::initializer_list<const char*>;
+
+void register_operation(const char* name, Names inputs, Names outputs,
+                        Names attrs) {
+  TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
+  for (auto each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
+  for (auto each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
+  for (auto each : attrs) TF_OpDefinitionBuilderAddAttr(op, each);
+  // A step writes to the cache.
+  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_Status* status = TF_NewStatus();
+  TF_RegisterOpDefinition(op, status);
+  TF_DeleteStatus(status);
+}
+
+__attribute__((constructor)) void register_all() {
+  register_operation(
+    "PalmDecodeStep",
+    {"tokens: int32", "positions: int32", "table: T", "sines: float",
+     "cosines: float", "scales: num_scales * float",
+     "kernels: num_kernels * uint8", "cache: num_cache * T"},
+    {"logits: float", "after: num_cache * T"},
+    {"T: {float, bfloat16}", "num_scales: int", "num_kernels: int",
+     "num_cache: int", "layers: int", "heads: int", "key_heads: int",
+     "d_kv: int", "d_ff: int", "is_serial: bool", "is_centered: bool",
+     "format: int", "logits_format: int", "threads: int"});
+  register_operation("PalmProduct", {"xs: num_parts * T", "kernel: uint8"},
+                     {"y: Tout"},
+                     {"T: {float, bfloat16}", "Tout: {float, bfloat16}",
+                      "num_parts: int", "outer: int", "format: int",
+                      "threads: int"});
+  register_kernel<StepKernel, float>("PalmDecodeStep", "step_f", TF_FLOAT);
+  register_kernel<StepKernel, uint16_t>("PalmDecodeStep", "step_b",
+                                        TF_BFLOAT16);
+  using OfFloats = ProductKernel<float>;
+  using OfHalves = ProductKernel<uint16_t>;
+  const char* op = "PalmProduct";
+  register_kernel<OfFloats, float>(op, "ff", TF_FLOAT, TF_FLOAT);
+  register_kernel<OfHalves, float>(op, "fb", TF_FLOAT, TF_BFLOAT16);
+  register_kernel<OfFloats, uint16_t>(op, "bf", TF_BFLOAT16, TF_FLOAT);
+  register_kernel<OfHalves, uint16_t>(op, "bb", TF_BFLOAT16, TF_BFLOAT16);
+}
+
+}  // namespace
+}  // namespace palm

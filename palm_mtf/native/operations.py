@@ -1,0 +1,115 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The operations of operations.cc in a graph, on one CPU device."""
+
+import functools
+import logging
+import math
+from collections.abc import Sequence
+from types import ModuleType
+
+from palm_mtf._tf import tf
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.machine.cores import usable_cores
+from palm_mtf.native.build import BuildError, compiled
+from palm_mtf.native.packing import FORMATS, PackedKernel
+
+_logger = logging.getLogger(__name__)
+
+# A thread reads so many bytes in some 5 microseconds; to meet another one takes
+# up to one.
+_BYTES_FOR_A_THREAD = 250_000
+
+
+@functools.cache
+def operations() -> ModuleType | None:
+  """Returns the operations; None, with a warning, where none can be had."""
+  try:
+    return tf.load_op_library(compiled())
+  except (BuildError, tf.errors.OpError) as error:
+    reason = str(error).strip().splitlines()[0]
+    _logger.warning(
+      "decoding is not compiled for this CPU and takes up to four times as "
+      "long: %s; install g++ 11 or newer, or name it by CXX",
+      reason,
+    )
+    return None
+
+
+def product(
+  xs: Sequence[tf.Tensor], kernel: PackedKernel, dtype: tf.DType
+) -> tf.Tensor:
+  """Multiplies rows by a packed kernel, [rows, outer].
+
+  Args:
+    xs: [rows, inner] in parts of some columns each, float32 or bfloat16.
+    kernel: [inner, outer].
+    dtype: float32 or bfloat16, that of the product.
+  """
+  y = operations().palm_product(
+    xs=list(xs),
+    kernel=kernel.panels,
+    Tout=dtype,
+    outer=kernel.outer,
+    format=FORMATS.index(kernel.dtype),
+    threads=_threads([kernel]),
+  )
+  y.set_shape([xs[0].shape[0], kernel.outer])
+  return y
+
+
+def decode_step(
+  config: PalmConfig,
+  tokens: tf.Tensor,
+  position: tf.Tensor,
+  tables: Sequence[tf.Tensor],
+  scales: Sequence[tf.Tensor],
+  kernels: Sequence[PackedKernel],
+  cache: Sequence[tf.Tensor],
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+  """Reads one token of every row; see `Decoder.step`.
+
+  Args:
+    config: the architecture.
+    tokens: [rows], int32.
+    position: [rows], int32: place of each token.
+    tables: embedding, [vocab, d_model], activation dtype; sin and cos of
+      rotary embedding, [memory_length, d_kv / 2], float32.
+    scales: scales of the norms in turn, [d_model] float32 each.
+    kernels: kernels of the products in turn, that of the logits last.
+    cache: keys and values of each layer in turn, [rows or more, (heads,)
+      memory_length, d_kv], activation dtype; overwritten.
+
+  Returns:
+    Logits, [rows, vocab] float32, and the cache with these tokens.
+  """
+  table, sines, cosines = tables
+  logits, after = operations().palm_decode_step(
+    tokens=tokens,
+    positions=position,
+    table=table,
+    sines=sines,
+    cosines=cosines,
+    scales=scales,
+    kernels=[kernel.panels for kernel in kernels],
+    cache=cache,
+    layers=config.num_layers,
+    heads=config.num_heads,
+    key_heads=config.num_heads if config.attention == "multi_head" else 1,
+    d_kv=config.d_kv,
+    d_ff=config.d_ff,
+    is_serial=config.block == "serial",
+    is_centered=config.norm == "layer_norm",
+    format=FORMATS.index(kernels[0].dtype),
+    logits_format=FORMATS.index(kernels[-1].dtype),
+    threads=_threads(kernels),
+  )
+  logits.set_shape([tokens.shape[0], table.shape[0]])
+  for before, x in zip(cache, after, strict=True):
+    x.set_shape(before.shape)
+  return logits, list(after)
+
+
+def _threads(kernels: Sequence[PackedKernel]) -> int:
+  mean = sum(math.prod(x.panels.shape) for x in kernels) / len(kernels)
+  return max(1, min(usable_cores(), int(mean / _BYTES_FOR_A_THREAD)))

@@ -1,0 +1,155 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of a few rows with weights that are packed in panels.
+//
+// A panel holds kColumns columns of a weight matrix, all of the inner
+// dimension, in the order in which a product reads it: one stream of bytes. A
+// tile is the product of some rows with a panel, its sums in registers. No sum
+// depends on another row, nor does its order of terms: a row's result is the
+// same bits whatever is computed beside it.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "vectors.h"
+
+namespace palm {
+
+// In the order of WEIGHT_FORMATS (packing.py).
+enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
+
+constexpr int kGroup = 32;  // inner indices that share a scale of 4-bit weights
+
+// The inner dimension is padded with zeros to a multiple of kGroup.
+inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
+
+// Bytes of a panel: numbers, and the scales of integers. Int8 has a scale and
+// the sum of the numbers for each column, int4 a bfloat16 scale for each group.
+inline size_t panel_bytes(Format format, int inner) {
+  size_t count = size_t(padded(inner)) * kColumns;
+  if (format == kFloat32) return 4 * count;
+  if (format == kBfloat16) return 2 * count;
+  if (format == kInt8) return count + 8 * kColumns;
+  return count / 2 + count / kGroup * 2;
+}
+
+// Rows as a product reads them: [count, padded(inner)] of one kind.
+struct Rows {
+  const float* floats;
+  const uint16_t* halves;     // bfloat16, where the CPU multiplies it
+  const uint8_t* bytes;       // int8; for int8 weights plus kByteOffset
+  const float* scales;        // [count], of bytes
+  const int32_t* group_sums;  // [count, padded(inner) / kGroup], of bytes
+};
+
+// Rows of a tile: as many as leave registers for the weights.
+constexpr int kTileRows = kLanes == 16 ? 6 : 3;
+constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
+
+template <Format kFormat, int kRows>
+void tile(const Rows& x, int first, const uint8_t* panel, int inner,
+          float out[][kColumns]) {
+  const int length = padded(inner);
+  Floats sums[kRows][kVectors] = {};
+  if constexpr (kFormat == kFloat32) {
+    for (int k = 0; k < length; ++k, panel += 4 * kColumns)
+      for (int r = 0; r < kRows; ++r) {
+        Floats value = splat(x.floats[size_t(first + r) * length + k]);
+        for (int v = 0; v < kVectors; ++v)
+          sums[r][v] += value * load<Floats>(panel + v * sizeof(Floats));
+      }
+  } else if constexpr (kFormat == kBfloat16) {
+    // Each word has two inner indices of a column, the lower one first.
+    for (int k = 0; k < length; k += 2, panel += 4 * kColumns)
+      for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v) {
+          Words w = load<Words>(panel + v * sizeof(Words));
+          size_t at = size_t(first + r) * length + k;
+          sums[r][v] = kMultipliesBfloat16
+                         ? add_pairs(sums[r][v], x.halves + at, w)
+                         : add_pairs(sums[r][v], x.floats + at, w);
+        }
+  } else if constexpr (kFormat == kInt8) {
+    const uint8_t* ends = panel + size_t(length) * kColumns;
+    Ints totals[kRows][kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      Ints column = load<Ints>(ends + (kVectors + v) * sizeof(Ints));
+      for (int r = 0; r < kRows; ++r) totals[r][v] = -kByteOffset * column;
+    }
+    for (int k = 0; k < length; k += 4, panel += 4 * kColumns)
+      for (int r = 0; r < kRows; ++r) {
+        Words value = splat_word(x.bytes + size_t(first + r) * length + k);
+        for (int v = 0; v < kVectors; ++v)
+          totals[r][v] = add_signed_bytes(
+            totals[r][v], value, load<Words>(panel + v * sizeof(Words)));
+      }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v)
+        sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
+                     load<Floats>(ends + v * sizeof(Floats));
+  } else {
+    // A byte has index k of a group in its lower half and k + 16 in its upper,
+    // both plus 8.
+    const int groups = length / kGroup;
+    for (int g = 0; g < groups; ++g) {
+      Ints totals[kRows][kVectors];
+      for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVectors; ++v)
+          totals[r][v] =
+            splat(-8 * x.group_sums[size_t(first + r) * groups + g]);
+      for (int k = 0; k < kGroup / 2; k += 4, panel += 4 * kColumns)
+        for (int v = 0; v < kVectors; ++v) {
+          Words w = load<Words>(panel + v * sizeof(Words));
+          Words low = w & 0x0f0f0f0f, high = (w >> 4) & 0x0f0f0f0f;
+          for (int r = 0; r < kRows; ++r) {
+            const uint8_t* at =
+              x.bytes + size_t(first + r) * length + g * kGroup + k;
+            totals[r][v] = add_bytes(totals[r][v], low, splat_word(at));
+            totals[r][v] =
+              add_bytes(totals[r][v], high, splat_word(at + kGroup / 2));
+          }
+        }
+      for (int v = 0; v < kVectors; ++v) {
+        Floats scale = from_bfloat16(panel + v * sizeof(Halves));
+        for (int r = 0; r < kRows; ++r)
+          sums[r][v] += to_floats(totals[r][v]) * scale;
+      }
+      panel += 2 * kColumns;
+    }
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v) sums[r][v] *= x.scales[first + r];
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      store(&out[r][v * kLanes], sums[r][v]);
+}
+
+template <Format kFormat, int kRows>
+void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
+             int inner, float out[][kColumns]) {
+  if (rows == kRows) return tile<kFormat, kRows>(x, first, panel, inner, out);
+  if constexpr (kRows > 1)
+    tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, out);
+}
+
+// Gives `use` the product of all rows with each panel from `begin` to `end`, a
+// tile at a time: use(first row, number of rows, first column, tile).
+template <Format kFormat, class Use>
+void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
+                     int inner, int begin, int end, Use use) {
+  constexpr int kMost = kFormat == kInt4 ? kTileRowsInt4 : kTileRows;
+  alignas(64) float out[kMost][kColumns];
+  for (int p = begin; p < end; ++p) {
+    const uint8_t* panel = panels + p * panel_bytes(kFormat, inner);
+    for (int first = 0; first < num_rows; first += kMost) {
+      int rows = std::min(kMost, num_rows - first);
+      tile_of<kFormat, kMost>(rows, x, first, panel, inner, out);
+      use(first, rows, p * kColumns, out);
+    }
+  }
+}
+
+}  // namespace palm

@@ -1,0 +1,83 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows that products read, and a product of them by the threads of a team.
+
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "arithmetic.h"
+#include "products.h"
+
+namespace palm {
+
+class PreparedRows {
+ public:
+  // Makes room for rows of at most `inner` numbers; what was there is lost.
+  void resize(int num_rows, int inner) {
+    num_rows_ = num_rows;
+    size_t size = size_t(num_rows) * padded(inner);
+    if (floats_.size() >= size && scales_.size() >= size_t(num_rows)) return;
+    floats_.resize(size);
+    halves_.resize(size);
+    bytes_.resize(size);
+    group_sums_.resize(size / kGroup);
+    scales_.resize(num_rows);
+  }
+
+  // Where the numbers of a row belong, if rows have `inner` of them.
+  float* row(int row, int inner) {
+    return &floats_[size_t(row) * padded(inner)];
+  }
+
+  // Readies a row for a product with weights of `format`.
+  void prepare(int row, int inner, Format format) {
+    const int length = padded(inner);
+    const size_t at = size_t(row) * length;
+    float* from = &floats_[at];
+    std::fill(from + inner, from + length, 0.0f);
+    if (format == kBfloat16 && kMultipliesBfloat16) {
+      for (int i = 0; i < length; ++i) halves_[at + i] = to_bfloat16(from[i]);
+    } else if (format == kInt8 || format == kInt4) {
+      scales_[row] = quantize(from, length, format == kInt8 ? kByteOffset : 0,
+                              &bytes_[at], &group_sums_[at / kGroup]);
+    }
+  }
+
+  // Calls use(row, column, count, numbers) for the share of thread `thread` of
+  // `num_threads` in the product with a kernel [inner, outer].
+  template <class Use>
+  void multiply(int thread, int num_threads, const uint8_t* kernel,
+                Format format, int inner, int outer, Use use) const {
+    const int panels = (outer + kColumns - 1) / kColumns;
+    const int begin = int64_t(panels) * thread / num_threads;
+    const int end = int64_t(panels) * (thread + 1) / num_threads;
+    Rows rows = {floats_.data(), halves_.data(), bytes_.data(), scales_.data(),
+                 group_sums_.data()};
+    auto each = [&](int first, int count, int column, float y[][kColumns]) {
+      int columns = std::min(kColumns, outer - column);
+      for (int r = 0; r < count; ++r) use(first + r, column, columns, y[r]);
+    };
+    auto go = [&](auto constant) {
+      multiply_panels<constant()>(rows, num_rows_, kernel, inner, begin, end,
+                                  each);
+    };
+    switch (format) {
+      case kFloat32: return go(std::integral_constant<Format, kFloat32>());
+      case kBfloat16: return go(std::integral_constant<Format, kBfloat16>());
+      case kInt8: return go(std::integral_constant<Format, kInt8>());
+      case kInt4: return go(std::integral_constant<Format, kInt4>());
+    }
+  }
+
+ private:
+  int num_rows_ = 0;
+  std::vector<float> floats_, scales_;
+  std::vector<uint16_t> halves_;
+  std::vector<uint8_t> bytes_;
+  std::vector<int32_t> group_sums_;
+};
+
+}  // namespace palm

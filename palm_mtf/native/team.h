@@ -1,0 +1,85 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads that take the parts of a decoding step together.
+
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace palm {
+
+// A step has some thirty parts that each wait for the one before, some of them
+// microseconds long: threads meet by looking at a number, not by sleeping.
+class Team {
+ public:
+  explicit Team(int size) : size_(size) {
+    for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { work(i); });
+  }
+
+  ~Team() {
+    job_ = nullptr;
+    begin();
+    for (std::thread& each : threads_) each.join();
+  }
+
+  int size() const { return size_; }
+
+  // Calls job(i) for each i in [0, size), each in a thread of its own.
+  void run(const std::function<void(int)>& job) {
+    job_ = &job;
+    begin();
+    job(0);
+    meet();
+  }
+
+  // Returns when all threads of a job have called it.
+  void meet() {
+    unsigned round = round_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    for (int i = 0; round_.load(std::memory_order_acquire) == round; ++i)
+      pause(i);
+  }
+
+ private:
+  static void pause(int i) {
+    // Where other programs have the cores, whoever is waited for needs this one.
+    if (i % 4096 == 4095) std::this_thread::yield();
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  void begin() {
+    jobs_.fetch_add(1, std::memory_order_release);
+    jobs_.notify_all();
+  }
+
+  void work(int i) {
+    for (unsigned seen = 0;; ++seen) {
+      // The next step is near: between two of them a token is chosen.
+      for (int j = 0; j < 20000 && jobs_.load(std::memory_order_acquire) == seen;
+           ++j)
+        pause(j);
+      jobs_.wait(seen, std::memory_order_acquire);
+      if (!job_) return;
+      (*job_)(i);
+      meet();
+    }
+  }
+
+  const int size_;
+  const std::function<void(int)>* job_ = nullptr;
+  std::vector<std::thread> threads_;
+  std::atomic<unsigned> jobs_ = 0, round_ = 0;
+  std::atomic<int> arrived_ = 0;
+};
+
+}  // namespace palm

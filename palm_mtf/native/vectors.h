@@ -1,0 +1,129 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Registers of numbers, by the instructions that this is compiled for.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace palm {
+
+#if defined(__AVX512VNNI__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+constexpr int kVectors = 4;  // registers in a row of a panel
+constexpr int kColumns = kVectors * kLanes;
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+
+template <class T>
+inline T load(const void* at) {
+  T x;
+  std::memcpy(&x, at, sizeof(x));
+  return x;
+}
+
+template <class T>
+inline void store(void* at, T x) {
+  std::memcpy(at, &x, sizeof(x));
+}
+
+inline Floats splat(float x) { return x - Floats{}; }
+inline Ints splat(int32_t x) { return x - Ints{}; }
+inline Words splat_word(const void* at) {
+  return load<uint32_t>(at) - Words{};
+}
+
+inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+
+inline float sum(Floats x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_reduce_add_ps((__m512)x);
+#endif
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) total += x[i];
+  return total;
+}
+
+// --- bfloat16, the upper halves of float32 -----------------------------------
+
+inline Floats from_bfloat16(const void* at) {
+  return (Floats)(__builtin_convertvector(load<Halves>(at), Words) << 16);
+}
+
+inline float from_bfloat16(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  return load<float>(&bits);
+}
+
+inline uint16_t to_bfloat16(float x) {
+  uint32_t bits = load<uint32_t>(&x);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+  return uint16_t(is_nan ? (bits >> 16) | 64 : rounded);
+}
+
+// Adds x[0] w[0] + x[1] w[1] for the two bfloat16 numbers of each word of w.
+inline Floats add_pairs(Floats sum, const float* x, Words w) {
+  return sum + x[0] * (Floats)(w << 16) + x[1] * (Floats)(w & 0xffff0000);
+}
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+constexpr bool kMultipliesBfloat16 = true;
+inline Floats add_pairs(Floats sum, const uint16_t* x, Words w) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)splat_word(x),
+                                  (__m512bh)w);
+}
+#else
+constexpr bool kMultipliesBfloat16 = false;
+inline Floats add_pairs(Floats sum, const uint16_t*, Words) { return sum; }
+#endif
+
+// --- Bytes -------------------------------------------------------------------
+
+// Adds to each sum the products of 4 unsigned bytes of a with 4 signed ones of
+// b. AVX2 adds pairs of products in 16 bits, where they must fit.
+inline Ints add_bytes(Ints sum, Words a, Words b) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#elif defined(__AVX2__)
+  __m256i pairs = _mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+  return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#else
+  for (int i = 0; i < 4; ++i)
+    sum += (Ints)((a >> 8 * i) & 255) * ((Ints)(b << (24 - 8 * i)) >> 24);
+  return sum;
+#endif
+}
+
+// The same for signed bytes of `x`, to which kByteOffset has been added.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+constexpr int kByteOffset = 0;
+inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
+  // No pair overflows: 2 * 127 * 127 is 32,258.
+  return add_bytes(sum, (Words)_mm256_abs_epi8((__m256i)x),
+                   (Words)_mm256_sign_epi8((__m256i)w, (__m256i)x));
+}
+#else
+constexpr int kByteOffset = 128;  // makes signed bytes unsigned
+inline Ints add_signed_bytes(Ints sum, Words x, Words w) {
+  return add_bytes(sum, x, w);
+}
+#endif
+
+}  // namespace palm
