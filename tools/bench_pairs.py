@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from palm_mtf.errors import UserError
 
@@ -86,9 +87,24 @@ class Program:
     return json.loads(line)
 
   def _own_secs(self) -> float:
-    with open(f"/proc/{self._process.pid}/stat") as file:
-      fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS  # user and system
+    return sum(processor_secs(self._process.pid).values())
+
+
+def processor_secs(pid: int) -> dict[int, float]:
+  """Returns seconds of processor time of a process and of its children.
+
+  They are by number, the process itself first.
+  """
+  secs = {pid: 0.0}
+  for path in Path("/proc").glob("[0-9]*/stat"):
+    try:
+      fields = path.read_text().rpartition(")")[2].split()
+    except OSError:  # it has just ended
+      continue
+    each = int(path.parent.name)
+    if pid in (each, int(fields[1])):
+      secs[each] = (int(fields[11]) + int(fields[12])) / _TICKS
+  return secs
 
 
 def _busy_secs() -> float:

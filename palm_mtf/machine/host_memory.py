@@ -19,11 +19,15 @@ def resident_bytes() -> int:
   return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def largest_resident_bytes() -> int:
-  """Returns the largest resident bytes of this process so far."""
+def largest_resident_bytes(process: int | str = "self") -> int:
+  """Returns the largest resident bytes of a process so far.
+
+  Args:
+    process: its number; "self" is this one.
+  """
   # The figure of getrusage(2) includes the memory that the process which
   # started this one had at that moment.
-  with open("/proc/self/status", encoding="ascii") as file:
+  with open(f"/proc/{process}/status", encoding="ascii") as file:
     (line,) = (x for x in file if x.startswith("VmHWM:"))
   return int(line.split()[1]) * 1024
 

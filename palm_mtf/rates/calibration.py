@@ -7,9 +7,11 @@ Small models train a few steps. Of each, another kind of passes
 rate is measured apart; what the kinds take together is solved for each.
 """
 
+import contextlib
 import dataclasses
-import time
-from collections.abc import Mapping
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -25,7 +27,8 @@ from palm_mtf.config.pods import PodsConfig
 from palm_mtf.machine.host_memory import largest_resident_bytes
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.rates.measure import measured_rates
+from palm_mtf.rates.measure import read_bytes_per_sec
+from palm_mtf.rates.pace import pace, undisturbed_secs
 
 _MESH = MeshLayout(mesh_shape="", layout="")
 _OPTIMIZER = AdafactorConfig(
@@ -78,7 +81,7 @@ PROBES = {
     d_model=512, d_ff=2048, vocab_size=4096, sequence_length=128, batch_size=1
   ),
 }
-_WARM_UP_STEPS, _MIN_STEPS, _MIN_SECS = 2, 4, 1.5
+_WARM_UP_STEPS, _STEPS = 2, 5
 _ROUNDS = 100  # until nothing changes any more
 
 
@@ -101,29 +104,24 @@ class Calibration:
 
 def calibration() -> Calibration:
   """Measures this machine; takes half a minute where nothing else runs."""
-  # First of all: what a process had at most it does not forget.
-  first, model = PROBES["blocks"], PROBES["blocks"].model("float32")
-  step_secs(first, "float32")
-  tensors = tensor_bytes(
-    model, _MESH, PodsConfig(), _OPTIMIZER, first.batch_size
-  )
-  process_bytes = largest_resident_bytes() - sum(tensors.values())
-  rates = measured_rates()
-  memory_bandwidth = rates.pop("memory")
+  # First of all: what a process had at most it does not forget. Of the loss:
+  # what products hold beside their factors and results counts too.
+  process_bytes = _process_bytes(PROBES["loss"])
+  memory_bandwidth = read_bytes_per_sec()
+  flops, pass_bandwidths = {}, {}
+  for dtype in ("float32", "bfloat16"):
+    flops[dtype], pass_bandwidths[dtype] = _rates(dtype, memory_bandwidth)
   return Calibration(
-    flops=rates,
+    flops=flops,
     memory_bandwidth=memory_bandwidth,
-    pass_bandwidths={
-      dtype: _pass_bandwidths(dtype, rates[dtype], memory_bandwidth)
-      for dtype in rates
-    },
+    pass_bandwidths=pass_bandwidths,
     process_bytes=process_bytes,
   )
 
 
-def step_secs(probe: Probe, dtype: str) -> float:
-  """Returns the least seconds of some training steps."""
-  # Other programs only slow a step down.
+@contextlib.contextmanager
+def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
+  """Yields a call that trains a probe for a step, after some steps."""
   shape = [probe.batch_size, probe.sequence_length]
   tokens = np.random.default_rng(0).integers(probe.vocab_size, size=shape)
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
@@ -135,29 +133,48 @@ def step_secs(probe: Probe, dtype: str) -> float:
       [program.metrics, program.update],
       [*program.pods[0].features.values(), program.step],
     )
-    times = []
-    while len(times) < _WARM_UP_STEPS + _MIN_STEPS or sum(times) < _MIN_SECS:
-      start = time.perf_counter()
-      run(tokens, tokens, len(times))
-      times.append(time.perf_counter() - start)
-  return min(times[_WARM_UP_STEPS:])
+    steps = itertools.count()
+
+    def step() -> None:
+      run(tokens, tokens, next(steps))
+
+    for _ in range(_WARM_UP_STEPS):
+      step()
+    yield step
 
 
-def _pass_bandwidths(
-  dtype: str, flops: float, memory_bandwidth: float
-) -> dict[str, float]:
+def _process_bytes(probe: Probe) -> int:
+  """Returns the most memory of this process beside the tensors of a probe."""
+  with training_step(probe, "float32"):
+    pass
+  model = probe.model("float32")
+  tensors = tensor_bytes(
+    model, _MESH, PodsConfig(), _OPTIMIZER, probe.batch_size
+  )
+  return largest_resident_bytes() - sum(tensors.values())
+
+
+def _rates(
+  dtype: str, memory_bandwidth: float
+) -> tuple[float, dict[str, float]]:
+  """Returns the FLOP/s of products, and the bytes/s of passes by kind."""
+  timed = {}
+  with pace(tf.as_dtype(dtype)) as machine:
+    for kind, probe in PROBES.items():
+      with training_step(probe, dtype) as step:
+        timed[kind] = [machine.timed(step) for _ in range(_STEPS)]
   traffic, secs = [], []
-  for probe in PROBES.values():
+  for kind, probe in PROBES.items():
     model, rows = probe.model(dtype), probe.batch_size
-    tokens = rows * probe.sequence_length
-    of_step = step_traffic(
-      model, _MESH, device_bytes(model, _MESH, _OPTIMIZER), rows
-    )
-    traffic.append([of_step[kind] for kind in PROBES])
-    products = device_flops(model, _MESH, tokens) / flops
-    secs.append(step_secs(probe, dtype) - products)
+    kept = device_bytes(model, _MESH, _OPTIMIZER)
+    of_step = step_traffic(model, _MESH, kept, rows)
+    traffic.append([of_step[x] for x in PROBES])
+    flops = device_flops(model, _MESH, rows * probe.sequence_length)
+    times = [undisturbed_secs(*x, machine.best_secs) for x in timed[kind]]
+    secs.append(statistics.median(times) - flops / machine.flops_per_sec)
   solved = solved_secs(np.array(traffic), np.array(secs), 1 / memory_bandwidth)
-  return {kind: 1 / x for kind, x in zip(PROBES, solved, strict=True)}
+  bandwidths = {x: 1 / secs for x, secs in zip(PROBES, solved, strict=True)}
+  return machine.flops_per_sec, bandwidths
 
 
 def solved_secs(

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is solved of the times of small models, and that they differ enough."""
 
+import time
+
 import numpy as np
 import pytest
 
+from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.memory_traffic import PASSES, step_traffic
-from palm_mtf.rates.calibration import PROBES, solved_secs, step_secs
+from palm_mtf.rates.calibration import PROBES, solved_secs, training_step
+from palm_mtf.rates.pace import pace, undisturbed_secs
 from tests.mtf_testing import PALM_OPTIMIZER, SINGLE
 
 
@@ -49,5 +53,22 @@ def test_no_pass_beats_the_memory():
   np.testing.assert_allclose(found, [0.5, (9 - 0.5) / 4])
 
 
-def test_a_probe_trains_and_is_timed():
-  assert 1e-3 < step_secs(PROBES["weights"], "float32") < 60
+def test_a_probe_trains_while_its_pace_is_measured():
+  with (
+    training_step(PROBES["weights"], "float32") as step,
+    pace(tf.float32) as machine,
+  ):
+    start = time.perf_counter()
+    secs, product_secs = machine.timed(step)
+    assert 0 < secs < time.perf_counter() - start
+  assert machine.best_secs <= product_secs
+  assert 1e9 < machine.flops_per_sec < 1e15
+
+
+def test_what_others_take_of_products_they_take_of_a_call():
+  """Of 3 s between products 1.5 times slower than at best, 1 s is others'."""
+  assert undisturbed_secs(3.0, 0.15, best_secs=0.1) == pytest.approx(2.0)
+
+
+def test_a_machine_that_is_faster_than_it_was_changes_no_time():
+  assert undisturbed_secs(0.2, 0.9, best_secs=1.0) == 0.2
