@@ -78,8 +78,8 @@ setup(
     # What `mkdocs serve` shows docs/ with.
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.29,<2"],
     "lm_eval": ["lm_eval>=0.4.9,<0.5"],
-    # What `palm_mtf report` draws with.
-    "report": ["matplotlib>=3.10,<4"],
+    # What `palm_mtf report` and `sweep` draw with, and sweep fits its law with.
+    "report": ["matplotlib>=3.10,<4", "scipy>=1.14,<2"],
     # What `palm_mtf serve` answers by.
     "serve": ["aiohttp>=3.14,<4"],
     # What t5.data and t5.evaluation import. Not t5 itself: every release of it

@@ -93,7 +93,8 @@ ONLY_IMPORTERS = {
     "palm_mtf/evaluation/seqio_tasks.py",
   ),
   "lm_eval": "palm_mtf/lm_eval/",
-  "matplotlib": "palm_mtf/report/",
+  "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
+  "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/serving/",
 }
 

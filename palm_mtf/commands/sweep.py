@@ -1,11 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf sweep`: trains runs that differ in some settings."""
+"""`palm_mtf sweep`: trains runs that differ, and fits a law to their losses."""
 
-# sweep/ has the steps: runs, runner, table.
+# sweep/ has the steps: runs, runner, table, law_report, picture.
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 
 from palm_mtf.config import ConfigOfSweep
@@ -15,28 +16,34 @@ from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.model_dir.lock import training_lock
+from palm_mtf.report.figures import check_can_draw
+from palm_mtf.sweep.law_report import law_record, law_text, why_no_law
+from palm_mtf.sweep.picture import picture
 from palm_mtf.sweep.runner import check_none_failed, cores_of_runs, train_runs
 from palm_mtf.sweep.runs import LoadRun, SweepRun, check_unchanged, runs_of
 from palm_mtf.sweep.table import rows_of, table_csv, table_text
+
+_logger = logging.getLogger(__name__)
 
 
 def sweep(
   *, model_dir: str, config: ConfigOfSweep, load_run: LoadRun, as_json: bool
 ) -> None:
-  """Trains the runs that have not ended yet, and prints the table of all.
+  """Trains the runs that have not ended yet; prints table and law of all.
 
   Args:
     model_dir: MODEL_DIR of the sweep, which has those of its runs.
     config: every setting, SWEEP_RUNS among them.
     load_run: function of the origin of macros and {macro: value} over the
       sweep's; returns settings and gin file of a training run.
-    as_json: whether to print one JSON object a run.
+    as_json: whether to print one JSON object a run, and one of the law.
 
   Raises:
     UserError: what was given cannot work, and nothing was trained; or a run
       failed, after all others were trained.
     StoppedError: a signal came; the same command goes on.
   """
+  check_can_draw()
   check_model_dir(model_dir)
   cores_of_runs(config.sweep.sweep_at_once)  # raises UserError for too many
   where = SweepDir(model_dir)
@@ -45,7 +52,7 @@ def sweep(
   with training_lock(model_dir):
     _make_data(where, runs[0])
     failed = train_runs(runs, config.sweep, where)
-    _report(runs, where, as_json)
+    _report(runs, where, config.sweep.sweep_budget_flops, as_json)
   check_none_failed(failed, where)
 
 
@@ -61,9 +68,22 @@ def _make_data(where: SweepDir, run: SweepRun) -> None:
   cache_stores(where.path, data, sources, vocabulary)
 
 
-def _report(runs: Sequence[SweepRun], where: SweepDir, as_json: bool) -> None:
-  """Prints and keeps the table."""
+def _report(
+  runs: Sequence[SweepRun],
+  where: SweepDir,
+  budget: float | None,
+  as_json: bool,
+) -> None:
+  """Prints and keeps table, law and picture."""
   rows = rows_of(runs, where)
+  why = why_no_law(rows)
+  law = None if why else law_record(rows, budget)
+  results = {"runs": rows, "law": law}
   write_atomically(where.table, table_csv(rows))
-  write_atomically(where.results, json.dumps({"runs": rows}).encode())
-  print("\n".join(map(json.dumps, rows)) if as_json else table_text(rows))
+  write_atomically(where.results, json.dumps(results).encode())
+  write_atomically(where.picture, picture(runs, law))
+  if as_json:
+    print("\n".join(map(json.dumps, [*rows, {"law": law}])))
+  else:
+    print(f"{table_text(rows)}\n\n{law_text(law) if law else why}")
+  _logger.info(f"{where.picture}, {where.table} and {where.results} have all")

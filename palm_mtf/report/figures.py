@@ -56,7 +56,7 @@ def check_can_draw() -> None:
   """Raises UserError unless Matplotlib is installed."""
   if importlib.util.find_spec("matplotlib") is None:
     raise UserError(
-      "palm_mtf report draws with Matplotlib, which is not installed: "
+      "pictures are drawn with Matplotlib, which is not installed: "
       f"{sys.executable} -m pip install 'matplotlib>=3.10,<4'"
     )
 

@@ -92,6 +92,13 @@ def test_the_table_has_the_numbers_of_metrics_jsonl(swept):
     assert [x["run"] for x in csv.DictReader(file)] == [*THREE[0]]
 
 
+def test_the_picture_is_drawn_and_the_reason_for_no_law_is_told(swept):
+  folder, _, out, _ = swept
+  assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+  assert out.splitlines()[-1].startswith("no scaling law: it takes 7 finished")
+  assert json.loads((folder / "sweep.json").read_text())["law"] is None
+
+
 def test_runs_that_have_ended_are_not_repeated(swept, corpus, capsys):
   folder = swept[0]
   before = {x: runs.read_files(folder / "runs" / x) for x in ("one", "long")}

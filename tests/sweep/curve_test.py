@@ -1,0 +1,26 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A curve has the losses of a run, by time, tokens and FLOPs."""
+
+import json
+
+from palm_mtf.sweep.curve import read_curve
+from tests.config.run_test import PALM
+from tests.sweep.laws import sweep_run
+
+
+def test_seconds_are_those_of_all_steps_before_an_evaluation(tmp_path):
+  lines = [
+    {"step": 2, "tokens": 64, "step_secs": 0.5},
+    {"step": 3, "tokens": 96},  # traced: not timed
+    {"step": 6, "tokens": 192, "step_secs": 2.0, "validation_loss": 4.0},
+  ]
+  path = tmp_path / "metrics.jsonl"
+  path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+  curve = read_curve(sweep_run(tmp_path))
+  assert (curve.losses, curve.tokens, curve.secs) == ([4.0], [192], [7.0])
+  # By hand for 2 layers of 32 with 4 heads of 8 and 64 wide, 300 pieces: a
+  # multiply-add is 2 FLOPs, and three passes are one step.
+  parameters = 300 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 8 + 3 * 32 * 64)
+  attention = 2 * 2 * 2 * 32 * PALM.sequence_length
+  assert curve.flops == [192 * 3 * (2 * parameters + attention)]
