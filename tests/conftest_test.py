@@ -64,6 +64,7 @@ def run(folder, *options, **modules):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "program, test",
   [(DIES, "test_dies"), (HANGS, "test_hangs")],

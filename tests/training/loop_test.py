@@ -65,6 +65,7 @@ def train(corpus, model_dir, **macros):
   return runs.run("train", corpus, model_dir, **SETTINGS, **macros)
 
 
+@pytest.mark.slow
 def test_a_run_in_loops_leaves_what_one_in_steps_does(
   corpus, finished, calls, tmp_path
 ):

@@ -75,6 +75,7 @@ def test_a_run_goes_on_with_other_pods_and_microbatches(
   assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_samples_evaluations_and_rewinds(
   corpus, tmp_path, monkeypatch
 ):

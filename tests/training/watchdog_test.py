@@ -36,6 +36,7 @@ print("worked", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_step_hangs_says_where_and_exits_with_1(corpus, tmp_path):
   settings = {"WATCHDOG_SECS": 10, "EVAL_STEPS": 12, "PROMPTS": []}
   arguments = runs.arguments("train", corpus, tmp_path, **settings)

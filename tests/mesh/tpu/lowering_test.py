@@ -199,6 +199,7 @@ def test_a_simulated_tpu_step_is_that_of_one_cpu(
       np.testing.assert_equal(parts, tpu.slices(0)[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_pods_host_reads_the_rows_that_it_is_not_fed():
   config, mesh = tiny_config(), mesh_of(FSDP, num_microbatches=2)
   batch = random_documents(config, BATCH_SIZE, seed=0)
