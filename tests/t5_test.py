@@ -17,6 +17,7 @@ from palm_mtf.data.sources.seqio_task import (  # noqa: E402
 )
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
+from palm_mtf.errors import UserError  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402
   Says,
@@ -176,6 +177,9 @@ def test_ids_of_t5s_preprocessors_are_read_anew_the_same(vocabulary):
     output_features={x: seqio.Feature(own) for x in ("inputs", "targets")},
   )
   source = open_one("corrupted", sequence_length=32)
+  source.check_vocabulary(Vocabulary(vocabulary.path, extra_ids=20).sha256)
+  with pytest.raises(UserError, match=r"set VOCABULARY = .* EXTRA_IDS = 20"):
+    source.check_vocabulary(vocabulary.sha256)
   first, again = ([d for _, d in source.documents()] for _ in range(2))
   assert first and source.has_inputs
   for one, other in zip(first, again, strict=True):

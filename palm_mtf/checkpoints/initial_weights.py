@@ -137,6 +137,6 @@ def check_same_vocabulary(
   elif weights.checkpoint.manifest.vocabulary_sha256 != vocabulary.sha256:
     raise UserError(
       f"{weights.given}: {weights.place} was trained with another vocabulary "
-      "than VOCABULARY; its tokens would mean other texts; set VOCABULARY to "
-      "its own."
+      "than VOCABULARY; its tokens would mean other texts; set VOCABULARY and "
+      "EXTRA_IDS to its own."
     )

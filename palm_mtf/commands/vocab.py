@@ -16,7 +16,6 @@ from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.vocabulary.report import (
   Fit,
   count_pieces,
-  find_losses,
   measure_fit,
 )
 from palm_mtf.data.vocabulary.training import (
@@ -96,7 +95,7 @@ def inspect(
   # Losses show in decode(encode(text)), so that a foreign model has them found
   # as ours has: of probes, and of every document that is read.
   pieces = count_pieces(loaded)
-  losses = find_losses(loaded)
+  losses = loaded.losses()
   fit = measure_fit(loaded, _read(globs, text_field))
   results = {
     "vocabulary": path,

@@ -34,6 +34,8 @@ class DataConfig:
       comes in an epoch, or None for once each.
     vocabulary: path of a SentencePiece model, or None to train one of
       vocab_size pieces on the training documents and keep it in MODEL_DIR.
+    extra_ids: sentinels <extra_id_0>, <extra_id_1>, ... behind the vocabulary's
+      pieces, the first of them last, 100 in T5.
     validation_share: share of the documents, chosen by a hash of their text,
       that is held out; a task with a validation split of its own has no use
       for it.
@@ -54,6 +56,7 @@ class DataConfig:
   weight_field: str | None = None
   cache_dir: str | None = None
   packing: str = "joined"
+  extra_ids: int = 0
   filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
 
   def __post_init__(self):
@@ -84,6 +87,11 @@ class DataConfig:
     )
     check_text("CACHE_DIR", self.cache_dir, "the path of a folder, or None")
     check_no_address("CACHE_DIR", self.cache_dir or "")
+    if type(self.extra_ids) is not int or not 0 <= self.extra_ids <= 10_000:
+      raise UserError(
+        f"EXTRA_IDS = {self.extra_ids!r}: give a number of sentinels from 0 to "
+        "10000, such as 100, as T5 has them."
+      )
     if not isinstance(self.text_field, str) or not self.text_field:
       raise UserError(
         f"TEXT_FIELD = {self.text_field!r}: give the name of a field."

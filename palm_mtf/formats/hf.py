@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import shutil
 
 from palm_mtf.formats.trained_model import Reader, TrainedModel
 from palm_mtf.huggingface.architecture import architecture_of, to_config
@@ -41,9 +40,8 @@ class HuggingFaceFolder:
     for name, content in self._json_files().items():
       with open(os.path.join(path, name), "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
-    shutil.copyfile(
-      self._trained.vocabulary.path, os.path.join(path, VOCABULARY)
-    )
+    with open(os.path.join(path, VOCABULARY), "wb") as file:
+      file.write(self._trained.vocabulary.model)
     write_safetensors(
       os.path.join(path, WEIGHTS),
       self._shapes,

@@ -10,7 +10,6 @@ vocabulary.model   the SentencePiece model
 import json
 import math
 import os
-import shutil
 import zipfile
 
 import numpy as np
@@ -47,7 +46,8 @@ class NpzFolder:
     }
     with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
       json.dump(described, file, indent=1)
-    shutil.copyfile(trained.vocabulary.path, os.path.join(path, VOCABULARY))
+    with open(os.path.join(path, VOCABULARY), "wb") as file:
+      file.write(trained.vocabulary.model)
     # As np.savez, which would hold all arrays in memory at once.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:

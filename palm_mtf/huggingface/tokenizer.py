@@ -28,6 +28,8 @@ def why_not_exact(vocabulary: Vocabulary) -> str:
   normalizer = model.normalizer_spec
   if model.trainer_spec.model_type != _BPE:
     return "it is no byte-pair encoding"
+  if not vocabulary.has_bytes:
+    return "it has no byte pieces"
   if normalizer.name != "identity" or normalizer.precompiled_charsmap:
     return f"it normalizes text ({normalizer.name})"
   if normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces:
@@ -139,5 +141,4 @@ def read_pieces(
 
 
 def _read(vocabulary: Vocabulary) -> sentencepiece_model_pb2.ModelProto:
-  with open(vocabulary.path, "rb") as file:
-    return sentencepiece_model_pb2.ModelProto.FromString(file.read())
+  return sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)

@@ -18,10 +18,11 @@ class TextCoder(tf2.Module):
     # Registers the operations; takes seconds.
     import tensorflow_text
 
-    with open(vocabulary.path, "rb") as file, silent_unless_it_fails():
+    with silent_unless_it_fails():
       self._model = tensorflow_text.SentencepieceTokenizer(
-        model=file.read(), out_type=tf2.int32
+        model=vocabulary.model, out_type=tf2.int32
       )
+    self._has_bytes = vocabulary.has_bytes
     self._space_mark_ids = vocabulary.encode(SPACE_MARK)
 
   def encode(self, texts: tf2.Tensor) -> tf2.RaggedTensor:
@@ -30,6 +31,8 @@ class TextCoder(tf2.Module):
     Args:
       texts: [batch], string.
     """
+    if not self._has_bytes:
+      return self._model.tokenize(texts)
     # SentencePiece would decode U+2581 as a space: one of the text is encoded
     # apart, as its three bytes, in front of each segment but a text's first.
     segments = tf2.strings.split(texts, SPACE_MARK)

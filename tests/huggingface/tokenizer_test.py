@@ -89,6 +89,7 @@ def test_what_the_model_reads_before_a_text_is_the_first_id(
     ({"model_type": "unigram"}, "no byte-pair encoding"),
     ({"normalization_rule_name": "nfkc"}, "normalizes text"),
     ({"add_dummy_prefix": True}, "adds or removes spaces"),
+    ({"byte_fallback": False, "vocab_size": 100}, "no byte pieces"),
     ({"user_defined_symbols": ["<x>"]}, "never merged"),
   ],
 )

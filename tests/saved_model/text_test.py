@@ -5,6 +5,7 @@
 import random
 
 import pytest
+import sentencepiece
 
 from palm_mtf._tf import tf2
 from palm_mtf.data.vocabulary.training import learn_model
@@ -32,6 +33,22 @@ def _assert_same(vocabulary, coder, texts) -> None:
   assert ids.to_list() == vocabulary.encode_batch(texts)
   decoded = coder.decode(ids).numpy()
   assert [each.decode() for each in decoded] == texts
+
+
+def test_ids_of_a_vocabulary_without_byte_pieces_are_the_same(tmp_path):
+  """As T5's: characters are lost, and sentinels have ids."""
+  sentencepiece.SentencePieceTrainer.Train(
+    sentence_iterator=iter(SOURCES[3].splitlines()),
+    model_prefix=str(tmp_path / "t5"),
+    vocab_size=300,
+    hard_vocab_limit=False,
+    minloglevel=2,
+  )
+  vocabulary = Vocabulary(str(tmp_path / "t5.model"), extra_ids=10)
+  texts = ["import re", "a <extra_id_0> b", "x\u2581y \u4e2d  ~\n", ""]
+  ids = TextCoder(vocabulary).encode(tf2.constant(texts))
+  assert ids.to_list() == vocabulary.encode_batch(texts)
+  assert vocabulary.size - 1 in ids.to_list()[1]
 
 
 def test_source_code_comes_back_from_its_ids(vocabulary, coder):

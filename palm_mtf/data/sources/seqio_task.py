@@ -118,8 +118,10 @@ def check_ids(
     path = getattr(vocabulary, "sentencepiece_model_file", None)
     if path is None:
       fix = f"is a {type(vocabulary).__name__}; end its steps in `tokenize`"
-    elif _sha256(path) != sha256:
+    elif _sha256(vocabulary) != sha256:
       fix = f"is {path}; set VOCABULARY = {path!r}"
+      if vocabulary.extra_ids:
+        fix += f" and EXTRA_IDS = {vocabulary.extra_ids}"
     else:
       continue
     raise UserError(
@@ -377,8 +379,12 @@ def explained(where: str) -> Iterator[None]:
     raise UserError(f"{where}: {type(error).__name__}: {message}") from error
 
 
-def _sha256(path: str) -> str | None:
+def _sha256(vocabulary: Any) -> str:
+  """Returns the hash of the SentencePiece model, its sentinels included."""
+  path = vocabulary.sentencepiece_model_file
   tf = _import_tensorflow()
   with explained(f"TASK: its vocabulary {path}"):
+    if vocabulary.extra_ids:
+      return hashlib.sha256(vocabulary.sp_model).hexdigest()
     with tf.io.gfile.GFile(path, "rb") as file:
       return hashlib.sha256(file.read()).hexdigest()

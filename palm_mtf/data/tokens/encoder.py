@@ -57,7 +57,7 @@ class Encoder:
     """
     self._pool = WorkerPool(
       functools.partial(_encode, vocabulary, num_cores()),
-      functools.partial(_start_encoding, vocabulary.path),
+      functools.partial(_start_encoding, vocabulary.path, vocabulary.extra_ids),
       when_killed="a process that encodes text was killed, as happens when "
       "memory runs out; free some and start again: what is encoded is kept.",
       num_processes=num_processes,
@@ -158,5 +158,8 @@ def _encode(
 
 def _start_encoding(
   vocabulary_path: str,
+  extra_ids: int,
 ) -> Callable[[list[Text]], list[np.ndarray]]:
-  return functools.partial(_encode, Vocabulary(vocabulary_path), 1)
+  return functools.partial(
+    _encode, Vocabulary(vocabulary_path, extra_ids=extra_ids), 1
+  )

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a vocabulary by kind, texts that it loses, its fit to texts."""
+"""Pieces of a vocabulary by kind, and its fit to texts."""
 
 import dataclasses
 import itertools
@@ -15,20 +15,6 @@ _BATCH_CHARACTERS = 1 << 20
 _PART_CHARACTERS = 1 << 16
 _NUM_LONGEST = 5
 _CONTEXT = 10  # characters before and behind a difference
-
-# {what decode(encode(text)) may change: a text that shows it}. Losses are found
-# by trying, not by settings of the model, and so in a model of any make.
-_PROBES = {
-  "spaces at both ends": "  a  ",
-  "runs of spaces": "a    b",
-  "tabs": "\ta\t\tb",
-  "line ends": "a\n\nb\r\nc\n",
-  "control characters": "a\x00b\x1fc\x7f",
-  "the order of combining marks": "e\u0301 \u00e9",
-  "compatibility characters": "\ufb01 \uff21 \u212b \u00b2",
-  "U+2581": "a\u2581b",
-  "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +45,6 @@ def count_pieces(vocabulary: Vocabulary) -> Pieces:
     longest=[piece.replace(SPACE_MARK, " ") for piece in longest],
     first_joined_digits=joined[0].replace(SPACE_MARK, " ") if joined else "",
   )
-
-
-def find_losses(vocabulary: Vocabulary) -> list[str]:
-  """Returns what decode(encode(text)) changes; nothing where lossless."""
-  return [
-    name
-    for name, text in _PROBES.items()
-    if vocabulary.decode(vocabulary.encode(text)) != text
-  ]
 
 
 class Fit:

@@ -1,16 +1,20 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The SentencePiece vocabulary: text to token ids and back, without loss.
+"""The SentencePiece vocabulary: text to token ids and back.
 
-As in PaLM 2, nothing is normalized, all white space is kept, characters without
-a piece become one token per UTF-8 byte, and every digit is a token of its own
-(rare digits of other scripts: a token per byte). The ids:
+Ours lose nothing. As in PaLM 2, nothing is normalized, all white space is kept,
+characters without a piece become one token per UTF-8 byte, and every digit is a
+token of its own (rare digits of other scripts: a token per byte). The ids:
 
   0           <pad>   shifted in at the start of every sequence
   1           [eod]   end of document; a text that says "[eod]" has other ids
   2           <unk>   never made: byte pieces take its place
   3 .. 258    <0x00> .. <0xFF>
   259 ..      learnt pieces, among them the digits and runs of white space
+  last ones   EXTRA_IDS sentinels, in T5's order (sentinels.py)
+
+A foreign model, such as T5's, may lack byte pieces: a character without a piece
+is <unk> there, and lost.
 """
 
 import hashlib
@@ -20,11 +24,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
+from google.protobuf.message import DecodeError
 
 from palm_mtf.config.data import DataConfig
 from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source
+from palm_mtf.data.vocabulary.losses import find_losses
+from palm_mtf.data.vocabulary.sentinels import with_sentinels
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.workers.pool import num_cores
 from palm_mtf.errors import UserError, did_you_mean
@@ -39,29 +46,35 @@ _TRAIN_ONE = "or train one (palm_mtf vocab)"
 class Vocabulary:
   """A SentencePiece model, ours or a foreign one."""
 
-  def __init__(self, path: str, *, setting: str = "VOCABULARY"):
+  def __init__(
+    self, path: str, *, setting: str = "VOCABULARY", extra_ids: int = 0
+  ):
     """Reads a model.
 
     Args:
       path: path of the model file.
       setting: setting that gives it, for messages.
+      extra_ids: EXTRA_IDS, sentinels behind the pieces of the file.
 
     Raises:
       UserError: there is no such file, or it is no model that can be used.
     """
     what = f"{setting} = {path!r}"
-    model = _read_model(path, what)
     self.path = path
-    self.sha256 = hashlib.sha256(model).hexdigest()  # of the file
+    self.extra_ids = extra_ids
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
-      self._processor.LoadFromSerializedProto(model)
-    except (RuntimeError, UnicodeDecodeError):  # its message may be no UTF-8
+      # The serialized SentencePiece model, sentinels included.
+      self.model = with_sentinels(_read_model(path, what), extra_ids)
+      self._processor.LoadFromSerializedProto(self.model)
+    # SentencePiece's message may be no UTF-8.
+    except (RuntimeError, UnicodeDecodeError, DecodeError):
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
+    self.sha256 = hashlib.sha256(self.model).hexdigest()
     self.size = self._processor.GetPieceSize()  # ids are 0 .. size - 1
-    self.unknown_id = self._processor.unk_id()  # of no text
+    self.unknown_id = self._processor.unk_id()
     self.eod_id = self._processor.eos_id()
     if self.eod_id < 0:
       raise UserError(
@@ -79,15 +92,19 @@ class Vocabulary:
         f"{what}: is damaged: piece {i} is not UTF-8; give another, "
         f"{_TRAIN_ONE}."
       ) from None
-    if not self.is_byte.any():
-      raise UserError(
-        f"{what}: has no byte pieces, so that characters would be lost; give a "
-        f"model trained with byte_fallback, {_TRAIN_ONE}."
-      )
     mark_bytes = [f"<0x{byte:02X}>" for byte in SPACE_MARK.encode()]
     self._space_mark_ids = np.array(
       list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
+
+  @property
+  def has_bytes(self) -> bool:
+    """Whether a character without a piece becomes one token per byte."""
+    return bool(self.is_byte.any())
+
+  def losses(self) -> list[str]:
+    """Returns what decode(encode(text)) changes; nothing where lossless."""
+    return find_losses(lambda text: self.decode(self.encode(text)))
 
   def piece(self, i: int) -> str:
     """Returns the piece of id `i`, its spaces written as U+2581."""
@@ -109,7 +126,8 @@ class Vocabulary:
     """Raises UserError unless the embedding has a row for every id."""
     if self.size > vocab_size:
       raise UserError(
-        f"{self.path} has {self.size} pieces, VOCAB_SIZE = {vocab_size} rows: "
+        f"{self.path} has {self.size} pieces{self._sentinels()}, VOCAB_SIZE = "
+        f"{vocab_size} rows: "
         f"set VOCAB_SIZE to {self.size} or more, or use a smaller vocabulary."
       )
 
@@ -135,7 +153,9 @@ class Vocabulary:
     """
     # SentencePiece would decode U+2581 as a space. A U+2581 of the text is
     # encoded apart, as its three byte pieces, which decode to it.
-    segments = [text.split(SPACE_MARK) for text in texts]
+    segments = [
+      text.split(SPACE_MARK) if self.has_bytes else [text] for text in texts
+    ]
     flat = [segment for split in segments for segment in split]
     try:
       encoded = iter(
@@ -161,6 +181,9 @@ class Vocabulary:
       [int(i) if i < self.size else self.unknown_id for i in ids]
     )
 
+  def _sentinels(self) -> str:
+    return f" with EXTRA_IDS = {self.extra_ids}" if self.extra_ids else ""
+
   def byte_share(self, ids: Sequence[int]) -> float:
     """Returns the share of byte pieces in `ids`."""
     return float(self.is_byte[np.asarray(ids, int)].sum()) / max(1, len(ids))
@@ -185,9 +208,18 @@ def load_vocabulary(
       for source in sources:
         source.check_vocabulary(None)
       _logger.info(f"training a vocabulary of {vocab_size:,} pieces: {path}")
-      train_vocabulary(training_texts(sources), vocab_size, path=path)
-  vocabulary = Vocabulary(os.path.expanduser(path))
+      train_vocabulary(
+        training_texts(sources), vocab_size - data.extra_ids, path=path
+      )
+  vocabulary = Vocabulary(os.path.expanduser(path), extra_ids=data.extra_ids)
   vocabulary.check_size(vocab_size)
+  losses = vocabulary.losses()
+  if losses:
+    why = "" if vocabulary.has_bytes else "has no byte pieces and "
+    _logger.warning(
+      f"{path} {why}does not keep every text as it is; it loses or changes: "
+      f"{', '.join(losses)}"
+    )
   return vocabulary
 
 

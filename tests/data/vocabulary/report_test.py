@@ -7,7 +7,6 @@ import sentencepiece
 
 from palm_mtf.data.vocabulary.report import (
   count_pieces,
-  find_losses,
   measure_fit,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
@@ -48,7 +47,7 @@ def test_pieces_that_join_digits_are_found(foreign, joined):
 
 
 def test_our_vocabulary_loses_nothing(vocabulary):
-  assert find_losses(vocabulary) == []
+  assert vocabulary.losses() == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_our_vocabulary_loses_nothing(vocabulary):
   ids=str,
 )
 def test_what_a_foreign_model_changes_is_named(lossless, settings, lost):
-  losses = set(find_losses(lossless(**settings)))
+  losses = set(lossless(**settings).losses())
   assert losses >= set(lost)
   assert bool(losses) == bool(settings)
 

@@ -1,6 +1,7 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 import pathlib
+import string
 
 import hypothesis
 import pytest
@@ -198,21 +199,72 @@ def test_a_model_with_a_piece_that_is_no_text_is_an_error(vocabulary, tmp_path):
     Vocabulary(str(path))
 
 
-@pytest.mark.parametrize(
-  ("settings", "message"),
-  [
-    ({"eos_id": -1}, "has no end-of-sentence piece"),
-    (
-      {"byte_fallback": False, "vocab_size": 150},
-      r"has no byte pieces.*byte_fallback",
-    ),
-  ],
-)
-def test_a_foreign_model_that_cannot_be_used_is_an_error(
-  foreign, settings, message
+def test_a_foreign_model_without_an_end_of_document_is_an_error(foreign):
+  with pytest.raises(UserError, match="has no end-of-sentence piece"):
+    Vocabulary(foreign(eos_id=-1))
+
+
+# As T5's: no byte pieces, and its order of ids.
+OF_T5 = {
+  "byte_fallback": False,
+  "model_type": "unigram",
+  "vocab_size": 200,
+  "pad_id": 0,
+  "eos_id": 1,
+  "unk_id": 2,
+  "bos_id": -1,
+}
+
+
+@pytest.mark.parametrize("extra_ids", [0, 1, 100])
+def test_ids_of_a_model_like_t5s_are_those_of_seqio(foreign, extra_ids):
+  seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+  path = foreign(**OF_T5)
+  ours = Vocabulary(path, extra_ids=extra_ids)
+  peer = seqio.SentencePieceVocabulary(path, extra_ids)
+  assert (ours.eod_id, ours.unknown_id, ours.size) == (1, 2, peer.vocab_size)
+  for text in (
+    "import json",
+    "a \u2581 b {} \u4e2d \n\n \t c",
+    "Thank you <extra_id_0> me to <extra_id_1> party",
+    "glued<extra_id_0>on",
+    "<extra_id_99>",
+    "",
+  ):
+    ids = ours.encode(text)
+    assert ids == peer.encode(text)
+    assert ours.decode(ids) == peer.decode(ids)
+  if extra_ids:
+    assert ours.encode("<extra_id_0>") == [ours.size - 1]
+
+
+def test_a_vocabulary_that_a_run_trains_has_room_for_its_sentinels(
+  folder, tmp_path
 ):
-  with pytest.raises(UserError, match=message):
-    Vocabulary(foreign(**settings))
+  data = text_config(folder, extra_ids=20)
+  made = load_vocabulary(str(tmp_path / "run"), data, vocab_size=420)
+  assert made.size == 420
+  assert made.encode(" <extra_id_0> <extra_id_19>") == [419, 400]
+  text = "if x:\n\treturn  \u2581 <extra_id_3>"
+  assert made.decode(made.encode(text)) == text
+  assert made.losses() == []
+
+
+def test_one_warning_names_what_a_model_like_t5s_loses(foreign, capfd):
+  path = foreign(**OF_T5)
+  data = DataConfig(text_files="a", vocabulary=path, validation_share=0.1)
+  load_vocabulary("run", data, vocab_size=300)
+  said = capfd.readouterr().err.partition("palm_mtf: warning: ")[2]
+  assert said.count("\n") == 1
+  assert said.startswith(
+    f"{path} has no byte pieces and does not keep every text as it is; it "
+    "loses or changes: spaces at both ends, runs of spaces, tabs, line ends, "
+  )
+  vocabulary = Vocabulary(path)
+  lost = said.rpartition("the characters ")[2].split()
+  known = {c for i in range(3, vocabulary.size) for c in vocabulary.piece(i)}
+  assert set(lost) == set(string.printable.strip()) - known
+  assert vocabulary.unknown_id in vocabulary.encode(lost[0])
 
 
 def test_a_foreign_model_keeps_its_own_end_of_document(foreign):
