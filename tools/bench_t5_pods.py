@@ -8,20 +8,17 @@
 Results are on stdout.
 """
 
-# The model is that of examples/t5_on_two_pods, larger. Three programs take
-# turns, a step each, on the same rows and the same two virtual devices, which
+# The model is that of examples/t5_on_two_pods, larger. Two programs take turns,
+# a step each, on the same rows and two virtual devices of one process, which
 # have a thread each:
 #
 #   one pod    the two devices are a mesh, "batch:data"; they all-reduce
 #   two pods   each device is a pod; they exchange gradients
-#   apart      each device is a pod for itself: no gradient leaves it
 #
-# "apart / one pod" is the step of two pods apart from the exchange: it has the
-# all-reduce of one pod against it. "two pods / one pod" sets the exchange
-# against that all-reduce.
+# Both add up the gradients of the two devices, in memory. So the ratio is that
+# of everything but a network between pods, which bench_pods.py measures.
 
 import argparse
-import concurrent.futures
 import dataclasses
 import json
 import os
@@ -47,16 +44,16 @@ from palm_mtf.training.step import TrainStep
 GIN_FILE = os.path.join(
   os.path.dirname(__file__), "..", "examples", "t5_on_two_pods", "t5.gin"
 )
-# A tenth of T5-Small: large enough that a step is its matrix products.
+# Large enough that a step is its matrix products.
 SIZES = {
   "D_MODEL": 256,
   "D_FF": 1024,
   "NUM_HEADS": 4,
   "D_KV": 64,
-  "NUM_LAYERS": 4,
+  "NUM_LAYERS": 2,
 }
 VOCAB_SIZE, LENGTH, BATCH_SIZE = 4096, 128, 16
-PROGRAMS = ("one pod", "two pods", "apart")
+PROGRAMS = ("one pod", "two pods")
 DEVICES = ("/device:cpu:0", "/device:cpu:1")
 OPTIMIZER = palm_mtf.pods.AdafactorConfig(
   learning_rate=1e-2,
@@ -82,7 +79,7 @@ def t5_loss(mesh, features):
 
 
 def _step(
-  session: tf.Session, pods: list[list[str]], batch_size: int
+  session: tf.Session, pods: list[list[str]]
 ) -> Callable[[dict, int], dict[str, float]]:
   """Returns a function that trains on a batch, on pods of these devices."""
   is_split = len(pods[0]) > 1
@@ -94,14 +91,14 @@ def _step(
     t5_loss,
     dict.fromkeys(("inputs", "targets"), ("int32", f"length:{LENGTH}")),
     mesh,
-    num_rows=batch_size // len(pods),
+    num_rows=BATCH_SIZE // len(pods),
     seed=0,
   )
   program = build_program(
     loss_function,
     mesh,
     OPTIMIZER,
-    batch_size=batch_size,
+    batch_size=BATCH_SIZE,
     pods=palm_mtf.pods.PodsConfig(num_pods=len(pods)),
     devices=HostDevices(DEVICES[0], pods),
   )
@@ -116,69 +113,50 @@ def work(name: str) -> None:
   rng = np.random.default_rng(0)
   tokens = rng.integers(1, VOCAB_SIZE, (BATCH_SIZE, LENGTH), np.int32)
   batch = {"inputs": tokens, "targets": tokens}
-  with (
-    tf.Graph().as_default(),
-    tf.Session(config=session_config(1, len(DEVICES))) as session,
-    concurrent.futures.ThreadPoolExecutor(len(DEVICES)) as clients,
-  ):
-    if name == "apart":
-      share = BATCH_SIZE // len(DEVICES)
-      parts = [
-        {key: rows[i * share : (i + 1) * share] for key, rows in batch.items()}
-        for i in range(len(DEVICES))
-      ]
-      runs = [_step(session, [[device]], share) for device in DEVICES]
-    else:
-      pods = [list(DEVICES)] if name == "one pod" else [[x] for x in DEVICES]
-      parts, runs = [batch], [_step(session, pods, BATCH_SIZE)]
-    number = 0
+  pods = [list(DEVICES)] if name == PROGRAMS[0] else [[x] for x in DEVICES]
+  config = session_config(1, len(DEVICES))
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    step, number = _step(session, pods), 0
 
     def turn() -> dict[str, float]:
       nonlocal number
       number += 1
-      steps = clients.map(lambda run, part: run(part, number), runs, parts)
-      losses = [metrics["loss"] for metrics in steps]
-      return {"loss": float(np.mean(losses))}
+      return {"loss": step(batch, number - 1)["loss"]}
 
     for _ in range(3):  # compiles, and fills caches; no turn
       turn()
     take_turns(turn, {})
 
 
-def compare(rounds: int) -> list[dict[str, object]]:
-  """Returns the ratios of both other programs' seconds to one pod's."""
-  command = [sys.executable, __file__, "--worker"]
+def compare(rounds: int) -> dict[str, object]:
+  """Returns the ratio of two pods' seconds to one pod's, and both losses."""
+  command = [sys.executable, "-W", "ignore", __file__, "--worker"]
   with (
     Program(PROGRAMS[0], [*command, PROGRAMS[0]]) as one,
     Program(PROGRAMS[1], [*command, PROGRAMS[1]]) as two,
-    Program(PROGRAMS[2], [*command, PROGRAMS[2]]) as apart,
   ):
-    turns = alternate([one, two, apart], rounds)
-  to = turns[PROGRAMS[0]]
-  return [
-    {
-      "program": name,
-      "to": PROGRAMS[0],
-      **dataclasses.asdict(ratio(turns[name], to)),
-      "secs": float(np.median([turn.secs for turn in turns[name]])),
-      "secs_to": float(np.median([turn.secs for turn in to])),
-      "loss": turns[name][-1].values["loss"],
-      "loss_to": to[-1].values["loss"],
-    }
-    for name in PROGRAMS[1:]
-  ]
+    turns = alternate([one, two], rounds)
+  record = dataclasses.asdict(ratio(turns[PROGRAMS[1]], turns[PROGRAMS[0]]))
+  for name in PROGRAMS:
+    key = name.replace(" ", "_")
+    record[f"{key}_secs"] = float(np.median([x.secs for x in turns[name]]))
+    record[f"{key}_losses"] = [x.values["loss"] for x in turns[name]]
+  return record
 
 
 def line(record: dict[str, object]) -> str:
-  """Returns a record as a line of text."""
-  text = (
-    f"{record['program']:>8} / {record['to']}  {record['median']:.3f}  "
+  """Returns a record as two lines of text."""
+  one = np.array(record["one_pod_losses"])
+  two = np.array(record["two_pods_losses"])
+  disturbed = " (disturbed)" if record["is_disturbed"] else ""
+  return (
+    f"two pods / one pod  {record['median']:.3f}  "
     f"{record['low']:.3f} to {record['high']:.3f}  "
-    f"{record['secs']:.3f} / {record['secs_to']:.3f} s  "
-    f"loss {record['loss']:.5f} / {record['loss_to']:.5f}  "
-    f"{record['rounds']} rounds, {record['left_out']} left out"
+    f"{record['two_pods_secs']:.3f} / {record['one_pod_secs']:.3f} s  "
+    f"{record['rounds']} rounds, {record['left_out']} left out{disturbed}\n"
+    f"losses {one[0]:.4f} to {one[-1]:.4f}, apart by at most "
+    f"{np.max(np.abs(two / one - 1)):.1e} of them"
   )
-  return text + (" (disturbed)" if record["is_disturbed"] else "")
 
 
 @one_line_errors
@@ -188,14 +166,14 @@ def main() -> int:
   add = parser.add_argument
   add("--steps", type=int, default=100, help="timed steps of each program")
   add("--worker", choices=PROGRAMS, help=argparse.SUPPRESS)
-  add("--json", action="store_true", help="print one object a line")
+  add("--json", action="store_true", help="print one object")
   chosen = parser.parse_args()
   check_count("--steps", chosen.steps)
   if chosen.worker:
     work(chosen.worker)
     return 0
-  for record in compare(chosen.steps):
-    print(json.dumps(record) if chosen.json else line(record), flush=True)
+  record = compare(chosen.steps)
+  print(json.dumps(record) if chosen.json else line(record))
   return 0
 
 

@@ -28,8 +28,8 @@ class PodTraining:
 
   Each pod computes the gradients of its share of a batch. They are added up
   over the data-center network, and every pod makes the same update: all pods
-  hold the same bits. What is written by `palm_mtf train` has its loop around
-  such steps; here the loop is yours.
+  hold the same bits. `palm_mtf train` runs the same steps in a loop with data,
+  checkpoints and recovery; here that is yours.
 
   Attributes:
     program: the graph of a step.
@@ -37,7 +37,7 @@ class PodTraining:
   """
 
   program: TrainProgram
-  num_steps: int = 0
+  num_steps: int
 
   def __init__(
     self,
@@ -88,6 +88,7 @@ class PodTraining:
     self._batch_size = global_batch_size
 
   def __enter__(self) -> "PodTraining":
+    self.num_steps = 0
     with contextlib.ExitStack() as stack:
       pods, mesh = self._pods, self._mesh
       servers = stack.enter_context(PodServers(pods, mesh))
