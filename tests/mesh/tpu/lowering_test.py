@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs for TPUs compute what those for CPUs do, and move as much.
 
-There is no TPU here: each program is built whole, and `tests/tpu_simulation.py`
-runs what every device of it does on the CPU.
+There is no TPU here: `tests/tpu_simulation.py` runs whole programs on the CPU.
 """
 
 import collections
