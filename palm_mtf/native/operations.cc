@@ -4,7 +4,7 @@
 // Two operations of TensorFlow on CPUs: PalmDecodeStep and PalmProduct.
 
 #include <initializer_list>
-#include <memory>
+#include <map>
 #include <mutex>
 
 #include "call.h"
@@ -17,17 +17,11 @@ namespace {
 // Calls of all sessions in a process take turns with its threads and memory.
 struct Shared {
   std::mutex mutex;
-  std::unique_ptr<Team> team;
+  std::map<int, Team> teams;  // by size; one that has nothing to do sleeps
   PreparedRows inputs;
   std::vector<float> x, wide;
 
-  Team& team_of(int size) {
-    if (!team || team->size() != size) {
-      team.reset();
-      team = std::make_unique<Team>(size);
-    }
-    return *team;
-  }
+  Team& team_of(int size) { return teams.try_emplace(size, size).first->second; }
 };
 
 Shared& shared() {

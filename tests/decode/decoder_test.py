@@ -156,3 +156,12 @@ def test_int4_logits_are_near_and_the_same_if_not_compiled(monkeypatch):
   plain = cached_logits(config, params, batch["inputs"], weight_dtype="int4")
   # Compiled products round their rows to int8 too.
   assert np.abs(plain - int4).max() < 0.03 * np.abs(full).max()
+
+
+def test_a_token_that_the_vocabulary_lacks_is_refused():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=1)
+  inputs = random_tokens(config, ROWS, seed=3)["inputs"]
+  inputs[1, PROMPT] = config.vocab_size
+  with pytest.raises(tf.errors.InvalidArgumentError, match="lies outside"):
+    cached_logits(config, params, inputs)
