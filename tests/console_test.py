@@ -89,6 +89,8 @@ def test_a_library_configures_nothing_when_it_is_imported():
     if not path.endswith("__main__.py")
   ]
   done = processes.python(
+    # mesh_tensorflow.transformer, which palm_mtf.layers extends, says so.
+    *("-W", "ignore:pkg_resources is deprecated"),
     "-c",
     f"""
 import importlib, logging

@@ -25,9 +25,9 @@ from palm_mtf.errors import UserError
     ({"stop_strings": "."}, "STOP_STRINGS = '.': give a list of texts, or []"),
     ({"stop_strings": [""]}, "STOP_STRINGS = ['']: give a list of texts"),
     (
-      {"weight_dtype": "int4"},
-      "WEIGHT_DTYPE = 'int4' (did you mean \"int8\"?): choose one of "
-      "'activation', 'int8'.",
+      {"weight_dtype": "int16"},
+      "WEIGHT_DTYPE = 'int16' (did you mean \"int8\"?): choose one of "
+      "'activation', 'int8', 'int4'.",
     ),
     (
       {"num_beams": 2, "num_samples": 3},
