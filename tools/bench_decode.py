@@ -49,6 +49,7 @@ PEERS = {
   "jax": ("jax_decode.py", ["float32", "bfloat16"], ["jax", "optax"]),
 }
 OURS = ["int8", "bfloat16", "float32"]
+QUANTIZED = ["int8", "int4"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Task:
     return self.sequence_length // 4
 
   def config(self, dtype: str) -> PalmConfig:
-    """Returns the architecture; activations of int8 weights are bfloat16."""
-    activations = fast_dtype_here() if dtype == "int8" else dtype
+    """Returns the architecture; quantized weights have the fast activations."""
+    activations = fast_dtype_here() if dtype in QUANTIZED else dtype
     return dataclasses.replace(
       benchmark_config(activations),
       sequence_length=self.sequence_length,
@@ -119,7 +120,7 @@ def run_ours(task: Task, dtype: str) -> dict:
     num_tokens=config.vocab_size - 1,
     eod_id=config.vocab_size - 1,
   )
-  weight_dtype = "int8" if dtype == "int8" else "activation"
+  weight_dtype = dtype if dtype in QUANTIZED else "activation"
   settings = DecodeConfig(temperature=0.0)
   session_config = step_session_config(config, mesh, weight_dtype)
   with tf.Graph().as_default(), tf.Session(config=session_config) as session:
@@ -225,9 +226,13 @@ def main() -> None:
   add("--batch_size", type=int, default=1, help="prompts at once")
   add("--sequence_length", type=int, default=256, help="a quarter is prompt")
   add("--repeats", type=int, default=3, help="timed runs in one process")
-  add("--dtype", default="", help=f"some of {','.join(OURS)}, ours; all")
+  add(
+    "--dtype",
+    default="",
+    help=f"some of {','.join(OURS)}, int4, ours; all but int4",
+  )
   add("--attention", action="store_true", help="compare both attentions")
-  add("--worker", choices=OURS, help=argparse.SUPPRESS)
+  add("--worker", choices=[*OURS, "int4"], help=argparse.SUPPRESS)
   add("--worker_attention", default="multi_query", help=argparse.SUPPRESS)
   modules_of = {name: modules for name, (_, _, modules) in PEERS.items()}
   arguments = read_arguments(parser, modules_of)
@@ -238,7 +243,7 @@ def main() -> None:
   sizes["sequence_length"] = arguments.sequence_length
   arguments.dtype = [x for x in arguments.dtype.split(",") if x] or OURS
   for dtype in arguments.dtype:
-    check_choice("--dtype", dtype, OURS)
+    check_choice("--dtype", dtype, [*OURS, "int4"])
   task = Task(**sizes, attention=arguments.worker_attention)
   if arguments.worker:
     print(json.dumps(run_ours(task, arguments.worker)))
