@@ -23,7 +23,7 @@ def picture(runs: Sequence[SweepRun], law: Mapping[str, Any] | None) -> bytes:
     runs: runs of the sweep; those without an evaluation yet are left out.
     law: record of law_report.py, or None.
   """
-  from matplotlib import colormaps
+  from matplotlib import colormaps, ticker
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(12, 4.8), layout="constrained")
@@ -57,8 +57,13 @@ def picture(runs: Sequence[SweepRun], law: Mapping[str, Any] | None) -> bytes:
   for axes, (_, title) in zip(panels, _PANELS, strict=True):
     axes.set_xlabel(title)
     axes.set_xscale("log")
+    # Tokens span too few decades for a label at each power of ten alone.
+    subs = (1, 2, 5) if title == "tokens" else (1,)
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
+  panels[1].xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
   panels[0].set_ylabel("validation loss (nats/token)")
   figure.legend(loc="outside lower center", ncols=4, frameon=False)
   file = io.BytesIO()

@@ -29,6 +29,7 @@ from palm_mtf.training.stop_signal import StopRequest
 _logger = logging.getLogger(__name__)
 
 _POLL_SECS = 0.5
+_LOOK_SHARE = 0.02  # of the time, in which metrics of a run are read
 _LAST_CHARACTERS = 4096  # of a log, which hold its last line
 
 
@@ -40,6 +41,7 @@ class _Process:
   cores: Sequence[int]
   process: subprocess.Popen
   num_losses: int = 0  # that were looked at
+  next_look: float = 0.0  # by time.monotonic
   is_stopped_early: bool = False
 
 
@@ -138,7 +140,12 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
 
 def _look_at(each: _Process, sweep: SweepConfig) -> None:
   """Stops a run whose validation loss gets no better."""
+  now = time.monotonic()
+  if now < each.next_look:
+    return
   losses = read_curve(each.run).losses
+  secs = time.monotonic() - now  # more for a run of many lines
+  each.next_look = now + secs / _LOOK_SHARE
   if len(losses) == each.num_losses:
     return
   each.num_losses = len(losses)

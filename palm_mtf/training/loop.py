@@ -188,11 +188,10 @@ class TrainLoop:
         with self._during(f"while pods were compared after step {self._step}"):
           self._replica_check.check(self._step)
       # All metrics of a step are in one line: losses and tasks come first.
-      is_last = self._step == run.train_steps
       values |= self._losses()
       if has_tasks := self._has_tasks():
         values |= self._evaluate_tasks(self._checkpoint_of_now())
-      is_due = is_last or self._step % run.log_steps == 0
+      is_due = self._step % run.log_steps == 0 or "validation_loss" in values
       if is_due or has_tasks or self._step in run.trace_steps:
         self._log(values)
       if self._has_samples():

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
@@ -15,11 +16,11 @@ from tests import processes, runs
 from tests.processes import wait_until
 
 TWO = [{"small": {"D_MODEL": 32}, "large": {"D_MODEL": 64}}]
-# "one" has one evaluation, "long" as many as it likes, and "failing" ends
-# before it imports TensorFlow.
+# "one" has two evaluations, the first between two logged steps, "long" as many
+# as it likes, and "failing" ends before it imports TensorFlow.
 THREE = [
   {
-    "one": {"EVAL_STEPS": 12},
+    "one": {"EVAL_STEPS": 6, "LOG_STEPS": 5},
     "long": {"TRAIN_STEPS": 100_000, "EVAL_STEPS": 2},
     "failing": {"PROMPTS": ["one two " * 100]},
   }
@@ -87,9 +88,17 @@ def test_the_table_has_the_numbers_of_metrics_jsonl(swept):
   parameters = 320 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
   assert row["parameters"] == parameters
   assert row["flops"] == row["tokens"] * (6 * parameters + 3 * 4 * 32 * 32)
-  assert row["secs"] == pytest.approx(sum(2 * x["step_secs"] for x in one))
+  secs = [5, 1, 4, 2] * np.array([x["step_secs"] for x in one])
+  assert row["secs"] == pytest.approx(secs.sum())
   with open(folder / "sweep.csv") as file:
     assert [x["run"] for x in csv.DictReader(file)] == [*THREE[0]]
+
+
+def test_each_evaluation_is_in_the_metrics_also_between_logged_steps(swept):
+  lines = runs.read_metrics(swept[0] / "runs" / "one")
+  assert [x["step"] for x in lines] == [5, 6, 10, 12]
+  evaluated = [x["step"] for x in lines if "validation_loss" in x]
+  assert evaluated == [6, 12]
 
 
 def test_the_picture_is_drawn_and_the_reason_for_no_law_is_told(swept):
@@ -111,7 +120,7 @@ def test_runs_that_have_ended_are_not_repeated(swept, corpus, capsys):
 
 def test_a_run_whose_settings_changed_is_refused_by_name(swept, corpus, fails):
   folder = swept[0]
-  axes = [{**THREE[0], "one": {"EVAL_STEPS": 12, "D_FF": 96}}]
+  axes = [{**THREE[0], "one": {"EVAL_STEPS": 6, "LOG_STEPS": 5, "D_FF": 96}}]
   line = fails(*flags(corpus, folder, axes))
   assert line == (
     'SWEEP_RUNS "one": D_FF = 96, and the run began with 64; give the run '
