@@ -41,7 +41,7 @@ class ParallelBlock(transformer.TransformerLayer):
     """Returns the sum of the layers, shape and dtype of x.
 
     Args:
-      context: what the layers read: positions, masks, the cache of decoding.
+      context: positions, masks and the cache of decoding.
       x: [..., d_model], activation dtype, normalized.
       losses: receives what the layers add to the loss.
     """

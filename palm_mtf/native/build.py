@@ -68,7 +68,8 @@ def compiled() -> str:
   options = _options_here()
   path = cache_path("native", digest.hexdigest(), version, *options) + ".so"
   try:
-    if not os.path.exists(path):
+    # A machine that lost power may keep a file's name without its content.
+    if not os.path.exists(path) or not os.path.getsize(path):
       _compile(os.environ.get("CXX") or "c++", options, path)
   except subprocess.CalledProcessError as error:
     said = [line for line in error.stderr.splitlines() if "error" in line]

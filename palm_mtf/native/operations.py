@@ -23,7 +23,7 @@ _BYTES_FOR_A_THREAD = 250_000
 
 @functools.cache
 def operations() -> ModuleType | None:
-  """Returns the operations; None, with a warning, where none can be had."""
+  """Returns the compiled operations; None, with a warning, without them."""
   try:
     return tf.load_op_library(compiled())
   except (BuildError, tf.errors.OpError) as error:

@@ -185,7 +185,7 @@ def solved_secs(
   Args:
     traffic: bytes of each probe by kind, [probes, kinds]; the probe of a kind
       has most of its bytes in it.
-    secs: what each probe takes beside products, [probes].
+    secs: seconds of each probe without its products, [probes].
     least: seconds a byte at the bandwidth of memory, which no pass beats.
   """
   # Gauss-Seidel, held to the bound.

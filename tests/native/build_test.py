@@ -54,6 +54,15 @@ def test_without_a_compiler_there_are_no_operations_and_one_warning(
   assert line.endswith("install g++ 11 or newer, or name it by CXX")
 
 
+def test_an_empty_file_is_no_library(tmp_path, monkeypatch):
+  path = tmp_path / "empty"
+  path.with_suffix(".so").touch()
+  monkeypatch.setattr(build, "cache_path", lambda *_: str(path))
+  monkeypatch.setenv("CXX", "no-such-compiler")
+  with pytest.raises(build.BuildError, match="no-such-compiler"):
+    build.compiled()
+
+
 def test_what_is_compiled_is_kept(monkeypatch):
   path = Path(build.compiled())
   monkeypatch.setenv("CXX", "no-such-compiler")
