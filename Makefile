@@ -67,23 +67,28 @@ $(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
 # Two processes after two others: what one has compiled and imported stays in
 # its memory, and what builds graphs alone needs none of SeqIO's imports.
 GRAPH_TESTS := $(addprefix tests/,mesh model optim decode programs ops)
+RUN_TESTS := $(addprefix tests/,checkpoints cluster commands evaluation formats \
+  inference layers native pods saved_model serving training)
+OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
 PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+define TEST_ALL
+	$(PYTEST) $(1) $(GRAPH_TESTS)
+	$(PYTEST) $(1) $(RUN_TESTS)
+	$(PYTEST) $(1) $(OTHER_TESTS)
+endef
 
 test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
-	$(PYTEST) $(GRAPH_TESTS)
-	$(PYTEST) $(addprefix --ignore=,$(GRAPH_TESTS))
+	$(call TEST_ALL)
 
 test-slow: $(T5_INSTALLED) ## run the slow tests
-	$(PYTEST) -n 1 -m slow $(GRAPH_TESTS)
-	$(PYTEST) -n 1 -m slow $(addprefix --ignore=,$(GRAPH_TESTS))
+	$(call TEST_ALL,-n 1 -m slow)
 
 # In an environment of its own, with the newest releases of all else.
 test-oldest: BIN := $(VENV)-oldest/bin
 test-oldest: ## run the tests with the oldest TensorFlow that we support
 	@"$(PYTHON)" -m venv --clear $(VENV)-oldest
 	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test]'
-	$(PYTEST) $(GRAPH_TESTS)
-	$(PYTEST) $(addprefix --ignore=,$(GRAPH_TESTS))
+	$(call TEST_ALL)
 
 lint: venv ## check style and format
 	$(BIN)/ruff check

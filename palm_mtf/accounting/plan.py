@@ -66,8 +66,13 @@ def tensor_bytes(
 ) -> dict[str, int]:
   """Returns the bytes of a device's tensors; see `memory_parts`."""
   rows = batch_size // pods.num_pods
+  kept = device_bytes(model, mesh, optimizer)
+  # The update reads the sums of all microbatches while the variables that hold
+  # those of all but the last are still there.
+  sums = kept.gradients if mesh.num_microbatches > 1 else 0
   return {
-    **dataclasses.asdict(device_bytes(model, mesh, optimizer)),
+    **dataclasses.asdict(kept),
+    **({"microbatch sums": sums} if sums else {}),
     "activations": kept_bytes(model, mesh, rows),
     "weight copies": weight_copy_bytes(model, mesh),
     # Gradients of other pods come when all activations have gone.
