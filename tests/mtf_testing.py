@@ -6,6 +6,7 @@ A mesh of n devices is n virtual CPU devices of this process.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -118,6 +119,17 @@ def random_documents(config: PalmConfig, batch_size: int, seed: int) -> dict:
   weights[:, 0] = 1
   weights[segments == 0] = 0
   return {**batch, "segments": segments, "loss_weights": weights}
+
+
+def random_examples(config: PalmConfig, batch_size: int, seed: int) -> dict:
+  """Returns random_documents with a prefix: 1 to 3 inputs of each are given."""
+  batch = random_documents(config, batch_size, seed)
+  rng = np.random.default_rng(seed + 1)
+  prefix = np.zeros_like(batch["segments"])
+  for row, number in itertools.product(range(batch_size), (1, 2)):
+    (inside,) = np.nonzero(batch["segments"][row] == number)
+    prefix[row, inside[: rng.integers(1, 4)]] = 1
+  return {**batch, "prefix": prefix}
 
 
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -268,7 +280,7 @@ def run_model(
 ) -> ModelResult:
   """Returns logits, both losses and the gradients of their sum.
 
-  `batch` is of random_tokens or random_documents.
+  `batch` is of random_tokens, random_documents or random_examples.
   """
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -280,7 +292,7 @@ def run_model(
     }
     weights = TrainedWeights(mtf_mesh, config, dims, seed=0)
     logits = Palm(config, dims, weights).logits(
-      features["inputs"], features.get("segments")
+      features["inputs"], features.get("segments"), features.get("prefix")
     )
     nats, log_z = cross_entropy(logits, features["targets"])
     weights = features.get("loss_weights")

@@ -17,9 +17,11 @@ Arrays have positional axes, named by the letters that end a variable's name:
   F d_ff         hidden layer of the MLP
   V vocab_size   token types
 
-`segments` [B, L] says which document a position belongs to, `loss_weights`
-[B, L] how much its target counts; without them a row is one document and every
-target counts the same.
+`segments` [B, L] says which document a position belongs to, `prefix` [B, L]
+whether its token is given, which attend to one another in both directions (Liu
+et al. 2018; T5 3.2.1), `loss_weights` [B, L] how much its target counts;
+without them a row is one document, no token is given and every target counts
+the same.
 
 `config` has the fields of palm_mtf.config.PalmConfig and `optimizer`
 those of AdafactorConfig. `params` and `gradients` are dicts from a variable's
@@ -99,10 +101,11 @@ def rotate(x_BLHK):
   )
 
 
-def visible_positions(segments_BL):
-  """Returns whether L may see M: M is not later, and of the same document."""
+def visible_positions(segments_BL, prefix_BL):
+  """Returns whether L may see M: not later or given, of the same document."""
   same_BLM = segments_BL[:, :, None] == segments_BL[:, None, :]
-  return same_BLM & np.tri(segments_BL.shape[1], dtype=bool)
+  past_LM = np.tri(segments_BL.shape[1], dtype=bool)
+  return same_BLM & (past_LM | (prefix_BL[:, None, :] != 0))
 
 
 def attend(config, params, layer: str, x_BLD, visible_BLM):
@@ -134,11 +137,12 @@ def feed_forward(params, layer: str, x_BLD):
   return hidden_BLF @ params[f"{layer}/mlp/wo"]
 
 
-def forward(config, params, inputs, segments=None) -> np.ndarray:
+def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
   """Returns the logits [B, L, V] of the token after each of `inputs` [B, L]."""
-  if segments is None:
-    segments = np.zeros_like(inputs)
-  visible_BLM = visible_positions(segments)
+  segments, prefix = (
+    np.zeros_like(inputs) if x is None else x for x in (segments, prefix)
+  )
+  visible_BLM = visible_positions(segments, prefix)
   x_BLD = params["embedding"][inputs]
   for index in range(config.num_layers):
     layer = f"layer_{index:03d}"
@@ -162,6 +166,7 @@ def loss(
   z_loss: float,
   segments=None,
   loss_weights=None,
+  prefix=None,
 ):
   """Returns the mean cross-entropy in nats and the z-loss term.
 
@@ -171,7 +176,7 @@ def loss(
   if loss_weights is None:
     loss_weights = np.ones(targets.shape)
   share_BL = loss_weights / np.sum(loss_weights, dtype=np.float64)
-  logits_BLV = forward(config, params, inputs, segments)
+  logits_BLV = forward(config, params, inputs, segments, prefix)
   largest_BL = logits_BLV.max(axis=-1)
   exp_BLV = np.exp(logits_BLV - largest_BL[..., None])
   log_z_BL = largest_BL + np.log(exp_BLV.sum(axis=-1))
@@ -183,10 +188,14 @@ def loss(
 def log_likelihood(config, params, given, targets, start=0) -> float:
   """Returns log p of the tokens `targets` after the tokens `given`, in nats.
 
-  Both are lists; the token `start` stands before them.
+  Both are lists; the token `start` stands before them, and with OBJECTIVE other
+  than "causal" it and `given` attend to one another in both directions.
   """
   tokens = [start, *given, *targets]
-  logits_LV = forward(config, params, np.array([tokens[:-1]]))[0]
+  prefix = np.zeros([1, len(tokens) - 1])
+  if config.objective != "causal":
+    prefix[0, : 1 + len(given)] = 1
+  logits_LV = forward(config, params, np.array([tokens[:-1]]), prefix=prefix)[0]
   largest_L1 = logits_LV.max(axis=-1, keepdims=True)
   log_z_L1 = np.log(np.exp(logits_LV - largest_L1).sum(-1, keepdims=True))
   log_p_LV = logits_LV - largest_L1 - log_z_L1

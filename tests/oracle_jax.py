@@ -34,20 +34,22 @@ def _turn(x_LK):
   return jnp.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def _one_head(x_LD, segments_L, w_q_DK, w_k_DK, w_v_DK, w_o_KD):
+def _one_head(x_LD, segments_L, prefix_L, w_q_DK, w_k_DK, w_v_DK, w_o_KD):
   q_LK, k_MK = _turn(x_LD @ w_q_DK), _turn(x_LD @ w_k_DK)
   scores_LM = q_LK @ k_MK.T * w_q_DK.shape[-1] ** -0.5
   past_LM = jnp.tril(jnp.ones_like(scores_LM, dtype=bool))
   apart_LM = jnp.subtract(*jnp.meshgrid(segments_L, segments_L)) != 0
-  weights_LM = jax.nn.softmax(scores_LM, axis=-1, where=past_LM & ~apart_LM)
+  seen_LM = jnp.logical_or(past_LM, prefix_L) & ~apart_LM
+  weights_LM = jax.nn.softmax(scores_LM, axis=-1, where=seen_LM)
   return weights_LM @ (x_LD @ w_v_DK) @ w_o_KD
 
 
-def _attention(config, weight, x_LD, segments_L):
+def _attention(config, weight, x_LD, segments_L, prefix_L):
   memory_axis = None if config.attention == "multi_query" else 1
-  axes = (None, None, 1, memory_axis, memory_axis, 0)
+  axes = (None, None, None, 1, memory_axis, memory_axis, 0)
   kernels = (weight[f"attention/{name}"] for name in "qkvo")
-  return jax.vmap(_one_head, in_axes=axes)(x_LD, segments_L, *kernels).sum(0)
+  heads = jax.vmap(_one_head, in_axes=axes)
+  return heads(x_LD, segments_L, prefix_L, *kernels).sum(0)
 
 
 def _mlp(weight, x_LD):
@@ -55,7 +57,7 @@ def _mlp(weight, x_LD):
   return (gate_LF * (x_LD @ weight["mlp/wi"])) @ weight["mlp/wo"]
 
 
-def _sequence_logits(config, params, inputs_L, segments_L):
+def _sequence_logits(config, params, inputs_L, segments_L, prefix_L):
   x_LD = jnp.take(params["embedding"], inputs_L, axis=0)
   for index in range(config.num_layers):
     prefix = f"layer_{index:03d}/"
@@ -65,7 +67,7 @@ def _sequence_logits(config, params, inputs_L, segments_L):
       if name.startswith(prefix)
     }
     y_LD = _norm(config, x_LD, weight["norm/scale"])
-    attended_LD = x_LD + _attention(config, weight, y_LD, segments_L)
+    attended_LD = x_LD + _attention(config, weight, y_LD, segments_L, prefix_L)
     if config.block == "serial":
       y_LD = _norm(config, attended_LD, weight["mlp_norm/scale"])
     x_LD = attended_LD + _mlp(weight, y_LD)
@@ -75,17 +77,19 @@ def _sequence_logits(config, params, inputs_L, segments_L):
   )
 
 
-def _loss(params, config, inputs, targets, z_loss, segments, loss_weights):
+def _loss(
+  params, config, inputs, targets, z_loss, segments, loss_weights, prefix
+):
   dtype = params["embedding"].dtype
 
-  def terms(inputs_L, targets_L, segments_L):
-    logits_LV = _sequence_logits(config, params, inputs_L, segments_L)
+  def terms(inputs_L, targets_L, *masks):
+    logits_LV = _sequence_logits(config, params, inputs_L, *masks)
     chosen_LV = jax.nn.one_hot(targets_L, config.vocab_size, dtype=dtype)
     log_p_L = jnp.sum(jax.nn.log_softmax(logits_LV) * chosen_LV, axis=-1)
     log_z_L = jax.nn.logsumexp(logits_LV, axis=-1)
     return -log_p_L, z_loss * log_z_L**2
 
-  each_BL = jax.vmap(terms)(inputs, targets, segments)
+  each_BL = jax.vmap(terms)(inputs, targets, segments, prefix)
   cross_entropy, z_term = (
     jnp.average(term_BL, weights=loss_weights) for term_BL in each_BL
   )
@@ -96,16 +100,18 @@ def _float64(params):
   return {n: jnp.asarray(p, dtype=jnp.float64) for n, p in params.items()}
 
 
-def _segments(inputs, segments):
-  return jnp.asarray(np.zeros_like(inputs) if segments is None else segments)
+def _mask(inputs, mask):
+  return jnp.asarray(np.zeros_like(inputs) if mask is None else mask)
 
 
-def forward(config, params, inputs, segments=None) -> np.ndarray:
+def forward(config, params, inputs, segments=None, prefix=None) -> np.ndarray:
   """Returns oracle.forward, the logits [B, L, V] in float64."""
   with jax.enable_x64(True):
     logits_of = functools.partial(_sequence_logits, config, _float64(params))
     return np.asarray(
-      jax.vmap(logits_of)(jnp.asarray(inputs), _segments(inputs, segments))
+      jax.vmap(logits_of)(
+        jnp.asarray(inputs), _mask(inputs, segments), _mask(inputs, prefix)
+      )
     )
 
 
@@ -117,6 +123,7 @@ def loss_and_gradients(
   z_loss: float,
   segments=None,
   loss_weights=None,
+  prefix=None,
 ):
   """Returns oracle.loss and the gradients of the sum of its two terms.
 
@@ -131,10 +138,11 @@ def loss_and_gradients(
       jnp.asarray(inputs),
       jnp.asarray(targets),
       z_loss,
-      _segments(inputs, segments),
+      _mask(inputs, segments),
       None
       if loss_weights is None
       else jnp.asarray(loss_weights, dtype=jnp.float64),
+      _mask(inputs, prefix),
     )
     cross_entropy, z_term = map(float, terms)
     return (

@@ -91,18 +91,21 @@ SEGMENTS = np.array([[1, 1, 1, 2, 2, 3, 0], [4, 4, 5, 5, 5, 5, 5]])
 LOSS_WEIGHTS = np.array([[0, 1, 1, 0.5, 1, 2, 0], [0, 1, 0, 0, 1, 1, 0.25]])
 
 
+PREFIX = np.array([[1, 1, 0, 1, 1, 1, 0], [1, 0, 1, 1, 1, 1, 0]])
+
+
 @every_variant
-def test_oracles_agree_on_segments_and_loss_weights(config):
+def test_oracles_agree_on_segments_loss_weights_and_prefixes(config):
   params = oracle.random_parameters(config, seed=19)
   inputs, targets = tokens(seed=20)
-  args = inputs, targets, Z_LOSS, SEGMENTS, LOSS_WEIGHTS
+  args = inputs, targets, Z_LOSS, SEGMENTS, LOSS_WEIGHTS, PREFIX
   *terms, gradients = oracle_jax.loss_and_gradients(config, params, *args)
   np.testing.assert_allclose(
     terms, oracle.loss(config, params, *args), rtol=1e-12
   )
   np.testing.assert_allclose(
-    oracle_jax.forward(config, params, inputs, SEGMENTS),
-    oracle.forward(config, params, inputs, SEGMENTS),
+    oracle_jax.forward(config, params, inputs, SEGMENTS, PREFIX),
+    oracle.forward(config, params, inputs, SEGMENTS, PREFIX),
     rtol=1e-12,
     atol=1e-12,
   )
@@ -119,6 +122,20 @@ def test_oracles_agree_on_segments_and_loss_weights(config):
   ]
   slope = sum(np.sum(g * direction[n]) for n, g in gradients.items())
   np.testing.assert_allclose(slope, np.diff(losses)[0] / 2e-6, rtol=1e-6)
+
+
+def test_given_tokens_see_each_other_and_no_token_sees_a_later_target():
+  params = oracle.random_parameters(SMALL, seed=22)
+  inputs, _ = tokens(seed=23)
+  prefix = np.zeros_like(inputs)
+  prefix[:, :4] = 1
+  before = oracle.forward(SMALL, params, inputs, prefix=prefix)
+  for place, first in ((3, 0), (5, 5)):  # which logits another token changes
+    other = inputs.copy()
+    other[:, place] = (other[:, place] + 1) % SMALL.vocab_size
+    after = oracle.forward(SMALL, params, other, prefix=prefix)
+    same = (before == after).all((0, 2))
+    assert same[:first].all() and not same[first:].any()
 
 
 def test_the_jax_oracle_leaves_other_jax_code_in_float32():

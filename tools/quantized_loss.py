@@ -83,7 +83,12 @@ def measure(model_dir: str) -> dict:
   checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = load_corpus(
-    model_dir, data, vocabulary, model.sequence_length, run.seed
+    model_dir,
+    data,
+    vocabulary,
+    model.sequence_length,
+    run.seed,
+    model.objective,
   )
   batches = list(
     corpus.validation_batches(

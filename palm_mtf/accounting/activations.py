@@ -46,15 +46,15 @@ def widths(config: PalmConfig, mesh: MeshLayout) -> Widths:
   """Returns the widths of a block's tensors on one device."""
   heads = config.num_heads // mesh.axis_size_of("heads")
   kv_heads = heads if config.attention == "multi_head" else 1
-  length = config.sequence_length
+  length, has_prefix = config.sequence_length, config.has_prefix
   padded = mesh.padded_vocab_size(config.vocab_size)
   return Widths(
     stream=config.d_model,
     residual=config.d_model // mesh.axis_size_of("d_model_residual"),
     queries=heads * config.d_kv,
     keys_and_values=2 * kv_heads * config.d_kv,
-    scores=heads * attention_pairs(length) / length,
-    block_scores=heads * largest_block_pairs(length) / length,
+    scores=heads * attention_pairs(length, has_prefix) / length,
+    block_scores=heads * largest_block_pairs(length, has_prefix) / length,
     hidden=config.d_ff // mesh.axis_size_of("d_ff"),
     vocab=padded // mesh.axis_size_of("vocab"),
   )

@@ -89,7 +89,7 @@ def device_flops(
     dim = "d_ff" if term.startswith("mlp/") else split_by.get(term, "heads")
     of_token = _PASSES * forward + repeated.get(term, 0)
     if term == SCORES:  # of what the mask hides, most is not computed
-      of_token *= attention_pairs(length) / length**2
+      of_token *= attention_pairs(length, config.has_prefix) / length**2
     flops += of_token / (mesh.axis_size_of(dim) if dim else 1)
   return flops * pod_tokens / mesh.axis_size_of("batch")
 

@@ -36,7 +36,12 @@ def data_inspect(
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = load_corpus(
-    model_dir, data, vocabulary, model.sequence_length, run.seed
+    model_dir,
+    data,
+    vocabulary,
+    model.sequence_length,
+    run.seed,
+    model.objective,
   )
   batches = corpus.batches(run.batch_sizes, config.fault_tolerance.skips)
   num_rows = config.inspection.inspect_rows

@@ -95,7 +95,12 @@ def _validation_results(
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = load_corpus(
-    model_dir, config.data, vocabulary, model.sequence_length, run.seed
+    model_dir,
+    config.data,
+    vocabulary,
+    model.sequence_length,
+    run.seed,
+    model.objective,
   )
   warn_of_other_evaluation_text(checkpoint, corpus, config.data)
   batches = list(
@@ -116,15 +121,18 @@ def _validation_results(
     features=list(parts[0]),
   ) as loaded:
     loss = mean_loss(loaded.losses, parts)
-  bits_per_token = loss / math.log(2)
-  return {
+  results = {
     "checkpoint": checkpoint.path,
     "step": checkpoint.manifest.step,
     "validation_loss": loss,
     "perplexity": math.exp(loss),
-    "bits_per_byte": bits_per_token / corpus.validation_bytes_per_token,
     "unigram_entropy": unigram_entropy(batches),
   }
+  if model.objective != "span_corruption":  # sentinels are no text
+    bits_per_token = loss / math.log(2)
+    per_byte = bits_per_token / corpus.validation_bytes_per_token
+    results["bits_per_byte"] = per_byte
+  return results
 
 
 def _warn_if_slow(model: PalmConfig, mesh: MeshLayout) -> None:

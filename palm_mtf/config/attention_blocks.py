@@ -17,15 +17,32 @@ def attention_blocks(length: int) -> list[tuple[int, int]]:
   return [(x, min(x + size, length)) for x in range(0, length, size)]
 
 
-def attention_pairs(length: int) -> int:
-  """Returns how many pairs of query and key are computed in a sequence.
+def num_keys(end: int, length: int, has_prefix: bool) -> int:
+  """Returns how many keys a block meets, from the first position on.
 
-  A block meets the keys up to its own end: of what the causal mask hides, no
-  more than half a block's square.
+  Those up to its own end: of what the causal mask hides, no more than half a
+  block's square is computed. A prefix may lie behind it.
+
+  Args:
+    end: first position behind the block.
+    length: positions of a sequence.
+    has_prefix: whether inputs attend to one another in both directions.
   """
-  return sum((end - begin) * end for begin, end in attention_blocks(length))
+  return length if has_prefix else end
 
 
-def largest_block_pairs(length: int) -> int:
+def attention_pairs(length: int, has_prefix: bool = False) -> int:
+  """Returns how many pairs of query and key are computed in a sequence."""
+  return sum(_block_pairs(length, has_prefix))
+
+
+def largest_block_pairs(length: int, has_prefix: bool = False) -> int:
   """Returns how many pairs of query and key the largest block has."""
-  return max((end - begin) * end for begin, end in attention_blocks(length))
+  return max(_block_pairs(length, has_prefix))
+
+
+def _block_pairs(length: int, has_prefix: bool) -> list[int]:
+  return [
+    (end - begin) * num_keys(end, length, has_prefix)
+    for begin, end in attention_blocks(length)
+  ]

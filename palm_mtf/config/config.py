@@ -16,6 +16,7 @@ from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.config.sweep import SweepConfig
+from palm_mtf.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,34 @@ class CorpusConfig:
   inspection: InspectionConfig = dataclasses.field(
     default_factory=InspectionConfig
   )
+
+  def __post_init__(self):
+    objective, packing = self.model.objective, self.data.packing
+    if objective == "causal":
+      return
+    if packing.startswith("joined"):
+      raise UserError(
+        f"OBJECTIVE = {objective!r} and PACKING = {packing!r}: inputs and "
+        'targets are of one document; set PACKING = "packed" or "single".'
+      )
+    if objective == "span_corruption":
+      self._check_sentinels()
+
+  def _check_sentinels(self):
+    length, noise = self.model.sequence_length, self.data.span_corruption
+    text = noise.longest_text(length)
+    if not text:
+      raise UserError(
+        f"SEQUENCE_LENGTH = {length}: no row has room for a token, two "
+        "sentinels and [eod]; use 4 at least."
+      )
+    needed = noise.num_spans(text)
+    if needed > self.data.extra_ids:
+      raise UserError(
+        f"EXTRA_IDS = {self.data.extra_ids}: span corruption takes {needed:,} "
+        f"spans out of a row of SEQUENCE_LENGTH = {length:,} tokens, and each "
+        f"needs a sentinel; set EXTRA_IDS = {max(100, needed)}."
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

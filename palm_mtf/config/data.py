@@ -6,6 +6,7 @@ import dataclasses
 import os
 
 from palm_mtf.config.filters import FilterConfig
+from palm_mtf.config.span_corruption import SpanCorruption
 from palm_mtf.errors import (
   UserError,
   are_texts,
@@ -45,6 +46,9 @@ class DataConfig:
       but positions and attention begin anew after each [eod]), "packed" (whole
       documents, as many as fit, padded, masked too) or "single" (one document
       in a row, padded).
+    noise_density: share of a text's tokens that OBJECTIVE = "span_corruption"
+      takes out, 0.15 in T5.
+    mean_span_length: tokens of a span that it takes out, on average, 3 in T5.
     filters: which documents are left out.
   """
 
@@ -57,6 +61,8 @@ class DataConfig:
   cache_dir: str | None = None
   packing: str = "joined"
   extra_ids: int = 0
+  noise_density: float = 0.15
+  mean_span_length: float = 3.0
   filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
 
   def __post_init__(self):
@@ -96,11 +102,18 @@ class DataConfig:
       raise UserError(
         f"TEXT_FIELD = {self.text_field!r}: give the name of a field."
       )
+    check_real("NOISE_DENSITY", self.noise_density, 0.01, 0.99)
+    check_real("MEAN_SPAN_LENGTH", self.mean_span_length, 1.0, 1000.0)
     # Some text has to be held out, and most of it learnt.
     check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
     check_choice(
       "PACKING", self.packing, ["joined", "joined_masked", "packed", "single"]
     )
+
+  @property
+  def span_corruption(self) -> SpanCorruption:
+    """What OBJECTIVE = "span_corruption" takes out of a text."""
+    return SpanCorruption(self.noise_density, self.mean_span_length)
 
   @property
   def cache_folder(self) -> str | None:

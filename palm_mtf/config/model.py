@@ -36,6 +36,10 @@ class PalmConfig:
     remat: activations that a step recomputes instead of keeping, which takes
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.
+    objective: what is learnt: "causal", each token from those before it; or
+      targets from inputs that attend to one another in both directions:
+      "prefix_lm", the rest of a text from its beginning, "span_corruption", the
+      spans that a text lacks (data/batches/objectives.py).
   """
 
   num_layers: int
@@ -53,6 +57,7 @@ class PalmConfig:
   final_norm_scale: str = "learned"
   output_fan_in: str = "separate"
   remat: str = "none"
+  objective: str = "causal"
 
   def __post_init__(self):
     for name in (
@@ -89,6 +94,14 @@ class PalmConfig:
         'o and wo; use "separate".'
       )
     check_choice("REMAT", self.remat, ["none", "attention", "layer"])
+    check_choice(
+      "OBJECTIVE", self.objective, ["causal", "prefix_lm", "span_corruption"]
+    )
+
+  @property
+  def has_prefix(self) -> bool:
+    """Whether inputs attend to one another in both directions."""
+    return self.objective != "causal"
 
   def macros(self) -> dict[str, object]:
     """Returns every setting but the dtype, which is the run's, by its macro."""

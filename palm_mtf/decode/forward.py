@@ -176,6 +176,15 @@ def joined_palm(
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
 
 
+def one_prefix(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Returns `segments` of one document a row, and `prefix`, as `Palm` has them.
+
+  Args:
+    prefix: [batch, length], int32: 1 where tokens are given, else 0.
+  """
+  return mtf.zeros_like(prefix), prefix
+
+
 def prefill(
   weights: DecodeWeights,
   prompts: tf.Tensor,
@@ -192,9 +201,15 @@ def prefill(
   """
   impl, (num_rows, length) = weights.impl, prompts.shape
   mesh, shape, palm = joined_palm(weights, num_rows, length)
+  masks = [None, None]
+  if weights.config.has_prefix:  # prompts are inputs
+    prefix = impl.slicewise(
+      lambda n: tf.sequence_mask(n, length, tf.int32), lengths
+    )
+    masks = one_prefix(mtf.import_laid_out_tensor(mesh, prefix, shape))
   keys_and_values: KeysAndValues = []
   y = palm.hidden(
-    mtf.import_tf_tensor(mesh, prompts, shape), None, keys_and_values
+    mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
   )
   # Mesh TensorFlow exports whole tensors; these stay in slices.
   laid_out: list[LaidOut] = []

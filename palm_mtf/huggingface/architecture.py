@@ -36,6 +36,12 @@ def architecture_of(model: PalmConfig) -> str:
   Raises:
     UserError: there is none.
   """
+  if model.has_prefix:
+    raise UserError(
+      f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
+      "directions, in none of the architectures of transformers and llama.cpp "
+      "that are known here; use --format=saved_model or --format=npz."
+    )
   found = _BY_SETTINGS.get((model.block, model.norm))
   if found:
     return found

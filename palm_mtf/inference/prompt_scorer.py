@@ -31,7 +31,12 @@ class PromptScorer:
     program = self._program(length)
     inputs, targets = np.zeros([2, *program.inputs.shape], np.int32)
     inputs[:, :count], targets[:, :count] = ids[:-1], ids[1:]
-    feed = {program.inputs: inputs, program.targets: targets}
+    # Any of these tokens could have been chosen: only the first is given.
+    feed = {
+      program.inputs: inputs,
+      program.targets: targets,
+      program.num_given: np.ones([len(inputs)], np.int32),
+    }
     fetches = [program.token_loss, program.likeliest, program.likeliest_loss]
     loss, likeliest, theirs = (
       x[0, :count].tolist() for x in self._loaded.session.run(fetches, feed)

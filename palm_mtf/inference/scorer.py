@@ -106,6 +106,7 @@ class Scorer:
     # each of them, also before the first.
     program = self._program(size, length)
     inputs, targets = np.zeros([2, size, length], np.int32)
+    num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
       ids = [*examples[index].inputs, *examples[index].targets]
       ids = ids[window.start : window.stop]
@@ -113,9 +114,15 @@ class Scorer:
       if window.start == 0:  # others begin within the text: 0, as in training
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
+      # All before the first scored token, in further windows too.
+      num_given[row] = 1 + window.first - window.start
     values = self._loaded.session.run(
       [getattr(program, name) for name in names],
-      {program.inputs: inputs, program.targets: targets},
+      {
+        program.inputs: inputs,
+        program.targets: targets,
+        program.num_given: num_given,
+      },
     )
     return [
       [x[row, w.first - w.start : w.stop - w.start] for x in values]

@@ -1,26 +1,29 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention over one shared key and value head, or over one per head.
+"""Attention over one shared key and value head, or over one per head.
 
-weights = softmax(q k / sqrt(d_kv), over memory_length <= length)
+weights = softmax(q k / sqrt(d_kv), over visible memory_length)
 out     = weights v
+
+Visible are positions up to one's own; and, of a prefix LM, all of the prefix.
 """
 
 from palm_mtf._tf import mtf
-from palm_mtf.config.attention_blocks import attention_blocks
+from palm_mtf.config.attention_blocks import attention_blocks, num_keys
 from palm_mtf.model.blocked_attention import BlockedAttention
 from palm_mtf.model.remat import after
 from palm_mtf.ops.slicewise import WholeSlice
 
 
-def causal_attention(
+def self_attention(
   q: mtf.Tensor,
   k: mtf.Tensor,
   v: mtf.Tensor,
   segments: mtf.Tensor | None = None,
+  prefix: mtf.Tensor | None = None,
   keeps_weights: bool = True,
 ) -> mtf.Tensor:
-  """Attends from every position to itself and those before it.
+  """Attends from every position to itself, those before it and the prefix.
 
   Args:
     q: [batch, length, heads, d_kv], activation dtype, rotated.
@@ -29,6 +32,8 @@ def causal_attention(
     v: shape of k.
     segments: [batch, length], int32: document of each position, which attends
       to no other; None is one document a row.
+    prefix: [batch, length], int32: 1 where a position is visible to all of its
+      segment, else 0; None is 0. Only with segments.
     keeps_weights: whether the weights are kept for the backward pass, length *
       memory_length numbers a head; else it computes them again, block by block.
 
@@ -37,15 +42,18 @@ def causal_attention(
   """
   batch, length, heads, d_kv = q.shape.dims
   blocks = attention_blocks(length.size)
+  has_prefix = prefix is not None
+  masks = [x for x in (segments, prefix) if x is not None]
   attention = BlockedAttention(
     blocks=blocks,
+    has_prefix=has_prefix,
     scale=d_kv.size**-0.5,
     is_multi_head=heads in k.shape.dims,
     keeps_weights=keeps_weights,
   )
 
   def gradient(op, dout, *_):
-    q, k, v, *segments = op.inputs
+    q, k, v, *masks = op.inputs
     out, *weights = op.outputs
     if not keeps_weights:
       q = after(q, dout)  # the weights of now are not those of the forward pass
@@ -53,21 +61,22 @@ def causal_attention(
     # WholeSlice all-reduces them.
     dq, dk, dv = WholeSlice(
       attention.gradient,
-      [q, k, v, out, dout, *(weights if keeps_weights else segments)],
+      [q, k, v, out, dout, *(weights if keeps_weights else masks)],
       [(x.shape, x.dtype) for x in (q, k, v)],
       splittable=["batch", "heads"],
       name="attention_gradient",
     ).outputs
-    return [dq, dk, dv, *(None for _ in segments)]
+    return [dq, dk, dv, *(None for _ in masks)]
 
   def weights_shape(begin: int, end: int) -> mtf.Shape:
     own = mtf.Dimension(f"length_{begin}", end - begin)
-    return mtf.Shape([batch, own, heads, mtf.Dimension("memory_length", end)])
+    keys = num_keys(end, length.size, has_prefix)
+    return mtf.Shape([batch, own, heads, mtf.Dimension("memory_length", keys)])
 
   kept = [weights_shape(*block) for block in blocks] if keeps_weights else []
   return WholeSlice(
     attention.attend,
-    [q, k, v] if segments is None else [q, k, v, segments],
+    [q, k, v, *masks],
     [(shape, q.dtype) for shape in (q.shape, *kept)],
     splittable=["batch", "heads"],
     gradient=gradient,

@@ -1,15 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention of one slice, a block of positions after another.
+"""Attention of one slice, a block of positions after another.
 
 A block meets the keys up to its own end, and the weights of hidden ones are
-zeros within it alone. Positions number as in config/attention_blocks.py.
+zeros within it alone; of a prefix LM it meets all keys. Blocks and their keys
+are those of config/attention_blocks.py.
 """
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.config.attention_blocks import num_keys
 from palm_mtf.ops.bfloat16 import einsum
 from palm_mtf.ops.xla import fused
 
@@ -32,20 +34,23 @@ def visible_softmax(
 
 
 @fused
-def _causal_softmax(scores, scale, begin, segments=None):
+def _masked_softmax(scores, scale, begin, segments=None, prefix=None):
   # scores [batch, length, heads, memory_length] of positions from `begin` on,
-  # segments [batch, memory_length]
-  _, length, _, memory_length = scores.shape
+  # segments and prefix [batch, memory_length]
+  batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
   visible = tf.range(memory_length) <= position
+  if prefix is not None:
+    visible |= prefix[:, tf.newaxis, tf.newaxis] > 0
   if segments is not None:
-    own = segments[:, -length:, tf.newaxis, tf.newaxis]
+    own = tf.slice(segments, [0, begin], [batch, length])
+    own = own[:, :, tf.newaxis, tf.newaxis]
     visible &= tf.equal(own, segments[:, tf.newaxis, tf.newaxis])
   return visible_softmax(scores, visible, scale)
 
 
 @fused
-def _causal_softmax_gradient(weights, dweights, out, dout, scale):
+def _softmax_gradient(weights, dweights, out, dout, scale):
   dtype = weights.dtype
   weights, dweights, out, dout = (
     tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
@@ -75,16 +80,18 @@ class BlockedAttention:
 
   Attributes:
     blocks: first position of each block, and the first behind it.
+    has_prefix: whether there is a prefix, which later positions see too.
     scale: 1 / sqrt(d_kv).
     is_multi_head: whether each head has keys and values of its own.
     keeps_weights: whether `attend` returns the weights of each block, which
-      `gradient` then takes instead of segments.
+      `gradient` then takes instead of masks.
   """
 
   # The products run apart from the element-wise pass between them: on CPUs,
   # oneDNN's are faster than those that XLA would fuse.
 
   blocks: Sequence[tuple[int, int]]
+  has_prefix: bool
   scale: float
   is_multi_head: bool
   keeps_weights: bool
@@ -96,14 +103,14 @@ class BlockedAttention:
     return "bmhk" if self.is_multi_head else "bmk"
 
   def attend(
-    self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *segments: tf.Tensor
+    self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
     """Returns [batch, length, heads, d_kv], and the weights that it keeps."""
     outs, weights = [], []
-    for own, keys, values, *others in self._each(q, k, v, *segments):
+    for begin, own, keys, values, *some in self._each(q, k, v, *masks):
       if outs:
         own = _after(own, outs[-1])
-      weights.append(self._weights(own, keys, *others))
+      weights.append(self._weights(begin, own, keys, *some))
       outs.append(einsum(f"blhm,{self._memory}->blhk", weights[-1], values))
     out = _joined(outs)
     return (out, *weights) if self.keeps_weights else out
@@ -125,20 +132,24 @@ class BlockedAttention:
       v: shape of k.
       out: result of `attend`, shape of q.
       dout: its gradient.
-      *others: weights of each block, or segments, if there are any.
+      *others: weights of each block; or masks, segments and then a prefix, if
+        there are any.
     """
-    segments, kept = ((), others) if self.keeps_weights else (others, None)
+    masks, kept = ((), others) if self.keeps_weights else (others, None)
     dq, dk, dv = [], [], []
     rows = zip(self._rows(out), self._rows(dout), strict=True)
-    for (own, keys, values, *more), (y, dy) in zip(
-      self._each(q, k, v, *segments), rows, strict=True
+    for (begin, own, keys, values, *some), (y, dy) in zip(
+      self._each(q, k, v, *masks), rows, strict=True
     ):
       if dk:
         own, dy = _after(own, dk[-1]), _after(dy, dk[-1])
-      weights = kept[len(dk)] if kept else self._weights(own, keys, *more)
+      if kept:
+        weights = kept[len(dk)]
+      else:
+        weights = self._weights(begin, own, keys, *some)
       dv.append(einsum(f"blhm,blhk->{self._memory}", weights, dy))
       dweights = einsum(f"blhk,{self._memory}->blhm", dy, values)
-      dscores = _causal_softmax_gradient(
+      dscores = _softmax_gradient(
         weights, dweights, y, dy, tf.constant(self.scale)
       )
       dq.append(einsum(f"blhm,{self._memory}->blhk", dscores, keys))
@@ -147,15 +158,16 @@ class BlockedAttention:
       return *dq, *dk, *dv
     return _joined(dq), _sum_of_starts(*dk), _sum_of_starts(*dv)
 
-  def _weights(self, q, k, *segments):
-    begin = tf.constant(k.shape[1] - q.shape[1])
+  def _weights(self, begin, q, k, *masks):
     scores = einsum(f"blhk,{self._memory}->blhm", q, k)
-    return _causal_softmax(scores, tf.constant(self.scale), begin, *segments)
+    scale, begin = tf.constant(self.scale), tf.constant(begin)
+    return _masked_softmax(scores, scale, begin, *masks)
 
-  def _each(self, q, *others) -> Iterator[list[tf.Tensor]]:
-    """Yields q of each block, and what its end has behind it of the others."""
-    for own, (_, end) in zip(self._rows(q), self.blocks, strict=True):
-      yield [own, *(_part(x, 0, end) for x in others)]
+  def _each(self, q, *others) -> Iterator[list]:
+    """Yields the first position of each block, its q, and what it meets."""
+    for own, (begin, end) in zip(self._rows(q), self.blocks, strict=True):
+      keys = num_keys(end, q.shape[1], self.has_prefix)
+      yield [begin, own, *(_part(x, 0, keys) for x in others)]
 
   def _rows(self, x: tf.Tensor) -> list[tf.Tensor]:
     return [_part(x, begin, end) for begin, end in self.blocks]

@@ -6,7 +6,7 @@
   serial     h = x + Attention(norm(x));   y = h + MLP(mlp_norm(h))
 
   MLP(x)       = (swish(x wi_gate) * (x wi)) wo
-  Attention(x) = causal_attention(rotary(x q), rotary(x k), x v) o
+  Attention(x) = self_attention(rotary(x q), rotary(x k), x v) o
   logits       = final_norm(x) embedding^T / sqrt(d_model)
 
 Training, validation, scoring and the prefill of decoding run this forward pass;
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from palm_mtf._tf import mtf
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import layer_name
-from palm_mtf.model.attention import causal_attention
+from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.layers import norm, rotary_tables
@@ -58,7 +58,10 @@ class Palm:
     self._angles = rotary_tables(weights.mesh, dims.length, dims.d_kv)
 
   def logits(
-    self, inputs: mtf.Tensor, segments: mtf.Tensor | None = None
+    self,
+    inputs: mtf.Tensor,
+    segments: mtf.Tensor | None = None,
+    prefix: mtf.Tensor | None = None,
   ) -> mtf.Tensor:
     """Returns the logits of the token after each of `inputs`.
 
@@ -66,17 +69,21 @@ class Palm:
       inputs: [batch, length], int32 in [0, vocab).
       segments: [batch, length], int32: a number for each document of a row,
         any number for padding. None is one document a row.
+      prefix: [batch, length], int32: 1 where `inputs` are given, which attend
+        to one another in both directions, else 0. None is 0. Only with
+        segments.
 
     Returns:
       [batch, length, vocab], LOGITS_DTYPE.
     """
-    x = self.hidden(inputs, segments)
+    x = self.hidden(inputs, segments, prefix)
     return without_padding(self._weights.unembed(x), self._config.vocab_size)
 
   def hidden(
     self,
     inputs: mtf.Tensor,
     segments: mtf.Tensor | None = None,
+    prefix: mtf.Tensor | None = None,
     keys_and_values: KeysAndValues | None = None,
   ) -> mtf.Tensor:
     """Returns the normalized output of the last block.
@@ -84,6 +91,7 @@ class Palm:
     Args:
       inputs: [batch, length], int32 in [0, vocab).
       segments: [batch, length], int32; see `logits`.
+      prefix: [batch, length], int32; see `logits`.
       keys_and_values: receives those of each layer, as attention reads them;
         only with REMAT = "none".
 
@@ -94,7 +102,10 @@ class Palm:
     x = self._drop(self._weights.embed(inputs), 0)
     x = as_residual(x, self._dims)
     attend = functools.partial(
-      self._attend, segments=segments, keys_and_values=keys_and_values
+      self._attend,
+      segments=segments,
+      prefix=prefix,
+      keys_and_values=keys_and_values,
     )
     for layer in range(config.num_layers):
       block = functools.partial(self._block, layer=layer, attend=attend)
@@ -131,12 +142,13 @@ class Palm:
     v: mtf.Tensor,
     *,
     segments: mtf.Tensor | None,
+    prefix: mtf.Tensor | None,
     keys_and_values: KeysAndValues | None,
   ) -> mtf.Tensor:
     if keys_and_values is not None:
       keys_and_values.append((k, v))
     keeps_weights = self._config.remat != "attention"
-    return causal_attention(q, k, v, segments, keeps_weights)
+    return self_attention(q, k, v, segments, prefix, keeps_weights)
 
   def _norm(self, x: mtf.Tensor, name: str, factor: float = 1.0) -> mtf.Tensor:
     x = from_residual(x, self._dims)

@@ -15,6 +15,7 @@ FEATURE_DTYPES = {
   "targets": tf.int32,  # the tokens to predict
   "segments": tf.int32,  # attention stays among equal numbers; else in a row
   "loss_weights": tf.float32,  # of each target in the mean loss; else 1
+  "prefix": tf.int32,  # 1 where inputs attend in both directions; else 0
 }
 REQUIRED_FEATURES = ("inputs", "targets")
 

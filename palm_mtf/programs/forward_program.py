@@ -70,7 +70,9 @@ def build_forward_program(
   batch = import_features(mesh, placement, {placement.host: fed}, specs)
   loss_weights = batch.get("loss_weights")
   palm = Palm(config, dims, TrainedWeights(mesh, config, dims))
-  logits = palm.logits(batch["inputs"], batch.get("segments"))
+  logits = palm.logits(
+    batch["inputs"], batch.get("segments"), batch.get("prefix")
+  )
   token_loss, _ = cross_entropy(logits, batch["targets"])
   lowered = lower(
     {mesh: placement},

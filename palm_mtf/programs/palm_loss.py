@@ -69,7 +69,7 @@ class PalmLoss:
       gradient_dtype=tf.float32 if self._is_float32 else None,
     )
     logits = Palm(config, dims, weights, dropout).logits(
-      batch["inputs"], batch.get("segments")
+      batch["inputs"], batch.get("segments"), batch.get("prefix")
     )
     # What is multiplied by activations is rounded as they are.
     token_loss, log_z = cross_entropy(

@@ -5,7 +5,7 @@
 import dataclasses
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.decode.forward import joined_palm
+from palm_mtf.decode.forward import joined_palm, one_prefix
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.model.loss import cross_entropy
 from palm_mtf.programs.generate_program import DecodeModel
@@ -20,6 +20,8 @@ class ScoreProgram:
   Attributes:
     inputs: feed [rows, length], int32: the tokens before `targets`.
     targets: feed [rows, length], int32.
+    num_given: feed [rows], int32: how many of `inputs` attend to one another in
+      both directions; read only if the OBJECTIVE has such inputs.
     token_loss: [rows, length], float32: -log p of each target.
     is_likeliest: [rows, length], bool: whether no token is likelier than the
       target.
@@ -29,6 +31,7 @@ class ScoreProgram:
 
   inputs: tf.Tensor
   targets: tf.Tensor
+  num_given: tf.Tensor
   token_loss: tf.Tensor
   is_likeliest: tf.Tensor
   likeliest: tf.Tensor
@@ -49,10 +52,15 @@ def build_score_program(
     tf.placeholder(tf.int32, [num_rows, length], name)
     for name in ("inputs", "targets")
   )
+  num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
   # With the weights of decoding: a process that scores and continues texts
   # holds one copy of them.
   mesh, shape, palm = joined_palm(model.weights, num_rows, length)
-  logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape))
+  masks = [None, None]
+  if model.config.has_prefix:
+    prefix = tf.sequence_mask(num_given, length, tf.int32)
+    masks = one_prefix(mtf.import_tf_tensor(mesh, prefix, shape))
+  logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
   wanted = mtf.import_tf_tensor(mesh, targets, shape)
   token_loss, log_z = cross_entropy(logits, wanted)
   # What is not fetched costs nothing. The sum has one term that is not 0.
@@ -77,6 +85,7 @@ def build_score_program(
   return ScoreProgram(
     inputs=inputs,
     targets=targets,
+    num_given=num_given,
     token_loss=lowered["token_loss"],
     is_likeliest=lowered["is_likeliest"],
     likeliest=likeliest,

@@ -50,7 +50,11 @@ class Decoder(tf2.Module):
     return [tf2.zeros(shape) for _ in range(2 * model.num_layers)]
 
   def hidden(
-    self, tokens: tf2.Tensor, start: tf2.Tensor, cache: Cache
+    self,
+    tokens: tf2.Tensor,
+    start: tf2.Tensor,
+    cache: Cache,
+    num_given: tf2.Tensor | None = None,
   ) -> tuple[tf2.Tensor, Cache]:
     """Reads tokens behind those that the cache has.
 
@@ -58,6 +62,9 @@ class Decoder(tf2.Module):
       tokens: [batch, length], int32.
       start: [batch], int32: position of each row's first token.
       cache: keys and values of the positions before.
+      num_given: [batch], int32: how many of `tokens`, the first of their texts,
+        attend to one another in both directions if the OBJECTIVE has such
+        inputs; None is none.
 
     Returns:
       Output of the last norm, [batch, length, d_model]; and the cache with
@@ -70,6 +77,8 @@ class Decoder(tf2.Module):
     at = tf2.stack([tf2.broadcast_to(rows, tf2.shape(tokens)), positions], -1)
     memory = tf2.range(tf2.shape(cache[0])[1])
     visible = memory <= positions[..., tf2.newaxis]  # later ones may be junk
+    if model.has_prefix and num_given is not None:
+      visible |= memory < num_given[:, tf2.newaxis, tf2.newaxis]
     tables = sines_and_cosines(model.sequence_length, model.d_kv)
     angles = [tf2.gather(x, positions)[:, :, tf2.newaxis] for x in tables]
     x, after = tf2.gather(self._weights["embedding"], tokens), []

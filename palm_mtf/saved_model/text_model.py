@@ -104,7 +104,7 @@ class TextModel(tf2.Module):
     with tf2.control_dependencies(checks):
       cache = self._decoder.empty_cache(ids.nrows(), longest + max_tokens)
     y, cache = self._decoder.hidden(
-      ids.to_tensor(), tf2.zeros_like(lengths), cache
+      ids.to_tensor(), tf2.zeros_like(lengths), cache, lengths
     )
     y = tf2.gather(y, lengths - 1, batch_dims=1)
     tokens = self._continued(y, lengths, cache, max_tokens, sampler)
@@ -188,7 +188,8 @@ class TextModel(tf2.Module):
     begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
     tokens = tf2.concat([begin, targets[:, :-1]], 1)
     cache = self._decoder.empty_cache(tf2.shape(ids)[0], room)
-    y, _ = self._decoder.hidden(tokens, tf2.zeros_like(start), cache)
+    num_given = 1 + scored - start
+    y, _ = self._decoder.hidden(tokens, tf2.zeros_like(start), cache, num_given)
     loss = tf2.nn.sparse_softmax_cross_entropy_with_logits(
       targets, self._decoder.logits(y)
     )

@@ -90,7 +90,12 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
     state = whole_state(initial, run, config.optimizer)
   check_prompts(run.prompts, vocabulary, model, run)
   corpus = load_corpus(
-    model_dir, data, vocabulary, model.sequence_length, run.seed
+    model_dir,
+    data,
+    vocabulary,
+    model.sequence_length,
+    run.seed,
+    model.objective,
   )
   corpus.batches(run.batch_sizes)  # are there enough?
   task_evaluation = _task_evaluation(model_dir, config, vocabulary)

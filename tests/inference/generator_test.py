@@ -166,10 +166,13 @@ def test_a_prompt_may_take_all_the_room_there_is(make, config):
     assert texts(generator, [prompt, "j"]) == [[ORDER[1:]], ["\u00e9k"]]
 
 
-@pytest.mark.parametrize("start_id", [0, 1])
-def test_a_prompt_stands_behind_what_a_document_begins_with(
-  config, vocabulary, tmp_path, start_id
+@pytest.mark.parametrize(
+  ("start_id", "objective"), [(0, "causal"), (1, "causal"), (0, "prefix_lm")]
+)
+def test_a_prompt_stands_behind_what_a_document_begins_with_and_is_given(
+  config, vocabulary, tmp_path, start_id, objective
 ):
+  config = dataclasses.replace(config, objective=objective)
   params = oracle.random_parameters(config, seed=3)
   with LoadedDecoder(
     save_checkpoint(config, params, tmp_path), config, SINGLE
@@ -177,10 +180,13 @@ def test_a_prompt_stands_behind_what_a_document_begins_with(
     generator = Generator(
       loaded, vocabulary, GREEDY, sample_tokens=4, seed=0, start_id=start_id
     )
-    ((found,),) = generator.continue_tokens([[5, 9]])
+    ((found,), _) = generator.continue_tokens([[5, 9], [7] * 20])
   tokens = [start_id, 5, 9]
   for _ in range(4):
-    logits = oracle.forward(config, params, np.array([tokens]))[0, -1]
+    prefix = np.array([[objective != "causal"] * 3 + [False] * 5])
+    logits = oracle.forward(
+      config, params, np.array([tokens]), prefix=prefix[:, : len(tokens)]
+    )[0, -1]
     tokens.append(int(np.argmax(logits[: vocabulary.size])))
   assert found.text == vocabulary.decode(tokens[3:])
 

@@ -59,6 +59,25 @@ def test_targets_given_inputs_have_the_likelihood_of_the_oracle(scorer):
   np.testing.assert_allclose(scores(scorer, EXAMPLES), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["prefix_lm", "span_corruption"])
+def test_inputs_attend_to_one_another_where_the_objective_has_it_so(
+  checkpoint, objective
+):
+  config = small_config(sequence_length=LENGTH, objective=objective)
+  long = ids(LENGTH + STRIDE, 12)
+  # What was scored is given to a further window.
+  windows = ([], long[:LENGTH]), (long[STRIDE:LENGTH], long[LENGTH:])
+  expected = [
+    *(oracle.log_likelihood(config, PARAMS, *x) for x in EXAMPLES),
+    sum(oracle.log_likelihood(config, PARAMS, *x) for x in windows),
+  ]
+  causal = oracle.log_likelihood(CONFIG, PARAMS, *EXAMPLES[0])
+  assert abs(causal - expected[0]) > 1e-3 * abs(causal)
+  with LoadedDecoder(checkpoint, config, SINGLE) as loaded:
+    found = scores(Scorer(loaded, STRIDE), [*EXAMPLES, Example([], long)])
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_a_document_begins_behind_its_start_and_a_further_row_behind_0(
   scorer,
 ):

@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.attention_blocks import attention_blocks, attention_pairs
-from palm_mtf.model.attention import causal_attention
+from palm_mtf.model.attention import self_attention
 from tests.mtf_testing import lowered_values
 
 BATCH = mtf.Dimension("batch", 2)
@@ -23,7 +23,7 @@ def test_first_position_attends_only_to_itself():
   k = rng.standard_normal([2, 6, 4]).astype(np.float32)
   v = rng.standard_normal([2, 6, 4]).astype(np.float32)
   y = lowered_values(
-    lambda q, k, v: {"y": causal_attention(q, k, v)},
+    lambda q, k, v: {"y": self_attention(q, k, v)},
     q=(q, [BATCH, LENGTH, HEADS, D_KV]),
     k=(k, [BATCH, MEMORY_LENGTH, D_KV]),
     v=(v, [BATCH, MEMORY_LENGTH, D_KV]),
@@ -40,7 +40,7 @@ def test_attention_is_that_of_the_earlier_positions_of_the_segment():
   k, v = rng.standard_normal([2, 16, 6, 4]).astype(np.float32)
   segments = rng.integers(3, size=[16, 6], dtype=np.int32)
   y = lowered_values(
-    lambda q, k, v, segments: {"y": causal_attention(q, k, v, segments)},
+    lambda q, k, v, segments: {"y": self_attention(q, k, v, segments)},
     q=(q, [batch, LENGTH, HEADS, D_KV]),
     k=(k, [batch, MEMORY_LENGTH, D_KV]),
     v=(v, [batch, MEMORY_LENGTH, D_KV]),
@@ -68,7 +68,7 @@ def test_one_segment_is_the_same_to_the_bit_as_none(dtype):
     qkv = [mtf.cast(x, dtype) for x in (q, k, v)]
     results = {}
     for name, each in (("none", None), ("one", segments)):
-      y = causal_attention(*qkv, each)
+      y = self_attention(*qkv, each)
       gradients = mtf.gradients([mtf.square(y)], qkv, [mtf.ones_like(y)])
       for letter, x in zip("yqkv", [y, *gradients], strict=True):
         results[f"{name} {letter}"] = x
@@ -92,15 +92,25 @@ def test_blocks_follow_each_other_and_the_last_one_may_be_short():
   assert attention_pairs(300) == 128 * 128 + 128 * 256 + 44 * 300
 
 
-def attention_oracle(q, k, v, dout, segments):
+def test_a_prefix_may_lie_behind_a_block_which_meets_all_keys_then():
+  assert attention_pairs(300, has_prefix=True) == 300 * 300
+
+
+def attention_oracle(q, k, v, dout, segments, prefix=None):
   """Returns out, dq, dk and dv of every head, by the definition."""
   length, d_kv = q.shape[1], q.shape[-1]
   if k.ndim == 3:  # one head for all
     out, dq, dk, dv = attention_oracle(
-      q, *(np.stack([x] * q.shape[2], 2) for x in (k, v)), dout, segments
+      q,
+      *(np.stack([x] * q.shape[2], 2) for x in (k, v)),
+      dout,
+      segments,
+      prefix,
     )
     return out, dq, dk.sum(2), dv.sum(2)
   visible = np.tril(np.ones([length, length], bool))
+  if prefix is not None:
+    visible = visible | (prefix[:, None, :] > 0)
   visible = visible & (segments[:, :, None] == segments[:, None, :])
   scores = np.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(d_kv)
   weights = np.where(visible[:, None], np.exp(scores), 0)
@@ -117,16 +127,16 @@ def attention_oracle(q, k, v, dout, segments):
   )
 
 
-def attend(dtype, keeps_weights, q, k, v, dout, segments):
+def attend(dtype, keeps_weights, q, k, v, dout, *masks):
   """Returns out, dq, dk and dv, float32."""
   length = mtf.Dimension("length", q.shape[1])
   memory_length = mtf.Dimension("memory_length", q.shape[1])
   own = [BATCH, length, HEADS, D_KV]
   memory = [BATCH, memory_length, *([HEADS] * (k.ndim == 4)), D_KV]
 
-  def build(q, k, v, dout, segments):
+  def build(q, k, v, dout, **masks):
     q, k, v, dout = (mtf.cast(x, dtype) for x in (q, k, v, dout))
-    out = causal_attention(q, k, v, segments, keeps_weights)
+    out = self_attention(q, k, v, **masks, keeps_weights=keeps_weights)
     gradients = mtf.gradients([out], [q, k, v], [dout])
     names = ("out", "dq", "dk", "dv")
     return dict(zip(names, [out, *gradients], strict=True))
@@ -137,23 +147,29 @@ def attend(dtype, keeps_weights, q, k, v, dout, segments):
     k=(k, memory),
     v=(v, memory),
     dout=(dout, own),
-    segments=(segments, [BATCH, length]),
+    **{
+      name: (x, [BATCH, length])
+      for name, x in zip(("segments", "prefix"), masks, strict=False)
+    },
   )
   return [found[x].astype(np.float32) for x in ("out", "dq", "dk", "dv")]
 
 
+@pytest.mark.parametrize("has_prefix", [False, True])
 @pytest.mark.parametrize("is_multi_head", [False, True])
 @pytest.mark.parametrize("length", [100, 300])
 def test_blocks_attend_as_all_positions_at_once_whatever_they_keep(
-  length, is_multi_head
+  length, is_multi_head, has_prefix
 ):
-  """Documents that begin and end within blocks."""
+  """Documents that begin and end within blocks, prefixes that reach over."""
   rng = np.random.default_rng(length)
   q, dout = rng.standard_normal([2, 2, length, 2, 4], dtype=np.float32)
   shape = [2, 2, length, *([2] * is_multi_head), 4]
   k, v = rng.standard_normal(shape, dtype=np.float32)
   segments = np.sort(rng.integers(4, size=[2, length], dtype=np.int32))
   given = (q, k, v, dout, segments)
+  if has_prefix:
+    given += (rng.integers(2, size=[2, length], dtype=np.int32),)
   expected = attention_oracle(*(x.astype(float) for x in given))
   for dtype, limit in ((tf.float32, 2e-6), (tf.bfloat16, 0.02)):
     kept = attend(dtype, True, *given)

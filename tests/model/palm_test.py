@@ -24,6 +24,7 @@ from tests.mtf_testing import (
   SINGLE,
   mesh_layout,
   random_documents,
+  random_examples,
   random_tokens,
   relative_error,
   run_model,
@@ -89,12 +90,16 @@ def test_bfloat16_agrees_with_the_oracles_to_its_8_bits(form):
 
 
 @pytest.mark.parametrize("form", PAIRS[:4], ids=PAIR_NAMES[:4])
-def test_documents_and_loss_weights_agree_with_the_oracles_to_1e_5(form):
+@pytest.mark.parametrize("batch_of", [random_documents, random_examples])
+def test_documents_weights_and_prefixes_agree_with_the_oracles_to_1e_5(
+  form, batch_of
+):
   config = small_config(**form)
   params = oracle.random_parameters(config, seed=7)
-  batch = random_documents(config, batch_size=4, seed=8)
+  batch = batch_of(config, batch_size=4, seed=8)
   result = run_model(config, params, batch, z_loss=Z_LOSS)
-  logits = oracle.forward(config, params, batch["inputs"], batch["segments"])
+  masks = batch["segments"], batch.get("prefix")
+  logits = oracle.forward(config, params, batch["inputs"], *masks)
   loss, z_loss = oracle.loss(config, params, **batch, z_loss=Z_LOSS)
   *_, gradients = oracle_jax.loss_and_gradients(
     config, params, **batch, z_loss=Z_LOSS

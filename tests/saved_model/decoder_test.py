@@ -56,3 +56,22 @@ def test_rows_at_different_positions_see_their_own_tokens_alone():
     np.testing.assert_allclose(
       decoder.logits(y)[row, 0], expected[0, -1], rtol=1e-4, atol=1e-4
     )
+
+
+def test_given_tokens_attend_in_both_directions_and_padding_to_none():
+  model = small_config(objective="prefix_lm")
+  params = oracle.random_parameters(model, seed=1)
+  inputs = random_tokens(model, batch_size=2, seed=0)["inputs"]
+  decoder, num_given = _decoder(model, params), [4, 2]
+  cache = decoder.empty_cache(2, 6)
+  y, cache = decoder.hidden(
+    inputs[:, :4], tf2.constant([0, 0]), cache, tf2.constant(num_given)
+  )
+  following = tf2.constant([[inputs[0, 4]], [inputs[1, 2]]])
+  z, _ = decoder.hidden(following, tf2.constant(num_given), cache)
+  for row, given in enumerate(num_given):
+    tokens = inputs[row : row + 1, : given + 1]
+    prefix = np.array([[1] * given + [0]])
+    expected = oracle.forward(model, params, tokens, prefix=prefix)[0]
+    found = decoder.logits(tf2.concat([y[row, :given], z[row]], 0))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

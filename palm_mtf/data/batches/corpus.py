@@ -19,6 +19,12 @@ from palm_mtf.data.batches.batches import (
 from palm_mtf.data.batches.document_stream import TokenSource
 from palm_mtf.data.batches.joined_rows import JoinedStream
 from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource
+from palm_mtf.data.batches.objectives import (
+  CAUSAL,
+  Objective,
+  make_objective,
+  to_json,
+)
 from palm_mtf.data.batches.packing import JoinedRows, WholeRows
 from palm_mtf.data.batches.row_stream import RowStream
 from palm_mtf.data.filters.filtered_source import open_filtered
@@ -42,6 +48,7 @@ class Corpus:
   sequence_length: int  # tokens in a row
   eod_id: int
   seed: int  # of every shuffle
+  objective: Objective = CAUSAL
 
   @property
   def fingerprint(self) -> str:
@@ -49,6 +56,8 @@ class Corpus:
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
       parts.append("shuffled documents")  # rows alone were, once
+    if self.objective != CAUSAL:
+      parts.append(to_json(self.objective))
     for source, store in zip(self.sources, self.stores, strict=True):
       parts += [source.name, source.rate, store.fingerprint]
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
@@ -131,6 +140,7 @@ class Corpus:
       rows = WholeRows(
         tokens,
         self.sequence_length,
+        objective=self.objective,
         packed=self.packing == "packed",
         seed=self.seed,
       )
@@ -162,6 +172,7 @@ def load_corpus(
   vocabulary: Vocabulary,
   sequence_length: int,
   seed: int,
+  objective: str = "causal",
 ) -> Corpus:
   """Returns the corpus of a run, encoded if need be (data/tokens/cache.py).
 
@@ -171,6 +182,7 @@ def load_corpus(
     vocabulary: vocabulary of the ids.
     sequence_length: tokens in a row.
     seed: seed of every shuffle.
+    objective: OBJECTIVE, a key of objectives.OBJECTIVES.
 
   Raises:
     UserError: there is no text, a source lacks a split, the tokens of a task
@@ -196,6 +208,7 @@ def load_corpus(
     sources=sources,
     stores=stores,
     packing=data.packing,
+    objective=make_objective(objective, data, vocabulary),
     sequence_length=sequence_length,
     eod_id=vocabulary.eod_id,
     seed=seed,

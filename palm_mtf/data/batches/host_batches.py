@@ -17,6 +17,7 @@ import numpy as np
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.skipped_batches import Skips
 from palm_mtf.data.batches.corpus import Corpus
+from palm_mtf.data.batches.objectives import from_json, to_json
 from palm_mtf.data.batches.prefetch import Prefetcher
 from palm_mtf.data.tokens.store import read_store
 
@@ -35,6 +36,7 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
       "stores": [os.path.abspath(x.folder) for x in corpus.stores],
       "sources": [[x.name, x.rate] for x in corpus.sources],
       "packing": corpus.packing,
+      "objective": to_json(corpus.objective),
       "sequence_length": corpus.sequence_length,
       "eod_id": corpus.eod_id,
       "seed": corpus.seed,
@@ -81,6 +83,7 @@ class _Reader:
       sources=[_Named(*x) for x in held["sources"]],
       stores=[read_store(x) for x in held["stores"]],
       packing=held["packing"],
+      objective=from_json(held["objective"]),
       sequence_length=held["sequence_length"],
       eod_id=held["eod_id"],
       seed=held["seed"],

@@ -42,7 +42,10 @@ class MixedRows:
 
   def read(self, numbers: np.ndarray) -> list[Row]:
     """Returns the features of rows; see `RowStream.read`."""
-    return [source.rows.read(row) for source, _, row in self._places(numbers)]
+    return [
+      source.rows.read(row, epoch)
+      for source, epoch, row in self._places(numbers)
+    ]
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
     """Returns the documents of rows; see `RowStream.pieces`."""

@@ -25,6 +25,11 @@ each followed by [eod], written ".", in rows of 6 tokens; "_" is padding:
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
 "joined" is PaLM's way (PaLM 5). Tokens attend to those of their own segment.
+Where inputs attend to one another in both directions (objectives.py), 1 marks
+them, and the 0 before the first. If "a" and "c" are inputs too, it is of the
+packed rows
+
+                 prefix         1 1 0 1 1 0    1 1 1 0 0 0
 """
 
 import bisect
@@ -32,6 +37,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from palm_mtf.data.batches.objectives import CAUSAL, Example, Objective
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
@@ -124,7 +130,13 @@ class WholeRows:
   """Rows of whole documents, padded: several in a row, or one."""
 
   def __init__(
-    self, tokens: TokenArray, length: int, *, packed: bool, seed: int
+    self,
+    tokens: TokenArray,
+    length: int,
+    *,
+    packed: bool,
+    seed: int,
+    objective: Objective = CAUSAL,
   ):
     """Plans rows of `length` tokens; memory grows with the documents.
 
@@ -132,42 +144,69 @@ class WholeRows:
       tokens: tokens of one document or more.
       length: tokens in a row.
       packed: whether a row takes as many documents as fit.
-      seed: seed of the order in which documents are packed.
+      seed: seed of the order in which documents are packed, and of what the
+        objective draws.
+      objective: makes examples of texts.
     """
     self._tokens = tokens
     self._length = length
+    self._objective = objective
+    self._seed = seed
     spans = tokens.spans()  # [num_documents, 3]: start, targets, stop
     too_long = spans[:, 2] - spans[:, 0] > length
     # Examples that lose tokens, because they are too long for a row.
     self.num_cut = int(too_long.sum()) if tokens.has_inputs else 0
     self._begins = spans[:, 0]  # of each document
-    spans = _fit(spans, length, tokens.has_inputs)
+    if tokens.has_inputs:
+      spans = _fit(spans, length)
+      lengths = spans[:, 2] - spans[:, 0]
+    else:
+      pieces = objective.cut(spans[:, [0, 2]], length)
+      spans, lengths = pieces[:, [0, 0, 1]], objective.lengths(pieces)
     self._first = np.arange(len(spans) + 1)  # document of each row, and the end
     if packed:
-      order = np.arange(len(spans))
-      spans = spans[shuffle(order, len(spans), f"seed {seed} packing")]
-      self._first = _pack(spans[:, 2] - spans[:, 0], length)
+      order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")
+      spans = spans[order]
+      self._first = _pack(lengths[order], length)
     self._spans = spans
     self.num_rows = len(self._first) - 1
     self.features = ("inputs", "targets", "loss_weights")
-    if packed:
+    if packed or objective.has_prefix:
       self.features += ("segments",)
+    if objective.has_prefix:
+      self.features += ("prefix",)
 
-  def read(self, number: int) -> Row:
-    """Returns the features of a row; see `JoinedRows.read`."""
+  def read(self, number: int, epoch: int = 0) -> Row:
+    """Returns the features of a row.
+
+    Args:
+      number: number of the row, below `num_rows`.
+      epoch: what the objective draws is another in each epoch.
+    """
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)
     end = 0
     documents = self._spans[self._first[number] : self._first[number + 1]]
-    for segment, (start, targets, stop) in enumerate(documents, 1):
-      tokens, _ = self._tokens.read(start, stop)
+    for segment, span in enumerate(documents.tolist(), 1):
+      tokens, num_inputs = self._example(*span, epoch)
       begin, end = end, end + len(tokens)
       row["targets"][begin:end] = tokens
       row["inputs"][begin:end] = _shift(tokens)
-      row["loss_weights"][begin + targets - start : end] = 1.0
+      row["loss_weights"][begin + num_inputs : end] = 1.0
       if "segments" in row:
         row["segments"][begin:end] = segment
+      if "prefix" in row:
+        row["prefix"][begin : min(end, begin + num_inputs + 1)] = 1
     return row
+
+  def _example(
+    self, start: int, targets: int, stop: int, epoch: int
+  ) -> Example:
+    tokens, _ = self._tokens.read(start, stop)
+    if self._tokens.has_inputs:
+      return Example(tokens, targets - start)
+    key = f"seed {self._seed} epoch {epoch} token {start}"
+    return self._objective.example(tokens, key)
 
   def pieces(self, number: int) -> list[tuple[int, int, int]]:
     """Returns number, first token and tokens of each document of a row."""
@@ -201,20 +240,12 @@ def _shift(targets: np.ndarray) -> np.ndarray:
   return inputs
 
 
-def _fit(spans: np.ndarray, length: int, has_inputs: bool) -> np.ndarray:
-  """Returns spans of at most `length` tokens, [spans, 3]."""
+def _fit(spans: np.ndarray, length: int) -> np.ndarray:
+  """Returns spans of examples of at most `length` tokens, [spans, 3]."""
   start, targets, stop = spans.T
-  if has_inputs:
-    # An example keeps its targets, as many as fit, and the end of its inputs.
-    stop = np.minimum(stop, targets + length)
-    return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
-  # A text is cut into pieces of `length` tokens, the last one shorter.
-  pieces = -(-(stop - start) // length)
-  first = np.cumsum(pieces) - pieces
-  which = np.arange(pieces.sum()) - np.repeat(first, pieces)
-  begin = np.repeat(start, pieces) + which * length
-  end = np.minimum(begin + length, np.repeat(stop, pieces))
-  return np.stack([begin, begin, end], axis=1)
+  # An example keeps its targets, as many as fit, and the end of its inputs.
+  stop = np.minimum(stop, targets + length)
+  return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
 
 
 def _pack(lengths: np.ndarray, length: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from palm_mtf.data.batches.packing import Row
 
-FEATURES = ("inputs", "targets", "segments", "loss_weights")
+FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
 
 
 class Piece(NamedTuple):

@@ -34,7 +34,7 @@ from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
   SINGLE,
-  random_documents,
+  random_examples,
   small_config,
 )
 from tests.tpu_simulation import counts, in_tpu_program, simulated
@@ -64,7 +64,7 @@ def build(
   mesh,
   num_pods=1,
   optimizer=PALM_OPTIMIZER,
-  features=("inputs", "targets", "segments", "loss_weights"),
+  features=("inputs", "targets", "segments", "loss_weights", "prefix"),
 ):
   """Returns a program in a graph of its own."""
   devices = None
@@ -188,7 +188,7 @@ def test_a_simulated_tpu_step_is_that_of_one_cpu(
     config, dataclasses.replace(SINGLE, num_microbatches=num_microbatches)
   )
   for step in range(NUM_STEPS):
-    batch = random_documents(config, BATCH_SIZE, seed=step)
+    batch = random_examples(config, BATCH_SIZE, seed=step)
     actual, expected = (run.step(batch, step) for run in (tpu, one))
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
@@ -201,7 +201,7 @@ def test_a_simulated_tpu_step_is_that_of_one_cpu(
 @pytest.mark.slow
 def test_a_pods_host_reads_the_rows_that_it_is_not_fed():
   config, mesh = tiny_config(), mesh_of(FSDP, num_microbatches=2)
-  batch = random_documents(config, BATCH_SIZE, seed=0)
+  batch = random_examples(config, BATCH_SIZE, seed=0)
 
   def rows(part, num_parts):
     return [np.split(x, num_parts)[part] for x in batch.values()]
@@ -218,7 +218,7 @@ def test_a_pods_host_reads_the_rows_that_it_is_not_fed():
 
 def test_the_loss_of_other_batches_is_that_of_one_cpu():
   config = tiny_config()
-  batch = random_documents(config, BATCH_SIZE, seed=5)
+  batch = random_examples(config, BATCH_SIZE, seed=5)
   (actual,) = run_of(config, mesh_of(TWO_D)).loss(batch)
   (expected,) = run_of(config, SINGLE).loss(batch)
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
@@ -228,7 +228,7 @@ def test_the_loss_of_other_batches_is_that_of_one_cpu():
 def test_dropout_drops_the_same_numbers_as_on_one_cpu():
   config = tiny_config()
   optimizer = dataclasses.replace(PALM_OPTIMIZER, dropout=0.5)
-  batch = random_documents(config, BATCH_SIZE, seed=5)
+  batch = random_examples(config, BATCH_SIZE, seed=5)
   losses = [
     run_of(config, mesh, optimizer=optimizer).step(batch, 0)["loss"]
     for mesh in (mesh_of(TWO_D), SINGLE)
@@ -274,7 +274,7 @@ def test_checkpoints_cross_between_tpus_and_a_cpu(tmp_path):
   config = tiny_config(vocab_size=43, num_layers=2)
   of_cpu, of_tpus = str(tmp_path / "cpu"), str(tmp_path / "tpus")
   cpu, saving = run_of(config, SINGLE, saving_of)
-  cpu.step(random_documents(config, BATCH_SIZE, seed=0), 0)
+  cpu.step(random_examples(config, BATCH_SIZE, seed=0), 0)
   save(cpu, saving, of_cpu)
   tpus, saving = run_of(
     config, mesh_of(TWO_D), lambda x: saving_of(x, of_cpu), num_pods=2
@@ -319,7 +319,7 @@ def test_what_is_not_finite_or_not_the_same_is_named_in_a_stack():
 def test_a_step_that_is_not_finite_raises_and_changes_nothing():
   config = tiny_config(num_layers=2)
   run = run_of(config, mesh_of(ALL))
-  batch = random_documents(config, BATCH_SIZE, seed=0)
+  batch = random_examples(config, BATCH_SIZE, seed=0)
   run.step(batch, 0)
   before = run.slices(0)
   bad = {**batch, "loss_weights": np.full_like(batch["loss_weights"], np.inf)}

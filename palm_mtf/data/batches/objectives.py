@@ -1,0 +1,211 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How a text becomes inputs, which are given, and targets, which are learnt.
+
+  text              a b c d e f g h .                   . is [eod]
+  causal            inputs -             targets a b c d e f g h .
+  prefix_lm         inputs a b c         targets d e f g h .
+  span_corruption   inputs a b X f g Y   targets X c d e Y h .
+
+Examples have inputs and targets of their own, whatever the objective.
+"""
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from palm_mtf.config.data import DataConfig
+from palm_mtf.config.span_corruption import SpanCorruption
+from palm_mtf.data.batches.shuffle import shuffle
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+
+
+class Example(NamedTuple):
+  """Tokens of inputs and targets, in this order."""
+
+  tokens: np.ndarray  # [length], int32
+  num_inputs: int
+
+
+class Objective(Protocol):
+  """Makes examples of texts.
+
+  Attributes:
+    has_prefix: whether inputs attend to one another in both directions.
+  """
+
+  has_prefix: bool
+
+  def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
+    """Cuts texts into pieces whose examples fit a row.
+
+    Args:
+      spans: first token of each text, and the place behind its [eod], [n, 2].
+      length: tokens in a row.
+
+    Returns:
+      First token of each piece, and the place behind its last one, [pieces, 2].
+    """
+
+  def lengths(self, pieces: np.ndarray) -> np.ndarray:
+    """Returns the tokens of the example of each piece, [pieces], int64."""
+
+  def example(self, tokens: np.ndarray, key: str) -> Example:
+    """Returns the example of a piece.
+
+    Args:
+      tokens: tokens of the piece, [length], int32.
+      key: name of the piece; every key draws for itself.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal:
+  """Each token is learnt from those before it."""
+
+  has_prefix = False
+
+  def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
+    """Cuts every `length` tokens; see `Objective`."""
+    return _cut(spans, length)
+
+  def lengths(self, pieces: np.ndarray) -> np.ndarray:
+    """Returns the tokens of the pieces; see `Objective`."""
+    return pieces[:, 1] - pieces[:, 0]
+
+  def example(self, tokens: np.ndarray, key: str) -> Example:
+    """Returns targets alone; see `Objective`."""
+    del key  # nothing is drawn
+    return Example(tokens, 0)
+
+
+CAUSAL = Causal()
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixLM(Causal):
+  """The rest of a text is learnt from its beginning (T5, 3.2.1)."""
+
+  has_prefix = True
+
+  def example(self, tokens: np.ndarray, key: str) -> Example:
+    """Cuts anywhere between two tokens; see `Objective`."""
+    if len(tokens) < 2:
+      return Example(tokens, 0)
+    (place,) = shuffle(np.arange(1), len(tokens) - 1, f"{key} prefix")
+    return Example(tokens, 1 + int(place))
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanCorruptionLM:
+  """Spans that a text lacks are learnt from the rest (T5, 3.1.4).
+
+  Attributes:
+    noise_density: share of the tokens that is taken out.
+    mean_span_length: tokens of a span, on average.
+    first_sentinel: id of <extra_id_0>; that of <extra_id_1> is one less.
+    eod_id: id of [eod].
+  """
+
+  noise_density: float
+  mean_span_length: float
+  first_sentinel: int
+  eod_id: int
+
+  has_prefix = True
+
+  @property
+  def noise(self) -> SpanCorruption:
+    """How much is taken out."""
+    return SpanCorruption(self.noise_density, self.mean_span_length)
+
+  def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
+    """Cuts texts without their [eod]; see `Objective`."""
+    return _cut(spans - [0, 1], self.noise.longest_text(length))
+
+  def lengths(self, pieces: np.ndarray) -> np.ndarray:
+    """Returns the tokens of inputs and targets; see `Objective`."""
+    found, which = np.unique(pieces[:, 1] - pieces[:, 0], return_inverse=True)
+    lengths = list(map(self.noise.row_length, found.tolist()))
+    return np.array(lengths, np.int64)[which]
+
+  def example(self, tokens: np.ndarray, key: str) -> Example:
+    """Puts sentinels in the place of spans; see `Objective`."""
+    length, noise = len(tokens), self.noise
+    num_noise, num_spans = (
+      noise.num_noise_tokens(length),
+      noise.num_spans(length),
+    )
+    # As T5's: what is kept and what is taken out take turns, kept tokens first.
+    sizes = np.empty(2 * num_spans, np.int64)
+    sizes[::2] = _random_sizes(length - num_noise, num_spans, f"{key} kept")
+    sizes[1::2] = _random_sizes(num_noise, num_spans, f"{key} noise")
+    parts = np.split(tokens, np.cumsum(sizes)[:-1])
+    inputs, targets = [], []
+    for i in range(num_spans):
+      sentinel = [self.first_sentinel - i]
+      inputs += [parts[2 * i], sentinel]
+      targets += [sentinel, parts[2 * i + 1]]
+    joined = np.concatenate([*inputs, *targets, [self.eod_id]])
+    num_inputs = length - num_noise + num_spans
+    return Example(joined.astype(np.int32), num_inputs)
+
+
+OBJECTIVES: dict[str, type[Objective]] = {
+  "causal": Causal,
+  "prefix_lm": PrefixLM,
+  "span_corruption": SpanCorruptionLM,
+}
+
+
+def make_objective(
+  name: str, data: DataConfig, vocabulary: Vocabulary
+) -> Objective:
+  """Returns the objective of a run.
+
+  Args:
+    name: OBJECTIVE.
+    data: settings of span corruption.
+    vocabulary: vocabulary of the ids, EXTRA_IDS sentinels at its end.
+  """
+  if name != "span_corruption":
+    return OBJECTIVES[name]()
+  return SpanCorruptionLM(
+    data.noise_density,
+    data.mean_span_length,
+    first_sentinel=vocabulary.size - 1,
+    eod_id=vocabulary.eod_id,
+  )
+
+
+def to_json(objective: Objective) -> list[object]:
+  """Returns the name of an objective and its arguments."""
+  (name,) = [x for x, made in OBJECTIVES.items() if type(objective) is made]
+  return [name, *dataclasses.astuple(objective)]
+
+
+def from_json(value: list) -> Objective:
+  """Returns the objective of `to_json`."""
+  name, *arguments = value
+  return OBJECTIVES[name](*arguments)
+
+
+def _cut(spans: np.ndarray, length: int) -> np.ndarray:
+  """Cuts spans into pieces of `length` tokens, the last one shorter."""
+  start, stop = spans.T
+  pieces = -(-(stop - start) // length)
+  first = np.cumsum(pieces) - pieces
+  which = np.arange(pieces.sum()) - np.repeat(first, pieces)
+  begin = np.repeat(start, pieces) + which * length
+  end = np.minimum(begin + length, np.repeat(stop, pieces))
+  return np.stack([begin, end], axis=1)
+
+
+def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
+  """Returns random sizes of `parts` parts, 1 at least if `total` allows it."""
+  # Which of the places between two tokens are cut: all choices are as likely.
+  cuts = np.zeros(0, np.int64)
+  if parts > 1:
+    cuts = 1 + np.sort(shuffle(np.arange(parts - 1), total - 1, key))
+  return np.diff(cuts, prepend=0, append=total)
