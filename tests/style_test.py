@@ -39,6 +39,7 @@ NOT_MIRRORED = {
   "gin_test.py",
   "kill_test.py",
   "layouts_test.py",
+  "objective_test.py",
   "lesser_cpus_test.py",
   "old_run_test.py",
   "oracle_test.py",

@@ -97,7 +97,7 @@ def test_a_policy_recomputes_what_it_names_once_in_each_layer(
   remat, attention, mlp
 ):
   calls = calls_of_a_step(remat=remat)
-  assert calls["causal_softmax"] == attention
+  assert calls["masked_softmax"] == attention
   assert calls["read_product"] == mlp
   # What needs them is computed once.
-  assert calls["causal_softmax_gradient"] == calls["read_gradient"] == 3
+  assert calls["softmax_gradient"] == calls["read_gradient"] == 3

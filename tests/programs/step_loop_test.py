@@ -23,12 +23,12 @@ from tests.mesh.tpu.lowering_test import (
   run_of,
   tiny_config,
 )
-from tests.mtf_testing import PALM_OPTIMIZER, random_documents
+from tests.mtf_testing import PALM_OPTIMIZER, random_examples
 
 
 def batches(config, num_steps):
   return [
-    random_documents(config, BATCH_SIZE, seed=step) for step in range(num_steps)
+    random_examples(config, BATCH_SIZE, seed=step) for step in range(num_steps)
   ]
 
 
