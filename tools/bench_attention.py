@@ -16,7 +16,8 @@ import sys
 
 import numpy as np
 from bench_command import one_line_errors
-from bench_pairs import Program, alternate, ratio, take_turns
+from bench_pairs import Program, alternate, ratio
+from peers.turns import take_turns
 
 from palm_mtf.errors import UserError, check_choice, check_count
 
@@ -31,6 +32,7 @@ def attend(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
 
   attention = BlockedAttention(
     blocks=[(x, min(x + block, length)) for x in range(0, length, block)],
+    has_prefix=False,
     scale=_D_KV**-0.5,
     is_multi_head=False,
     keeps_weights=keeps_weights,

@@ -31,7 +31,8 @@ from bench_command import (
   read_gin_arguments,
   train_config,
 )
-from bench_pairs import Program, alternate, ratio, take_turns
+from bench_pairs import Program, alternate, ratio
+from peers.turns import take_turns
 
 from palm_mtf.config import Config
 from palm_mtf.errors import check_count

@@ -1,71 +1,80 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the speed of decoding a 26.6M-parameter PaLM with other frameworks.
+"""Compares the speed of decoding with other programs, at equal bits a weight.
 
   python tools/bench_decode.py
-  python tools/bench_decode.py --batch_size 16 --peer torch,jax --peer_python P
+  python tools/bench_decode.py --size 125M --bits 8,4
+  python tools/bench_decode.py --peer llama_cpp,onnx --peer_python PYTHON
   python tools/bench_decode.py --attention --sequence_length 4096
 
 Results are on stdout, progress is on stderr.
 """
 
-# Every program decodes the model of bench_peers.py greedily behind a prompt of
-# a quarter of the sequence, in a process of its own and in each dtype that it
-# has; the fastest dtype counts. Ours also measures the machine's memory
-# bandwidth: at batch 1 a token takes at least the time of reading every weight
-# once, and `bandwidth_share` is the share of that speed that was reached.
-# `--attention` compares multi-query with multi-head attention, both ours.
+# Every program decodes the same architecture with random weights greedily
+# behind a prompt of a quarter of the sequence; a turn is one continuation, and
+# reading the prompt is not timed. `--attention` compares multi-query with
+# multi-head attention, both ours.
 
 import argparse
 import dataclasses
 import json
-import multiprocessing
-import statistics
+import os
 import sys
-from concurrent import futures
+import tempfile
+import time
+from collections.abc import Iterator
 
-from bench_command import one_line_errors, seconds_of
+from bench_command import one_line_errors
+from bench_pairs import race, rows
 from bench_peers import (
-  NUM_PARAMETERS,
-  Results,
+  SIZES,
   benchmark_config,
-  compare,
   peer_command,
   read_arguments,
-  run_rounds,
-  speeds,
+  table,
 )
+from peers.turns import take_turns
 
-from palm_mtf.accounting.decode import decode_weight_bytes
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 
-# Each peer's program and dtypes, and the modules that it imports.
+# Dtypes by bits a weight.
+OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4"}
+_TORCH_AND_JAX = {32: "float32", 16: "bfloat16"}
+# Each peer's program, its dtypes, and the modules that it imports.
 PEERS = {
-  "torch": ("torch_decode.py", ["bfloat16", "float32"], ["torch"]),
-  "jax": ("jax_decode.py", ["float32", "bfloat16"], ["jax", "optax"]),
+  "torch": ("torch_decode.py", _TORCH_AND_JAX, ["torch"]),
+  "jax": ("jax_decode.py", _TORCH_AND_JAX, ["jax", "optax"]),
+  "llama_cpp": (
+    "llama_cpp_decode.py",
+    {32: "float32", 16: "float16", 8: "q8_0", 4: "q4_0"},
+    ["llama_cpp"],
+  ),
+  "onnx": (
+    "onnx_decode.py",
+    {32: "float32", 8: "int8", 4: "int4"},
+    ["onnx", "onnxruntime"],
+  ),
 }
-OURS = ["int8", "bfloat16", "float32"]
-QUANTIZED = ["int8", "int4"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Sizes of what is decoded.
+  """What is decoded.
 
   Attributes:
+    size: one of SIZES.
     sequence_length: tokens of prompt and continuation.
     batch_size: number of prompts.
-    repeats: timed runs in one process.
     attention: "multi_query" or "multi_head".
   """
 
+  size: str
   sequence_length: int
   batch_size: int
-  repeats: int
   attention: str = "multi_query"
 
   @property
@@ -73,35 +82,28 @@ class Task:
     """Tokens of a prompt: a quarter of the sequence."""
     return self.sequence_length // 4
 
+  @property
+  def timed_tokens(self) -> int:
+    """Tokens of a turn: the first one comes with the prompt."""
+    steps = self.sequence_length - self.prompt_tokens - 1
+    return self.batch_size * steps
+
   def config(self, dtype: str) -> PalmConfig:
     """Returns the architecture; quantized weights have the fast activations."""
-    activations = fast_dtype_here() if dtype in QUANTIZED else dtype
+    is_quantized = dtype in ("int8", "int4")
     return dataclasses.replace(
-      benchmark_config(activations),
+      benchmark_config(fast_dtype_here() if is_quantized else dtype, self.size),
       sequence_length=self.sequence_length,
       attention=self.attention,
     )
 
 
-def measure_bandwidth() -> float:
-  """Returns the rate at which a product reads float32 weights, bytes/s."""
-  from palm_mtf._tf import tf
-  from palm_mtf.mesh.session import session_config
-
-  shape = [4096, 16384]  # 256 MiB: no cache holds it
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    w = tf.Variable(tf.zeros(shape), use_resource=True)
-    session.run(w.initializer)
-    run = session.make_callable(tf.matmul(tf.ones([1, shape[0]]), w))
-    seconds = [seconds_of(run) for _ in range(12)]
-  return 4 * shape[0] * shape[1] / min(seconds)
-
-
-def run_ours(task: Task, dtype: str) -> dict:
-  """Decodes with random weights; returns the speed, with bandwidth_share."""
+def run_ours(task: Task, dtype: str) -> None:
+  """Takes turns: a continuation of all prompts each, with random weights."""
   import numpy as np
 
   from palm_mtf._tf import tf
+  from palm_mtf.accounting.params import count_norm_scales, count_parameters
   from palm_mtf.decode.strategies import PromptBatch
   from palm_mtf.inference.decoder_session import step_session_config
   from palm_mtf.programs.generate_program import (
@@ -120,12 +122,11 @@ def run_ours(task: Task, dtype: str) -> dict:
     num_tokens=config.vocab_size - 1,
     eod_id=config.vocab_size - 1,
   )
-  weight_dtype = dtype if dtype in QUANTIZED else "activation"
-  settings = DecodeConfig(temperature=0.0)
+  weight_dtype = dtype if dtype in ("int8", "int4") else "activation"
   session_config = step_session_config(config, mesh, weight_dtype)
   with tf.Graph().as_default(), tf.Session(config=session_config) as session:
     model = build_decode_model(config, mesh, weight_dtype)
-    program = build_decode_program(model, settings, sizes)
+    program = build_decode_program(model, DecodeConfig(temperature=0.0), sizes)
     session.run(
       [
         part.variable.assign(0.04 * tf.random.normal(part.variable.shape))
@@ -133,7 +134,7 @@ def run_ours(task: Task, dtype: str) -> dict:
         for part in parts
       ]
     )
-    session.run(model.prepare)  # casts, or rounds to int8, once
+    session.run(model.prepare)  # casts, or quantizes, once
     feed = {
       program.prompts: np.random.default_rng(0).integers(
         sizes.num_tokens, size=[task.batch_size, task.prompt_tokens]
@@ -141,25 +142,16 @@ def run_ours(task: Task, dtype: str) -> dict:
       program.lengths: [task.prompt_tokens] * task.batch_size,
       program.keys: np.zeros([task.batch_size, 1, 2]),
     }
-    seconds = []
-    for _ in range(1 + task.repeats):
+
+    def turn() -> dict[str, float]:
       session.run(program.start, feed)  # reads the prompt, makes one token
-      limit = {program.limit: max_tokens}
-      seconds.append(seconds_of(session.run, program.advance, limit))
-  # The first run compiles.
-  steps_per_sec = (max_tokens - 1) / statistics.median(seconds[1:])
-  # Decoding may use few threads, and a process keeps those of its first
-  # session: bandwidth is measured in another process, with all of them.
-  spawned = multiprocessing.get_context("spawn")
-  with futures.ProcessPoolExecutor(1, mp_context=spawned) as pool:
-    bandwidth = pool.submit(measure_bandwidth).result()
-  share = steps_per_sec * decode_weight_bytes(config, weight_dtype) / bandwidth
-  return {
-    "tokens_per_sec": round(task.batch_size * steps_per_sec, 1),
-    "parameters": NUM_PARAMETERS,
-    "bandwidth_gb_per_sec": round(bandwidth / 1e9, 1),
-    "bandwidth_share": round(share, 3),
-  }
+      start = time.perf_counter()
+      session.run(program.advance, {program.limit: max_tokens})
+      return {"secs": time.perf_counter() - start}
+
+    turn()  # compiles
+    count = count_parameters(config) + count_norm_scales(config)
+    take_turns(turn, {"parameters": count})
 
 
 def our_command(task: Task, dtype: str) -> list[str]:
@@ -170,92 +162,99 @@ def our_command(task: Task, dtype: str) -> list[str]:
   return [sys.executable, __file__, *flags]
 
 
-def print_table(records: list[dict], results: Results) -> None:
-  """Prints the records for a reader; ratio is ours / peer."""
-  print(f"{'program':<12} {'dtype':<9} {'tokens/s':>9}")
-  for (name, dtype), runs in results.items():
-    print(f"{name:<12} {dtype:<9} {statistics.median(speeds(runs)):>9,.0f}")
-  first = records[0]
-  if "bandwidth_share" in first:
-    print(
-      f"{first['program']} in {first['dtype']} reaches "
-      f"{first['bandwidth_share']:.0%} of the speed at which "
-      f"{first['bandwidth_gb_per_sec']:.1f} GB/s read every weight once a token"
-    )
-  for record in records:
-    if "peer" in record:
-      print(
-        f"ratio to {record['peer']} ({record['peer_dtype']}) "
-        f"{record['ratio']:.2f}, {record['ratio_min']:.2f} to "
-        f"{record['ratio_max']:.2f}"
-      )
+def write_gguf(task: Task, folder: str) -> str:
+  """Writes a model of llama.cpp with random weights; returns its path."""
+  import numpy as np
+
+  from palm_mtf.gguf.architecture import gguf_name, model_metadata
+  from palm_mtf.gguf.dtypes import FLOAT32
+  from palm_mtf.gguf.file import Tensor, write_gguf
+  from palm_mtf.huggingface.weights import tensor_shapes
+
+  config = task.config("float32")
+  shapes = {gguf_name(k): x for k, x in tensor_shapes(config).items()}
+  rng = np.random.default_rng(0)
+  path = os.path.join(folder, "model.gguf")
+  write_gguf(
+    path,
+    {
+      **model_metadata(config),
+      "general.file_type": FLOAT32.file_type,
+      "general.quantization_version": 2,
+      "tokenizer.ggml.model": "no_vocab",
+    },
+    {name: Tensor(shape, FLOAT32) for name, shape in shapes.items()},
+    lambda name: rng.normal(0, 0.04, shapes[name]).astype(np.float32),
+  )
+  return path
 
 
-def commands_of(
-  arguments: argparse.Namespace, task: Task
-) -> dict[tuple[str, str], list[str]]:
-  """Returns the command line of every program and dtype."""
-  # The two attentions stand for two programs: the second is "the peer".
+def races(
+  arguments: argparse.Namespace, task: Task, folder: str
+) -> Iterator[dict[tuple[str, str], list[str]]]:
+  """Yields command lines of programs that take turns with one another."""
   if arguments.attention:
-    return {
-      (attention, "bfloat16"): our_command(
-        dataclasses.replace(task, attention=attention), "bfloat16"
+    yield {
+      (each, "bfloat16"): our_command(
+        dataclasses.replace(task, attention=each), "bfloat16"
       )
-      for attention in ("multi_query", "multi_head")
+      for each in ("multi_query", "multi_head")
     }
-  commands = {("ours", x): our_command(task, x) for x in arguments.dtype}
-  for name in arguments.peer:
-    program, dtypes, _ = PEERS[name]
-    for dtype in dtypes:
-      commands[name, dtype] = peer_command(
-        arguments.peer_python,
-        [program],
-        task.config(dtype),
-        prompt_tokens=task.prompt_tokens,
-        batch_size=task.batch_size,
-        repeats=task.repeats,
-      )
-  return commands
+    return
+  gguf = write_gguf(task, folder) if "llama_cpp" in arguments.peer else ""
+  for bits in arguments.bits:
+    commands = {("ours", OURS[bits]): our_command(task, OURS[bits])}
+    for name in arguments.peer:
+      program, dtypes, _ = PEERS[name]
+      if bits in dtypes:
+        own = {"model": gguf} if name == "llama_cpp" else {}
+        commands[name, dtypes[bits]] = peer_command(
+          arguments.peer_python,
+          [program],
+          SIZES[task.size] | {"sequence_length": task.sequence_length},
+          prompt_tokens=task.prompt_tokens,
+          batch_size=task.batch_size,
+          dtype=dtypes[bits],
+          **own,
+        )
+    yield commands
 
 
 @one_line_errors
 def main() -> None:
-  """Compares, or as a worker of a comparison runs ours and prints its speed."""
+  """Compares, or takes turns as a program of a comparison."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   add = parser.add_argument
   add("--batch_size", type=int, default=1, help="prompts at once")
   add("--sequence_length", type=int, default=256, help="a quarter is prompt")
-  add("--repeats", type=int, default=3, help="timed runs in one process")
-  add(
-    "--dtype",
-    default="",
-    help=f"some of {','.join(OURS)}, int4, ours; all but int4",
-  )
+  add("--bits", default="32,16,8,4", help="bits a weight, some of these")
   add("--attention", action="store_true", help="compare both attentions")
-  add("--worker", choices=[*OURS, "int4"], help=argparse.SUPPRESS)
+  add("--worker", choices=OURS.values(), help=argparse.SUPPRESS)
   add("--worker_attention", default="multi_query", help=argparse.SUPPRESS)
   modules_of = {name: modules for name, (_, _, modules) in PEERS.items()}
   arguments = read_arguments(parser, modules_of)
-  sizes = {x: getattr(arguments, x) for x in ("batch_size", "repeats")}
-  for name, value in sizes.items():
-    check_count(f"--{name}", value)
+  for name in ("batch_size", "rounds"):
+    check_count(f"--{name}", getattr(arguments, name))
   check_count("--sequence_length", arguments.sequence_length, minimum=8)
-  sizes["sequence_length"] = arguments.sequence_length
-  arguments.dtype = [x for x in arguments.dtype.split(",") if x] or OURS
-  for dtype in arguments.dtype:
-    check_choice("--dtype", dtype, [*OURS, "int4"])
-  task = Task(**sizes, attention=arguments.worker_attention)
+  by_text = {str(bits): bits for bits in OURS}
+  for text in arguments.bits.split(","):
+    check_choice("--bits", text, by_text)
+  arguments.bits = [by_text[text] for text in arguments.bits.split(",")]
+  task = Task(
+    arguments.size,
+    arguments.sequence_length,
+    arguments.batch_size,
+    arguments.worker_attention,
+  )
   if arguments.worker:
-    print(json.dumps(run_ours(task, arguments.worker)))
+    run_ours(task, arguments.worker)
     return
-  commands = commands_of(arguments, task)
-  results = run_rounds(commands, arguments.rounds)
-  records = compare(results, next(iter(commands))[0])
-  if not arguments.json:
-    print_table(records, results)
-    return
-  for record in records:
-    print(json.dumps({**record, **sizes, "rounds": arguments.rounds}))
+  with tempfile.TemporaryDirectory() as folder:
+    for commands in races(arguments, task, folder):
+      found = rows(race(commands, arguments.rounds), task.timed_tokens)
+      lines = [json.dumps({**x, **dataclasses.asdict(task)}) for x in found]
+      for line in lines if arguments.json else table(found):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@
 # order that rotates; its ratios are of the turns of the round. A round is left
 # out where other processes, this machine's or its host's, took more than a
 # tenth of the cores in one of its turns; where fewer than MIN_ROUNDS are left,
-# all count, and the ratio is called disturbed. Both are fixed beforehand. It
-# imports no other file of this folder, as bench_command.py.
+# all count, and the ratio is called disturbed. Both are fixed beforehand.
+# Programs take their turns by peers/turns.py. It imports no other file of this
+# folder, as bench_command.py.
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -17,8 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from palm_mtf.errors import UserError
@@ -53,7 +54,7 @@ class Program:
   """A program that waits for its turns; a context manager that ends it."""
 
   def __init__(self, name: str, command: Sequence[str]):
-    """Starts the program, which calls `take_turns`, and waits for it."""
+    """Starts the program, which takes turns, and waits until it is warm."""
     self.name = name
     self._process = subprocess.Popen(
       command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -116,23 +117,6 @@ def _busy_secs() -> float:
   return (user + nice + system + irq + softirq + steal) / _TICKS
 
 
-def take_turns(
-  turn: Callable[[], Mapping[str, float]], facts: Mapping[str, float]
-) -> None:
-  """Takes a turn for each line of stdin; prints its seconds and its values.
-
-  Args:
-    turn: work of a turn, warm; returns numbers to report.
-    facts: numbers printed before the first turn.
-  """
-  print(json.dumps(facts), flush=True)
-  for _ in sys.stdin:
-    start = time.perf_counter()
-    values = turn()
-    secs = time.perf_counter() - start
-    print(json.dumps({"secs": secs, **values}), flush=True)
-
-
 def alternate(
   programs: Sequence[Program], rounds: int
 ) -> dict[str, list[Turn]]:
@@ -143,6 +127,35 @@ def alternate(
     for program in [*programs[first:], *programs[:first]]:
       turns[program.name].append(program.turn())
   return turns
+
+
+def race(
+  commands: Mapping[tuple[str, str], Sequence[str]], rounds: int
+) -> dict[tuple[str, str], list[Turn]]:
+  """Returns the turns of programs that stay up while all take turns.
+
+  Args:
+    commands: command line of each program, by its name and dtype.
+    rounds: turns of each.
+
+  Raises:
+    UserError: a program ended, or has another number of parameters than the
+      first: their speed cannot be compared.
+  """
+  with contextlib.ExitStack() as stack:
+    programs = []
+    for key, command in commands.items():
+      name = " ".join(key)
+      programs.append(stack.enter_context(Program(name, command)))
+      counts = [x.facts["parameters"] for x in (programs[0], programs[-1])]
+      if counts[0] != counts[1]:
+        raise UserError(
+          f"{name} has {counts[1]:,} parameters, {programs[0].name} "
+          f"{counts[0]:,}: their speed cannot be compared."
+        )
+      print(f"{name} is warm", file=sys.stderr, flush=True)
+    turns = alternate(programs, rounds)
+    return dict(zip(commands, turns.values(), strict=True))
 
 
 def ratio(turns: Sequence[Turn], to: Sequence[Turn]) -> Ratio:
@@ -165,3 +178,25 @@ def ratio(turns: Sequence[Turn], to: Sequence[Turn]) -> Ratio:
     len(pairs) - n,
     is_disturbed,
   )
+
+
+def rows(
+  turns: Mapping[tuple[str, str], Sequence[Turn]], tokens: int
+) -> list[dict[str, object]]:
+  """Returns the speed of each program, and how much faster the first one is.
+
+  Args:
+    turns: turns of each program, by its name and dtype.
+    tokens: tokens of a turn.
+  """
+  ours = next(iter(turns))
+  found = []
+  for key, own in turns.items():
+    row: dict[str, object] = dict(zip(("program", "dtype"), key, strict=True))
+    secs = statistics.median(turn.secs for turn in own)
+    row["tokens_per_sec"] = tokens / secs
+    if key != ours:
+      compared = dataclasses.asdict(ratio(own, turns[ours]))
+      row |= {"ratio": compared.pop("median"), **compared}
+    found.append(row)
+  return found

@@ -30,8 +30,9 @@ import palm_mtf.pods  # isort: skip, makes Mesh TensorFlow importable
 import gin
 import numpy as np
 from bench_command import one_line_errors
-from bench_pairs import Program, alternate, ratio, take_turns
+from bench_pairs import Program, alternate, ratio
 from mesh_tensorflow.transformer import transformer
+from peers.turns import take_turns
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import check_count

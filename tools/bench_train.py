@@ -1,40 +1,44 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the speed of training a 26.6M-parameter PaLM with other frameworks.
+"""Compares the speed of training with other frameworks.
 
   python tools/bench_train.py
-  python tools/bench_train.py --peer torch,jax --peer_python PATH --json
+  python tools/bench_train.py --size 113M --dtype float32 --rounds 30
+  python tools/bench_train.py --peer torch,jax --peer_python PYTHON --json
 
 Results are on stdout, progress is on stderr.
 """
 
-# Every program trains the model of bench_peers.py on one random batch, in a
-# process of its own. The head of each file in tools/peers/ says how it is
+# Every program trains the same architecture on one random batch of 2,048
+# tokens; a turn is a step. The head of each file in tools/peers/ says how it is
 # written, and what its optimizer does less than PaLM's.
 
 import argparse
+import dataclasses
+import itertools
 import json
-import statistics
 import sys
 
-from bench_command import one_line_errors, random_tokens, seconds_of
+from bench_command import one_line_errors, random_tokens
+from bench_pairs import race, rows
 from bench_peers import (
-  BATCH_SIZE,
   PALM_OPTIMIZER,
+  SIZES,
   benchmark_config,
-  compare,
   peer_command,
   read_arguments,
-  run_rounds,
+  table,
 )
+from peers.turns import take_turns
 
 from palm_mtf.accounting.params import count_norm_scales, count_parameters
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.errors import check_choice, check_count
+from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
+TOKENS = 2048  # of a step
 
 # Each peer's program and flags, and the modules that it imports.
 PEERS = {
@@ -44,17 +48,17 @@ PEERS = {
 }
 
 
-def run_ours(config: PalmConfig, steps: int) -> dict[str, float]:
-  """Trains with palm_mtf; returns tokens_per_sec and parameters."""
+def run_ours(config: PalmConfig, batch_size: int) -> None:
+  """Takes turns: a training step each."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.session import session_config
   from palm_mtf.programs.train_program import build_train_program
 
-  tokens = random_tokens(config, BATCH_SIZE)
+  tokens = random_tokens(config, batch_size)
   mesh = MeshLayout(mesh_shape="", layout="")
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
     program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=BATCH_SIZE, seed=0
+      config, mesh, PALM_OPTIMIZER, batch_size=batch_size, seed=0
     )
     session.run(program.initialize)
     # Without the feeds and fetches that training logs: the step alone.
@@ -62,66 +66,64 @@ def run_ours(config: PalmConfig, steps: int) -> dict[str, float]:
       [program.metrics["loss"], program.update],
       [*program.pods[0].features.values(), program.step],
     )
-    times = [
-      seconds_of(run_step, tokens, tokens, step)
-      for step in range(WARM_UP_STEPS + steps)
-    ]
-  speed = tokens.size / statistics.median(times[WARM_UP_STEPS:])
-  return {
-    "tokens_per_sec": round(speed, 1),
-    "parameters": count_parameters(config) + count_norm_scales(config),
-  }
+    steps = itertools.count()
 
+    def turn() -> dict[str, float]:
+      loss, _ = run_step(tokens, tokens, next(steps))
+      return {"loss": float(loss)}
 
-def print_table(records: list[dict]) -> None:
-  """Prints the records for a reader; ratio is ours / peer."""
-  print(f"{'program':<12} {'tokens/s':>9} {'ratio':>6}  lowest to highest")
-  print(f"{'palm_mtf':<12} {records[0]['tokens_per_sec']:>9,.0f}")
-  for record in records:
-    if "peer" in record:
-      print(
-        f"{record['peer']:<12} {record['peer_tokens_per_sec']:>9,.0f} "
-        f"{record['ratio']:>6.2f}  "
-        f"{record['ratio_min']:.2f} to {record['ratio_max']:.2f}"
-      )
+    for _ in range(WARM_UP_STEPS):
+      turn()
+    count = count_parameters(config) + count_norm_scales(config)
+    take_turns(turn, {"parameters": count})
 
 
 @one_line_errors
 def main() -> None:
-  """Compares, or as a worker of a comparison runs ours and prints its speed."""
+  """Compares, or takes turns as a program of a comparison."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   add = parser.add_argument
-  add("--steps", type=int, default=10, help="timed steps of one run")
+  add("--sequence_length", type=int, default=256, help=f"a divisor of {TOKENS}")
   # By default the dtype that this machine multiplies fast.
   dtype_help = "of all programs, bfloat16 or float32"
   add("--dtype", default=fast_dtype_here(), help=dtype_help)
   add("--worker", action="store_true", help=argparse.SUPPRESS)
   modules_of = {name: modules for name, (_, modules) in PEERS.items()}
   arguments = read_arguments(parser, modules_of)
-  dtype, steps = arguments.dtype, arguments.steps
-  check_count("--steps", steps)
+  dtype, length = arguments.dtype, arguments.sequence_length
+  check_count("--rounds", arguments.rounds)
   check_choice("--dtype", dtype, ["bfloat16", "float32"])
-  config = benchmark_config(dtype)
+  check_count("--sequence_length", length)
+  if TOKENS % length:
+    raise UserError(
+      f"--sequence_length = {length}: a step has {TOKENS:,} tokens; give a "
+      "divisor of that, such as 1024."
+    )
+  config = dataclasses.replace(
+    benchmark_config(dtype, arguments.size), sequence_length=length
+  )
   if arguments.worker:
-    print(json.dumps(run_ours(config, steps)))
+    run_ours(config, TOKENS // length)
     return
   # Ours too runs in a process of its own, as the peers do.
-  worker = ["--worker", f"--dtype={dtype}", f"--steps={steps}"]
+  worker = ["--worker", f"--dtype={dtype}", f"--size={arguments.size}"]
+  worker.append(f"--sequence_length={length}")
   commands = {("ours", dtype): [sys.executable, __file__, *worker]}
   for name in arguments.peer:
     commands[name, dtype] = peer_command(
       arguments.peer_python,
       PEERS[name][0],
-      config,
-      batch_size=BATCH_SIZE,
-      steps=steps,
+      SIZES[arguments.size] | {"sequence_length": length},
+      batch_size=TOKENS // length,
+      dtype=dtype,
     )
-  records = compare(run_rounds(commands, arguments.rounds))
+  found = rows(race(commands, arguments.rounds), TOKENS)
   if not arguments.json:
-    print_table(records)
+    print("\n".join(table(found)))
     return
-  for record in records:
-    print(json.dumps({**record, "steps": steps, "rounds": arguments.rounds}))
+  for row in found:
+    task = {"size": arguments.size, "sequence_length": length}
+    print(json.dumps({**row, **task}))
 
 
 if __name__ == "__main__":

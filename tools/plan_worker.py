@@ -13,7 +13,8 @@ from palm_mtf.config import PlanConfig
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.host_memory import largest_resident_bytes, limit_arenas
 from tools.bench_command import random_tokens
-from tools.bench_pairs import processor_secs, take_turns
+from tools.bench_pairs import processor_secs
+from tools.peers.turns import take_turns
 
 _WARM_UP_STEPS = 2
 _POD = re.compile(r"/job:(pod_\d+)/")

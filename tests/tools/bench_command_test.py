@@ -18,7 +18,8 @@ AT_LEAST_1 = "give a whole number of at least 1"
       "--peer=troch",
       "--peer = 'troch' (did you mean \"torch\"",
     ),
-    ("bench_decode", "--dtype=float16", "one of 'int8', 'bfloat16', 'float32'"),
+    ("bench_decode", "--bits=3", "choose one of '32', '16', '8', '4'"),
+    ("bench_decode", "--size=5M", "--size = '5M'"),
     ("bench_decode", "--rounds=0", f"--rounds = 0: {AT_LEAST_1}"),
     ("bench_graph", "--layers=0", f"--layers = 0: {AT_LEAST_1}"),
     ("bench_graph", "--mesh=dat:2", 'no axis "dat" (did you mean "data"?)'),
@@ -43,7 +44,7 @@ AT_LEAST_1 = "give a whole number of at least 1"
     ("bench_start", "--model_dir=none", "'none': has no vocabulary.model;"),
     ("bench_train", "--peer=troch", "--peer = 'troch' (did you mean \"torch\""),
     ("bench_train", "--dtype=float16", "choose one of 'bfloat16', 'float32'"),
-    ("bench_train", "--steps=0", f"--steps = 0: {AT_LEAST_1}"),
+    ("bench_train", "--sequence_length=300", "a divisor of that"),
     ("build_tpu", "--gin_file=recipes/quickstart.gin", "TPU is not set"),
     ("build_tpu", "--layers=3", f"--layers=3: {NO_FLAG}"),
     (

@@ -13,7 +13,7 @@ from tools.bench_pairs import MIN_ROUNDS, Program, Turn, alternate, ratio
 SLEEPER = """
 import sys, time
 sys.path.insert(0, "tools")
-from bench_pairs import take_turns
+from peers.turns import take_turns
 def turn():
   time.sleep(float(sys.argv[1]))
   return {"value": 7.0}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons run ours, and compare the fastest dtypes pair by pair."""
+"""Comparisons run ours, and say the speeds of what they ran."""
 
 import json
 
@@ -8,41 +8,45 @@ import pytest
 
 from tests import processes
 from tools import bench_peers
+from tools.bench_pairs import Turn, rows
 
 
-def runs_of(*speeds):
-  return [{"tokens_per_sec": speed} for speed in speeds]
+def turns(*secs):
+  return [Turn(x, 0.0, {}) for x in secs]
 
 
-def test_ratio_is_the_median_of_the_pairs_of_the_fastest_dtypes():
-  (record,) = bench_peers.compare(
-    {
-      ("ours", "int8"): runs_of(6, 8, 9),
-      ("ours", "float32"): runs_of(1, 1, 99),
-      ("torch", "bfloat16"): runs_of(3, 5, 3),
-      ("torch", "float32"): runs_of(1, 2, 1),
-    }
+def test_ratios_are_of_seconds_and_above_1_where_ours_is_faster():
+  found = rows(
+    {("ours", "int8"): turns(1, 2, 4), ("a", "q8_0"): turns(3, 4, 8)}, 100
   )
-  assert (record["dtype"], record["peer_dtype"]) == ("int8", "bfloat16")
-  assert record["ratio"] == 2  # of the speeds it would be 8 / 3
-  assert (record["ratio_min"], record["ratio_max"]) == (1.6, 3)
-  assert (record["tokens_per_sec"], record["peer_tokens_per_sec"]) == (8, 3)
+  assert [x["tokens_per_sec"] for x in found] == [50, 25]
+  assert "ratio" not in found[0]
+  assert found[1]["ratio"] == 2  # of 3, 2 and 2
+  ours, theirs = list(bench_peers.table(found))[1:]
+  assert ours.split() == ["ours", "int8", "50"]
+  assert theirs.split()[:4] == ["a", "q8_0", "25", "2.00"]
+
+
+@pytest.mark.parametrize("size", bench_peers.SIZES)
+def test_a_model_has_the_parameters_of_its_name(size):
+  from palm_mtf.accounting.params import count_parameters
+
+  count = count_parameters(bench_peers.benchmark_config("float32", size))
+  assert count / 1e6 == pytest.approx(float(size.removesuffix("M")), rel=0.01)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ("tool", "flags"),
   [
-    ("bench_train", ["--steps=1", "--dtype=float32"]),
-    ("bench_decode", ["--repeats=1", "--dtype=int8", "--sequence_length=16"]),
+    ("bench_train", ["--size=4.8M", "--dtype=float32"]),
+    ("bench_decode", ["--bits=8", "--sequence_length=16"]),
   ],
 )
-def test_ours_runs_the_model_it_says_and_prints_its_speed(tool, flags):
+def test_ours_runs_and_says_its_speed(tool, flags):
   script = processes.ROOT / "tools" / f"{tool}.py"
   done = processes.python(script, "--json", "--rounds=1", *flags)
   assert done.returncode == 0, done.stderr
   record = json.loads(done.stdout)
+  assert record["program"] == "ours"
   assert record["tokens_per_sec"] > 0
-  assert f"--dtype={record['dtype']}" in flags
-  if tool == "bench_decode":
-    assert 0 < record["bandwidth_share"] < 5

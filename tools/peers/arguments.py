@@ -3,6 +3,7 @@
 """The flags of every peer: sizes, named as in palm_mtf.config.PalmConfig."""
 
 import argparse
+from collections.abc import Sequence
 
 # The model of tools/bench_peers.py, which passes all of them anyway.
 _SIZES = {
@@ -17,18 +18,17 @@ _SIZES = {
 
 
 def parser_of(
-  description: str, *, dtype: str, **numbers: int
+  description: str, *, dtypes: Sequence[str], **numbers: int
 ) -> argparse.ArgumentParser:
   """Returns a parser of the sizes, --dtype and the numbers of one peer.
 
   Args:
     description: first line of its help.
-    dtype: default of --dtype, "bfloat16" or "float32".
+    dtypes: choices of --dtype, the first one its default.
     **numbers: defaults of its other flags.
   """
   parser = argparse.ArgumentParser(description=description)
   for name, default in {**_SIZES, **numbers}.items():
     parser.add_argument(f"--{name}", type=int, default=default)
-  dtypes = ["bfloat16", "float32"]
-  parser.add_argument("--dtype", choices=dtypes, default=dtype)
+  parser.add_argument("--dtype", choices=dtypes, default=dtypes[0])
   return parser

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes a PaLM in JAX under jit and prints its speed as one JSON object.
+"""Decodes a PaLM in JAX under jit: one turn is a continuation of all prompts.
 
 python jax_decode.py --dtype float32 --batch_size 1
 """
@@ -10,14 +10,13 @@ python jax_decode.py --dtype float32 --batch_size 1
 # dtype they are used in. Needs jax, and optax, which jax_palm.py imports;
 # tools/bench_decode.py starts it.
 
-import json
-import statistics
 import time
 
 import jax
 import jax.numpy as jnp
 from arguments import parser_of
-from jax_palm import initial_parameters, layer_norm, turn
+from jax_palm import initial_parameters, layer_norm, rotated
+from turns import take_turns
 
 
 def next_logits(sizes, params, tokens, caches, start):
@@ -31,10 +30,10 @@ def next_logits(sizes, params, tokens, caches, start):
   x, after = params["embedding"][tokens], []
   for w, (keys, values) in zip(params["blocks"], caches, strict=True):
     y = layer_norm(x, w["scale"])
-    q = turn(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
+    q = rotated(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
     # XLA updates in place what nothing else holds.
     put = jax.lax.dynamic_update_slice
-    keys = put(keys, turn(y @ w["k"], angle), (0, start, 0))
+    keys = put(keys, rotated(y @ w["k"], angle), (0, start, 0))
     values = put(values, y @ w["v"], (0, start, 0))
     after.append((keys, values))
     scores = jnp.einsum("blhk,bmk->bhlm", q * q.shape[-1] ** -0.5, keys)
@@ -48,8 +47,8 @@ def next_logits(sizes, params, tokens, caches, start):
   return y @ params["embedding"].T, after
 
 
-def decode(sizes, params) -> float:
-  """Returns tokens per second behind the prompt, the median of repeats."""
+def decoder_of(sizes, params):
+  """Returns a function that returns the seconds of a continuation."""
   count = sizes.sequence_length - sizes.prompt_tokens - 1
   shape = sizes.batch_size, sizes.sequence_length, sizes.d_kv
 
@@ -74,36 +73,35 @@ def decode(sizes, params) -> float:
   tokens = jax.random.randint(
     jax.random.key(1), [sizes.batch_size, sizes.prompt_tokens], 0, 256
   )
-  seconds = []
-  for _ in range(1 + sizes.repeats):
-    # Reading the prompt is not timed; the first repeat compiles.
+
+  def continuation_secs() -> float:
+    # Reading the prompt is not timed.
     first = jax.block_until_ready(prefill(params, tokens))
     start = time.perf_counter()
     jax.block_until_ready(go_on(params, *first))
-    seconds.append(time.perf_counter() - start)
-  return sizes.batch_size * count / statistics.median(seconds[1:])
+    return time.perf_counter() - start
+
+  return continuation_secs
 
 
 def main() -> None:
-  """Prints the speed."""
+  """Takes turns."""
   sizes = parser_of(
     __doc__.splitlines()[0],
-    dtype="float32",
+    dtypes=["float32", "bfloat16"],
     prompt_tokens=64,
     batch_size=1,
-    repeats=3,
   ).parse_args()
   params = initial_parameters(sizes, jax.random.key(0))
   num_parameters = sum(w.size for w in jax.tree.leaves(params))
   params = jax.tree.map(lambda w: w.astype(sizes.dtype), params)
-  result = {
-    "peer": "jax",
-    "version": jax.__version__,
-    "dtype": sizes.dtype,
-    "parameters": num_parameters,
-    "tokens_per_sec": round(decode(sizes, params), 1),
-  }
-  print(json.dumps(result))
+  continuation_secs = decoder_of(sizes, params)
+
+  def turn() -> dict[str, float]:
+    return {"secs": continuation_secs()}
+
+  turn()  # compiles
+  take_turns(turn, {"parameters": num_parameters})
 
 
 if __name__ == "__main__":

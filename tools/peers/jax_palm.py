@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a PaLM in JAX under jit and prints its speed as one JSON object.
+"""Trains a PaLM in JAX under jit: one turn is a step.
 
 python jax_palm.py --dtype float32
 """
@@ -10,9 +10,7 @@ python jax_palm.py --dtype float32
 # so that it does less than PaLM's. Needs jax and optax; tools/bench_train.py
 # starts it.
 
-import json
-import statistics
-import time
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +50,7 @@ def layer_norm(x, scale):
   return (normed * scale).astype(x.dtype)
 
 
-def turn(x, angle):
+def rotated(x, angle):
   """Returns x [batch, length, ..., d_kv] with half-split rotary applied."""
   # angle is [length, d_kv / 2]; heads, where x has them, share it.
   angle = angle.reshape(angle.shape[0], *[1] * (x.ndim - 3), angle.shape[1])
@@ -67,8 +65,8 @@ def parallel_block(x, block, angle):
   # Weights are float32, and cast where they are used, as PaLM's are.
   w = {name: weight.astype(x.dtype) for name, weight in block.items()}
   y = layer_norm(x, block["scale"])
-  q = turn(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
-  k, v = turn(y @ w["k"], angle), y @ w["v"]
+  q = rotated(jnp.einsum("bld,dhk->blhk", y, w["q"]), angle)
+  k, v = rotated(y @ w["k"], angle), y @ w["v"]
   scores = jnp.einsum("blhk,bmk->bhlm", q * q.shape[-1] ** -0.5, k)
   visible = jnp.tri(x.shape[1], dtype=bool)
   scores = jnp.where(visible, scores.astype(jnp.float32), -1e9)
@@ -95,54 +93,48 @@ def loss_of(params, inputs, targets, sizes):
   return jnp.mean(log_z - target[..., 0] + 1e-4 * log_z**2)
 
 
-def run_steps(sizes, params) -> tuple[list[float], float]:
-  """Trains on one random batch; returns each step's seconds, the last loss."""
+def step_of(sizes, params):
+  """Returns a function that takes a step on one random batch."""
   shape = sizes.batch_size, sizes.sequence_length
   targets = jax.random.randint(jax.random.key(1), shape, 0, sizes.vocab_size)
   inputs = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
   optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adafactor(0.01))
 
-  def step(params, state, inputs, targets):
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def updated(params, state, inputs, targets):
     loss, gradients = jax.value_and_grad(loss_of)(
       params, inputs, targets, sizes
     )
     updates, state = optimizer.update(gradients, state, params)
     return optax.apply_updates(params, updates), state, loss
 
-  step = jax.jit(step, donate_argnums=(0, 1))
   state = optimizer.init(params)
-  seconds = []
-  for _ in range(WARM_UP_STEPS + sizes.steps):
-    start = time.perf_counter()
-    # JAX returns before the step is done: the clock stops when it is.
-    params, state, loss = jax.block_until_ready(
-      step(params, state, inputs, targets)
-    )
-    seconds.append(time.perf_counter() - start)
-  return seconds[WARM_UP_STEPS:], float(loss)
+
+  def step() -> dict[str, float]:
+    nonlocal params, state
+    params, state, loss = updated(params, state, inputs, targets)
+    # JAX returns before the step is done.
+    jax.block_until_ready(params)
+    return {"loss": float(loss)}
+
+  return step
 
 
 def main() -> None:
-  """Prints the median speed of --steps steps, the first ones left out."""
+  """Takes turns."""
   # Beside this file where it is a program; tools/parity.py imports the model.
   from arguments import parser_of
+  from turns import take_turns
 
   sizes = parser_of(
-    __doc__.splitlines()[0], dtype="float32", batch_size=8, steps=10
+    __doc__.splitlines()[0], dtypes=["float32", "bfloat16"], batch_size=8
   ).parse_args()
   params = initial_parameters(sizes, jax.random.key(0))
   num_parameters = sum(w.size for w in jax.tree.leaves(params))
-  seconds, last_loss = run_steps(sizes, params)
-  batch_tokens = sizes.batch_size * sizes.sequence_length
-  result = {
-    "peer": "jax",
-    "version": jax.__version__,
-    "dtype": sizes.dtype,
-    "parameters": num_parameters,
-    "loss": round(last_loss, 4),
-    "tokens_per_sec": round(batch_tokens / statistics.median(seconds), 1),
-  }
-  print(json.dumps(result))
+  step = step_of(sizes, params)
+  for _ in range(WARM_UP_STEPS):
+    step()
+  take_turns(step, {"parameters": num_parameters})
 
 
 if __name__ == "__main__":

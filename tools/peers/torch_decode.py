@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes a PaLM in PyTorch and prints its speed as one JSON object.
+"""Decodes a PaLM in PyTorch: one turn is a continuation of all prompts.
 
 python torch_decode.py --dtype bfloat16 --batch_size 1
 """
@@ -10,13 +10,12 @@ python torch_decode.py --dtype bfloat16 --batch_size 1
 # attention is PyTorch's own, weights have the dtype they are used in. Needs
 # torch alone; tools/bench_decode.py starts it.
 
-import json
-import statistics
 import time
 
 import torch
 from arguments import parser_of
 from torch.nn import functional
+from turns import take_turns
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -101,42 +100,32 @@ class Model:
 
 
 @torch.inference_mode()
-def decode(sizes, model) -> float:
-  """Returns tokens per second behind the prompt, the median of repeats."""
-  count = sizes.sequence_length - sizes.prompt_tokens - 1
-  seconds = []
-  for _ in range(1 + sizes.repeats):
-    caches = model.caches()
-    shape = sizes.batch_size, sizes.prompt_tokens
-    prompt = torch.randint(sizes.vocab_size, shape)
-    token = model.next_logits(prompt, caches, 0).argmax(-1)
-    start = time.perf_counter()  # reading the prompt is not timed
-    for place in range(sizes.prompt_tokens, sizes.prompt_tokens + count):
-      token = model.next_logits(token, caches, place).argmax(-1)
-    seconds.append(time.perf_counter() - start)
-  return sizes.batch_size * count / statistics.median(seconds[1:])
+def continuation_secs(sizes, model) -> float:
+  """Returns the seconds of a continuation; reading prompts is not timed."""
+  caches = model.caches()
+  prompts = torch.randint(
+    sizes.vocab_size, (sizes.batch_size, sizes.prompt_tokens)
+  )
+  token = model.next_logits(prompts, caches, 0).argmax(-1)
+  start = time.perf_counter()
+  for place in range(sizes.prompt_tokens, sizes.sequence_length - 1):
+    token = model.next_logits(token, caches, place).argmax(-1)
+  return time.perf_counter() - start
 
 
 def main() -> None:
-  """Prints the speed."""
+  """Takes turns."""
   sizes = parser_of(
-    __doc__.splitlines()[0],
-    dtype="bfloat16",
-    prompt_tokens=64,
-    batch_size=1,
-    repeats=3,
+    __doc__.splitlines()[0], dtypes=DTYPES, prompt_tokens=64, batch_size=1
   ).parse_args()
   torch.manual_seed(0)
   model = Model(sizes)
-  speed = decode(sizes, model)
-  result = {
-    "peer": "torch",
-    "version": torch.__version__,
-    "dtype": sizes.dtype,
-    "parameters": model.num_parameters(),
-    "tokens_per_sec": round(speed, 1),
-  }
-  print(json.dumps(result))
+
+  def turn() -> dict[str, float]:
+    return {"secs": continuation_secs(sizes, model)}
+
+  turn()
+  take_turns(turn, {"parameters": model.num_parameters()})
 
 
 if __name__ == "__main__":

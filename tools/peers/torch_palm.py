@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a PaLM in PyTorch and prints its speed as one JSON object.
+"""Trains a PaLM in PyTorch: one turn is a step.
 
 python torch_palm.py --dtype bfloat16 --compile
 """
@@ -11,14 +11,11 @@ python torch_palm.py --dtype bfloat16 --compile
 # keeps no momentum, so that it does less than PaLM's. Needs torch alone;
 # tools/bench_train.py starts it.
 
-import json
-import statistics
-import time
-
 import torch
 from arguments import parser_of
 from torch import nn
 from torch.nn import functional
+from turns import take_turns
 
 WARM_UP_STEPS = 2
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -113,8 +110,8 @@ def loss_of(model, inputs, targets):
   return (log_z - target + 1e-4 * log_z.square()).mean()
 
 
-def run_steps(sizes, model) -> tuple[list[float], float]:
-  """Trains on one random batch; returns each step's seconds, the last loss."""
+def step_of(sizes, model):
+  """Returns a function that takes a step on one random batch."""
   shape = sizes.batch_size, sizes.sequence_length
   targets = torch.randint(sizes.vocab_size, shape)
   inputs = functional.pad(targets[:, :-1], (1, 0))
@@ -122,41 +119,31 @@ def run_steps(sizes, model) -> tuple[list[float], float]:
   # The forward pass is compiled with its backward pass; the optimizer is not.
   evaluate_loss = torch.compile(loss_of) if sizes.compile else loss_of
   reduced = sizes.dtype != "float32"
-  seconds = []
-  for _ in range(WARM_UP_STEPS + sizes.steps):
-    start = time.perf_counter()
+
+  def step() -> dict[str, float]:
     with torch.autocast("cpu", DTYPES[sizes.dtype], enabled=reduced):
       loss = evaluate_loss(model, inputs, targets)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
     optimizer.step()
     optimizer.zero_grad()
-    last_loss = loss.item()  # waits for the step
-    seconds.append(time.perf_counter() - start)
-  return seconds[WARM_UP_STEPS:], last_loss
+    return {"loss": loss.item()}  # waits for the step
+
+  return step
 
 
 def main() -> None:
-  """Prints the median speed of --steps steps, the first ones left out."""
-  flags = parser_of(
-    __doc__.splitlines()[0], dtype="bfloat16", batch_size=8, steps=10
-  )
+  """Takes turns."""
+  flags = parser_of(__doc__.splitlines()[0], dtypes=DTYPES, batch_size=8)
   flags.add_argument("--compile", action="store_true")
   sizes = flags.parse_args()
   torch.manual_seed(0)
   model = Palm(sizes)
-  seconds, last_loss = run_steps(sizes, model)
-  batch_tokens = sizes.batch_size * sizes.sequence_length
-  result = {
-    "peer": "torch",
-    "version": torch.__version__,
-    "dtype": sizes.dtype,
-    "compile": sizes.compile,
-    "parameters": sum(p.numel() for p in model.parameters()),
-    "loss": round(last_loss, 4),
-    "tokens_per_sec": round(batch_tokens / statistics.median(seconds), 1),
-  }
-  print(json.dumps(result))
+  step = step_of(sizes, model)
+  for _ in range(WARM_UP_STEPS):
+    step()
+  count = sum(p.numel() for p in model.parameters())
+  take_turns(step, {"parameters": count})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes a PaLM with llama.cpp: one turn is a continuation of all prompts.
+
+python llama_cpp_decode.py --model model.gguf --dtype q4_0
+"""
+
+# What llama-batched-bench does: one batch of a token of every sequence a step,
+# all cores, and the likeliest token of each. Needs llama-cpp-python, compiled
+# for the machine at hand; tools/bench_decode.py writes the model and starts it.
+
+import ctypes
+import os
+import time
+
+import llama_cpp
+import numpy as np
+from arguments import parser_of
+from turns import take_turns
+
+FILE_TYPES = {
+  "float16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
+  "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+  "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+}
+
+
+@llama_cpp.llama_log_callback
+def ignore(level, text, data):
+  """Takes what llama.cpp says of each tensor."""
+
+
+def quantized(path: str, dtype: str) -> str:
+  """Returns the path of the model in a dtype, made where it is not there."""
+  if dtype == "float32":
+    return path
+  made = f"{path}.{dtype}"
+  settings = llama_cpp.llama_model_quantize_default_params()
+  settings.ftype = FILE_TYPES[dtype]
+  arguments = path.encode(), made.encode(), ctypes.byref(settings)
+  assert llama_cpp.llama_model_quantize(*arguments) == 0
+  return made
+
+
+class Decoder:
+  """A model with a cache of all sequences."""
+
+  def __init__(self, sizes, path: str):
+    self.sizes = sizes
+    settings = llama_cpp.llama_model_default_params()
+    self.model = llama_cpp.llama_model_load_from_file(path.encode(), settings)
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx = sizes.batch_size * sizes.sequence_length
+    settings.n_batch = settings.n_ubatch = max(
+      512, sizes.batch_size * sizes.prompt_tokens
+    )
+    settings.n_seq_max = sizes.batch_size
+    settings.n_threads = settings.n_threads_batch = os.cpu_count()
+    self.context = llama_cpp.llama_init_from_model(self.model, settings)
+    count = sizes.batch_size * sizes.prompt_tokens
+    self.batch = llama_cpp.llama_batch_init(count, 0, 1)
+
+  def read(self, tokens, start: int):
+    """Reads tokens [batch, length]; returns the likeliest behind each row."""
+    # Sequence by sequence, logits of each one's last token.
+    batch, (rows, length) = self.batch, tokens.shape
+    batch.n_tokens = tokens.size
+    for i, token in enumerate(tokens.ravel().tolist()):
+      row, place = divmod(i, length)
+      batch.token[i] = token
+      batch.pos[i] = start + place
+      batch.n_seq_id[i] = 1
+      batch.seq_id[i][0] = row
+      batch.logits[i] = place == length - 1
+    assert llama_cpp.llama_decode(self.context, batch) == 0
+    logits = llama_cpp.llama_get_logits(self.context)
+    shape = [rows, self.sizes.vocab_size]
+    return np.ctypeslib.as_array(logits, shape).argmax(1)[:, None]
+
+  def continuation_secs(self, prompts) -> float:
+    """Returns the seconds of a continuation; reading prompts is not timed."""
+    sizes = self.sizes
+    memory = llama_cpp.llama_get_memory(self.context)
+    llama_cpp.llama_memory_clear(memory, True)
+    tokens = self.read(prompts, 0)
+    start = time.perf_counter()
+    for place in range(sizes.prompt_tokens, sizes.sequence_length - 1):
+      tokens = self.read(tokens, place)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+  """Takes turns."""
+  parser = parser_of(
+    __doc__.splitlines()[0],
+    dtypes=["float32", *FILE_TYPES],
+    prompt_tokens=64,
+    batch_size=1,
+  )
+  parser.add_argument("--model", required=True, help="GGUF file, float32")
+  sizes = parser.parse_args()
+  llama_cpp.llama_log_set(ignore, ctypes.c_void_p(0))
+  llama_cpp.llama_backend_init()
+  decoder = Decoder(sizes, quantized(sizes.model, sizes.dtype))
+  shape = sizes.batch_size, sizes.prompt_tokens
+  prompts = np.random.default_rng(0).integers(sizes.vocab_size, size=shape)
+
+  def turn() -> dict[str, float]:
+    return {"secs": decoder.continuation_secs(prompts)}
+
+  turn()
+  count = llama_cpp.llama_model_n_params(decoder.model)
+  take_turns(turn, {"parameters": count})
+
+
+if __name__ == "__main__":
+  main()
