@@ -32,7 +32,7 @@ def test_a_model_has_the_parameters_of_its_name(size):
   from palm_mtf.accounting.params import count_parameters
 
   count = count_parameters(bench_peers.benchmark_config("float32", size))
-  assert count / 1e6 == pytest.approx(float(size.removesuffix("M")), rel=0.01)
+  assert count / 1e6 == pytest.approx(float(size.removesuffix("M")), rel=0.015)
 
 
 @pytest.mark.slow
