@@ -87,7 +87,7 @@ test-slow: $(T5_INSTALLED) ## run the slow tests
 test-oldest: BIN := $(VENV)-oldest/bin
 test-oldest: ## run the tests with the oldest TensorFlow that we support
 	@"$(PYTHON)" -m venv --clear $(VENV)-oldest
-	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test]'
+	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test,report]'
 	$(call TEST_ALL)
 
 lint: venv ## check style and format
