@@ -19,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from palm_mtf.errors import UserError
 OTHERS_SHARE = 0.1
 MIN_ROUNDS = 30
 _TICKS = os.sysconf("SC_CLK_TCK")
+# Threads of the program before look for work a while.
+_SETTLE_SECS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Program:
 
   def turn(self) -> Turn:
     """Lets the program take one turn."""
+    time.sleep(_SETTLE_SECS)
     busy, own = _busy_secs(), self._own_secs()
     print(file=self._process.stdin, flush=True)
     values = self._read()

@@ -20,10 +20,12 @@ _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
   """Returns the bytes of all weights, which a decoding step reads once."""
+  is_quantized = weight_dtype != "activation"
   total = 0
   for name, shape in parameter_shapes(config).items():
-    # Norm scales and the embedding are never quantized.
     dtype = weight_dtype if parsed(name).is_kernel else "activation"
+    if name == "embedding" and is_quantized:
+      dtype = "int8"  # as logits read it (decode/weights.py)
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
     total += int(math.prod(shape) * width)
   return total

@@ -31,8 +31,8 @@ class DecodeConfig:
       often.
     stop_strings: a continuation ends before the first of them.
     weight_dtype: "activation", as in training; or "int8" weights and inputs of
-      products, or "int4" weights, norms and embedding excepted
-      (decode/matmul.py).
+      products, or "int4" weights, with int8 ones of the logits; norms and the
+      embedding of tokens excepted (decode/matmul.py).
   """
 
   temperature: float = 0.7

@@ -6,7 +6,11 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.decode.layers import largest_of_rows, quantize
+from palm_mtf.decode.layers import (
+  dequantize,
+  largest_of_rows,
+  quantize,
+)
 from palm_mtf.decode.matmul import product
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.model.weights import logits_dtype
@@ -100,6 +104,10 @@ class Products:
   def unembed(self, y: LaidOut) -> LaidOut:
     """Returns y embedding^T, [rows, vocab], in LOGITS_DTYPE."""
     dtype = logits_dtype(self._weights.config)
+    if self._weights.quantizes_logit_rows:
+      rows = self._impl.slicewise(lambda y: quantize([y], []), y)
+      rows = self.multiply(rows, self._weights.to_logits)
+      return self._impl.slicewise(lambda *y: dequantize(*y, dtype), *rows)
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
     (logits,) = self.multiply((y,), self._weights.to_logits)
     return logits

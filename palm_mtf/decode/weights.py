@@ -25,8 +25,8 @@ from palm_mtf.native.packing import INT4
 from palm_mtf.ops.slicewise import split_axes
 
 # They are made once from a checkpoint's float32 variables: cast to the
-# activation dtype or quantized to int8, and joined where one product does for
-# several. Norms and the embedding are never int8.
+# activation dtype or quantized, and joined where one product does for several.
+# Norms and the embedding's rows are never quantized.
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 
@@ -61,7 +61,8 @@ class DecodeWeights:
   scales: dict[str, LaidOut]  # [d_model] float32, by checkpoint name
   kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
   is_packed: bool  # whether kernels are, for the operations of `native`
-  quantizes_rows: bool  # whether a product reads int8 numbers
+  quantizes_rows: bool  # whether a product of a layer reads int8 numbers
+  quantizes_logit_rows: bool  # whether that with `to_logits` does
   initialize: tf.Operation  # from the checkpoint's variables
 
 
@@ -84,6 +85,12 @@ def make_weights(
   is_packed = _is_packed(mesh_impl, config, weight_dtype)
   maker = _Maker(mesh_impl, config, dims, variables, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
+  of_logits = dtype if is_packed else logits_dtype(config)
+  is_quantized = weight_dtype != "activation"
+  if is_quantized:
+    # The largest product: in the activation dtype it would be half the bytes of
+    # a step with int4. A token's row has a scale of its own.
+    of_logits = tf.int8
   table = maker.laid_out("embedding")
   to_logits = mesh_impl.slicewise(tf.transpose, table)
   scales = {
@@ -101,7 +108,7 @@ def make_weights(
     # Rounded as the table is, also where the product is not.
     to_logits=maker.kernel(
       "to_logits",
-      dtype if is_packed else logits_dtype(config),
+      of_logits,
       mesh_impl.slicewise(lambda x: tf.cast(x, dtype), to_logits),
     ),
     scales={
@@ -111,6 +118,7 @@ def make_weights(
     kernels=dict(maker.joined_kernels()),
     is_packed=is_packed,
     quantizes_rows=maker.quantizes_rows,
+    quantizes_logit_rows=is_quantized and not is_packed,
     initialize=tf.group(maker.initializers),
   )
 

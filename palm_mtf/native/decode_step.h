@@ -34,6 +34,7 @@ struct Step {
   std::vector<float>& x;
   PreparedRows& inputs;
   std::vector<float>& wide;
+  std::vector<Shares> shares;  // of each product in turn
 
   int num_rows, memory_length;
   const int32_t *tokens, *positions;     // [num_rows]
@@ -54,6 +55,7 @@ struct Step {
     x.resize(size_t(num_rows) * model.d_model);
     wide.resize(size_t(num_rows) * wide_size());
     inputs.resize(num_rows, std::max(model.d_model, q_size() + model.d_ff));
+    shares = std::vector<Shares>(kernels.size());
     team.run([this](int thread) { steps(thread); });
   }
 
@@ -66,24 +68,24 @@ struct Step {
       const int q = q_size(), d_ff = model.d_ff;
       normalize(thread, scales[norm++], model.format);
       int columns = model.is_serial ? qkv_size() : wide_size();
-      multiply_in(thread, kernels[kernel++], 0, columns);
+      multiply_in(kernel++, 0, columns);
       if (!model.is_serial) {
         gate(thread, q + d_ff, q);
         attend(thread, layer, q + d_ff);
-        multiply_out(thread, kernels[kernel++], q + d_ff);
+        multiply_out(thread, kernel++, q + d_ff);
         continue;
       }
       attend(thread, layer, q);
-      multiply_out(thread, kernels[kernel++], q);
+      multiply_out(thread, kernel++, q);
       normalize(thread, scales[norm++], model.format);
-      multiply_in(thread, kernels[kernel++], qkv_size(), 2 * d_ff);
+      multiply_in(kernel++, qkv_size(), 2 * d_ff);
       gate(thread, d_ff, 0);
       team.meet();
-      multiply_out(thread, kernels[kernel++], d_ff);
+      multiply_out(thread, kernel++, d_ff);
     }
     normalize(thread, scales[norm], model.logits_format);
     const int vocab = model.vocab;
-    multiply(thread, kernels[kernel], model.logits_format, model.d_model, vocab,
+    multiply(kernel, model.logits_format, model.d_model, vocab,
              [&](int row, int column, int count, const float* y) {
                std::copy_n(y, count, logits + size_t(row) * vocab + column);
              });
@@ -111,8 +113,8 @@ struct Step {
   }
 
   // Writes a product of the norm to columns of `wide`.
-  void multiply_in(int thread, const uint8_t* kernel, int first, int outer) {
-    multiply(thread, kernel, model.format, model.d_model, outer,
+  void multiply_in(size_t kernel, int first, int outer) {
+    multiply(kernel, model.format, model.d_model, outer,
              [&](int row, int column, int count, const float* y) {
                float* to = &wide[size_t(row) * wide_size() + first + column];
                std::copy_n(y, count, to);
@@ -121,10 +123,10 @@ struct Step {
   }
 
   // Adds a product of `inputs` to the residual stream.
-  void multiply_out(int thread, const uint8_t* kernel, int inner) {
+  void multiply_out(int thread, size_t kernel, int inner) {
     for_rows(thread, [&](int row) { inputs.prepare(row, inner, model.format); });
     team.meet();
-    multiply(thread, kernel, model.format, inner, model.d_model,
+    multiply(kernel, model.format, inner, model.d_model,
              [&](int row, int column, int count, const float* y) {
                float* to = &x[size_t(row) * model.d_model + column];
                for (int i = 0; i < count; ++i) to[i] += y[i];
@@ -211,9 +213,9 @@ struct Step {
   }
 
   template <class Use>
-  void multiply(int thread, const uint8_t* kernel, Format format, int inner,
-                int outer, Use use) {
-    inputs.multiply(thread, team.size(), kernel, format, inner, outer, use);
+  void multiply(size_t kernel, Format format, int inner, int outer, Use use) {
+    inputs.multiply(shares[kernel], team.size(), kernels[kernel], format, inner,
+                    outer, use);
   }
 };
 

@@ -9,6 +9,7 @@
 
 #include "call.h"
 #include "decode_step.h"
+#include "huge_pages.h"
 #include "tensorflow/c/ops.h"
 
 namespace palm {
@@ -35,6 +36,7 @@ Shared& shared() {
 struct StepKernel {
   Model model;
   int threads;
+  mutable bool has_huge_pages = false;  // its weights stay where they are
 
   explicit StepKernel(Attributes attrs) {
     model.layers = attrs.number("layers");
@@ -61,7 +63,7 @@ struct StepKernel {
     m.vocab = TF_Dim(table, 0), m.d_model = TF_Dim(table, 1);
     TF_Tensor* sines = call.next();
     Step<T> step = {m, with.team_of(threads), with.x, with.inputs, with.wide,
-                    num_rows, int(TF_Dim(sines, 0))};
+                    {}, num_rows, int(TF_Dim(sines, 0))};
     step.tokens = static_cast<int32_t*>(TF_TensorData(tokens));
     step.positions = positions;
     step.table = static_cast<T*>(TF_TensorData(table));
@@ -70,8 +72,13 @@ struct StepKernel {
     const int norms = m.is_serial ? 2 : 1;  // of a layer
     for (int i = 0; i < norms * m.layers + 1; ++i)
       step.scales.push_back(call.next_data<float>());
-    for (int i = 0; i < 2 * norms * m.layers + 1; ++i)
-      step.kernels.push_back(call.next_data<uint8_t>());
+    for (int i = 0; i < 2 * norms * m.layers + 1; ++i) {
+      TF_Tensor* kernel = call.next();
+      step.kernels.push_back(static_cast<uint8_t*>(TF_TensorData(kernel)));
+      if (!has_huge_pages)
+        use_huge_pages(step.kernels.back(), TF_TensorByteSize(kernel));
+    }
+    has_huge_pages = true;
     for (int i = 0; i < 2 * m.layers; ++i) {
       TF_Tensor* part = call.next();
       step.cache.push_back(static_cast<T*>(TF_TensorData(part)));
@@ -122,9 +129,11 @@ struct ProductKernel {
     constexpr TF_DataType type = sizeof(Out) == 2 ? TF_BFLOAT16 : TF_FLOAT;
     Out* y = call.allocate<Out>(0, type, num_rows, outer);
     PreparedRows& inputs = with.inputs;
+    Shares shares;
     for (int first = 0; first < num_rows; first += kRows) {
       const int count = std::min(kRows, num_rows - first);
       inputs.resize(count, inner);
+      shares.begin_again();
       team.run([&](int thread) {
         for (int row = thread; row < count; row += team.size()) {
           float* to = inputs.row(row, inner);
@@ -136,7 +145,7 @@ struct ProductKernel {
         }
         team.meet();
         inputs.multiply(
-          thread, team.size(), kernel, format, inner, outer,
+          shares, team.size(), kernel, format, inner, outer,
           [&](int row, int column, int size, const float* numbers) {
             Out* to = y + size_t(first + row) * outer + column;
             for (int i = 0; i < size; ++i) put(to + i, numbers[i]);

@@ -55,15 +55,18 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
   const int length = padded(inner);
   Floats sums[kRows][kVectors] = {};
   if constexpr (kFormat == kFloat32) {
-    for (int k = 0; k < length; ++k, panel += 4 * kColumns)
+    for (int k = 0; k < length; ++k, panel += 4 * kColumns) {
+      prefetch(panel);
       for (int r = 0; r < kRows; ++r) {
         Floats value = splat(x.floats[size_t(first + r) * length + k]);
         for (int v = 0; v < kVectors; ++v)
           sums[r][v] += value * load<Floats>(panel + v * sizeof(Floats));
       }
+    }
   } else if constexpr (kFormat == kBfloat16) {
     // Each word has two inner indices of a column, the lower one first.
-    for (int k = 0; k < length; k += 2, panel += 4 * kColumns)
+    for (int k = 0; k < length; k += 2, panel += 4 * kColumns) {
+      prefetch(panel);
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVectors; ++v) {
           Words w = load<Words>(panel + v * sizeof(Words));
@@ -72,6 +75,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
                          ? add_pairs(sums[r][v], x.halves + at, w)
                          : add_pairs(sums[r][v], x.floats + at, w);
         }
+    }
   } else if constexpr (kFormat == kInt8) {
     const uint8_t* ends = panel + size_t(length) * kColumns;
     Ints totals[kRows][kVectors];
@@ -79,13 +83,15 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       Ints column = load<Ints>(ends + (kVectors + v) * sizeof(Ints));
       for (int r = 0; r < kRows; ++r) totals[r][v] = -kByteOffset * column;
     }
-    for (int k = 0; k < length; k += 4, panel += 4 * kColumns)
+    for (int k = 0; k < length; k += 4, panel += 4 * kColumns) {
+      prefetch(panel);
       for (int r = 0; r < kRows; ++r) {
         Words value = splat_word(x.bytes + size_t(first + r) * length + k);
         for (int v = 0; v < kVectors; ++v)
           totals[r][v] = add_signed_bytes(
             totals[r][v], value, load<Words>(panel + v * sizeof(Words)));
       }
+    }
     for (int r = 0; r < kRows; ++r)
       for (int v = 0; v < kVectors; ++v)
         sums[r][v] = to_floats(totals[r][v]) * x.scales[first + r] *
@@ -100,7 +106,8 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
         for (int v = 0; v < kVectors; ++v)
           totals[r][v] =
             splat(-8 * x.group_sums[size_t(first + r) * groups + g]);
-      for (int k = 0; k < kGroup / 2; k += 4, panel += 4 * kColumns)
+      for (int k = 0; k < kGroup / 2; k += 4, panel += 4 * kColumns) {
+        prefetch(panel);
         for (int v = 0; v < kVectors; ++v) {
           Words w = load<Words>(panel + v * sizeof(Words));
           Words low = w & 0x0f0f0f0f, high = (w >> 4) & 0x0f0f0f0f;
@@ -112,6 +119,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
               add_bytes(totals[r][v], high, splat_word(at + kGroup / 2));
           }
         }
+      }
       for (int v = 0; v < kVectors; ++v) {
         Floats scale = from_bfloat16(panel + v * sizeof(Halves));
         for (int r = 0; r < kRows; ++r)

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <type_traits>
 #include <vector>
 
@@ -12,6 +13,17 @@
 #include "products.h"
 
 namespace palm {
+
+// The panels of one product, which threads take in turn: one whose core is
+// slower takes fewer of them.
+class Shares {
+ public:
+  int take(int size) { return next_.fetch_add(size, std::memory_order_relaxed); }
+  void begin_again() { next_.store(0, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<int> next_ = 0;
+};
 
 class PreparedRows {
  public:
@@ -46,14 +58,13 @@ class PreparedRows {
     }
   }
 
-  // Calls use(row, column, count, numbers) for the share of thread `thread` of
-  // `num_threads` in the product with a kernel [inner, outer].
+  // Calls use(row, column, count, numbers) for the part of the product with a
+  // kernel [inner, outer] that this thread of `num_threads` takes.
   template <class Use>
-  void multiply(int thread, int num_threads, const uint8_t* kernel,
+  void multiply(Shares& shares, int num_threads, const uint8_t* kernel,
                 Format format, int inner, int outer, Use use) const {
     const int panels = (outer + kColumns - 1) / kColumns;
-    const int begin = int64_t(panels) * thread / num_threads;
-    const int end = int64_t(panels) * (thread + 1) / num_threads;
+    const int size = std::max(1, panels / (8 * num_threads));
     Rows rows = {floats_.data(), halves_.data(), bytes_.data(), scales_.data(),
                  group_sums_.data()};
     auto each = [&](int first, int count, int column, float y[][kColumns]) {
@@ -61,8 +72,9 @@ class PreparedRows {
       for (int r = 0; r < count; ++r) use(first + r, column, columns, y[r]);
     };
     auto go = [&](auto constant) {
-      multiply_panels<constant()>(rows, num_rows_, kernel, inner, begin, end,
-                                  each);
+      for (int at = shares.take(size); at < panels; at = shares.take(size))
+        multiply_panels<constant()>(rows, num_rows_, kernel, inner, at,
+                                    std::min(at + size, panels), each);
     };
     switch (format) {
       case kFloat32: return go(std::integral_constant<Format, kFloat32>());

@@ -36,6 +36,14 @@ inline T load(const void* at) {
   return x;
 }
 
+// Begins to read what a stream of bytes will need soon: the hardware does that
+// by itself within a page, and starts again in the next.
+inline void prefetch(const uint8_t* at) {
+  constexpr int kAhead = 4096, kLine = 64;
+  for (int i = 0; i < 4 * kColumns; i += kLine)
+    __builtin_prefetch(at + kAhead + i);
+}
+
 template <class T>
 inline void store(void* at, T x) {
   std::memcpy(at, &x, sizeof(x));

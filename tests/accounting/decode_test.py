@@ -21,14 +21,17 @@ SMALL = dataclasses.replace(SMALL, d_kv=64, d_ff=2048, vocab_size=8192)
 
 def test_a_token_reads_every_weight_once():
   config = dataclasses.replace(SMALL, activation_dtype="bfloat16")
-  rest = config.vocab_size * config.d_model + count_norm_scales(config)
-  kernels = count_parameters(config) - config.vocab_size * config.d_model
-  assert decode_weight_bytes(config, "int8") == kernels + 2 * rest
+  table, scales = config.vocab_size * config.d_model, count_norm_scales(config)
+  kernels = count_parameters(config) - table
+  # Logits read the table as int8; norm scales are not quantized.
+  rest = table + 2 * scales
+  assert decode_weight_bytes(config, "int8") == kernels + rest
   # Of 32 numbers of 4 bits, a scale of 2 bytes.
-  assert decode_weight_bytes(config, "int4") == kernels * 18 // 32 + 2 * rest
-  assert decode_weight_bytes(config, "activation") == 2 * (kernels + rest)
+  assert decode_weight_bytes(config, "int4") == kernels * 18 // 32 + rest
+  every = kernels + table + scales
+  assert decode_weight_bytes(config, "activation") == 2 * every
   config = dataclasses.replace(SMALL, activation_dtype="float32")
-  assert decode_weight_bytes(config, "activation") == 4 * (kernels + rest)
+  assert decode_weight_bytes(config, "activation") == 4 * every
 
 
 @pytest.mark.parametrize(

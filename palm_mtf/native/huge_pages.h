@@ -1,0 +1,34 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Large pages of memory under weights.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace palm {
+
+// Moves memory into pages of 2 MiB, where Linux has them: a product that reads
+// weights from memory waits for translations of addresses otherwise, once each
+// 4 KiB. What cannot be moved stays as it is.
+inline void use_huge_pages(const void* at, size_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kSize = uintptr_t(1) << 21;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, of Linux 6.1
+  // Pages that neighbours share are moved as a whole.
+  const uintptr_t begin = uintptr_t(at) & ~(kSize - 1);
+  const uintptr_t end = (uintptr_t(at) + bytes + kSize - 1) & ~(kSize - 1);
+  for (uintptr_t page = begin; page < end; page += kSize) {
+    madvise(reinterpret_cast<void*>(page), kSize, MADV_HUGEPAGE);
+    madvise(reinterpret_cast<void*>(page), kSize, kCollapse);
+  }
+#endif
+}
+
+}  // namespace palm
