@@ -10,7 +10,9 @@ Results are on stdout, progress is on stderr.
 """
 
 # Every program trains the same architecture on one random batch of 2,048
-# tokens; a turn is a step. The head of each file in tools/peers/ says how it is
+# tokens, or of one longer sequence; a turn is a step. Attention to more than
+# 2,048 positions is computed again by ours (REMAT), and not kept by peers. The
+# head of each file in tools/peers/ says how it is
 # written, and what its optimizer does less than PaLM's.
 
 import argparse
@@ -38,7 +40,7 @@ from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
-TOKENS = 2048  # of a step
+TOKENS = 2048  # of a step, unless a sequence is longer
 
 # Each peer's program and flags, and the modules that it imports.
 PEERS = {
@@ -83,7 +85,8 @@ def main() -> None:
   """Compares, or takes turns as a program of a comparison."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   add = parser.add_argument
-  add("--sequence_length", type=int, default=256, help=f"a divisor of {TOKENS}")
+  length_help = f"a divisor of {TOKENS}, or more than that"
+  add("--sequence_length", type=int, default=256, help=length_help)
   # By default the dtype that this machine multiplies fast.
   dtype_help = "of all programs, bfloat16 or float32"
   add("--dtype", default=fast_dtype_here(), help=dtype_help)
@@ -94,16 +97,19 @@ def main() -> None:
   check_count("--rounds", arguments.rounds)
   check_choice("--dtype", dtype, ["bfloat16", "float32"])
   check_count("--sequence_length", length)
-  if TOKENS % length:
+  tokens = max(TOKENS, length)
+  if tokens % length:
     raise UserError(
       f"--sequence_length = {length}: a step has {TOKENS:,} tokens; give a "
-      "divisor of that, such as 1024."
+      "divisor of that, such as 1024, or more."
     )
   config = dataclasses.replace(
-    benchmark_config(dtype, arguments.size), sequence_length=length
+    benchmark_config(dtype, arguments.size),
+    sequence_length=length,
+    remat="attention" if length > TOKENS else "none",
   )
   if arguments.worker:
-    run_ours(config, TOKENS // length)
+    run_ours(config, tokens // length)
     return
   # Ours too runs in a process of its own, as the peers do.
   worker = ["--worker", f"--dtype={dtype}", f"--size={arguments.size}"]
@@ -114,10 +120,10 @@ def main() -> None:
       arguments.peer_python,
       PEERS[name][0],
       SIZES[arguments.size] | {"sequence_length": length},
-      batch_size=TOKENS // length,
+      batch_size=tokens // length,
       dtype=dtype,
     )
-  found = rows(race(commands, arguments.rounds), TOKENS)
+  found = rows(race(commands, arguments.rounds), tokens)
   if not arguments.json:
     print("\n".join(table(found)))
     return

@@ -3,7 +3,7 @@
 """The flags of every peer: sizes, named as in palm_mtf.config.PalmConfig."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection
 
 # The model of tools/bench_peers.py, which passes all of them anyway.
 _SIZES = {
@@ -18,7 +18,7 @@ _SIZES = {
 
 
 def parser_of(
-  description: str, *, dtypes: Sequence[str], **numbers: int
+  description: str, *, dtypes: Collection[str], **numbers: int
 ) -> argparse.ArgumentParser:
   """Returns a parser of the sizes, --dtype and the numbers of one peer.
 
@@ -30,5 +30,5 @@ def parser_of(
   parser = argparse.ArgumentParser(description=description)
   for name, default in {**_SIZES, **numbers}.items():
     parser.add_argument(f"--{name}", type=int, default=default)
-  parser.add_argument("--dtype", choices=dtypes, default=dtypes[0])
+  parser.add_argument("--dtype", choices=dtypes, default=next(iter(dtypes)))
   return parser
