@@ -17,7 +17,7 @@ from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.cli import gin_files
 from palm_mtf.config import Config
 from palm_mtf.console import configure_logging
-from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.scorer import Example, Scorer
@@ -35,9 +35,7 @@ def differences(model_dir: str, config: Config) -> list[float]:
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=model.vocab_size
   )
-  corpus = load_corpus(
-    model_dir, config.data, vocabulary, model.sequence_length, config.run.seed
-  )
+  corpus = corpus_of_run(model_dir, config, vocabulary)
   documents = [
     Example([], tokens.read(begin, min(end, begin + model.sequence_length))[0])
     for tokens in [store.validation.tokens for store in corpus.stores]

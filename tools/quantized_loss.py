@@ -25,7 +25,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.batches import Batch
-from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 
@@ -82,14 +82,7 @@ def measure(model_dir: str) -> dict:
   model, run, data = config.model, config.run, config.data
   checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
-  corpus = load_corpus(
-    model_dir,
-    data,
-    vocabulary,
-    model.sequence_length,
-    run.seed,
-    model.objective,
-  )
+  corpus = corpus_of_run(model_dir, config, vocabulary)
   batches = list(
     corpus.validation_batches(
       batch_size=run.batch_sizes.sizes[0], num_rows=run.num_validation_rows

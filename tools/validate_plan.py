@@ -37,6 +37,7 @@ from palm_mtf.config import PlanConfig
 from palm_mtf.errors import check_choice
 from tools.bench_command import one_line_errors
 from tools.bench_pairs import Program, alternate
+from tools.bench_peers import SIZES
 from tools.plan_worker import work
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "predictions.md"
@@ -45,23 +46,6 @@ TURNS = 5
 _MOST_WORKERS, _MOST_BYTES = 4, 7e9
 _WITHIN = 0.15
 
-
-def _size(layers: int, width: int, vocab: int) -> dict[str, object]:
-  return {
-    "NUM_LAYERS": layers,
-    "D_MODEL": width,
-    "NUM_HEADS": width // 64,
-    "D_KV": 64,
-    "D_FF": 4 * width,
-    "VOCAB_SIZE": vocab,
-  }
-
-
-SIZES = {
-  "4.8M": _size(4, 256, 4096),
-  "26.6M": _size(6, 512, 8192),
-  "113M": _size(12, 768, 16384),
-}
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 _LONG = {"SEQUENCE_LENGTH": 1024, "GLOBAL_BATCH_SIZE": 2}
 _PODS = {"NUM_PODS": 2, "PODS": "local_servers"}
@@ -119,10 +103,9 @@ def config_of(case: str) -> PlanConfig:
   size, dtype = case.partition(",")[0].split()
   macros = {
     "NUM_PODS": 1,
-    "SEQUENCE_LENGTH": 256,
     "GLOBAL_BATCH_SIZE": 8,
     "ACTIVATION_DTYPE": DTYPES[dtype],
-    **SIZES[size],
+    **{name.upper(): value for name, value in SIZES[size].items()},
     **CASES[case],
   }
   given = [f"{name}={value!r}" for name, value in macros.items()]

@@ -15,7 +15,7 @@ import numpy as np
 
 from palm_mtf.config import Config
 from palm_mtf.data.batches.batches import Batch, Batches, batch_hash
-from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
@@ -35,14 +35,7 @@ def data_inspect(
   # made, for the run to find.
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
-  corpus = load_corpus(
-    model_dir,
-    data,
-    vocabulary,
-    model.sequence_length,
-    run.seed,
-    model.objective,
-  )
+  corpus = corpus_of_run(model_dir, config, vocabulary)
   batches = corpus.batches(run.batch_sizes, config.fault_tolerance.skips)
   num_rows = config.inspection.inspect_rows
   for step in config.inspection.inspect_steps:

@@ -20,7 +20,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.batches.batches import split_batch
-from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
@@ -94,14 +94,7 @@ def _validation_results(
   # sufficed: a batch is cut into the microbatches of all pods.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
-  corpus = load_corpus(
-    model_dir,
-    config.data,
-    vocabulary,
-    model.sequence_length,
-    run.seed,
-    model.objective,
-  )
+  corpus = corpus_of_run(model_dir, config, vocabulary)
   warn_of_other_evaluation_text(checkpoint, corpus, config.data)
   batches = list(
     corpus.validation_batches(

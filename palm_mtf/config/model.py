@@ -36,7 +36,7 @@ class PalmConfig:
     remat: activations that a step recomputes instead of keeping, which takes
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.
-    objective: what is learnt: "causal", each token from those before it; or
+    objective: training objective: "causal", each token from those before it; or
       targets from inputs that attend to one another in both directions:
       "prefix_lm", the rest of a text from its beginning, "span_corruption", the
       spans that a text lacks (data/batches/objectives.py).

@@ -43,7 +43,7 @@ from palm_mtf.cluster.local_servers import cluster_places
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.tpu_topology import check_pods, tpu_slice
 from palm_mtf.data.batches.batches import Batch
-from palm_mtf.data.batches.corpus import Corpus, load_corpus
+from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.inference.prompts import check_prompts, check_room
@@ -89,14 +89,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   if initial and run.init_state == "all":
     state = whole_state(initial, run, config.optimizer)
   check_prompts(run.prompts, vocabulary, model, run)
-  corpus = load_corpus(
-    model_dir,
-    data,
-    vocabulary,
-    model.sequence_length,
-    run.seed,
-    model.objective,
-  )
+  corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # are there enough?
   task_evaluation = _task_evaluation(model_dir, config, vocabulary)
   entropy = unigram_entropy(_validation_batches(corpus, config))

@@ -8,6 +8,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 
+from palm_mtf.config import Config
 from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.skipped_batches import Skips
@@ -164,6 +165,20 @@ class Corpus:
         f"give more text, {share} VALIDATION_SHARE, or lower SEQUENCE_LENGTH = "
         f"{self.sequence_length:,}."
       )
+
+
+def corpus_of_run(
+  model_dir: str, config: Config, vocabulary: Vocabulary
+) -> Corpus:
+  """Returns the corpus of a run by its settings; see `load_corpus`."""
+  return load_corpus(
+    model_dir,
+    config.data,
+    vocabulary,
+    config.model.sequence_length,
+    config.run.seed,
+    config.model.objective,
+  )
 
 
 def load_corpus(

@@ -181,7 +181,7 @@ class WholeRows:
 
     Args:
       number: number of the row, below `num_rows`.
-      epoch: what the objective draws is another in each epoch.
+      epoch: number of the epoch, for which the objective draws anew.
     """
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)
