@@ -111,6 +111,7 @@ with _lean_import():
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+  from tensorflow.compiler.xla import xla_data_pb2
   from tensorflow.core.framework import attr_value_pb2
   from tensorflow.python.eager import context
   from tensorflow.python.eager.polymorphic_function import atomic_function
@@ -143,4 +144,5 @@ __all__ = [
   "tf",
   "tf2",
   "tpu_ops",
+  "xla_data_pb2",
 ]

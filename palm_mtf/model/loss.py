@@ -19,10 +19,7 @@ from palm_mtf.ops.xla import fused
 _SMALLEST_WEIGHT = 1e-30
 
 
-def _is_target(first, logits, targets):
-  # A slice of `vocab` begins at token `first`, and holds few of the targets.
-  row = tf.range(logits.shape[-1]) + first
-  return tf.equal(row, targets[..., tf.newaxis])
+# A slice of `vocab` begins at token `first`, and holds few of the targets.
 
 
 @fused
@@ -32,11 +29,14 @@ def _largest(logits):
 
 @fused
 def _slice_sums(first, logits, targets, largest):
-  is_target = _is_target(first, logits, targets)
+  vocab = logits.shape[-1]
+  row = targets - first
+  target = tf.gather(logits, tf.clip_by_value(row, 0, vocab - 1), batch_dims=2)
+  is_here = (row >= 0) & (row < vocab)
+  target = tf.where_v2(is_here, tf.cast(target, tf.float32), 0.0)
   # float32 inside one pass: no float32 tensor of the logits' size is written.
   logits = tf.cast(logits, tf.float32)
   normalizer = tf.reduce_sum(tf.exp(logits - largest[..., tf.newaxis]), -1)
-  target = tf.reduce_sum(tf.where_v2(is_target, logits, 0.0), -1)
   return normalizer, target
 
 
@@ -51,7 +51,8 @@ def _cross_entropy_gradient(
   first, logits, targets, log_z, dloss, dlog_z, dtype
 ):
   # dlogits = softmax * (dloss + dlog_z) - onehot(target) * dloss
-  is_target = _is_target(first, logits, targets)
+  row = tf.range(logits.shape[-1]) + first
+  is_target = tf.equal(row, targets[..., tf.newaxis])
   x, log_z, dloss, dlog_z = (
     tf.cast(logits, tf.float32),
     log_z[..., tf.newaxis],

@@ -28,12 +28,14 @@ Angles = tuple[tf.Tensor, tf.Tensor]
 # --- Of one device -----------------------------------------------------------
 
 
-@fused
-def _joined(*kernels):
-  return tf.concat([tf.reshape(x, [x.shape[0], -1]) for x in kernels], 1)
+# What only joins and splits is not compiled: XLA copies more slowly than
+# TensorFlow.
 
 
-@fused
+def _joined(rows, parts):
+  return tf.concat([tf.reshape(x, [rows, -1]) for x in parts], 1)
+
+
 def _split(joined, shapes, dtype):
   parts = tf.split(joined, [math.prod(shape[1:]) for shape in shapes], 1)
   return tuple(
@@ -87,17 +89,26 @@ _read = fused(read_product)
 
 
 @fused
-def _read_gradient(wide, gradients, num_rows, angles, is_gated):
+def _rotated_back(xs, angles):
+  sin, cos = angles  # by the opposite angles
+  return [_rotated(x, (-sin, cos), 2) for x in xs]
+
+
+@fused
+def _gates_gradient(wide, dy):
+  columns = dy.shape[-1]
+  gate, linear = tf.split(wide[:, -2 * columns :], 2, 1)
+  return gated_gradient(gate, linear, tf.reshape(dy, [-1, columns]))
+
+
+def _read_gradient(wide, gradients, angles, is_gated):
   """Returns the gradient of a product, [rows, columns], from those read."""
   gradients = list(gradients)
   if angles:
-    sin, cos = angles  # rotated back: by the opposite angles
-    gradients[:2] = [_rotated(x, (-sin, cos), num_rows) for x in gradients[:2]]
+    gradients[:2] = _rotated_back(gradients[:2], angles)
   if is_gated:
-    dy = tf.reshape(gradients.pop(), [wide.shape[0], -1])
-    gate, linear = tf.split(wide[:, -2 * dy.shape[1] :], 2, 1)
-    gradients += gated_gradient(gate, linear, dy)
-  return tf.concat([tf.reshape(x, [wide.shape[0], -1]) for x in gradients], 1)
+    gradients += _gates_gradient(wide, gradients.pop())
+  return _joined(wide.shape[0], gradients)
 
 
 # --- Of a mesh ---------------------------------------------------------------
@@ -145,8 +156,8 @@ class _Projection(mtf.Operation):
 
     def apply(x, *others):
       angles, kernels = others[:num_angles], others[num_angles:]
-      joined = _joined(*kernels)
       *rows, d_model = x.shape.as_list()
+      joined = _joined(d_model, kernels)
       wide = matmul(tf.reshape(x, [-1, d_model]), joined)
       shapes = [kernel.shape[1:].as_list() for kernel in kernels]
       return (*_read(wide, rows, shapes, angles, self.is_gated), wide, joined)
@@ -196,8 +207,10 @@ class _ProjectionGradient(mtf.Operation):
 
     def apply(x, wide, *others):
       angles, kernels, gradients = others[:n], others[n:m], others[m:]
-      joined = _joined(*kernels) if len(kernels) > 1 else kernels[0]
-      gradient = _read_gradient(wide, gradients, 2, angles, forward.is_gated)
+      joined = kernels[0]
+      if len(kernels) > 1:
+        joined = _joined(x.shape[2], kernels)
+      gradient = _read_gradient(wide, gradients, angles, forward.is_gated)
       dxs = [
         tf.reshape(
           matmul(gradient[:, columns], joined[:, columns], transpose_b=True),

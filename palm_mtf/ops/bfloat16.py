@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of bfloat16 numbers, on CPUs that lack them too."""
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import gen_xla_ops, tf, xla_data_pb2
 from palm_mtf.machine.cpu import bfloat16_flags
-from palm_mtf.ops.xla import in_xla_computation
+from palm_mtf.ops.xla import fused, in_xla_computation
 
 # A CPU that cannot multiply bfloat16 gets the same numbers from float32:
 # products of bfloat16 numbers are exact there, sums are in float32 as
@@ -47,9 +47,26 @@ def matmul(
       that of x.
   """
   dtype = dtype or x.dtype
-  # TensorFlow has no product of bfloat16 numbers with a float32 result on CPUs
-  # and GPUs. XLA multiplies float32 copies of them as bfloat16 on a TPU.
-  if dtype != x.dtype or is_emulated(x):
+  emulated = is_emulated(x)
+  if dtype != x.dtype and not emulated:
+    # XLA alone has a product whose result has another dtype.
+    return _xla_matmul(x, y, transpose_a, transpose_b, dtype)
+  if emulated:
     x, y = (tf.cast(each, tf.float32) for each in (x, y))
   y = tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
   return tf.cast(y, dtype)
+
+
+@fused
+def _xla_matmul(x, y, transpose_a, transpose_b, dtype):
+  dimensions = xla_data_pb2.DotDimensionNumbers(
+    lhs_contracting_dimensions=[0 if transpose_a else 1],
+    rhs_contracting_dimensions=[1 if transpose_b else 0],
+  )
+  return gen_xla_ops.xla_dot_v2(
+    x,
+    y,
+    dimension_numbers=dimensions.SerializeToString(),
+    precision_config=b"",
+    preferred_element_type=dtype,
+  )

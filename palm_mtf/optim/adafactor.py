@@ -25,6 +25,7 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.sums import fused_sum
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.ops.xla import fused
 from palm_mtf.optim.parameter_groups import (
@@ -52,22 +53,21 @@ def _clipped(g, clip):
   return tf.cast(g, tf.float32) * clip
 
 
-@fused
+@fused_sum
 def _sum_of_squares(p, center):
-  return tf.reduce_sum(tf.square(p - center))
+  return tf.square(p - center)
 
 
-@fused
+@fused_sum
 def _full_squares(g, clip, one_minus_beta2, v):
-  return tf.reduce_sum(
-    tf.square(full_update(_clipped(g, clip), one_minus_beta2, v)[0])
-  )
+  u, _ = full_update(_clipped(g, clip), one_minus_beta2, v)
+  return tf.square(u)
 
 
-@fused
+@fused_sum
 def _factored_squares(g, clip, one_minus_beta2, row, column):
   (u,) = factored_update(_clipped(g, clip), one_minus_beta2, row, column)
-  return tf.reduce_sum(tf.square(u))
+  return tf.square(u)
 
 
 def _stepped(p, m, u, scalars):

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.ops.sums import fused_sum
 
 
+@fused_sum
 def _sum_of_squares(x):
-  return 2.0 * tf.nn.l2_loss(tf.cast(x, tf.float32))
+  return tf.square(tf.cast(x, tf.float32))
 
 
 def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:

@@ -100,4 +100,4 @@ def test_a_policy_recomputes_what_it_names_once_in_each_layer(
   assert calls["masked_softmax"] == attention
   assert calls["read_product"] == mlp
   # What needs them is computed once.
-  assert calls["softmax_gradient"] == calls["read_gradient"] == 3
+  assert calls["softmax_gradient"] == calls["gates_gradient"] == 3
