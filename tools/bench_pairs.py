@@ -20,10 +20,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from palm_mtf.errors import UserError
+from palm_mtf.machine.host_memory import largest_resident_bytes
 
 OTHERS_SHARE = 0.1
 MIN_ROUNDS = 30
@@ -77,13 +78,12 @@ class Program:
 
   def turn(self) -> Turn:
     """Lets the program take one turn."""
-    time.sleep(_SETTLE_SECS)
-    busy, own = _busy_secs(), self._own_secs()
+    return turn_of(self._process.pid, self._take_turn)
+
+  def _take_turn(self) -> dict[str, float]:
     print(file=self._process.stdin, flush=True)
     values = self._read()
-    secs = values.pop("secs")
-    others = _busy_secs() - busy - (self._own_secs() - own)
-    return Turn(secs, max(0.0, others) / secs / os.cpu_count(), values)
+    return {"peak_bytes": largest_resident_bytes(self._process.pid), **values}
 
   def _read(self) -> dict[str, float]:
     line = self._process.stdout.readline()
@@ -91,8 +91,21 @@ class Program:
       raise UserError(f"{self.name} ended before its turn; see above.")
     return json.loads(line)
 
-  def _own_secs(self) -> float:
-    return sum(processor_secs(self._process.pid).values())
+
+def turn_of(pid: int, take: Callable[[], dict[str, float]]) -> Turn:
+  """Takes a turn, and finds out what other processes did meanwhile.
+
+  Args:
+    pid: process that does the work, with its children.
+    take: does it; returns its "secs" and further numbers.
+  """
+  time.sleep(_SETTLE_SECS)
+  busy, own = _busy_secs(), sum(processor_secs(pid).values())
+  values = take()
+  secs = values.pop("secs")
+  own = sum(processor_secs(pid).values()) - own
+  others = _busy_secs() - busy - own
+  return Turn(secs, max(0.0, others) / secs / os.cpu_count(), values)
 
 
 def processor_secs(pid: int) -> dict[int, float]:
@@ -189,6 +202,8 @@ def rows(
 ) -> list[dict[str, object]]:
   """Returns the speed of each program, and how much faster the first one is.
 
+  And the most resident bytes that it has had ("peak_bytes").
+
   Args:
     turns: turns of each program, by its name and dtype.
     tokens: tokens of a turn.
@@ -199,6 +214,7 @@ def rows(
     row: dict[str, object] = dict(zip(("program", "dtype"), key, strict=True))
     secs = statistics.median(turn.secs for turn in own)
     row["tokens_per_sec"] = tokens / secs
+    row["peak_bytes"] = max(turn.values["peak_bytes"] for turn in own)
     if key != ours:
       compared = dataclasses.asdict(ratio(own, turns[ours]))
       row |= {"ratio": compared.pop("median"), **compared}

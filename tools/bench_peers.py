@@ -120,11 +120,12 @@ def peer_command(
 
 
 def table(rows: Iterable[Mapping[str, object]]) -> Iterable[str]:
-  """Yields lines for a reader: speeds, and ratios ours / peer."""
-  yield f"{'program':<14} {'dtype':<9} {'tokens/s':>9}  ratio of ours to it"
+  """Yields lines for a reader: speeds, peaks, and ratios ours / peer."""
+  head = f"{'program':<14} {'dtype':<9} {'tokens/s':>9} {'peak, MB':>9}"
+  yield f"{head}  ratio of ours to it"
   for row in rows:
     line = f"{row['program']:<14} {row['dtype']:<9} "
-    line += f"{row['tokens_per_sec']:>9,.0f}"
+    line += f"{row['tokens_per_sec']:>9,.0f} {row['peak_bytes'] / 1e6:>9,.0f}"
     if "ratio" in row:
       line += f"  {row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f}, "
       line += f"{row['rounds']} rounds"

@@ -15,21 +15,23 @@ Results are on stdout, progress is on stderr.
 #   apart   both pods at once, each for itself: the same step without exchange
 #   alone   the first pod for itself, the other idle
 #
-# `ratio` is the time of a step apart over that of one joined: 0.975 says that
-# the exchange costs 2.5% of a step. `speed-up` is the work of two joined pods
-# over that of one alone: cores that share a clock and memory slow each other
-# down without any exchange, so that it stays below 2 * ratio.
+# `apart / joined` is the ratio of their times: 0.975 says that the exchange
+# costs 2.5% of a step. `speed-up` is the work of two joined pods over that of
+# one alone: cores that share a clock and memory slow each other down without
+# any exchange, so that it stays below twice the ratio.
 
 import argparse
 import concurrent.futures
 import dataclasses
 import json
+import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from bench_command import one_line_errors, random_tokens, seconds_of
+from bench_pairs import Turn, ratio, turn_of
 from bench_peers import BATCH_SIZE, PALM_OPTIMIZER, benchmark_config
 
 from palm_mtf.cluster.local_servers import PodServers
@@ -41,10 +43,10 @@ NUM_PODS = 2
 WARM_UP_ROUNDS = 2  # not timed: they compile and fill caches
 
 
-def rounds_of_steps(
+def turns_of_steps(
   cluster, pods: PodsConfig, mesh: MeshLayout, rounds: int
-) -> Iterator[dict[str, float]]:
-  """Yields the seconds of one step of each kind, round after round."""
+) -> dict[str, list[Turn]]:
+  """Returns a turn of each kind of step in each round."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.host.devices import HostDevices
   from palm_mtf.programs.train_program import build_train_program
@@ -89,30 +91,33 @@ def rounds_of_steps(
       "apart": apart,
       "alone": lambda number: each[0](part, number),
     }
+    turns: dict[str, list[Turn]] = {kind: [] for kind in kinds}
     for number in range(WARM_UP_ROUNDS + rounds):
-      # From step 1 on: step 0 is that of moments that are still 0.
-      secs = {kind: seconds_of(run, 1 + number) for kind, run in kinds.items()}
-      if number >= WARM_UP_ROUNDS:
-        yield secs
+      for kind, run in kinds.items():
+        # From step 1 on: step 0 is that of moments that are still 0.
+        turn = turn_of(
+          os.getpid(),
+          lambda run=run, number=number: {"secs": seconds_of(run, 1 + number)},
+        )
+        turns[kind].append(turn)
+      secs = "  ".join(
+        f"{kind} {x[-1].secs:.3f} s" for kind, x in turns.items()
+      )
+      print(f"{mesh.num_microbatches} microbatches: {secs}", file=sys.stderr)
+    return {kind: x[WARM_UP_ROUNDS:] for kind, x in turns.items()}
 
 
-def summarize(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
-  """Returns the medians of ratio, speed-up and seconds.
-
-  Example:
-    One round of {"joined": 4, "apart": 3, "alone": 2.8} has the ratio 0.75, and
-    the speed-up 2 * 2.8 / 4 = 1.4.
-  """
-  ratios = [secs["apart"] / secs["joined"] for secs in rounds]
-  speed_ups = [NUM_PODS * secs["alone"] / secs["joined"] for secs in rounds]
+def summarize(turns: Mapping[str, Sequence[Turn]]) -> dict[str, object]:
+  """Returns the ratio with its interval, the speed-up and median seconds."""
+  compared = dataclasses.asdict(ratio(turns["apart"], turns["joined"]))
+  of_alone = ratio(turns["alone"], turns["joined"])
   return {
-    "ratio": round(statistics.median(ratios), 4),
-    "ratio_min": round(min(ratios), 4),
-    "ratio_max": round(max(ratios), 4),
-    "speed_up": round(statistics.median(speed_ups), 3),
+    "ratio": compared.pop("median"),
+    **compared,
+    "speed_up": NUM_PODS * of_alone.median,
     **{
-      f"{kind}_secs": round(statistics.median(x[kind] for x in rounds), 3)
-      for kind in rounds[0]
+      f"{kind}_secs": statistics.median(x.secs for x in each)
+      for kind, each in turns.items()
     },
   }
 
@@ -121,9 +126,9 @@ def read_arguments() -> argparse.Namespace:
   """Returns the command line's choices; checks all of them."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   add = parser.add_argument
-  add("--microbatches", default="1,2,4,7", help="numbers of them in a step")
+  add("--microbatches", default="1,2,7", help="numbers of them in a step")
   add("--dcn_dtype", default="bfloat16", help="of gradients; or float32")
-  add("--rounds", type=int, default=5, help="timed steps of each kind")
+  add("--rounds", type=int, default=40, help="timed steps of each kind")
   add("--json", action="store_true", help="print one object a line")
   # A step is some microbatches of 8 sequences a pod: the more, the more work to
   # the same gradients.
@@ -153,7 +158,9 @@ def main() -> None:
     for number in chosen.microbatches
   ]
   if not chosen.json:
-    print("microbatches  joined    apart     alone     speed-up  ratio")
+    print(
+      "microbatches    joined     apart     alone  speed-up  apart / joined"
+    )
   with PodServers(pods, meshes[0]) as servers:
     from palm_mtf.cluster.connect import connect
     from palm_mtf.cluster.server_info import read_info
@@ -163,24 +170,24 @@ def main() -> None:
     infos = {x: read_info(x, pods.pod_timeout_secs) for x in addresses}
     cluster = connect(pods, meshes[0], places, infos)
     for mesh in meshes:
-      rounds = []
-      for secs in rounds_of_steps(cluster, pods, mesh, chosen.rounds):
-        rounds.append(secs)
-        text = "  ".join(f"{kind} {x:.3f} s" for kind, x in secs.items())
-        print(f"{mesh.num_microbatches} microbatches: {text}", file=sys.stderr)
-      record = summarize(rounds)
+      record = summarize(turns_of_steps(cluster, pods, mesh, chosen.rounds))
       if chosen.json:
-        settings = {"dcn_dtype": chosen.dcn_dtype, "rounds": chosen.rounds}
+        settings = {"dcn_dtype": chosen.dcn_dtype}
         microbatches = {"num_microbatches": mesh.num_microbatches}
         print(json.dumps({**microbatches, **record, **settings}), flush=True)
-        continue
-      secs = "  ".join(f"{record[f'{kind}_secs']:6.3f} s" for kind in rounds[0])
-      print(
-        f"{mesh.num_microbatches:<12}  {secs}  {record['speed_up']:<8.2f}  "
-        f"{record['ratio']:.3f} ({record['ratio_min']:.3f} to "
-        f"{record['ratio_max']:.3f})",
-        flush=True,
-      )
+      else:
+        print(_row(mesh.num_microbatches, record), flush=True)
+
+
+def _row(microbatches: int, record: Mapping[str, object]) -> str:
+  kinds = ("joined", "apart", "alone")
+  secs = "  ".join(f"{record[f'{kind}_secs']:6.3f} s" for kind in kinds)
+  disturbed = ", disturbed" if record["is_disturbed"] else ""
+  return (
+    f"{microbatches:<12}  {secs}  {record['speed_up']:8.2f}  "
+    f"{record['ratio']:.3f} ({record['low']:.3f} to {record['high']:.3f}, "
+    f"{record['rounds']} rounds{disturbed})"
+  )
 
 
 if __name__ == "__main__":

@@ -61,5 +61,6 @@ def test_programs_take_turns_and_one_that_ends_is_named():
     seen = alternate([a, b], 4)
     assert all(turn.secs >= 0.05 > 0 for turn in seen["a"])
     assert {turn.values["value"] for turn in seen["b"]} == {7.0}
+    assert all(turn.values["peak_bytes"] > 1e6 for turn in seen["b"])
   with pytest.raises(UserError, match="c ended before its turn"):
     Program("c", [sys.executable, "-c", "pass"])

@@ -12,7 +12,7 @@ from tools.bench_pairs import Turn, rows
 
 
 def turns(*secs):
-  return [Turn(x, 0.0, {}) for x in secs]
+  return [Turn(x, 0.0, {"peak_bytes": 1e6 * x}) for x in secs]
 
 
 def test_ratios_are_of_seconds_and_above_1_where_ours_is_faster():
@@ -23,8 +23,8 @@ def test_ratios_are_of_seconds_and_above_1_where_ours_is_faster():
   assert "ratio" not in found[0]
   assert found[1]["ratio"] == 2  # of 3, 2 and 2
   ours, theirs = list(bench_peers.table(found))[1:]
-  assert ours.split() == ["ours", "int8", "50"]
-  assert theirs.split()[:4] == ["a", "q8_0", "25", "2.00"]
+  assert ours.split() == ["ours", "int8", "50", "4"]
+  assert theirs.split()[:5] == ["a", "q8_0", "25", "8", "2.00"]
 
 
 @pytest.mark.parametrize("size", bench_peers.SIZES)
@@ -50,3 +50,4 @@ def test_ours_runs_and_says_its_speed(tool, flags):
   record = json.loads(done.stdout)
   assert record["program"] == "ours"
   assert record["tokens_per_sec"] > 0
+  assert 1e8 < record["peak_bytes"] < 2e9

@@ -8,16 +8,15 @@ import json
 import pytest
 
 from tools import bench_pods
+from tools.bench_pairs import Turn
 
 
 def test_ratio_and_speed_up_are_medians_of_the_rounds():
-  rounds = [
-    {"joined": 4, "apart": 3, "alone": 2},
-    {"joined": 2, "apart": 1.8, "alone": 1.6},
-    {"joined": 8, "apart": 4, "alone": 3},
-  ]
-  record = bench_pods.summarize(rounds)
-  assert (record["ratio_min"], record["ratio_max"]) == (0.5, 0.9)
+  secs = {"joined": [4, 2, 8], "apart": [3, 1.8, 4], "alone": [2, 1.6, 3]}
+  record = bench_pods.summarize(
+    {kind: [Turn(x, 0.0, {}) for x in each] for kind, each in secs.items()}
+  )
+  assert (record["low"], record["high"]) == (0.5, 0.9)
   assert (record["ratio"], record["speed_up"]) == (0.75, 1)
   assert (record["joined_secs"], record["alone_secs"]) == (4, 2)
 
