@@ -16,6 +16,7 @@ Results are on stdout, progress is on stderr.
 # multi-head attention, both ours.
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -29,6 +30,7 @@ from bench_pairs import race, rows
 from bench_peers import (
   SIZES,
   benchmark_config,
+  num_parameters,
   peer_command,
   read_arguments,
   table,
@@ -47,7 +49,7 @@ _TORCH_AND_JAX = {32: "float32", 16: "bfloat16"}
 # Each peer's program, its dtypes, and the modules that it imports.
 PEERS = {
   "torch": ("torch_decode.py", _TORCH_AND_JAX, ["torch"]),
-  "jax": ("jax_decode.py", _TORCH_AND_JAX, ["jax", "optax"]),
+  "jax": ("jax_decode.py", _TORCH_AND_JAX, ["jax"]),
   "llama_cpp": (
     "llama_cpp_decode.py",
     {32: "float32", 16: "float16", 8: "q8_0", 4: "q4_0"},
@@ -98,12 +100,12 @@ class Task:
     )
 
 
-def run_ours(task: Task, dtype: str) -> None:
-  """Takes turns: a continuation of all prompts each, with random weights."""
+@contextlib.contextmanager
+def decoding(task: Task, dtype: str) -> Iterator[tuple]:
+  """Yields a session, a program of random weights, and what `start` is fed."""
   import numpy as np
 
   from palm_mtf._tf import tf
-  from palm_mtf.accounting.params import count_norm_scales, count_parameters
   from palm_mtf.decode.strategies import PromptBatch
   from palm_mtf.inference.decoder_session import step_session_config
   from palm_mtf.programs.generate_program import (
@@ -113,12 +115,11 @@ def run_ours(task: Task, dtype: str) -> None:
 
   config = task.config(dtype)
   mesh = MeshLayout(mesh_shape="", layout="")
-  max_tokens = task.sequence_length - task.prompt_tokens
   # [eod] is an id that is never chosen: no row ends early.
   sizes = PromptBatch(
     num_prompts=task.batch_size,
     prompt_tokens=task.prompt_tokens,
-    max_tokens=max_tokens,
+    max_tokens=task.sequence_length - task.prompt_tokens,
     num_tokens=config.vocab_size - 1,
     eod_id=config.vocab_size - 1,
   )
@@ -135,23 +136,32 @@ def run_ours(task: Task, dtype: str) -> None:
       ]
     )
     session.run(model.prepare)  # casts, or quantizes, once
-    feed = {
-      program.prompts: np.random.default_rng(0).integers(
-        sizes.num_tokens, size=[task.batch_size, task.prompt_tokens]
-      ),
-      program.lengths: [task.prompt_tokens] * task.batch_size,
-      program.keys: np.zeros([task.batch_size, 1, 2]),
-    }
+    yield (
+      session,
+      program,
+      {
+        program.prompts: np.random.default_rng(0).integers(
+          sizes.num_tokens, size=[task.batch_size, task.prompt_tokens]
+        ),
+        program.lengths: [task.prompt_tokens] * task.batch_size,
+        program.keys: np.zeros([task.batch_size, 1, 2]),
+      },
+    )
+
+
+def run_ours(task: Task, dtype: str) -> None:
+  """Takes turns: a continuation of all prompts each."""
+  with decoding(task, dtype) as (session, program, feed):
+    to_the_end = {program.limit: task.sequence_length - task.prompt_tokens}
 
     def turn() -> dict[str, float]:
       session.run(program.start, feed)  # reads the prompt, makes one token
       start = time.perf_counter()
-      session.run(program.advance, {program.limit: max_tokens})
+      session.run(program.advance, to_the_end)
       return {"secs": time.perf_counter() - start}
 
     turn()  # compiles
-    count = count_parameters(config) + count_norm_scales(config)
-    take_turns(turn, {"parameters": count})
+    take_turns(turn, {"parameters": num_parameters(task.config(dtype))})
 
 
 def our_command(task: Task, dtype: str) -> list[str]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from palm_mtf.accounting.params import count_norm_scales, count_parameters
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.errors import UserError, check_choice
@@ -51,6 +52,11 @@ SIZES = {
 def benchmark_config(dtype: str, size: str = "26.6M") -> PalmConfig:
   """Returns the architecture that every program has, of one of SIZES."""
   return PalmConfig(activation_dtype=dtype, **SIZES[size])
+
+
+def num_parameters(config: PalmConfig) -> int:
+  """Returns the number of parameters, scales of norms included, as peers do."""
+  return count_parameters(config) + count_norm_scales(config)
 
 
 def read_arguments(

@@ -12,8 +12,9 @@ Results are on stdout, progress is on stderr.
 # Every program trains the same architecture on one random batch of 2,048
 # tokens, or of one longer sequence; a turn is a step. Attention to more than
 # 2,048 positions is computed again by ours (REMAT), and not kept by peers. The
-# head of each file in tools/peers/ says how it is
-# written, and what its optimizer does less than PaLM's.
+# optimizer of all is PaLM's. Peers round their logits to --dtype, which ours,
+# the recipe as it is, does not. The head of each file in tools/peers/ says how
+# it is written.
 
 import argparse
 import dataclasses
@@ -27,17 +28,18 @@ from bench_peers import (
   PALM_OPTIMIZER,
   SIZES,
   benchmark_config,
+  num_parameters,
   peer_command,
   read_arguments,
   table,
 )
 from peers.turns import take_turns
 
-from palm_mtf.accounting.params import count_norm_scales, count_parameters
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
+from palm_mtf.machine.host_memory import limit_arenas
 
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
 TOKENS = 2048  # of a step, unless a sequence is longer
@@ -46,12 +48,13 @@ TOKENS = 2048  # of a step, unless a sequence is longer
 PEERS = {
   "torch": (["torch_palm.py", "--compile"], ["torch"]),
   "torch_eager": (["torch_palm.py"], ["torch"]),
-  "jax": (["jax_palm.py"], ["jax", "optax"]),
+  "jax": (["jax_palm.py"], ["jax"]),
 }
 
 
 def run_ours(config: PalmConfig, batch_size: int) -> None:
   """Takes turns: a training step each."""
+  limit_arenas()  # as commands do
   from palm_mtf._tf import tf
   from palm_mtf.mesh.session import session_config
   from palm_mtf.programs.train_program import build_train_program
@@ -76,8 +79,7 @@ def run_ours(config: PalmConfig, batch_size: int) -> None:
 
     for _ in range(WARM_UP_STEPS):
       turn()
-    count = count_parameters(config) + count_norm_scales(config)
-    take_turns(turn, {"parameters": count})
+    take_turns(turn, {"parameters": num_parameters(config)})
 
 
 @one_line_errors

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM's optimizer in JAX, for tools/parity.py to train with."""
+"""PaLM's optimizer in JAX."""
 
 # Written from the papers (PaLM 5; Shazeer and Stern 2018) for any tree of
 # arrays: Adafactor without factorization, momentum 0.9, beta2 = 1 - k^-0.8,
@@ -13,8 +13,10 @@ import jax.numpy as jnp
 
 def init(params):
   """Returns the mean squares and the momenta before the first step."""
-  zeros = jax.tree.map(jnp.zeros_like, params)
-  return {"mean_squares": zeros, "momenta": zeros}
+  return {
+    name: jax.tree.map(jnp.zeros_like, params)
+    for name in ("mean_squares", "momenta")
+  }
 
 
 def schedule(k: int) -> tuple[float, float]:

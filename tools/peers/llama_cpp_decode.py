@@ -11,12 +11,11 @@ python llama_cpp_decode.py --model model.gguf --dtype q4_0
 
 import ctypes
 import os
-import time
 
 import llama_cpp
 import numpy as np
 from arguments import parser_of
-from turns import take_turns
+from continuations import continue_in_turns
 
 FILE_TYPES = {
   "float16": llama_cpp.LLAMA_FTYPE_MOSTLY_F16,
@@ -62,6 +61,9 @@ class Decoder:
 
   def read(self, tokens, start: int):
     """Reads tokens [batch, length]; returns the likeliest behind each row."""
+    if start == 0:
+      memory = llama_cpp.llama_get_memory(self.context)
+      llama_cpp.llama_memory_clear(memory, True)
     # Sequence by sequence, logits of each one's last token.
     batch, (rows, length) = self.batch, tokens.shape
     batch.n_tokens = tokens.size
@@ -77,17 +79,6 @@ class Decoder:
     shape = [rows, self.sizes.vocab_size]
     return np.ctypeslib.as_array(logits, shape).argmax(1)[:, None]
 
-  def continuation_secs(self, prompts) -> float:
-    """Returns the seconds of a continuation; reading prompts is not timed."""
-    sizes = self.sizes
-    memory = llama_cpp.llama_get_memory(self.context)
-    llama_cpp.llama_memory_clear(memory, True)
-    tokens = self.read(prompts, 0)
-    start = time.perf_counter()
-    for place in range(sizes.prompt_tokens, sizes.sequence_length - 1):
-      tokens = self.read(tokens, place)
-    return time.perf_counter() - start
-
 
 def main() -> None:
   """Takes turns."""
@@ -102,15 +93,8 @@ def main() -> None:
   llama_cpp.llama_log_set(ignore, ctypes.c_void_p(0))
   llama_cpp.llama_backend_init()
   decoder = Decoder(sizes, quantized(sizes.model, sizes.dtype))
-  shape = sizes.batch_size, sizes.prompt_tokens
-  prompts = np.random.default_rng(0).integers(sizes.vocab_size, size=shape)
-
-  def turn() -> dict[str, float]:
-    return {"secs": decoder.continuation_secs(prompts)}
-
-  turn()
   count = llama_cpp.llama_model_n_params(decoder.model)
-  take_turns(turn, {"parameters": count})
+  continue_in_turns(decoder.read, sizes, count)
 
 
 if __name__ == "__main__":

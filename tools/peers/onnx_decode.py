@@ -13,13 +13,12 @@ python onnx_decode.py --dtype int4
 
 import os
 import tempfile
-import time
 
 import numpy as np
 import onnxruntime
 from arguments import parser_of
+from continuations import continue_in_turns
 from onnx import TensorProto, helper, numpy_helper, save
-from turns import take_turns
 
 BITS = {"int8": 8, "int4": 4}
 BLOCK = 32
@@ -194,15 +193,6 @@ class Decoder:
     self.session.run_with_iobinding(self.binding)
     return self.next.numpy()
 
-  def continuation_secs(self, prompts) -> float:
-    """Returns the seconds of a continuation; reading prompts is not timed."""
-    sizes = self.sizes
-    tokens = self.read(prompts, 0)
-    start = time.perf_counter()
-    for place in range(sizes.prompt_tokens, sizes.sequence_length - 1):
-      tokens = self.read(tokens, place)
-    return time.perf_counter() - start
-
 
 def main() -> None:
   """Takes turns."""
@@ -217,14 +207,7 @@ def main() -> None:
     path = os.path.join(folder, "model.onnx")
     graph.save(path)
     decoder = Decoder(sizes, path)
-  shape = sizes.batch_size, sizes.prompt_tokens
-  prompts = np.random.default_rng(0).integers(sizes.vocab_size, size=shape)
-
-  def turn() -> dict[str, float]:
-    return {"secs": decoder.continuation_secs(prompts)}
-
-  turn()
-  take_turns(turn, {"parameters": graph.num_parameters})
+  continue_in_turns(decoder.read, sizes, graph.num_parameters)
 
 
 if __name__ == "__main__":

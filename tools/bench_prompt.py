@@ -1,0 +1,101 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the reading of a prompt with the forward pass of training.
+
+  python tools/bench_prompt.py
+  python tools/bench_prompt.py --size 125M --tokens 2000
+
+A ratio above 1 says that the prompt is read faster. Results are on stdout,
+progress is on stderr.
+"""
+
+# Both compute every position of one text; training needs the logits of all of
+# them for its loss, and a prompt those of the last one, of which its first new
+# token is chosen. Quantized weights are compared with training in the fast
+# dtype of activations.
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from bench_command import one_line_errors, random_tokens
+from bench_decode import OURS, Task, decoding
+from bench_pairs import race, rows
+from bench_peers import PALM_OPTIMIZER, num_parameters, read_arguments, table
+from peers.turns import take_turns
+
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.errors import check_count
+
+
+def read_prompts(task: Task, dtype: str) -> None:
+  """Takes turns: the reading of a prompt each."""
+  with decoding(task, dtype) as (session, program, feed):
+
+    def turn() -> dict[str, float]:
+      session.run(program.start, feed)
+      return {}
+
+    turn()  # compiles
+    take_turns(turn, {"parameters": num_parameters(task.config(dtype))})
+
+
+def compute_losses(config: PalmConfig) -> None:
+  """Takes turns: the loss of one text each."""
+  from palm_mtf._tf import tf
+  from palm_mtf.mesh.session import session_config
+  from palm_mtf.programs.train_program import build_train_program
+
+  tokens = random_tokens(config, 1)
+  mesh = MeshLayout(mesh_shape="", layout="")
+  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+    program = build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=1, seed=0
+    )
+    session.run(program.initialize)
+    (pod,) = program.pods
+    feed = dict.fromkeys(pod.features.values(), tokens)
+
+    def turn() -> dict[str, float]:
+      return {"loss": float(session.run(pod.loss, feed))}
+
+    turn()  # compiles
+    take_turns(turn, {"parameters": num_parameters(config)})
+
+
+@one_line_errors
+def main() -> None:
+  """Compares, or takes turns as a program of a comparison."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  add = parser.add_argument
+  add("--tokens", type=int, default=1000, help="of the prompt")
+  add("--prompt", choices=OURS.values(), help=argparse.SUPPRESS)
+  add("--loss", choices=OURS.values(), help=argparse.SUPPRESS)
+  arguments = read_arguments(parser, {})
+  check_count("--rounds", arguments.rounds)
+  check_count("--tokens", arguments.tokens, minimum=8)
+  size, tokens = arguments.size, arguments.tokens
+  task = Task(size, sequence_length=4 * tokens, batch_size=1)
+  if arguments.prompt:
+    read_prompts(task, arguments.prompt)
+    return
+  if arguments.loss:
+    config = task.config(arguments.loss)
+    compute_losses(dataclasses.replace(config, sequence_length=tokens))
+    return
+  worker = [sys.executable, __file__, f"--size={size}", f"--tokens={tokens}"]
+  for dtype in OURS.values():
+    commands = {
+      (name, dtype): [*worker, f"--{name}={dtype}"]
+      for name in ("prompt", "loss")
+    }
+    found = rows(race(commands, arguments.rounds), tokens)
+    lines = [json.dumps({**x, "size": size, "tokens": tokens}) for x in found]
+    for line in lines if arguments.json else table(found):
+      print(line, flush=True)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

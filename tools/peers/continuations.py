@@ -1,0 +1,37 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The turns of a program that decodes a token of all prompts at a time."""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+from turns import take_turns
+
+
+def continue_in_turns(
+  read: Callable[[np.ndarray, int], np.ndarray],
+  sizes: argparse.Namespace,
+  num_parameters: int,
+) -> None:
+  """Takes turns: a continuation of all prompts each; reading them is not timed.
+
+  Args:
+    read: takes tokens, [batch, length], and the place of the first; returns the
+      likeliest token behind each row, [batch, 1]. Place 0 begins anew.
+    sizes: flags of `parser_of`, "prompt_tokens" among them.
+    num_parameters: of the model.
+  """
+  shape = sizes.batch_size, sizes.prompt_tokens
+  prompts = np.random.default_rng(0).integers(sizes.vocab_size, size=shape)
+
+  def turn() -> dict[str, float]:
+    tokens = read(prompts, 0)
+    start = time.perf_counter()
+    for place in range(sizes.prompt_tokens, sizes.sequence_length - 1):
+      tokens = read(tokens, place)
+    return {"secs": time.perf_counter() - start}
+
+  turn()  # warms up
+  take_turns(turn, {"parameters": num_parameters})
