@@ -43,11 +43,7 @@ class Decoder:
     self._weights = weights
     self._products = Products(weights, packed=True)
     self._dtype = tf.as_dtype(self._config.activation_dtype)
-    # The last scale carries 1/sqrt(d_model) of the logits, as in model/palm.py.
-    self._last_scale = self._impl.slicewise(
-      lambda scale: scale * self._config.d_model**-0.5,
-      weights.scales["final_norm/scale"],
-    )
+    self._last_scale = weights.last_scale()
 
   def step(
     self, tokens: LaidOut, position: LaidOut, cache: Cache

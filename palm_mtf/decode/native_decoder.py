@@ -26,13 +26,7 @@ class NativeDecoder:
       for layer in range(self._config.num_layers)
       for norm in norms
     ]
-    # The last scale carries 1/sqrt(d_model) of the logits, as in model/palm.py.
-    scales.append(
-      self._impl.slicewise(
-        lambda scale: scale * self._config.d_model**-0.5,
-        weights.scales["final_norm/scale"],
-      )
-    )
+    scales.append(weights.last_scale())
     # A dict keeps its order: a layer's products, as a step has them, in turn.
     kernels = [x.kernel for x in weights.kernels.values()]
     (self._table,) = weights.table.tensor_list

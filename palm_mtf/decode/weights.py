@@ -65,6 +65,14 @@ class DecodeWeights:
   quantizes_logit_rows: bool  # whether that with `to_logits` does
   initialize: tf.Operation  # from the checkpoint's variables
 
+  def last_scale(self) -> LaidOut:
+    """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
+    # The factor is that of the logits, as in model/palm.py.
+    return self.impl.slicewise(
+      lambda scale: scale * self.config.d_model**-0.5,
+      self.scales["final_norm/scale"],
+    )
+
 
 def make_weights(
   mesh_impl: mtf.MeshImpl,

@@ -20,9 +20,16 @@ ROTARY_BASE = 10_000.0
 # --- Embedding ---------------------------------------------------------------
 
 
-def _local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
+def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
+  """Returns the row of each token in one slice of `vocab`, -1 in others.
+
+  Args:
+    first: [], int32, token of the slice's first row.
+    tokens: [...], int32.
+    rows: number of rows of the slice.
+  """
   row = tokens - first
-  # -1, which no segment has, for tokens of other slices
+  # -1 is also a segment that a sum over segments leaves out.
   return tf.where_v2((row >= 0) & (row < rows), row, -1)
 
 
@@ -36,14 +43,14 @@ def local_embedding(
     table: [rows, d_model].
     tokens: [...], int32.
   """
-  row = _local_rows(first, tokens, table.shape[0])
+  row = local_rows(first, tokens, table.shape[0])
   found = tf.gather(table, tf.maximum(row, 0))
   return tf.where_v2((row >= 0)[..., tf.newaxis], found, tf.zeros_like(found))
 
 
 def _embed_gradient(first, rows, tokens, dy):
   (num_rows,) = rows.shape
-  row = _local_rows(first, tokens, num_rows)
+  row = local_rows(first, tokens, num_rows)
   # float32: a frequent token sums thousands of bfloat16 rows.
   return tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
 

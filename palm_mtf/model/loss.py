@@ -11,15 +11,13 @@ z_loss     = Z_LOSS * mean(log(Z) ** 2)                         (PaLM 5)
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.model.layers import local_rows
 from palm_mtf.ops.slicewise import WholeSlice, slice_offset, split_axes
 from palm_mtf.ops.xla import fused
 
 # Least divisor of a mean: where all weights are 0, the mean and its gradients
 # are 0, not 0 / 0.
 _SMALLEST_WEIGHT = 1e-30
-
-
-# A slice of `vocab` begins at token `first`, and holds few of the targets.
 
 
 @fused
@@ -29,11 +27,11 @@ def _largest(logits):
 
 @fused
 def _slice_sums(first, logits, targets, largest):
-  vocab = logits.shape[-1]
-  row = targets - first
-  target = tf.gather(logits, tf.clip_by_value(row, 0, vocab - 1), batch_dims=2)
-  is_here = (row >= 0) & (row < vocab)
-  target = tf.where_v2(is_here, tf.cast(target, tf.float32), 0.0)
+  # This slice of `vocab` begins at token `first`: other slices hold the logits
+  # of most targets, and count as 0 here.
+  row = local_rows(first, targets, logits.shape[-1])
+  target = tf.gather(logits, tf.maximum(row, 0), batch_dims=2)
+  target = tf.where_v2(row >= 0, tf.cast(target, tf.float32), 0.0)
   # float32 inside one pass: no float32 tensor of the logits' size is written.
   logits = tf.cast(logits, tf.float32)
   normalizer = tf.reduce_sum(tf.exp(logits - largest[..., tf.newaxis]), -1)
