@@ -121,7 +121,7 @@ def test_a_line_of_arguments_names_the_thing_first():
   _documented = ast.Module | ast.ClassDef | ast.FunctionDef
   assert_none(
     f"{path}: {line}"
-    for path in [*PACKAGE, *python_files("tasks")]
+    for path in [*PACKAGE, *python_files("tasks", "tools")]
     for node in nodes_of(path)
     if isinstance(node, _documented)
     for line in _arguments(ast.get_docstring(node, clean=False) or "")

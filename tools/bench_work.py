@@ -55,8 +55,8 @@ def ratios(
 
   Args:
     setting: --batch_size or --num_layers.
-    values: of the setting.
-    rounds: steps of each.
+    values: values of the setting.
+    rounds: number of steps of each value.
   """
   worker = [sys.executable, __file__, "--worker"]
   with contextlib.ExitStack() as stack:

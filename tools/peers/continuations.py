@@ -21,7 +21,7 @@ def continue_in_turns(
     read: takes tokens, [batch, length], and the place of the first; returns the
       likeliest token behind each row, [batch, 1]. Place 0 begins anew.
     sizes: flags of `parser_of`, "prompt_tokens" among them.
-    num_parameters: of the model.
+    num_parameters: number of parameters of the model.
   """
   shape = sizes.batch_size, sizes.prompt_tokens
   prompts = np.random.default_rng(0).integers(sizes.vocab_size, size=shape)

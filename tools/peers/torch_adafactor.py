@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 
-def _mean_square_root(x):
+def _root_mean_square(x):
   return x.square().mean().sqrt()
 
 
@@ -24,8 +24,8 @@ def _step(parameters, mean_squares, momenta, beta2, learning_rate):
     g = g / norm
     v.mul_(beta2).add_((1 - beta2) * (g.square() + 1e-30))
     update = g * v.rsqrt()
-    update = update / _mean_square_root(update).clamp(min=1.0)
-    size = _mean_square_root(p).clamp(min=1e-3)
+    update = update / _root_mean_square(update).clamp(min=1.0)
+    size = _root_mean_square(p).clamp(min=1e-3)
     m.mul_(0.9).add_(0.1 * learning_rate * size * update)
     p.sub_(learning_rate.square() * p + m)
 
@@ -48,7 +48,7 @@ class Adafactor:
   def step(self) -> None:
     """Takes a step by the gradients of the parameters, and forgets them."""
     self.num_steps = k = self.num_steps + 1
-    # As tensors: what is compiled is so for all steps.
+    # As tensors: numbers would be compiled into the step, anew for each one.
     numbers = [1 - k**-0.8, min(0.01, k**-0.5)]
     like = {"dtype": self.parameters[0].dtype}
     self._step(

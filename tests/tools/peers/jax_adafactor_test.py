@@ -3,30 +3,17 @@
 """PaLM's optimizer in JAX takes the oracle's steps."""
 
 import jax
-import numpy as np
 
-from tests import oracle
-from tests.mtf_testing import PALM_OPTIMIZER, relative_error
+from tests.mtf_testing import relative_error
+from tests.tools.peers.oracle_steps import initial_parameters, oracle_steps
 from tools.peers import jax_adafactor
 
 
-def arrays(seed):
-  rng = np.random.default_rng(seed)
-  return {
-    "kernel": rng.standard_normal((4, 5)),
-    "scale": 1e-5 * rng.standard_normal(6),  # below the floor of its size
-  }
-
-
 def test_it_takes_the_oracle_s_steps():
-  params = expected = arrays(0)
-  adafactor = oracle.Adafactor(PALM_OPTIMIZER, params)
   with jax.enable_x64(True):
-    state = jax_adafactor.init(jax.tree.map(jax.numpy.asarray, params))
-    for k in range(1, 31):
-      # Below and above the norm that is clipped.
-      gradients = {n: g * 0.1 * (1 + k % 4) for n, g in arrays(k).items()}
-      expected = adafactor.step(expected, gradients)
+    params = jax.tree.map(jax.numpy.asarray, initial_parameters())
+    state = jax_adafactor.init(params)
+    for k, gradients, expected in oracle_steps():
       params, state = jax_adafactor.step(
         params, state, gradients, *jax_adafactor.schedule(k)
       )
