@@ -19,6 +19,7 @@ quickstart's. Results are on stdout.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -32,6 +33,7 @@ from bench_command import (
   train_config,
 )
 from bench_pairs import Program, alternate, ratio
+from bench_program import warm_training
 from peers.turns import take_turns
 
 from palm_mtf.config import Config
@@ -44,37 +46,16 @@ PRODUCTS = ("one product", "five products")
 
 def train(config: Config, model_dir: str) -> None:
   """Takes turns: a training step each."""
-  from palm_mtf._tf import tf
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.training.prepare import prepare
-  from palm_mtf.training.step import TrainStep
 
-  config = dataclasses.replace(
-    config, pods=dataclasses.replace(config.pods, num_pods=1)
-  )
   corpus = prepare(model_dir, config).corpus
-  sizes = config.run.batch_sizes
-  batches = corpus.batches(sizes)
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    program = build_train_program(
-      config.model,
-      config.mesh_layout,
-      config.optimizer,
-      batch_size=sizes.sizes[0],
-      seed=config.run.seed,
-      features=batches.features,
-    )
-    session.run(program.initialize)
-    run, step = TrainStep(session, program).run, 0
-    for _ in range(2):  # compiles, and fills caches; no turn
-      run(batches.batch(0), 0)
-    session.run(program.initialize)
+  batches = corpus.batches(config.run.batch_sizes)
+  with warm_training(config, batches) as step:
+    steps = itertools.count()
 
     def turn() -> dict[str, float]:
-      nonlocal step
-      step += 1
-      return {"loss": run(batches.batch(step - 1), step - 1)["loss"]}
+      number = next(steps)
+      return {"loss": step.run(batches.batch(number), number)["loss"]}
 
     take_turns(turn, {})
 
@@ -156,7 +137,8 @@ def compare(
   record = {"program": names[1], "to": names[0], **dataclasses.asdict(found)}
   last = max(1, rounds // 10)
   for name in names:
-    losses = [turn.values["loss"] for turn in turns[name] if turn.values]
+    values = [turn.values for turn in turns[name]]
+    losses = [x["loss"] for x in values if "loss" in x]
     if losses:
       record[f"loss_{name}"] = statistics.fmean(losses[-last:])
   return record
@@ -192,7 +174,7 @@ def main() -> int:
   files = chosen.gin_file or [RECIPE]
   if chosen.worker:
     block = chosen.worker if chosen.worker in BLOCKS else "parallel"
-    config = train_config(files, [*macros, f"BLOCK={block!r}"])
+    config = train_config(files, [*macros, f"BLOCK={block!r}", "NUM_PODS=1"])
     if chosen.worker in BLOCKS:
       train(config, chosen.model_dir)
     else:

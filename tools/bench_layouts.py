@@ -28,6 +28,7 @@ from bench_command import (
   seconds_of,
   train_config,
 )
+from bench_program import training_program
 
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.config import Config, mesh_layout
@@ -61,10 +62,7 @@ def config_of(files: list[str], macros: list[str], name: str) -> Config:
 
 def measure(config: Config, num_steps: int) -> dict:
   """Trains in this process; returns bytes moved and kept, and seconds."""
-  from palm_mtf._tf import tf
-  from palm_mtf.mesh.session import session_config
   from palm_mtf.mesh.traffic import traffic
-  from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.training.step import TrainStep
 
   model, mesh = config.model, config.mesh_layout
@@ -73,19 +71,14 @@ def measure(config: Config, num_steps: int) -> dict:
   tokens = random_tokens(model, batch_size)
   batch = {"inputs": tokens, "targets": tokens}
   before = resident_bytes()
-  with (
-    tf.Graph().as_default(),
-    tf.Session(config=session_config(mesh.num_devices)) as session,
-  ):
-    program = build_train_program(
-      model, mesh, optimizer, batch_size=batch_size, seed=0
-    )
+  with training_program(
+    model, optimizer, batch_size=batch_size, mesh_layout=mesh
+  ) as (session, program):
     # Bytes are counted in the lowered program, of all devices together. All
     # microbatches but the last add up gradients in a program of their own.
     moved = traffic([program.update, *program.metrics.values()])
     for _ in range(mesh.num_microbatches - 1):
       moved += traffic([pod.accumulate for pod in program.pods])
-    session.run(program.initialize)
     run = TrainStep(session, program).run
     times = [
       seconds_of(run, batch, step) for step in range(_WARM_UP_STEPS + num_steps)

@@ -34,6 +34,7 @@ from bench_command import (
 )
 from bench_pairs import Program
 from bench_peers import peer_command
+from bench_program import warm_training
 from peers.turns import take_turns
 
 from palm_mtf.accounting.params import count_parameters
@@ -81,30 +82,13 @@ def _validation(corpus: Corpus, config: Config) -> list:
 
 def train(config: Config, model_dir: str) -> None:
   """Takes turns: TURN_SECS of processor time each, then the loss."""
-  from palm_mtf._tf import tf
   from palm_mtf.inference.loss_session import mean_loss
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs.train_program import build_train_program
-  from palm_mtf.training.step import TrainStep
 
   corpus = _corpus(config, model_dir)
-  sizes = config.run.batch_sizes
-  batches, validation = corpus.batches(sizes), _validation(corpus, config)
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    program = build_train_program(
-      config.model,
-      config.mesh_layout,
-      config.optimizer,
-      batch_size=sizes.sizes[0],
-      seed=config.run.seed,
-      features=batches.features,
-    )
-    session.run(program.initialize)
-    step = TrainStep(session, program)
-    for _ in range(2):  # compiles, and fills caches; no turn
-      step.run(batches.batch(0), 0)
-    mean_loss(step.losses, validation[:1])
-    session.run(program.initialize)
+  batches = corpus.batches(config.run.batch_sizes)
+  validation = _validation(corpus, config)
+  with warm_training(config, batches) as step:
+    mean_loss(step.losses, validation[:1])  # compiles
     steps, spent_secs = itertools.count(), 0.0
 
     def turn() -> dict[str, float]:

@@ -28,6 +28,7 @@ from bench_command import (
   read_gin_arguments,
   train_config,
 )
+from bench_program import training_program
 
 from palm_mtf.config import Config
 from palm_mtf.errors import check_count
@@ -38,21 +39,12 @@ RECIPE = "recipes/quickstart.gin"
 
 def seconds_of_pairs(config: Config, rounds: int) -> dict[str, list]:
   """Returns [rounds] pairs of seconds: of whole steps, and of gradients."""
-  from palm_mtf._tf import tf
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs.train_program import build_train_program
-
   model, mesh = config.model, config.mesh_layout
   batch_size = config.run.batch_sizes.sizes[0] // mesh.num_microbatches
   tokens = random_tokens(model, batch_size)
-  with (
-    tf.Graph().as_default(),
-    tf.Session(config=session_config(mesh.num_devices)) as session,
-  ):
-    program = build_train_program(
-      model, mesh, config.optimizer, batch_size=batch_size, seed=0
-    )
-    session.run(program.initialize)
+  with training_program(
+    model, config.optimizer, batch_size=batch_size, mesh_layout=mesh
+  ) as (session, program):
     feeds = [*program.pods[0].features.values(), program.step]
     norm = program.metrics["grad_norm"]
     # TensorFlow runs what a fetch needs: the norm needs every gradient, and

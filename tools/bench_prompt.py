@@ -23,9 +23,9 @@ from bench_command import one_line_errors, random_tokens
 from bench_decode import OURS, Task, decoding
 from bench_pairs import race, rows
 from bench_peers import PALM_OPTIMIZER, num_parameters, read_arguments, table
+from bench_program import training_program
 from peers.turns import take_turns
 
-from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import check_count
 
@@ -44,17 +44,11 @@ def read_prompts(task: Task, dtype: str) -> None:
 
 def compute_losses(config: PalmConfig) -> None:
   """Takes turns: the loss of one text each."""
-  from palm_mtf._tf import tf
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs.train_program import build_train_program
-
   tokens = random_tokens(config, 1)
-  mesh = MeshLayout(mesh_shape="", layout="")
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=1, seed=0
-    )
-    session.run(program.initialize)
+  with training_program(config, PALM_OPTIMIZER, batch_size=1) as (
+    session,
+    program,
+  ):
     (pod,) = program.pods
     feed = dict.fromkeys(pod.features.values(), tokens)
 

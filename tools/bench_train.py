@@ -33,9 +33,9 @@ from bench_peers import (
   read_arguments,
   table,
 )
+from bench_program import training_program
 from peers.turns import take_turns
 
-from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
@@ -55,17 +55,11 @@ PEERS = {
 def run_ours(config: PalmConfig, batch_size: int) -> None:
   """Takes turns: a training step each."""
   limit_arenas()  # as commands do
-  from palm_mtf._tf import tf
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs.train_program import build_train_program
-
   tokens = random_tokens(config, batch_size)
-  mesh = MeshLayout(mesh_shape="", layout="")
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=batch_size, seed=0
-    )
-    session.run(program.initialize)
+  with training_program(config, PALM_OPTIMIZER, batch_size=batch_size) as (
+    session,
+    program,
+  ):
     # Without the feeds and fetches that training logs: the step alone.
     run_step = session.make_callable(
       [program.metrics["loss"], program.update],

@@ -14,6 +14,7 @@ Results are on stdout.
 # model is tools/peers/jax_palm.py, its optimizer tools/peers/jax_adafactor.py.
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -23,11 +24,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import check_count
 from tools.bench_command import one_line_errors
 from tools.bench_peers import PALM_OPTIMIZER
+from tools.bench_program import training_program
 
 # Largest relative difference of the losses: rounding alone in the first steps,
 # and what Adafactor's g / sqrt(v) amplifies of it later.
@@ -80,17 +81,13 @@ def train_ours(
   config: PalmConfig, batch_size: int, steps: int, seed: int
 ) -> tuple[dict[str, np.ndarray], list[float]]:
   """Trains with palm_mtf; returns the first weights and every step's loss."""
-  from palm_mtf._tf import tf
-  from palm_mtf.mesh.session import session_config
-  from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.training.step import TrainStep
 
-  mesh = MeshLayout(mesh_shape="", layout="")
-  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
-    program = build_train_program(
-      config, mesh, PALM_OPTIMIZER, batch_size=batch_size, seed=seed
-    )
-    session.run(program.initialize)
+  # The JAX program knows no zero-centered scales of norms.
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, norm_scale="plain")
+  with training_program(
+    config, optimizer, batch_size=batch_size, seed=seed
+  ) as (session, program):
     weights = session.run(
       {n: parts[0].variable.value() for n, parts in program.slices.items()}
     )
