@@ -20,6 +20,8 @@ import tempfile
 import types
 from collections.abc import Iterator
 
+from palm_mtf.machine.host_memory import release_file_pages
+
 # Read once, at the import. What matters reaches us as a Python exception.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -65,6 +67,9 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """
 
   _NAMES = ("h5py", "jax", "keras", "scipy")
+  # What TensorFlow imports first behind its libraries. To load these the
+  # dynamic linker has read 300 MB of symbols and relocations, for good.
+  _AFTER_LIBRARIES = "tensorflow.python.tools"
 
   def __enter__(self) -> None:
     sys.meta_path.insert(0, self)
@@ -76,6 +81,8 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     self, name: str, path: object = None, target: object = None
   ) -> importlib.machinery.ModuleSpec | None:
     """Returns where the package is, with a loader that refuses."""
+    if name == self._AFTER_LIBRARIES:
+      release_file_pages()
     if name not in self._NAMES:
       return None
     spec = importlib.machinery.PathFinder.find_spec(name)
@@ -123,6 +130,7 @@ with _lean_import():
 
 import mesh_tensorflow as mtf  # noqa: E402
 
+release_file_pages()
 tf.logging.set_verbosity(tf.logging.ERROR)
 
 

@@ -5,7 +5,9 @@
 import ctypes
 import gc
 import os
+import re
 
+_MADV_DONTNEED = 4  # of Linux's mman.h
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 _MAX_ARENAS = 2
 # Whoever sets one of these decides alone.
@@ -41,6 +43,37 @@ def free_garbage() -> None:
   """
   gc.collect()
   _of_glibc("malloc_trim", 0)
+
+
+def release_file_pages() -> None:
+  """Releases pages of mapped files that this process has only read.
+
+  They stay in the system's cache of files, and come back when they are read.
+  """
+  for begin, end in _unchanged_files():
+    address, size = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
+    _of_glibc("madvise", address, size, _MADV_DONTNEED)
+
+
+def _unchanged_files() -> list[tuple[int, int]]:
+  """Returns where files are mapped of which no page differs from the file."""
+  try:
+    with open("/proc/self/smaps", encoding="utf-8") as file:
+      text = file.read()
+  except OSError:  # not every kernel shows it
+    return []
+  # A line "begin-end permissions offset device inode path" and lines of fields.
+  head = r"^(\w+)-(\w+) (\S+) \w+ \S+ (\d+) .*$"
+  _, *parts = re.split(head, text, flags=re.MULTILINE)
+  found = []
+  for begin, end, permissions, inode, fields in zip(
+    *(parts[i::5] for i in range(5)), strict=True
+  ):
+    # Relocated pointers, say, are in memory alone.
+    is_changed = re.search(r"Anonymous: +[1-9]", fields)
+    if inode != "0" and "w" not in permissions and not is_changed:
+      found.append((int(begin, 16), int(end, 16)))
+  return found
 
 
 def limit_arenas() -> None:

@@ -1,11 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import mmap
 import subprocess
 import sys
 
 import pytest
 
-from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
+from palm_mtf.machine.host_memory import (
+  largest_resident_bytes,
+  release_file_pages,
+  resident_bytes,
+)
 from tests import processes
 
 # Eight threads hold memory at once; malloc_info(3) then lists the arenas.
@@ -47,6 +52,33 @@ def test_the_largest_is_of_this_process_alone():
     [sys.executable, "-c", program], capture_output=True, check=True, text=True
   )
   assert int(child.stdout) < len(held)
+
+
+def test_pages_of_files_are_released_unless_they_were_written_to(tmp_path):
+  path = tmp_path / "file"
+  path.write_bytes(b"x" * 2**26)
+  with open(path, "r+b") as file:
+    read = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    changed = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+  changed[:2] = b"yz"
+  pages = slice(None, None, mmap.PAGESIZE)
+  assert set(read[pages]) == set(b"x")  # all are there
+  before = resident_bytes()
+  release_file_pages()
+  assert before - resident_bytes() > 0.9 * len(read)
+  assert set(read[pages]) == set(b"x")
+  assert changed[:3] == b"yzx"
+
+
+def test_tensorflow_is_imported_without_the_pages_that_loading_it_read():
+  shown = processes.python(
+    "-c",
+    "from palm_mtf import _tf; from palm_mtf.machine import host_memory as m; "
+    "print(m.resident_bytes(), m.largest_resident_bytes())",
+  )
+  now, largest = map(int, shown.stdout.split())
+  assert now < 0.75 * largest
+  assert largest < 450e6
 
 
 @pytest.mark.parametrize(
