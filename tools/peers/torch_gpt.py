@@ -13,7 +13,7 @@ python torch_gpt.py --data FOLDER --learning_rate 2e-3 --budget_secs 600
 # writes the tokens and starts it.
 
 import argparse
-import contextlib
+import copy
 import itertools
 import math
 import os
@@ -26,6 +26,7 @@ from torch.nn import functional
 from turns import take_turns
 
 WARM_UP_SHARE, END_SHARE = 0.02, 0.1
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Block(nn.Module):
@@ -89,8 +90,19 @@ class Training:
 
   def __init__(self, flags):
     torch.manual_seed(0)
-    self.flags, self.spent_secs, self.num_steps = flags, 0.0, 0
+    self.flags = flags
     self.model = Gpt(flags)
+    self.loss = torch.compile(self.model)
+    self.first_weights = copy.deepcopy(self.model.state_dict())
+    self.rows, self.validation = (
+      torch.from_numpy(np.load(os.path.join(flags.data, f"{x}.npy")))
+      for x in ("train", "validation")
+    )
+
+  def begin(self, dtype):
+    """Begins anew, from the first weights, with products in this dtype."""
+    self.dtype, self.spent_secs, self.num_steps = dtype, 0.0, 0
+    self.model.load_state_dict(self.first_weights)
     matrices = [x for x in self.model.parameters() if x.ndim == 2]
     others = [x for x in self.model.parameters() if x.ndim != 2]
     self.optimizer = torch.optim.AdamW(
@@ -99,17 +111,16 @@ class Training:
       weight_decay=0.0,
       fused=True,
     )
-    self.loss = torch.compile(self.model)
-    rows, self.validation = (
-      torch.from_numpy(np.load(os.path.join(flags.data, f"{x}.npy")))
-      for x in ("train", "validation")
-    )
-    batches = len(rows) // flags.batch_size
+    size = self.flags.batch_size
     self.batches = itertools.cycle(
-      rows[i * flags.batch_size : (i + 1) * flags.batch_size].long()
-      for i in range(batches)
+      self.rows[i * size : (i + 1) * size].long()
+      for i in range(len(self.rows) // size)
     )
-    self.autocast = contextlib.nullcontext
+
+  def autocast(self):
+    """Computes products in the dtype."""
+    is_reduced = self.dtype != torch.float32
+    return torch.autocast("cpu", self.dtype, enabled=is_reduced)
 
   def step(self):
     """Takes a step; its processor time counts."""
@@ -129,27 +140,22 @@ class Training:
     self.spent_secs += time.process_time() - start
     self.num_steps += 1
 
+  def secs_of_steps(self, dtype) -> float:
+    """Returns the seconds of some first steps in a dtype, warm."""
+    self.begin(dtype)
+    for _ in range(3):
+      self.step()
+    start = time.perf_counter()
+    for _ in range(8):
+      self.step()
+    return time.perf_counter() - start
+
   @torch.no_grad()
   def validation_loss(self) -> float:
     """Returns the mean loss of the validation rows."""
     parts = self.validation.split(self.flags.batch_size)
     with self.autocast():
       return float(np.mean([self.loss(x.long()).item() for x in parts]))
-
-
-def autocast():
-  """Computes products in bfloat16."""
-  return torch.autocast("cpu", torch.bfloat16)
-
-
-def secs_of_steps(training) -> float:
-  """Returns the seconds of some steps, warm."""
-  for _ in range(3):
-    training.step()
-  start = time.perf_counter()
-  for _ in range(8):
-    training.step()
-  return time.perf_counter() - start
 
 
 def main() -> None:
@@ -165,18 +171,8 @@ def main() -> None:
     add(f"--{name}", type=float, required=True)
   add("--data", required=True, help="folder of train.npy and validation.npy")
   flags = parser.parse_args()
-  trial = Training(flags)
-  secs = [secs_of_steps(trial)]
-  trial.autocast = autocast
-  secs.append(secs_of_steps(trial))
   training = Training(flags)
-  training.loss = trial.loss  # compiled
-  if secs[1] < secs[0]:
-    training.autocast = autocast
-  trial.model.load_state_dict(training.model.state_dict())
-  training.model = trial.model
-  training.optimizer = trial.optimizer
-  training.optimizer.state.clear()
+  training.begin(min(DTYPES, key=training.secs_of_steps))
 
   def turn() -> dict[str, float]:
     end = training.spent_secs + flags.turn_secs
@@ -190,7 +186,8 @@ def main() -> None:
 
   training.validation_loss()  # compiles
   count = sum(x.numel() for x in training.model.parameters())
-  take_turns(turn, {"parameters": count, "is_bfloat16": secs[1] < secs[0]})
+  is_bfloat16 = training.dtype == torch.bfloat16
+  take_turns(turn, {"parameters": count, "is_bfloat16": is_bfloat16})
 
 
 if __name__ == "__main__":
