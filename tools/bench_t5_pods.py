@@ -8,9 +8,9 @@
 Results are on stdout.
 """
 
-# The model is that of examples/t5_on_two_pods, larger. Two programs take turns,
-# a step each, on the same rows and two virtual devices of one process, which
-# have a thread each:
+# The model is that of examples/t5_on_two_pods, larger, with its optimizer. Two
+# programs take turns, a step each, on the same rows and two virtual devices of
+# one process, which have a thread each:
 #
 #   one pod    the two devices are a mesh, "batch:data"; they all-reduce
 #   two pods   each device is a pod; they exchange gradients
@@ -22,6 +22,7 @@ import argparse
 import dataclasses
 import json
 import os
+import runpy
 import sys
 from collections.abc import Callable
 
@@ -42,8 +43,8 @@ from palm_mtf.pods.model_function import ModelLoss
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.training.step import TrainStep
 
-GIN_FILE = os.path.join(
-  os.path.dirname(__file__), "..", "examples", "t5_on_two_pods", "t5.gin"
+EXAMPLE = os.path.join(
+  os.path.dirname(__file__), "..", "examples", "t5_on_two_pods"
 )
 # Large enough that a step is its matrix products.
 SIZES = {
@@ -56,17 +57,7 @@ SIZES = {
 VOCAB_SIZE, LENGTH, BATCH_SIZE = 4096, 128, 16
 PROGRAMS = ("one pod", "two pods")
 DEVICES = ("/device:cpu:0", "/device:cpu:1")
-OPTIMIZER = palm_mtf.pods.AdafactorConfig(
-  learning_rate=1e-2,
-  beta1=0.0,
-  beta2_exponent=0.8,
-  update_clip=1.0,
-  gradient_clip=1e9,
-  weight_decay_exponent=None,
-  z_loss=0.0,
-  second_moment="factored",
-  norm_scale="plain",
-)
+OPTIMIZER = runpy.run_path(os.path.join(EXAMPLE, "train.py"))["OPTIMIZER"]
 
 
 def t5_loss(mesh, features):
@@ -109,7 +100,7 @@ def _step(
 
 def work(name: str) -> None:
   """Takes turns: a training step each."""
-  gin.parse_config_file(GIN_FILE)
+  gin.parse_config_file(os.path.join(EXAMPLE, "t5.gin"))
   gin.parse_config([f"{name} = {size}" for name, size in SIZES.items()])
   rng = np.random.default_rng(0)
   tokens = rng.integers(1, VOCAB_SIZE, (BATCH_SIZE, LENGTH), np.int32)

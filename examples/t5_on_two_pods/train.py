@@ -20,6 +20,18 @@ import numpy as np
 from mesh_tensorflow.transformer import transformer
 
 VOCAB_SIZE, LENGTH = 32, 16
+# Adafactor as T5 has it: factored, no momentum, no decay.
+OPTIMIZER = palm_mtf.pods.AdafactorConfig(
+  learning_rate=1e-2,
+  beta1=0.0,
+  beta2_exponent=0.8,
+  update_clip=1.0,
+  gradient_clip=1e9,
+  weight_decay_exponent=None,
+  z_loss=0.0,
+  second_moment="factored",
+  norm_scale="plain",
+)
 
 
 def t5_loss(mesh, features):
@@ -60,18 +72,7 @@ def main() -> None:
     },
     # Two devices a pod, each with half of the pod's rows.
     mesh=palm_mtf.pods.DeviceMesh(mesh_shape="data:2", layout="batch:data"),
-    # Adafactor as T5 has it: factored, no momentum, no decay.
-    optimizer=palm_mtf.pods.AdafactorConfig(
-      learning_rate=1e-2,
-      beta1=0.0,
-      beta2_exponent=0.8,
-      update_clip=1.0,
-      gradient_clip=1e9,
-      weight_decay_exponent=None,
-      z_loss=0.0,
-      second_moment="factored",
-      norm_scale="plain",
-    ),
+    optimizer=OPTIMIZER,
     global_batch_size=chosen.batch_size,
     pods=palm_mtf.pods.PodsConfig(num_pods=chosen.num_pods, pods=chosen.pods),
   )
