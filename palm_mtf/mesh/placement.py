@@ -102,6 +102,24 @@ class Placement(Protocol):
     # On CPUs and GPUs the call raises InvalidArgumentError then: no pass over
     # memory is spent on a choice. XLA cannot raise; it writes the old value.
 
+  def update_if_finite(
+    self,
+    fn: Callable[..., Sequence[tf.Tensor]],
+    slots: Sequence[LaidOut],
+    operands: Sequence[LaidOut],
+    is_finite: LaidOut,
+  ) -> list[tf.Operation]:
+    """Updates slots of one shape, in a step whose numbers are all finite.
+
+    Args:
+      fn: element-wise function of a module; takes a list of a slice of each
+        slot, and slices of the operands; returns the slots' next values.
+      slots: slices of each variable.
+      operands: slices of tensors, the first of the slots' shape.
+      is_finite: as in `assign_if_finite`.
+    """
+    # CPUs and GPUs write each next value over the one before.
+
   def add(
     self, slot: LaidOut, value: LaidOut, is_first: tf.Tensor
   ) -> list[tf.Operation]:

@@ -63,6 +63,10 @@ class Fill:
   ) -> tf.Tensor:
     """Returns a slice of the initial value."""
     del shape, begin
+    if self.number == 0:
+      # TensorFlow makes equal constants once. Variables that shared the zeros
+      # could not be updated in place.
+      return tf.raw_ops.Empty(shape=sizes, dtype=tf.float32, init=True)
     return self.full_value(name, sizes)
 
 

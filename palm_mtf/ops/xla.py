@@ -56,8 +56,7 @@ def _call_of_known_shapes(
   # The caller, tf2.function, knows them and sets them. To infer them TensorFlow
   # walks through the body and copies a table of all constants of the graph,
   # each time.
-  is_ours = tf.compat.as_str(name).startswith(f"__inference_{_OURS}")
-  if is_stateful or not is_ours:
+  if not tf.compat.as_str(name).startswith(f"__inference_{_OURS}"):
     given = (config, executor_type, xla_compile_attr)
     return _partitioned_call_op(name, args, is_stateful, tout, *given)
   value = attr_value_pb2.AttrValue
@@ -73,8 +72,9 @@ def _call_of_known_shapes(
   }
   if xla_compile_attr is not None:
     attrs["_XlaMustCompile"] = xla_compile_attr
+  kind = "StatefulPartitionedCall" if is_stateful else "PartitionedCall"
   return ops.get_default_graph().create_op(
-    "PartitionedCall", args, tout, name="PartitionedCall", attrs=attrs
+    kind, args, tout, name="PartitionedCall", attrs=attrs
   )
 
 
@@ -123,6 +123,44 @@ def fused(fn: Callable[..., object]) -> Callable[..., object]:
   def call(*args: object) -> object:
     # Within what XLA compiles anyway there is nothing to compile apart.
     return (fn if in_xla_computation() else compiled)(*args)
+
+  return call
+
+
+@functools.cache
+def fused_update(
+  fn: Callable[..., Sequence[tf.Tensor]],
+) -> Callable[..., tf.Tensor]:
+  """Compiles an element-wise function that sets variables, in their memory.
+
+  Args:
+    fn: function of a module; takes a list of the variables' values, and
+      tensors of which the first has their shape; returns their next values.
+
+  Returns:
+    Function of a list of variables and those tensors. It returns a tensor that
+    is there once the variables are set.
+  """
+
+  # XLA writes a next value over the one before, where nothing else holds that:
+  # there is no second copy of the variables, and they stay where they are.
+  def update(handles, like, *others):
+    values = []
+    for handle, dtype in handles:
+      value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+      value.set_shape(like.shape)
+      values.append(value)
+    after = fn(values, like, *others)
+    for (handle, _), value in zip(handles, after, strict=True):
+      tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+    return tf.constant(True)
+
+  update.__name__ = fn.__name__
+  compiled = _in_each_graph(update, jit_compile=True)
+
+  def call(variables: Sequence[tf.Variable], *tensors: tf.Tensor) -> tf.Tensor:
+    handles = [(x.handle, x.dtype.base_dtype) for x in variables]
+    return compiled(handles, *tensors)
 
   return call
 

@@ -27,7 +27,6 @@ from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.sums import fused_sum
 from palm_mtf.ops.variables import Fill, sliced_variable
-from palm_mtf.ops.xla import fused
 from palm_mtf.optim.parameter_groups import (
   center_of,
   is_decayed,
@@ -74,22 +73,22 @@ def _stepped(p, m, u, scalars):
   # p, and m if there is one, after the step
   _, _, beta1, step_size, shrink, center = scalars
   change = step_size * u
-  if m is not None:
-    change += beta1 * tf.cast(m, tf.float32)
+  if m:
+    change += beta1 * tf.cast(m[0], tf.float32)
   p -= (p - center) * shrink + change
-  return (p,) if m is None else (p, tf.cast(change, m.dtype))
+  return p, *(tf.cast(change, x.dtype) for x in m)
 
 
-@fused
-def _full_step(p, m, g, scalars, v):
+def _full_step(values, g, scalars):
+  p, *m, v = values
   scalars = tf.unstack(scalars)
   clip, one_minus_beta2, *_ = scalars
   u, next_v = full_update(_clipped(g, clip), one_minus_beta2, v)
   return (*_stepped(p, m, u, scalars), tf.cast(next_v, v.dtype))
 
 
-@fused
-def _factored_step(p, m, g, scalars, row, column):
+def _factored_step(values, g, scalars, row, column):
+  p, *m = values
   scalars = tf.unstack(scalars)
   clip, one_minus_beta2, *_ = scalars
   (u,) = factored_update(_clipped(g, clip), one_minus_beta2, row, column)
@@ -122,22 +121,24 @@ class _Parameter:
     values = {
       name: mesh_impl.slicewise(tf.convert_to_tensor, x)
       for name, x in self._variables.items()
+      if name != "momentum"
     }
-    self._p, self._m = values.pop(""), values.pop("momentum", None)
+    self._p = values.pop("")
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # Inputs of u: v, or the factors of g; then the next r and c.
-    self._moment, self._next_moment = tuple(values.values()), ()
-    self._squares, self._step = _full_squares, _full_step
+    # Inputs of u: v, or the factors of g, which are made of the next r and c.
+    self._moment, self._next_means = tuple(values.values()), ()
+    self._squares, self._step, self._factors = _full_squares, _full_step, ()
     if len(self._moment) > 1:
       self._squares, self._step = _factored_squares, _factored_step
       factored = FactoredMoment(
         mesh_impl, self._dims, variable.sizes, row_rank(self.name)
       )
-      self._next_moment = factored.next_means(
+      self._next_means = factored.next_means(
         self._g, self._clip, self._decay, *self._moment
       )
-      self._moment = factored.row_and_column_factors(*self._next_moment)
+      self._factors = factored.row_and_column_factors(*self._next_means)
+      self._moment = self._factors
 
   def parameter_squares(self):
     """Returns the sum of (p - center)^2, [] float32, laid out."""
@@ -157,20 +158,18 @@ class _Parameter:
         shrinks by, and its center, [6] float32, laid out.
       is_finite: whether the step is finite, [] bool, laid out.
     """
-    new = self._mesh_impl.slicewise(
-      self._step, self._p, self._m, self._g, scalars, *self._moment
+    slots, mesh_impl = self._variables, self._mesh_impl
+    whole = [x for x in ("", "momentum", "second_moment") if x in slots]
+    operations = mesh_impl.update_if_finite(
+      self._step,
+      [slots[name] for name in whole],
+      [self._g, scalars, *self._factors],
+      is_finite,
     )
-    momentum = [] if self._m is None else ["momentum"]
-    moment = [name for name in self._variables if "second_moment" in name]
-    order = ["", *momentum, *moment]
-    values = zip(order, [*new, *self._next_moment], strict=True)
-    return [
-      op
-      for name, value in values
-      for op in self._mesh_impl.assign_if_finite(
-        self._variables[name], value, is_finite
-      )
-    ]
+    means = [slots[name] for name in slots if name not in whole]
+    for slot, value in zip(means, self._next_means, strict=True):
+      operations += mesh_impl.assign_if_finite(slot, value, is_finite)
+    return operations
 
   def _all_reduce(self, x):
     # all-reduce of one number, over the axes that split the variable

@@ -59,7 +59,7 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      if template.op == "PartitionedCall":  # its shapes are not inferred
+      if template.op.endswith("PartitionedCall"):  # its shapes not inferred
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)
       made[id(op)] = copy

@@ -27,6 +27,7 @@ from palm_mtf.mesh.placement import LaidOut
 from palm_mtf.mesh.slices import Slice, host_of, padded, regions_of
 from palm_mtf.ops.bfloat16 import einsum
 from palm_mtf.ops.variables import SlicedVariable, device_variable
+from palm_mtf.ops.xla import fused_update
 
 
 class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
@@ -41,6 +42,8 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self.host = host_of(devices[0])
     self.reading_hosts = list(dict.fromkeys(map(cpu_of_task, devices)))
     self._checked: dict[LaidOut, LaidOut] = {}
+    # What sets the last of the variables made so far, by device.
+    self.last_initializers: dict[str, tf.Operation] = {}
 
   def import_copies(self, mesh, tensors, shape):
     """Imports a tensor of which hosts have whole copies, onto their devices."""
@@ -128,10 +131,26 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def assign_if_finite(self, slot, value, is_finite) -> list[tf.Operation]:
     """Assigns, in a step whose numbers are all finite; else the call raises."""
+    checked = self._check(is_finite)
+    return self.slicewise(_assign_after, slot, value, checked).all_slices
+
+  def update_if_finite(
+    self, fn, slots, operands, is_finite
+  ) -> list[tf.Operation]:
+    """Updates, in a step whose numbers are all finite; else the call raises."""
+    num = len(slots)
+
+    def update(checked, *others):
+      with tf.control_dependencies([checked]):
+        return fused_update(fn)(others[:num], *others[num:]).op
+
+    checked = self._check(is_finite)
+    return self.slicewise(update, checked, *slots, *operands).all_slices
+
+  def _check(self, is_finite):
     if is_finite not in self._checked:  # one check a device, whatever waits
       self._checked[is_finite] = self.slicewise(_raise_unless, is_finite)
-    checked = self._checked[is_finite]
-    return self.slicewise(_assign_after, slot, value, checked).all_slices
+    return self._checked[is_finite]
 
   def add(self, slot, value, is_first: tf.Tensor) -> list[tf.Operation]:
     """Adds to an accumulator in place."""
@@ -146,12 +165,16 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
         # A device draws the first value of its slice itself: nothing is sent.
+        # It draws one variable after another: memory holds the draw of one.
+        last = mesh_impl.last_initializers.get(device)
         with tf.device(device):
-          value = variable.initializer.slice_value(
-            name, variable.sizes, region.begin, region.sizes
-          )
-          value = padded(tf.cast(value, variable.slice_dtype), size)
+          with tf.control_dependencies([last] if last else []):
+            value = variable.initializer.slice_value(
+              name, variable.sizes, region.begin, region.sizes
+            )
+            value = padded(tf.cast(value, variable.slice_dtype), size)
           of_device = device_variable(value, f"{name}/slice_{pnum}")
+        mesh_impl.last_initializers[device] = of_device.initializer
         self.slices.append(
           Slice(**vars(region), names=[name], variable=of_device, near=device)
         )

@@ -238,6 +238,21 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """Assigns, in a step whose numbers are all finite."""
     return self.slicewise(_assign_if, slot, value, is_finite).all_slices
 
+  def update_if_finite(self, fn, slots, operands, is_finite):
+    """Updates, in a step whose numbers are all finite."""
+    num = len(slots)
+
+    def update(is_finite, *others):
+      slots = others[:num]
+      values = fn(list(map(tf.convert_to_tensor, slots)), *others[num:])
+      return tuple(
+        _assign_if(slot, value, is_finite)
+        for slot, value in zip(slots, values, strict=True)
+      )
+
+    values = self.slicewise(update, is_finite, *slots, *operands)
+    return [x for each in values for x in each.all_slices]
+
   def add(self, slot, value, is_first: tf.Tensor) -> list[tf.Tensor]:
     """Adds to an accumulator."""
     is_first = self._imported(is_first, mtf.Shape([]))  # host -> device

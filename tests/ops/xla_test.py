@@ -1,0 +1,68 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Updates of variables in their memory."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.ops.variables import device_variable
+from palm_mtf.ops.xla import fused_update
+from tests import processes
+
+# Prints the bytes of a variable, and those that updates of two need besides.
+_LARGE = """
+from palm_mtf._tf import tf
+from palm_mtf.machine.host_memory import largest_resident_bytes
+from palm_mtf.ops.variables import device_variable
+from palm_mtf.ops.xla import fused_update
+from tests.ops.xla_test import summed
+with tf.Graph().as_default(), tf.Session() as session:
+  for size in 2**10, 2**25:  # the first one loads the compiler
+    like, *variables = every = [
+      device_variable(tf.random.stateless_uniform([size], [0, i]), "x")
+      for i in range(3)
+    ]
+    update = fused_update(summed)(variables, like.read_value())
+    for each in every:
+      session.run(each.initializer)
+    before = largest_resident_bytes()
+    for _ in range(3):
+      session.run(update)
+  print(4 * size, largest_resident_bytes() - before)
+"""
+
+
+def _swapped(values, factor):
+  x, y = values
+  return y * factor, x
+
+
+def summed(values, factor):
+  x, y = values
+  total = y * factor + x
+  return x + total, total
+
+
+@pytest.mark.parametrize("fn", [_swapped, summed])
+def test_all_variables_are_set_from_the_values_before(fn):
+  with tf.Graph().as_default(), tf.Session() as session:
+    variables = [
+      device_variable(tf.constant(x), "x") for x in ([1.0, 2.0], [3.0, 4.0])
+    ]
+    factor = tf.constant([10.0, 100.0])
+    update = fused_update(fn)(variables, factor)
+    session.run([x.initializer for x in variables])
+    x, y = np.array([1.0, 2.0]), np.array([3.0, 4.0])
+    for _ in range(2):
+      session.run(update)
+      x, y = fn([x, y], np.array([10.0, 100.0]))
+      np.testing.assert_array_equal(
+        session.run([each.read_value() for each in variables]), [x, y]
+      )
+
+
+def test_an_update_needs_no_memory_beside_the_variables():
+  shown = processes.python("-c", _LARGE)
+  size, more = map(int, shown.stdout.split())
+  assert more < 0.5 * size
