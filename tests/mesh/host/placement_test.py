@@ -18,11 +18,13 @@ _DRAWN = """
 from palm_mtf._tf import mtf, tf
 from palm_mtf.machine.host_memory import largest_resident_bytes, resident_bytes
 from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Normal, sliced_variable
 from tests.mtf_testing import SINGLE, placement
 shape = mtf.Shape([mtf.Dimension("d_model", 2**23)])
 mesh = mtf.Mesh(mtf.Graph(), "mesh")
-with tf.Graph().as_default(), tf.Session() as session:
+graph, config = tf.Graph(), session_config(1)
+with graph.as_default(), tf.Session(config=config) as session:
   for name in "abcdefgh":
     sliced_variable(mesh, name, shape, initializer=Normal(1.0, 0))
   lowered = lower({mesh: placement(SINGLE)}, {})
