@@ -28,11 +28,11 @@ IMPORTS = {
   "_tf": "machine",
   "accounting": "__init__ errors config",
   "ops": "_tf errors machine",
-  "mesh": "_tf errors config ops",
-  "model": "_tf config accounting ops",
+  "native": "_tf config machine",
+  "mesh": "_tf errors config ops native",
+  "model": "_tf config accounting ops native",
   "layers": "_tf errors model ops",
   "optim": "_tf config accounting ops",
-  "native": "_tf config machine",
   "decode": "_tf config machine accounting ops mesh model native",
   "programs": "_tf errors config ops mesh model optim decode",
   "rates": "_tf console config machine accounting ops mesh programs",
@@ -46,7 +46,8 @@ IMPORTS = {
   "saved_model": "_tf config accounting model data",
   "formats": "_tf config accounting model_dir data checkpoints huggingface "
   "gguf saved_model",
-  "cluster": "__init__ _tf errors console config machine mesh data checkpoints",
+  "cluster": "__init__ _tf errors console config machine native mesh data "
+  "checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
   "serving": "errors config data inference",
@@ -78,7 +79,7 @@ DATA_IMPORTS = {
 }
 PURE = {"__init__", "_old_names", "accounting", "config", "errors", "machine"}
 GRAPH = {
-  *("_tf", "ops", "mesh", "model", "layers", "optim", "native", "decode"),
+  *("_tf", "ops", "native", "mesh", "model", "layers", "optim", "decode"),
   "programs",
 }
 

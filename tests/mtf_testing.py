@@ -23,6 +23,7 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
+from palm_mtf.native.operations import threads_here
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.training.step import TrainStep
 from tests import oracle
@@ -141,7 +142,7 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
 def placement(mesh: MeshLayout) -> HostPlacement:
   """Returns virtual CPU devices for `mesh`."""
   devices = [f"/device:cpu:{i}" for i in range(mesh.num_devices)]
-  return HostPlacement(mesh, devices)
+  return HostPlacement(mesh, devices, threads_here())
 
 
 def load_parameters(

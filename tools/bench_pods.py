@@ -77,10 +77,10 @@ def turns_of_steps(
     cluster.session() as session,
     concurrent.futures.ThreadPoolExecutor(NUM_PODS) as clients,
   ):
-    client = cluster.devices.client
     joined = step(cluster.devices)
     each = [
-      step(HostDevices(client, [names])) for names in cluster.devices.pods
+      step(dataclasses.replace(cluster.devices, pods=[names]))
+      for names in cluster.devices.pods
     ]
 
     def apart(number: int) -> None:

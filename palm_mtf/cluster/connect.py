@@ -29,6 +29,7 @@ from palm_mtf.mesh.host_functions import Host
 from palm_mtf.mesh.placement import Devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices
+from palm_mtf.native.operations import operations
 
 # Closing a session waits for its servers, for ever for one that has ended.
 _CLOSE_SECS = 10.0
@@ -122,7 +123,11 @@ def connect(
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     cluster = _with_tpus(mesh, client, config, target, jobs)
     return dataclasses.replace(cluster, servers=servers)
-  return Cluster(HostDevices(client, devices), config, target, servers=servers)
+  # Where one server lacks them, all do without: pods take equal steps.
+  native = operations() and all(x.has_native for x in infos.values())
+  threads = next(iter(infos.values())).num_threads if native else 0
+  host_devices = HostDevices(client, devices, native_threads=threads)
+  return Cluster(host_devices, config, target, servers=servers)
 
 
 def _claim(places: Sequence[Sequence[Place]], client: str, secs: float) -> None:

@@ -14,6 +14,7 @@ from palm_mtf.checkpoints import host_files
 from palm_mtf.data.batches import host_batches
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.host_functions import token_of
+from palm_mtf.native.operations import operations
 
 # Variables that a server keeps beside those of sessions, JSON each: its info,
 # the claim of the client that works with it, and that claim's silent peers.
@@ -37,6 +38,7 @@ class ServerInfo:
   num_threads: int  # of an operation
   # Tokens of the functions that sessions call there (mesh/host_functions.py).
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  has_native: bool = False  # whether it has the operations of `native`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ def publish(
         resident_bytes,
       )
     },
+    has_native=operations() is not None,
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
     text = json.dumps(dataclasses.asdict(info))

@@ -48,11 +48,14 @@ class Placement(Protocol):
   Attributes:
     host: CPU beside the first device; what the pod is fed goes through it.
     reading_hosts: CPUs that may read batches themselves, one a process.
+    native_threads: threads of an operation of `native` on a device; 0 where the
+      devices have none.
     shape: axes of the mesh.
   """
 
   host: str
   reading_hosts: Sequence[str]
+  native_threads: int
   shape: mtf.Shape
 
   def import_copies(

@@ -14,13 +14,15 @@ from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import gated, gated_gradient, turned
+from palm_mtf.native import operations as native
 from palm_mtf.ops.bfloat16 import matmul
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# On each device the product has the columns of the kernels' slices there. Every
-# pass over the product does all that is to do with it: it splits the columns,
-# rotates q and k, and applies SwiGLU.
+# On each device the product has the columns of the kernels' slices there. One
+# pass over it splits the columns, rotates q and k, and applies SwiGLU, and one
+# pass goes back: compiled by us (native/projection.h), and where a device has
+# not what we compile, by XLA.
 
 Angles = tuple[tf.Tensor, tf.Tensor]
 
@@ -85,7 +87,24 @@ def read_product(
   return (*parts[:-2], gated(*parts[-2:])) if is_gated else tuple(parts)
 
 
-_read = fused(read_product)
+_fused_read = fused(read_product)
+
+
+def _columns(shapes):
+  # of kernels, or of what a row has of them
+  return [math.prod(shape) for shape in shapes]
+
+
+def _read(wide, rows, shapes, angles, is_gated, native_threads):
+  if not native_threads:
+    return _fused_read(wide, rows, shapes, angles, is_gated)
+  parts = native.read_product(
+    wide, _columns(shapes), angles, is_gated=is_gated, threads=native_threads
+  )
+  return tuple(
+    tf.reshape(part, [*rows, *shape])
+    for part, shape in zip(parts, shapes, strict=False)  # the gates are one
+  )
 
 
 @fused
@@ -101,14 +120,29 @@ def _gates_gradient(wide, dy):
   return gated_gradient(gate, linear, tf.reshape(dy, [-1, columns]))
 
 
-def _read_gradient(wide, gradients, angles, is_gated):
+def _read_gradient(wide, gradients, shapes, angles, is_gated, native_threads):
   """Returns the gradient of a product, [rows, columns], from those read."""
+  rows = wide.shape[0]
   gradients = list(gradients)
+  if native_threads:
+    return native.read_product_gradient(
+      wide,
+      [tf.reshape(dy, [rows, -1]) for dy in gradients],
+      _columns(shapes),
+      angles,
+      is_gated=is_gated,
+      threads=native_threads,
+    )
   if angles:
     gradients[:2] = _rotated_back(gradients[:2], angles)
   if is_gated:
     gradients += _gates_gradient(wide, gradients.pop())
-  return _joined(wide.shape[0], gradients)
+  return _joined(rows, gradients)
+
+
+def _native_threads(impl: mtf.MeshImpl) -> int:
+  # Meshes that other projects place know nothing of it.
+  return getattr(impl, "native_threads", 0)
 
 
 # --- Of a mesh ---------------------------------------------------------------
@@ -153,6 +187,8 @@ class _Projection(mtf.Operation):
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one product on each device."""
     num_angles = len(self.angles)
+    impl = lowering.mesh_impl(self)
+    threads = _native_threads(impl)
 
     def apply(x, *others):
       angles, kernels = others[:num_angles], others[num_angles:]
@@ -160,11 +196,10 @@ class _Projection(mtf.Operation):
       joined = _joined(d_model, kernels)
       wide = matmul(tf.reshape(x, [-1, d_model]), joined)
       shapes = [kernel.shape[1:].as_list() for kernel in kernels]
-      return (*_read(wide, rows, shapes, angles, self.is_gated), wide, joined)
+      read = _read(wide, rows, shapes, angles, self.is_gated, threads)
+      return (*read, wide, joined)
 
-    values = lowering.mesh_impl(self).slicewise(
-      apply, *(lowering.tensors[x] for x in self.inputs)
-    )
+    values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
       # Not set_tensor_lowering, which would compare the number of columns.
       lowering.tensors[output] = value
@@ -210,7 +245,14 @@ class _ProjectionGradient(mtf.Operation):
       joined = kernels[0]
       if len(kernels) > 1:
         joined = _joined(x.shape[2], kernels)
-      gradient = _read_gradient(wide, gradients, angles, forward.is_gated)
+      gradient = _read_gradient(
+        wide,
+        gradients,
+        [shape[1:] for shape in shapes],
+        angles,
+        forward.is_gated,
+        _native_threads(impl),
+      )
       dxs = [
         tf.reshape(
           matmul(gradient[:, columns], joined[:, columns], transpose_b=True),

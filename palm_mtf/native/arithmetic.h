@@ -23,21 +23,50 @@ inline T from_float(float x) {
   else return x;
 }
 
+// V is Floats, or float where a row ends.
+template <class V, class T>
+inline V get(const T* at) {
+  if constexpr (sizeof(V) == sizeof(float)) return to_float(*at);
+  else if constexpr (sizeof(T) == 2) return from_bfloat16(at);
+  else return load<V>(at);
+}
+
+template <class T, class V>
+inline void put(T* at, V x) {
+  if constexpr (sizeof(T) == 2) store(at, to_bfloat16(x));
+  else store(at, x);
+}
+
+// Calls use(i, V()) for i from 0 on, a register at a time.
+template <class Use>
+inline void for_vectors(int size, Use use) {
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) use(i, Floats());
+  for (; i < size; ++i) use(i, float());
+}
+
 // e^x to a few units in the last place, x in [-87, 87] or made so.
-inline float exponential(float x) {
-  x = std::min(std::max(x, -87.0f), 87.0f);
+template <class V>
+inline V exponential(V x) {
+  x = x < -87.0f ? V{} - 87.0f : x;
+  x = x > 87.0f ? V{} + 87.0f : x;
   // x = n log(2) + rest, with |rest| below 0.35
-  int32_t n = int32_t(x * 1.44269504f + (x < 0 ? -0.5f : 0.5f));
-  float rest = x - n * 0.693145752f - n * 1.42860677e-6f;
-  float y = 1.98412698e-4f;  // 1/7!, the last term of Taylor's series
+  auto n = to_ints(x * 1.44269504f + (x < 0.0f ? V{} - 0.5f : V{} + 0.5f));
+  V rest = x - to_floats(n) * 0.693145752f - to_floats(n) * 1.42860677e-6f;
+  V y = V{} + 1.98412698e-4f;  // 1/7!, the last term of Taylor's series
   for (float term : {1.38888889e-3f, 8.33333333e-3f, 4.16666667e-2f,
                      0.166666667f, 0.5f, 1.0f, 1.0f})
     y = y * rest + term;
-  int32_t power = (n + 127) << 23;
-  return y * load<float>(&power);
+  auto power = (n + 127) << 23;
+  return y * load<V>(&power);
 }
 
-inline float swish(float x) { return x / (1 + exponential(-x)); }
+template <class V>
+inline V sigmoid(V x) {
+  return 1 / (1 + exponential(-x));
+}
+
+inline float swish(float x) { return x * sigmoid(x); }
 
 // Combines all numbers, those of a register at a time.
 template <class Combine>

@@ -25,6 +25,14 @@ class Attributes {
     TF_OpKernelConstruction_GetAttrInt32(context_, name, &value, status_);
     return value;
   }
+  std::vector<int> numbers(const char* name) {
+    int32_t size = 0, unused = 0;
+    TF_OpKernelConstruction_GetAttrSize(context_, name, &size, &unused, status_);
+    std::vector<int> values(size);
+    TF_OpKernelConstruction_GetAttrInt32List(context_, name, values.data(), size,
+                                             status_);
+    return values;
+  }
   bool flag(const char* name) {
     TF_Bool value = 0;
     TF_OpKernelConstruction_GetAttrBool(context_, name, &value, status_);
@@ -35,6 +43,11 @@ class Attributes {
   TF_OpKernelConstruction* context_;
   TF_Status* status_ = TF_NewStatus();
 };
+
+template <class T>
+constexpr TF_DataType type_of() {
+  return sizeof(T) == 2 ? TF_BFLOAT16 : TF_FLOAT;
+}
 
 // Tensors are let go with the call.
 class Call {
@@ -64,10 +77,11 @@ class Call {
     TF_SetOutput(context_, index, tensor, status_);
   }
   template <class T>
-  T* allocate(int index, TF_DataType type, int64_t rows, int64_t columns) {
+  T* allocate(int index, int64_t rows, int64_t columns) {
     int64_t dims[] = {rows, columns};
-    TF_Tensor* tensor = TF_AllocateOutput(
-      context_, index, type, dims, 2, sizeof(T) * rows * columns, status_);
+    TF_Tensor* tensor =
+      TF_AllocateOutput(context_, index, type_of<T>(), dims, 2,
+                        sizeof(T) * rows * columns, status_);
     tensors_.push_back(tensor);
     return static_cast<T*>(TF_TensorData(tensor));
   }

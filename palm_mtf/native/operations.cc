@@ -1,7 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two operations of TensorFlow on CPUs: PalmDecodeStep and PalmProduct.
+// Operations of TensorFlow on CPUs: PalmDecodeStep, PalmProduct,
+// PalmReadProduct and PalmReadProductGradient.
 
 #include <initializer_list>
 #include <map>
@@ -10,19 +11,26 @@
 #include "call.h"
 #include "decode_step.h"
 #include "huge_pages.h"
+#include "projection.h"
 #include "tensorflow/c/ops.h"
 
 namespace palm {
 namespace {
 
+// The next decoding step is near: between two of them a token is chosen. What
+// follows an operation of a training step needs the cores.
+constexpr int kPatience = 20000, kNoPatience = 0;
+
 // Calls of all sessions in a process take turns with its threads and memory.
 struct Shared {
   std::mutex mutex;
-  std::map<int, Team> teams;  // by size; one that has nothing to do sleeps
+  std::map<std::pair<int, int>, Team> teams;  // one without a job sleeps
   PreparedRows inputs;
   std::vector<float> x, wide;
 
-  Team& team_of(int size) { return teams.try_emplace(size, size).first->second; }
+  Team& team_of(int size, int patience = kPatience) {
+    return teams.try_emplace({size, patience}, size, patience).first->second;
+  }
 };
 
 Shared& shared() {
@@ -88,15 +96,12 @@ struct StepKernel {
       if (step.tokens[i] < 0 || step.tokens[i] >= m.vocab || positions[i] < 0 ||
           positions[i] >= step.memory_length)
         return call.fail("a token or its position lies outside of the model");
-    step.logits = call.allocate<float>(0, TF_FLOAT, num_rows, m.vocab);
+    step.logits = call.allocate<float>(0, num_rows, m.vocab);
     step.run();
   }
 };
 
 // --- PalmProduct -------------------------------------------------------------
-
-inline void put(float* to, float x) { *to = x; }
-inline void put(uint16_t* to, float x) { *to = to_bfloat16(x); }
 
 template <class Out>
 struct ProductKernel {
@@ -126,8 +131,7 @@ struct ProductKernel {
       num_rows = TF_Dim(x, 0), inner += sizes.back();
     }
     const uint8_t* kernel = call.next_data<uint8_t>();
-    constexpr TF_DataType type = sizeof(Out) == 2 ? TF_BFLOAT16 : TF_FLOAT;
-    Out* y = call.allocate<Out>(0, type, num_rows, outer);
+    Out* y = call.allocate<Out>(0, num_rows, outer);
     PreparedRows& inputs = with.inputs;
     Shares shares;
     for (int first = 0; first < num_rows; first += kRows) {
@@ -155,6 +159,82 @@ struct ProductKernel {
   }
 };
 
+// --- PalmReadProduct and its gradient ----------------------------------------
+
+struct ReadKernel {
+  Columns columns;
+  int threads;
+
+  explicit ReadKernel(Attributes attrs) : threads(attrs.number("threads")) {
+    columns.sizes = attrs.numbers("sizes");
+    columns.is_gated = attrs.flag("is_gated");
+  }
+
+  // Reads the last inputs, the angles of a call, if it has any.
+  Columns with_angles(Call& call, int num_inputs) const {
+    Columns found = columns;
+    if (call.num_inputs() == num_inputs) return found;
+    TF_Tensor* sines = call.next();
+    found.length = TF_Dim(sines, 0), found.d_kv = 2 * TF_Dim(sines, 1);
+    found.sines = static_cast<float*>(TF_TensorData(sines));
+    found.cosines = call.next_data<float>();
+    return found;
+  }
+
+  // Calls use(row) for each row.
+  template <class Use>
+  void for_rows(int num_rows, size_t row_bytes, Use use) const {
+    // To wake a thread takes the time to write some 250 kB.
+    int size = std::clamp<int>(num_rows * row_bytes / 250'000, 1, threads);
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    const int share = std::max(1, num_rows / (8 * size));
+    Shares shares;
+    with.team_of(size, kNoPatience).run([&](int) {
+      for (int at = shares.take(share); at < num_rows; at = shares.take(share))
+        for (int row = at; row < std::min(at + share, num_rows); ++row) use(row);
+    });
+  }
+};
+
+struct ReadProductKernel : ReadKernel {
+  using ReadKernel::ReadKernel;
+
+  template <class T>
+  void compute(Call call) const {
+    TF_Tensor* product = call.next();
+    const T* wide = static_cast<T*>(TF_TensorData(product));
+    const int num_rows = TF_Dim(product, 0), total = columns.total();
+    const Columns with = with_angles(call, 1);
+    std::vector<T*> parts;
+    for (int i = 0; i < columns.num_parts(); ++i)
+      parts.push_back(call.allocate<T>(i, num_rows, columns.sizes[i]));
+    for_rows(num_rows, sizeof(T) * total, [&](int row) {
+      read_row(wide + size_t(row) * total, with, row, parts);
+    });
+  }
+};
+
+struct ReadProductGradientKernel : ReadKernel {
+  using ReadKernel::ReadKernel;
+
+  template <class T>
+  void compute(Call call) const {
+    TF_Tensor* product = call.next();
+    const T* wide = static_cast<T*>(TF_TensorData(product));
+    const int num_rows = TF_Dim(product, 0), total = columns.total();
+    std::vector<const T*> gradients;
+    for (int i = 0; i < columns.num_parts(); ++i)
+      gradients.push_back(call.next_data<T>());
+    const Columns with = with_angles(call, 1 + columns.num_parts());
+    T* gradient = call.allocate<T>(0, num_rows, total);
+    for_rows(num_rows, sizeof(T) * total, [&](int row) {
+      const size_t at = size_t(row) * total;
+      read_row_gradient(wide + at, with, row, gradients, gradient + at);
+    });
+  }
+};
+
 // --- Registration ------------------------------------------------------------
 
 template <class Kernel, class T>
@@ -179,16 +259,31 @@ void register_kernel(const char* op, const char* name, TF_DataType type,
 using Names = std::initializer_list<const char*>;
 
 void register_operation(const char* name, Names inputs, Names outputs,
-                        Names attrs) {
+                        Names attrs, bool writes_to_inputs = false) {
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
   for (auto each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
   for (auto each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
   for (auto each : attrs) TF_OpDefinitionBuilderAddAttr(op, each);
-  // A step writes to the cache.
-  TF_OpDefinitionBuilderSetIsStateful(op, true);
+  TF_OpDefinitionBuilderSetIsStateful(op, writes_to_inputs);
   TF_Status* status = TF_NewStatus();
   TF_RegisterOpDefinition(op, status);
   TF_DeleteStatus(status);
+}
+
+void register_read_operations() {
+  const char *op = "PalmReadProduct", *back = "PalmReadProductGradient";
+  Names attrs = {"T: {float, bfloat16}", "num_parts: int", "num_angles: int >= 0",
+                 "sizes: list(int)", "is_gated: bool", "threads: int"};
+  register_operation(op, {"wide: T", "angles: num_angles * float"},
+                     {"parts: num_parts * T"}, attrs);
+  register_operation(
+    back, {"wide: T", "gradients: num_parts * T", "angles: num_angles * float"},
+    {"gradient: T"}, attrs);
+  register_kernel<ReadProductKernel, float>(op, "read_f", TF_FLOAT);
+  register_kernel<ReadProductKernel, uint16_t>(op, "read_b", TF_BFLOAT16);
+  register_kernel<ReadProductGradientKernel, float>(back, "back_f", TF_FLOAT);
+  register_kernel<ReadProductGradientKernel, uint16_t>(back, "back_b",
+                                                       TF_BFLOAT16);
 }
 
 __attribute__((constructor)) void register_all() {
@@ -201,7 +296,8 @@ __attribute__((constructor)) void register_all() {
     {"T: {float, bfloat16}", "num_scales: int", "num_kernels: int",
      "num_cache: int", "layers: int", "heads: int", "key_heads: int",
      "d_kv: int", "d_ff: int", "is_serial: bool", "is_centered: bool",
-     "format: int", "logits_format: int", "threads: int"});
+     "format: int", "logits_format: int", "threads: int"},
+    true);  // the cache
   register_operation("PalmProduct", {"xs: num_parts * T", "kernel: uint8"},
                      {"y: Tout"},
                      {"T: {float, bfloat16}", "Tout: {float, bfloat16}",
@@ -217,6 +313,7 @@ __attribute__((constructor)) void register_all() {
   register_kernel<OfHalves, float>(op, "fb", TF_FLOAT, TF_BFLOAT16);
   register_kernel<OfFloats, uint16_t>(op, "bf", TF_BFLOAT16, TF_FLOAT);
   register_kernel<OfHalves, uint16_t>(op, "bb", TF_BFLOAT16, TF_BFLOAT16);
+  register_read_operations();
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads that take the parts of a decoding step together.
+// Threads that take the parts of an operation together.
 
 #pragma once
 
@@ -12,11 +12,13 @@
 
 namespace palm {
 
-// A step has some thirty parts that each wait for the one before, some of them
-// microseconds long: threads meet by looking at a number, not by sleeping.
+// A decoding step has some thirty parts that each wait for the one before, some
+// of them microseconds long: threads meet by looking at a number, not by
+// sleeping.
 class Team {
  public:
-  explicit Team(int size) : size_(size) {
+  // `patience` is how often a thread looks for the next job before it sleeps.
+  Team(int size, int patience) : size_(size), patience_(patience) {
     for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { work(i); });
   }
 
@@ -64,9 +66,8 @@ class Team {
 
   void work(int i) {
     for (unsigned seen = 0;; ++seen) {
-      // The next step is near: between two of them a token is chosen.
-      for (int j = 0; j < 20000 && jobs_.load(std::memory_order_acquire) == seen;
-           ++j)
+      for (int j = 0;
+           j < patience_ && jobs_.load(std::memory_order_acquire) == seen; ++j)
         pause(j);
       jobs_.wait(seen, std::memory_order_acquire);
       if (!job_) return;
@@ -75,7 +76,7 @@ class Team {
     }
   }
 
-  const int size_;
+  const int size_, patience_;
   const std::function<void(int)>* job_ = nullptr;
   std::vector<std::thread> threads_;
   std::atomic<unsigned> jobs_ = 0, round_ = 0;

@@ -56,6 +56,9 @@ inline Words splat_word(const void* at) {
 }
 
 inline Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+inline float to_floats(int32_t x) { return float(x); }
+inline Ints to_ints(Floats x) { return __builtin_convertvector(x, Ints); }
+inline int32_t to_ints(float x) { return int32_t(x); }
 
 inline float sum(Floats x) {
 #if defined(__AVX512VNNI__)
@@ -77,11 +80,23 @@ inline float from_bfloat16(uint16_t x) {
   return load<float>(&bits);
 }
 
+// The upper halves of the words of rounded numbers.
+template <class Bits>
+inline Bits rounded_halves(Bits bits) {
+  Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  auto is_nan = (bits & 0x7fffffff) > 0x7f800000;
+  return is_nan ? (bits >> 16) | 64 : rounded;
+}
+
 inline uint16_t to_bfloat16(float x) {
-  uint32_t bits = load<uint32_t>(&x);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-  return uint16_t(is_nan ? (bits >> 16) | 64 : rounded);
+  return uint16_t(rounded_halves(load<uint32_t>(&x)));
+}
+inline Halves to_bfloat16(Floats x) {
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+  return (Halves)_mm512_cvtneps_pbh((__m512)x);  // below 1e-38 it writes 0
+#else
+  return __builtin_convertvector(rounded_halves((Words)x), Halves);
+#endif
 }
 
 // Adds x[0] w[0] + x[1] w[1] for the two bfloat16 numbers of each word of w.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wherever pods are, they train the same bits."""
 
+import dataclasses
 import errno
 import os
 import socket
@@ -12,9 +13,14 @@ import types
 import pytest
 
 from palm_mtf.cluster import connect
+from palm_mtf.cluster.device_table import Place
 from palm_mtf.cluster.heartbeat import PodLostError
 from palm_mtf.cluster.local_servers import cores_of_pods
+from palm_mtf.cluster.server_info import read_info
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.native.operations import operations
 from tests import runs
 from tests.cluster.served import Served
 
@@ -89,3 +95,22 @@ def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
     raise PodLostError(1, "pod 1 is gone")
   assert time.monotonic() - start < 8
   comes_back.set()
+
+
+@pytest.mark.parametrize("has_native", [True, False])
+def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
+  """Pods take equal steps."""
+  with Served(2) as servers:
+    places = [[Place(x, 0)] for x in servers.addresses]
+    infos = {x: read_info(x, 5.0) for x in servers.addresses}
+    last = infos[servers.addresses[1]]
+    assert last.has_native == (operations() is not None)
+    infos[servers.addresses[1]] = dataclasses.replace(
+      last, has_native=has_native and last.has_native
+    )
+    pods = PodsConfig(num_pods=2, pods="local_servers")
+    cluster = connect.connect(
+      pods, MeshLayout(mesh_shape="", layout=""), places, infos
+    )
+  expected = last.num_threads if has_native and last.has_native else 0
+  assert cluster.devices.native_threads == expected

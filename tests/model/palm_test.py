@@ -17,7 +17,7 @@ from palm_mtf.config.model import PalmConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
-from tests import oracle, oracle_jax
+from tests import mtf_testing, oracle, oracle_jax
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 from tests.mtf_testing import (
   LAYOUTS,
@@ -69,6 +69,26 @@ def test_float32_agrees_with_the_oracles_to_1e_5(form):
   assert result.gradients.keys() == gradients.keys()
   for name, gradient in gradients.items():
     assert relative_error(result.gradients[name], gradient) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+  "dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.05)]
+)
+@pytest.mark.parametrize("form", PAIRS[:2], ids=PAIR_NAMES[:2])
+def test_without_a_compiler_the_model_is_the_oracles_too(
+  form, dtype, tolerance, monkeypatch
+):
+  monkeypatch.setattr(mtf_testing, "threads_here", lambda: 0)
+  config = small_config(activation_dtype=dtype, **form)
+  params = oracle.random_parameters(config, seed=1)
+  tokens = random_tokens(config, batch_size=4, seed=2)
+  result = run_model(config, params, tokens, z_loss=Z_LOSS)
+  _, _, gradients = oracle_jax.loss_and_gradients(
+    config, params, tokens["inputs"], tokens["targets"], Z_LOSS
+  )
+  for name, gradient in gradients.items():
+    error = relative_error(result.gradients[name], gradient)
+    assert error < tolerance, name
 
 
 @pytest.mark.parametrize("form", PAIRS, ids=PAIR_NAMES)

@@ -59,7 +59,9 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      if template.op.endswith("PartitionedCall"):  # its shapes not inferred
+      # Of these operations, those of `native` among them, TensorFlow infers no
+      # shapes.
+      if template.op.endswith("PartitionedCall") or template.op[:4] == "Palm":
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)
       made[id(op)] = copy

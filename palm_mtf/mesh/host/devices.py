@@ -9,18 +9,25 @@ from palm_mtf._tf import tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.host.placement import HostPlacement
+from palm_mtf.native.operations import threads_here
 
 
 @dataclasses.dataclass(frozen=True)
 class HostDevices:
-  """`Devices` that are CPUs or GPUs, of this process or of servers."""
+  """`Devices` that are CPUs or GPUs, of this process or of servers.
+
+  Attributes:
+    native_threads: threads of an operation of `native`; 0 where a process of
+      these devices has none.
+  """
 
   client: str
   pods: Sequence[Sequence[str]]
+  native_threads: int = 0
 
   def placement(self, mesh: MeshLayout, pod: int) -> HostPlacement:
     """Returns the placement of a pod."""
-    return HostPlacement(mesh, self.pods[pod])
+    return HostPlacement(mesh, self.pods[pod], self.native_threads)
 
 
 def local_devices(num_devices: int, num_pods: int = 1) -> HostDevices:
@@ -43,5 +50,7 @@ def local_devices(num_devices: int, num_pods: int = 1) -> HostDevices:
   # Neighbours are one pod's.
   starts = range(0, needed, num_devices)
   return HostDevices(
-    client="/device:cpu:0", pods=[names[i : i + num_devices] for i in starts]
+    client="/device:cpu:0",
+    pods=[names[i : i + num_devices] for i in starts],
+    native_threads=0 if gpus else threads_here(),
   )

@@ -35,11 +35,20 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   lower = HostLowering  # placements -> Lowering
 
-  def __init__(self, mesh: MeshLayout, devices: Sequence[str]):
-    """Lays tensors out by the rules of `mesh` over `devices`, in mesh order."""
+  def __init__(
+    self, mesh: MeshLayout, devices: Sequence[str], native_threads: int = 0
+  ):
+    """Lays tensors out by the rules of `mesh`.
+
+    Args:
+      mesh: axes and layout rules.
+      devices: TensorFlow's names of the devices, in mesh order.
+      native_threads: see `Placement`.
+    """
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(shape, list(mesh.rules.items()), list(devices))
     self.host = host_of(devices[0])
+    self.native_threads = native_threads
     self.reading_hosts = list(dict.fromkeys(map(cpu_of_task, devices)))
     self._checked: dict[LaidOut, LaidOut] = {}
     # What sets the last of the variables made so far, by device.

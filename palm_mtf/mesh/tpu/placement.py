@@ -40,6 +40,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """
 
   lower = TpuLowering  # placements -> Lowering
+  native_threads = 0
 
   def __init__(
     self,

@@ -1,0 +1,100 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// What is between a joined product and the layers that read it, one row at a
+// time: columns q, k, v, wi_gate and wi, of which some may be missing. See
+// model/projection.py.
+
+#pragma once
+
+#include <vector>
+
+#include "arithmetic.h"
+
+namespace palm {
+
+// Columns of a product, and the angles of rotary embedding.
+struct Columns {
+  std::vector<int> sizes;  // of each kernel in turn
+  bool is_gated;           // the last two are wi_gate and wi
+  int d_kv = 0;
+  int length = 0;                                    // rows of a sequence
+  const float *sines = nullptr, *cosines = nullptr;  // [length, d_kv / 2]; null
+                                                     // without angles
+
+  int total() const {
+    int sum = 0;
+    for (int size : sizes) sum += size;
+    return sum;
+  }
+
+  // What is read of a row: q, k, v and the hidden layer.
+  int num_parts() const { return int(sizes.size()) - is_gated; }
+};
+
+// Rotates the heads of a row, each (x1, x2), by the angles of its position, or
+// with sign -1 by the opposite ones.
+template <class T>
+inline void rotate(const T* x, int size, const Columns& columns, int row,
+                   float sign, T* y) {
+  const int half = columns.d_kv / 2;
+  const float* sin = columns.sines + size_t(row % columns.length) * half;
+  const float* cos = columns.cosines + size_t(row % columns.length) * half;
+  for (const T* end = x + size; x < end; x += 2 * half, y += 2 * half)
+    for_vectors(half, [&](int i, auto kind) {
+      using V = decltype(kind);
+      V a = get<V>(x + i), b = get<V>(x + i + half);
+      V s = get<V>(sin + i) * sign, c = get<V>(cos + i);
+      put(y + i, V(a * c - b * s));
+      put(y + i + half, V(b * c + a * s));
+    });
+}
+
+// Reads a row of the product; `parts` are [rows, columns] each.
+template <class T>
+void read_row(const T* wide, const Columns& columns, int row,
+              const std::vector<T*>& parts) {
+  for (int i = 0; i < columns.num_parts(); ++i) {
+    const int size = columns.sizes[i];
+    T* to = parts[i] + size_t(row) * size;
+    if (columns.is_gated && i == columns.num_parts() - 1) {
+      for_vectors(size, [&](int j, auto kind) {
+        using V = decltype(kind);
+        V gate = get<V>(wide + j);
+        put(to + j, V(gate * sigmoid(gate) * get<V>(wide + size + j)));
+      });
+    } else if (columns.sines && i < 2) {
+      rotate(wide, size, columns, row, 1, to);
+    } else {
+      std::copy_n(wide, size, to);
+    }
+    wide += size;
+  }
+}
+
+// Writes the gradient of a row of the product, of the gradients of what
+// `read_row` wrote.
+template <class T>
+void read_row_gradient(const T* wide, const Columns& columns, int row,
+                       const std::vector<const T*>& gradients, T* to) {
+  for (int i = 0; i < columns.num_parts(); ++i) {
+    const int size = columns.sizes[i];
+    const T* dy = gradients[i] + size_t(row) * size;
+    if (columns.is_gated && i == columns.num_parts() - 1) {
+      for_vectors(size, [&](int j, auto kind) {
+        using V = decltype(kind);
+        V gate = get<V>(wide + j), x = get<V>(wide + size + j);
+        V d = get<V>(dy + j), open = sigmoid(gate);
+        put(to + j, V(d * x * open * (1 + gate * (1 - open))));
+        put(to + size + j, V(d * gate * open));
+      });
+    } else if (columns.sines && i < 2) {
+      rotate(dy, size, columns, row, -1, to);
+    } else {
+      std::copy_n(dy, size, to);
+    }
+    wide += size, to += size;
+  }
+}
+
+}  // namespace palm
