@@ -119,7 +119,7 @@ class Placement(Protocol):
         slot, and slices of the operands; returns the slots' next values.
       slots: slices of each variable.
       operands: slices of tensors, the first of the slots' shape.
-      is_finite: as in `assign_if_finite`.
+      is_finite: [], bool, on each device; false updates nothing.
     """
     # CPUs and GPUs write each next value over the one before.
 
