@@ -278,10 +278,12 @@ def run_model(
   *,
   mesh: MeshLayout = SINGLE,
   z_loss: float = 1e-4,
+  backward: bool = True,
 ) -> ModelResult:
   """Returns logits, both losses and the gradients of their sum.
 
-  `batch` is of random_tokens, random_documents or random_examples.
+  `batch` is of random_tokens, random_documents or random_examples. Without
+  `backward` there are no gradients, and the graph has half of its operations.
   """
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
@@ -302,7 +304,7 @@ def run_model(
       "loss": weighted_mean(nats, weights),
       "z_loss": z_loss * weighted_mean(mtf.square(log_z), weights),
     }
-    variables = list(mtf_mesh.graph.trainable_variables)
+    variables = list(mtf_mesh.graph.trainable_variables) if backward else []
     gradients = mtf.gradients(
       [fetches["loss"] + fetches["z_loss"]], [v.value for v in variables]
     )

@@ -18,6 +18,7 @@ SETTINGS = {
   "EXTRA_IDS": 20,
   "TRAIN_STEPS": 4,
   "EVAL_STEPS": 4,
+  "PROMPTS": [],
 }
 
 

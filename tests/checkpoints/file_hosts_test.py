@@ -4,6 +4,7 @@
 
 import collections
 import errno
+import functools
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
 CLIENT = Host("/job:client/task:0/device:cpu:0")
 
 
+@functools.cache
 def pods_on_hosts(layout, num_pods=2, devices_per_host=2):
   """Returns the slices of pods, and the CPU of each of their hosts."""
   mesh = mesh_layout(layout)
@@ -37,7 +39,7 @@ def pods_on_hosts(layout, num_pods=2, devices_per_host=2):
   ]
   with tf.Graph().as_default():
     program = build_train_program(
-      small_config(),
+      small_config(num_layers=1),
       mesh,
       PALM_OPTIMIZER,
       batch_size=8,

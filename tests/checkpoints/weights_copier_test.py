@@ -3,6 +3,7 @@
 """A copy of the variables stays as it is while steps change them."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -59,15 +60,24 @@ def test_a_copy_that_is_written_after_more_steps_is_that_of_its_own_step(
 QUICK = ("padded vocab over three", "PaLM's 2D")
 
 
-def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
-  """Starts a program under `mesh`, restores if asked, and saves to `path`."""
-  with (
-    tf.Graph().as_default(),
-    tf.Session(config=session_config(mesh.num_devices)) as session,
-  ):
+@functools.lru_cache(maxsize=2)
+def build(mesh, optimizer=PALM_OPTIMIZER):
+  """Returns a program and its graph, for any number of sessions."""
+  with tf.Graph().as_default() as graph:
     program = build_train_program(
       small_config(num_layers=1), mesh, optimizer, batch_size=4, seed=8
     )
+  return program, graph
+
+
+def save_again(mesh, path, restore_from="", optimizer=PALM_OPTIMIZER):
+  """Starts a program under `mesh`, restores if asked, and saves to `path`."""
+  program, graph = build(mesh, optimizer)
+  with (
+    graph.as_default(),
+    # Its variables are this session's own, and hold nothing yet.
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
     if restore_from:
       restore(session, [program.slices], restore_from)
     else:
@@ -83,14 +93,12 @@ def test_damaged_weights_of_another_run_are_told_in_tensorflows_own_words(
   save_again(SINGLE, prefix)
   data = tmp_path / "model.data-00000-of-00001"
   data.write_bytes(data.read_bytes()[:100])
+  program, graph = build(SINGLE)
   with (
     pytest.raises(UserError) as error,
-    tf.Graph().as_default(),
+    graph.as_default(),
     tf.Session() as session,
   ):
-    program = build_train_program(
-      small_config(num_layers=1), SINGLE, PALM_OPTIMIZER, batch_size=4, seed=8
-    )
     weights = find_weights("INIT_CHECKPOINT", prefix)
     restore_weights(session, [program.slices], weights, LOCAL_FILES)
   assert str(error.value) == (

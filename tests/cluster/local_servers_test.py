@@ -44,13 +44,13 @@ def test_servers_train_the_bits_that_this_process_would_and_leave_no_file(
   (tmp_path / "temporary").mkdir()
   monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
   settings = {"NUM_PODS": 2, "TRAIN_STEPS": 4, "PROMPTS": [], **macros}
-  places = [tmp_path / place for place in ("in_process", "local_servers")]
-  for path in places:
-    settings["PODS"] = path.name
-    error = runs.finish(runs.start("train", corpus, path, **settings))
-    # Servers of one machine see its files: they read and write themselves.
-    assert "for all servers" not in error
-  runs.assert_same_tensors(*places, 4)
+  here, servers = tmp_path / "here", tmp_path / "servers"
+  assert runs.run("train", corpus, here, **settings, PODS="in_process") == 0
+  settings["PODS"] = "local_servers"
+  error = runs.finish(runs.start("train", corpus, servers, **settings))
+  # Servers of one machine see its files: they read and write themselves.
+  assert "for all servers" not in error
+  runs.assert_same_tensors(here, servers, 4)
   assert not list((tmp_path / "temporary").iterdir())
 
 

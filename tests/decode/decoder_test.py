@@ -3,6 +3,7 @@
 """Prefill and steps against a cache give the logits of one forward pass."""
 
 import dataclasses
+import functools
 
 import ml_dtypes
 import numpy as np
@@ -60,8 +61,17 @@ def cached_logits(
       return np.stack(session.run(whole), axis=1)
 
 
-def full_logits(config, params, batch):
-  return run_model(config, params, batch).logits[:, PROMPT - 1 :]
+def case_of(config):
+  """Returns parameters, and a batch of ROWS."""
+  params = oracle.random_parameters(config, seed=1)
+  return params, random_tokens(config, ROWS, seed=3)
+
+
+@functools.cache
+def full_logits(config):
+  """Returns the logits of one forward pass over `case_of`."""
+  result = run_model(config, *case_of(config), backward=False)
+  return result.logits[:, PROMPT - 1 :]
 
 
 @pytest.fixture
@@ -91,11 +101,10 @@ BOTH = {**MULTI_HEAD, **SERIAL}
 )
 def test_cached_logits_equal_those_of_a_forward_pass(changes, layout):
   config = small_config(**changes)
-  params = oracle.random_parameters(config, seed=1)
-  batch = random_tokens(config, ROWS, seed=3)
+  params, batch = case_of(config)
   mesh = mesh_layout(layout) if layout in LAYOUTS else SINGLE
   cached = cached_logits(config, params, batch["inputs"], mesh)
-  full = full_logits(config, params, batch)
+  full = full_logits(config)
   np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
 
 
@@ -103,20 +112,18 @@ def test_cached_logits_equal_those_of_a_forward_pass(changes, layout):
 @pytest.mark.parametrize("changes", [{}, BOTH])
 def test_what_is_not_compiled_gives_the_same_logits(changes):
   config = small_config(**changes)
-  params = oracle.random_parameters(config, seed=1)
-  batch = random_tokens(config, ROWS, seed=3)
+  params, batch = case_of(config)
   cached = cached_logits(config, params, batch["inputs"])
-  full = full_logits(config, params, batch)
+  full = full_logits(config)
   np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
 
 
 def test_bfloat16_is_off_by_its_rounding_alone():
   config = small_config(activation_dtype="bfloat16")
-  params = oracle.random_parameters(config, seed=1)
-  batch = random_tokens(config, ROWS, seed=3)
+  params, batch = case_of(config)
   cached = cached_logits(config, params, batch["inputs"])
   exact = oracle.forward(config, params, batch["inputs"])
-  full = full_logits(config, params, batch)
+  full = full_logits(config)
   # The logits themselves are not rounded (LOGITS_DTYPE).
   assert np.any(cached.astype(ml_dtypes.bfloat16) != cached)
   error = np.abs(cached - exact[:, PROMPT - 1 :]).max()
@@ -132,9 +139,8 @@ def test_bfloat16_is_off_by_its_rounding_alone():
 )
 def test_int8_logits_are_near_and_the_same_in_every_layout(layout):
   config = small_config()
-  params = oracle.random_parameters(config, seed=1)
-  batch = random_tokens(config, ROWS, seed=3)
-  full = full_logits(config, params, batch)
+  params, batch = case_of(config)
+  full = full_logits(config)
   int8 = cached_logits(config, params, batch["inputs"], weight_dtype="int8")
   assert 1e-3 < np.abs(int8 - full).max() < 0.03 * np.abs(full).max()
   split = cached_logits(
@@ -147,9 +153,8 @@ def test_int4_logits_are_near_and_the_same_if_not_compiled(monkeypatch):
   config = small_config()
   # Heads fill whole groups of weights: else those of o and wo share one.
   config = dataclasses.replace(config, d_kv=16)
-  params = oracle.random_parameters(config, seed=1)
-  batch = random_tokens(config, ROWS, seed=3)
-  full = full_logits(config, params, batch)
+  params, batch = case_of(config)
+  full = full_logits(config)
   int4 = cached_logits(config, params, batch["inputs"], weight_dtype="int4")
   assert 1e-3 < np.abs(int4 - full).max() < 0.3 * np.abs(full).max()
   monkeypatch.setattr(decode_weights, "operations", lambda: None)

@@ -136,7 +136,7 @@ def test_a_document_has_the_same_logits_inside_a_row_and_alone_at_its_start():
   config = small_config()
   params = oracle.random_parameters(config, seed=9)
   batch = random_documents(config, batch_size=4, seed=10)
-  packed = run_model(config, params, batch).logits
+  packed = run_model(config, params, batch, backward=False).logits
   alone = {name: np.zeros([8, 9], np.int32) for name in ("inputs", "targets")}
   documents = []
   for row, segment in itertools.product(range(4), (1, 2)):
@@ -145,7 +145,7 @@ def test_a_document_has_the_same_logits_inside_a_row_and_alone_at_its_start():
       row, inside
     ]
     documents.append(packed[row, inside])
-  logits = run_model(config, params, alone).logits
+  logits = run_model(config, params, alone, backward=False).logits
   for document, seen, inputs in zip(
     documents, logits, alone["inputs"], strict=True
   ):
@@ -163,10 +163,11 @@ def test_tokens_of_one_segment_do_not_change_another_s_logits_by_a_bit(
   params = oracle.random_parameters(config, seed=11)
   batch = random_tokens(config, batch_size=2, seed=12)
   batch["segments"] = np.repeat(np.int32([[1, 2, 0], [5, 4, 5]]), 3, axis=1)
-  before = run_model(config, params, batch).logits
+  before = run_model(config, params, batch, backward=False).logits
   changed = np.copy(batch["inputs"])
   changed[:, 3:6] = (changed[:, 3:6] + 7) % config.vocab_size
-  after = run_model(config, params, {**batch, "inputs": changed}).logits
+  batch["inputs"] = changed
+  after = run_model(config, params, batch, backward=False).logits
   others = [0, 1, 2, 6, 7, 8]
   np.testing.assert_array_equal(after[:, others], before[:, others])
   assert np.all(np.any(after[:, 3:6] != before[:, 3:6], axis=-1))
@@ -192,17 +193,17 @@ def test_future_tokens_do_not_change_past_logits(attention):
   config = small_config(attention=attention)
   params = oracle.random_parameters(config, seed=3)
   tokens = random_tokens(config, batch_size=4, seed=4)
-  before = run_model(config, params, tokens).logits
+  before = run_model(config, params, tokens, backward=False).logits
   changed = {name: np.copy(value) for name, value in tokens.items()}
   changed["inputs"][:, 5:] = (changed["inputs"][:, 5:] + 7) % config.vocab_size
-  after = run_model(config, params, changed).logits
+  after = run_model(config, params, changed, backward=False).logits
   np.testing.assert_array_equal(after[:, :5], before[:, :5])
   assert np.all(np.any(after[:, 5:] != before[:, 5:], axis=-1))
 
 
 @functools.cache
 def _run_on(layout: str | None, block: str, attention: str, rows):
-  config = small_config(block=block, attention=attention)
+  config = small_config(num_layers=1, block=block, attention=attention)
   if attention == "multi_query":  # in two blocks of positions
     config = dataclasses.replace(config, sequence_length=140)
   return run_model(

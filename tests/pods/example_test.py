@@ -42,12 +42,12 @@ def main(monkeypatch):
   gin.clear_config()
 
 
-def test_the_command_trains_on_two_pods(tmp_path):
+def test_the_command_trains_on_two_pods(main, tmp_path, capsys):
   file = tmp_path / "t5.npz"
-  done = run("--steps=2", f"--save={file}")
-  assert done.returncode == 0, done.stderr
-  assert len(losses(done.stdout)) == 2
-  assert done.stdout.endswith("after 2 steps all pods hold the same bits\n")
+  main("--steps=2", f"--save={file}")
+  out = capsys.readouterr().out
+  assert len(losses(out)) == 2
+  assert out.endswith("after 2 steps all pods hold the same bits\n")
   assert np.load(file)["shared/embedding"].shape == (128, 64)
 
 

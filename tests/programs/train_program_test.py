@@ -143,7 +143,7 @@ def test_no_sum_of_floats_depends_on_which_term_is_there_first():
   optimizer = dataclasses.replace(PALM_OPTIMIZER, parameter_scale="stacked")
   with tf.Graph().as_default() as graph:
     build_train_program(
-      small_config(),
+      small_config(num_layers=1),
       mesh_layout("all over data and model"),
       optimizer,
       batch_size=6,

@@ -89,7 +89,7 @@ def test_a_run_stops_at_the_next_comparison_and_saves_nothing_since(
 
   monkeypatch.setattr(TrainStep, "__init__", remember)
   monkeypatch.setattr(TrainStep, "run", run_and_plant)
-  macros = {"NUM_PODS": 2, "FINGERPRINT_STEPS": 3}
+  macros = {"NUM_PODS": 2, "FINGERPRINT_STEPS": 3, "PROMPTS": []}
   assert runs.run("train", corpus, tmp_path, **macros) == 2
   error = capsys.readouterr().err.splitlines()[-1]
   assert "is not the same on pods 0 and 1 after step 6" in error
