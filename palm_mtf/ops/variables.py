@@ -64,8 +64,8 @@ class Fill:
     """Returns a slice of the initial value."""
     del shape, begin
     if self.number == 0:
-      # TensorFlow makes equal constants once. Variables that shared the zeros
-      # could not be updated in place.
+      # Not tf.fill: TensorFlow would make constants of the zeros, up to 10 MB
+      # each, and keep several copies beside the variables.
       return tf.raw_ops.Empty(shape=sizes, dtype=tf.float32, init=True)
     return self.full_value(name, sizes)
 

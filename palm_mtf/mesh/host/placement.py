@@ -51,8 +51,6 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self.native_threads = native_threads
     self.reading_hosts = list(dict.fromkeys(map(cpu_of_task, devices)))
     self._checked: dict[LaidOut, LaidOut] = {}
-    # What sets the last of the variables made so far, by device.
-    self.last_initializers: dict[str, tf.Operation] = {}
 
   def import_copies(self, mesh, tensors, shape):
     """Imports a tensor of which hosts have whole copies, onto their devices."""
@@ -174,16 +172,12 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
         # A device draws the first value of its slice itself: nothing is sent.
-        # It draws one variable after another: memory holds the draw of one.
-        last = mesh_impl.last_initializers.get(device)
         with tf.device(device):
-          with tf.control_dependencies([last] if last else []):
-            value = variable.initializer.slice_value(
-              name, variable.sizes, region.begin, region.sizes
-            )
-            value = padded(tf.cast(value, variable.slice_dtype), size)
+          value = variable.initializer.slice_value(
+            name, variable.sizes, region.begin, region.sizes
+          )
+          value = padded(tf.cast(value, variable.slice_dtype), size)
           of_device = device_variable(value, f"{name}/slice_{pnum}")
-        mesh_impl.last_initializers[device] = of_device.initializer
         self.slices.append(
           Slice(**vars(region), names=[name], variable=of_device, near=device)
         )
