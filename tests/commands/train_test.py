@@ -155,7 +155,7 @@ def test_a_flipped_bit_is_named_and_the_steps_since_are_trained_again(
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 1
   path.write_bytes(content)
-  assert runs.run("train", corpus, model_dir, PROMPTS=[]) == 0
+  assert runs.run("train", corpus, model_dir) == 0
   said = capsys.readouterr().err
   assert f"DAMAGED checkpoint {damaged}: {path.name} does not hold" in said
   assert "resuming from" in said and "step_00000008" in said
