@@ -21,8 +21,8 @@ from palm_mtf.ops.xla import fused
 
 # On each device the product has the columns of the kernels' slices there. One
 # pass over it splits the columns, rotates q and k, and applies SwiGLU, and one
-# pass goes back: compiled by us (native/projection.h), and where a device has
-# not what we compile, by XLA.
+# pass goes back: in C++ (native/projection.h), or compiled by XLA for devices
+# that lack it.
 
 Angles = tuple[tf.Tensor, tf.Tensor]
 
@@ -91,7 +91,7 @@ _fused_read = fused(read_product)
 
 
 def _columns(shapes):
-  # of kernels, or of what a row has of them
+  # number of each kernel's columns; `shapes` are those without d_model
   return [math.prod(shape) for shape in shapes]
 
 
@@ -123,7 +123,6 @@ def _gates_gradient(wide, dy):
 def _read_gradient(wide, gradients, shapes, angles, is_gated, native_threads):
   """Returns the gradient of a product, [rows, columns], from those read."""
   rows = wide.shape[0]
-  gradients = list(gradients)
   if native_threads:
     return native.read_product_gradient(
       wide,
@@ -133,6 +132,7 @@ def _read_gradient(wide, gradients, shapes, angles, is_gated, native_threads):
       is_gated=is_gated,
       threads=native_threads,
     )
+  gradients = list(gradients)
   if angles:
     gradients[:2] = _rotated_back(gradients[:2], angles)
   if is_gated:

@@ -59,9 +59,8 @@ class OperationCopies:
           control_inputs=[made.get(id(x), x) for x in control_inputs],
         )
         graph._create_op_helper(copy, compute_device=False)
-      # Of these operations, those of `native` among them, TensorFlow infers no
-      # shapes.
-      if template.op.endswith("PartitionedCall") or template.op[:4] == "Palm":
+      # TensorFlow infers no shapes of calls, nor of the operations of `native`.
+      if "PartitionedCall" in template.op or template.op.startswith("Palm"):
         for x, same in zip(copy.outputs, op.outputs, strict=True):
           x.set_shape(same.shape)
       made[id(op)] = copy
