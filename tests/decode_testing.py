@@ -21,7 +21,7 @@ from palm_mtf.programs.generate_program import (
   build_decode_model,
   build_decode_program,
 )
-from tests.mtf_testing import SINGLE, load_parameters
+from tests.mtf_testing import SINGLE, load_decode_model, load_parameters
 
 EOD = 11  # which one of the tests' models chooses at some time
 
@@ -73,9 +73,7 @@ def decode(
   ):
     model = build_decode_model(config, mesh, settings.weight_dtype)
     program = build_decode_program(model, settings, sizes)
-    load_parameters(session, model.slices, params)
-    session.run(model.prepare)
-    session.run(model.release)
+    load_decode_model(session, model, params)
     feed = {
       program.prompts: inputs,
       program.lengths: [1 + len(each) for each in prompts],

@@ -24,6 +24,7 @@ from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.native.operations import threads_here
+from palm_mtf.programs.generate_program import DecodeModel
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.training.step import TrainStep
 from tests import oracle
@@ -164,6 +165,18 @@ def load_parameters(
       writes.append(write)
       feed[write.inputs[1]] = padded
   session.run(writes, feed)
+
+
+def load_decode_model(
+  session: tf.Session, model: DecodeModel, params: Mapping[str, np.ndarray]
+) -> None:
+  """Makes a model's weights of parameters, which are whole, by name."""
+  model.load(
+    session,
+    lambda slices: load_parameters(
+      session, slices, {name: params[name] for name in slices}
+    ),
+  )
 
 
 def slice_indices(spec: str) -> tuple[slice, ...]:

@@ -42,6 +42,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
+from palm_mtf.machine.host_memory import limit_arenas
 
 # Dtypes by bits a weight.
 OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4"}
@@ -128,14 +129,16 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
   with tf.Graph().as_default(), tf.Session(config=session_config) as session:
     model = build_decode_model(config, mesh, weight_dtype)
     program = build_decode_program(model, DecodeConfig(temperature=0.0), sizes)
-    session.run(
-      [
-        part.variable.assign(0.04 * tf.random.normal(part.variable.shape))
-        for parts in model.slices.values()
-        for part in parts
-      ]
+    model.load(
+      session,
+      lambda slices: session.run(
+        [
+          part.variable.assign(0.04 * tf.random.normal(part.variable.shape))
+          for parts in slices.values()
+          for part in parts
+        ]
+      ),
     )
-    session.run(model.prepare)  # casts, or quantizes, once
     yield (
       session,
       program,
@@ -151,6 +154,7 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
 
 def run_ours(task: Task, dtype: str) -> None:
   """Takes turns: a continuation of all prompts each."""
+  limit_arenas()  # as commands do
   with decoding(task, dtype) as (session, program, feed):
     to_the_end = {program.limit: task.sequence_length - task.prompt_tokens}
 

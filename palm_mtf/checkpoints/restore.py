@@ -9,7 +9,7 @@ import collections
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.file_hosts import LOCAL_FILES, FileHosts
@@ -60,10 +60,27 @@ def restore(
   Raises:
     OSError: a host cannot open them.
   """
+  with opened_to_restore(session, prefix, hosts) as restore_some:
+    restore_some(pods)
+
+
+@contextlib.contextmanager
+def opened_to_restore(
+  session: tf.Session, prefix: str, hosts: FileHosts = LOCAL_FILES
+) -> Iterator[Callable[[Pods], None]]:
+  """Opens files; yields a function that restores some variables from them.
+
+  Args:
+    session: session of the current graph.
+    prefix: TensorFlow's prefix of the files.
+    hosts: hosts that read them.
+
+  Raises:
+    OSError: a host cannot open them.
+  """
   prefix = os.path.abspath(prefix)
-  restorer = build_restorer(pods, prefix, hosts)
   with _opened(session, prefix, {host: [] for host in hosts.all}):
-    session.run(restorer)
+    yield lambda pods: session.run(build_restorer(pods, prefix, hosts))
 
 
 def whole_reader(session: tf.Session, hosts: FileHosts) -> ReadCheckpoint:

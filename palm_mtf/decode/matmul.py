@@ -139,7 +139,9 @@ def to_int4(w: tf.Tensor) -> Rows:
   extreme = tf.where_v2(high > -low, high, low)
   best = None
   for share in _INT4_SHARES:
-    scale = tf.cast(extreme * (share / -8.0), tf.bfloat16)
+    # One share behind the other: at once they would be six times the memory.
+    with tf.control_dependencies(best or []):
+      scale = tf.cast(extreme * (share / -8.0), tf.bfloat16)
     divisor = tf.cast(scale, tf.float32)[:, tf.newaxis]
     divisor = tf.where_v2(divisor == 0, 1.0, divisor)
     numbers = tf.clip_by_value(tf.round(groups / divisor), -8.0, 7.0)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of a model for decoding, on every device of a mesh."""
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ from palm_mtf.ops.slicewise import split_axes
 
 # They are made once from a checkpoint's float32 variables: cast to the
 # activation dtype or quantized, and joined where one product does for several.
-# Norms and the embedding's rows are never quantized.
+# Norms and the embedding's rows are never quantized. A layer's are made of its
+# own variables alone, so that these need not all be in memory at once.
 
 LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
 
@@ -63,7 +65,8 @@ class DecodeWeights:
   is_packed: bool  # whether kernels are, for the operations of `native`
   quantizes_rows: bool  # whether a product of a layer reads int8 numbers
   quantizes_logit_rows: bool  # whether that with `to_logits` does
-  initialize: tf.Operation  # from the checkpoint's variables
+  # From the checkpoint's variables, by layer (`ParameterName.layer`).
+  initialize: dict[int | None, tf.Operation]
 
   def last_scale(self) -> LaidOut:
     """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
@@ -127,7 +130,9 @@ def make_weights(
     is_packed=is_packed,
     quantizes_rows=maker.quantizes_rows,
     quantizes_logit_rows=is_quantized and not is_packed,
-    initialize=tf.group(maker.initializers),
+    initialize={
+      layer: tf.group(some) for layer, some in maker.initializers.items()
+    },
   )
 
 
@@ -165,7 +170,8 @@ class _Maker:
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
     }
-    self.initializers = []
+    # By layer.
+    self.initializers = collections.defaultdict(list)
 
   def laid_out(self, name):
     """Returns a variable of the checkpoint."""
@@ -176,7 +182,7 @@ class _Maker:
 
     def make(value):
       kept = constant_variable(tf.cast(value, dtype), f"decode/{name}")
-      self.initializers.append(kept.initializer)
+      self.initializers[parsed(name).layer].append(kept.initializer)
       return kept.value()
 
     return self._impl.slicewise(make, value)
@@ -187,7 +193,7 @@ class _Maker:
     def make(value, *largest):
       make_one = make_packed_kernel if self._is_packed else make_kernel
       kernel = make_one(value, dtype, f"decode/{name}", *largest)
-      self.initializers.append(kernel.initialize)
+      self.initializers[parsed(name).layer].append(kernel.initialize)
       return kernel
 
     return self._impl.slicewise(make, value, *largest)

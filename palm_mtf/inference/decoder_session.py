@@ -7,7 +7,7 @@ import os
 from palm_mtf._tf import tf
 from palm_mtf.accounting.decode import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.restore import restore
+from palm_mtf.checkpoints.restore import opened_to_restore
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.host_memory import free_garbage
@@ -63,11 +63,8 @@ class LoadedDecoder:
         else session_config(mesh.num_devices)
       )
       self.session = tf.Session(config=session)
-      restore(self.session, [self.model.slices], checkpoint.prefix)
-      # The float32 variables are in memory beside the decoding weights until
-      # `release`.
-      self.session.run(self.model.prepare)
-      self.session.run(self.model.release)
+      with opened_to_restore(self.session, checkpoint.prefix) as restore:
+        self.model.load(self.session, lambda slices: restore([slices]))
 
   def __enter__(self) -> "LoadedDecoder":
     return self

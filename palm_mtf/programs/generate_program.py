@@ -2,18 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graph that continues texts: prefill once, then a loop inside the graph."""
 
+import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import parsed
 from palm_mtf.decode.batch_sharding import join_rows, split_rows
 from palm_mtf.decode.forward import prefill
 from palm_mtf.decode.native_decoder import make_decoder
 from palm_mtf.decode.strategies import Beams, PromptBatch, Sampling, repeat
 from palm_mtf.decode.weights import DecodeWeights, LaidOut, make_weights
+from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import lower
@@ -29,25 +32,53 @@ from palm_mtf.model.weights import palm_variables
 
 
 @dataclasses.dataclass(frozen=True)
+class LayerWeights:
+  """Weights of one layer, or of what is outside of all.
+
+  Attributes:
+    slices: slices of a checkpoint's variables, by name.
+    prepare: makes the weights of the slices, and frees these.
+  """
+
+  slices: Mapping[str, Sequence[Slice]]
+  prepare: tf.Operation
+
+
+@dataclasses.dataclass(frozen=True)
 class DecodeModel:
-  """Weights of one model on one mesh, ready to decode.
+  """Weights of one model on one mesh, to be loaded before anything reads them.
 
   Attributes:
     config: the architecture.
     placement: devices and layout.
     weights: weights of prefill, scoring and steps.
-    slices: slices of every variable of a checkpoint, by its name: restore them,
-      and run `prepare`.
-    prepare: makes `weights` from the slices, which may not change afterwards.
-    release: frees the slices.
+    layers: how `weights` are made, layer by layer.
   """
 
   config: PalmConfig
   placement: HostPlacement
   weights: DecodeWeights
-  slices: dict[str, list[Slice]]
-  prepare: tf.Operation
-  release: tf.Operation
+  layers: Sequence[LayerWeights]
+
+  def load(
+    self,
+    session: tf.Session,
+    restore: Callable[[Mapping[str, Sequence[Slice]]], None],
+  ) -> None:
+    """Makes the weights.
+
+    Args:
+      session: session of the graph.
+      restore: assigns slices of variables, which it takes by checkpoint name.
+    """
+    # A checkpoint is float32, up to eight times as large as the weights: only
+    # one layer of it is ever in memory.
+    for layer in self.layers:
+      restore(layer.slices)
+      session.run(layer.prepare)
+    # What comes next, the first token's compiler, needs most of all.
+    free_garbage()
+    release_file_pages()
 
 
 def build_decode_model(
@@ -74,20 +105,32 @@ def build_decode_model(
     name: [part.variable for part in parts] for name, parts in slices.items()
   }
   weights = make_weights(placement, config, dims, variables, weight_dtype)
+  by_layer = collections.defaultdict(dict)
+  for name, parts in slices.items():
+    by_layer[parsed(name).layer][name] = parts
   return DecodeModel(
     config=config,
     placement=placement,
     weights=weights,
-    slices=slices,
-    prepare=weights.initialize,
-    release=tf.group(
+    layers=[
+      LayerWeights(some, _freed(some, behind=weights.initialize[layer]))
+      for layer, some in by_layer.items()
+    ],
+  )
+
+
+def _freed(
+  slices: Mapping[str, Sequence[Slice]], behind: tf.Operation
+) -> tf.Operation:
+  """Returns what frees variables, once an operation has read them."""
+  with tf.control_dependencies([behind]):
+    return tf.group(
       [
-        tf.raw_ops.DestroyResourceOp(resource=each.handle)
-        for parts in variables.values()
+        tf.raw_ops.DestroyResourceOp(resource=each.variable.handle)
+        for parts in slices.values()
         for each in parts
       ]
-    ),
-  )
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tests import oracle
 from tests.mtf_testing import (
   LAYOUTS,
   SINGLE,
-  load_parameters,
+  load_decode_model,
   mesh_layout,
   random_tokens,
   run_model,
@@ -56,8 +56,7 @@ def cached_logits(
     whole = [tf.cast(join_rows(model.placement, x), tf.float32) for x in places]
     config_ = session_config(mesh_rules.num_devices)
     with tf.Session(config=config_) as session:
-      load_parameters(session, model.slices, params)
-      session.run(model.prepare)
+      load_decode_model(session, model, params)
       return np.stack(session.run(whole), axis=1)
 
 

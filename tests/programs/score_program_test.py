@@ -12,7 +12,7 @@ from palm_mtf.programs.score_program import build_score_program
 from tests import oracle
 from tests.mtf_testing import (
   SINGLE,
-  load_parameters,
+  load_decode_model,
   mesh_layout,
   random_tokens,
   small_config,
@@ -27,8 +27,7 @@ def nats(config, params, batch, mesh=SINGLE):
   ):
     model = build_decode_model(config, mesh, "activation")
     program = build_score_program(model, rows, length)
-    load_parameters(session, model.slices, params)
-    session.run(model.prepare)
+    load_decode_model(session, model, params)
     return session.run(
       program.token_loss,
       {program.inputs: batch["inputs"], program.targets: batch["targets"]},
@@ -91,8 +90,7 @@ def test_likeliest_tokens_and_their_log_p_are_the_oracles(layout):
   ):
     model = build_decode_model(config, mesh, "activation")
     program = build_score_program(model, *batch["inputs"].shape)
-    load_parameters(session, model.slices, params)
-    session.run(model.prepare)
+    load_decode_model(session, model, params)
     fetches = [program.likeliest, program.likeliest_loss]
     feed = {program.inputs: batch["inputs"]}
     feed[program.targets] = batch["targets"]
