@@ -61,11 +61,12 @@ class SpikeDetector:
     if len(self.seen) < _RECENT + _WINDOW:
       return False
     losses, norms = np.array(self.seen).T
+    loss_score = _score(losses, max(_FLOOR * self.usual_loss, 1e-30))
+    if not _LIKELY < loss_score <= _SURE:
+      return loss_score > _SURE
     # A norm may be 0, which has no logarithm.
     norms = np.log(np.maximum(norms, 1e-30))
-    loss_score = _score(losses, max(_FLOOR * self.usual_loss, 1e-30))
-    norm_score = _score(norms, _FLOOR)
-    return loss_score > _SURE or (loss_score > _LIKELY and norm_score > _SURE)
+    return _score(norms, _FLOOR) > _SURE
 
   @property
   def usual_loss(self) -> float:

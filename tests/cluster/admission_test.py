@@ -24,12 +24,14 @@ as_root = pytest.mark.skipif(
 ASK = """
 import os, sys
 from palm_mtf.cluster.server_info import NoAnswerError, read_info
-for uid in map(int, sys.argv[2:]):
+*addresses, users = sys.argv[1:]
+asked = [(x, int(uid)) for x in addresses for uid in users.split()]
+for address, uid in asked:
   pid = os.fork()
   if not pid:
     os.setuid(uid)
     try:
-      print(uid, read_info(sys.argv[1], 5.0).num_devices, flush=True)
+      print(uid, read_info(address, 5.0).num_devices, flush=True)
     except NoAnswerError:
       print(uid, "no answer", flush=True)
     os._exit(0)
@@ -117,10 +119,7 @@ def test_the_servers_of_a_run_answer_its_user_and_no_other():
   """Reads files is what another user could else do, by any of the servers."""
   pods = PodsConfig(num_pods=2, pods="local_servers")
   with PodServers(pods, SINGLE) as servers:
-    for ((address, _),) in servers.places():
-      done = processes.python("-c", ASK, address, 0, NOBODY, 0)
-      assert done.stdout.splitlines() == [
-        "0 1",
-        f"{NOBODY} no answer",
-        "0 1",
-      ], done.stderr
+    addresses = [address for ((address, _),) in servers.places()]
+    done = processes.python("-c", ASK, *addresses, f"0 {NOBODY} 0")
+  answers = ["0 1", f"{NOBODY} no answer", "0 1"]
+  assert done.stdout.splitlines() == 2 * answers, done.stderr

@@ -138,15 +138,13 @@ def test_a_killed_client_leaves_no_server(corpus, tmp_path):
   wait_until(lambda: not any(map(is_running, pids)))
 
 
+# Slow: server_memory_test.py loses a server too, of a run in its process.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("sent", "how"),
   [
     (signal.SIGKILL, "was killed by SIGKILL"),
-    pytest.param(
-      signal.SIGSTOP,
-      "has not answered for 4 seconds",
-      marks=pytest.mark.slow,
-    ),
+    (signal.SIGSTOP, "has not answered for 4 seconds"),
   ],
 )
 def test_a_lost_server_ends_the_run_in_time_with_its_name(

@@ -3,17 +3,20 @@
 """metrics.jsonl has the memory of the servers, pod by pod."""
 
 import os
+import re
 import signal
+import time
 import types
 
 import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.cluster.server_memory import ServerMemory
 from palm_mtf.mesh.host_functions import Host
 from tests import runs
-from tests.cluster.local_servers_test import servers_of
+from tests.cluster.local_servers_test import is_running, servers_of, wait_until
 
 
 def resident_bytes_of(pid):
@@ -41,30 +44,41 @@ def test_a_pod_has_the_number_of_its_largest_server():
 def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
   corpus, tmp_path, monkeypatch, capsys
 ):
-  real, seen = ServerMemory.read, []
+  real, seen, lost = ServerMemory.read, [], []
 
   def read(memory):
     pids = servers_of(os.getpid())
     if len(seen) == 3:
+      wait_until((tmp_path / "checkpoints" / "step_00000002").exists)
       os.kill(pids[1], signal.SIGKILL)
+      lost.append((time.monotonic(), pids))
     found = real(memory)
     seen.append((found, [*map(resident_bytes_of, pids)]))
     return found
 
   monkeypatch.setattr(ServerMemory, "read", read)
   settings = {"NUM_PODS": 2, "PODS": "local_servers", "LOG_STEPS": 1}
+  settings |= {"POD_TIMEOUT_SECS": 4.0, "CHECKPOINT_STEPS": 2}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
+  ((start, pids),) = lost
+  assert time.monotonic() - start < 45
+  assert not any(map(is_running, pids))
+  assert newest_whole(str(tmp_path)).manifest.step == 2
   lines = runs.read_metrics(tmp_path)
   assert [line["step"] for line in lines] == [1, 2, 3]
   for line, (found, sizes) in zip(lines, seen, strict=True):
     assert found.items() <= line.items()
     assert [*found.values()] == pytest.approx(sizes, rel=0.02)
     assert line["host_memory_bytes"] not in found.values()
-  (error,) = capsys.readouterr().err.splitlines()[-1:]
-  assert "palm_mtf: pod 1: its server " in error
-  assert (
-    "was killed by SIGKILL, while its memory was read after step 4" in error
-  )
+  error = capsys.readouterr().err
+  assert "DAMAGED" not in error
+  line = error.splitlines()[-1]
+  assert re.fullmatch(
+    rf"palm_mtf: pod 1: its server 127\.0\.0\.1:\d+ \(process {pids[1]}\) was "
+    r"killed by SIGKILL, while its memory was read after step 4; run the same "
+    r"command to go on\.",
+    line,
+  ), line
 
 
 def test_pods_in_process_have_the_memory_of_the_process_alone():

@@ -12,7 +12,7 @@ import pytest
 from palm_mtf.machine import cache_folder
 from palm_mtf.machine.cache_folder import measured_hardware
 from palm_mtf.rates import calibration
-from tests import processes, runs
+from tests import runs
 
 PALM = "--gin_file=recipes/palm_540b_two_pods.gin"
 
@@ -170,7 +170,7 @@ def test_a_search_prints_the_fastest_and_where_the_given_one_stands(palm_mtf):
 def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
   """On virtual devices, from the gin file that the search wrote."""
   best, model_dir = tmp_path / "best.gin", tmp_path / "run"
-  macros = {"TRAIN_STEPS": 2, "CHECKPOINT_STEPS": 2}
+  macros = {"TRAIN_STEPS": 2, "CHECKPOINT_STEPS": 2, "PROMPTS": []}
   _, *flags = runs.arguments("train", corpus, model_dir, **macros)
   # What the file sets is not on the command line, which would win.
   flags = [x for x in flags if not x.startswith("--gin.NUM_PODS")]
@@ -179,8 +179,8 @@ def test_the_layout_that_is_found_trains(palm_mtf, corpus, tmp_path):
   code, out, err = palm_mtf("plan", *flags, *small, *search)
   assert (code, err) == (0, "")
   assert "d_model_stored" in out.splitlines()[2]  # does not fit otherwise
-  train = ["-m", "palm_mtf", "train", *flags, f"--gin_file={best}"]
-  said = runs.finish(processes.start(*train))
+  code, _, said = palm_mtf("train", *flags, f"--gin_file={best}")
+  assert code == 0, said
   assert " palm_mtf: predicted: " in said
   settings = best.read_text().splitlines()[3:]
   kept = (model_dir / "config.gin").read_text().replace('"', "'")

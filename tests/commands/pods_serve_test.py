@@ -12,6 +12,7 @@ import time
 import pytest
 
 from palm_mtf.cluster import heartbeat
+from palm_mtf.cluster.connect import start_server
 from palm_mtf.cluster.heartbeat import Heartbeat
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.cluster.server_info import NoAnswerError, read_incarnation
@@ -52,24 +53,24 @@ def addresses_of(*started):
 @pytest.fixture(scope="module")
 def servers():
   """Returns addresses: of 2 and 1 devices; more threads; another version."""
+  here = [
+    start_server(devices, num_threads=1).target.removeprefix("grpc://")
+    for devices in (2, 1)
+  ]
   other_version = processes.start("-c", OTHER_VERSION, stderr=None)
-  with addresses_of(
-    serve(2), serve(1), serve(2, threads=3), other_version
-  ) as addresses:
-    yield addresses
+  with addresses_of(serve(2, threads=3), other_version) as there:
+    yield here + there
 
 
 @pytest.mark.slow
-def test_pods_of_several_hosts_train_the_bits_of_one_process(
-  servers, corpus, tmp_path
-):
+def test_pods_of_several_hosts_train_the_bits_of_one_process(corpus, tmp_path):
   """Servers stay for a second client, which goes on from the first's.
 
   That one has another address.
   """
   settings = {"NUM_PODS": 2, "PROMPTS": [], **SPLIT}
-  with addresses_of(serve(1)) as third:
-    islands = [servers[:1], servers[1:2] + third]
+  with addresses_of(serve(2), serve(1), serve(1)) as servers:
+    islands = [servers[:1], servers[1:]]
     cluster = {"PODS": "cluster", "ISLANDS": islands}
     for folder, steps, more in (
       ("in_process", 4, {}),
