@@ -66,7 +66,7 @@ $(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
 
 # Two processes after two others: what one has compiled and imported stays in
 # its memory, and what builds graphs alone needs none of SeqIO's imports.
-GRAPH_TESTS := $(addprefix tests/,mesh model optim decode programs ops)
+GRAPH_TESTS := $(addprefix tests/,mesh programs model optim decode ops)
 RUN_TESTS := $(addprefix tests/,checkpoints cluster commands evaluation formats \
   inference layers native pods saved_model serving training)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))

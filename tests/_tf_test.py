@@ -8,6 +8,7 @@ import re
 import weakref
 
 import numpy as np
+import pytest
 import tensorflow as tf2
 
 from palm_mtf._tf import tf
@@ -72,30 +73,31 @@ with tf.Graph().as_default():
   assert shown.stdout == "8.0\n", shown.stderr
 
 
-def test_it_is_imported_without_a_folder_for_temporary_files():
+@pytest.fixture(scope="module")
+def imported():
+  """An import that finds no folder for temporary files."""
   program = """
-import tempfile
+import gc, tempfile
 def refuse(*unused):
   raise FileNotFoundError("No usable temporary directory found")
 tempfile._get_default_tempdir = refuse
-import palm_mtf._tf
-print("there")
-"""
-  shown = processes.python("-c", program)
-  assert (shown.stdout, shown.stderr) == ("there\n", "")
-
-
-def test_the_import_looks_for_garbage_once_and_never_again_in_what_it_made():
-  program = """
-import gc
 runs = []
 gc.callbacks.append(lambda phase, info: runs.append(info["generation"]))
 import palm_mtf._tf
 gc.callbacks.clear()
 print(runs.count(2), gc.get_freeze_count() > 100_000, gc.isenabled())
 """
-  shown = processes.python("-c", program)
-  assert shown.stdout == "2 True True\n"
+  return processes.python("-c", program)
+
+
+def test_it_is_imported_without_a_folder_for_temporary_files(imported):
+  assert (imported.returncode, imported.stderr) == (0, "")
+
+
+def test_the_import_looks_for_garbage_once_and_never_again_in_what_it_made(
+  imported,
+):
+  assert imported.stdout == "2 True True\n"
 
 
 @fused

@@ -361,7 +361,7 @@ LARGE = ("palm_8b", "palm_62b", "palm_540b")  # up to half a minute each
 @pytest.mark.parametrize(
   ("recipe", "most_layers"),
   [
-    *(pytest.param(x, 4, id=name_of(x)) for x in ON_HOSTS),
+    *(pytest.param(x, 2, id=name_of(x)) for x in ON_HOSTS),
     *(
       pytest.param(x, 200, id=f"all of {name_of(x)}", marks=pytest.mark.slow)
       for x in RECIPES

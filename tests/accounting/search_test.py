@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A search plans all that divides; for PaLM 540B it finds PaLM's layout."""
 
+import dataclasses
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from palm_mtf.accounting.plan import fits
 from palm_mtf.accounting.search import candidates, reason, search
 from palm_mtf.accounting.step_time import predicted
-from palm_mtf.config.mesh_layout import check
+from palm_mtf.config.mesh_layout import MeshLayout, check
 from palm_mtf.errors import UserError
 from tests.planning import palm_540b, plan_config
 
@@ -67,16 +68,16 @@ def test_what_is_found_fits_and_comes_fastest_first():
 
 def test_a_brute_force_over_one_axis_finds_nothing_faster():
   """Written down by hand: the batch of 8 devices, stored whole or split."""
-  best = search(palm_8b(CHIP_MEMORY_BYTES=1e12), 8).fitting[0]
+  given = palm_8b(CHIP_MEMORY_BYTES=1e12)
+  best = search(given, 8).fitting[0]
   for layout in ("batch:data", "batch:data,d_model_stored:data"):
     for parts in (1, 2, 4, 8, 16, 32):
       for remat in ("none", "attention", "layer"):
-        config = palm_8b(
-          MESH_SHAPE="data:8",
-          LAYOUT=layout,
-          NUM_MICROBATCHES=parts,
-          REMAT=remat,
+        mesh = MeshLayout(
+          mesh_shape="data:8", layout=layout, num_microbatches=parts
         )
+        model = dataclasses.replace(given.model, remat=remat)
+        config = dataclasses.replace(given, mesh_layout=mesh, model=model)
         assert best.step.total <= predicted(config, 256).total
 
 

@@ -92,10 +92,11 @@ BOTH = {**MULTI_HEAD, **SERIAL}
     (SERIAL, "one device"),
     (BOTH, "one device"),
     ({"final_norm_scale": "none"}, "one device"),
-    ({}, "all over data and model"),
-    pytest.param(BOTH, "all over data and model", marks=pytest.mark.slow),
+    (BOTH, "all over data and model"),
+    # Slow: generate_program_test.py and int8 below have this layout.
+    pytest.param({}, "all over data and model", marks=pytest.mark.slow),
     pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),
-    (MULTI_HEAD, "two axes but no batch"),
+    pytest.param(MULTI_HEAD, "two axes but no batch", marks=pytest.mark.slow),
   ],
 )
 def test_cached_logits_equal_those_of_a_forward_pass(changes, layout):

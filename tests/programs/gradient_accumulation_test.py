@@ -57,7 +57,10 @@ def assert_same_step(actual, expected, tolerance):
     assert relative_error(squares[name], square) < 2 * tolerance, name
 
 
-@pytest.mark.parametrize("num_microbatches", [2, 4])
+# Slow: other tests have two.
+@pytest.mark.parametrize(
+  "num_microbatches", [pytest.param(2, marks=pytest.mark.slow), 4]
+)
 def test_gradients_and_metrics_are_those_of_one_batch(whole, num_microbatches):
   mesh = dataclasses.replace(SINGLE, num_microbatches=num_microbatches)
   assert_same_step(one_step(mesh), whole, tolerance=1e-6)
@@ -71,13 +74,13 @@ def test_microbatches_weigh_as_much_as_their_tokens():
   assert_same_step(parts, whole, tolerance=1e-6)
 
 
-# Each axis alone and both; one device has every layout in program_test.
+# Each axis alone and both. Slow: layouts_test.py has both with microbatches.
 @pytest.mark.parametrize(
   "layout",
   [
-    pytest.param("batch over data", marks=pytest.mark.slow),
+    "batch over data",
     pytest.param("vocab over model", marks=pytest.mark.slow),
-    "all over data and model",
+    pytest.param("all over data and model", marks=pytest.mark.slow),
   ],
 )
 def test_layouts_do_not_change_microbatches(whole, layout):
@@ -85,6 +88,7 @@ def test_layouts_do_not_change_microbatches(whole, layout):
   assert_same_step(one_step(mesh), whole, tolerance=2e-6)
 
 
+@pytest.mark.slow  # layouts_test.py has two microbatches of both axes twice
 def test_the_same_steps_twice_give_the_same_bits():
   mesh = mesh_layout("batch over data", num_microbatches=2)
   config = small_config(num_layers=1, activation_dtype="bfloat16")
@@ -101,7 +105,7 @@ def test_sums_are_float32_and_in_no_checkpoint():
   for num_microbatches in (1, 2):
     with tf.Graph().as_default() as graph:
       program = build_train_program(
-        small_config(activation_dtype="bfloat16"),
+        small_config(num_layers=1, activation_dtype="bfloat16"),
         dataclasses.replace(SINGLE, num_microbatches=num_microbatches),
         PALM_OPTIMIZER,
         batch_size=4,

@@ -107,11 +107,12 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
     assert relative_error(actual, value) < 1e-3, name
 
 
+# Slow: an axis alone; the layout of both splits the same.
 @pytest.mark.parametrize(
   "layout, rows",
   [
     pytest.param("batch over data", random_documents, marks=pytest.mark.slow),
-    ("vocab over model", random_tokens),
+    pytest.param("vocab over model", random_tokens, marks=pytest.mark.slow),
     ("all over data and model", random_documents),
   ],
 )
@@ -130,7 +131,7 @@ def test_layouts_do_not_change_training(layout, rows):
 
 
 def test_the_same_step_twice_gives_the_same_bits():
-  config = small_config(activation_dtype="bfloat16")
+  config = small_config(num_layers=1, activation_dtype="bfloat16")
   first, first_metrics = train(config, PALM_OPTIMIZER, seed=1)
   second, second_metrics = train(config, PALM_OPTIMIZER, seed=1)
   assert first_metrics == second_metrics

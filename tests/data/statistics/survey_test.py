@@ -101,7 +101,7 @@ def test_memory_is_that_of_the_sketches_and_not_of_the_text():
   many = Many([])
   survey([many], None, {})  # tables of hashes are made once
   peaks = []
-  for many.num_words in (400, 1600):
+  for many.num_words in (100, 1600):
     peaks.append(peak_memory(lambda: survey([many], None, {})))
   assert peaks[1] < peaks[0] + 1_000_000
   assert peaks[1] < 2_500_000 < 200 * 1600 * 11, "the text"
