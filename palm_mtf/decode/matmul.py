@@ -137,25 +137,35 @@ def to_int4(w: tf.Tensor) -> Rows:
   low, high = tf.reduce_min(groups, 1), tf.reduce_max(groups, 1)
   # The number that is largest becomes -8: it is the one that is there once.
   extreme = tf.where_v2(high > -low, high, low)
-  best = None
-  for share in _INT4_SHARES:
-    # One share behind the other: at once they would be six times the memory.
-    with tf.control_dependencies(best or []):
-      scale = tf.cast(extreme * (share / -8.0), tf.bfloat16)
+
+  def rounded(share):
+    """Returns numbers, their scales, and what is lost of each group."""
+    scale = tf.cast(extreme * share, tf.bfloat16)
     divisor = tf.cast(scale, tf.float32)[:, tf.newaxis]
     divisor = tf.where_v2(divisor == 0, 1.0, divisor)
     numbers = tf.clip_by_value(tf.round(groups / divisor), -8.0, 7.0)
     error = tf.reduce_sum(tf.square(numbers * divisor - groups), 1)
-    if best is None:
-      best = (numbers, scale, error)
-      continue
-    is_better = error < best[2]
-    best = (
-      tf.where_v2(is_better[:, tf.newaxis], numbers, best[0]),
-      tf.where_v2(is_better, scale, best[1]),
-      tf.minimum(error, best[2]),
+    return numbers, scale, error
+
+  def better(i, numbers, scale, error):
+    other_numbers, other_scale, other_error = rounded(shares[i])
+    is_better = other_error < error
+    return (
+      i + 1,
+      tf.where_v2(is_better[:, tf.newaxis], other_numbers, numbers),
+      tf.where_v2(is_better, other_scale, scale),
+      tf.minimum(other_error, error),
     )
-  numbers, scale, _ = best
+
+  shares = tf.constant([share / -8.0 for share in _INT4_SHARES])
+  # One by one: all at once would take six times the memory.
+  _, numbers, scale, _ = tf.while_loop(
+    lambda i, *unused: i < len(_INT4_SHARES),
+    better,
+    [tf.constant(1), *rounded(shares[0])],
+    parallel_iterations=1,
+    back_prop=False,
+  )
   return tf.cast(tf.reshape(numbers, [-1, outer])[:inner], tf.int8), scale
 
 

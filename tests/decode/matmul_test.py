@@ -10,6 +10,7 @@ from palm_mtf.decode.matmul import (
   largest_numbers,
   make_kernel,
   product,
+  rounded_to_int4,
   to_int8,
   value_of,
 )
@@ -96,3 +97,22 @@ def test_parts_of_a_sum_that_share_scales_add_up_to_the_whole():
     total = session.run(sum(value_of(each, tf.float32) for each in products))
   whole = multiply(x, w, "int8", packed=True)
   np.testing.assert_allclose(total, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_of_int4_has_the_scale_that_loses_least():
+  w = random(0, 32, 50)
+  w[:, 0] = 0
+  w[20:] = 0  # what pads the last group
+  with tf.Graph().as_default(), tf.Session() as session:
+    found = session.run(rounded_to_int4(tf.constant(w[:20])))
+  extreme = np.where(w.max(0) > -w.min(0), w.max(0), w.min(0))
+  losses = []
+  for share in (1, 0.95, 0.9, 0.85, 0.8, 0.75):
+    scale = (extreme * share / -8).astype(tf.bfloat16.as_numpy_dtype)
+    divisor = np.where(scale == 0, 1, scale.astype(np.float32))
+    numbers = np.clip(np.round(w / divisor), -8, 7)
+    losses.append(np.square(numbers * divisor - w).sum(0))
+  loss = np.square(found - w[:20]).sum(0)
+  np.testing.assert_allclose(loss, np.min(losses, 0), rtol=1e-5)
+  assert len(set(np.argmin(losses, 0))) > 1  # it depends on the group
+  np.testing.assert_array_equal(found[:, 0], 0)
