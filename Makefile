@@ -65,10 +65,11 @@ $(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
 	@touch $@
 
 # Two processes after two others: what one has compiled and imported stays in
-# its memory, and what builds graphs alone needs none of SeqIO's imports.
+# its memory, and what builds graphs alone needs none of SeqIO's imports. What
+# takes longest comes first: the two end together.
 GRAPH_TESTS := $(addprefix tests/,mesh programs model optim decode ops)
-RUN_TESTS := $(addprefix tests/,checkpoints cluster commands evaluation formats \
-  inference layers native pods saved_model serving training)
+RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints pods trace \
+  formats inference layers evaluation native saved_model serving)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
 PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 define TEST_ALL
