@@ -75,10 +75,8 @@ def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
   """
   w = widths(config, mesh)
   norms = 1 if config.block == "parallel" else 2
-  kept = norms * 2 * w.stream  # input and output of each norm
-  kept += w.columns  # the product; of it q, k and v, rotated, and SwiGLU
-  kept += w.queries + w.keys_and_values + w.hidden
-  kept += w.queries  # result of attention
+  # Inputs of norms, the joined product, and the result of attention.
+  kept = norms * w.stream + w.columns + w.queries
   # Attention weights, which REMAT = "attention" computes again.
   return kept + (0 if config.remat == "attention" else w.scores)
 
@@ -99,10 +97,10 @@ def kept_bytes(
 def loss_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes of the last norm and of logits and their gradient."""
+  """Returns the bytes of the last norm's input, logits and their gradient."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
-  of_token = 2 * w.stream * width + w.vocab * (logits + width)
+  of_token = w.stream * width + w.vocab * (logits + width)
   return device_tokens(config, mesh, pod_batch_size) * of_token
 
 
@@ -112,8 +110,10 @@ def working_bytes(
   """Returns the most bytes of activations beside the kept ones."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   # The backward pass of a block: gradients of attention weights and scores, of
-  # the product and what is read of it, of the stream.
+  # the product and what is read of it, of the stream; and what it computes
+  # again: a norm, and what is read of the product.
   of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
+  of_token += w.stream + w.queries + w.keys_and_values + w.hidden
   if config.remat == "layer":
     of_token += block_numbers(config, mesh)
   elif config.remat == "attention":
@@ -126,22 +126,20 @@ def working_bytes(
 def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of weights as products read them: cast, gathered, joined.
 
-  The float32 weights themselves are not counted.
+  Those of one layer, and of the embedding, which is kept from the loss on. The
+  float32 weights themselves are not counted.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
   total = 0
-  for name, each, count in distinct_slices(config, mesh):
+  for name, each, _ in distinct_slices(config, mesh):
     parameter = parsed(name)
     if parameter.is_scale:
       continue
-    cast = 0 if width == _FLOAT32 else width * each.size
-    whole = width * each.size * stored if stored > 1 else 0
-    joined = width * each.size * stored if parameter.last in _JOINED else 0
-    # What is gathered, or joined by a block that is computed again, lives as
-    # long as its layer; the embedding is kept from the loss on.
-    are_kept = stored == 1 and config.remat != "layer"
-    total += count * cast + whole + joined * (count if are_kept else 1)
+    copies = 0 if width == _FLOAT32 else 1
+    copies += stored if stored > 1 else 0
+    copies += stored if parameter.last in _JOINED else 0
+    total += copies * width * each.size
   return total
 
 

@@ -11,7 +11,7 @@ Visible are positions up to one's own; and, of a prefix LM, all of the prefix.
 from palm_mtf._tf import mtf
 from palm_mtf.config.attention_blocks import attention_blocks, num_keys
 from palm_mtf.model.blocked_attention import BlockedAttention
-from palm_mtf.model.remat import after
+from palm_mtf.ops.again import again
 from palm_mtf.ops.slicewise import WholeSlice
 
 
@@ -53,15 +53,15 @@ def self_attention(
   )
 
   def gradient(op, dout, *_):
-    q, k, v, *masks = op.inputs
-    out, *weights = op.outputs
-    if not keeps_weights:
-      q = after(q, dout)  # the weights of now are not those of the forward pass
+    # The weights of now are not those of the forward pass, and blocks of `out`
+    # are not cut, and kept, before.
+    q, k, v, out = (again(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
+    others = op.outputs[1:] if keeps_weights else op.inputs[3:]
     # Where `heads` is split, dk and dv of the shared head are sums over it:
     # WholeSlice all-reduces them.
     dq, dk, dv = WholeSlice(
       attention.gradient,
-      [q, k, v, out, dout, *(weights if keeps_weights else masks)],
+      [q, k, v, out, dout, *others],
       [(x.shape, x.dtype) for x in (q, k, v)],
       splittable=["batch", "heads"],
       name="attention_gradient",

@@ -185,6 +185,7 @@ def norm(
     [(x.shape, x.dtype)],
     splittable=rows,
     gradient=gradient,
+    is_kept=False,
     name="norm",
   ).outputs[0]
 

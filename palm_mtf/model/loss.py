@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import local_rows
+from palm_mtf.native import operations as native
 from palm_mtf.ops.slicewise import WholeSlice, slice_offset, split_axes
 from palm_mtf.ops.xla import fused
 
@@ -21,21 +22,33 @@ _SMALLEST_WEIGHT = 1e-30
 
 
 @fused
-def _largest(logits):
-  return tf.cast(tf.reduce_max(logits, -1), tf.float32)
+def _fused_sums(row, logits):
+  logits, row = tf.cast(logits, tf.float32), row[:, tf.newaxis]
+  largest = tf.reduce_max(logits, -1)
+  normalizer = tf.reduce_sum(tf.exp(logits - largest[:, tf.newaxis]), -1)
+  target = tf.gather(logits, tf.maximum(row, 0), batch_dims=1)
+  return largest, normalizer, tf.where_v2(row >= 0, target, 0.0)[:, 0]
+
+
+def _slice_sums(first, logits, targets, native_threads):
+  """Returns largest, normalizer and target, [batch, length] float32 each.
+
+  They are of a slice of `vocab` that begins at token `first`: other slices hold
+  the logits of most targets, and count as 0 here.
+  """
+  row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
+  rows = tf.reshape(logits, [row.shape[0], -1])
+  # XLA writes exp(logits), as large as the logits in float32, and reads it.
+  if native_threads:
+    sums = native.sum_logits(rows, row, threads=native_threads)
+  else:
+    sums = _fused_sums(row, rows)
+  return tuple(tf.reshape(x, targets.shape) for x in sums)
 
 
 @fused
-def _slice_sums(first, logits, targets, largest):
-  # This slice of `vocab` begins at token `first`: other slices hold the logits
-  # of most targets, and count as 0 here.
-  row = local_rows(first, targets, logits.shape[-1])
-  target = tf.gather(logits, tf.maximum(row, 0), batch_dims=2)
-  target = tf.where_v2(row >= 0, tf.cast(target, tf.float32), 0.0)
-  # float32 inside one pass: no float32 tensor of the logits' size is written.
-  logits = tf.cast(logits, tf.float32)
-  normalizer = tf.reduce_sum(tf.exp(logits - largest[..., tf.newaxis]), -1)
-  return normalizer, target
+def _rescaled(normalizer, largest, largest_of_all):
+  return normalizer * tf.exp(largest - largest_of_all)
 
 
 @fused
@@ -102,15 +115,22 @@ class CrossEntropy(mtf.Operation):
     vocab = self.inputs[0].shape.dims[-1]
     axes = split_axes(mesh_impl, [vocab])
     logits, targets = (lowering.tensors[x] for x in self.inputs)
-    largest = mesh_impl.slicewise(_largest, logits)
-    # all-reduce over slices of `vocab`: exp(logits - largest) is at most 1
-    largest = mesh_impl.allreduce(largest, axes, "MAX")
-    sums = mesh_impl.slicewise(
-      _slice_sums, slice_offset(mesh_impl, vocab), logits, targets, largest
+    largest, normalizer, target = mesh_impl.slicewise(
+      _slice_sums,
+      slice_offset(mesh_impl, vocab),
+      *(logits, targets, native.threads_of(mesh_impl)),
     )
-    # all-reduce of two numbers a token: logits never leave their device
-    sums = [mesh_impl.allreduce(x, axes, "SUM") for x in sums]
-    values = mesh_impl.slicewise(_token_loss_and_log_z, largest, *sums)
+    if axes:
+      # all-reduce over slices of `vocab`: exp(logits - largest) is at most 1
+      of_all = mesh_impl.allreduce(largest, axes, "MAX")
+      normalizer = mesh_impl.slicewise(_rescaled, normalizer, largest, of_all)
+      # all-reduce of two numbers a token: logits never leave their device
+      normalizer, target = (
+        mesh_impl.allreduce(x, axes, "SUM") for x in (normalizer, target)
+      )
+      largest = of_all
+    sums = (largest, normalizer, target)
+    values = mesh_impl.slicewise(_token_loss_and_log_z, *sums)
     for output, value in zip(self.outputs, values, strict=True):
       lowering.set_tensor_lowering(output, value)
 

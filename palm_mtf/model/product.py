@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix product of activations and one kernel, with its gradients."""
 
-from collections.abc import Callable
-
 from palm_mtf._tf import mtf, tf
+from palm_mtf.ops.again import again
 from palm_mtf.ops.bfloat16 import matmul
 from palm_mtf.ops.slicewise import WholeSlice
 
@@ -15,8 +14,8 @@ def product(
   *,
   transpose: bool = False,
   dtype: tf.DType | None = None,
+  keeps_kernel: bool = False,
   gradient_dtype: tf.DType | None = None,
-  gather: Callable[[mtf.Tensor], mtf.Tensor] | None = None,
 ) -> mtf.Tensor:
   """Multiplies x by a kernel; sums over split inputs stay open.
 
@@ -25,10 +24,10 @@ def product(
     kernel: [inputs..., output], dtype of x; [output, inputs] to `transpose`.
     transpose: whether the kernel is multiplied by as its transpose.
     dtype: dtype of the product, that of x or float32; None is that of x.
+    keeps_kernel: whether the kernel is kept for the backward pass, and not
+      computed again (ops/again.py).
     gradient_dtype: dtype in which devices add up the kernel's gradient; None is
       that of x.
-    gather: returns the kernel once its argument is there, for the backward
-      pass; None keeps `kernel` for it.
 
   Returns:
     [batch, length, output].
@@ -55,11 +54,11 @@ def product(
 
   def gradient(op, dy):
     x, kernel = op.inputs
-    # Gathered once more when the gradient is there: until then a device keeps
-    # its part alone.
+    if not keeps_kernel:
+      kernel = again(kernel, dy)
     return WholeSlice(
       backward,
-      [x, gather(dy) if gather else kernel, dy],
+      [again(x, dy), kernel, dy],
       [(x.shape, x.dtype), (kernel.shape, gradient_dtype or x.dtype)],
       splittable=["batch", "heads", "d_ff", "vocab"],
       name="product_gradient",

@@ -10,11 +10,12 @@ serial one (PaLM 2). The way back has two products, for x and for the kernels.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import gated, gated_gradient, turned
 from palm_mtf.native import operations as native
+from palm_mtf.ops.again import again
 from palm_mtf.ops.bfloat16 import matmul
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
@@ -140,23 +141,18 @@ def _read_gradient(wide, gradients, shapes, angles, is_gated, native_threads):
   return _joined(rows, gradients)
 
 
-def _native_threads(impl: mtf.MeshImpl) -> int:
-  # Meshes that other projects place know nothing of it.
-  return getattr(impl, "native_threads", 0)
-
-
 # --- Of a mesh ---------------------------------------------------------------
 
 
 class _Projection(mtf.Operation):
-  """Outputs what is read of a product, the product, and the joined kernels."""
+  """Outputs what is read of a product, and the product."""
 
-  def __init__(self, x, kernels, positions, angles, is_gated, gather, dtype):
+  def __init__(self, x, kernels, positions, angles, is_gated, dtype):
     # Arguments are those of `project`.
     super().__init__([x, *angles, *kernels], name="projection")
     self.angles, self.kernels = list(angles), list(kernels)
-    self.is_gated, self.gather, self.gradient_dtype = is_gated, gather, dtype
-    batch, length, d_model = x.shape.dims
+    self.is_gated, self.gradient_dtype = is_gated, dtype
+    batch, length, _ = x.shape.dims
     shapes = [
       [batch, place, *kernel.shape.dims[1:]]
       for place, kernel in zip(positions, kernels, strict=True)
@@ -165,39 +161,48 @@ class _Projection(mtf.Operation):
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.num_read = len(kernels) - is_gated
+    self._read_again = None
     self._outputs = [
       mtf.Tensor(self, mtf.Shape(dims), x.dtype, index=i)
       for i, dims in enumerate(
-        [*shapes[: self.num_read], [batch, length, columns], [d_model, columns]]
+        [*shapes[: self.num_read], [batch, length, columns]]
       )
     ]
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
     """Returns the gradients of x and of the kernels."""
-    # An operation that is computed again (remat.py) has other inputs.
     num_angles = len(self.angles)
-    *_, wide, joined = self.outputs
     gradients = grad_ys[: self.num_read]
-    # Gathered once more when the gradient is there: until then a device keeps
-    # its part alone.
-    kernels = self.gather(gradients[0]) if self.gather else [joined]
-    dx, *dkernels = _ProjectionGradient(self, wide, kernels, gradients).outputs
+    # Not self.kernels: in a block that is computed again (remat.py) the inputs
+    # are others.
+    x, *kernels = (
+      again(each, gradients[0])
+      for each in (self.inputs[0], *self.inputs[1 + num_angles :])
+    )
+    dx, *dkernels = _ProjectionGradient(self, x, kernels, gradients).outputs
     return [dx, *[None] * num_angles, *dkernels]
+
+  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+    """Returns what was read of the product, read again; see ops/again.py."""
+    # The signal is that of whoever asks first: all ask in one backward pass.
+    if self._read_again is None:
+      self._read_again = _ReadAgain(self, signal)
+    return self._read_again.outputs[self.outputs.index(x)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one product on each device."""
     num_angles = len(self.angles)
     impl = lowering.mesh_impl(self)
-    threads = _native_threads(impl)
+    threads = native.threads_of(impl)
 
     def apply(x, *others):
       angles, kernels = others[:num_angles], others[num_angles:]
       *rows, d_model = x.shape.as_list()
-      joined = _joined(d_model, kernels)
-      wide = matmul(tf.reshape(x, [-1, d_model]), joined)
+      x = tf.reshape(x, [-1, d_model])
+      wide = matmul(x, _joined(d_model, kernels))
       shapes = [kernel.shape[1:].as_list() for kernel in kernels]
       read = _read(wide, rows, shapes, angles, self.is_gated, threads)
-      return (*read, wide, joined)
+      return (*read, wide)
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
@@ -205,17 +210,44 @@ class _Projection(mtf.Operation):
       lowering.tensors[output] = value
 
 
+class _ReadAgain(mtf.Operation):
+  """Outputs what a projection reads of its product, in the backward pass."""
+
+  def __init__(self, forward, signal):
+    *read, wide = forward.outputs
+    super().__init__([wide, signal, *forward.angles], name="read_again")
+    self._forward = forward
+    self._outputs = [
+      mtf.Tensor(self, y.shape, y.dtype, index=i) for i, y in enumerate(read)
+    ]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to one pass over the product on each device."""
+    forward, impl = self._forward, lowering.mesh_impl(self)
+    wide, signal, *angles = (lowering.tensors[x] for x in self.inputs)
+    shapes = [impl.slice_shape(x.shape)[1:] for x in forward.kernels]
+    batch, length = impl.slice_shape(self.outputs[0].shape)[:2]
+
+    def read(wide, *angles):
+      threads = native.threads_of(impl)
+      rows = [batch, length]
+      return _read(wide, rows, shapes, angles, forward.is_gated, threads)
+
+    values = impl.slicewise(read, impl.after(wide, signal), *angles)
+    for output, value in zip(self.outputs, values, strict=True):
+      lowering.set_tensor_lowering(output, value)
+
+
 class _ProjectionGradient(mtf.Operation):
   """Outputs the gradients of x and of each kernel of a projection."""
 
-  def __init__(self, forward, wide, kernels, gradients):
-    # `kernels` are one by one, or joined.
-    x, *_ = forward.inputs
+  def __init__(self, forward, x, kernels, gradients):
+    *_, wide = forward.outputs
     super().__init__(
       [x, wide, *forward.angles, *kernels, *gradients],
       name="projection_gradient",
     )
-    self._forward, self._num_kernels = forward, len(kernels)
+    self._forward = forward
     self._outputs = [mtf.Tensor(self, x.shape, x.dtype)] + [
       mtf.Tensor(self, kernel.shape, forward.gradient_dtype, index=i)
       for i, kernel in enumerate(forward.kernels, start=1)
@@ -225,7 +257,7 @@ class _ProjectionGradient(mtf.Operation):
     """Lowers to two products on each device, if one axis splits all kernels."""
     forward, impl = self._forward, lowering.mesh_impl(self)
     x, wide, *others = (lowering.tensors[each] for each in self.inputs)
-    n, m = len(forward.angles), len(forward.angles) + self._num_kernels
+    n, m = len(forward.angles), len(forward.angles) + len(forward.kernels)
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # Axes over which the product of a kernel's columns is a sum. The gradients
@@ -242,16 +274,14 @@ class _ProjectionGradient(mtf.Operation):
 
     def apply(x, wide, *others):
       angles, kernels, gradients = others[:n], others[n:m], others[m:]
-      joined = kernels[0]
-      if len(kernels) > 1:
-        joined = _joined(x.shape[2], kernels)
+      joined = _joined(x.shape[2], kernels)
       gradient = _read_gradient(
         wide,
         gradients,
         [shape[1:] for shape in shapes],
         angles,
         forward.is_gated,
-        _native_threads(impl),
+        native.threads_of(impl),
       )
       dxs = [
         tf.reshape(
@@ -315,7 +345,6 @@ def project(
   angles: Sequence[mtf.Tensor],
   *,
   is_gated: bool,
-  gather: Callable[[mtf.Tensor], Sequence[mtf.Tensor]] | None = None,
   gradient_dtype: tf.DType | None = None,
 ) -> list[mtf.Tensor]:
   """Multiplies x by several kernels at once; rotates q and k; applies SwiGLU.
@@ -328,8 +357,6 @@ def project(
       [length, d_kv / 2] float32 each; () where none is.
     is_gated: whether the last two products are those of wi_gate and wi, of
       which swish(x wi_gate) * (x wi) is returned.
-    gather: returns the kernels once its argument is there, for the backward
-      pass; None keeps `kernels` for it.
     gradient_dtype: dtype in which devices add up gradients of kernels; None is
       that of x.
 
@@ -337,6 +364,6 @@ def project(
     [batch, position, ...] of each kernel, dtype of x.
   """
   projection = _Projection(
-    x, kernels, positions, angles, is_gated, gather, gradient_dtype or x.dtype
+    x, kernels, positions, angles, is_gated, gradient_dtype or x.dtype
   )
   return projection.outputs[: projection.num_read]

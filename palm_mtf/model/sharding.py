@@ -10,6 +10,7 @@ d_model -> d_model_residual  block begins and where it ends
 
 from palm_mtf._tf import mtf
 from palm_mtf.model.dims import Dims
+from palm_mtf.ops.again import again
 
 
 class Resharded(mtf.Operation):
@@ -55,6 +56,16 @@ class Resharded(mtf.Operation):
     lowering.set_tensor_lowering(self.outputs[0], x)
 
 
+class _Gathered(Resharded):
+  """Outputs a whole weight, which is gathered again for the backward pass."""
+
+  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+    """Returns the weight, gathered once `signal` is there; see ops/again.py."""
+    del x  # the only output
+    stored = again(self.inputs[0], signal)
+    return Resharded(stored, self._dims, signal).outputs[0]
+
+
 def _summed_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
     # Every device holds the whole value: its part is cut where it is.
@@ -76,7 +87,7 @@ def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """
   if dims.d_model_stored == dims.d_model:
     return x
-  return Resharded(x, (dims.d_model_stored, dims.d_model), after).outputs[0]
+  return _Gathered(x, (dims.d_model_stored, dims.d_model), after).outputs[0]
 
 
 def as_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:

@@ -166,16 +166,10 @@ class TrainedWeights:
     self._variables = palm_variables(mesh, config, dims, seed)
     self._logits_dtype = logits_dtype(config)
     self._gradient_dtype = gradient_dtype
-    # A kernel that is gathered and kept for the backward pass is the memory
-    # that sharding saves. For the same reason each microbatch scatters its
-    # gradient; a whole one is kept nowhere. A block that is computed again
-    # gathers its kernels again anyway.
-    is_split = dims.d_model_stored != dims.d_model
-    self._gathers_again = is_split and config.remat != "layer"
 
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
     """Returns rows of the embedding; see `Weights`."""
-    table = gathered(self._variables["embedding"], tokens, self._dims)
+    table = self._kernel("embedding", tokens)
     return embed(table, tokens, self._gradient_dtype)
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
@@ -193,19 +187,12 @@ class TrainedWeights:
     angles: Sequence[mtf.Tensor] = (),
   ) -> list[mtf.Tensor]:
     """Multiplies by kernels that are joined for it; see `Weights`."""
-    dims = self._dims
-    kernels = [self._variables[f"{layer}/{part}"] for part in parts]
-
-    def gather(after: mtf.Tensor) -> list[mtf.Tensor]:
-      return [gathered(kernel, after, dims) for kernel in kernels]
-
     return project(
       x,
-      gather(x),
+      [self._kernel(f"{layer}/{part}", x) for part in parts],
       positions_of(parts, x.shape.dims[1]),
       angles,
       is_gated=parts[-1] == GATES[-1],
-      gather=gather if self._gathers_again else None,
       gradient_dtype=self._gradient_dtype,
     )
 
@@ -219,24 +206,23 @@ class TrainedWeights:
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
-    # The backward pass begins here: the gathered table is kept for it.
+    # The backward pass begins here: the table is kept for it, and not gathered
+    # again.
     return product(
       x,
-      gathered(self._variables["embedding"], x, self._dims),
+      self._kernel("embedding", x),
       transpose=True,
       dtype=self._logits_dtype,
+      keeps_kernel=True,
       gradient_dtype=self._gradient_dtype,
     )
 
   def _product(self, x: mtf.Tensor, name: str) -> mtf.Tensor:
-    kernel, dims = self._variables[name], self._dims
-
-    def gather(after: mtf.Tensor) -> mtf.Tensor:
-      return gathered(kernel, after, dims)
-
     return product(
       x,
-      gather(x),
+      self._kernel(name, x),
       gradient_dtype=self._gradient_dtype,
-      gather=gather if self._gathers_again else None,
     )
+
+  def _kernel(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
+    return gathered(self._variables[name], after, self._dims)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Operations of TensorFlow on CPUs: PalmDecodeStep, PalmProduct,
-// PalmReadProduct and PalmReadProductGradient.
+// PalmReadProduct and PalmReadProductGradient, PalmSumLogits.
 
 #include <initializer_list>
 #include <map>
@@ -11,6 +11,7 @@
 #include "call.h"
 #include "decode_step.h"
 #include "huge_pages.h"
+#include "loss.h"
 #include "projection.h"
 #include "tensorflow/c/ops.h"
 
@@ -159,6 +160,23 @@ struct ProductKernel {
   }
 };
 
+// --- Operations on each row --------------------------------------------------
+
+// Calls use(row) for each row, by at most so many threads.
+template <class Use>
+void for_rows(int threads, int num_rows, size_t row_bytes, Use use) {
+  // To wake a thread takes the time to write some 250 kB.
+  int size = std::clamp<int>(num_rows * row_bytes / 250'000, 1, threads);
+  Shared& with = shared();
+  std::lock_guard lock(with.mutex);
+  const int share = std::max(1, num_rows / (8 * size));
+  Shares shares;
+  with.team_of(size, kNoPatience).run([&](int) {
+    for (int at = shares.take(share); at < num_rows; at = shares.take(share))
+      for (int row = at; row < std::min(at + share, num_rows); ++row) use(row);
+  });
+}
+
 // --- PalmReadProduct and its gradient ----------------------------------------
 
 struct ReadKernel {
@@ -180,21 +198,6 @@ struct ReadKernel {
     found.cosines = call.next_data<float>();
     return found;
   }
-
-  // Calls use(row) for each row.
-  template <class Use>
-  void for_rows(int num_rows, size_t row_bytes, Use use) const {
-    // To wake a thread takes the time to write some 250 kB.
-    int size = std::clamp<int>(num_rows * row_bytes / 250'000, 1, threads);
-    Shared& with = shared();
-    std::lock_guard lock(with.mutex);
-    const int share = std::max(1, num_rows / (8 * size));
-    Shares shares;
-    with.team_of(size, kNoPatience).run([&](int) {
-      for (int at = shares.take(share); at < num_rows; at = shares.take(share))
-        for (int row = at; row < std::min(at + share, num_rows); ++row) use(row);
-    });
-  }
 };
 
 struct ReadProductKernel : ReadKernel {
@@ -209,7 +212,7 @@ struct ReadProductKernel : ReadKernel {
     std::vector<T*> parts;
     for (int i = 0; i < columns.num_parts(); ++i)
       parts.push_back(call.allocate<T>(i, num_rows, columns.sizes[i]));
-    for_rows(num_rows, sizeof(T) * total, [&](int row) {
+    for_rows(threads, num_rows, sizeof(T) * total, [&](int row) {
       read_row(wide + size_t(row) * total, with, row, parts);
     });
   }
@@ -228,9 +231,34 @@ struct ReadProductGradientKernel : ReadKernel {
       gradients.push_back(call.next_data<T>());
     const Columns with = with_angles(call, 1 + columns.num_parts());
     T* gradient = call.allocate<T>(0, num_rows, total);
-    for_rows(num_rows, sizeof(T) * total, [&](int row) {
+    for_rows(threads, num_rows, sizeof(T) * total, [&](int row) {
       const size_t at = size_t(row) * total;
       read_row_gradient(wide + at, with, row, gradients, gradient + at);
+    });
+  }
+};
+
+// --- PalmSumLogits -----------------------------------------------------------
+
+struct SumLogitsKernel {
+  int threads;
+
+  explicit SumLogitsKernel(Attributes attrs)
+      : threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call call) const {
+    TF_Tensor* input = call.next();
+    const T* logits = static_cast<T*>(TF_TensorData(input));
+    const int num_rows = TF_Dim(input, 0), vocab = TF_Dim(input, 1);
+    const int32_t* targets = call.next_data<int32_t>();
+    for (int row = 0; row < num_rows; ++row)
+      if (targets[row] >= vocab)
+        return call.fail("a target lies outside of the logits");
+    float* sums = call.allocate<float>(0, num_rows, 3);
+    for_rows(threads, num_rows, sizeof(T) * vocab, [&](int row) {
+      sum_row(logits + size_t(row) * vocab, vocab, targets[row],
+              sums + size_t(row) * 3);
     });
   }
 };
@@ -314,6 +342,11 @@ __attribute__((constructor)) void register_all() {
   register_kernel<OfFloats, uint16_t>(op, "bf", TF_BFLOAT16, TF_FLOAT);
   register_kernel<OfHalves, uint16_t>(op, "bb", TF_BFLOAT16, TF_BFLOAT16);
   register_read_operations();
+  const char* sums = "PalmSumLogits";
+  register_operation(sums, {"logits: T", "targets: int32"}, {"sums: float"},
+                     {"T: {float, bfloat16}", "threads: int"});
+  register_kernel<SumLogitsKernel, float>(sums, "sums_f", TF_FLOAT);
+  register_kernel<SumLogitsKernel, uint16_t>(sums, "sums_b", TF_BFLOAT16);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from types import ModuleType
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import mtf, tf
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.cores import usable_cores
 from palm_mtf.native.build import BuildError, compiled
@@ -40,6 +40,12 @@ def operations() -> ModuleType | None:
 def threads_here() -> int:
   """Returns the threads of an operation in this process, 0 without any."""
   return usable_cores() if operations() else 0
+
+
+def threads_of(mesh_impl: mtf.MeshImpl) -> int:
+  """Returns the threads of an operation on a device of a mesh, or 0."""
+  # Meshes that other projects place know nothing of it.
+  return getattr(mesh_impl, "native_threads", 0)
 
 
 def read_product(
@@ -107,6 +113,27 @@ def read_product_gradient(
   )
   gradient.set_shape(wide.shape)
   return gradient
+
+
+def sum_logits(
+  logits: tf.Tensor, targets: tf.Tensor, *, threads: int
+) -> list[tf.Tensor]:
+  """Returns what the cross-entropy needs of logits, three tensors.
+
+  Args:
+    logits: [rows, vocab], float32 or bfloat16.
+    targets: [rows], int32; below 0 where these logits lack a row's target.
+    threads: number of threads.
+
+  Returns:
+    The largest of each row, the sum of exp(logits - largest), and the target's
+    logit or 0, [rows] float32 each.
+  """
+  sums = operations().palm_sum_logits(
+    logits=logits, targets=targets, threads=threads
+  )
+  sums.set_shape([logits.shape[0], 3])
+  return tf.unstack(sums, axis=1)
 
 
 def product(

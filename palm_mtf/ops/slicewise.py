@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError
+from palm_mtf.ops.again import after
 
 SliceFn = Callable[..., object]
 # (operation, gradient of each output) -> gradient of each input, or None
@@ -50,6 +51,7 @@ class WholeSlice(mtf.Operation):
     splittable: Sequence[str],
     gradient: GradientFn | None = None,
     offset_of: mtf.Dimension | None = None,
+    is_kept: bool = True,
     name: str,
   ):
     """Adds the operation to the graph of its inputs.
@@ -63,12 +65,15 @@ class WholeSlice(mtf.Operation):
       gradient: None where no loss is traced through the operation.
       offset_of: dimension, the vocabulary say, whose first index in the slice
         `fn` needs as its first argument.
+      is_kept: whether the backward pass reads the outputs as they are, and not
+        computed again (again.py).
       name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)
     self._fn = fn
     self._gradient = gradient
     self._offset_of = offset_of
+    self._is_kept = is_kept
     self._outputs = [mtf.Tensor(self, shape, dtype) for shape, dtype in outputs]
     self._splittable_dims, self._unsplittable_dims = (
       self._initialize_splittable_and_unsplittable_dims(
@@ -84,6 +89,17 @@ class WholeSlice(mtf.Operation):
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> Sequence:
     """Returns the gradient of each input, None where there is none."""
     return self._gradient(self, *grad_ys)
+
+  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+    """Returns an output, computed from the inputs again if it is not kept."""
+    if self._is_kept:
+      return after(x, signal)
+    # It is enough that one input waits.
+    first = self.inputs[0]
+    _, copies = self.graph.clone_operations(
+      [self], {first: after(first, signal)}
+    )
+    return copies[x]
 
   def lower(self, lowering: mtf.Lowering) -> None:
     """Lowers to one call of the function on each slice."""

@@ -108,6 +108,30 @@ class SlicedVariable(mtf.Variable):
     if trainable:
       self.graph.trainable_variables.append(self)
 
+  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+    """Returns the value, cast again once `signal` is there; see again.py."""
+    del x  # the only output
+    return _Cast(self, signal).outputs[0]
+
+
+class _Cast(mtf.Operation):
+  """Outputs a variable's value, as the model reads it, after a signal."""
+
+  def __init__(self, variable: SlicedVariable, signal: mtf.Tensor):
+    super().__init__([signal], name=f"{variable.name}/again")
+    self._variable = variable
+    (value,) = variable.outputs
+    self._outputs = [mtf.Tensor(self, value.shape, value.dtype)]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to a cast of each slice."""
+    impl, (value,) = lowering.mesh_impl(self), self.outputs
+    stored = lowering.variables[self._variable].laid_out_tensor
+    stored = impl.after(stored, lowering.tensors[self.inputs[0]])
+    lowering.set_tensor_lowering(
+      value, impl.slicewise(tf.cast, stored, value.dtype)
+    )
+
 
 def sliced_variable(
   mesh: mtf.Mesh,

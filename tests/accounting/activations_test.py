@@ -17,6 +17,7 @@ from palm_mtf.accounting.activations import (
 )
 from palm_mtf.accounting.params import count_parameters, parameter_shapes
 from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.parameter_names import parsed
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy
@@ -33,8 +34,8 @@ PALM_2D = MeshLayout(
 )
 
 
-def bytes_from_forward_to_backward(config):
-  """Returns the bytes of activations and of joined kernels that cross."""
+def kept_for_the_backward_pass(config):
+  """Returns the bytes of activations, and names of weights as they are read."""
   with tf.Graph().as_default():
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
@@ -55,16 +56,16 @@ def bytes_from_forward_to_backward(config):
     for x in op.inputs
     if x in made_by
   }
-  activations, kernels = 0, 0
-  for x in crossing:
+  activations, weights = 0, set()
+  for x, op in crossing.items():
     names = [dim.name for dim in x.shape.dims]
     size = x.dtype.size * math.prod(x.shape.to_integer_list)
-    if "batch" in names and x.dtype.is_floating:
+    if isinstance(op, mtf.Variable):
+      weights.add(op.name)
+    elif "batch" in names and x.dtype.is_floating:
       # One number a token: log z, and the gradient of each token's loss.
       activations += size if len(names) > 2 else 0
-    elif "columns" in names:
-      kernels += size
-  return activations, kernels
+  return activations, weights
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -84,19 +85,15 @@ def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
     attention=attention,
     activation_dtype=dtype,
   )
-  activations, kernels = bytes_from_forward_to_backward(config)
+  activations, weights = kept_for_the_backward_pass(config)
   width = {"float32": 4, "bfloat16": 2}[dtype]
   # Of the loss, the gradient of the logits is made behind the forward pass.
   gradient = ROWS * config.sequence_length * config.vocab_size * width
   expected = kept_bytes(config, SINGLE, ROWS)
   expected += loss_bytes(config, SINGLE, ROWS) - gradient
   assert activations == expected
-  joined = sum(
-    width * math.prod(shape)
-    for name, shape in parameter_shapes(config).items()
-    if name.split("/")[-1] in ("q", "k", "v", "wi_gate", "wi")
-  )
-  assert kernels == (0 if remat == "layer" else joined)
+  scales = {x for x in parameter_shapes(config) if parsed(x).is_scale}
+  assert weights <= {"embedding", *scales}
 
 
 def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
@@ -125,18 +122,20 @@ def test_microbatches_divide_activations_and_leave_weights_alone():
   assert weight_copy_bytes(PALM_8B, whole) == weight_copy_bytes(PALM_8B, parts)
 
 
-def test_bfloat16_copies_every_kernel_and_sharded_ones_live_for_a_layer():
-  kernels = count_parameters(PALM_8B)
+def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
   c = PALM_8B
-  joined = c.num_layers * c.d_model * (16 * 256 + 2 * 256 + 2 * c.d_ff)
-  assert weight_copy_bytes(c, SINGLE) == 2 * (kernels + joined)
+  embedding = c.vocab_size * c.d_model
+  of_layer = (count_parameters(c) - embedding) // c.num_layers
+  joined = c.d_model * (16 * 256 + 2 * 256 + 2 * c.d_ff)
+  # Cast, and most of them joined.
+  assert weight_copy_bytes(c, SINGLE) == 2 * (embedding + of_layer + joined)
   sharded = MeshLayout(
     mesh_shape="data:16", layout="batch:data,d_model_stored:data"
   )
-  of_layer = (kernels - c.vocab_size * c.d_model) // c.num_layers
-  embedding = c.vocab_size * c.d_model
+  # A slice of each is cast, and gathered.
+  cast = (embedding + of_layer) // 16
   assert weight_copy_bytes(c, sharded) == 2 * (
-    kernels // 16 + embedding + of_layer + joined // c.num_layers
+    cast + embedding + of_layer + joined
   )
 
 

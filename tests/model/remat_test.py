@@ -99,14 +99,12 @@ def calls_of_a_step(**changes):
 
 
 @pytest.mark.parametrize(
-  "remat, attention, mlp",
-  [("none", 3, 3), ("attention", 6, 3), ("layer", 6, 6)],
+  "remat, attention", [("none", 3), ("attention", 6), ("layer", 6)]
 )
-def test_a_policy_recomputes_what_it_names_once_in_each_layer(
-  remat, attention, mlp
-):
+def test_a_policy_recomputes_what_it_names_once_in_each_layer(remat, attention):
   calls = calls_of_a_step(remat=remat)
   assert calls["masked_softmax"] == attention
-  assert calls["read_product"] == mlp
+  # Always: what costs little.
+  assert calls["read_product"] == 6
   # What needs them is computed once.
   assert calls["softmax_gradient"] == calls["gates_gradient"] == 3
