@@ -16,6 +16,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
+from palm_mtf.inference.decoder_session import load_weights
 from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import Lowered, lower
 from palm_mtf.mesh.session import session_config
@@ -171,8 +172,9 @@ def load_decode_model(
   session: tf.Session, model: DecodeModel, params: Mapping[str, np.ndarray]
 ) -> None:
   """Makes a model's weights of parameters, which are whole, by name."""
-  model.load(
+  load_weights(
     session,
+    model,
     lambda slices: load_parameters(
       session, slices, {name: params[name] for name in slices}
     ),

@@ -108,7 +108,10 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
 
   from palm_mtf._tf import tf
   from palm_mtf.decode.strategies import PromptBatch
-  from palm_mtf.inference.decoder_session import step_session_config
+  from palm_mtf.inference.decoder_session import (
+    load_weights,
+    step_session_config,
+  )
   from palm_mtf.programs.generate_program import (
     build_decode_model,
     build_decode_program,
@@ -129,8 +132,9 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
   with tf.Graph().as_default(), tf.Session(config=session_config) as session:
     model = build_decode_model(config, mesh, weight_dtype)
     program = build_decode_program(model, DecodeConfig(temperature=0.0), sizes)
-    model.load(
+    load_weights(
       session,
+      model,
       lambda slices: session.run(
         [
           part.variable.assign(0.04 * tf.random.normal(part.variable.shape))

@@ -3,6 +3,7 @@
 """Session with the weights of a checkpoint, for decoding and scoring."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.decode import step_threads
@@ -10,9 +11,10 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.restore import opened_to_restore
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.session import session_config
-from palm_mtf.programs.generate_program import build_decode_model
+from palm_mtf.mesh.slices import Slice
+from palm_mtf.programs.generate_program import DecodeModel, build_decode_model
 
 
 def step_session_config(
@@ -28,6 +30,28 @@ def step_session_config(
     session.intra_op_parallelism_threads = threads
     session.inter_op_parallelism_threads = threads
   return session
+
+
+def load_weights(
+  session: tf.Session,
+  model: DecodeModel,
+  restore: Callable[[Mapping[str, Sequence[Slice]]], None],
+) -> None:
+  """Makes the weights of a model.
+
+  Args:
+    session: session of the model's graph.
+    model: its weights.
+    restore: assigns slices of variables, which it takes by checkpoint name.
+  """
+  # A checkpoint is float32, up to eight times as large as the weights: only one
+  # layer of it is ever in memory.
+  for layer in model.layers:
+    restore(layer.slices)
+    session.run(layer.prepare)
+  # What comes next, the first token's compiler, needs most of all.
+  free_garbage()
+  release_file_pages()
 
 
 class LoadedDecoder:
@@ -64,7 +88,7 @@ class LoadedDecoder:
       )
       self.session = tf.Session(config=session)
       with opened_to_restore(self.session, checkpoint.prefix) as restore:
-        self.model.load(self.session, lambda slices: restore([slices]))
+        load_weights(self.session, self.model, lambda slices: restore([slices]))
 
   def __enter__(self) -> "LoadedDecoder":
     return self

@@ -29,9 +29,7 @@ def recomputed(
     inputs: tensors of any shapes.
   """
 
-  def gradient(
-    all_inputs, forward_operations, outputs, output_grads, **unused
-  ):
+  def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):
     (dy,) = output_grads
     # The second run begins when the gradient arrives, not before. It is of the
     # same operations on the same numbers: no bit of the result changes.

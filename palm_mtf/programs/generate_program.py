@@ -4,7 +4,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.decode import DecodeConfig
@@ -16,7 +16,6 @@ from palm_mtf.decode.forward import prefill
 from palm_mtf.decode.native_decoder import make_decoder
 from palm_mtf.decode.strategies import Beams, PromptBatch, Sampling, repeat
 from palm_mtf.decode.weights import DecodeWeights, LaidOut, make_weights
-from palm_mtf.machine.host_memory import free_garbage, release_file_pages
 from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import lower
@@ -59,26 +58,6 @@ class DecodeModel:
   placement: HostPlacement
   weights: DecodeWeights
   layers: Sequence[LayerWeights]
-
-  def load(
-    self,
-    session: tf.Session,
-    restore: Callable[[Mapping[str, Sequence[Slice]]], None],
-  ) -> None:
-    """Makes the weights.
-
-    Args:
-      session: session of the graph.
-      restore: assigns slices of variables, which it takes by checkpoint name.
-    """
-    # A checkpoint is float32, up to eight times as large as the weights: only
-    # one layer of it is ever in memory.
-    for layer in self.layers:
-      restore(layer.slices)
-      session.run(layer.prepare)
-    # What comes next, the first token's compiler, needs most of all.
-    free_garbage()
-    release_file_pages()
 
 
 def build_decode_model(

@@ -5,15 +5,11 @@
 import numpy as np
 import pytest
 
-from palm_mtf._tf import tf
 from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.mesh.session import session_config
-from palm_mtf.programs.generate_program import build_decode_model
 from tests import oracle
 from tests.decode_testing import EOD, Recomputed, decode
 from tests.mtf_testing import (
   SINGLE,
-  load_parameters,
   mesh_layout,
   small_config,
 )
@@ -118,38 +114,3 @@ def test_beams_have_the_scores_of_full_recomputation_and_beat_greedy(
     mesh=mesh_layout("all over data and model"),
   )
   np.testing.assert_array_equal(split.tokens, result.tokens)
-
-
-@pytest.mark.parametrize("weight_dtype", ["activation", "int8", "int4"])
-@pytest.mark.parametrize("layout", [None, "all over data and model"])
-def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
-  layout, weight_dtype
-):
-  config = small_config()
-  params = oracle.random_parameters(config, seed=3)
-  mesh = mesh_layout(layout) if layout else SINGLE
-  in_session = session_config(mesh.num_devices)
-  restored = []
-
-  def are_there():
-    return session.run(
-      [
-        tf.raw_ops.VarIsInitializedOp(resource=part.variable.handle)
-        for slices in restored
-        for parts in slices.values()
-        for part in parts
-      ]
-    )
-
-  def restore(slices):
-    assert not any(are_there())
-    restored.append(slices)
-    load_parameters(session, slices, {name: params[name] for name in slices})
-    assert any(are_there())
-
-  with tf.Graph().as_default(), tf.Session(config=in_session) as session:
-    model = build_decode_model(config, mesh, weight_dtype)
-    model.load(session, restore)
-    assert not any(are_there())
-  assert {name for slices in restored for name in slices} == params.keys()
-  assert len(restored) == config.num_layers + 1
