@@ -20,6 +20,7 @@ from palm_mtf.accounting.memory import (
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import parsed
 
 PASSES = ("blocks", "attention", "loss", "weights")
 
@@ -48,9 +49,11 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
   }
+  # Before it, norms and what is read of a product (ops/again.py).
+  again = {"blocks": norms * 2 * w.stream + w.columns + read}
   repeated = {
-    "none": {},
-    "attention": {"attention": forward["attention"]},
+    "none": again,
+    "attention": {**again, "attention": forward["attention"]},
     "layer": forward,
   }[config.remat]
   return {x: forward[x] + backward[x] + repeated.get(x, 0) for x in forward}
@@ -66,11 +69,11 @@ def activation_traffic(
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # The last norm and the embedding's rows, and their gradients, which are
-  # summed in float32.
-  of_token["blocks"] += w.stream * (5 * width + 3 * width + 2 * _FLOAT32)
-  # The largest, the sums, and the gradient, which is written.
-  of_token["loss"] = w.vocab * (3 * logits + width)
+  # The last norm, twice, and the embedding's rows, and their gradients, which
+  # are summed in float32.
+  of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
+  # The sums of a row, and the gradient, which is written.
+  of_token["loss"] = w.vocab * (2 * logits + width)
   tokens = mesh.num_microbatches * device_tokens(config, mesh, pod_batch_size)
   return {kind: round(tokens * each) for kind, each in of_token.items()}
 
@@ -81,8 +84,9 @@ def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
   total = 0
   for name, each, count in distinct_slices(config, mesh):
     of_number = 0
-    if width != _FLOAT32:  # read and written
-      of_number += _FLOAT32 + width
+    if width != _FLOAT32:  # read and written, kernels on the way back too
+      passes = 2 if parsed(name).is_kernel else 1
+      of_number += passes * (_FLOAT32 + width)
     if mesh.num_microbatches > 1:  # the sum read and written, a gradient read
       of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
     total += count * of_number * each.size

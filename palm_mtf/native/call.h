@@ -49,6 +49,15 @@ constexpr TF_DataType type_of() {
   return sizeof(T) == 2 ? TF_BFLOAT16 : TF_FLOAT;
 }
 
+// A tensor of rows.
+template <class T>
+struct Matrix {
+  T* data;
+  int rows, columns;
+
+  T* row(int i) const { return data + size_t(i) * columns; }
+};
+
 // Tensors are let go with the call.
 class Call {
  public:
@@ -71,19 +80,25 @@ class Call {
   T* next_data() {
     return static_cast<T*>(TF_TensorData(next()));
   }
+  template <class T>
+  Matrix<const T> next_matrix() {
+    TF_Tensor* tensor = next();
+    return {static_cast<T*>(TF_TensorData(tensor)), int(TF_Dim(tensor, 0)),
+            int(TF_Dim(tensor, 1))};
+  }
 
   // Outputs, behind all inputs.
   void give(int index, TF_Tensor* tensor) {
     TF_SetOutput(context_, index, tensor, status_);
   }
   template <class T>
-  T* allocate(int index, int64_t rows, int64_t columns) {
+  Matrix<T> allocate(int index, int rows, int columns) {
     int64_t dims[] = {rows, columns};
     TF_Tensor* tensor =
       TF_AllocateOutput(context_, index, type_of<T>(), dims, 2,
-                        sizeof(T) * rows * columns, status_);
+                        sizeof(T) * dims[0] * dims[1], status_);
     tensors_.push_back(tensor);
-    return static_cast<T*>(TF_TensorData(tensor));
+    return {static_cast<T*>(TF_TensorData(tensor)), rows, columns};
   }
   void fail(const char* message) {
     TF_SetStatus(status_, TF_INVALID_ARGUMENT, message);

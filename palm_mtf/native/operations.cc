@@ -97,7 +97,7 @@ struct StepKernel {
       if (step.tokens[i] < 0 || step.tokens[i] >= m.vocab || positions[i] < 0 ||
           positions[i] >= step.memory_length)
         return call.fail("a token or its position lies outside of the model");
-    step.logits = call.allocate<float>(0, num_rows, m.vocab);
+    step.logits = call.allocate<float>(0, num_rows, m.vocab).data;
     step.run();
   }
 };
@@ -122,17 +122,14 @@ struct ProductKernel {
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
     Team& team = with.team_of(threads);
-    std::vector<const T*> parts;
-    std::vector<int> sizes;
+    std::vector<Matrix<const T>> parts;
     int num_rows = 0, inner = 0;
     for (int i = 0; i < call.num_inputs() - 1; ++i) {
-      TF_Tensor* x = call.next();
-      parts.push_back(static_cast<T*>(TF_TensorData(x)));
-      sizes.push_back(TF_Dim(x, 1));
-      num_rows = TF_Dim(x, 0), inner += sizes.back();
+      parts.push_back(call.next_matrix<T>());
+      num_rows = parts.back().rows, inner += parts.back().columns;
     }
     const uint8_t* kernel = call.next_data<uint8_t>();
-    Out* y = call.allocate<Out>(0, num_rows, outer);
+    const Matrix<Out> y = call.allocate<Out>(0, num_rows, outer);
     PreparedRows& inputs = with.inputs;
     Shares shares;
     for (int first = 0; first < num_rows; first += kRows) {
@@ -142,9 +139,9 @@ struct ProductKernel {
       team.run([&](int thread) {
         for (int row = thread; row < count; row += team.size()) {
           float* to = inputs.row(row, inner);
-          for (size_t i = 0; i < parts.size(); to += sizes[i++]) {
-            const T* from = parts[i] + size_t(first + row) * sizes[i];
-            for (int j = 0; j < sizes[i]; ++j) to[j] = to_float(from[j]);
+          for (const Matrix<const T>& x : parts) {
+            const T* from = x.row(first + row);
+            for (int j = 0; j < x.columns; ++j) *to++ = to_float(from[j]);
           }
           inputs.prepare(row, inner, format);
         }
@@ -152,7 +149,7 @@ struct ProductKernel {
         inputs.multiply(
           shares, team.size(), kernel, format, inner, outer,
           [&](int row, int column, int size, const float* numbers) {
-            Out* to = y + size_t(first + row) * outer + column;
+            Out* to = y.row(first + row) + column;
             for (int i = 0; i < size; ++i) put(to + i, numbers[i]);
           });
       });
@@ -162,18 +159,19 @@ struct ProductKernel {
 
 // --- Operations on each row --------------------------------------------------
 
-// Calls use(row) for each row, by at most so many threads.
-template <class Use>
-void for_rows(int threads, int num_rows, size_t row_bytes, Use use) {
+// Calls use(row) for each row of a matrix, by at most so many threads.
+template <class T, class Use>
+void for_rows(Matrix<const T> x, int threads, Use use) {
   // To wake a thread takes the time to write some 250 kB.
-  int size = std::clamp<int>(num_rows * row_bytes / 250'000, 1, threads);
+  const size_t bytes = sizeof(T) * x.rows * x.columns;
+  const int size = std::clamp<int>(bytes / 250'000, 1, threads);
   Shared& with = shared();
   std::lock_guard lock(with.mutex);
-  const int share = std::max(1, num_rows / (8 * size));
+  const int share = std::max(1, x.rows / (8 * size));
   Shares shares;
   with.team_of(size, kNoPatience).run([&](int) {
-    for (int at = shares.take(share); at < num_rows; at = shares.take(share))
-      for (int row = at; row < std::min(at + share, num_rows); ++row) use(row);
+    for (int at = shares.take(share); at < x.rows; at = shares.take(share))
+      for (int row = at; row < std::min(at + share, x.rows); ++row) use(row);
   });
 }
 
@@ -205,15 +203,14 @@ struct ReadProductKernel : ReadKernel {
 
   template <class T>
   void compute(Call call) const {
-    TF_Tensor* product = call.next();
-    const T* wide = static_cast<T*>(TF_TensorData(product));
-    const int num_rows = TF_Dim(product, 0), total = columns.total();
+    const Matrix<const T> wide = call.next_matrix<T>();
     const Columns with = with_angles(call, 1);
     std::vector<T*> parts;
     for (int i = 0; i < columns.num_parts(); ++i)
-      parts.push_back(call.allocate<T>(i, num_rows, columns.sizes[i]));
-    for_rows(threads, num_rows, sizeof(T) * total, [&](int row) {
-      read_row(wide + size_t(row) * total, with, row, parts);
+      parts.push_back(
+        call.allocate<T>(i, wide.rows, columns.sizes[i]).data);
+    for_rows(wide, threads, [&](int row) {
+      read_row(wide.row(row), with, row, parts);
     });
   }
 };
@@ -223,17 +220,14 @@ struct ReadProductGradientKernel : ReadKernel {
 
   template <class T>
   void compute(Call call) const {
-    TF_Tensor* product = call.next();
-    const T* wide = static_cast<T*>(TF_TensorData(product));
-    const int num_rows = TF_Dim(product, 0), total = columns.total();
+    const Matrix<const T> wide = call.next_matrix<T>();
     std::vector<const T*> gradients;
     for (int i = 0; i < columns.num_parts(); ++i)
       gradients.push_back(call.next_data<T>());
     const Columns with = with_angles(call, 1 + columns.num_parts());
-    T* gradient = call.allocate<T>(0, num_rows, total);
-    for_rows(threads, num_rows, sizeof(T) * total, [&](int row) {
-      const size_t at = size_t(row) * total;
-      read_row_gradient(wide + at, with, row, gradients, gradient + at);
+    const Matrix<T> gradient = call.allocate<T>(0, wide.rows, wide.columns);
+    for_rows(wide, threads, [&](int row) {
+      read_row_gradient(wide.row(row), with, row, gradients, gradient.row(row));
     });
   }
 };
@@ -248,17 +242,14 @@ struct SumLogitsKernel {
 
   template <class T>
   void compute(Call call) const {
-    TF_Tensor* input = call.next();
-    const T* logits = static_cast<T*>(TF_TensorData(input));
-    const int num_rows = TF_Dim(input, 0), vocab = TF_Dim(input, 1);
+    const Matrix<const T> logits = call.next_matrix<T>();
     const int32_t* targets = call.next_data<int32_t>();
-    for (int row = 0; row < num_rows; ++row)
-      if (targets[row] >= vocab)
+    for (int row = 0; row < logits.rows; ++row)
+      if (targets[row] >= logits.columns)
         return call.fail("a target lies outside of the logits");
-    float* sums = call.allocate<float>(0, num_rows, 3);
-    for_rows(threads, num_rows, sizeof(T) * vocab, [&](int row) {
-      sum_row(logits + size_t(row) * vocab, vocab, targets[row],
-              sums + size_t(row) * 3);
+    const Matrix<float> sums = call.allocate<float>(0, logits.rows, 3);
+    for_rows(logits, threads, [&](int row) {
+      sum_row(logits.row(row), logits.columns, targets[row], sums.row(row));
     });
   }
 };

@@ -22,12 +22,6 @@ struct Columns {
   const float *sines = nullptr, *cosines = nullptr;  // [length, d_kv / 2]; null
                                                      // without angles
 
-  int total() const {
-    int sum = 0;
-    for (int size : sizes) sum += size;
-    return sum;
-  }
-
   // What is read of a row: q, k, v and the hidden layer.
   int num_parts() const { return int(sizes.size()) - is_gated; }
 };
