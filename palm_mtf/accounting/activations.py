@@ -126,8 +126,9 @@ def working_bytes(
 def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of weights as products read them: cast, gathered, joined.
 
-  Those of one layer, and of the embedding, which is kept from the loss on. The
-  float32 weights themselves are not counted.
+  Those of one layer, and of the embedding, which is kept from the loss on; and
+  their gradients, whole until they are scattered. The float32 weights
+  themselves are not counted.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
@@ -137,7 +138,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
     if parameter.is_scale:
       continue
     copies = 0 if width == _FLOAT32 else 1
-    copies += stored if stored > 1 else 0
+    copies += 2 * stored if stored > 1 else 0  # and the gradient
     copies += stored if parameter.last in _JOINED else 0
     total += copies * width * each.size
   return total

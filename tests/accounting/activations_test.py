@@ -132,10 +132,10 @@ def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
   sharded = MeshLayout(
     mesh_shape="data:16", layout="batch:data,d_model_stored:data"
   )
-  # A slice of each is cast, and gathered.
+  # A slice of each is cast, and gathered; a whole gradient is scattered.
   cast = (embedding + of_layer) // 16
   assert weight_copy_bytes(c, sharded) == 2 * (
-    cast + embedding + of_layer + joined
+    cast + 2 * (embedding + of_layer) + joined
   )
 
 
