@@ -368,11 +368,8 @@ def test_a_step_moves_the_bytes_of_the_closed_form(
 
 @pytest.mark.parametrize("remat", ["none", "layer"])
 def test_what_is_computed_again_waits_where_xla_would_find_what_it_has(remat):
-  config = tiny_config(remat=remat)
-  graph, _ = build(config, mesh_of(ALL))
-  # Of each layer seven kernels, and the norm or its input, at least.
-  waiting = counts(graph)["XlaOptimizationBarrier"]
-  assert waiting >= 8 * config.num_layers
+  graph, _ = build(tiny_config(num_layers=1, remat=remat), mesh_of(ALL))
+  assert counts(graph)["XlaOptimizationBarrier"] >= 7  # kernels of a layer
 
 
 def test_every_operation_of_a_step_is_a_device_s_or_has_its_place():
