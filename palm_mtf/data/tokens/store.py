@@ -173,7 +173,9 @@ def read_store(folder: str, *, verify: bool = False) -> TokenStore:
   """
   manifest = read_sealed_json(os.path.join(folder, _MANIFEST))
   numbers = range(manifest["num_shards"])
-  with ThreadPoolExecutor(num_cores()) as threads:  # hashing frees the GIL
+  # Hashing frees the GIL. Headers of arrays are read by one thread: Python 3.11
+  # may fail where several parse literals at once (SystemError).
+  with ThreadPoolExecutor(num_cores() if verify else 1) as threads:
     shards = list(
       threads.map(lambda n: check_shard(folder, n, reads=verify), numbers)
     )
