@@ -102,9 +102,10 @@ def test_nothing_is_left_of_samples_evaluations_and_rewinds(
   with registries_restored(), spikes_in_every_second_step():
     add_task()
     assert runs.run("train", corpus, tmp_path, **macros) == 0
-  # A loop, its tasks, its samples; those of the last step come with no loop.
-  assert len(counts) == 3 * 4
-  assert counts[6:9] == counts[3:6]
+  # A loop; its tasks and its samples, before and behind the loading of weights;
+  # those of the last step come with no loop.
+  assert len(counts) == 5 * 4
+  assert counts[10:15] == counts[5:10]
 
 
 @pytest.mark.parametrize("packing", ["joined_masked", "packed", "single"])
