@@ -17,8 +17,14 @@ from tests.mtf_testing import (
 )
 
 
-@pytest.mark.parametrize("weight_dtype", ["activation", "int8", "int4"])
-@pytest.mark.parametrize("layout", [None, "all over data and model"])
+@pytest.mark.parametrize(
+  ("layout", "weight_dtype"),
+  [
+    (None, "activation"),
+    (None, "int4"),
+    ("all over data and model", "int8"),
+  ],
+)
 def test_no_two_layers_of_a_checkpoint_are_in_memory_at_once(
   layout, weight_dtype
 ):
