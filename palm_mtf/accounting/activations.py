@@ -110,8 +110,8 @@ def working_bytes(
   """Returns the most bytes of activations beside the kept ones."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   # The backward pass of a block: gradients of attention weights and scores, of
-  # the product and what is read of it, of the stream; and what it computes
-  # again: a norm, and what is read of the product.
+  # the product and what is read of it, of the stream; and a norm, q, k, v and
+  # the hidden layer, which are computed again.
   of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
   of_token += w.stream + w.queries + w.keys_and_values + w.hidden
   if config.remat == "layer":

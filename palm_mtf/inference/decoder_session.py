@@ -49,7 +49,7 @@ def load_weights(
   for layer in model.layers:
     restore(layer.slices)
     session.run(layer.prepare)
-  # What comes next, the first token's compiler, needs most of all.
+  # Compiling the first token's program, which comes next, takes most memory.
   free_garbage()
   release_file_pages()
 

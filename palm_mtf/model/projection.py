@@ -145,7 +145,7 @@ def _read_gradient(wide, gradients, shapes, angles, is_gated, native_threads):
 
 
 class _Projection(mtf.Operation):
-  """Outputs what is read of a product, and the product."""
+  """Outputs q, k, v and the hidden layer, and the product they are read of."""
 
   def __init__(self, x, kernels, positions, angles, is_gated, dtype):
     # Arguments are those of `project`.
@@ -183,7 +183,7 @@ class _Projection(mtf.Operation):
     return [dx, *[None] * num_angles, *dkernels]
 
   def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns what was read of the product, read again; see ops/again.py."""
+    """Returns q, k, v or the hidden layer, read again; see ops/again.py."""
     # The signal is that of whoever asks first: all ask in one backward pass.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
@@ -211,7 +211,7 @@ class _Projection(mtf.Operation):
 
 
 class _ReadAgain(mtf.Operation):
-  """Outputs what a projection reads of its product, in the backward pass."""
+  """Outputs q, k, v and the hidden layer, read of the product again."""
 
   def __init__(self, forward, signal):
     *read, wide = forward.outputs

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rematerialization: activations computed again instead of kept (REMAT).
 
-none       keeps all but what costs little (ops/again.py)
+none       keeps all but norms, rotary embedding, SwiGLU and copies of kernels
+           (ops/again.py)
 attention  recomputes attention's weights from q and k, in attention.py; no
            product with a parameter (PaLM 8B and 62B; PaLM Appendix B, Table 22)
 layer      recomputes the whole block from the residual stream (PaLM 540B)

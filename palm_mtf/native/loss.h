@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the cross-entropy needs of a row of logits. See model/loss.py.
+// Sums over a row of logits, for the cross-entropy of model/loss.py.
 
 #pragma once
 

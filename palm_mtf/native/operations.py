@@ -118,7 +118,7 @@ def read_product_gradient(
 def sum_logits(
   logits: tf.Tensor, targets: tf.Tensor, *, threads: int
 ) -> list[tf.Tensor]:
-  """Returns what the cross-entropy needs of logits, three tensors.
+  """Returns the largest logit, the normalizer and the target's logit of rows.
 
   Args:
     logits: [rows, vocab], float32 or bfloat16.
@@ -126,8 +126,8 @@ def sum_logits(
     threads: number of threads.
 
   Returns:
-    The largest of each row, the sum of exp(logits - largest), and the target's
-    logit or 0, [rows] float32 each.
+    The largest logit, the sum of exp(logits - largest), and the target's logit
+    or 0, [rows] float32 each.
   """
   sums = operations().palm_sum_logits(
     logits=logits, targets=targets, threads=threads

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of the forward pass that the backward pass computes again.
 
-What costs little beside the products is not kept: norms, what is read of a
-product, and kernels cast, gathered and joined. Their operations have a method
+Norms, rotary embedding, SwiGLU, and kernels cast, gathered and joined cost
+little beside the products, and are not kept. Their operations have a method
 compute_again(x, signal), which returns their output x, computed once more.
 """
 
@@ -42,7 +42,7 @@ _is_kept = contextvars.ContextVar("is_kept", default=False)
 
 @contextlib.contextmanager
 def all_kept() -> Iterator[None]:
-  """Lets `again` return what there is: a block that was computed again."""
+  """Lets `again` return its tensor: the block was computed again already."""
   token = _is_kept.set(True)
   try:
     yield

@@ -101,7 +101,7 @@ def build_decode_model(
 def _freed(
   slices: Mapping[str, Sequence[Slice]], behind: tf.Operation
 ) -> tf.Operation:
-  """Returns what frees variables, once an operation has read them."""
+  """Returns the operation that frees variables once another has read them."""
   with tf.control_dependencies([behind]):
     return tf.group(
       [
