@@ -135,6 +135,7 @@ def pytest_runtest_teardown(
     sys.modules["jax"].clear_caches()  # of all that it compiled
   if is_last or resident_bytes() - stash.get(_kept, 0) > _MUCH_BYTES:
     gc.collect()  # graphs are cycles of garbage
+    gc.freeze()  # what is left was imported: it stays
     ctypes.CDLL(None).malloc_trim(0)
     stash[_kept] = resident_bytes()
   most = largest_resident_bytes()

@@ -213,10 +213,12 @@ def test_a_project_of_ones_own_trains_evaluates_generates_and_exports(
 def test_the_installed_tasks_are_a_part_of_the_package(installed, tmp_path):
   names = [path.stem for path in TASKS if path.stem != "__init__"]
   program = (
-    f"from palm_mtf.tasks import {', '.join(names)}; print(code.__file__)"
+    "import importlib.util as u\n"
+    f"for name in {names}: print(u.find_spec('palm_mtf.tasks.' + name).origin)"
   )
-  origin = _python(installed, "-c", program, folder=tmp_path).strip()
-  assert Path(origin) == installed / "palm_mtf" / "tasks" / "code.py"
+  origins = _python(installed, "-c", program, folder=tmp_path).splitlines()
+  folder = installed / "palm_mtf" / "tasks"
+  assert origins == [str(folder / f"{name}.py") for name in names]
 
 
 def test_an_editable_install_finds_package_and_gin_in_the_checkout(

@@ -79,14 +79,15 @@ def step_bytes(
     Bytes by kind ("all_reduce", "reduce_scatter" or "all_gather") and axes, in
     the order of the mesh.
   """
-  traffic = _Traffic(mesh)
   axes = {dim: mesh.rules.get(dim) for dim in mesh.rules}
   micro_batch_size = pod_batch_size // mesh.num_microbatches
   rows = micro_batch_size // mesh.axis_size_of("batch")
   tokens = rows * config.sequence_length
-  for _ in range(mesh.num_microbatches):
-    _add_activations(traffic, axes, config, tokens)
-    _add_stored(traffic, axes, config)
+  traffic = _Traffic(mesh)
+  _add_activations(traffic, axes, config, tokens)
+  _add_stored(traffic, axes, config)
+  for key in traffic.bytes_moved:
+    traffic.bytes_moved[key] *= mesh.num_microbatches
   # Gradients once a step. With d_model_stored over the axis of the batch each
   # microbatch has reduce-scattered them already.
   for name, each, count in distinct_slices(config, mesh):

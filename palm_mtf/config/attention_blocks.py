@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks of positions that attend one after another."""
 
+import functools
+
 # On CPUs blocks of 128 are the fastest (tools/bench_attention.py). Long
 # sequences have fewer and larger ones: each is compiled for its own shapes.
 _SMALL, _LARGE, _LONG = 128, 512, 2048
@@ -41,6 +43,7 @@ def largest_block_pairs(length: int, has_prefix: bool = False) -> int:
   return max(_block_pairs(length, has_prefix))
 
 
+@functools.cache  # a search over layouts asks many thousand times
 def _block_pairs(length: int, has_prefix: bool) -> list[int]:
   return [
     (end - begin) * num_keys(end, length, has_prefix)

@@ -57,18 +57,19 @@ class DeviceMesh:
           f'"{dimension}:{before[dimension]}"; keep one.'
         )
 
-  @property
+  # A search over layouts asks for these many thousand times.
+  @functools.cached_property
   def axes(self) -> dict[str, int]:
     """Sizes of the mesh axes, in the order of the mesh's dimensions."""
     sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
     return {axis: int(size) for axis, size in sizes}
 
-  @property
+  @functools.cached_property
   def rules(self) -> dict[str, str]:
     """The mesh axis of every dimension that is split."""
     return dict(pairs("LAYOUT", self.layout, "batch:data,heads:model"))
 
-  @property
+  @functools.cached_property
   def num_devices(self) -> int:
     """Devices in one mesh."""
     return math.prod(self.axes.values())
@@ -116,8 +117,6 @@ def pairs(name: str, value: object, example: str) -> list[tuple[str, str]]:
   return _split(name, value, example)
 
 
-# A search over layouts asks many thousand times.
-@functools.lru_cache(maxsize=256)
 def _split(name: str, value: str, example: str) -> list[tuple[str, str]]:
   found = []
   for pair in filter(None, re.split(r"[,;\s]+", value)):

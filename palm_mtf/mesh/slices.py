@@ -36,7 +36,7 @@ class Slice(Region):
   def read(self) -> tf.Tensor:
     """Returns the value, padding included."""
     with tf.device(self.variable.device):
-      return self.variable.read_value()
+      return self.variable.value()
 
   def rows(self, value: tf.Tensor) -> list[tf.Tensor]:
     """Returns each variable's row of a value of `variable`."""

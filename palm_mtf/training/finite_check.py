@@ -90,20 +90,18 @@ def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
   """
   # Each slice is reduced on the device that holds it: one bool of each variable
   # leaves a device.
-  first, *_ = (part for parts in slices.values() for part in parts)
-  with tf.device(first.near):
-    return tf.concat(
-      [
-        tf.reduce_all([_are_finite(x) for x in parts], axis=0)
-        for parts in slices.values()
-      ],
-      axis=0,
-    )
+  of_devices = []
+  for parts in zip(*slices.values(), strict=True):
+    flags = [flag for part in parts for flag in _are_finite(part)]
+    with tf.device(parts[0].near):
+      of_devices.append(tf.stack(flags))
+  with tf.device(of_devices[0].device):
+    return tf.reduce_all(of_devices, axis=0)
 
 
-def _are_finite(part: Slice) -> tf.Tensor:
-  """Returns whether a slice is finite, [names], bool."""
+def _are_finite(part: Slice) -> list[tf.Tensor]:
+  """Returns whether a slice of each of its variables is finite, [] bool."""
   value = part.read()
   with tf.device(part.near):
-    of_names = tf.reshape(value, [len(part.names), -1])
-    return tf.reduce_all(tf.math.is_finite(of_names), axis=1)
+    axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
+    return part.rows(tf.reduce_all(tf.math.is_finite(value), axis=[*axes]))
