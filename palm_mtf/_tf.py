@@ -126,6 +126,7 @@ with _lean_import():
   from tensorflow.python.ops import control_flow_util
   from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
   from tensorflow.python.tpu.ops import tpu_ops
+  from tensorflow.python.util import tf_stack
 
 
 import mesh_tensorflow as mtf  # noqa: E402
@@ -151,6 +152,7 @@ __all__ = [
   "silent_unless_it_fails",
   "tf",
   "tf2",
+  "tf_stack",
   "tpu_ops",
   "xla_data_pb2",
 ]

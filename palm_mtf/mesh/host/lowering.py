@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.placement import Placement
 from palm_mtf.mesh.slices import Slice, initialized
 
@@ -25,7 +26,8 @@ class HostLowering(mtf.Lowering):
     with _nothing_is_freed():
       for operation in self.graph.operations:
         host = self.mesh_impl(operation).host
-        with tf.name_scope(operation.name), tf.device(host):
+        scope = tf.name_scope(operation.name)
+        with scope, tf.device(host), one_call_stack():
           operation.lower(self)
 
   def call(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.exchange import Exchange, sum_in_order
 from palm_mtf.mesh.slices import Slice, initialized
 from palm_mtf.mesh.tpu.stacked_variables import in_stacks
@@ -241,7 +242,7 @@ class _Program(mtf.Lowering):
       rows = tf.unstack(placement.fed(each.stacks))
       totals |= zip(each.exchanges, rows, strict=True)
     for operation in _needed(wanted):
-      with tf.name_scope(operation.name):
+      with tf.name_scope(operation.name), one_call_stack():
         if isinstance(operation, Exchange):
           total = placement.LaidOutTensor([totals[operation]])
           operation.lower_sum(self, total)
