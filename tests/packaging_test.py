@@ -211,14 +211,13 @@ def test_a_project_of_ones_own_trains_evaluates_generates_and_exports(
 
 
 def test_the_installed_tasks_are_a_part_of_the_package(installed, tmp_path):
-  names = [path.stem for path in TASKS if path.stem != "__init__"]
-  program = (
-    "import importlib.util as u\n"
-    f"for name in {names}: print(u.find_spec('palm_mtf.tasks.' + name).origin)"
-  )
-  origins = _python(installed, "-c", program, folder=tmp_path).splitlines()
-  folder = installed / "palm_mtf" / "tasks"
-  assert origins == [str(folder / f"{name}.py") for name in names]
+  program = f"""import importlib.util as u
+for name in {[path.stem for path in TASKS]}:
+  print(u.find_spec(f"palm_mtf.tasks.{{name}}").origin)
+"""
+  origins = _python(installed, "-c", program, folder=tmp_path).split()
+  paths = [installed / "palm_mtf" / "tasks" / path.name for path in TASKS]
+  assert origins == [*map(str, paths)]
 
 
 def test_an_editable_install_finds_package_and_gin_in_the_checkout(
