@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Mapping
 
 from palm_mtf.errors import UserError, check_count
 
@@ -57,22 +58,32 @@ class DeviceMesh:
           f'"{dimension}:{before[dimension]}"; keep one.'
         )
 
-  # A search over layouts asks for these many thousand times.
-  @functools.cached_property
-  def axes(self) -> dict[str, int]:
+  @property
+  def axes(self) -> Mapping[str, int]:
     """Sizes of the mesh axes, in the order of the mesh's dimensions."""
-    sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
-    return {axis: int(size) for axis, size in sizes}
+    return _sizes(self.mesh_shape)
 
-  @functools.cached_property
-  def rules(self) -> dict[str, str]:
+  @property
+  def rules(self) -> Mapping[str, str]:
     """The mesh axis of every dimension that is split."""
-    return dict(pairs("LAYOUT", self.layout, "batch:data,heads:model"))
+    return _rules(self.layout)
 
-  @functools.cached_property
+  @property
   def num_devices(self) -> int:
     """Devices in one mesh."""
     return math.prod(self.axes.values())
+
+
+# A search over layouts asks many thousand times.
+@functools.lru_cache(maxsize=256)
+def _sizes(mesh_shape: str) -> Mapping[str, int]:
+  sizes = pairs("MESH_SHAPE", mesh_shape, "data:2,model:4")
+  return {axis: int(size) for axis, size in sizes}
+
+
+@functools.lru_cache(maxsize=256)
+def _rules(layout: str) -> Mapping[str, str]:
+  return dict(pairs("LAYOUT", layout, "batch:data,heads:model"))
 
 
 def _check_size(axis: str, size: str) -> None:
