@@ -20,6 +20,8 @@ from tests.mtf_testing import (
   train,
 )
 
+pytestmark = pytest.mark.slow
+
 STORED = "d_model_stored:data"
 WORK = "heads:model,d_ff:model,vocab:model"
 RESIDUAL = "d_model_residual:model"
@@ -30,10 +32,11 @@ NUM_STEPS, BATCH_SIZE = 10, 32
 OPTIMIZER = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
 
 # Mesh, REMAT, microbatches and pods.
-COVERING = [
+FEW = [
   ("data:2,model:2", "layer", 2, 1),
+  ("data:2", "attention", 2, 2),
+  ("model:4", "none", 1, 1),
 ]
-MORE = [("data:2", "attention", 2, 2), ("model:4", "none", 1, 1)]
 EIGHT = ("data:8", "data:4,model:2", "data:2,model:4", "model:8")
 WIDE = list(
   itertools.product(EIGHT, ("none", "attention", "layer"), (1, 2), (1, 2))
@@ -79,14 +82,7 @@ def single():
 
 
 # `train` compares copies of one device with the others', and pods, to the bit.
-@pytest.mark.parametrize(
-  "case",
-  [
-    *COVERING,
-    *(pytest.param(x, marks=pytest.mark.slow) for x in (*MORE, *WIDE)),
-  ],
-  ids=str,
-)
+@pytest.mark.parametrize("case", [*FEW, *WIDE], ids=str)
 def test_ten_steps_are_those_of_one_device(case, single):
   variables, metrics = split(*case)
   expected, expected_metrics = single
@@ -98,14 +94,7 @@ def test_ten_steps_are_those_of_one_device(case, single):
     assert relative_error(variables[name], value) < 1e-3, name
 
 
-@pytest.mark.parametrize(
-  "case",
-  [
-    COVERING[0],
-    *(pytest.param(x, marks=pytest.mark.slow) for x in WIDE[1::4]),
-  ],
-  ids=str,
-)
+@pytest.mark.parametrize("case", [FEW[0], *WIDE[1::4]], ids=str)
 def test_a_layout_gives_the_same_bits_twice(case):
   first, first_metrics = split(*case)
   second, second_metrics = split.__wrapped__(*case)

@@ -22,19 +22,18 @@ from tests.mtf_testing import SINGLE
 LOCAL_SERVERS = PodsConfig(num_pods=2, pods="local_servers")
 
 
+# Slow: recovery_test.py compares the bits too, of a run that loses a server.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "macros",
   [
     # A ramp makes a second session on the same servers, which restores.
     {"NUM_MICROBATCHES": 2, "GLOBAL_BATCH_SIZE": [[0, 4], [3, 8]]},
-    pytest.param(
-      {
-        "MESH_SHAPE": "data:2",
-        "LAYOUT": "batch:data",
-        "DCN_DTYPE": "bfloat16",
-      },
-      marks=pytest.mark.slow,
-    ),
+    {
+      "MESH_SHAPE": "data:2",
+      "LAYOUT": "batch:data",
+      "DCN_DTYPE": "bfloat16",
+    },
   ],
   ids=["ramp", "split"],
 )

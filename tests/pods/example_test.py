@@ -4,6 +4,7 @@
 
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 
@@ -13,12 +14,12 @@ import pytest
 
 from tests.source_files import ROOT
 
-SCRIPT = ROOT / "examples" / "t5_on_two_pods" / "train.py"
+EXAMPLE = ROOT / "examples" / "t5_on_two_pods"
 
 
 def run(*flags):
   return subprocess.run(
-    [sys.executable, "-W", "ignore", SCRIPT, *flags],
+    [sys.executable, "-W", "ignore", EXAMPLE / "train.py", *flags],
     cwd=ROOT,
     check=False,
     capture_output=True,
@@ -31,12 +32,17 @@ def losses(text):
 
 
 @pytest.fixture
-def main(monkeypatch):
-  """The script's main function, of the flags."""
+def main(monkeypatch, tmp_path):
+  """The script's main function, of the flags; of one layer, not of two."""
+  script = shutil.copy(EXAMPLE / "train.py", tmp_path)
+  settings = (EXAMPLE / "t5.gin").read_text()
+  assert "NUM_LAYERS = 2" in settings
+  one_layer = settings.replace("NUM_LAYERS = 2", "NUM_LAYERS = 1")
+  (tmp_path / "t5.gin").write_text(one_layer)
 
   def call(*flags):
     monkeypatch.setattr(sys, "argv", ["train.py", *flags])
-    runpy.run_path(str(SCRIPT), run_name="__main__")
+    runpy.run_path(script, run_name="__main__")
 
   yield call
   gin.clear_config()

@@ -170,7 +170,7 @@ def read_by_name(slices):
 @pytest.mark.parametrize(
   ("layout", "changes", "num_microbatches", "num_pods"),
   [
-    (ALL, {"num_layers": 2}, 2, 1),
+    slow(ALL, {"num_layers": 2}, 2, 1),
     slow(TWO_D, {"remat": "layer", "block": "serial"}, 1, 1),
     (FSDP, {"remat": "attention"}, 1, 2),
     slow(FSDP, {"remat": "attention", "num_layers": 2}, 1, 2),
