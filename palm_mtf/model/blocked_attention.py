@@ -8,6 +8,7 @@ are those of config/attention_blocks.py.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import tf
@@ -167,15 +168,27 @@ class BlockedAttention:
     """Yields the first position of each block, its q, and what it meets."""
     for own, (begin, end) in zip(self._rows(q), self.blocks, strict=True):
       keys = num_keys(end, q.shape[1], self.has_prefix)
-      yield [begin, own, *(_part(x, 0, keys) for x in others)]
+      yield [begin, own, *_starts(others, keys)]
 
   def _rows(self, x: tf.Tensor) -> list[tf.Tensor]:
-    return [_part(x, begin, end) for begin, end in self.blocks]
+    if len(self.blocks) == 1:
+      return [x]
+    return tf.split(x, [end - begin for begin, end in self.blocks], 1)
 
 
-def _part(x: tf.Tensor, begin: int, end: int) -> tf.Tensor:
-  """Returns positions of x, [batch, length, ...]."""
-  return x if end - begin == x.shape[1] else x[:, begin:end]
+# A slice in Python's notation is four operations; a device has some 100 in each
+# layer.
+def _starts(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
+  """Returns the first positions of each x, [batch, memory_length, ...]."""
+  constant = functools.cache(tf.constant)  # keys and values are alike
+  found = []
+  for x in xs:
+    batch, memory_length, *others = x.shape.as_list()
+    if length < memory_length:
+      begin, size = (0,) * x.shape.rank, (batch, length, *others)
+      x = tf.slice(x, constant(begin), constant(size))
+    found.append(x)
+  return found
 
 
 def _joined(parts: list[tf.Tensor]) -> tf.Tensor:

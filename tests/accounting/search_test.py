@@ -3,7 +3,6 @@
 """A search plans all that divides; for PaLM 540B it finds PaLM's layout."""
 
 import dataclasses
-import time
 
 import pytest
 
@@ -39,13 +38,6 @@ def test_for_540b_on_two_pods_of_v4_it_finds_what_palm_had():
   # Twice the model axis moves more activations.
   others = [reason(result.fitting[0], each) for each in result.fitting[1:3]]
   assert others[0].startswith("all_gather over model +")
-
-
-def test_thousands_of_candidates_take_seconds():
-  start = time.process_time()
-  result = search(palm_8b(), 64)
-  assert result.num_candidates > 5000
-  assert time.process_time() - start < 30  # 5 on an idle core
 
 
 def test_every_candidate_divides_is_another_and_uses_all_devices():
