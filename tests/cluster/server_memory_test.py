@@ -9,7 +9,6 @@ import time
 import types
 
 import numpy as np
-import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import newest_whole
@@ -48,12 +47,13 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
 
   def read(memory):
     pids = servers_of(os.getpid())
+    before = [*map(resident_bytes_of, pids)]
     if len(seen) == 3:
       wait_until((tmp_path / "checkpoints" / "step_00000002").exists)
       os.kill(pids[1], signal.SIGKILL)
       lost.append((time.monotonic(), pids))
     found = real(memory)
-    seen.append((found, [*map(resident_bytes_of, pids)]))
+    seen.append((found, before, [*map(resident_bytes_of, pids)]))
     return found
 
   monkeypatch.setattr(ServerMemory, "read", read)
@@ -66,9 +66,11 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
   assert newest_whole(str(tmp_path)).manifest.step == 2
   lines = runs.read_metrics(tmp_path)
   assert [line["step"] for line in lines] == [1, 2, 3]
-  for line, (found, sizes) in zip(lines, seen, strict=True):
+  for line, (found, before, after) in zip(lines, seen, strict=True):
     assert found.items() <= line.items()
-    assert [*found.values()] == pytest.approx(sizes, rel=0.02)
+    # A server that writes a checkpoint frees memory meanwhile.
+    for size, *sizes in zip(found.values(), before, after, strict=True):
+      assert 0.98 * min(sizes) < size < 1.02 * max(sizes)
     assert line["host_memory_bytes"] not in found.values()
   error = capsys.readouterr().err
   assert "DAMAGED" not in error
