@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 
 from palm_mtf.accounting.memory import (
   ParameterSlice,
@@ -79,7 +80,7 @@ def step_bytes(
     Bytes by kind ("all_reduce", "reduce_scatter" or "all_gather") and axes, in
     the order of the mesh.
   """
-  axes = {dim: mesh.rules.get(dim) for dim in mesh.rules}
+  axes = mesh.rules
   micro_batch_size = pod_batch_size // mesh.num_microbatches
   rows = micro_batch_size // mesh.axis_size_of("batch")
   tokens = rows * config.sequence_length
@@ -105,7 +106,7 @@ def step_bytes(
 
 
 def _summed_axes(
-  name: str, axes: dict[str, str], config: PalmConfig
+  name: str, axes: Mapping[str, str], config: PalmConfig
 ) -> set[str]:
   """Returns the axes over which a parameter's gradient is a sum."""
   dims = ["batch"]
@@ -117,7 +118,7 @@ def _summed_axes(
 
 
 def _add_activations(
-  traffic: _Traffic, axes: dict[str, str], config: PalmConfig, tokens: int
+  traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig, tokens: int
 ) -> None:
   """Adds the activations of a microbatch, [batch, length, d_model] a device."""
   width = DTYPE_BYTES[config.activation_dtype]
@@ -160,7 +161,7 @@ def _add_activations(
 
 
 def _add_stored(
-  traffic: _Traffic, axes: dict[str, str], config: PalmConfig
+  traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig
 ) -> None:
   """Adds the weights of a microbatch, and their gradients."""
   stored = axes.get("d_model_stored")

@@ -92,7 +92,7 @@ def _shares(logits, seen, config, num_tokens):
 def _likeliest(logits, seen, config, num_tokens):
   # Outside of XLA, whose argmax on a CPU takes two to three times as long.
   if config.repetition_penalty == 1:
-    logits = logits[:, :num_tokens]
+    logits = tf.cast(logits[:, :num_tokens], tf.float32)
   else:
     logits = _candidates(logits, seen, config, num_tokens)
   return tf.argmax(logits, -1, output_type=tf.int32)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from palm_mtf._tf import tf_stack
 
-# A function of TensorFlow is replaced here; it does as before but for what is
-# made in `one_call_stack`.
+# A function of TensorFlow is replaced here. It changes nothing outside of
+# `one_call_stack`.
 _extract_stack = tf_stack.extract_stack
 _of_thread = threading.local()
 
@@ -27,8 +27,8 @@ def one_call_stack() -> Iterator[None]:
   """Gives all operations that the body makes the stack of its caller.
 
   TensorFlow walks through all calls for each operation, which is a tenth of the
-  time that a program's graph takes. Where the body lowers one operation of Mesh
-  TensorFlow, an error names it by the scope.
+  time that a program's graph takes. The scope in an operation's name still says
+  which operation of Mesh TensorFlow made it.
   """
   _of_thread.shared = _extract_stack(3)  # behind contextlib's two calls
   try:
