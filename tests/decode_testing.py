@@ -45,11 +45,14 @@ def decode(
   keys: Sequence[int] | None = None,
   mesh: MeshLayout = SINGLE,
   chunk: int | None = None,
+  num_tokens: int | None = None,
+  num_starts: int = 1,
 ) -> Decoded:
   """Continues prompts, each a list of tokens without the 0 before it.
 
   `keys` has a number for each prompt, its place if it is None; `chunk` tokens
-  are made at a time.
+  are made at a time; `num_tokens` are the pieces of the vocabulary; all is done
+  `num_starts` times.
   """
   keys = range(len(prompts)) if keys is None else keys
   rows = settings.rows_per_prompt
@@ -64,7 +67,7 @@ def decode(
     num_prompts=len(prompts),
     prompt_tokens=inputs.shape[1],
     max_tokens=max_tokens,
-    num_tokens=config.vocab_size,
+    num_tokens=num_tokens or config.vocab_size,
     eod_id=EOD,
   )
   with (
@@ -79,10 +82,11 @@ def decode(
       program.lengths: [1 + len(each) for each in prompts],
       program.keys: [[[key, row] for row in range(rows)] for key in keys],
     }
-    session.run(program.start, feed)
-    for limit in range(1, max_tokens + 1, chunk or max_tokens):
-      limit = min(limit + (chunk or max_tokens) - 1, max_tokens)
-      session.run(program.advance, {program.limit: limit})
+    for _ in range(num_starts):
+      session.run(program.start, feed)
+      for limit in range(1, max_tokens + 1, chunk or max_tokens):
+        limit = min(limit + (chunk or max_tokens) - 1, max_tokens)
+        session.run(program.advance, {program.limit: limit})
     tokens, is_over = session.run([program.tokens, program.is_over])
     scores = None if program.scores is None else session.run(program.scores)
   return Decoded(tokens, is_over, scores)
@@ -117,10 +121,16 @@ class Recomputed:
     feed = {self._program.features["inputs"]: inputs}
     return self._session.run(self._program.logits, feed)[0, len(tokens)]
 
-  def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+  def greedy(
+    self,
+    prompt: Sequence[int],
+    max_tokens: int,
+    num_tokens: int | None = None,
+  ) -> list[int]:
     """Returns the likeliest tokens one after the other, [eod] to the end."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_tokens:
       is_over = EOD in tokens[len(prompt) :]
-      tokens.append(EOD if is_over else int(self.logits(tokens).argmax()))
+      logits = self.logits(tokens)[:num_tokens]
+      tokens.append(EOD if is_over else int(logits.argmax()))
     return tokens[len(prompt) :]

@@ -1,12 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding step in one operation, on one CPU device."""
+"""Decoding steps in one operation, on one CPU device."""
 
+from collections.abc import Sequence
+
+from palm_mtf._tf import tf
 from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.decode.decoder import Cache, Decoder
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.model.layers import sines_and_cosines
-from palm_mtf.native.operations import decode_step
+from palm_mtf.native.operations import (
+  StepWeights,
+  decode_step,
+  greedy_steps,
+)
 
 
 def make_decoder(weights: DecodeWeights) -> "Decoder | NativeDecoder":
@@ -39,20 +46,53 @@ class NativeDecoder:
     self, tokens: LaidOut, position: LaidOut, cache: Cache
   ) -> tuple[LaidOut, Cache]:
     """Reads one token of every row; see `Decoder.step`."""
-    tables = sines_and_cosines(cache[0].slice_shape[-2], self._config.d_kv)
+    weights = self._weights(cache)
 
     def step(tokens, position, *cache):
-      logits, after = decode_step(
-        self._config,
-        tokens,
-        position,
-        (self._table, *tables),
-        self._scales,
-        self._kernels,
-        cache,
-      )
+      logits, after = decode_step(weights, tokens, position, cache)
       # Rows that pad the table have logits too; they lie behind all tokens.
       return (logits[:, : self._config.vocab_size], *after)
 
     logits, *after = self._impl.slicewise(step, tokens, position, *cache)
     return logits, after
+
+  def greedy_steps(
+    self,
+    place: tf.Tensor,
+    limit: tf.Tensor,
+    rows: Sequence[LaidOut],
+    position: LaidOut,
+    cache: Cache,
+    *,
+    num_tokens: int,
+    eod_id: int,
+  ) -> tuple[tf.Tensor, list[LaidOut], Cache]:
+    """Goes on by the likeliest tokens; see `native.operations.greedy_steps`."""
+
+    def alone(x):
+      (tensor,) = x.tensor_list
+      return tensor
+
+    place, *after = greedy_steps(
+      self._weights(cache),
+      place,
+      limit,
+      [alone(x) for x in rows],
+      alone(position),
+      [alone(x) for x in cache],
+      num_tokens=num_tokens,
+      eod_id=eod_id,
+    )
+    rows, cache = (
+      [self._impl.LaidOutTensor([x]) for x in some] for some in after
+    )
+    return place, rows, cache
+
+  def _weights(self, cache):
+    tables = sines_and_cosines(cache[0].slice_shape[-2], self._config.d_kv)
+    return StepWeights(
+      config=self._config,
+      tables=(self._table, *tables),
+      scales=self._scales,
+      kernels=self._kernels,
+    )

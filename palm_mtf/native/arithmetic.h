@@ -88,6 +88,12 @@ inline float largest(const float* x, int size) {
   return reduce(x, size, x[0], [](auto a, auto b) { return a > b ? a : b; });
 }
 
+// Returns where the largest number is, the first of equal ones; 0 of none.
+inline int largest_place(const float* x, int size) {
+  const int place = std::find(x, x + size, largest(x, size)) - x;
+  return place < size ? place : 0;  // NaN equals no number
+}
+
 // Replaces x by softmax(scale * x), scale above 0.
 inline void softmax(float* x, int size, float scale) {
   const float most = largest(x, size);

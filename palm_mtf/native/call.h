@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "tensorflow/c/kernels.h"
@@ -14,18 +16,19 @@ namespace palm {
 class Attributes {
  public:
   explicit Attributes(TF_OpKernelConstruction* context) : context_(context) {}
+  Attributes(const Attributes&) = delete;
   ~Attributes() {
     if (TF_GetCode(status_) != TF_OK)
       TF_OpKernelConstruction_Failure(context_, status_);
     TF_DeleteStatus(status_);
   }
 
-  int number(const char* name) {
+  int number(const char* name) const {
     int32_t value = 0;
     TF_OpKernelConstruction_GetAttrInt32(context_, name, &value, status_);
     return value;
   }
-  std::vector<int> numbers(const char* name) {
+  std::vector<int> numbers(const char* name) const {
     int32_t size = 0, unused = 0;
     TF_OpKernelConstruction_GetAttrSize(context_, name, &size, &unused, status_);
     std::vector<int> values(size);
@@ -33,7 +36,7 @@ class Attributes {
                                              status_);
     return values;
   }
-  bool flag(const char* name) {
+  bool flag(const char* name) const {
     TF_Bool value = 0;
     TF_OpKernelConstruction_GetAttrBool(context_, name, &value, status_);
     return value;
@@ -62,8 +65,10 @@ struct Matrix {
 class Call {
  public:
   explicit Call(TF_OpKernelContext* context) : context_(context) {}
+  Call(const Call&) = delete;
   ~Call() {
-    for (TF_Tensor* each : tensors_) TF_DeleteTensor(each);
+    for (TF_Tensor* each : inputs_) TF_DeleteTensor(each);
+    for (TF_Tensor* each : outputs_) TF_DeleteTensor(each);
     TF_DeleteStatus(status_);
   }
 
@@ -72,8 +77,8 @@ class Call {
   // Inputs, one after the other.
   TF_Tensor* next() {
     TF_Tensor* tensor = nullptr;
-    TF_GetInput(context_, int(tensors_.size()), &tensor, status_);
-    tensors_.push_back(tensor);
+    TF_GetInput(context_, int(inputs_.size()), &tensor, status_);
+    inputs_.push_back(tensor);
     return tensor;
   }
   template <class T>
@@ -81,24 +86,31 @@ class Call {
     return static_cast<T*>(TF_TensorData(next()));
   }
   template <class T>
-  Matrix<const T> next_matrix() {
+  Matrix<T> next_matrix() {
     TF_Tensor* tensor = next();
-    return {static_cast<T*>(TF_TensorData(tensor)), int(TF_Dim(tensor, 0)),
-            int(TF_Dim(tensor, 1))};
+    return {static_cast<std::remove_const_t<T>*>(TF_TensorData(tensor)),
+            int(TF_Dim(tensor, 0)), int(TF_Dim(tensor, 1))};
   }
 
-  // Outputs, behind all inputs.
-  void give(int index, TF_Tensor* tensor) {
-    TF_SetOutput(context_, index, tensor, status_);
+  // Makes the last input an output as well, of an operation that writes to it.
+  void give_last(int output) {
+    TF_SetOutput(context_, output, inputs_.back(), status_);
+  }
+  // Makes an output that has what the next input has.
+  template <class T>
+  Matrix<T> copy_next(int output) {
+    const TF_Tensor* from = next();
+    int64_t dims[2] = {1, 1};
+    const int rank = TF_NumDims(from);
+    for (int i = 0; i < rank; ++i) dims[i] = TF_Dim(from, i);
+    T* to = allocate<T>(output, TF_TensorType(from), dims, rank);
+    std::memcpy(to, TF_TensorData(from), TF_TensorByteSize(from));
+    return {to, int(dims[0]), int(dims[1])};
   }
   template <class T>
-  Matrix<T> allocate(int index, int rows, int columns) {
+  Matrix<T> allocate(int output, int rows, int columns) {
     int64_t dims[] = {rows, columns};
-    TF_Tensor* tensor =
-      TF_AllocateOutput(context_, index, type_of<T>(), dims, 2,
-                        sizeof(T) * dims[0] * dims[1], status_);
-    tensors_.push_back(tensor);
-    return {static_cast<T*>(TF_TensorData(tensor)), rows, columns};
+    return {allocate<T>(output, type_of<T>(), dims, 2), rows, columns};
   }
   void fail(const char* message) {
     TF_SetStatus(status_, TF_INVALID_ARGUMENT, message);
@@ -106,9 +118,18 @@ class Call {
   }
 
  private:
+  template <class T>
+  T* allocate(int output, TF_DataType type, const int64_t* dims, int rank) {
+    size_t size = sizeof(T);
+    for (int i = 0; i < rank; ++i) size *= dims[i];
+    outputs_.push_back(TF_AllocateOutput(context_, output, type, dims, rank,
+                                         size, status_));
+    return static_cast<T*>(TF_TensorData(outputs_.back()));
+  }
+
   TF_OpKernelContext* context_;
   TF_Status* status_ = TF_NewStatus();
-  std::vector<TF_Tensor*> tensors_;
+  std::vector<TF_Tensor*> inputs_, outputs_;
 };
 
 }  // namespace palm

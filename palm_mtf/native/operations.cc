@@ -1,106 +1,19 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operations of TensorFlow on CPUs: PalmDecodeStep, PalmProduct,
-// PalmReadProduct and PalmReadProductGradient, PalmSumLogits.
+// Operations of TensorFlow on CPUs: PalmDecodeStep and PalmGreedySteps,
+// PalmProduct, PalmReadProduct and PalmReadProductGradient, PalmSumLogits.
 
-#include <initializer_list>
-#include <map>
-#include <mutex>
+#include <vector>
 
-#include "call.h"
-#include "decode_step.h"
-#include "huge_pages.h"
+#include "decode_kernels.h"
 #include "loss.h"
 #include "projection.h"
+#include "shared.h"
 #include "tensorflow/c/ops.h"
 
 namespace palm {
 namespace {
-
-// The next decoding step is near: between two of them a token is chosen. What
-// follows an operation of a training step needs the cores.
-constexpr int kPatience = 20000, kNoPatience = 0;
-
-// Calls of all sessions in a process take turns with its threads and memory.
-struct Shared {
-  std::mutex mutex;
-  std::map<std::pair<int, int>, Team> teams;  // one without a job sleeps
-  PreparedRows inputs;
-  std::vector<float> x, wide;
-
-  Team& team_of(int size, int patience = kPatience) {
-    return teams.try_emplace({size, patience}, size, patience).first->second;
-  }
-};
-
-Shared& shared() {
-  // Never freed: other threads may run when the process ends.
-  static Shared& it = *new Shared;
-  return it;
-}
-
-// --- PalmDecodeStep ----------------------------------------------------------
-
-struct StepKernel {
-  Model model;
-  int threads;
-  mutable bool has_huge_pages = false;  // its weights stay where they are
-
-  explicit StepKernel(Attributes attrs) {
-    model.layers = attrs.number("layers");
-    model.heads = attrs.number("heads");
-    model.key_heads = attrs.number("key_heads");
-    model.d_kv = attrs.number("d_kv");
-    model.d_ff = attrs.number("d_ff");
-    model.is_serial = attrs.flag("is_serial");
-    model.is_centered = attrs.flag("is_centered");
-    model.format = Format(attrs.number("format"));
-    model.logits_format = Format(attrs.number("logits_format"));
-    threads = attrs.number("threads");
-  }
-
-  template <class T>
-  void compute(Call call) const {
-    Model m = model;
-    Shared& with = shared();
-    std::lock_guard lock(with.mutex);
-    TF_Tensor* tokens = call.next();
-    const int num_rows = TF_TensorElementCount(tokens);
-    const int32_t* positions = call.next_data<int32_t>();
-    TF_Tensor* table = call.next();
-    m.vocab = TF_Dim(table, 0), m.d_model = TF_Dim(table, 1);
-    TF_Tensor* sines = call.next();
-    Step<T> step = {m, with.team_of(threads), with.x, with.inputs, with.wide,
-                    {}, num_rows, int(TF_Dim(sines, 0))};
-    step.tokens = static_cast<int32_t*>(TF_TensorData(tokens));
-    step.positions = positions;
-    step.table = static_cast<T*>(TF_TensorData(table));
-    step.sines = static_cast<float*>(TF_TensorData(sines));
-    step.cosines = call.next_data<float>();
-    const int norms = m.is_serial ? 2 : 1;  // of a layer
-    for (int i = 0; i < norms * m.layers + 1; ++i)
-      step.scales.push_back(call.next_data<float>());
-    for (int i = 0; i < 2 * norms * m.layers + 1; ++i) {
-      TF_Tensor* kernel = call.next();
-      step.kernels.push_back(static_cast<uint8_t*>(TF_TensorData(kernel)));
-      if (!has_huge_pages)
-        use_huge_pages(step.kernels.back(), TF_TensorByteSize(kernel));
-    }
-    has_huge_pages = true;
-    for (int i = 0; i < 2 * m.layers; ++i) {
-      TF_Tensor* part = call.next();
-      step.cache.push_back(static_cast<T*>(TF_TensorData(part)));
-      call.give(1 + i, part);
-    }
-    for (int i = 0; i < num_rows; ++i)
-      if (step.tokens[i] < 0 || step.tokens[i] >= m.vocab || positions[i] < 0 ||
-          positions[i] >= step.memory_length)
-        return call.fail("a token or its position lies outside of the model");
-    step.logits = call.allocate<float>(0, num_rows, m.vocab).data;
-    step.run();
-  }
-};
 
 // --- PalmProduct -------------------------------------------------------------
 
@@ -109,7 +22,7 @@ struct ProductKernel {
   int outer, threads;
   Format format;
 
-  explicit ProductKernel(Attributes attrs)
+  explicit ProductKernel(const Attributes& attrs)
       : outer(attrs.number("outer")),
         threads(attrs.number("threads")),
         format(Format(attrs.number("format"))) {}
@@ -117,7 +30,7 @@ struct ProductKernel {
   // Rows are many, as of a prompt: a part of them at a time, whose readied
   // numbers stay near the cores.
   template <class T>
-  void compute(Call call) const {
+  void compute(Call& call) const {
     constexpr int kRows = 192;
     Shared& with = shared();
     std::lock_guard lock(with.mutex);
@@ -125,7 +38,7 @@ struct ProductKernel {
     std::vector<Matrix<const T>> parts;
     int num_rows = 0, inner = 0;
     for (int i = 0; i < call.num_inputs() - 1; ++i) {
-      parts.push_back(call.next_matrix<T>());
+      parts.push_back(call.next_matrix<const T>());
       num_rows = parts.back().rows, inner += parts.back().columns;
     }
     const uint8_t* kernel = call.next_data<uint8_t>();
@@ -181,7 +94,7 @@ struct ReadKernel {
   Columns columns;
   int threads;
 
-  explicit ReadKernel(Attributes attrs) : threads(attrs.number("threads")) {
+  explicit ReadKernel(const Attributes& attrs) : threads(attrs.number("threads")) {
     columns.sizes = attrs.numbers("sizes");
     columns.is_gated = attrs.flag("is_gated");
   }
@@ -202,8 +115,8 @@ struct ReadProductKernel : ReadKernel {
   using ReadKernel::ReadKernel;
 
   template <class T>
-  void compute(Call call) const {
-    const Matrix<const T> wide = call.next_matrix<T>();
+  void compute(Call& call) const {
+    const Matrix<const T> wide = call.next_matrix<const T>();
     const Columns with = with_angles(call, 1);
     std::vector<T*> parts;
     for (int i = 0; i < columns.num_parts(); ++i)
@@ -219,8 +132,8 @@ struct ReadProductGradientKernel : ReadKernel {
   using ReadKernel::ReadKernel;
 
   template <class T>
-  void compute(Call call) const {
-    const Matrix<const T> wide = call.next_matrix<T>();
+  void compute(Call& call) const {
+    const Matrix<const T> wide = call.next_matrix<const T>();
     std::vector<const T*> gradients;
     for (int i = 0; i < columns.num_parts(); ++i)
       gradients.push_back(call.next_data<T>());
@@ -237,12 +150,12 @@ struct ReadProductGradientKernel : ReadKernel {
 struct SumLogitsKernel {
   int threads;
 
-  explicit SumLogitsKernel(Attributes attrs)
+  explicit SumLogitsKernel(const Attributes& attrs)
       : threads(attrs.number("threads")) {}
 
   template <class T>
-  void compute(Call call) const {
-    const Matrix<const T> logits = call.next_matrix<T>();
+  void compute(Call& call) const {
+    const Matrix<const T> logits = call.next_matrix<const T>();
     const int32_t* targets = call.next_data<int32_t>();
     for (int row = 0; row < logits.rows; ++row)
       if (targets[row] >= logits.columns)
@@ -266,7 +179,8 @@ void register_kernel(const char* op, const char* name, TF_DataType type,
       return new Kernel(Attributes(context));
     },
     [](void* kernel, TF_OpKernelContext* context) {
-      static_cast<Kernel*>(kernel)->template compute<T>(Call(context));
+      Call call(context);
+      static_cast<Kernel*>(kernel)->template compute<T>(call);
     },
     [](void* kernel) { delete static_cast<Kernel*>(kernel); });
   TF_KernelBuilder_TypeConstraint(builder, "T", type, status);
@@ -275,10 +189,11 @@ void register_kernel(const char* op, const char* name, TF_DataType type,
   TF_DeleteStatus(status);
 }
 
-using Names = std::initializer_list<const char*>;
+using Names = std::vector<const char*>;
 
-void register_operation(const char* name, Names inputs, Names outputs,
-                        Names attrs, bool writes_to_inputs = false) {
+void register_operation(const char* name, const Names& inputs,
+                        const Names& outputs, const Names& attrs,
+                        bool writes_to_inputs = false) {
   TF_OpDefinitionBuilder* op = TF_NewOpDefinitionBuilder(name);
   for (auto each : inputs) TF_OpDefinitionBuilderAddInput(op, each);
   for (auto each : outputs) TF_OpDefinitionBuilderAddOutput(op, each);
@@ -291,7 +206,7 @@ void register_operation(const char* name, Names inputs, Names outputs,
 
 void register_read_operations() {
   const char *op = "PalmReadProduct", *back = "PalmReadProductGradient";
-  Names attrs = {"T: {float, bfloat16}", "num_parts: int", "num_angles: int >= 0",
+  const Names attrs = {"T: {float, bfloat16}", "num_parts: int", "num_angles: int >= 0",
                  "sizes: list(int)", "is_gated: bool", "threads: int"};
   register_operation(op, {"wide: T", "angles: num_angles * float"},
                      {"parts: num_parts * T"}, attrs);
@@ -305,26 +220,45 @@ void register_read_operations() {
                                                        TF_BFLOAT16);
 }
 
-__attribute__((constructor)) void register_all() {
+// Returns names with those that both decoding operations have behind them.
+Names followed_by(Names names, const Names& common) {
+  names.insert(names.end(), common.begin(), common.end());
+  return names;
+}
+
+void register_decode_operations() {
+  const char *step = "PalmDecodeStep", *greedy = "PalmGreedySteps";
+  const Names rows = {"tokens: int32", "positions: int32", "table: T",
+                      "sines: float", "cosines: float",
+                      "scales: num_scales * float",
+                      "kernels: num_kernels * uint8", "cache: num_cache * T"};
+  const Names attrs = {"T: {float, bfloat16}", "num_scales: int",
+                       "num_kernels: int", "num_cache: int", "layers: int",
+                       "heads: int", "key_heads: int", "d_kv: int", "d_ff: int",
+                       "is_serial: bool", "is_centered: bool", "format: int",
+                       "logits_format: int", "threads: int"};
+  register_operation(step, rows, {"logits: float", "cache_after: num_cache * T"},
+                     attrs, true);
   register_operation(
-    "PalmDecodeStep",
-    {"tokens: int32", "positions: int32", "table: T", "sines: float",
-     "cosines: float", "scales: num_scales * float",
-     "kernels: num_kernels * uint8", "cache: num_cache * T"},
-    {"logits: float", "after: num_cache * T"},
-    {"T: {float, bfloat16}", "num_scales: int", "num_kernels: int",
-     "num_cache: int", "layers: int", "heads: int", "key_heads: int",
-     "d_kv: int", "d_ff: int", "is_serial: bool", "is_centered: bool",
-     "format: int", "logits_format: int", "threads: int"},
-    true);  // the cache
+    greedy,
+    followed_by({"limit: int32", "place: int32", "texts: int32",
+                 "is_over: bool"}, rows),
+    {"place_after: int32", "tokens_after: int32", "texts_after: int32",
+     "is_over_after: bool", "cache_after: num_cache * T"},
+    followed_by({"num_tokens: int", "eod: int"}, attrs), true);
+  register_kernel<StepKernel, float>(step, "step_f", TF_FLOAT);
+  register_kernel<StepKernel, uint16_t>(step, "step_b", TF_BFLOAT16);
+  register_kernel<GreedyKernel, float>(greedy, "greedy_f", TF_FLOAT);
+  register_kernel<GreedyKernel, uint16_t>(greedy, "greedy_b", TF_BFLOAT16);
+}
+
+__attribute__((constructor)) void register_all() {
+  register_decode_operations();
   register_operation("PalmProduct", {"xs: num_parts * T", "kernel: uint8"},
                      {"y: Tout"},
                      {"T: {float, bfloat16}", "Tout: {float, bfloat16}",
                       "num_parts: int", "outer: int", "format: int",
                       "threads: int"});
-  register_kernel<StepKernel, float>("PalmDecodeStep", "step_f", TF_FLOAT);
-  register_kernel<StepKernel, uint16_t>("PalmDecodeStep", "step_b",
-                                        TF_BFLOAT16);
   using OfFloats = ProductKernel<float>;
   using OfHalves = ProductKernel<uint16_t>;
   const char* op = "PalmProduct";

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of operations.cc in a graph, on one CPU device."""
 
+import dataclasses
 import functools
 import logging
 import math
@@ -158,56 +159,119 @@ def product(
   return y
 
 
+@dataclasses.dataclass(frozen=True)
+class StepWeights:
+  """What a decoding step reads beside the tokens and the cache.
+
+  Attributes:
+    config: the architecture.
+    tables: embedding, [vocab, d_model], activation dtype; sin and cos of
+      rotary embedding, [memory_length, d_kv / 2], float32.
+    scales: scales of the norms in turn, [d_model] float32 each.
+    kernels: kernels of the products in turn, that of the logits last.
+  """
+
+  config: PalmConfig
+  tables: Sequence[tf.Tensor]
+  scales: Sequence[tf.Tensor]
+  kernels: Sequence[PackedKernel]
+
+  def arguments(self) -> dict[str, object]:
+    """Returns inputs and attributes of the operations that make steps."""
+    config, kernels = self.config, self.kernels
+    table, sines, cosines = self.tables
+    return {
+      "table": table,
+      "sines": sines,
+      "cosines": cosines,
+      "scales": self.scales,
+      "kernels": [kernel.panels for kernel in kernels],
+      "layers": config.num_layers,
+      "heads": config.num_heads,
+      "key_heads": config.num_heads if config.attention == "multi_head" else 1,
+      "d_kv": config.d_kv,
+      "d_ff": config.d_ff,
+      "is_serial": config.block == "serial",
+      "is_centered": config.norm == "layer_norm",
+      "format": FORMATS.index(kernels[0].dtype),
+      "logits_format": FORMATS.index(kernels[-1].dtype),
+      "threads": _threads(kernels),
+    }
+
+
 def decode_step(
-  config: PalmConfig,
+  weights: StepWeights,
   tokens: tf.Tensor,
-  position: tf.Tensor,
-  tables: Sequence[tf.Tensor],
-  scales: Sequence[tf.Tensor],
-  kernels: Sequence[PackedKernel],
+  positions: tf.Tensor,
   cache: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
   """Reads one token of every row; see `Decoder.step`.
 
   Args:
-    config: the architecture.
+    weights: the model.
     tokens: [rows], int32.
-    position: [rows], int32: place of each token.
-    tables: embedding, [vocab, d_model], activation dtype; sin and cos of
-      rotary embedding, [memory_length, d_kv / 2], float32.
-    scales: scales of the norms in turn, [d_model] float32 each.
-    kernels: kernels of the products in turn, that of the logits last.
+    positions: [rows], int32: place of each token.
     cache: keys and values of each layer in turn, [rows or more, (heads,)
       memory_length, d_kv], activation dtype; overwritten.
 
   Returns:
     Logits, [rows, vocab] float32, and the cache with these tokens.
   """
-  table, sines, cosines = tables
   logits, after = operations().palm_decode_step(
-    tokens=tokens,
-    positions=position,
-    table=table,
-    sines=sines,
-    cosines=cosines,
-    scales=scales,
-    kernels=[kernel.panels for kernel in kernels],
-    cache=cache,
-    layers=config.num_layers,
-    heads=config.num_heads,
-    key_heads=config.num_heads if config.attention == "multi_head" else 1,
-    d_kv=config.d_kv,
-    d_ff=config.d_ff,
-    is_serial=config.block == "serial",
-    is_centered=config.norm == "layer_norm",
-    format=FORMATS.index(kernels[0].dtype),
-    logits_format=FORMATS.index(kernels[-1].dtype),
-    threads=_threads(kernels),
+    tokens=tokens, positions=positions, cache=cache, **weights.arguments()
   )
-  logits.set_shape([tokens.shape[0], table.shape[0]])
-  for before, x in zip(cache, after, strict=True):
-    x.set_shape(before.shape)
-  return logits, list(after)
+  logits.set_shape([tokens.shape[0], weights.tables[0].shape[0]])
+  return logits, _with_shapes(after, cache)
+
+
+def greedy_steps(
+  weights: StepWeights,
+  place: tf.Tensor,
+  limit: tf.Tensor,
+  rows: Sequence[tf.Tensor],
+  positions: tf.Tensor,
+  cache: Sequence[tf.Tensor],
+  *,
+  num_tokens: int,
+  eod_id: int,
+) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+  """Goes on by the likeliest tokens, to a limit or until all rows have ended.
+
+  Args:
+    weights: the model.
+    place: number of tokens that each row has behind its prompt, [] int32.
+    limit: number of tokens to stop at, [] int32.
+    rows: last token of each row, [rows] int32; its tokens behind the prompt,
+      [rows, max_tokens] int32; whether it has ended, [rows] bool.
+    positions: [rows], int32: place of each row's last token in its text.
+    cache: see `decode_step`.
+    num_tokens: pieces of the vocabulary.
+    eod_id: token that ends a row.
+
+  Returns:
+    `place`, `rows` and `cache` behind the last step.
+  """
+  tokens, texts, is_over = rows
+  place, *rows_after, cache_after = operations().palm_greedy_steps(
+    place=place,
+    limit=limit,
+    tokens=tokens,
+    texts=texts,
+    is_over=is_over,
+    positions=positions,
+    cache=cache,
+    num_tokens=num_tokens,
+    eod=eod_id,
+    **weights.arguments(),
+  )
+  place.set_shape([])
+  return place, _with_shapes(rows_after, rows), _with_shapes(cache_after, cache)
+
+
+def _with_shapes(after, before):
+  for x, like in zip(after, before, strict=True):
+    x.set_shape(like.shape)
+  return list(after)
 
 
 def _threads(kernels: Sequence[PackedKernel]) -> int:

@@ -24,10 +24,10 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
 
 # `start` reads the prompts of a batch and samples the first token of every row;
-# `advance` goes on, token by token in one tf.while_loop, to a given length or
-# until every row has ended. In between the state lies in variables, so that
-# tokens can be shown before the last. Rows of one prompt, NUM_SAMPLES or
-# NUM_BEAMS of them, are neighbours.
+# `advance` goes on, token by token in one tf.while_loop or one operation of
+# `native`, to a given length or until every row has ended. In between the state
+# lies in variables, so that tokens can be shown before the last. Rows of one
+# prompt, NUM_SAMPLES or NUM_BEAMS of them, are neighbours.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,9 +230,29 @@ class _Loop:
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
     """Builds the loop over steps, to `limit` tokens or the end of all rows."""
+    place = self.place.read_value()
     lengths, keys = (self._read(x) for x in self._fixed)
-    first = [self._read(x) for x in self._state]
+    state = [self._read(x) for x in self._state]
+    if self._weights.is_packed and self._chooser.takes_likeliest:
+      place, state = self._greedy_steps(limit, place, lengths, state)
+    else:
+      place, state = self._loop(limit, place, lengths, keys, state)
+    return tf.group(self.place.assign(place), self._assign(self._state, state))
 
+  def _greedy_steps(self, limit, place, lengths, state):
+    num_rows = 1 + self._num_state  # the last token's too
+    place, rows, cache = self._decoder.greedy_steps(
+      place,
+      limit,
+      state[:num_rows],
+      self._impl.slicewise(lambda n: n + place - 1, lengths),
+      state[num_rows:],
+      num_tokens=self._sizes.num_tokens,
+      eod_id=self._sizes.eod_id,
+    )
+    return place, [*rows, *cache]
+
+  def _loop(self, limit, place, lengths, keys, state):
     def is_going_on(place, *flat):
       _, is_over, _ = self._results(self._unflatten(flat))
       # Devices hold different rows, and every one takes part in all-reduces:
@@ -250,13 +270,10 @@ class _Loop:
       token, state, cache = self._choose(logits, place, keys, state, cache)
       return [place + 1, *self._flatten([token, *state, *cache])]
 
-    place, *last = tf.while_loop(
-      is_going_on, step, [self.place.read_value(), *self._flatten(first)]
+    place, *state = tf.while_loop(
+      is_going_on, step, [place, *self._flatten(state)]
     )
-    return tf.group(
-      self.place.assign(place),
-      self._assign(self._state, self._unflatten(last)),
-    )
+    return place, self._unflatten(state)
 
   def results(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Returns tokens, whether each row has ended, and scores, of all rows."""

@@ -59,6 +59,41 @@ def test_greedy_tokens_are_those_of_full_recomputation(layout, expected):
   assert result.is_over[:, 0].tolist() == ended
 
 
+def test_greedy_tokens_depend_on_neither_pauses_nor_what_was_done_before(
+  expected,
+):
+  result = decode(
+    CONFIG,
+    PARAMS,
+    PROMPTS,
+    GREEDY,
+    max_tokens=MAX_TOKENS,
+    chunk=4,
+    num_starts=2,
+  )
+  assert result.tokens[:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("layout", [None, "all over data and model"])
+def test_greedy_tokens_are_pieces_of_the_vocabulary(layout, recomputed):
+  num_tokens = 25  # the embedding has more rows
+  expected = [
+    recomputed.greedy(prompt, MAX_TOKENS, num_tokens) for prompt in PROMPTS
+  ]
+  free = [recomputed.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
+  assert np.max(free) >= num_tokens, "nothing lies behind the vocabulary"
+  result = decode(
+    CONFIG,
+    PARAMS,
+    PROMPTS,
+    GREEDY,
+    max_tokens=MAX_TOKENS,
+    mesh=mesh_layout(layout) if layout else SINGLE,
+    num_tokens=num_tokens,
+  )
+  assert result.tokens[:, 0].tolist() == expected
+
+
 def test_samples_do_not_depend_on_batch_layout_or_pauses(drawn):
   alone = decode(
     CONFIG, PARAMS, PROMPTS[1:2], DRAWN, max_tokens=MAX_TOKENS, keys=[1]
