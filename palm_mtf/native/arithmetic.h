@@ -88,10 +88,29 @@ inline float largest(const float* x, int size) {
   return reduce(x, size, x[0], [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// Returns where the largest number is, the first of equal ones; 0 of none.
+// Returns the place of the largest number, the first of equal ones; 0 if none
+// is larger than -infinity.
 inline int largest_place(const float* x, int size) {
-  const int place = std::find(x, x + size, largest(x, size)) - x;
-  return place < size ? place : 0;  // NaN equals no number
+  // A lane keeps the largest of its numbers and where its register began.
+  Floats most = splat(-INFINITY);
+  Ints begin = {};
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Floats numbers = load<Floats>(x + i);
+    const Ints is_more = numbers > most;
+    most = is_more ? numbers : most;
+    begin = is_more ? splat(i) : begin;
+  }
+  float largest = -INFINITY;
+  int place = 0;
+  auto offer = [&](float number, int at) {
+    if (number > largest || (number == largest && at < place))
+      largest = number, place = at;
+  };
+  for (int lane = 0; lane < kLanes; ++lane)
+    offer(most[lane], begin[lane] + lane);
+  for (; i < size; ++i) offer(x[i], i);
+  return place;
 }
 
 // Replaces x by softmax(scale * x), scale above 0.
