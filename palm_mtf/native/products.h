@@ -45,18 +45,43 @@ struct Rows {
   const int32_t* group_sums;  // [count, padded(inner) / kGroup], of bytes
 };
 
+// What a tile prefetches while it computes, at each step along its panel.
+
+// The panel itself, a little ahead.
+struct Stream {
+  const uint8_t* at;
+
+  void prefetch() {
+    palm::prefetch(at);
+    at += 4 * kColumns;
+  }
+};
+
+// A part of the panel that comes next. Where several tiles read one panel, each
+// prefetches a part of the next: memory has the time of all of them for it.
+struct Part {
+  const uint8_t *at, *end;
+
+  void prefetch() {
+    constexpr int kBytes = 2 * kColumns, kLine = 64;
+    if (at >= end) return;
+    for (int i = 0; i < kBytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
+    at += kBytes;
+  }
+};
+
 // Rows of a tile: as many as leave registers for the weights.
 constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 
-template <Format kFormat, int kRows>
+template <Format kFormat, int kRows, class Ahead>
 void tile(const Rows& x, int first, const uint8_t* panel, int inner,
-          float out[][kColumns]) {
+          Ahead ahead, float out[][kColumns]) {
   const int length = padded(inner);
   Floats sums[kRows][kVectors] = {};
   if constexpr (kFormat == kFloat32) {
     for (int k = 0; k < length; ++k, panel += 4 * kColumns) {
-      prefetch(panel);
+      ahead.prefetch();
       for (int r = 0; r < kRows; ++r) {
         Floats value = splat(x.floats[size_t(first + r) * length + k]);
         for (int v = 0; v < kVectors; ++v)
@@ -66,7 +91,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
   } else if constexpr (kFormat == kBfloat16) {
     // Each word has two inner indices of a column, the lower one first.
     for (int k = 0; k < length; k += 2, panel += 4 * kColumns) {
-      prefetch(panel);
+      ahead.prefetch();
       for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVectors; ++v) {
           Words w = load<Words>(panel + v * sizeof(Words));
@@ -84,7 +109,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       for (int r = 0; r < kRows; ++r) totals[r][v] = -kByteOffset * column;
     }
     for (int k = 0; k < length; k += 4, panel += 4 * kColumns) {
-      prefetch(panel);
+      ahead.prefetch();
       for (int r = 0; r < kRows; ++r) {
         Words value = splat_word(x.bytes + size_t(first + r) * length + k);
         for (int v = 0; v < kVectors; ++v)
@@ -107,7 +132,7 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
           totals[r][v] =
             splat(-8 * x.group_sums[size_t(first + r) * groups + g]);
       for (int k = 0; k < kGroup / 2; k += 4, panel += 4 * kColumns) {
-        prefetch(panel);
+        ahead.prefetch();
         for (int v = 0; v < kVectors; ++v) {
           Words w = load<Words>(panel + v * sizeof(Words));
           Words low = w & 0x0f0f0f0f, high = (w >> 4) & 0x0f0f0f0f;
@@ -135,26 +160,38 @@ void tile(const Rows& x, int first, const uint8_t* panel, int inner,
       store(&out[r][v * kLanes], sums[r][v]);
 }
 
-template <Format kFormat, int kRows>
+template <Format kFormat, int kRows, class Ahead>
 void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
-             int inner, float out[][kColumns]) {
-  if (rows == kRows) return tile<kFormat, kRows>(x, first, panel, inner, out);
+             int inner, Ahead ahead, float out[][kColumns]) {
+  if (rows == kRows)
+    return tile<kFormat, kRows>(x, first, panel, inner, ahead, out);
   if constexpr (kRows > 1)
-    tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, out);
+    tile_of<kFormat, kRows - 1>(rows, x, first, panel, inner, ahead, out);
 }
 
 // Gives `use` the product of all rows with each panel from `begin` to `end`, a
-// tile at a time: use(first row, number of rows, first column, tile).
+// tile at a time: use(first row, number of rows, first column, tile). The panel
+// `next` is likely to be read behind them.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
-                     int inner, int begin, int end, Use use) {
+                     int inner, int begin, int end, int next, Use use) {
   constexpr int kMost = kFormat == kInt4 ? kTileRowsInt4 : kTileRows;
   alignas(64) float out[kMost][kColumns];
+  const size_t bytes = panel_bytes(kFormat, inner);
+  const int num_tiles = (num_rows + kMost - 1) / kMost;
   for (int p = begin; p < end; ++p) {
-    const uint8_t* panel = panels + p * panel_bytes(kFormat, inner);
-    for (int first = 0; first < num_rows; first += kMost) {
-      int rows = std::min(kMost, num_rows - first);
-      tile_of<kFormat, kMost>(rows, x, first, panel, inner, out);
+    const uint8_t* panel = panels + p * bytes;
+    const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;
+    for (int i = 0; i < num_tiles; ++i) {
+      const int first = i * kMost, rows = std::min(kMost, num_rows - first);
+      if (num_tiles == 1) {
+        tile_of<kFormat, kMost>(rows, x, first, panel, inner, Stream{panel},
+                                out);
+      } else {
+        const Part part = {following + bytes * i / num_tiles,
+                           following + bytes * (i + 1) / num_tiles};
+        tile_of<kFormat, kMost>(rows, x, first, panel, inner, part, out);
+      }
       use(first, rows, p * kColumns, out);
     }
   }

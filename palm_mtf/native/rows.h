@@ -72,9 +72,13 @@ class PreparedRows {
       for (int r = 0; r < count; ++r) use(first + r, column, columns, y[r]);
     };
     auto go = [&](auto constant) {
-      for (int at = shares.take(size); at < panels; at = shares.take(size))
-        multiply_panels<constant()>(rows, num_rows_, kernel, inner, at,
-                                    std::min(at + size, panels), each);
+      for (int at = shares.take(size); at < panels; at = shares.take(size)) {
+        const int end = std::min(at + size, panels);
+        // Threads that are as fast as each other take turns.
+        const int next = std::min(at + num_threads * size, panels - 1);
+        multiply_panels<constant()>(rows, num_rows_, kernel, inner, at, end,
+                                    next, each);
+      }
     };
     switch (format) {
       case kFloat32: return go(std::integral_constant<Format, kFloat32>());
