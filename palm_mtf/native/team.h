@@ -5,14 +5,12 @@
 
 #pragma once
 
-#if defined(__linux__)
-#include <sched.h>
-#endif
-
 #include <atomic>
 #include <functional>
 #include <thread>
 #include <vector>
+
+#include "other_cores.h"
 
 namespace palm {
 
@@ -23,9 +21,6 @@ class Team {
  public:
   // `patience` is how often a thread looks for the next job before it sleeps.
   Team(int size, int patience) : size_(size), patience_(patience) {
-#if defined(__linux__)
-    pthread_getaffinity_np(pthread_self(), sizeof(cores_), &cores_);
-#endif
     for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { work(i); });
   }
 
@@ -40,7 +35,7 @@ class Team {
   // Calls job(i) for each i in [0, size), each in a thread of its own.
   void run(const std::function<void(int)>& job) {
     job_ = &job;
-    leave_core();
+    cores_.hold(threads_);
     begin();
     job(0);
     meet();
@@ -67,22 +62,6 @@ class Team {
 #endif
   }
 
-  // Keeps the other threads off the core that calls: where no core has been idle
-  // for long, Linux wakes a thread there, behind the caller, and moves it to an
-  // idle one milliseconds later.
-  void leave_core() {
-#if defined(__linux__)
-    const int core = sched_getcpu();
-    if (core < 0 || core == left_core_) return;
-    cpu_set_t others = cores_;
-    CPU_CLR(core, &others);
-    if (!CPU_COUNT(&others)) return;
-    for (std::thread& each : threads_)
-      pthread_setaffinity_np(each.native_handle(), sizeof(others), &others);
-    left_core_ = core;
-#endif
-  }
-
   void begin() {
     jobs_.fetch_add(1, std::memory_order_release);
     jobs_.notify_all();
@@ -101,10 +80,7 @@ class Team {
   }
 
   const int size_, patience_;
-#if defined(__linux__)
-  cpu_set_t cores_;  // that this process may use
-  int left_core_ = -1;
-#endif
+  OtherCores cores_;
   const std::function<void(int)>* job_ = nullptr;
   std::vector<std::thread> threads_;
   std::atomic<unsigned> jobs_ = 0, round_ = 0;

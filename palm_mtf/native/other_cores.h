@@ -1,0 +1,47 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The cores that a calling thread leaves to others.
+
+#pragma once
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+
+#include <thread>
+#include <vector>
+
+namespace palm {
+
+// Where no core has been idle for long, Linux wakes a thread on the core of the
+// thread that calls it, behind that, and moves it to an idle one milliseconds
+// later: most of what an operation between two products takes.
+class OtherCores {
+#if defined(__linux__)
+ public:
+  OtherCores() { pthread_getaffinity_np(pthread_self(), sizeof(all_), &all_); }
+
+  // Keeps threads off the core that this is called on.
+  void hold(std::vector<std::thread>& threads) {
+    const int core = sched_getcpu();
+    if (core < 0 || core == left_) return;
+    cpu_set_t others = all_;
+    CPU_CLR(core, &others);
+    if (!CPU_COUNT(&others)) return;
+    for (std::thread& each : threads)
+      pthread_setaffinity_np(each.native_handle(), sizeof(others), &others);
+    left_ = core;
+  }
+
+ private:
+  cpu_set_t all_;  // that this process may use
+  int left_ = -1;
+#else
+ public:
+  void hold(std::vector<std::thread>&) {}
+#endif
+};
+
+}  // namespace palm
