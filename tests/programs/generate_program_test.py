@@ -59,19 +59,17 @@ def test_greedy_tokens_are_those_of_full_recomputation(layout, expected):
   assert result.is_over[:, 0].tolist() == ended
 
 
+def greedy_tokens(params=PARAMS, **settings):
+  result = decode(
+    CONFIG, params, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, **settings
+  )
+  return result.tokens[:, 0].tolist()
+
+
 def test_greedy_tokens_depend_on_neither_pauses_nor_what_was_done_before(
   expected,
 ):
-  result = decode(
-    CONFIG,
-    PARAMS,
-    PROMPTS,
-    GREEDY,
-    max_tokens=MAX_TOKENS,
-    chunk=4,
-    num_starts=2,
-  )
-  assert result.tokens[:, 0].tolist() == expected
+  assert greedy_tokens(chunk=4, num_starts=2) == expected
 
 
 @pytest.mark.parametrize("layout", [None, "all over data and model"])
@@ -82,16 +80,13 @@ def test_greedy_tokens_are_pieces_of_the_vocabulary(layout, recomputed):
   ]
   free = [recomputed.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
   assert np.max(free) >= num_tokens, "nothing lies behind the vocabulary"
-  result = decode(
-    CONFIG,
-    PARAMS,
-    PROMPTS,
-    GREEDY,
-    max_tokens=MAX_TOKENS,
-    mesh=mesh_layout(layout) if layout else SINGLE,
-    num_tokens=num_tokens,
-  )
-  assert result.tokens[:, 0].tolist() == expected
+  mesh = mesh_layout(layout) if layout else SINGLE
+  assert greedy_tokens(mesh=mesh, num_tokens=num_tokens) == expected
+
+
+def test_of_equal_logits_the_first_is_taken():
+  zeros = {name: np.zeros_like(value) for name, value in PARAMS.items()}
+  assert np.all(np.array(greedy_tokens(zeros)) == 0)
 
 
 def test_samples_do_not_depend_on_batch_layout_or_pauses(drawn):
