@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
@@ -17,6 +18,7 @@ from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.inference.decoder_session import load_weights
+from palm_mtf.mesh.host import devices
 from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import Lowered, lower
 from palm_mtf.mesh.session import session_config
@@ -24,7 +26,6 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
-from palm_mtf.native.operations import threads_here
 from palm_mtf.programs.generate_program import DecodeModel
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.training.step import TrainStep
@@ -141,10 +142,15 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
   return float(difference / np.linalg.norm(expected))
 
 
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Lets a test build what a machine without a C++ compiler computes."""
+  monkeypatch.setattr(devices, "threads_here", lambda: 0)
+
+
 def placement(mesh: MeshLayout) -> HostPlacement:
   """Returns virtual CPU devices for `mesh`."""
-  devices = [f"/device:cpu:{i}" for i in range(mesh.num_devices)]
-  return HostPlacement(mesh, devices, threads_here())
+  names = [f"/device:cpu:{i}" for i in range(mesh.num_devices)]
+  return HostPlacement(mesh, names, devices.threads_here())
 
 
 def load_parameters(

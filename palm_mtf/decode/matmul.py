@@ -13,7 +13,7 @@ indices of a channel.
 import dataclasses
 
 from palm_mtf._tf import tf
-from palm_mtf.native import operations
+from palm_mtf.native import decoding
 from palm_mtf.native.build import panel_columns
 from palm_mtf.native.packing import (
   GROUP,
@@ -186,7 +186,7 @@ def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
     packed: whether oneDNN keeps a packed copy of the kernel, for many products.
   """
   if kernel.packed:
-    return (operations.product(x, kernel.packed, x[0].dtype),)
+    return (decoding.product(x, kernel.packed, x[0].dtype),)
   # Int8 sums are exact, and no row's result depends on another row.
   w, (numbers, *scale) = kernel.value, x
   if w.dtype != tf.int8:

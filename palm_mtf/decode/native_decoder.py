@@ -9,11 +9,7 @@ from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.decode.decoder import Cache, Decoder
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.model.layers import sines_and_cosines
-from palm_mtf.native.operations import (
-  StepWeights,
-  decode_step,
-  greedy_steps,
-)
+from palm_mtf.native.decoding import StepWeights, decode_step, greedy_steps
 
 
 def make_decoder(weights: DecodeWeights) -> "Decoder | NativeDecoder":
@@ -67,7 +63,7 @@ class NativeDecoder:
     num_tokens: int,
     eod_id: int,
   ) -> tuple[tf.Tensor, list[LaidOut], Cache]:
-    """Goes on by the likeliest tokens; see `native.operations.greedy_steps`."""
+    """Goes on by the likeliest tokens; see `native.decoding.greedy_steps`."""
 
     def alone(x):
       (tensor,) = x.tensor_list

@@ -7,7 +7,8 @@ import functools
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.native import norm as native
+from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
 # Each layer is one pass over its slice, in float32 inside, whatever the
@@ -121,10 +122,14 @@ def _norm(x, scale, *, centered):
   return tf.cast(normalized(x, centered)[0] * scale, x.dtype)
 
 
+def _as_rows(x):
+  return tf.reshape(x, [-1, x.shape[-1]])
+
+
 def _norm_gradient(x, scale, dy, *, centered):
   shape = x.shape
   # As rows: a sum over two dimensions takes XLA twice the time on a CPU.
-  x, dy = (tf.reshape(t, [-1, shape[-1]]) for t in (x, dy))
+  x, dy = _as_rows(x), _as_rows(dy)
   y, rsqrt = normalized(x, centered)
   dy = tf.cast(dy, tf.float32)
   dscale = tf.reduce_sum(dy * y, 0)
@@ -157,6 +162,7 @@ def norm(
     factor: constant that multiplies the scale.
   """
   forward, backward = _NORMS[kind]
+  is_centered = kind == "layer_norm"
   rows = [dim.name for dim in x.shape.dims[:-1]]  # each by itself
 
   def scaled(scale):
@@ -165,14 +171,24 @@ def norm(
   def forward_slice(x, scale):
     return forward(x, scaled(scale))
 
+  def native_forward(threads, x, scale):
+    how = {"is_centered": is_centered, "threads": threads}
+    return tf.reshape(native.norm(_as_rows(x), scaled(scale), **how), x.shape)
+
   def backward_slice(x, scale, dy):
     dx, dscale = backward(x, scaled(scale), dy)
     return dx, scaled(dscale)
 
+  def native_backward(threads, x, scale, dy):
+    how = {"is_centered": is_centered, "threads": threads}
+    given = _as_rows(x), scaled(scale), _as_rows(dy)
+    dx, dscale = native.norm_gradient(*given, **how)
+    return tf.reshape(dx, x.shape), scaled(dscale)
+
   def gradient(op, dy):
     x, scale = op.inputs
     return WholeSlice(
-      backward_slice,
+      ByDevice(backward_slice, native_backward),
       [x, scale, dy],
       [(x.shape, x.dtype), (scale.shape, scale.dtype)],
       splittable=rows,
@@ -180,7 +196,7 @@ def norm(
     ).outputs
 
   return WholeSlice(
-    forward_slice,
+    ByDevice(forward_slice, native_forward),
     [x, scale],
     [(x.shape, x.dtype)],
     splittable=rows,

@@ -12,8 +12,13 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import local_rows
-from palm_mtf.native import operations as native
-from palm_mtf.ops.slicewise import WholeSlice, slice_offset, split_axes
+from palm_mtf.native import loss as native
+from palm_mtf.ops.slicewise import (
+  WholeSlice,
+  native_threads,
+  slice_offset,
+  split_axes,
+)
 from palm_mtf.ops.xla import fused
 
 # Least divisor of a mean: where all weights are 0, the mean and its gradients
@@ -30,7 +35,7 @@ def _fused_sums(row, logits):
   return largest, normalizer, tf.where_v2(row >= 0, target, 0.0)[:, 0]
 
 
-def _slice_sums(first, logits, targets, native_threads):
+def _slice_sums(first, logits, targets, threads):
   """Returns largest, normalizer and target, [batch, length] float32 each.
 
   They are of a slice of `vocab` that begins at token `first`: other slices hold
@@ -39,8 +44,8 @@ def _slice_sums(first, logits, targets, native_threads):
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
   # XLA writes exp(logits), as large as the logits in float32, and reads it.
-  if native_threads:
-    sums = native.sum_logits(rows, row, threads=native_threads)
+  if threads:
+    sums = native.sum_logits(rows, row, threads=threads)
   else:
     sums = _fused_sums(row, rows)
   return tuple(tf.reshape(x, targets.shape) for x in sums)
@@ -118,7 +123,7 @@ class CrossEntropy(mtf.Operation):
     largest, normalizer, target = mesh_impl.slicewise(
       _slice_sums,
       slice_offset(mesh_impl, vocab),
-      *(logits, targets, native.threads_of(mesh_impl)),
+      *(logits, targets, native_threads(mesh_impl)),
     )
     if axes:
       # all-reduce over slices of `vocab`: exp(logits - largest) is at most 1

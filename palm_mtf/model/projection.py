@@ -7,6 +7,7 @@ one, x [q | k | v | wi_gate | wi], which is why the block is faster than a
 serial one (PaLM 2). The way back has two products, for x and for the kernels.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -14,10 +15,10 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import gated, gated_gradient, turned
-from palm_mtf.native import operations as native
+from palm_mtf.native import projection as native
 from palm_mtf.ops.again import again
 from palm_mtf.ops.bfloat16 import matmul
-from palm_mtf.ops.slicewise import split_axes
+from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused
 
 # On each device the product has the columns of the kernels' slices there. One
@@ -91,23 +92,6 @@ def read_product(
 _fused_read = fused(read_product)
 
 
-def _columns(shapes):
-  # number of each kernel's columns; `shapes` are those without d_model
-  return [math.prod(shape) for shape in shapes]
-
-
-def _read(wide, rows, shapes, angles, is_gated, native_threads):
-  if not native_threads:
-    return _fused_read(wide, rows, shapes, angles, is_gated)
-  parts = native.read_product(
-    wide, _columns(shapes), angles, is_gated=is_gated, threads=native_threads
-  )
-  return tuple(
-    tf.reshape(part, [*rows, *shape])
-    for part, shape in zip(parts, shapes, strict=False)  # the gates are one
-  )
-
-
 @fused
 def _rotated_back(xs, angles):
   sin, cos = angles  # by the opposite angles
@@ -121,24 +105,48 @@ def _gates_gradient(wide, dy):
   return gated_gradient(gate, linear, tf.reshape(dy, [-1, columns]))
 
 
-def _read_gradient(wide, gradients, shapes, angles, is_gated, native_threads):
-  """Returns the gradient of a product, [rows, columns], from those read."""
-  rows = wide.shape[0]
-  if native_threads:
-    return native.read_product_gradient(
-      wide,
-      [tf.reshape(dy, [rows, -1]) for dy in gradients],
-      _columns(shapes),
-      angles,
-      is_gated=is_gated,
-      threads=native_threads,
+@dataclasses.dataclass(frozen=True)
+class _Columns:
+  """The columns of a product on a device, in C++ with `threads` of them."""
+
+  shapes: Sequence[Sequence[int]]  # of each kernel, without d_model
+  is_gated: bool
+  threads: int  # 0 without C++
+
+  @property
+  def _sizes(self):
+    return [math.prod(shape) for shape in self.shapes]
+
+  def read(self, wide, rows, angles):
+    """Returns what is read of a product; see `read_product`."""
+    if not self.threads:
+      return _fused_read(wide, rows, self.shapes, angles, self.is_gated)
+    parts = native.read_product(
+      wide, self._sizes, angles, is_gated=self.is_gated, threads=self.threads
     )
-  gradients = list(gradients)
-  if angles:
-    gradients[:2] = _rotated_back(gradients[:2], angles)
-  if is_gated:
-    gradients += _gates_gradient(wide, gradients.pop())
-  return _joined(rows, gradients)
+    return tuple(
+      tf.reshape(part, [*rows, *shape])
+      for part, shape in zip(parts, self.shapes, strict=False)  # gates are one
+    )
+
+  def gradient(self, wide, gradients, angles):
+    """Returns the gradient of a product, [rows, columns], from those read."""
+    rows = wide.shape[0]
+    if self.threads:
+      return native.read_product_gradient(
+        wide,
+        [tf.reshape(dy, [rows, -1]) for dy in gradients],
+        self._sizes,
+        angles,
+        is_gated=self.is_gated,
+        threads=self.threads,
+      )
+    gradients = list(gradients)
+    if angles:
+      gradients[:2] = _rotated_back(gradients[:2], angles)
+    if self.is_gated:
+      gradients += _gates_gradient(wide, gradients.pop())
+    return _joined(rows, gradients)
 
 
 # --- Of a mesh ---------------------------------------------------------------
@@ -193,7 +201,6 @@ class _Projection(mtf.Operation):
     """Lowers to one product on each device."""
     num_angles = len(self.angles)
     impl = lowering.mesh_impl(self)
-    threads = native.threads_of(impl)
 
     def apply(x, *others):
       angles, kernels = others[:num_angles], others[num_angles:]
@@ -201,8 +208,8 @@ class _Projection(mtf.Operation):
       x = tf.reshape(x, [-1, d_model])
       wide = matmul(x, _joined(d_model, kernels))
       shapes = [kernel.shape[1:].as_list() for kernel in kernels]
-      read = _read(wide, rows, shapes, angles, self.is_gated, threads)
-      return (*read, wide)
+      columns = _Columns(shapes, self.is_gated, native_threads(impl))
+      return (*columns.read(wide, rows, angles), wide)
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
     for output, value in zip(self.outputs, values, strict=True):
@@ -228,10 +235,10 @@ class _ReadAgain(mtf.Operation):
     shapes = [impl.slice_shape(x.shape)[1:] for x in forward.kernels]
     batch, length = impl.slice_shape(self.outputs[0].shape)[:2]
 
+    columns = _Columns(shapes, forward.is_gated, native_threads(impl))
+
     def read(wide, *angles):
-      threads = native.threads_of(impl)
-      rows = [batch, length]
-      return _read(wide, rows, shapes, angles, forward.is_gated, threads)
+      return columns.read(wide, [batch, length], angles)
 
     values = impl.slicewise(read, impl.after(wide, signal), *angles)
     for output, value in zip(self.outputs, values, strict=True):
@@ -271,18 +278,14 @@ class _ProjectionGradient(mtf.Operation):
       axes.append(tuple(sorted(over)))
     shapes = [impl.slice_shape(kernel.shape) for kernel in forward.kernels]
     groups = _columns_by_axes(axes, shapes)
+    read = _Columns(
+      [shape[1:] for shape in shapes], forward.is_gated, native_threads(impl)
+    )
 
     def apply(x, wide, *others):
       angles, kernels, gradients = others[:n], others[n:m], others[m:]
       joined = _joined(x.shape[2], kernels)
-      gradient = _read_gradient(
-        wide,
-        gradients,
-        [shape[1:] for shape in shapes],
-        angles,
-        forward.is_gated,
-        native.threads_of(impl),
-      )
+      gradient = read.gradient(wide, gradients, angles)
       dxs = [
         tf.reshape(
           matmul(gradient[:, columns], joined[:, columns], transpose_b=True),

@@ -73,6 +73,7 @@ class Call {
   }
 
   int num_inputs() const { return TF_NumInputs(context_); }
+  bool has_next() const { return int(inputs_.size()) < num_inputs(); }
 
   // Inputs, one after the other.
   TF_Tensor* next() {
@@ -100,12 +101,17 @@ class Call {
   template <class T>
   Matrix<T> copy_next(int output) {
     const TF_Tensor* from = next();
-    int64_t dims[2] = {1, 1};
-    const int rank = TF_NumDims(from);
-    for (int i = 0; i < rank; ++i) dims[i] = TF_Dim(from, i);
-    T* to = allocate<T>(output, TF_TensorType(from), dims, rank);
+    T* to = allocate_like<T>(output, from);
     std::memcpy(to, TF_TensorData(from), TF_TensorByteSize(from));
-    return {to, int(dims[0]), int(dims[1])};
+    const int rank = TF_NumDims(from);
+    return {to, rank > 0 ? int(TF_Dim(from, 0)) : 1,
+            rank > 1 ? int(TF_Dim(from, 1)) : 1};
+  }
+  template <class T>
+  T* allocate_like(int output, const TF_Tensor* like) {
+    std::vector<int64_t> dims(TF_NumDims(like));
+    for (int i = 0; i < int(dims.size()); ++i) dims[i] = TF_Dim(like, i);
+    return allocate<T>(output, TF_TensorType(like), dims.data(), dims.size());
   }
   template <class T>
   Matrix<T> allocate(int output, int rows, int columns) {

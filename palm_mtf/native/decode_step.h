@@ -12,7 +12,7 @@
 
 #include <vector>
 
-#include "attention.h"
+#include "decode_attention.h"
 #include "rows.h"
 #include "team.h"
 

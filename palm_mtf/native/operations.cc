@@ -1,173 +1,18 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operations of TensorFlow on CPUs: PalmDecodeStep and PalmGreedySteps,
-// PalmProduct, PalmReadProduct and PalmReadProductGradient, PalmSumLogits.
+// Registers the operations with TensorFlow, for CPUs.
 
 #include <vector>
 
+#include "attention_kernels.h"
 #include "decode_kernels.h"
-#include "loss.h"
-#include "projection.h"
-#include "shared.h"
+#include "product_kernel.h"
+#include "row_kernels.h"
 #include "tensorflow/c/ops.h"
 
 namespace palm {
 namespace {
-
-// --- PalmProduct -------------------------------------------------------------
-
-template <class Out>
-struct ProductKernel {
-  int outer, threads;
-  Format format;
-
-  explicit ProductKernel(const Attributes& attrs)
-      : outer(attrs.number("outer")),
-        threads(attrs.number("threads")),
-        format(Format(attrs.number("format"))) {}
-
-  // Rows are many, as of a prompt: a part of them at a time, whose readied
-  // numbers stay near the cores.
-  template <class T>
-  void compute(Call& call) const {
-    constexpr int kRows = 192;
-    Shared& with = shared();
-    std::lock_guard lock(with.mutex);
-    Team& team = with.team_of(threads);
-    std::vector<Matrix<const T>> parts;
-    int num_rows = 0, inner = 0;
-    for (int i = 0; i < call.num_inputs() - 1; ++i) {
-      parts.push_back(call.next_matrix<const T>());
-      num_rows = parts.back().rows, inner += parts.back().columns;
-    }
-    const uint8_t* kernel = call.next_data<uint8_t>();
-    const Matrix<Out> y = call.allocate<Out>(0, num_rows, outer);
-    PreparedRows& inputs = with.inputs;
-    Shares shares;
-    for (int first = 0; first < num_rows; first += kRows) {
-      const int count = std::min(kRows, num_rows - first);
-      inputs.resize(count, inner);
-      shares.begin_again();
-      team.run([&](int thread) {
-        for (int row = thread; row < count; row += team.size()) {
-          float* to = inputs.row(row, inner);
-          for (const Matrix<const T>& x : parts) {
-            const T* from = x.row(first + row);
-            for (int j = 0; j < x.columns; ++j) *to++ = to_float(from[j]);
-          }
-          inputs.prepare(row, inner, format);
-        }
-        team.meet();
-        inputs.multiply(
-          shares, team.size(), kernel, format, inner, outer,
-          [&](int row, int column, int size, const float* numbers) {
-            Out* to = y.row(first + row) + column;
-            for (int i = 0; i < size; ++i) put(to + i, numbers[i]);
-          });
-      });
-    }
-  }
-};
-
-// --- Operations on each row --------------------------------------------------
-
-// Calls use(row) for each row of a matrix, by at most so many threads.
-template <class T, class Use>
-void for_rows(Matrix<const T> x, int threads, Use use) {
-  // To wake a thread takes the time to write some 250 kB.
-  const size_t bytes = sizeof(T) * x.rows * x.columns;
-  const int size = std::clamp<int>(bytes / 250'000, 1, threads);
-  Shared& with = shared();
-  std::lock_guard lock(with.mutex);
-  const int share = std::max(1, x.rows / (8 * size));
-  Shares shares;
-  with.team_of(size, kNoPatience).run([&](int) {
-    for (int at = shares.take(share); at < x.rows; at = shares.take(share))
-      for (int row = at; row < std::min(at + share, x.rows); ++row) use(row);
-  });
-}
-
-// --- PalmReadProduct and its gradient ----------------------------------------
-
-struct ReadKernel {
-  Columns columns;
-  int threads;
-
-  explicit ReadKernel(const Attributes& attrs) : threads(attrs.number("threads")) {
-    columns.sizes = attrs.numbers("sizes");
-    columns.is_gated = attrs.flag("is_gated");
-  }
-
-  // Reads the last inputs, the angles of a call, if it has any.
-  Columns with_angles(Call& call, int num_inputs) const {
-    Columns found = columns;
-    if (call.num_inputs() == num_inputs) return found;
-    TF_Tensor* sines = call.next();
-    found.length = TF_Dim(sines, 0), found.d_kv = 2 * TF_Dim(sines, 1);
-    found.sines = static_cast<float*>(TF_TensorData(sines));
-    found.cosines = call.next_data<float>();
-    return found;
-  }
-};
-
-struct ReadProductKernel : ReadKernel {
-  using ReadKernel::ReadKernel;
-
-  template <class T>
-  void compute(Call& call) const {
-    const Matrix<const T> wide = call.next_matrix<const T>();
-    const Columns with = with_angles(call, 1);
-    std::vector<T*> parts;
-    for (int i = 0; i < columns.num_parts(); ++i)
-      parts.push_back(
-        call.allocate<T>(i, wide.rows, columns.sizes[i]).data);
-    for_rows(wide, threads, [&](int row) {
-      read_row(wide.row(row), with, row, parts);
-    });
-  }
-};
-
-struct ReadProductGradientKernel : ReadKernel {
-  using ReadKernel::ReadKernel;
-
-  template <class T>
-  void compute(Call& call) const {
-    const Matrix<const T> wide = call.next_matrix<const T>();
-    std::vector<const T*> gradients;
-    for (int i = 0; i < columns.num_parts(); ++i)
-      gradients.push_back(call.next_data<T>());
-    const Columns with = with_angles(call, 1 + columns.num_parts());
-    const Matrix<T> gradient = call.allocate<T>(0, wide.rows, wide.columns);
-    for_rows(wide, threads, [&](int row) {
-      read_row_gradient(wide.row(row), with, row, gradients, gradient.row(row));
-    });
-  }
-};
-
-// --- PalmSumLogits -----------------------------------------------------------
-
-struct SumLogitsKernel {
-  int threads;
-
-  explicit SumLogitsKernel(const Attributes& attrs)
-      : threads(attrs.number("threads")) {}
-
-  template <class T>
-  void compute(Call& call) const {
-    const Matrix<const T> logits = call.next_matrix<const T>();
-    const int32_t* targets = call.next_data<int32_t>();
-    for (int row = 0; row < logits.rows; ++row)
-      if (targets[row] >= logits.columns)
-        return call.fail("a target lies outside of the logits");
-    const Matrix<float> sums = call.allocate<float>(0, logits.rows, 3);
-    for_rows(logits, threads, [&](int row) {
-      sum_row(logits.row(row), logits.columns, targets[row], sums.row(row));
-    });
-  }
-};
-
-// --- Registration ------------------------------------------------------------
 
 template <class Kernel, class T>
 void register_kernel(const char* op, const char* name, TF_DataType type,
@@ -204,6 +49,20 @@ void register_operation(const char* name, const Names& inputs,
   TF_DeleteStatus(status);
 }
 
+void register_norm_operations() {
+  const char *op = "PalmNorm", *back = "PalmNormGradient";
+  const Names attrs = {"T: {float, bfloat16}", "is_centered: bool",
+                       "threads: int"};
+  register_operation(op, {"x: T", "scale: float"}, {"y: T"}, attrs);
+  register_operation(back, {"x: T", "scale: float", "dy: T"},
+                     {"dx: T", "dscale: float"}, attrs);
+  register_kernel<NormKernel, float>(op, "norm_f", TF_FLOAT);
+  register_kernel<NormKernel, uint16_t>(op, "norm_b", TF_BFLOAT16);
+  register_kernel<NormGradientKernel, float>(back, "norm_back_f", TF_FLOAT);
+  register_kernel<NormGradientKernel, uint16_t>(back, "norm_back_b",
+                                                TF_BFLOAT16);
+}
+
 void register_read_operations() {
   const char *op = "PalmReadProduct", *back = "PalmReadProductGradient";
   const Names attrs = {"T: {float, bfloat16}", "num_parts: int", "num_angles: int >= 0",
@@ -218,6 +77,23 @@ void register_read_operations() {
   register_kernel<ReadProductGradientKernel, float>(back, "back_f", TF_FLOAT);
   register_kernel<ReadProductGradientKernel, uint16_t>(back, "back_b",
                                                        TF_BFLOAT16);
+}
+
+void register_attention_operations() {
+  const char *op = "PalmAttention", *back = "PalmAttentionGradient";
+  const Names attrs = {"T: {float, bfloat16}", "num_masks: int >= 0",
+                       "threads: int"};
+  register_operation(op, {"q: T", "k: T", "v: T", "masks: num_masks * int32"},
+                     {"out: T"}, attrs);
+  register_operation(
+    back, {"q: T", "k: T", "v: T", "dout: T", "masks: num_masks * int32"},
+    {"dq: T", "dk: T", "dv: T"}, attrs);
+  register_kernel<AttentionKernel, float>(op, "attend_f", TF_FLOAT);
+  register_kernel<AttentionKernel, uint16_t>(op, "attend_b", TF_BFLOAT16);
+  register_kernel<AttentionGradientKernel, float>(back, "attend_back_f",
+                                                  TF_FLOAT);
+  register_kernel<AttentionGradientKernel, uint16_t>(back, "attend_back_b",
+                                                     TF_BFLOAT16);
 }
 
 // Returns names with those that both decoding operations have behind them.
@@ -266,7 +142,9 @@ __attribute__((constructor)) void register_all() {
   register_kernel<OfHalves, float>(op, "fb", TF_FLOAT, TF_BFLOAT16);
   register_kernel<OfFloats, uint16_t>(op, "bf", TF_BFLOAT16, TF_FLOAT);
   register_kernel<OfHalves, uint16_t>(op, "bb", TF_BFLOAT16, TF_BFLOAT16);
+  register_norm_operations();
   register_read_operations();
+  register_attention_operations();
   const char* sums = "PalmSumLogits";
   register_operation(sums, {"logits: T", "targets: int32"}, {"sums: float"},
                      {"T: {float, bfloat16}", "threads: int"});

@@ -70,8 +70,7 @@ struct Part {
   }
 };
 
-// Rows of a tile: as many as leave registers for the weights.
-constexpr int kTileRows = kLanes == 16 ? 6 : 3;
+// As kTileRows: integers need more registers.
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
 
 template <Format kFormat, int kRows, class Ahead>

@@ -21,6 +21,12 @@ class Shares {
   int take(int size) { return next_.fetch_add(size, std::memory_order_relaxed); }
   void begin_again() { next_.store(0, std::memory_order_relaxed); }
 
+  // Calls use(i) for each of the `count` that this thread takes.
+  template <class Use>
+  void each(int count, Use use) {
+    for (int i = take(1); i < count; i = take(1)) use(i);
+  }
+
  private:
   std::atomic<int> next_ = 0;
 };

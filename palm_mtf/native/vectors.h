@@ -23,6 +23,8 @@ constexpr int kLanes = 4;
 #endif
 constexpr int kVectors = 4;  // registers in a row of a panel
 constexpr int kColumns = kVectors * kLanes;
+// Rows of a tile: as many as leave registers for what they are multiplied by.
+constexpr int kTileRows = kLanes == 16 ? 6 : 3;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));

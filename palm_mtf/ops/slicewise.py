@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Mesh TensorFlow operation that runs one function on each whole slice."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf, tf
@@ -26,12 +28,39 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
   )
 
 
+def native_threads(mesh_impl: mtf.MeshImpl) -> int:
+  """Returns the threads of an operation of `native` on a device, or 0."""
+  # Meshes that other projects place know nothing of it.
+  return getattr(mesh_impl, "native_threads", 0)
+
+
 def split_axes(
   mesh_impl: mtf.MeshImpl, dims: Sequence[mtf.Dimension]
 ) -> list[int]:
   """Returns the mesh axes over which any of `dims` is split, in order."""
   axes = {mesh_impl.tensor_dimension_to_mesh_axis(dim) for dim in dims}
   return sorted(axis for axis in axes if axis is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ByDevice:
+  """A function of slices that CPUs compute in C++, where they can.
+
+  Attributes:
+    anywhere: the function.
+    native: the same in C++, with its number of threads as the first argument.
+      It may return fewer outputs, which are None to others of its kind.
+  """
+
+  anywhere: SliceFn
+  native: SliceFn | None = None
+
+  def of(self, mesh_impl: mtf.MeshImpl) -> SliceFn:
+    """Returns the function for the devices of a mesh."""
+    threads = native_threads(mesh_impl)
+    if threads and self.native:
+      return functools.partial(self.native, threads)
+    return self.anywhere
 
 
 class WholeSlice(mtf.Operation):
@@ -44,7 +73,7 @@ class WholeSlice(mtf.Operation):
 
   def __init__(
     self,
-    fn: SliceFn,
+    fn: "SliceFn | ByDevice",
     inputs: Sequence[mtf.Tensor],
     outputs: Sequence[tuple[mtf.Shape, tf.DType]],
     *,
@@ -70,7 +99,7 @@ class WholeSlice(mtf.Operation):
       name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)
-    self._fn = fn
+    self._fn = fn if isinstance(fn, ByDevice) else ByDevice(fn)
     self._gradient = gradient
     self._offset_of = offset_of
     self._is_kept = is_kept
@@ -112,13 +141,13 @@ class WholeSlice(mtf.Operation):
             f"{self.name} reads {dim.name} whole, which the layout splits: "
             f"take {dim.name} out of the layout rules."
           )
-    slices = [lowering.tensors[x] for x in self.inputs]
+    slices = [lowering.tensors.get(x) for x in self.inputs]
     if self._offset_of is not None:
       slices.insert(0, slice_offset(mesh_impl, self._offset_of))
-    values = mesh_impl.slicewise(self._fn, *slices)
-    if len(self.outputs) == 1:
+    values = mesh_impl.slicewise(self._fn.of(mesh_impl), *slices)
+    if not isinstance(values, tuple):
       values = (values,)
-    for output, value in zip(self.outputs, values, strict=True):
+    for output, value in zip(self.outputs, values, strict=False):
       summed = split_axes(mesh_impl, list(input_dims - set(output.shape.dims)))
       # Each slice computes its part of a sum. The all-reduce over these axes is
       # pending until the sum is read: a reduce-scatter may take its place.

@@ -8,7 +8,7 @@ import pytest
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.attention_blocks import attention_blocks, attention_pairs
 from palm_mtf.model.attention import self_attention
-from tests.mtf_testing import lowered_values
+from tests.mtf_testing import lowered_values, without_compiler
 
 BATCH = mtf.Dimension("batch", 2)
 LENGTH = mtf.Dimension("length", 6)
@@ -32,8 +32,13 @@ def test_first_position_attends_only_to_itself():
     np.testing.assert_allclose(y[:, 0, head], v[:, 0], rtol=1e-6)
 
 
-def test_attention_is_that_of_the_earlier_positions_of_the_segment():
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_attention_is_that_of_the_earlier_positions_of_the_segment(
+  has_compiler, monkeypatch
+):
   """Segments in any order, one of them in two pieces."""
+  if not has_compiler:
+    without_compiler(monkeypatch)
   rng = np.random.default_rng(4)
   batch = mtf.Dimension("batch", 16)
   q = rng.standard_normal([16, 6, 2, 4]).astype(np.float32)
@@ -158,10 +163,13 @@ def attend(dtype, keeps_weights, q, k, v, dout, *masks):
 @pytest.mark.parametrize("has_prefix", [False, True])
 @pytest.mark.parametrize("is_multi_head", [False, True])
 @pytest.mark.parametrize("length", [100, 300])
+@pytest.mark.parametrize("has_compiler", [True, False])
 def test_blocks_attend_as_all_positions_at_once_whatever_they_keep(
-  length, is_multi_head, has_prefix
+  has_compiler, length, is_multi_head, has_prefix, monkeypatch
 ):
   """Documents that begin and end within blocks, prefixes that reach over."""
+  if not has_compiler:
+    without_compiler(monkeypatch)
   rng = np.random.default_rng(length)
   q, dout = rng.standard_normal([2, 2, length, 2, 4], dtype=np.float32)
   shape = [2, 2, length, *([2] * is_multi_head), 4]

@@ -17,7 +17,7 @@ from palm_mtf.config.model import PalmConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
-from tests import mtf_testing, oracle, oracle_jax
+from tests import oracle, oracle_jax
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 from tests.mtf_testing import (
   LAYOUTS,
@@ -29,6 +29,7 @@ from tests.mtf_testing import (
   relative_error,
   run_model,
   small_config,
+  without_compiler,
 )
 
 FORMS = [
@@ -78,7 +79,7 @@ def test_float32_agrees_with_the_oracles_to_1e_5(form):
 def test_without_a_compiler_the_model_is_the_oracles_too(
   form, dtype, tolerance, monkeypatch
 ):
-  monkeypatch.setattr(mtf_testing, "threads_here", lambda: 0)
+  without_compiler(monkeypatch)
   config = small_config(activation_dtype=dtype, **form)
   params = oracle.random_parameters(config, seed=1)
   tokens = random_tokens(config, batch_size=4, seed=2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.native.operations import threads_here
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
@@ -16,6 +17,7 @@ from tests.mtf_testing import (
   random_documents,
   small_config,
   train,
+  without_compiler,
 )
 
 
@@ -47,8 +49,13 @@ def assert_same_bits(actual, expected):
     pytest.param("serial", "multi_head", marks=pytest.mark.slow),
   ],
 )
-def test_recomputing_changes_no_bit(block, attention):
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_recomputing_changes_no_bit(
+  has_compiler, block, attention, monkeypatch
+):
   """Of the losses, the gradients' norms and moments, and the parameters."""
+  if not has_compiler:
+    without_compiler(monkeypatch)
   kept = two_steps(block=block, attention=attention)
   for remat in ("attention", "layer"):
     again = two_steps(block=block, attention=attention, remat=remat)
@@ -93,18 +100,32 @@ def calls_of_a_step(**changes):
       if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
         name = op.get_attr("f").name.removeprefix("__inference_palm_mtf_")
         calls[name.rpartition("_")[0]] += 1
-      elif op.type in NATIVE:
-        calls[NATIVE[op.type]] += 1
+      calls[NATIVE.get(op.type, op.type)] += 1
   return calls
 
 
 @pytest.mark.parametrize(
   "remat, attention", [("none", 3), ("attention", 6), ("layer", 6)]
 )
-def test_a_policy_recomputes_what_it_names_once_in_each_layer(remat, attention):
+def test_a_policy_recomputes_what_it_names_once_in_each_layer(
+  remat, attention, monkeypatch
+):
+  without_compiler(monkeypatch)
   calls = calls_of_a_step(remat=remat)
   assert calls["masked_softmax"] == attention
   # Always: what costs little.
   assert calls["read_product"] == 6
   # What needs them is computed once.
   assert calls["softmax_gradient"] == calls["gates_gradient"] == 3
+
+
+@pytest.mark.skipif(not threads_here(), reason="there is no C++ compiler here")
+@pytest.mark.parametrize(
+  "remat, attention", [("none", 3), ("attention", 3), ("layer", 6)]
+)
+def test_in_cpp_no_policy_keeps_attention_weights(remat, attention):
+  calls = calls_of_a_step(remat=remat)
+  assert calls["masked_softmax"] == calls["softmax_gradient"] == 0
+  assert calls["PalmAttention"] == attention  # a layer is computed again
+  assert calls["PalmAttentionGradient"] == 3
+  assert calls["read_product"] == 6

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.native import operations as native
+from palm_mtf.native import projection as native
+from palm_mtf.native.operations import operations
 
 pytestmark = pytest.mark.skipif(
-  native.operations() is None, reason="there is no C++ compiler here"
+  operations() is None, reason="there is no C++ compiler here"
 )
 
 BATCH, LENGTH, D_KV = 3, 5, 6
@@ -149,42 +150,3 @@ def test_huge_gates_open_or_close_and_what_is_no_number_stays_none(dtype):
     rtol=4e-3,
     atol=1e-30,
   )
-
-
-def sums_of(logits, targets, threads=2):
-  with tf.Graph().as_default(), tf.Session() as session:
-    sums = native.sum_logits(
-      tf.constant(logits), tf.constant(targets, tf.int32), threads=threads
-    )
-    return session.run(sums)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", [1, 5, 16, 1003])
-def test_sums_of_logits_are_those_of_float64(vocab, dtype):
-  rng = np.random.default_rng(vocab)
-  logits = (20 * rng.standard_normal([ROWS, vocab])).astype(DTYPES[dtype][0])
-  targets = rng.integers(-1, vocab, size=ROWS)
-  largest, normalizer, target = sums_of(logits, targets)
-  exact = logits.astype(np.float64)
-  np.testing.assert_array_equal(largest, exact.max(1))
-  expected = np.exp(exact - exact.max(1, keepdims=True)).sum(1)
-  np.testing.assert_allclose(normalizer, expected, rtol=1e-6)
-  of_target = np.where(targets < 0, 0, exact[np.arange(ROWS), targets])
-  np.testing.assert_array_equal(target, of_target)
-
-
-def test_logits_that_are_no_numbers_make_their_row_alone_none():
-  logits = np.zeros([4, 40], np.float32)
-  logits[0, 3] = logits[1, 39] = np.nan  # in a register, and behind the last
-  logits[2, 7] = np.inf
-  _, normalizer, _ = sums_of(logits, [0, 0, 0, 0])
-  np.testing.assert_array_equal(normalizer, [np.nan, np.nan, np.nan, 40])
-
-
-def test_threads_change_no_bit_of_sums_of_logits():
-  rng = np.random.default_rng(0)
-  logits = rng.standard_normal([64, 5000]).astype(np.float32)
-  targets = rng.integers(5000, size=64)
-  one, three = (sums_of(logits, targets, threads=n) for n in (1, 3))
-  np.testing.assert_array_equal(one, three)

@@ -1,0 +1,252 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// PalmAttention and PalmAttentionGradient: self-attention of a batch.
+
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "call.h"
+#include "self_attention.h"
+#include "shared.h"
+
+namespace palm {
+
+// Memory of calls, which take turns with it.
+template <class T>
+struct AttentionMemory {
+  std::vector<Word<T>> keys, values, key_rows, value_rows;
+  std::vector<float> dk, dv;
+  std::vector<int32_t> segments, prefix;
+  std::vector<BlockMemory<T>> of_threads;
+};
+
+// A batch's keys and values, and the groups of heads that read them.
+template <class T>
+class Attention {
+ public:
+  // Reads q, k and v. q is [batch, length, heads, d_kv]; k and v are that, or
+  // [batch, length, d_kv].
+  Attention(Call& call, int num_threads, bool for_gradient,
+            AttentionMemory<T>& memory)
+      : q(call.next()), k(call.next()), v(call.next()), for_gradient_(for_gradient),
+        memory_(memory) {
+    const int heads = TF_Dim(q, 2);
+    batch_ = TF_Dim(q, 0);
+    sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? heads : 1,
+              int(TF_Dim(q, 3))};
+    // So many groups that threads end about together. It is no function of
+    // their number, which changes no sum then.
+    constexpr int kEnough = 16;
+    const int most = heads / sizes_.key_heads;
+    while (num_groups() < kEnough && parts_ < most)
+      do ++parts_; while (most % parts_);
+    memory.of_threads.resize(num_threads);
+    at_least(num_heads() * columns_size(), memory.keys);
+    if (!for_gradient) {
+      at_least(num_heads() * rows_size(), memory.value_rows);
+      return;
+    }
+    at_least(num_heads() * columns_size(), memory.values);
+    at_least(num_heads() * rows_size(), memory.key_rows);
+    for (auto each : {&memory.dk, &memory.dv})
+      at_least(num_groups() * part_size(), *each);
+  }
+
+  // Reads the masks, segments and a prefix, [batch, length], if there are any.
+  void read_masks(Call& call) {
+    const int room = padded_columns(sizes_.length);
+    for (auto each : {&memory_.segments, &memory_.prefix}) {
+      each->clear();
+      if (!call.has_next()) continue;
+      const int32_t* from = call.next_data<int32_t>();
+      each->resize(size_t(batch_) * room);
+      for (int i = 0; i < batch_; ++i)
+        std::copy_n(from + size_t(i) * sizes_.length, sizes_.length,
+                    &(*each)[size_t(i) * room]);
+    }
+  }
+
+  const TF_Tensor *q, *k, *v;
+
+  // Heads of keys in the batch, and groups, each of which reads one of them.
+  int num_heads() const { return batch_ * sizes_.key_heads; }
+  int num_groups() const { return num_heads() * parts_; }
+
+  void pack(int head) const {
+    const PackedHead<T> to = packed(head);
+    const int length = sizes_.length, size = sizes_.d_kv;
+    const size_t stride = size_t(sizes_.key_heads) * size;
+    const T* keys = of_head(data(k), head);
+    const T* values = of_head(data(v), head);
+    pack_columns(keys, stride, length, size, to.keys);
+    if (for_gradient_) {
+      pack_columns(values, stride, length, size, to.values);
+      pack_rows(keys, stride, length, size, to.key_rows);
+    } else {
+      pack_rows(values, stride, length, size, to.value_rows);
+    }
+  }
+
+  void attend(int group, int thread, T* out) const {
+    const size_t at = sequence_of(group);
+    heads_of(group, thread).attend(data(q) + at, out + at);
+  }
+
+  // Writes dq, and to memory the group's part of dk and dv.
+  void gradient(int group, int thread, const T* dout, T* dq) const {
+    float* dk = &memory_.dk[group * part_size()];
+    float* dv = &memory_.dv[group * part_size()];
+    std::fill_n(dk, part_size(), 0.0f);
+    std::fill_n(dv, part_size(), 0.0f);
+    const size_t at = sequence_of(group);
+    heads_of(group, thread)
+      .gradient(data(q) + at, dout + at, dq + at, dk, dv);
+  }
+
+  // Adds the parts of a head up.
+  void add_parts(int head, T* dk, T* dv) const {
+    add_parts(head, memory_.dk, dk);
+    add_parts(head, memory_.dv, dv);
+  }
+
+ private:
+  static const T* data(const TF_Tensor* x) {
+    return static_cast<const T*>(TF_TensorData(x));
+  }
+
+  // Words and numbers of one head in memory.
+  size_t columns_size() const {
+    return size_t(words_of<T>(sizes_.d_kv)) * padded_columns(sizes_.length);
+  }
+  size_t rows_size() const {
+    return size_t(words_of<T>(sizes_.length)) * padded_columns(sizes_.d_kv);
+  }
+  size_t part_size() const {
+    return size_t(sizes_.length) * padded_columns(sizes_.d_kv);
+  }
+
+  PackedHead<T> packed(int head) const {
+    auto columns = [&](std::vector<Word<T>>& x) {
+      return Panels<Word<T>>{x.data() + head * columns_size(),
+                             parts_of(sizes_.length, kColumns),
+                             size_t(words_of<T>(sizes_.d_kv)) * kColumns};
+    };
+    auto rows = [&](std::vector<Word<T>>& x) {
+      return Panels<Word<T>>{x.data() + head * rows_size(),
+                             parts_of(sizes_.d_kv, kColumns),
+                             size_t(words_of<T>(sizes_.length)) * kColumns};
+    };
+    return {columns(memory_.keys), columns(memory_.values),
+            rows(memory_.key_rows), rows(memory_.value_rows)};
+  }
+
+  // Where a head begins in k, v and their gradients.
+  template <class X>
+  X* of_head(X* x, int head) const {
+    const int sequence = head / sizes_.key_heads, own = head % sizes_.key_heads;
+    return x + (size_t(sequence) * sizes_.length * sizes_.key_heads + own) *
+                 sizes_.d_kv;
+  }
+
+  // Where the sequence of a group begins in q, out and their gradients.
+  size_t sequence_of(int group) const {
+    const int sequence = group / parts_ / sizes_.key_heads;
+    return size_t(sequence) * sizes_.length * sizes_.heads * sizes_.d_kv;
+  }
+
+  HeadGroup<T> heads_of(int group, int thread) const {
+    const int head = group / parts_, sequence = head / sizes_.key_heads;
+    const int sharing = sizes_.heads / sizes_.key_heads, size = sharing / parts_;
+    const int first = head % sizes_.key_heads * sharing + group % parts_ * size;
+    const size_t at = size_t(sequence) * padded_columns(sizes_.length);
+    auto mask = [&](const std::vector<int32_t>& x) {
+      return x.empty() ? nullptr : &x[at];
+    };
+    return {sizes_, first, size,
+            Masks{mask(memory_.segments), mask(memory_.prefix)}, packed(head),
+            memory_.of_threads[thread]};
+  }
+
+  void add_parts(int head, const std::vector<float>& parts, T* to) const {
+    const int size = sizes_.d_kv, width = padded_columns(size);
+    to = of_head(to, head);
+    for (int i = 0; i < sizes_.length; ++i, to += sizes_.key_heads * size) {
+      const float* from = &parts[head * parts_ * part_size() + size_t(i) * width];
+      for_vectors(size, [&](int j, auto kind) {
+        using V = decltype(kind);
+        V sum = get<V>(from + j);
+        for (int p = 1; p < parts_; ++p)
+          sum += get<V>(from + p * part_size() + j);
+        put(to + j, sum);
+      });
+    }
+  }
+
+  AttentionSizes sizes_;
+  int batch_, parts_ = 1;  // groups that share a head of keys
+  const bool for_gradient_;
+  AttentionMemory<T>& memory_;
+};
+
+template <class T>
+AttentionMemory<T>& attention_memory() {
+  static auto& it = *new AttentionMemory<T>;  // never freed, as `shared`
+  return it;
+}
+
+struct AttentionKernel {
+  int threads;
+
+  explicit AttentionKernel(const Attributes& attrs)
+      : threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call& call) const {
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    Attention<T> x(call, threads, false, attention_memory<T>());
+    x.read_masks(call);
+    T* out = call.allocate_like<T>(0, x.q);
+    Shares heads, groups;
+    Team& team = with.team_of(threads, kNoPatience);
+    team.run([&](int thread) {
+      heads.each(x.num_heads(), [&](int i) { x.pack(i); });
+      team.meet();
+      groups.each(x.num_groups(), [&](int i) { x.attend(i, thread, out); });
+    });
+  }
+};
+
+struct AttentionGradientKernel {
+  int threads;
+
+  explicit AttentionGradientKernel(const Attributes& attrs)
+      : threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call& call) const {
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    Attention<T> x(call, threads, true, attention_memory<T>());
+    const T* dout = call.next_data<const T>();
+    x.read_masks(call);
+    T* dq = call.allocate_like<T>(0, x.q);
+    T* dk = call.allocate_like<T>(1, x.k);
+    T* dv = call.allocate_like<T>(2, x.v);
+    Shares heads, groups, sums;
+    Team& team = with.team_of(threads, kNoPatience);
+    team.run([&](int thread) {
+      heads.each(x.num_heads(), [&](int i) { x.pack(i); });
+      team.meet();
+      groups.each(x.num_groups(),
+                  [&](int i) { x.gradient(i, thread, dout, dq); });
+      team.meet();
+      sums.each(x.num_heads(), [&](int i) { x.add_parts(i, dk, dv); });
+    });
+  }
+};
+
+}  // namespace palm

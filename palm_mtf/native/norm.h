@@ -1,0 +1,86 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The norm of a row and its gradients: LayerNorm without bias if centered, else
+// RMSNorm (model/layers.py).
+
+#pragma once
+
+#include <cmath>
+
+#include "arithmetic.h"
+
+namespace palm {
+
+// Returns the sum of term(i, V()) over i, a register at a time.
+template <class Term>
+inline float sum_of(int size, Term term) {
+  Floats total = {};
+  float rest = 0;
+  for_vectors(size, [&](int i, auto kind) {
+    if constexpr (sizeof(kind) == sizeof(float)) rest += term(i, kind);
+    else total += term(i, kind);
+  });
+  return sum(total) + rest;
+}
+
+// A row x with its mean and 1 / deviation: (x - mean) / deviation has unit mean
+// square. The mean is 0 unless it is centered.
+template <class T>
+struct NormedRow {
+  const T* x;
+  int size;
+  float mean = 0, factor;
+
+  NormedRow(const T* x, int size, bool is_centered) : x(x), size(size) {
+    if (is_centered)
+      mean = sum_of(size, [&](int i, auto kind) {
+        return get<decltype(kind)>(x + i);
+      }) / size;
+    const float squares = sum_of(size, [&](int i, auto kind) {
+      auto d = get<decltype(kind)>(x + i) - mean;
+      return d * d;
+    });
+    factor = 1 / std::sqrt(squares / size + kNormEpsilon);
+  }
+
+  template <class V>
+  V at(int i) const {
+    return (get<V>(x + i) - mean) * factor;
+  }
+};
+
+template <class T>
+void norm_row(const T* x, const float* scale, int size, bool is_centered,
+              T* y) {
+  const NormedRow<T> row(x, size, is_centered);
+  for_vectors(size, [&](int i, auto kind) {
+    using V = decltype(kind);
+    put(y + i, V(row.template at<V>(i) * get<V>(scale + i)));
+  });
+}
+
+// Writes dx and adds to dscale.
+template <class T>
+void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
+                       bool is_centered, T* dx, float* dscale) {
+  const NormedRow<T> row(x, size, is_centered);
+  float along = 0, mean = 0;  // what the norm takes out of scale * dy
+  along = sum_of(size, [&](int i, auto kind) {
+    using V = decltype(kind);
+    return V(get<V>(dy + i) * get<V>(scale + i) * row.template at<V>(i));
+  }) / size;
+  if (is_centered)
+    mean = sum_of(size, [&](int i, auto kind) {
+      using V = decltype(kind);
+      return V(get<V>(dy + i) * get<V>(scale + i));
+    }) / size;
+  for_vectors(size, [&](int i, auto kind) {
+    using V = decltype(kind);
+    const V normed = row.template at<V>(i), d = get<V>(dy + i);
+    put(dscale + i, V(get<V>(dscale + i) + d * normed));
+    put(dx + i, V((d * get<V>(scale + i) - along * normed - mean) * row.factor));
+  });
+}
+
+}  // namespace palm

@@ -1,0 +1,69 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// PalmProduct: rows times packed weights.
+
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "call.h"
+#include "shared.h"
+
+namespace palm {
+
+template <class Out>
+struct ProductKernel {
+  int outer, threads;
+  Format format;
+
+  explicit ProductKernel(const Attributes& attrs)
+      : outer(attrs.number("outer")),
+        threads(attrs.number("threads")),
+        format(Format(attrs.number("format"))) {}
+
+  // Rows are many, as of a prompt: a part of them at a time, whose readied
+  // numbers stay near the cores.
+  template <class T>
+  void compute(Call& call) const {
+    constexpr int kRows = 192;
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    Team& team = with.team_of(threads);
+    std::vector<Matrix<const T>> parts;
+    int num_rows = 0, inner = 0;
+    for (int i = 0; i < call.num_inputs() - 1; ++i) {
+      parts.push_back(call.next_matrix<const T>());
+      num_rows = parts.back().rows, inner += parts.back().columns;
+    }
+    const uint8_t* kernel = call.next_data<uint8_t>();
+    const Matrix<Out> y = call.allocate<Out>(0, num_rows, outer);
+    PreparedRows& inputs = with.inputs;
+    Shares shares;
+    for (int first = 0; first < num_rows; first += kRows) {
+      const int count = std::min(kRows, num_rows - first);
+      inputs.resize(count, inner);
+      shares.begin_again();
+      team.run([&](int thread) {
+        for (int row = thread; row < count; row += team.size()) {
+          float* to = inputs.row(row, inner);
+          for (const Matrix<const T>& x : parts) {
+            const T* from = x.row(first + row);
+            for (int j = 0; j < x.columns; ++j) *to++ = to_float(from[j]);
+          }
+          inputs.prepare(row, inner, format);
+        }
+        team.meet();
+        inputs.multiply(
+          shares, team.size(), kernel, format, inner, outer,
+          [&](int row, int column, int size, const float* numbers) {
+            Out* to = y.row(first + row) + column;
+            for (int i = 0; i < size; ++i) put(to + i, numbers[i]);
+          });
+      });
+    }
+  }
+};
+
+}  // namespace palm

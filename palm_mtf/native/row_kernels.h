@@ -1,0 +1,173 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Operations of a training step on each row: PalmNorm, PalmReadProduct, their
+// gradients, and PalmSumLogits.
+
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "call.h"
+#include "loss.h"
+#include "norm.h"
+#include "projection.h"
+#include "shared.h"
+
+namespace palm {
+
+constexpr int kParts = 64;  // of a matrix, that threads take in turn
+
+// Calls use(first row, row behind the last) for parts of a matrix, which are the
+// same whatever the number of threads.
+template <class T, class Use>
+void for_parts(Matrix<const T> x, int threads, Use use) {
+  // To wake a thread takes the time to write some 250 kB.
+  const size_t bytes = sizeof(T) * x.rows * x.columns;
+  const int size = std::clamp<int>(bytes / 250'000, 1, threads);
+  Shared& with = shared();
+  std::lock_guard lock(with.mutex);
+  const int share = (x.rows + kParts - 1) / kParts;
+  Shares shares;
+  with.team_of(size, kNoPatience).run([&](int) {
+    shares.each(kParts, [&](int i) {
+      use(i, std::min(i * share, x.rows), std::min((i + 1) * share, x.rows));
+    });
+  });
+}
+
+// Calls use(row) for each row of a matrix, by at most so many threads.
+template <class T, class Use>
+void for_rows(Matrix<const T> x, int threads, Use use) {
+  for_parts(x, threads, [&](int, int begin, int end) {
+    for (int row = begin; row < end; ++row) use(row);
+  });
+}
+
+// --- PalmNorm and its gradient ------------------------------------------------
+
+struct NormKernel {
+  bool is_centered;
+  int threads;
+
+  explicit NormKernel(const Attributes& attrs)
+      : is_centered(attrs.flag("is_centered")),
+        threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call& call) const {
+    const Matrix<const T> x = call.next_matrix<const T>();
+    const float* scale = call.next_data<float>();
+    const Matrix<T> y = call.allocate<T>(0, x.rows, x.columns);
+    for_rows(x, threads, [&](int row) {
+      norm_row(x.row(row), scale, x.columns, is_centered, y.row(row));
+    });
+  }
+};
+
+struct NormGradientKernel : NormKernel {
+  using NormKernel::NormKernel;
+
+  template <class T>
+  void compute(Call& call) const {
+    const Matrix<const T> x = call.next_matrix<const T>();
+    const TF_Tensor* scales = call.next();
+    const float* scale = static_cast<float*>(TF_TensorData(scales));
+    const Matrix<const T> dy = call.next_matrix<const T>();
+    const Matrix<T> dx = call.allocate<T>(0, x.rows, x.columns);
+    // A part of the rows after another, whichever thread has summed it.
+    const int size = x.columns;
+    std::vector<float> sums(size_t(kParts) * size);
+    for_parts(x, threads, [&](int part, int begin, int end) {
+      for (int i = begin; i < end; ++i)
+        norm_row_gradient(x.row(i), scale, dy.row(i), size, is_centered,
+                          dx.row(i), &sums[size_t(part) * size]);
+    });
+    float* dscale = call.allocate_like<float>(1, scales);
+    std::copy_n(sums.data(), size, dscale);
+    for (int part = 1; part < kParts; ++part)
+      for (int i = 0; i < size; ++i) dscale[i] += sums[part * size + i];
+  }
+};
+
+// --- PalmReadProduct and its gradient ----------------------------------------
+
+struct ReadKernel {
+  Columns columns;
+  int threads;
+
+  explicit ReadKernel(const Attributes& attrs) : threads(attrs.number("threads")) {
+    columns.sizes = attrs.numbers("sizes");
+    columns.is_gated = attrs.flag("is_gated");
+  }
+
+  // Reads the last inputs, the angles of a call, if it has any.
+  Columns with_angles(Call& call, int num_inputs) const {
+    Columns found = columns;
+    if (call.num_inputs() == num_inputs) return found;
+    TF_Tensor* sines = call.next();
+    found.length = TF_Dim(sines, 0), found.d_kv = 2 * TF_Dim(sines, 1);
+    found.sines = static_cast<float*>(TF_TensorData(sines));
+    found.cosines = call.next_data<float>();
+    return found;
+  }
+};
+
+struct ReadProductKernel : ReadKernel {
+  using ReadKernel::ReadKernel;
+
+  template <class T>
+  void compute(Call& call) const {
+    const Matrix<const T> wide = call.next_matrix<const T>();
+    const Columns with = with_angles(call, 1);
+    std::vector<T*> parts;
+    for (int i = 0; i < columns.num_parts(); ++i)
+      parts.push_back(
+        call.allocate<T>(i, wide.rows, columns.sizes[i]).data);
+    for_rows(wide, threads, [&](int row) {
+      read_row(wide.row(row), with, row, parts);
+    });
+  }
+};
+
+struct ReadProductGradientKernel : ReadKernel {
+  using ReadKernel::ReadKernel;
+
+  template <class T>
+  void compute(Call& call) const {
+    const Matrix<const T> wide = call.next_matrix<const T>();
+    std::vector<const T*> gradients;
+    for (int i = 0; i < columns.num_parts(); ++i)
+      gradients.push_back(call.next_data<T>());
+    const Columns with = with_angles(call, 1 + columns.num_parts());
+    const Matrix<T> gradient = call.allocate<T>(0, wide.rows, wide.columns);
+    for_rows(wide, threads, [&](int row) {
+      read_row_gradient(wide.row(row), with, row, gradients, gradient.row(row));
+    });
+  }
+};
+
+// --- PalmSumLogits -----------------------------------------------------------
+
+struct SumLogitsKernel {
+  int threads;
+
+  explicit SumLogitsKernel(const Attributes& attrs)
+      : threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call& call) const {
+    const Matrix<const T> logits = call.next_matrix<const T>();
+    const int32_t* targets = call.next_data<int32_t>();
+    for (int row = 0; row < logits.rows; ++row)
+      if (targets[row] >= logits.columns)
+        return call.fail("a target lies outside of the logits");
+    const Matrix<float> sums = call.allocate<float>(0, logits.rows, 3);
+    for_rows(logits, threads, [&](int row) {
+      sum_row(logits.row(row), logits.columns, targets[row], sums.row(row));
+    });
+  }
+};
+
+}  // namespace palm

@@ -1,0 +1,134 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of two matrices that are new each time, as those of attention.
+//
+// The inner dimension counts words: a float, or two bfloat16 numbers of
+// neighbouring inner indices. The left matrix is read by strides, so that its
+// transpose is another order of reading; the right one is packed in panels of
+// kColumns columns. Sums are float32.
+
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "arithmetic.h"
+
+namespace palm {
+
+// Inner indices of a word: two where the CPU multiplies bfloat16.
+template <class T>
+constexpr int kTogether = sizeof(T) == 2 && kMultipliesBfloat16 ? 2 : 1;
+template <class T>
+using Word = std::conditional_t<kTogether<T> == 2, uint32_t, float>;
+template <class T>
+using Number = std::conditional_t<kTogether<T> == 2, uint16_t, float>;
+
+inline int parts_of(int size, int part) { return (size + part - 1) / part; }
+inline int padded_columns(int size) {
+  return parts_of(size, kColumns) * kColumns;
+}
+template <class T>
+int words_of(int size) {
+  return parts_of(size, kTogether<T>);
+}
+
+template <class W>
+struct Left {
+  const W* at;
+  size_t row, step;  // words from a row to the next one, and from a step
+};
+
+template <class W>
+struct Panels {
+  W* at;
+  int count;
+  size_t size;  // words from a panel to the next one
+};
+
+inline Floats add_product(Floats sum, const float* x, Words w) {
+  return sum + *x * (Floats)w;
+}
+inline Floats add_product(Floats sum, const uint32_t* x, Words w) {
+  return add_pairs(sum, reinterpret_cast<const uint16_t*>(x), w);
+}
+
+// Calls use(row, sums) for each of `rows` rows, at most kRows, times a panel.
+template <int kRows, class W, class Use>
+inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
+  if constexpr (kRows > 1)
+    if (rows < kRows) return word_tile<kRows - 1>(rows, x, panel, steps, use);
+  Floats sums[kRows][kVectors] = {};
+  for (int k = 0; k < steps; ++k, panel += kColumns)
+    for (int r = 0; r < kRows; ++r)
+      for (int v = 0; v < kVectors; ++v)
+        sums[r][v] = add_product(sums[r][v], x.at + r * x.row + k * x.step,
+                                 load<Words>(panel + v * kLanes));
+  for (int r = 0; r < kRows; ++r) use(r, sums[r]);
+}
+
+// Calls use(row, column, sums) for `rows` rows of x times each panel: kVectors
+// registers of sums, the first of which begins at that column.
+template <class W, class Use>
+inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
+                           Use use) {
+  for (int p = 0; p < panels.count; ++p)
+    for (int first = 0; first < rows; first += kTileRows)
+      word_tile<kTileRows>(
+        std::min(kTileRows, rows - first),
+        Left<W>{x.at + first * x.row, x.row, x.step},
+        panels.at + p * panels.size, steps,
+        [&](int r, const Floats* sums) { use(first + r, p * kColumns, sums); });
+}
+
+// --- Packing -----------------------------------------------------------------
+
+// The k-th word of a row.
+template <class T>
+inline Word<T> word_at(const T* row, int k) {
+  if constexpr (kTogether<T> == 2) return load<uint32_t>(row + 2 * k);
+  else return to_float(row[k]);
+}
+
+// Packs rows, [count, size] with `size` even, as columns of a right matrix:
+// products are sums over `size`.
+template <class T>
+void pack_columns(const T* x, size_t stride, int count, int size,
+                  Panels<Word<T>> to) {
+  for (int c = 0; c < to.count * kColumns; ++c) {
+    Word<T>* column = to.at + c / kColumns * to.size + c % kColumns;
+    const T* row = x + size_t(c) * stride;
+    for (int k = 0; k < words_of<T>(size); ++k)
+      column[k * kColumns] = c < count ? word_at(row, k) : Word<T>{};
+  }
+}
+
+// Packs rows, [count, size], as inner indices of a right matrix: products are
+// sums over `count`.
+template <class T>
+void pack_rows(const T* x, size_t stride, int count, int size,
+               Panels<Word<T>> to) {
+  for (int p = 0; p < to.count; ++p)
+    for (int k = 0; k < words_of<T>(count); ++k) {
+      Word<T>* words = to.at + p * to.size + k * kColumns;
+      const int columns = std::min(kColumns, size - p * kColumns);
+      const T* row = x + size_t(kTogether<T> * k) * stride + p * kColumns;
+      if constexpr (kTogether<T> == 2) {
+        const bool is_pair = 2 * k + 1 < count;
+        for (int c = 0; c < columns; ++c)
+          words[c] = row[c] | (is_pair ? uint32_t(row[stride + c]) << 16 : 0);
+      } else {
+        for (int c = 0; c < columns; ++c) words[c] = to_float(row[c]);
+      }
+      std::fill(words + columns, words + kColumns, Word<T>{});
+    }
+}
+
+// The words of two rows that are inner indices.
+inline Words paired(Halves low, Halves high) {
+  return __builtin_convertvector(low, Words) |
+         __builtin_convertvector(high, Words) << 16;
+}
+
+}  // namespace palm
