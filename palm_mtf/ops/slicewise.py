@@ -48,8 +48,8 @@ class ByDevice:
 
   Attributes:
     anywhere: the function.
-    native: the same in C++, with its number of threads as the first argument.
-      It may return fewer outputs, which are None to others of its kind.
+    native: what computes it in C++, with a number of threads as the first
+      argument. It may return fewer outputs, which are None to others like it.
   """
 
   anywhere: SliceFn
