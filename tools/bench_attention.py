@@ -1,10 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compares sizes of the blocks that attention computes, forward and backward.
+"""Compares ways in which attention is computed, forward and backward.
 
   python tools/bench_attention.py
   python tools/bench_attention.py --length 8192 --blocks 256,512 --json
 
+In C++ (palm_mtf/native), and block by block, as where there is no compiler.
 Multi-query attention of 8 heads of 64, of 2,048 tokens or of one row. Speed-ups
 are over all positions at once. Results are on stdout.
 """
@@ -25,13 +26,16 @@ _TOKENS, _HEADS, _D_KV = 2048, 8, 64
 
 
 def attend(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
-  """Takes turns: attention and its gradient."""
+  """Takes turns: attention and its gradient; in C++ if `block` is 0."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.session import session_config
   from palm_mtf.model.blocked_attention import BlockedAttention
+  from palm_mtf.native import attention as native
+  from palm_mtf.native.operations import threads_here
 
+  step, threads = block or length, threads_here()
   attention = BlockedAttention(
-    blocks=[(x, min(x + block, length)) for x in range(0, length, block)],
+    blocks=[(x, min(x + step, length)) for x in range(0, length, step)],
     has_prefix=False,
     scale=_D_KV**-0.5,
     is_multi_head=False,
@@ -46,11 +50,17 @@ def attend(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
     q, dout = (variable(_HEADS, _D_KV) for _ in range(2))
     k, v = (variable(_D_KV) for _ in range(2))
-    found = attention.attend(q, k, v)
+    if block:
+      found = attention.attend(q, k, v)
+    else:
+      found = native.attend(q, k, v, (), threads=threads)
     out, *weights = found if keeps_weights else (found,)
     with tf.control_dependencies([out]):
       dout = tf.identity(dout)
-    gradients = attention.gradient(q, k, v, out, dout, *weights)
+    if block:
+      gradients = attention.gradient(q, k, v, out, dout, *weights)
+    else:
+      gradients = native.attend_gradient(q, k, v, dout, (), threads=threads)
     session.run(tf.global_variables_initializer())
     run = session.make_callable(tf.group(out, *gradients))
     run()
@@ -73,7 +83,7 @@ def main() -> int:
   for name in ("length", "rounds"):
     check_count(f"--{name}", getattr(chosen, name))
   check_choice("--dtype", chosen.dtype, ["float32", "bfloat16"])
-  if chosen.worker:
+  if chosen.worker is not None:
     attend(chosen.length, chosen.worker, chosen.dtype, chosen.keeps_weights)
     return 0
   try:
@@ -92,26 +102,26 @@ def main() -> int:
 
   if not chosen.json:
     print("block  weights      speed-up")
-  for size in sizes:
-    for flags in (["--keeps_weights"], []):
-      with (
-        program(chosen.length, ["--keeps_weights"]) as whole,
-        program(size, flags) as other,
-      ):
-        turns = alternate([whole, other], chosen.rounds)
-      found = ratio(turns[whole.name], turns[other.name])
-      kept = "kept" if flags else "made again"
-      if chosen.json:
-        settings = {"length": chosen.length, "dtype": chosen.dtype}
-        record = {"block": size, "weights": kept, **settings}
-        print(json.dumps({**record, **dataclasses.asdict(found)}), flush=True)
-        continue
-      print(
-        f"{size:>5}  {kept:<11}  {found.median:.2f} ({found.low:.2f} to "
-        f"{found.high:.2f}, {found.rounds} rounds"
-        + (", disturbed)" if found.is_disturbed else ")"),
-        flush=True,
-      )
+  ways = [(size, kept) for size in sizes for kept in (["--keeps_weights"], [])]
+  for size, flags in [(0, []), *ways]:
+    with (
+      program(chosen.length, ["--keeps_weights"]) as whole,
+      program(size, flags) as other,
+    ):
+      turns = alternate([whole, other], chosen.rounds)
+    found = ratio(turns[whole.name], turns[other.name])
+    kept = "kept" if flags else "made again"
+    if chosen.json:
+      settings = {"length": chosen.length, "dtype": chosen.dtype}
+      record = {"block": size or "C++", "weights": kept, **settings}
+      print(json.dumps({**record, **dataclasses.asdict(found)}), flush=True)
+      continue
+    print(
+      f"{size or 'C++':>5}  {kept:<11}  {found.median:.2f} ({found.low:.2f} to "
+      f"{found.high:.2f}, {found.rounds} rounds"
+      + (", disturbed)" if found.is_disturbed else ")"),
+      flush=True,
+    )
   return 0
 
 

@@ -7,6 +7,7 @@ import os
 
 from palm_mtf import gin_path
 from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import UserError, did_you_mean
 
 # CHIP = "measured": the rate of a matrix product on this machine
@@ -71,6 +72,13 @@ def peak_of_devices(
   return (
     peak_flops_per_sec(chip, hardware) * num_devices / hardware.chip_devices
   )
+
+
+def as_computed(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
+  """Returns a model with the REMAT that it amounts to on a chip."""
+  if hardware.chip_fused_attention and model.remat == "none":
+    return dataclasses.replace(model, remat="attention")
+  return model
 
 
 def of_one_device(hardware: HardwareConfig, sharers: int) -> HardwareConfig:

@@ -24,7 +24,7 @@ from palm_mtf.accounting.flops import (
   recomputed_flops,
   train_flops_per_token,
 )
-from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
+from palm_mtf.accounting.hardware import MEASURED, as_computed, peak_of_devices
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
@@ -51,7 +51,11 @@ def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
     batch_size: sequences of the step, over all pods.
   """
   tensors = tensor_bytes(
-    config.model, config.mesh_layout, config.pods, config.optimizer, batch_size
+    as_computed(config.model, config.hardware),
+    config.mesh_layout,
+    config.pods,
+    config.optimizer,
+    batch_size,
   )
   process = _process_bytes(config)
   return {**({"process": process} if process else {}), **tensors}

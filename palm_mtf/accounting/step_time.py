@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from palm_mtf.accounting.collectives import step_bytes
 from palm_mtf.accounting.communication import Link, exchange_secs, step_secs
 from palm_mtf.accounting.flops import device_flops
-from palm_mtf.accounting.hardware import MEASURED, of_one_device
+from palm_mtf.accounting.hardware import MEASURED, as_computed, of_one_device
 from palm_mtf.accounting.links import axes_bandwidth
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.memory_traffic import (
@@ -111,7 +111,8 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
     config: architecture with its dtype, layout, optimizer, pods and CHIP.
     batch_size: sequences of the step, over all pods.
   """
-  model, mesh, pods = config.model, config.mesh_layout, config.pods
+  mesh, pods = config.mesh_layout, config.pods
+  model = as_computed(config.model, config.hardware)
   rates = device_rates(config)
   pod_batch_size = batch_size // pods.num_pods
   peak = (

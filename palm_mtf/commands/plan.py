@@ -133,6 +133,7 @@ def calibrate(
     "CHIP_MEMORY_BANDWIDTH": measured.memory_bandwidth,
     "CHIP_PASS_BANDWIDTHS": measured.pass_bandwidths,
     "CHIP_PROCESS_BYTES": measured.process_bytes,
+    "CHIP_FUSED_ATTENTION": measured.has_fused_attention,
     "CHIP_LINK_BANDWIDTH": copied,
     "CHIP_DCN_BANDWIDTH": copied,
   }
@@ -149,4 +150,4 @@ def _rounded(value: Any) -> Any:
   """Returns a number, or all of a dict, to four digits."""
   if isinstance(value, Mapping):
     return {key: _rounded(each) for key, each in value.items()}
-  return float(f"{value:.4g}")
+  return value if isinstance(value, bool) else float(f"{value:.4g}")

@@ -4,8 +4,9 @@
 
 import functools
 
-# On CPUs blocks of 128 are the fastest (tools/bench_attention.py). Long
-# sequences have fewer and larger ones: each is compiled for its own shapes.
+# On CPUs without a C++ compiler, blocks of 128 are the fastest
+# (tools/bench_attention.py). Long sequences have fewer and larger ones: each is
+# compiled for its own shapes.
 _SMALL, _LARGE, _LONG = 128, 512, 2048
 
 

@@ -25,6 +25,8 @@ class HardwareConfig:
       kind (accounting/memory_traffic.py), where they are measured: on a CPU
       arithmetic bounds them. Others have the memory's.
     chip_process_bytes: memory of a process beside the tensors of its step.
+    chip_fused_attention: whether attention keeps no weights, whatever REMAT
+      says, as on CPUs with a C++ compiler.
     chip_link_bandwidth: bytes/s of all links to chips of the pod together.
     chip_link_dims: dimensions of the torus of links; 0 is a switch.
     chip_link_chips: the most chips that links join; behind a switch, those
@@ -42,6 +44,7 @@ class HardwareConfig:
   chip_memory_bandwidth: float | None = None
   chip_pass_bandwidths: Mapping[str, Mapping[str, float]] | None = None
   chip_process_bytes: float | None = None
+  chip_fused_attention: bool = False
   chip_link_bandwidth: float | None = None
   chip_link_dims: int = 0
   chip_link_chips: int | None = None
@@ -53,6 +56,10 @@ class HardwareConfig:
     for field in dataclasses.fields(self):
       name, value = field.name.upper(), getattr(self, field.name)
       if value is None and field.default is None:
+        continue
+      if isinstance(field.default, bool):
+        if not isinstance(value, bool):
+          raise UserError(f"{name} = {value!r}: give True or False.")
         continue
       if name == "CHIP_PASS_BANDWIDTHS":
         _check_bandwidths(name, value)

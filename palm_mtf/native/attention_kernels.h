@@ -31,8 +31,8 @@ class Attention {
   // [batch, length, d_kv].
   Attention(Call& call, int num_threads, bool for_gradient,
             AttentionMemory<T>& memory)
-      : q(call.next()), k(call.next()), v(call.next()), for_gradient_(for_gradient),
-        memory_(memory) {
+      : q(call.next()), k(call.next()), v(call.next()),
+        for_gradient_(for_gradient), memory_(memory) {
     const int heads = TF_Dim(q, 2);
     batch_ = TF_Dim(q, 0);
     sizes_ = {int(TF_Dim(q, 1)), heads, TF_NumDims(k) == 4 ? heads : 1,
@@ -159,7 +159,8 @@ class Attention {
 
   HeadGroup<T> heads_of(int group, int thread) const {
     const int head = group / parts_, sequence = head / sizes_.key_heads;
-    const int sharing = sizes_.heads / sizes_.key_heads, size = sharing / parts_;
+    const int sharing = sizes_.heads / sizes_.key_heads;
+    const int size = sharing / parts_;
     const int first = head % sizes_.key_heads * sharing + group % parts_ * size;
     const size_t at = size_t(sequence) * padded_columns(sizes_.length);
     auto mask = [&](const std::vector<int32_t>& x) {
@@ -174,7 +175,8 @@ class Attention {
     const int size = sizes_.d_kv, width = padded_columns(size);
     to = of_head(to, head);
     for (int i = 0; i < sizes_.length; ++i, to += sizes_.key_heads * size) {
-      const float* from = &parts[head * parts_ * part_size() + size_t(i) * width];
+      const float* from =
+        &parts[head * parts_ * part_size() + size_t(i) * width];
       for_vectors(size, [&](int j, auto kind) {
         using V = decltype(kind);
         V sum = get<V>(from + j);

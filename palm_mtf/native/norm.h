@@ -65,21 +65,24 @@ template <class T>
 void norm_row_gradient(const T* x, const float* scale, const T* dy, int size,
                        bool is_centered, T* dx, float* dscale) {
   const NormedRow<T> row(x, size, is_centered);
-  float along = 0, mean = 0;  // what the norm takes out of scale * dy
-  along = sum_of(size, [&](int i, auto kind) {
-    using V = decltype(kind);
-    return V(get<V>(dy + i) * get<V>(scale + i) * row.template at<V>(i));
-  }) / size;
-  if (is_centered)
-    mean = sum_of(size, [&](int i, auto kind) {
+  // What the norm takes out of scale * dy.
+  auto mean_of_scaled = [&](auto factor) {
+    return sum_of(size, [&](int i, auto kind) {
       using V = decltype(kind);
-      return V(get<V>(dy + i) * get<V>(scale + i));
+      return V(get<V>(dy + i) * get<V>(scale + i) * factor(i, kind));
     }) / size;
+  };
+  const float along = mean_of_scaled([&](int i, auto kind) {
+    return row.template at<decltype(kind)>(i);
+  });
+  const float mean =
+    is_centered ? mean_of_scaled([](int, auto) { return 1.0f; }) : 0;
   for_vectors(size, [&](int i, auto kind) {
     using V = decltype(kind);
     const V normed = row.template at<V>(i), d = get<V>(dy + i);
     put(dscale + i, V(get<V>(dscale + i) + d * normed));
-    put(dx + i, V((d * get<V>(scale + i) - along * normed - mean) * row.factor));
+    const V own = d * get<V>(scale + i) - along * normed - mean;
+    put(dx + i, V(own * row.factor));
   });
 }
 

@@ -19,8 +19,8 @@ namespace palm {
 
 constexpr int kParts = 64;  // of a matrix, that threads take in turn
 
-// Calls use(first row, row behind the last) for parts of a matrix, which are the
-// same whatever the number of threads.
+// Calls use(part, first row, row behind the last) for parts of a matrix: the
+// same ones whatever the number of threads.
 template <class T, class Use>
 void for_parts(Matrix<const T> x, int threads, Use use) {
   // To wake a thread takes the time to write some 250 kB.
@@ -45,7 +45,7 @@ void for_rows(Matrix<const T> x, int threads, Use use) {
   });
 }
 
-// --- PalmNorm and its gradient ------------------------------------------------
+// --- PalmNorm and its gradient -----------------------------------------------
 
 struct NormKernel {
   bool is_centered;

@@ -277,8 +277,10 @@ class HeadGroup {
     for_vectors(size, [&](int i, auto kind) {
       using V = decltype(kind);
       const Floats x = sums[i / kLanes] * factor;
-      if constexpr (sizeof(V) == sizeof(float)) put(row + column + i, float(x[i % kLanes]));
-      else put(row + column + i, x);
+      if constexpr (sizeof(V) == sizeof(float))
+        put(row + column + i, float(x[i % kLanes]));
+      else
+        put(row + column + i, x);
     });
   }
 

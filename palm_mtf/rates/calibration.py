@@ -17,14 +17,17 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import device_flops
+from palm_mtf.accounting.hardware import as_computed
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.memory_traffic import step_traffic
 from palm_mtf.accounting.plan import tensor_bytes
+from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.machine.host_memory import largest_resident_bytes
+from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.rates.measure import read_bytes_per_sec
@@ -94,12 +97,14 @@ class Calibration:
     memory_bandwidth: bytes/s that are read.
     pass_bandwidths: bytes/s of passes, by dtype and kind.
     process_bytes: memory of a process that trains, beside the step's tensors.
+    has_fused_attention: see `HardwareConfig`.
   """
 
   flops: Mapping[str, float]
   memory_bandwidth: float
   pass_bandwidths: Mapping[str, Mapping[str, float]]
   process_bytes: int
+  has_fused_attention: bool
 
 
 def calibration() -> Calibration:
@@ -116,7 +121,14 @@ def calibration() -> Calibration:
     memory_bandwidth=memory_bandwidth,
     pass_bandwidths=pass_bandwidths,
     process_bytes=process_bytes,
+    has_fused_attention=_hardware().chip_fused_attention,
   )
+
+
+def _hardware() -> HardwareConfig:
+  # What there is to know of this machine before anything is measured.
+  threads = local_devices(1).native_threads
+  return HardwareConfig(chip_fused_attention=threads > 0)
 
 
 @contextlib.contextmanager
@@ -147,7 +159,7 @@ def _process_bytes(probe: Probe) -> int:
   """Returns the most memory of this process beside the tensors of a probe."""
   with training_step(probe, "float32"):
     pass
-  model = probe.model("float32")
+  model = as_computed(probe.model("float32"), _hardware())
   tensors = tensor_bytes(
     model, _MESH, PodsConfig(), _OPTIMIZER, probe.batch_size
   )
@@ -165,7 +177,8 @@ def _rates(
         timed[kind] = [machine.timed(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    model, rows = probe.model(dtype), probe.batch_size
+    model = as_computed(probe.model(dtype), _hardware())
+    rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)
     of_step = step_traffic(model, _MESH, kept, rows)
     traffic.append([of_step[x] for x in PROBES])

@@ -113,6 +113,27 @@ def test_a_device_keeps_what_its_parts_need():
   assert parts["slots"] == 2 * parts["weights"]
 
 
+def test_a_chip_with_fused_attention_keeps_no_weights_whatever_remat_says():
+  parts = {
+    (remat, is_fused): memory_parts(
+      plan_config(
+        "recipes/quickstart.gin",
+        ACTIVATION_DTYPE="float32",
+        REMAT=remat,
+        CHIP_FUSED_ATTENTION=is_fused,
+      ),
+      16,
+    )
+    for remat in ("none", "attention", "layer")
+    for is_fused in (False, True)
+  }
+  assert parts["none", True] == parts["attention", True]
+  assert parts["attention", True] == parts["attention", False]
+  assert parts["layer", True] == parts["layer", False]
+  kept = parts["none", False]["activations"]
+  assert kept > parts["none", True]["activations"]
+
+
 @pytest.mark.parametrize(
   ("pods", "share"), [("in_process", 4), ("local_servers", 2)]
 )
