@@ -9,7 +9,7 @@ from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.decode.decoder import Cache, Decoder
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.model.layers import sines_and_cosines
-from palm_mtf.native.decoding import StepWeights, decode_step, greedy_steps
+from palm_mtf.native.decoding import StepWeights, decode_step, text_steps
 
 
 def make_decoder(weights: DecodeWeights) -> "Decoder | NativeDecoder":
@@ -52,32 +52,21 @@ class NativeDecoder:
     logits, *after = self._impl.slicewise(step, tokens, position, *cache)
     return logits, after
 
-  def greedy_steps(
+  def text_steps(
     self,
-    place: tf.Tensor,
     limit: tf.Tensor,
+    place: tf.Tensor,
     rows: Sequence[LaidOut],
-    position: LaidOut,
+    fixed: Sequence[LaidOut],
     cache: Cache,
-    *,
-    num_tokens: int,
-    eod_id: int,
+    **settings: object,
   ) -> tuple[tf.Tensor, list[LaidOut], Cache]:
-    """Goes on by the likeliest tokens; see `native.decoding.greedy_steps`."""
-
-    def alone(x):
-      (tensor,) = x.tensor_list
-      return tensor
-
-    place, *after = greedy_steps(
-      self._weights(cache),
-      place,
-      limit,
-      [alone(x) for x in rows],
-      alone(position),
-      [alone(x) for x in cache],
-      num_tokens=num_tokens,
-      eod_id=eod_id,
+    """Goes on with texts; see `native.decoding.text_steps`."""
+    of_device = (
+      [x.tensor_list[0] for x in some] for some in (rows, fixed, cache)
+    )
+    place, *after = text_steps(
+      self._weights(cache), limit, place, *of_device, **settings
     )
     rows, cache = (
       [self._impl.LaidOutTensor([x]) for x in some] for some in after

@@ -48,11 +48,6 @@ class Sampling:
     self._config = config
     self._sizes = sizes
 
-  @property
-  def takes_likeliest(self) -> bool:
-    """Whether the likeliest token comes next, whatever a row has already."""
-    return self._config.is_greedy and self._config.repetition_penalty == 1
-
   def first_state(self, prompts, lengths, vocab_size):
     """Returns the state before the first token."""
     num_prompts, length = prompts.shape
@@ -97,8 +92,6 @@ class Sampling:
 
 class Beams:
   """Runs a beam search for each prompt (decode/beam_search.py)."""
-
-  takes_likeliest = False
 
   def __init__(self, config: DecodeConfig, sizes: PromptBatch):
     self._settings = beam_search.BeamSettings(

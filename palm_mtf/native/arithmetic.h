@@ -45,6 +45,18 @@ inline void for_vectors(int size, Use use) {
   for (; i < size; ++i) use(i, float());
 }
 
+// Returns the sum of term(i, V()) over i, a register at a time.
+template <class Term>
+inline float sum_of(int size, Term term) {
+  Floats total = {};
+  float rest = 0;
+  for_vectors(size, [&](int i, auto kind) {
+    if constexpr (sizeof(kind) == sizeof(float)) rest += term(i, kind);
+    else total += term(i, kind);
+  });
+  return sum(total) + rest;
+}
+
 // e^x to a few units in the last place, x in [-87, 87] or made so.
 template <class V>
 inline V exponential(V x) {

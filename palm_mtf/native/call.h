@@ -36,6 +36,11 @@ class Attributes {
                                              status_);
     return values;
   }
+  float real(const char* name) const {
+    float value = 0;
+    TF_OpKernelConstruction_GetAttrFloat(context_, name, &value, status_);
+    return value;
+  }
   bool flag(const char* name) const {
     TF_Bool value = 0;
     TF_OpKernelConstruction_GetAttrBool(context_, name, &value, status_);

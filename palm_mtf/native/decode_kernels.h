@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PalmDecodeStep, behind which any strategy chooses the next token, and
-// PalmGreedySteps, which takes the likeliest itself: TensorFlow's loop between
-// two steps lasts a tenth to a quarter as long as one.
+// PalmTextSteps, which chooses it itself: TensorFlow's loop between two steps
+// lasts a tenth to a quarter as long as one, and its sampling as much again.
 
 #pragma once
 
@@ -15,6 +15,7 @@
 #include "call.h"
 #include "decode_step.h"
 #include "huge_pages.h"
+#include "sampling.h"
 #include "shared.h"
 
 namespace palm {
@@ -98,13 +99,20 @@ struct StepKernel {
   }
 };
 
-struct GreedyKernel : StepKernel {
-  int num_tokens, eod;
+struct TextKernel : StepKernel {
+  Sampling sampling;
+  int eod, num_seen;
 
-  explicit GreedyKernel(const Attributes& attrs)
+  explicit TextKernel(const Attributes& attrs)
       : StepKernel(attrs),
-        num_tokens(attrs.number("num_tokens")),
-        eod(attrs.number("eod")) {}
+        sampling{attrs.flag("is_greedy"),
+                 attrs.real("temperature"),
+                 attrs.real("top_p"),
+                 attrs.real("repetition_penalty"),
+                 attrs.number("top_k"),
+                 attrs.number("num_tokens")},
+        eod(attrs.number("eod")),
+        num_seen(attrs.number("num_seen")) {}
 
   template <class T>
   void compute(Call& call) const {
@@ -113,16 +121,23 @@ struct GreedyKernel : StepKernel {
     int32_t& place = *call.copy_next<int32_t>(0).data;
     const Matrix<int32_t> texts = call.copy_next<int32_t>(2);
     bool* is_over = call.copy_next<bool>(3).data;
+    Matrix<bool> seen = {};
+    if (num_seen) seen = call.copy_next<bool>(4);
+    const int32_t* keys = call.next_data<int32_t>();
     int32_t* tokens = call.copy_next<int32_t>(1).data;
     const int32_t* first = call.next_data<int32_t>();
     const int num_rows = texts.rows;
-    Step<T> step = read<T>(call, num_rows, 4);
+    Step<T> step = read<T>(call, num_rows, 4 + num_seen);
     std::vector<int32_t> positions(first, first + num_rows), found(num_rows);
     std::vector<float> logits(size_t(num_rows) * step.model.vocab);
     step.tokens = tokens, step.positions = positions.data();
     step.logits = logits.data();
-    step.likeliest = found.data();
-    step.num_tokens = std::min(num_tokens, step.model.vocab);
+    step.choose = [&](int row, float* numbers) {
+      const bool* has = num_seen ? seen.row(row) : nullptr;
+      found[row] = next_token(sampling, numbers, has, keys + 2 * row, place);
+    };
+    if (sampling.num_tokens > step.model.vocab)
+      return call.fail("the vocabulary has more tokens than the embedding");
     if (limit > texts.columns)
       return call.fail("texts have no room for so many tokens");
     if (!fits(call, step, limit - place)) return;
@@ -136,6 +151,7 @@ struct GreedyKernel : StepKernel {
         tokens[row] = is_over[row] ? eod : found[row];
         is_over[row] |= tokens[row] == eod;
         texts.row(row)[place] = tokens[row];
+        if (num_seen) seen.row(row)[tokens[row]] = true;
         ++positions[row];
       }
     }

@@ -45,8 +45,7 @@ struct Step {
   std::vector<T*> cache;  // [rows, key_heads, memory_length, d_kv] of each
                           // layer's keys and values in turn
   float* logits;          // [num_rows, vocab]
-  int num_tokens = 0;     // pieces of the vocabulary; 0 where none is chosen
-  int32_t* likeliest = nullptr;  // [num_rows]: the next token, if one is
+  std::function<void(int row, float* logits)> choose;  // or null
 
   int q_size() const { return model.heads * model.d_kv; }
   int kv_size() const { return model.key_heads * model.d_kv; }
@@ -91,11 +90,10 @@ struct Step {
              [&](int row, int column, int count, const float* y) {
                std::copy_n(y, count, logits + size_t(row) * vocab + column);
              });
-    if (!num_tokens) return;
+    if (!choose) return;
     team.meet();
-    for_rows(thread, [&](int row) {
-      likeliest[row] = largest_place(logits + size_t(row) * vocab, num_tokens);
-    });
+    for_rows(thread,
+             [&](int row) { choose(row, logits + size_t(row) * vocab); });
   }
 
   template <class Use>

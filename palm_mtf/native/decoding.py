@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.cores import usable_cores
 from palm_mtf.native.operations import operations, with_shapes
@@ -104,48 +105,61 @@ def decode_step(
   return logits, with_shapes(after, cache)
 
 
-def greedy_steps(
+def text_steps(
   weights: StepWeights,
-  place: tf.Tensor,
   limit: tf.Tensor,
+  place: tf.Tensor,
   rows: Sequence[tf.Tensor],
-  positions: tf.Tensor,
+  fixed: Sequence[tf.Tensor],
   cache: Sequence[tf.Tensor],
   *,
+  sampling: DecodeConfig,
   num_tokens: int,
   eod_id: int,
 ) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-  """Goes on by the likeliest tokens, to a limit or until all rows have ended.
+  """Goes on with texts, to a limit or until all have ended.
 
   Args:
     weights: the model.
-    place: number of tokens that each row has behind its prompt, [] int32.
     limit: number of tokens to stop at, [] int32.
-    rows: last token of each row, [rows] int32; its tokens behind the prompt,
-      [rows, max_tokens] int32; whether it has ended, [rows] bool.
-    positions: [rows], int32: place of each row's last token in its text.
+    place: number of tokens that each row has behind its prompt, [] int32.
+    rows: last token of each row, [rows] int32, and its state (`Sampling`).
+    fixed: place of each row's last token in its text, [rows] int32; and keys of
+      its draws, [rows, 2] int32.
     cache: see `decode_step`.
+    sampling: settings of sampling.
     num_tokens: pieces of the vocabulary.
     eod_id: token that ends a row.
 
   Returns:
     `place`, `rows` and `cache` behind the last step.
   """
-  tokens, texts, is_over = rows
-  place, *rows_after, cache_after = operations().palm_greedy_steps(
-    place=place,
-    limit=limit,
-    tokens=tokens,
-    texts=texts,
-    is_over=is_over,
-    positions=positions,
-    cache=cache,
-    num_tokens=num_tokens,
-    eod=eod_id,
-    **weights.arguments(),
+  tokens, texts, is_over, *seen = rows
+  positions, keys = fixed
+  place, tokens, texts, is_over, seen, cache_after = (
+    operations().palm_text_steps(
+      limit=limit,
+      place=place,
+      tokens=tokens,
+      texts=texts,
+      is_over=is_over,
+      seen=seen,
+      keys=keys,
+      positions=positions,
+      cache=cache,
+      num_tokens=num_tokens,
+      eod=eod_id,
+      is_greedy=sampling.is_greedy,
+      temperature=sampling.temperature,
+      top_k=sampling.top_k or 0,
+      top_p=sampling.top_p,
+      repetition_penalty=sampling.repetition_penalty,
+      **weights.arguments(),
+    )
   )
   place.set_shape([])
-  return place, with_shapes(rows_after, rows), with_shapes(cache_after, cache)
+  after = with_shapes([tokens, texts, is_over, *seen], rows)
+  return place, after, with_shapes(cache_after, cache)
 
 
 def _threads(kernels: Sequence[PackedKernel]) -> int:

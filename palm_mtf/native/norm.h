@@ -12,18 +12,6 @@
 
 namespace palm {
 
-// Returns the sum of term(i, V()) over i, a register at a time.
-template <class Term>
-inline float sum_of(int size, Term term) {
-  Floats total = {};
-  float rest = 0;
-  for_vectors(size, [&](int i, auto kind) {
-    if constexpr (sizeof(kind) == sizeof(float)) rest += term(i, kind);
-    else total += term(i, kind);
-  });
-  return sum(total) + rest;
-}
-
 // A row x with its mean and 1 / deviation: (x - mean) / deviation has unit mean
 // square. The mean is 0 unless it is centered.
 template <class T>

@@ -103,7 +103,7 @@ Names followed_by(Names names, const Names& common) {
 }
 
 void register_decode_operations() {
-  const char *step = "PalmDecodeStep", *greedy = "PalmGreedySteps";
+  const char *step = "PalmDecodeStep", *texts = "PalmTextSteps";
   const Names rows = {"tokens: int32", "positions: int32", "table: T",
                       "sines: float", "cosines: float",
                       "scales: num_scales * float",
@@ -116,16 +116,21 @@ void register_decode_operations() {
   register_operation(step, rows, {"logits: float", "cache_after: num_cache * T"},
                      attrs, true);
   register_operation(
-    greedy,
+    texts,
     followed_by({"limit: int32", "place: int32", "texts: int32",
-                 "is_over: bool"}, rows),
+                 "is_over: bool", "seen: num_seen * bool", "keys: int32"},
+                rows),
     {"place_after: int32", "tokens_after: int32", "texts_after: int32",
-     "is_over_after: bool", "cache_after: num_cache * T"},
-    followed_by({"num_tokens: int", "eod: int"}, attrs), true);
+     "is_over_after: bool", "seen_after: num_seen * bool",
+     "cache_after: num_cache * T"},
+    followed_by({"num_seen: int >= 0", "num_tokens: int", "eod: int",
+                 "is_greedy: bool", "temperature: float", "top_k: int",
+                 "top_p: float", "repetition_penalty: float"}, attrs),
+    true);
   register_kernel<StepKernel, float>(step, "step_f", TF_FLOAT);
   register_kernel<StepKernel, uint16_t>(step, "step_b", TF_BFLOAT16);
-  register_kernel<GreedyKernel, float>(greedy, "greedy_f", TF_FLOAT);
-  register_kernel<GreedyKernel, uint16_t>(greedy, "greedy_b", TF_BFLOAT16);
+  register_kernel<TextKernel, float>(texts, "texts_f", TF_FLOAT);
+  register_kernel<TextKernel, uint16_t>(texts, "texts_b", TF_BFLOAT16);
 }
 
 __attribute__((constructor)) void register_all() {

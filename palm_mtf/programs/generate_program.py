@@ -186,7 +186,7 @@ class _Loop:
     self._impl = model.placement
     self._weights, self._config = model.weights, model.config
     self._decoder = make_decoder(model.weights)
-    self._sizes = sizes
+    self._decode, self._sizes = decode, sizes
     self._rows = decode.rows_per_prompt
     self._chooser = (Beams if decode.num_beams > 1 else Sampling)(decode, sizes)
     self.place = _variable(tf.constant(0), "place")
@@ -233,20 +233,22 @@ class _Loop:
     place = self.place.read_value()
     lengths, keys = (self._read(x) for x in self._fixed)
     state = [self._read(x) for x in self._state]
-    if self._weights.is_packed and self._chooser.takes_likeliest:
-      place, state = self._greedy_steps(limit, place, lengths, state)
+    if self._weights.is_packed and isinstance(self._chooser, Sampling):
+      place, state = self._text_steps(limit, place, lengths, keys, state)
     else:
       place, state = self._loop(limit, place, lengths, keys, state)
     return tf.group(self.place.assign(place), self._assign(self._state, state))
 
-  def _greedy_steps(self, limit, place, lengths, state):
+  def _text_steps(self, limit, place, lengths, keys, state):
     num_rows = 1 + self._num_state  # the last token's too
-    place, rows, cache = self._decoder.greedy_steps(
-      place,
+    position = self._impl.slicewise(lambda n: n + place - 1, lengths)
+    place, rows, cache = self._decoder.text_steps(
       limit,
+      place,
       state[:num_rows],
-      self._impl.slicewise(lambda n: n + place - 1, lengths),
+      [position, keys],
       state[num_rows:],
+      sampling=self._decode,
       num_tokens=self._sizes.num_tokens,
       eod_id=self._sizes.eod_id,
     )

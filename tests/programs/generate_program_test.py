@@ -5,7 +5,9 @@
 import numpy as np
 import pytest
 
+from palm_mtf._tf import tf
 from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.decode.sampling import next_tokens
 from tests import oracle
 from tests.decode_testing import EOD, Recomputed, decode
 from tests.mtf_testing import (
@@ -87,6 +89,47 @@ def test_greedy_tokens_are_pieces_of_the_vocabulary(layout, recomputed):
 def test_of_equal_logits_the_first_is_taken():
   zeros = {name: np.zeros_like(value) for name, value in PARAMS.items()}
   assert np.all(np.array(greedy_tokens(zeros)) == 0)
+
+
+def recomputed_samples(recomputed, settings):
+  """Returns what is drawn of recomputed logits: [prompts, MAX_TOKENS]."""
+  vocab = CONFIG.vocab_size
+  with tf.Graph().as_default(), tf.Session() as session:
+    logits = tf.placeholder(tf.float32, [1, vocab])
+    seen = tf.placeholder(tf.bool, [1, vocab])
+    key, place = tf.placeholder(tf.int32, [1, 2]), tf.placeholder(tf.int32, [])
+    token = next_tokens(logits, seen, key, place, settings, vocab)
+    draw = session.make_callable(token, [logits, seen, key, place])
+    texts = []
+    for row, prompt in enumerate(PROMPTS):
+      tokens = list(prompt)
+      for i in range(MAX_TOKENS):
+        if EOD in tokens[len(prompt) :]:
+          tokens.append(EOD)
+          continue
+        has = np.isin(np.arange(vocab), tokens)[np.newaxis]
+        found = draw(recomputed.logits(tokens)[np.newaxis], has, [[row, 0]], i)
+        tokens.append(int(found[0]))
+      texts.append(tokens[len(prompt) :])
+  return texts
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"temperature": 0.0, "repetition_penalty": 1.5},
+    {"top_k": 4},
+    {"top_p": 0.8},
+    {"top_k": 9, "top_p": 0.9, "repetition_penalty": 0.7},
+  ],
+  ids=str,
+)
+def test_samples_are_those_of_full_recomputation(changes, recomputed):
+  settings = DecodeConfig(**{"temperature": 1.5, **changes})
+  result = decode(CONFIG, PARAMS, PROMPTS, settings, max_tokens=MAX_TOKENS)
+  expected = recomputed_samples(recomputed, settings)
+  assert result.tokens[:, 0].tolist() == expected
 
 
 def test_samples_do_not_depend_on_batch_layout_or_pauses(drawn):

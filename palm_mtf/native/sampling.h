@@ -1,0 +1,109 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The next token of a row, likeliest or drawn (decode/sampling.py).
+
+#pragma once
+
+#include <cstdint>
+
+#include "arithmetic.h"
+
+namespace palm {
+
+struct Sampling {
+  bool is_greedy;
+  float temperature, top_p, repetition_penalty;
+  int top_k;       // 0 keeps all
+  int num_tokens;  // pieces of the vocabulary
+};
+
+// Threefry-2x32 with 20 rounds (ops/threefry.py): the first of two hashes of
+// the counter (count, 0).
+inline uint32_t threefry(uint32_t first, uint32_t second, uint32_t count) {
+  constexpr int kRotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  const uint32_t keys[3] = {first, second, 0x1BD11BDA ^ first ^ second};
+  uint32_t a = count + keys[0], b = keys[1];
+  for (int i = 1; i < 6; ++i) {
+    for (int bits : kRotations[(i - 1) % 2]) {
+      a += b;
+      b = (b << bits | b >> (32 - bits)) ^ a;
+    }
+    a += keys[i % 3];
+    b += keys[(i + 1) % 3] + i;
+  }
+  return a;
+}
+
+// In [0, 1), of 23 bits of a hash.
+inline float uniform(const int32_t* key, int place) {
+  const uint32_t bits =
+    threefry(key[0], key[1], place) >> 9 | 0x3f800000;  // in [1, 2)
+  return load<float>(&bits) - 1;
+}
+
+// Returns the sum of the shares that are at least `least`, or how many there
+// are.
+inline float sum_from(const float* shares, int size, float least,
+                      bool counts) {
+  return sum_of(size, [&](int i, auto kind) {
+    using V = decltype(kind);
+    const V x = get<V>(shares + i);
+    const V term = counts ? V{} + 1.0f : x;
+    return V(x >= least ? term : V{});
+  });
+}
+
+// Zeroes all shares but the fewest largest whose sum, or count, is at least
+// `wanted`; of equal ones all stay. Bits of floats that are not negative are
+// ordered as these are.
+inline void keep_largest(float* shares, int size, float wanted, bool counts) {
+  int32_t low = 0, high = 0x3f800001;  // behind 1, the largest share
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    const bool is_enough =
+      sum_from(shares, size, load<float>(&middle), counts) >= wanted;
+    (is_enough ? low : high) = middle;
+  }
+  const float least = load<float>(&low);
+  for (int i = 0; i < size; ++i) shares[i] = shares[i] >= least ? shares[i] : 0;
+}
+
+// Returns the first token behind whose shares `at` of all lie.
+inline int token_at(const float* shares, int size, float at) {
+  float upto = 0;
+  int last = 0;
+  for (int i = 0; i < size; ++i) {
+    if (shares[i] == 0) continue;
+    upto += shares[i], last = i;
+    if (upto > at) break;
+  }
+  return last;
+}
+
+// Chooses a token by logits, [num_tokens], which are lost. `seen` says which
+// tokens the row has; null without a penalty.
+inline int next_token(const Sampling& how, float* logits, const bool* seen,
+                      const int32_t* key, int place) {
+  const int size = how.num_tokens;
+  if (seen)
+    for (int i = 0; i < size; ++i)
+      if (seen[i])
+        logits[i] = logits[i] > 0 ? logits[i] / how.repetition_penalty
+                                  : logits[i] * how.repetition_penalty;
+  if (how.is_greedy) return largest_place(logits, size);
+  const float most = logits[largest_place(logits, size)];
+  float* shares = logits;
+  for_vectors(size, [&](int i, auto kind) {
+    using V = decltype(kind);
+    const V x = (get<V>(logits + i) - most) / how.temperature;
+    put(shares + i, exponential(x));
+  });
+  if (how.top_k > 0 && how.top_k < size)
+    keep_largest(shares, size, how.top_k, true);
+  if (how.top_p < 1)
+    keep_largest(shares, size, how.top_p * total(shares, size), false);
+  return token_at(shares, size, uniform(key, place) * total(shares, size));
+}
+
+}  // namespace palm
