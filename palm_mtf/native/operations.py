@@ -23,7 +23,7 @@ def operations() -> ModuleType | None:
     reason = str(error).strip().splitlines()[0]
     _logger.warning(
       "training and decoding are not compiled for this CPU: a training step "
-      "takes a twentieth longer, decoding up to nine times as long: %s; "
+      "takes a tenth longer, decoding up to nine times as long: %s; "
       "install g++ 11 or newer, or name it by CXX",
       reason,
     )

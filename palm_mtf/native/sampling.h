@@ -69,7 +69,8 @@ inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   for (int i = 0; i < size; ++i) shares[i] = shares[i] >= least ? shares[i] : 0;
 }
 
-// Returns the first token behind whose shares `at` of all lie.
+// Returns the first token whose share, with those before it, is more than `at`;
+// the last one with a share, where rounding leaves none.
 inline int token_at(const float* shares, int size, float at) {
   float upto = 0;
   int last = 0;
