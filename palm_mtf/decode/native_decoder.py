@@ -54,8 +54,7 @@ class NativeDecoder:
 
   def text_steps(
     self,
-    limit: tf.Tensor,
-    place: tf.Tensor,
+    places: Sequence[tf.Tensor],
     rows: Sequence[LaidOut],
     fixed: Sequence[LaidOut],
     cache: Cache,
@@ -66,7 +65,7 @@ class NativeDecoder:
       [x.tensor_list[0] for x in some] for some in (rows, fixed, cache)
     )
     place, *after = text_steps(
-      self._weights(cache), limit, place, *of_device, **settings
+      self._weights(cache), places, *of_device, **settings
     )
     rows, cache = (
       [self._impl.LaidOutTensor([x]) for x in some] for some in after

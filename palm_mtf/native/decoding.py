@@ -107,8 +107,7 @@ def decode_step(
 
 def text_steps(
   weights: StepWeights,
-  limit: tf.Tensor,
-  place: tf.Tensor,
+  places: Sequence[tf.Tensor],
   rows: Sequence[tf.Tensor],
   fixed: Sequence[tf.Tensor],
   cache: Sequence[tf.Tensor],
@@ -121,8 +120,8 @@ def text_steps(
 
   Args:
     weights: the model.
-    limit: number of tokens to stop at, [] int32.
-    place: number of tokens that each row has behind its prompt, [] int32.
+    places: numbers of tokens that each row has behind its prompt, and that it
+      stops at, [] int32 each.
     rows: last token of each row, [rows] int32, and its state (`Sampling`).
     fixed: place of each row's last token in its text, [rows] int32; and keys of
       its draws, [rows, 2] int32.
@@ -132,8 +131,9 @@ def text_steps(
     eod_id: token that ends a row.
 
   Returns:
-    `place`, `rows` and `cache` behind the last step.
+    The first of `places`, `rows` and `cache` behind the last step.
   """
+  place, limit = places
   tokens, texts, is_over, *seen = rows
   positions, keys = fixed
   place, tokens, texts, is_over, seen, cache_after = (

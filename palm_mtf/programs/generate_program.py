@@ -243,8 +243,7 @@ class _Loop:
     num_rows = 1 + self._num_state  # the last token's too
     position = self._impl.slicewise(lambda n: n + place - 1, lengths)
     place, rows, cache = self._decoder.text_steps(
-      limit,
-      place,
+      [place, limit],
       state[:num_rows],
       [position, keys],
       state[num_rows:],
