@@ -88,6 +88,7 @@ ON_A_CPU = {
   "CHIP_MEMORY_BYTES": 8e9,
   "CHIP_LINK_BANDWIDTH": 1e10,
   "CHIP_DCN_BANDWIDTH": 1e10,
+  "CHIP_FUSED_ATTENTION": False,
 }
 SLOW_PASSES = {"blocks": 1e9, "attention": 2e9, "loss": 3e9, "weights": 4e9}
 

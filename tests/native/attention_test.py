@@ -9,7 +9,6 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.native import attention as native
 from palm_mtf.native.operations import operations
-from tests import processes
 from tests.model.attention_test import attention_oracle
 
 pytestmark = pytest.mark.skipif(
@@ -115,15 +114,3 @@ def test_huge_scores_choose_one_key_and_what_is_no_number_stays_none():
   assert np.isnan(out[0, 30]).all()
   others = [i for i in range(40) if i not in (20, 30)]
   np.testing.assert_array_equal(out[0, others], expected[0, others])
-
-
-# What an AVX2 CPU, and one without, compute: in processes of their own.
-@pytest.mark.parametrize("limit", ["AVX2", "SSE41"])
-def test_lesser_cpus_attend_and_normalize_the_same(limit):
-  names = "by_the_definition or of_float64"
-  run = processes.python(
-    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", names),
-    *(__file__, __file__.replace("attention_test", "norm_test")),
-    variables={"ONEDNN_MAX_CPU_ISA": limit},
-  )
-  assert run.returncode == 0, run.stdout
