@@ -115,9 +115,9 @@ def assert_same(tensors: dict, others: dict) -> None:
 
 
 def read_metrics(model_dir: pathlib.Path) -> list[dict]:
-  """Returns the lines of metrics.jsonl."""
-  lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  """Returns the lines of metrics.jsonl, of a run that may be writing one."""
+  whole, _, _ = (model_dir / "metrics.jsonl").read_text().rpartition("\n")
+  return [json.loads(line) for line in whole.splitlines()]
 
 
 def read_files(folder: pathlib.Path) -> dict[str, bytes]:

@@ -269,14 +269,18 @@ def test_a_closed_terminal_stops_a_run_that_nobody_reads_and_all_is_saved(
   process = processes.start(
     "-m", "palm_mtf", *arguments, start_new_session=True
   )
-  for line in process.stderr:
-    if "  validation loss " in line:  # of step 2
-      process.stderr.close()
-      break
-  logged = len(runs.read_metrics(tmp_path))
-  wait_until(lambda: len(runs.read_metrics(tmp_path)) > logged + 5, process)
-  os.killpg(process.pid, signal.SIGHUP)
-  assert process.wait(60) == 128 + signal.SIGHUP
+  try:
+    for line in process.stderr:
+      if "  validation loss " in line:  # of step 2
+        process.stderr.close()
+        break
+    logged = len(runs.read_metrics(tmp_path))
+    wait_until(lambda: len(runs.read_metrics(tmp_path)) > logged + 5, process)
+    os.killpg(process.pid, signal.SIGHUP)
+    assert process.wait(60) == 128 + signal.SIGHUP
+  finally:
+    if process.poll() is None:
+      os.killpg(process.pid, signal.SIGKILL)
   newest = newest_whole(str(tmp_path)).manifest.step
   assert newest == runs.read_metrics(tmp_path)[-1]["step"] > logged
 
