@@ -12,8 +12,6 @@
 
 namespace palm {
 
-constexpr float kNormEpsilon = 1e-6f;  // NORM_EPSILON of model/layers.py
-
 inline float to_float(float x) { return x; }
 inline float to_float(uint16_t x) { return from_bfloat16(x); }
 
@@ -131,15 +129,6 @@ inline void softmax(float* x, int size, float scale) {
   for (int i = 0; i < size; ++i) x[i] = exponential(scale * (x[i] - most));
   const float sum = total(x, size);
   for (int i = 0; i < size; ++i) x[i] /= sum;
-}
-
-// y = x / sqrt(mean(x^2) + epsilon) * scale, behind x -= mean(x) if centered.
-inline void norm(const float* x, const float* scale, int size, bool is_centered,
-                 float* y) {
-  const float mean = is_centered ? total(x, size) / size : 0;
-  for (int i = 0; i < size; ++i) y[i] = (x[i] - mean) * (x[i] - mean);
-  const float factor = 1 / std::sqrt(total(y, size) / size + kNormEpsilon);
-  for (int i = 0; i < size; ++i) y[i] = (x[i] - mean) * factor * scale[i];
 }
 
 // Writes round(x / scale) + offset, and the sums of 32 of them without the

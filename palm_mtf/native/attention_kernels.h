@@ -222,11 +222,8 @@ struct AttentionKernel {
   }
 };
 
-struct AttentionGradientKernel {
-  int threads;
-
-  explicit AttentionGradientKernel(const Attributes& attrs)
-      : threads(attrs.number("threads")) {}
+struct AttentionGradientKernel : AttentionKernel {
+  using AttentionKernel::AttentionKernel;
 
   template <class T>
   void compute(Call& call) const {

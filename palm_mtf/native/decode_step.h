@@ -10,9 +10,11 @@
 
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "decode_attention.h"
+#include "norm.h"
 #include "rows.h"
 #include "team.h"
 
@@ -111,7 +113,7 @@ struct Step {
     const int d_model = model.d_model;
     for_rows(thread, [&](int row) {
       float* y = inputs.row(row, d_model);
-      norm(&x[size_t(row) * d_model], scale, d_model, model.is_centered, y);
+      norm_row(&x[size_t(row) * d_model], scale, d_model, model.is_centered, y);
       inputs.prepare(row, d_model, format);
     });
     team.meet();

@@ -12,6 +12,8 @@
 
 namespace palm {
 
+constexpr float kNormEpsilon = 1e-6f;  // NORM_EPSILON of model/layers.py
+
 // A row x with its mean and 1 / deviation: (x - mean) / deviation has unit mean
 // square. The mean is 0 unless it is centered.
 template <class T>

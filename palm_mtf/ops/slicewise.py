@@ -48,8 +48,8 @@ class ByDevice:
 
   Attributes:
     anywhere: the function.
-    native: what computes it in C++, with a number of threads as the first
-      argument. It may return fewer outputs, which are None to others like it.
+    native: function in C++ of a number of threads and the same slices. It may
+      return fewer outputs, which are None to others like it.
   """
 
   anywhere: SliceFn
