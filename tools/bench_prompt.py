@@ -10,8 +10,8 @@ progress is on stderr.
 """
 
 # Both compute every position of one text; training needs the logits of all of
-# them for its loss, and a prompt those of the last one, of which its first new
-# token is chosen. Quantized weights are compared with training in the fast
+# them for its loss, and a prompt those of its last token, which one step reads
+# again to choose the next one. Quantized weights are compared with training in the fast
 # dtype of activations.
 
 import argparse
@@ -31,11 +31,12 @@ from palm_mtf.errors import check_count
 
 
 def read_prompts(task: Task, dtype: str) -> None:
-  """Takes turns: the reading of a prompt each."""
+  """Takes turns: a prompt each, up to the first new token."""
   with decoding(task, dtype) as (session, program, feed):
 
     def turn() -> dict[str, float]:
       session.run(program.start, feed)
+      session.run(program.advance, {program.limit: 1})
       return {}
 
     turn()  # compiles

@@ -14,7 +14,9 @@ from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
+from palm_mtf.model.projection import JoinedColumns
 from palm_mtf.model.weights import GATES, logits_dtype, positions_of
+from palm_mtf.ops.slicewise import native_threads
 
 # Each forward pass is a Mesh TensorFlow graph of its own, lowered into the
 # TensorFlow graph of a program. Kernels go in, and keys and values come out, as
@@ -87,12 +89,15 @@ class JoinedWeights:
       wide = self._products.project_in(self._impl.slicewise(flat, y), names)
       n = len(angles)
       return self._impl.slicewise(
-        lambda *x: read_inputs(
-          x[n:], rows, shapes, self._dtype, x[:n], is_gated
-        ),
-        *angles,
-        *wide,
+        lambda *x: read(x[n:], rows, x[:n]), *angles, *wide
       )
+
+    def read(wide, rows, angles):
+      if self._weights.quantizes_rows:
+        return read_inputs(wide, rows, shapes, self._dtype, angles, is_gated)
+      threads = native_threads(self._impl)
+      columns = JoinedColumns(shapes, is_gated, threads)
+      return columns.read(*wide, rows, angles)
 
     def flat(y):
       y = tf.reshape(y, [-1, y.shape[-1]])
@@ -190,8 +195,11 @@ def prefill(
   prompts: tf.Tensor,
   lengths: LaidOut,
   memory_length: int,
-) -> tuple[LaidOut, Cache]:
-  """Reads prompts in one forward pass; returns what `Decoder.step` does.
+) -> Cache:
+  """Returns keys and values of prompts, by one forward pass.
+
+  The first step behind it reads the last token of a prompt once more, for its
+  logits.
 
   Args:
     weights: weights of the model.
@@ -208,14 +216,13 @@ def prefill(
     )
     masks = one_prefix(mtf.import_laid_out_tensor(mesh, prefix, shape))
   keys_and_values: KeysAndValues = []
-  y = palm.hidden(
+  palm.hidden(
     mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
   )
   # Mesh TensorFlow exports whole tensors; these stay in slices.
   laid_out: list[LaidOut] = []
   _OnSlices(
-    lambda *xs: laid_out.extend(xs) or [],
-    [y, *itertools.chain(*keys_and_values)],
+    lambda *xs: laid_out.extend(xs) or [], [*itertools.chain(*keys_and_values)]
   )
   lower({mesh: impl}, {})
 
@@ -227,9 +234,4 @@ def prefill(
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
 
-  y, *cache = laid_out
-  last = impl.slicewise(
-    lambda y, n: tf.gather(y, n - 1, batch_dims=1), y, lengths
-  )
-  logits = Products(weights, packed=False).logits(last)
-  return logits, [impl.slicewise(stored, x) for x in cache]
+  return [impl.slicewise(stored, x) for x in laid_out]

@@ -106,18 +106,29 @@ def _gates_gradient(wide, dy):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Columns:
-  """The columns of a product on a device, in C++ with `threads` of them."""
+class JoinedColumns:
+  """The columns of a product with joined kernels, on one device.
 
-  shapes: Sequence[Sequence[int]]  # of each kernel, without d_model
+  Attributes:
+    shapes: shape of each kernel, without d_model.
+    is_gated: whether the last two kernels are wi_gate and wi.
+    threads: threads of the operations of `native`; 0 without them.
+  """
+
+  shapes: Sequence[Sequence[int]]
   is_gated: bool
-  threads: int  # 0 without C++
+  threads: int
 
   @property
   def _sizes(self):
     return [math.prod(shape) for shape in self.shapes]
 
-  def read(self, wide, rows, angles):
+  def read(
+    self,
+    wide: tf.Tensor,
+    rows: Sequence[int],
+    angles: Sequence[tf.Tensor],
+  ) -> tuple[tf.Tensor, ...]:
     """Returns what is read of a product; see `read_product`."""
     if not self.threads:
       return _fused_read(wide, rows, self.shapes, angles, self.is_gated)
@@ -129,7 +140,12 @@ class _Columns:
       for part, shape in zip(parts, self.shapes, strict=False)  # gates are one
     )
 
-  def gradient(self, wide, gradients, angles):
+  def gradient(
+    self,
+    wide: tf.Tensor,
+    gradients: Sequence[tf.Tensor],
+    angles: Sequence[tf.Tensor],
+  ) -> tf.Tensor:
     """Returns the gradient of a product, [rows, columns], from those read."""
     rows = wide.shape[0]
     if self.threads:
@@ -208,7 +224,7 @@ class _Projection(mtf.Operation):
       x = tf.reshape(x, [-1, d_model])
       wide = matmul(x, _joined(d_model, kernels))
       shapes = [kernel.shape[1:].as_list() for kernel in kernels]
-      columns = _Columns(shapes, self.is_gated, native_threads(impl))
+      columns = JoinedColumns(shapes, self.is_gated, native_threads(impl))
       return (*columns.read(wide, rows, angles), wide)
 
     values = impl.slicewise(apply, *(lowering.tensors[x] for x in self.inputs))
@@ -235,7 +251,7 @@ class _ReadAgain(mtf.Operation):
     shapes = [impl.slice_shape(x.shape)[1:] for x in forward.kernels]
     batch, length = impl.slice_shape(self.outputs[0].shape)[:2]
 
-    columns = _Columns(shapes, forward.is_gated, native_threads(impl))
+    columns = JoinedColumns(shapes, forward.is_gated, native_threads(impl))
 
     def read(wide, *angles):
       return columns.read(wide, [batch, length], angles)
@@ -278,7 +294,7 @@ class _ProjectionGradient(mtf.Operation):
       axes.append(tuple(sorted(over)))
     shapes = [impl.slice_shape(kernel.shape) for kernel in forward.kernels]
     groups = _columns_by_axes(axes, shapes)
-    read = _Columns(
+    read = JoinedColumns(
       [shape[1:] for shape in shapes], forward.is_gated, native_threads(impl)
     )
 

@@ -23,8 +23,8 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
 
-# `start` reads the prompts of a batch and samples the first token of every row;
-# `advance` goes on, token by token in one tf.while_loop or one operation of
+# `start` reads the prompts of a batch; `advance` reads their last tokens once
+# more and goes on, token by token in one tf.while_loop or one operation of
 # `native`, to a given length or until every row has ended. In between the state
 # lies in variables, so that tokens can be shown before the last. Rows of one
 # prompt, NUM_SAMPLES or NUM_BEAMS of them, are neighbours.
@@ -120,9 +120,9 @@ class DecodeProgram:
     prompts: feed [prompts, prompt_tokens], int32, each from the left.
     lengths: feed [prompts], int32: tokens of each prompt.
     keys: feed [prompts, rows, 2], int32: keys of each row's draws.
-    start: prefills and samples the first token.
+    start: prefills.
     limit: feed [], int32: number of tokens that `advance` goes on to.
-    advance: samples more tokens.
+    advance: samples tokens.
     tokens: [prompts, rows, max_tokens], int32: [eod] behind the end. Of beam
       search they are there after its last step, best first.
     num_done: [], int32: tokens that each row has.
@@ -199,33 +199,32 @@ class _Loop:
   def start(
     self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
   ) -> tf.Operation:
-    """Builds prefill and the first token; makes the variables of the state."""
+    """Builds prefill; makes the variables of the state."""
+    length, vocab_size = self._sizes.memory_length, self._config.vocab_size
     lengths, keys = (split_rows(self._impl, x) for x in (lengths, keys))
-    logits, cache = prefill(
-      self._weights, prompts, lengths, self._sizes.memory_length
-    )
-    vocab_size = self._config.vocab_size
+    cache = prefill(self._weights, prompts, lengths, length)
+
+    def first_state(prompts, lengths):
+      last = tf.gather(prompts, lengths - 1, batch_dims=1)
+      state = self._chooser.first_state(prompts, lengths, vocab_size)
+      return repeat(last, self._rows), *state
+
     state = self._impl.slicewise(
-      lambda *x: tuple(self._chooser.first_state(*x, vocab_size)),
-      split_rows(self._impl, prompts),
-      lengths,
+      first_state, split_rows(self._impl, prompts), lengths
     )
-    logits, lengths, *cache = (
-      self._impl.slicewise(lambda x: repeat(x, self._rows), x)
-      for x in (logits, lengths, *cache)
-    )
+    self._num_state = len(state) - 1
     # One prefill serves all rows of a prompt: its cache is repeated for them.
-    keys = self._impl.slicewise(lambda x: tf.reshape(x, [-1, 2]), keys)
-    token, state, cache = self._choose(
-      logits, tf.constant(0), keys, state, cache
+    lengths, *cache = (
+      self._impl.slicewise(lambda x: repeat(x, self._rows), x)
+      for x in (lengths, *cache)
     )
-    self._num_state = len(state)
+    keys = self._impl.slicewise(lambda x: tf.reshape(x, [-1, 2]), keys)
     self._fixed = [self._kept(x) for x in (lengths, keys)]
-    self._state = [self._kept(x) for x in (token, *state, *cache)]
+    self._state = [self._kept(x) for x in (*state, *cache)]
     return tf.group(
-      self.place.assign(1),
+      self.place.assign(0),
       self._assign(self._fixed, [lengths, keys]),
-      self._assign(self._state, [token, *state, *cache]),
+      self._assign(self._state, [*state, *cache]),
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:

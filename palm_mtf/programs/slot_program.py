@@ -96,7 +96,7 @@ class SlotPrograms:
     # memory of which all of the cache would be written.
     prompts = tf.zeros([num_slices, 1], tf.int32)
     lengths = split_rows(self._impl, tf.ones([num_slices], tf.int32))
-    _, cache = self._prefill(prompts, lengths)
+    cache = self._prefill(prompts, lengths)
     self._cache = [
       self._impl.slicewise(
         lambda x: tf.Variable(
@@ -120,7 +120,7 @@ class SlotPrograms:
     lengths, rows = (
       tf.placeholder(tf.int32, shape[:1], name) for name in ("lengths", "rows")
     )
-    _, new = self._prefill(prompts, split_rows(self._impl, lengths))
+    new = self._prefill(prompts, split_rows(self._impl, lengths))
     at = split_rows(self._impl, rows)
     after = [
       self._impl.slicewise(_replaced, x, y, at)
@@ -166,9 +166,7 @@ class SlotPrograms:
       update=self._assign(after),
     )
 
-  def _prefill(
-    self, prompts: tf.Tensor, lengths: LaidOut
-  ) -> tuple[LaidOut, list[LaidOut]]:
+  def _prefill(self, prompts: tf.Tensor, lengths: LaidOut) -> list[LaidOut]:
     return prefill(self._model.weights, prompts, lengths, self._memory_length)
 
   def _read(self) -> list[LaidOut]:

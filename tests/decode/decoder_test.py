@@ -41,14 +41,15 @@ def cached_logits(
     def split(x):
       return split_rows(model.placement, tf.constant(x, tf.int32))
 
-    logits, cache = prefill(
+    cache = prefill(
       model.weights,
       tf.constant(inputs[:, :PROMPT]),
       split([PROMPT] * ROWS),
       config.sequence_length,
     )
-    places = [logits]
-    for place in range(PROMPT, config.sequence_length):
+    places = []
+    # The first step reads the prompt's last token again.
+    for place in range(PROMPT - 1, config.sequence_length):
       logits, cache = decoder.step(
         split(inputs[:, place]), split([place] * ROWS), cache
       )
