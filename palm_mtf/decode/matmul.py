@@ -14,15 +14,7 @@ import dataclasses
 
 from palm_mtf._tf import tf
 from palm_mtf.native import decoding
-from palm_mtf.native.build import panel_columns
-from palm_mtf.native.packing import (
-  GROUP,
-  INT4,
-  PackedKernel,
-  pack,
-  pack_int4,
-  pack_int8,
-)
+from palm_mtf.native.packing import GROUP, PackedKernel
 from palm_mtf.ops.bfloat16 import is_emulated
 from palm_mtf.ops.onednn import has_kernel, int8_matmul, packed_matmul
 
@@ -53,25 +45,16 @@ def constant_variable(value: tf.Tensor, name: str) -> tf.Variable:
   return tf.Variable(value, trainable=False, use_resource=True, name=name)
 
 
-def make_packed_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
+def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
   """Makes the variable of a kernel for the operations of `native`.
 
   Args:
-    w: first value, [inner, outer], float32.
-    dtype: int8, int4, or a float dtype.
+    packed: first value.
     name: name of the variable.
   """
-  columns = panel_columns()
-  if dtype == tf.int8:
-    numbers, scale = to_int8(w, largest_numbers(w, 0))
-    panels = pack_int8(numbers, scale[0], columns)
-  elif dtype == INT4:
-    panels = pack_int4(*to_int4(w), columns)
-  else:
-    panels = pack(tf.cast(w, dtype), columns)
-  kept = constant_variable(panels, name)
-  kernel = PackedKernel(kept.value(), w.shape[1], dtype)
-  return Kernel(None, None, kept.initializer, kernel)
+  kept = constant_variable(packed.panels, name)
+  packed = dataclasses.replace(packed, panels=kept.value())
+  return Kernel(None, None, kept.initializer, packed)
 
 
 def make_kernel(

@@ -22,7 +22,7 @@ from palm_mtf.machine.cpu import bfloat16_flags
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.native.operations import operations
-from palm_mtf.native.packing import INT4
+from palm_mtf.native.packing import INT4, pack
 from palm_mtf.ops.slicewise import split_axes
 
 # They are made once from a checkpoint's float32 variables: cast to the
@@ -103,7 +103,6 @@ def make_weights(
     # a step with int4. A token's row has a scale of its own.
     of_logits = tf.int8
   table = maker.laid_out("embedding")
-  to_logits = mesh_impl.slicewise(tf.transpose, table)
   scales = {
     name: maker.laid_out(name) for name in variables if parsed(name).is_scale
   }
@@ -116,12 +115,7 @@ def make_weights(
     config=config,
     dims=dims,
     table=maker.constant("table", dtype, table),
-    # Rounded as the table is, also where the product is not.
-    to_logits=maker.kernel(
-      "to_logits",
-      of_logits,
-      mesh_impl.slicewise(lambda x: tf.cast(x, dtype), to_logits),
-    ),
+    to_logits=maker.to_logits(of_logits, table, dtype),
     scales={
       name: maker.constant(name, tf.float32, value)
       for name, value in scales.items()
@@ -187,16 +181,29 @@ class _Maker:
 
     return self._impl.slicewise(make, value)
 
-  def kernel(self, name, dtype, value, *largest):
-    """Returns the kernel whose first value is `value`; see `make_kernel`."""
+  def kernel(self, name, make, *values):
+    """Returns the kernel that `make` makes of its values and a name."""
 
-    def make(value, *largest):
-      make_one = make_packed_kernel if self._is_packed else make_kernel
-      kernel = make_one(value, dtype, f"decode/{name}", *largest)
+    def make_and_keep(*values):
+      kernel = make(*values, name=f"decode/{name}")
       self.initializers[parsed(name).layer].append(kernel.initialize)
       return kernel
 
-    return self._impl.slicewise(make, value, *largest)
+    return self._impl.slicewise(make_and_keep, *values)
+
+  def to_logits(self, dtype, table, rounded_to):
+    """Returns the kernel of the logits, of `dtype`: the transposed table."""
+
+    # Rounded as the table is, also where the product is not.
+    def packed(x, name):
+      is_rounded = rounded_to == tf.bfloat16
+      panels = pack([x], dtype, is_transposed=True, is_rounded=is_rounded)
+      return make_packed_kernel(panels, name)
+
+    def plain(x, name):
+      return make_kernel(tf.cast(tf.transpose(x), rounded_to), dtype, name)
+
+    return self.kernel("to_logits", packed if self._is_packed else plain, table)
 
   def joined_kernels(self) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
     """Yields the kernels of all layers, by the names of their parts."""
@@ -221,15 +228,24 @@ class _Maker:
 
   def _joined(self, names, *largest):
     reads, axis = self._beside_d_model(names[0])
+
+    def packed(*parts, name):
+      panels = pack(parts, self._dtype, joins_rows=axis == 0)
+      return make_packed_kernel(panels, name)
+
+    def plain(*parts, name):
+      parts, largest = parts[: len(names)], parts[len(names) :]
+      whole, dtype = tf.concat(parts, axis), self._dtype
+      if dtype == INT4:
+        # TensorFlow has no product with 4 bits: what they lose is the same.
+        dtype = tf.as_dtype(self._config.activation_dtype)
+        whole = rounded_to_int4(whole)
+      return make_kernel(whole, dtype, name, *largest)
+
+    make = packed if self._is_packed else plain
     matrices = [self._matrix(name) for name in names]
-    whole = self._impl.slicewise(lambda *x: tf.concat(x, axis), *matrices)
-    dtype = self._dtype
-    if dtype == INT4 and not self._is_packed:
-      # TensorFlow has no product with 4 bits: what they lose is the same.
-      dtype = tf.as_dtype(self._config.activation_dtype)
-      whole = self._impl.slicewise(rounded_to_int4, whole)
     return JoinedKernel(
-      self.kernel(names[0], dtype, whole, *largest),
+      self.kernel(names[0], make, *matrices, *largest),
       [self._dims[name][reads] for name in names],
     )
 

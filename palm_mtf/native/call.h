@@ -54,6 +54,7 @@ class Attributes {
 
 template <class T>
 constexpr TF_DataType type_of() {
+  if (sizeof(T) == 1) return TF_UINT8;
   return sizeof(T) == 2 ? TF_BFLOAT16 : TF_FLOAT;
 }
 

@@ -15,8 +15,7 @@ namespace palm {
 namespace {
 
 template <class Kernel, class T>
-void register_kernel(const char* op, const char* name, TF_DataType type,
-                     TF_DataType out = TF_DataType(0)) {
+void register_kernel(const char* op, TF_DataType out = TF_DataType(0)) {
   TF_Status* status = TF_NewStatus();
   TF_KernelBuilder* builder = TF_NewKernelBuilder(
     op, "CPU",
@@ -28,10 +27,17 @@ void register_kernel(const char* op, const char* name, TF_DataType type,
       static_cast<Kernel*>(kernel)->template compute<T>(call);
     },
     [](void* kernel) { delete static_cast<Kernel*>(kernel); });
-  TF_KernelBuilder_TypeConstraint(builder, "T", type, status);
+  TF_KernelBuilder_TypeConstraint(builder, "T", type_of<T>(), status);
   if (out) TF_KernelBuilder_TypeConstraint(builder, "Tout", out, status);
-  TF_RegisterKernelBuilder(name, builder, status);
+  TF_RegisterKernelBuilder(op, builder, status);
   TF_DeleteStatus(status);
+}
+
+// Registers an operation's kernels of float32 and of bfloat16.
+template <class Kernel>
+void register_kernels(const char* op, TF_DataType out = TF_DataType(0)) {
+  register_kernel<Kernel, float>(op, out);
+  register_kernel<Kernel, uint16_t>(op, out);
 }
 
 using Names = std::vector<const char*>;
@@ -56,11 +62,8 @@ void register_norm_operations() {
   register_operation(op, {"x: T", "scale: float"}, {"y: T"}, attrs);
   register_operation(back, {"x: T", "scale: float", "dy: T"},
                      {"dx: T", "dscale: float"}, attrs);
-  register_kernel<NormKernel, float>(op, "norm_f", TF_FLOAT);
-  register_kernel<NormKernel, uint16_t>(op, "norm_b", TF_BFLOAT16);
-  register_kernel<NormGradientKernel, float>(back, "norm_back_f", TF_FLOAT);
-  register_kernel<NormGradientKernel, uint16_t>(back, "norm_back_b",
-                                                TF_BFLOAT16);
+  register_kernels<NormKernel>(op);
+  register_kernels<NormGradientKernel>(back);
 }
 
 void register_read_operations() {
@@ -72,11 +75,8 @@ void register_read_operations() {
   register_operation(
     back, {"wide: T", "gradients: num_parts * T", "angles: num_angles * float"},
     {"gradient: T"}, attrs);
-  register_kernel<ReadProductKernel, float>(op, "read_f", TF_FLOAT);
-  register_kernel<ReadProductKernel, uint16_t>(op, "read_b", TF_BFLOAT16);
-  register_kernel<ReadProductGradientKernel, float>(back, "back_f", TF_FLOAT);
-  register_kernel<ReadProductGradientKernel, uint16_t>(back, "back_b",
-                                                       TF_BFLOAT16);
+  register_kernels<ReadProductKernel>(op);
+  register_kernels<ReadProductGradientKernel>(back);
 }
 
 void register_attention_operations() {
@@ -88,12 +88,8 @@ void register_attention_operations() {
   register_operation(
     back, {"q: T", "k: T", "v: T", "dout: T", "masks: num_masks * int32"},
     {"dq: T", "dk: T", "dv: T"}, attrs);
-  register_kernel<AttentionKernel, float>(op, "attend_f", TF_FLOAT);
-  register_kernel<AttentionKernel, uint16_t>(op, "attend_b", TF_BFLOAT16);
-  register_kernel<AttentionGradientKernel, float>(back, "attend_back_f",
-                                                  TF_FLOAT);
-  register_kernel<AttentionGradientKernel, uint16_t>(back, "attend_back_b",
-                                                     TF_BFLOAT16);
+  register_kernels<AttentionKernel>(op);
+  register_kernels<AttentionGradientKernel>(back);
 }
 
 // Returns names with those that both decoding operations have behind them.
@@ -127,34 +123,40 @@ void register_decode_operations() {
                  "is_greedy: bool", "temperature: float", "top_k: int",
                  "top_p: float", "repetition_penalty: float"}, attrs),
     true);
-  register_kernel<StepKernel, float>(step, "step_f", TF_FLOAT);
-  register_kernel<StepKernel, uint16_t>(step, "step_b", TF_BFLOAT16);
-  register_kernel<TextKernel, float>(texts, "texts_f", TF_FLOAT);
-  register_kernel<TextKernel, uint16_t>(texts, "texts_b", TF_BFLOAT16);
+  register_kernels<StepKernel>(step);
+  register_kernels<TextKernel>(texts);
 }
 
-__attribute__((constructor)) void register_all() {
-  register_decode_operations();
-  register_operation("PalmProduct", {"xs: num_parts * T", "kernel: uint8"},
+void register_product_operations() {
+  const char *pack = "PalmPack", *product = "PalmProduct";
+  register_operation(pack, {"ws: num_parts * T"}, {"panels: uint8"},
+                     {"T: {float}", "num_parts: int", "format: int",
+                      "joins_rows: bool", "is_transposed: bool",
+                      "is_rounded: bool", "threads: int"});
+  register_operation(product, {"xs: num_parts * T", "kernel: uint8"},
                      {"y: Tout"},
                      {"T: {float, bfloat16}", "Tout: {float, bfloat16}",
                       "num_parts: int", "outer: int", "format: int",
                       "threads: int"});
-  using OfFloats = ProductKernel<float>;
-  using OfHalves = ProductKernel<uint16_t>;
-  const char* op = "PalmProduct";
-  register_kernel<OfFloats, float>(op, "ff", TF_FLOAT, TF_FLOAT);
-  register_kernel<OfHalves, float>(op, "fb", TF_FLOAT, TF_BFLOAT16);
-  register_kernel<OfFloats, uint16_t>(op, "bf", TF_BFLOAT16, TF_FLOAT);
-  register_kernel<OfHalves, uint16_t>(op, "bb", TF_BFLOAT16, TF_BFLOAT16);
-  register_norm_operations();
-  register_read_operations();
-  register_attention_operations();
+  register_kernel<PackKernel, float>(pack);
+  register_kernels<ProductKernel<float>>(product, TF_FLOAT);
+  register_kernels<ProductKernel<uint16_t>>(product, TF_BFLOAT16);
+}
+
+void register_loss_operation() {
   const char* sums = "PalmSumLogits";
   register_operation(sums, {"logits: T", "targets: int32"}, {"sums: float"},
                      {"T: {float, bfloat16}", "threads: int"});
-  register_kernel<SumLogitsKernel, float>(sums, "sums_f", TF_FLOAT);
-  register_kernel<SumLogitsKernel, uint16_t>(sums, "sums_b", TF_BFLOAT16);
+  register_kernels<SumLogitsKernel>(sums);
+}
+
+__attribute__((constructor)) void register_all() {
+  register_product_operations();
+  register_norm_operations();
+  register_read_operations();
+  register_attention_operations();
+  register_loss_operation();
+  register_decode_operations();
 }
 
 }  // namespace

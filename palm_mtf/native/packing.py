@@ -3,10 +3,12 @@
 """Weights in the order in which products.h reads them."""
 
 import dataclasses
-
-import numpy as np
+from collections.abc import Sequence
 
 from palm_mtf._tf import tf
+from palm_mtf.machine.cores import usable_cores
+from palm_mtf.native.build import panel_columns
+from palm_mtf.native.operations import operations
 
 # In the order of `Format` in products.h.
 INT4 = tf.as_dtype("int4")
@@ -23,67 +25,44 @@ class PackedKernel:
   dtype: tf.DType  # one of FORMATS
 
 
-def pack(w: tf.Tensor, columns: int) -> tf.Tensor:
-  """Packs a float matrix, [panels, bytes] uint8.
+def pack(
+  ws: Sequence[tf.Tensor],
+  dtype: tf.DType,
+  *,
+  joins_rows: bool = False,
+  is_transposed: bool = False,
+  is_rounded: bool = False,
+) -> PackedKernel:
+  """Packs a matrix; nothing of its size is in memory but its parts and panels.
 
   Args:
-    w: [inner, outer], float32 or bfloat16.
-    columns: columns of a panel.
+    ws: parts of the matrix, [inner, outer], float32: side by side.
+    dtype: one of FORMATS. int8 has a scale for each column, int4 one for each
+      GROUP inner indices of a column.
+    joins_rows: whether parts lie below each other.
+    is_transposed: whether a part is [outer, inner].
+    is_rounded: whether numbers are rounded to bfloat16 first.
   """
-  return _bytes(_panels(w, columns, 4 // w.dtype.size))
+  parts = [w.shape[::-1] if is_transposed else w.shape for w in ws]
+  inners, outers = ([int(x) for x in some] for some in zip(*parts, strict=True))
+  inner = sum(inners) if joins_rows else inners[0]
+  outer = outers[0] if joins_rows else sum(outers)
+  panels = operations().palm_pack(
+    ws=list(ws),
+    format=FORMATS.index(dtype),
+    joins_rows=joins_rows,
+    is_transposed=is_transposed,
+    is_rounded=is_rounded,
+    threads=usable_cores(),
+  )
+  columns = panel_columns()
+  panels.set_shape([-(-outer // columns), _panel_bytes(dtype, inner, columns)])
+  return PackedKernel(panels, outer, dtype)
 
 
-def pack_int8(w: tf.Tensor, scale: tf.Tensor, columns: int) -> tf.Tensor:
-  """Packs quantized numbers and their scales, [panels, bytes] uint8.
-
-  Args:
-    w: [inner, outer], int8.
-    scale: [outer], float32.
-    columns: columns of a panel.
-  """
-  total = tf.reduce_sum(tf.cast(w, tf.int32), 0)
-  ends = [
-    _bytes(tf.reshape(_padded(x, 0, columns), [-1, columns]))
-    for x in (scale, total)
-  ]
-  return tf.concat([_bytes(_panels(w, columns, 4)), *ends], 1)
-
-
-def pack_int4(w: tf.Tensor, scale: tf.Tensor, columns: int) -> tf.Tensor:
-  """Packs numbers from -8 to 7 and their scales, [panels, bytes] uint8.
-
-  Args:
-    w: [inner, outer], int8.
-    scale: [inner / GROUP, rounded up; outer], bfloat16.
-    columns: columns of a panel.
-  """
-  # A byte has index k of a group below and k + 16 above, each plus 8.
-  panels = tf.cast(_panels(w, columns, 4) + 8, tf.uint8)
-  halves = tf.reshape(panels, [panels.shape[0], -1, 2, GROUP * columns // 2])
-  numbers = halves[:, :, 0] + 16 * halves[:, :, 1]
-  scales = _padded(scale, 1, columns)
-  scales = tf.reshape(scales, [scale.shape[0], -1, columns])
-  scales = tf.bitcast(tf.transpose(scales, [1, 0, 2]), tf.uint8)
-  scales = tf.reshape(scales, [*numbers.shape[:2], -1])
-  return _bytes(tf.concat([numbers, scales], 2))
-
-
-def _panels(w, columns, together):
-  # [panels, inner / together, columns, together]: as many inner indices of a
-  # column lie together as four bytes have.
-  w = _padded(_padded(w, 0, GROUP), 1, columns)
-  inner, outer = w.shape
-  w = tf.reshape(w, [inner // together, together, outer // columns, columns])
-  return tf.transpose(w, [2, 0, 3, 1])
-
-
-def _padded(x, axis, multiple):
-  paddings = np.zeros([x.shape.rank, 2], int)
-  paddings[axis, 1] = -x.shape[axis] % multiple
-  return tf.pad(x, paddings)
-
-
-def _bytes(panels):
-  if panels.dtype != tf.uint8:
-    panels = tf.bitcast(panels, tf.uint8)
-  return tf.reshape(panels, [panels.shape[0], -1])
+def _panel_bytes(dtype, inner, columns):
+  # As panel_bytes of products.h.
+  count = -(-inner // GROUP) * GROUP * columns
+  if dtype == INT4:
+    return count // 2 + count // GROUP * 2
+  return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmProduct: rows times packed weights.
+// PalmPack: weights to panels; and PalmProduct: rows times these.
 
 #pragma once
 
@@ -9,9 +9,53 @@
 #include <vector>
 
 #include "call.h"
+#include "packing.h"
 #include "shared.h"
 
 namespace palm {
+
+struct PackKernel {
+  Format format;
+  bool joins_rows, is_transposed, is_rounded;
+  int threads;
+
+  explicit PackKernel(const Attributes& attrs)
+      : format(Format(attrs.number("format"))),
+        joins_rows(attrs.flag("joins_rows")),
+        is_transposed(attrs.flag("is_transposed")),
+        is_rounded(attrs.flag("is_rounded")),
+        threads(attrs.number("threads")) {}
+
+  template <class T>
+  void compute(Call& call) const {
+    int inner = 0, outer = 0;  // of the parts so far
+    std::vector<Block> blocks;
+    while (call.has_next()) {
+      const Matrix<const T> w = call.next_matrix<const T>();
+      const int rows = is_transposed ? w.columns : w.rows;
+      const int columns = is_transposed ? w.rows : w.columns;
+      const size_t step = w.columns;
+      blocks.push_back({w.data, rows, columns, joins_rows ? inner : 0,
+                        joins_rows ? 0 : outer, is_transposed ? 1 : step,
+                        is_transposed ? step : 1});
+      inner = joins_rows ? inner + rows : rows;
+      outer = joins_rows ? columns : outer + columns;
+    }
+    const int num_panels = (outer + kColumns - 1) / kColumns;
+    const Matrix<uint8_t> panels =
+      call.allocate<uint8_t>(0, num_panels, panel_bytes(format, inner));
+    Shared& with = shared();
+    std::lock_guard lock(with.mutex);
+    Shares shares;
+    with.team_of(threads, kNoPatience).run([&](int) {
+      Columns32 columns;
+      shares.each(num_panels, [&](int i) {
+        read_columns(blocks, i * kColumns, inner, is_rounded, columns);
+        pack(columns, format, panels.row(i));
+      });
+    });
+  }
+};
 
 template <class Out>
 struct ProductKernel {

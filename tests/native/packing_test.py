@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.decode.matmul import make_packed_kernel, product
-from palm_mtf.native.packing import GROUP
+from palm_mtf.decode.matmul import make_packed_kernel, product, to_int4
+from palm_mtf.native.packing import GROUP, pack
 from tests import processes
 
 # Neither size fills the last group or panel; more rows than a tile has, and
@@ -25,7 +25,8 @@ def random(seed, *shape):
 
 def multiply(x, w, dtype, parts=1):
   with tf.Graph().as_default(), tf.Session() as session:
-    kernel = make_packed_kernel(tf.constant(w), tf.as_dtype(dtype), "w")
+    packed = pack([tf.constant(w)], tf.as_dtype(dtype))
+    kernel = make_packed_kernel(packed, "w")
     session.run(kernel.initialize)
     xs = [tf.constant(part) for part in np.array_split(x, parts, 1)]
     (y,) = product(tuple(xs), kernel, packed=True)
@@ -78,6 +79,49 @@ def test_int4_weights_have_16_values_a_group_and_little_is_lost():
   # rounding to steps is a twelfth of a step's.
   largest = np.abs(random(2, GROUP, 10_000)).max(0)
   assert error < np.square(largest / 8).mean() / 12
+
+
+def test_int4_weights_lose_as_little_as_the_best_of_six_scales():
+  w = random(1, INNER, OUTER)
+  w[:, 7] = 0
+  with tf.Graph().as_default(), tf.Session() as session:
+    numbers, scale = session.run(to_int4(tf.constant(w)))
+  scale = np.repeat(scale.astype(np.float64), GROUP, 0)[:INNER]
+  # Scales that lose alike may differ by the order of a sum.
+  least, found = numbers * scale - w, quantized_to_int4(w) - w
+  groups = range(0, INNER, GROUP)
+  np.testing.assert_allclose(
+    np.add.reduceat(np.square(found), groups),
+    np.add.reduceat(np.square(least), groups),
+    rtol=1e-4,
+    atol=1e-12,
+  )
+
+
+def panels(ws, dtype, **how):
+  with tf.Graph().as_default(), tf.Session() as session:
+    ws = [tf.constant(w) for w in ws]
+    return session.run(pack(ws, tf.as_dtype(dtype), **how).panels)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_are_packed_as_the_whole(dtype):
+  w = random(1, INNER, OUTER)
+  whole = panels([w], dtype)
+  columns, rows = np.split(w, [3, 100], 1), np.split(w, [3, 100], 0)
+  np.testing.assert_array_equal(panels(columns, dtype), whole)
+  np.testing.assert_array_equal(panels(rows, dtype, joins_rows=True), whole)
+  np.testing.assert_array_equal(panels([w.T], dtype, is_transposed=True), whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_are_rounded_to_bfloat16_before_they_are_quantized(dtype):
+  w = random(1, INNER, OUTER)
+  rounded = w.astype(ml_dtypes.bfloat16).astype(np.float32)
+  assert np.any(rounded != w)
+  np.testing.assert_array_equal(
+    panels([w], dtype, is_rounded=True), panels([rounded], dtype)
+  )
 
 
 def test_int4_products_are_sums_of_the_quantized_numbers():

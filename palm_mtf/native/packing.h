@@ -1,0 +1,163 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Weights in panels (products.h), of a matrix in float32: as they are, cast, or
+// quantized.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "products.h"
+
+namespace palm {
+
+// A part of a matrix: number (i, j) of it is at[i * row_step + j * column_step],
+// and lies at (first_row + i, first_column + j) of the whole.
+struct Block {
+  const float* at;
+  int rows, columns, first_row, first_column;
+  size_t row_step, column_step;
+};
+
+// Columns of a panel in float32, [padded(inner), kColumns], with zeros beyond
+// the matrix.
+using Columns32 = std::vector<float>;
+
+inline void read_columns(const std::vector<Block>& blocks, int first, int inner,
+                         bool is_rounded, Columns32& to) {
+  to.assign(size_t(padded(inner)) * kColumns, 0);
+  for (const Block& block : blocks) {
+    const int begin = std::max(first, block.first_column);
+    const int end =
+      std::min(first + kColumns, block.first_column + block.columns);
+    for (int i = 0; i < block.rows; ++i) {
+      const float* from = block.at + i * block.row_step;
+      float* row = &to[size_t(block.first_row + i) * kColumns];
+      for (int j = begin; j < end; ++j)
+        row[j - first] = from[(j - block.first_column) * block.column_step];
+    }
+  }
+  if (!is_rounded) return;
+  for (float& x : to) x = from_bfloat16(to_bfloat16(x));
+}
+
+// To the nearest integer, of two the even one; |x| is below 2^22.
+inline Floats nearest(Floats x) {
+  constexpr float kMagic = 3 << 22;  // behind which floats are integers
+  return (x + kMagic) - kMagic;
+}
+
+inline Floats greater(Floats x, Floats y) { return x > y ? x : y; }
+
+// The columns of one register.
+inline Floats row_of(const Columns32& x, int k, int vector) {
+  return load<Floats>(&x[size_t(k) * kColumns + vector * kLanes]);
+}
+
+inline void pack_bfloat16(const Columns32& x, uint8_t* panel) {
+  uint16_t* to = reinterpret_cast<uint16_t*>(panel);
+  for (size_t i = 0; i < x.size(); i += 2 * kColumns)
+    for (int j = 0; j < kColumns; ++j) {
+      *to++ = to_bfloat16(x[i + j]);
+      *to++ = to_bfloat16(x[i + kColumns + j]);
+    }
+}
+
+// A scale for each column: 127 is its largest number.
+inline void pack_int8(const Columns32& x, uint8_t* panel) {
+  const int length = x.size() / kColumns;
+  uint8_t* ends = panel + x.size();
+  for (int v = 0; v < kVectors; ++v) {
+    Floats largest = {};
+    for (int k = 0; k < length; ++k) {
+      const Floats row = row_of(x, k, v);
+      largest = greater(greater(largest, row), -row);
+    }
+    const Floats scale = (largest > 0.0f ? largest : largest + 1.0f) / 127.0f;
+    Ints total = {};
+    for (int k = 0; k < length; ++k) {
+      const Ints numbers = to_ints(nearest(row_of(x, k, v) / scale));
+      total += numbers;
+      // Four inner indices of a column lie together.
+      uint8_t* to = panel + (size_t(k / 4) * kColumns + v * kLanes) * 4 + k % 4;
+      for (int j = 0; j < kLanes; ++j) to[4 * j] = numbers[j];
+    }
+    store(ends + v * sizeof(Floats), scale);
+    store(ends + (kVectors + v) * sizeof(Ints), total);
+  }
+}
+
+// Of the scale of a group of 4-bit numbers at which none is cut off: less of it
+// cuts the largest off, and rounds the others less.
+constexpr float kInt4Shares[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
+
+inline Floats int4_divisor(Halves scale) {
+  const Floats divisor = from_bfloat16(&scale);
+  return divisor == 0.0f ? splat(1.0f) : divisor;
+}
+
+inline Floats to_int4(Floats x, Floats divisor) {
+  x = nearest(x / divisor);
+  x = x < -8.0f ? splat(-8.0f) : x;
+  return x > 7.0f ? splat(7.0f) : x;
+}
+
+// Returns the scales with which the columns of a group lose least.
+inline Halves int4_scales(const Columns32& x, int group, int v) {
+  Floats low = {}, high = {}, best = {}, least = {};
+  for (int k = 0; k < kGroup; ++k) {
+    const Floats row = row_of(x, group * kGroup + k, v);
+    low = row < low ? row : low, high = greater(high, row);
+  }
+  // The number that is largest becomes -8: it is the one that is there once.
+  const Floats extreme = high > -low ? high : low;
+  for (float share : kInt4Shares) {
+    const Halves scale = to_bfloat16(extreme * (share / -8));
+    const Floats divisor = int4_divisor(scale);
+    Floats error = {};
+    for (int k = 0; k < kGroup; ++k) {
+      const Floats row = row_of(x, group * kGroup + k, v);
+      const Floats lost = to_int4(row, divisor) * divisor - row;
+      error += lost * lost;
+    }
+    const auto is_better = share == 1 ? error == error : error < least;
+    least = is_better ? error : least;
+    best = is_better ? from_bfloat16(&scale) : best;
+  }
+  return to_bfloat16(best);
+}
+
+// Numbers from -8 to 7, and a scale for each group of a column.
+inline void pack_int4(const Columns32& x, uint8_t* panel) {
+  constexpr int kHalf = kGroup / 2;
+  const int groups = x.size() / kColumns / kGroup;
+  for (int group = 0; group < groups; ++group) {
+    uint8_t* scales = panel + kHalf * kColumns;
+    for (int v = 0; v < kVectors; ++v) {
+      const Halves scale = int4_scales(x, group, v);
+      store(scales + v * sizeof(Halves), scale);
+      const Floats divisor = int4_divisor(scale);
+      for (int k = 0; k < kHalf; ++k) {
+        // A byte has index k of the group below and k + 16 above, each plus 8.
+        const int at = group * kGroup + k;
+        const Ints low = to_ints(to_int4(row_of(x, at, v), divisor)) + 8;
+        const Ints high =
+          to_ints(to_int4(row_of(x, at + kHalf, v), divisor)) + 8;
+        uint8_t* to = panel + ((k / 4) * kColumns + v * kLanes) * 4 + k % 4;
+        for (int j = 0; j < kLanes; ++j) to[4 * j] = low[j] | high[j] << 4;
+      }
+    }
+    panel = scales + 2 * kColumns;
+  }
+}
+
+inline void pack(const Columns32& x, Format format, uint8_t* panel) {
+  if (format == kFloat32) std::memcpy(panel, x.data(), sizeof(float) * x.size());
+  if (format == kBfloat16) pack_bfloat16(x, panel);
+  if (format == kInt8) pack_int8(x, panel);
+  if (format == kInt4) pack_int4(x, panel);
+}
+
+}  // namespace palm
