@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.decode import MOST_GREEDY, DecodeConfig
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.cores import usable_cores
 from palm_mtf.native.operations import operations, with_shapes
@@ -160,6 +160,38 @@ def text_steps(
   place.set_shape([])
   after = with_shapes([tokens, texts, is_over, *seen], rows)
   return place, after, with_shapes(cache_after, cache)
+
+
+def next_tokens_of_rows(
+  logits: tf.Tensor,
+  key: tf.Tensor,
+  place: tf.Tensor,
+  settings: Sequence[tf.Tensor],
+  num_tokens: int,
+) -> tf.Tensor:
+  """Samples a token for every row by settings of its own, [rows] int32.
+
+  Args:
+    logits: [rows, vocab], float32.
+    key: [rows, 2], int32: hash of (SEED, prompt, sample).
+    place: number of tokens that each row has drawn before, [rows] int32.
+    settings: temperature, top_k and top_p of each row (`RowSettings`).
+    num_tokens: pieces of the vocabulary.
+  """
+  temperature, top_k, top_p = settings
+  tokens = operations().palm_next_tokens(
+    logits=logits,
+    keys=key,
+    places=place,
+    temperature=temperature,
+    top_k=top_k,
+    top_p=top_p,
+    most_greedy=MOST_GREEDY,
+    num_tokens=num_tokens,
+    threads=usable_cores(),
+  )
+  tokens.set_shape(place.shape)
+  return tokens
 
 
 def _threads(kernels: Sequence[PackedKernel]) -> int:

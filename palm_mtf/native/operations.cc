@@ -143,11 +143,18 @@ void register_product_operations() {
   register_kernels<ProductKernel<uint16_t>>(product, TF_BFLOAT16);
 }
 
-void register_loss_operation() {
-  const char* sums = "PalmSumLogits";
+void register_logits_operations() {
+  const char *sums = "PalmSumLogits", *next = "PalmNextTokens";
   register_operation(sums, {"logits: T", "targets: int32"}, {"sums: float"},
                      {"T: {float, bfloat16}", "threads: int"});
   register_kernels<SumLogitsKernel>(sums);
+  register_operation(next,
+                     {"logits: T", "keys: int32", "places: int32",
+                      "temperature: float", "top_k: int32", "top_p: float"},
+                     {"tokens: int32"},
+                     {"T: {float}", "most_greedy: float", "num_tokens: int",
+                      "threads: int"});
+  register_kernel<NextTokensKernel, float>(next);
 }
 
 __attribute__((constructor)) void register_all() {
@@ -155,7 +162,7 @@ __attribute__((constructor)) void register_all() {
   register_norm_operations();
   register_read_operations();
   register_attention_operations();
-  register_loss_operation();
+  register_logits_operations();
   register_decode_operations();
 }
 

@@ -148,7 +148,10 @@ class SlotPrograms:
     split = [split_rows(self._impl, x) for x in (tokens, positions)]
     logits, after = self._decoder.step(*split, self._read())
     logits = join_rows(self._impl, logits)
-    choices = next_tokens_of_rows(logits, keys, places, settings, num_tokens)
+    choices = next_tokens_of_rows(
+      *(logits, keys, places, settings, num_tokens),
+      is_native=self._model.weights.is_packed,
+    )
     logits = tf.cast(logits, tf.float32)
     log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
     k = min(NUM_LIKELIEST, num_tokens)
