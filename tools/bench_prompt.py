@@ -11,8 +11,8 @@ progress is on stderr.
 
 # Both compute every position of one text; training needs the logits of all of
 # them for its loss, and a prompt those of its last token, which one step reads
-# again to choose the next one. Quantized weights are compared with training in the fast
-# dtype of activations.
+# again to choose the next one. Quantized weights are compared with training in
+# the fast dtype of activations.
 
 import argparse
 import dataclasses
@@ -20,7 +20,7 @@ import json
 import sys
 
 from bench_command import one_line_errors, random_tokens
-from bench_decode import OURS, Task, decoding
+from bench_decode import OURS, Task, choose_first_tokens, decoding
 from bench_pairs import race, rows
 from bench_peers import PALM_OPTIMIZER, num_parameters, read_arguments, table
 from bench_program import training_program
@@ -35,8 +35,7 @@ def read_prompts(task: Task, dtype: str) -> None:
   with decoding(task, dtype) as (session, program, feed):
 
     def turn() -> dict[str, float]:
-      session.run(program.start, feed)
-      session.run(program.advance, {program.limit: 1})
+      choose_first_tokens(session, program, feed)
       return {}
 
     turn()  # compiles
