@@ -20,6 +20,8 @@ def data_files(checkpoint):
   return sorted(name for name in checkpoint.files if ".data-" in name)
 
 
+# Slow: those of one process are read so in manifest_test.py.
+@pytest.mark.slow
 def test_a_damaged_file_of_a_server_is_found_and_an_older_checkpoint_taken(
   corpus, tmp_path, capsys
 ):

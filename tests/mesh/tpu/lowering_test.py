@@ -238,7 +238,7 @@ def test_dropout_drops_the_same_numbers_as_on_one_cpu():
 
 @pytest.mark.parametrize(
   ("tpu", "mesh_shape", "num_hosts"),
-  [("v4-8", TWO_D[0], 1), slow("v4-16", "data:4,model:2", 2)],
+  [slow("v4-8", TWO_D[0], 1), slow("v4-16", "data:4,model:2", 2)],
 )
 def test_first_weights_are_the_bits_of_a_cpu(tpu, mesh_shape, num_hosts):
   config = tiny_config(vocab_size=43, num_layers=2)
@@ -270,6 +270,7 @@ def save(run, saving, path):
   run.fetch(writer.sealed_files, {writer.prefix: path})
 
 
+@pytest.mark.slow
 def test_checkpoints_cross_between_tpus_and_a_cpu(tmp_path):
   config = tiny_config(vocab_size=43, num_layers=2)
   of_cpu, of_tpus = str(tmp_path / "cpu"), str(tmp_path / "tpus")
