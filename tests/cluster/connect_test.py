@@ -97,7 +97,9 @@ def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
   comes_back.set()
 
 
-@pytest.mark.parametrize("has_native", [True, False])
+@pytest.mark.parametrize(
+  "has_native", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
   """Pods take equal steps."""
   with Served(2) as servers:

@@ -45,6 +45,7 @@ def test_a_server_that_computes_answers_at_once(address):
   assert late > 0, "it was never busy"
 
 
+@pytest.mark.slow
 def test_each_start_of_a_server_has_its_own_number_and_one_client_till_its_end(
   address,
 ):

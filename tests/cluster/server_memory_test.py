@@ -9,6 +9,7 @@ import time
 import types
 
 import numpy as np
+import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import newest_whole
@@ -40,6 +41,7 @@ def test_a_pod_has_the_number_of_its_largest_server():
   }
 
 
+@pytest.mark.slow
 def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
   corpus, tmp_path, monkeypatch, capsys
 ):

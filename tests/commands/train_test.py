@@ -258,6 +258,7 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
   assert runs.run("train", corpus, tmp_path, **settings) == 0
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_stops_a_run_that_nobody_reads_and_all_is_saved(
   corpus, tmp_path
 ):

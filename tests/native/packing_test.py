@@ -149,7 +149,9 @@ def test_rows_may_come_in_parts(dtype):
 
 
 # What an AVX2 CPU, and one without, compute: in processes of their own.
-@pytest.mark.parametrize("limit", ["AVX2", "SSE41"])
+@pytest.mark.parametrize(
+  "limit", ["AVX2", pytest.param("SSE41", marks=pytest.mark.slow)]
+)
 def test_lesser_cpus_compute_the_same(limit):
   folder = pathlib.Path(__file__).parent
   tests = [folder / f"{x}_test.py" for x in ("packing", "attention", "norm")]

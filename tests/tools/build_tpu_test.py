@@ -46,7 +46,12 @@ def of_8b(slice_):
 
 
 @pytest.mark.parametrize(
-  ("files", "num_alone"), [(QUICKSTART, 34), of_8b("v3_32"), of_8b("v4_128")]
+  ("files", "num_alone"),
+  [
+    pytest.param(QUICKSTART, 34, marks=pytest.mark.slow),
+    of_8b("v3_32"),
+    of_8b("v4_128"),
+  ],
 )
 def test_a_real_program_is_placed_and_its_collectives_are_the_closed_form_s(
   files, num_alone
