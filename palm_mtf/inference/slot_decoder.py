@@ -114,24 +114,18 @@ class SlotDecoder:
       {slot: token}, a token of every text.
     """
     n, num_rows = self._num_slices, self._num_rows(max(texts))
-    # A row without a text writes a token into a slot that the next prefill
-    # fills anew.
-    idle = SlotText(0, 0, 0, np.zeros([2], np.int32), 0.0, None, 1.0)
-    rows = [idle] * num_rows
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
-    for slot, text in texts.items():
-      rows[places[slot]] = text
-    columns = SlotText(*zip(*rows, strict=True))
-    top_k = [k or self._num_tokens for k in columns.top_k]
-    values = self._step(num_rows, _mode([*texts.values()]), wants_log_probs)(
-      columns.token,
-      columns.position,
-      np.stack(columns.key),
-      columns.place,
-      columns.temperature,
-      [min(k, self._num_tokens) for k in top_k],
-      columns.top_p,
-    )
+    # A row without a text, of zeros, writes a token into a slot that the next
+    # prefill fills anew.
+    numbers = np.zeros([num_rows, 6], np.int32)
+    shares = np.zeros([num_rows, 2], np.float32)
+    for slot, x in texts.items():
+      top_k = min(x.top_k or self._num_tokens, self._num_tokens)
+      row = places[slot]
+      numbers[row] = (x.token, x.position, x.place, *x.key, top_k)
+      shares[row] = (x.temperature, x.top_p)
+    step = self._step(num_rows, _mode([*texts.values()]), wants_log_probs)
+    values = step(numbers, shares)
     tokens, *others = values[:-1]
     if not wants_log_probs:
       return {
@@ -175,9 +169,8 @@ class SlotDecoder:
         program.likeliest,
         program.likeliest_log_probs,
       ]
-    feeds = [program.tokens, program.positions, program.keys, program.places]
     self._calls[key] = self._loaded.session.make_callable(
-      [*fetches, program.update], [*feeds, *program.settings]
+      [*fetches, program.update], [program.texts, program.shares]
     )
     return self._calls[key]
 
