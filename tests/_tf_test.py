@@ -28,6 +28,7 @@ print(json.dumps([loaded, tensorflow.keras.layers.Dense is Dense]))
 """
 
 
+@pytest.mark.slow
 def test_what_tensorflow_goes_on_without_is_loaded_when_somebody_asks_for_it():
   shown = processes.python("-c", _SAYS)
   loaded, is_there = json.loads(shown.stdout)

@@ -45,7 +45,7 @@ def run_loop(run, batches, step=0):
 @pytest.mark.parametrize(
   ("layout", "num_microbatches", "dropout", "changes"),
   [
-    (ALL, 2, 0.0, {}),
+    pytest.param(ALL, 2, 0.0, {}, marks=pytest.mark.slow),
     pytest.param(ALL, 4, 0.0, {"num_layers": 2}, marks=pytest.mark.slow),
     pytest.param(TWO_D, 2, 0.5, {}, marks=pytest.mark.slow),
   ],
