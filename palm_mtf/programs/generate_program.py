@@ -223,8 +223,8 @@ class _Loop:
     self._state = [self._kept(x) for x in (*state, *cache)]
     return tf.group(
       self.place.assign(0),
-      self._assign(self._fixed, [lengths, keys]),
-      self._assign(self._state, [*state, *cache]),
+      assign_all(self._fixed, [lengths, keys]),
+      assign_all(self._state, [*state, *cache]),
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
@@ -236,7 +236,7 @@ class _Loop:
       place, state = self._text_steps(limit, place, lengths, keys, state)
     else:
       place, state = self._loop(limit, place, lengths, keys, state)
-    return tf.group(self.place.assign(place), self._assign(self._state, state))
+    return tf.group(self.place.assign(place), assign_all(self._state, state))
 
   def _text_steps(self, limit, place, lengths, keys, state):
     num_rows = 1 + self._num_state  # the last token's too
@@ -313,17 +313,6 @@ class _Loop:
   def _read(self, variables: LaidOut) -> LaidOut:
     return self._impl.slicewise(lambda v: v.read_value(), variables)
 
-  def _assign(
-    self, variables: Sequence[LaidOut], values: Sequence[LaidOut]
-  ) -> tf.Operation:
-    return tf.group(
-      [
-        variable.assign(value, read_value=False)
-        for pair in zip(variables, values, strict=True)
-        for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
-      ]
-    )
-
   def _flatten(self, xs: Sequence[LaidOut]) -> list[tf.Tensor]:
     return [part for x in xs for part in x.tensor_list]
 
@@ -337,3 +326,16 @@ class _Loop:
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:
   return tf.Variable(value, trainable=False, use_resource=True, name=name)
+
+
+def assign_all(
+  variables: Sequence[LaidOut], values: Sequence[LaidOut]
+) -> tf.Operation:
+  """Assigns values to variables, on every device."""
+  return tf.group(
+    [
+      variable.assign(value, read_value=False)
+      for pair in zip(variables, values, strict=True)
+      for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
+    ]
+  )

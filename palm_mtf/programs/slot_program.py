@@ -22,7 +22,7 @@ from palm_mtf.decode.sampling import (
 )
 from palm_mtf.decode.strategies import aligned_length, repeat
 from palm_mtf.decode.weights import LaidOut
-from palm_mtf.programs.generate_program import DecodeModel
+from palm_mtf.programs.generate_program import DecodeModel, assign_all
 from palm_mtf.programs.score_program import NUM_LIKELIEST
 
 
@@ -121,7 +121,7 @@ class SlotPrograms:
       self._impl.slicewise(_replaced, x, y, at)
       for x, y in zip(self._read(), new, strict=True)
     ]
-    return InsertProgram(prompts, lengths, rows, self._assign(after))
+    return InsertProgram(prompts, lengths, rows, assign_all(self._cache, after))
 
   def step(self, num_rows: int, num_tokens: int) -> StepProgram:
     """Builds a step of the first slots.
@@ -155,7 +155,7 @@ class SlotPrograms:
       log_probs=tuple(tf.gather(log_probs, x, batch_dims=1) for x in choices),
       likeliest=likeliest,
       likeliest_log_probs=top,
-      update=self._assign(after),
+      update=assign_all(self._cache, after),
     )
 
   def _prefill(self, prompts: tf.Tensor, lengths: LaidOut) -> list[LaidOut]:
@@ -165,15 +165,6 @@ class SlotPrograms:
     return [
       self._impl.slicewise(lambda v: v.read_value(), x) for x in self._cache
     ]
-
-  def _assign(self, values: list[LaidOut]) -> tf.Operation:
-    return tf.group(
-      [
-        variable.assign(value, read_value=False)
-        for pair in zip(self._cache, values, strict=True)
-        for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
-      ]
-    )
 
 
 def _replaced(cache, new, at):

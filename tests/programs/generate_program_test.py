@@ -8,6 +8,13 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.decode.sampling import next_tokens
+from palm_mtf.decode.strategies import PromptBatch
+from palm_mtf.native.operations import operations
+from palm_mtf.programs.generate_program import (
+  build_decode_model,
+  build_decode_program,
+)
+from palm_mtf.programs.slot_program import SlotPrograms
 from tests import oracle
 from tests.decode_testing import EOD, Recomputed, decode
 from tests.mtf_testing import (
@@ -130,6 +137,22 @@ def test_samples_are_those_of_full_recomputation(changes, recomputed):
   result = decode(CONFIG, PARAMS, PROMPTS, settings, max_tokens=MAX_TOKENS)
   expected = recomputed_samples(recomputed, settings)
   assert result.tokens[:, 0].tolist() == expected
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("weight_dtype", ["activation", "int8"])
+def test_xla_compiles_nothing_of_what_is_in_c(settings, weight_dtype):
+  sizes = PromptBatch(
+    num_prompts=2, prompt_tokens=4, max_tokens=4, num_tokens=25, eod_id=EOD
+  )
+  with tf.Graph().as_default() as graph:
+    model = build_decode_model(CONFIG, SINGLE, weight_dtype)
+    build_decode_program(model, settings, sizes)
+    slots = SlotPrograms(model, num_slots=2, num_slices=1)
+    slots.insert(4)
+    slots.step(2, num_tokens=25)
+    assert not graph.as_graph_def().library.function
 
 
 def test_samples_do_not_depend_on_batch_layout_or_pauses(drawn):
