@@ -101,7 +101,10 @@ def test_int4_weights_lose_as_little_as_the_best_of_six_scales():
 def panels(ws, dtype, **how):
   with tf.Graph().as_default(), tf.Session() as session:
     ws = [tf.constant(w) for w in ws]
-    return session.run(pack(ws, tf.as_dtype(dtype), **how).panels)
+    packed = pack(ws, tf.as_dtype(dtype), **how)
+    found = session.run(packed.panels)
+  assert found.shape == tuple(packed.panels.shape), "not what the graph knows"
+  return found
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
