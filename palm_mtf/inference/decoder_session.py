@@ -46,9 +46,11 @@ def load_weights(
   """
   # A checkpoint is float32, up to eight times as large as the weights: only one
   # layer of it is ever in memory.
-  for layer in model.layers:
+  for i, layer in enumerate(model.layers):
     restore(layer.slices)
     session.run(layer.prepare)
+    if i == 0:  # the other layers need less code than to build this took
+      release_file_pages()
   # Compiling the first token's program, which comes next, takes most memory.
   free_garbage()
   release_file_pages()
