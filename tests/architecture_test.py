@@ -34,7 +34,7 @@ IMPORTS = {
   "layers": "_tf errors model ops",
   "optim": "_tf config accounting ops",
   "decode": "_tf config machine accounting ops mesh model native",
-  "programs": "_tf errors config ops mesh model optim decode",
+  "programs": "_tf errors config ops native mesh model optim decode",
   "rates": "_tf console config machine accounting ops mesh programs",
   "model_dir": "_tf errors",
   "report": "__init__ errors model_dir",

@@ -2,14 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding steps in one operation, on one CPU device."""
 
-from collections.abc import Sequence
-
 from palm_mtf._tf import tf
 from palm_mtf.config.parameter_names import layer_name
 from palm_mtf.decode.decoder import Cache, Decoder
 from palm_mtf.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.model.layers import sines_and_cosines
-from palm_mtf.native.decoding import StepWeights, decode_step, text_steps
+from palm_mtf.native.decoding import (
+  StepWeights,
+  Texts,
+  TextSteps,
+  decode_step,
+  text_steps,
+)
 
 
 def make_decoder(weights: DecodeWeights) -> "Decoder | NativeDecoder":
@@ -53,24 +57,20 @@ class NativeDecoder:
     return logits, after
 
   def text_steps(
-    self,
-    places: Sequence[tf.Tensor],
-    rows: Sequence[LaidOut],
-    fixed: Sequence[LaidOut],
-    cache: Cache,
-    **settings: object,
-  ) -> tuple[tf.Tensor, list[LaidOut], Cache]:
+    self, count: tf.Tensor, texts: Texts, cache: Cache, **settings: object
+  ) -> TextSteps:
     """Goes on with texts; see `native.decoding.text_steps`."""
-    of_device = (
-      [x.tensor_list[0] for x in some] for some in (rows, fixed, cache)
+    steps = text_steps(
+      self._weights(cache),
+      count,
+      texts,
+      [x.tensor_list[0] for x in cache],
+      **settings,
     )
-    place, *after = text_steps(
-      self._weights(cache), places, *of_device, **settings
-    )
-    rows, cache = (
-      [self._impl.LaidOutTensor([x]) for x in some] for some in after
-    )
-    return place, rows, cache
+    cache = [self._impl.LaidOutTensor([x]) for x in steps.cache]
+    # Rows that pad the table have logits too; they lie behind all tokens.
+    logits = steps.logits[:, : self._config.vocab_size]
+    return steps._replace(cache=cache, logits=logits)
 
   def _weights(self, cache):
     tables = sines_and_cosines(cache[0].slice_shape[-2], self._config.d_kv)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.config.decode import MOST_GREEDY, DecodeConfig
-from palm_mtf.native import decoding as native
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
@@ -185,8 +184,6 @@ def next_tokens_of_rows(
   place: tf.Tensor,
   settings: RowSettings,
   num_tokens: int,
-  *,
-  is_native: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
   """Samples a token for every row by settings of its own.
 
@@ -196,16 +193,11 @@ def next_tokens_of_rows(
     place: number of tokens that each row has drawn before, [rows] int32.
     settings: settings of each row.
     num_tokens: pieces of the vocabulary.
-    is_native: whether an operation of `native` does it; logits are float32.
 
   Returns:
     The same tokens three times, [rows] int32, each at a higher price: right
-    where all rows are greedy; where none has TOP_K or TOP_P; always. C++ has
-    one price for the three.
+    where all rows are greedy; where none has TOP_K or TOP_P; always.
   """
-  if is_native:
-    given = (logits, key, place, settings, num_tokens)
-    return (native.next_tokens_of_rows(*given),) * 3
   likeliest = _likeliest(logits, tf.constant(False), DecodeConfig(), num_tokens)
   is_greedy = settings.temperature <= MOST_GREEDY
   temperature = tf.where_v2(is_greedy, 1.0, settings.temperature)

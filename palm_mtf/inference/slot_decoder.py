@@ -16,15 +16,15 @@ from palm_mtf.programs.slot_program import (
 )
 
 # A step computes as many rows as the last slot in use needs, of few sizes:
-# each is a program that is compiled at its first use.
+# each is a program that is built at its first use.
 _ROWS_GROW_BY = 4
 
 
 class SlotText(NamedTuple):
-  """Text in a slot, before a step.
+  """Text in a slot, before steps.
 
   Attributes:
-    token: id of the last token, which the step reads.
+    token: id of the last token, which the first step reads.
     position: its position, from 0.
     place: tokens that were drawn before.
     key: key of the draws, [2] int32.
@@ -76,7 +76,7 @@ class SlotDecoder:
       self._programs = SlotPrograms(loaded.model, self.num_slots, n)
     loaded.session.run(self._programs.initialize)
     self._inserts: dict[int, InsertProgram] = {}
-    self._steps: dict[int, StepProgram] = {}
+    self._steps: dict[tuple[int, bool], StepProgram] = {}
     self._calls: dict[tuple[int, int, bool], Callable] = {}
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
@@ -101,17 +101,18 @@ class SlotDecoder:
     feed[program.lengths] = [len(ids)] * n
     self._loaded.session.run(program.insert, feed)
 
-  def step(
-    self, texts: Mapping[int, SlotText], *, wants_log_probs: bool
-  ) -> dict[int, Chosen]:
-    """Chooses the next token of each text.
+  def steps(
+    self, texts: Mapping[int, SlotText], count: int, *, wants_log_probs: bool
+  ) -> dict[int, list[Chosen]]:
+    """Chooses the next tokens of each text.
 
     Args:
       texts: texts by their slots.
-      wants_log_probs: compute log p, of all texts.
+      count: tokens of each at most; SEQUENCE_LENGTH has room for them.
+      wants_log_probs: compute log p, of all texts: one token is chosen then.
 
     Returns:
-      {slot: token}, a token of every text.
+      {slot: tokens}, as many of every text, at least one.
     """
     n, num_rows = self._num_slices, self._num_rows(max(texts))
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
@@ -124,24 +125,28 @@ class SlotDecoder:
       row = places[slot]
       numbers[row] = (x.token, x.position, x.place, *x.key, top_k)
       shares[row] = (x.temperature, x.top_p)
-    step = self._step(num_rows, _mode([*texts.values()]), wants_log_probs)
-    values = step(numbers, shares)
-    tokens, *others = values[:-1]
+    call = self._call(num_rows, _mode([*texts.values()]), wants_log_probs)
+    if wants_log_probs:
+      count = 1
+    tokens, *log_probs = call(count, numbers, shares)[:-1]
     if not wants_log_probs:
       return {
-        x: Chosen(int(tokens[row]), None, {}) for x, row in places.items()
+        slot: [Chosen(token, None, {}) for token in tokens[row].tolist()]
+        for slot, row in places.items()
       }
-    log_probs, likeliest, their_log_probs = others
+    of_chosen, likeliest, of_likeliest = log_probs
     return {
-      slot: Chosen(
-        int(tokens[row]),
-        float(log_probs[row]),
-        dict(
-          zip(
-            likeliest[row].tolist(), their_log_probs[row].tolist(), strict=True
-          )
-        ),
-      )
+      slot: [
+        Chosen(
+          int(tokens[row, 0]),
+          float(of_chosen[row]),
+          dict(
+            zip(
+              likeliest[row].tolist(), of_likeliest[row].tolist(), strict=True
+            )
+          ),
+        )
+      ]
       for slot, row in places.items()
     }
 
@@ -151,26 +156,24 @@ class SlotDecoder:
       rows *= _ROWS_GROW_BY
     return min(rows, self.num_slots)
 
-  def _step(
+  def _call(
     self, num_rows: int, mode: int, wants_log_probs: bool
   ) -> Callable[..., list[np.ndarray]]:
     # One callable for each set of fetches: a session prepares a call only once.
     key = (num_rows, mode, wants_log_probs)
     if key in self._calls:
       return self._calls[key]
-    if num_rows not in self._steps:
+    if (num_rows, wants_log_probs) not in self._steps:
       with self._loaded.graph.as_default():
-        self._steps[num_rows] = self._programs.step(num_rows, self._num_tokens)
-    program = self._steps[num_rows]
+        self._steps[num_rows, wants_log_probs] = self._programs.step(
+          num_rows, self._num_tokens, wants_log_probs=wants_log_probs
+        )
+    program = self._steps[num_rows, wants_log_probs]
     fetches = [program.choices[mode]]
     if wants_log_probs:
-      fetches += [
-        program.log_probs[mode],
-        program.likeliest,
-        program.likeliest_log_probs,
-      ]
+      fetches += program.log_probs[mode]
     self._calls[key] = self._loaded.session.make_callable(
-      [*fetches, program.update], [program.texts, program.shares]
+      [*fetches, program.update], [program.count, program.texts, program.shares]
     )
     return self._calls[key]
 

@@ -54,6 +54,7 @@ class Attributes {
 
 template <class T>
 constexpr TF_DataType type_of() {
+  if (std::is_same_v<T, int32_t>) return TF_INT32;
   if (sizeof(T) == 1) return TF_UINT8;
   return sizeof(T) == 2 ? TF_BFLOAT16 : TF_FLOAT;
 }
@@ -91,6 +92,12 @@ class Call {
   template <class T>
   T* next_data() {
     return static_cast<T*>(TF_TensorData(next()));
+  }
+  template <class T>
+  std::vector<T> next_values() {
+    TF_Tensor* tensor = next();
+    const T* data = static_cast<T*>(TF_TensorData(tensor));
+    return std::vector<T>(data, data + TF_TensorElementCount(tensor));
   }
   template <class T>
   Matrix<T> next_matrix() {

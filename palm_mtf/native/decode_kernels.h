@@ -100,61 +100,76 @@ struct StepKernel {
 };
 
 struct TextKernel : StepKernel {
-  Sampling sampling;
-  int eod, num_seen;
+  float most_greedy, repetition_penalty;
+  int num_tokens, eod, num_seen;
+  bool keeps_logits;
 
   explicit TextKernel(const Attributes& attrs)
       : StepKernel(attrs),
-        sampling{attrs.flag("is_greedy"),
-                 attrs.real("temperature"),
-                 attrs.real("top_p"),
-                 attrs.real("repetition_penalty"),
-                 attrs.number("top_k"),
-                 attrs.number("num_tokens")},
+        most_greedy(attrs.real("most_greedy")),
+        repetition_penalty(attrs.real("repetition_penalty")),
+        num_tokens(attrs.number("num_tokens")),
         eod(attrs.number("eod")),
-        num_seen(attrs.number("num_seen")) {}
+        num_seen(attrs.number("num_seen")),
+        keeps_logits(attrs.flag("keeps_logits")) {}
 
   template <class T>
   void compute(Call& call) const {
-    const int limit = *call.next_data<int32_t>();
-    // Steps write to none of these inputs: constants may share their memory.
-    int32_t& place = *call.copy_next<int32_t>(0).data;
-    const Matrix<int32_t> texts = call.copy_next<int32_t>(2);
-    bool* is_over = call.copy_next<bool>(3).data;
-    Matrix<bool> seen = {};
-    if (num_seen) seen = call.copy_next<bool>(4);
+    const int count = *call.next_data<int32_t>();
+    std::vector<int32_t> tokens = call.next_values<int32_t>();
+    std::vector<int32_t> positions = call.next_values<int32_t>();
+    std::vector<int32_t> places = call.next_values<int32_t>();
+    std::vector<bool> is_over = call.next_values<bool>();
     const int32_t* keys = call.next_data<int32_t>();
-    int32_t* tokens = call.copy_next<int32_t>(1).data;
-    const int32_t* first = call.next_data<int32_t>();
-    const int num_rows = texts.rows;
-    Step<T> step = read<T>(call, num_rows, 4 + num_seen);
-    std::vector<int32_t> positions(first, first + num_rows), found(num_rows);
-    std::vector<float> logits(size_t(num_rows) * step.model.vocab);
-    step.tokens = tokens, step.positions = positions.data();
-    step.logits = logits.data();
-    step.choose = [&](int row, float* numbers) {
-      const bool* has = num_seen ? seen.row(row) : nullptr;
-      found[row] = next_token(sampling, numbers, has, keys + 2 * row, place);
-    };
-    if (sampling.num_tokens > step.model.vocab)
+    const float* temperatures = call.next_data<float>();
+    const int32_t* top_ks = call.next_data<int32_t>();
+    const float* top_ps = call.next_data<float>();
+    const int num_rows = tokens.size();
+    // Steps write to it, and a constant may share its memory.
+    Matrix<bool> seen = {};
+    if (num_seen) seen = call.copy_next<bool>(2);
+    Step<T> step = read<T>(call, num_rows, 2 + num_seen);
+    const int vocab = step.model.vocab;
+    if (num_tokens > vocab)
       return call.fail("the vocabulary has more tokens than the embedding");
-    if (limit > texts.columns)
-      return call.fail("texts have no room for so many tokens");
-    if (!fits(call, step, limit - place)) return;
-    for (; place < limit; ++place) {
-      if (std::all_of(is_over, is_over + num_rows, std::identity())) return;
+    step.tokens = tokens.data(), step.positions = positions.data();
+    if (!fits(call, step, count)) return;
+    std::vector<float> own(keeps_logits ? 0 : size_t(num_rows) * vocab);
+    const Matrix<float> kept =
+      call.allocate<float>(1, keeps_logits ? num_rows : 0, vocab);
+    step.logits = keeps_logits ? kept.data : own.data();
+    std::vector<int32_t> found(num_rows), chosen;
+    step.choose = [&](int row, float* numbers) {
+      thread_local std::vector<float> copy;  // what is drawn from is lost
+      if (keeps_logits) {
+        copy.assign(numbers, numbers + num_tokens);
+        numbers = copy.data();
+      }
+      const Sampling how = {temperatures[row] <= most_greedy, temperatures[row],
+                            top_ps[row], repetition_penalty, top_ks[row],
+                            num_tokens};
+      found[row] = next_token(how, numbers, num_seen ? seen.row(row) : nullptr,
+                              keys + 2 * row, places[row]);
+    };
+    int done = 0;
+    for (; done < count; ++done) {
+      if (std::all_of(is_over.begin(), is_over.end(), std::identity())) break;
       // Others may come between two steps.
       std::unique_lock lock(shared().mutex);
       step.run();
       lock.unlock();
       for (int row = 0; row < num_rows; ++row) {
         tokens[row] = is_over[row] ? eod : found[row];
-        is_over[row] |= tokens[row] == eod;
-        texts.row(row)[place] = tokens[row];
+        is_over[row] = is_over[row] || tokens[row] == eod;
         if (num_seen) seen.row(row)[tokens[row]] = true;
-        ++positions[row];
+        ++positions[row], ++places[row];
       }
+      chosen.insert(chosen.end(), tokens.begin(), tokens.end());
     }
+    const Matrix<int32_t> texts = call.allocate<int32_t>(0, num_rows, done);
+    for (int row = 0; row < num_rows; ++row)
+      for (int i = 0; i < done; ++i)
+        texts.row(row)[i] = chosen[size_t(i) * num_rows + row];
   }
 };
 

@@ -5,9 +5,10 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from palm_mtf._tf import tf
-from palm_mtf.config.decode import MOST_GREEDY, DecodeConfig
+from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.cores import usable_cores
 from palm_mtf.native.operations import operations, with_shapes
@@ -105,93 +106,94 @@ def decode_step(
   return logits, with_shapes(after, cache)
 
 
+class Texts(NamedTuple):
+  """Texts that steps go on with, before the first of these.
+
+  Attributes:
+    tokens: last token of each, [rows] int32.
+    positions: place of that token in its text, [rows] int32.
+    places: tokens that each has drawn before, [rows] int32.
+    is_over: whether it has ended, [rows] bool.
+    keys: keys of the draws, hashes of (SEED, prompt, sample), [rows, 2] int32.
+    temperature: TEMPERATURE of each, [rows] float32.
+    top_k: TOP_K of each, [rows] int32; 0 keeps all.
+    top_p: TOP_P of each, [rows] float32.
+  """
+
+  tokens: tf.Tensor
+  positions: tf.Tensor
+  places: tf.Tensor
+  is_over: tf.Tensor
+  keys: tf.Tensor
+  temperature: tf.Tensor
+  top_k: tf.Tensor
+  top_p: tf.Tensor
+
+
+class TextSteps(NamedTuple):
+  """What steps of texts have made.
+
+  Attributes:
+    chosen: tokens, [rows, steps] int32: `eod_id` behind the end of a text.
+    logits: those of the last step, [rows, vocab] float32; or [0, vocab].
+    seen: what each text has then, like the argument.
+    cache: the cache with all tokens but the last.
+  """
+
+  chosen: tf.Tensor
+  logits: tf.Tensor
+  seen: list[tf.Tensor]
+  cache: list[tf.Tensor]
+
+
 def text_steps(
   weights: StepWeights,
-  places: Sequence[tf.Tensor],
-  rows: Sequence[tf.Tensor],
-  fixed: Sequence[tf.Tensor],
+  count: tf.Tensor,
+  texts: Texts,
   cache: Sequence[tf.Tensor],
   *,
-  sampling: DecodeConfig,
   num_tokens: int,
   eod_id: int,
-) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-  """Goes on with texts, to a limit or until all have ended.
+  seen: Sequence[tf.Tensor] = (),
+  repetition_penalty: float = 1.0,
+  keeps_logits: bool = False,
+) -> TextSteps:
+  """Goes on with texts, by `count` steps or until all have ended.
 
   Args:
     weights: the model.
-    places: numbers of tokens that each row has behind its prompt, and that it
-      stops at, [] int32 each.
-    rows: last token of each row, [rows] int32, and its state (`Sampling`).
-    fixed: place of each row's last token in its text, [rows] int32; and keys of
-      its draws, [rows, 2] int32.
+    count: number of steps, [] int32.
+    texts: last tokens, and how each is sampled.
     cache: see `decode_step`.
-    sampling: settings of sampling.
     num_tokens: pieces of the vocabulary.
-    eod_id: token that ends a row.
-
-  Returns:
-    The first of `places`, `rows` and `cache` behind the last step.
+    eod_id: token that ends a text; -1 if none does.
+    seen: with a repetition penalty, the tokens of each text, [rows, vocab]
+      bool.
+    repetition_penalty: REPETITION_PENALTY of all.
+    keeps_logits: whether to return the last step's.
   """
-  place, limit = places
-  tokens, texts, is_over, *seen = rows
-  positions, keys = fixed
-  place, tokens, texts, is_over, seen, cache_after = (
-    operations().palm_text_steps(
-      limit=limit,
-      place=place,
-      tokens=tokens,
-      texts=texts,
-      is_over=is_over,
-      seen=seen,
-      keys=keys,
-      positions=positions,
-      cache=cache,
-      num_tokens=num_tokens,
-      eod=eod_id,
-      is_greedy=sampling.is_greedy,
-      temperature=sampling.temperature,
-      top_k=sampling.top_k or 0,
-      top_p=sampling.top_p,
-      repetition_penalty=sampling.repetition_penalty,
-      **weights.arguments(),
-    )
-  )
-  place.set_shape([])
-  after = with_shapes([tokens, texts, is_over, *seen], rows)
-  return place, after, with_shapes(cache_after, cache)
-
-
-def next_tokens_of_rows(
-  logits: tf.Tensor,
-  key: tf.Tensor,
-  place: tf.Tensor,
-  settings: Sequence[tf.Tensor],
-  num_tokens: int,
-) -> tf.Tensor:
-  """Samples a token for every row by settings of its own, [rows] int32.
-
-  Args:
-    logits: [rows, vocab], float32.
-    key: [rows, 2], int32: hash of (SEED, prompt, sample).
-    place: number of tokens that each row has drawn before, [rows] int32.
-    settings: temperature, top_k and top_p of each row (`RowSettings`).
-    num_tokens: pieces of the vocabulary.
-  """
-  temperature, top_k, top_p = settings
-  tokens = operations().palm_next_tokens(
-    logits=logits,
-    keys=key,
-    places=place,
-    temperature=temperature,
-    top_k=top_k,
-    top_p=top_p,
+  chosen, logits, seen_after, cache_after = operations().palm_text_steps(
+    count=count,
+    **texts._asdict(),
+    seen=seen,
+    cache=cache,
     most_greedy=MOST_GREEDY,
     num_tokens=num_tokens,
-    threads=usable_cores(),
+    eod=eod_id,
+    repetition_penalty=repetition_penalty,
+    keeps_logits=keeps_logits,
+    **weights.arguments(),
   )
-  tokens.set_shape(place.shape)
-  return tokens
+  rows = texts.tokens.shape[0]
+  chosen.set_shape([rows, None])
+  vocab = weights.tables[0].shape[0]
+  logits.set_shape([rows if keeps_logits else 0, vocab])
+  return TextSteps(
+    chosen,
+    logits,
+    with_shapes(seen_after, seen),
+    with_shapes(cache_after, cache),
+  )
 
 
 def _threads(kernels: Sequence[PackedKernel]) -> int:

@@ -100,28 +100,32 @@ Names followed_by(Names names, const Names& common) {
 
 void register_decode_operations() {
   const char *step = "PalmDecodeStep", *texts = "PalmTextSteps";
-  const Names rows = {"tokens: int32", "positions: int32", "table: T",
-                      "sines: float", "cosines: float",
-                      "scales: num_scales * float",
-                      "kernels: num_kernels * uint8", "cache: num_cache * T"};
+  const Names weights = {"table: T", "sines: float", "cosines: float",
+                         "scales: num_scales * float",
+                         "kernels: num_kernels * uint8",
+                         "cache: num_cache * T"};
   const Names attrs = {"T: {float, bfloat16}", "num_scales: int",
                        "num_kernels: int", "num_cache: int", "layers: int",
                        "heads: int", "key_heads: int", "d_kv: int", "d_ff: int",
                        "is_serial: bool", "is_centered: bool", "format: int",
                        "logits_format: int", "threads: int"};
-  register_operation(step, rows, {"logits: float", "cache_after: num_cache * T"},
-                     attrs, true);
+  register_operation(step,
+                     followed_by({"tokens: int32", "positions: int32"}, weights),
+                     {"logits: float", "cache_after: num_cache * T"}, attrs,
+                     true);
   register_operation(
     texts,
-    followed_by({"limit: int32", "place: int32", "texts: int32",
-                 "is_over: bool", "seen: num_seen * bool", "keys: int32"},
-                rows),
-    {"place_after: int32", "tokens_after: int32", "texts_after: int32",
-     "is_over_after: bool", "seen_after: num_seen * bool",
+    followed_by({"count: int32", "tokens: int32", "positions: int32",
+                 "places: int32", "is_over: bool", "keys: int32",
+                 "temperature: float", "top_k: int32", "top_p: float",
+                 "seen: num_seen * bool"},
+                weights),
+    {"chosen: int32", "logits: float", "seen_after: num_seen * bool",
      "cache_after: num_cache * T"},
-    followed_by({"num_seen: int >= 0", "num_tokens: int", "eod: int",
-                 "is_greedy: bool", "temperature: float", "top_k: int",
-                 "top_p: float", "repetition_penalty: float"}, attrs),
+    followed_by({"num_seen: int >= 0", "most_greedy: float", "num_tokens: int",
+                 "eod: int", "repetition_penalty: float",
+                 "keeps_logits: bool"},
+                attrs),
     true);
   register_kernels<StepKernel>(step);
   register_kernels<TextKernel>(texts);
@@ -144,17 +148,10 @@ void register_product_operations() {
 }
 
 void register_logits_operations() {
-  const char *sums = "PalmSumLogits", *next = "PalmNextTokens";
+  const char* sums = "PalmSumLogits";
   register_operation(sums, {"logits: T", "targets: int32"}, {"sums: float"},
                      {"T: {float, bfloat16}", "threads: int"});
   register_kernels<SumLogitsKernel>(sums);
-  register_operation(next,
-                     {"logits: T", "keys: int32", "places: int32",
-                      "temperature: float", "top_k: int32", "top_p: float"},
-                     {"tokens: int32"},
-                     {"T: {float}", "most_greedy: float", "num_tokens: int",
-                      "threads: int"});
-  register_kernel<NextTokensKernel, float>(next);
 }
 
 __attribute__((constructor)) void register_all() {

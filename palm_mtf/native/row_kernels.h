@@ -1,8 +1,8 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operations on each row: PalmNorm, PalmReadProduct, their gradients and
-// PalmSumLogits, of a training step; and PalmNextTokens.
+// Operations on each row of a training step: PalmNorm, PalmReadProduct, their
+// gradients and PalmSumLogits.
 
 #pragma once
 
@@ -13,7 +13,6 @@
 #include "loss.h"
 #include "norm.h"
 #include "projection.h"
-#include "sampling.h"
 #include "shared.h"
 
 namespace palm {
@@ -167,41 +166,6 @@ struct SumLogitsKernel {
     const Matrix<float> sums = call.allocate<float>(0, logits.rows, 3);
     for_rows(logits, threads, [&](int row) {
       sum_row(logits.row(row), logits.columns, targets[row], sums.row(row));
-    });
-  }
-};
-
-// --- PalmNextTokens ----------------------------------------------------------
-
-struct NextTokensKernel {
-  float most_greedy;
-  int num_tokens, threads;
-
-  explicit NextTokensKernel(const Attributes& attrs)
-      : most_greedy(attrs.real("most_greedy")),
-        num_tokens(attrs.number("num_tokens")),
-        threads(attrs.number("threads")) {}
-
-  template <class T>
-  void compute(Call& call) const {
-    const Matrix<const T> logits = call.next_matrix<const T>();
-    const int32_t* keys = call.next_data<int32_t>();
-    const TF_Tensor* counts = call.next();  // one a row, as tokens are
-    const int32_t* places = static_cast<int32_t*>(TF_TensorData(counts));
-    const float* temperatures = call.next_data<float>();
-    const int32_t* top_ks = call.next_data<int32_t>();
-    const float* top_ps = call.next_data<float>();
-    if (num_tokens > logits.columns)
-      return call.fail("the vocabulary has more tokens than the embedding");
-    int32_t* tokens = call.allocate_like<int32_t>(0, counts);
-    std::vector<float> numbers(size_t(logits.rows) * num_tokens);
-    for_rows(logits, threads, [&](int row) {
-      float* own = &numbers[size_t(row) * num_tokens];
-      std::copy_n(logits.row(row), num_tokens, own);
-      const float temperature = temperatures[row];
-      const Sampling how = {temperature <= most_greedy, temperature,
-                            top_ps[row], 1, top_ks[row], num_tokens};
-      tokens[row] = next_token(how, own, nullptr, keys + 2 * row, places[row]);
     });
   }
 };

@@ -22,6 +22,7 @@ from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
+from palm_mtf.native.decoding import Texts
 
 # `start` reads the prompts of a batch; `advance` reads their last tokens once
 # more and goes on, token by token in one tf.while_loop or one operation of
@@ -239,18 +240,39 @@ class _Loop:
     return tf.group(self.place.assign(place), assign_all(self._state, state))
 
   def _text_steps(self, limit, place, lengths, keys, state):
-    num_rows = 1 + self._num_state  # the last token's too
-    position = self._impl.slicewise(lambda n: n + place - 1, lengths)
-    place, rows, cache = self._decoder.text_steps(
-      [place, limit],
-      state[:num_rows],
-      [position, keys],
-      state[num_rows:],
-      sampling=self._decode,
+    # Packed weights lie on one device.
+    count = 1 + self._num_state  # the last token's too
+    (lengths,), (keys,) = lengths.tensor_list, keys.tensor_list
+    rows, cache = [x.tensor_list[0] for x in state[:count]], state[count:]
+    tokens, texts, is_over, *seen = rows
+    decode, eod_id = self._decode, self._sizes.eod_id
+    steps = self._decoder.text_steps(
+      limit - place,
+      Texts(
+        tokens,
+        positions=lengths + place - 1,
+        places=tf.fill(lengths.shape, place),
+        is_over=is_over,
+        keys=keys,
+        temperature=tf.fill(lengths.shape, decode.temperature),
+        top_k=tf.fill(lengths.shape, decode.top_k or 0),
+        top_p=tf.fill(lengths.shape, decode.top_p),
+      ),
+      cache,
       num_tokens=self._sizes.num_tokens,
-      eod_id=self._sizes.eod_id,
+      eod_id=eod_id,
+      seen=seen,
+      repetition_penalty=decode.repetition_penalty,
     )
-    return place, [*rows, *cache]
+    chosen, after = steps.chosen, place + tf.shape(steps.chosen)[1]
+    tokens = tf.concat([tokens[:, tf.newaxis], chosen], 1)[:, -1]
+    whole = tf.concat([texts[:, :place], chosen, texts[:, after:]], 1)
+    is_over |= tf.reduce_any(tf.equal(chosen, eod_id), 1)
+    state = [tokens, tf.ensure_shape(whole, texts.shape), is_over, *steps.seen]
+    return after, [
+      *(self._impl.LaidOutTensor([x]) for x in state),
+      *steps.cache,
+    ]
 
   def _loop(self, limit, place, lengths, keys, state):
     def is_going_on(place, *flat):

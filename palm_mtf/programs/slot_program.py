@@ -3,13 +3,14 @@
 """Graph that continues texts which begin and end at different times.
 
 Each text has a slot, a row of a cache that is kept in variables: one program
-prefills a slot while the others wait, another gives all slots one more token.
+prefills a slot while the others wait, another gives all slots more tokens.
 Where a layout splits `batch` over n devices, slot i is row i // n of the
 cache's slice on device i % n; the first slots are then the first rows of every
 slice, and a step may leave out the others.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.decode.batch_sharding import join_rows, split_rows
@@ -22,6 +23,7 @@ from palm_mtf.decode.sampling import (
 )
 from palm_mtf.decode.strategies import aligned_length, repeat
 from palm_mtf.decode.weights import LaidOut
+from palm_mtf.native.decoding import Texts
 from palm_mtf.programs.generate_program import DecodeModel, assign_all
 from palm_mtf.programs.score_program import NUM_LIKELIEST
 
@@ -46,26 +48,40 @@ class InsertProgram:
 
 @dataclasses.dataclass(frozen=True)
 class StepProgram:
-  """Reads a token of each of the first slots and chooses the next one.
+  """Reads the last token of each of the first slots and chooses the next ones.
 
   Attributes:
+    count: feed [], int32: number of tokens to choose; one is chosen where
+      weights are not packed, or log p is wanted.
     texts: feed [rows, 6], int32, of each text: last token and its position,
       from 0; tokens drawn before; key of the draws, two numbers; TOP_K.
     shares: feed [rows, 2], float32, of each text: TEMPERATURE and TOP_P.
-    choices: next tokens, [rows] int32, of `next_tokens_of_rows`: fetch one.
-    log_probs: log p of each of `choices`, [rows] float32, as `score` has it.
-    likeliest: [rows, NUM_LIKELIEST], int32: the likeliest tokens.
-    likeliest_log_probs: [rows, NUM_LIKELIEST], float32: log p of these.
+    choices: next tokens, [rows, count] int32, at the three prices of
+      `next_tokens_of_rows`: fetch one.
+    log_probs: what to fetch with each of `choices` where log p is wanted.
     update: keeps the cache; to be run with every fetch.
   """
 
+  count: tf.Tensor
   texts: tf.Tensor
   shares: tf.Tensor
   choices: tuple[tf.Tensor, ...]
-  log_probs: tuple[tf.Tensor, ...]
-  likeliest: tf.Tensor
-  likeliest_log_probs: tf.Tensor
+  log_probs: tuple["LogProbs", ...]
   update: tf.Operation
+
+
+class LogProbs(NamedTuple):
+  """log p of tokens, as `score` has it.
+
+  Attributes:
+    chosen: of the chosen token, [rows] float32.
+    likeliest: the likeliest tokens, [rows, NUM_LIKELIEST] int32.
+    of_likeliest: of these, [rows, NUM_LIKELIEST] float32.
+  """
+
+  chosen: tf.Tensor
+  likeliest: tf.Tensor
+  of_likeliest: tf.Tensor
 
 
 class SlotPrograms:
@@ -123,38 +139,53 @@ class SlotPrograms:
     ]
     return InsertProgram(prompts, lengths, rows, assign_all(self._cache, after))
 
-  def step(self, num_rows: int, num_tokens: int) -> StepProgram:
-    """Builds a step of the first slots.
+  def step(
+    self, num_rows: int, num_tokens: int, *, wants_log_probs: bool
+  ) -> StepProgram:
+    """Builds steps of the first slots.
 
     Args:
       num_rows: number of slots, divisible by `num_slices`. Row i is that of
         slot `i % n * num_slices + i // n` where n is num_rows / num_slices.
       num_tokens: pieces of the vocabulary.
+      wants_log_probs: whether to compute log p, of one token of each.
     """
-    # Two feeds: each costs a twentieth of the step of a small model.
+    # Few feeds: each costs a twentieth of the step of a small model.
+    count = tf.placeholder(tf.int32, [], "count")
     texts = tf.placeholder(tf.int32, [num_rows, 6], "texts")
     shares = tf.placeholder(tf.float32, [num_rows, 2], "shares")
     tokens, positions, places, *_, top_k = tf.unstack(texts, axis=1)
     temperature, top_p = tf.unstack(shares, axis=1)
-    settings, keys = RowSettings(temperature, top_k, top_p), texts[:, 3:5]
-    split = [split_rows(self._impl, x) for x in (tokens, positions)]
-    logits, after = self._decoder.step(*split, self._read())
-    logits = join_rows(self._impl, logits)
-    choices = next_tokens_of_rows(
-      *(logits, keys, places, settings, num_tokens),
-      is_native=self._model.weights.is_packed,
-    )
-    logits = tf.cast(logits, tf.float32)
-    log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
-    k = min(NUM_LIKELIEST, num_tokens)
-    top, likeliest = tf.math.top_k(allowed(log_probs, num_tokens), k)
+    keys = texts[:, 3:5]
+    if self._model.weights.is_packed:
+      steps = self._decoder.text_steps(
+        count,
+        Texts(
+          *(tokens, positions, places, tf.fill([num_rows], False), keys),
+          *(temperature, top_k, top_p),
+        ),
+        self._read(),
+        num_tokens=num_tokens,
+        eod_id=-1,  # whoever reads the texts knows their ends
+        keeps_logits=wants_log_probs,
+      )
+      logits, after = steps.logits, steps.cache
+      choices = (steps.chosen,) * 3  # C++ has one price
+    else:
+      split = [split_rows(self._impl, x) for x in (tokens, positions)]
+      logits, after = self._decoder.step(*split, self._read())
+      logits = join_rows(self._impl, logits)
+      settings = RowSettings(temperature, top_k, top_p)
+      found = next_tokens_of_rows(logits, keys, places, settings, num_tokens)
+      choices = tuple(x[:, tf.newaxis] for x in found)
     return StepProgram(
+      count=count,
       texts=texts,
       shares=shares,
       choices=choices,
-      log_probs=tuple(tf.gather(log_probs, x, batch_dims=1) for x in choices),
-      likeliest=likeliest,
-      likeliest_log_probs=top,
+      log_probs=_log_probs(logits, choices, num_tokens)
+      if wants_log_probs
+      else (),
       update=assign_all(self._cache, after),
     )
 
@@ -165,6 +196,17 @@ class SlotPrograms:
     return [
       self._impl.slicewise(lambda v: v.read_value(), x) for x in self._cache
     ]
+
+
+def _log_probs(logits, choices, num_tokens):
+  logits = tf.cast(logits, tf.float32)
+  log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
+  k = min(NUM_LIKELIEST, num_tokens)
+  top, likeliest = tf.math.top_k(allowed(log_probs, num_tokens), k)
+  return tuple(
+    LogProbs(tf.gather(log_probs, x[:, 0], batch_dims=1), likeliest, top)
+    for x in choices
+  )
 
 
 def _replaced(cache, new, at):

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching: texts join and leave a batch between two steps."""
+"""Continuous batching: texts join and leave a batch between its steps."""
 
 import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -53,6 +53,11 @@ class Row:
   ended: str = ""
 
 
+# Seconds that steps may take together before others can join: streams look even
+# and nobody waits, and what comes between two calls is a fiftieth of them.
+_MOST_SECS = 0.02
+
+
 class FullError(Exception):
   """As many rows wait as may."""
 
@@ -65,10 +70,10 @@ class Decoder(Protocol):
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot."""
 
-  def step(
-    self, texts: dict[int, SlotText], *, wants_log_probs: bool
-  ) -> dict[int, Chosen]:
-    """Chooses the next token of each text."""
+  def steps(
+    self, texts: dict[int, SlotText], count: int, *, wants_log_probs: bool
+  ) -> dict[int, list[Chosen]]:
+    """Chooses up to `count` next tokens of each text."""
 
 
 class Batcher:
@@ -105,6 +110,7 @@ class Batcher:
     self._waiting: collections.deque[Row] = collections.deque()
     self._running: dict[int, Row] = {}
     self._is_stopping = False
+    self._most_steps = 1
     self.failure: BaseException | None = None
 
   def submit(self, rows: Sequence[Row]) -> None:
@@ -156,7 +162,7 @@ class Batcher:
     return len(self._waiting) + len(self._running)
 
   def _turn(self) -> bool:
-    """Takes one row in and gives all one more token; returns False to end."""
+    """Takes one row in and gives all more tokens; returns False to end."""
     with self._changed:
       self._sweep()
       while not self._num_rows():
@@ -164,7 +170,7 @@ class Batcher:
           return False
         self._changed.wait()
       row, slot = self._next()
-    # One prompt is read between two steps: other rows wait for no more.
+    # One prompt is read between two calls: other rows wait for no more.
     if row:
       if row.scores_prompt:
         row.prompt_scores = self._score(row.prompt)
@@ -174,7 +180,7 @@ class Batcher:
         self._end(row, "length")
       self._counters.prompt_tokens += len(row.prompt) - 1
     if self._running:
-      self._step()
+      self._steps()
     return True
 
   def _next(self) -> tuple[Row | None, int]:
@@ -185,7 +191,7 @@ class Batcher:
     row = self._running[slot] = self._waiting.popleft()
     return row, slot
 
-  def _step(self) -> None:
+  def _steps(self) -> None:
     running = {
       slot: row for slot, row in self._running.items() if row.max_tokens
     }
@@ -204,17 +210,34 @@ class Batcher:
         top_p=row.top_p,
       )
     wants_log_probs = any(row.wants_log_probs for row in running.values())
-    chosen = self._decoder.step(texts, wants_log_probs=wants_log_probs)
-    self._counters.steps += 1
-    self._counters.generated_tokens += len(running)
+    begin = time.monotonic()
+    found = self._decoder.steps(
+      texts, self._count(running.values()), wants_log_probs=wants_log_probs
+    )
+    done = max(map(len, found.values()))
+    secs = (time.monotonic() - begin) / done
+    self._most_steps = max(1, int(_MOST_SECS / max(secs, 1e-6)))
+    self._counters.steps += done
     for slot, row in running.items():
-      row.chosen.append(chosen[slot])
-      if chosen[slot].token == self._eod_id:
+      tokens = [each.token for each in found[slot]]
+      ends = self._eod_id in tokens
+      count = tokens.index(self._eod_id) + 1 if ends else len(tokens)
+      row.chosen += found[slot][:count]
+      self._counters.generated_tokens += count
+      if ends:
         self._end(row, "eod")
       elif len(row.chosen) == row.max_tokens:
         self._end(row, "length")
       elif row.is_watched:
         row.changed()
+
+  def _count(self, rows: Iterable[Row]) -> int:
+    # No row goes beyond its last token. While others wait for free slots, one
+    # joins behind each step.
+    if self._waiting and len(self._running) < self._decoder.num_slots:
+      return 1
+    left = min(row.max_tokens - len(row.chosen) for row in rows)
+    return min(self._most_steps, left)
 
   def _sweep(self) -> None:
     # Rows that have ended leave; the caller holds the lock.

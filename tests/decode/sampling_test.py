@@ -7,12 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.decode.sampling import (
-  RowSettings,
-  next_tokens,
-  next_tokens_of_rows,
-)
-from palm_mtf.native.operations import operations
+from palm_mtf.decode.sampling import next_tokens
 
 VOCAB, NUM_TOKENS, DRAWS = 12, 10, 4000
 LOGITS = np.random.default_rng(5).normal(size=VOCAB).astype(np.float32) * 2
@@ -109,24 +104,3 @@ def test_key_and_place_make_the_draw_and_no_other_row_does():
   # A tenth of them is the same by chance.
   assert np.mean(draw(logits, config, keys=keys, place=1) == together) < 0.4
   assert np.mean(draw(logits, config, keys=keys + 1) == together) < 0.4
-
-
-@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
-def test_rows_with_settings_of_their_own_draw_the_same_tokens_in_c():
-  rng = np.random.default_rng(0)
-  rows, vocab, num_tokens = 256, 1003, 1000
-  logits = 3 * rng.normal(size=[rows, vocab]).astype(np.float32)
-  keys = rng.integers(-(2**31), 2**31, size=[rows, 2]).astype(np.int32)
-  places = rng.integers(0, 2000, size=rows).astype(np.int32)
-  temperature = rng.choice([0.0, 0.5, 1.0, 2.0], rows).astype(np.float32)
-  top_k = rng.choice([1, 3, 40, num_tokens], rows).astype(np.int32)
-  top_p = rng.choice([0.1, 0.5, 0.95, 1.0], rows).astype(np.float32)
-  with tf.Graph().as_default(), tf.Session() as session:
-    settings = RowSettings(*map(tf.constant, (temperature, top_k, top_p)))
-    given = (*map(tf.constant, (logits, keys, places)), settings, num_tokens)
-    *_, expected = next_tokens_of_rows(*given, is_native=False)
-    *_, found = next_tokens_of_rows(*given, is_native=True)
-    expected, found = session.run([expected, found])
-  greedy = logits[:, :num_tokens].argmax(1)
-  assert np.mean(expected != greedy) > 0.2, "nothing is drawn"
-  np.testing.assert_array_equal(found, expected)

@@ -10,6 +10,7 @@ import pytest
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.slot_decoder import SlotDecoder, SlotText
+from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.decode_testing import decode, save_checkpoint
 from tests.mtf_testing import SINGLE, mesh_layout, small_config
@@ -41,18 +42,25 @@ def run(checkpoint, settings, mesh=SINGLE, times=TIMES):
           decoder.insert(slot, prompt)
         if first <= step < first + count:
           places[slot] = i
-          texts[slot] = SlotText(
-            [*prompt, *(x.token for x in chosen)][-1],
-            len(prompt) + len(chosen) - 1,
-            len(chosen),
-            np.array([i, 0], np.int32),
-            settings[i].temperature,
-            settings[i].top_k,
-            settings[i].top_p,
-          )
-      for slot, chosen in decoder.step(texts, wants_log_probs=True).items():
-        found[places[slot]].append(chosen)
+          texts[slot] = text_of(i, chosen, settings[i])
+      steps = decoder.steps(texts, 1, wants_log_probs=True)
+      for slot, chosen in steps.items():
+        found[places[slot]] += chosen
   return found
+
+
+def text_of(i, chosen, config):
+  """Returns what a slot is told of a prompt and what it has chosen."""
+  prompt = [0, *PROMPTS[i]]
+  return SlotText(
+    [*prompt, *(x.token for x in chosen)][-1],
+    len(prompt) + len(chosen) - 1,
+    len(chosen),
+    np.array([i, 0], np.int32),
+    config.temperature,
+    config.top_k,
+    config.top_p,
+  )
 
 
 @pytest.mark.parametrize(
@@ -80,19 +88,21 @@ def test_greedy_texts_and_their_log_p_are_those_of_the_oracle(
       tokens.append(each.token)
 
 
+DRAWN = DecodeConfig(temperature=1.5)
+SETTINGS = [
+  DRAWN,
+  GREEDY,
+  dataclasses.replace(DRAWN, top_k=5),
+  dataclasses.replace(DRAWN, top_p=0.6),
+  dataclasses.replace(DRAWN, temperature=0.7, top_k=30, top_p=0.9),
+]
+
+
 def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
   checkpoint,
 ):
-  drawn = DecodeConfig(temperature=1.5)
-  settings = [
-    drawn,
-    GREEDY,
-    dataclasses.replace(drawn, top_k=5),
-    dataclasses.replace(drawn, top_p=0.6),
-    dataclasses.replace(drawn, temperature=0.7, top_k=30, top_p=0.9),
-  ]
-  found = run(checkpoint, settings)
-  for i, (prompt, config) in enumerate(zip(PROMPTS, settings, strict=True)):
+  found = run(checkpoint, SETTINGS)
+  for i, (prompt, config) in enumerate(zip(PROMPTS, SETTINGS, strict=True)):
     alone = decode(
       CONFIG, PARAMS, [prompt], config, max_tokens=MAX_TOKENS, keys=[i]
     )
@@ -101,6 +111,29 @@ def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
     # The generator goes on with [eod]; slots know nothing of it.
     until = expected.index(11) + 1 if 11 in expected else len(expected)
     assert tokens[:until] == expected[: len(tokens)][:until]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, [GREEDY] * 5])
+def test_many_steps_of_a_call_choose_what_many_calls_choose(
+  checkpoint, settings
+):
+  one_by_one = run(checkpoint, settings)
+  found, counts = [[] for _ in PROMPTS], set()
+  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
+    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    for i, prompt in enumerate(PROMPTS):
+      decoder.insert(i, [0, *prompt])
+    while len(found[0]) < MAX_TOKENS:
+      texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
+      count = min(3, MAX_TOKENS - len(found[0]))
+      steps = decoder.steps(texts, count, wants_log_probs=False)
+      for i, chosen in steps.items():
+        found[i] += chosen
+        counts.add(len(chosen))
+  assert counts == ({3, 2} if operations() else {1})
+  for ours, theirs in zip(found, one_by_one, strict=True):
+    expected = [x.token for x in theirs]
+    assert [x.token for x in ours][: len(expected)] == expected
 
 
 def test_what_other_slots_do_changes_no_token(checkpoint):

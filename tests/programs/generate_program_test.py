@@ -151,7 +151,8 @@ def test_xla_compiles_nothing_of_what_is_in_c(settings, weight_dtype):
     build_decode_program(model, settings, sizes)
     slots = SlotPrograms(model, num_slots=2, num_slices=1)
     slots.insert(4)
-    slots.step(2, num_tokens=25)
+    for wants in (False, True):
+      slots.step(2, num_tokens=25, wants_log_probs=wants)
     assert not graph.as_graph_def().library.function
 
 

@@ -22,7 +22,8 @@ class Counting:
   num_slots = SLOTS
 
   def __init__(self):
-    self.steps = []
+    self.read, self.counts = [], []
+    self.most, self.secs = 1, 0.0  # steps of a call, seconds of a step
     self.prompts = {}
     self.may_step = threading.Semaphore(10**6)
     self.fails = False
@@ -30,15 +31,26 @@ class Counting:
   def insert(self, slot, ids):
     self.prompts[slot] = list(ids)
 
-  def step(self, texts, *, wants_log_probs):
-    self.may_step.acquire()
-    if self.fails:
-      raise RuntimeError("out of memory")
+  def steps_of(self, texts, count):
+    for i in range(count):
+      self.may_step.acquire()
+      if self.fails:
+        raise RuntimeError("out of memory")
+      time.sleep(self.secs)
+      yield {slot: text.token + i for slot, text in texts.items()}
+
+  def steps(self, texts, count, *, wants_log_probs):
     for slot, text in texts.items():
       length = len(self.prompts[slot])
       assert text.position == length - 1 + text.place
-    self.steps.append({slot: text.token for slot, text in texts.items()})
-    return {i: Chosen(text.token + 1, None, {}) for i, text in texts.items()}
+    count = min(count, self.most)
+    self.counts.append(count)
+    found = {slot: [] for slot in texts}
+    for step in self.steps_of(texts, count):
+      self.read.append(step)
+      for slot, token in step.items():
+        found[slot].append(Chosen(token + 1, None, {}))
+    return found
 
 
 class Run:
@@ -104,8 +116,8 @@ def test_rows_leave_when_they_end_and_others_take_their_slots(run):
     [0, 1],
   ]
   # The first row goes on in its slot, and the other slot has the rest.
-  assert all(0 in step for step in run.decoder.steps[:5])
-  assert [step[1] for step in run.decoder.steps if 1 in step] == [
+  assert all(0 in step for step in run.decoder.read[:5])
+  assert [step[1] for step in run.decoder.read if 1 in step] == [
     10,
     10,
     11,
@@ -127,7 +139,42 @@ def test_a_row_joins_while_another_goes_on(run):
   run.decoder.may_step.release(100)
   run.end()
   assert tokens(second) == [21, 22] and tokens(first)[-1] == 16
-  assert any(len(step) == 2 for step in run.decoder.steps)
+  assert any(len(step) == 2 for step in run.decoder.read)
+
+
+def test_steps_that_no_row_ends_in_are_one_call(run):
+  run.decoder.most = 10**6
+  rows = [run.row(10, max_tokens=9), run.row(20, max_tokens=7)]
+  run.batcher.submit([*rows, run.row(30, max_tokens=2)])
+  run.thread.start()
+  run.end()
+  # While the second waits for a free slot, the first takes one step alone; the
+  # third has the slot of the second, and ends beside the first.
+  assert run.decoder.counts[:2] == [1, 7]
+  assert sum(run.decoder.counts[2:]) == 2
+  assert [len(step) for step in run.decoder.read] == [1] + [2] * 7 + [2, 1]
+  assert [len(row.chosen) for row in rows] == [9, 7]
+
+
+def test_what_comes_behind_the_end_of_a_text_is_not_its_own(run):
+  run.decoder.most = 10**6
+  long, short = run.row(50, max_tokens=30), run.row(EOD - 6, max_tokens=30)
+  run.batcher.submit([long, short])
+  run.thread.start()
+  run.end()
+  assert tokens(short) == [*range(EOD - 5, EOD + 1)] and short.ended == "eod"
+  assert tokens(long) == [*range(51, 81)]
+  assert run.counters.generated_tokens == 36
+
+
+def test_a_call_is_as_short_as_a_newcomer_may_wait(run):
+  run.decoder.most, run.decoder.secs = 10**6, 0.006
+  row = run.row(10, max_tokens=20)
+  run.batcher.submit([row])
+  run.thread.start()
+  run.end()
+  assert len(row.chosen) == 20
+  assert max(run.decoder.counts) <= 3  # 0.02 s
 
 
 def test_more_rows_than_may_wait_are_refused_whole(run):
@@ -180,7 +227,7 @@ def test_a_row_that_is_scored_alone_takes_no_step(run):
   run.end()
   assert row.ended == "length"
   assert [x.token for x in row.prompt_scores] == [5, 6]
-  assert run.decoder.steps == []
+  assert run.decoder.read == []
 
 
 def test_a_step_that_fails_ends_all_rows_and_the_batch(run):

@@ -1,0 +1,65 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps in C++ choose of their logits what TensorFlow's operations choose."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.decode.forward import prefill
+from palm_mtf.decode.native_decoder import NativeDecoder
+from palm_mtf.decode.sampling import RowSettings, next_tokens_of_rows
+from palm_mtf.native.decoding import Texts
+from palm_mtf.native.operations import operations
+from palm_mtf.programs.generate_program import build_decode_model
+from tests import oracle
+from tests.mtf_testing import SINGLE, load_decode_model, small_config
+
+ROWS, VOCAB, NUM_TOKENS = 256, 1003, 1000
+CONFIG = small_config(vocab_size=VOCAB)
+RNG = np.random.default_rng(0)
+
+pytestmark = pytest.mark.skipif(
+  operations() is None, reason="there is no C++ compiler"
+)
+
+
+def test_rows_with_settings_of_their_own_draw_the_tokens_of_tensorflow():
+  def some(values, dtype):
+    return tf.constant(RNG.choice(values, ROWS).astype(dtype))
+
+  params = oracle.random_parameters(CONFIG, seed=1)
+
+  with tf.Graph().as_default(), tf.Session() as session:
+    model = build_decode_model(CONFIG, SINGLE, "activation")
+    one = model.placement.LaidOutTensor([tf.ones([ROWS], tf.int32)])
+    cache = prefill(model.weights, tf.zeros([ROWS, 1], tf.int32), one, 64)
+    texts = Texts(
+      tokens=some(NUM_TOKENS, np.int32),
+      positions=tf.ones([ROWS], tf.int32),
+      places=some(2000, np.int32),
+      is_over=tf.fill([ROWS], False),
+      keys=tf.constant(RNG.integers(-(2**31), 2**31, [ROWS, 2]), tf.int32),
+      temperature=some([0.0, 0.5, 1.0, 2.0], np.float32),
+      top_k=some([1, 3, 40, NUM_TOKENS], np.int32),
+      top_p=some([0.1, 0.5, 0.95, 1.0], np.float32),
+    )
+    found = NativeDecoder(model.weights).text_steps(
+      tf.constant(1),
+      texts,
+      cache,
+      num_tokens=NUM_TOKENS,
+      eod_id=-1,
+      keeps_logits=True,
+    )
+    settings = RowSettings(texts.temperature, texts.top_k, texts.top_p)
+    *_, expected = next_tokens_of_rows(
+      found.logits, texts.keys, texts.places, settings, NUM_TOKENS
+    )
+    load_decode_model(session, model, params)
+    logits, chosen, expected = session.run(
+      [found.logits, found.chosen[:, 0], expected]
+    )
+  greedy = logits[:, :NUM_TOKENS].argmax(1)
+  assert 0.2 < np.mean(expected != greedy) < 0.8
+  np.testing.assert_array_equal(chosen, expected)
