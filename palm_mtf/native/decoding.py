@@ -118,6 +118,8 @@ class Texts(NamedTuple):
     temperature: TEMPERATURE of each, [rows] float32.
     top_k: TOP_K of each, [rows] int32; 0 keeps all.
     top_p: TOP_P of each, [rows] float32.
+    seen: with a repetition penalty, the tokens of each, one tensor [rows,
+      vocab] bool.
   """
 
   tokens: tf.Tensor
@@ -128,6 +130,7 @@ class Texts(NamedTuple):
   temperature: tf.Tensor
   top_k: tf.Tensor
   top_p: tf.Tensor
+  seen: Sequence[tf.Tensor] = ()
 
 
 class TextSteps(NamedTuple):
@@ -136,7 +139,7 @@ class TextSteps(NamedTuple):
   Attributes:
     chosen: tokens, [rows, steps] int32: `eod_id` behind the end of a text.
     logits: those of the last step, [rows, vocab] float32; or [0, vocab].
-    seen: what each text has then, like the argument.
+    seen: `Texts.seen` with the tokens chosen.
     cache: the cache with all tokens but the last.
   """
 
@@ -154,7 +157,6 @@ def text_steps(
   *,
   num_tokens: int,
   eod_id: int,
-  seen: Sequence[tf.Tensor] = (),
   repetition_penalty: float = 1.0,
   keeps_logits: bool = False,
 ) -> TextSteps:
@@ -167,15 +169,12 @@ def text_steps(
     cache: see `decode_step`.
     num_tokens: pieces of the vocabulary.
     eod_id: token that ends a text; -1 if none does.
-    seen: with a repetition penalty, the tokens of each text, [rows, vocab]
-      bool.
     repetition_penalty: REPETITION_PENALTY of all.
     keeps_logits: whether to return the last step's.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,
     **texts._asdict(),
-    seen=seen,
     cache=cache,
     most_greedy=MOST_GREEDY,
     num_tokens=num_tokens,
@@ -191,7 +190,7 @@ def text_steps(
   return TextSteps(
     chosen,
     logits,
-    with_shapes(seen_after, seen),
+    with_shapes(seen_after, texts.seen),
     with_shapes(cache_after, cache),
   )
 

@@ -257,11 +257,11 @@ class _Loop:
         temperature=tf.fill(lengths.shape, decode.temperature),
         top_k=tf.fill(lengths.shape, decode.top_k or 0),
         top_p=tf.fill(lengths.shape, decode.top_p),
+        seen=seen,
       ),
       cache,
       num_tokens=self._sizes.num_tokens,
       eod_id=eod_id,
-      seen=seen,
       repetition_penalty=decode.repetition_penalty,
     )
     chosen, after = steps.chosen, place + tf.shape(steps.chosen)[1]

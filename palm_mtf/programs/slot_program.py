@@ -71,15 +71,15 @@ class StepProgram:
 
 
 class LogProbs(NamedTuple):
-  """log p of tokens, as `score` has it.
+  """What tells how likely tokens are, as `score` does.
 
   Attributes:
-    chosen: of the chosen token, [rows] float32.
+    of_chosen: log p of the chosen tokens, [rows] float32.
     likeliest: the likeliest tokens, [rows, NUM_LIKELIEST] int32.
-    of_likeliest: of these, [rows, NUM_LIKELIEST] float32.
+    of_likeliest: log p of the likeliest, [rows, NUM_LIKELIEST] float32.
   """
 
-  chosen: tf.Tensor
+  of_chosen: tf.Tensor
   likeliest: tf.Tensor
   of_likeliest: tf.Tensor
 
