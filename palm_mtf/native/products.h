@@ -3,9 +3,7 @@
 //
 // Products of a few rows with weights that are packed in panels.
 //
-// A panel holds kColumns columns of a weight matrix, all of the inner
-// dimension, in the order in which a product reads it: one stream of bytes. A
-// tile is the product of some rows with a panel, its sums in registers. No sum
+// A tile is the product of some rows with a panel, its sums in registers. No sum
 // depends on another row, nor does its order of terms: a row's result is the
 // same bits whatever is computed beside it.
 
@@ -14,61 +12,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "vectors.h"
+#include "panels.h"
+#include "stretches.h"
 
 namespace palm {
-
-// In the order of FORMATS (packing.py).
-enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
-
-constexpr int kGroup = 32;  // inner indices that share a scale of 4-bit weights
-
-// The inner dimension is padded with zeros to a multiple of kGroup.
-inline int padded(int inner) { return (inner + kGroup - 1) / kGroup * kGroup; }
-
-// Bytes of a panel: numbers, and the scales of integers. Int8 has a scale and
-// the sum of the numbers for each column, int4 a bfloat16 scale for each group.
-inline size_t panel_bytes(Format format, int inner) {
-  size_t count = size_t(padded(inner)) * kColumns;
-  if (format == kFloat32) return 4 * count;
-  if (format == kBfloat16) return 2 * count;
-  if (format == kInt8) return count + 8 * kColumns;
-  return count / 2 + count / kGroup * 2;
-}
-
-// Rows as a product reads them: [count, padded(inner)] of one kind.
-struct Rows {
-  const float* floats;
-  const uint16_t* halves;     // bfloat16, where the CPU multiplies it
-  const uint8_t* bytes;       // int8; for int8 weights plus kByteOffset
-  const float* scales;        // [count], of bytes
-  const int32_t* group_sums;  // [count, padded(inner) / kGroup], of bytes
-};
-
-// What a tile prefetches while it computes, at each step along its panel.
-
-// The panel itself, a little ahead.
-struct Stream {
-  const uint8_t* at;
-
-  void prefetch() {
-    palm::prefetch(at);
-    at += 4 * kColumns;
-  }
-};
-
-// A part of the panel that comes next. Where several tiles read one panel, each
-// prefetches a part of the next: memory has the time of all of them for it.
-struct Part {
-  const uint8_t *at, *end;
-
-  void prefetch() {
-    constexpr int kBytes = 2 * kColumns, kLine = 64;
-    if (at >= end) return;
-    for (int i = 0; i < kBytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
-    at += kBytes;
-  }
-};
 
 // As kTileRows: integers need more registers.
 constexpr int kTileRowsInt4 = kLanes == 16 ? 3 : 1;
@@ -181,6 +128,15 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;
+    if constexpr (kHasStretches<kFormat>)
+      if (num_tiles > 1) {
+        multiply_stretches<kFormat>(
+          x, num_rows, panel, inner, following,
+          [&](int row, float numbers[][kColumns]) {
+            use(row, 1, p * kColumns, numbers);
+          });
+        continue;
+      }
     for (int i = 0; i < num_tiles; ++i) {
       const int first = i * kMost, rows = std::min(kMost, num_rows - first);
       if (num_tiles == 1) {

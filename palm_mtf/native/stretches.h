@@ -1,0 +1,95 @@
+// Copyright 2026 The palm_mtf authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of many rows with panels where registers are few.
+//
+// AVX2 has registers for the sums of three rows: more rows read a panel often,
+// and unpack bfloat16 as often. So a stretch of the panel is multiplied by all
+// rows while it is in the nearest cache, as float32. Sums have the same terms in
+// the same order, and the same bits.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "panels.h"
+
+namespace palm {
+
+constexpr int kStretch = 128;  // inner indices: 16 kB of float32 weights
+
+// With the registers of AVX-512 it is slower, and so is unpacking without AVX2.
+template <Format kFormat>
+constexpr bool kHasStretches =
+  kLanes == 8 && (kFormat == kFloat32 || kFormat == kBfloat16);
+
+// Adds to `sums` the product of kRows rows, or fewer, with a stretch of weights.
+template <int kRows = kTileRows>
+void stretch_tile(int rows, const float* x, int length, const float* weights,
+                  int count, Part ahead, float sums[][kColumns]) {
+  if constexpr (kRows > 1)
+    if (rows < kRows)
+      return stretch_tile<kRows - 1>(rows, x, length, weights, count, ahead,
+                                     sums);
+  Floats own[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      own[r][v] = load<Floats>(&sums[r][v * kLanes]);
+  for (int k = 0; k < count; ++k, weights += kColumns) {
+    ahead.prefetch();
+    for (int r = 0; r < kRows; ++r) {
+      const Floats value = splat(x[size_t(r) * length + k]);
+      for (int v = 0; v < kVectors; ++v)
+        own[r][v] += value * load<Floats>(weights + v * kLanes);
+    }
+  }
+  for (int r = 0; r < kRows; ++r)
+    for (int v = 0; v < kVectors; ++v)
+      store(&sums[r][v * kLanes], own[r][v]);
+}
+
+// Returns `count` inner indices of a panel as float32, [count, kColumns].
+template <Format kFormat>
+const float* unpacked(const uint8_t* panel, int count) {
+  if constexpr (kFormat == kFloat32)
+    return reinterpret_cast<const float*>(panel);
+  alignas(64) static thread_local float floats[kStretch * kColumns];
+  for (float* to = floats; to < floats + count * kColumns;
+       to += 2 * kColumns, panel += 4 * kColumns)
+    for (int v = 0; v < kVectors; ++v) {
+      // Each word has two inner indices of a column, the lower one first.
+      const Words w = load<Words>(panel + v * sizeof(Words));
+      store(to + v * kLanes, w << 16);
+      store(to + kColumns + v * kLanes, w & 0xffff0000);
+    }
+  return floats;
+}
+
+// Calls use(row, sums) for each row's product with a panel. Meanwhile the panel
+// `following` is prefetched.
+template <Format kFormat, class Use>
+void multiply_stretches(const Rows& x, int num_rows, const uint8_t* panel,
+                        int inner, const uint8_t* following, Use use) {
+  const int length = padded(inner);
+  const int num_tiles = (num_rows + kTileRows - 1) / kTileRows;
+  thread_local std::vector<float> memory;
+  memory.assign(size_t(num_rows) * kColumns, 0);
+  auto sums = reinterpret_cast<float(*)[kColumns]>(memory.data());
+  for (int k = 0; k < length; k += kStretch) {
+    const int count = std::min(kStretch, length - k);
+    const size_t size = panel_bytes(kFormat, count);
+    const float* weights = unpacked<kFormat>(panel, count);
+    for (int i = 0; i < num_tiles; ++i) {
+      const int first = i * kTileRows, rows = std::min(kTileRows, num_rows - first);
+      const Part ahead = {following + size * i / num_tiles,
+                          following + size * (i + 1) / num_tiles};
+      stretch_tile(rows, x.floats + size_t(first) * length + k, length, weights,
+                   count, ahead, sums + first);
+    }
+    panel += size, following += size;
+  }
+  for (int row = 0; row < num_rows; ++row) use(row, sums + row);
+}
+
+}  // namespace palm
