@@ -54,17 +54,27 @@ struct Stream {
   }
 };
 
-// A part of the panel that comes next. Where several tiles read one panel, each
-// prefetches a part of the next: memory has the time of all of them for it.
+// A part of the panel that comes next, evenly over the steps of a tile: where
+// several tiles read one panel, memory has the time of all of them for the next.
 struct Part {
-  const uint8_t *at, *end;
+  const uint8_t* at;
+  int bytes;  // of a step
 
   void prefetch() {
-    constexpr int kBytes = 2 * kColumns, kLine = 64;
-    if (at >= end) return;
-    for (int i = 0; i < kBytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
-    at += kBytes;
+    constexpr int kLine = 64;
+    // A line may be asked for twice, which costs less than a branch would.
+    for (int i = 0; i < bytes; i += kLine) __builtin_prefetch(at + i, 0, 2);
+    at += bytes;
   }
 };
+
+// Returns the part of the panel at `panel` that a tile of `rows` of `num_rows`
+// prefetches: as much as its share of the rows.
+inline Part part_of(const uint8_t* panel, size_t bytes, int first, int rows,
+                    int num_rows, int steps) {
+  const size_t begin = bytes * first / num_rows;
+  const size_t end = bytes * (first + rows) / num_rows;
+  return {panel + begin, int(end - begin + steps - 1) / steps};
+}
 
 }  // namespace palm

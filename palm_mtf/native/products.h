@@ -125,6 +125,7 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
   alignas(64) float out[kMost][kColumns];
   const size_t bytes = panel_bytes(kFormat, inner);
   const int num_tiles = (num_rows + kMost - 1) / kMost;
+  const int steps = padded(inner) >> kFormat;  // 1, 2, 4 or 8 indices each
   for (int p = begin; p < end; ++p) {
     const uint8_t* panel = panels + p * bytes;
     const uint8_t* following = panels + (p + 1 < end ? p + 1 : next) * bytes;
@@ -143,8 +144,8 @@ void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
         tile_of<kFormat, kMost>(rows, x, first, panel, inner, Stream{panel},
                                 out);
       } else {
-        const Part part = {following + bytes * i / num_tiles,
-                           following + bytes * (i + 1) / num_tiles};
+        const Part part = part_of(following, bytes, first, rows, num_rows,
+                                  steps);
         tile_of<kFormat, kMost>(rows, x, first, panel, inner, part, out);
       }
       use(first, rows, p * kColumns, out);

@@ -82,8 +82,7 @@ void multiply_stretches(const Rows& x, int num_rows, const uint8_t* panel,
     const float* weights = unpacked<kFormat>(panel, count);
     for (int i = 0; i < num_tiles; ++i) {
       const int first = i * kTileRows, rows = std::min(kTileRows, num_rows - first);
-      const Part ahead = {following + size * i / num_tiles,
-                          following + size * (i + 1) / num_tiles};
+      const Part ahead = part_of(following, size, first, rows, num_rows, count);
       stretch_tile(rows, x.floats + size_t(first) * length + k, length, weights,
                    count, ahead, sums + first);
     }
