@@ -69,7 +69,7 @@ $(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
 # takes longest comes first: the two end together.
 GRAPH_TESTS := $(addprefix tests/,mesh programs model optim decode ops)
 RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints pods trace \
-  formats inference layers evaluation native saved_model serving)
+  formats inference layers evaluation native saved_model serving docs)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
 PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 define TEST_ALL

@@ -130,10 +130,13 @@ def test_a_line_of_arguments_names_the_thing_first():
 
 
 def _is_mirror(name: str) -> bool:
-  """Says whether a test, named below tests/, mirrors a module.
+  """Says whether a test, named below tests/, mirrors a module or a page.
 
-  tests/tools/x_test.py mirrors tools/x.py, and tests/tasks/ mirrors tasks/.
+  tests/tools/x_test.py mirrors tools/x.py, tests/tasks/ mirrors tasks/, and
+  tests/docs/x_test.py mirrors docs/x.md.
   """
+  if name.startswith("docs/"):
+    return (ROOT / name.replace("_test.py", ".md")).is_file()
   module = name.replace("_test.py", ".py")
   return (ROOT / "palm_mtf" / module).is_file() or (
     module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file()

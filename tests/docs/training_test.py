@@ -1,0 +1,86 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import gzip
+import json
+import re
+import shutil
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests import runs
+from tests.doc_pages import Page
+from tests.source_files import ROOT
+
+PAGE = Page("docs/training.md")
+
+
+@pytest.fixture
+def trained(finished, tmp_path, monkeypatch):
+  """The current folder, with the runs that the page names."""
+  monkeypatch.chdir(tmp_path)
+  for name in ("quickstart", "first", "mine"):
+    shutil.copytree(finished, tmp_path / "runs" / name)
+  return tmp_path
+
+
+@PAGE.shows("gin/recipes/quickstart.gin")
+def test_the_recipe_includes_the_fragments_with_the_macros_shown(block):
+  head, *lines = block.text.splitlines()
+  recipe = (ROOT / head).read_text(encoding="utf-8")
+  shown = [re.fullmatch(r"  include (\S+) +(.+)", line) for line in lines]
+  fragments = [match for match in shown if match]
+  assert [match[1] for match in fragments] == re.findall(
+    r"^include '(.*)'", recipe, re.M
+  )
+  for match in fragments:
+    text = (ROOT / "gin" / match[1]).read_text(encoding="utf-8")
+    included = re.findall(r"^include '(.*)'", text, re.M)
+    text += "".join((ROOT / "gin" / x).read_text("utf-8") for x in included)
+    for macro in re.findall(r"[A-Z_]+", match[2]):
+      assert re.search(rf"^{macro} = ", text, re.M), (match[1], macro)
+  assert re.search(r"^TRAIN_STEPS = ", recipe, re.M)
+
+
+@PAGE.shows("$ palm_mtf train --gin_file=recipes/quickstart.gin")
+def test_the_error_shown_is_the_error_given(block, capsys):
+  ((command, output),) = block.runs
+  assert main(command[1:]) == 2
+  assert capsys.readouterr() == ("", output)
+
+
+@PAGE.shows("palm_mtf checkpoints list runs/quickstart")
+def test_checkpoints_are_listed_compared_and_pruned(block, trained, capsys):
+  for command in block.commands:
+    assert main(command[1:]) == 0, command
+  folder = trained / "runs" / "quickstart" / "checkpoints"
+  assert len([*folder.glob("step_????????")]) == 1  # --keep 1
+
+
+@PAGE.shows("palm_mtf train --gin_file=recipes/finetune.gin")
+def test_another_run_begins_from_the_weights_of_the_first(block, trained):
+  (trained / "texts").mkdir()
+  lines = [json.dumps({"text": f"{i} red birds"}) for i in range(200)]
+  file = trained / "texts" / "birds.jsonl.gz"
+  file.write_bytes(gzip.compress("\n".join(lines).encode()))
+  (command,) = block.commands
+  sizes = [
+    f"--gin.{name}={value!r}"
+    for name, value in {**runs.SETTINGS, "TRAIN_STEPS": 1}.items()
+  ]
+  assert main([*command[1:], *sizes]) == 0
+  before = runs.read_tensors(trained / "runs" / "quickstart", 12)
+  after = runs.read_tensors(trained / "runs" / "tuned", 1)
+  assert before.keys() == after.keys()
+
+
+@PAGE.shows("palm_mtf report runs/quickstart")
+def test_reports_are_written_where_the_page_says(block, trained):
+  for command in block.commands:
+    assert main(command[1:]) == 0
+  assert (trained / "runs" / "quickstart" / "report.html").is_file()
+  assert (trained / "both.html").is_file()
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested()
