@@ -59,11 +59,34 @@ def sure_text(continuation: Continuation, stop_strings: Sequence[str]) -> str:
   # may become a stop string.
   unsure = len(text) - len(text.rstrip("\ufffd"))
   for stop in stop_strings:
-    for length in range(len(stop) - 1, unsure, -1):
-      if text.endswith(stop[:length]):
-        unsure = length
-        break
+    unsure = max(unsure, begun_stop(text, stop))
   return text[: len(text) - unsure]
+
+
+def begun_stop(text: str, stop: str) -> int:
+  """Returns the length of the longest end of `text` that begins `stop`.
+
+  The time is linear in the length of the shorter text.
+
+  Args:
+    text: text that does not hold `stop`.
+    stop: text that is not empty.
+  """
+  end = text[max(0, len(text) - len(stop) + 1) :]
+  # Knuth, Morris and Pratt (1977): borders[i] is the length of the longest
+  # text that both begins and ends stop[: i + 1] and is shorter than it.
+  borders = [0]
+  for character in stop[1 : len(end)]:
+    length = borders[-1]
+    while length and stop[length] != character:
+      length = borders[length - 1]
+    borders.append(length + (stop[length] == character))
+  matched = 0
+  for character in end:
+    while matched and stop[matched] != character:
+      matched = borders[matched - 1]
+    matched += stop[matched] == character
+  return matched
 
 
 def sampling_key(seed: int, sample: int, prompt: str) -> np.ndarray:
