@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 # Written last, so that an interrupted installation is not taken for a finished
 # one.
 INSTALLED := $(VENV)/installed
-T5_INSTALLED := $(VENV)/installed-t5
+TEST_INSTALLED := $(VENV)/installed-test
+# PyTorch, transformers, llama.cpp and lm-evaluation-harness, for `test-peers`.
+PEERS := $(VENV)-peers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-deps
@@ -31,7 +33,7 @@ endef
 export CHECK_PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help venv .venv quickstart test test-slow test-oldest lint format clean
+.PHONY: help venv .venv quickstart test test-slow test-peers test-oldest lint format clean
 
 help: ## print this list
 	@echo "make TARGET [PYTHON=python3.12]"
@@ -59,9 +61,9 @@ quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...
 	$(BIN)/palm_mtf evaluate --model_dir $(MODEL_DIR) \
 	  --gin_file=eval/corpus.gin
 
-# Tests compare with T5's metrics; training does without them.
-$(T5_INSTALLED): $(INSTALLED) requirements-t5.lock
-	@$(PIP_INSTALL_LOCKED) requirements-t5.lock
+# What only tests need: T5's metrics, clients of serve, readers of exports.
+$(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
+	@$(PIP_INSTALL_LOCKED) requirements-test.lock
 	@touch $@
 
 # Two processes after two others: what one has compiled and imported stays in
@@ -78,18 +80,36 @@ define TEST_ALL
 	$(PYTEST) $(1) $(OTHER_TESTS)
 endef
 
-test: lint $(T5_INSTALLED) ## lint and run the tests, but for the slow ones
+test: lint $(TEST_INSTALLED) ## lint and run the tests, but for the slow ones
 	$(call TEST_ALL)
 
-test-slow: $(T5_INSTALLED) ## run the slow tests
+test-slow: $(TEST_INSTALLED) ## run the slow tests
 	$(call TEST_ALL,-n 1 -m slow)
 
 # In an environment of its own, with the newest releases of all else.
 test-oldest: BIN := $(VENV)-oldest/bin
 test-oldest: ## run the tests with the oldest TensorFlow that we support
 	@"$(PYTHON)" -m venv --clear $(VENV)-oldest
-	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test,report]'
+	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test,report,t5]'
+	@$(BIN)/python -m pip install -qq --no-deps 't5>=0.9.4,<0.10'
 	$(call TEST_ALL)
+
+# PyTorch's wheel brings packages that depend on the machine, and llama.cpp is
+# compiled: this lock has versions without hashes.
+$(PEERS)/installed: requirements.lock requirements-test.lock requirements-peers.lock
+	@echo "Installing into $(PEERS): minutes, because llama.cpp is compiled." >&2
+	@"$(PYTHON)" -m venv --clear $(PEERS)
+	@sed -n '/^setuptools==/,/[^\\]$$/p' requirements.lock >$(PEERS)/setuptools.lock
+	@for lock in $(PEERS)/setuptools.lock requirements.lock requirements-test.lock; do \
+	  $(PEERS)/bin/python -m pip install -qq --no-deps --require-hashes \
+	    --no-build-isolation -r $$lock || exit 1; done
+	@$(PEERS)/bin/python -m pip install -qq -r requirements-peers.lock
+	@$(PEERS)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+test-peers: BIN := $(PEERS)/bin
+test-peers: $(PEERS)/installed ## run the tests that compare with PyTorch, llama.cpp and others
+	$(PYTEST) -n 1 -m peers
 
 lint: venv ## check style and format
 	$(BIN)/ruff check
@@ -100,4 +120,4 @@ format: venv ## mend style and format
 	$(BIN)/ruff format
 
 clean: ## remove what make built; runs/ stays
-	rm -rf $(VENV) build dist palm_mtf.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(VENV)-oldest build dist palm_mtf.egg-info .pytest_cache .ruff_cache .hypothesis

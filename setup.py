@@ -99,16 +99,23 @@ setup(
       "six>=1.16,<2",
     ],
     "tensorboard": ["tensorboard>=2.20,<3"],
+    # What tests compare with: clients of serve, and libraries that read what
+    # export writes.
     "test": [
+      "aiohttp>=3.14,<4",
+      "gguf>=0.19,<0.20",
       "hypothesis>=6.100",
       "jax>=0.10,<0.11",
+      "openai>=3,<4",
       "optax>=0.2.8,<0.3",
       "packaging>=24",
       "pytest>=9,<10",
       "pytest-timeout>=2.4,<3",
       "pytest-xdist>=3.8,<4",
       "ruff>=0.17.5,<0.18",
+      "safetensors>=0.8,<0.9",
       "setuptools>=77",
+      "tokenizers>=0.23,<0.24",
     ],
   },
 )

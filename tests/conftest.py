@@ -30,6 +30,7 @@ from palm_mtf.machine.host_memory import (
   limit_arenas,
   resident_bytes,
 )
+from tests import claims
 
 # As a command does it: tests find on stderr what the user does.
 configure_logging()
@@ -68,6 +69,11 @@ with pytest.MonkeyPatch.context() as patch:
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+  """Checks the tests that README.md names as proofs."""
+  config.pluginmanager.register(claims)
+
+
 def pytest_collection_finish() -> None:
   """Spares the collector of garbage what was imported: it stays."""
   gc.collect()
@@ -102,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """
   items.sort(key=lambda item: not _LARGEST.search(item.path.name))
   for item in items:
-    if item.get_closest_marker("slow"):
+    if claims.is_slow(item):
       item.add_marker(pytest.mark.timeout(_SLOW_SECS))
 
 

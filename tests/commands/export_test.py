@@ -138,15 +138,16 @@ def test_a_folder_that_is_no_model_is_told(tmp_path, capsys):
   assert "give the folder of a model of trans" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.parametrize(
   "block, norm", [("parallel", "layer_norm"), ("serial", "rms_norm")]
 )
 def test_transformers_computes_our_logits_and_our_greedy_text(
   block, norm, finished, corpus, tmp_path, capsys
 ):
-  torch = pytest.importorskip("torch")
-  transformers = pytest.importorskip("transformers")
+  import torch
+  import transformers
+
   run, output = tmp_path / "run", str(tmp_path / "model")
   assert runs.run("train", corpus, run, BLOCK=block, NORM=norm) == 0
   assert main(["export", "--model_dir", str(run), "--output", output]) == 0

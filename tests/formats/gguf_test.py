@@ -105,10 +105,12 @@ def run(request, corpus, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llama_cpp():
-  return pytest.importorskip("llama_cpp")
+  import llama_cpp
+
+  return llama_cpp
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_llama_cpp_computes_our_logits_and_our_greedy_text(
   dtype, llama_cpp, run, tmp_path, capsys
@@ -136,7 +138,7 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
   assert found["choices"][0]["text"] == ours
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 def test_llama_cpp_has_the_ids_of_the_vocabulary(llama_cpp, finished, tmp_path):
   path = _export(finished, tmp_path, "float16")
   model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)

@@ -55,7 +55,6 @@ def _harness(*flags, **keywords):
 @pytest.fixture(scope="module")
 def measured(finished, tmp_path_factory):
   """Results of the harness, and the samples of each task."""
-  pytest.importorskip("lm_eval")
   folder = tmp_path_factory.mktemp("tasks")
   data = folder / "documents.jsonl"
   data.write_text("".join(f"{json.dumps(x)}\n" for x in DOCUMENTS))
@@ -92,7 +91,7 @@ def _printed(command, finished, capsys, *flags) -> list[dict]:
   return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 def test_options_have_the_likelihoods_of_score(
   measured, finished, tmp_path, capsys
 ):
@@ -115,7 +114,7 @@ def test_options_have_the_likelihoods_of_score(
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 def test_bits_per_byte_of_documents_are_those_of_score(
   measured, finished, capsys
 ):
@@ -126,7 +125,7 @@ def test_bits_per_byte_of_documents_are_those_of_score(
   assert found == pytest.approx(total["bits_per_byte"], rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 def test_greedy_texts_are_those_of_generate(measured, finished, capsys):
   _, samples = measured
   flags = [flag for x in DOCUMENTS for flag in ("--prompt", x["question"])]
@@ -137,9 +136,8 @@ def test_greedy_texts_are_those_of_generate(measured, finished, capsys):
   assert found == expected
 
 
-@pytest.mark.slow
+@pytest.mark.peers
 def test_a_wrong_setting_is_one_line(finished, tmp_path):
-  pytest.importorskip("lm_eval")
   done = _harness(
     *("--model", "palm_mtf", "--tasks", "arc_easy"),
     *("--model_args", f"model_dir={finished},STRIDES=3"),

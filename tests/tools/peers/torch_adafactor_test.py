@@ -7,10 +7,12 @@ import pytest
 from tests.mtf_testing import relative_error
 from tests.tools.peers.oracle_steps import initial_parameters, oracle_steps
 
-torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
 
 
 def test_it_takes_the_oracle_s_steps():
+  import torch
+
   from tools.peers.torch_adafactor import Adafactor
 
   parameters = {n: torch.tensor(x) for n, x in initial_parameters().items()}
