@@ -23,6 +23,7 @@ IMPORTS = {
   "__init__": "_old_names",
   "errors": "",
   "console": "",
+  "json_text": "",
   "config": "errors",
   "machine": "config",
   "_tf": "machine",
@@ -35,31 +36,31 @@ IMPORTS = {
   "optim": "_tf config accounting ops",
   "decode": "_tf config machine accounting ops mesh model native",
   "programs": "_tf errors config ops native mesh model optim decode",
-  "rates": "_tf console config machine accounting ops mesh programs",
-  "model_dir": "_tf errors",
+  "rates": "_tf console json_text config machine accounting ops mesh programs",
+  "model_dir": "_tf errors json_text",
   "report": "__init__ errors model_dir",
-  "trace": "_tf programs model_dir",
-  "data": "_tf errors console config model_dir",
-  "checkpoints": "_tf errors config accounting mesh model_dir data",
+  "trace": "_tf json_text programs model_dir",
+  "data": "_tf errors console json_text config model_dir",
+  "checkpoints": "_tf errors json_text config accounting mesh model_dir data",
   "huggingface": "errors config accounting data",
   "gguf": "errors config data huggingface",
   "saved_model": "_tf config accounting model data",
-  "formats": "_tf config accounting model_dir data checkpoints huggingface "
-  "gguf saved_model",
-  "cluster": "__init__ _tf errors console config machine native mesh data "
-  "checkpoints",
+  "formats": "_tf json_text config accounting model_dir data checkpoints "
+  "huggingface gguf saved_model",
+  "cluster": "__init__ _tf errors console json_text config machine native mesh "
+  "data checkpoints",
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
   "serving": "errors config data inference",
-  "evaluation": "_tf errors console config model_dir data checkpoints "
-  "inference",
-  "training": "__init__ _tf errors config machine accounting ops mesh "
-  "programs rates model_dir trace data checkpoints cluster inference "
+  "evaluation": "_tf errors console json_text config model_dir data "
+  "checkpoints inference",
+  "training": "__init__ _tf errors json_text config machine accounting ops "
+  "mesh programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
   "sweep": "errors config machine accounting model_dir training",
   "pods": "_tf errors config ops mesh programs cluster training",
-  "commands": "__init__ _tf errors console config machine accounting mesh "
-  "rates model_dir report data checkpoints huggingface formats cluster "
+  "commands": "__init__ _tf errors console json_text config machine accounting "
+  "mesh rates model_dir report data checkpoints huggingface formats cluster "
   "inference serving evaluation training sweep",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors console config machine model_dir",
@@ -77,7 +78,10 @@ DATA_IMPORTS = {
   "tokens": "sources workers filters vocabulary",
   "batches": "sources filters vocabulary tokens",
 }
-PURE = {"__init__", "_old_names", "accounting", "config", "errors", "machine"}
+PURE = {
+  *("__init__", "_old_names", "accounting", "config", "errors", "json_text"),
+  "machine",
+}
 GRAPH = {
   *("_tf", "ops", "native", "mesh", "model", "layers", "optim", "decode"),
   "programs",
@@ -97,6 +101,14 @@ ONLY_IMPORTERS = {
   "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/serving/",
+}
+
+# Where Python's own writer of JSON is called, which writes NaN as NaN.
+JSON_WRITERS = {
+  "palm_mtf/json_text.py",  # which all others call
+  "palm_mtf/data/sources/read_files.py",  # shows the user's value in a message
+  "palm_mtf/huggingface/safetensors.py",  # names, shapes and offsets, no floats
+  "palm_mtf/model_dir/sealed.py",  # text that is hashed, never written
 }
 
 # Import without TensorFlow: commands check all input before they import it.
@@ -120,7 +132,10 @@ STARTERS = {
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 # Of palm_mtf, its folders aside.
-ROOT_FILES = {"__init__", "__main__", "_old_names", "_tf", "console", "errors"}
+ROOT_FILES = {
+  *("__init__", "__main__", "_old_names", "_tf", "console", "errors"),
+  "json_text",
+}
 
 
 def _module_name(path: str) -> str:
@@ -241,6 +256,20 @@ def test_the_package_imports_neither_tasks_nor_tools_nor_tests():
     if name.split(".")[0] in ("tasks", "tests", "tools")
     or name.split(".")[:2] == ["palm_mtf", "tasks"]
   )
+
+
+def _writes_json(node: ast.AST) -> bool:
+  return (
+    isinstance(node, ast.Attribute)
+    and node.attr in ("dump", "dumps", "JSONEncoder")
+    and ast.unparse(node.value) == "json"
+  )
+
+
+def test_whatever_writes_json_calls_json_text():
+  found = {path for path in PACKAGE if any(map(_writes_json, nodes_of(path)))}
+  # The answers of serve are tested one by one.
+  assert {x for x in found if _part(x) != "serving"} == JSON_WRITERS
 
 
 def _opens(node: ast.AST) -> bool:

@@ -11,7 +11,6 @@ files, without TensorFlow.
 import contextlib
 import dataclasses
 import datetime
-import json
 import logging
 import operator
 import os
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palm_mtf.checkpoints.open_weights import OpenWeights
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.layout import ModelDir, step_of
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
 
@@ -323,7 +323,7 @@ def write_manifest(
     files[name] = os.path.getsize(path), hash_file(path)
   content = sealed({**dataclasses.asdict(manifest), "files": files}, _SEAL)
   with open(os.path.join(folder, MANIFEST), "w", encoding="utf-8") as file:
-    json.dump(content, file, indent=1)
+    file.write(json_text(content, indent=1))
 
 
 def last_good(newest: Checkpoint | None) -> str:

@@ -19,6 +19,7 @@ from palm_mtf.cluster.server_process import ServerSettings
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
@@ -189,7 +190,7 @@ def _start(settings: ServerSettings) -> _Server:
     stderr=log,
     env={**os.environ, "PYTHONPATH": path},
   )
-  line = json.dumps(dataclasses.asdict(settings)) + "\n"
+  line = json_text(dataclasses.asdict(settings)) + "\n"
   process.stdin.write(line.encode())
   process.stdin.flush()
   return _Server(settings, process, log)

@@ -12,6 +12,7 @@ from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints import host_files
 from palm_mtf.data.batches import host_batches
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.host_functions import token_of
 from palm_mtf.native.operations import operations
@@ -79,7 +80,7 @@ def publish(
     has_native=operations() is not None,
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
-    text = json.dumps(dataclasses.asdict(info))
+    text = json_text(dataclasses.asdict(info))
     session.run(
       [_assign(_INFO, text), _assign(_CLAIM, ""), _assign(_SILENT, "")]
     )
@@ -145,7 +146,7 @@ def claim_server(
   with _session(address, secs) as session:
     with session.graph.as_default():
       held = _read(_CLAIM)
-      assign = _assign(_CLAIM, json.dumps(dataclasses.asdict(mine)))
+      assign = _assign(_CLAIM, json_text(dataclasses.asdict(mine)))
     other = _claim_of(session.run(held))
     if other and other.incarnation != mine.incarnation:
       with contextlib.suppress(NoAnswerError):
@@ -171,7 +172,7 @@ def follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
       found = session.run(held)
       if claim := _claim_of(found):
         yield claim
-        told = json.dumps({"claim": found.decode(), "peers": list(silent)})
+        told = json_text({"claim": found.decode(), "peers": list(silent)})
         if told != published:
           session.run(publish_silent, {text: told})
           published = told

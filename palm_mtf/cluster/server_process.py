@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from palm_mtf.console import configure_logging
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import limit_arenas
 
 _PR_SET_PDEATHSIG = 1
@@ -36,7 +37,7 @@ def serve(settings: ServerSettings) -> None:
   from palm_mtf.cluster.connect import start_server
 
   server = start_server(settings.num_devices, num_threads=len(settings.cores))
-  print(json.dumps({"address": server.target.removeprefix("grpc://")}))
+  print(json_text({"address": server.target.removeprefix("grpc://")}))
   sys.stdout.flush()
   sys.stdin.read()  # ends when the client does, even killed
   os._exit(0)  # a TensorFlow server has no other way to stop

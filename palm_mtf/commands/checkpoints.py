@@ -5,7 +5,6 @@
 # `compare` alone reads tensors, and imports TensorFlow for that; the others
 # read manifests and hash files.
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.checkpoints.retention import removable, remove_checkpoint
 from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.layout import ModelDir, step_of
@@ -65,7 +65,7 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
     rows.append({"step": step, "path": path, "state": "set aside"})
   if as_json:
     for row in rows:
-      print(json.dumps(row))
+      print(json_text(row))
     return
   head = ("step", "written", "megabytes", "loss", "validation loss", "state")
   table = [
@@ -101,7 +101,7 @@ def verify(*, model_dir: str, as_json: bool) -> None:
       continue  # by the run, which trains meanwhile
     # A checkpoint of gigabytes is hashed for seconds: each is printed at once.
     row = {"step": step_of(path), "path": path, "state": state}
-    print(json.dumps(row) if as_json else f"{path}  {row['state']}")
+    print(json_text(row) if as_json else f"{path}  {row['state']}")
     if row["state"] != _WHOLE:
       damaged.append(os.path.basename(path))
   if damaged:
@@ -140,7 +140,7 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
     "bitwise_equal": ours == theirs and not differences,
   }
   if as_json:
-    print(json.dumps(results))
+    print(json_text(results))
     return
   for name, value in results.items():
     title = name.replace("_", " ")
@@ -192,7 +192,7 @@ def prune(
         shutil.rmtree(path)
   for path, reason in sorted(removed.items()):
     row = {"removed": path, "reason": reason}
-    print(json.dumps(row) if as_json else f"removed {path} ({reason})")
+    print(json_text(row) if as_json else f"removed {path} ({reason})")
   if not removed and not as_json:
     print(f"nothing to remove: {model_dir} has {len(whole)} checkpoints")
 
@@ -266,7 +266,7 @@ def _differences(
     # Bytes, not values: -0 equals 0, and what is no number equals nothing.
     if a.tobytes() != b.tobytes():
       largest = float(np.max(np.abs(a.astype(np.float64) - b)))
-      # JSON has neither infinity nor what is no number.
+      # As a text, because JSON would have null in its place.
       differences[name] = largest if np.isfinite(largest) else str(largest)
   return differences
 

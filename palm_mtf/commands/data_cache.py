@@ -6,7 +6,6 @@
 # sources that have none. data/tokens/cache.py finds a store by a hash of its
 # text, so that runs share it, wherever the text lies.
 
-import json
 import os
 import time
 
@@ -15,6 +14,7 @@ from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.tokens.cache import cache_stores
 from palm_mtf.data.tokens.store import TokenStore
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 
@@ -49,7 +49,7 @@ def data_cache(
   for source, (path, store) in zip(sources, stores, strict=True):
     result = {"source": source.name, "path": path, **_describe(path, store)}
     lines = [f"{name:24} {_text(value)}\n" for name, value in result.items()]
-    print(json.dumps(result) if as_json else "".join(lines))
+    print(json_text(result) if as_json else "".join(lines))
   if not as_json:
     print(f"{'secs':24} {secs:.1f}")
 

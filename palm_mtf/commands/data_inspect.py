@@ -8,7 +8,6 @@
 
 import collections
 import itertools
-import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +16,7 @@ from palm_mtf.config import Config
 from palm_mtf.data.batches.batches import Batch, Batches, batch_hash
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 
@@ -40,7 +40,7 @@ def data_inspect(
   num_rows = config.inspection.inspect_rows
   for step in config.inspection.inspect_steps:
     result = describe_step(batches, step, vocabulary, num_rows)
-    print(json.dumps(result) if as_json else "\n".join(_lines(result)))
+    print(json_text(result) if as_json else "\n".join(_lines(result)))
 
 
 def describe_step(

@@ -8,7 +8,6 @@
 # the numbers are printed.
 
 import dataclasses
-import json
 import logging
 from collections.abc import Iterator, Sequence
 
@@ -24,6 +23,7 @@ from palm_mtf.data.statistics.survey import Measured, Survey, survey
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 _logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def data_statistics(
   }
   if as_json:
     found = _as_json(result)
-    print(json.dumps({**found, "filters": removed} if removed else found))
+    print(json_text({**found, "filters": removed} if removed else found))
   else:
     print("\n".join([*_lines(result), *_filter_lines(removed)]))
 

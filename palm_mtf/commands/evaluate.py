@@ -7,7 +7,6 @@
 # EVAL_CHECKPOINTS names.
 
 import dataclasses
-import json
 import math
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
 from palm_mtf.inference.prompts import check_room
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
@@ -137,7 +137,7 @@ def _warn_if_slow(model: PalmConfig, mesh: MeshLayout) -> None:
 
 def _print_results(results: dict[str, object], as_json: bool) -> None:
   if as_json:
-    print(json.dumps(results))
+    print(json_text(results))
     return
   for name, value in results.items():
     text = f"{value:.4f}" if isinstance(value, float) else value
@@ -150,7 +150,7 @@ def _print_outcome(
   """Prints a line for each metric, the first under a head."""
   # At once: the next checkpoint may be hours away.
   if as_json:
-    print(json.dumps(dataclasses.asdict(outcome)), flush=True)
+    print(json_text(dataclasses.asdict(outcome)), flush=True)
     return
   if not has_head:
     print(

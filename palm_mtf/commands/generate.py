@@ -3,7 +3,6 @@
 """`palm_mtf generate`: continues texts by the newest checkpoint."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.continue_prompts import open_generator
 from palm_mtf.inference.prompts import check_prompts, check_room, read_prompts
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
@@ -125,7 +125,7 @@ def _print_all(
   ):
     for number, result in enumerate(results):
       if as_json:
-        print(json.dumps(_record(prompt, number, result)))
+        print(json_text(_record(prompt, number, result)))
       else:
         sample = f" ({number + 1})" if len(results) > 1 else ""
         print(f"--- {prompt!r}{sample}\n{prompt}{result.text}\n")

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf import`: a model of transformers becomes a checkpoint."""
 
-import json
 import os
 import shutil
 
@@ -17,6 +16,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.huggingface.architecture import from_config, read_config
 from palm_mtf.huggingface.folder import VOCABULARY, TensorFiles
 from palm_mtf.huggingface.weights import check_shapes, imported
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import new_folder
 from palm_mtf.model_dir.layout import ModelDir
 
@@ -87,6 +87,6 @@ def _gin_text(model: PalmConfig, packing: str) -> str:
     'TEXT_FILES = "set TEXT_FILES or TASK"',
     "VOCABULARY = None",  # that of the folder
     # JSON writes texts and numbers as gin reads them.
-    *(f"{name} = {json.dumps(value)}" for name, value in settings.items()),
+    *(f"{name} = {json_text(value)}" for name, value in settings.items()),
   ]
   return "\n".join(lines) + "\n"

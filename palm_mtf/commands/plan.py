@@ -3,7 +3,6 @@
 """`palm_mtf plan`: predicts time, memory and cost of a run, by arithmetic."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from palm_mtf.config import PlanConfig
 from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.mesh_layout import check
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.machine.cache_folder import measured_hardware
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -70,7 +70,7 @@ def plan(
     record, text, draw = curves(config), curves_text, write_curves_picture
   else:
     record, text = plan_of(config), plan_text
-  print(json.dumps(record) if as_json else text(record))
+  print(json_text(record) if as_json else text(record))
   if plot:
     draw(record, os.path.expanduser(plot))
 
@@ -104,7 +104,7 @@ def print_table3(
     as_json: whether to print one JSON object a row.
   """
   rows = table3(hardware_of)
-  print("\n".join(map(json.dumps, rows)) if as_json else table3_text(rows))
+  print("\n".join(map(json_text, rows)) if as_json else table3_text(rows))
 
 
 def calibrate(
@@ -141,7 +141,7 @@ def calibrate(
   path = measured_hardware()
   lines = [f"{name} = {value!r}" for name, value in macros.items()]
   write_atomically(path, "\n".join([*lines, ""]).encode())
-  print(json.dumps({"file": path, **macros}) if as_json else path)
+  print(json_text({"file": path, **macros}) if as_json else path)
   if not as_json:
     print("\n".join(lines))
 

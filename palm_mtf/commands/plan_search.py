@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf plan --search`: the fastest layouts that fit, best first."""
 
-import json
 import math
 import os
 
@@ -17,6 +16,7 @@ from palm_mtf.accounting.search import (
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.config import PlanConfig
 from palm_mtf.errors import UserError, check_count
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.report.search_text import search_text
 
@@ -57,7 +57,7 @@ def print_search(
   best = result.fitting[0]
   records = [_record(each, best) for each in result.fitting[:_NUM_SHOWN]]
   if as_json:
-    print("\n".join(map(json.dumps, records)))
+    print("\n".join(map(json_text, records)))
   else:
     print(search_text(records, num_devices, _summary(result, config)))
   if output:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf score`: prints the likelihood of texts by the newest checkpoint."""
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,6 +13,7 @@ from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.score_inputs import ScoreItem, given_texts, read_items
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
@@ -77,7 +77,7 @@ def score(
   totals = [*_totals(items, records)]
   if as_json:
     for record in [*records, *totals]:
-      print(json.dumps(record))
+      print(json_text(record))
   else:
     _print_table(items, records, totals)
 

@@ -5,7 +5,6 @@
 # sweep/ has the steps: runs, runner, table, law_report, picture.
 
 import dataclasses
-import json
 import logging
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from palm_mtf.config import ConfigOfSweep
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.tokens.cache import cache_stores
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.model_dir.lock import training_lock
@@ -80,10 +80,10 @@ def _report(
   law = None if why else law_record(rows, budget)
   results = {"runs": rows, "law": law}
   write_atomically(where.table, table_csv(rows))
-  write_atomically(where.results, json.dumps(results).encode())
+  write_atomically(where.results, json_text(results).encode())
   write_atomically(where.picture, picture(runs, law))
   if as_json:
-    print("\n".join(map(json.dumps, [*rows, {"law": law}])))
+    print("\n".join(map(json_text, [*rows, {"law": law}])))
   else:
     print(f"{table_text(rows)}\n\n{law_text(law) if law else why}")
   _logger.info(f"{where.picture}, {where.table} and {where.results} have all")

@@ -4,7 +4,6 @@
 
 # training/prepare.py has the checks, training/loop.py the loop.
 
-import json
 import logging
 import os
 import shlex
@@ -17,6 +16,7 @@ from palm_mtf.checkpoints.retention import quarantine_damaged
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.lock import training_lock
@@ -71,7 +71,7 @@ def _predict(job: TrainJob) -> None:
   if plan:
     _logger.info(prediction_line(plan))
     path = ModelDir(job.model_dir).plan
-    write_atomically(path, json.dumps(plan).encode())
+    write_atomically(path, json_text(plan).encode())
 
 
 def _run(job: TrainJob) -> TrainOutcome:

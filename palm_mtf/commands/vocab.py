@@ -5,7 +5,6 @@
 # A run without VOCABULARY trains its own, of its training split. This one is
 # for many runs, and learns from every document of --input, held out or not.
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +25,7 @@ from palm_mtf.data.vocabulary.training import (
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, check_count
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 
 # Flags in place of the macros that messages name elsewhere. No weights.
@@ -173,7 +173,7 @@ def _fit_results(fit: Fit) -> dict[str, int | float]:
 
 def _print(results: Mapping[str, Any], as_json: bool) -> None:
   if as_json:
-    print(json.dumps(results))
+    print(json_text(results))
     return
   width = max(map(len, results)) + 2
   for name, value in results.items():

@@ -19,6 +19,7 @@ from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.generator import Generator
 from palm_mtf.inference.scorer import Example, Scorer
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.json_lines import (
   JsonLinesWriter,
   read_json_lines,
@@ -209,15 +210,16 @@ class AnswerJournal:
     self._known: dict[str, dict[int, object]] = {}
     self._answered = answered
     header, *answers = list(read_json_lines(path, object)) or [None]
-    if header != json.loads(json.dumps(depends_on)):
+    if header != json.loads(json_text(depends_on)):
       answers = []
     for answer in answers:
       if not _is_answer(answer):
         raise UserError(
-          f"{path}: {json.dumps(answer)[:40]} is no answer; remove the line."
+          f"{path}: {json_text(answer)[:40]} is no answer; remove the line."
         )
       kind, number, value = answer
-      self._known.setdefault(kind, {})[number] = value
+      if value is not None:  # null: a score that was not finite is asked again
+        self._known.setdefault(kind, {})[number] = value
     write_json_lines(path, [depends_on, *answers])  # without half a line
     self._lines = JsonLinesWriter(path)
 

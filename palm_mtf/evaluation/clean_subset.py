@@ -11,7 +11,6 @@ contaminated makes all of them so. Examples of fewer than 8 words are clean.
 """
 
 import hashlib
-import json
 import logging
 import os
 import urllib.parse
@@ -32,6 +31,7 @@ from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
 from palm_mtf.data.statistics.contained_examples import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.seqio_tasks import EvalTask
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.sealed import read_sealed, sealed
@@ -75,7 +75,7 @@ def clean_examples(
   if missing:
     for task, numbers in _search(sources, missing).items():
       content = {"examples": len(task.targets), "contaminated": numbers}
-      write_atomically(paths[task], json.dumps(sealed(content, _SEAL)).encode())
+      write_atomically(paths[task], json_text(sealed(content, _SEAL)).encode())
       found[task] = numbers
   clean = {}
   for task, numbers in found.items():

@@ -13,7 +13,6 @@ MODEL_DIR/eval/contamination/...                     see clean_subset.py
 
 import dataclasses
 import functools
-import json
 import logging
 import os
 import urllib.parse
@@ -36,6 +35,7 @@ from palm_mtf.evaluation.seqio_tasks import (
   TaskResult,
   open_eval_tasks,
 )
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.events import EventsWriter
 from palm_mtf.model_dir.json_lines import write_json_lines
@@ -167,7 +167,7 @@ class TaskEvaluation:
         "examples the inputs were too long and lost their beginning"
       )
     write_json_lines(f"{path}.jsonl", result.records, _as_json)
-    content = json.dumps(dataclasses.asdict(outcome), indent=1).encode()
+    content = json_text(dataclasses.asdict(outcome), indent=1).encode()
     if _read(f"{path}.json") == content:
       return  # TensorBoard has it
     write_atomically(f"{path}.json", content)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """--format=hf: a folder that Hugging Face transformers loads."""
 
-import json
 import logging
 import math
 import os
@@ -17,6 +16,7 @@ from palm_mtf.huggingface.tokenizer import (
   why_not_exact,
 )
 from palm_mtf.huggingface.weights import exported, tensor_shapes
+from palm_mtf.json_text import json_text
 
 _logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class HuggingFaceFolder:
     os.mkdir(path)
     for name, content in self._json_files().items():
       with open(os.path.join(path, name), "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
+        file.write(json_text(content, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(self._trained.vocabulary.model)
     write_safetensors(

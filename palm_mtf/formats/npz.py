@@ -7,7 +7,6 @@ config.json        the macros of the architecture, constants and token ids
 vocabulary.model   the SentencePiece model
 """
 
-import json
 import math
 import os
 import zipfile
@@ -18,6 +17,7 @@ from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.formats.trained_model import Reader, TrainedModel
 from palm_mtf.huggingface.architecture import NORM_EPSILON, ROTARY_BASE
 from palm_mtf.huggingface.folder import VOCABULARY
+from palm_mtf.json_text import json_text
 
 
 class NpzFolder:
@@ -45,7 +45,7 @@ class NpzFolder:
       "step": trained.step,
     }
     with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
-      json.dump(described, file, indent=1)
+      file.write(json_text(described, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(trained.vocabulary.model)
     # As np.savez, which would hold all arrays in memory at once.

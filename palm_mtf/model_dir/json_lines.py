@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically, writing
 
 
@@ -27,7 +28,7 @@ class JsonLinesWriter:
 
   def write(self, value: object) -> None:
     """Appends a JSON value; raises UserError where the disk is full."""
-    line = memoryview(json.dumps(value).encode() + b"\n")
+    line = memoryview(json_text(value).encode() + b"\n")
     with writing(self._file.name, None):
       while line:  # the system may write a part
         line = line[self._file.write(line) :]
@@ -87,6 +88,6 @@ def write_json_lines(
   values: Iterable[object],
   default: Callable[[object], object] | None = None,
 ) -> None:
-  """Writes a file atomically, `default` as in `json.dumps`."""
-  lines = [json.dumps(value, default=default) + "\n" for value in values]
+  """Writes a file atomically, `default` as in `json_text`."""
+  lines = [json_text(value, default=default) + "\n" for value in values]
   write_atomically(path, "".join(lines).encode())

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Iterator
 
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import writing
 from palm_mtf.model_dir.layout import ModelDir
 
@@ -71,7 +72,7 @@ def _lock(model_dir: str, path: str) -> int:
   holder = {"pid": os.getpid(), "host": socket.gethostname()}
   with contextlib.suppress(OSError):  # a full disk: the lock holds without it
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps(holder).encode())
+    os.write(descriptor, json_text(holder).encode())
   return descriptor
 
 

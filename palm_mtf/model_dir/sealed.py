@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from palm_mtf.json_text import json_text
+
 
 def hash_file(path: str) -> str:
   """Returns the BLAKE2b hash of a file, 128 bits, in hexadecimal."""
@@ -17,7 +19,7 @@ def hash_file(path: str) -> str:
 def sealed(content: Mapping[str, object], key: str) -> dict[str, Any]:
   """Returns JSON content with its hash at `key`."""
   # The hash is of the content as it is read again: JSON has no tuples.
-  content = json.loads(json.dumps(content))
+  content = json.loads(json_text(content))
   return {**content, key: _hash_content(content)}
 
 

@@ -5,10 +5,9 @@
 `python -m palm_mtf.rates.measure` prints a JSON object {name: text}.
 """
 
-import json
-
 from palm_mtf._tf import tf
 from palm_mtf.console import configure_logging
+from palm_mtf.json_text import json_text
 from palm_mtf.mesh.session import session_config
 from palm_mtf.rates.peak_flops import fastest_call_secs, measured_flops_per_sec
 
@@ -45,4 +44,4 @@ def read_bytes_per_sec() -> float:
 
 if __name__ == "__main__":
   configure_logging()
-  print(json.dumps(described_rates()))
+  print(json_text(described_rates()))

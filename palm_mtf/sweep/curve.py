@@ -3,6 +3,7 @@
 """Validation loss of a run against training time, tokens and FLOPs."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from palm_mtf.model_dir.json_lines import read_json_lines
@@ -15,7 +16,7 @@ class Curve:
   """The evaluations of a run, each list by evaluation.
 
   Attributes:
-    losses: validation losses, nats a token.
+    losses: validation losses, nats a token; NaN for one that is not finite.
     tokens: training tokens before each.
     flops: model FLOPs of these tokens.
     secs: seconds of the steps before each, without evaluations, checkpoints
@@ -37,7 +38,9 @@ def read_curve(run: SweepRun) -> Curve:
     secs += line.get("step_secs", 0.0) * (line["step"] - last_step)
     last_step = line["step"]
     if "validation_loss" in line:
-      points.append((line["validation_loss"], line["tokens"], secs))
+      loss = line["validation_loss"]  # null where it is not finite
+      loss = math.nan if loss is None else loss
+      points.append((loss, line["tokens"], secs))
   return Curve(
     losses=[loss for loss, _, _ in points],
     tokens=[tokens for _, tokens, _ in points],

@@ -21,11 +21,15 @@ def runs_to_fit(rows: Sequence[Row]) -> list[Row]:
   """Returns the best of the finished runs of each size and number of tokens."""
   best: dict[tuple[int, int], Row] = {}
   for row in rows:
-    if row["outcome"] == FINISHED and not row["held_out"]:
+    if _has_result(row) and not row["held_out"]:
       key = row["parameters"], row["tokens"]
       if key not in best or row["loss"] < best[key]["loss"]:
         best[key] = row
   return list(best.values())
+
+
+def _has_result(row: Row) -> bool:
+  return row["outcome"] == FINISHED and row["loss"] is not None
 
 
 def why_no_law(rows: Sequence[Row]) -> str:
@@ -84,7 +88,7 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
         "measured": row["loss"],
       }
       for row in rows
-      if row["held_out"] and row["outcome"] == FINISHED
+      if row["held_out"] and _has_result(row)
     ],
   }
 

@@ -4,6 +4,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +20,14 @@ def rows_of(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
   """Returns a row for each run, by column.
 
   `flops` are model FLOPs, `secs` those of its steps, `loss` is the last
-  validation loss in nats a token and `best_loss` the lowest.
+  validation loss in nats per token and `best_loss` the lowest finite one. Both
+  may be None: a loss that is not finite counts as none.
   """
   rows = []
   for run in runs:
     curve = read_curve(run)
     tokens = curve.tokens[-1] if curve.losses else 0
+    finite = [x if math.isfinite(x) else None for x in curve.losses]
     rows.append(
       {
         "run": run.name,
@@ -33,8 +36,8 @@ def rows_of(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
         "flops": tokens * run.flops_per_token,
         "flops_per_token": run.flops_per_token,
         "secs": curve.secs[-1] if curve.losses else 0.0,
-        "loss": curve.losses[-1] if curve.losses else None,
-        "best_loss": min(curve.losses, default=None),
+        "loss": finite[-1] if finite else None,
+        "best_loss": min((x for x in finite if x is not None), default=None),
         "outcome": read_outcome(where, run.name) or "not finished",
         "held_out": run.is_held_out,
       }

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of a traced step: MODEL_DIR/traces/step_00000020.json."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
@@ -38,7 +38,7 @@ def keep_trace(
   """
   trace = read_trace(calls, program)
   path = f"{ModelDir(model_dir).trace(step)}.json"
-  write_atomically(path, json.dumps(chrome_trace(trace, step)).encode())
+  write_atomically(path, json_text(chrome_trace(trace, step)).encode())
   figures = step_figures(trace)
   return KeptTrace(
     f"{_headline(step, trace.num_pods, figures)}: {path}", figures

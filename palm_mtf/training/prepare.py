@@ -47,6 +47,7 @@ from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.inference.prompts import check_prompts, check_room
+from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import described, resolved
 from palm_mtf.training.job import TrainJob
 
@@ -217,7 +218,7 @@ def _manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    settings=json.loads(json.dumps(settings)),  # as they are read again
+    settings=json.loads(json_text(settings)),  # as they are read again
     versions={
       "palm_mtf": __version__,
       "python": platform.python_version(),

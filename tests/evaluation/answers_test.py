@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf.evaluation.answers import AnswerJournal
+from tests import strict_json
 
 BY = {"checkpoint": "f00d", "SEED": 0}
 
@@ -36,3 +37,13 @@ def test_answers_of_another_checkpoint_or_setting_are_forgotten(tmp_path):
     assert other.known("score") == {}
   with journal(tmp_path) as first:
     assert first.known("score") == {}
+
+
+def test_a_score_that_is_not_finite_is_json_and_asked_again(tmp_path):
+  with journal(tmp_path) as first:
+    first.add("score", 0, float("-inf"))
+    first.add("score", 1, -1.5)
+    assert first.known("score") == {0: float("-inf"), 1: -1.5}
+  strict_json.load_lines(tmp_path / "eval" / "a.jsonl")
+  with journal(tmp_path) as again:
+    assert again.known("score") == {1: -1.5}

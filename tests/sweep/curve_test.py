@@ -4,7 +4,11 @@
 
 import json
 
+import numpy as np
+
+from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.sweep.curve import read_curve
+from palm_mtf.sweep.table import rows_of
 from tests.config.run_test import PALM
 from tests.sweep.laws import sweep_run
 
@@ -24,3 +28,17 @@ def test_seconds_are_those_of_all_steps_before_an_evaluation(tmp_path):
   parameters = 300 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 8 + 3 * 32 * 64)
   attention = 2 * 2 * 2 * 32 * PALM.sequence_length
   assert curve.flops == [192 * 3 * (2 * parameters + attention)]
+
+
+def test_losses_that_are_not_finite_are_nan_and_in_no_row(tmp_path):
+  # null as it is written now, NaN as by earlier versions.
+  losses = ["null", "4.0", "NaN"]
+  lines = [
+    f'{{"step": {i}, "tokens": {i}, "validation_loss": {loss}}}\n'
+    for i, loss in enumerate(losses, start=1)
+  ]
+  (tmp_path / "metrics.jsonl").write_text("".join(lines))
+  run = sweep_run(tmp_path)
+  np.testing.assert_array_equal(read_curve(run).losses, [np.nan, 4.0, np.nan])
+  (row,) = rows_of([run], SweepDir(str(tmp_path)))
+  assert (row["loss"], row["best_loss"]) == (None, 4.0)

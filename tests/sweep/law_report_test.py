@@ -46,6 +46,7 @@ def test_the_law_is_of_the_best_finished_run_of_each_size_and_tokens():
     row("c", 10, 20, 2.0, outcome="stopped early"),
     row("d", 10, 20, 2.0, held_out=True),
     row("e", 10, 0, None, outcome="not finished"),
+    row("f", 10, 20, None),  # its last loss was not finite
   ]
   assert runs_to_fit(given) == [best]
 

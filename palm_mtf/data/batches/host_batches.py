@@ -20,6 +20,7 @@ from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.batches.objectives import from_json, to_json
 from palm_mtf.data.batches.prefetch import Prefetcher
 from palm_mtf.data.tokens.store import read_store
+from palm_mtf.json_text import json_text
 
 
 class _Named(NamedTuple):
@@ -31,7 +32,7 @@ class _Named(NamedTuple):
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
   """Returns all that decides the training batches, as JSON."""
-  return json.dumps(
+  return json_text(
     {
       "stores": [os.path.abspath(x.folder) for x in corpus.stores],
       "sources": [[x.name, x.rate] for x in corpus.sources],

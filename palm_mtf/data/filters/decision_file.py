@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 
 _logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
   Raises:
     UserError: the disk is full, or the path may not be written.
   """
-  counts = json.dumps([len(each) for each in decisions]).encode()
+  counts = json_text([len(each) for each in decisions]).encode()
   # Most documents are kept: compressed, a million of them take a few KB.
   content = zlib.compress(counts + b"\n" + b"".join(decisions), 1)
   write_atomically(path, _hash(content) + content)

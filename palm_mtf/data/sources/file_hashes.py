@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from palm_mtf.console import progress_bar
 from palm_mtf.data.sources.find_files import TextFile, describe_file
 from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file
 
@@ -39,7 +40,7 @@ class FileDigests:
 
   def __exit__(self, *exception: object) -> None:
     if self._path and self._has_new:
-      content = json.dumps(self._known, indent=0).encode()
+      content = json_text(self._known, indent=0).encode()
       write_atomically(self._path, content)
       self._has_new = False
 

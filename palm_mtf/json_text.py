@@ -1,0 +1,48 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""JSON as the standard defines it, so that every parser reads what we write.
+
+Python's own `json.dumps` writes NaN and Infinity, which are not JSON: programs
+in other languages refuse the whole line.
+"""
+
+import json
+import math
+from collections.abc import Callable
+
+
+def json_text(
+  value: object,
+  *,
+  indent: int | None = None,
+  default: Callable[[object], object] | None = None,
+) -> str:
+  """Returns a value as JSON, with null for NaN and infinite numbers.
+
+  Args:
+    value: a JSON value, as `json.dumps` takes it.
+    indent: spaces per level, or None for one line.
+    default: function that turns a value of another type into a JSON value.
+
+  Raises:
+    TypeError: a value has another type, and there is no `default`.
+  """
+  return json.dumps(_finite(value, default), indent=indent, allow_nan=False)
+
+
+def _finite(value: object, default: Callable[[object], object] | None):
+  """Returns the value with None for each number that is not finite."""
+  if isinstance(value, dict):
+    return {_key(k): _finite(x, default) for k, x in value.items()}
+  if isinstance(value, list | tuple):
+    return [_finite(each, default) for each in value]
+  if isinstance(value, float):
+    return value if math.isfinite(value) else None
+  if default and not isinstance(value, str | int | None):
+    return _finite(default(value), default)
+  return value
+
+
+def _key(key: object) -> object:
+  is_finite = not isinstance(key, float) or math.isfinite(key)
+  return key if is_finite else str(key)
