@@ -46,11 +46,20 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     )
 
 
-def check_count(name: str, value: object, minimum: int = 1) -> None:
-  """Raises UserError unless `value` is an integer of at least `minimum`."""
-  if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+def check_count(
+  name: str, value: object, minimum: int = 1, maximum: int = 2**63 - 1
+) -> None:
+  """Raises UserError unless `value` is an integer from `minimum` to `maximum`.
+
+  The default maximum is the largest int64, in which counts are stored.
+  """
+  if type(value) is not int or value < minimum:
     raise UserError(
       f"{name} = {value!r}: give a whole number of at least {minimum}."
+    )
+  if value > maximum:
+    raise UserError(
+      f"{name} = {value:,}: give a whole number of at most {maximum:,}."
     )
 
 

@@ -42,7 +42,7 @@ IMPORTS = {
   "trace": "_tf json_text programs model_dir",
   "data": "_tf errors console json_text config model_dir",
   "checkpoints": "_tf errors json_text config accounting mesh model_dir data",
-  "huggingface": "errors config accounting data",
+  "huggingface": "errors config accounting model_dir data",
   "gguf": "errors config data huggingface",
   "saved_model": "_tf config accounting model data",
   "formats": "_tf json_text config accounting model_dir data checkpoints "
@@ -101,6 +101,8 @@ ONLY_IMPORTERS = {
   "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/serving/",
+  "ml_dtypes": "palm_mtf/huggingface/safetensors.py",
+  "safetensors": "palm_mtf/huggingface/safetensors.py",
 }
 
 # Where Python's own writer of JSON is called, which writes NaN as NaN.

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import keep_samples
 from palm_mtf.model_dir.sealed import sealed
 from palm_mtf.report.runs import read_runs
-from tests import checkpoint_files, runs
+from tests import checkpoint_files, runs, transformers_folder
 
 STEPS = [{"step": n, "loss": 8 - n / 10, "tokens": 64 * n} for n in range(1, 6)]
 
@@ -224,6 +225,36 @@ def read_index(folder: Path) -> None:
   command("checkpoints", "compare", prefix, prefix)
 
 
+def make_transformers(folder: Path) -> None:
+  transformers_folder.write(folder / "model", transformers_folder.MODEL)
+  transformers_folder.split(folder / "model")
+  path = folder / "model" / transformers_folder.SHARD
+  header, content = transformers_folder.read_parts(path)
+  # Bits of weights cannot be told from others: only the header is changed.
+  (folder / "header.json").write_text(json.dumps(header))
+  path.write_bytes(content)
+
+
+def read_transformers(folder: Path) -> None:
+  """Imports, and compares what is imported with what was written."""
+  model, output = folder / "whole", folder / "run"
+  shutil.copytree(folder / "model", model)
+  path = model / transformers_folder.SHARD
+  transformers_folder.write_parts(
+    path, (folder / "header.json").read_bytes(), path.read_bytes()
+  )
+  try:
+    command("import", str(model), "--output", str(output))
+  except UserError:
+    assert not output.exists()
+    raise
+  expected = transformers_folder.parameters(transformers_folder.MODEL)
+  runs.assert_same(expected, runs.read_tensors(output, 0))
+  command(
+    "score", "--model_dir", str(output), "--text", "one", "--print_config"
+  )
+
+
 # How files are made, which are changed, how they are read, and what else than a
 # UserError the reader's caller understands.
 KINDS: dict[str, tuple] = {
@@ -240,6 +271,7 @@ KINDS: dict[str, tuple] = {
   "kept": (make_kept, "d*", read_kept),
   "vocabulary": (make_vocabulary, "a.model", read_vocabulary),
   "index": (make_index, "weights.*", read_index),
+  "transformers": (make_transformers, "**/*.json", read_transformers),
 }
 # Libraries in C++ read these: a new seed might end the process.
 IN_CHILD = {"vocabulary", "index"}

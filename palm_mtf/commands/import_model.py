@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf import`: a model of transformers becomes a checkpoint."""
 
+import math
 import os
-import shutil
 
 from palm_mtf import __version__
 from palm_mtf.accounting.optimizer_state import NO_MOMENTS
@@ -13,9 +13,9 @@ from palm_mtf.commands.export import check_new
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.huggingface.architecture import from_config, read_config
+from palm_mtf.huggingface.config_file import read_config
 from palm_mtf.huggingface.folder import VOCABULARY, TensorFiles
-from palm_mtf.huggingface.weights import check_shapes, imported
+from palm_mtf.huggingface.weights import check_tensors, imported
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import new_folder
 from palm_mtf.model_dir.layout import ModelDir
@@ -33,8 +33,7 @@ def import_model(
       embedding have; None for the one in the folder.
   """
   check_new(output)
-  config = read_config(folder)
-  model, packing = from_config(config, folder)
+  architecture, model, packing = read_config(folder)
   if vocabulary_path is None:
     vocabulary_path = os.path.join(folder, VOCABULARY)
     if not os.path.exists(vocabulary_path):
@@ -45,11 +44,11 @@ def import_model(
   vocabulary = Vocabulary(vocabulary_path, setting="--vocabulary")
   vocabulary.check_size(model.vocab_size)
   files = TensorFiles(folder)
-  check_shapes(files.shapes, model, folder)
-  parameters = imported(model, config["architectures"][0], files.read)
+  num_bytes = _check_memory(files, folder)
+  check_tensors(files, model, folder)
+  parameters = imported(model, architecture, files.read)
   from palm_mtf.checkpoints.arrays import write_arrays
 
-  num_bytes = sum(x.nbytes for x in parameters.values())
   output = os.path.abspath(output)
   with new_folder(output, num_bytes, make_way=check_new) as partial:
     paths = ModelDir(partial)
@@ -57,10 +56,28 @@ def import_model(
     os.makedirs(checkpoint)
     write_arrays(os.path.join(checkpoint, WEIGHTS), parameters)
     write_manifest(checkpoint, _manifest(model, vocabulary))
-    shutil.copyfile(vocabulary_path, paths.vocabulary)
+    with open(paths.vocabulary, "wb") as file:
+      file.write(vocabulary.model)
     with open(paths.config, "w", encoding="utf-8") as file:
       file.write(_gin_text(model, packing))
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
+
+
+def _check_memory(files: TensorFiles, folder: str) -> int:
+  """Returns the bytes of all tensors in float32, if they fit into memory.
+
+  Raises:
+    UserError: this machine has less memory.
+  """
+  # A file with holes may claim any size.
+  needed = 4 * sum(map(math.prod, files.shapes.values()))
+  memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  if needed > memory:
+    raise UserError(
+      f"{folder}: its weights need {needed:,} bytes in float32, and this "
+      f"machine has {memory:,} of memory; use a larger machine."
+    )
+  return needed
 
 
 def _manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:

@@ -16,6 +16,8 @@ from palm_mtf.errors import (
   check_text,
 )
 
+PACKINGS = ("joined", "joined_masked", "packed", "single")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -106,9 +108,7 @@ class DataConfig:
     check_real("MEAN_SPAN_LENGTH", self.mean_span_length, 1.0, 1000.0)
     # Some text has to be held out, and most of it learnt.
     check_real("VALIDATION_SHARE", self.validation_share, 1e-4, 0.5)
-    check_choice(
-      "PACKING", self.packing, ["joined", "joined_masked", "packed", "single"]
-    )
+    check_choice("PACKING", self.packing, PACKINGS)
 
   @property
   def span_corruption(self) -> SpanCorruption:

@@ -6,6 +6,18 @@ import dataclasses
 
 from palm_mtf.errors import UserError, check_choice, check_count
 
+# Largest sizes. Every layer is built into the graph. Rotary embedding counts
+# positions in float32, which has every whole number up to 2**24.
+MAX_SIZES = {
+  "num_layers": 10_000,
+  "d_model": 2**24,
+  "num_heads": 2**24,
+  "d_kv": 2**24,
+  "d_ff": 2**24,
+  "vocab_size": 2**24,
+  "sequence_length": 2**24,
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PalmConfig:
@@ -60,16 +72,8 @@ class PalmConfig:
   objective: str = "causal"
 
   def __post_init__(self):
-    for name in (
-      "num_layers",
-      "d_model",
-      "num_heads",
-      "d_kv",
-      "d_ff",
-      "vocab_size",
-      "sequence_length",
-    ):
-      check_count(name.upper(), getattr(self, name))
+    for name, most in MAX_SIZES.items():
+      check_count(name.upper(), getattr(self, name), maximum=most)
     # Named by its macro here, not by a product's shape later.
     if self.d_kv % 2:
       raise UserError(

@@ -10,11 +10,6 @@ any number of key and value heads. Cohere multiplies logits by logit_scale,
 Granite divides them by logits_scaling: 1/sqrt(d_model) of PaLM 2.
 """
 
-import json
-import math
-import os
-from collections.abc import Mapping
-
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import UserError
 
@@ -23,11 +18,11 @@ _BY_SETTINGS = {
   ("parallel", "layer_norm"): COHERE,
   ("serial", "rms_norm"): GRANITE,
 }
-_SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
+SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
 NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
-# Our settings that are no part of these architectures. A key of our own keeps
-# them, which transformers leaves alone.
-_OWN = "palm_mtf"
+# Key of config.json, which transformers leaves alone, for our settings that are
+# no part of these architectures.
+OWN = "palm_mtf"
 
 
 def architecture_of(model: PalmConfig) -> str:
@@ -93,13 +88,13 @@ def to_config(
     "eos_token_id": eod_id,
     # Not 0: where it begins a text, transformers would mask it.
     "pad_token_id": eod_id,
-    _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
+    OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
   }
-  return config | _own_keys(architecture, model.d_model, model.d_kv)
+  return config | own_keys(architecture, model.d_model, model.d_kv)
 
 
-def _own_keys(architecture: str, d_model: int, d_kv: int) -> dict[str, object]:
-  """Returns what the config.json of one architecture alone has."""
+def own_keys(architecture: str, d_model: int, d_kv: int) -> dict[str, object]:
+  """Returns the keys of config.json that only one architecture has."""
   if architecture == COHERE:
     return {
       "model_type": "cohere",
@@ -116,121 +111,3 @@ def _own_keys(architecture: str, d_model: int, d_kv: int) -> dict[str, object]:
     "residual_multiplier": 1.0,
     "mlp_bias": False,
   }
-
-
-def read_config(folder: str) -> Mapping[str, object]:
-  """Returns the config.json of a folder.
-
-  Raises:
-    UserError: there is none, or it is no JSON object.
-  """
-  path = os.path.join(folder, "config.json")
-  try:
-    with open(path, encoding="utf-8") as file:
-      config = json.load(file)
-  except OSError as error:
-    raise UserError(
-      f"{path}: {error.strerror}; give the folder of a model of transformers."
-    ) from None
-  except ValueError:
-    config = None
-  if not isinstance(config, dict):
-    raise UserError(f"{path}: is no JSON object; copy it again.")
-  return config
-
-
-def from_config(
-  config: Mapping[str, object], what: str
-) -> tuple[PalmConfig, str]:
-  """Returns the architecture and PACKING that a config.json says.
-
-  Args:
-    config: config.json.
-    what: noun phrase for messages.
-
-  Raises:
-    UserError: it is of another model than ours; names the first difference.
-  """
-  named = config.get("architectures")
-  architecture = named[0] if isinstance(named, list) and named else None
-  if architecture not in _SETTINGS_OF:
-    raise UserError(
-      f"{what}: is a {architecture}; {' and '.join(_SETTINGS_OF)} are models "
-      "of palm_mtf."
-    )
-  own = _table(config, _OWN)
-  begins_with_eod = config.get("bos_token_id") == config.get("eos_token_id")
-  block, norm = _SETTINGS_OF[architecture]
-  heads = config.get("num_attention_heads")
-  key_heads = config.get("num_key_value_heads", heads)
-  is_shared = key_heads == 1
-  if not is_shared and key_heads != heads:
-    raise UserError(
-      f"{what}: num_key_value_heads = {key_heads!r}: keys and values have one "
-      f"head or num_attention_heads = {heads!r} in palm_mtf."
-    )
-  width = config.get("hidden_size")
-  try:
-    model = PalmConfig(
-      num_layers=config["num_hidden_layers"],
-      d_model=width,
-      num_heads=heads,
-      d_kv=config.get("head_dim") or width // heads,
-      d_ff=config["intermediate_size"],
-      vocab_size=config["vocab_size"],
-      sequence_length=config["max_position_embeddings"],
-      norm=norm,
-      block=block,
-      attention="multi_query" if is_shared else "multi_head",
-      activation_dtype="auto",
-      final_norm_scale=own.get("FINAL_NORM_SCALE", "learned"),
-    )
-  except (KeyError, TypeError) as error:
-    raise UserError(f"{what}: config.json lacks {error}.") from None
-  _check_numbers(config, architecture, model, what)
-  return model, own.get("PACKING", "joined" if begins_with_eod else "packed")
-
-
-def _check_numbers(
-  config: Mapping[str, object],
-  architecture: str,
-  model: PalmConfig,
-  what: str,
-) -> None:
-  """Raises UserError where a number is not the one that palm_mtf computes."""
-  wanted = _own_keys(architecture, model.d_model, model.d_kv)
-  wanted |= {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": True,
-  }
-  # What a config.json leaves out has the default of its class.
-  defaults = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625}
-  if architecture == GRANITE:
-    defaults = {"logits_scaling": 1.0, "attention_multiplier": 1.0}
-    defaults["tie_word_embeddings"] = False
-  rope = _table(config, "rope_parameters")
-  theta = config.get("rope_theta", rope.get("rope_theta"))
-  kind = rope.get("rope_type") or (config.get("rope_scaling") and "scaled")
-  pairs = [
-    (name, config.get(name, defaults.get(name, value)), value)
-    for name, value in wanted.items()
-  ]
-  pairs += [
-    ("rope_theta", theta, ROTARY_BASE),
-    ("rope_type", kind or "default", "default"),
-  ]
-  for name, value, ours in pairs:
-    is_number = isinstance(ours, float) and isinstance(value, (int, float))
-    if not (
-      math.isclose(value, ours, rel_tol=1e-6) if is_number else value == ours
-    ):
-      raise UserError(
-        f"{what}: {name} = {value!r}: palm_mtf computes with {ours!r} alone."
-      )
-
-
-def _table(config: Mapping[str, object], name: str) -> Mapping[str, object]:
-  """Returns a table within config.json, empty where there is none."""
-  found = config.get(name)
-  return found if isinstance(found, dict) else {}

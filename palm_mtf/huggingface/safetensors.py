@@ -5,20 +5,26 @@
 8 bytes   length of the header, little-endian
 header    {name: {"dtype": "F32", "shape": [...], "data_offsets": [a, b]}}
 bytes     of each tensor in row-major order, [a, b) from the header's end
+
+The format's own library reads: it checks that the tensors fill the file without
+an overlap or a hole, and that each has the size of its dtype and shape. The
+library writes only tensors that are all in memory, so that we write.
 """
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 
+import ml_dtypes  # noqa: F401 (the library asks NumPy for "bfloat16")
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from palm_mtf.errors import UserError
+from palm_mtf.huggingface.json_files import shown
+from palm_mtf.model_dir.foreign_files import check_regular
 
 _ALIGNMENT = 8  # of the first tensor, as the format's own library writes it
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
-_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_DTYPES = ("F32", "F16", "BF16")
 
 
 def write_safetensors(
@@ -53,57 +59,52 @@ def write_safetensors(
 
 
 class SafetensorsFile:
-  """A safetensors file, mapped into memory."""
+  """A safetensors file, mapped into memory.
+
+  Attributes:
+    shapes: shape of every tensor, by name.
+    dtypes: dtype of every tensor, by name: "F32", "F16", "BF16" or another
+      name of the format.
+  """
 
   def __init__(self, path: str):
-    """Reads the header.
+    """Reads and checks the header.
 
     Raises:
       UserError: there is no such file, or it is no whole safetensors file.
     """
     self._path = path
     try:
-      size = os.path.getsize(path)
-      with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(size, _MAX_HEADER_BYTES):
-          raise ValueError
-        header = json.loads(file.read(length))
-      header.pop("__metadata__", None)
-      self._start = 8 + length
-      self._entries = {
-        name: (x["dtype"], tuple(x["shape"]), x["data_offsets"][0])
-        for name, x in header.items()
-      }
-      ends = [x["data_offsets"][1] for x in header.values()]
-    except OSError as error:
-      raise UserError(f"{path}: {error.strerror}.") from None
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+      check_regular(path)
+      self._file = safe_open(path, framework="np")
+    except SafetensorError as error:
       raise UserError(
-        f"{path}: is no safetensors file; give another."
+        f"{path}: is no whole safetensors file: {shown(str(error))}; copy it "
+        "again."
       ) from None
-    if size != self._start + max(ends, default=0):
-      raise UserError(f"{path}: is not whole; copy it again.")
-
-  @property
-  def shapes(self) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor, by name."""
-    return {name: shape for name, (_, shape, _) in self._entries.items()}
+    except OSError as error:
+      reason = error.strerror or str(error)
+      raise UserError(f"{path}: {reason}.") from None
+    slices = {name: self._file.get_slice(name) for name in self._file.keys()}
+    self.shapes = {name: (*x.get_shape(),) for name, x in slices.items()}
+    self.dtypes = {name: x.get_dtype() for name, x in slices.items()}
 
   def read(self, name: str) -> np.ndarray:
     """Returns a tensor as float32.
 
     Raises:
-      UserError: its dtype is neither float32 nor float16 nor bfloat16.
+      UserError: its dtype is neither float32 nor float16 nor bfloat16, or one
+        of its numbers is not finite.
     """
-    dtype, shape, offset = self._entries[name]
+    dtype = self.dtypes[name]
     if dtype not in _DTYPES:
       raise UserError(
         f"{self._path}: its {name} is {dtype}; weights are F32, F16 or BF16."
       )
-    stored = np.memmap(
-      self._path, _DTYPES[dtype], "r", self._start + offset, shape
-    )
-    if dtype == "BF16":  # the upper half of a float32
-      return (stored.astype(np.uint32) << 16).view(np.float32)
-    return stored.astype(np.float32)
+    value = self._file.get_tensor(name).astype(np.float32, copy=False)
+    if not np.isfinite(value).all():
+      raise UserError(
+        f"{self._path}: its {name} holds a number that is not finite; give a "
+        "model without such weights."
+      )
+    return value

@@ -8,7 +8,8 @@ neighbouring numbers of a head, (2i, 2i + 1), palm_mtf and Granite the halves,
 scales in both.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import parsed
 from palm_mtf.errors import UserError
-from palm_mtf.huggingface.architecture import COHERE
+from palm_mtf.huggingface.architecture import COHERE, ROTARY_BASE
+from palm_mtf.huggingface.folder import TensorFiles
+from palm_mtf.huggingface.json_files import shown
 
 _IN_LAYER = {
   "norm/scale": "input_layernorm",
@@ -30,11 +33,20 @@ _IN_LAYER = {
   "mlp/wo": "mlp.down_proj",
 }
 FINAL_NORM = "model.norm.weight"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Older versions of transformers wrote the frequencies of the rotary embedding.
+_FREQUENCIES = re.compile(
+  r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
+  re.ASCII,
+)
+# Largest relative error of a number that is rounded to a dtype; of float32, of
+# the power too.
+_ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 
 
 def tensor_names(model: PalmConfig) -> dict[str, str]:
   """Returns the name of every parameter in transformers, by our name."""
-  names = {"embedding": "model.embed_tokens.weight"}
+  names = {"embedding": _EMBEDDING}
   names["final_norm/scale"] = FINAL_NORM
   for name in parameter_shapes(model):
     layer, part = parsed(name)
@@ -109,25 +121,64 @@ def imported(
   return parameters
 
 
-def check_shapes(
-  found: Mapping[str, tuple[int, ...]], model: PalmConfig, what: str
-) -> None:
-  """Raises UserError unless a file has the tensors of a model.
+def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
+  """Raises UserError unless a model is all that files hold.
 
   Args:
-    found: shape of every tensor of the file, by name.
+    files: tensors that transformers or another program wrote.
     model: the architecture.
     what: noun phrase for messages.
   """
   wanted = tensor_shapes(model)
-  # A tied embedding may be written twice.
-  names = {*wanted, *found} - {"lm_head.weight"}
-  for name in sorted(names):
-    if found.get(name) != wanted.get(name):
+  for name in sorted({*wanted, *files.shapes}):
+    expected = wanted.get(name) or _redundant_shape(name, model)
+    found = files.shapes.get(name)
+    if found != expected:
       raise UserError(
-        f"{what}: {name} is {found.get(name, 'missing')}; its config.json "
-        f"wants {wanted.get(name, 'no such tensor')}."
+        f"{what}: {name if name in wanted else shown(name)} is "
+        f"{found or 'missing'}; its config.json wants "
+        f"{expected or 'no such tensor'}."
       )
+  for name in sorted(files.shapes.keys() - tensor_names(model).values()):
+    _check_redundant(name, files, model, what)
+
+
+def _redundant_shape(name: str, model: PalmConfig) -> tuple[int, ...] | None:
+  """Returns the shape of a tensor that may be left out of a file, or None."""
+  if name == _HEAD:
+    return model.vocab_size, model.d_model
+  match = _FREQUENCIES.fullmatch(name)
+  if match and int(match["layer"] or 0) < model.num_layers:
+    return (model.d_kv // 2,)
+  return None
+
+
+def _check_redundant(
+  name: str, files: TensorFiles, model: PalmConfig, what: str
+) -> None:
+  """Raises UserError if a tensor that is not imported is not what we compute.
+
+  Args:
+    name: FINAL_NORM where the model has no scale there, or a tensor that may
+      be left out of a file.
+    files: tensors of the file.
+    model: the architecture.
+    what: noun phrase for messages.
+  """
+  value, error = files.read(name), 0.0
+  if name == _HEAD:
+    ours, reason = files.read(_EMBEDDING), "the embedding, to which it is tied"
+  elif name == FINAL_NORM:
+    ours, reason = 1.0, '1, and FINAL_NORM_SCALE is "none"'
+  else:
+    ours = ROTARY_BASE ** (-np.arange(0, model.d_kv, 2) / model.d_kv)
+    reason = f"the frequencies of rope_theta = {ROTARY_BASE}"
+    error = _ROUNDING[files.dtypes[name]]
+  if not np.allclose(value, ours, rtol=error, atol=0):
+    raise UserError(
+      f"{what}: {name} is not {reason}; palm_mtf computes only with those "
+      "numbers."
+    )
 
 
 def _num_inputs(name: str, shape: tuple[int, ...]) -> int:

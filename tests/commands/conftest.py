@@ -6,9 +6,10 @@ import pytest
 
 from palm_mtf.cli.main import main
 from tests import runs
+from tests.huggingface.conftest import model_folder, pristine_model
 from tests.report.conftest import write_run
 
-__all__ = ["write_run"]
+__all__ = ["model_folder", "pristine_model", "write_run"]
 
 
 @pytest.fixture

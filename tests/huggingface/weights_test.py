@@ -16,17 +16,28 @@ from palm_mtf.errors import UserError
 from palm_mtf.huggingface.architecture import (
   COHERE,
   architecture_of,
-  from_config,
   to_config,
 )
+from palm_mtf.huggingface.config_file import described
+from palm_mtf.huggingface.folder import TensorFiles
 from palm_mtf.huggingface.weights import (
-  check_shapes,
+  check_tensors,
   exported,
   imported,
   tensor_shapes,
 )
 from tests import oracle
 from tests.mtf_testing import random_tokens, run_model, small_config
+from tests.transformers_folder import (
+  EMBEDDING,
+  FREQUENCIES,
+  MODEL,
+  NORM,
+  UP,
+  set_tensors,
+  tensors,
+  write_tensors,
+)
 
 EXACT = [
   {},
@@ -163,9 +174,7 @@ def test_what_is_exported_is_imported_bit_for_bit(changes):
   model = small_config(**changes)
   params = _parameters(model)
   config, tensors = _config_json(model), _export(model, params)
-  again, packing = from_config(config, "folder")
-  check_shapes({k: v.shape for k, v in tensors.items()}, again, "folder")
-  architecture = config["architectures"][0]
+  architecture, again, packing = described(config, "folder")
   found = imported(again, architecture, tensors.__getitem__)
   assert packing == "joined"
   assert parameter_shapes(again) == parameter_shapes(model)
@@ -184,40 +193,55 @@ def test_a_model_that_transformers_does_not_have_is_refused(changes):
     architecture_of(small_config(**changes))
 
 
-@pytest.mark.parametrize(
-  "name, value",
-  [
-    ("architectures", ["LlamaForCausalLM"]),
-    ("layer_norm_eps", 1e-5),
-    ("logit_scale", 0.0625),
-    ("use_qk_norm", True),
-    ("attention_bias", True),
-    ("tie_word_embeddings", False),
-    ("hidden_act", "gelu"),
-    ("rope_theta", 5e5),
-    ("rope_parameters", {"rope_type": "yarn"}),
-    ("num_key_value_heads", 2),
-  ],
-)
-def test_a_foreign_model_that_computes_otherwise_is_refused(name, value):
-  config = {**_config_json(small_config()), name: value}
-  with pytest.raises(UserError, match=r"^there: ") as error:
-    from_config(config, "there")
-  assert "\n" not in str(error.value)
+def _refused(folder) -> str:
+  """Returns the line that refuses the tensors of a folder."""
+  with pytest.raises(UserError) as error:
+    check_tensors(TensorFiles(str(folder)), MODEL, "there")
+  assert len(str(error.value).splitlines()) == 1
+  return str(error.value)
 
 
-def test_a_config_that_leaves_a_number_out_has_the_default_of_its_class():
-  config = _config_json(small_config())
-  del config["layer_norm_eps"]  # 1e-5 in Cohere
-  with pytest.raises(UserError, match="layer_norm_eps = 1e-05"):
-    from_config(config, "there")
+def test_a_tensor_that_is_missing_or_unknown_is_named(model_folder):
+  path = model_folder / "model.safetensors"
+  values = tensors(MODEL)
+  bias = {"model.layers.0.mlp.up_proj.bias": np.zeros(36, np.float32)}
+  write_tensors(path, {**values, **bias})
+  assert "'model.layers.0.mlp.up_proj.bias' is (36,)" in _refused(model_folder)
+  layer = {UP.replace("0", "7"): values[UP]}
+  write_tensors(path, {**values, **layer})
+  assert f"'{UP.replace('0', '7')}' is (36, 24)" in _refused(model_folder)
+  write_tensors(path, {"a\nb": values[UP], **values})
+  assert r"'a\nb' is (36, 24)" in _refused(model_folder)
+  del values[UP]
+  write_tensors(path, values)
+  assert f"{UP} is missing" in _refused(model_folder)
 
 
-def test_a_tensor_of_another_shape_is_named():
-  model = small_config()
-  shapes = tensor_shapes(model)
-  shapes["model.norm.weight"] = (1,)
-  with pytest.raises(
-    UserError, match=r"model.norm.weight is \(1,\); .*\(24,\)"
-  ):
-    check_shapes(shapes, model, "there")
+def test_a_tensor_of_another_shape_is_named(model_folder):
+  set_tensors(model_folder, **{NORM: np.ones(1, np.float32)})
+  assert f"{NORM} is (1,); its config.json wants (24,)" in _refused(
+    model_folder
+  )
+
+
+def test_an_lm_head_that_is_not_the_embedding_is_refused_by_name(model_folder):
+  head = tensors(MODEL)[EMBEDDING].copy()
+  head[-1, -1] = np.nextafter(head[-1, -1], np.float32(9))
+  set_tensors(model_folder, **{"lm_head.weight": head})
+  assert "lm_head.weight is not the embedding" in _refused(model_folder)
+  set_tensors(model_folder, **{"lm_head.weight": head[1:]})
+  assert "lm_head.weight' is (299, 24)" in _refused(model_folder)
+
+
+def test_other_frequencies_of_the_rotary_embedding_are_refused(model_folder):
+  ours = 10_000.0 ** (-np.arange(0, 10, 2) / 10)
+  set_tensors(model_folder, **{FREQUENCIES: ours * [1, 1, 1, 1, 1.001]})
+  assert f"{FREQUENCIES} is not the frequencies of rope_theta" in _refused(
+    model_folder
+  )
+  set_tensors(model_folder, **{FREQUENCIES: ours[1:]})
+  assert FREQUENCIES in _refused(model_folder)
+  set_tensors(
+    model_folder, **{FREQUENCIES.replace("1", "2"): ours}
+  )  # of 2 layers
+  assert FREQUENCIES.replace("1", "2") in _refused(model_folder)

@@ -35,11 +35,13 @@ from palm_mtf.data.vocabulary.sentinels import with_sentinels
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.workers.pool import num_cores
 from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.layout import ModelDir
 
 _logger = logging.getLogger(__name__)
 
 SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
+_MAX_BYTES = 2**30  # of a model file; those of 256,000 pieces have 5 MB
 _TRAIN_ONE = "or train one (palm_mtf vocab)"
 
 
@@ -237,8 +239,7 @@ def training_texts(sources: Iterable[Source]) -> Iterator[str]:
 
 def _read_model(path: str, what: str) -> bytes:
   try:
-    with open(path, "rb") as file:
-      return file.read()
+    return read_regular(path, _MAX_BYTES)
   except FileNotFoundError:
     folder = os.path.dirname(path) or "."
     names = os.listdir(folder) if os.path.isdir(folder) else []
