@@ -11,7 +11,7 @@ from palm_mtf.accounting.plan import AnyConfig, memory_parts
 from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
 from palm_mtf.config.mesh_layout import MeshLayout, check
 from palm_mtf.config.pods import MAX_PODS
-from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.config.tpu_topology import slice_with, tpu_slice
 from palm_mtf.errors import UserError
 
 _REMATS = ("none", "attention", "layer")
@@ -154,13 +154,8 @@ def _slice(name: str, num_devices: int) -> str | None:
   """Returns the slice of TPUs for a pod, None where none is known."""
   if not name or tpu_slice(name).num_devices == num_devices:
     return name
-  kind = name.partition("-")[0]
-  # Named by its cores, which of a v4 are two a device.
-  cores = num_devices * (2 if kind == "v4" else 1)
-  try:
-    return tpu_slice(f"{kind}-{cores}").name
-  except UserError:
-    return None
+  found = slice_with(name.partition("-")[0], num_devices)
+  return found and found.name
 
 
 def _divisors(n: int) -> list[int]:
