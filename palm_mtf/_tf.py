@@ -6,7 +6,9 @@ Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
 stays usable beside it.
 
 The import of TensorFlow is most of the time that a command takes before it does
-something: it is silent, without extras and without waste (`_lean_import`).
+something. In a process of palm_mtf the import is silent, and leaves out
+packages that TensorFlow does not need (`_lean_import`). In other processes it
+is a plain import.
 """
 
 import contextlib
@@ -21,14 +23,14 @@ import types
 from collections.abc import Iterator
 
 from palm_mtf.machine.host_memory import release_file_pages
-
-# Read once, at the import. What matters reaches us as a Python exception.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from palm_mtf.machine.own_process import is_owned
 
 
 @contextlib.contextmanager
 def _lean_import() -> Iterator[None]:
-  """Imports what its body does, and nothing that TensorFlow goes on without."""
+  """Imports what its body does, without packages that TensorFlow can lack."""
+  # TensorFlow reads the level at its import. Errors are Python exceptions.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   try:
     tempfile.gettempdir()
   except FileNotFoundError:
@@ -113,7 +115,7 @@ def _never_garbage() -> Iterator[None]:
       gc.enable()
 
 
-with _lean_import():
+with _lean_import() if is_owned() else contextlib.nullcontext():
   # Logs device notices before it reads the level set above.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
@@ -131,8 +133,9 @@ with _lean_import():
 
 import mesh_tensorflow as mtf  # noqa: E402
 
-release_file_pages()
-tf.logging.set_verbosity(tf.logging.ERROR)
+if is_owned():
+  release_file_pages()
+  tf.logging.set_verbosity(tf.logging.ERROR)
 
 
 # Runs its body eagerly, inside a tf.Graph too: for SeqIO's own code.

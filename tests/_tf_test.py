@@ -15,9 +15,12 @@ from palm_mtf._tf import tf
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.ops.xla import function, fused
 from tests import processes
+from tests.source_files import ROOT
 
 _SAYS = """
 import json, sys
+from palm_mtf.machine.own_process import own_process
+own_process()
 import palm_mtf._tf
 withheld = ("keras", "jax", "scipy", "h5py")
 loaded = [name for name in withheld if name in sys.modules]
@@ -74,6 +77,48 @@ with tf.Graph().as_default():
   assert shown.stdout == "8.0\n", shown.stderr
 
 
+def test_layers_and_pods_keep_the_settings_of_a_program_that_imports_them():
+  """But for the three functions that docs/projects.md names."""
+  program = """
+import gc, json, logging, os, signal, sys, tempfile, warnings
+import palm_mtf
+import mesh_tensorflow.transformer.transformer
+import tensorflow.compat.v1 as tf
+
+def state():
+  handlers = [signal.getsignal(x) for x in signal.valid_signals()]
+  return (
+    dict(os.environ), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(),
+    logging.root.level, logging.root.handlers[:], warnings.filters[:], handlers,
+    tf.logging.get_verbosity(), sys.meta_path[:], tempfile.tempdir,
+    "keras" in sys.modules, os.sched_getaffinity(0),
+  )
+
+def functions():
+  return {
+    (name, key): value
+    for name, module in list(sys.modules.items())
+    if name.startswith(("tensorflow.python.", "mesh_tensorflow"))
+    for key, value in vars(module).items()
+    if callable(value)
+  }
+
+before, known = state(), functions()
+import palm_mtf.layers, palm_mtf.pods
+assert state() == before, [x for x in zip(state(), before) if x[0] != x[1]]
+found = functions()
+changed = [name for name in known if found.get(name) is not known[name]]
+print(json.dumps(sorted(map(".".join, changed))))
+"""
+  shown = processes.python("-c", program)
+  assert shown.returncode == 0, shown.stderr
+  page = (ROOT / "docs" / "projects.md").read_text(encoding="utf-8")
+  changed = json.loads(shown.stdout)
+  assert len(changed) == 3
+  for name in changed:
+    assert f"`{name}`" in page
+
+
 @pytest.fixture(scope="module")
 def imported():
   """An import that finds no folder for temporary files."""
@@ -83,6 +128,8 @@ def refuse(*unused):
   raise FileNotFoundError("No usable temporary directory found")
 tempfile._get_default_tempdir = refuse
 runs = []
+from palm_mtf.machine.own_process import own_process
+own_process()
 gc.callbacks.append(lambda phase, info: runs.append(info["generation"]))
 import palm_mtf._tf
 gc.callbacks.clear()

@@ -27,14 +27,14 @@ from palm_mtf.machine.cache_folder import cache_path
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
-  limit_arenas,
   resident_bytes,
 )
+from palm_mtf.machine.own_process import own_process
 from tests import claims
 
 # As a command does it: tests find on stderr what the user does.
 configure_logging()
-limit_arenas()
+own_process()
 # Until all tests are imported: a fifth of that time is a search for garbage.
 gc.disable()
 

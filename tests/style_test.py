@@ -46,6 +46,7 @@ NOT_MIRRORED = {
   "oracle_test.py",
   "packaging_test.py",
   "pods/example_test.py",
+  "pages_test.py",
   "pod_faults_test.py",
   "docs_test.py",
   "t5_test.py",

@@ -42,7 +42,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
-from palm_mtf.machine.host_memory import limit_arenas
+from palm_mtf.machine.own_process import own_process
 
 # Dtypes by bits a weight.
 OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4"}
@@ -164,7 +164,7 @@ def choose_first_tokens(session, program, feed) -> None:
 
 def run_ours(task: Task, dtype: str) -> None:
   """Takes turns: a continuation of all prompts each."""
-  limit_arenas()  # as commands do
+  own_process()  # as commands do
   with decoding(task, dtype) as (session, program, feed):
     to_the_end = {program.limit: task.sequence_length - task.prompt_tokens}
 

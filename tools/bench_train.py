@@ -39,7 +39,7 @@ from peers.turns import take_turns
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
-from palm_mtf.machine.host_memory import limit_arenas
+from palm_mtf.machine.own_process import own_process
 
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
 TOKENS = 2048  # of a step, unless a sequence is longer
@@ -54,7 +54,7 @@ PEERS = {
 
 def run_ours(config: PalmConfig, batch_size: int) -> None:
   """Takes turns: a training step each."""
-  limit_arenas()  # as commands do
+  own_process()  # as commands do
   tokens = random_tokens(config, batch_size)
   with training_program(config, PALM_OPTIMIZER, batch_size=batch_size) as (
     session,

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from palm_mtf.config import PlanConfig
 from palm_mtf.machine.compiled_code import keep_compiled_code
-from palm_mtf.machine.host_memory import largest_resident_bytes, limit_arenas
+from palm_mtf.machine.host_memory import largest_resident_bytes
+from palm_mtf.machine.own_process import own_process
 from tools.bench_command import random_tokens
 from tools.bench_pairs import processor_secs
 from tools.peers.turns import take_turns
@@ -27,7 +28,7 @@ def work(config: PlanConfig) -> None:
   now, and the most resident bytes that a process with devices has had.
   """
   keep_compiled_code()
-  limit_arenas()
+  own_process()
   from palm_mtf._tf import tf
   from palm_mtf.mesh.traffic import traffic
   from palm_mtf.programs.train_program import build_train_program

@@ -27,7 +27,7 @@ from palm_mtf.cli.command_table import COMMANDS
 from palm_mtf.console import configure_logging, escaped, terminal_is_safe
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
-from palm_mtf.machine.host_memory import limit_arenas
+from palm_mtf.machine.own_process import own_process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def _run_with_flags(name: str, arguments: list[str]) -> int:
 def _ready_for_tensorflow() -> None:
   """Makes the settings of a process that TensorFlow reads at its import."""
   keep_compiled_code()
-  limit_arenas()
+  own_process()
 
 
 def _function(path: str) -> Callable[..., int | None]:

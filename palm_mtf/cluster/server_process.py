@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.host_memory import limit_arenas
+from palm_mtf.machine.own_process import own_process
 
 _PR_SET_PDEATHSIG = 1
 
@@ -58,7 +58,7 @@ def main() -> None:
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   configure_logging()
-  limit_arenas()
+  own_process()
   settings = ServerSettings(**json.loads(sys.stdin.readline()))
   _die_with(settings.client)
   serve(settings)

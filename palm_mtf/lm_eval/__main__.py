@@ -6,6 +6,7 @@ import sys
 
 from palm_mtf.console import configure_logging
 from palm_mtf.errors import UserError
+from palm_mtf.machine.own_process import own_process
 
 
 def _import_harness() -> None:
@@ -22,6 +23,7 @@ def _import_harness() -> None:
 def main() -> int:
   """Runs the harness; returns the exit code."""
   configure_logging()
+  own_process()
   try:
     _import_harness()
     from lm_eval.__main__ import cli_evaluate

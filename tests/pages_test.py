@@ -1,0 +1,62 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Listings and outputs on pages are complete, and what the commands print."""
+
+import re
+import shlex
+
+import pytest
+
+from palm_mtf.cli.command_table import COMMANDS
+from palm_mtf.cli.main import main
+from tests.source_files import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PLAN = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+TWO_PODS = "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin"
+
+
+def _shown_after(page: str, command: str) -> str:
+  """Returns the first block of output after a command of a page."""
+  line = f"\n{command}\n"
+  assert line in page, command
+  rest = page.partition(line)[2].partition("```")[2]
+  return re.search(r"^```\n(.*?)^```$", rest, re.M | re.S)[1]
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    TWO_PODS,
+    f"{TWO_PODS} --search",
+    f"{TWO_PODS} --curves --plot curves.png",
+    "palm_mtf plan --table3",
+  ],
+)
+def test_the_output_shown_is_what_the_command_prints(
+  command, tmp_path, monkeypatch, capsys
+):
+  """A line " ..." of a page stands for any lines."""
+  monkeypatch.chdir(tmp_path)
+  assert main(shlex.split(command)[1:]) == 0
+  printed = capsys.readouterr().out
+  parts = re.split(r"^ \.\.\.\n", _shown_after(PLAN, command), flags=re.M)
+  pattern = ".*".join(map(re.escape, parts))
+  # plan.md leaves out the tables of parameters and FLOPs, which come first.
+  assert re.search(f"{pattern}$", printed, re.S), printed
+
+
+def test_the_readme_lists_every_command_and_no_other():
+  listed = re.findall(r"^\| `palm_mtf ([a-z ]+)` \|", README, re.M)
+  assert sorted(listed) == sorted(COMMANDS)
+
+
+def test_the_readme_lists_every_folder_of_the_package_and_no_other():
+  block = re.search(r"^palm_mtf/\n(.*?)^```$", README, re.M | re.S)[1]
+  listed = re.findall(r"^  (\w+)/ ", block, re.M)
+  package = ROOT / "palm_mtf"
+  folders = [x.parent.name for x in package.glob("*/__init__.py")]
+  assert sorted(listed) == sorted({*folders} - {"gin"})
+  parts = re.search(r"^  data/ (.*?)(?=^  \w)", block, re.M | re.S)[1]
+  of_data = [x.parent.name for x in package.glob("data/*/__init__.py")]
+  assert sorted(re.findall(r"(\w+)/", parts)) == sorted(of_data)
