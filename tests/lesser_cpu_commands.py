@@ -31,8 +31,7 @@ def run_all(
   corpus: pathlib.Path, model_dir: pathlib.Path, dtype: str
 ) -> dict[str, tuple[int, str]]:
   """Trains two steps, then decodes, scores and evaluates in `dtype`."""
-  named = [] if dtype == "auto" else [f"--gin.ACTIVATION_DTYPE={dtype!r}"]
-  of_run = ["--model_dir", str(model_dir), "--json", *named]
+  of_run = ["--model_dir", str(model_dir), "--json"]
   commands = {
     "train": runs.arguments(
       "train",
@@ -50,6 +49,9 @@ def run_all(
     },
     "score": ["score", *of_run, "--text", "one two three"],
     "evaluate": ["evaluate", *of_run],
+    "evaluate the file": [
+      *("evaluate", f"--gin_file={model_dir}/config.gin", "--json")
+    ],
   }
   results = {}
   for name, arguments in commands.items():

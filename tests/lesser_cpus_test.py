@@ -64,10 +64,14 @@ def test_a_lesser_cpu_trains_decodes_scores_and_evaluates(
     f"palm_mtf: computing in {resolved} (no native bfloat16: "
   )
   warnings = [x for x in said if "times as long as float32 (measured" in x]
-  # Of train, evaluate, score, and generate in four forms: one each.
-  assert len(warnings) == (7 if dtype == "bfloat16" else 0)
-  config = (tmp_path / "config.gin").read_text()
-  assert f'\nACTIVATION_DTYPE = "{resolved}"  # ' in config
+  # train, evaluate twice, score, and generate four times: one each.
+  assert len(warnings) == (8 if dtype == "bfloat16" else 0)
+  for file, kept in (("config", dtype), ("operative_config", resolved)):
+    config = (tmp_path / f"{file}.gin").read_text()
+    assert f'\nACTIVATION_DTYPE = "{kept}"  # ' in config
   assert len(results["generate beams"][1].splitlines()) == 2
-  loss = json.loads(results["evaluate"][1])["validation_loss"]
+  evaluated = json.loads(results["evaluate"][1])
+  assert evaluated["activation_dtype"] == resolved
+  assert json.loads(results["evaluate the file"][1]) == evaluated
+  loss = evaluated["validation_loss"]
   assert loss == pytest.approx(here, rel=1e-4 if dtype == "auto" else 1e-2)

@@ -82,7 +82,7 @@ def test_the_validation_loss_is_the_oracle_s(trained):
 
 def test_evaluate_says_the_loss_of_training_again(trained, capsys):
   objective, model_dir = trained
-  given = [f"--gin_file={model_dir}/config.gin", runs.IN_FLOAT32, "--json"]
+  given = [f"--gin_file={model_dir}/config.gin", "--json"]
   assert main(["evaluate", *given]) == 0
   found = json.loads(capsys.readouterr().out)
   trained_loss = runs.read_metrics(model_dir)[-1]["validation_loss"]

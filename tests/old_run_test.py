@@ -18,7 +18,6 @@ from palm_mtf.cli.main import main
 
 OLD_RUN = Path(__file__).parent / "old_run"
 LOSS_OF_STEP_4, LOSS_OF_STEP_8 = 5.449884, 4.8088
-FLOAT32 = "--gin.ACTIVATION_DTYPE='float32'"
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def test_it_resumes_from_its_own_config_and_writes_one_of_macros(
   "flag", ["--model_dir=run", "--gin_file=run/config.gin"]
 )
 def test_it_evaluates(old_run, capsys, flag):
-  assert main(["evaluate", flag, FLOAT32, "--json"]) == 0
+  assert main(["evaluate", flag, "--json"]) == 0
   found = json.loads(capsys.readouterr().out)
   assert found["validation_loss"] == pytest.approx(LOSS_OF_STEP_4, rel=1e-5)
 
@@ -61,5 +60,5 @@ def test_it_generates(old_run, capsys):
   flags = ["--model_dir=run", "--prompt=the of", "--gin.TEMPERATURE=0.0"]
   # Token 0 stood before every prompt then, and does under this packing.
   flags.append("--gin.PACKING='packed'")
-  assert main(["generate", *flags, FLOAT32, "--json"]) == 0
+  assert main(["generate", *flags, "--json"]) == 0
   assert json.loads(capsys.readouterr().out)["continuation"] == "ssss"

@@ -40,9 +40,6 @@ SETTINGS = {
 }
 
 
-# For commands with --model_dir, which compute in what is fast on this CPU.
-IN_FLOAT32 = "--gin.ACTIVATION_DTYPE='float32'"
-
 # What no two runs have in common.
 TIMES = {
   "tokens_per_sec",

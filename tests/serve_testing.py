@@ -11,7 +11,6 @@ import socket
 import pytest
 
 from tests import processes
-from tests.runs import IN_FLOAT32
 
 
 def skip_without_library():
@@ -22,7 +21,7 @@ def skip_without_library():
 def start(model_dir, *flags):
   skip_without_library()
   return processes.start(
-    *("-m", "palm_mtf", "serve", "--model_dir", model_dir, IN_FLOAT32),
+    *("-m", "palm_mtf", "serve", "--model_dir", model_dir),
     *("--listen=127.0.0.1:0", "--slots=4", "--gin.TEMPERATURE=0.0", *flags),
   )
 

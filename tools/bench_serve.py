@@ -12,7 +12,6 @@ compiled at the first use is not timed. Results are on stdout.
 import argparse
 import http.client
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ from bench_command import one_line_errors, seconds_of
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.same_model import newest_checkpoint
-from palm_mtf.cli import gin_files
+from palm_mtf.cli.run_settings import load_run
 from palm_mtf.config import Config
 from palm_mtf.console import configure_logging
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
@@ -125,13 +124,10 @@ def main() -> None:
   arguments = parser.parse_args()
   configure_logging()
   model_dir = arguments.model_dir
-  macros = ["TEMPERATURE=0.0", "STOP_STRINGS=[]", "PROMPTS=[]"]
-  file = os.path.join(model_dir, "config.gin")
-  _, config = gin_files.load(
-    "generate", [file], [f"MODEL_DIR={model_dir!r}", *macros]
-  ).build()
-  flags = [f"--gin_file={file}", f"--gin.MODEL_DIR={model_dir!r}"]
-  flags += [f"--gin.{macro}" for macro in macros]
+  macros = {"TEMPERATURE": 0.0, "STOP_STRINGS": []}
+  _, config = load_run("generate", model_dir, macros)
+  flags = [f"--model_dir={model_dir}"]
+  flags += [f"--gin.{name}={value!r}" for name, value in macros.items()]
   records = measure(flags, model_dir, config, arguments.requests)
   if arguments.json:
     print("\n".join(map(json.dumps, records)))

@@ -14,14 +14,13 @@ import statistics
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.same_model import newest_checkpoint
-from palm_mtf.cli import gin_files
+from palm_mtf.cli.run_settings import load_run
 from palm_mtf.config import Config
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.inference.scorer import Example, Scorer
-from palm_mtf.machine.activation_dtype import resolved
 
 
 def differences(model_dir: str, config: Config) -> list[float]:
@@ -31,7 +30,7 @@ def differences(model_dir: str, config: Config) -> list[float]:
     model_dir: MODEL_DIR of a training run.
     config: settings of the run.
   """
-  model = resolved(config.model, config.mesh_layout)
+  model = config.model
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=model.vocab_size
   )
@@ -56,10 +55,7 @@ def main() -> None:
   parser.add_argument("model_dir", metavar="MODEL_DIR")
   model_dir = parser.parse_args().model_dir
   configure_logging()
-  macros = [f"MODEL_DIR={model_dir!r}", "ACTIVATION_DTYPE='auto'"]
-  _, config = gin_files.load(
-    "evaluate", [f"{model_dir}/config.gin"], macros
-  ).build()
+  _, config = load_run("evaluate", model_dir, {})
   found = differences(model_dir, config)
   error = statistics.stdev(found) / len(found) ** 0.5
   print(

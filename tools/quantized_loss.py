@@ -11,7 +11,6 @@ checkpoint, by the program that scores. Results are on stdout.
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +19,7 @@ from bench_command import one_line_errors
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import newest_checkpoint
-from palm_mtf.cli import gin_files
+from palm_mtf.cli.run_settings import load_run
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.console import configure_logging
@@ -71,14 +70,7 @@ def measure(model_dir: str) -> dict:
   Raises:
     UserError: there is no run with a checkpoint, or its rows are packed.
   """
-  file = os.path.join(model_dir, "config.gin")
-  if not os.path.isfile(file):
-    raise UserError(
-      f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
-      "MODEL_DIR of a training run."
-    )
-  macros = [f"MODEL_DIR={model_dir!r}"]
-  _, config = gin_files.load("evaluate", [file], macros).build()
+  _, config = load_run("evaluate", model_dir, {})
   model, run, data = config.model, config.run, config.data
   checkpoint = newest_checkpoint(model_dir, parameter_shapes(model))
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)

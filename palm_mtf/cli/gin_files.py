@@ -87,22 +87,22 @@ class Configuration:
   def config_files(self, **resolved: object) -> dict[str, str]:
     """What MODEL_DIR keeps of the configuration: file name -> text.
 
-    `config.gin` is what was asked; `operative_config.gin` has values in the
-    places of references to macros.
+    `config.gin` is what was asked. `operative_config.gin` has values in place
+    of references to macros, and of "auto".
 
     Args:
-      **resolved: the values that the command found for macros that left it the
-        choice.
+      **resolved: values that the command chose for macros that were "auto".
     """
-    macros = dict(self.macros)
+    operative = self._operative()
+    macros = dict(operative.macros)
     for name, value in resolved.items():
       if macros[name].value != value:
         origin = f"{macros[name].value}, {macros[name].origin}"
         macros[name] = Setting(name=name, value=value, origin=origin)
-    asked = dataclasses.replace(self, macros=macros)
+    operative = dataclasses.replace(operative, macros=macros)
     return {
-      "config.gin": asked.effective_text(),
-      "operative_config.gin": asked._operative().effective_text(),
+      "config.gin": self.effective_text(),
+      "operative_config.gin": operative.effective_text(),
     }
 
   def values_text(self) -> str:

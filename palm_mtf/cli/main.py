@@ -114,8 +114,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     parser.add_argument(
       "--model_dir",
       metavar="PATH",
-      help="of a training run: its config.gin, without its PROMPTS, in the "
-      "ACTIVATION_DTYPE that is fast here",
+      help="of a training run: its config.gin, without its PROMPTS",
     )
     parser.add_argument(
       "--trust_config",

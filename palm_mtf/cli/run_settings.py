@@ -1,19 +1,21 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of training runs, for commands that go on from or start them."""
+"""The settings of training runs, for commands that read or start runs."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.gin_statements import Setting
-from palm_mtf.config import Config, CorpusConfig
+from palm_mtf.config import Config
 from palm_mtf.errors import UserError
+from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.model_dir.layout import ModelDir
 
 
 def settings_of(model_dir: str) -> tuple[str, list[str]]:
-  """Returns the gin file of a run and the bindings that are not the run's.
+  """Returns the gin file of a run and the bindings that replace the run's.
 
   Raises:
     UserError: it is no run.
@@ -24,13 +26,8 @@ def settings_of(model_dir: str) -> tuple[str, list[str]]:
       f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
       "MODEL_DIR of a training run."
     )
-  # It may have moved; its prompts were those of the end of training, and its
-  # dtype that of the machine it was trained on.
-  return file, [
-    f"MODEL_DIR={model_dir!r}",
-    "PROMPTS=[]",
-    "ACTIVATION_DTYPE='auto'",
-  ]
+  # The folder may have moved; the prompts were for the end of training.
+  return file, [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]"]
 
 
 def load_run(
@@ -38,8 +35,10 @@ def load_run(
   model_dir: str,
   macros: Mapping[str, object],
   trust_config: bool = False,
-) -> tuple[str, CorpusConfig]:
-  """Returns MODEL_DIR and settings as the command with --model_dir has them.
+) -> tuple[str, Config]:
+  """Returns MODEL_DIR and the settings of a command with --model_dir.
+
+  ACTIVATION_DTYPE = "auto" is resolved for this machine.
 
   Args:
     command: name of the command.
@@ -58,7 +57,9 @@ def load_run(
     bindings,
     run_config=None if trust_config else file,
   )
-  return configuration.build()
+  model_dir, config = configuration.build()
+  model = resolved(config.model, config.mesh_layout)
+  return model_dir, dataclasses.replace(config, model=model)
 
 
 def loader_of_runs(

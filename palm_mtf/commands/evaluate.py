@@ -25,7 +25,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
 from palm_mtf.inference.prompts import check_room
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -63,9 +63,12 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   # Last, because importing SeqIO and TensorFlow takes seconds: a bad setting
   # is told before.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
+  from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 
+  tasks = open_eval_tasks(config.evaluation, vocabulary, model.sequence_length)
+  log_dtype(model, mesh)
   _warn_if_slow(model, mesh)
-  evaluation = TaskEvaluation(model_dir, config, vocabulary)
+  evaluation = TaskEvaluation(model_dir, config, vocabulary, tasks)
   printed = False
   # "every" waits for each new checkpoint of a run that trains meanwhile.
   for checkpoint in checkpoints:
@@ -90,6 +93,7 @@ def _validation_results(
   model, mesh, run = config.model, config.mesh_layout, config.run
   vocabulary = _vocabulary_of(model_dir, config)
   check_same_model(checkpoint, parameter_shapes(model), vocabulary.sha256)
+  log_dtype(model, mesh)
   # One pod evaluates, as many rows at once as in training, where its memory
   # sufficed: a batch is cut into the microbatches of all pods.
   batch_size = run.batch_sizes.sizes[0]
@@ -117,6 +121,7 @@ def _validation_results(
   results = {
     "checkpoint": checkpoint.path,
     "step": checkpoint.manifest.step,
+    "activation_dtype": model.activation_dtype,
     "validation_loss": loss,
     "perplexity": math.exp(loss),
     "unigram_entropy": unigram_entropy(batches),

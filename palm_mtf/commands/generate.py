@@ -13,9 +13,14 @@ from palm_mtf.config import Config, RunConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.continue_prompts import open_generator
-from palm_mtf.inference.prompts import check_prompts, check_room, read_prompts
+from palm_mtf.inference.prompts import (
+  check_prompts,
+  check_room,
+  read_prompts,
+  warn_of_spaces,
+)
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -69,8 +74,13 @@ def generate(
   def check(texts):
     check_prompts(texts, vocabulary, model, run, origin)
 
-  if not asks:
-    check(texts)
+  def warn(texts):
+    warn_of_spaces(texts, vocabulary, origin)
+
+  given = [] if asks else texts
+  check(given)
+  log_dtype(model, mesh)
+  warn(given)
   # Last, because importing TensorFlow takes seconds: a bad prompt is told
   # before.
   from palm_mtf.inference.decoder_session import step_session_config
@@ -86,7 +96,7 @@ def generate(
     # before all of it is there.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if asks:
-      _answer(loaded, check, is_one, as_json)
+      _answer(loaded, check, warn, is_one, as_json)
     elif is_one and len(texts) == 1:
       _print_stream(loaded, texts[0])
     else:
@@ -125,7 +135,9 @@ def _print_all(
   ):
     for number, result in enumerate(results):
       if as_json:
-        print(json_text(_record(prompt, number, result)))
+        record = _record(prompt, number, result)
+        record["activation_dtype"] = loaded.activation_dtype
+        print(json_text(record))
       else:
         sample = f" ({number + 1})" if len(results) > 1 else ""
         print(f"--- {prompt!r}{sample}\n{prompt}{result.text}\n")
@@ -141,6 +153,7 @@ def _record(prompt: str, number: int, result: "Continuation") -> dict:
 def _answer(
   loaded: "Generator",
   check: Callable[[Sequence[str]], None],
+  warn: Callable[[Sequence[str]], None],
   streams: bool,
   as_json: bool,
 ) -> None:
@@ -160,6 +173,7 @@ def _answer(
     except UserError as error:
       print(f"palm_mtf: {error}", file=sys.stderr)
       continue
+    warn([prompt])
     if streams:
       _print_stream(loaded, prompt)
     else:

@@ -14,7 +14,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.score_inputs import ScoreItem, given_texts, read_items
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 _SHOWN_CHARACTERS = 40
@@ -58,6 +58,7 @@ def score(
   )
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   encoded = _encode(items, vocabulary, model)
+  log_dtype(model, mesh)
   # Last, because importing TensorFlow takes seconds: a bad line of input is
   # told before.
   start_id = document_start(config.data.packing, vocabulary.eod_id)
@@ -76,8 +77,9 @@ def score(
     records.append({"origin": item.origin, **one})
   totals = [*_totals(items, records)]
   if as_json:
+    dtype = {"activation_dtype": model.activation_dtype}
     for record in [*records, *totals]:
-      print(json_text(record))
+      print(json_text(record | dtype))
   else:
     _print_table(items, records, totals)
 

@@ -25,7 +25,7 @@ from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.inference.prompts import check_room
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 _logger = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ def serve(
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   check_room(model, config.run)
   with _listening(listen, allow_any_address) as listening:
+    log_dtype(model, config.mesh_layout)
+    _warn_of_other_hosts(listening)
     name = os.path.basename(os.path.abspath(model_dir))
     stopped_by = _serve(
       listening,
@@ -123,12 +125,16 @@ def _listening(listen: str, allow_any_address: bool) -> socket.socket:
       "one address, or add --allow_any_address."
     )
   check_free("--listen", ip, port)
+  return socket.create_server((ip, port))
+
+
+def _warn_of_other_hosts(listening: socket.socket) -> None:
+  ip = listening.getsockname()[0]
   if not is_loopback(ip):
     _logger.warning(
       f"whoever reaches {ip} can ask for completions: there is no "
       "authentication and no encryption; put a proxy that has them before it"
     )
-  return socket.create_server((ip, port))
 
 
 def _serve(
@@ -172,6 +178,7 @@ def _serve(
       created=int(os.path.getmtime(checkpoint.path)),
       vocabulary=vocabulary,
       decode=decode,
+      activation_dtype=model.activation_dtype,
       sample_tokens=config.run.sample_tokens,
       seed=config.run.seed,
       start_id=document_start(config.data.packing, vocabulary.eod_id),

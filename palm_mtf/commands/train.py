@@ -50,8 +50,8 @@ def train(
   with training_lock(model_dir):
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
-    # config.gin names the dtype that "auto" was resolved to: on another
-    # machine the run goes on in it.
+    # config.gin keeps "auto", so that commands which read the run choose for
+    # their own machine; a resumed run takes its dtype from the checkpoint.
     dtype = job.config.model.activation_dtype
     for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
       write_atomically(os.path.join(model_dir, name), text.encode())

@@ -16,7 +16,7 @@ import functools
 import logging
 import os
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -30,11 +30,7 @@ from palm_mtf.evaluation.answers import (
   TaskAnswers,
 )
 from palm_mtf.evaluation.clean_subset import clean_examples
-from palm_mtf.evaluation.seqio_tasks import (
-  EvalTask,
-  TaskResult,
-  open_eval_tasks,
-)
+from palm_mtf.evaluation.seqio_tasks import EvalTask, TaskResult
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.events import EventsWriter
@@ -52,6 +48,7 @@ class TaskOutcome:
   checkpoint: str  # path
   task: str
   split: str
+  activation_dtype: str
   num_examples: int
   num_cut: int  # examples whose inputs lost their beginning, to fit
   # Numbers, or texts, by name; those over clean examples end in "_clean".
@@ -72,23 +69,25 @@ class TaskOutcome:
 class TaskEvaluation:
   """The tasks of EVAL_TASKS, ready for any checkpoint of a run."""
 
-  def __init__(self, model_dir: str, config: Config, vocabulary: Vocabulary):
-    """Opens the tasks and reads their examples.
+  def __init__(
+    self,
+    model_dir: str,
+    config: Config,
+    vocabulary: Vocabulary,
+    tasks: Sequence[EvalTask],
+  ):
+    """Finds the clean examples of tasks, with CLEAN_SUBSET.
 
     Args:
       model_dir: MODEL_DIR of the run.
       config: settings of the run, ACTIVATION_DTYPE resolved.
       vocabulary: vocabulary of the run.
-
-    Raises:
-      UserError: as `open_eval_tasks`.
+      tasks: the tasks of EVAL_TASKS (seqio_tasks.open_eval_tasks).
     """
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
     model, decode = config.model, dataclasses.asdict(config.decode)
-    self._tasks = open_eval_tasks(
-      config.evaluation, vocabulary, model.sequence_length
-    )
+    self._tasks = tasks
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
       self._clean = clean_examples(model_dir, config, self._tasks)
@@ -142,6 +141,7 @@ class TaskEvaluation:
           checkpoint=checkpoint.path,
           task=task.name,
           split=task.split,
+          activation_dtype=self._config.model.activation_dtype,
           num_examples=len(task.targets),
           num_cut=answers.num_cut,
           metrics=result.metrics,

@@ -11,7 +11,7 @@ from palm_mtf.formats.trained_model import Reader, TrainedModel
 class SavedModelFolder:
   """A SavedModel with the tokenizer inside (a `Format`)."""
 
-  kind = "a SavedModel"
+  kind = "a SavedModel that computes in float32"
 
   def __init__(self, trained: TrainedModel):
     self._trained = trained

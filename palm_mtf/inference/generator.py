@@ -60,6 +60,11 @@ class Generator:
     self._start_id = start_id
     self._programs: dict[tuple[int, int], DecodeProgram] = {}
 
+  @property
+  def activation_dtype(self) -> str:
+    """The dtype that the model computes in."""
+    return self._loaded.model.config.activation_dtype
+
   def continuations(
     self, prompts: Sequence[str]
   ) -> Iterator[list[Continuation]]:

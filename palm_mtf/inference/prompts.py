@@ -41,6 +41,19 @@ def check_prompts(
         f"= {run.sample_tokens:,}, together more than SEQUENCE_LENGTH = "
         f"{model.sequence_length:,}: shorten one of them."
       )
+
+
+def warn_of_spaces(
+  prompts: Sequence[str], vocabulary: Vocabulary, origin: str = "PROMPTS"
+) -> None:
+  """Warns of prompts that end in the space before a word.
+
+  Args:
+    prompts: texts to continue.
+    vocabulary: vocabulary of the model.
+    origin: name of the prompts in the message.
+  """
+  for prompt in prompts:
     # Such a vocabulary has " word" as one token: training has never seen the
     # space alone.
     if prompt.endswith(" ") and vocabulary.joins_spaces():

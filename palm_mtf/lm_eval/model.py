@@ -46,6 +46,10 @@ class PalmMtf(LM):
     """Names the checkpoint, for the harness's caches."""
     return self._run.name
 
+  def get_model_info(self) -> dict[str, str]:
+    """Returns what the harness adds to "config" in its results."""
+    return {"model_dtype": self._run.activation_dtype}
+
   def loglikelihood(
     self, requests: Sequence[Instance], disable_tqdm: bool = False
   ) -> list[tuple[float, bool]]:

@@ -16,7 +16,7 @@ from palm_mtf.config import mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.lm_eval.requests import Generation, generation, split_pair
-from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.activation_dtype import log_dtype
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.inference.scorer import Score
@@ -42,19 +42,19 @@ class Run:
     """
     model_dir, config = load_run("score", model_dir, macros, trust_config)
     mesh_layout.check(config.mesh_layout, config.model)
-    self._config = config = dataclasses.replace(
-      config, model=resolved(config.model, config.mesh_layout)
-    )
+    self._config = config
     shapes = parameter_shapes(config.model)
     checkpoint = newest_checkpoint(model_dir, shapes)
     self._vocabulary = load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
     check_same_model(checkpoint, shapes, self._vocabulary.sha256)
+    log_dtype(config.model, config.mesh_layout)
     from palm_mtf.inference.decoder_session import LoadedDecoder
     from palm_mtf.inference.scorer import Scorer
 
     self.name = f"{checkpoint.path} {checkpoint.blake2b}"
+    self.activation_dtype = config.model.activation_dtype
     self._loaded = LoadedDecoder(
       checkpoint, config.model, config.mesh_layout, config.decode.weight_dtype
     )

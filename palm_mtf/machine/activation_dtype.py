@@ -6,11 +6,14 @@ A command chooses once, before it imports TensorFlow.
 """
 
 import dataclasses
+import logging
 
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.cpu import bfloat16_flags, cpu_name
 from palm_mtf.machine.gpu import gpu_capabilities, gpus_multiply_bfloat16
+
+_logger = logging.getLogger(__name__)
 
 
 def native_bfloat16(mesh: MeshLayout) -> str:
@@ -54,7 +57,13 @@ def resolved(
 def described(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> str:
-  """Returns the line about a run's dtype; arguments are those of `resolved`."""
+  """Returns the line about the dtype that a command computes in.
+
+  Args:
+    model: architecture, its dtype resolved.
+    mesh: devices of a pod.
+    begun_in: dtype of the run that is resumed, None for a new run.
+  """
   dtype, native = model.activation_dtype, native_bfloat16(mesh)
   begun = ", as the run began" if begun_in == dtype else ""
   if native:
@@ -64,6 +73,17 @@ def described(
   else:
     here = f"no native bfloat16: {cpu_name()}"
   return f"computing in {dtype}{begun} ({here})"
+
+
+def log_dtype(
+  model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
+) -> None:
+  """Logs the dtype of a command; arguments are those of `described`.
+
+  It is the first line of a command that computes: numbers of different dtypes
+  differ in the third digit.
+  """
+  _logger.info(described(model, mesh, begun_in))
 
 
 def is_slow(model: PalmConfig, mesh: MeshLayout) -> bool:

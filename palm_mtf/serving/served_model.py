@@ -27,6 +27,7 @@ class ServedModel:
     created: time of the checkpoint, in seconds since 1970.
     vocabulary: vocabulary of the model.
     decode: settings of sampling that a request does not say.
+    activation_dtype: dtype that the model computes in.
     sample_tokens: max_tokens of a request that does not say it.
     seed: seed of a request that does not say it.
     start_id: token before every text.
@@ -39,6 +40,7 @@ class ServedModel:
   created: int
   vocabulary: Vocabulary
   decode: DecodeConfig
+  activation_dtype: str
   sample_tokens: int
   seed: int
   start_id: int
@@ -53,6 +55,7 @@ class ServedModel:
       "object": "model",
       "created": self.created,
       "owned_by": "palm_mtf",
+      "activation_dtype": self.activation_dtype,
     }
 
   def read(self, body: object) -> CompletionRequest:

@@ -46,9 +46,13 @@ from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from palm_mtf.inference.prompts import check_prompts, check_room
+from palm_mtf.inference.prompts import (
+  check_prompts,
+  check_room,
+  warn_of_spaces,
+)
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.activation_dtype import described, resolved
+from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.training.job import TrainJob
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -74,10 +78,10 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   """
   # What takes least time comes first: tokens of a large corpus may take hours.
   _check_devices(config)
-  _warn_of_short_ramp(config.run)
   shapes = parameter_shapes(config.model)
   newest = _find_newest(model_dir, config)
   config = _with_dtype(config, newest)
+  _warn_of_short_ramp(config.run)
   model, data, run = config.model, config.data, config.run
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
   check_vocabulary_given(initial, model_dir, data)
@@ -90,6 +94,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   if initial and run.init_state == "all":
     state = whole_state(initial, run, config.optimizer)
   check_prompts(run.prompts, vocabulary, model, run)
+  warn_of_spaces(run.prompts, vocabulary)
   corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # are there enough?
   task_evaluation = _task_evaluation(model_dir, config, vocabulary)
@@ -121,10 +126,14 @@ def _task_evaluation(
   check_room(config.model, config.run)
   # SeqIO imports TensorFlow, which takes seconds.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
+  from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 
+  tasks = open_eval_tasks(
+    config.evaluation, vocabulary, config.model.sequence_length
+  )
   # Predictions are greedy, whatever DECODE settings samples have.
   greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
-  return TaskEvaluation(model_dir, greedy, vocabulary)
+  return TaskEvaluation(model_dir, greedy, vocabulary, tasks)
 
 
 def _check_devices(config: Config) -> None:
@@ -173,7 +182,7 @@ def _with_dtype(config: Config, newest: Checkpoint | None) -> Config:
   # A resumed run keeps its dtype, also on another machine.
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
   model = resolved(config.model, config.mesh_layout, begun_in)
-  _logger.info(described(model, config.mesh_layout, begun_in))
+  log_dtype(model, config.mesh_layout, begun_in)
   return dataclasses.replace(config, model=model)
 
 

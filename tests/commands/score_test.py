@@ -35,7 +35,7 @@ def expected(finished):
 
 @pytest.fixture
 def score(finished, palm_mtf):
-  settings = ["--model_dir", finished, runs.IN_FLOAT32]
+  settings = ["--model_dir", finished]
   return functools.partial(palm_mtf, "score", *settings)
 
 

@@ -14,7 +14,6 @@ import time
 import pytest
 
 from tests import processes
-from tests.runs import IN_FLOAT32
 from tests.serve_testing import (
   ask,
   complete,
@@ -49,7 +48,7 @@ def server(finished):
 def generated(finished):
   """The continuations of PROMPTS that `palm_mtf generate` prints."""
   result = processes.python(
-    *("-m", "palm_mtf", "generate", "--model_dir", finished, IN_FLOAT32),
+    *("-m", "palm_mtf", "generate", "--model_dir", finished),
     *("--gin.TEMPERATURE=0.0", "--json"),
     *(f"--prompt={x}" for x in PROMPTS),
   )
@@ -86,7 +85,7 @@ def test_a_stream_is_the_text_in_pieces_and_ends_with_its_usage(
 def test_log_p_of_an_echoed_prompt_is_what_score_prints(server, finished):
   text = "one two three"
   result = processes.python(
-    *("-m", "palm_mtf", "score", "--model_dir", finished, IN_FLOAT32),
+    *("-m", "palm_mtf", "score", "--model_dir", finished),
     *("--json", "--text", text),
   )
   expected = json.loads(result.stdout)
@@ -175,7 +174,8 @@ def test_wrong_requests_are_answered_in_json(server):
 def test_health_models_and_metrics_have_their_pages(server, finished):
   assert ask(server, "/health") == (200, {"status": "ok"})
   _, models = ask(server, "/v1/models")
-  assert [x["id"] for x in models["data"]] == [finished.name]
+  (model,) = models["data"]
+  assert (model["id"], model["activation_dtype"]) == (finished.name, "float32")
   assert ask(server, f"/v1/models/{finished.name}")[0] == 200
   assert ask(server, "/v1/models/none")[0] == 404
   before = metrics(server)

@@ -25,6 +25,7 @@ from palm_mtf.config import (  # noqa: E402
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.evaluation.evaluator import TaskEvaluation  # noqa: E402
+from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from palm_mtf.programs.forward_program import build_forward_program  # noqa: E402
 from tests import checkpoint_files, oracle  # noqa: E402
 from tests.mtf_testing import (  # noqa: E402
@@ -139,6 +140,7 @@ def evaluate(config, vocabulary, checkpoint, tmp_path):
   """Evaluates the checkpoint; returns the outcomes by task."""
 
   def run(*names, decode=GREEDY, answered=lambda: None, **settings):
+    asked = TaskEvalConfig(eval_tasks=names, **settings)
     evaluation = TaskEvaluation(
       str(tmp_path),
       Config(
@@ -148,9 +150,10 @@ def evaluate(config, vocabulary, checkpoint, tmp_path):
         data=DATA,
         run=RUN,
         decode=decode,
-        evaluation=TaskEvalConfig(eval_tasks=names, **settings),
+        evaluation=asked,
       ),
       vocabulary,
+      open_eval_tasks(asked, vocabulary, config.sequence_length),
     )
     return {x.task: x for x in evaluation.evaluate(checkpoint, answered)}
 

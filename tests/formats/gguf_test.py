@@ -131,7 +131,7 @@ def test_llama_cpp_computes_our_logits_and_our_greedy_text(
     return
   capsys.readouterr()
   greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8", "--json"]
-  flags = ["--model_dir", str(run), runs.IN_FLOAT32, "--prompt", TEXT]
+  flags = ["--model_dir", str(run), "--prompt", TEXT]
   assert main(["generate", *flags, *greedy]) == 0
   ours = json.loads(capsys.readouterr().out)["continuation"]
   found = model.create_completion(TEXT, max_tokens=8, temperature=0.0)

@@ -48,7 +48,7 @@ def test_the_oracle_scores_with_the_folder_alone_what_score_does(
   ids = processor.Encode(TEXT)
   expected = oracle.log_likelihood(config, params, [], ids, config.start_id)
   capsys.readouterr()
-  flags = ["--model_dir", str(finished), runs.IN_FLOAT32, "--json"]
+  flags = ["--model_dir", str(finished), "--json"]
   assert main(["score", *flags, "--text", TEXT]) == 0
   score = json.loads(capsys.readouterr().out)
   assert score["log_likelihood"] == pytest.approx(expected, rel=1e-5)

@@ -80,7 +80,7 @@ def results(folder):
 
 def _printed(command, finished, capsys, *flags) -> list[dict]:
   capsys.readouterr()
-  given = ["--model_dir", str(finished), runs.IN_FLOAT32, "--json", *flags]
+  given = ["--model_dir", str(finished), "--json", *flags]
   assert main([command, *given]) == 0
   return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
 

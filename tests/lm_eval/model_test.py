@@ -7,7 +7,7 @@ import json
 import pytest
 
 from palm_mtf.cli.main import main
-from tests import processes, runs
+from tests import processes
 
 DOCUMENTS = [
   {
@@ -69,7 +69,7 @@ def measured(finished, tmp_path_factory):
     (folder / f"{name}.yaml").write_text(json.dumps(whole))
   done = _harness(
     *("--model", "palm_mtf", "--tasks", ",".join(TASKS)),
-    *("--model_args", f"model_dir={finished},ACTIVATION_DTYPE=float32"),
+    *("--model_args", f"model_dir={finished}"),
     *("--include_path", folder, "--output_path", folder, "--log_samples"),
     variables={"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1"},
     cwd=folder,
@@ -81,12 +81,12 @@ def measured(finished, tmp_path_factory):
     (file,) = folder.rglob(f"samples_{name}_*.jsonl")
     lines = [json.loads(x) for x in file.read_text().splitlines()]
     samples[name] = sorted(lines, key=lambda line: line["doc_id"])
-  return json.loads(results.read_text())["results"], samples
+  return json.loads(results.read_text()), samples
 
 
 def _printed(command, finished, capsys, *flags) -> list[dict]:
   capsys.readouterr()
-  given = ["--model_dir", str(finished), runs.IN_FLOAT32, "--json", *flags]
+  given = ["--model_dir", str(finished), "--json", *flags]
   assert main([command, *given]) == 0
   return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
 
@@ -121,7 +121,8 @@ def test_bits_per_byte_of_documents_are_those_of_score(
   results, _ = measured
   flags = [flag for x in DOCUMENTS for flag in ("--text", x["text"])]
   *_, total = _printed("score", finished, capsys, *flags)
-  found = results["rolling"]["bits_per_byte,none"]
+  assert results["config"]["model_dtype"] == "float32"
+  found = results["results"]["rolling"]["bits_per_byte,none"]
   assert found == pytest.approx(total["bits_per_byte"], rel=1e-6)
 
 

@@ -23,12 +23,12 @@ GREEDY = {"until": ["\n"], "max_gen_toks": 8}
 
 @pytest.fixture(scope="module")
 def run(finished):
-  return Run(str(finished), {"ACTIVATION_DTYPE": "float32"}, False)
+  return Run(str(finished), {}, False)
 
 
 def _printed(command, finished, capsys, *flags) -> list[dict]:
   capsys.readouterr()
-  given = ["--model_dir", str(finished), runs.IN_FLOAT32, "--json", *flags]
+  given = ["--model_dir", str(finished), "--json", *flags]
   assert main([command, *given]) == 0
   return [json.loads(x) for x in capsys.readouterr().out.splitlines()]
 
@@ -56,6 +56,12 @@ def test_a_document_of_any_length_has_the_likelihood_of_a_text(
   found = _scores(run, [("", "one two three"), ("", LONG)])
   expected = [line["log_likelihood"] for line in lines[:2]]
   assert [x.log_likelihood for x in found] == expected
+
+
+def test_the_run_has_its_own_dtype_and_says_so(finished, caplog):
+  run = Run(str(finished), {}, False)
+  assert run.activation_dtype == runs.SETTINGS["ACTIVATION_DTYPE"]
+  assert caplog.messages[0].startswith("computing in float32 (")
 
 
 def test_what_is_empty_is_certain(run):

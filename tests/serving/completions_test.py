@@ -51,6 +51,7 @@ def ask(vocabulary):
   from palm_mtf.serving.server import Server  # imports aiohttp
 
   model = ServedModel(
+    activation_dtype="float32",
     name="m",
     created=0,
     vocabulary=vocabulary,
