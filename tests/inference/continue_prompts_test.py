@@ -20,7 +20,7 @@ from tests.prefixed_vocabulary import train_prefixed
 from tests.seqio_testing import add_examples, registries_restored
 
 PROMPT, CONTINUATION = "one two", " three four five"
-GREEDY = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=3", runs.IN_FLOAT32]
+GREEDY = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=3"]
 
 
 @pytest.fixture(scope="module")
