@@ -9,6 +9,7 @@ with 1.
 """
 
 import difflib
+import reprlib
 import signal
 from collections.abc import Iterable, Mapping
 
@@ -30,9 +31,19 @@ class StoppedError(Exception):
     self.exit_code = 128 + signal.Signals[signal_name]
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shown(value: object) -> str:
+  """Returns repr(value), shortened to a line where a value is long."""
+  return _SHORT.repr(value)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
   """Returns ' (did you mean "x"?)' for the nearest known name, or ''."""
-  nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+  # A longer name is near to none, and takes long to compare.
+  nearest = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.6)
   return f' (did you mean "{nearest[0]}"?)' if nearest else ""
 
 
@@ -55,11 +66,12 @@ def check_count(
   """
   if type(value) is not int or value < minimum:
     raise UserError(
-      f"{name} = {value!r}: give a whole number of at least {minimum}."
+      f"{name} = {shown(value)}: give a whole number of at least {minimum}."
     )
   if value > maximum:
+    shown_value = f"{value:,}" if value < 10**40 else shown(value)
     raise UserError(
-      f"{name} = {value:,}: give a whole number of at most {maximum:,}."
+      f"{name} = {shown_value}: give a whole number of at most {maximum:,}."
     )
 
 
@@ -70,7 +82,9 @@ def check_real(name: str, value: object, low: float, high: float) -> None:
     or isinstance(value, bool)
     or not low <= value <= high
   ):
-    raise UserError(f"{name} = {value!r}: give a number from {low} to {high}.")
+    raise UserError(
+      f"{name} = {shown(value)}: give a number from {low} to {high}."
+    )
 
 
 def check_text(name: str, value: object, what: str) -> None:

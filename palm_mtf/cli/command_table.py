@@ -6,13 +6,10 @@ A name has one word or two: `data cache` is one of the group `data`. Nothing but
 names is kept here, so that help imports nothing.
 """
 
+from palm_mtf.cli import serve_flags
 from palm_mtf.cli.command import Command
 
 # Flags that several commands share.
-_ALLOW_ANY_ADDRESS = {
-  "action": "store_true",
-  "help": "permit 0.0.0.0, every address of this host",
-}
 _INPUT = {
   "dest": "globs",
   "metavar": "GLOB",
@@ -150,34 +147,7 @@ COMMANDS = {
     entry_point="palm_mtf.commands.serve.serve",
     config="Config",
     takes_model_dir=True,
-    flags={
-      "--listen": {
-        "metavar": "ADDRESS:PORT",
-        "default": "127.0.0.1:8000",
-        "help": "of this host; port 0 is any that is free (default: "
-        "127.0.0.1:8000)",
-      },
-      "--slots": {
-        "metavar": "N",
-        "type": int,
-        "default": 16,
-        "help": "completions that are computed together (default: 16)",
-      },
-      "--most_waiting": {
-        "metavar": "N",
-        "type": int,
-        "default": 64,
-        "help": "completions that may wait for a slot; more are refused "
-        "(default: 64)",
-      },
-      "--most_secs": {
-        "metavar": "SECS",
-        "type": int,
-        "default": 300,
-        "help": "that a request may take; its text ends there (default: 300)",
-      },
-      "--allow_any_address": _ALLOW_ANY_ADDRESS,
-    },
+    flags=serve_flags.FLAGS,
   ),
   "export": Command(
     "write the newest checkpoint for other software",
@@ -353,7 +323,7 @@ COMMANDS = {
         "help": "that share an operation's work, as many in all servers "
         "(default: one for each core)",
       },
-      "--allow_any_address": _ALLOW_ANY_ADDRESS,
+      "--allow_any_address": serve_flags.ALLOW_ANY_ADDRESS,
     },
   ),
   "report": Command(

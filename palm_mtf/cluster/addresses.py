@@ -98,9 +98,16 @@ def check_free(setting: str, ip: str, port: int) -> None:
         wider.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         wider.bind((ANY_ADDRESS, port))
     except OSError as error:
-      why = {
-        errno.EADDRINUSE: f"port {port} is in use; give another, or 0 for any",
-        errno.EADDRNOTAVAIL: "this host has no such address",
-        errno.EACCES: f"port {port} needs rights; give one from 1024",
-      }.get(error.errno, os.strerror(error.errno or 0))
-      raise UserError(f'{setting} = "{ip}:{port}": {why}.') from None
+      raise explain_bind_error(setting, ip, port, error) from None
+
+
+def explain_bind_error(
+  setting: str, ip: str, port: int, error: OSError
+) -> UserError:
+  """Returns the error that says why this host cannot listen on a port."""
+  why = {
+    errno.EADDRINUSE: f"port {port} is in use; give another, or 0 for any",
+    errno.EADDRNOTAVAIL: "this host has no such address",
+    errno.EACCES: f"port {port} needs rights; give one from 1024",
+  }.get(error.errno, os.strerror(error.errno or 0))
+  return UserError(f'{setting} = "{ip}:{port}": {why}.')

@@ -5,21 +5,16 @@
 import asyncio
 import dataclasses
 import importlib.util
-import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
-from palm_mtf.cluster.addresses import (
-  ANY_ADDRESS,
-  check_free,
-  is_loopback,
-  resolve,
-  split_address,
-)
+from palm_mtf.cluster.addresses import split_address
 from palm_mtf.config import Config, DecodeConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
@@ -28,7 +23,11 @@ from palm_mtf.inference.prompts import check_room
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
-_logger = logging.getLogger(__name__)
+if TYPE_CHECKING:  # imports aiohttp, which is an extra
+  from palm_mtf.serving.access import Access
+
+# More would be a mistake, and is refused before anything is computed.
+_MOST = {"--slots": 10**9, "--most_waiting": 10_000, "--most_secs": 10**6}
 
 
 def serve(
@@ -40,6 +39,8 @@ def serve(
   most_waiting: int,
   most_secs: int,
   allow_any_address: bool,
+  allowed_hosts: Sequence[str],
+  api_key_file: str | None,
 ) -> None:
   """Serves completions until a signal; prints where.
 
@@ -51,6 +52,8 @@ def serve(
     most_waiting: completions that may wait for a slot.
     most_secs: seconds that a request may take.
     allow_any_address: permit 0.0.0.0, every address of this host.
+    allowed_hosts: further names of the server, in the header Host.
+    api_key_file: path of a file with API keys; None to need none.
 
   Raises:
     UserError: something of these cannot work.
@@ -61,8 +64,11 @@ def serve(
     ("--most_waiting", most_waiting),
     ("--most_secs", most_secs),
   ):
-    check_count(name, value)
+    check_count(name, value, 1, _MOST[name])
   _check_installed()
+  from palm_mtf.serving import access, listening
+
+  keys = access.read_keys(api_key_file) if api_key_file else []
   check_model_dir(model_dir)
   _check_decode(config.decode)
   mesh_layout.check(config.mesh_layout, config.model)
@@ -75,19 +81,25 @@ def serve(
   )
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   check_room(model, config.run)
-  with _listening(listen, allow_any_address) as listening:
+  with listening.listen(
+    listen, allow_any_address=allow_any_address, has_keys=bool(keys)
+  ) as listener:
+    hosts = access.allowed_hosts(
+      split_address("--listen", listen)[0],
+      is_loopback=listening.is_on_loopback(listener),
+      allowed=allowed_hosts,
+    )
     log_dtype(model, config.mesh_layout)
-    _warn_of_other_hosts(listening)
-    name = os.path.basename(os.path.abspath(model_dir))
     stopped_by = _serve(
-      listening,
+      listener,
+      access.Access(hosts, keys),
       checkpoint,
       config,
       vocabulary,
-      name,
-      slots,
-      most_waiting,
-      most_secs,
+      name=os.path.basename(os.path.abspath(model_dir)),
+      slots=slots,
+      most_waiting=most_waiting,
+      most_secs=most_secs,
     )
   raise StoppedError(stopped_by)
 
@@ -115,33 +127,13 @@ def _check_decode(decode: DecodeConfig) -> None:
     )
 
 
-def _listening(listen: str, allow_any_address: bool) -> socket.socket:
-  """Returns a socket that listens, before work that takes long begins."""
-  host, port = split_address("--listen", listen)
-  ip = resolve("--listen", host)
-  if ip == ANY_ADDRESS and not allow_any_address:
-    raise UserError(
-      f'--listen = "{listen}" answers every host that reaches this one; give '
-      "one address, or add --allow_any_address."
-    )
-  check_free("--listen", ip, port)
-  return socket.create_server((ip, port))
-
-
-def _warn_of_other_hosts(listening: socket.socket) -> None:
-  ip = listening.getsockname()[0]
-  if not is_loopback(ip):
-    _logger.warning(
-      f"whoever reaches {ip} can ask for completions: there is no "
-      "authentication and no encryption; put a proxy that has them before it"
-    )
-
-
 def _serve(
-  listening: socket.socket,
+  listener: socket.socket,
+  access: "Access",
   checkpoint: Checkpoint,
   config: Config,
   vocabulary: Vocabulary,
+  *,
   name: str,
   slots: int,
   most_waiting: int,
@@ -158,6 +150,7 @@ def _serve(
   from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
   from palm_mtf.serving.batcher import Batcher
   from palm_mtf.serving.counters import Counters
+  from palm_mtf.serving.listening import url_of
   from palm_mtf.serving.served_model import ServedModel
   from palm_mtf.serving.server import Server
 
@@ -186,12 +179,12 @@ def _serve(
       most_rows=batcher.most_rows,
       most_secs=most_secs,
     )
-    ip, port = listening.getsockname()
 
     async def run() -> str:
-      return await Server(served, batcher, counters).serve(listening)
+      server = Server(served, batcher, counters, access)
+      return await server.serve(listener)
 
-    print(f"serving {name} on http://{ip}:{port}/v1", flush=True)
+    print(f"serving {name} on {url_of(listener)}/v1", flush=True)
     signal_name = asyncio.run(run())
     if batcher.failure:
       raise batcher.failure

@@ -12,9 +12,12 @@ from palm_mtf.errors import (
   check_count,
   check_real,
   did_you_mean,
+  shown,
 )
 
 MOST_LOG_PROBS = 5  # as at OpenAI
+_MOST_STOPS = 4  # as at OpenAI
+_MOST_STOP_CHARACTERS = 1000
 # Fields of OpenAI's that would change a text in a way that is not here: each
 # with the values that change nothing.
 _WITHOUT_EFFECT = {
@@ -100,6 +103,8 @@ def read_completion_request(
   if "prompt" not in given:
     raise UserError("prompt is missing: give a text to continue.")
   _check(values)
+  if "stop" in given:
+    _check_stop(given["stop"])
   stop = values["stop"]
   options = values.pop("stream_options")
   return CompletionRequest(
@@ -117,10 +122,12 @@ def _check_names(given: Mapping[str, object]) -> None:
     if name in _WITHOUT_EFFECT:
       neutral = _WITHOUT_EFFECT[name]
       if value not in neutral:
-        raise UserError(f"{name} = {value!r}: is not supported; leave it out.")
+        raise UserError(
+          f"{name} = {shown(value)}: is not supported; leave it out."
+        )
     elif name not in _FIELDS and name not in _IGNORED:
       guess = did_you_mean(name, _FIELDS)
-      raise UserError(f"unknown field {name!r}{guess}.")
+      raise UserError(f"unknown field {shown(name)}{guess}.")
 
 
 _FIELDS = (
@@ -133,7 +140,7 @@ _FIELDS = (
 def _check(values: Mapping[str, object]) -> None:
   for name in ("echo", "stream"):
     if not isinstance(values[name], bool):
-      raise UserError(f"{name} = {values[name]!r}: give true or false.")
+      raise UserError(f"{name} = {shown(values[name])}: give true or false.")
   check_count("max_tokens", values["max_tokens"], 0)
   if not values["max_tokens"] and not values["echo"]:
     raise UserError("max_tokens = 0: give at least 1, or echo = true.")
@@ -141,26 +148,34 @@ def _check(values: Mapping[str, object]) -> None:
   check_real("top_p", values["top_p"], 0.0, 1.0)
   if values["top_p"] == 0:
     raise UserError("top_p = 0: give a number above 0, or temperature = 0.")
-  for name in ("top_k", "n"):
-    if values[name] is not None:
-      check_count(name, values[name])
+  if values["top_k"] is not None:
+    check_count("top_k", values["top_k"])
+  check_count("n", values["n"])
   check_count("seed", values["seed"], 0)
   if values["logprobs"] is not None:
-    check_count("logprobs", values["logprobs"], 0)
-    if values["logprobs"] > MOST_LOG_PROBS:
-      raise UserError(
-        f"logprobs = {values['logprobs']}: give at most {MOST_LOG_PROBS}."
-      )
-  stop, options = values["stop"], values["stream_options"]
-  if not (are_texts(stop) or (isinstance(stop, str) and stop)):
-    raise UserError(f"stop = {stop!r}: give a text, or a list of texts.")
+    check_count("logprobs", values["logprobs"], 0, MOST_LOG_PROBS)
+  options = values["stream_options"]
   if not (
     isinstance(options, Mapping)
     and set(options) <= {"include_usage"}
     and isinstance(options.get("include_usage", False), bool)
   ):
     raise UserError(
-      f'stream_options = {options!r}: give {{"include_usage": true}}.'
+      f'stream_options = {shown(options)}: give {{"include_usage": true}}.'
+    )
+
+
+def _check_stop(stop: object) -> None:
+  # The strings of the run have no bounds: they are not a client's.
+  if not (are_texts(stop) or (isinstance(stop, str) and stop)):
+    raise UserError(f"stop = {shown(stop)}: give a text, or a list of texts.")
+  stops = [stop] if isinstance(stop, str) else stop
+  if len(stops) > _MOST_STOPS:
+    raise UserError(f"stop: {len(stops):,} texts; give at most {_MOST_STOPS}.")
+  if max(map(len, stops), default=0) > _MOST_STOP_CHARACTERS:
+    raise UserError(
+      f"stop: a text of {max(map(len, stops)):,} characters; give at most "
+      f"{_MOST_STOP_CHARACTERS:,}."
     )
 
 

@@ -3,43 +3,27 @@
 """Answers to POST /v1/completions, whole or as a stream of events."""
 
 import asyncio
-import json
+import functools
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 
+from palm_mtf.errors import shown
+from palm_mtf.json_text import json_text
 from palm_mtf.serving.batcher import Batcher, FullError
 from palm_mtf.serving.choice import Choice
 from palm_mtf.serving.completion_request import CompletionRequest
+from palm_mtf.serving.refusal import RefusalError, json_response
+from palm_mtf.serving.request_body import read_json
 from palm_mtf.serving.served_model import ServedModel
 
-
-class RefusalError(Exception):
-  """A request that is answered by an error.
-
-  Attributes:
-    status: HTTP status.
-    message: the fault of the request and its fix.
-    kind: type of error, in OpenAI's words.
-  """
-
-  def __init__(self, status: int, message: str):
-    """Takes status and message."""
-    super().__init__(message)
-    self.status, self.message = status, message
-    self.kind = "invalid_request_error" if status < 500 else "server_error"
-
-  def as_json(self) -> dict:
-    """Returns the body of the answer."""
-    error = {"message": self.message, "type": self.kind, "code": self.status}
-    return {"error": {**error, "param": None}}
-
-  def response(self) -> web.Response:
-    """Returns the answer."""
-    later = {"Retry-After": "1"} if self.status in (429, 503) else None
-    return web.json_response(self.as_json(), status=self.status, headers=later)
+# Of each request: the client that sent it.
+CLIENT = web.RequestKey("client", str)
+# Prompts of so many characters or ids are encoded in another thread, because
+# they take longer than other requests should wait.
+_LONG = 10_000
 
 
 class Completions:
@@ -55,12 +39,19 @@ class Completions:
     Raises:
       RefusalError: the request is wrong, or cannot be served now.
     """
-    asked = self._model.read(await self._body(request))
+    body = await read_json(request, self._model.most_secs)
+    if isinstance(body, dict) and body.get("model") is not None:
+      check_name(self._model, body["model"])
+    asked = self._model.read(body)
     changed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    choices = self._model.choices(
-      asked, lambda: loop.call_soon_threadsafe(changed.set)
+    begin = functools.partial(
+      self._model.choices,
+      asked,
+      lambda: loop.call_soon_threadsafe(changed.set),
     )
+    is_long = sum(map(len, asked.prompts)) > _LONG
+    choices = await asyncio.to_thread(begin) if is_long else begin()
     rows = [choice.row for choice in choices]
     try:
       self._batcher.submit(rows)
@@ -76,20 +67,6 @@ class Completions:
       # Also where the client went away; rows that have ended stay so.
       self._batcher.cancel(rows)
 
-  async def _body(self, request: web.Request) -> object:
-    # A page of another site can send a text without asking, but no JSON.
-    if request.content_type != "application/json":
-      raise RefusalError(415, "give the header Content-Type: application/json.")
-    try:
-      body = await asyncio.wait_for(request.json(), self._model.most_secs)
-    except TimeoutError:
-      raise RefusalError(408, "the body did not come in time.") from None
-    except (ValueError, LookupError, RecursionError):  # or an unknown charset
-      raise RefusalError(400, "the body is no JSON.") from None
-    if isinstance(body, dict):
-      check_name(self._model, body.get("model", self._model.name))
-    return body
-
   async def _whole(
     self, choices: Sequence[Choice], changed: asyncio.Event
   ) -> web.Response:
@@ -100,7 +77,7 @@ class Completions:
       going_on = [x for x in going_on if not self._is_over(x)]
     found = [choice.read() for choice in choices]
     answer = {**self._head(), "choices": found, "usage": _usage(choices)}
-    return web.json_response(answer)
+    return json_response(answer)
 
   def _is_over(self, choice: Choice) -> bool:
     _check(choice)
@@ -121,13 +98,13 @@ class Completions:
     response.content_type = "text/event-stream"
     response.headers["Cache-Control"] = "no-cache"
 
-    async def send(event: bytes) -> None:
+    async def send(event: str) -> None:
       # Until the first event an error has a status of its own. A client that
       # does not read is as one that went away.
       async with asyncio.timeout(self._model.most_secs):
         if not response.prepared:
           await response.prepare(request)
-        await response.write(b"data: " + event + b"\n\n")
+        await response.write(f"data: {event}\n\n".encode())
 
     going_on = list(choices)
     try:
@@ -138,18 +115,18 @@ class Completions:
           _check(choice)
           part = choice.read()
           if part:
-            await send(_json({**head, "choices": [part]}))
+            await send(json_text({**head, "choices": [part]}))
           if part and part["finish_reason"]:
             self._batcher.cancel([choice.row])
             going_on.remove(choice)
       if asked.include_usage:
         usage = _usage(choices)
-        await send(_json({**head, "choices": [], "usage": usage}))
-      await send(b"[DONE]")
+        await send(json_text({**head, "choices": [], "usage": usage}))
+      await send("[DONE]")
     except RefusalError as refusal:
       if not response.prepared:
         raise
-      await send(_json(refusal.as_json()))
+      await send(json_text(refusal.as_json()))
     await response.write_eof()
     return response
 
@@ -165,7 +142,9 @@ class Completions:
 def check_name(model: ServedModel, name: object) -> None:
   """Raises RefusalError unless the model has this name."""
   if name != model.name:
-    raise RefusalError(404, f"no model {name!r} is here: give {model.name!r}.")
+    raise RefusalError(
+      404, f"no model {shown(name)} is here: give {model.name!r}."
+    )
 
 
 def _check(choice: Choice) -> None:
@@ -189,7 +168,3 @@ def _usage(choices: Sequence[Choice]) -> dict[str, int]:
     "completion_tokens": of_texts,
     "total_tokens": of_prompts + of_texts,
   }
-
-
-def _json(content: Mapping) -> bytes:
-  return json.dumps(content).encode()

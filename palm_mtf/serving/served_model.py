@@ -3,6 +3,8 @@
 """Model behind an endpoint: its name, limits and defaults."""
 
 import dataclasses
+import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,7 +12,6 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.continuation import sampling_key
-from palm_mtf.inference.prompts import with_start
 from palm_mtf.serving.batcher import Row
 from palm_mtf.serving.choice import Choice
 from palm_mtf.serving.completion_request import (
@@ -48,6 +49,14 @@ class ServedModel:
   sequence_length: int
   most_rows: int
   most_secs: float
+
+  @functools.cached_property
+  def most_characters(self) -> float:
+    """Characters that SEQUENCE_LENGTH tokens can have."""
+    if not self.vocabulary.has_bytes:  # <unk> is a token of any length
+      return math.inf
+    pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
+    return self.sequence_length * max(map(len, pieces))
 
   def described(self) -> dict:
     """Returns the model as /v1/models lists it."""
@@ -100,14 +109,18 @@ class ServedModel:
 
   def _encoded(self, asked: CompletionRequest) -> list[Sequence[int]]:
     texts = [x for x in asked.prompts if isinstance(x, str)]
+    # To encode a text of a megabyte takes seconds.
+    longest = max(map(len, texts), default=0)
+    if longest > self.most_characters:
+      raise UserError(
+        f"prompt: is {longest:,} characters, more than SEQUENCE_LENGTH = "
+        f"{self.sequence_length:,} tokens can hold: shorten it."
+      )
     encoded = iter(self.vocabulary.encode_batch(texts))
     prompts = [
-      [self.start_id, *next(encoded)]
-      if isinstance(x, str)
-      else with_start(x, self.start_id)
-      for x in asked.prompts
+      next(encoded) if isinstance(x, str) else x for x in asked.prompts
     ]
-    for _, *ids in prompts:
+    for ids in prompts:
       if not all(0 <= i < self.vocabulary.size for i in ids):
         raise UserError(
           f"prompt: ids of tokens are from 0 to {self.vocabulary.size - 1:,}."
@@ -118,7 +131,7 @@ class ServedModel:
           f"{asked.max_tokens:,}, together more than SEQUENCE_LENGTH = "
           f"{self.sequence_length:,}: shorten one of them."
         )
-    return prompts
+    return [[self.start_id, *ids] for ids in prompts]
 
   def _row(
     self,

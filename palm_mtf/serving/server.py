@@ -12,14 +12,18 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from palm_mtf.errors import UserError
+from palm_mtf.serving.access import Access
 from palm_mtf.serving.batcher import Batcher
-from palm_mtf.serving.completions import Completions, RefusalError, check_name
+from palm_mtf.serving.completions import CLIENT, Completions, check_name
+from palm_mtf.serving.connections import Connections, raise_connection_limit
 from palm_mtf.serving.counters import Counters
+from palm_mtf.serving.refusal import RefusalError, json_response
+from palm_mtf.serving.request_body import MOST_BODY_BYTES
 from palm_mtf.serving.served_model import ServedModel
 
-_MOST_BODY_BYTES = 2**21
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLIENT_LEFT = 499  # as nginx logs it
+_HEALTH = "/health"
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -27,16 +31,25 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
   """Serves one model until a signal."""
 
-  def __init__(self, model: ServedModel, batcher: Batcher, counters: Counters):
+  def __init__(
+    self,
+    model: ServedModel,
+    batcher: Batcher,
+    counters: Counters,
+    access: Access,
+  ):
     """Readies a server.
 
     Args:
       model: model, limits and defaults.
       batcher: batch, which the server runs in a thread.
       counters: counts of the batcher.
+      access: who is answered.
     """
     self._model, self._batcher, self._counters = model, batcher, counters
+    self._access = access
     self._completions = Completions(model, batcher)
+    self._connections: Connections | None = None
     self._stopped = asyncio.Event()
     self._signal = ""
 
@@ -56,19 +69,23 @@ class Server:
       # What nohup, or a shell that starts a background job, has ignored stays
       # so.
       if signal.getsignal(number) != signal.SIG_IGN:
-        loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
     # A handler whose client went away is cancelled, and its rows with it.
     runner = web.AppRunner(
       self._app(),
       handler_cancellation=True,
       shutdown_timeout=self._model.most_secs + 1,
-      access_log=None,
     )
     await runner.setup()
-    await web.SockSite(runner, listening).start()
+    self._connections = Connections(
+      runner.server, self._counters, raise_connection_limit()
+    )
+    accepting = asyncio.create_task(self._connections.accept(listening))
     thread = threading.Thread(target=self._run_batcher, args=[loop])
     thread.start()
     await self._stopped.wait()
+    accepting.cancel()
+    listening.close()
     await runner.cleanup()  # waits for the answers that are under way
     self._batcher.stop()
     await asyncio.to_thread(thread.join)
@@ -76,11 +93,11 @@ class Server:
 
   def _app(self) -> web.Application:
     app = web.Application(
-      client_max_size=_MOST_BODY_BYTES, middlewares=[self._counted]
+      client_max_size=MOST_BODY_BYTES, middlewares=[self._counted]
     )
     app.add_routes(
       [
-        web.get("/health", self._health),
+        web.get(_HEALTH, self._health),
         web.get("/metrics", self._metrics),
         web.get("/v1/models", self._models),
         web.get("/v1/models/{name}", self._described),
@@ -94,7 +111,8 @@ class Server:
     if self._batcher.failure:
       loop.call_soon_threadsafe(self._stopped.set)
 
-  def _stop(self, signal_name: str) -> None:
+  def stop(self, signal_name: str) -> None:
+    """Stops serving; a second time gives up what is under way."""
     # SIGHUP may come twice of itself, where a terminal closes.
     if self._signal and signal_name != "SIGHUP":
       self._batcher.give_up()
@@ -106,6 +124,7 @@ class Server:
     self, request: web.Request, handler: _Handler
   ) -> web.StreamResponse:
     start, status = time.monotonic(), _CLIENT_LEFT
+    self._connections.begin(request.protocol)
     try:
       response = await self._answer(request, handler)
       status = response.status
@@ -114,6 +133,7 @@ class Server:
       status = 500
       raise
     finally:
+      self._connections.end(request.protocol)
       self._counters.requests[status] += 1
       self._counters.request_secs += time.monotonic() - start
 
@@ -121,30 +141,44 @@ class Server:
     self, request: web.Request, handler: _Handler
   ) -> web.StreamResponse:
     try:
-      return await handler(request)
+      response = await self._checked(request, handler)
+      async with asyncio.timeout(self._model.most_secs):
+        await response.prepare(request)
+        await response.write_eof()
+      return response
     except (ConnectionError, TimeoutError):  # of a client that does not read
       if request.transport:
         request.transport.abort()
       return web.Response(status=_CLIENT_LEFT)
+
+  async def _checked(
+    self, request: web.Request, handler: _Handler
+  ) -> web.StreamResponse:
+    try:
+      self._access.check_host(request)
+      # Whoever watches over the process needs no key.
+      if request.path != _HEALTH:
+        request[CLIENT] = self._access.client(request)
+      return await handler(request)
     except UserError as error:
       return RefusalError(400, str(error)).response()
     except RefusalError as refusal:
       return refusal.response()
-    except web.HTTPException as error:  # no such page, a body too large
+    except web.HTTPException as error:  # no such page, say
       return RefusalError(error.status, error.reason).response()
 
   async def _health(self, unused_request: web.Request) -> web.Response:
     if self._stopped.is_set():
       raise RefusalError(503, "this server stops.")
-    return web.json_response({"status": "ok"})
+    return json_response({"status": "ok"})
 
   async def _metrics(self, unused_request: web.Request) -> web.Response:
     return web.Response(text=self._counters.page())
 
   async def _models(self, unused_request: web.Request) -> web.Response:
     models = [self._model.described()]
-    return web.json_response({"object": "list", "data": models})
+    return json_response({"object": "list", "data": models})
 
   async def _described(self, request: web.Request) -> web.Response:
     check_name(self._model, request.match_info["name"])
-    return web.json_response(self._model.described())
+    return json_response(self._model.described())

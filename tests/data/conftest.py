@@ -30,14 +30,8 @@ def vocabulary(code, tmp_path_factory) -> Vocabulary:
 
 
 @pytest.fixture
-def foreign(train_foreign):
+def foreign(code, tmp_path):
   """Trains a model with SentencePiece's defaults but for `settings`."""
-  return train_foreign
-
-
-@pytest.fixture(scope="session")
-def train_foreign(code, tmp_path_factory):
-  """The function that `foreign` returns, for fixtures of a module."""
 
   def train(**settings) -> str:
     model = io.BytesIO()
@@ -48,7 +42,7 @@ def train_foreign(code, tmp_path_factory):
       minloglevel=2,
       **({"vocab_size": 400, "byte_fallback": True} | settings),
     )
-    path = tmp_path_factory.mktemp("foreign") / "foreign.model"
+    path = tmp_path / "foreign.model"
     path.write_bytes(model.getvalue())
     return str(path)
 

@@ -24,6 +24,16 @@ def test_what_a_body_does_not_say_is_that_of_the_run():
   assert not (found.echo or found.stream or found.include_usage)
 
 
+def test_four_long_stop_strings_are_read_and_those_of_the_run_have_no_bound():
+  stops = ["a" * 1000] * 4
+  assert read(prompt="a", stop=stops).stop == stops
+  many = DecodeConfig(stop_strings=["b" * 2000] * 9)
+  found = read_completion_request(
+    {"prompt": "a"}, many, sample_tokens=1, seed=0
+  )
+  assert found.stop == ["b" * 2000] * 9
+
+
 @pytest.mark.parametrize(
   ("prompt", "expected"),
   [
@@ -75,9 +85,15 @@ def test_all_that_a_body_says_is_read():
     ({"prompt": "a", "top_p": 0}, "top_p = 0: give a number above 0"),
     ({"prompt": "a", "top_k": 0}, "top_k = 0: give a whole number"),
     ({"prompt": "a", "n": 0}, "n = 0: give a whole number"),
-    ({"prompt": "a", "logprobs": 6}, "logprobs = 6: give at most 5"),
+    (
+      {"prompt": "a", "logprobs": 6},
+      "logprobs = 6: give a whole number of at most 5.",
+    ),
     ({"prompt": "a", "logprobs": True}, "logprobs = True: give a whole"),
     ({"prompt": "a", "stop": [""]}, "stop = ['']: give a text"),
+    ({"prompt": "a", "stop": ["b"] * 5}, "stop: 5 texts; give at most 4."),
+    ({"prompt": "a", "stop": "b" * 1001}, "give at most 1,000."),
+    ({"prompt": "a", "n": 2**63}, "n = 9,223,372,036,854,775,808: give a"),
     ({"prompt": "a", "stream": 1}, "stream = 1: give true or false"),
     ({"prompt": "a", "stream_options": {"a": 1}}, "stream_options = "),
     ({"prompt": "a", "suffix": "b"}, "suffix = 'b': is not supported"),

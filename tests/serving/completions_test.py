@@ -1,97 +1,116 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that end early are answered as the documentation says."""
+"""Completions that end early are answered as the documentation says."""
 
 import asyncio
-import functools
+import math
+import time
 
 import pytest
 
-from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.inference.slot_decoder import Chosen
-from palm_mtf.serving.batcher import FullError
-from palm_mtf.serving.counters import Counters
-from palm_mtf.serving.served_model import ServedModel
-
-test_utils = pytest.importorskip(
-  "aiohttp.test_utils", reason="aiohttp, which serve needs, is absent"
+from tests import strict_json
+from tests.serving.live_server import (
+  Repeating,
+  complete,
+  serving,
+  until,
 )
 
+pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
 
-class Ending:
-  """A batcher that ends all rows after some tokens, for one reason."""
-
-  def __init__(self, tokens, why):
-    self._tokens, self._why = tokens, why
-
-  def submit(self, rows):
-    if self._why == "full":
-      raise FullError
-    for row in rows:
-      row.chosen.extend(Chosen(token, -1.0, {}) for token in self._tokens)
-      row.ended = self._why
-      row.changed()
-
-  def cancel(self, rows):
-    pass
+PROMPT = {"prompt": "one", "max_tokens": 20}
+STREAMS = pytest.mark.parametrize("stream", [False, True])
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory):
-  path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
-  train_vocabulary(["one two three four\n" * 20], 290, path=path)
-  return Vocabulary(path)
+class Slow(Repeating):
+  """A decoder whose steps take time."""
+
+  def steps(self, texts, count, *, wants_log_probs):
+    time.sleep(0.1)
+    return super().steps(texts, count, wants_log_probs=wants_log_probs)
 
 
-@pytest.fixture
-def ask(vocabulary):
-  """Returns status and answer of a request whose rows end so."""
-  from palm_mtf.serving.server import Server  # imports aiohttp
+@STREAMS
+def test_a_text_ends_when_its_time_is_over(stream):
+  async def run():
+    async with serving(decoder=Slow(), most_secs=0.35) as (_, address):
+      return await complete(address, {**PROMPT, "stream": stream})
 
-  model = ServedModel(
-    activation_dtype="float32",
-    name="m",
-    created=0,
-    vocabulary=vocabulary,
-    decode=DecodeConfig(),
-    sample_tokens=5,
-    seed=0,
-    start_id=0,
-    sequence_length=32,
-    most_rows=4,
-    most_secs=30,
-  )
-
-  async def asked(text, why, body, **headers):
-    batcher = Ending(vocabulary.encode(text), why)
-    app = Server(model, batcher, Counters())._app()
-    async with test_utils.TestClient(test_utils.TestServer(app)) as client:
-      sent = functools.partial(client.post, "/v1/completions")
-      answer = await sent(json=body, headers=headers)
-      return answer.status, await answer.text()
-
-  return lambda *given, **headers: asyncio.run(asked(*given, **headers))
+  status, answer = asyncio.run(run())
+  assert status == 200
+  assert '"finish_reason": "length"' in str(answer).replace("'", '"')
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-  ("text", "why", "status", "part"),
-  [
-    ("one", "time", 200, '"finish_reason": "length"'),
-    ("", "time", 503, "its time was over before the first token"),
-    ("one", "failed", 503, "this server stops."),
-    ("one", "full", 429, "as many completions as may are waiting"),
-  ],
-)
-def test_what_ended_a_row_is_told(ask, text, why, status, part, stream):
-  found, answer = ask(text, why, {"prompt": "two", "stream": stream})
-  assert found == status
-  assert part in answer
+@STREAMS
+def test_a_text_without_a_token_in_time_is_refused(stream):
+  async def run():
+    async with serving(decoder=Slow(), most_secs=0.25) as (_, address):
+      others = complete(address, {**PROMPT, "n": 4})
+      late = complete(address, {**PROMPT, "stream": stream})
+      return await asyncio.gather(others, late)
+
+  _, (status, answer) = asyncio.run(run())
+  assert status == 503
+  assert "time was over before the first token" in str(answer)
 
 
-def test_a_charset_that_nobody_knows_is_a_wrong_body(ask):
-  head = {"Content-Type": "application/json; charset=none"}
-  found, _ = ask("one", "eod", {"prompt": "two"}, **head)
-  assert found == 400
+@STREAMS
+def test_a_server_that_stops_at_once_says_so(stream):
+  decoder = Repeating()
+
+  async def run():
+    async with serving(decoder=decoder) as (server, address):
+      decoder.may_step.clear()
+      asked = asyncio.create_task(
+        complete(address, {**PROMPT, "stream": stream})
+      )
+      await until(lambda: server._batcher._running)
+      server.stop("SIGTERM")
+      server.stop("SIGTERM")
+      decoder.may_step.set()
+      return await asked
+
+  status, answer = asyncio.run(run())
+  assert status == 503 and "this server stops." in str(answer)
+
+
+@STREAMS
+def test_requests_beyond_what_may_wait_are_refused(stream):
+  decoder = Repeating()
+
+  async def run():
+    async with serving(decoder=decoder) as (server, address):
+      decoder.may_step.clear()
+      asked = asyncio.create_task(complete(address, {**PROMPT, "n": 8}))
+      await until(lambda: server._batcher._num_rows() == 8)
+      refused = await complete(address, {**PROMPT, "stream": stream})
+      decoder.may_step.set()
+      return refused, await asked
+
+  (status, answer), (first, _) = asyncio.run(run())
+  assert (status, first) == (429, 200)
+  assert "as many completions as may are waiting" in str(answer)
+
+
+@STREAMS
+@pytest.mark.parametrize("log_prob", [math.nan, -math.inf, math.inf])
+def test_numbers_that_json_lacks_are_null(stream, log_prob):
+  body = {**PROMPT, "max_tokens": 2, "logprobs": 1, "echo": True}
+
+  async def run():
+    async with serving(decoder=Repeating(log_prob)) as (_, address):
+      return await complete(address, {**body, "stream": stream})
+
+  status, answer = asyncio.run(run())
+  assert status == 200
+  events = [answer]
+  if stream:
+    lines = [x for x in answer.splitlines() if x.startswith("data: {")]
+    events = [strict_json.loads(line.removeprefix("data: ")) for line in lines]
+  told = [event["choices"][0]["logprobs"] for event in events]
+  found = [x for each in told for x in each["token_logprobs"]]
+  assert found and set(found) == {None}
+  tops = [
+    x for each in told for top in each["top_logprobs"] for x in top.values()
+  ]
+  assert set(tops) == {None}

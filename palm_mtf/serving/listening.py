@@ -1,0 +1,80 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The socket that a server listens on."""
+
+import ipaddress
+import logging
+import socket
+
+from palm_mtf.cluster.addresses import explain_bind_error, split_address
+from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
+
+
+def listen(
+  given: str, *, allow_any_address: bool, has_keys: bool
+) -> socket.socket:
+  """Returns a socket that listens on an address of this host.
+
+  Args:
+    given: ADDRESS:PORT, or [ADDRESS]:PORT with IPv6.
+    allow_any_address: permit 0.0.0.0 and [::], every address of this host.
+    has_keys: whether requests need an API key.
+
+  Raises:
+    UserError: this host cannot listen there, or it is every address.
+  """
+  host, port = split_address("--listen", given)
+  family, place = _resolve(host, port)
+  ip = _address(place[0])
+  if ip.is_unspecified and not allow_any_address:
+    raise UserError(
+      f'--listen = "{given}" answers every host that reaches this one; give '
+      "one address, or add --allow_any_address."
+    )
+  try:
+    listening = socket.create_server(place, family=family, backlog=128)
+  except OSError as error:
+    shown = f"[{place[0]}]" if ip.version == 6 else place[0]
+    raise explain_bind_error("--listen", shown, port, error) from None
+  if not ip.is_loopback:
+    lacks = "no encryption" if has_keys else "no API key and no encryption"
+    _logger.warning(
+      f"whoever reaches {place[0]} can ask for completions: there is {lacks}; "
+      "put a proxy that has them before it"
+    )
+  return listening
+
+
+def url_of(listening: socket.socket) -> str:
+  """Returns the URL of a listening socket."""
+  ip, port = listening.getsockname()[:2]
+  return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"
+
+
+def is_on_loopback(listening: socket.socket) -> bool:
+  """Returns whether only this host reaches a listening socket."""
+  return _address(listening.getsockname()[0]).is_loopback
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
+  name = host.removeprefix("[").removesuffix("]")
+  try:
+    found = socket.getaddrinfo(name or "?", port, type=socket.SOCK_STREAM)
+  except (OSError, UnicodeError):
+    raise UserError(
+      f'--listen: the name "{host}" has no address on this host; correct it, '
+      "add it to /etc/hosts, or give the address itself."
+    ) from None
+  # A name such as localhost often has addresses of both kinds.
+  family, *_, place = min(found, key=lambda x: x[0] != socket.AF_INET)
+  ip = _address(place[0])
+  if family == socket.AF_INET6 and ip.version == 4:  # as in ::ffff:127.0.0.1
+    return socket.AF_INET, (str(ip), port)
+  return family, place
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+  ip = ipaddress.ip_address(text)
+  return getattr(ip, "ipv4_mapped", None) or ip
