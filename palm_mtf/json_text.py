@@ -22,7 +22,8 @@ def json_text(
   Args:
     value: a JSON value, as `json.dumps` takes it.
     indent: spaces per level, or None for one line.
-    default: function that turns a value of another type into a JSON value.
+    default: function that turns a value of another type into a JSON value;
+      with it, keys of other types are their texts.
 
   Raises:
     TypeError: a value has another type, and there is no `default`.
@@ -33,7 +34,7 @@ def json_text(
 def _finite(value: object, default: Callable[[object], object] | None):
   """Returns the value with None for each number that is not finite."""
   if isinstance(value, dict):
-    return {_key(k): _finite(x, default) for k, x in value.items()}
+    return {_key(k, default): _finite(x, default) for k, x in value.items()}
   if isinstance(value, list | tuple):
     return [_finite(each, default) for each in value]
   if isinstance(value, float):
@@ -43,6 +44,8 @@ def _finite(value: object, default: Callable[[object], object] | None):
   return value
 
 
-def _key(key: object) -> object:
-  is_finite = not isinstance(key, float) or math.isfinite(key)
-  return key if is_finite else str(key)
+def _key(key: object, default: Callable[[object], object] | None) -> object:
+  is_text = isinstance(key, float) and not math.isfinite(key)
+  if default and not isinstance(key, str | int | float | None):
+    is_text = True
+  return str(key) if is_text else key

@@ -24,6 +24,7 @@ IMPORTS = {
   "errors": "",
   "console": "",
   "json_text": "",
+  "user_code": "errors",
   "config": "errors",
   "machine": "config",
   "_tf": "machine",
@@ -40,7 +41,7 @@ IMPORTS = {
   "model_dir": "_tf errors json_text",
   "report": "__init__ errors model_dir",
   "trace": "_tf json_text programs model_dir",
-  "data": "_tf errors console json_text config model_dir",
+  "data": "_tf errors console json_text user_code config model_dir",
   "checkpoints": "_tf errors json_text config accounting mesh model_dir data",
   "huggingface": "errors config accounting model_dir data",
   "gguf": "errors config data huggingface",
@@ -52,7 +53,7 @@ IMPORTS = {
   "inference": "_tf errors config machine accounting mesh programs data "
   "checkpoints",
   "serving": "errors json_text config data cluster inference",
-  "evaluation": "_tf errors console json_text config model_dir data "
+  "evaluation": "_tf errors console json_text user_code config model_dir data "
   "checkpoints inference",
   "training": "__init__ _tf errors json_text config machine accounting ops "
   "mesh programs rates model_dir trace data checkpoints cluster inference "
@@ -63,7 +64,7 @@ IMPORTS = {
   "mesh rates model_dir report data checkpoints huggingface formats cluster "
   "inference serving evaluation training sweep",
   # Commands are reached by the names that the table and gin files give.
-  "cli": "__init__ errors console config machine model_dir",
+  "cli": "__init__ errors console user_code config machine model_dir",
   "lm_eval": "errors console config machine accounting data checkpoints "
   "inference cli",
   "__main__": "cli",
@@ -96,6 +97,7 @@ ONLY_IMPORTERS = {
     "palm_mtf/data/sources/seqio_task.py",
     "palm_mtf/evaluation/seqio_evaluator.py",
     "palm_mtf/evaluation/seqio_tasks.py",
+    "palm_mtf/evaluation/task_functions.py",
   ),
   "lm_eval": "palm_mtf/lm_eval/",
   "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
@@ -125,6 +127,7 @@ TENSORFLOW_FREE = PURE | {
   "huggingface",
   "report",
   "sweep",
+  "user_code",
 }
 # Processes that start others first.
 STARTERS = {
@@ -136,7 +139,7 @@ HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 # Of palm_mtf, its folders aside.
 ROOT_FILES = {
   *("__init__", "__main__", "_old_names", "_tf", "console", "errors"),
-  "json_text",
+  *("json_text", "user_code"),
 }
 
 

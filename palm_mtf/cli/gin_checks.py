@@ -184,7 +184,9 @@ def check_known(
   asked = set(known)
   for setting in settings:
     names = list(names_in(setting.value))
-    if Macro("gin.REQUIRED") in names:
+    if Macro("gin.REQUIRED") in names or (
+      Macro("REQUIRED") in names and "REQUIRED" not in macros
+    ):
       raise UserError(
         f"{setting} ({setting.origin}): leave the line out; a macro that is "
         "required and not set is reported."

@@ -12,7 +12,6 @@ every command. How single files are read is in gin_statements.py.
 
 import dataclasses
 import importlib.util  # gin 0.5.0 uses it without importing it
-import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from palm_mtf import config
 from palm_mtf.cli import gin_checks
 from palm_mtf.cli.chip_files import chip_settings
 from palm_mtf.cli.command_table import COMMANDS
+from palm_mtf.cli.computed_values import check_characters, computed_data
 from palm_mtf.cli.gin_folder import find_gin_file, run_file
 from palm_mtf.cli.gin_statements import (
   Import,
@@ -32,9 +32,9 @@ from palm_mtf.cli.gin_statements import (
 )
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
 from palm_mtf.errors import UserError
+from palm_mtf.user_code import user_code
 
 DEFAULT = "default"
-_GIN_ERRORS = (AttributeError, NameError, SyntaxError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,7 @@ class Configuration:
 
   def effective_text(self) -> str:
     """Returns one gin file that gives the same configuration again."""
-    lines = [f"# {self.asked}".replace("\n", " ")]
-    lines.append("from __gin__ import dynamic_registration")
-    lines += dict.fromkeys(each.statement for each in self.imports)
+    lines = [f"# {self.asked}".replace("\n", " "), *self._imports()]
     # Macros first: gin resolves names in any order, people read from the top.
     for group in (self.macros.values(), self.bindings):
       lines.append("")
@@ -72,6 +70,10 @@ class Configuration:
         mark = "# " if each.name in self.implied else ""
         lines.append(f"{mark}{each}  # {each.origin}")
     return "\n".join(lines).rstrip() + "\n"
+
+  def _imports(self) -> list[str]:
+    statements = dict.fromkeys(each.statement for each in self.imports)
+    return ["from __gin__ import dynamic_registration", *statements]
 
   def build(self) -> tuple[str, config.CorpusConfig]:
     """Imports the user's modules; returns MODEL_DIR and the configuration.
@@ -110,9 +112,7 @@ class Configuration:
     settings = [
       x for x in self._operative().macros.values() if x.name not in self.implied
     ]
-    lines = ["from __gin__ import dynamic_registration"]
-    lines += dict.fromkeys(each.statement for each in self.imports)
-    lines += map(str, [*settings, *self.bindings])
+    lines = [*self._imports(), *map(str, [*settings, *self.bindings])]
     return "\n".join(lines) + "\n"
 
   def _operative(self) -> "Configuration":
@@ -125,23 +125,57 @@ class Configuration:
 
   def located(self, message: str) -> str:
     """Adds where a macro was set to a message that begins "MACRO = "."""
-    name = message.partition(" = ")[0]
-    if name not in self.macros or self.macros[name].origin == DEFAULT:
+    setting = self.macros.get(message.partition(" = ")[0])
+    if (
+      not setting
+      or setting.origin == DEFAULT
+      or message.startswith(setting.cited)  # and says so itself
+    ):
       return message
-    return f"{message} ({name} is set {self.macros[name].place})"
+    return f"{message} ({setting.name} is set {setting.place})"
+
+  def check_values(self) -> None:
+    """Computes the values that the user's own functions give, if any do.
+
+    Raises:
+      UserError: an import, a name or a function in the user's files is wrong.
+    """
+    if self._needs_gin:
+      self._values()
+
+  @property
+  def _needs_gin(self) -> bool:
+    # Only the user's own functions and constants are left to gin.
+    return any(names_in([*self._literals().values()]))
 
   def _values(self) -> dict[str, object]:
     """Returns the value of every macro."""
-    values = {name: self._literal(Macro(name)) for name in self.macros}
-    # Only the user's own functions and constants are left to gin.
-    needs_gin = any(names_in([*values.values()]))
+    values = self._literals()
     parts = {x.name for x in dataclasses.fields(self.config_class)}
     reads_data = "data" in parts
-    if needs_gin or reads_data:
+    if self._needs_gin or reads_data:
       self._import_modules()  # which makes tasks known, too
-    if needs_gin or (reads_data and self.bindings):
-      return self._values_of_gin()
+    if self._needs_gin or (reads_data and self.bindings):
+      self._bind()
+      values |= self._computed(values)
+    for name, value in values.items():
+      check_characters(self.macros[name], value)
     return values
+
+  def _literals(self) -> dict[str, object]:
+    """Returns every macro's value with those of other macros in their places.
+
+    References and constants in it stay, for gin.
+    """
+    literals = {}
+    for name, setting in self.macros.items():
+      try:
+        literals[name] = self._literal(setting.value)
+      except TypeError:  # {%NAME: 1}, where NAME is a list
+        raise UserError(
+          f"{setting.cited}: a list or a dict cannot be the key of a dict."
+        ) from None
+    return literals
 
   def _literal(self, value: object) -> object:
     """Returns a value with the values of macros in their places."""
@@ -154,30 +188,35 @@ class Configuration:
       return type(value)(self._literal(each) for each in value)
     return value
 
-  def _values_of_gin(self) -> dict[str, object]:
-    """Lets gin call the user's functions."""
+  def _bind(self) -> None:
+    """Lets gin read the configuration, in which it looks up every name."""
     import gin
 
     # gin's state is the process's: what an earlier command bound goes.
     gin.clear_config()
-    text = self.effective_text()
-    try:
-      gin.parse_config(text)
-    except _GIN_ERRORS as error:
-      message = str(error).splitlines()[0].rstrip(".")
-      # gin counts lines of the text it was given; their comments say where they
-      # come from.
-      line = re.search(r"bindings string line (\d+)", str(error))
-      where = text.splitlines()[int(line[1]) - 1] if line else self.asked
-      raise UserError(f"{where}: {message}.") from error
-    values, macro = {}, gin.get_configurable("gin.macro")
-    for name, setting in self.macros.items():
-      if name in self.implied:
-        values[name] = setting.value
-        continue
-      with gin.config_scope(name):  # `%NAME` is gin.macro in the scope NAME
-        values[name] = macro()
-    return values
+    for setting in [*self.macros.values(), *self.bindings]:
+      if setting.name not in self.implied:
+        with user_code(setting.cited):
+          # gin looks up names among the imports of the same text.
+          gin.parse_config([*self._imports(), str(setting)])
+
+  def _computed(self, values: Mapping[str, object]) -> dict[str, object]:
+    """Lets gin call the user's functions; returns the values that need it."""
+    import gin
+
+    computed, macro = {}, gin.get_configurable("gin.macro")
+    fields = {"MODEL_DIR", *macros_of(self.config_class, self.leaves_out)}
+    left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
+    # A macro with a function comes before macros that refer to it, so that an
+    # error names the former.
+    for setting in sorted(left, key=_only_refers_to_macros):
+      # `%NAME` is gin.macro in the scope NAME.
+      with user_code(setting.cited), gin.config_scope(setting.name):
+        value = macro()
+      if setting.name in fields:
+        value = computed_data(setting, value)
+      computed[setting.name] = value
+    return computed
 
   def _import_modules(self) -> None:
     """Imports what the text imports; an import that fails is the user's."""
@@ -185,12 +224,17 @@ class Configuration:
     if str(Path.cwd()) not in sys.path:
       sys.path.append(str(Path.cwd()))  # where the user's own modules lie
     for each in self.imports:
-      try:
-        importlib.import_module(each.module)
-      except ImportError as error:
-        raise UserError(
-          f"{each.origin}: {each.statement}: {error}; is it installed?"
-        ) from error
+      with user_code(f"{each.origin}: {each.statement}"):
+        try:
+          importlib.import_module(each.module)
+        except ImportError as error:
+          raise UserError(
+            f"{each.origin}: {each.statement}: {error}; is it installed?"
+          ) from error
+
+
+def _only_refers_to_macros(setting: Setting) -> bool:
+  return all(isinstance(x, Macro) for x in names_in(setting.value))
 
 
 def load(

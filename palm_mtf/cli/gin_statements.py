@@ -22,6 +22,8 @@ from palm_mtf.errors import UserError
 
 COMMAND_LINE = "command line"
 _MOST_SHOWN = 200  # characters of a line
+_GINS_FUNCTIONS = {"constant", "macro", "singleton"}
+_GINS_MACROS = {"gin.constant", "gin.macro"}  # @NAME/gin.macro() is %NAME
 _PYTHON_WORDS = {"true": "True", "false": "False", "none": "None"}
 
 
@@ -70,6 +72,11 @@ class Setting:
     line = self.origin == COMMAND_LINE
     return "on the command line" if line else f"in {self.origin}"
 
+  @property
+  def cited(self) -> str:
+    """The setting and its origin, to begin an error."""
+    return f"{self} ({self.origin})"
+
   def __str__(self):
     return f"{self.key} = {format_value(self.value)}"
 
@@ -95,10 +102,30 @@ class _Names(config_parser.ParserDelegate):
     scope, selector = config_parser.parse_scoped_selector(
       scoped_configurable_name
     )
+    selector = _whole_selector(selector)
+    if selector in _GINS_MACROS and evaluate:  # the same at length
+      return Macro(scope)
     return Reference(scope, selector, evaluate)
 
   def macro(self, macro_name):
     return Macro(macro_name)
+
+
+class _Parser(config_parser.ConfigParser):
+  """gin's parser, which alone would read -%NAME as %NAME."""
+
+  def parse_value(self):
+    first = self.current_token
+    value = super().parse_value()
+    if first.string == "-" and isinstance(value, (Reference, Macro)):
+      place = (None, first.start[0], first.start[1], first.line)
+      raise SyntaxError("a minus sign before what is not a number", place)
+    return value
+
+
+def _whole_selector(selector: str) -> str:
+  """Returns a selector with the module of gin's own functions."""
+  return f"gin.{selector}" if selector in _GINS_FUNCTIONS else selector
 
 
 def format_value(value: object) -> str:
@@ -172,7 +199,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
   """Parses `text`; the error for a bad line names the line and the fix."""
   try:
     # gin's own grammar; the delegate keeps names where gin would resolve them.
-    parser = config_parser.ConfigParser(io.StringIO(text), _Names())
+    parser = _Parser(io.StringIO(text), _Names())
     statements = []
     while (statement := parser.parse_statement()) is not None:
       statements.append(statement)
@@ -183,7 +210,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
     message, (line, _) = error.args
     if "EOF" in message:
       message = "a bracket or a quote is not closed"
-  except (StopIteration, ValueError):
+  except (StopIteration, TypeError, ValueError):  # {[1]: 2} is a TypeError
     line, message = 1, "cannot be read"
   except (RecursionError, MemoryError):
     line, message = (
@@ -240,11 +267,15 @@ def _converted(statement, origin: str) -> list[Statement]:
     scope, selector, name, value, _ = statement
     if not name:  # NAME = value; a macro's scope is part of its name
       name, scope, selector = f"{scope}/{selector}".lstrip("/"), "", ""
-    elif (selector, name) == ("gin.macro", "value"):  # the same at length
-      name, scope, selector = scope, "", ""
+    elif (_whole_selector(selector), name) == ("gin.macro", "value"):
+      name, scope, selector = scope, "", ""  # the same at length
     return [
       Setting(
-        scope=scope, selector=selector, name=name, value=value, origin=origin
+        scope=scope,
+        selector=_whole_selector(selector),
+        name=name,
+        value=value,
+        origin=origin,
       )
     ]
   if isinstance(statement, config_parser.ImportStatement):

@@ -156,10 +156,11 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     + shlex.join(x for x in arguments if x != "--print_config"),
     run_config=run_config,
   )
+  _ready_for_tensorflow()  # the user's modules may import it
   if options.print_config:
+    configuration.check_values()
     print(configuration.effective_text(), end="")
     return 0
-  _ready_for_tensorflow()  # the user's modules may import it
   try:
     model_dir, settings = configuration.build()
     keywords = {name: getattr(options, name) for name in own}

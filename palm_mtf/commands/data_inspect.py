@@ -8,13 +8,15 @@
 
 import collections
 import itertools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 
 from palm_mtf.config import Config
 from palm_mtf.data.batches.batches import Batch, Batches, batch_hash
 from palm_mtf.data.batches.corpus import corpus_of_run
+from palm_mtf.data.batches.row_stream import Piece
+from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -38,15 +40,33 @@ def data_inspect(
   corpus = corpus_of_run(model_dir, config, vocabulary)
   batches = corpus.batches(run.batch_sizes, config.fault_tolerance.skips)
   num_rows = config.inspection.inspect_rows
+  continued = {
+    source.name
+    for source, store in zip(corpus.sources, corpus.stores, strict=True)
+    if model.objective == "prefix_lm" and not store.train.tokens.has_inputs
+  }
   for step in config.inspection.inspect_steps:
-    result = describe_step(batches, step, vocabulary, num_rows)
+    result = describe_step(batches, step, vocabulary, num_rows, continued)
     print(json_text(result) if as_json else "\n".join(_lines(result)))
 
 
 def describe_step(
-  batches: Batches, step: int, vocabulary: Vocabulary, num_rows: int
+  batches: Batches,
+  step: int,
+  vocabulary: Vocabulary,
+  num_rows: int,
+  continued: Container[str] = (),
 ) -> dict:
-  """Returns the figures of a step's batch, and its first rows as text."""
+  """Returns the figures of a step's batch, and its first rows as text.
+
+  Args:
+    batches: batches of the run.
+    step: number of the step.
+    vocabulary: vocabulary of the run.
+    num_rows: rows to return as text.
+    continued: names of the sources whose targets continue the text of their
+      inputs. Targets of other sources are encoded apart, as texts.
+  """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]
   # Rows of joined documents have no weights: every token is in the loss.
@@ -69,7 +89,7 @@ def describe_step(
     "rows": [
       {
         "documents": [piece._asdict() for piece in row],
-        "pieces": list(_pieces(ids, learnt, vocabulary)),
+        "pieces": list(_pieces(ids, learnt, row, vocabulary, continued)),
       }
       for row, ids, learnt, row_padding in zip(
         pieces[:num_rows], targets, weights > 0, is_padding, strict=False
@@ -90,16 +110,30 @@ def _is_padding(batch: Batch, eod_id: int) -> np.ndarray:
 
 
 def _pieces(
-  ids: np.ndarray, learnt: np.ndarray, vocabulary: Vocabulary
+  ids: np.ndarray,
+  learnt: np.ndarray,
+  documents: Sequence[Piece],
+  vocabulary: Vocabulary,
+  continued: Container[str],
 ) -> Iterator[dict]:
   """Yields the texts of a row, cut where a document or its inputs end."""
   # ids: [tokens], int32; learnt: [tokens], bool. A cut lies behind each [eod],
   # and where inputs turn into targets.
   changes = (learnt[1:] != learnt[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
+  # Documents by their first token in the row.
+  starts = itertools.accumulate((x.tokens for x in documents), initial=0)
+  begun = dict(zip(starts, documents, strict=False))
+  document = documents[0]
   for start, end in zip([0, *ends], ends, strict=False):
+    document = begun.get(start, document)
+    is_inside = (
+      document.begin > 0 if start in begun else document.source in continued
+    )
+    # A space that the vocabulary puts before each text is in none that was cut.
+    before = [vocabulary.anchor] if is_inside else []
     yield {
-      "text": vocabulary.decode(ids[start:end]),
+      "text": decode_after(vocabulary, before, ids[start:end].tolist()),
       "learnt": bool(learnt[start]),
       "tokens": end - start,
       "ends_document": bool(ids[end - 1] == vocabulary.eod_id),

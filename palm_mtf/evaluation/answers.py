@@ -127,7 +127,7 @@ class TaskAnswers:
     missing.sort(key=lambda n: len(prompts[n]))
     if missing:
       results = self._model.generator(self._start_id).continue_tokens(
-        [prompts[n] for n in missing]
+        [prompts[n] for n in missing], are_inputs=True
       )
       for number, each in zip(missing, results, strict=True):
         self._journal.add("prediction", number, [x.text for x in each])

@@ -36,6 +36,7 @@ from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.events import EventsWriter
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
@@ -166,7 +167,9 @@ class TaskEvaluation:
         f"{task.name}: of {outcome.num_cut:,} of {outcome.num_examples:,} "
         "examples the inputs were too long and lost their beginning"
       )
-    write_json_lines(f"{path}.jsonl", result.records, _as_json)
+    # A postprocessor may return an object that cannot be shown.
+    with user_code(f"EVAL_TASKS: what {task.name}'s postprocessor returns"):
+      write_json_lines(f"{path}.jsonl", result.records, _as_json)
     content = json_text(dataclasses.asdict(outcome), indent=1).encode()
     if _read(f"{path}.json") == content:
       return  # TensorBoard has it

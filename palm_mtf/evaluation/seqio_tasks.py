@@ -28,7 +28,7 @@ from palm_mtf._tf import eager_mode
 from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.seqio_steps import tokenizes
-from palm_mtf.data.sources.seqio_task import check_ids, explained, find_provider
+from palm_mtf.data.sources.seqio_task import check_ids, find_provider
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.categories import (
@@ -39,6 +39,8 @@ from palm_mtf.evaluation.categories import (
 from palm_mtf.evaluation.few_shot import adds_exemplars
 from palm_mtf.evaluation.protocol import check_names, with_protocol
 from palm_mtf.evaluation.seqio_evaluator import KeptOutputs, evaluator_of
+from palm_mtf.evaluation.task_functions import plain_metrics, with_named_errors
+from palm_mtf.user_code import user_code
 
 # After TensorFlow, which _tf.py keeps silent.
 import seqio  # isort: skip
@@ -113,14 +115,16 @@ def open_eval_tasks(
 
 def _problem(task: seqio.Task, split: str) -> str:
   """Returns why a task cannot be evaluated, or ""."""
-  with explained(f"EVAL_TASKS: the splits of {task.name}"):
+  with user_code(f"EVAL_TASKS: the splits of {task.name}"):
     splits = list(task.splits)
+  with user_code(f"EVAL_TASKS: the metric functions of {task.name}"):
+    has_metrics = bool(task.metric_objs)
   if split not in splits:
     return (
       f"{task.name} has no split {split!r}, only "
       f"{', '.join(map(repr, splits))}; set EVAL_SPLIT to one of them."
     )
-  if not task.metric_objs:
+  if not has_metrics:
     return (
       f"{task.name} has no metric functions; give its registration some "
       "(metric_fns), or another task."
@@ -156,7 +160,8 @@ class EvalTask:
     if not tokenizes(task, seqio):
       names = {"inputs", "targets"} & set(task.output_features)
       check_ids(task, sorted(names), vocabulary.sha256, "EVAL_TASKS")
-    with explained(self._what), eager_mode():
+    with user_code(self._what), eager_mode():
+      task = with_named_errors(task, self._what)
       self._evaluator = evaluator_of(task, vocabulary, config, sequence_length)
       self._examples = list(
         self._evaluator.cached_task_datasets[task.name].as_numpy_iterator()
@@ -249,7 +254,7 @@ class EvalTask:
       if all(len(each) == 1 for each in scores):
         scores = [each[0] for each in scores]
     scored = [*enumerate(answers.scores())] if _Output.SCORE in outputs else []
-    with explained(self._what), eager_mode():
+    with user_code(self._what), eager_mode():
       results, _ = self._evaluator.evaluate(
         compute_metrics=True,
         step=step,
@@ -262,7 +267,7 @@ class EvalTask:
       averages, categories = by_category(
         metrics_of, self._categories, self._groups
       )
-      metrics = dict(_plain(results.result()[self.name])) | averages
+      metrics = self._plain(results.result()[self.name]) | averages
       records = list(self._records(kept))
       if clean is not None:
         metrics |= self._clean_metrics(metrics, metrics_of, clean)
@@ -312,7 +317,12 @@ class EvalTask:
     for function in task.metric_fns:
       names = arguments.keys() & inspect.signature(function).parameters.keys()
       found |= function(**{name: arguments[name] for name in names})
-    return {n: x for n, x in _plain(found) if isinstance(x, float)}
+    return {n: x for n, x in self._plain(found).items() if isinstance(x, float)}
+
+  def _plain(self, metrics: Mapping[str, Any]) -> dict[str, float | str]:
+    """Returns the metrics that are numbers or texts."""
+    plain = plain_metrics(metrics, self._what)
+    return {n: x for n, x in plain.items() if isinstance(x, float | str)}
 
   def _as_ids(self, predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """Returns ids, padded with [eod]: [examples, (samples,) tokens], int32."""
@@ -358,19 +368,3 @@ def _question(example: dict[str, Any], number: int) -> Hashable:
     return example["record"]
   index = np.asarray(example.get("idx", []))
   return tuple(index[:-1]) if index.shape and len(index) > 1 else number
-
-
-def _plain(metrics: dict[str, Any]) -> Iterator[tuple[str, float | str]]:
-  """Yields the metrics that are numbers or texts, by name."""
-  for name, value in metrics.items():
-    if isinstance(value, seqio.metrics.Scalar):
-      value = value.value
-    elif isinstance(value, seqio.metrics.Text):
-      value = value.textdata
-    if isinstance(value, bytes):
-      value = value.decode("utf-8", "replace")
-    if isinstance(value, str):
-      yield name, value
-    # A number of any library, also in an array of one; histograms are left out.
-    elif np.size(value) == 1 and np.asarray(value).dtype.kind in "biuf":
-      yield name, float(np.asarray(value).reshape([]))

@@ -4,10 +4,11 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from palm_mtf.data.vocabulary.text_reader import TextReader
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 
@@ -16,51 +17,95 @@ class Continuation:
   """Continuation of a prompt."""
 
   text: str  # without [eod] or the stop string
-  num_tokens: int  # of the text
-  ended: str  # "eod", "stop" (a stop string), "length"; "" in one that goes on
+  num_tokens: int  # that begin in the text
+  ended: str  # "eod", "stop" (a stop string), "length"; "" while tokens come
   score: float | None = None  # of beam search (decode/beam_search.py)
 
 
-def read_continuation(
-  vocabulary: Vocabulary,
-  stop_strings: Sequence[str],
-  ids: list[int],
-  is_over: bool,
-  score: float | None = None,
-) -> Continuation:
-  """Returns the continuation that token ids say.
+class ContinuationReader:
+  """Reads the tokens of one continuation as they come.
 
-  Args:
-    vocabulary: vocabulary of the model.
-    stop_strings: texts before the first of which a continuation ends.
-    ids: tokens so far, perhaps [eod] and more.
-    is_over: whether no further token will come.
-    score: score of a beam search.
+  The text is what the tokens add to that of the prompt: with a vocabulary that
+  begins texts with a space, a continuation keeps the space of its first word.
+
+  Attributes:
+    ids: tokens up to the one that ended the text: [eod], or the one with which
+      a stop string was whole.
+    places: place in the text of the first character of each of `ids`.
+    ended: "eod", "stop", or "" while the text may continue.
   """
-  ended = "length" if is_over else ""
-  if vocabulary.eod_id in ids:
-    ids = ids[: ids.index(vocabulary.eod_id)]
-    ended = "eod"
-  text = vocabulary.decode(ids)
-  found = [text.find(stop) for stop in stop_strings]
-  found = [place for place in found if place >= 0]
-  if found:
-    text, ended = text[: min(found)], "stop"
-    ids = vocabulary.encode(text)
-  return Continuation(text, len(ids), ended, score)
 
+  def __init__(
+    self,
+    vocabulary: Vocabulary,
+    stop_strings: Sequence[str],
+    prompt: Sequence[int] = (),
+  ):
+    """Begins a continuation without tokens.
 
-def sure_text(continuation: Continuation, stop_strings: Sequence[str]) -> str:
-  """Returns the beginning of a text that no further token changes."""
-  text = continuation.text
-  if continuation.ended:
-    return text
-  # What may change: a character whose bytes have not all come, and those that
-  # may become a stop string.
-  unsure = len(text) - len(text.rstrip("\ufffd"))
-  for stop in stop_strings:
-    unsure = max(unsure, begun_stop(text, stop))
-  return text[: len(text) - unsure]
+    Args:
+      vocabulary: vocabulary of the model.
+      stop_strings: texts before the first of which a continuation ends.
+      prompt: tokens before the continuation, without the start token. Leave it
+        out where targets are encoded apart from inputs: these begin a text.
+    """
+    self._eod_id = vocabulary.eod_id
+    self._stop_strings = stop_strings
+    self._reader = TextReader(vocabulary, prompt)
+    self._end: int | None = None  # place of the stop string
+    self.ids: list[int] = []
+    self.places: list[int] = []
+    self.ended = ""
+
+  def add(self, ids: Iterable[int]) -> None:
+    """Reads more tokens, up to the end of the text."""
+    for token in ids:
+      if self.ended:
+        return
+      num_read = len(self._reader.text)
+      self.ids.append(token)
+      self.places.append(self._reader.add(token))
+      if token == self._eod_id:
+        self.ended = "eod"
+      # After each token, so that the end of a text does not depend on how many
+      # tokens come at once.
+      found = [
+        self._reader.text.find(stop, max(0, num_read - len(stop) + 1))
+        for stop in self._stop_strings
+      ]
+      found = [place for place in found if place >= 0]
+      if found:
+        self._end, self.ended = min(found), "stop"
+
+  def token_text(self, token: int) -> str:
+    """Returns the text of a token if it came next (TextReader.token_text)."""
+    return self._reader.token_text(token)
+
+  def sure_text(self) -> str:
+    """Returns the beginning of the text that no further token changes."""
+    text = self._reader.text
+    if self.ended:
+      return self.continuation(is_over=True).text
+    unsure = max((begun_stop(text, x) for x in self._stop_strings), default=0)
+    return text[: len(text) - unsure]
+
+  def continuation(
+    self, is_over: bool, score: float | None = None
+  ) -> Continuation:
+    """Returns the text so far.
+
+    Args:
+      is_over: whether no further token will come.
+      score: score of a beam search.
+    """
+    text = self._reader.whole_text[: self._end]
+    num_tokens = len(self.ids)
+    if self.ended == "eod":
+      num_tokens -= 1
+    elif self.ended == "stop":
+      num_tokens = sum(place < len(text) for place in self.places)
+    ended = self.ended or ("length" if is_over else "")
+    return Continuation(text, num_tokens, ended, score)
 
 
 def begun_stop(text: str, stop: str) -> int:

@@ -10,9 +10,8 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.inference.continuation import (
   Continuation,
-  read_continuation,
+  ContinuationReader,
   sampling_key,
-  sure_text,
 )
 from palm_mtf.inference.decoder_session import LoadedDecoder
 from palm_mtf.programs.generate_program import (
@@ -25,6 +24,8 @@ from palm_mtf.programs.generate_program import (
 _MOST_ROWS = 64
 # Tokens between fetches: to look for stop strings, and to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
+# A continuation so far, and what reads its tokens.
+_Row = tuple[ContinuationReader, Continuation]
 
 
 class Generator:
@@ -72,12 +73,16 @@ class Generator:
     return self.continue_tokens(self._vocabulary.encode_batch(prompts))
 
   def continue_tokens(
-    self, prompts: Sequence[Sequence[int]]
+    self, prompts: Sequence[Sequence[int]], *, are_inputs: bool = False
   ) -> Iterator[list[Continuation]]:
     """Yields the continuations of each prompt, in order.
 
     Args:
-      prompts: token ids, short enough for a continuation behind them.
+      prompts: token ids without the start token, short enough for a
+        continuation after them.
+      are_inputs: whether the prompts are inputs of examples, whose targets are
+        encoded apart. The texts then are decoded apart too: a space that the
+        vocabulary puts before each text is dropped.
     """
     slices = self._loaded.mesh.axis_size_of("batch")
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
@@ -85,30 +90,37 @@ class Generator:
     for first in range(0, len(prompts), size):
       some = prompts[first : first + size]
       step = _TOKENS_TO_STOP if self._decode.stop_strings else None
-      results = []
-      for results in self._batch(some, size, step):
-        if all(each.ended != "" for row in results for each in row):
+      before = [() if are_inputs else ids for ids in some]
+      rows = []
+      for rows in self._batch(some, before, size, step):
+        if all(found.ended for row in rows for _, found in row):
           break
-      yield from results
+      yield from ([found for _, found in row] for row in rows)
 
   def stream(self, prompt: str) -> Iterator[str]:
     """Yields the one continuation of a prompt, piece by piece."""
     shown = 0
     size = self._loaded.mesh.axis_size_of("batch")
     ids = self._vocabulary.encode(prompt)
-    for ((result,),) in self._batch([ids], size, _TOKENS_TO_SHOW):
-      text = sure_text(result, self._decode.stop_strings)
+    for (((reader, found),),) in self._batch(
+      [ids], [ids], size, _TOKENS_TO_SHOW
+    ):
+      text = found.text if found.ended else reader.sure_text()
       yield text[shown:]
       shown = max(shown, len(text))
-      if result.ended:
+      if found.ended:
         return
 
   def _batch(
-    self, prompts: Sequence[Sequence[int]], size: int, step: int | None
-  ) -> Iterator[list[list[Continuation]]]:
+    self,
+    prompts: Sequence[Sequence[int]],
+    before: Sequence[Sequence[int]],
+    size: int,
+    step: int | None,
+  ) -> Iterator[list[list[_Row]]]:
     # Yields the texts so far every `step` tokens, and at the end; at the end
     # alone, if `step` is None. Rows that fill the batch copy the first prompt,
-    # so that they end with it.
+    # so that they end with it. `before` has what the text of each continues.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
@@ -122,15 +134,29 @@ class Generator:
       program.keys: [self._keys(prompt) for prompt in filled],
     }
     self._loaded.session.run(program.start, feed)
+    readers = [
+      [self._reader(ids) for _ in range(self._decode.num_samples)]
+      for ids in before
+    ]
     step = step or self._sample_tokens
     for limit in range(step, self._sample_tokens + step, step):
       limit = min(limit, self._sample_tokens)
       self._loaded.session.run(program.advance, {program.limit: limit})
-      yield self._results(program, len(prompts))
+      if self._decode.num_beams > 1:
+        # Each beam may have another beginning by now.
+        readers = [[self._reader(ids)] for ids in before]
+      yield self._read(program, readers)
 
-  def _results(
-    self, program: DecodeProgram, num_prompts: int
-  ) -> list[list[Continuation]]:
+  def _reader(self, before: Sequence[int]) -> ContinuationReader:
+    return ContinuationReader(
+      self._vocabulary, self._decode.stop_strings, before
+    )
+
+  def _read(
+    self,
+    program: DecodeProgram,
+    readers: Sequence[Sequence[ContinuationReader]],
+  ) -> list[list[_Row]]:
     fetched = {
       "tokens": program.tokens,
       "is_over": program.is_over,
@@ -143,21 +169,18 @@ class Generator:
     is_last = values["num_done"] == self._sample_tokens
     if scores is None:
       tokens = tokens[:, :, : values["num_done"]]
-    # A beam search returns its best text alone.
-    count = 1 if scores is not None else self._decode.num_samples
-    return [
-      [
-        read_continuation(
-          self._vocabulary,
-          self._decode.stop_strings,
-          tokens[prompt, row].tolist(),
-          is_last or bool(values["is_over"][prompt, row]),
-          None if scores is None else float(scores[prompt, row]),
+    rows = []
+    for prompt, some in enumerate(readers):
+      rows.append([])
+      # A beam search returns only its best text.
+      for number, reader in enumerate(some):
+        reader.add(tokens[prompt, number, len(reader.ids) :].tolist())
+        found = reader.continuation(
+          is_last or bool(values["is_over"][prompt, number]),
+          None if scores is None else float(scores[prompt, number]),
         )
-        for row in range(count)
-      ]
-      for prompt in range(num_prompts)
-    ]
+        rows[-1].append((reader, found))
+    return rows
 
   def _program(self, size: int, prompt_tokens: int) -> DecodeProgram:
     # Prompts are padded to a power of two of tokens, so that few programs serve

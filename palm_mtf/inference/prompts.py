@@ -72,6 +72,21 @@ def check_room(model: PalmConfig, run: RunConfig) -> None:
     )
 
 
+def with_start(ids: Sequence[int], start_id: int) -> list[int]:
+  """Returns the tokens that the model reads of a prompt that is given as ids.
+
+  These begin with the start token, once: ids of a tokenizer that adds the start
+  token, as an exported one does, have it already. A text never has it: a text
+  that says "[eod]" has the ids of its characters.
+
+  Args:
+    ids: token ids of a prompt.
+    start_id: token that stood before each document in training
+      (packing.document_start).
+  """
+  return [*ids] if [*ids[:1]] == [start_id] else [start_id, *ids]
+
+
 def read_prompts(path: str) -> list[str]:
   """Returns the prompts of a file, one a line.
 

@@ -18,11 +18,21 @@ class TextCoder(tf2.Module):
     # Registers the operations; takes seconds.
     import tensorflow_text
 
+    def tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
+      return tensorflow_text.SentencepieceTokenizer(model, tf2.int32)
+
     with silent_unless_it_fails():
-      self._model = tensorflow_text.SentencepieceTokenizer(
-        model=vocabulary.model, out_type=tf2.int32
-      )
+      self._model = self._inside = tokenizer(vocabulary.model)
+      if vocabulary.inside_model:
+        self._inside = tokenizer(vocabulary.inside_model)
     self._has_bytes = vocabulary.has_bytes
+    self._anchor = vocabulary.anchor
+    self._anchor_bytes = len(vocabulary.decode([vocabulary.anchor]).encode())
+    ids = range(vocabulary.size)
+    self._has_text = [
+      bool(vocabulary.is_byte[i] or vocabulary.text_inside(i)) for i in ids
+    ]
+    self._num_spaces = [vocabulary.piece(i).startswith(SPACE_MARK) for i in ids]
     self._space_mark_ids = vocabulary.encode(SPACE_MARK)
 
   def encode(self, texts: tf2.Tensor) -> tf2.RaggedTensor:
@@ -36,13 +46,13 @@ class TextCoder(tf2.Module):
     # SentencePiece would decode U+2581 as a space: one of the text is encoded
     # apart, as its three bytes, in front of each segment but a text's first.
     segments = tf2.strings.split(texts, SPACE_MARK)
-    ids = self._model.tokenize(segments.flat_values)
     first = segments.row_starts()
     num_marks = tf2.tensor_scatter_nd_update(
       tf2.ones_like(segments.flat_values, tf2.int64),
       first[:, tf2.newaxis],
       tf2.zeros_like(first),
     )
+    ids = self._segment_ids(segments.flat_values, num_marks == 0)
     marks = tf2.RaggedTensor.from_row_lengths(
       tf2.tile(
         self._space_mark_ids, [tf2.cast(tf2.reduce_sum(num_marks), tf2.int32)]
@@ -52,6 +62,54 @@ class TextCoder(tf2.Module):
     ids = tf2.concat([marks, ids], 1)
     return segments.with_flat_values(ids).merge_dims(1, 2)
 
+  def _segment_ids(
+    self, segments: tf2.Tensor, is_first: tf2.Tensor
+  ) -> tf2.RaggedTensor:
+    if self._inside is self._model:
+      return self._model.tokenize(segments)
+    # "" has no ids, so that of each segment one of both has ids.
+    return tf2.concat(
+      [
+        self._model.tokenize(tf2.where(is_first, segments, "")),
+        self._inside.tokenize(tf2.where(is_first, "", segments)),
+      ],
+      1,
+    )
+
   def decode(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
     """Returns the text of each row of ids [batch, (tokens)]; see Vocabulary."""
-    return self._model.detokenize(ids)
+    if self._inside is self._model:
+      return self._model.detokenize(ids)
+    # SentencePiece drops the space that the vocabulary put before the text; the
+    # release in tensorflow_text drops all spaces there.
+    shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
+    spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
+    return _without(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))
+
+  def decode_after(
+    self, before: tf2.RaggedTensor, ids: tf2.RaggedTensor
+  ) -> tf2.Tensor:
+    """Returns the text that `ids` add to that of `before`, row by row.
+
+    It is that of data/vocabulary/text_reader.py: the space before the first
+    word of a continuation is kept.
+
+    Args:
+      before: ids of whole texts, [batch, (tokens)].
+      ids: ids of what continues them, [batch, (tokens)].
+    """
+    return tf2.where(
+      tf2.strings.length(self.decode(before)) > 0,
+      self._decode_inside(ids),
+      self.decode(tf2.concat([before, ids], 1)),
+    )
+
+  def _decode_inside(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
+    anchors = tf2.fill([ids.nrows(), 1], self._anchor)
+    texts = self._model.detokenize(tf2.concat([anchors, ids], 1))
+    return _without(texts, tf2.fill(tf2.shape(texts), self._anchor_bytes))
+
+
+def _without(texts: tf2.Tensor, num_bytes: tf2.Tensor) -> tf2.Tensor:
+  """Returns texts without their first bytes; both are [batch]."""
+  return tf2.strings.substr(texts, num_bytes, -tf2.ones_like(num_bytes))

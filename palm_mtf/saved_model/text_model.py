@@ -43,6 +43,10 @@ class TextModel(tf2.Module):
   ) -> dict[str, object]:
     """Returns the functions of a SavedModel by their names.
 
+    The functions become attributes too: of a loaded SavedModel, TensorFlow's
+    Python keeps the defaults of `model.generate`, but not those of
+    `model.signatures["generate"]`, which are for servers.
+
     Args:
       decode: settings whose numbers are the defaults of `generate`.
       sample_tokens: default of `max_tokens`.
@@ -73,15 +77,18 @@ class TextModel(tf2.Module):
       "score": (score, [texts]),
       "score_targets": (self._score_targets, [texts, texts]),
     }
-    return {
+    found = {
       name: tf2.function(function, input_signature=specs, autograph=False)
       for name, (function, specs) in given.items()
     }
+    for name, function in found.items():
+      setattr(self, name, function)
+    return found
 
   def _generate(self, prompts, max_tokens, sampler):
-    ids = self._coder.encode(prompts)
-    starts = tf2.fill([ids.nrows(), 1], self._start_id)
-    ids = tf2.concat([starts, ids], 1)
+    prompt_ids = self._coder.encode(prompts)
+    starts = tf2.fill([prompt_ids.nrows(), 1], self._start_id)
+    ids = tf2.concat([starts, prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
     # The token that stands before a text takes no room, as in `generate`.
@@ -111,7 +118,7 @@ class TextModel(tf2.Module):
     is_text = tf2.cumsum(tf2.cast(tokens == self._eod_id, tf2.int32), 1) == 0
     kept = tf2.ragged.boolean_mask(tokens, is_text)
     return {
-      "continuation": self._coder.decode(kept),
+      "continuation": self._coder.decode_after(prompt_ids, kept),
       "num_tokens": tf2.cast(kept.row_lengths(), tf2.int32),
     }
 

@@ -2,14 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choices of an answer, in the form of OpenAI's /v1/completions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
-from palm_mtf.inference.continuation import (
-  Continuation,
-  read_continuation,
-  sure_text,
-)
+from palm_mtf.data.vocabulary.text_reader import TextReader
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.inference.continuation import ContinuationReader
 from palm_mtf.inference.slot_decoder import Chosen
 from palm_mtf.serving.batcher import Row
 from palm_mtf.serving.completion_request import CompletionRequest
@@ -18,8 +16,22 @@ from palm_mtf.serving.completion_request import CompletionRequest
 _FINISH_REASONS = {"eod": "stop", "stop": "stop", "": None}
 
 
+class _Entry(NamedTuple):
+  """What `logprobs` tells of a token; the start token has no log p."""
+
+  text: str
+  log_prob: float | None
+  likeliest: Mapping[str, float] | None
+  place: int  # of its first character in the text
+
+
 class Choice:
-  """Completion of one prompt, whole or piece by piece."""
+  """Completion of one prompt, whole or piece by piece.
+
+  `logprobs` has an entry for each token of the prompt, if it is echoed, and for
+  each token that was sampled up to the end of the text, [eod] and the tokens of
+  a stop string included: as many as `num_prompt_tokens` and `num_tokens` count.
+  """
 
   def __init__(
     self,
@@ -39,112 +51,117 @@ class Choice:
     self.row = row
     self._index, self._request = index, request
     self._vocabulary = vocabulary
-    # The first token stands before every text.
-    self._prompt = list(row.prompt[1:])
-    self._start = vocabulary.decode(self._prompt) if request.echo else ""
+    # Ids that begin with the start token get no other (prompts.with_start), and
+    # the client counts theirs as part of the prompt.
+    given = request.prompts[index // request.n]
+    self._gives_start = not isinstance(given, str) and (
+      len(given) == len(row.prompt)
+    )
+    prompt = row.prompt[1:]
+    self.num_prompt_tokens = len(prompt) + self._gives_start
+    self._reader = ContinuationReader(vocabulary, request.stop, prompt)
+    self._start = ""
+    if request.echo:
+      echoed = TextReader(vocabulary)
+      for token in prompt:
+        echoed.add(token)
+      self._start = echoed.text
+    self._entries: list[_Entry] = []
+    self._num_read = 0  # tokens of the text
     self._shown = 0  # characters
-    self._shown_tokens = 0
-    self._num_read = -1
-    self.num_tokens = 0  # of the text so far, which usage counts
+    self._shown_entries = 0
 
   @property
-  def num_prompt_tokens(self) -> int:
-    """Tokens of the prompt."""
-    return len(self._prompt)
+  def num_tokens(self) -> int:
+    """Tokens that were sampled up to the end of the text, so far."""
+    return len(self._reader.ids)
 
   def is_over(self) -> bool:
     """Returns whether the text has ended, by a stop string perhaps."""
-    return bool(self.row.ended) or (
-      bool(self._request.stop) and self._continuation()[0].ended != ""
-    )
+    if self._request.stop:
+      self._add()
+    return bool(self.row.ended or self._reader.ended)
 
   def read(self) -> dict | None:
     """Returns the choice as JSON, of the text since the last call.
 
     Returns None if there is nothing new.
     """
-    found, chosen = self._continuation()
-    if not found.ended and len(chosen) == self._num_read:
+    ended = self.row.ended  # read first: no token comes behind an end
+    self._add()
+    ended = self._reader.ended or ended
+    if not ended and self.num_tokens == self._num_read:
       return None
-    self._num_read = len(chosen)
-    self.num_tokens = found.num_tokens
-    text = self._start + sure_text(found, self._request.stop)
+    self._num_read = self.num_tokens
+    if ended:
+      text = self._start + self._reader.continuation(is_over=True).text
+    else:
+      text = self._start + self._reader.sure_text()
     new = text[self._shown :]
-    if not new and not found.ended:
+    if not new and not ended:
       return None
     choice = {
       "text": new,
       "index": self._index,
       "logprobs": None,
-      "finish_reason": _FINISH_REASONS.get(found.ended, "length"),
+      "finish_reason": _FINISH_REASONS.get(ended, "length"),
     }
     if self._request.logprobs is not None:
-      choice["logprobs"] = self._log_probs(chosen, text)
-    self._shown = max(self._shown, len(text))
+      choice["logprobs"] = self._log_probs(len(text), is_over=bool(ended))
+    self._shown = len(text)
     return choice
 
-  def _continuation(self) -> tuple[Continuation, list[Chosen]]:
-    ended = self.row.ended  # read first: no token comes behind an end
-    chosen = list(self.row.chosen)
-    found = read_continuation(
-      self._vocabulary,
-      self._request.stop,
-      [each.token for each in chosen],
-      bool(ended),
-    )
-    return found, chosen
+  def _add(self) -> None:
+    """Reads the tokens that were chosen since the last call."""
+    ended = self.row.ended
+    new = self.row.chosen[self.num_tokens :]
+    if self._request.logprobs is None:
+      self._reader.add(each.token for each in new)
+      return
+    # The scores of the prompt are there before a token is chosen.
+    if self._request.echo and not self._entries and (new or ended):
+      self._add_prompt_entries()
+    for each in new:
+      if self._reader.ended:
+        return
+      entry = self._entry(each, self._reader.token_text)
+      self._reader.add([each.token])
+      place = len(self._start) + self._reader.places[-1]
+      self._entries.append(entry._replace(place=place))
 
-  def _log_probs(self, chosen: Sequence[Chosen], text: str) -> dict:
-    # Of the tokens that begin in `text`, less those told before.
-    eod_id = self._vocabulary.eod_id
-    every = [*self.row.prompt_scores, *(x for x in chosen if x.token != eod_id)]
-    first = self._shown_tokens
-    offsets = text_offsets(self._vocabulary, [each.token for each in every])
-    count = sum(offset < len(text) for offset in offsets)
-    self._shown_tokens = max(first, count)
-    told = every[first:count]
-    most = self._request.logprobs
-    return {
-      "tokens": [token_text(self._vocabulary, x.token) for x in told],
-      "token_logprobs": [x.log_prob for x in told],
-      "top_logprobs": [self._likeliest(x, most) for x in told]
-      if most
-      else None,
-      "text_offset": offsets[first:count],
-    }
+  def _add_prompt_entries(self) -> None:
+    reader = TextReader(self._vocabulary)
+    if self._gives_start:
+      self._entries.append(_Entry("", None, None, 0))
+    for each in self.row.prompt_scores:
+      entry = self._entry(each, reader.token_text)
+      self._entries.append(entry._replace(place=reader.add(each.token)))
 
-  def _likeliest(self, chosen: Chosen, most: int) -> Mapping[str, float]:
-    found: dict[str, float] = {}
-    for token, log_prob in list(chosen.likeliest.items())[:most]:
-      found.setdefault(token_text(self._vocabulary, token), log_prob)
+  def _entry(self, chosen: Chosen, text_of: Callable[[int], str]) -> _Entry:
+    text = text_of(chosen.token)
+    likeliest: dict[str, float] = {}
+    for token, log_prob in [*chosen.likeliest.items()][
+      : self._request.logprobs
+    ]:
+      likeliest.setdefault(text_of(token), log_prob)
     # As OpenAI does: the token itself is there too.
-    found.setdefault(
-      token_text(self._vocabulary, chosen.token), chosen.log_prob
-    )
-    return found
+    likeliest.setdefault(text, chosen.log_prob)
+    return _Entry(text, chosen.log_prob, likeliest, 0)
 
-
-def token_text(vocabulary: Vocabulary, token: int) -> str:
-  """Returns the text of one token; a byte of a character as "bytes:\\xc3"."""
-  if token >= vocabulary.size:
-    return ""
-  piece = vocabulary.piece(token)
-  if vocabulary.is_byte[token]:
-    return f"bytes:\\x{piece[3:5].lower()}"
-  return piece.replace(SPACE_MARK, " ")
-
-
-def text_offsets(vocabulary: Vocabulary, ids: Sequence[int]) -> list[int]:
-  """Returns the place of each token's first character in their text."""
-  # Bytes make a character together: a run of them is read as one.
-  offsets, before, run = [], 0, []
-  for token in ids:
-    if token < vocabulary.size and vocabulary.is_byte[token]:
-      offsets.append(before + len(vocabulary.decode(run).rstrip("\ufffd")))
-      run.append(token)
-    else:
-      before += len(vocabulary.decode(run))
-      run = []
-      offsets.append(before)
-      before += len(vocabulary.decode([token]))
-  return offsets
+  def _log_probs(self, length: int, is_over: bool) -> dict:
+    # Entries of tokens that begin in the text, which has `length` characters,
+    # and at its end all others; less those of earlier calls.
+    first = self._shown_entries
+    while self._shown_entries < len(self._entries) and (
+      is_over or self._entries[self._shown_entries].place < length
+    ):
+      self._shown_entries += 1
+    new = self._entries[first : self._shown_entries]
+    return {
+      "tokens": [x.text for x in new],
+      "token_logprobs": [x.log_prob for x in new],
+      "top_logprobs": [x.likeliest for x in new]
+      if self._request.logprobs
+      else None,
+      "text_offset": [min(x.place, length) for x in new],
+    }

@@ -12,6 +12,7 @@ from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.inference.continuation import sampling_key
+from palm_mtf.inference.prompts import with_start
 from palm_mtf.serving.batcher import Row
 from palm_mtf.serving.choice import Choice
 from palm_mtf.serving.completion_request import (
@@ -118,9 +119,12 @@ class ServedModel:
       )
     encoded = iter(self.vocabulary.encode_batch(texts))
     prompts = [
-      next(encoded) if isinstance(x, str) else x for x in asked.prompts
+      [self.start_id, *next(encoded)]
+      if isinstance(x, str)
+      else with_start(x, self.start_id)
+      for x in asked.prompts
     ]
-    for ids in prompts:
+    for _, *ids in prompts:
       if not all(0 <= i < self.vocabulary.size for i in ids):
         raise UserError(
           f"prompt: ids of tokens are from 0 to {self.vocabulary.size - 1:,}."
@@ -131,7 +135,7 @@ class ServedModel:
           f"{asked.max_tokens:,}, together more than SEQUENCE_LENGTH = "
           f"{self.sequence_length:,}: shorten one of them."
         )
-    return [[self.start_id, *ids] for ids in prompts]
+    return prompts
 
   def _row(
     self,

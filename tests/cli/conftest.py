@@ -58,8 +58,8 @@ def site(tmp_path_factory) -> Path:
   package = folder / "palm_mtf"
   for name in ("cli", "config", "machine", "model_dir"):
     shutil.copytree(ROOT / "palm_mtf" / name, package / name)
-  for name in ("__init__", "__main__", "console", "errors"):
-    shutil.copy(ROOT / "palm_mtf" / f"{name}.py", package)
+  for path in (ROOT / "palm_mtf").glob("*.py"):
+    shutil.copy(path, package)
   commands = package / "commands"
   commands.mkdir()
   (commands / "__init__.py").touch()

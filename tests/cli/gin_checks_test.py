@@ -100,7 +100,7 @@ def test_a_run_is_checked_before_its_modules_and_files_of_the_user_are_not(
   directory = "MODEL_DIR='x'"
   with pytest.raises(UserError, match="import of_a_stranger: runs or permits"):
     load("generate", [], [directory], run_config=str(run))
-  with pytest.raises(SystemExit, match="it ran"):
+  with pytest.raises(UserError, match="SystemExit: it ran"):
     load("generate", [str(run)], [directory]).build()
   run.write_text("include 'recipes/quickstart.gin'\nD_FF = 64\n")
   (tmp_path / "mine.gin").write_text("import json\nSEED = 5\n")

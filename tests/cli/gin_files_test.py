@@ -256,6 +256,10 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
       "SEED = %gin.REQUIRED",
       "leave the line out; a macro that is required and not set is reported.",
     ),
+    (
+      "import their\ntheir.bar.x = [%REQUIRED]",
+      "leave the line out; a macro that is required and not set is reported.",
+    ),
   ],
 )
 def test_a_last_line_that_would_have_no_effect_is_refused(here, text, message):
@@ -298,6 +302,16 @@ def test_an_import_or_include_that_cannot_be_is_named(here, text, message):
 )
 def test_a_macro_that_is_not_set_is_named(file, message):
   assert refusal(file, bindings=()) == message
+
+
+def test_a_list_as_the_key_of_a_dict_is_one_line(here):
+  mine = write(here, "mine.gin", "PROMPT_HEADERS = {%A: 'x'}\nA = [1]\n")
+  with pytest.raises(UserError) as error:
+    load("evaluate", [RECIPE, mine], [DIR]).build()
+  assert str(error.value) == (
+    'PROMPT_HEADERS = {%A: "x"} (mine.gin:1): a list or a dict cannot be the '
+    "key of a dict."
+  )
 
 
 def test_many_macros_that_are_not_set_are_counted():

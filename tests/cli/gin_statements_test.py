@@ -156,6 +156,8 @@ def test_a_text_without_quotes_is_answered_with_what_was_meant(binding, meant):
     ("P=[a]", f"a is not a Python value; {KINDS}"),
     ("SEED=", f"unable to parse value; {KINDS}"),
     ("P=[1", f"a bracket or a quote is not closed; {KINDS}"),
+    ("P={[1]: 2}", f"cannot be read; {KINDS}"),
+    ("P=-%D_FF", f"a minus sign before what is not a number; {KINDS}"),
   ],
 )
 def test_a_wrong_value_on_the_command_line_is_shown_quoted(binding, message):

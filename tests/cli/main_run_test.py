@@ -98,8 +98,9 @@ def test_a_model_dir_with_code_needs_trust(palm_mtf, tmp_path):
     "whoever wrote this run; if you trust them, add --trust_config.\n"
   )
   done = palm_mtf("evaluate", "--model_dir=x", "--trust_config")
-  assert (done.returncode, done.stderr) == (0, "")
-  assert done.stdout.startswith("registered\n")
+  # What the user's module prints is no result.
+  assert (done.returncode, done.stderr) == (0, "registered\n")
+  assert json.loads(done.stdout)["settings"]
 
 
 def test_a_model_dir_without_settings_is_one_line(palm_mtf):
@@ -195,14 +196,14 @@ def test_a_users_own_function_is_registered_by_its_import(palm_mtf, tmp_path):
     ),
     (
       "import my_models\nmy_models.tall.dpth = 1",
-      "my_models.tall.dpth = 1  # mine.gin:2: Configurable 'my_models.tall' "
-      "doesn't have a parameter named 'dpth'.",
+      "my_models.tall.dpth = 1 (mine.gin:2): ValueError: Configurable "
+      "'my_models.tall' doesn't have a parameter named 'dpth'",
     ),
     (
       "import my_models\nmy_models.tal.x = 1",
-      "my_models.tal.x = 1  # mine.gin:2: Couldn't resolve selector "
-      "my_models.tal; <module 'my_models' from '{folder}/my_models.py'> has no "
-      "attribute tal.",
+      "my_models.tal.x = 1 (mine.gin:2): AttributeError: Couldn't resolve "
+      "selector my_models.tal; <module 'my_models' from "
+      "'{folder}/my_models.py'> has no attribute tal",
     ),
   ],
 )

@@ -17,6 +17,7 @@ from palm_mtf.data.sources.document import Document
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import runs
 from tests.data.small_sources import ExampleSource, ListSource, corpus_of
+from tests.prefixed_vocabulary import train_prefixed
 
 EMOJI = "\U0001f600"
 
@@ -177,6 +178,28 @@ def test_inputs_of_examples_are_marked_and_padding_is_not_shown(
       used = int((batch["targets"] > 0).sum())
       assert each["padding_share"] == 1 - used / 16
       assert each["learnt_share"] == batch["loss_weights"].sum() / 16
+
+
+@pytest.mark.parametrize("packing", ["joined", "packed"])
+def test_a_row_inside_a_document_keeps_the_space_of_its_first_word(
+  tmp_path, packing
+):
+  vocabulary = train_prefixed("one two three", tmp_path)
+  texts = ["one two three " * 9 + str(i) for i in range(3)]
+  source = ListSource(texts, texts[:1])
+  corpus = corpus_of([source], vocabulary, tmp_path / "c", packing=packing)
+  batches = corpus.batches(BatchSizes(1))
+  parts = {}
+  for step in range(12 if packing == "joined" else 9):
+    (row,) = describe_step(batches, step, vocabulary, 9)["rows"]
+    if len(row["documents"]) == len(row["pieces"]):
+      for place, piece in zip(row["documents"], row["pieces"], strict=True):
+        parts[place["document"], place["begin"]] = piece["text"]
+  assert any(begin for _, begin in parts)
+  for (document, begin), text in parts.items():
+    ids = vocabulary.encode(texts[document])
+    before = vocabulary.decode(ids[:begin])
+    assert texts[document].startswith(before + text)
 
 
 def test_tokens_of_a_mixture_are_counted_by_their_sources(vocabulary, tmp_path):

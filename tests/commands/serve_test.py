@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import processes
 from tests.serve_testing import (
   ask,
@@ -110,6 +111,68 @@ def test_log_p_of_an_echoed_prompt_is_what_score_prints(server, finished):
     found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True
   ):
     assert top == {token: log_p}
+
+
+@pytest.mark.parametrize("stop", [None, "first"])
+def test_a_harness_that_cuts_the_last_entry_off_reads_the_numbers_of_score(
+  server, finished, stop
+):
+  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  context, continuation = map(vocabulary.encode, ("one two", " three four"))
+  ids, length = [*context, *continuation], len(context)
+  scores = complete(server, prompt=ids, echo=True, max_tokens=0, logprobs=1)
+  (scored,) = scores["choices"]
+  if stop:  # the sampled token is a stop string
+    said = complete(server, prompt=ids, max_tokens=1, logprobs=1)
+    stop = said["choices"][0]["logprobs"]["tokens"][0]
+  answer = complete(
+    server, prompt=ids, echo=True, max_tokens=1, logprobs=1, stop=stop
+  )
+  (choice,) = answer["choices"]
+  # As LocalCompletionsAPI.parse_logprobs of lm-evaluation-harness.
+  found = choice["logprobs"]["token_logprobs"][length:-1]
+  assert found == scored["logprobs"]["token_logprobs"][length:]
+  assert len(found) == len(continuation)
+  assert answer["usage"]["total_tokens"] == len(choice["logprobs"]["tokens"])
+  assert choice["finish_reason"] == ("stop" if stop else "length")
+
+
+def test_every_token_that_usage_counts_has_an_entry(server):
+  asked = {"prompt": "one", "temperature": 3.0, "n": 4, "logprobs": 1}
+  whole = complete(server, **asked, echo=True)
+  counts = [len(x["logprobs"]["tokens"]) for x in whole["choices"]]
+  usage = whole["usage"]
+  num_prompt = usage["prompt_tokens"]
+  assert sum(counts) - 4 * num_prompt == usage["completion_tokens"]
+  *events, last = streamed(
+    server, **asked, stream_options={"include_usage": True}
+  )
+  told = [event["choices"][0]["logprobs"] for event in events]
+  for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+    num_entries = sum(len(each[name]) for each in told)
+    assert num_entries == last["usage"]["completion_tokens"]
+  assert last["usage"] == usage
+
+
+def test_ids_that_hold_the_start_token_are_read_as_without_it(server, finished):
+  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  ids = vocabulary.encode("one two")
+  start = [vocabulary.eod_id]  # PACKING = "joined"
+  found = [
+    complete(server, prompt=[*some, *ids], echo=True, logprobs=1)
+    for some in ([], start)
+  ]
+  (without,), (given,) = (answer["choices"] for answer in found)
+  assert given["text"] == without["text"]
+  for name, first in (
+    ("tokens", ""),
+    ("token_logprobs", None),
+    ("top_logprobs", None),
+    ("text_offset", 0),
+  ):
+    assert given["logprobs"][name] == [first, *without["logprobs"][name]]
+  usages = [answer["usage"]["prompt_tokens"] for answer in found]
+  assert usages == [len(ids), 1 + len(ids)]
 
 
 def test_a_seed_gives_the_same_samples_and_another_seed_others(server):

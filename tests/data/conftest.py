@@ -30,8 +30,14 @@ def vocabulary(code, tmp_path_factory) -> Vocabulary:
 
 
 @pytest.fixture
-def foreign(code, tmp_path):
+def foreign(train_foreign):
   """Trains a model with SentencePiece's defaults but for `settings`."""
+  return train_foreign
+
+
+@pytest.fixture(scope="session")
+def train_foreign(code, tmp_path_factory):
+  """The function that `foreign` returns, for fixtures of a module."""
 
   def train(**settings) -> str:
     model = io.BytesIO()
@@ -42,7 +48,7 @@ def foreign(code, tmp_path):
       minloglevel=2,
       **({"vocab_size": 400, "byte_fallback": True} | settings),
     )
-    path = tmp_path / "foreign.model"
+    path = tmp_path_factory.mktemp("foreign") / "foreign.model"
     path.write_bytes(model.getvalue())
     return str(path)
 

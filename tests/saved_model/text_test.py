@@ -8,16 +8,21 @@ import pytest
 import sentencepiece
 
 from palm_mtf._tf import tf2
+from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.saved_model.text import TextCoder
+from tests.prefixed_vocabulary import train_prefixed
 from tests.source_files import PACKAGE, text_of
 
 SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:40]
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory) -> Vocabulary:
+@pytest.fixture(scope="module", params=["ours", "with a prefix"])
+def vocabulary(request, tmp_path_factory) -> Vocabulary:
+  if request.param != "ours":
+    folder = tmp_path_factory.mktemp("prefixed")
+    return train_prefixed("import re\nimport json\nthe a the", folder)
   path = tmp_path_factory.mktemp("vocabulary") / "code.model"
   path.write_bytes(learn_model(SOURCES, 1500))
   return Vocabulary(str(path))
@@ -79,7 +84,26 @@ def test_ids_of_any_characters_are_the_same(vocabulary, coder):
 
 def test_ids_that_are_no_text_decode_as_in_the_vocabulary(vocabulary, coder):
   rng = random.Random(1)
-  rows = [rng.choices(range(300), k=rng.randrange(6)) for _ in range(300)]
+  often = [0, 1, 2, *(i for i in range(300) if "\u2581" in vocabulary.piece(i))]
+  rows = [
+    rng.choices([*range(300), *often * 20], k=rng.randrange(6))
+    for _ in range(300)
+  ]
   found = coder.decode(tf2.ragged.constant(rows, tf2.int32)).numpy()
   expected = [vocabulary.decode(row) for row in rows]
   assert [each.decode() for each in found] == expected
+
+
+def test_what_continues_a_text_is_decoded_as_in_the_vocabulary(
+  vocabulary, coder
+):
+  rng = random.Random(2)
+  texts = ["", "a", "a \u2581", " ", "\u00e9"] * 20
+  before = vocabulary.encode_batch(texts)
+  ids = [rng.choices(range(vocabulary.size), k=3) for _ in texts]
+  found = coder.decode_after(
+    tf2.ragged.constant(before, tf2.int32), tf2.ragged.constant(ids, tf2.int32)
+  )
+  assert [each.decode() for each in found.numpy()] == [
+    decode_after(vocabulary, *pair) for pair in zip(before, ids, strict=True)
+  ]

@@ -10,10 +10,12 @@ import pytest
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.inference.prompts import with_start
 from palm_mtf.inference.slot_decoder import Chosen
 from palm_mtf.serving.batcher import Row
-from palm_mtf.serving.choice import Choice, text_offsets, token_text
+from palm_mtf.serving.choice import Choice
 from palm_mtf.serving.completion_request import read_completion_request
+from tests.prefixed_vocabulary import train_prefixed
 
 TEXT = "one \u00e9 two\u2581 \U0001f600\n three"
 
@@ -30,7 +32,9 @@ def begin(vocabulary, prompt="one", **body):
     {"prompt": prompt, **body}, DecodeConfig(), sample_tokens=99, seed=0
   )
   row = Row(
-    prompt=[0, *vocabulary.encode(prompt)],
+    prompt=[0, *vocabulary.encode(prompt)]
+    if isinstance(prompt, str)
+    else with_start(prompt, 0),
     max_tokens=99,
     key=np.zeros([2], np.int32),
     temperature=0.0,
@@ -52,14 +56,27 @@ def scored(ids):
 
 def pieces(vocabulary, ended, **body):
   """Returns what is read after each token of TEXT, and at the end."""
-  row, choice = begin(vocabulary, **body)
+  return read_all(
+    *begin(vocabulary, **body),
+    [*vocabulary.encode(TEXT), vocabulary.eod_id],
+    ended,
+  )
+
+
+def read_all(row, choice, ids, ended):
+  """Returns what is read after each token, and at the end."""
   found = []
-  for each in scored([*vocabulary.encode(TEXT), vocabulary.eod_id]):
+  for each in scored(ids):
     row.chosen.append(each)
     found.append(choice.read())
   row.ended = ended
   found.append(choice.read())
   return [piece for piece in found if piece]
+
+
+def joined(found, name):
+  """Returns a list of `logprobs`, of all pieces together."""
+  return [x for piece in found for x in piece["logprobs"][name]]
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -74,35 +91,128 @@ def test_pieces_join_to_the_text_in_whole_characters(vocabulary, echo):
 
 def test_log_p_of_each_token_is_told_once_with_its_place(vocabulary):
   found = pieces(vocabulary, "eod", echo=True, logprobs=1)
-  told = [x["logprobs"] for x in found]
-  ids = vocabulary.encode("one") + vocabulary.encode(TEXT)
-  assert [p for x in told for p in x["token_logprobs"]] == [
-    -0.5 * i for i in ids
-  ]
+  ids = [*vocabulary.encode("one"), *vocabulary.encode(TEXT), vocabulary.eod_id]
+  assert joined(found, "token_logprobs") == [-0.5 * i for i in ids]
   whole = "one" + TEXT
-  offsets = [place for x in told for place in x["text_offset"]]
-  tokens = [token for x in told for token in x["tokens"]]
-  assert len(offsets) == len(tokens) == len(ids)
-  for token, place in zip(tokens, offsets, strict=True):
+  offsets, tokens = joined(found, "text_offset"), joined(found, "tokens")
+  tops = joined(found, "top_logprobs")
+  assert len(offsets) == len(tokens) == len(tops) == len(ids)
+  for token, place, top in zip(tokens, offsets, tops, strict=True):
+    assert token in top
     if token.startswith("bytes:"):
       byte = bytes.fromhex(token[-2:])
       assert byte in whole[place].encode()
     else:
       assert whole[place:].startswith(token)
-  for x in told:
-    for token, top in zip(x["tokens"], x["top_logprobs"], strict=True):
-      assert token in top
 
 
-def test_tokens_behind_a_stop_string_are_not_told(vocabulary):
-  row, choice = begin(vocabulary, stop="two", logprobs=0)
-  row.chosen.extend(scored(vocabulary.encode("one three two four")))
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("text", ["", " two"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_eod_that_ends_a_text_has_an_entry_at_the_end_of_the_text(
+  vocabulary, echo, text, streams
+):
+  row, choice = begin(vocabulary, echo=echo, logprobs=2)
+  ids = [*vocabulary.encode(text), vocabulary.eod_id]
+  if streams:
+    found = read_all(row, choice, ids, "eod")
+  else:
+    row.chosen.extend(scored(ids))
+    row.ended = "eod"
+    found = [choice.read()]
+  whole = ("one" if echo else "") + text
+  assert "".join(piece["text"] for piece in found) == whole
+  assert found[-1]["finish_reason"] == "stop"
+  for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+    entries = joined(found, name)
+    assert len(entries) == echo * choice.num_prompt_tokens + choice.num_tokens
+  assert choice.num_tokens == len(ids)
+  assert joined(found, "token_logprobs")[-1] == -0.5 * vocabulary.eod_id
+  assert joined(found, "text_offset")[-1] == len(whole)
+  assert "".join(joined(found, "tokens")) == whole
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_entries_end_with_the_token_that_ends_a_stop_string(
+  vocabulary, streams, at_once
+):
+  row, choice = begin(vocabulary, stop="two", logprobs=0, stream=streams)
+  ids = vocabulary.encode("one three two four")
+  if at_once:
+    row.chosen.extend(scored(ids))
+    found = [choice.read()]
+  else:
+    found = read_all(row, choice, ids, "length")[:-1]
   assert choice.is_over()
+  assert "".join(piece["text"] for piece in found) == "one three "
+  assert found[-1]["finish_reason"] == "stop"
+  tokens = joined(found, "tokens")
+  assert "".join(tokens[:-1]) != "".join(tokens) == "one three two"
+  assert len(tokens) == choice.num_tokens < len(ids)
+  assert max(joined(found, "text_offset")) <= len("one three ")
+  assert found[-1]["logprobs"]["top_logprobs"] is None
+
+
+def test_a_prompt_that_is_only_scored_has_its_entries_and_no_other(vocabulary):
+  row, choice = begin(vocabulary, echo=True, logprobs=1, max_tokens=0)
+  row.ended = "length"
   found = choice.read()
-  assert (found["text"], found["finish_reason"]) == ("one three ", "stop")
-  assert "".join(found["logprobs"]["tokens"]).startswith("one three")
-  assert max(found["logprobs"]["text_offset"]) < len("one three ")
-  assert found["logprobs"]["top_logprobs"] is None
+  assert (found["text"], found["finish_reason"]) == ("one", "length")
+  assert len(found["logprobs"]["tokens"]) == choice.num_prompt_tokens
+  assert choice.num_tokens == 0
+
+
+def test_ids_that_hold_the_start_token_have_an_entry_for_it(vocabulary):
+  ids = vocabulary.encode("one")
+  row, choice = begin(vocabulary, prompt=[0, *ids], echo=True, logprobs=1)
+  assert row.prompt == [0, *ids]
+  assert choice.num_prompt_tokens == 1 + len(ids)
+  row.ended = "length"
+  found = choice.read()
+  assert found["text"] == "one"
+  told = found["logprobs"]
+  assert told["tokens"][0] == "" and "".join(told["tokens"]) == "one"
+  assert told["token_logprobs"] == [None, *(-0.5 * i for i in ids)]
+  assert told["top_logprobs"][0] is None
+  assert told["text_offset"][:2] == [0, 0]
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def prefixed(request, tmp_path_factory):
+  return train_prefixed(
+    "a red bird. a blue bird.",
+    tmp_path_factory.mktemp("prefixed"),
+    remove_extra_whitespaces=request.param,
+  )
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_text_keeps_the_space_of_its_first_word(prefixed, echo, streams):
+  *prompt, bird, end = prefixed.encode("a red bird.")
+  row, choice = begin(prefixed, prompt="a red", echo=echo, logprobs=1)
+  assert row.prompt[1:] == prompt
+  if streams:
+    found = read_all(row, choice, [bird, end], "length")
+  else:
+    row.chosen.extend(scored([bird, end]))
+    row.ended = "length"
+    found = [choice.read()]
+  text = "a red bird." if echo else " bird."
+  assert "".join(piece["text"] for piece in found) == text
+  assert joined(found, "tokens")[-2:] == [" bird", "."]
+  assert "".join(joined(found, "tokens")) == text
+  assert joined(found, "text_offset")[-2:] == [len(text) - 6, len(text) - 1]
+  if echo:
+    assert joined(found, "tokens")[0] == "a"
+
+
+def test_a_stop_string_may_begin_with_the_space_of_the_first_word(prefixed):
+  row, choice = begin(prefixed, prompt="a red", stop=" bird")
+  row.chosen.extend(scored(prefixed.encode("a red bird.")[2:]))
+  assert choice.is_over()
+  assert choice.read()["text"] == "" and choice.num_tokens == 1
 
 
 def test_a_row_without_a_new_token_has_no_piece(vocabulary):
@@ -118,18 +228,3 @@ def test_a_row_without_a_new_token_has_no_piece(vocabulary):
     "logprobs": None,
     "finish_reason": "length",
   }
-
-
-@pytest.mark.parametrize("text", ["", "a", TEXT, "\U0001f600\u00e9", "\u2581"])
-def test_offsets_are_those_of_decoding_each_beginning(vocabulary, text):
-  ids = vocabulary.encode(text)
-  expected = [
-    len(vocabulary.decode(ids[:i]).rstrip("\ufffd")) for i in range(len(ids))
-  ]
-  assert text_offsets(vocabulary, ids) == expected
-
-
-def test_a_byte_is_written_as_openai_writes_it(vocabulary):
-  first, second = vocabulary.encode("\u00e9")
-  assert token_text(vocabulary, first) == "bytes:\\xc3"
-  assert token_text(vocabulary, second) == "bytes:\\xa9"

@@ -8,12 +8,10 @@ preprocessors make token ids themselves keeps these ids; the run's vocabulary
 must then be the task's (`check_vocabulary`).
 """
 
-import contextlib
 import functools
 import hashlib
 import itertools
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +31,7 @@ from palm_mtf.data.sources.seqio_steps import (
   strip_eos,
 )
 from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.user_code import user_code
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ def open_task(
   tasks = seqio.get_subtasks(provider)
   rates = [1.0]
   if isinstance(provider, seqio.Mixture):
-    with explained(f"TASK = {name!r}: its rates"):
+    with user_code(f"TASK = {name!r}: its rates"):
       rates = [float(provider.get_rate(task)) for task in tasks]
     if min(rates) < 0 or not sum(rates):
       raise UserError(
@@ -169,7 +168,7 @@ class SeqioTask:
       features = [f for f in ("inputs", "targets") if f in task.output_features]
       length = sequence_length // max(1, len(features))  # they share a row
       self._lengths = dict.fromkeys(features, length)
-    with explained(f"TASK: the splits of {self.name}"):
+    with user_code(f"TASK: the splits of {self.name}"):
       splits = list(task.splits)
     if TRAIN not in splits:
       raise UserError(
@@ -199,7 +198,7 @@ class SeqioTask:
     # remote file that changes under its name, and a function called by a
     # preprocessor whose change shows in later documents only.
     source = self._task.source
-    with explained(f"TASK: {self.name}"):
+    with user_code(f"TASK: {self.name}"):
       if hasattr(source, "fingerprint"):  # our own tasks' sources
         parts = [source.fingerprint(digests)]
       else:
@@ -289,7 +288,7 @@ class SeqioTask:
 
   @functools.cached_property
   def _features(self) -> _Features:
-    with explained(f"TASK: {self.name}"):
+    with user_code(f"TASK: {self.name}"):
       specs = self._dataset(TRAIN).element_spec
       if "targets" not in specs:
         raise UserError(
@@ -329,13 +328,13 @@ class SeqioTask:
   def _examples(self, split: str) -> Iterator[Sequence[Any]]:
     """Yields the values of each example, inputs before targets."""
     names, is_text = [*self._features.eos_ids], self._features.is_text
-    with explained(f"TASK: {self.name}, split {split!r}"):
+    with user_code(f"TASK: {self.name}, split {split!r}"):
       dataset = self._dataset(split).map(lambda e: {n: e[n] for n in names})
       # TensorFlow takes 0.1 ms for whatever it hands over.
       dataset = dataset.batch(_BATCH) if is_text else dataset
       examples = dataset.as_numpy_iterator()
     while True:
-      with explained(f"TASK: {self.name}, split {split!r}"):
+      with user_code(f"TASK: {self.name}, split {split!r}"):
         example = next(examples, None)
       if example is None:
         return
@@ -363,27 +362,11 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
   return seqio
 
 
-@contextlib.contextmanager
-def explained(where: str) -> Iterator[None]:
-  """Turns errors of a task's own code into one line that begins `where`."""
-  try:
-    yield
-  except UserError:
-    raise
-  except Exception as error:
-    # TensorFlow wraps what a generator raises in the text of an error.
-    own = re.search(r"UserError: (.*)", str(error))
-    if own:
-      raise UserError(own[1]) from error
-    message = str(error).strip().partition("\n")[0]
-    raise UserError(f"{where}: {type(error).__name__}: {message}") from error
-
-
 def _sha256(vocabulary: Any) -> str:
   """Returns the hash of the SentencePiece model, its sentinels included."""
   path = vocabulary.sentencepiece_model_file
   tf = _import_tensorflow()
-  with explained(f"TASK: its vocabulary {path}"):
+  with user_code(f"TASK: its vocabulary {path}"):
     if vocabulary.extra_ids:
       return hashlib.sha256(vocabulary.sp_model).hexdigest()
     with tf.io.gfile.GFile(path, "rb") as file:

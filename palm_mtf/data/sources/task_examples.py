@@ -12,11 +12,11 @@ from palm_mtf.data.sources.seqio_steps import (
   split_at_tokenize,
 )
 from palm_mtf.data.sources.seqio_task import (
-  explained,
   find_provider,
   import_seqio,
 )
 from palm_mtf.errors import UserError
+from palm_mtf.user_code import user_code
 
 _BATCH = 32  # examples that TensorFlow hands over at once
 
@@ -34,7 +34,7 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
   """
   seqio = import_seqio(name, setting)
   for task in seqio.get_subtasks(find_provider(name, setting)):
-    with explained(f"{setting}: the splits of {task.name}"):
+    with user_code(f"{setting}: the splits of {task.name}"):
       splits = [split for split in task.splits if split != TRAIN]
     if not splits:
       raise UserError(
@@ -48,7 +48,7 @@ def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
 def _texts(task: Any, split: str, setting: str) -> Iterator[Document]:
   """Yields the examples of a split without unconditional options."""
   where = f"{setting}: {task.name}, split {split!r}"
-  with explained(where):
+  with user_code(where):
     seqio = import_seqio(task.name, setting)
     # Texts as they are before `tokenize`, whatever the vocabulary.
     to_text, _ = split_at_tokenize(task, seqio)
@@ -67,7 +67,7 @@ def _texts(task: Any, split: str, setting: str) -> Iterator[Document]:
     dataset = dataset.map(lambda example: {n: example[n] for n in names})
     batches = dataset.batch(_BATCH).as_numpy_iterator()
   while True:
-    with explained(where):
+    with user_code(where):
       batch = next(batches, None)
     if batch is None:
       return

@@ -33,6 +33,13 @@ class EncodedDocument(NamedTuple):
   text: np.ndarray  # [num_tokens], int32
 
 
+class _Part(NamedTuple):
+  """A part of a document that is encoded by itself."""
+
+  text: Text
+  is_inside: bool  # whether another part of the same text stands before it
+
+
 class _Cut(NamedTuple):
   """A document whose parts are all in batches."""
 
@@ -97,9 +104,9 @@ class Encoder:
 def _batches(
   documents: Iterable[tuple[str, Document]],
   waiting: collections.deque[_Cut],
-) -> Iterator[list[Text]]:
+) -> Iterator[list[_Part]]:
   """Yields parts to encode; enters documents in `waiting` when all are cut."""
-  batch: list[Text] = []
+  batch: list[_Part] = []
   size = 0
   for split, document in documents:
     size += _DOCUMENT_CHARACTERS
@@ -112,7 +119,7 @@ def _batches(
     for part in _cut(document.text):
       num_text += 1
       batch.append(part)
-      size += len(part)
+      size += len(part.text)
       if size >= _BATCH_CHARACTERS:
         yield batch
         batch, size = [], 0
@@ -120,10 +127,12 @@ def _batches(
   yield batch
 
 
-def _cut(text: Text) -> Iterable[Text]:
+def _cut(text: Text) -> Iterator[_Part]:
   if isinstance(text, str) and text:
-    return cut_text(text, _PART_CHARACTERS)
-  return [text]  # an empty text has a part too
+    for number, part in enumerate(cut_text(text, _PART_CHARACTERS)):
+      yield _Part(part, number > 0)
+  else:
+    yield _Part(text, False)  # an empty text has a part too
 
 
 def _join(
@@ -145,13 +154,19 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 
 
 def _encode(
-  vocabulary: Vocabulary, num_threads: int, batch: list[Text]
+  vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
 ) -> list[np.ndarray]:
   """Returns the ids of every part; parts that are ids already stay."""
-  texts = [part for part in batch if isinstance(part, str)]
-  ids = iter(vocabulary.encode_arrays(texts, num_threads))
+  parts = [part for part in batch if isinstance(part.text, str)]
+  ids = iter(
+    vocabulary.encode_arrays(
+      [part.text for part in parts],
+      num_threads,
+      [part.is_inside for part in parts],
+    )
+  )
   return [
-    next(ids) if isinstance(part, str) else part.astype(np.int32)
+    next(ids) if isinstance(part.text, str) else part.text.astype(np.int32)
     for part in batch
   ]
 
@@ -159,7 +174,7 @@ def _encode(
 def _start_encoding(
   vocabulary_path: str,
   extra_ids: int,
-) -> Callable[[list[Text]], list[np.ndarray]]:
+) -> Callable[[list[_Part]], list[np.ndarray]]:
   return functools.partial(
     _encode, Vocabulary(vocabulary_path, extra_ids=extra_ids), 1
   )

@@ -10,6 +10,7 @@ import numpy as np
 
 from palm_mtf.data.sources.document import cut_text
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
+from palm_mtf.data.workers.pool import num_cores
 
 _BATCH_CHARACTERS = 1 << 20
 _PART_CHARACTERS = 1 << 16
@@ -86,17 +87,22 @@ class Fit:
 
   def add(self, texts: list[str]) -> None:
     """Counts texts and their tokens, encoded and decoded."""
-    # In parts, as documents are cut for training; a text's parts, decoded and
-    # joined, have to be the text.
+    # In parts, as documents are cut for training; the ids of a text's parts,
+    # decoded together, have to be the text.
     parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
-    encoded = self._vocabulary.encode_batch([x for each in parts for x in each])
-    ids = np.fromiter(itertools.chain(*encoded), np.int64)
-    self.counts += np.bincount(ids, minlength=len(self.counts))
-    decoded = map(self._vocabulary.decode, encoded)
+    encoded = self._vocabulary.encode_arrays(
+      [part for each in parts for part in each],
+      num_cores(),
+      [place > 0 for each in parts for place in range(len(each))],
+    )
+    for ids in encoded:
+      self.counts += np.bincount(ids, minlength=len(self.counts))
+    remaining = iter(encoded)
     for text, each in zip(texts, parts, strict=True):
       self.num_documents += 1
       self.num_bytes += len(text.encode())
-      again = "".join(itertools.islice(decoded, len(each)))
+      ids = itertools.chain(*itertools.islice(remaining, len(each)))
+      again = self._vocabulary.decode(ids)
       if again != text:
         self.num_changed += 1
         self.first_change = self.first_change or (

@@ -30,6 +30,7 @@ from palm_mtf.config.data import DataConfig
 from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source
+from palm_mtf.data.vocabulary.dummy_prefix import without_prefix
 from palm_mtf.data.vocabulary.losses import find_losses
 from palm_mtf.data.vocabulary.sentinels import with_sentinels
 from palm_mtf.data.vocabulary.training import train_vocabulary
@@ -74,6 +75,12 @@ class Vocabulary:
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
       ) from None
+    # Encodes a part of a text after another part; None if `model` can.
+    self.inside_model = without_prefix(self.model)
+    self._inside = None
+    if self.inside_model:
+      self._inside = sentencepiece.SentencePieceProcessor()
+      self._inside.LoadFromSerializedProto(self.inside_model)
     self.sha256 = hashlib.sha256(self.model).hexdigest()
     self.size = self._processor.GetPieceSize()  # ids are 0 .. size - 1
     self.unknown_id = self._processor.unk_id()
@@ -98,6 +105,11 @@ class Vocabulary:
     self._space_mark_ids = np.array(
       list(map(self._processor.PieceToId, mark_bytes)), np.int32
     )
+    # A token with a text: tokens after it are decoded as inside a text.
+    self.anchor = next(
+      (i for i in range(self.size) if self._processor.Decode([i]).strip()), 0
+    )
+    self._texts_inside: dict[int, str] = {}
 
   @property
   def has_bytes(self) -> bool:
@@ -118,6 +130,22 @@ class Vocabulary:
       piece.startswith(SPACE_MARK) and piece.strip(SPACE_MARK)
       for piece in map(self.piece, range(self.size))
     )
+
+  def byte(self, i: int) -> int | None:
+    """Returns the byte that id `i` is; None if it is no byte piece."""
+    if i >= self.size or not self.is_byte[i]:
+      return None
+    return int(self.piece(i)[3:5], 16)
+
+  def text_inside(self, i: int) -> str:
+    """Returns the text of id `i`, no byte piece, where a text stands before.
+
+    At the beginning of a text, `decode` may drop the space of the same id.
+    """
+    if i not in self._texts_inside:
+      before = self.decode([self.anchor])
+      self._texts_inside[i] = self.decode([self.anchor, i])[len(before) :]
+    return self._texts_inside[i]
 
   def is_control(self, i: int) -> bool:
     """Whether no text makes id `i`."""
@@ -146,9 +174,18 @@ class Vocabulary:
     return [ids.tolist() for ids in self.encode_arrays(texts, num_cores())]
 
   def encode_arrays(
-    self, texts: Sequence[str], num_threads: int
+    self,
+    texts: Sequence[str],
+    num_threads: int,
+    are_inside: Sequence[bool] | None = None,
   ) -> list[np.ndarray]:
     """Returns the ids of every text, each [num_tokens], int32.
+
+    Args:
+      texts: texts to encode.
+      num_threads: threads that share the texts.
+      are_inside: whether each is a part of a text after another part: no space
+        is put before it (dummy_prefix.py). None is none.
 
     Raises:
       UserError: as `encode_batch`.
@@ -159,12 +196,13 @@ class Vocabulary:
       text.split(SPACE_MARK) if self.has_bytes else [text] for text in texts
     ]
     flat = [segment for split in segments for segment in split]
-    try:
-      encoded = iter(
-        self._processor.Encode(flat, num_threads=num_threads, out_type="numpy")
-      )
-    except TypeError:
-      raise UserError(_explain_no_text(flat)) from None
+    are_inside = are_inside or [False] * len(texts)
+    flags = [
+      is_inside or place > 0
+      for split, is_inside in zip(segments, are_inside, strict=True)
+      for place in range(len(split))
+    ]
+    encoded = iter(self._encoded(flat, flags, num_threads))
     batch = []
     for split in segments:
       parts = [next(encoded)]
@@ -172,6 +210,24 @@ class Vocabulary:
         parts += [self._space_mark_ids, next(encoded)]
       batch.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
     return batch
+
+  def _encoded(
+    self, texts: list[str], are_inside: list[bool], num_threads: int
+  ) -> list[np.ndarray]:
+    def encode(processor, texts):
+      return processor.Encode(texts, num_threads=num_threads, out_type="numpy")
+
+    try:
+      if not self._inside or not any(are_inside):
+        return encode(self._processor, texts)
+      groups = {False: [], True: []}
+      for text, is_inside in zip(texts, are_inside, strict=True):
+        groups[is_inside].append(text)
+      first = iter(encode(self._processor, groups[False]))
+      inside = iter(encode(self._inside, groups[True]))
+      return [next(inside if x else first) for x in are_inside]
+    except TypeError:
+      raise UserError(_explain_no_text(texts)) from None
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`; <pad> and [eod] have none.

@@ -10,6 +10,7 @@ from palm_mtf.data.vocabulary.report import (
   measure_fit,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from tests.prefixed_vocabulary import train_prefixed
 
 LOSSLESS = {
   "model_type": "bpe",
@@ -88,6 +89,12 @@ def test_fit_is_counted_as_sentencepiece_itself_encodes(vocabulary):
 def test_long_texts_are_whole_again(vocabulary, code):
   fit = measure_fit(vocabulary, ["".join(code) * 4, *code])
   assert (fit.num_documents, fit.num_changed) == (1 + len(code), 0)
+
+
+def test_long_texts_of_a_vocabulary_with_a_prefix_are_whole_again(tmp_path):
+  prefixed = train_prefixed("one two", tmp_path)
+  fit = measure_fit(prefixed, ["one two\n" * 20_000])
+  assert (fit.num_documents, fit.num_changed) == (1, 0)
 
 
 def test_no_text_has_no_tokens_and_no_division_by_zero(vocabulary):

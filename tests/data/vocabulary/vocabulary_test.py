@@ -13,6 +13,7 @@ from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.vocabulary import training
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
+from tests.prefixed_vocabulary import train_prefixed
 
 # Every code point but surrogates, and more often what vocabularies get wrong.
 _texts = st.text(
@@ -67,6 +68,46 @@ def test_whole_source_files_survive_and_are_encoded_alike_one_by_one(
   batch = vocabulary.encode_batch(code)
   assert [vocabulary.decode(ids) for ids in batch] == code
   assert batch == [vocabulary.encode(text) for text in code]
+
+
+@hypothesis.given(_texts)
+@hypothesis.settings(
+  max_examples=200, deadline=None, derandomize=True, database=None
+)
+def test_any_text_survives_a_vocabulary_that_puts_a_space_before_it(
+  prefixed, text
+):
+  ids = prefixed.encode(text)
+  assert prefixed.decode(ids) == text
+  if "\u2581" not in text:
+    assert ids == prefixed.processor.Encode(text)
+
+
+@pytest.fixture(scope="module")
+def prefixed(tmp_path_factory):
+  found = train_prefixed("a red bird", tmp_path_factory.mktemp("prefixed"))
+  found.processor = sentencepiece.SentencePieceProcessor(model_file=found.path)
+  assert found.processor.Encode("bird") == found.processor.Encode("a bird")[1:]
+  return found
+
+
+def test_nothing_is_said_of_a_vocabulary_that_puts_a_space_before_texts(
+  prefixed, capsys
+):
+  assert prefixed.losses() == []
+  data = DataConfig(
+    text_files="a", vocabulary=prefixed.path, validation_share=0.1
+  )
+  load_vocabulary("run", data, vocab_size=400)
+  assert capsys.readouterr() == ("", "")
+
+
+def test_a_part_of_a_text_has_the_ids_that_it_has_in_the_text(prefixed):
+  whole = prefixed.encode("a red\nbird a\nred")
+  first, *others = prefixed.encode_arrays(
+    ["a red\n", "bird a\n", "red"], 1, [False, True, True]
+  )
+  assert [*first, *others[0], *others[1]] == whole
 
 
 def test_ids_are_control_pieces_then_bytes_then_learnt_pieces(vocabulary):

@@ -1,0 +1,105 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Text of tokens that come one after another, perhaps after other tokens.
+
+SentencePiece decodes whole texts: it drops the space that begins a text, if the
+vocabulary adds one to each text or removes spaces at its ends. So the tokens of
+a continuation, decoded without their prompt, lose the space of their first
+word. A character may also have its bytes in several tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+
+_NO_CHARACTER = "\ufffd"  # for each byte that is part of no character
+_MOST_OPEN = 3  # bytes of a character that is not whole
+
+
+class TextReader:
+  """Decodes tokens one by one; each costs the same, however long the text is.
+
+  Attributes:
+    text: whole characters of the tokens that were added.
+  """
+
+  def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
+    """Reads what stands before the text.
+
+    Args:
+      vocabulary: vocabulary of the tokens.
+      before: tokens before the text. If a character begins in these and ends in
+        the text, the character is part of the text.
+    """
+    self._vocabulary = vocabulary
+    self.text = ""
+    self._open = b""  # of a character that is not whole yet
+    # Tokens before the first character: whether a space begins the text depends
+    # on these. None inside a text.
+    self._leading: list[int] | None = []
+    before = list(before)
+    if vocabulary.decode(before[:4]) or vocabulary.decode(before):
+      self._leading = None
+      before = before[-_MOST_OPEN:]
+    for token in before:
+      self.add(token)
+    self.text = ""
+
+  @property
+  def whole_text(self) -> str:
+    """The text if no token follows: U+FFFD for each byte of no character."""
+    return self.text + _NO_CHARACTER * len(self._open)
+
+  def token_text(self, token: int) -> str:
+    """Returns what `add` of a token adds; a byte is named, as "bytes:\\xc3"."""
+    byte = self._vocabulary.byte(token)
+    if byte is not None:
+      return f"bytes:\\x{byte:02x}"
+    if self._leading is None:
+      return self._vocabulary.text_inside(token)
+    return self._vocabulary.decode([*self._leading, token])
+
+  def add(self, token: int) -> int:
+    """Adds a token; returns the place in `text` of its first character."""
+    byte = self._vocabulary.byte(token)
+    if byte is None or not (self._open and 0x80 <= byte < 0xC0):
+      self.text, self._open = self.whole_text, b""
+    place = len(self.text)
+    if byte is None:
+      text = self.token_text(token)
+      self.text += text
+      if self._leading is not None:
+        self._leading = None if text else [*self._leading, token]
+      return place
+    self._leading = None
+    self._open += bytes([byte])
+    if len(self._open) == _num_bytes(self._open[0]):
+      try:
+        self.text += self._open.decode()
+      except UnicodeDecodeError:
+        self.text = self.whole_text
+      self._open = b""
+    return place
+
+
+def decode_after(
+  vocabulary: Vocabulary, before: Sequence[int], ids: Iterable[int]
+) -> str:
+  """Returns the text that tokens add to the text of those before them.
+
+  Args:
+    vocabulary: vocabulary of the tokens.
+    before: tokens before the text, such as a prompt.
+    ids: tokens of the text.
+  """
+  reader = TextReader(vocabulary, before)
+  for token in ids:
+    reader.add(token)
+  return reader.whole_text
+
+
+def _num_bytes(first: int) -> int:
+  """Returns the number of bytes of a character in UTF-8, by its first byte."""
+  if 0xC2 <= first < 0xF5:
+    return 2 + (first >= 0xE0) + (first >= 0xF0)
+  return 1  # ASCII, or a byte that begins no character

@@ -1,0 +1,158 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the user's own code: modules and functions that gin files name.
+
+What such code prints goes to stderr, because stdout is for results. What it
+raises becomes one line: the exception, and the line of the user's code that was
+running.
+"""
+
+import contextlib
+import os
+import re
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from palm_mtf.errors import UserError
+
+_MOST_SHOWN = 400  # characters of a message
+_STANDARD_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# In a checkout the tasks lie next to the package.
+_OWN = (f"{_PACKAGE}/", f"{os.path.dirname(_PACKAGE)}/tasks/")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
+# gin adds to a message by an exception of a class that this function makes.
+_GIN_WRAPPER = "augment_exception_message_and_reraise"
+# TensorFlow's own words around the message of a Python function that it calls.
+_TENSORFLOW = re.compile(
+  r"^\{\{function_node .*?\}\}\s*|\n\s*\[\[\{\{node .*|\s*\[Op:.*", re.DOTALL
+)
+_TRACEBACK = "\nTraceback (most recent call last):"
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\w+)')
+
+
+class _Frame(NamedTuple):
+  path: str
+  line: int | str
+  function: str
+
+  @property
+  def is_users(self) -> bool:
+    """Whether the file is neither Python's, nor a library's, nor ours."""
+    return (
+      os.path.isabs(self.path)
+      and not self.path.startswith((_STANDARD_LIBRARY, *_OWN))
+      and not _INSTALLED.search(self.path)
+    )
+
+
+@contextlib.contextmanager
+def user_code(where: str) -> Iterator[None]:
+  """Calls the user's code in the body.
+
+  KeyboardInterrupt passes, because it may be the user's Ctrl-C.
+
+  Args:
+    where: what names the code in an error, such as "TASK: my_task".
+
+  Raises:
+    UserError: the body raised it, or any other exception, also SystemExit.
+  """
+  with _PRINTS_TO_STDERR:
+    try:
+      yield
+    except (GeneratorExit, KeyboardInterrupt, UserError):
+      raise
+    except BaseException as error:
+      cause = _cause(error)
+      # TensorFlow wraps what a generator raises in the text of an error.
+      own = re.search(r"UserError: (.*)", _text(cause))
+      if own or isinstance(cause, UserError):
+        raise UserError(own[1] if own else str(cause)) from error
+      raise UserError(f"{where}: {described(cause)}") from error
+
+
+def described(error: BaseException) -> str:
+  """Returns type and message of an exception, and the user's line at fault."""
+  text = _TENSORFLOW.sub("", _text(error))
+  message = f"{type(error).__name__}: {text}"
+  if text.startswith("in user code:"):  # AutoGraph, whose last part has both
+    message = text.rstrip().rpartition("\n\n")[2]
+  elif _TRACEBACK in text:  # TensorFlow called a Python function
+    message = text.partition(_TRACEBACK)[0]
+  message = " ".join(message.split()).removesuffix(":").removesuffix(".")
+  if len(message) > _MOST_SHOWN:
+    message = f"{message[:_MOST_SHOWN]} ..."
+  frame = _last_frame(error, text)
+  if frame is None:
+    return message
+  path = os.path.relpath(frame.path)
+  if path.startswith(os.pardir):
+    path = frame.path
+  return f"{message} ({path}:{frame.line}, in {frame.function})"
+
+
+def _cause(error: BaseException) -> BaseException:
+  """Returns the exception that libraries wrapped, such as gin and SeqIO."""
+  seen: set[int] = set()
+  while id(error) not in seen and not isinstance(error, UserError):
+    seen.add(id(error))
+    frames = _frames(error)
+    by_gin = _GIN_WRAPPER in type(error).__str__.__qualname__ or (
+      bool(frames) and frames[-1].function == _GIN_WRAPPER  # it cannot wrap
+    )
+    inner = error.__context__ if by_gin else error.__cause__
+    # What the user's own code raised is what the user wants to say.
+    if inner is None or (not by_gin and frames and frames[-1].is_users):
+      break
+    error = inner
+  return error
+
+
+def _frames(error: BaseException) -> list[_Frame]:
+  return [
+    _Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+    for frame, line in traceback.walk_tb(error.__traceback__)
+  ]
+
+
+def _text(error: BaseException) -> str:
+  try:
+    return str(error)
+  except Exception:  # a __str__ of the user
+    return ""
+
+
+def _last_frame(error: BaseException, text: str) -> _Frame | None:
+  """Returns the innermost frame of the user's code, if there is any."""
+  # TensorFlow writes the frames of functions that it calls into its message.
+  named = [_Frame(*found) for found in _FRAME.findall(text)]
+  users = [frame for frame in [*_frames(error), *named] if frame.is_users]
+  return users[-1] if users else None
+
+
+class _PrintsToStderr:
+  """Sends to stderr what the body prints, of all threads; reentrant."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._count, self._stdout = 0, None
+
+  def __enter__(self) -> None:
+    with self._lock:
+      if not self._count:
+        self._stdout, sys.stdout = sys.stdout, sys.stderr
+      self._count += 1
+
+  def __exit__(self, *exception: Any) -> None:
+    with self._lock:
+      self._count -= 1
+      if not self._count:
+        sys.stdout = self._stdout
+
+
+_PRINTS_TO_STDERR = _PrintsToStderr()

@@ -1,0 +1,96 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A text in two parts is the text that SentencePiece decodes as a whole."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from palm_mtf.data.vocabulary.text_reader import TextReader, decode_after
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+
+OPEN = "\ufffd"
+PLAIN = {
+  "normalization_rule_name": "identity",
+  "remove_extra_whitespaces": False,
+}
+SETTINGS = {
+  # SentencePiece's defaults: those of T5, with byte pieces.
+  "defaults": {},
+  # Llama's and Mistral's kind.
+  "prefix": {"model_type": "bpe", **PLAIN},
+  "trimmed": {"add_dummy_prefix": False},
+  "plain": {"add_dummy_prefix": False, **PLAIN},
+  "symbols": {
+    "user_defined_symbols": ["<|user|>", "\u2581<x>", "\n"],
+    "control_symbols": ["<|control|>"],
+    **PLAIN,
+  },
+  "suffix": {"treat_whitespace_as_suffix": True},
+  "no bytes": {"byte_fallback": False, "vocab_size": 200},
+}
+
+
+@pytest.fixture(scope="module", params=list(SETTINGS))
+def some(request, train_foreign):
+  return Vocabulary(train_foreign(**SETTINGS[request.param]))
+
+
+def _ids(vocabulary):
+  # Byte pieces, spaces and controls more often than drawn evenly.
+  ids = range(vocabulary.size + 2)
+  often = [
+    i
+    for i in range(vocabulary.size)
+    if vocabulary.piece(i).strip("\u2581") in ("", "a", "<0xE2>", "<0x9F>")
+    or vocabulary.is_control(i)
+  ]
+  text = st.text("\u00e9\U0001f600\u2581a e\u0301", max_size=4)
+  return st.one_of(
+    st.sampled_from(ids).map(lambda i: [i]),
+    st.sampled_from(often).map(lambda i: [i]),
+    st.lists(st.sampled_from(often), max_size=4),
+    text.map(vocabulary.encode),
+  )
+
+
+@hypothesis.settings(
+  max_examples=50, deadline=None, derandomize=True, database=None
+)
+@hypothesis.given(st.data())
+def test_parts_join_to_the_text_that_sentencepiece_decodes(some, data):
+  parts = data.draw(st.lists(_ids(some), max_size=6))
+  ids = [i for part in parts for i in part]
+  cut = data.draw(st.integers(0, len(ids)))
+  reader = TextReader(some)
+  whole = some.decode(ids)
+  for number, i in enumerate(ids):
+    place = reader.add(i)
+    assert whole.startswith(reader.text)
+    assert reader.whole_text == some.decode(ids[: number + 1])
+    assert (
+      some.decode(ids[: number + 1])
+      .rstrip(OPEN)
+      .startswith(whole[:place].rstrip(OPEN))
+    )
+  before = TextReader(some)
+  for i in ids[:cut]:
+    before.add(i)
+  assert before.text + decode_after(some, ids[:cut], ids[cut:]) == whole
+
+
+def test_the_place_of_a_byte_is_that_of_its_character(some):
+  if not some.has_bytes:
+    return
+  reader = TextReader(some, [some.eod_id])
+  ids = some.encode("a\u00e9\U0001f600")
+  places = [reader.add(i) for i in ids]
+  begin = places.index(1)
+  assert places[begin:][:6] == [1, 1, 2, 2, 2, 2]
+  assert reader.text.rstrip() == "a\u00e9\U0001f600"
+
+
+def test_a_byte_is_written_as_openai_writes_it(vocabulary):
+  reader = TextReader(vocabulary)
+  tokens = [reader.token_text(i) for i in vocabulary.encode("\u00e9")]
+  assert tokens == ["bytes:\\xc3", "bytes:\\xa9"]

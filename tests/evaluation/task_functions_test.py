@@ -1,0 +1,167 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a task's own functions return is taken right or refused by name."""
+
+import fractions
+import functools
+import math
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
+
+from palm_mtf._tf import eager_mode, tf  # noqa: E402
+from palm_mtf.errors import UserError  # noqa: E402
+from palm_mtf.evaluation.task_functions import (  # noqa: E402
+  plain_metrics,
+  with_named_errors,
+)
+from tests.seqio_testing import add_examples, registries_restored  # noqa: E402
+
+WHERE = "EVAL_TASKS: mine"
+HALF = 0.5
+
+
+@pytest.mark.parametrize(
+  ("value", "plain"),
+  [
+    (3, 3.0),
+    (True, 1.0),
+    (np.int64(3), 3.0),
+    (np.float16(HALF), HALF),
+    (np.bool_(True), 1.0),
+    (np.array(HALF), HALF),
+    (np.array([[HALF]]), HALF),
+    (lambda: tf.constant(HALF), HALF),
+    (lambda: tf.constant([HALF], tf.bfloat16), HALF),
+    (lambda: tf.constant("fine"), "fine"),
+    (Decimal("0.5"), HALF),
+    (fractions.Fraction(1, 2), HALF),
+    (10**400, math.inf),
+    (-math.inf, -math.inf),
+    ("fine", "fine"),
+    (b"fine", "fine"),
+    (np.str_("fine"), "fine"),
+    (np.array("fine"), "fine"),
+    (seqio.metrics.Scalar(np.float32(HALF)), HALF),
+    (seqio.metrics.Text("fine"), "fine"),
+  ],
+)
+def test_numbers_and_texts_of_any_library_are_taken(value, plain):
+  with eager_mode():
+    value = value() if callable(value) else value
+    found = plain_metrics({"x": value}, WHERE)["x"]
+  assert (found, type(found)) == (plain, type(plain))
+
+
+@pytest.mark.parametrize(
+  "value", [None, math.nan, np.float32("nan"), Decimal("nan")]
+)
+def test_what_cannot_be_computed_is_nan(value):
+  assert math.isnan(plain_metrics({"x": value}, WHERE)["x"])
+
+
+def test_histograms_stay_for_those_who_read_them():
+  spread = seqio.metrics.Histogram(np.array([1.0, 2.0]))
+  assert plain_metrics({"spread": spread}, WHERE) == {"spread": spread}
+
+
+@pytest.mark.parametrize(
+  ("value", "kind"),
+  [
+    ([1.0, 2.0], "a list"),
+    ([1.0], "a list"),
+    (np.array([1.0, 2.0]), "a ndarray"),
+    ({"a": 1.0}, "a dict"),
+    (1j, "a complex"),
+    (np.array([None]), "a ndarray"),
+    (print, "a builtin_function_or_method"),
+  ],
+)
+def test_a_value_that_is_neither_is_refused_with_its_name_and_type(value, kind):
+  with pytest.raises(UserError) as error:
+    plain_metrics({"each": value}, WHERE)
+  assert str(error.value) == (
+    f"{WHERE}: 'each' is {kind}; return a number or a text for each name."
+  )
+
+
+def returns(value):
+  def metric(targets, predictions):
+    return value
+
+  return metric
+
+
+@pytest.fixture
+def task():
+  """A task of functions that are given, its errors named."""
+
+  def make(metric, postprocess=None):
+    examples = {"validation": {"inputs": ["a"], "targets": ["b"]}}
+    made = add_examples(
+      "mine",
+      examples,
+      [seqio.preprocessors.tokenize],
+      features=("inputs", "targets"),
+      metric_fns=[metric],
+      postprocess_fn=postprocess,
+    )
+    return with_named_errors(made, WHERE)
+
+  with registries_restored():
+    yield make
+
+
+@pytest.mark.parametrize(
+  ("value", "kind"), [(0.5, "a float"), (None, "None"), ([{}], "a list")]
+)
+def test_a_metric_function_that_returns_no_dict_is_named(task, value, kind):
+  (metric,) = task(returns(value)).metric_fns
+  with pytest.raises(UserError) as error:
+    metric(["a"], ["b"])
+  assert str(error.value) == (
+    f"{WHERE}: metric function returns.<locals>.metric returns {kind}; return "
+    "a dict of numbers by name."
+  )
+
+
+def leaves(targets, predictions, code=3):
+  raise SystemExit(code)
+
+
+@pytest.mark.parametrize(
+  "metric",
+  [leaves, functools.partial(leaves, code=4)],
+  ids=["plain", "partial"],
+)
+def test_a_metric_function_that_raises_is_named(task, metric):
+  with_errors = task(metric)
+  assert len(with_errors.predict_metric_fns) == 1  # SeqIO reads its parameters
+  (metric,) = with_errors.metric_fns
+  with pytest.raises(UserError, match=f"{WHERE}: metric function leaves: Syst"):
+    metric(targets=["a"], predictions=["b"])
+
+
+def test_a_postprocessor_that_raises_is_named(task):
+  class Judge:
+    def __call__(self, output, **unused):
+      return output[7]
+
+  with pytest.raises(UserError) as error:
+    task(returns({}), Judge()).postprocess_fn("a", example={}, is_target=True)
+  assert str(error.value).startswith(
+    f"{WHERE}: postprocessor Judge: IndexError: string index out of range ("
+  )
+
+
+def test_what_a_function_prints_is_no_result(task, capsys):
+  def chatter(targets, predictions):
+    print("chatter")
+    return {"x": 1}
+
+  (metric,) = task(chatter).metric_fns
+  assert metric([], []) == {"x": 1.0}
+  assert capsys.readouterr() == ("", "chatter\n")

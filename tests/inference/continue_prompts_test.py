@@ -1,0 +1,125 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A continuation keeps the space of its first word, whatever command shows it.
+
+The vocabulary of this run puts a space before each text, as those of T5, Llama
+and Mistral do: SentencePiece drops the space where it decodes a text, and so
+the space of a continuation that is decoded without its prompt.
+"""
+
+import json
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from palm_mtf.cli.main import main
+from palm_mtf.lm_eval.run import Run
+from tests import runs
+from tests.prefixed_vocabulary import train_prefixed
+from tests.seqio_testing import add_examples, registries_restored
+
+PROMPT, CONTINUATION = "one two", " three four five"
+GREEDY = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=3"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("prefix")
+  return train_prefixed(" ".join(runs.WORDS), folder)
+
+
+@pytest.fixture(scope="module")
+def counting(corpus, vocabulary, tmp_path_factory):
+  """A run that has learned to count."""
+  model_dir = tmp_path_factory.mktemp("prefix") / "run"
+  steps = dict.fromkeys(
+    ["TRAIN_STEPS", "LOG_STEPS", "EVAL_STEPS", "CHECKPOINT_STEPS"], 40
+  )
+  assert (
+    vocabulary.decode(vocabulary.encode(CONTINUATION)[1:]) == (CONTINUATION[1:])
+  )
+  code = runs.run(
+    "train",
+    corpus,
+    model_dir,
+    VOCABULARY=vocabulary.path,
+    PROMPTS=[PROMPT],
+    SAMPLE_TOKENS=3,
+    **steps,
+  )
+  assert code == 0
+  return model_dir
+
+
+@pytest.fixture
+def generate(counting, capsys):
+  def run(*flags):
+    capsys.readouterr()
+    given = ["generate", "--model_dir", str(counting), *GREEDY, *flags]
+    assert main(given) == 0
+    return capsys.readouterr().out
+
+  return run
+
+
+def test_generate_its_stream_and_beams_keep_the_space(generate):
+  flags = ["--json", f"--prompt={PROMPT}"]
+  first, _ = map(json.loads, generate(*flags, "--prompt=7").splitlines())
+  assert (first["continuation"], first["num_tokens"]) == (CONTINUATION, 3)
+  beam = json.loads(generate(*flags, "--gin.NUM_BEAMS=2"))
+  assert beam["continuation"] == CONTINUATION
+  shown = generate(f"--prompt={PROMPT}")
+  assert shown == f"--- {PROMPT!r}\n{PROMPT}{CONTINUATION}\n\n"
+
+
+def test_samples_of_training_are_the_text_of_generate(counting, generate):
+  sample = json.loads((counting / "samples.jsonl").read_text())
+  drawn = generate("--json", f"--prompt={PROMPT}", "--gin.TEMPERATURE=0.7")
+  assert sample["continuation"] == json.loads(drawn)["continuation"]
+
+
+def test_a_stop_string_sees_the_space(generate):
+  stop = "--gin.STOP_STRINGS=[' three']"
+  found = json.loads(generate("--json", f"--prompt={PROMPT}", stop))
+  assert (found["continuation"], found["num_tokens"]) == ("", 0)
+  assert found["ended"] == "stop"
+
+
+def test_a_saved_model_keeps_the_space(counting, tmp_path):
+  served = tmp_path / "served"
+  flags = ["--model_dir", str(counting), "--format=saved_model"]
+  assert main(["export", *flags, "--output", str(served)]) == 0
+  model = tf.saved_model.load(str(served / "40"))
+  prompts = tf.constant([PROMPT, "one", ""])
+  found = model.generate(prompts, max_tokens=3, temperature=0.0)
+  first, second, third = found["continuation"].numpy()
+  assert first.decode() == CONTINUATION
+  assert second.decode().startswith(" two")
+  assert third[:1] != b" "  # begins a text
+
+
+def test_lm_eval_keeps_the_space_and_cuts_at_it(counting):
+  run = Run(str(counting), {"ACTIVATION_DTYPE": "float32"}, False)
+  asked = {"max_gen_toks": 3}
+  prompts = [(PROMPT, asked), (PROMPT, {**asked, "until": [" four"]})]
+  found = dict(run.continuations(prompts))
+  assert found == {0: CONTINUATION, 1: " three"}
+
+
+def test_targets_of_a_task_are_encoded_and_decoded_apart(counting, capsys):
+  def exact(targets, predictions):
+    pairs = zip(targets, predictions, strict=True)
+    return {"exact": sum(x == y for x, y in pairs)}
+
+  with registries_restored():
+    add_examples(
+      "counting_apart",
+      {"validation": {"inputs": [PROMPT], "targets": [CONTINUATION[1:]]}},
+      [seqio.preprocessors.tokenize],
+      features=("inputs", "targets"),
+      metric_fns=[exact],
+    )
+    flags = ["--gin.EVAL_TASKS=['counting_apart']", "--json", *GREEDY]
+    assert main(["evaluate", "--model_dir", str(counting), *flags]) == 0
+  assert '"exact": 1.0' in capsys.readouterr().out
