@@ -61,6 +61,20 @@ def from_macros(
   )
 
 
+def values_of(config: object) -> dict[str, object]:
+  """Returns the value of every macro of a configuration, or of a part of one.
+
+  Args:
+    config: dataclass whose fields are values or further dataclasses.
+  """
+  found: dict[str, object] = {}
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    is_part = dataclasses.is_dataclass(value)
+    found |= values_of(value) if is_part else {field.name.upper(): value}
+  return found
+
+
 def _fields(
   config_class: type, leaves_out: Collection[str]
 ) -> Iterator[dataclasses.Field]:

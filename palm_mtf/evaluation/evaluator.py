@@ -24,6 +24,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.evaluation.answer_settings import answer_settings
 from palm_mtf.evaluation.answers import (
   AnswerJournal,
   CheckpointModel,
@@ -87,19 +88,14 @@ class TaskEvaluation:
     """
     self._model_dir = ModelDir(model_dir)
     self._config, self._vocabulary = config, vocabulary
-    model, decode = config.model, dataclasses.asdict(config.decode)
     self._tasks = tasks
     self._clean: dict[str, list[int]] = {}
     if config.evaluation.clean_subset:
       self._clean = clean_examples(model_dir, config, self._tasks)
-    # Beside checkpoint and examples: whatever changes answers.
+    # What changes answers besides checkpoint and examples.
     self._depends_on = {
       "vocabulary": vocabulary.sha256,
-      "SEQUENCE_LENGTH": model.sequence_length,
-      "ACTIVATION_DTYPE": model.activation_dtype,
-      "SAMPLE_TOKENS": config.run.sample_tokens,
-      "SEED": config.run.seed,
-      **{name.upper(): value for name, value in decode.items()},
+      **answer_settings(config),
     }
 
   def evaluate(

@@ -41,6 +41,7 @@ from palm_mtf.checkpoints.same_model import check_same_model
 from palm_mtf.cluster.addresses import check_client
 from palm_mtf.cluster.local_servers import cluster_places
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
+from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_topology import check_pods, tpu_slice
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
@@ -207,16 +208,12 @@ def _manifest(
     config.pods,
     config.optimizer,
     config.data,
-    config.data.filters,
     config.fault_tolerance,
     run,
   )
-  settings = {
-    name.upper(): value
-    for part in parts
-    for name, value in dataclasses.asdict(part).items()
-    if name != "filters"  # a part itself
-  }
+  settings = {}
+  for part in parts:
+    settings |= values_of(part)
   return Manifest(
     shapes=parameter_shapes(model),
     vocabulary_sha256=vocabulary.sha256,

@@ -3,8 +3,10 @@
 """Metrics of tasks are those that follow from the oracle's own numbers."""
 
 import collections
+import dataclasses
 import functools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from palm_mtf.config import (  # noqa: E402
 )
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
+from palm_mtf.evaluation.answer_settings import INDEPENDENT  # noqa: E402
 from palm_mtf.evaluation.evaluator import TaskEvaluation  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from palm_mtf.programs.forward_program import build_forward_program  # noqa: E402
@@ -139,21 +142,27 @@ def checkpoint(config, params, tmp_path):
 def evaluate(config, vocabulary, checkpoint, tmp_path):
   """Evaluates the checkpoint; returns the outcomes by task."""
 
-  def run(*names, decode=GREEDY, answered=lambda: None, **settings):
+  def run(
+    *names,
+    decode=GREEDY,
+    answered=lambda: None,
+    model=config,
+    prepared=lambda settings: settings,
+    **settings,
+  ):
     asked = TaskEvalConfig(eval_tasks=names, **settings)
+    whole = Config(
+      model=model,
+      mesh_layout=SINGLE,
+      optimizer=PALM_OPTIMIZER,
+      data=DATA,
+      run=RUN,
+      decode=decode,
+      evaluation=asked,
+    )
+    tasks = open_eval_tasks(asked, vocabulary, config.sequence_length)
     evaluation = TaskEvaluation(
-      str(tmp_path),
-      Config(
-        model=config,
-        mesh_layout=SINGLE,
-        optimizer=PALM_OPTIMIZER,
-        data=DATA,
-        run=RUN,
-        decode=decode,
-        evaluation=asked,
-      ),
-      vocabulary,
-      open_eval_tasks(asked, vocabulary, config.sequence_length),
+      str(tmp_path), prepared(whole), vocabulary, tasks
     )
     return {x.task: x for x in evaluation.evaluate(checkpoint, answered)}
 
@@ -266,6 +275,55 @@ def test_what_was_answered_is_not_asked_again(evaluate, tmp_path):
   told.clear()
   assert evaluate("options", "open", answered=answered) == first
   assert not told
+
+
+def test_answers_of_another_model_function_are_asked_again(evaluate, config):
+  told = []
+  ask = functools.partial(
+    evaluate,
+    "options",
+    eval_examples=4,
+    answered=functools.partial(told.append, 1),
+  )
+  ask()
+  other = dataclasses.replace(config, logits_dtype="activation")
+  ask(model=other)
+  assert len(told) == 2 * 4
+  ask(model=other)
+  assert len(told) == 2 * 4
+
+
+def guarded(part, names):
+  """Returns a copy of settings, parts included, that lets nobody read some."""
+  # dataclasses' own code copies, compares and hashes all fields, and a copy is
+  # checked; no answer is computed there.
+  copying = {"<string>", dataclasses.__file__}
+  checking = {"__post_init__", "values_of"}
+
+  class Guarded(type(part)):
+    def __getattribute__(self, name):
+      if name.upper() in names:
+        caller = sys._getframe(1).f_code
+        allowed = caller.co_filename in copying or caller.co_name in checking
+        assert allowed, f"{caller.co_qualname} reads {name.upper()}"
+      return super().__getattribute__(name)
+
+  copy = object.__new__(Guarded)
+  for name, value in vars(part).items():
+    is_part = dataclasses.is_dataclass(value)
+    vars(copy)[name] = guarded(value, names) if is_part else value
+  return copy
+
+
+def test_no_answer_reads_a_setting_that_answers_are_kept_without(evaluate):
+  names = set(" ".join(INDEPENDENT.values()).split())
+  names.remove("CLEAN_SUBSET")  # read here, for metrics
+  with pytest.raises(AssertionError, match="reads TRAIN_STEPS"):
+    _ = guarded(RUN, names).train_steps
+  found = evaluate(
+    "options", "open", prepared=lambda settings: guarded(settings, names)
+  )
+  assert found.keys() == {"options", "open"}
 
 
 def test_answers_to_another_prompt_are_asked_anew_for_another_pattern_are_kept(
