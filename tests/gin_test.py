@@ -15,6 +15,7 @@ from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.accounting.hardware import check_chip, chip_names
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.params import count_parameters, parameter_shapes
+from palm_mtf.checkpoints.retention import removable
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.command_table import COMMANDS
 from palm_mtf.cli.gin_folder import gin_folder, header, run_file
@@ -23,6 +24,7 @@ from palm_mtf.config import mesh_layout
 from palm_mtf.config.macros import macros_of
 from palm_mtf.config.tpu_topology import tpu_slice
 from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.model_dir.layout import step_of
 from palm_mtf.programs.train_program import build_train_program
 
 FOLDER = gin_folder()
@@ -46,10 +48,7 @@ TO_THE_USER = {
     '"mine.model"',
     "'data/examples.gin' 'data/palm_continued.gin'",
   ),
-  "INIT_CHECKPOINT": (
-    '"runs/first"',
-    "'data/examples.gin' 'data/palm_continued.gin'",
-  ),
+  "INIT_CHECKPOINT": ('"runs/first"', "'data/examples.gin'"),
 }
 
 
@@ -317,13 +316,45 @@ def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
     assert sent / where.num_hosts / 2**30 == pytest.approx(1.31, abs=0.005)
 
 
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_a_recipe_starts_from_a_step_that_the_recipe_before_it_keeps(recipe):
+  _, settings = loaded(recipe).build()
+  if settings.run.init_checkpoint in (None, "runs/first"):  # the user's
+    assert settings.run.init_state == "weights"
+    return
+  named = re.fullmatch(
+    r"runs/(\w+)/checkpoints/step_\d{8}", settings.run.init_checkpoint
+  )
+  before = FOLDER / "recipes" / f"{named[1]}.gin"
+  _, earlier = loaded(before).build()
+  assert before.name in recipe.read_text()  # its header says which
+  assert parameter_shapes(earlier.model) == parameter_shapes(settings.model)
+  step, run = step_of(settings.run.init_checkpoint), earlier.run
+  last = run.train_steps
+  steps = [*range(run.checkpoint_steps, last, run.checkpoint_steps), last]
+  written = [f"step_{each:08d}" for each in steps]
+  removed = removable(written, run.keep_checkpoints, run.keep_every_steps)
+  assert f"step_{step:08d}" in set(written) - set(removed)
+  rows = [x.run.batch_sizes.rows_before(step) for x in (earlier, settings)]
+  assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_a_long_recipe_keeps_checkpoints_of_all_its_length(recipe):
+  _, settings = loaded(recipe).build()
+  run = settings.run
+  if run.train_steps > 50_000:
+    assert run.keep_every_steps <= run.train_steps / 20
+
+
 def test_62b_goes_on_from_600b_tokens_to_1325b():
   """PaLM Appendix F."""
   path = FOLDER / "recipes" / "palm_62b_continued.gin"
   _, settings = loaded(path).build()
   rows = settings.run.batch_sizes.rows_before
-  begun_at = int(re.search(r"step (\d+) has", path.read_text())[1])
-  assert rows(begun_at) * 2048 == pytest.approx(600e9, rel=1e-3)
+  begun_at = step_of(settings.run.init_checkpoint)
+  # A checkpoint that is kept: 10,000 steps are 21B tokens.
+  assert rows(begun_at) * 2048 == pytest.approx(600e9, abs=21e9 / 2)
   assert rows(settings.run.train_steps) * 2048 == pytest.approx(
     1325e9, rel=1e-3
   )
