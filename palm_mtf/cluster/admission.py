@@ -1,20 +1,23 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Admission to a server on loopback: connections of this process's user alone.
+"""Admission to a server on loopback: only connections of this process's user.
 
-Every user of a machine reaches its loopback, and TensorFlow asks nobody who he
-is. So the kernel drops what is sent over a new connection, until /proc/net/tcp
-has said whose the socket at its other end is. Needs no rights of root.
+Every user of a machine reaches its loopback interface, and TensorFlow's
+protocol has no authentication. So the kernel drops the data that a new
+connection brings, until /proc/net/tcp has named the user whose socket is at its
+other end. This needs no privileges.
 """
 
+import collections
 import contextlib
+import errno
+import functools
 import ipaddress
 import os
-import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from palm_mtf.cluster.sockets import (
   RETURN_ALL,
@@ -22,12 +25,13 @@ from palm_mtf.cluster.sockets import (
   attach_filter,
   detach_filter,
   duplicate,
-  listeners,
   socket_numbers,
 )
 
-# A packet that was dropped comes again after 0.2 seconds.
+# The peer sends a dropped packet again after 0.2 seconds.
 _PAUSE_SECS = 0.05
+# A uid_map that leaves no user out has as many users.
+_ALL_UIDS = 2**32 - 1
 _ESTABLISHED = "01"
 # Codes of the Berkeley packet filter.
 _LOAD_BYTE, _LOAD_LENGTH, _TO_INDEX, _FROM_INDEX = 0x30, 0x80, 0x07, 0x87
@@ -47,69 +51,98 @@ _WITHOUT_DATA = (
 )
 
 
+def restrict_to_admitted(listener: socket.socket) -> None:
+  """Drops all data of connections that a socket accepts, until admitted."""
+  attach_filter(listener, _WITHOUT_DATA)
+
+
 def admit_own_user(port: int) -> None:
-  """Admits connections of this user alone to `port`, from now on.
+  """Admits connections of this process's user to `port`, and ends all others.
 
   Args:
-    port: TCP port where this process listens, and has accepted nothing yet.
+    port: TCP port whose listening sockets are restricted to what is admitted.
 
   Raises:
-    OSError: the system has no such filter.
+    OSError: the system does not say whose a connection is.
   """
-  for listener in listeners(port):
-    # A connection takes the filter over from its listener. Those of before it
-    # are ended.
-    attach_filter(listener, _WITHOUT_DATA)
-    while select.select([listener], [], [], 0)[0]:
-      with contextlib.suppress(OSError):
-        listener.accept()[0].close()
-  for _ in _owners():  # raises where /proc says nothing
-    break
+  _check_own_uid()
+  _uids()
   threading.Thread(target=_admit, args=[port], daemon=True).start()
 
 
+def _check_own_uid() -> None:
+  """Raises OSError if other users have this process's uid in /proc/net/tcp."""
+  # In a user namespace one number stands for all users that it does not map.
+  with open("/proc/sys/kernel/overflowuid") as file:
+    if os.geteuid() != int(file.read()):
+      return
+  with open("/proc/self/uid_map") as lines:
+    if sum(int(line.split()[2]) for line in lines) < _ALL_UIDS:
+      raise OSError(
+        errno.EPERM,
+        f"user {os.geteuid()} stands for all users that this user namespace "
+        "does not map",
+      )
+
+
 def _admit(port: int) -> None:
-  """Judges each connection to `port` once, as long as this process lives."""
-  judged: set[str] = set()
+  """Admits or ends each connection to `port`, as long as this process lives."""
+  known: set[str] = set()
   while True:
     time.sleep(_PAUSE_SECS)
-    numbers = socket_numbers()
-    for name in numbers.keys() - judged:
-      # It may have ended meanwhile.
-      with contextlib.suppress(OSError), duplicate(numbers[name]) as connection:
-        _judge(connection, port)
-    judged = set(numbers)
+    # The limit of open files may be reached: the next round has the rest.
+    with contextlib.suppress(OSError):
+      _admit_new(port, known)
 
 
-def _judge(connection: socket.socket, port: int) -> None:
-  """Admits a connection to `port` or shuts it down; leaves other sockets."""
-  if connection.family not in (socket.AF_INET, socket.AF_INET6):
-    return
-  near = connection.getsockname()
-  if near[1] != port or connection.getsockopt(
-    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-  ):
-    return
-  try:
-    ends = _end(*connection.getpeername()[:2]), _end(*near[:2])
-    is_own = dict(_owners()).get(ends) == os.geteuid()
-  except OSError:
-    is_own = False
-  if is_own:
-    detach_filter(connection)
-  else:
-    connection.shutdown(socket.SHUT_RDWR)
+def _admit_new(port: int, known: set[str]) -> None:
+  """Admits or ends connections whose inodes are not in `known`; adds them."""
+  numbers = socket_numbers()
+  known &= numbers.keys()
+  # Read after the numbers, so that the table has each of their connections.
+  uids = functools.cache(_uids)
+  for name in numbers.keys() - known:
+    # It may have been closed meanwhile, and its number be that of another file.
+    with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
+      if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
+        if _is_connection(copy, port):
+          _judge(copy, uids())
+        known.add(name)
 
 
-def _owners() -> Iterator[tuple[tuple[bytes, bytes], int]]:
-  """Yields the near and the far end of every connection here, and its uid."""
+def _is_connection(found: socket.socket, port: int) -> bool:
+  """Returns whether a socket is a connection that came to a port."""
+  return (
+    found.family in (socket.AF_INET, socket.AF_INET6)
+    and found.getsockname()[1] == port
+    and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+  )
+
+
+def _judge(
+  connection: socket.socket, uids: Mapping[tuple[bytes, bytes], set[int]]
+) -> None:
+  """Admits a connection, or shuts it down."""
+  with contextlib.suppress(OSError):  # it may have ended
+    near, far = connection.getsockname(), connection.getpeername()
+    ends = _end(*far[:2]), _end(*near[:2])
+    if uids.get(ends) == {os.geteuid()}:
+      detach_filter(connection)
+    else:
+      connection.shutdown(socket.SHUT_RDWR)
+
+
+def _uids() -> dict[tuple[bytes, bytes], set[int]]:
+  """Returns the users of established connections, by near and far end."""
+  found = collections.defaultdict(set)
   for path in ("/proc/net/tcp", "/proc/net/tcp6"):
     with contextlib.suppress(FileNotFoundError), open(path) as lines:
       next(lines)
       for line in lines:
         _, near, far, state, _, _, _, uid, *_ = line.split()
         if state == _ESTABLISHED:
-          yield (_kernel_end(near), _kernel_end(far)), int(uid)
+          found[_kernel_end(near), _kernel_end(far)].add(int(uid))
+  return found
 
 
 def _end(ip: str, port: int) -> bytes:

@@ -4,22 +4,22 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.addresses import ANY_ADDRESS, is_loopback, resolve
-from palm_mtf.cluster.admission import admit_own_user
+from palm_mtf.cluster.addresses import ANY_ADDRESS, resolve
 from palm_mtf.cluster.device_table import Place
 from palm_mtf.cluster.heartbeat import PodLostError
+from palm_mtf.cluster.restricted_port import restricted_port
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
   ServerInfo,
   claim_server,
   publish,
 )
-from palm_mtf.cluster.sockets import restrict_to_address, restrict_to_loopback
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
@@ -218,31 +218,32 @@ def start_server(
   # server among the tasks.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
-    server = tf.distribute.Server(
-      {"unnamed": [f"{host}:{port}"]}, config=config, start=False
-    )
-  except tf.errors.OpError:
-    raise UserError(
-      f"{host}:{port}: another process has just begun to listen there; give "
-      "another port, or 0 for any."
-    ) from None
-  port = int(server.target.rpartition(":")[2])
-  # TensorFlow listens on every address. Restricted before it starts to answer.
-  try:
-    if is_loopback(ip):
-      restrict_to_loopback(port)
-      admit_own_user(port)
-    elif ip != ANY_ADDRESS:
-      restrict_to_address(port, ip)
-  except OSError as error:
-    raise UserError(
-      f"{host}:{port}: this system does not let a server be restricted to one "
-      f"address and, on loopback, one user ({error.strerror}), and it would "
-      "listen to all; use pods in process, or another system."
-    ) from None
+    with contextlib.ExitStack() as stack:
+      if ip != ANY_ADDRESS:
+        port = stack.enter_context(restricted_port(ip, port))
+      server = tf.distribute.Server(
+        {"unnamed": [f"{host}:{port}"]}, config=config, start=False
+      )
+  except (OSError, tf.errors.OpError) as error:
+    why = _why_not_restricted(error)
+    raise UserError(f"{host}:{listen[1]}: {why}") from None
   server.start()
   publish(server, num_devices, num_threads)
   return server
+
+
+def _why_not_restricted(error: OSError | tf.errors.OpError) -> str:
+  """Returns why a server has not started, and what to do."""
+  if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
+    return (
+      "this system does not let a server be restricted to one address and, on "
+      f"loopback, one user ({error.strerror}), and it would listen to all; use "
+      "pods in process, or another system."
+    )
+  return (
+    "another process has just begun to listen there; give another port, or 0 "
+    "for any."
+  )
 
 
 @functools.cache

@@ -11,24 +11,23 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 # Linux's numbers of the options, and codes of the Berkeley packet filter.
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 27, 51
 _LOAD_BYTE, _LOAD_WORD, _SHIFT_RIGHT = 0x30, 0x20, 0x74
 _JUMP_IF_EQUAL, _RETURN = 0x15, 0x06
 # Ends of a filter's program: the whole packet is taken, or it is dropped.
 RETURN_ALL, RETURN_NONE = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
 
 
-def restrict_to_loopback(port: int) -> None:
-  """Restricts the sockets that listen on `port` to the loopback interface."""
-  for listener in listeners(port):
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+def restrict_to_loopback(listener: socket.socket) -> None:
+  """Restricts a socket that listens to the loopback interface."""
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 
 
-def restrict_to_address(port: int, ip: str) -> None:
-  """Restricts the sockets that listen on `port` to packets for one address."""
+def restrict_to_address(listener: socket.socket, ip: str) -> None:
+  """Restricts a socket that listens to packets for one IPv4 address."""
   # Drops packets other than IP version 4, and those to another destination.
   network_header = 0xFFF00000  # SKF_NET_OFF
   program = (
@@ -40,18 +39,28 @@ def restrict_to_address(port: int, ip: str) -> None:
     RETURN_ALL,
     RETURN_NONE,
   )
-  for listener in listeners(port):
-    attach_filter(listener, program)
+  attach_filter(listener, program)
 
 
 def attach_filter(
   to: socket.socket, program: Sequence[tuple[int, int, int, int]]
 ) -> None:
-  """Attaches a program of the Berkeley packet filter to a socket."""
-  code = b"".join(struct.pack("HBBI", *each) for each in program)
-  buffer = ctypes.create_string_buffer(code)
-  both = struct.pack("HP", len(program), ctypes.addressof(buffer))
-  to.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, both)
+  """Attaches a program of the Berkeley packet filter to a socket.
+
+  Sockets of connections that a listening socket accepts inherit the program.
+  """
+  _attach(to, _SO_ATTACH_FILTER, program)
+
+
+def select_first(of: socket.socket) -> None:
+  """Gives connections to a shared port to the first socket that listens there.
+
+  Args:
+    of: socket that listens, with the option SO_REUSEPORT. Concerns the sockets
+      of its family, address and user that share its port, later ones too.
+  """
+  # The program returns the index of a socket.
+  _attach(of, _SO_ATTACH_REUSEPORT_CBPF, [(_RETURN, 0, 0, 0)])
 
 
 def detach_filter(of: socket.socket) -> None:
@@ -91,9 +100,16 @@ def duplicate(number: int) -> socket.socket:
     raise
 
 
-def listeners(port: int) -> Iterator[socket.socket]:
-  """Yields a duplicate of each socket here that listens on a port."""
-  for each in _sockets():
+def listeners(
+  port: int, besides: Collection[socket.socket] = ()
+) -> Iterator[socket.socket]:
+  """Yields a duplicate of each socket of this process that listens on a port.
+
+  Args:
+    port: TCP port.
+    besides: sockets to leave out.
+  """
+  for each in _sockets(besides):
     is_inet = each.family in (socket.AF_INET, socket.AF_INET6)
     if (
       is_inet
@@ -103,9 +119,21 @@ def listeners(port: int) -> Iterator[socket.socket]:
       yield each
 
 
-def _sockets() -> Iterator[socket.socket]:
+def _attach(
+  to: socket.socket, option: int, program: Sequence[tuple[int, int, int, int]]
+) -> None:
+  code = b"".join(struct.pack("HBBI", *each) for each in program)
+  buffer = ctypes.create_string_buffer(code)
+  both = struct.pack("HP", len(program), ctypes.addressof(buffer))
+  to.setsockopt(socket.SOL_SOCKET, option, both)
+
+
+def _sockets(
+  besides: Collection[socket.socket] = (),
+) -> Iterator[socket.socket]:
   """Yields a duplicate of each socket of this process, closed afterwards."""
-  for number in socket_numbers().values():
+  left_out = {each.fileno() for each in besides}
+  for number in {*socket_numbers().values()} - left_out:
     try:
       found = duplicate(number)
     except OSError:

@@ -4,11 +4,14 @@
 
 import contextlib
 import os
+import shutil
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from palm_mtf.cluster.admission import admit_own_user
+from palm_mtf.cluster.admission import admit_own_user, restrict_to_admitted
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.config.pods import PodsConfig
 from tests import processes
@@ -86,6 +89,7 @@ def listener(request):
 
 def test_the_own_user_is_heard(listener):
   port = listener.getsockname()[1]
+  restrict_to_admitted(listener)
   admit_own_user(port)
   ips = ["127.0.0.1", "127.0.0.2"]
   if listener.family == socket.AF_INET6:
@@ -99,19 +103,31 @@ def test_the_own_user_is_heard(listener):
 @as_root
 def test_another_user_is_cut_off_unheard(listener):
   port = listener.getsockname()[1]
+  restrict_to_admitted(listener)
   admit_own_user(port)
   pid = speak(port, NOBODY)
   assert heard(listener) == b""
   assert exit_code(pid) == 1
 
 
-def test_who_connected_before_the_filter_is_cut_off(listener):
-  port = listener.getsockname()[1]
-  with socket.create_connection(("127.0.0.1", port), timeout=10) as early:
-    early.sendall(b"hello")
-    admit_own_user(port)
-    with pytest.raises(ConnectionResetError):
-      early.recv(1)
+def test_a_uid_that_stands_for_other_users_too_admits_nobody():
+  """As in a container of a user who has no uid there."""
+  unshare = ["unshare", "--user"]
+  if not shutil.which("unshare") or subprocess.call([*unshare, "true"]):
+    pytest.skip("no user namespaces here")
+  program = "from palm_mtf.cluster.admission import *; admit_own_user(2222)"
+  done = subprocess.run(
+    [*unshare, sys.executable, "-c", program],
+    stderr=subprocess.PIPE,
+    text=True,
+    env=processes.environment(),
+  )
+  with open("/proc/sys/kernel/overflowuid") as file:
+    uid = file.read().strip()
+  assert done.stderr.splitlines()[-1] == (
+    f"PermissionError: [Errno 1] user {uid} stands for all users that this "
+    "user namespace does not map"
+  )
 
 
 @as_root

@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from palm_mtf.cluster import connect
+from palm_mtf.cluster import connect, restricted_port
 from palm_mtf.cluster.device_table import Place
 from palm_mtf.cluster.heartbeat import PodLostError
 from palm_mtf.cluster.local_servers import cores_of_pods
@@ -74,10 +74,10 @@ def test_a_port_that_another_process_took_meanwhile_is_one_line():
 
 
 def test_a_system_that_cannot_restrict_a_server_gets_none(monkeypatch):
-  def refuse(port):
+  def refuse(listener):
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-  monkeypatch.setattr(connect, "restrict_to_loopback", refuse)
+  monkeypatch.setattr(restricted_port, "restrict_to_loopback", refuse)
   with pytest.raises(UserError, match=r"\(Operation not permitted\)"):
     connect.start_server(1, 1)
 

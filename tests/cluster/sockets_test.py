@@ -19,7 +19,7 @@ def test_what_is_sent_to_another_address_is_not_heard(listener):
   port = listener.getsockname()[1]
   for ip in ("127.0.0.1", "127.0.0.2"):
     socket.create_connection((ip, port), timeout=5).close()
-  restrict_to_address(port, "127.0.0.1")
+  restrict_to_address(listener, "127.0.0.1")
   with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
     client.sendall(b"heard")
     for _ in range(3):  # the two before it

@@ -1,0 +1,169 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A server that starts is reached by nobody before it is restricted."""
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from palm_mtf.cluster import connect
+from palm_mtf.cluster.restricted_port import restricted_port
+from tests import processes, runs
+from tests.cluster.intrusion import (
+  HERE,
+  NOBODY,
+  Intruder,
+  leave_network,
+  start_servers_on_loopback,
+)
+
+as_root = pytest.mark.skipif(
+  os.geteuid() != 0, reason="only root can become another user"
+)
+LOOPBACK = ["127.0.0.1", "127.0.0.2", "::1"]
+
+
+def assert_silent(port):
+  """Asserts that no address of loopback answers the first packet to a port."""
+  for ip in LOOPBACK:
+    # Refused where there is no IPv6.
+    with pytest.raises((TimeoutError, OSError)):
+      socket.create_connection((ip, port), timeout=0.1)
+
+
+@contextlib.contextmanager
+def listening(port, family):
+  """Listens as gRPC does."""
+  with socket.socket(family) as listener:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if family == socket.AF_INET6:
+      listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.bind(("", port))
+    listener.listen()
+    listener.settimeout(10)
+    yield listener
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_connections_begun_during_a_start_reach_no_listener(family):
+  """The listener never has the connections, however it is restricted."""
+  if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+    pytest.skip("no IPv6 here")
+  with contextlib.ExitStack() as stack:
+    with restricted_port("127.0.0.1", 0) as port:
+      listener = stack.enter_context(listening(port, family))
+      assert_silent(port)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as own:
+      own.sendall(b"hello")
+      connection, peer = listener.accept()
+      with connection:
+        assert peer[1] == own.getsockname()[1]
+        connection.settimeout(10)
+        assert connection.recv(5) == b"hello"
+    listener.settimeout(0)
+    with pytest.raises(BlockingIOError):
+      listener.accept()
+
+
+def test_two_servers_never_share_a_port():
+  with contextlib.ExitStack() as stack:
+    with restricted_port("127.0.0.1", 0) as port:
+      with pytest.raises(OSError) as early, restricted_port("127.0.0.1", port):
+        pass
+      stack.enter_context(listening(port, socket.AF_INET))
+    with pytest.raises(OSError) as late, restricted_port("127.0.0.1", port):
+      pass
+  assert early.value.errno == late.value.errno == errno.EADDRINUSE
+
+
+def test_the_environment_is_left_as_it_was(monkeypatch):
+  """Other servers of TensorFlow in this process do not share their ports."""
+  name = "TF_GRPC_REUSE_PORT"
+  for before in (None, "0"):
+    if before:
+      monkeypatch.setenv(name, before)
+    with restricted_port("127.0.0.1", 0):
+      assert os.environ[name] == "1"
+    assert os.environ.get(name) == before
+
+
+def test_a_server_of_tensorflow_is_silent_until_it_is_restricted(monkeypatch):
+  @contextlib.contextmanager
+  def tried(ip, port):
+    with restricted_port(ip, port) as port:
+      yield port
+      assert_silent(port)
+      tried.is_done = True
+
+  monkeypatch.setattr(connect, "restricted_port", tried)
+  connect.start_server(1, 1)
+  assert tried.is_done
+
+
+@as_root
+def test_another_user_gets_no_answer_from_servers_that_start():
+  assert start_servers_on_loopback(5, NOBODY) == []
+
+
+def test_the_own_user_gets_an_answer_by_what_the_intruder_asks():
+  """Otherwise that others get none would say nothing."""
+  server = connect.start_server(1, 1)
+  address = server.target.removeprefix("grpc://")
+  with Intruder(os.geteuid(), address) as intruder:
+    intruder.wait_for(f"answered {address}")
+
+
+def apart(*command, as_user=("--user", "--map-root-user")):
+  """Returns a command in a network namespace of its own; may skip the test."""
+  unshare = ["unshare", *as_user, "--net"]
+  if not shutil.which("unshare") or subprocess.call(
+    [*unshare, "ip", "link"], stdout=subprocess.DEVNULL
+  ):
+    pytest.skip("no namespaces, or no iproute2, here")
+  return [*unshare, *command]
+
+
+@pytest.mark.parametrize(
+  "num_tens", [1, pytest.param(10, marks=pytest.mark.slow)]
+)
+def test_another_host_gets_no_answer_from_servers_that_start(num_tens):
+  """But from one that listens at an address of this host, at that address."""
+  command = apart(sys.executable, "-m", "tests.cluster.intrusion", "10")
+  for _ in range(num_tens):
+    done = subprocess.run(
+      command, stdout=subprocess.PIPE, text=True, env=processes.environment()
+    )
+    assert done.returncode == 0
+    (answered,) = done.stdout.split()
+    assert answered.startswith(f"{HERE}:")
+
+
+@pytest.mark.slow
+@as_root
+def test_another_user_gets_no_answer_from_a_hundred_servers_that_start():
+  for _ in range(10):
+    done = processes.python("-m", "tests.cluster.intrusion", 10, NOBODY)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+@pytest.mark.slow
+@as_root
+def test_another_user_gets_no_answer_from_any_server_of_a_run(corpus, tmp_path):
+  """The client's and the pods', at random ports that the kernel lists."""
+  apart("true")
+  with Intruder(NOBODY, first=leave_network) as intruder:
+    within = ["nsenter", f"--net=/proc/{intruder.pid}/ns/net"]
+    subprocess.run([*within, *"ip link set lo up".split()], check=True)
+    settings = {"PODS": "local_servers", "NUM_PODS": 2, "TRAIN_STEPS": 12}
+    flags = runs.arguments("train", corpus, tmp_path / "run", **settings)
+    command = [*within, sys.executable, "-m", "palm_mtf", *flags]
+    subprocess.run(command, check=True, env=processes.environment())
+  assert intruder.answered() == []
+  assert len({x for x in intruder.lines if x.startswith("cut")}) == 3
