@@ -24,6 +24,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import few_shot_task
 from palm_mtf.machine.cores import usable_cores
 from palm_mtf.tasks.code_execution import Limits, check_confined, run_program
+from palm_mtf.tasks.fields import reads
 from palm_mtf.tasks.prompts import paragraph
 from palm_mtf.tasks.questions import Question, add_questions
 from palm_mtf.tasks.records import RecordSource
@@ -44,6 +45,7 @@ def programs(
   return allowed, Limits(secs, memory_bytes, file_bytes)
 
 
+@reads(prompt=str, test=str, entry_point=str, canonical_solution=str)
 def humaneval(record: dict) -> Iterator[Question]:
   """Asks for the body of a function, given its head and docstring."""
   # The answers are the text before the program and the text after it.
@@ -53,6 +55,7 @@ def humaneval(record: dict) -> Iterator[Question]:
   )
 
 
+@reads(text=str, code=str, test_list=[str])
 def mbpp(record: dict) -> Iterator[Question]:
   """Asks for a program, given a sentence and its tests."""
   # Without empty lines: they part exemplars, and end the output.

@@ -13,29 +13,36 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from palm_mtf.tasks.fields import check_fields, reads
 from palm_mtf.tasks.questions import Choice, Question
 
 NO_ANSWER = "unanswerable"
 
 
+@reads(question=str)
 def open_question(record: dict) -> Iterator[Question]:
   """Asks TriviaQA, Natural Questions and WebQuestions, without any text."""
   # WebQuestions has "answers", Natural Questions "answer", each a list.
-  answers = record.get("answers", record.get("answer"))
+  name = "answers" if "answers" in record else "answer"
+  answers = record.get(name)
   if isinstance(answers, dict):  # TriviaQA
+    check_fields(record, {name: {"value": str, "aliases": [str]}})
     first, answers = answers["value"], answers["aliases"]
   else:
+    check_fields(record, {name: [str]})
     first = answers[0]
   question = record["question"].strip().rstrip("?")
   yield asked(f"Q: {question}?\nA:", [first, *answers])
 
 
+@reads(passage=str)
 def lambada(record: dict) -> Iterator[Question]:
   """Asks for the last word of a passage, as a gap to fill."""
   start, word = paragraph(record["passage"]).rsplit(None, 1)
   yield asked(f"{start} ____. ->", [word])
 
 
+@reads(activity_label=str, context=str, endings=[str], label=int)
 def hellaswag(record: dict) -> Iterator[Choice]:
   """Asks for the end of a description of an activity."""
   title = record["activity_label"]
@@ -47,6 +54,7 @@ def hellaswag(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(context=str, endings=[str], label=int)
 def story_cloze(record: dict) -> Iterator[Choice]:
   """Asks for the end of a story."""
   yield from _labelled(
@@ -56,6 +64,14 @@ def story_cloze(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(
+  text=str,
+  pronoun_start=int,
+  pronoun_end=int,
+  option1_normalized=str,
+  option2_normalized=str,
+  label=int,
+)
 def winograd(record: dict) -> Iterator[Choice]:
   """Asks whom a pronoun means."""
   # Partial scoring (Trinh and Le 2018): each name in place of the pronoun, and
@@ -70,6 +86,7 @@ def winograd(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(sentence=str, option1=str, option2=str, label=object)
 def winogrande(record: dict) -> Iterator[Choice]:
   """Asks which name fills a gap, by partial scoring as in `winograd`."""
   start, end = record["sentence"].split("_", 1)
@@ -81,6 +98,7 @@ def winogrande(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(passage=str, question=str, answer=str, validated_answers=[str])
 def drop(record: dict) -> Iterator[Question]:
   """Asks for numbers, spans and dates of a paragraph."""
   yield asked(
@@ -90,6 +108,7 @@ def drop(record: dict) -> Iterator[Question]:
   )
 
 
+@reads(story=str, questions=[str], answers={"input_text": [str]})
 def coqa(record: dict) -> Iterator[Question]:
   """Asks each question of a conversation about a story."""
   # Earlier questions stand before a later one, with their right answers.
@@ -101,6 +120,7 @@ def coqa(record: dict) -> Iterator[Question]:
     text = f"{text} {answer.strip()}"
 
 
+@reads(title=str, context=str, question=str, answers={"text": [str]})
 def squad(record: dict) -> Iterator[Question]:
   """Asks a question about a paragraph, which may not answer it."""
   text = paragraph(record["context"])
@@ -110,6 +130,7 @@ def squad(record: dict) -> Iterator[Question]:
   )
 
 
+@reads(article=str, questions=[str], answers=[str], options=[[str]])
 def race(record: dict) -> Iterator[Choice]:
   """Asks each question of an English exam about an article."""
   article = paragraph(record["article"])
@@ -123,6 +144,7 @@ def race(record: dict) -> Iterator[Choice]:
     )
 
 
+@reads(goal=str, sol1=str, sol2=str, label=int)
 def piqa(record: dict) -> Iterator[Choice]:
   """Asks how to reach a goal."""
   yield from _labelled(
@@ -132,6 +154,9 @@ def piqa(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(
+  question=str, choices={"text": [str], "label": [object]}, answerKey=object
+)
 def arc(record: dict) -> Iterator[Choice]:
   """Asks a science question of a school exam."""
   # Options are labelled A to D in most records, 1 to 4 in some.
@@ -143,6 +168,9 @@ def arc(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(
+  question={"stem": str, **{f"choice_{x}": str for x in "ABCD"}}, answerKey=int
+)
 def openbookqa(record: dict) -> Iterator[Choice]:
   """Asks a question of an open book exam, without the book."""
   question = record["question"]
@@ -153,6 +181,7 @@ def openbookqa(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(question=str, passage=str, label=int)
 def boolq(record: dict) -> Iterator[Choice]:
   """Asks a yes-no question about a passage."""
   question = record["question"].strip().rstrip("?")
@@ -163,6 +192,7 @@ def boolq(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(premise=str, choice1=str, choice2=str, question=str, label=int)
 def copa(record: dict) -> Iterator[Choice]:
   """Asks for a cause or an effect, as the end of a sentence."""
   # "The man was wet because it rained": the option begins in lower case.
@@ -176,11 +206,13 @@ def copa(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(premise=str, hypothesis=str, label=int)
 def rte(record: dict) -> Iterator[Choice]:
   """Asks whether one sentence follows from another."""
   yield from _entailment(record["premise"], record, [" true", " false"])
 
 
+@reads(premise=str, hypothesis=str, label=int)
 def cb(record: dict) -> Iterator[Choice]:
   """Asks whether a sentence follows from another, contradicts it, neither."""
   yield from _entailment(
@@ -188,6 +220,7 @@ def cb(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(context=str, hypothesis=str, label=int)
 def anli(record: dict) -> Iterator[Choice]:
   """Asks ANLI's entailment, whose labels have an order of their own."""
   yield from _entailment(
@@ -195,6 +228,7 @@ def anli(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(word=str, sentence1=str, sentence2=str, label=int)
 def wic(record: dict) -> Iterator[Choice]:
   """Asks whether a word has one meaning in two sentences."""
   yield from _labelled(
@@ -206,6 +240,7 @@ def wic(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(paragraph=str, question=str, answer=str, label=int)
 def multirc(record: dict) -> Iterator[Choice]:
   """Asks whether an answer to a question about a paragraph is right."""
   # Sentences are numbered in bold.
@@ -218,6 +253,7 @@ def multirc(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(text=str, span1_text=str, span2_text=str, label=int)
 def wsc(record: dict) -> Iterator[Choice]:
   """Asks whether a pronoun means a name."""
   yield from _labelled(
@@ -228,6 +264,7 @@ def wsc(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(passage=str, query=str, entities=[str], answers=[str])
 def news_cloze(record: dict) -> Iterator[Choice]:
   """Asks which name of a news article completes a sentence about it."""
   # An option is the whole sentence with one of the names. Several may be right.
@@ -241,6 +278,7 @@ def news_cloze(record: dict) -> Iterator[Choice]:
     yield Choice(f"{text}\n-", [f" {each}" for each in sentences], correct)
 
 
+@reads(question=str, subject=str, choices=[str], answer=int)
 def mmlu(record: dict) -> Iterator[Choice]:
   """Asks a question of one of MMLU's 57 subjects."""
   # As in Hendrycks et al. (2021): options stand in the prompt, their letters
@@ -257,6 +295,7 @@ def mmlu(record: dict) -> Iterator[Choice]:
   )
 
 
+@reads(question=str, answer=str)
 def gsm8k(record: dict) -> Iterator[Question]:
   """Asks an arithmetic problem in words; exemplars show chains of thought."""
   # "<<48/2=24>>" is an annotation for calculators; the number after "####" is

@@ -12,6 +12,7 @@ import functools
 import logging
 from collections.abc import Iterator
 
+from palm_mtf.tasks.fields import check_fields
 from palm_mtf.tasks.prompts import NO_ANSWER, asked, paragraph
 from palm_mtf.tasks.questions import Question
 
@@ -23,15 +24,18 @@ def quac(record: dict) -> Iterator[Question]:
   # "data" of the published line are its sections; a line may also be one of
   # them. Each paragraph of a section is a dialogue.
   for section in record.get("data", [record]):
+    check_fields(section, {"title": str, "section_title": str})
     title = f"Title: {section['title']}, {section['section_title']}"
     if "paragraphs" not in section:  # of TFDS
       _warn_of_single_turns()
     for dialogue in section.get("paragraphs", [{**record, "qas": [record]}]):
+      check_fields(dialogue, {"context": str, "qas": [{}]})
       # QuAC ends each article in the answer to what it does not answer.
       text = paragraph(dialogue["context"].removesuffix("CANNOTANSWER"))
       text = f"{title}\n{text}"
       # Earlier questions stand before a later one, with the teacher's answers.
       for turn in dialogue["qas"]:
+        check_fields(turn, {"question": str})
         first, *answers = _answers(turn)
         text = f"{text}\nQ: {turn['question'].strip()}\nA:"
         yield asked(text, [first, *answers])
@@ -40,8 +44,11 @@ def quac(record: dict) -> Iterator[Question]:
 
 def _answers(turn: dict) -> list[str]:
   """Returns the answers to a question, that of the dialogue first."""
-  answers = turn["answers"]
-  if isinstance(answers, dict):  # TFDS turns a list of objects inside out
+  answers = turn.get("answers")
+  in_tfds = isinstance(answers, dict)
+  kind = {"text": [str]} if in_tfds else [{"text": str}]
+  check_fields(turn, {"answers": kind})
+  if in_tfds:  # which turns a list of objects inside out
     answers = [{"text": text} for text in answers["text"]]
   given = [turn["orig_answer"]] if "orig_answer" in turn else []
   return [

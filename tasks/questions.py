@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from palm_mtf.errors import UserError, check_choice
 from palm_mtf.tasks.documents import VOCABULARY
+from palm_mtf.user_code import described
+from palm_mtf.user_text import check_text
 
 # How the scores of options are made comparable (Brown et al. 2020, 2.4):
 #   sum            log p(option | inputs)
@@ -111,7 +113,7 @@ def add_choices(
 
   Args:
     name: name of the task.
-    source: SeqIO source with feature "record", a JSON object.
+    source: SeqIO source as RecordSource; "origin" may be missing.
     prompt: function that makes `Choice`s of a record.
     normalization: one of NORMALIZATIONS, or a function that returns it.
     more_metrics: functions of (targets, scores), beside the accuracy.
@@ -158,7 +160,7 @@ def add_questions(
 
   Args:
     name: name of the task.
-    source: SeqIO source with feature "record", a JSON object.
+    source: SeqIO source as RecordSource; "origin" may be missing.
     prompt: function that makes `Question`s of a record.
     metric_fns: functions of (lists of right answers, predictions).
     read_answer: function that finds the answer in the model's output.
@@ -265,16 +267,52 @@ def _rows(
 ) -> tf.data.Dataset:
   def generate() -> Iterator[dict]:
     number = 0
-    for example in dataset:
+    for count, example in enumerate(dataset):
       record = example["record"].numpy()
       # The key of a question is its record's hash: few_shot.py draws exemplars
       # by it, the same ones for every option and in any order of records.
       digest = hashlib.blake2b(record, digest_size=8).hexdigest()
-      for i, made in enumerate(prompt(json.loads(record))):
+      origin = f"record {count:,}"
+      if "origin" in example:
+        origin = example["origin"].numpy().decode()
+      for i, made in enumerate(_ask(prompt, json.loads(record), origin)):
         yield from to_rows(f"{digest}/{i}", number, made)
         number += 1
 
   return tf.data.Dataset.from_generator(generate, output_signature=signature)
+
+
+def _ask(prompt: Prompt, record: Any, origin: str) -> list[Choice | Question]:
+  """Returns what a prompt makes of a record; errors name the record's place."""
+  try:
+    questions = list(prompt(record))
+    for question in questions:
+      _check(question)
+    return questions
+  except UserError as error:
+    raise UserError(f"{origin}: {error}") from error
+  except Exception as error:  # of the prompt, which may be the user's
+    raise UserError(
+      f"{origin}: {described(error)}; mend the record."
+    ) from error
+
+
+def _check(question: Choice | Question) -> None:
+  """Raises UserError if a text is none, or an option that is right missing."""
+  fix = "mend the record"
+  if isinstance(question, Question):
+    texts = [question.inputs, question.targets, *question.answers]
+  else:
+    inputs = question.inputs
+    texts = [inputs] if isinstance(inputs, str) else [*inputs]
+    texts += [question.context, *question.options]
+    if any(not 0 <= i < len(question.options) for i in question.correct):
+      raise UserError(
+        f"the right option is {max(question.correct)}, and there are "
+        f"{len(question.options)} from 0 on; {fix}."
+      )
+  for text in [*texts, question.group]:
+    check_text(text, "a text of its question", fix)
 
 
 def _options(

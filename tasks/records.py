@@ -10,12 +10,13 @@ records.places.data_dir = "/data/tfds"
 # With `folder`, split "validation" of super_glue/boolq is the file
 # /data/sets/super_glue/boolq/validation.jsonl. A line is one record as TFDS
 # yields it: features by name, a sequence of features as an object of lists, a
-# class by its number. Without `folder`, the dataset must be prepared in
-# `data_dir` or in TFDS's default folder: nothing is downloaded.
+# class by its number. The file may be compressed (validation.jsonl.gz). Without
+# `folder`, the dataset must be prepared in `data_dir` or in TFDS's default
+# folder: nothing is downloaded.
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gin
@@ -24,6 +25,7 @@ import seqio
 import tensorflow as tf
 
 from palm_mtf.errors import UserError
+from palm_mtf.user_text import COMPRESSIONS, read_json_lines
 
 
 class Places(NamedTuple):
@@ -62,7 +64,11 @@ class OrderedSource(seqio.FunctionDataSource):
 
 
 class RecordSource(OrderedSource):
-  """A SeqIO source with feature "record": a record of a dataset, as JSON."""
+  """A SeqIO source of the records of a dataset.
+
+  Its features are "record", a record as JSON, and "origin", the place of the
+  record for messages: file and line, or dataset and number.
+  """
 
   def __init__(
     self, dataset: str, version: str | None, splits: Mapping[str, str]
@@ -84,16 +90,22 @@ class RecordSource(OrderedSource):
     if where.folder is None:
       records = self._of_tfds(split, where.data_dir)
     else:
-      records = _of_file(Path(where.folder) / self._dataset / f"{split}.jsonl")
+      folder = os.path.expanduser(where.folder)
+      records = _of_file(f"{folder}/{self._dataset}/{split}.jsonl")
     # JSON carries a record of any schema through TensorFlow as one string.
     return tf.data.Dataset.from_generator(
-      lambda: ({"record": json.dumps(record)} for record in records()),
-      output_signature={"record": tf.TensorSpec((), tf.string)},
+      lambda: (
+        {"record": json.dumps(record), "origin": origin}
+        for origin, record in records()
+      ),
+      output_signature={
+        name: tf.TensorSpec((), tf.string) for name in ("record", "origin")
+      },
     )
 
   def _of_tfds(
     self, split: str, data_dir: str | None
-  ) -> Callable[[], Iterator[Any]]:
+  ) -> Callable[[], Iterator[tuple[str, Any]]]:
     if self._version is None:
       raise UserError(
         f"{self._dataset} is not in TFDS: set records.places.folder to a "
@@ -113,25 +125,29 @@ class RecordSource(OrderedSource):
         f"{self._dataset}: not prepared in TFDS ({line}); prepare it, set "
         "records.places.data_dir, or set records.places.folder to JSON lines."
       ) from error
-    return lambda: map(_plain, dataset)
-
-
-def _of_file(path: Path) -> Callable[[], Iterator[Any]]:
-  if not path.is_file():
-    raise UserError(
-      f"records.places.folder: there is no file {path}; put the records there, "
-      "one JSON object a line."
+    return lambda: (
+      (f"{self._dataset}, {split}, record {number:,}", _plain(record))
+      for number, record in enumerate(dataset)
     )
 
-  def read() -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
-      for number, line in enumerate(file, 1):
-        try:
-          yield json.loads(line)
-        except json.JSONDecodeError as error:
-          raise UserError(
-            f"{path}, line {number:,}: not JSON: {error}; mend the line."
-          ) from error
+
+def _of_file(path: str) -> Callable[[], Iterator[tuple[str, Any]]]:
+  names = [f"{path}{suffix}" for suffix in ("", *COMPRESSIONS)]
+  found = next(filter(os.path.exists, names), None)
+  if found is None:
+    raise UserError(
+      f"records.places.folder: there is no file {path}; put the records there, "
+      "one JSON object per line."
+    )
+  if not os.path.isfile(found):
+    raise UserError(
+      f"records.places.folder: {found} is a folder, a pipe or a device, and "
+      "records are read more than once; put them into a file."
+    )
+
+  def read() -> Iterator[tuple[str, Any]]:
+    for _, where, record in read_json_lines(found, found, "mend the line"):
+      yield where, record
 
   return read
 
@@ -148,4 +164,6 @@ def _plain(value: Any) -> Any:
     return _plain(value.tolist())
   if isinstance(value, list):
     return [_plain(each) for each in value]
-  return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+  if isinstance(value, bytes):  # neither broken UTF-8 nor a NUL is text
+    return value.decode("utf-8", "replace").replace("\0", "\ufffd")
+  return value

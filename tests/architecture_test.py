@@ -22,6 +22,7 @@ IMPORTS = {
   "_old_names": "",
   "__init__": "_old_names",
   "errors": "",
+  "user_text": "errors",
   "console": "",
   "json_text": "",
   "user_code": "errors",
@@ -41,7 +42,7 @@ IMPORTS = {
   "model_dir": "_tf errors json_text",
   "report": "__init__ errors model_dir",
   "trace": "_tf json_text programs model_dir",
-  "data": "_tf errors console json_text user_code config model_dir",
+  "data": "_tf errors user_text console json_text user_code config model_dir",
   "checkpoints": "_tf errors json_text config accounting mesh model_dir data",
   "huggingface": "errors config accounting model_dir data",
   "gguf": "errors config data huggingface",
@@ -50,21 +51,21 @@ IMPORTS = {
   "huggingface gguf saved_model",
   "cluster": "__init__ _tf errors console json_text config machine native mesh "
   "data checkpoints",
-  "inference": "_tf errors config machine accounting mesh programs data "
-  "checkpoints",
+  "inference": "_tf errors user_text config machine accounting mesh programs "
+  "data checkpoints",
   "serving": "errors json_text config data cluster inference",
-  "evaluation": "_tf errors console json_text user_code config model_dir data "
-  "checkpoints inference",
+  "evaluation": "_tf errors user_text console json_text user_code config "
+  "model_dir data checkpoints inference",
   "training": "__init__ _tf errors json_text config machine accounting ops "
   "mesh programs rates model_dir trace data checkpoints cluster inference "
   "evaluation",
   "sweep": "errors config machine accounting model_dir training",
   "pods": "_tf errors config ops mesh programs cluster training",
-  "commands": "__init__ _tf errors console json_text config machine accounting "
-  "mesh rates model_dir report data checkpoints huggingface formats cluster "
-  "inference serving evaluation training sweep",
+  "commands": "__init__ _tf errors user_text console json_text config machine "
+  "accounting mesh rates model_dir report data checkpoints huggingface formats "
+  "cluster inference serving evaluation training sweep",
   # Commands are reached by the names that the table and gin files give.
-  "cli": "__init__ errors console user_code config machine model_dir",
+  "cli": "__init__ errors user_text console user_code config machine model_dir",
   "lm_eval": "errors console config machine accounting data checkpoints "
   "inference cli",
   "__main__": "cli",
@@ -110,7 +111,7 @@ ONLY_IMPORTERS = {
 # Where Python's own writer of JSON is called, which writes NaN as NaN.
 JSON_WRITERS = {
   "palm_mtf/json_text.py",  # which all others call
-  "palm_mtf/data/sources/read_files.py",  # shows the user's value in a message
+  "palm_mtf/user_text.py",  # shows the user's value in a message
   "palm_mtf/huggingface/safetensors.py",  # names, shapes and offsets, no floats
   "palm_mtf/model_dir/sealed.py",  # text that is hashed, never written
 }
@@ -128,6 +129,7 @@ TENSORFLOW_FREE = PURE | {
   "report",
   "sweep",
   "user_code",
+  "user_text",
 }
 # Processes that start others first.
 STARTERS = {
@@ -140,6 +142,7 @@ HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 ROOT_FILES = {
   *("__init__", "__main__", "_old_names", "_tf", "console", "errors"),
   *("json_text", "user_code"),
+  "user_text",
 }
 
 

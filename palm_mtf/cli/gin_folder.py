@@ -42,7 +42,10 @@ def shown(path: Path) -> str:
 
 
 def find_gin_file(name: str) -> Path:
-  """Finds a `--gin_file`: in the current folder, else in the gin folder."""
+  """Finds a `--gin_file`: in the current folder, else in the gin folder.
+
+  The file may be a pipe, which can be read only once.
+  """
   return _first_file(f"--gin_file={name}", name, [Path.cwd(), gin_folder()])
 
 
@@ -72,6 +75,9 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
       return path.resolve()
     if os.path.isdir(path) and name:
       raise UserError(f"{what}: a folder; name a gin file in it.")
+    # A pipe, such as that of `<(...)`. No file has its resolved name.
+    if os.path.exists(path) and name:
+      return path
   raise UserError(
     f"{what}: no such file{_nearest(name, folders)}. Looked in "
     f"{' and '.join(dict.fromkeys(map(_described, folders)))}."

@@ -19,6 +19,7 @@ from gin import config_parser
 
 from palm_mtf.cli.gin_folder import find_include, shown
 from palm_mtf.errors import UserError
+from palm_mtf.user_text import read_text
 
 COMMAND_LINE = "command line"
 _MOST_SHOWN = 200  # characters of a line
@@ -162,12 +163,10 @@ def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
   if path in including:
     circle = " -> ".join(shown(p) for p in (*including, path))
     raise UserError(f"{circle}: gin files include each other in a circle.")
-  try:
-    text = path.read_text(encoding="utf-8")
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(
-      f"{shown(path)}: cannot be read as UTF-8 text: {error}."
-    ) from None
+  text = read_text(str(path), shown(path), needed=None)
+  # Lines end as in Python's own files, whose grammar gin has.
+  text = text.replace("\r\n", "\n").replace("\r", "\n")
+  text = text.replace("\n\ufeff", "\n")
   statements: list[Statement] = []
   for statement in _parse(text, lambda line: f"{shown(path)}:{line}"):
     if isinstance(statement, config_parser.IncludeStatement):
@@ -217,7 +216,7 @@ def _parse(text: str, origin_of: Callable[[int], str], binding: str = ""):
       parser.current_token.start[0],
       "brackets are nested too deep",
     )
-  lines = text.splitlines() or [""]
+  lines = text.split("\n")
   content = lines[min(line, len(lines)) - 1].strip()[:_MOST_SHOWN]
   _check_unquoted(content, binding, origin_of(line))
   # gin quotes the token; its own words would send the user to its source.

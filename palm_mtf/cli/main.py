@@ -279,8 +279,8 @@ def _parse(parser: _Parser, arguments: list[str]) -> argparse.Namespace:
   # argparse has no public list of the flags that it knows.
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
-    # First of all: a misspelt flag is not a missing one.
-    if flag.startswith("-") and flag not in flags:
+    # First of all: a misspelt flag is not a missing one; "-" is stdin.
+    if flag.startswith("-") and flag not in (*flags, "-"):
       guess = did_you_mean(flag, (x for x in flags if x.startswith("--")))
       raise UserError(f"unknown flag {flag}{guess}{see}")
   try:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.cli import gin_files
+from palm_mtf.cli.gin_folder import find_gin_file
 from palm_mtf.cli.gin_statements import Setting
 from palm_mtf.config import Config
 from palm_mtf.errors import UserError
@@ -75,7 +76,16 @@ def loader_of_runs(
     A function of where macros were set, for messages, and of {macro: value}
     over those of the sweep. It returns the settings of a training run, and a
     gin file that gives them again; UserError where they do not fit together.
+
+  Raises:
+    UserError: a file is a pipe, which only one of the runs could read.
   """
+  for name in files:
+    if not os.path.isfile(find_gin_file(name)):
+      raise UserError(
+        f"--gin_file={name}: is a pipe, and a sweep reads its gin files for "
+        "every run; write it to a file."
+      )
 
   def load(origin: str, macros: Mapping[str, object]) -> tuple[Config, str]:
     over = [

@@ -22,6 +22,7 @@ from palm_mtf.inference.prompts import (
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
+from palm_mtf.user_text import split_lines
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
   from palm_mtf.inference.generator import Continuation, Generator
@@ -165,7 +166,10 @@ def _answer(
   while True:
     # On stderr: stdout has continuations alone, and may be a pipe.
     print("> ", end="", file=sys.stderr, flush=True)
-    prompt = sys.stdin.readline().rstrip("\n")
+    try:
+      (prompt,) = split_lines(sys.stdin.readline())
+    except UnicodeDecodeError:
+      raise UserError("stdin is not UTF-8; convert the text.") from None
     if not prompt:
       return
     try:

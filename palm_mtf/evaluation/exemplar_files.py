@@ -4,15 +4,23 @@
 
 FILE.jsonl  a line: {"inputs": ..., "targets": ...}, and "group" if questions of
             this group alone have the exemplar
-any other   a text that is used to the letter, the end of its last line too
+any other   a text that is used to the letter, the end of its last line too,
+            but for a byte order mark at its beginning
+
+user_text.py says how files are read.
 """
 
-import json
 import logging
+from collections.abc import Mapping
 
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.exemplars import SEPARATOR, Exemplars, ended
-from palm_mtf.inference.prompts import read_input, split_lines
+from palm_mtf.user_text import (
+  check_text,
+  format_of,
+  read_json_lines,
+  read_text,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -31,11 +39,12 @@ def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
   Raises:
     UserError: the file cannot be read, or a line is no exemplar.
   """
-  content = read_input(path, "write the exemplars", _MACRO)
-  if not path.endswith(".jsonl"):
-    return _Text(content, path)
-  lines = enumerate(split_lines(content), 1)
-  return _Lines([_exemplar(*x, path) for x in lines], path, num_shots)
+  what, needed = f"{_MACRO} = {path!r}", "write the exemplars"
+  if format_of(path) != ".jsonl":
+    return _Text(read_text(path, what, needed), path)
+  lines = read_json_lines(path, what, _FORM, needed=needed)
+  exemplars = [_exemplar(fields, where) for _, where, fields in lines]
+  return _Lines(exemplars, path, num_shots)
 
 
 class _Text:
@@ -86,18 +95,14 @@ class _Lines:
     return found[: self._num_shots]
 
 
-def _exemplar(number: int, line: str, path: str) -> tuple[str | None, str]:
+def _exemplar(
+  fields: Mapping[str, object], where: str
+) -> tuple[str | None, str]:
   """Returns the group and the text of a line."""
-  what = f"{_MACRO} = {path!r}: line {number}"
-  try:
-    fields = json.loads(line)
-  except (ValueError, RecursionError):
-    fields = None
-  if not isinstance(fields, dict):
-    raise UserError(f"{what} is no JSON object; {_FORM}.")
   if not {"inputs", "targets"} <= {*fields} <= {"inputs", "targets", "group"}:
-    raise UserError(f"{what} has the fields {sorted(fields)}; {_FORM}.")
-  if not all(isinstance(text, str) and text for text in fields.values()):
-    raise UserError(f"{what}: a field is no text, or empty; {_FORM}.")
+    raise UserError(f"{where} has the fields {sorted(fields)}; {_FORM}.")
+  for name, text in fields.items():
+    if not check_text(text, f"{where}: {name!r}", _FORM):
+      raise UserError(f"{where}: {name!r} is empty; {_FORM}.")
   inputs, targets = fields["inputs"], fields["targets"]
   return fields.get("group"), ended(inputs, targets) + targets

@@ -34,6 +34,7 @@ from palm_mtf.evaluation.exemplars import (
   text_of,
 )
 from palm_mtf.evaluation.outputs import changed_outputs
+from palm_mtf.user_text import format_of
 
 _logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def adds_exemplars(step: Callable) -> bool:
 def _name_of_form(name: str, config: FewShotConfig) -> str:
   path, shots = config.file_of(name), config.num_shots
   new_name = name
-  if not path or (shots is not None and path.endswith(".jsonl")):
+  if not path or (shots is not None and format_of(path) == ".jsonl"):
     new_name += f"_{shots or 0}_shot"
   is_first = bool(shots) and config.exemplars == FIRST
   if config.seed and not path and not is_first:

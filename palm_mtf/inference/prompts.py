@@ -2,19 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts: read from a file, and checked for room in SEQUENCE_LENGTH."""
 
-import json
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.user_text import (
+  check_text,
+  format_of,
+  read_json_lines,
+  read_lines,
+)
 
 _logger = logging.getLogger(__name__)
 
 _FIELD = "prompt"
+_FORM = f'write {{"{_FIELD}": "..."}}'
 
 
 def check_prompts(
@@ -88,71 +93,36 @@ def with_start(ids: Sequence[int], start_id: int) -> list[int]:
 
 
 def read_prompts(path: str) -> list[str]:
-  """Returns the prompts of a file, one a line.
+  """Returns the prompts of a file, one per line.
 
   Args:
-    path: path of a text file, or of JSON lines, .jsonl, each an object with
-      the field "prompt".
+    path: path of a text file, or of JSON lines (user_text.py), each an object
+      with the field "prompt"; "-" is stdin.
 
   Raises:
     UserError: the file cannot be read, is empty, or a line is no prompt.
   """
-  # In JSON a prompt may have several lines.
-  what = f"--input = {path!r}"
-  lines = split_lines(read_input(path, "write one prompt a line"))
-  is_json = path.endswith(".jsonl")
   prompts = []
-  for number, line in enumerate(lines, 1):
-    prompt = _json_prompt(line, what, number) if is_json else line
+  # In JSON a prompt may have several lines.
+  read = _json_prompts if format_of(path) == ".jsonl" else _plain_prompts
+  for where, prompt in read(path, f"--input = {path!r}"):
     if not prompt:
-      raise UserError(
-        f"{what}: line {number} is empty; there has to be a text to continue."
-      )
+      raise UserError(f"{where} is empty; there has to be a text to continue.")
     prompts.append(prompt)
   return prompts
 
 
-def _json_prompt(line: str, what: str, number: int) -> str:
-  try:
-    prompt = json.loads(line)[_FIELD]
-  except (ValueError, RecursionError, TypeError, KeyError):
-    prompt = None
-  if not isinstance(prompt, str):
-    raise UserError(
-      f"{what}: line {number} is no JSON object with a text under "
-      f'"{_FIELD}"; write {{"{_FIELD}": "..."}}.'
-    )
-  return prompt
+def _plain_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
+  for _, where, line in read_lines(path, what, "write one prompt per line"):
+    yield where, line
 
 
-def split_lines(content: str) -> list[str]:
-  """Returns the lines of a file's text, without their ends."""
-  # Lines end in a newline alone, not in what Unicode calls a line separator: a
-  # text may hold those.
-  lines = content.removesuffix("\n").split("\n")
-  return [line.removesuffix("\r") for line in lines]
-
-
-def read_input(path: str, what_is_needed: str, setting: str = "--input") -> str:
-  """Returns a file's text, line ends as they are.
-
-  Args:
-    path: path of a UTF-8 file.
-    what_is_needed: advice for an empty file, "write one prompt a line".
-    setting: setting that names the file, for messages.
-
-  Raises:
-    UserError: the file cannot be read, or is empty.
-  """
-  what = f"{setting} = {path!r}"
-  # newline="" keeps line ends: they are part of a document that is scored.
-  try:
-    with open(os.path.expanduser(path), encoding="utf-8", newline="") as file:
-      content = file.read()
-  except UnicodeDecodeError:
-    raise UserError(f"{what}: is no UTF-8 text; convert it.") from None
-  except OSError as error:
-    raise UserError(f"{what}: {error.strerror}; give a text file.") from None
-  if not content:
-    raise UserError(f"{what}: is empty; {what_is_needed}.")
-  return content
+def _json_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
+  lines = read_json_lines(path, what, _FORM, needed="write one prompt per line")
+  for _, where, fields in lines:
+    if _FIELD not in fields:
+      raise UserError(
+        f"{where}: no field {_FIELD!r}{did_you_mean(_FIELD, fields)}; {_FORM}."
+      )
+    where = f"{where}: {_FIELD!r}"
+    yield where, check_text(fields[_FIELD], where, _FORM)

@@ -7,15 +7,22 @@ FILE.tsv              a line: inputs, a tab, targets; or several targets, with
                       tabs between them: options
 FILE.jsonl            a line: {"text": ...}, {"inputs": ..., "targets": ...}
                       or {"inputs": ..., "options": [...]}
+
+user_text.py says how files are read. A document is scored byte for byte, as
+TEXT_FILES trains it: a byte order mark at its beginning is part of it.
 """
 
 import dataclasses
-import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf.errors import UserError
-from palm_mtf.inference.prompts import read_input, split_lines
+from palm_mtf.user_text import (
+  check_text,
+  format_of,
+  read_json_lines,
+  read_lines,
+  read_text,
+)
 
 _FORMS = (
   'give {"text": "..."}, {"inputs": "...", "targets": "..."} or {"inputs": '
@@ -47,23 +54,21 @@ def read_items(path: str) -> list[ScoreItem]:
   """Returns the items of a file.
 
   Args:
-    path: path of a .jsonl or .tsv file, or else of a document.
+    path: path of a .jsonl or .tsv file, or else of a document; "-" is stdin.
 
   Raises:
     UserError: the file cannot be read, is empty, or a line is no item.
   """
-  what = f"--input = {path!r}"
-  content = read_input(path, "there has to be a text to score")
-  reader = {".jsonl": _json_item, ".tsv": _tsv_item}.get(
-    os.path.splitext(path)[1]
-  )
-  if reader is None:
-    return [ScoreItem(path, "", (content,), "text")]
+  what, needed = f"--input = {path!r}", "there has to be a text to score"
   # A newline or a tab in a text takes JSON.
-  return [
-    reader(line, f"{what}: line {n}", f"{path}:{n}")
-    for n, line in enumerate(split_lines(content), 1)
-  ]
+  if format_of(path) == ".jsonl":
+    lines = read_json_lines(path, what, _FORMS, needed=needed)
+    return [_json_item(line, at, f"{path}:{n}") for n, at, line in lines]
+  if format_of(path) == ".tsv":
+    lines = read_lines(path, what, needed)
+    return [_tsv_item(line, at, f"{path}:{n}") for n, at, line in lines]
+  document = read_text(path, what, needed, keeps_mark=True)
+  return [ScoreItem(path, "", (document,), "text")]
 
 
 def _tsv_item(line: str, what: str, origin: str) -> ScoreItem:
@@ -76,28 +81,25 @@ def _tsv_item(line: str, what: str, origin: str) -> ScoreItem:
   return _example(inputs, targets, len(targets) > 1, what, origin)
 
 
-def _json_item(line: str, what: str, origin: str) -> ScoreItem:
-  try:
-    fields = json.loads(line)
-  except (ValueError, RecursionError):
-    fields = None
-  if not isinstance(fields, dict):
-    raise UserError(f"{what} is no JSON object; {_FORMS}.")
+def _json_item(
+  fields: Mapping[str, object], what: str, origin: str
+) -> ScoreItem:
   named = {"text", "inputs", "targets", "options"} & set(fields)
-  if named == {"text"}:
-    if not isinstance(fields["text"], str) or not fields["text"]:
-      raise UserError(f'{what}: "text" is no text, or empty; {_FORMS}.')
-    return ScoreItem(origin, "", (fields["text"],), "text")
-  if named == {"inputs", "targets"}:
-    targets = [fields["targets"]]
-  elif named == {"inputs", "options"}:
-    targets = fields["options"]
-  else:
+  if named not in ({"text"}, {"inputs", "targets"}, {"inputs", "options"}):
     raise UserError(f"{what} has the fields {sorted(fields)}; {_FORMS}.")
-  texts = [fields["inputs"], *targets] if isinstance(targets, list) else [None]
-  if not all(isinstance(text, str) for text in texts):
-    raise UserError(f"{what}: a field is no text; {_FORMS}.")
-  return _example(texts[0], texts[1:], "options" in named, what, origin)
+  if "options" in named and not isinstance(fields["options"], list):
+    raise UserError(f"{what}: 'options' is no list of texts; {_FORMS}.")
+  for name in sorted(named):
+    value = fields[name]
+    for text in value if name == "options" else [value]:
+      check_text(text, f"{what}: {name!r}", _FORMS)
+  if named == {"text"}:
+    if not fields["text"]:
+      raise UserError(f"{what}: 'text' is empty; {_FORMS}.")
+    return ScoreItem(origin, "", (fields["text"],), "text")
+  has_options = "options" in named
+  targets = fields["options"] if has_options else [fields["targets"]]
+  return _example(fields["inputs"], targets, has_options, what, origin)
 
 
 def _example(

@@ -210,7 +210,7 @@ def test_a_file_may_be_included_twice(here):
 
 def test_a_file_that_is_no_text_is_named(here):
   (here / "mine.gin").write_bytes(b"A = '\xff'\n")
-  with pytest.raises(UserError, match=r"^mine\.gin: cannot be read as UTF-8"):
+  with pytest.raises(UserError, match=r"^mine\.gin, line 1: not UTF-8, byte"):
     read_file(here / "mine.gin")
 
 

@@ -5,6 +5,7 @@
 import functools
 import io
 import json
+import os
 
 import pytest
 
@@ -63,9 +64,10 @@ def test_interactive_answers_line_by_line_and_survives_a_long_one(
   generate, monkeypatch
 ):
   lines = "one two\n" + "three " * 60 + "\n7\n"
-  monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+  monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + lines))
   code, out, err = generate("--interactive")
   assert code == 0
+  assert "--- 'one two'\none two" in out
   assert out.count("--- ") == 2
   assert "--- '7'\n7" in out
   _, how_to, error, _ = err.splitlines()
@@ -74,6 +76,27 @@ def test_interactive_answers_line_by_line_and_survives_a_long_one(
   )
   assert error.startswith("> > palm_mtf: ")
   assert "together more than SEQUENCE_LENGTH = 32" in error
+
+
+def test_what_is_typed_in_another_encoding_is_one_line(generate, monkeypatch):
+  stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
+  monkeypatch.setattr("sys.stdin", stdin)
+  code, out, err = generate("--interactive")
+  assert (code, out) == (2, "")
+  assert err.endswith("palm_mtf: stdin is not UTF-8; convert the text.\n")
+
+
+def test_a_dash_is_no_flag_and_a_pipe_may_be_a_gin_file(fails, finished):
+  line = fails("generate", "--model_dir=none", "--input", "-")
+  assert line.startswith("--model_dir = 'none': there is no config.gin in it;")
+  reading, writing = os.pipe()
+  os.write(writing, b"TOP_P = 2\n")
+  os.close(writing)
+  flags = [f"--gin_file=/dev/fd/{reading}", "--prompt=one"]
+  line = fails("generate", "--model_dir", finished, *flags)
+  assert line.startswith("TOP_P = 2: give a number from 0.0 to ")
+  assert line.endswith(f"(TOP_P is set in /dev/fd/{reading}:1)")
+  os.close(reading)
 
 
 @pytest.mark.parametrize(

@@ -83,17 +83,24 @@ def test_where_no_white_space_is_a_line_break_parts_inputs_and_targets(
   ("content", "message"),
   [
     (b"", "is empty; write the exemplars."),
-    (b"\xff", "is no UTF-8 text; convert it."),
-    (b'{"inputs": "a"', ': line 1 is no JSON object; give {"inputs": "..."'),
-    (b'["a", "b"]\n', ": line 1 is no JSON object; give"),
-    (b'{"inputs": "a"}\n', ": line 1 has the fields ['inputs']; give"),
+    (b"\n \n", "is empty; write the exemplars."),
+    (b"\xff", "line 1: not UTF-8, byte 0xff at column 1; convert the file"),
+    (b'{"inputs": "a"', ", line 1: not JSON: Expecting ',' delimiter at colu"),
+    (b'["a", "b"]\n', ', line 1: ["a", "b"] is no JSON object; give {'),
+    (b'{"inputs": "a"}\n', ", line 1 has the fields ['inputs']; give"),
     (
       b'{"inputs": "a", "targets": " b"}\n'
       b'{"inputs": "a", "targets": " b", "subject": "law"}\n',
-      ": line 2 has the fields ['inputs', 'subject', 'targets']; give",
+      ", line 2 has the fields ['inputs', 'subject', 'targets']; give",
     ),
-    (b'{"inputs": "a", "targets": 3}\n', ": line 1: a field is no text, or"),
-    (b'{"inputs": "a", "targets": ""}\n', ": line 1: a field is no text, or"),
+    (
+      b'{"inputs": "a", "targets": 3}\n',
+      ", line 1: 'targets' is 3, not a text; give {",
+    ),
+    (
+      b'{"inputs": "a", "targets": ""}\n',
+      ", line 1: 'targets' is empty; give {",
+    ),
   ],
 )
 def test_a_wrong_file_is_one_line(tmp_path, content, message):
@@ -101,7 +108,7 @@ def test_a_wrong_file_is_one_line(tmp_path, content, message):
   path.write_bytes(content)
   with pytest.raises(UserError) as info:
     read_exemplars(str(path), None)
-  assert str(info.value).startswith(f"EXEMPLAR_FILES = {str(path)!r}: ")
+  assert str(info.value).startswith(f"EXEMPLAR_FILES = {str(path)!r}")
   assert message in str(info.value)
   assert "\n" not in str(info.value)
 

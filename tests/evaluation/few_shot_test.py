@@ -135,7 +135,7 @@ def test_a_header_stands_once_before_the_exemplars_of_each_group():
 
 def test_a_file_replaces_the_training_split(tmp_path):
   add("sums", {"validation": sums(range(100, 110))})
-  lines = tmp_path / "mine.jsonl"
+  lines = tmp_path / "mine.JSONL"
   lines.write_text(
     '{"inputs": "Q: 2 + 2?\\nA:", "targets": " 4"}\n'
     '{"inputs": "Q: 1 + 1?\\nA:", "targets": " 2"}\n'

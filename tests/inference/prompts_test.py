@@ -33,18 +33,21 @@ def test_a_prompt_ends_at_a_line_feed_alone(tmp_path, mark):
 @pytest.mark.parametrize(
   ("name", "content", "message"),
   [
-    ("a.txt", b"one\n\ntwo\n", "line 2 is empty; there has to be a text"),
-    ("a.txt", b"", "is empty; write one prompt a line."),
-    ("a.txt", b"\xff\xfe", "is no UTF-8 text; convert it."),
-    ("a.jsonl", b'{"prompt": ""}\n', "line 1 is empty"),
+    ("a.txt", b"one\n\ntwo\n", ", line 2 is empty; there has to be a text"),
+    ("a.txt", b"", ": is empty; write one prompt per line."),
+    ("a.txt", b"\n\n", ": is empty; write one prompt per line."),
+    ("a.txt", b"\xff", ", line 1: not UTF-8, byte 0xff at column 1; convert"),
+    ("a.jsonl", b"\n", ": is empty; write one prompt per line."),
+    ("a.jsonl", b'{"prompt": ""}\n', ", line 1: 'prompt' is empty; there has"),
+    ("a.jsonl", b'{"prompt": "a"}\nb\n', ", line 2: not JSON: Expecting value"),
     (
       "a.jsonl",
-      b'{"prompt": "a"}\nb\n',
-      "line 2 is no JSON object with",
+      b'{"promt": "a"}\n',
+      ", line 1: no field 'prompt' (did you mean \"promt\"?); write "
+      '{"prompt": "..."}.',
     ),
-    ("a.jsonl", b'{"text": "a"}\n', 'write {"prompt": "..."}.'),
-    ("a.jsonl", b'["a"]\n', "line 1 is no JSON object"),
-    ("a.txt", None, "No such file or directory; give a text file."),
+    ("a.jsonl", b'["a"]\n', ', line 1: ["a"] is no JSON object; write {'),
+    ("a.txt", None, ": No such file or directory; give a text file."),
   ],
 )
 def test_what_is_no_prompt_is_one_line(tmp_path, name, content, message):
@@ -53,5 +56,4 @@ def test_what_is_no_prompt_is_one_line(tmp_path, name, content, message):
     path.write_bytes(content)
   with pytest.raises(UserError) as info:
     read_prompts(str(path))
-  assert str(info.value).startswith(f"--input = {str(path)!r}: ")
-  assert message in str(info.value)
+  assert str(info.value).startswith(f"--input = {str(path)!r}{message}")

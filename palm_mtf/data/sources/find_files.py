@@ -3,7 +3,9 @@
 """Globs to text files, by name, size and time; read_files.py reads them.
 
 `{stdlib}` in a glob stands for the folder of the running Python's standard
-library, without the packages installed in it.
+library, without the packages installed in it. Where a glob matches no file, the
+part of it that exists as it is written, such as a folder "data [v2]", is taken
+so, and the rest is a glob.
 """
 
 import glob
@@ -13,11 +15,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf.errors import UserError, did_you_mean
-
-COMPRESSIONS = (".gz", ".bz2", ".xz")
+from palm_mtf.user_text import check_compression, compression_of, format_of
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
-_OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".Z")
 
 
 class TextFile(NamedTuple):
@@ -32,14 +32,13 @@ class TextFile(NamedTuple):
 
   @property
   def compression(self) -> str:
-    """One of COMPRESSIONS, or "" for none."""
-    suffix = os.path.splitext(self.path)[1]
-    return suffix if suffix in COMPRESSIONS else ""
+    """One of `user_text.COMPRESSIONS`, or "" for none."""
+    return compression_of(self.path)
 
   @property
   def is_json_lines(self) -> bool:
     """Whether each line is a document; otherwise the file is one."""
-    return self.path.removesuffix(self.compression).endswith(".jsonl")
+    return format_of(self.path) == ".jsonl"
 
 
 def find_files(
@@ -60,7 +59,7 @@ def find_files(
     paths.update(_match(pattern, f"{setting} = {pattern!r}"))
   # All files are looked at before the first is read, which may take hours.
   for path in sorted(paths):
-    _check_compression(path, setting)
+    check_compression(path, f"{setting}: {path}")
   files = [describe_file(path, setting) for path in sorted(paths)]
   if not any(file.num_bytes for file in files):
     raise UserError(
@@ -84,9 +83,22 @@ def _match(pattern: str, what: str) -> list[str]:
       if _NOT_STANDARD_LIBRARY.isdisjoint(path[len(stdlib) :].split(os.sep))
     ]
   paths = [path for path in matches if os.path.isfile(path)]
+  if not paths and not is_stdlib:
+    literally = glob.glob(_escape_existing(expanded), recursive=True)
+    paths = [path for path in literally if os.path.isfile(path)]
+    matches += literally
   if not paths:
     raise UserError(_explain_no_match(pattern, what, expanded, matches))
   return paths
+
+
+def _escape_existing(pattern: str) -> str:
+  """Returns a glob whose longest part that exists as written is escaped."""
+  existing, rest = pattern, []
+  while not os.path.lexists(existing):
+    existing, name = os.path.split(existing)
+    rest.insert(0, name)
+  return os.path.join(glob.escape(existing), *rest)
 
 
 def _without_installed(pattern: str, stdlib: str) -> list[str]:
@@ -143,15 +155,6 @@ def check_unchanged(file: TextFile) -> None:
     )
 
 
-def _check_compression(path: str, setting: str) -> None:
-  if path.endswith(_OTHER_COMPRESSIONS):
-    raise UserError(
-      f"{setting}: {path}: this compression is not supported, only "
-      f"{', '.join(COMPRESSIONS)}; compress the text anew, or give a glob that "
-      "leaves the file out."
-    )
-
-
 def _explain_no_match(
   pattern: str, what: str, expanded: str, matches: list[str]
 ) -> str:
@@ -166,10 +169,15 @@ def _explain_no_match(
       f"{what}: matches folders only; give a glob of the files in them, such "
       f"as '{stem}/**/*.txt'."
     )
+  if matches:
+    return (
+      f"{what}: {matches[0]} is a pipe, a device or a link to nothing, and "
+      "text is read more than once; give a file."
+    )
   # Up from the glob to the nearest folder that exists; `missing` is the
   # highest folder of its path without wildcards that does not.
   missing, folder = "", expanded
-  while glob.has_magic(folder) or not os.path.isdir(folder):
+  while not os.path.isdir(folder):
     if not glob.has_magic(folder):
       missing = folder
     folder = os.path.dirname(folder)
@@ -184,7 +192,8 @@ def _explain_no_match(
       f"{folder}."
     )
   guess = did_you_mean(os.path.basename(expanded), os.listdir(folder))
+  brackets = "; write [[] for a bracket of a name" if "[" in pattern else ""
   return (
     f"{what}: matches no file; the folder {folder} exists, but holds no such "
-    f"file{guess}."
+    f"file{guess}{brackets}."
   )

@@ -21,6 +21,7 @@ from palm_mtf.data.sources.read_files import (
   read_jsonl_texts,
 )
 from palm_mtf.errors import UserError
+from palm_mtf.user_text import is_text
 
 _logger = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class TextFiles:
       lines = read_jsonl_texts(file, self._fields, self._settings)
       for number, text, weight, quality in lines:
         # A JSON escape may be half a surrogate pair, which has no UTF-8.
-        if decode_text(text.encode("utf-8", "surrogatepass")) is None:
+        if not is_text(text):
           self._skipped_lines.add(f"{file.path}, line {number:,}")
         elif text:
           yield Document(text, weight=weight, quality=quality)

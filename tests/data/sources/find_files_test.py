@@ -61,6 +61,7 @@ def test_what_is_installed_in_the_standard_library_is_not_even_walked_through(
   assert [f.path for f in files] == [str(tree / "deep/er/c.txt")]
   assert str(tree / "deep/er") in walked
   assert not [x for x in walked if "site-packages" in x]
+  assert "matches no file" in error("{stdlib}/**/p.txt")
   # A glob that names such a folder itself means it.
   assert len(find_files([f"{tree}/deep/**/*.txt"])) == 3
 
@@ -93,6 +94,45 @@ def test_a_glob_without_files_is_an_error_that_says_why(tree, glob):
   assert error(f"{tree}{glob}") == message
 
 
+@pytest.mark.parametrize(
+  ("folder", "name"),
+  [("data [v2]", "a.txt"), ("[ab]", "[x].txt"), ("d[", "a].txt"), ("*", "a")],
+)
+def test_a_path_that_exists_is_taken_as_it_is_written(tmp_path, folder, name):
+  path = tmp_path / folder / name
+  path.parent.mkdir()
+  path.write_text("text")
+  for glob in (path, path.parent / "*", path.parent / "**" / "*"):
+    assert [file.path for file in find_files(str(glob))] == [str(path)]
+
+
+def test_a_glob_that_matches_is_no_path(tmp_path):
+  for name in ("a[1].txt", "a1.txt"):
+    (tmp_path / name).write_text("text")
+  (file,) = find_files(f"{tmp_path}/a[1].txt")
+  assert file.path == f"{tmp_path}/a1.txt"
+  (file,) = find_files(f"{tmp_path}/a[[]1].txt")
+  assert file.path == f"{tmp_path}/a[1].txt"
+
+
+def test_brackets_that_match_nothing_are_explained(tree):
+  assert error(f"{tree}/[0-9]") == (
+    f"TEXT_FILES = '{tree}/[0-9]': matches no file; the folder {tree} exists, "
+    "but holds no such file; write [[] for a bracket of a name."
+  )
+
+
+def test_what_is_no_file_is_named(tmp_path):
+  pipe, link = tmp_path / "pipe", tmp_path / "link"
+  os.mkfifo(pipe)
+  link.symlink_to("nothing")
+  for path in (pipe, link, "/dev/zero"):
+    assert error(str(path)) == (
+      f"TEXT_FILES = '{path}': {path} is a pipe, a device or a link to "
+      "nothing, and text is read more than once; give a file."
+    )
+
+
 def test_all_files_empty_is_an_error(tmp_path):
   for name in "ab":
     (tmp_path / name).touch()
@@ -101,7 +141,7 @@ def test_all_files_empty_is_an_error(tmp_path):
   )
 
 
-@pytest.mark.parametrize("compression", ["", ".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("compression", ["", ".gz", ".GZ", ".bz2", ".xz"])
 @pytest.mark.parametrize(
   ("name", "is_json_lines"),
   [
@@ -109,6 +149,7 @@ def test_all_files_empty_is_an_error(tmp_path):
     ("a.json", False),
     ("jsonl", False),
     ("a.jsonl", True),
+    ("a.JSONL", True),
     ("a.jsonl.gz.txt", False),
   ],
 )
@@ -117,7 +158,7 @@ def test_the_suffix_says_what_a_file_is(
 ):
   (tmp_path / f"{name}{compression}").write_text("text")
   (file,) = find_files(f"{tmp_path}/*")
-  assert file.compression == compression
+  assert file.compression == compression.lower()
   assert file.is_json_lines == is_json_lines
 
 
@@ -128,8 +169,8 @@ def test_another_compression_is_named_with_those_that_are_read(
   (tmp_path / f"a.jsonl{suffix}").write_bytes(b"packed")
   assert error(f"{tmp_path}/*") == (
     f"TEXT_FILES: {tmp_path}/a.jsonl{suffix}: this compression is not "
-    "supported, only .gz, .bz2, .xz; compress the text anew, or give a glob "
-    "that leaves the file out."
+    "supported, only .gz, .bz2, .xz; compress the text in one of these, or "
+    "leave the file out."
   )
 
 

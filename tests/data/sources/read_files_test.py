@@ -190,13 +190,15 @@ def test_a_file_that_is_cut_short_is_named_with_the_last_line(tmp_path, suffix):
       read.append(number)
   assert read
   assert f": damaged or cut short after line {len(read):,}: " in str(info.value)
-  assert str(info.value).endswith(f"; copy or compress the {suffix} file anew.")
+  assert str(info.value).endswith(
+    f"; copy or compress the {suffix} file again."
+  )
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 def test_a_file_that_is_not_compressed_as_named_is_damaged(tmp_path, suffix):
   file = write(tmp_path, b"text", name=f"a.txt{suffix}")
-  with pytest.raises(UserError, match=f"damaged .* the {suffix} file anew"):
+  with pytest.raises(UserError, match=f"damaged .* the {suffix} file again"):
     read_file(file, MACROS)
 
 
@@ -212,7 +214,7 @@ def test_a_damaged_checksum_is_found(tmp_path):
 def test_a_file_that_vanishes_is_named(tmp_path, suffix):
   file = write(tmp_path, b"text", suffix)
   os.unlink(file.path)
-  assert error(file) == ": No such file or directory."
+  assert error(file) == ": No such file or directory; give a text file."
   with pytest.raises(UserError, match=f"{suffix}: No such file or directory"):
     read_file(file, MACROS)
 

@@ -1,0 +1,312 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Text that users write, read by the same rules wherever a file is given.
+
+names   Upper and lower case are the same. A suffix of COMPRESSIONS says how a
+        file is compressed; the suffix before it says what the file holds:
+        .jsonl lines of JSON, .tsv columns, any other one plain text. A pipe
+        has no name, so it is plain text; "-" is stdin.
+bytes   UTF-8. A byte order mark, which Windows writes, is not part of the text
+        where it begins a file or, in joined files, a line.
+lines   Only a line feed ends a line; a carriage return before it is left out.
+        Blank lines of JSON lines are skipped, and in other files the empty
+        lines at the end.
+JSON    is read as by Python: NaN and Infinity are numbers, and of two fields
+        with the same name the last one counts.
+texts   have no NUL and no half of a surrogate pair.
+
+Where these rules do not hold, a file is refused in one line. TEXT_FILES also
+has files that are not text; it counts them and leaves them out.
+"""
+
+import bz2
+import codecs
+import contextlib
+import gzip
+import json
+import lzma
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from palm_mtf.errors import UserError
+
+COMPRESSIONS = (".gz", ".bz2", ".xz")
+
+_OTHER_COMPRESSIONS = (".zst", ".zstd", ".lz4", ".lzma", ".br", ".lzo", ".z")
+# Decompression happens as the file is read, in memory.
+_OPENERS = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+# Of a missing file, of one cut short, and of damaged .gz and .xz files.
+_READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
+# UTF-32 first: its little-endian mark begins with that of UTF-16. None of these
+# beginnings is UTF-8, except bzip2's, which no text has by chance.
+_FORMATS = {
+  codecs.BOM_UTF32_LE: "UTF-32",
+  codecs.BOM_UTF32_BE: "UTF-32",
+  codecs.BOM_UTF16_LE: "UTF-16",
+  codecs.BOM_UTF16_BE: "UTF-16",
+  b"\x1f\x8b": ".gz",
+  b"\xfd7zXZ\0": ".xz",
+  b"\x28\xb5\x2f\xfd": ".zst",
+}
+_BZ2 = re.compile(rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)")
+_MARK = "\ufeff"
+
+
+def compression_of(path: str) -> str:
+  """Returns one of COMPRESSIONS, or "" where the name has none."""
+  name = path.lower()
+  return next((x for x in COMPRESSIONS if name.endswith(x)), "")
+
+
+def format_of(path: str) -> str:
+  """Returns ".jsonl", ".tsv" or, for plain text, ""."""
+  name = path.lower().removesuffix(compression_of(path))
+  return next((x for x in (".jsonl", ".tsv") if name.endswith(x)), "")
+
+
+def check_compression(path: str, what: str) -> None:
+  """Raises UserError if the name says a compression that is not read."""
+  if path.lower().endswith(_OTHER_COMPRESSIONS):
+    raise UserError(
+      f"{what}: this compression is not supported, only "
+      f"{', '.join(COMPRESSIONS)}; compress the text in one of these, or leave "
+      "the file out."
+    )
+
+
+def read_bytes(path: str, what: str) -> bytes:
+  """Returns the content of a file, decompressed.
+
+  Args:
+    path: path of the file; "-" is stdin.
+    what: the setting and its file, with which messages begin.
+
+  Raises:
+    UserError: the file cannot be read, is a folder or a device, or is damaged.
+  """
+  try:
+    with _open(path, what) as file:
+      return file.read()
+  except _READ_ERRORS as error:
+    raise _explain_read_error(error, path, what) from None
+
+
+def read_text(
+  path: str, what: str, needed: str | None, *, keeps_mark: bool = False
+) -> str:
+  """Returns the text of a file, with line ends as they are.
+
+  Args:
+    path: path of the file; "-" is stdin.
+    what: the setting and its file, with which messages begin.
+    needed: advice for an empty file, such as "write one prompt per line"; None
+      where it may be empty.
+    keeps_mark: whether a byte order mark stays, as in a text of TEXT_FILES.
+
+  Raises:
+    UserError: as `read_bytes`, or the file is empty or no text.
+  """
+  content = read_bytes(path, what)
+  _check_beginning(content, what)
+  text = _decode(content, what)
+  text = text if keeps_mark else text.removeprefix(_MARK)
+  if not text and needed:
+    raise UserError(f"{what}: is empty; {needed}.")
+  return text
+
+
+def read_lines(
+  path: str, what: str, needed: str
+) -> Iterator[tuple[int, str, str]]:
+  """Yields the number of each line, its place for messages, and its text.
+
+  Args:
+    path: path of the file; "-" is stdin.
+    what: the setting and its file, with which messages begin.
+    needed: advice for an empty file, such as "write one prompt per line".
+
+  Raises:
+    UserError: as `read_text`.
+  """
+  lines = split_lines(read_text(path, what, needed))
+  while lines and not lines[-1]:
+    lines.pop()
+  if not lines:
+    raise UserError(f"{what}: is empty; {needed}.")
+  for number, line in enumerate(lines, 1):
+    yield number, f"{what}, line {number:,}", line
+
+
+def split_lines(text: str) -> list[str]:
+  """Returns the lines of a text, without their ends."""
+  return [
+    line.removesuffix("\r").removeprefix(_MARK)
+    for line in text.removesuffix("\n").split("\n")
+  ]
+
+
+def read_json_lines(
+  path: str, what: str, fix: str, *, needed: str | None = None
+) -> Iterator[tuple[int, str, dict[str, object]]]:
+  """Yields the number of each line, its place for messages, and its object.
+
+  One line is in memory at a time.
+
+  Args:
+    path: path of the file; "-" is stdin.
+    what: the setting and its file, with which messages begin.
+    fix: advice for a line that is no JSON object.
+    needed: advice for a file of blank lines only; None where it may be one.
+
+  Raises:
+    UserError: as `read_bytes`, or a line is no JSON object.
+  """
+  number, is_blank = 0, True
+  try:
+    with _open(path, what) as lines:
+      for number, line in enumerate(lines, 1):
+        if number == 1:
+          _check_beginning(line, what)
+        line = line.removeprefix(codecs.BOM_UTF8)
+        if line.strip():
+          is_blank = False
+          fields = _parse(line, what, number, fix)
+          yield number, f"{what}, line {number:,}", fields
+  except _READ_ERRORS as error:
+    raise _explain_read_error(error, path, what, number) from None
+  if is_blank and needed:
+    raise UserError(f"{what}: is empty; {needed}.")
+
+
+def check_text(value: object, what: str, fix: str) -> str:
+  """Returns a value of the user's JSON that has to be a text.
+
+  Args:
+    value: the value.
+    what: its place and field, with which the message begins.
+    fix: advice for a value of another type.
+
+  Raises:
+    UserError: it is none, or it has a NUL or half of a surrogate pair.
+  """
+  if not isinstance(value, str):
+    raise UserError(f"{what} is {shown(value)}, not a text; {fix}.")
+  if "\0" in value:
+    raise UserError(
+      f"{what} has a NUL, which is no character of a text; leave it out."
+    )
+  try:
+    value.encode()
+  except UnicodeEncodeError as error:
+    half = ascii(value[error.start])[1:-1]
+    raise UserError(
+      f"{what} has half of a surrogate pair, {half}, which is no character; "
+      "leave it out."
+    ) from None
+  return value
+
+
+def is_text(value: str) -> bool:
+  """Returns whether a text has neither NUL nor half of a surrogate pair."""
+  try:
+    value.encode()
+  except UnicodeEncodeError:
+    return False
+  return "\0" not in value
+
+
+def shown(value: object) -> str:
+  """Returns a JSON value for a message, cut after 40 characters."""
+  text = json.dumps(value)
+  return text if len(text) <= 40 else f"{text[:36]} ..."
+
+
+@contextlib.contextmanager
+def _open(path: str, what: str) -> Iterator[BinaryIO]:
+  check_compression(path, what)
+  if path == "-":
+    with open(0, "rb", closefd=False) as content:
+      yield content
+    return
+  path = os.path.expanduser(path)
+  try:
+    mode = os.stat(path).st_mode
+  except ValueError:  # a NUL, or half of a surrogate pair
+    raise UserError(f"{what}: no file has such a name.") from None
+  if stat.S_ISDIR(mode):
+    raise UserError(f"{what}: is a folder; name a file in it.")
+  with _OPENERS[compression_of(path)](path, "rb") as content:
+    # A device such as /dev/zero has no end; a terminal is one, whose user ends
+    # the text.
+    is_device = stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+    if is_device and not os.isatty(content.fileno()):
+      raise UserError(f"{what}: is a device; name a file of text.")
+    yield content
+
+
+def _explain_read_error(
+  error: Exception, path: str, what: str, line: int = 0
+) -> UserError:
+  if isinstance(error, OSError) and error.strerror:
+    return UserError(f"{what}: {error.strerror}; give a text file.")
+  # Decompressors raise errors without errno.
+  suffix = compression_of(path)
+  after = f" after line {line:,}" if line else ""
+  fix = f"copy or compress the {suffix} file again"
+  if not line:
+    fix += f", or name it without {suffix} if it is not compressed"
+  return UserError(f"{what}: damaged or cut short{after}: {error}; {fix}.")
+
+
+def _check_beginning(content: bytes, what: str) -> None:
+  """Raises UserError if a file begins as one of another format."""
+  found = [x for mark, x in _FORMATS.items() if content.startswith(mark)]
+  if _BZ2.match(content):
+    found.append(".bz2")
+  if not found:
+    return
+  if found[0].startswith("UTF"):
+    raise UserError(f"{what}: is {found[0]}; convert the file to UTF-8.")
+  raise UserError(
+    f"{what}: is compressed, and its name does not say so; let it end in "
+    f"{found[0]}, or decompress it."
+  )
+
+
+def _decode(content: bytes, what: str, number: int = 1) -> str:
+  """Returns text; the first line of `content` has this number in its file."""
+  try:
+    if b"\0" not in content:
+      return content.decode("utf-8")
+    # UTF-16 without a mark has a NUL in each character of ASCII.
+    position, why = content.index(b"\0"), "a NUL"
+    fix = "leave it out, or convert the file from UTF-16 to UTF-8"
+  except UnicodeDecodeError as error:
+    position = error.start
+    why = f"not UTF-8, byte 0x{content[position]:02x}"
+    fix = "convert the file to UTF-8, or mend the line"
+  number += content.count(b"\n", 0, position)
+  column = position - content.rfind(b"\n", 0, position)
+  raise UserError(
+    f"{what}, line {number:,}: {why} at column {column:,}; {fix}."
+  )
+
+
+def _parse(line: bytes, what: str, number: int, fix: str) -> dict[str, object]:
+  text = _decode(line.rstrip(), what, number)
+  where = f"{what}, line {number:,}"
+  try:
+    parsed = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise UserError(
+      f"{where}: not JSON: {error.msg} at column {error.colno:,}; {fix}."
+    ) from None
+  except (RecursionError, ValueError) as error:  # nested deep, a huge number
+    raise UserError(f"{where}: not readable JSON: {error}; {fix}.") from None
+  if not isinstance(parsed, dict):
+    raise UserError(f"{where}: {shown(parsed)} is no JSON object; {fix}.")
+  return parsed

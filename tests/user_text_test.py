@@ -1,0 +1,389 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One rule for every reader of text that a user writes.
+
+READERS has those that need no TensorFlow; that of records is in
+tests/tasks/records_test.py.
+"""
+
+import bz2
+import codecs
+import contextlib
+import gzip
+import json
+import lzma
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from palm_mtf.cli.gin_folder import find_gin_file
+from palm_mtf.cli.gin_statements import read_file as read_gin
+from palm_mtf.cli.run_settings import loader_of_runs
+from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.errors import UserError
+from palm_mtf.evaluation.exemplar_files import read_exemplars
+from palm_mtf.inference.prompts import read_prompts
+from palm_mtf.inference.score_inputs import read_items
+from palm_mtf.user_text import compression_of, format_of
+
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+# All that Python's splitlines() parts, and no line feed ends.
+SEPARATORS = "one\x0btwo\x0cthree\x1cfour\x85five\u2028six\u2029seven"
+MARK = codecs.BOM_UTF8
+
+
+class Reader(NamedTuple):
+  """A reader: a name of its file, a line for a text, what it reads."""
+
+  name: str
+  line: Callable[[str], str]
+  read: Callable[[str], list[str]]
+
+  @property
+  def is_json(self) -> bool:
+    return self.name.endswith(".jsonl")
+
+
+def _targets(path: str) -> list[str]:
+  return [text for item in read_items(path) for text in item.targets]
+
+
+def _training_texts(path: str) -> list[str]:
+  source = TextFiles(path, validation_share=0.5)
+  return [document.text for _, document in source.documents()]
+
+
+def _exemplars(path: str) -> list[str]:
+  exemplars = read_exemplars(path, None)
+  texts = [text.removeprefix("Q ") for text in exemplars.choose("", "")]
+  return texts or exemplars.text.splitlines()
+
+
+def _gin_values(path: str) -> list[str]:
+  return [each.value for each in read_gin(find_gin_file(path))]
+
+
+def _json_line(**names: str) -> Callable[[str], str]:
+  def line(text: str) -> str:
+    fields = {name: value or text for name, value in names.items()}
+    return json.dumps(fields, ensure_ascii=False)
+
+  return line
+
+
+READERS = {
+  "prompts": Reader("a.txt", str, read_prompts),
+  "prompts.jsonl": Reader("a.jsonl", _json_line(prompt=""), read_prompts),
+  "score.tsv": Reader("a.tsv", "Q\t{}".format, _targets),
+  "score.jsonl": Reader(
+    "a.jsonl", _json_line(inputs="Q", targets=""), _targets
+  ),
+  "texts.jsonl": Reader("a.jsonl", _json_line(text=""), _training_texts),
+  "exemplars": Reader("a.txt", str, _exemplars),
+  "exemplars.jsonl": Reader(
+    "a.jsonl", _json_line(inputs="Q ", targets=""), _exemplars
+  ),
+  "gin": Reader("a.gin", "A = {!r}".format, _gin_values),
+}
+TEXTS = ["one", "two caf\u00e9", "three"]
+each_reader = pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+each_json_reader = pytest.mark.parametrize(
+  "reader",
+  [x for x in READERS.values() if x.is_json],
+  ids=[name for name, x in READERS.items() if x.is_json],
+)
+
+
+def content_of(reader: Reader, texts=TEXTS, end="\n") -> bytes:
+  return "".join(reader.line(text) + end for text in texts).encode()
+
+
+def write(folder: Path, name: str, content: bytes) -> str:
+  path = folder / name
+  path.write_bytes(content)
+  return str(path)
+
+
+def refusal(reader: Reader, path: str) -> str:
+  """Returns the one line with which a file is refused."""
+  with pytest.raises(UserError) as info:
+    reader.read(path)
+  message = str(info.value)
+  assert path in message or os.path.basename(path) in message
+  assert "\n" not in message and message.endswith(".")
+  return message
+
+
+@contextlib.contextmanager
+def pipe(content: bytes) -> Iterator[str]:
+  """The path of a pipe with this content, as `<(...)` of a shell has one."""
+  reading, writing = os.pipe()  # which holds 64 KiB
+  os.write(writing, content)
+  os.close(writing)
+  yield f"/dev/fd/{reading}"
+  os.close(reading)
+
+
+@each_reader
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, reader):
+  path = write(tmp_path, reader.name, MARK + content_of(reader))
+  assert reader.read(path) == TEXTS
+
+
+@each_reader
+def test_joined_files_each_lose_their_byte_order_mark(tmp_path, reader):
+  if reader == READERS["exemplars"]:
+    return  # this text is used to the letter
+  content = MARK + content_of(reader)
+  path = write(tmp_path, reader.name, content * 2)
+  assert reader.read(path) == TEXTS * 2
+
+
+def test_a_document_that_is_scored_is_byte_for_byte_that_of_training(tmp_path):
+  content = MARK + b"one\r\ntwo\n"
+  path = write(tmp_path, "a.txt", content)
+  assert _targets(path) == _training_texts(path) == [content.decode()]
+
+
+@each_reader
+def test_lines_may_end_as_on_windows_and_the_last_not_at_all(tmp_path, reader):
+  content = content_of(reader, end="\r\n")
+  for each in (content, content.rstrip()):
+    assert reader.read(write(tmp_path, reader.name, each)) == TEXTS
+
+
+@each_reader
+@pytest.mark.parametrize("blank", ["\n", "\r\n\r\n", "\n\n\n"])
+def test_blank_lines_at_the_end_are_no_lines(tmp_path, reader, blank):
+  path = write(tmp_path, reader.name, content_of(reader) + blank.encode())
+  assert [text for text in reader.read(path) if text] == TEXTS
+
+
+@each_json_reader
+def test_blank_lines_of_json_lines_count_and_are_skipped(tmp_path, reader):
+  content = b" \n\t\r\n".join(content_of(reader, [x]) for x in TEXTS)
+  path = write(tmp_path, reader.name, content)
+  assert reader.read(path) == TEXTS
+  path = write(tmp_path, reader.name, b"\n \n" + content + b"[]\n")
+  assert f"line {3 + 3 + 4}: [] is no JSON object" in refusal(reader, path)
+
+
+@each_reader
+def test_only_a_line_feed_ends_a_line(tmp_path, reader):
+  texts = [SEPARATORS, "eight\rnine"]
+  if reader.is_json:  # which has no control characters
+    texts = ["one\x85two\u2028three\u2029four"]
+  if reader.name == "a.gin":  # where they are escaped
+    texts = [SEPARATORS]
+  path = write(tmp_path, reader.name, content_of(reader, texts))
+  if reader == READERS["exemplars"]:
+    assert read_exemplars(path, None).text == "\n".join([*texts, ""])
+  else:
+    assert reader.read(path) == texts
+
+
+@each_reader
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("is_upper", [False, True])
+def test_a_name_says_compression_and_format_in_any_case(
+  tmp_path, reader, suffix, is_upper
+):
+  name = f"{reader.name}{suffix}"
+  name = name.upper() if is_upper else name
+  content = COMPRESS[suffix](content_of(reader, TEXTS[:1]))
+  # As `cat` joins two compressed files.
+  content += COMPRESS[suffix](content_of(reader, TEXTS[1:]))
+  assert reader.read(write(tmp_path, name, content)) == TEXTS
+
+
+@each_reader
+def test_zeros_may_pad_a_gzip_file_and_nothing_else(tmp_path, reader):
+  content = gzip.compress(content_of(reader))
+  path = write(tmp_path, f"{reader.name}.gz", content + bytes(512))
+  assert reader.read(path) == TEXTS
+  write(tmp_path, f"{reader.name}.gz", content + b"garbage")
+  assert "damaged or cut short" in refusal(reader, path)
+
+
+@each_reader
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_name_and_a_content_that_disagree_are_refused(
+  tmp_path, reader, suffix
+):
+  content = content_of(reader)
+  path = write(tmp_path, f"{reader.name}{suffix}", content)
+  assert refusal(reader, path).endswith(
+    f"copy or compress the {suffix} file again, or name it without {suffix} if "
+    "it is not compressed."
+  )
+  path = write(tmp_path, reader.name, COMPRESS[suffix](content))
+  assert (
+    f"is compressed, and its name does not say so; let it end in {suffix}"
+    in (refusal(reader, path))
+  )
+
+
+@each_reader
+@pytest.mark.parametrize("suffix", [".zst", ".LZ4", ".Z"])
+def test_another_compression_is_refused_with_those_that_are_read(
+  tmp_path, reader, suffix
+):
+  path = write(tmp_path, f"{reader.name}{suffix}", b"packed")
+  assert "is not supported, only .gz, .bz2, .xz;" in refusal(reader, path)
+
+
+@each_reader
+@pytest.mark.parametrize(
+  ("encoding", "message"),
+  [
+    ("utf-16", "is UTF-16; convert the file to UTF-8."),
+    ("utf-16-be", "is UTF-16; convert the file to UTF-8."),
+    ("utf-32", "is UTF-32; convert the file to UTF-8."),
+    ("utf-16-le", "or convert the file from UTF-16 to UTF-8."),
+    ("latin-1", "line 2: not UTF-8, byte 0xe9 at column "),
+  ],
+)
+def test_another_encoding_is_refused_by_its_name(
+  tmp_path, reader, encoding, message
+):
+  content = content_of(reader).decode().encode(encoding)
+  if encoding == "utf-16-be":
+    content = codecs.BOM_UTF16_BE + content
+  assert message in refusal(reader, write(tmp_path, reader.name, content))
+
+
+@each_reader
+def test_a_nul_byte_is_refused_with_its_line(tmp_path, reader):
+  content = content_of(reader) + b"\0\0\0\0"
+  path = write(tmp_path, reader.name, content)
+  assert "line 4: a NUL at column 1; " in refusal(reader, path)
+
+
+@each_json_reader
+@pytest.mark.parametrize(
+  ("escape", "message"),
+  [
+    ("\\ud83d", "has half of a surrogate pair, \\ud83d, which is no character"),
+    ("\\u0000", "has a NUL, which is no character of a text; leave it out."),
+  ],
+)
+def test_an_escape_that_is_no_text_is_refused_with_line_and_field(
+  tmp_path, reader, escape, message
+):
+  content = content_of(reader) + content_of(reader, ["x?y"]).replace(
+    b"?", escape.encode()
+  )
+  path = write(tmp_path, reader.name, content)
+  if reader.read is _training_texts:  # counts it, and leaves it out
+    assert reader.read(path) == TEXTS
+    return
+  assert message in (line := refusal(reader, path))
+  assert ", line 4: '" in line
+
+
+@each_json_reader
+def test_a_pair_of_surrogates_is_one_character(tmp_path, reader):
+  content = content_of(reader, ["x?y"]).replace(b"?", b"\\ud83d\\ude00")
+  path = write(tmp_path, reader.name, content)
+  assert reader.read(path) == ["x\U0001f600y"]
+
+
+@each_json_reader
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "null", '["a"]', "7"])
+def test_what_is_no_text_is_shown_as_json_has_it(tmp_path, reader, value):
+  content = content_of(reader, ["?"]).replace(b'"?"', value.encode())
+  path = write(tmp_path, reader.name, content)
+  assert f" is {value}, not a text; " in refusal(reader, path)
+
+
+@each_json_reader
+def test_of_two_fields_of_one_name_the_last_counts(tmp_path, reader):
+  content = content_of(reader, ["one"])
+  (name,) = [x for x in json.loads(content) if json.loads(content)[x] == "one"]
+  content = content.replace(b"{", b'{"%s": "zero", ' % name.encode())
+  assert reader.read(write(tmp_path, reader.name, content)) == ["one"]
+
+
+@each_reader
+def test_what_is_no_file_is_refused(tmp_path, reader):
+  folder = tmp_path / f"b{reader.name}"
+  folder.mkdir()
+  assert "a folder; " in refusal(reader, str(folder))
+  assert " device" in refusal(reader, "/dev/zero")
+  assert "o such file" in refusal(reader, str(tmp_path / "none.txt"))
+
+
+@each_reader
+def test_what_is_read_once_may_be_a_pipe(reader):
+  content = content_of(reader)
+  with pipe(content) as path:
+    if reader.read is _training_texts:
+      assert f"{path} is a pipe, a device or a link" in refusal(reader, path)
+    elif reader.is_json or reader.name == "a.tsv":  # which a pipe does not say
+      assert content.decode() in "\n".join([*reader.read(path), ""])
+    else:
+      assert reader.read(path) == TEXTS
+
+
+@each_reader
+def test_a_pipe_with_a_name_is_read_by_its_name(tmp_path, reader):
+  path = tmp_path / f"{reader.name}.gz"
+  os.mkfifo(path)
+  content = gzip.compress(content_of(reader))
+  if reader.read is _training_texts:
+    assert "is a pipe" in refusal(reader, str(path))
+    return
+  thread = threading.Thread(target=path.write_bytes, args=(content,))
+  thread.start()
+  try:
+    assert reader.read(str(path)) == TEXTS
+  finally:
+    thread.join()
+
+
+@pytest.fixture
+def stdin() -> Iterator[Callable[[bytes], None]]:
+  """Gives this process another stdin."""
+  kept = os.dup(0)
+
+  def put(content: bytes) -> None:
+    with pipe(content) as path:
+      os.dup2(int(os.path.basename(path)), 0)
+
+  yield put
+  os.dup2(kept, 0)
+  os.close(kept)
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdin"])
+def test_a_dash_is_stdin(path, stdin):
+  stdin(MARK + b"one\ntwo\n")
+  assert read_prompts(path) == ["one", "two"]
+  stdin(b"one\ntwo\n")
+  assert _targets(path) == ["one\ntwo\n"]
+
+
+def test_a_sweep_reads_its_gin_files_for_each_run_and_takes_no_pipe():
+  with pipe(b"TRAIN_STEPS = 7\n") as path:
+    with pytest.raises(UserError) as info:
+      loader_of_runs([path], [])
+    assert str(info.value) == (
+      f"--gin_file={path}: is a pipe, and a sweep reads its gin files for "
+      "every run; write it to a file."
+    )
+
+
+def test_the_last_suffixes_of_a_name_count():
+  names = ["A.JSONL.GZ", "a.tsv.bz2", "a.jsonl.txt", "a.gz.jsonl", "jsonl"]
+  assert [format_of(x) for x in names] == [".jsonl", ".tsv", "", ".jsonl", ""]
+  assert [compression_of(x) for x in names] == [".gz", ".bz2", "", "", ""]
+
+
+@pytest.mark.parametrize("path", ["a\0b.txt", "a\ud83d.txt"])
+def test_a_name_that_no_file_can_have_is_refused(path):
+  with pytest.raises(UserError, match="no file has such a name"):
+    read_prompts(path)
