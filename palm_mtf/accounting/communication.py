@@ -5,11 +5,10 @@
 import dataclasses
 import math
 
-from palm_mtf.accounting.memory import parameter_slices
+from palm_mtf.accounting.memory import distinct_slices
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import parsed
 from palm_mtf.config.pods import PodsConfig
 
 # Sums over a device's tokens: of weights, of nats, and of squares of log z.
@@ -40,13 +39,16 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
 def sent_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> dict[str, int]:
-  """Returns the bytes of each gradient that a pod sends to one other pod."""
+  """Returns the bytes of gradients that a pod sends to one other pod.
+
+  They are by name; a gradient of layer 0 stands for those of all layers.
+  """
   width = DTYPE_BYTES[pods.dcn_dtype]
   # The replicas of a slice divide it: each device sends its own part to its
   # counterpart in the other pod. Parts are padded to equal sizes.
   return {
-    name: mesh.num_devices * -(-each.size // each.num_replicas) * width
-    for name, each in parameter_slices(config, mesh).items()
+    name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
+    for name, each, n in distinct_slices(config, mesh)
   }
 
 
@@ -61,15 +63,10 @@ def exchange_secs(
     pods: number of pods, and DCN_DTYPE.
     link: link of each pod.
   """
-  # Layers send alike.
-  sent = sent_bytes(dataclasses.replace(config, num_layers=1), mesh, pods)
-  others = sum(
-    num_bytes * (1 if parsed(name).layer is None else config.num_layers)
-    for name, num_bytes in sent.items()
-    if name != "embedding"
-  )
+  sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
-  return sent["embedding"] * secs_per_byte, others * secs_per_byte
+  embedding = sent.pop("embedding")
+  return embedding * secs_per_byte, sum(sent.values()) * secs_per_byte
 
 
 def step_secs(

@@ -9,6 +9,7 @@ from typing import Any
 from palm_mtf.accounting.plan import AnyConfig, fits, rates_of
 from palm_mtf.accounting.step_time import predicted
 from palm_mtf.config.mesh_layout import check
+from palm_mtf.config.model import MAX_SIZES
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
 
@@ -72,7 +73,7 @@ def _batches(config: AnyConfig, batch_size: int) -> Iterator[_Point]:
 def _lengths(config: AnyConfig, batch_size: int) -> Iterator[_Point]:
   for factor in _FACTORS:
     length = int(config.model.sequence_length * factor)
-    if length:
+    if 1 <= length <= MAX_SIZES["sequence_length"]:
       model = dataclasses.replace(config.model, sequence_length=length)
       rows = int(batch_size / factor)
       yield length, dataclasses.replace(config, model=model), rows

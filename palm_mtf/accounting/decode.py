@@ -5,7 +5,7 @@
 import math
 
 from palm_mtf.accounting.optimizer_state import DTYPE_BYTES
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.params import distinct_parameters
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.parameter_names import parsed
 
@@ -22,12 +22,12 @@ def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
   """Returns the bytes of all weights, which a decoding step reads once."""
   is_quantized = weight_dtype != "activation"
   total = 0
-  for name, shape in parameter_shapes(config).items():
+  for name, shape, n in distinct_parameters(config):
     dtype = weight_dtype if parsed(name).is_kernel else "activation"
     if name == "embedding" and is_quantized:
       dtype = "int8"  # as logits read it (decode/weights.py)
     width = _QUANTIZED_BYTES.get(dtype, DTYPE_BYTES[config.activation_dtype])
-    total += int(math.prod(shape) * width)
+    total += int(math.prod(shape) * width) * n
   return total
 
 

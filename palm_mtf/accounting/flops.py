@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.params import distinct_parameters
 from palm_mtf.config.attention_blocks import attention_pairs
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
@@ -27,9 +27,9 @@ def forward_flops(config: PalmConfig) -> Mapping[str, int]:
   """
   # A multiply-add counts as 2.
   terms: collections.Counter[str] = collections.Counter()
-  for name, shape in parameter_shapes(config).items():
+  for name, shape, n in distinct_parameters(config):
     if not parsed(name).is_scale:
-      terms[parsed(name).part] += 2 * math.prod(shape)
+      terms[parsed(name).part] += 2 * math.prod(shape) * n
   # Two products, q k^T and weights v. The half that the causal mask hides
   # counts too, so that figures compare between programs.
   head_dims = config.num_layers * config.num_heads * config.d_kv

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters of a model: names and shapes, the schema of checkpoints."""
 
+import dataclasses
 import math
 
 from palm_mtf.config.model import PalmConfig
@@ -22,6 +23,21 @@ def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
     name: tuple(sizes[dim] for dim in dims)
     for name, dims in parameter_dims(config).items()
   }
+
+
+def distinct_parameters(
+  config: PalmConfig,
+) -> list[tuple[str, tuple[int, ...], int]]:
+  """Returns name and shape of every parameter of one layer, and of none.
+
+  The third is how many there are alike: the number of layers, or 1. Sums over
+  them take as long for any number of layers.
+  """
+  one_layer = dataclasses.replace(config, num_layers=1)
+  return [
+    (name, shape, 1 if parsed(name).layer is None else config.num_layers)
+    for name, shape in parameter_shapes(one_layer).items()
+  ]
 
 
 def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
@@ -71,7 +87,7 @@ def count_norm_scales(config: PalmConfig) -> int:
 
 def _count(config: PalmConfig, scales: bool) -> int:
   return sum(
-    math.prod(shape)
-    for name, shape in parameter_shapes(config).items()
+    math.prod(shape) * n
+    for name, shape, n in distinct_parameters(config)
     if parsed(name).is_scale == scales
   )

@@ -26,7 +26,7 @@ from palm_mtf.accounting.flops import (
 )
 from palm_mtf.accounting.hardware import MEASURED, as_computed, peak_of_devices
 from palm_mtf.accounting.memory import device_bytes
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.params import distinct_parameters
 from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
 from palm_mtf.config import Config, PlanConfig
 from palm_mtf.config.mesh_layout import MeshLayout, check
@@ -132,7 +132,7 @@ def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
   if batch_axis and "d_model_stored" not in mesh.rules:
     layouts.append(f"{mesh.layout},d_model_stored:{batch_axis}")
   rows = batch_size // config.pods.num_pods // mesh.axis_size_of("batch")
-  parts = [n for n in range(mesh.num_microbatches, rows + 1) if rows % n == 0]
+  parts = [n for n in divisors(rows) if n >= mesh.num_microbatches]
   remats = _REMATS[_REMATS.index(config.model.remat) :]
   for layout, remat, n in itertools.product(layouts, remats, parts):
     new = dataclasses.replace(mesh, layout=layout, num_microbatches=n)
@@ -145,6 +145,12 @@ def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
       mesh_layout=new,
       model=dataclasses.replace(config.model, remat=remat),
     )
+
+
+def divisors(n: int) -> list[int]:
+  """Returns the divisors of a whole number above 0, in order."""
+  small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+  return [*small, *(n // d for d in reversed(small) if d * d < n)]
 
 
 def plan_of(config: AnyConfig) -> dict[str, Any]:
@@ -214,8 +220,8 @@ def rates_of(
 
 def _parameters(config: AnyConfig) -> dict[str, int]:
   groups: collections.Counter[str] = collections.Counter()
-  for name, shape in parameter_shapes(config.model).items():
-    groups[parsed(name).kind] += math.prod(shape)
+  for name, shape, n in distinct_parameters(config.model):
+    groups[parsed(name).kind] += math.prod(shape) * n
   return dict(groups)
 
 

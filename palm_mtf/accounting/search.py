@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.accounting.hardware import MEASURED
-from palm_mtf.accounting.plan import AnyConfig, memory_parts
+from palm_mtf.accounting.plan import AnyConfig, divisors, memory_parts
 from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
 from palm_mtf.config.mesh_layout import MeshLayout, check
 from palm_mtf.config.pods import MAX_PODS
@@ -17,6 +17,8 @@ from palm_mtf.errors import UserError
 _REMATS = ("none", "attention", "layer")
 # What the model axis may split, and what is stored or lies split besides.
 _OF_MODEL = ("heads", "d_ff", "vocab")
+
+_MAX_CANDIDATES = 100_000  # a minute or two
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +53,17 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
     num_devices: devices of all pods together.
 
   Raises:
-    UserError: no slice of TPUs has so many devices.
+    UserError: no slice of TPUs has so many devices, or there are too many
+      candidates.
   """
+  most = _most_candidates(config, num_devices)
+  if most > _MAX_CANDIDATES:
+    raise UserError(
+      f"--search: up to {most:,} candidates for {num_devices:,} devices and "
+      f"GLOBAL_BATCH_SIZE = {config.run.global_batch_size}, and at most "
+      f"{_MAX_CANDIDATES:,} are planned; use numbers with fewer divisors, such "
+      "as powers of 2."
+    )
   batch_size = config.run.batch_sizes.largest
   found, num_candidates, least = [], 0, []
   for each in candidates(config, num_devices):
@@ -74,36 +85,52 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
 
 def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
   """Yields every configuration that divides evenly."""
-  for num_pods in _pod_counts(config, num_devices):
+  for num_pods, tpu, data_size, model_size in _meshes(config, num_devices):
     pods = dataclasses.replace(config.pods, num_pods=num_pods)
+    for layout in _layouts(data_size, model_size):
+      mesh = MeshLayout(
+        mesh_shape=_mesh_shape(data_size, model_size),
+        layout=layout,
+        gradient_dtype=config.mesh_layout.gradient_dtype,
+        tpu=tpu,
+        # Pods exchange gradients after each step.
+        steps_per_loop=config.mesh_layout.steps_per_loop
+        if num_pods == 1
+        else 1,
+      )
+      for parts in _microbatches(config, num_pods, data_size):
+        layout_of_parts = dataclasses.replace(mesh, num_microbatches=parts)
+        if not _divides(layout_of_parts, config, num_pods):
+          continue
+        for remat in _REMATS:
+          yield dataclasses.replace(
+            config,
+            mesh_layout=layout_of_parts,
+            pods=pods,
+            model=dataclasses.replace(config.model, remat=remat),
+          )
+
+
+def _meshes(
+  config: AnyConfig, num_devices: int
+) -> Iterator[tuple[int, str, int, int]]:
+  """Yields pods, slice of each, and its sizes of the data and model axes."""
+  for num_pods in _pod_counts(config, num_devices):
     size = num_devices // num_pods
     tpu = _slice(config.mesh_layout.tpu, size)
-    if tpu is None:
-      continue
-    for model_size in _divisors(size):
-      data_size = size // model_size
-      for layout in _layouts(data_size, model_size):
-        mesh = MeshLayout(
-          mesh_shape=_mesh_shape(data_size, model_size),
-          layout=layout,
-          gradient_dtype=config.mesh_layout.gradient_dtype,
-          tpu=tpu,
-          # Pods exchange gradients after each step.
-          steps_per_loop=config.mesh_layout.steps_per_loop
-          if num_pods == 1
-          else 1,
-        )
-        for parts in _microbatches(config, num_pods, data_size):
-          layout_of_parts = dataclasses.replace(mesh, num_microbatches=parts)
-          if not _divides(layout_of_parts, config, num_pods):
-            continue
-          for remat in _REMATS:
-            yield dataclasses.replace(
-              config,
-              mesh_layout=layout_of_parts,
-              pods=pods,
-              model=dataclasses.replace(config.model, remat=remat),
-            )
+    if tpu is not None:
+      for model_size in divisors(size):
+        yield num_pods, tpu, size // model_size, model_size
+
+
+def _most_candidates(config: AnyConfig, num_devices: int) -> int:
+  """Returns how many candidates there are if all of them divide evenly."""
+  return sum(
+    len([*_layouts(data_size, model_size)])
+    * len([*_microbatches(config, num_pods, data_size)])
+    * len(_REMATS)
+    for num_pods, _, data_size, model_size in _meshes(config, num_devices)
+  )
 
 
 def shares(found: Found) -> str:
@@ -137,7 +164,7 @@ def reason(best: Found, other: Found) -> str:
 
 def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
   hardware, pods = config.hardware, config.pods
-  for n in _divisors(num_devices):
+  for n in divisors(num_devices):
     if n > MAX_PODS or (n > 1 and hardware.chip_dcn_bandwidth is None):
       continue
     # TPUs of a process are one pod.
@@ -156,10 +183,6 @@ def _slice(name: str, num_devices: int) -> str | None:
     return name
   found = slice_with(name.partition("-")[0], num_devices)
   return found and found.name
-
-
-def _divisors(n: int) -> list[int]:
-  return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _mesh_shape(data_size: int, model_size: int) -> str:
@@ -188,7 +211,7 @@ def _microbatches(
   config: AnyConfig, num_pods: int, data_size: int
 ) -> Iterator[int]:
   least = min(config.run.batch_sizes.sizes)
-  yield from _divisors(max(1, least // num_pods // data_size))
+  yield from divisors(max(1, least // num_pods // data_size))
 
 
 def _divides(mesh: MeshLayout, config: AnyConfig, num_pods: int) -> bool:

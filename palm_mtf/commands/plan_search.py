@@ -15,6 +15,7 @@ from palm_mtf.accounting.search import (
 )
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.config import PlanConfig
+from palm_mtf.config.device_mesh import MAX_DEVICES
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
@@ -44,7 +45,7 @@ def print_search(
   """
   given = config.pods.num_pods * config.mesh_layout.num_devices
   num_devices = given if num_devices is None else num_devices
-  check_count("--devices", num_devices)
+  check_count("--devices", num_devices, maximum=MAX_DEVICES)
   result = search(config, num_devices)
   has = device_rates(config).chip_memory_bytes
   if not result.fitting:

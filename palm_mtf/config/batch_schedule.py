@@ -15,6 +15,9 @@ from collections.abc import Sequence
 
 from palm_mtf.errors import UserError, check_count
 
+# Rows of all steps are counted in int64.
+MAX_BATCH_SIZE, MAX_STEPS = 2**24, 10**9
+
 
 class BatchSizes:
   """The batch size of every step.
@@ -30,7 +33,7 @@ class BatchSizes:
 
     Raises:
       UserError: it is neither a size nor pairs of a step and a size, the first
-        step 0 and each later than the one before.
+        step 0 and each later than the one before, or a number is too large.
     """
     self.pairs = _pairs(global_batch_size)
     self._starts = [start for start, _ in self.pairs]
@@ -67,7 +70,7 @@ class BatchSizes:
 
 def _pairs(value: object) -> list[list[int]]:
   if isinstance(value, int):
-    check_count("GLOBAL_BATCH_SIZE", value)
+    check_count("GLOBAL_BATCH_SIZE", value, maximum=MAX_BATCH_SIZE)
     return [[0, value]]
   whole = isinstance(value, (list, tuple)) and all(
     isinstance(pair, (list, tuple))
@@ -79,6 +82,9 @@ def _pairs(value: object) -> list[list[int]]:
     starts = [start for start, _ in value]
     rising = all(a < b for a, b in itertools.pairwise(starts))
     if starts[0] == 0 and rising and all(size > 0 for _, size in value):
+      for start, size in value:
+        check_count("GLOBAL_BATCH_SIZE", size, maximum=MAX_BATCH_SIZE)
+        check_count("GLOBAL_BATCH_SIZE, a step of", start, 0, MAX_STEPS)
       return [list(pair) for pair in value]
   raise UserError(
     f"GLOBAL_BATCH_SIZE = {value!r}: give a whole number, or pairs of a step "

@@ -13,6 +13,7 @@ from palm_mtf.errors import (
 )
 
 MOST_GREEDY = 1e-4  # the largest TEMPERATURE that draws nothing
+_MAX_ROWS = 10_000  # of one prompt, which are computed at the same time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class DecodeConfig:
     check_real("REPETITION_PENALTY", self.repetition_penalty, 0.01, 100.0)
     check_real("LENGTH_PENALTY", self.length_penalty, 0.0, 10.0)
     for name in ("num_samples", "num_beams"):
-      check_count(name.upper(), getattr(self, name))
+      check_count(name.upper(), getattr(self, name), maximum=_MAX_ROWS)
     check_choice(
       "WEIGHT_DTYPE", self.weight_dtype, ["activation", "int8", "int4"]
     )

@@ -12,7 +12,10 @@ import math
 import re
 from collections.abc import Mapping
 
+from palm_mtf.config.batch_schedule import MAX_BATCH_SIZE
 from palm_mtf.errors import UserError, check_count
+
+MAX_DEVICES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,9 @@ class DeviceMesh:
   steps_per_loop = 1
 
   def __post_init__(self):
-    check_count("NUM_MICROBATCHES", self.num_microbatches)
+    check_count(
+      "NUM_MICROBATCHES", self.num_microbatches, maximum=MAX_BATCH_SIZE
+    )
     sizes = pairs("MESH_SHAPE", self.mesh_shape, "data:2,model:4")
     for position, (axis, size) in enumerate(sizes):
       _check_size(axis, size)
@@ -44,6 +49,11 @@ class DeviceMesh:
           f'MESH_SHAPE "{axis}:{size}": axis "{axis}" is already there; give '
           "it one size."
         )
+    if self.num_devices > MAX_DEVICES:
+      raise UserError(
+        f'MESH_SHAPE = "{self.mesh_shape}": has {self.num_devices:,} devices; '
+        f"give a mesh of at most {MAX_DEVICES:,}."
+      )
     rules = pairs("LAYOUT", self.layout, "batch:data,heads:model")
     for position, (dimension, axis) in enumerate(rules):
       rule, before = f'layout rule "{dimension}:{axis}"', dict(rules[:position])

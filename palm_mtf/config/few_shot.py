@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from palm_mtf.errors import UserError, check_choice, check_count, check_texts
 
 DRAWN, FIRST = "drawn", "first"
+_MAX_SHOTS = 10_000  # exemplars are one row with their question
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class FewShotConfig:
 
   def __post_init__(self):
     if self.num_shots is not None:
-      check_count("NUM_SHOTS", self.num_shots, 0)
+      check_count("NUM_SHOTS", self.num_shots, 0, _MAX_SHOTS)
     check_choice("EXEMPLARS", self.exemplars, [DRAWN, FIRST])
     if self.exemplars == FIRST and self.num_shots is None:
       raise UserError('EXEMPLARS = "first": of how many? Set NUM_SHOTS too.')

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 
 from palm_mtf.errors import UserError
 
+# Largest numbers; of others, what no arithmetic here overflows by.
+_MOST = {"CHIP_DEVICES": 1024, "CHIP_LINK_DIMS": 6, "CHIP_LINK_CHIPS": 10**9}
+_MOST_RATE = 1e30
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
@@ -65,8 +69,11 @@ class HardwareConfig:
         _check_bandwidths(name, value)
         continue
       is_number = type(value) in (int, float)
-      if not is_number or not 0 <= value < float("inf"):
-        raise UserError(f"{name} = {value!r}: give a number, 0 or more.")
+      most = _MOST.get(name, _MOST_RATE)
+      if not is_number or not 0 <= value <= most:
+        raise UserError(
+          f"{name} = {value!r}: give a number from 0 to {most:g}."
+        )
       may_be_0 = name in ("CHIP_LINK_DIMS", "CHIP_WATTS", "CHIP_HOUR_COST")
       if not value and not may_be_0:
         raise UserError(f"{name} = {value!r}: give a number above 0.")
@@ -84,7 +91,7 @@ def _check_bandwidths(name: str, value: object) -> None:
     for kinds in dtypes
     for rate in (kinds.values() if isinstance(kinds, Mapping) else [None])
   ]
-  if not all(type(x) in (int, float) and 0 < x < float("inf") for x in rates):
+  if not all(type(x) in (int, float) and 0 < x <= _MOST_RATE for x in rates):
     raise UserError(
       f"{name} = {value!r}: give bytes/s by dtype and kind, as in "
       '{"float32": {"blocks": 5e9}}.'

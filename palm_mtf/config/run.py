@@ -4,7 +4,8 @@
 
 import dataclasses
 
-from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.config.batch_schedule import MAX_STEPS, BatchSizes
+from palm_mtf.config.model import MAX_SIZES
 from palm_mtf.errors import (
   UserError,
   are_texts,
@@ -13,6 +14,7 @@ from palm_mtf.errors import (
   check_text,
 )
 
+_MAX_EVAL_BATCHES = 1_000_000
 # A trace is several megabytes, and a traced step takes longer.
 _MAX_TRACED_STEPS = 10
 
@@ -67,15 +69,16 @@ class RunConfig:
 
   def __post_init__(self):
     for name in (
-      "train_steps",
       "log_steps",
       "eval_steps",
-      "eval_batches",
       "checkpoint_steps",
       "keep_checkpoints",
-      "sample_tokens",
     ):
       check_count(name.upper(), getattr(self, name))
+    check_count("TRAIN_STEPS", self.train_steps, maximum=MAX_STEPS)
+    check_count("EVAL_BATCHES", self.eval_batches, maximum=_MAX_EVAL_BATCHES)
+    longest = MAX_SIZES["sequence_length"]
+    check_count("SAMPLE_TOKENS", self.sample_tokens, maximum=longest)
     check_count("SEED", self.seed, minimum=0)
     self._check_keep_every_steps()
     self._check_trace_steps()

@@ -17,8 +17,8 @@ order when the batch size changes on the way.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.errors import UserError
+from palm_mtf.config.batch_schedule import MAX_STEPS, BatchSizes
+from palm_mtf.errors import UserError, check_count
 
 if TYPE_CHECKING:  # settings are checked before NumPy is imported
   import numpy as np
@@ -38,13 +38,15 @@ class Skips:
 
     Raises:
       UserError: it is not a list of pairs of two steps, the first not after
-        the last.
+        the last, or a step is too large.
     """
     if not isinstance(ranges, (list, tuple)) or not all(map(_is_range, ranges)):
       raise UserError(
         f"SKIP_STEPS = {ranges!r}: give pairs of the first and the last batch "
         "to leave out, such as [[1000, 1299]], or [] for none."
       )
+    for _, last in ranges:
+      check_count("SKIP_STEPS, the last batch of a pair", last, 0, MAX_STEPS)
     self.ranges: list[list[int]] = []
     for first, last in sorted(map(tuple, ranges)):
       # Ranges that touch or overlap become one, so that `rows` adds each once.

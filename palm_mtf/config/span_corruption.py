@@ -7,6 +7,7 @@ inputs     a b X f g Y i             X, Y: sentinels
 targets    X c d e Y h [eod]
 """
 
+import bisect
 import dataclasses
 
 
@@ -43,7 +44,6 @@ class SpanCorruption:
 
   def longest_text(self, row_length: int) -> int:
     """Returns the length of the longest text that fits a row, or 0."""
-    length = row_length
-    while length > 0 and self.row_length(length) > row_length:
-      length -= 1
-    return length
+    # A longer text never makes a shorter row.
+    lengths = range(row_length + 1)
+    return bisect.bisect_right(lengths, row_length, key=self.row_length) - 1

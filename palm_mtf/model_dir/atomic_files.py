@@ -118,7 +118,8 @@ def new_path(
   """Yields a temporary path, to become `path`: make a file or folder there.
 
   All of it is on the disk before it has its name, and the name when this ends:
-  a machine that loses power keeps all of it or nothing.
+  a machine that loses power keeps all of it or nothing. If the body fails,
+  folders above `path` that were made for it are removed.
 
   Args:
     path: file or folder to make, with the folders above it.
@@ -129,10 +130,11 @@ def new_path(
     UserError: the disk is full, or the path may not be written.
   """
   parent, name = os.path.split(path)
+  made = [*_missing_folders(parent)]
   with writing(path, needed_bytes):
-    os.makedirs(parent, exist_ok=True)
     temporary = os.path.join(parent, f"{PARTIAL}{name}_{secrets.token_hex(4)}")
     try:
+      os.makedirs(parent, exist_ok=True)
       yield temporary
       for folder, _, names in os.walk(temporary, topdown=False):
         for each in names:
@@ -148,6 +150,17 @@ def new_path(
       shutil.rmtree(temporary, ignore_errors=True)
       with contextlib.suppress(OSError):  # where it is a file
         os.unlink(temporary)
+      if not os.path.lexists(path):
+        for folder in made:
+          with contextlib.suppress(OSError):  # where it is not empty
+            os.rmdir(folder)
+
+
+def _missing_folders(path: str) -> Iterator[str]:
+  """Yields a folder and those above it that do not exist, the deepest first."""
+  while path and not os.path.lexists(path):
+    yield path
+    path = os.path.dirname(path)
 
 
 def sync(path: str) -> None:

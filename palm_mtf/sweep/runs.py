@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runs of a sweep: the product of SWEEP_RUNS, each with its settings."""
 
+import collections
 import dataclasses
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +15,12 @@ from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.params import count_parameters
 from palm_mtf.config import Config, SweepConfig, mesh_layout
 from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.layout import SweepDir
 
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # of a folder
+_MAX_RUNS = 1000
+_MAX_GIN_BYTES = 10_000_000
 # Set for all runs, so that they share vocabulary and tokens.
 _OF_THE_SWEEP = ("MODEL_DIR", "VOCABULARY", "CACHE_DIR")
 _EXAMPLE = '[{"small": {"D_MODEL": 64}, "large": {"D_MODEL": 128}}]'
@@ -103,19 +108,25 @@ def runs_of(
 
 
 def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
-  """Raises UserError if a run began with other settings, which its file has."""
+  """Raises UserError unless the file of each run, if any, has its settings."""
   for run in runs:
     path = where.settings(run.name)
     if not os.path.exists(path):
       continue
-    with open(path, encoding="utf-8") as file:
-      before, now = _values(file.read()), _values(run.gin_text)
+    begin_again = (
+      f"give the run another name, or remove {run.model_dir} to begin again"
+    )
+    try:
+      text = read_regular(path, _MAX_GIN_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+      reason = getattr(error, "strerror", "is not UTF-8")
+      raise UserError(f"{path}: {reason}; {begin_again}.") from None
+    before, now = _values(text), _values(run.gin_text)
     for name in {**before, **now}:
       if before.get(name) != now.get(name):
         raise UserError(
           f'SWEEP_RUNS "{run.name}": {name} = {now.get(name)}, and the run '
-          f"began with {before.get(name)}; give the run another name, or "
-          f"remove {run.model_dir} to begin anew."
+          f"began with {before.get(name)}; {begin_again}."
         )
 
 
@@ -152,9 +163,16 @@ def _axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
           f'SWEEP_RUNS "{name}": is {macros!r}; give {{macro: value}}, as in '
           f"{_EXAMPLE}."
         )
-  names = ["-".join(x) for x in itertools.product(*axes)]
-  if twice := sorted({x for x in names if names.count(x) > 1}):
-    raise UserError(f'SWEEP_RUNS: two runs are named "{twice[0]}"; rename one.')
+  num_runs = math.prod(map(len, axes))
+  if num_runs > _MAX_RUNS:
+    raise UserError(
+      f"SWEEP_RUNS: has {num_runs:,} runs, the product of its axes; give at "
+      f"most {_MAX_RUNS:,}."
+    )
+  names = collections.Counter("-".join(x) for x in itertools.product(*axes))
+  name, count = names.most_common(1)[0]
+  if count > 1:
+    raise UserError(f'SWEEP_RUNS: two runs are named "{name}"; rename one.')
   return [list(axis.items()) for axis in axes]
 
 

@@ -9,6 +9,7 @@ import pytest
 from palm_mtf.accounting.params import (
   count_norm_scales,
   count_parameters,
+  distinct_parameters,
   parameter_shapes,
 )
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
@@ -41,6 +42,15 @@ def test_counts_follow_the_closed_form(block, attention):
   assert count_parameters(c) == c.vocab_size * c.d_model + c.num_layers * layer
   norms = c.num_layers * (2 if block == "serial" else 1) + 1
   assert count_norm_scales(c) == norms * c.d_model
+
+
+@pytest.mark.parametrize("block", ["parallel", "serial"])
+def test_one_layer_stands_for_all(block):
+  config = dataclasses.replace(TINY, block=block, num_layers=3)
+  found = [
+    shape for _, shape, n in distinct_parameters(config) for _ in range(n)
+  ]
+  assert sorted(found) == sorted(parameter_shapes(config).values())
 
 
 def test_names_and_shapes_follow_the_schema_in_order_of_creation():

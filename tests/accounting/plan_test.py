@@ -6,6 +6,7 @@ import pytest
 
 from palm_mtf.accounting.plan import (
   changes_between,
+  divisors,
   fits,
   memory_parts,
   nearest_fit,
@@ -91,6 +92,11 @@ def test_weights_that_every_device_keeps_are_stored_split_instead():
   nearest = nearest_fit(on_16(LAYOUT="batch:data"), 256)
   assert "d_model_stored:data" in nearest.mesh_layout.layout
   assert fits(nearest, 256)
+
+
+def test_divisors_are_all_in_order():
+  for n in range(1, 300):
+    assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
 
 
 def test_no_setting_makes_540b_fit_into_sixteen_chips():

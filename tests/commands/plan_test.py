@@ -96,6 +96,63 @@ def test_wrong_input_is_one_line(fails, flags, message):
   assert message in fails("plan", PALM, *flags)
 
 
+@pytest.mark.parametrize(
+  ("flag", "rule"),
+  [
+    ("NUM_LAYERS=1000000000", "at most 10,000"),
+    ("D_MODEL=1000000000", "at most 16,777,216"),
+    ("NUM_HEADS=1000000000", "at most 16,777,216"),
+    ("D_KV=1000000000", "at most 16,777,216"),
+    ("D_FF=1000000000", "at most 16,777,216"),
+    ("VOCAB_SIZE=1000000000", "at most 16,777,216"),
+    ("SEQUENCE_LENGTH=1000000000", "at most 16,777,216"),
+    ("GLOBAL_BATCH_SIZE=1000000000000", "at most 16,777,216"),
+    ("GLOBAL_BATCH_SIZE=[[0, 1000000000000]]", "at most 16,777,216"),
+    (
+      "GLOBAL_BATCH_SIZE=[[0, 8], [1000000000000, 16]]",
+      "at most 1,000,000,000",
+    ),
+    ("NUM_MICROBATCHES=1000000000", "at most 16,777,216"),
+    ("TRAIN_STEPS=1000000000000", "at most 1,000,000,000"),
+    ("EVAL_BATCHES=1000000000000", "at most 1,000,000"),
+    ("SAMPLE_TOKENS=1000000000000", "at most 16,777,216"),
+    ("CHECKPOINT_STEPS=99999999999999999999", "at most 9,223,372,036,854,775"),
+    ("SEED=99999999999999999999", "at most 9,223,372,036,854,775"),
+    ("MESH_SHAPE='data:999999999,model:9'", "8,999,999,991 devices; give a"),
+    ("CHIP_MEMORY_BYTES=1e300", "a number from 0 to 1e+30"),
+    ("CHIP_LINK_DIMS=1000000000", "a number from 0 to 6"),
+  ],
+)
+def test_an_absurd_size_is_refused_by_its_macro_and_its_limit(
+  flag, rule, fails
+):
+  line = fails("plan", PALM, f"--gin.{flag}")
+  assert line.startswith(flag.partition("=")[0])
+  assert rule in line
+
+
+@pytest.mark.parametrize(
+  "flag",
+  [
+    "NUM_LAYERS=10000",
+    "GLOBAL_BATCH_SIZE=16777216",
+    "SEQUENCE_LENGTH=16777216",
+  ],
+)
+@pytest.mark.parametrize("table", ["--json", "--curves"])
+def test_the_largest_sizes_are_planned(flag, table, palm_mtf):
+  code, out, _ = palm_mtf("plan", PALM, f"--gin.{flag}", table)
+  assert code == 0 and out
+
+
+def test_a_search_among_too_many_layouts_is_refused_before_it_begins(fails):
+  flags = ["--gin.GLOBAL_BATCH_SIZE=14414400", "--search", "--devices=720720"]
+  any_chip = ["--gin.CHIP='h200'", "--gin.TPU=''", "--gin.MESH_SHAPE=''"]
+  line = fails("plan", PALM, *flags, *any_chip, "--gin.LAYOUT=''")
+  assert line.startswith("--search: up to ")
+  assert "at most 100,000 are planned" in line
+
+
 def test_curves_are_tables_json_and_a_picture(palm_mtf, tmp_path):
   pytest.importorskip("matplotlib")
   path = tmp_path / "curves.png"

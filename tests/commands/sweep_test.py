@@ -124,8 +124,40 @@ def test_a_run_whose_settings_changed_is_refused_by_name(swept, corpus, fails):
   line = fails(*flags(corpus, folder, axes))
   assert line == (
     'SWEEP_RUNS "one": D_FF = 96, and the run began with 64; give the run '
-    f"another name, or remove {folder}/runs/one to begin anew."
+    f"another name, or remove {folder}/runs/one to begin again."
   )
+
+
+@pytest.mark.parametrize(
+  "write, reason",
+  [
+    (lambda path: path.write_bytes(b'D_FF = "\xff"'), "is not UTF-8"),
+    (os.mkfifo, "is a FIFO, not a regular file"),
+    (os.mkdir, "Is a directory"),
+  ],
+)
+def test_settings_of_a_run_that_cannot_be_read_are_refused_by_their_path(
+  write, reason, corpus, tmp_path, fails
+):
+  run = tmp_path / "runs" / "small"
+  run.mkdir(parents=True)
+  write(run / "sweep.gin")
+  line = fails(*flags(corpus, tmp_path, TWO))
+  assert line == (
+    f"{run}/sweep.gin: {reason}; give the run another name, or remove {run} to "
+    "begin again."
+  )
+
+
+def test_too_many_runs_are_refused_before_one_of_them_is_made(
+  corpus, tmp_path, fails
+):
+  axes = [{f"{x}{n}": {} for n in range(60)} for x in "abc"]
+  line = fails(*flags(corpus, tmp_path / "sweep", axes))
+  assert line == (
+    "SWEEP_RUNS: has 216,000 runs, the product of its axes; give at most 1,000."
+  )
+  assert not (tmp_path / "sweep").exists()
 
 
 def children_of(pid):

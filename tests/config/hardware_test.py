@@ -13,12 +13,12 @@ from palm_mtf.errors import UserError
   [
     (
       {"chip_memory_bytes": "32 GB"},
-      "CHIP_MEMORY_BYTES = '32 GB': give a number, 0 or more.",
+      "CHIP_MEMORY_BYTES = '32 GB': give a number from 0 to 1e+30.",
     ),
-    ({"chip_watts": -1}, "CHIP_WATTS = -1: give a number, 0 or more."),
+    ({"chip_watts": -1}, "CHIP_WATTS = -1: give a number from 0 to 1e+30."),
     (
       {"chip_link_bandwidth": float("nan")},
-      "CHIP_LINK_BANDWIDTH = nan: give a number, 0 or more.",
+      "CHIP_LINK_BANDWIDTH = nan: give a number from 0 to 1e+30.",
     ),
     ({"chip_devices": 0}, "CHIP_DEVICES = 0: give a number above 0."),
     ({"chip_efficiency": 1.5}, "CHIP_EFFICIENCY = 1.5: a share, at most 1."),

@@ -122,6 +122,21 @@ def test_a_failure_leaves_no_file(tmp_path):
   assert os.listdir(tmp_path) == []
 
 
+def test_a_failure_leaves_no_folder_above_that_was_made_for_it(tmp_path):
+  (tmp_path / "old").mkdir()
+  path = tmp_path / "old" / "new" / "newer" / "a"
+  with pytest.raises(ZeroDivisionError), new_path(str(path), 0):
+    assert path.parent.is_dir()
+    raise ZeroDivisionError
+  assert not any((tmp_path / "old").iterdir())
+  with pytest.raises(ZeroDivisionError), new_path(str(path), 0):
+    (path.parent.parent / "of_another_program").touch()
+    raise ZeroDivisionError
+  assert [x.name for x in path.parent.parent.iterdir()] == [
+    "of_another_program"
+  ]
+
+
 def test_a_failure_leaves_no_folder(tmp_path):
   with pytest.raises(ZeroDivisionError), new_folder(str(tmp_path / "a"), 0):
     _ = 1 // 0
