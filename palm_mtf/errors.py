@@ -64,7 +64,7 @@ def check_count(
 
   The default maximum is the largest int64, in which counts are stored.
   """
-  if type(value) is not int or value < minimum:
+  if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
     raise UserError(
       f"{name} = {shown(value)}: give a whole number of at least {minimum}."
     )
