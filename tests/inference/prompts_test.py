@@ -5,7 +5,7 @@
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.inference.prompts import read_prompts
+from palm_mtf.inference.prompts import read_prompts, with_start
 
 
 def test_each_line_is_a_prompt_and_of_json_its_field(tmp_path):
@@ -57,3 +57,19 @@ def test_what_is_no_prompt_is_one_line(tmp_path, name, content, message):
   with pytest.raises(UserError) as info:
     read_prompts(str(path))
   assert str(info.value).startswith(f"--input = {str(path)!r}{message}")
+
+
+@pytest.mark.parametrize(
+  ("ids", "expected"),
+  [
+    ([5, 6], [1, 5, 6]),
+    ([1, 5, 6], [1, 5, 6]),  # of a tokenizer that adds the start token
+    ([1], [1]),
+    ([], [1]),
+    ([5, 1, 6], [1, 5, 1, 6]),
+    ([1, 1, 5], [1, 1, 5]),  # [eod] after the start token
+    ([0, 5], [1, 0, 5]),  # begins no document under PACKING = "joined"
+  ],
+)
+def test_ids_begin_with_the_start_token_once(ids, expected):
+  assert with_start(ids, 1) == expected

@@ -95,14 +95,14 @@ class Fit:
       num_cores(),
       [place > 0 for each in parts for place in range(len(each))],
     )
-    for ids in encoded:
-      self.counts += np.bincount(ids, minlength=len(self.counts))
+    ids = np.concatenate([np.empty(0, np.int32), *encoded])
+    self.counts += np.bincount(ids, minlength=len(self.counts))
     remaining = iter(encoded)
     for text, each in zip(texts, parts, strict=True):
       self.num_documents += 1
       self.num_bytes += len(text.encode())
-      ids = itertools.chain(*itertools.islice(remaining, len(each)))
-      again = self._vocabulary.decode(ids)
+      ids = itertools.islice(remaining, len(each))
+      again = self._vocabulary.decode(itertools.chain(*ids))
       if again != text:
         self.num_changed += 1
         self.first_change = self.first_change or (
