@@ -75,9 +75,15 @@ class Run:
     """
     from palm_mtf.inference.scorer import Example, Score
 
-    texts = [text for pair in pairs for text in split_pair(*pair)]
-    ids = iter(self._vocabulary.encode_batch(texts))
-    examples = [Example(next(ids), next(ids)) for _ in pairs]
+    contexts, others = [], []
+    for pair in pairs:
+      context, continuation = split_pair(*pair)
+      contexts.append(context)
+      others.append(continuation)
+    # A continuation is part of the text that its context begins.
+    inputs = self._vocabulary.encode_batch(contexts)
+    targets = self._vocabulary.encode_batch(others, [*map(bool, contexts)])
+    examples = [*map(Example, inputs, targets)]
     scored = []
     for index, example in enumerate(examples):
       if example.targets:

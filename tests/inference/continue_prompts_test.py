@@ -105,6 +105,9 @@ def test_lm_eval_keeps_the_space_and_cuts_at_it(counting):
   prompts = [(PROMPT, asked), (PROMPT, {**asked, "until": [" four"]})]
   found = dict(run.continuations(prompts))
   assert found == {0: CONTINUATION, 1: " three"}
+  pairs = [(PROMPT, CONTINUATION), (f"{PROMPT} ", CONTINUATION[1:])]
+  first, second = dict(run.scores(pairs)).values()
+  assert first == second and first.is_greedy
 
 
 def test_targets_of_a_task_are_encoded_and_decoded_apart(counting, capsys):

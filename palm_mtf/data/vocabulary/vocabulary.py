@@ -165,13 +165,20 @@ class Vocabulary:
     """Returns the ids of a text, without [eod]."""
     return self.encode_batch([text])[0]
 
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+  def encode_batch(
+    self, texts: Sequence[str], are_inside: Sequence[bool] | None = None
+  ) -> list[list[int]]:
     """Returns the ids of every text, encoded on all cores.
+
+    Args:
+      texts: texts to encode.
+      are_inside: as of `encode_arrays`.
 
     Raises:
       UserError: a text holds half a surrogate pair, which is no Unicode.
     """
-    return [ids.tolist() for ids in self.encode_arrays(texts, num_cores())]
+    arrays = self.encode_arrays(texts, num_cores(), are_inside)
+    return [ids.tolist() for ids in arrays]
 
   def encode_arrays(
     self,
