@@ -75,6 +75,8 @@ def step_secs(
   pods: PodsConfig,
   compute_secs: float,
   link: Link,
+  *,
+  overlaps: bool = True,
 ) -> float:
   """Returns the predicted seconds of a step.
 
@@ -84,11 +86,15 @@ def step_secs(
     pods: number of pods, and DCN_DTYPE.
     compute_secs: seconds of a step over a link without limits.
     link: link of each pod.
+    overlaps: whether gradients are sent during the backward pass; otherwise
+      all are sent after it.
   """
   embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
   # Gradients are sent while the last microbatch's backward pass computes those
   # of earlier layers. That of the embedding, which the first layer reads, is
   # ready at the end: nothing hides it.
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
+  if not overlaps:
+    backward_secs = 0.0
   exposed_secs = max(0.0, others_secs - backward_secs) + embedding_secs
   return compute_secs + exposed_secs + _MESSAGES * link.delay_secs

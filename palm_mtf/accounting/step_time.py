@@ -8,8 +8,8 @@ passes        all else that reads and writes activations and weights, at the
 collectives   of a pod, one after another: none is taken to overlap with
               computation
 update        the optimizer, at the bandwidth of memory
-exchange      of gradients between pods, as far as the backward pass of the
-              last microbatch does not hide it
+exchange      of gradients between pods, except for what the backward pass of
+              the last microbatch hides; on TPUs it hides nothing
 """
 
 import dataclasses
@@ -149,7 +149,12 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   if pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
-  exposed = step_secs(model, mesh, pods, alone.total, link) - alone.total
+  # A TPU pod computes all gradients in one program, and no result of a program
+  # leaves the chips before it ends (mesh/tpu/lowering.py).
+  is_tpu = bool(mesh.tpu or rates.chip_link_dims)
+  exposed = -alone.total + step_secs(
+    model, mesh, pods, alone.total, link, overlaps=not is_tpu
+  )
   sending = sum(exchange_secs(model, mesh, pods, link))
   hidden = max(0.0, sending - exposed)
   return dataclasses.replace(alone, exchange=exposed, hidden_exchange=hidden)

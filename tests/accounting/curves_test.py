@@ -33,18 +33,21 @@ def values(macro, name):
   return [point[name] for point in CURVES[macro]]
 
 
-def test_a_faster_network_never_takes_longer_and_in_the_end_changes_nothing():
+def test_of_a_faster_network_only_the_exchange_gets_shorter():
+  networks = values("CHIP_DCN_BANDWIDTH", "value")
   secs = values("CHIP_DCN_BANDWIDTH", "step_secs")
-  assert all(a >= b for a, b in itertools.pairwise(secs))
-  assert secs[0] > 1.1 * secs[-1]
-  assert secs[-2] == pytest.approx(secs[-1], rel=1e-3)
+  one_pod, *_ = values("NUM_PODS", "step_secs")
+  exchanged = [(x - one_pod) * y for x, y in zip(secs, networks, strict=True)]
+  # 2 bytes per parameter, in equal parts of 3,072 devices. The collectives of
+  # one pod alone take 0.1 ms less.
+  assert exchanged == pytest.approx([2 * 540.356e9 / 3072] * 10, rel=4e-3)
 
 
 def test_pods_scale_weakly():
-  """Each with 1,024 sequences: pods add work, not time."""
+  """Each with 1,024 sequences: pods add work, and the time of the exchange."""
   assert values("NUM_PODS", "batch_size") == [1024 * n for n in range(1, 9)]
   secs = values("NUM_PODS", "step_secs")
-  assert secs[0] < secs[1] < 1.01 * secs[0]
+  assert secs[0] < secs[1] < 1.03 * secs[0]
 
 
 def test_a_larger_batch_uses_the_chips_better():

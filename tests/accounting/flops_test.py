@@ -39,6 +39,43 @@ def test_flops_per_token_are_those_of_table_22(config, flops, published_tflops):
   assert f"{flops / 1e12:.3g}" == published_tflops
 
 
+# Share of the forward products that the paper computes again (Table 22), tokens
+# of the run, and what Tables 21 and 22 print.
+TRAINED = [
+  (PALM_8B, 0, 780e9, "37.4", "0.0561", "4.29e+22", 497),
+  (PALM_62B, 0, 795e9, "295.7", "0.392", "3.08e+23", 3570),
+  (PALM_540B, 0.75, 780e9, "2527.2", "4.1", "2.56e+24", 29600),
+]
+_PF_DAY = 1e15 * 24 * 3600
+
+
+@pytest.mark.parametrize(
+  ("config", "share", "tokens", "zetta", "again", "flops", "pf_days"),
+  TRAINED,
+  ids=["8B", "62B", "540B"],
+)
+def test_flops_of_runs_are_those_of_tables_21_and_22(
+  config, share, tokens, zetta, again, flops, pf_days
+):
+  # Table 21 counts 6 FLOPs a parameter of the rounded size, without attention.
+  rounded = int(count_parameters(config) / 1e9) * 1e9
+  assert f"{6 * rounded * tokens / 1e21:.1f}" == zetta
+  of_token = train_flops_per_token(config)
+  # All sizes compute the forward pass of attention again.
+  repeated = share * 2 * count_parameters(config)
+  repeated += attention_flops_per_token(config) / 3
+  assert f"{(of_token + repeated) / 1e12:.3g}" == again
+  of_run = tokens * of_token
+  assert f"{of_run:.3g}" == flops
+  assert float(f"{of_run / _PF_DAY:.3g}") == pf_days
+
+
+def test_palm_540b_at_the_peak_would_train_515_5_thousand_tokens_per_second():
+  """R of PaLM Appendix B: what MFU is a share of."""
+  secs = train_flops_per_token(PALM_540B) / PALM_PEAK
+  assert f"{1 / secs / 1e3:.1f}" == "515.5"
+
+
 def test_mfu_of_palm_540b_is_46_2_percent_and_45_7_without_attention():
   assert f"{mfu(PALM_TOKENS_PER_SEC, PALM_540B, PALM_PEAK):.1%}" == "46.2%"
   attention = attention_flops_per_token(PALM_540B)

@@ -29,12 +29,11 @@ def test_a_step_of_palm_540b_on_two_pods_is_within_10_percent_of_the_papers():
   assert rates["hfu"] == pytest.approx(0.578, rel=0.1)
 
 
-def test_two_pods_do_1_95_times_the_work_of_one_within_10_percent():
+def test_two_pods_do_1_95_times_the_work_of_one_within_2_percent():
+  """97% of perfect weak scaling (PaLM 4), from published rates only."""
   two = predicted(palm_540b(), 2048).total
   one = predicted(palm_540b(NUM_PODS=1), 1024).total
-  speedup = 2 * one / two
-  assert speedup == pytest.approx(1.95, rel=0.1)
-  assert speedup < 2
+  assert 2 * one / two == pytest.approx(1.95, rel=0.02)
 
 
 def one_chip(**macros):
@@ -66,11 +65,25 @@ def test_a_step_is_the_sum_of_its_parts():
   assert step.total == pytest.approx(total)
 
 
-def test_between_pods_nearly_all_gradients_hide_behind_the_backward_pass():
-  """0.2 s of 81 Tbit/s (PaLM 4): 1.31 GiB of each of 1,536 hosts."""
+BURST_SECS = 1.31 * 2**30 * 8 * 1536 / 81e12
+
+
+def test_on_tpus_nothing_hides_the_exchange_of_gradients():
+  """0.2 s of 81 Tbit/s (PaLM 4): 1.31 GiB of each of 1,536 hosts.
+
+  The gap to perfect scaling is that the paper's pods do not overlap the
+  backward pass and the exchange. Ours do not on TPUs.
+  """
   step = predicted(palm_540b(), 2048)
+  assert step.exchange == pytest.approx(BURST_SECS, rel=0.01)
+  assert step.hidden_exchange == 0
+
+
+def test_elsewhere_nearly_all_gradients_hide_behind_the_backward_pass():
+  macros = {"CHIP_LINK_DIMS": 0, "TPU": "", "CHIP_LINK_CHIPS": None}
+  step = predicted(palm_540b(**macros), 2048)
   together = step.exchange + step.hidden_exchange
-  assert together == pytest.approx(1.31 * 2**30 * 8 * 1536 / 81e12, rel=0.01)
+  assert together == pytest.approx(BURST_SECS, rel=0.01)
   assert step.exchange < 0.02 * together
 
 
