@@ -78,7 +78,14 @@ def _mend_streams() -> None:
     stream = getattr(sys, name)
     if stream is None:
       setattr(sys, name, open(os.devnull, mode))
-    elif stream is getattr(sys, f"__{name}__"):
+    elif stream is not getattr(sys, f"__{name}__"):
+      continue
+    elif name == "stdin":
+      # In any locale stdin is UTF-8, as files are. A byte that is not becomes
+      # half of a surrogate pair, which no reader takes for text.
+      with contextlib.suppress(io.UnsupportedOperation):  # was read before
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    else:
       # Texts may have characters that the stream's encoding has not.
       stream.reconfigure(errors="backslashreplace")
   # Whatever writes to stderr, warnings, bars and tracebacks: a reader that has

@@ -166,10 +166,7 @@ def _answer(
   while True:
     # On stderr: stdout has continuations alone, and may be a pipe.
     print("> ", end="", file=sys.stderr, flush=True)
-    try:
-      (prompt,) = split_lines(sys.stdin.readline())
-    except UnicodeDecodeError:
-      raise UserError("stdin is not UTF-8; convert the text.") from None
+    (prompt,) = split_lines(sys.stdin.readline())
     if not prompt:
       return
     try:

@@ -78,12 +78,18 @@ def test_interactive_answers_line_by_line_and_survives_a_long_one(
   assert "together more than SEQUENCE_LENGTH = 32" in error
 
 
-def test_what_is_typed_in_another_encoding_is_one_line(generate, monkeypatch):
-  stdin = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8")
+def test_a_byte_that_is_typed_and_is_not_utf_8_is_one_line(
+  generate, monkeypatch
+):
+  stdin = io.TextIOWrapper(
+    io.BytesIO(b"caf\xe9\n7\n"), encoding="ascii", errors="strict"
+  )
   monkeypatch.setattr("sys.stdin", stdin)
+  monkeypatch.setattr("sys.__stdin__", stdin)  # the process's own
   code, out, err = generate("--interactive")
-  assert (code, out) == (2, "")
-  assert err.endswith("palm_mtf: stdin is not UTF-8; convert the text.\n")
+  assert code == 0
+  assert "--- '7'\n7" in out
+  assert "holds byte 0xe9, which is not Unicode text; leave it out." in err
 
 
 def test_a_dash_is_no_flag_and_a_pipe_may_be_a_gin_file(fails, finished):

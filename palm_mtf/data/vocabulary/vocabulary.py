@@ -319,8 +319,14 @@ def _explain_no_text(texts: Iterable[str]) -> str:
     try:
       text.encode()
     except UnicodeEncodeError as error:
+      code = ord(text[error.start])
+      # As Python has a byte of a command line or of stdin that is not UTF-8.
+      is_byte = 0xDC80 <= code < 0xDD00
+      what = (
+        f"byte 0x{code - 0xDC00:02x}" if is_byte else "half a surrogate pair"
+      )
       return (
-        f"{text[max(0, error.start - 10) : error.end + 10]!r}: holds half a "
-        "surrogate pair, which is not Unicode text; leave it out."
+        f"{text[max(0, error.start - 10) : error.end + 10]!r}: holds {what}, "
+        "which is not Unicode text; leave it out."
       )
   raise AssertionError("SentencePiece refuses what is Unicode text")

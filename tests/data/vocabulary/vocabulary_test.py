@@ -55,9 +55,17 @@ def test_special_characters_survive_without_control_ids(vocabulary, text):
   assert min(ids, default=3) > 2
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udc80b", "\ude00\ud83d"])
-def test_half_a_surrogate_pair_is_no_text_and_refused(vocabulary, text):
-  with pytest.raises(UserError, match="half a surrogate pair") as info:
+@pytest.mark.parametrize(
+  ("text", "what"),
+  [
+    ("\ud800", "half a surrogate pair"),
+    ("\ude00\ud83d", "half a surrogate pair"),
+    # As Python has a byte of a command line or stdin that is not UTF-8.
+    (b"caf\xe9".decode("utf-8", "surrogateescape"), "byte 0xe9"),
+  ],
+)
+def test_what_is_no_unicode_text_is_refused(vocabulary, text, what):
+  with pytest.raises(UserError, match=f"holds {what}, which is not") as info:
     vocabulary.encode(text)
   assert str(info.value).isascii()
 
