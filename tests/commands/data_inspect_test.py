@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import functools
 import itertools
 import json
@@ -13,6 +14,7 @@ from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
 from palm_mtf.data.batches.batches import Batches, batch_hash
 from palm_mtf.data.batches.corpus import load_corpus
+from palm_mtf.data.batches.objectives import PrefixLM
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import runs
@@ -200,6 +202,19 @@ def test_a_row_inside_a_document_keeps_the_space_of_its_first_word(
     ids = vocabulary.encode(texts[document])
     before = vocabulary.decode(ids[:begin])
     assert texts[document].startswith(before + text)
+
+
+def test_targets_that_continue_their_inputs_keep_the_space(tmp_path):
+  vocabulary = train_prefixed("one two three", tmp_path)
+  texts = ["one two three one two three"]
+  corpus = corpus_of(
+    [ListSource(texts, texts)], vocabulary, tmp_path / "c", packing="single"
+  )
+  corpus = dataclasses.replace(corpus, objective=PrefixLM())
+  batches = corpus.batches(BatchSizes(1))
+  (row,) = describe_step(batches, 0, vocabulary, 9, {"source"})["rows"]
+  assert len(row["pieces"]) == 2  # inputs and targets
+  assert "".join(piece["text"] for piece in row["pieces"]) == texts[0]
 
 
 def test_tokens_of_a_mixture_are_counted_by_their_sources(vocabulary, tmp_path):

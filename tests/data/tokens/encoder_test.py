@@ -16,6 +16,7 @@ from palm_mtf.errors import UserError
 from tests import processes
 from tests.data.processes import peak_memory
 from tests.data.small_sources import repeatable
+from tests.prefixed_vocabulary import train_prefixed
 
 # Small parts and batches, so that short documents have many of both.
 _PART = 12
@@ -177,3 +178,15 @@ def test_memory_stays_small_for_any_number_of_short_documents(
       assert sum(1 for _ in encoded) == count
 
   assert peak_memory(encode) < 6_000_000
+
+
+def test_a_long_document_comes_back_from_its_parts_without_added_spaces(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(f"{MODULE}._PART_CHARACTERS", _PART)
+  vocabulary = train_prefixed("one two three", tmp_path)
+  text = "one two\nthree one two three\ntwo\n" * 3
+  with Encoder(vocabulary, 0) as encoder:
+    (found,) = encoder.encode([(TRAIN, Document(text, text))])
+  assert vocabulary.decode(found.text) == text
+  assert vocabulary.decode(found.inputs) == text
