@@ -29,8 +29,6 @@ from palm_mtf.machine.own_process import is_owned
 @contextlib.contextmanager
 def _lean_import() -> Iterator[None]:
   """Imports what its body does, without packages that TensorFlow can lack."""
-  # TensorFlow reads the level at its import. Errors are Python exceptions.
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   try:
     tempfile.gettempdir()
   except FileNotFoundError:

@@ -29,10 +29,13 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/__autograph_generated")
 _GIN_WRAPPER = "augment_exception_message_and_reraise"
 # TensorFlow's own words around the message of a Python function that it calls.
 _TENSORFLOW = re.compile(
-  r"^\{\{function_node .*?\}\}\s*|\n\s*\[\[\{\{node .*|\s*\[Op:.*", re.DOTALL
+  r"\{\{function_node .*?\}\}\s*|\n\s*\[\[\{\{node .*|\s*\[Op:.*"
+  r"|Error in user-defined function passed to \w+:\d+ transformation with "
+  r"iterator: [\w:]+: ",
+  re.DOTALL,
 )
 _TRACEBACK = "\nTraceback (most recent call last):"
-_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\w+)')
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
 class _Frame(NamedTuple):
@@ -93,7 +96,10 @@ def described(error: BaseException) -> str:
   path = os.path.relpath(frame.path)
   if path.startswith(os.pardir):
     path = frame.path
-  return f"{message} ({path}:{frame.line}, in {frame.function})"
+  place = f"{path}:{frame.line}"
+  if frame.function != "None":  # as AutoGraph calls some
+    place += f", in {frame.function}"
+  return f"{message} ({place})"
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -11,8 +11,7 @@ every command. How single files are read is in gin_statements.py.
 """
 
 import dataclasses
-import importlib.util  # gin 0.5.0 uses it without importing it
-import sys
+import importlib.util  # noqa: F401 (gin 0.5.0 uses it without importing it)
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from palm_mtf.cli.gin_statements import (
   read_command_line,
   read_file,
 )
+from palm_mtf.cli.user_modules import import_modules
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
 from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
@@ -154,7 +154,7 @@ class Configuration:
     parts = {x.name for x in dataclasses.fields(self.config_class)}
     reads_data = "data" in parts
     if self._needs_gin or reads_data:
-      self._import_modules()  # which makes tasks known, too
+      import_modules(self.imports)  # which makes tasks known, too
     if self._needs_gin or (reads_data and self.bindings):
       self._bind()
       values |= self._computed(values)
@@ -217,20 +217,6 @@ class Configuration:
         value = computed_data(setting, value)
       computed[setting.name] = value
     return computed
-
-  def _import_modules(self) -> None:
-    """Imports what the text imports; an import that fails is the user's."""
-    # `palm_mtf` as an installed script lacks the folder that `python -m` adds.
-    if str(Path.cwd()) not in sys.path:
-      sys.path.append(str(Path.cwd()))  # where the user's own modules lie
-    for each in self.imports:
-      with user_code(f"{each.origin}: {each.statement}"):
-        try:
-          importlib.import_module(each.module)
-        except ImportError as error:
-          raise UserError(
-            f"{each.origin}: {each.statement}: {error}; is it installed?"
-          ) from error
 
 
 def _only_refers_to_macros(setting: Setting) -> bool:

@@ -125,6 +125,7 @@ class SplitExemplars:
       split=self._split,
       sequence_length=None,
       seqio=import_seqio(self._task.name, "few_shot_task"),
+      where=f"exemplars of {self._task.name}",
     )
     for example in dataset:
       # Of the options of a question the right one alone shows how to solve it.

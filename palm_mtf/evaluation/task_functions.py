@@ -1,8 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A task's metric functions and postprocessor: errors named, values checked."""
+"""The functions of a task: their errors name them, their values are checked."""
 
 import functools
+import logging
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -12,11 +13,21 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import tf
+from palm_mtf.data.sources.seqio_steps import (
+  function_name,
+  named_step,
+  type_name,
+)
 from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
 
 # After TensorFlow, which _tf.py keeps silent.
 import seqio  # isort: skip
+
+# What SeqIO logs of an error that it raises: commands print the error.
+logging.getLogger("absl").addFilter(
+  lambda record: record.msg != "Failed to evaluate task %s: %s"
+)
 
 
 def with_named_errors(task: seqio.Task, where: str) -> seqio.Task:
@@ -26,7 +37,15 @@ def with_named_errors(task: seqio.Task, where: str) -> seqio.Task:
     task: task to evaluate.
     where: beginning of the errors, such as "EVAL_TASKS: my_task".
   """
-  changes = {"metric_fns": [_metric(x, where) for x in task.metric_fns]}
+  changes = {
+    "metric_fns": [_metric(x, where) for x in task.metric_fns],
+    "preprocessors": [
+      step
+      if isinstance(step, seqio.CacheDatasetPlaceholder)
+      else named_step(step, where)
+      for step in task.preprocessors
+    ],
+  }
   if task.postprocessor:
     changes["postprocess_fn"] = _postprocessor(task.postprocessor, where)
   return task.replace(**changes)
@@ -48,7 +67,7 @@ def plain_metrics(
   """
   if not isinstance(metrics, Mapping):
     raise UserError(
-      f"{where} returns {_type(metrics)}; return a dict of numbers by name."
+      f"{where} returns {type_name(metrics)}; return a dict of numbers by name."
     )
   return {str(n): _plain(x, f"{where}: {n!r}") for n, x in metrics.items()}
 
@@ -62,6 +81,8 @@ def _plain(value: Any, where: str) -> float | str | seqio.metrics.MetricValue:
     return value
   if value is None:
     return math.nan
+  if isinstance(value, tf.Tensor):
+    value = value.numpy()
   item = value
   if hasattr(value, "__array__"):
     array = np.asarray(value)
@@ -76,7 +97,7 @@ def _plain(value: Any, where: str) -> float | str | seqio.metrics.MetricValue:
   )
   if not is_number:
     raise UserError(
-      f"{where} is {_type(value)}; return a number or a text for each name."
+      f"{where} is {type_name(value)}; return a number or a text for each name."
     )
   try:
     return float(item)
@@ -84,18 +105,8 @@ def _plain(value: Any, where: str) -> float | str | seqio.metrics.MetricValue:
     return math.inf if item > 0 else -math.inf
 
 
-def _type(value: object) -> str:
-  return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _name(function: Callable) -> str:
-  while isinstance(function, functools.partial):
-    function = function.func
-  return getattr(function, "__qualname__", type(function).__name__)
-
-
 def _metric(function: Callable, where: str) -> Callable:
-  where = f"{where}: metric function {_name(function)}"
+  where = f"{where}: metric function {function_name(function)}"
 
   # SeqIO reads the names of the parameters, which `wraps` keeps.
   @functools.wraps(function)
@@ -109,7 +120,7 @@ def _metric(function: Callable, where: str) -> Callable:
 def _postprocessor(function: Callable, where: str) -> Callable:
   @functools.wraps(function)
   def postprocess(*arguments: Any, **keywords: Any) -> Any:
-    with user_code(f"{where}: postprocessor {_name(function)}"):
+    with user_code(f"{where}: postprocessor {function_name(function)}"):
       return function(*arguments, **keywords)
 
   return postprocess

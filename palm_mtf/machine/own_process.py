@@ -8,6 +8,8 @@ log levels of TensorFlow and the packages that TensorFlow imports. A program
 that imports `palm_mtf.layers` or `palm_mtf.pods` keeps its own settings.
 """
 
+import os
+
 from palm_mtf.machine.host_memory import limit_arenas
 
 _is_owned = False
@@ -17,6 +19,9 @@ def own_process() -> None:
   """Takes this process over, before it has threads and imports TensorFlow."""
   global _is_owned
   _is_owned = True
+  # TensorFlow reads the level at its import, which a module of the user may
+  # do first. Errors are Python exceptions.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   limit_arenas()
 
 

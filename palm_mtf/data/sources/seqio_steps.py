@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from palm_mtf.errors import UserError
+from palm_mtf.user_code import user_code
+
 
 def split_at_tokenize(
   task: Any, seqio: ModuleType
@@ -43,6 +46,7 @@ def apply_steps(
   split: str,
   sequence_length: Mapping[str, int] | None,
   seqio: ModuleType,
+  where: str,
 ) -> Any:
   """Returns the tf.data.Dataset that `steps` make of a split, in file order.
 
@@ -52,16 +56,52 @@ def apply_steps(
     split: split of its source.
     sequence_length: tokens by feature, for steps that cut token ids.
     seqio: the module, which is imported late.
+    where: beginning of errors, which names the task.
   """
   with seqio.map_seed_manager(0):  # random steps draw the same each time
     dataset = task.source.get_dataset(split=split, shuffle=False)
     for step in steps:
       dataset = seqio.add_kwargs_to_transform(
-        step,
+        named_step(step, where),
         sequence_length=sequence_length,
         output_features=task.output_features,
       )(dataset)
   return dataset
+
+
+def named_step(step: Callable, where: str) -> Callable:
+  """Returns a preprocessor whose errors name it.
+
+  Args:
+    step: preprocessor of a `seqio.Task`.
+    where: beginning of the errors, which names the task.
+  """
+  where = f"{where}: preprocessor {function_name(step)}"
+
+  # SeqIO reads the names of the parameters, which `wraps` keeps.
+  @functools.wraps(step)
+  def named(*arguments: Any, **keywords: Any) -> Any:
+    with user_code(where):
+      dataset = step(*arguments, **keywords)
+      if not hasattr(dataset, "element_spec"):
+        raise UserError(
+          f"{where} returns {type_name(dataset)}; return a tf.data.Dataset."
+        )
+      return dataset
+
+  return named
+
+
+def function_name(function: Callable) -> str:
+  """Returns the name of a function, of a partial one, or of a callable."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  return getattr(function, "__qualname__", type(function).__name__)
+
+
+def type_name(value: object) -> str:
+  """Returns "None" or the type of a value, as in "a list", for messages."""
+  return "None" if value is None else f"a {type(value).__name__}"
 
 
 def tokenizes(task: Any, seqio: ModuleType) -> bool:

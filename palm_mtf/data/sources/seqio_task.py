@@ -12,6 +12,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -63,10 +64,10 @@ def open_task(
   if isinstance(provider, seqio.Mixture):
     with user_code(f"TASK = {name!r}: its rates"):
       rates = [float(provider.get_rate(task)) for task in tasks]
-    if min(rates) < 0 or not sum(rates):
+    if not all(0 <= x < math.inf for x in rates) or not sum(rates):
       raise UserError(
-        f"TASK = {name!r}: its rates are {rates}; give rates of at least 0 "
-        "that are not all 0."
+        f"TASK = {name!r}: its rates are {rates}; give finite rates of at "
+        "least 0 that are not all 0."
       )
   return [
     SeqioTask(
@@ -281,6 +282,7 @@ class SeqioTask:
         split=split,
         sequence_length=self._lengths,
         seqio=import_seqio(self.name),
+        where=f"TASK: {self.name}",
       )
     options = tf.data.Options()
     options.deterministic = True

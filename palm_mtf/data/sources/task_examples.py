@@ -53,7 +53,12 @@ def _texts(task: Any, split: str, setting: str) -> Iterator[Document]:
     # Texts as they are before `tokenize`, whatever the vocabulary.
     to_text, _ = split_at_tokenize(task, seqio)
     dataset = apply_steps(
-      task, to_text, split=split, sequence_length=None, seqio=seqio
+      task,
+      to_text,
+      split=split,
+      sequence_length=None,
+      seqio=seqio,
+      where=where,
     )
     specs = dataset.element_spec
     names = [name for name in ("inputs", "targets") if name in specs]

@@ -126,6 +126,21 @@ def test_texts_that_are_none_are_left_out_and_counted(capsys):
 TEXT = {"train": {"text": ["/no/such/file"]}}
 
 
+def forgets_to_return(dataset):
+  dataset.map(lambda example: example)
+
+
+def calls_python(dataset):
+  def look_up(text):
+    raise ValueError("no such word")
+
+  def to_word(example):
+    word = tf.numpy_function(look_up, [example["text"]], tf.string)
+    return {"targets": tf.reshape(word, [])}
+
+  return dataset.map(to_word)
+
+
 @pytest.mark.parametrize(
   ("examples", "steps", "message"),
   [
@@ -139,7 +154,26 @@ TEXT = {"train": {"text": ["/no/such/file"]}}
       [lambda ds: ds.map(lambda e: {"targets": [e["text"]]})],
       " makes {'targets': 'string of rank 1'}; make each a text, or each the",
     ),
-    (TEXT, [lambda ds: ds.nothing()], ": AttributeError: "),
+    (
+      TEXT,
+      [lambda ds: ds.nothing()],
+      ": preprocessor <lambda>: AttributeError: ",
+    ),
+    (
+      TEXT,
+      [lambda ds: ds.map(lambda e: e["nothing"])],
+      ": preprocessor <lambda>: KeyError: 'nothing' (tests/data/sources/",
+    ),
+    (
+      TEXT,
+      [forgets_to_return],
+      ": preprocessor forgets_to_return returns None; return a tf.data.Data",
+    ),
+    (
+      TEXT,
+      [calls_python],
+      ", split 'train': ValueError: no such word (tests/data/sources/",
+    ),
     (
       TEXT,
       [lambda ds: ds.map(lambda e: {"targets": tf.io.read_file(e["text"])})],
@@ -163,9 +197,16 @@ def test_a_task_that_does_not_work_is_named(examples, steps, message):
   assert error("bad").startswith(f"TASK: bad{message}")
 
 
-def test_rates_that_are_all_zero_or_fail_are_an_error(lines):
+def test_rates_that_are_no_shares_are_an_error(lines):
   add_lines("one", lines)
   seqio.MixtureRegistry.add("zero", [("one", 0)])
+  for rate in (float("nan"), float("inf"), -1.0):
+    seqio.MixtureRegistry.add("odd", [("one", rate)])
+    assert error("odd") == (
+      f"TASK = 'odd': its rates are [{rate}]; give finite rates of at least 0 "
+      "that are not all 0."
+    )
+    seqio.MixtureRegistry.remove("odd")
   seqio.MixtureRegistry.add("fails", [("one", lambda task: 1 / 0)])
   assert "TASK = 'zero': its rates are [0.0]" in error("zero")
   assert error("fails").startswith(
