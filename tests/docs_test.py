@@ -2,13 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command and path of README.md and docs/ exists and is accepted.
 
-`make test` is not run from within itself, and training commands are run as far
-as their checked configuration. tests/docs/ has what single pages show.
+`make test` is not run from within itself, training commands are run as far as
+their checked configuration, and tools as far as their flags. tests/docs/ has
+what single pages show.
 """
 
+import argparse
 import ast
+import importlib
 import pathlib
 import re
+import runpy
+import shlex
+import sys
 
 import pytest
 
@@ -21,13 +27,26 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+PROSE = re.sub(r"^```.*?^```$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+
+
+def _without_variables(words: list[str]) -> list[str]:
+  """Returns a command without the environment variables set before it."""
+  first = next(i for i, word in enumerate(words) if not re.match(r"\w+=", word))
+  return words[first:]
 
 
 COMMANDS = [
-  command
+  _without_variables(command)
   for block in blocks_of(TEXT)
   if block.language == "sh"
   for command in block.commands
+]
+# Calls of programs within a sentence.
+CALLS = [
+  shlex.split(call)
+  for call in re.findall(r"`((?:palm_mtf|python -m tools\.)[^`]+)`", PROSE)
+  if not call.endswith("...")
 ]
 
 
@@ -73,15 +92,59 @@ def test_make_target_exists(target):
 
 
 @pytest.mark.parametrize(
-  "script",
-  [
-    c[2].replace(".", "/") + ".py" if c[1] == "-m" else c[1]
-    for c in COMMANDS
-    if c[0].endswith("python")
-  ],
+  "call", [c for c in CALLS if c[0] == "palm_mtf"], ids=" ".join
 )
-def test_script_exists(script):
-  assert (ROOT / script).is_file()
+def test_a_call_in_a_sentence_has_flags_of_its_command(call):
+  words = [x for x in call[1:] if x != "..."]
+  name, rest = split_name(words)
+  flags = {x.partition("=")[0] for x in rest if x.startswith("--")}
+  known = {*KNOWN[name].flags, *KNOWN[name].alone}
+  assert flags <= known | ({"--gin_file"} if KNOWN[name].config else set())
+
+
+class _Parsed(BaseException):
+  """argparse has read the flags of a tool."""
+
+
+@pytest.fixture
+def parse_only(monkeypatch):
+  """Ends a tool with `_Parsed` where it would begin its work."""
+  parse_known = argparse.ArgumentParser.parse_known_args
+
+  def parse_known_args(self):  # the benches' own: the rest are gin flags
+    _, rest = parse_known(self)
+    assert all(re.match(r"--gin\.\w+=", flag) for flag in rest), rest
+    raise _Parsed
+
+  def parse_args(self, args=None):
+    _, rest = parse_known(self, args)
+    assert not rest
+    raise _Parsed
+
+  monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+  monkeypatch.setattr(
+    argparse.ArgumentParser, "parse_known_args", parse_known_args
+  )
+
+
+@pytest.mark.parametrize(
+  "command",
+  [c for c in COMMANDS + CALLS if c[0].endswith("python")],
+  ids=" ".join,
+)
+def test_a_tool_takes_the_flags_that_the_page_writes(
+  command, parse_only, monkeypatch
+):
+  _, *words = command
+  script, *flags = words[1:] if words[0] == "-m" else words
+  path = script.replace(".", "/") + ".py" if words[0] == "-m" else script
+  assert (ROOT / path).is_file()
+  monkeypatch.setattr(sys, "argv", [path, *flags])
+  with pytest.raises(_Parsed):
+    if path.startswith("tools/"):
+      importlib.import_module(path[: -len(".py")].replace("/", ".")).main()
+    else:
+      runpy.run_path(str(ROOT / path), run_name="__main__")
 
 
 def test_every_path_that_is_named_exists():
@@ -112,8 +175,10 @@ def test_the_readme_has_at_most_250_lines():
   assert len(README.read_text(encoding="utf-8").splitlines()) <= 250
 
 
-def test_every_page_is_in_the_index_and_the_site():
+def test_every_page_is_in_the_readme_the_index_and_the_site():
   names = {page.name for page in PAGES} - {"README.md", "index.md"}
+  readme = README.read_text(encoding="utf-8")
+  assert set(re.findall(r"^\| `docs/(\w+\.md)` \|", readme, re.M)) == names
   index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
   assert set(re.findall(r"\((\w+\.md)\)", index)) == names
   site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
