@@ -4,6 +4,7 @@
 
 Control characters of texts, such as those of a sequence that sets a terminal's
 clipboard, are escaped in log lines, and in results where stdout is a terminal.
+Results that stdout does not take, such as a file on a full disk, are an error.
 
 2026-11-22 11:28:15 palm_mtf: step 100/600  loss 5.211
 2026-11-22 11:28:31 palm_mtf: warning: 2 of 4 files left out
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from palm_mtf.errors import UserError
+
 # All of Unicode's control characters but tab and line feed.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -28,31 +31,57 @@ def escaped(text: str) -> str:
   return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
-class _EscapingStream:
-  """A text stream that escapes what is written."""
+class _Results:
+  """A text stream for results: safe for a terminal, its errors one line."""
 
   def __init__(self, stream: TextIO):
     self._stream = stream
+    self._is_terminal = stream.isatty()
 
   def write(self, text: str) -> int:
-    self._stream.write(escaped(text))
+    with self._explained():
+      self._stream.write(escaped(text) if self._is_terminal else text)
     return len(text)
+
+  def flush(self) -> None:
+    with self._explained():
+      self._stream.flush()
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    try:
+      yield
+    except BrokenPipeError:  # whoever reads the results has read enough
+      raise
+    except OSError as error:
+      # What is left in the buffer would fail again at Python's exit.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+      raise UserError(
+        f"stdout cannot be written: {error.strerror}; give the results a place "
+        "with room."
+      ) from error
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._stream, name)
 
 
 @contextlib.contextmanager
-def terminal_is_safe() -> Iterator[None]:
+def results_on_stdout() -> Iterator[None]:
   """Escapes control characters that the body prints to a terminal's stdout.
 
   A pipe or a file gets every character as it is.
+
+  Raises:
+    UserError: stdout cannot be written, as where a disk is full.
   """
-  if sys.stdout is None or not sys.stdout.isatty():
-    yield
-    return
-  with contextlib.redirect_stdout(_EscapingStream(sys.stdout)):
-    yield
+  results = _Results(sys.stdout)
+  with contextlib.redirect_stdout(results):
+    try:
+      yield
+    finally:
+      # A command that failed has its own error, and keeps its exit code.
+      with contextlib.suppress(UserError, BrokenPipeError):
+        results.flush()
 
 
 def configure_logging() -> None:

@@ -23,7 +23,7 @@ IMPORTS = {
   "__init__": "_old_names",
   "errors": "",
   "user_text": "errors",
-  "console": "",
+  "console": "errors",
   "json_text": "",
   "user_code": "errors",
   "config": "errors",
@@ -53,7 +53,7 @@ IMPORTS = {
   "data checkpoints",
   "inference": "_tf errors user_text config machine accounting mesh programs "
   "data checkpoints",
-  "serving": "errors json_text config data cluster inference",
+  "serving": "errors json_text config machine data cluster inference",
   "evaluation": "_tf errors user_text console json_text user_code config "
   "model_dir data checkpoints inference",
   "training": "__init__ _tf errors json_text config machine accounting ops "

@@ -24,7 +24,7 @@ from palm_mtf import __version__
 from palm_mtf.cli.command import Command
 from palm_mtf.cli.command_names import commands_in, split_name
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.console import configure_logging, escaped, terminal_is_safe
+from palm_mtf.console import configure_logging, escaped, results_on_stdout
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.own_process import own_process
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Runs one command and returns its exit code."""
   configure_logging()
   arguments = sys.argv[1:] if arguments is None else list(arguments)
-  with terminal_is_safe():
+  with results_on_stdout():
     return _exit_code(arguments)
 
 

@@ -3,7 +3,6 @@
 """HTTP server, in the form that clients of OpenAI's API speak."""
 
 import asyncio
-import signal
 import socket
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from palm_mtf.errors import UserError
+from palm_mtf.machine.stop_signals import handled_signals
 from palm_mtf.serving.access import Access
 from palm_mtf.serving.batcher import Batcher
 from palm_mtf.serving.completions import CLIENT, Completions, check_name
@@ -21,7 +21,6 @@ from palm_mtf.serving.refusal import RefusalError, json_response
 from palm_mtf.serving.request_body import MOST_BODY_BYTES
 from palm_mtf.serving.served_model import ServedModel
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLIENT_LEFT = 499  # as nginx logs it
 _HEALTH = "/health"
 
@@ -29,7 +28,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-  """Serves one model until a signal."""
+  """Serves one model until a signal; outside of the main thread for ever."""
 
   def __init__(
     self,
@@ -65,11 +64,8 @@ class Server:
       Name of the signal, such as "SIGTERM"; "" where the batch failed.
     """
     loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-      # What nohup, or a shell that starts a background job, has ignored stays
-      # so.
-      if signal.getsignal(number) != signal.SIG_IGN:
-        loop.add_signal_handler(number, self.stop, signal.Signals(number).name)
+    for number in handled_signals():
+      loop.add_signal_handler(number, self.stop, number.name)
     # A handler whose client went away is cancelled, and its rows with it.
     runner = web.AppRunner(
       self._app(),

@@ -4,12 +4,13 @@
 
 import signal
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from palm_mtf.machine.stop_signals import handled_signals
 
 
 class StopRequest:
   """Handles the first stop signal by noting its name; a context manager.
 
+  It notes none outside of the main thread.
   SIGINT or SIGTERM that comes again interrupts at once. SIGHUP never does: a
   terminal that closes may send it twice.
   """
@@ -19,11 +20,8 @@ class StopRequest:
     self._previous = {}
 
   def __enter__(self) -> "StopRequest":
-    for number in _SIGNALS:
-      # What nohup, or a shell that starts a background job, has ignored stays
-      # so.
-      if signal.getsignal(number) != signal.SIG_IGN:
-        self._previous[number] = signal.signal(number, self._note)
+    for number in handled_signals():
+      self._previous[number] = signal.signal(number, self._note)
     return self
 
   def __exit__(self, *unused: object) -> None:

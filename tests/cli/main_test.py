@@ -250,3 +250,22 @@ def test_a_reader_that_has_read_enough_is_no_error(
   done = palm_mtf(*arguments, stdout=writing)
   os.close(writing)
   assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [("train", "--help"), ("doctor",), ("evaluate", RECIPE, DIR)],
+  ids=" ".join,
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_one_line(
+  palm_mtf, monkeypatch, unbuffered, arguments
+):
+  monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+  with open("/dev/full", "w") as full:
+    done = palm_mtf(*arguments, stdout=full)
+  assert (done.returncode, done.stderr) == (
+    2,
+    "palm_mtf: stdout cannot be written: No space left on device; give the "
+    "results a place with room.\n",
+  )

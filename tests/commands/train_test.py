@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import types
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -362,6 +363,13 @@ def test_whatever_a_resume_needs_is_on_the_disk_before_the_checkpoint(
     tmp_path.name,
     "tokens",
   } <= {*before}
+
+
+def test_a_run_trains_in_any_thread(corpus, tmp_path):
+  settings = {"TRAIN_STEPS": 1, "PROMPTS": []}
+  with futures.ThreadPoolExecutor() as pool:
+    run = pool.submit(runs.run, "train", corpus, tmp_path, **settings)
+    assert run.result() == 0
 
 
 def test_prompt_longer_than_the_context_is_refused_before_training(
