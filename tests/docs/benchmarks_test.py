@@ -1,0 +1,39 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The choices of tools; docs_test.py has their flags. Nothing is measured."""
+
+import pytest
+
+from tests.doc_pages import Page
+from tools import bench_decode, bench_peers, bench_train
+
+PAGE = Page("docs/benchmarks.md")
+COMMANDS = [
+  words
+  for block in PAGE.blocks
+  if block.language == "sh"
+  for words in block.commands
+]
+PEERS = {
+  "tools/bench_train.py": bench_train.PEERS,
+  "tools/bench_decode.py": bench_decode.PEERS,
+}
+
+
+def _value_of(words, flag, default):
+  return words[words.index(flag) + 1] if flag in words else default
+
+
+@pytest.mark.parametrize("tool", PEERS)
+def test_every_size_and_peer_that_a_command_names_is_there(tool):
+  commands = [words for words in COMMANDS if tool in words]
+  assert commands
+  for words in commands:
+    assert _value_of(words, "--size", "26.6M") in bench_peers.SIZES
+    assert {*_value_of(words, "--peer", "").split(",")} <= {*PEERS[tool]}
+
+
+def test_every_file_that_a_command_runs_is_python_of_ours_or_an_installation():
+  for words in COMMANDS:
+    programs = [x for x in words if not x.split("=")[0].isupper()]
+    assert programs[0] in (".venv/bin/python", "pip")

@@ -1,0 +1,94 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What tests/pages_test.py does not compare."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests.doc_pages import Page
+from tests.source_files import ROOT
+
+PAGE = Page("docs/plan.md")
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch, capsys):
+  """Runs a command in an empty folder; returns what it prints."""
+  monkeypatch.chdir(tmp_path)
+
+  def run(command):
+    assert main(command[1:]) == 0
+    return capsys.readouterr().out
+
+  return run
+
+
+@PAGE.shows("palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin\n")
+def test_json_has_the_numbers_as_one_object(block, printed):
+  _, command = block.commands  # pages_test.py has the first one
+  assert json.loads(printed(command))
+
+
+@PAGE.shows("palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --search")
+def test_the_layout_that_a_search_writes_trains_after_the_recipe(
+  block, printed, tmp_path
+):
+  _, command = block.commands
+  printed(command)
+  (train,) = re.findall(r"`(palm_mtf train [^`]*best\.gin)`", PAGE.text)
+  (recipe,) = (x for x in command if x.startswith("--gin_file="))
+  train = shlex.split(train.replace("--gin_file=RECIPE", recipe))
+  own = [f"--gin.{x}='x'" for x in ("MODEL_DIR", "TEXT_FILES", "VOCABULARY")]
+  config = printed([*train, *own, "--print_config"])
+  (found,) = re.findall(
+    r"^LAYOUT = '(.*)'$", (tmp_path / "best.gin").read_text(), re.M
+  )
+  assert re.search(rf'^LAYOUT = "{found}" +# best.gin', config, re.M)
+
+
+@PAGE.shows("palm_mtf plan --gin_file=recipes/palm_62b_two_pods.gin")
+def test_a_price_of_the_users_makes_a_cost(block, printed):
+  (command,) = block.commands
+  with_price = printed(command)
+  assert "cost" in with_price
+  assert "cost" not in printed([x for x in command if "COST" not in x])
+
+
+@pytest.mark.slow
+@PAGE.shows("palm_mtf plan --calibrate")
+def test_a_machine_that_was_measured_is_planned_for(
+  block, printed, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  measure, plan = block.commands
+  printed(measure)
+  (rates,) = (tmp_path / "palm_mtf" / "hardware").iterdir()
+  assert "CHIP_PASS_BANDWIDTHS" in rates.read_text()
+  assert "tokens/s" in printed(plan)
+
+
+def test_every_chip_that_the_page_names_has_a_file():
+  chips = re.search(r"are from:\n(.*?)\. What", PAGE.text, re.S)[1]
+  named = re.findall(r"`(\w+)`", chips)
+  files = {x.stem for x in (ROOT / "gin" / "hardware").glob("*.gin")}
+  first, last, *others = named
+  assert {first, last} < {x for x in files if x.startswith("tpu_")}
+  assert set(others) == {x for x in files if not x.startswith("tpu_")}
+
+
+COMPARED = [  # by pages_test.py
+  "palm_mtf plan --gin_file=recipes/palm_540b_two_pods.gin --curves",
+  "palm_mtf plan --table3",
+  "memory of a device",
+  "layouts of 6,144 devices",
+  "CHIP_DCN_BANDWIDTH",
+  "model                        chips",
+]
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested(*COMPARED)

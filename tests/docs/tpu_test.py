@@ -1,0 +1,43 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+import re
+
+import pytest
+
+from palm_mtf.cli.main import main
+from tests.doc_pages import Page
+from tests.source_files import ROOT
+
+PAGE = Page("docs/tpu.md")
+LAYOUTS = re.search(r"as in `layouts/(.*?)the axis", PAGE.text, re.S)[1]
+SLICES = re.findall(r"tpu_\w+", LAYOUTS)
+
+
+def test_every_slice_of_gins_is_named():
+  files = {x.stem for x in (ROOT / "gin" / "layouts").glob("tpu_*.gin")}
+  assert {*SLICES} == files
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_slice_is_named_by_tpu_in_gin(name, capsys):
+  files = ["recipes/palm_8b.gin", f"layouts/{name}.gin"]
+  own = [f"--gin.{x}='x'" for x in ("MODEL_DIR", "TEXT_FILES", "VOCABULARY")]
+  flags = [f"--gin_file={file}" for file in files]
+  assert main(["train", *flags, *own, "--print_config"]) == 0
+  tpu = re.search(r'^TPU = "(.+?)"', capsys.readouterr().out, re.M)[1]
+  rest = name.removeprefix("tpu_").replace("_", "-")
+  assert tpu == rest or "palm" in name
+
+
+def test_every_recipe_that_the_page_names_is_there():
+  named = re.findall(r"`(?:recipes/)?(palm_\w+\.gin)`", PAGE.text)
+  assert len(named) == 3
+  for name in named:
+    assert (ROOT / "gin" / "recipes" / name).is_file()
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested(
+    ".venv/bin/python tools/build_tpu.py",  # flags: docs_test.py
+    "              tpu          devices",
+  )
