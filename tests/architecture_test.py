@@ -53,7 +53,8 @@ IMPORTS = {
   "data checkpoints",
   "inference": "_tf errors user_text config machine accounting mesh programs "
   "data checkpoints",
-  "serving": "errors json_text config machine data cluster inference",
+  "serving": "_tf errors json_text config machine data checkpoints cluster "
+  "inference",
   "evaluation": "_tf errors user_text console json_text user_code config "
   "model_dir data checkpoints inference",
   "training": "__init__ _tf errors json_text config machine accounting ops "

@@ -83,7 +83,8 @@ def request_under_way(server, **body):
   with socket.create_connection((host, int(port)), timeout=120) as connection:
     text = json.dumps({"stream": True, **body})
     connection.sendall(
-      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+      "Connection: close\r\nContent-Type: "
       f"application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
     )
     file = connection.makefile("rb")

@@ -29,6 +29,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.machine import cores
 from palm_mtf.machine.activation_dtype import native_bfloat16_here
 from palm_mtf.machine.cpu import cpu_flags, cpu_name
+from palm_mtf.machine.host_memory import memory_bytes
 
 _logger = logging.getLogger(__name__)
 
@@ -181,7 +182,7 @@ def _machine(
 ) -> dict:
   flags = cpu_flags()
   shown = [name for name in _SHOWN_CPU_FLAGS if name in flags]
-  total, available = _memory_bytes()
+  total, available = memory_bytes()
   free = shutil.disk_usage(".").free
   return {
     "palm_mtf": f"{palm_mtf.__version__} in {Path(palm_mtf.__file__).parent}",
@@ -278,27 +279,3 @@ def _gin_error() -> str:
   except UserError as error:
     return str(error)
   return ""
-
-
-def _memory_bytes() -> tuple[int, int]:
-  """Returns the whole memory and what is available of it."""
-  # The kernel says kB and means KiB.
-  kibibytes = dict(
-    re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
-  )
-  total = int(kibibytes.get("MemTotal", 0)) * 1024
-  available = int(kibibytes.get("MemAvailable", 0)) * 1024
-  limit = _text("/sys/fs/cgroup/memory.max").strip()  # of a container
-  if limit.isdigit() and int(limit) < total:
-    # A container's limit counts, not the host's memory.
-    used = _text("/sys/fs/cgroup/memory.current").strip()
-    left = int(limit) - int(used) if used.isdigit() else int(limit)
-    return int(limit), min(available, left)
-  return total, available
-
-
-def _text(path: str) -> str:
-  try:
-    return Path(path).read_text(encoding="utf-8", errors="replace")
-  except OSError:
-    return ""

@@ -14,6 +14,10 @@ FLAGS = {
     "help": "of this host; port 0 is any that is free (default: "
     "127.0.0.1:8000)",
   },
+  "--follow": {
+    "action": "store_true",
+    "help": "serve each newer checkpoint as soon as training has written it",
+  },
   "--slots": {
     "metavar": "N",
     "type": int,

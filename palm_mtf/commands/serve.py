@@ -4,28 +4,39 @@
 
 import asyncio
 import dataclasses
+import functools
 import importlib.util
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from palm_mtf.accounting.decode import (
+  cache_bytes_per_token,
+  decode_weight_bytes,
+)
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.cluster.addresses import split_address
-from palm_mtf.config import Config, DecodeConfig, mesh_layout
+from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.inference.prompts import check_room
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
+from palm_mtf.machine.gpu import gpu_capabilities
+from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import check_model_dir
+from palm_mtf.serving.newer_checkpoint import NewerCheckpoint
 
 if TYPE_CHECKING:  # imports aiohttp, which is an extra
   from palm_mtf.serving.access import Access
 
+_FOLLOW_SECS = 2  # between two looks for a newer checkpoint
 # More would be a mistake, and is refused before anything is computed.
 _MOST = {"--slots": 10**9, "--most_waiting": 10_000, "--most_secs": 10**6}
 
@@ -41,6 +52,7 @@ def serve(
   allow_any_address: bool,
   allowed_hosts: Sequence[str],
   api_key_file: str | None,
+  follow: bool,
 ) -> None:
   """Serves completions until a signal; prints where.
 
@@ -54,6 +66,7 @@ def serve(
     allow_any_address: permit 0.0.0.0, every address of this host.
     allowed_hosts: further names of the server, in the header Host.
     api_key_file: path of a file with API keys; None to need none.
+    follow: serve newer checkpoints as training writes them.
 
   Raises:
     UserError: something of these cannot work.
@@ -75,12 +88,16 @@ def serve(
   model = resolved(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
   shapes = parameter_shapes(model)
+  _check_slots(slots, model, config.decode.weight_dtype)
   checkpoint = newest_checkpoint(model_dir, shapes)
   vocabulary = load_vocabulary(
     model_dir, config.data, vocab_size=model.vocab_size
   )
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   check_room(model, config.run)
+  newer = None
+  if follow:
+    newer = NewerCheckpoint(model_dir, checkpoint, shapes, vocabulary.sha256)
   with listening.listen(
     listen, allow_any_address=allow_any_address, has_keys=bool(keys)
   ) as listener:
@@ -94,6 +111,7 @@ def serve(
       listener,
       access.Access(hosts, keys),
       checkpoint,
+      newer,
       config,
       vocabulary,
       name=os.path.basename(os.path.abspath(model_dir)),
@@ -109,6 +127,22 @@ def _check_installed() -> None:
     raise UserError(
       "palm_mtf serve answers by aiohttp, which is not installed: "
       f"{sys.executable} -m pip install 'aiohttp>=3.14,<4'"
+    )
+
+
+def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
+  # Memory of GPUs is not known before TensorFlow is imported.
+  if gpu_capabilities():
+    return
+  of_slot = model.sequence_length * cache_bytes_per_token(model)
+  _, available = memory_bytes()
+  available = max(0, available - decode_weight_bytes(model, weight_dtype))
+  needed = slots * of_slot
+  if needed > available:
+    raise UserError(
+      f"--slots = {slots:,}: their cache takes {needed / 1e9:,.1f} GB, and "
+      f"{available / 1e9:,.1f} GB of memory is left for it; give at most "
+      f"{available // of_slot:,}."
     )
 
 
@@ -131,6 +165,7 @@ def _serve(
   listener: socket.socket,
   access: "Access",
   checkpoint: Checkpoint,
+  newer: NewerCheckpoint | None,
   config: Config,
   vocabulary: Vocabulary,
   *,
@@ -141,34 +176,32 @@ def _serve(
 ) -> str:
   """Serves; returns the name of the signal that ended it."""
   # Last, because importing TensorFlow takes seconds.
-  from palm_mtf.inference.decoder_session import (
-    LoadedDecoder,
-    step_session_config,
-  )
-  from palm_mtf.inference.prompt_scorer import PromptScorer
-  from palm_mtf.inference.slot_decoder import SlotDecoder
+  from palm_mtf.inference.decoder_session import step_session_config
   from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
   from palm_mtf.serving.batcher import Batcher
   from palm_mtf.serving.counters import Counters
   from palm_mtf.serving.listening import url_of
   from palm_mtf.serving.served_model import ServedModel
+  from palm_mtf.serving.served_weights import ServedWeights
   from palm_mtf.serving.server import Server
 
   model, mesh, decode = config.model, config.mesh_layout, config.decode
-  dtype = decode.weight_dtype
-  warn_if_slow(model, mesh, step_session_config(model, mesh, dtype))
-  with LoadedDecoder(checkpoint, model, mesh, dtype, for_steps=True) as loaded:
+  session = step_session_config(model, mesh, decode.weight_dtype)
+  warn_if_slow(model, mesh, session)
+  with ServedWeights(
+    model,
+    mesh,
+    decode.weight_dtype,
+    num_tokens=vocabulary.size,
+    num_slots=slots,
+  ) as weights:
+    weights.load(checkpoint)
     counters = Counters()
     batcher = Batcher(
-      SlotDecoder(loaded, vocabulary.size, slots),
-      PromptScorer(loaded).score,
-      counters,
-      eod_id=vocabulary.eod_id,
-      most_waiting=most_waiting,
+      weights, counters, eod_id=vocabulary.eod_id, most_waiting=most_waiting
     )
     served = ServedModel(
       name=name,
-      created=int(os.path.getmtime(checkpoint.path)),
       vocabulary=vocabulary,
       decode=decode,
       activation_dtype=model.activation_dtype,
@@ -180,11 +213,23 @@ def _serve(
       most_secs=most_secs,
     )
 
+    def follow() -> None:
+      while True:
+        time.sleep(_FOLLOW_SECS)
+        found = newer.find()
+        if found:
+          batcher.replace_weights(functools.partial(weights.replace, found))
+
     async def run() -> str:
       server = Server(served, batcher, counters, access)
       return await server.serve(listener)
 
-    print(f"serving {name} on {url_of(listener)}/v1", flush=True)
+    if newer:
+      threading.Thread(target=follow, daemon=True).start()
+    print(
+      f"serving {name}, step {weights.step:,}, on {url_of(listener)}/v1",
+      flush=True,
+    )
     signal_name = asyncio.run(run())
     if batcher.failure:
       raise batcher.failure

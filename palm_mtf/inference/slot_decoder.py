@@ -57,7 +57,13 @@ class Chosen(NamedTuple):
 
 
 class SlotDecoder:
-  """Decodes texts in slots with the weights of one checkpoint."""
+  """Decodes texts in slots with the weights of one checkpoint.
+
+  Attributes:
+    num_slots: texts at once.
+    sequence_length: tokens of a text at most, with its prompt.
+    has_long_calls: whether `steps` can choose several tokens of each text.
+  """
 
   def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
     """Makes the cache of all slots.
@@ -72,6 +78,8 @@ class SlotDecoder:
     self._num_slices = loaded.mesh.axis_size_of("batch")
     n = self._num_slices
     self.num_slots = -(-num_slots // n) * n
+    self.sequence_length = loaded.model.config.sequence_length
+    self.has_long_calls = loaded.model.weights.is_packed
     with loaded.graph.as_default():
       self._programs = SlotPrograms(loaded.model, self.num_slots, n)
     loaded.session.run(self._programs.initialize)
@@ -87,8 +95,7 @@ class SlotDecoder:
       ids: tokens, at least one, at most SEQUENCE_LENGTH.
     """
     # As the generator does: few programs serve prompts of all lengths.
-    most = self._loaded.model.config.sequence_length
-    room = min(1 << (len(ids) - 1).bit_length(), most)
+    room = min(1 << (len(ids) - 1).bit_length(), self.sequence_length)
     if room not in self._inserts:
       with self._loaded.graph.as_default():
         self._inserts[room] = self._programs.insert(room)

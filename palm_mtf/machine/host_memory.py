@@ -1,11 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory of this process."""
+"""Host memory: that of this process, and what is left for it."""
 
 import ctypes
 import gc
 import os
 import re
+import resource
 
 _MADV_DONTNEED = 4  # of Linux's mman.h
 _M_ARENA_MAX = -8  # of glibc's malloc.h
@@ -32,6 +33,36 @@ def largest_resident_bytes(process: int | str = "self") -> int:
   with open(f"/proc/{process}/status", encoding="ascii") as file:
     (line,) = (x for x in file if x.startswith("VmHWM:"))
   return int(line.split()[1]) * 1024
+
+
+def memory_bytes() -> tuple[int, int]:
+  """Returns the whole memory and what of it this process can still take."""
+  # The kernel says kB and means KiB.
+  kibibytes = dict(
+    re.findall(r"^(\w+):\s+(\d+) kB$", _text("/proc/meminfo"), re.MULTILINE)
+  )
+  total = int(kibibytes.get("MemTotal", 0)) * 1024
+  available = int(kibibytes.get("MemAvailable", 0)) * 1024
+  limit = _text("/sys/fs/cgroup/memory.max").strip()  # of a container
+  if limit.isdigit() and int(limit) < total:
+    # A container's limit counts, not the host's memory.
+    used = _text("/sys/fs/cgroup/memory.current").strip()
+    left = int(limit) - int(used) if used.isdigit() else int(limit)
+    total, available = int(limit), min(available, left)
+  soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+  if soft != resource.RLIM_INFINITY:  # ulimit -v
+    pages = int(_text("/proc/self/statm").split()[0])
+    left = soft - pages * os.sysconf("SC_PAGE_SIZE")
+    available = min(available, left)
+  return total, max(0, available)
+
+
+def _text(path: str) -> str:
+  try:
+    with open(path, encoding="utf-8", errors="replace") as file:
+      return file.read()
+  except OSError:
+    return ""
 
 
 def free_garbage() -> None:

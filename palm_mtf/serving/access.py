@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may ask a server: the Host header and the API key of a request."""
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -75,6 +76,7 @@ class Access:
     return f"key {found.index(True)}"
 
 
+@functools.lru_cache(256)
 def host_name(host: str) -> str:
   """Returns the name or address of a Host header in its usual form.
 

@@ -48,6 +48,7 @@ class Completions:
     begin = functools.partial(
       self._model.choices,
       asked,
+      request[CLIENT],
       lambda: loop.call_soon_threadsafe(changed.set),
     )
     is_long = sum(map(len, asked.prompts)) > _LONG

@@ -5,6 +5,8 @@
 import collections
 import dataclasses
 
+_GAUGES = ("running", "waiting", "checkpoint_step")
+
 
 @dataclasses.dataclass
 class Counters:
@@ -19,6 +21,7 @@ class Counters:
     request_secs: seconds of all answers together.
     running: completions in a slot.
     waiting: completions that wait for one.
+    checkpoint_step: training step of the weights that compute.
   """
 
   requests: collections.Counter = dataclasses.field(
@@ -31,6 +34,7 @@ class Counters:
   request_secs: float = 0.0
   running: int = 0
   waiting: int = 0
+  checkpoint_step: int = 0
 
   def page(self) -> str:
     """Returns every count, one a line."""
@@ -40,7 +44,7 @@ class Counters:
       for code, count in sorted(self.requests.items())
     ]
     for field in dataclasses.fields(self)[1:]:
-      is_gauge = field.name in ("running", "waiting")
+      is_gauge = field.name in _GAUGES
       name = f"palm_mtf_{field.name}" + ("" if is_gauge else "_total")
       lines += [
         f"# TYPE {name} {'gauge' if is_gauge else 'counter'}",

@@ -27,7 +27,6 @@ class ServedModel:
 
   Attributes:
     name: name that clients give.
-    created: time of the checkpoint, in seconds since 1970.
     vocabulary: vocabulary of the model.
     decode: settings of sampling that a request does not say.
     activation_dtype: dtype that the model computes in.
@@ -35,12 +34,11 @@ class ServedModel:
     seed: seed of a request that does not say it.
     start_id: token before every text.
     sequence_length: tokens of a prompt and its completion at most.
-    most_rows: completions at once, running and waiting.
+    most_rows: completions of a client at once, running and waiting.
     most_secs: seconds that a request may take.
   """
 
   name: str
-  created: int
   vocabulary: Vocabulary
   decode: DecodeConfig
   activation_dtype: str
@@ -59,13 +57,19 @@ class ServedModel:
     pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
     return self.sequence_length * max(map(len, pieces))
 
-  def described(self) -> dict:
-    """Returns the model as /v1/models lists it."""
+  def described(self, *, step: int, created: int) -> dict:
+    """Returns the model as /v1/models lists it.
+
+    Args:
+      step: training step of the checkpoint that is served.
+      created: time of the checkpoint, in seconds since 1970.
+    """
     return {
       "id": self.name,
       "object": "model",
-      "created": self.created,
+      "created": created,
       "owned_by": "palm_mtf",
+      "step": step,
       "activation_dtype": self.activation_dtype,
     }
 
@@ -81,25 +85,27 @@ class ServedModel:
     if asked.num_rows > self.most_rows:
       raise UserError(
         f"{asked.num_rows:,} completions (prompts times n): give at most "
-        f"{self.most_rows}, which is what this server holds at once."
+        f"{self.most_rows}, which is what this server holds of a client."
       )
     return asked
 
   def choices(
-    self, asked: CompletionRequest, changed: Callable[[], None]
+    self, asked: CompletionRequest, client: str, changed: Callable[[], None]
   ) -> list[Choice]:
     """Returns the choices of an answer, their rows to be submitted.
 
     Args:
       asked: the completion that the client asks for.
+      client: who asks.
       changed: called, by another thread, when a row has more.
 
     Raises:
       UserError: a prompt leaves no room for its completion, or has an id that
         is no token's.
     """
+    request = object()
     rows = [
-      self._row(asked, prompt, sample, changed)
+      self._row(asked, prompt, sample, client, request, changed)
       for prompt in self._encoded(asked)
       for sample in range(asked.n)
     ]
@@ -117,9 +123,10 @@ class ServedModel:
         f"prompt: is {longest:,} characters, more than SEQUENCE_LENGTH = "
         f"{self.sequence_length:,} tokens can hold: shorten it."
       )
-    encoded = iter(self.vocabulary.encode_batch(texts))
+    # In this thread: to start others takes longer than to encode a prompt.
+    encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
     prompts = [
-      [self.start_id, *next(encoded)]
+      [self.start_id, *next(encoded).tolist()]
       if isinstance(x, str)
       else with_start(x, self.start_id)
       for x in asked.prompts
@@ -142,6 +149,8 @@ class ServedModel:
     asked: CompletionRequest,
     prompt: Sequence[int],
     sample: int,
+    client: str,
+    request: object,
     changed: Callable[[], None],
   ) -> Row:
     tells = asked.logprobs is not None
@@ -157,5 +166,7 @@ class ServedModel:
       # To wake up for every token costs more than a step of a small model.
       is_watched=asked.stream or bool(asked.stop),
       deadline=time.monotonic() + self.most_secs,
+      client=client,
+      request=request,
       changed=changed,
     )

@@ -172,9 +172,12 @@ class Server:
     return web.Response(text=self._counters.page())
 
   async def _models(self, unused_request: web.Request) -> web.Response:
-    models = [self._model.described()]
-    return json_response({"object": "list", "data": models})
+    return json_response({"object": "list", "data": [self._listed()]})
 
   async def _described(self, request: web.Request) -> web.Response:
     check_name(self._model, request.match_info["name"])
-    return json_response(self._model.described())
+    return json_response(self._listed())
+
+  def _listed(self) -> dict:
+    engine = self._batcher.engine
+    return self._model.described(step=engine.step, created=engine.created)

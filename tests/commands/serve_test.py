@@ -315,6 +315,36 @@ def test_who_goes_away_before_a_whole_answer_leaves_the_slot_too(long_server):
   assert found["palm_mtf_generated_tokens_total"] < 900
 
 
+def test_a_newer_checkpoint_is_followed_and_drops_no_request(
+  finished, tmp_path
+):
+  model_dir = tmp_path / "run"
+  shutil.copytree(finished, model_dir)
+  newest = model_dir / "checkpoints" / "step_00000012"
+  newest.rename(tmp_path / "newest")
+  flags = ["--follow", "--gin.SEQUENCE_LENGTH=1024", "--slots=2"]
+  with start(model_dir, *flags) as process:
+    server = url_of(process)
+
+    def step():
+      (model,) = ask(server, "/v1/models")[1]["data"]
+      return model["step"], metrics(server)["palm_mtf_checkpoint_step"]
+
+    old = complete(server, prompt="one two", logprobs=1)["choices"]
+    assert step() == (8, 8)
+    with request_under_way(server, **{**LONG, "max_tokens": 200}) as events:
+      (tmp_path / "newest").rename(newest)
+      assert b"[DONE]" in events.read()
+    while step() != (12, 12):
+      time.sleep(0.05)
+    new = complete(server, prompt="one two", logprobs=1)["choices"]
+    assert new != old
+    process.terminate()
+    _, error = process.communicate(timeout=60)
+  assert process.returncode == 143, error
+  assert "serving step 12" in error
+
+
 def test_under_load_nobody_gets_the_text_of_another_or_none(server, generated):
   """Four times as many clients as slots, of whom every third goes away."""
 
@@ -370,6 +400,10 @@ def test_a_second_signal_gives_up_what_is_under_way(long_server):
     (["--listen=127.0.0.1"], '--listen = "127.0.0.1": write ADDRESS:PORT'),
     (["--listen=0.0.0.0:0"], "answers every host that reaches this one; give"),
     (["--slots=0"], "--slots = 0: give a whole number of at least 1."),
+    (["--slots=100000000"], "GB of memory is left for it; give at most"),
+    (["--most_waiting=10001"], "give a whole number of at most 10,000."),
+    (["--api_key_file=none"], "No such file or directory; give a text file."),
+    (["--allowed_host=a:80"], "--allowed_host = 'a:80': give the name of a"),
     (["--gin.NUM_BEAMS=2"], "NUM_BEAMS = 2: serve samples without it; set"),
     (["--gin.NUM_SAMPLES=2"], "NUM_SAMPLES = 2: each request says n; set it"),
     (["--gin.SAMPLE_TOKENS=32"], "leaves no room for a prompt"),

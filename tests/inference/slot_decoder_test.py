@@ -141,3 +141,24 @@ def test_what_other_slots_do_changes_no_token(checkpoint):
   together = run(checkpoint, settings)
   alone = run(checkpoint, settings, times=[(0, 0, 8)])
   assert [x.token for x in alone[0]] == [x.token for x in together[0]]
+
+
+def test_a_text_is_as_before_after_a_call_of_which_it_takes_nothing(checkpoint):
+  settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
+  expected = run(checkpoint, settings, times=[(0, 0, 8), (1, 0, 8)])
+  found = [[], []]
+  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
+    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    for i in range(2):
+      decoder.insert(i, [0, *PROMPTS[i]])
+    while len(found[0]) < MAX_TOKENS:
+      texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
+      steps = decoder.steps(texts, 1, wants_log_probs=True)
+      found[0] += steps[0]
+      # The first text's tokens of this call are dropped.
+      texts[0] = text_of(0, found[0], settings[0])
+      steps = decoder.steps(texts, 5, wants_log_probs=False)
+      found[1] += steps[1]
+  assert found[0] == expected[0]
+  tokens = [x.token for x in found[1]][:MAX_TOKENS]
+  assert tokens == [x.token for x in expected[1]]

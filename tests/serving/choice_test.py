@@ -44,6 +44,8 @@ def begin(vocabulary, prompt="one", **body):
     scores_prompt=False,
     is_watched=False,
     deadline=time.monotonic() + 60,
+    client="client",
+    request=object(),
     changed=lambda: None,
   )
   row.prompt_scores = scored(row.prompt[1:]) if asked.echo else []

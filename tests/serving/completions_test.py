@@ -43,14 +43,23 @@ def test_a_text_ends_when_its_time_is_over(stream):
 
 @STREAMS
 def test_a_text_without_a_token_in_time_is_refused(stream):
-  async def run():
-    async with serving(decoder=Slow(), most_secs=0.25) as (_, address):
-      others = complete(address, {**PROMPT, "n": 4})
-      late = complete(address, {**PROMPT, "stream": stream})
-      return await asyncio.gather(others, late)
+  decoder = Repeating()
 
-  _, (status, answer) = asyncio.run(run())
-  assert status == 503
+  async def run():
+    async with serving(decoder=decoder, most_secs=0.2) as (server, address):
+      decoder.may_step.clear()
+      first = asyncio.create_task(complete(address, PROMPT))
+      await until(lambda: server._batcher._running)
+      late = asyncio.create_task(
+        complete(address, {**PROMPT, "stream": stream})
+      )
+      await until(lambda: len(server._batcher._waiting) == 1)
+      await asyncio.sleep(0.25)
+      decoder.may_step.set()
+      return await late, await first
+
+  (status, answer), (first, _) = asyncio.run(run())
+  assert (status, first) == (503, 200)
   assert "time was over before the first token" in str(answer)
 
 

@@ -40,7 +40,7 @@ class Repeating:
     may_step: is set where steps are made.
   """
 
-  num_slots = 4
+  num_slots, sequence_length, has_long_calls = 4, 32, True
 
   def __init__(self, log_prob=-1.0):
     self.log_prob = log_prob
@@ -61,6 +61,16 @@ class Repeating:
     return [Chosen(i, self.log_prob, {i: self.log_prob}) for i in ids[1:]]
 
 
+class Weights:
+  """What a batcher needs of ServedWeights, over any decoder."""
+
+  def __init__(self, decoder, step=600):
+    self.decoder, self.step, self.created = decoder, step, 7
+
+  def score(self, ids):
+    return self.decoder.score(ids)
+
+
 @contextlib.asynccontextmanager
 async def serving(access=None, decoder=None, **model):
   """Runs a server; yields it, and its address."""
@@ -69,11 +79,10 @@ async def serving(access=None, decoder=None, **model):
 
   decoder = decoder or Repeating()
   counters = Counters()
-  batcher = Batcher(decoder, decoder.score, counters, eod_id=1, most_waiting=4)
+  batcher = Batcher(Weights(decoder), counters, eod_id=1, most_waiting=4)
   given = {"most_rows": batcher.most_rows, "most_secs": 60, **model}
   served = ServedModel(
     name="m",
-    created=0,
     vocabulary=small_vocabulary(),
     decode=DecodeConfig(),
     activation_dtype="float32",

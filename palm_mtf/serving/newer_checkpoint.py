@@ -1,0 +1,82 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that training writes while an earlier one is served."""
+
+import logging
+import os
+from collections.abc import Mapping
+
+from palm_mtf.checkpoints.manifest import (
+  Checkpoint,
+  DamagedCheckpointError,
+  RemovedCheckpointError,
+  checkpoint_folders,
+  read_and_hold,
+  read_checkpoint,
+)
+from palm_mtf.checkpoints.same_model import check_same_model
+from palm_mtf.errors import UserError
+
+_logger = logging.getLogger(__name__)
+
+# Names, sizes and times of the files of a folder.
+_State = tuple[tuple[str, int, int], ...]
+
+
+class NewerCheckpoint:
+  """Finds the checkpoint that a server which starts now would serve."""
+
+  def __init__(
+    self,
+    model_dir: str,
+    served: Checkpoint,
+    shapes: Mapping[str, tuple[int, ...]],
+    vocabulary_sha256: str,
+  ):
+    """Begins with the checkpoint that is served.
+
+    Args:
+      model_dir: MODEL_DIR of the run.
+      served: checkpoint that is served.
+      shapes: shape of every parameter of the model, by name.
+      vocabulary_sha256: hash of the run's SentencePiece model.
+    """
+    self._model_dir, self._served = model_dir, served.blake2b
+    self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
+    # State of each folder that cannot be served: it is read, and a warning is
+    # logged, only once.
+    self._skipped: dict[str, _State] = {}
+
+  def find(self) -> Checkpoint | None:
+    """Returns the newest whole checkpoint if it is not the one of last time.
+
+    Its files are held open, so that it can be read when training has removed
+    it.
+    """
+    for path in reversed(checkpoint_folders(self._model_dir)):
+      state = _state_of(path)
+      if self._skipped.get(path) == state:
+        continue
+      try:
+        if read_checkpoint(path).blake2b == self._served:
+          return None
+        found = read_and_hold(path)
+        check_same_model(found, self._shapes, self._vocabulary_sha256)
+      except RemovedCheckpointError:
+        return None  # what is newest now is found next time
+      except (DamagedCheckpointError, UserError) as error:
+        self._skipped[path] = state
+        _logger.warning(f"{path} is not served: {error}")
+        continue
+      self._served = found.blake2b
+      return found
+    return None
+
+
+def _state_of(path: str) -> _State:
+  try:
+    with os.scandir(path) as entries:
+      found = [(x.name, x.stat()) for x in entries]
+  except OSError:
+    return ()
+  return tuple(sorted((name, x.st_size, x.st_mtime_ns) for name, x in found))
