@@ -211,8 +211,26 @@ def write(records: Sequence[Mapping[str, Any]], page: str) -> str:
   table, _, after = rest.partition(END)
   rows = {x.split(" | ")[0].removeprefix("| "): x for x in table.splitlines()}
   rows |= {record["case"]: row(record) for record in records}
-  lines = [BEGIN, HEAD, *(rows[case] for case in CASES if case in rows), END]
+  kept = [rows[case] for case in CASES if case in rows]
+  lines = [BEGIN, HEAD, *kept, "", *summary(kept), END]
   return before + "\n".join(lines) + after
+
+
+def summary(rows: Sequence[str]) -> Iterator[str]:
+  """Yields how near the plans of a table's rows are, a line for each kind."""
+  cells = [x.split(" | ") for x in rows]
+  for what, column in (("times", 3), ("sizes of memory", 7)):
+    off = [
+      abs(int(x[column].rstrip("%"))) for x in cells if x[column][-1] == "%"
+    ]
+    if off:
+      near = [
+        f"{sum(x <= most for x in off)} within {most}%" for most in (5, 10)
+      ]
+      yield (
+        f"Of {len(off)} {what}, {' and '.join(near)}; the largest difference "
+        f"is {max(off)}%."
+      )
 
 
 @one_line_errors

@@ -20,6 +20,7 @@ from tools.validate_plan import (
   groups,
   prediction,
   row,
+  summary,
   write,
 )
 
@@ -115,6 +116,17 @@ def test_the_page_has_every_case_and_calls_every_miss_one():
   for line in rows:
     off = [int(x[:-1]) for x in line.split(" | ") if x[-1:] == "%"]
     assert ("a miss" in line) == any(abs(x) > 15 for x in off), line
+
+
+def test_the_page_sums_up_its_own_rows():
+  page = PAGE.read_text(encoding="utf-8")
+  assert write([], page) == page
+  rows = [row(record(predicted_secs=x)) for x in (1.0, 0.94, 1.2)]
+  assert list(summary(rows)) == [
+    "Of 3 times, 1 within 5% and 2 within 10%; the largest difference is 20%.",
+    "Of 3 sizes of memory, 3 within 5% and 3 within 10%; the largest "
+    "difference is 0%.",
+  ]
 
 
 @pytest.mark.slow
