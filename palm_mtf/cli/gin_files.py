@@ -157,7 +157,11 @@ class Configuration:
       import_modules(self.imports)  # which makes tasks known, too
     if self._needs_gin or (reads_data and self.bindings):
       self._bind()
-      values |= self._computed(values)
+      computed = self._computed(values)
+      values |= computed
+      if "CHIP" in computed:  # which `load` did not know
+        chip = chip_settings(computed["CHIP"])
+        values |= {x: chip[x].value for x in chip.keys() & self.implied}
     for name, value in values.items():
       check_characters(self.macros[name], value)
     return values
@@ -219,6 +223,15 @@ class Configuration:
     return computed
 
 
+def _through_macros(value: object, given: Mapping[str, Setting]) -> object:
+  """Returns the value that a reference to a macro leads to."""
+  for _ in given:  # no more steps than macros: they may refer in a circle
+    if not isinstance(value, Macro) or value.name not in given:
+      break
+    value = given[value.name].value
+  return value
+
+
 def _only_refers_to_macros(setting: Setting) -> bool:
   return all(isinstance(x, Macro) for x in names_in(setting.value))
 
@@ -259,8 +272,7 @@ def load(
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
-  if chip := given.get("CHIP"):
-    given = chip_settings(chip.value) | given
+  given = chip_settings(_through_macros(Macro("CHIP"), given)) | given
   config_class = getattr(config, COMMANDS[command].config)
   leaves_out = COMMANDS[command].leaves_out
   fields = macros_of(config_class, leaves_out)

@@ -16,7 +16,7 @@ from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_count, did_you_mean
 from palm_mtf.pods.model_function import ModelFunction, ModelLoss
-from palm_mtf.pods.whole_variables import read_whole, write_whole
+from palm_mtf.pods.whole_variables import as_numbers, read_whole, write_whole
 from palm_mtf.programs.train_program import TrainProgram, build_program
 from palm_mtf.training.finite_check import FiniteCheck
 from palm_mtf.training.replica_check import ReplicaCheck
@@ -183,7 +183,7 @@ class PodTraining:
     for name, feature in features.items():
       if name not in batch:
         raise UserError(f'the batch has no "{name}": give every feature.')
-      rows = np.asarray(batch[name], feature.dtype.as_numpy_dtype)
+      rows = as_numbers(f"{name} in the batch", batch[name], feature.dtype)
       shape = (self._batch_size, *feature.shape.to_integer_list[1:])
       if rows.shape != shape:
         raise UserError(

@@ -14,6 +14,34 @@ from palm_mtf.mesh.slices import Slice
 # not divide is refused.
 
 
+def as_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
+  """Returns numbers, or nested lists of them, as an array of another dtype.
+
+  Args:
+    name: what the numbers are, for messages.
+    value: numbers, in an array of any library or in lists.
+    dtype: dtype of the array that is returned. Floats are rounded to it.
+
+  Raises:
+    UserError: the value has no such form, or an int would change.
+  """
+  try:
+    given = np.asarray(value)
+  except ValueError:  # lists of unequal lengths
+    given = np.array("")
+  if given.dtype == dtype.as_numpy_dtype:
+    return given
+  if given.dtype.kind in "biuf":
+    with np.errstate(invalid="ignore"):  # NaN as an int, which is refused
+      found = given.astype(dtype.as_numpy_dtype)
+    if dtype.is_floating or (found == given).all():
+      return found
+  raise UserError(
+    f"{name}: give numbers that {dtype.name} holds, in an array or in lists of "
+    "equal lengths."
+  )
+
+
 def read_whole(
   session: tf.Session, slices: Mapping[str, Sequence[Slice]]
 ) -> dict[str, np.ndarray]:
@@ -47,7 +75,8 @@ def write_whole(
     values: whole variables, by name.
 
   Raises:
-    UserError: there is no such variable, or it has another shape.
+    UserError: there is no such variable, it has another shape, or a value is
+      no number.
   """
   feeds = {}
   for name, value in values.items():
@@ -56,14 +85,15 @@ def write_whole(
         f'there is no variable "{name}"{did_you_mean(name, slices)}.'
       )
     shape = _shape(slices[name])
-    if np.shape(value) != shape:
+    dtype = slices[name][0].variable.dtype.base_dtype
+    value = as_numbers(f"variable {name}", value, dtype)
+    if value.shape != shape:
       raise UserError(
-        f"variable {name} is {list(shape)}, and {list(np.shape(value))} is "
-        "given."
+        f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
       )
     for part in slices[name]:
       # The operation that sets the first value, with another value.
-      feeds[part.variable.initializer] = np.asarray(value)[_indices(part)]
+      feeds[part.variable.initializer] = value[_indices(part)]
   session.run(list(feeds), {op.inputs[1]: x for op, x in feeds.items()})
 
 

@@ -101,6 +101,10 @@ def text():
   return "many"
 
 
+def chip():
+  return "v100"
+
+
 def not_a_number():
   return np.float32("nan")
 
@@ -201,6 +205,18 @@ def test_gins_own_functions_are_taken_with_and_without_their_module(
 ):
   _, config = configured(here, *lines).build()
   assert config.model.num_layers == layers
+
+
+def test_a_chip_has_its_rates_however_its_name_is_given(here):
+  _, plain = configured(here, 'CHIP = "v100"').build()
+  assert plain.hardware.chip_memory_bytes
+  for lines in (
+    ["CHIP = @own.chip()"],
+    ["CHIP = %MINE", 'MINE = "v100"'],
+    ["CHIP = %MINE", "MINE = @own.chip()"],
+  ):
+    _, config = configured(here, *lines).build()
+    assert config.hardware == plain.hardware
 
 
 def test_what_a_function_prints_is_no_result(here, capsys):

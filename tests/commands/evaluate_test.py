@@ -12,7 +12,7 @@ import seqio
 
 from palm_mtf.data.sources.document import Document
 from palm_mtf.evaluation import answers
-from tests import runs
+from tests import runs, strict_json
 from tests.seqio_testing import add_examples, registries_restored
 
 EXAMPLES = {
@@ -32,6 +32,15 @@ def exact(targets, predictions):
   return {"exact": np.mean(same)}
 
 
+def not_finite(targets, scores):
+  del targets, scores
+  return {"nan": np.float32("nan"), "inf": float("-inf"), "none": None}
+
+
+def any_object(output, **unused):
+  return {("a", 1): np.array([np.inf, 0.5]), "x": {output: float("nan")}}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def registered():
   with registries_restored():
@@ -39,6 +48,7 @@ def registered():
       ("counting", [mean_score, exact]),
       ("scored", [mean_score]),
       ("bare", []),
+      ("not_finite", [not_finite]),
     ):
       add_examples(
         name,
@@ -46,6 +56,7 @@ def registered():
         [seqio.preprocessors.tokenize],
         features=("inputs", "targets"),
         metric_fns=metrics,
+        postprocess_fn=any_object if name == "not_finite" else None,
       )
     yield
 
@@ -133,6 +144,25 @@ def test_the_table_has_a_line_a_metric_and_every_checkpoint_that_there_is(
   assert lines[3][1:] == (
     f"counting validation 3 mean_score {value:.4f}".split()
   )
+
+
+def test_what_is_not_finite_is_null_in_whatever_is_printed_and_written(
+  evaluate, finished
+):
+  code, out, err = evaluate("--json", tasks=["not_finite"])
+  assert code == 0, err
+  (line,) = map(strict_json.loads, out.splitlines())
+  nulls = {"nan": None, "inf": None, "none": None}
+  assert line["metrics"] == nulls
+  path = finished / "eval" / "step_00000008" / "not_finite-validation"
+  written = strict_json.loads(path.with_suffix(".json").read_text())
+  assert written["metrics"] == nulls
+  records = strict_json.load_lines(path.with_suffix(".jsonl"))
+  assert [record["expected"] for record in records] == [
+    {"('a', 1)": [None, 0.5], "x": {target: None}}
+    for target in EXAMPLES["targets"]
+  ]
+  strict_json.load_lines(path.with_suffix(".answers.jsonl"))
 
 
 def test_fewer_examples_are_the_first_ones(evaluate, finished):
