@@ -1,0 +1,121 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the page shows of plain gin, Mesh TensorFlow and pods runs.
+
+tests/packaging_test.py trains the project of its own from a wheel, and
+tests/pods/example_test.py runs the example.
+"""
+
+import importlib
+import math
+import shutil
+
+import gin
+import numpy as np
+import pytest
+
+from palm_mtf.cli.gin_files import load
+from palm_mtf.cli.main import main
+from tests.doc_pages import Page
+from tests.seqio_testing import registries_restored
+from tests.source_files import ROOT
+
+PAGE = Page("docs/projects.md")
+
+
+@pytest.fixture
+def plain_gin(monkeypatch):
+  """Puts back what a block changes in gin."""
+  config = importlib.import_module("gin.config")
+  monkeypatch.setattr(
+    config, "_LOCATION_PREFIXES", config._LOCATION_PREFIXES[:]
+  )
+  gin.clear_config()
+  yield
+  gin.clear_config()
+
+
+def run(block):
+  """Runs a block of Python; returns its names."""
+  names = {}
+  exec(compile(block.text, "docs/projects.md", "exec"), names)
+  return names
+
+
+@PAGE.shows('include "palm_mtf/gin/models/palm_8b.gin"')
+def test_plain_gin_and_our_commands_include_a_file_of_the_package(
+  block, plain_gin, tmp_path, monkeypatch
+):
+  gin.parse_config(block.text)
+  assert gin.query_parameter("%NUM_LAYERS") == 32  # PaLM 8B (Table 1)
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "mine.gin").write_text(block.text)
+  name = block.text.split('"')[1]
+  for file in ("mine.gin", name):
+    found = load("train", ["recipes/quickstart.gin", file], ["MODEL_DIR='x'"])
+    assert found.macros["NUM_LAYERS"].value == 32
+
+
+@PAGE.shows("import gin, palm_mtf\n\ngin.add_config")
+def test_plain_gin_reads_a_recipe_and_has_the_value_shown(block, plain_gin):
+  run(block)
+  call, _, shown = block.text.splitlines()[-1].partition("  # ")
+  assert eval(call) == int(shown)
+
+
+@PAGE.shows("palm_mtf train --gin_file=own.gin")
+def test_the_commands_of_the_own_project_have_a_valid_configuration(
+  block, tmp_path, monkeypatch, capsys
+):
+  folder = shutil.copytree(ROOT / "examples" / "own_project", tmp_path / "own")
+  monkeypatch.chdir(folder)
+  train, *others = block.commands
+  assert train[1:] == ["train", "--gin_file=own.gin", '--gin.MODEL_DIR="run"']
+  assert main([*train[1:], "--print_config"]) == 0
+  (folder / "run").mkdir()
+  (folder / "run" / "config.gin").write_text(capsys.readouterr().out)
+  for command in others:
+    assert main([*command[1:], "--print_config"]) == 0
+    assert 'TASK = "own_sums"' in capsys.readouterr().out
+  with registries_restored():
+    configuration = load("train", ["run/config.gin"])
+    model_dir, config = configuration.build()  # which imports own_tasks
+  assert (model_dir, config.model.d_model) == ("run", 64)
+
+
+@PAGE.shows("import palm_mtf\nimport mesh_tensorflow as mtf")
+def test_mesh_tensorflow_is_imported_as_shown(block):
+  names = run(block)
+  assert names["mtf"].Dimension("d", 4).size == 4
+  assert names["mesh_tensorflow"].transformer.transformer.Unitransformer
+
+
+@PAGE.shows("import gin, palm_mtf\nfrom mesh_tensorflow")
+def test_a_unitransformer_of_our_layers_is_made_as_shown(block, plain_gin):
+  model = run(block)["model"]
+  for method in ("call_simple", "sample_autoregressive", "beam_search"):
+    assert method in block.text
+    assert callable(getattr(model, method))
+  assert len(model.layer_stack._layers) == 32
+
+
+@PAGE.shows("import numpy as np\nimport palm_mtf.pods")
+def test_a_model_function_trains_on_two_pods_as_shown(block):
+  names = run(block)
+  kernel = names["values"]["kernel"]
+  assert kernel.shape == (64,) and np.isfinite(kernel).all()
+  # Of the first weights, near 0: every row's loss is (x kernel - 1) ** 2.
+  assert math.isfinite(names["metrics"]["loss"])
+  assert names["training"].num_steps == 1
+
+
+@PAGE.shows(".venv/bin/python examples/t5_on_two_pods/train.py --num_pods 2")
+def test_both_commands_are_the_example_with_another_number_of_pods(block):
+  two, one = block.commands
+  assert two[:-1] == one[:-1] and (two[-1], one[-1]) == ("2", "1")
+  program = (ROOT / two[1]).read_text(encoding="utf-8")
+  assert f'"{two[2]}"' in program
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested()
