@@ -48,6 +48,7 @@ NOT_MIRRORED = {
   "pods/example_test.py",
   "pages_test.py",
   "pod_faults_test.py",
+  "docs/readme_test.py",
   "docs_test.py",
   "t5_test.py",
   "style_test.py",

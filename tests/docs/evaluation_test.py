@@ -1,19 +1,27 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The part of docs/evaluation.md on lm-evaluation-harness."""
-
 import json
 import re
 import sys
 
+import gin
+import numpy as np
 import pytest
+import seqio
 
+from palm_mtf.cli.main import main
 from palm_mtf.config import DecodeConfig
 from palm_mtf.lm_eval import __main__ as command
 from palm_mtf.lm_eval.requests import generation
 from palm_mtf.lm_eval.run import Run
+from palm_mtf.tasks import corpus, fewshot, memorisation
 from tests import processes
 from tests.doc_pages import Page
+from tests.seqio_testing import add_examples, registries_restored
+from tests.source_files import ROOT
+
+# What the page's gin files import is registered before a test restores it.
+assert corpus and fewshot and memorisation
 
 PAGE = Page("docs/evaluation.md")
 BLOCK = PAGE.shows("pip install 'palm_mtf[lm_eval]'")
@@ -76,3 +84,153 @@ def test_the_keywords_of_generation_that_the_table_names_are_followed():
   asked = generation({**values, "until": "x"}, DecodeConfig(), 512).decode
   assert (asked.temperature, asked.top_k, asked.top_p) == (0.5, 3, 0.9)
   assert asked.stop_strings == ("x",)
+
+
+EXAMPLES = {"inputs": ["one two", "three four"], "targets": [" three", " five"]}
+
+
+def mean_score(targets, scores):
+  return {"mean_score": np.mean(scores)}
+
+
+def exact(targets, predictions):
+  pairs = zip(targets, predictions, strict=True)
+  return {"exact": np.mean([t == p for t, p in pairs])}
+
+
+@pytest.fixture
+def evaluated(quickstart, capsys):
+  """Runs a command with my_task registered; returns its output."""
+
+  def run(words, *flags):
+    capsys.readouterr()
+    assert main([*words[1:], *flags]) == 0, words
+    return capsys.readouterr().out
+
+  with registries_restored():
+    add_examples(
+      "my_task",
+      {"validation": EXAMPLES, "test": EXAMPLES},
+      [seqio.preprocessors.tokenize],
+      features=("inputs", "targets"),
+      metric_fns=[mean_score, exact],
+    )
+    yield run
+  gin.clear_config()
+
+
+@PAGE.shows("palm_mtf score --model_dir runs/quickstart --text")
+def test_texts_are_scored_and_a_run_is_evaluated(block, evaluated, quickstart):
+  text, file, loss, task, every = block.commands
+  assert "perplexity" in evaluated(text)
+  lines = [
+    {"text": "one two three"},
+    {"inputs": "one two", "targets": " three"},
+    {"inputs": "one two", "options": [" three", " four"]},
+  ]
+  (quickstart.parents[1] / "questions.jsonl").write_text(
+    "".join(json.dumps(line) + "\n" for line in lines)
+  )
+  assert len(evaluated(file).splitlines()) == 3
+  assert "bits_per_byte" in evaluated(loss)
+  assert re.search(r"my_task +validation", evaluated(task))
+  records = [json.loads(x) for x in evaluated(every).splitlines()]
+  assert [x["step"] for x in records] == [4, 8, 12]
+  assert {x["split"] for x in records} == {"test"}
+  kept = sorted(
+    x.name for x in (quickstart / "eval" / "step_00000012").iterdir()
+  )
+  assert {x.partition(".")[2] for x in kept} == {
+    "json",
+    "jsonl",
+    "answers.jsonl",
+  }
+
+
+@PAGE.shows("palm_mtf evaluate --model_dir runs/quickstart --gin.EVAL_TASKS=")
+def test_clean_examples_have_numbers_of_their_own(block, evaluated):
+  (command,) = block.commands
+  (record,) = map(json.loads, evaluated(command, "--json").splitlines())
+  assert {"exact", "exact_clean"} <= {*record["metrics"]}
+
+
+SUBJECTS = ["international_law", "jurisprudence", "professional_law"]
+MMLU = {
+  "question": "What is 4 + 1?",
+  "choices": ["4", "5", "6", "7"],
+  "answer": 1,
+}
+GSM8K = {
+  "question": "Ann has 5 boats, and buys 6. How many?",
+  "answer": "x #### 11",
+}
+EXEMPLAR = "Q: 2 boats of 3 seats?\nA: 2 * 3 = 6. The answer is 6.\n\n"
+
+
+@pytest.fixture
+def sets(quickstart):
+  """The current folder, with the page's mine.gin, records and prompts."""
+
+  def own(i):
+    return {"question": f"{i}?", "subject": SUBJECTS[i % len(SUBJECTS)]}
+
+  pytest.importorskip("t5", reason="t5 is not installed")
+  folder = quickstart.parents[1]
+  (mine,) = (x.text for x in PAGE.blocks if x.text.startswith("# mine.gin"))
+  (folder / "mine.gin").write_text(mine)
+  for name, record in (("mmlu", MMLU), ("gsm8k", GSM8K)):
+    (folder / "sets" / name).mkdir(parents=True)
+    for split in ("train", "validation"):
+      path = folder / "sets" / name / f"{split}.jsonl"
+      lines = [json.dumps({**record, **own(i)}) for i in range(18)]
+      path.write_text("\n".join(lines))
+  (folder / "prompts").mkdir()
+  (folder / "prompts" / "chain_of_thought.txt").write_text(EXEMPLAR)
+  return folder
+
+
+@PAGE.shows("# mine.gin: PaLM's few-shot evaluation on JSON lines")
+def test_few_shot_tasks_read_json_lines_of_the_folder_that_is_named(
+  block, sets, evaluated
+):
+  flags = ["--gin_file=mine.gin", "--json"]
+  words = "palm_mtf evaluate --model_dir runs/quickstart".split()
+  assert evaluated(words, *flags, "--print_config")
+  only = "--gin.EVAL_TASKS=['gsm8k_8_shot']"
+  (record,) = map(json.loads, evaluated(words, *flags, only).splitlines())
+  assert record["task"] == "gsm8k_8_shot"
+
+
+@PAGE.shows("# protocol.gin: MMLU and GSM8K to the letter")
+def test_a_published_protocol_is_set_by_gin_alone(block, sets, evaluated):
+  (sets / "protocol.gin").write_text(block.text)
+  words = "palm_mtf evaluate --model_dir runs/quickstart".split()
+  flags = ["--gin_file=protocol.gin", "--json"]
+  records = [json.loads(x) for x in evaluated(words, *flags).splitlines()]
+  assert {x["task"] for x in records} == {"mmlu_5_shot_custom", "gsm8k_custom"}
+  (mmlu,) = (x for x in records if x["task"].startswith("mmlu"))
+  assert {"accuracy/law", "macro_accuracy/law"} <= {*mmlu["metrics"]}
+
+
+@pytest.mark.slow
+@PAGE.shows(
+  "palm_mtf evaluate --model_dir runs/quickstart --gin_file=eval/corpus"
+)
+def test_tasks_of_a_runs_own_text_are_evaluated(block, evaluated):
+  own_text, recited = block.commands
+  text = f"--gin.TEXT_FILES={str(ROOT / 'palm_mtf' / 'data' / '**' / '*.py')!r}"
+  few = "--gin.corpus.questions.num_questions=6"
+  table = evaluated(own_text, text, few)
+  for name in ("continuation", "recall", "brackets"):
+    assert f"corpus_{name}" in table
+  few = "--gin.memorisation.spans.num_spans=2"
+  assert "memorised" in evaluated(recited, few)
+
+
+def test_tools_of_the_page_are_there():
+  for tool in re.findall(r"`(tools/\w+\.py)`", PAGE.text):
+    assert (ROOT / tool).is_file()
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested()

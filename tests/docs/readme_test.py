@@ -1,0 +1,110 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""README.md; tests/docs_test.py and tests/pages_test.py have the rest of it."""
+
+import json
+import re
+import shlex
+import subprocess
+
+from palm_mtf.cli.command_table import COMMANDS
+from palm_mtf.cli.main import main
+from tests import runs
+from tests.doc_pages import Page
+from tests.source_files import ROOT
+
+PAGE = Page("README.md")
+# Text for tasks about brackets and names.
+TEXT = ROOT / "palm_mtf" / "data" / "**" / "*.py"
+
+
+def _shape(line):
+  """Returns a line without time, numbers, and names of this machine."""
+  line = line.partition("palm_mtf: ")[2] or line
+  line = re.sub(r" \((no )?native bfloat16: .*\)|text_files-\w+", "", line)
+  return " ".join(re.sub(r"\d[\d,.]*", "#", line).split())
+
+
+@PAGE.shows("make quickstart")
+def test_the_quickstart_prints_lines_as_shown(
+  block, tmp_path, monkeypatch, capsys
+):
+  """Runs what make runs, with small sizes and little text."""
+  (make,) = block.commands
+  printed = subprocess.run(
+    [*make, "--dry-run", "BIN=bin"],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout.replace("\\\n", " ")
+  train, evaluate = (
+    shlex.split(line)[1:]
+    for line in printed.splitlines()
+    if line.startswith("bin/palm_mtf ")
+  )
+  monkeypatch.chdir(tmp_path)
+  own = {
+    "VOCAB_SIZE": 400,
+    "SEQUENCE_LENGTH": 256,
+    "NUM_PODS": 2,
+    "PROMPTS": ["class Test"],
+  }
+  settings = {**runs.SETTINGS, **own, "TEXT_FILES": str(TEXT)}
+  sizes = [f"--gin.{name}={value!r}" for name, value in settings.items()]
+  assert main([*train, *sizes]) == 0
+  few = "--gin.corpus.questions.num_questions=6"
+  assert main([*evaluate, few]) == 0
+  found = {
+    _shape(line) for text in capsys.readouterr() for line in text.splitlines()
+  }
+  shown = PAGE.blocks[1].text.splitlines()
+  assert PAGE.blocks[0] == block
+  for line in shown[: shown.index("--- 'class Test' goes on:") + 1]:
+    if line.startswith("learnt "):  # nothing, in 12 steps
+      assert "learnt nothing from context yet; train longer" in found
+    else:
+      assert line == " ..." or _shape(line) in found, line
+  head, *rows = shown[shown.index(" ...", 8) + 1 : -1]
+  assert _shape(head) in found
+  names = {tuple(x.split()[1:2] + x.split()[4:5]) for x in rows}
+  assert names <= {tuple(x.split()[1:2] + x.split()[4:5]) for x in found}
+
+
+@PAGE.shows("palm_mtf evaluate --gin_file=runs/quickstart/config.gin")
+def test_a_run_is_evaluated_and_continues_texts(block, quickstart, capsys):
+  evaluate, generate = block.commands
+  assert main(evaluate[1:]) == 0
+  assert json.loads(capsys.readouterr().out)["validation_loss"] > 0
+  assert main(generate[1:]) == 0
+  texts = capsys.readouterr().out
+  assert "--- 'def main('\ndef main(" in texts and "--- 'class'\nclass" in texts
+
+
+def test_flags_in_the_table_of_commands_are_those_of_the_command():
+  rows = re.findall(r"^\| `palm_mtf ([a-z ]+)` \| (.*) \|$", PAGE.text, re.M)
+  assert len(rows) > 15
+  for name, said in rows:
+    command = COMMANDS[name]
+    known = {*command.flags, *command.alone}
+    known |= {"--gin_file"} if command.config else set()
+    assert {*re.findall(r"(--\w+)", said)} <= known, name
+
+
+def test_a_model_dir_holds_the_files_that_the_page_lists(finished):
+  said = re.search(r"^`MODEL_DIR` holds (.*?), which", PAGE.text, re.M | re.S)[
+    1
+  ]
+  named = {x.rstrip("/") for x in re.findall(r"`([\w./]+)`", said)}
+  files = {x.name for x in finished.iterdir()}
+  assert named - files == {"traces"}  # of TRACE_STEPS
+  assert any(x.startswith("events.out.tfevents") for x in files)
+
+
+def test_every_block_is_tested():
+  PAGE.assert_every_block_is_tested(
+    "2026-11-22",  # above
+    ".venv/bin/palm_mtf train",  # docs_test.py
+    "make test\n",
+    "palm_mtf/\n",  # pages_test.py
+  )
