@@ -12,7 +12,9 @@ from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints import host_files
 from palm_mtf.data.batches import host_batches
+from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.cpu import BFLOAT16_FLAGS, bfloat16_flags, kernel_flags
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.host_functions import token_of
 from palm_mtf.native.operations import operations
@@ -40,6 +42,8 @@ class ServerInfo:
   # Tokens of the functions that sessions call there (mesh/host_functions.py).
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether it has the operations of `native`
+  # Instructions by which its kernels are chosen (machine/cpu.py).
+  cpu_flags: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,7 @@ def publish(
       )
     },
     has_native=operations() is not None,
+    cpu_flags=kernel_flags(),
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
     text = json_text(dataclasses.asdict(info))
@@ -228,7 +233,45 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
       f"computes with {info.num_threads} threads and pod 0's first with "
       f"{first.num_threads}, whose bits would differ (--threads)"
     )
+  if info.cpu_flags != first.cpu_flags:
+    return (
+      "has another kind of CPU than pod 0's first "
+      f"({_changes(info.cpu_flags, first.cpu_flags)}): its kernels may compute "
+      "other bits, and the comparison of the pods (FINGERPRINT_STEPS) would "
+      "stop the run; use servers with one kind of CPU"
+    )
   return ""
+
+
+def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
+  """Raises UserError if a server lacks the products that this client builds.
+
+  Args:
+    infos: info of each server, by its address.
+    dtype: ACTIVATION_DTYPE of a run on CPUs.
+  """
+  # The client's CPU decides in the graph how bfloat16 numbers are multiplied.
+  # oneDNN ends a server that has no such product.
+  if dtype != "bfloat16" or not bfloat16_flags():
+    return
+  for address, info in infos.items():
+    if not BFLOAT16_FLAGS.intersection(info.cpu_flags):
+      raise UserError(
+        f'ACTIVATION_DTYPE = "bfloat16": the CPU of the server {address} does '
+        "not multiply bfloat16 numbers and that of this client does; start the "
+        'client on a CPU of the kind of the servers, or give "float32".'
+      )
+
+
+def _changes(flags: Sequence[str], others: Sequence[str]) -> str:
+  """Returns instructions that one list has and the other does not."""
+  sides = (
+    ("with", set(flags) - set(others)),
+    ("without", set(others) - set(flags)),
+  )
+  return "; ".join(
+    f"{word} {', '.join(sorted(found))}" for word, found in sides if found
+  )
 
 
 def _read(name: str) -> tf.Tensor:

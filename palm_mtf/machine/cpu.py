@@ -17,9 +17,12 @@ INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 # 256-bit registers, for the code that we compile.
 AVX2_FLAGS = frozenset({"avx2"})
 
-# ONEDNN_MAX_CPU_ISA lets oneDNN, whose kernels multiply, do without some
+_VECTORS = re.compile("avx|amx|fma|f16c|asimd|sve|sme|bf16|i8mm")
+
+# This variable lets oneDNN, whose kernels multiply, do without some
 # instructions, which simulates a lesser CPU. For each limit the flags above
 # that remain; other limits leave all.
+_LIMIT = "ONEDNN_MAX_CPU_ISA"
 _NONE = frozenset()
 _LIMITS = {
   "SSE41": _NONE,
@@ -37,10 +40,21 @@ _LIMITS = {
 def cpu_flags() -> frozenset[str]:
   """Returns the flags of the CPU that oneDNN may use."""
   flags = frozenset(_entry("flags|Features").split())
-  limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+  limit = os.environ.get(_LIMIT, "").upper()
   if limit in _LIMITS:
     flags -= (BFLOAT16_FLAGS | INT8_FLAGS | AVX2_FLAGS) - _LIMITS[limit]
   return flags
+
+
+def kernel_flags() -> list[str]:
+  """Returns the flags by which kernels are chosen, sorted.
+
+  They are vector instructions of x86-64 and Arm, and the limit that oneDNN has.
+  Kernels for different flags may compute different bits.
+  """
+  limit = os.environ.get(_LIMIT)
+  limits = [f"{_LIMIT}={limit.upper()}"] if limit else []
+  return limits + sorted(filter(_VECTORS.match, cpu_flags()))
 
 
 def cpu_name() -> str:

@@ -23,6 +23,7 @@ from palm_mtf.cluster.connect import Cluster, connect
 from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.local_servers import PodServers
 from palm_mtf.cluster.recovery import PodRecovery
+from palm_mtf.cluster.server_info import check_bfloat16
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import free_garbage
@@ -85,6 +86,8 @@ def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
+    if not config.mesh_layout.tpu:
+      check_bfloat16(heartbeat.infos, config.model.activation_dtype)
     cluster = connect(pods, config.mesh_layout, places, heartbeat.infos)
     # One for all loops: a signal that comes between two is not forgotten.
     with StopRequest() as stop:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server says that it is there, whatever it does."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -10,11 +11,17 @@ import tensorflow.compat.v1 as tf
 from palm_mtf.cluster.connect import start_server
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
+  ServerInfo,
+  check_bfloat16,
   claim_server,
+  difference,
   read_incarnation,
   read_info,
 )
+from palm_mtf.errors import UserError
+from palm_mtf.machine.cpu import kernel_flags
 from tests.cluster.served import Served
+from tests.cpus import ZEN_3, ZEN_4, pretend_cpu
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +50,47 @@ def test_a_server_that_computes_answers_at_once(address):
     except NoAnswerError:
       late += 1
   assert late > 0, "it was never busy"
+
+
+def test_another_kind_of_cpu_is_refused_by_its_instructions(address):
+  info = read_info(address, 5.0)
+  assert info.cpu_flags == kernel_flags()
+  assert difference(info, info) == ""
+  first = dataclasses.replace(info, cpu_flags=["avx2", "avx512f", "fma"])
+  for flags, what in (
+    (["avx2", "fma"], "without avx512f"),
+    (["avx2", "avx512_bf16", "avx512f", "fma"], "with avx512_bf16"),
+    (["asimd"], "with asimd; without avx2, avx512f, fma"),
+  ):
+    other = dataclasses.replace(info, cpu_flags=flags)
+    assert difference(other, first) == (
+      f"has another kind of CPU than pod 0's first ({what}): its kernels may "
+      "compute other bits, and the comparison of the pods (FINGERPRINT_STEPS) "
+      "would stop the run; use servers with one kind of CPU"
+    )
+
+
+def test_a_server_without_bfloat16_gets_no_such_products_of_the_client(
+  tmp_path, monkeypatch
+):
+  def info(flags):
+    versions = {"palm_mtf": "1", "tensorflow": "2"}
+    return ServerInfo(
+      **versions, num_devices=1, num_threads=1, cpu_flags=flags.split()
+    )
+
+  servers = {"a:1": info(ZEN_4), "b:2": info(ZEN_3)}
+  pretend_cpu(ZEN_3, tmp_path, monkeypatch)  # emulates bfloat16 everywhere
+  check_bfloat16(servers, "bfloat16")
+  pretend_cpu(ZEN_4, tmp_path, monkeypatch)
+  check_bfloat16(servers, "float32")
+  with pytest.raises(UserError) as error:
+    check_bfloat16(servers, "bfloat16")
+  assert str(error.value) == (
+    'ACTIVATION_DTYPE = "bfloat16": the CPU of the server b:2 does not '
+    "multiply bfloat16 numbers and that of this client does; start the client "
+    'on a CPU of the kind of the servers, or give "float32".'
+  )
 
 
 @pytest.mark.slow

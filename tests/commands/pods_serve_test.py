@@ -143,6 +143,24 @@ def test_a_server_of_other_devices_threads_or_version_is_named(
   assert message[: len(expected)] == expected
 
 
+@pytest.mark.slow
+def test_a_server_on_another_kind_of_cpu_is_refused_before_the_first_step(
+  servers,
+):
+  other = processes.start(
+    *("-m", "palm_mtf", "pods", "serve", "--listen=localhost:0"),
+    *("--devices=2", "--threads=1"),
+    variables={"ONEDNN_MAX_CPU_ISA": "SSE41"},
+    stderr=None,
+  )
+  with addresses_of(other) as (address,):
+    message = refusal(servers[:1], [address])
+  assert message.startswith(
+    f"pod 1: its server {address} has another kind of CPU than pod 0's first "
+    "(with ONEDNN_MAX_CPU_ISA=SSE41; without avx2, "
+  )
+
+
 @pytest.mark.parametrize(
   ("flag", "line"),
   [

@@ -70,3 +70,18 @@ def test_a_cpu_that_nothing_is_known_of_has_nothing(tmp_path, monkeypatch):
   assert cpu.bfloat16_flags() == []
   assert not cpu.sums_int8_in_32_bits()
   assert cpu.cpu_name() == "this CPU"
+
+
+def test_kernels_are_chosen_by_vector_instructions_and_the_limit_of_onednn(
+  has_flags, monkeypatch
+):
+  has_flags(f"{ZEN_4} sse4a clzero")
+  everything = ["avx", "avx2", "avx512_bf16", "avx512_vnni", "avx512bw"]
+  everything += ["avx512f", "f16c", "fma"]
+  assert cpu.kernel_flags() == everything
+  monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core")
+  core = cpu.kernel_flags()
+  monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
+  # Both are without VNNI and bfloat16; oneDNN's kernels differ.
+  assert cpu.kernel_flags()[1:] == core[1:]
+  assert cpu.kernel_flags() != core
