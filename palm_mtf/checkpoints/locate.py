@@ -66,7 +66,13 @@ def find_weights(setting: str, path: str) -> NamedWeights:
   else:
     prefix = path.removesuffix(".index")
     if os.path.isfile(f"{prefix}.index"):
-      return NamedWeights(given, prefix, OpenWeights(prefix), None)
+      try:
+        return NamedWeights(given, prefix, OpenWeights(prefix), None)
+      except OSError as error:
+        raise UserError(
+          f"{given}: cannot read {error.filename}: {error.strerror}; give "
+          "another."
+        ) from None
   folder, name = os.path.split(path)
   names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
   raise UserError(

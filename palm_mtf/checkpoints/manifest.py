@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from palm_mtf.checkpoints.open_weights import OpenWeights
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
+from palm_mtf.model_dir.foreign_files import check_regular
 from palm_mtf.model_dir.layout import ModelDir, step_of
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
 
@@ -262,7 +263,7 @@ def read_checkpoint(path: str) -> Checkpoint:
     ) from None
   for name, (size, _) in files.items():
     with reading(path, name):
-      actual = os.path.getsize(os.path.join(path, name))
+      actual = check_regular(os.path.join(path, name))
     if actual != size:
       raise DamagedCheckpointError(f"{name} has {actual:,} of {size:,} bytes")
   return Checkpoint(path, manifest, files, digest)

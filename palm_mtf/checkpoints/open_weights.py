@@ -12,6 +12,8 @@ import os
 import tempfile
 import weakref
 
+from palm_mtf.model_dir.foreign_files import check_regular
+
 _OPEN_FILES = "/dev/fd"  # names of this process's open files
 
 
@@ -24,13 +26,18 @@ class OpenWeights:
   """
 
   def __init__(self, prefix: str):
-    """Opens the files that begin with `prefix`; raises OSError if one fails."""
+    """Opens the files that begin with `prefix`; raises OSError if one fails.
+
+    A file that is not regular fails too.
+    """
     folder, stem = os.path.split(prefix)
     with contextlib.ExitStack() as stack:
       self._paths = {}
       for name in os.listdir(folder or "."):
         if name.startswith(f"{stem}."):
-          descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+          path = os.path.join(folder, name)
+          check_regular(path)
+          descriptor = os.open(path, os.O_RDONLY)
           stack.callback(os.close, descriptor)
           self._paths[name] = f"{_OPEN_FILES}/{descriptor}"
       self.prefix = prefix

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from palm_mtf.config.data import PACKINGS
 from palm_mtf.config.model import MAX_SIZES, PalmConfig
-from palm_mtf.errors import UserError, check_choice
+from palm_mtf.errors import UserError
 from palm_mtf.huggingface.architecture import (
   COHERE,
   GRANITE,
@@ -130,7 +130,10 @@ def _own_settings(config: Mapping[str, object], what: str) -> dict[str, str]:
     )
   for name, value in found.items():
     if value not in _OWN_CHOICES[name]:
-      check_choice(f"{what}: {name}", shown(value), _OWN_CHOICES[name])
+      raise UserError(
+        f"{what}: {OWN}: {name} = {shown(value)}: it is one of "
+        f"{', '.join(map(repr, _OWN_CHOICES[name]))}; another version wrote it."
+      )
   return found
 
 

@@ -13,7 +13,7 @@ from palm_mtf.model_dir.foreign_files import read_regular
 _MAX_BYTES = 100_000_000
 
 _short = reprlib.Repr()
-_short.maxstring = _short.maxother = _short.maxlong = 100
+_short.maxstring = _short.maxother = _short.maxlong = 200
 _short.maxlevel = 3
 
 

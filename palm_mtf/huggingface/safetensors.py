@@ -78,9 +78,9 @@ class SafetensorsFile:
       check_regular(path)
       self._file = safe_open(path, framework="np")
     except SafetensorError as error:
+      reason = str(error).removeprefix("Error while deserializing header: ")
       raise UserError(
-        f"{path}: is no whole safetensors file: {shown(str(error))}; copy it "
-        "again."
+        f"{path}: is no whole safetensors file: {shown(reason)}; copy it again."
       ) from None
     except OSError as error:
       reason = error.strerror or str(error)

@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.json_text import json_text
+from palm_mtf.model_dir.foreign_files import read_regular
+
+# The manifest of a checkpoint of 10,000 layers has 20 MB.
+_MAX_BYTES = 2**28
 
 
 def hash_file(path: str) -> str:
@@ -27,14 +31,13 @@ def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
   """Returns the content of a sealed JSON file, and the hash at its `key`.
 
   Raises:
-    OSError: the file cannot be read.
+    OSError: the file cannot be read, or is not a regular file.
     ValueError: the file is not JSON, or its hash is not that of its content.
   """
-  with open(path, encoding="utf-8") as file:
-    try:
-      content = json.load(file)
-    except RecursionError:  # nested too deep
-      content = None
+  try:
+    content = json.loads(read_regular(path, _MAX_BYTES))
+  except RecursionError:  # nested too deep
+    content = None
   if isinstance(content, dict):
     digest = content.pop(key, None)
     if digest == _hash_content(content):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A path names a checkpoint, a run or a TensorFlow file, or is refused."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,15 @@ def test_numbers_that_are_no_weights_are_refused_by_name(tmp_path):
   save_tensors(tmp_path / "model", embedding=np.zeros([4], np.int32))
   with pytest.raises(UserError, match="its embedding is int32"):
     read_shapes(find_weights("A", str(tmp_path / "model")))
+
+
+def test_a_fifo_at_the_place_of_tensorflows_data_is_never_waited_for(tmp_path):
+  save_tensors(tmp_path / "model", embedding=np.zeros([4], np.float32))
+  (data,) = tmp_path.glob("model.data-*")
+  data.unlink()
+  os.mkfifo(data)
+  with pytest.raises(UserError, match=f"A = .*: cannot read {data}: is a FIFO"):
+    find_weights("A", str(tmp_path / "model"))
 
 
 def test_a_file_that_tensorflow_cannot_read_is_one_line(tmp_path):

@@ -89,6 +89,29 @@ def test_what_cannot_be_read_just_now_is_not_called_damaged(
   assert not capsys.readouterr().err
 
 
+def _seal_as_empty(path: pathlib.Path, name: str) -> None:
+  content = json.loads((path / "manifest.json").read_text())
+  content.pop("blake2b")
+  content["files"][name][0] = 0
+  (path / "manifest.json").write_text(json.dumps(sealed(content, "blake2b")))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "weights.data"])
+@pytest.mark.parametrize(
+  "make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")]
+)
+def test_what_is_no_regular_file_is_refused_and_never_waited_for(
+  name, make, tmp_path
+):
+  path = pathlib.Path(write(tmp_path, 1).path)
+  if name == "weights.data":  # a FIFO has the size 0
+    _seal_as_empty(path, name)
+  (path / name).unlink()
+  make(path / name)
+  with pytest.raises(UserError, match=f"cannot read {path}/{name}: is a "):
+    newest_whole(str(tmp_path))
+
+
 def test_what_a_later_version_wrote_is_not_called_damaged(tmp_path, capsys):
   write(tmp_path, 1)
   newest = write(tmp_path, 2).path
