@@ -9,8 +9,8 @@ from typing import Any
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.foreign_files import read_regular
 
-# The index of a model of 1,000 layers in transformers has 1 MB.
-_MAX_BYTES = 100_000_000
+# The index of a model of 10,000 layers has 10 MB.
+_MAX_BYTES = 20_000_000
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 200

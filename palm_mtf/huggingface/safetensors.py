@@ -24,6 +24,9 @@ from palm_mtf.huggingface.json_files import shown
 from palm_mtf.model_dir.foreign_files import check_regular
 
 _ALIGNMENT = 8  # of the first tensor, as the format's own library writes it
+# The header of a model of 10,000 layers has 10 MB. The library reads up to
+# 100 MB, and takes seconds and gigabytes for them.
+_MAX_HEADER_BYTES = 20_000_000
 _DTYPES = ("F32", "F16", "BF16")
 
 
@@ -76,6 +79,12 @@ class SafetensorsFile:
     self._path = path
     try:
       check_regular(path)
+      with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+      if length > _MAX_HEADER_BYTES:
+        raise SafetensorError(
+          f"a header of {length:,} bytes; it has at most {_MAX_HEADER_BYTES:,}"
+        )
       self._file = safe_open(path, framework="np")
     except SafetensorError as error:
       reason = str(error).removeprefix("Error while deserializing header: ")

@@ -181,6 +181,14 @@ def test_a_number_that_is_not_finite_is_refused_by_the_tensors_name(
     SafetensorsFile(path).read("a")
 
 
+def test_a_very_long_header_is_refused_before_it_is_read(tmp_path):
+  with (tmp_path / "x").open("wb") as file:
+    file.write((20_000_001).to_bytes(8, "little"))
+    file.truncate(8 + 20_000_001)
+  with pytest.raises(UserError, match="a header of 20,000,001 bytes; it has"):
+    SafetensorsFile(str(tmp_path / "x"))
+
+
 def test_a_missing_file_is_named(tmp_path):
   with pytest.raises(UserError, match=r"x: No such file"):
     SafetensorsFile(str(tmp_path / "x"))
