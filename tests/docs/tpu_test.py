@@ -29,6 +29,32 @@ def test_a_slice_is_named_by_tpu_in_gin(name, capsys):
   assert tpu == rest or "palm" in name
 
 
+def test_the_plans_that_the_page_compares_are_those_of_today(capsys):
+  recipe = ["--gin_file=recipes/palm_540b_two_pods.gin", "--gin.NUM_PODS=1"]
+
+  def plan(batch, layers):
+    sizes = [f"--gin.GLOBAL_BATCH_SIZE={batch}", f"--gin.NUM_LAYERS={layers}"]
+    assert main(["plan", *recipe, *sizes]) == 0
+    return capsys.readouterr().out
+
+  def number(pattern, printed):
+    return float(re.search(rf"{pattern} +([\d.]+)", printed, re.M)[1])
+
+  plans = {layers: plan(512, layers) for layers in (4, 8, 16, 118)}
+  gib = {layers: number("^fits:", x) for layers, x in plans.items()}
+  gathered = number("all_gather over data", plans[8])
+  scattered = number("reduce_scatter over data", plans[8])
+  step = number("^  total", plan(1024, 118).partition("step of")[2])
+  column = [
+    f"{(gib[16] - gib[4]) / 12:.3f} GiB",
+    f"{gib[118]:.1f} GiB",
+    f"{gathered:.1f} GB",
+    f"{scattered:.1f} GB",
+    f"{step:.1f} s",
+  ]
+  assert re.findall(r"^\| \w.*? \| (.*?) \|", PAGE.text, re.M) == column
+
+
 def test_every_recipe_that_the_page_names_is_there():
   named = re.findall(r"`(?:recipes/)?(palm_\w+\.gin)`", PAGE.text)
   assert len(named) == 3
