@@ -47,7 +47,6 @@ def test_the_quickstart_prints_lines_as_shown(
   own = {
     "VOCAB_SIZE": 400,
     "SEQUENCE_LENGTH": 256,
-    "NUM_PODS": 2,
     "PROMPTS": ["class Test"],
   }
   settings = {**runs.SETTINGS, **own, "TEXT_FILES": str(TEXT)}
