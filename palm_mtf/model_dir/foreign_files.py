@@ -31,6 +31,9 @@ _KINDS = (
 )
 
 
+_READ_BYTES = 2**20
+
+
 def read_regular(path: str, most_bytes: int) -> bytes:
   """Returns the content of a regular file.
 
@@ -42,12 +45,15 @@ def read_regular(path: str, most_bytes: int) -> bytes:
     OSError: as `check_regular`, or the file is larger.
   """
   if (size := check_regular(path)) <= most_bytes:
+    parts, size = [], 0
     with open(path, "rb") as file:
-      # Files of /proc have no size.
-      content = file.read(most_bytes + 1)
-    if len(content) <= most_bytes:
-      return content
-    size = len(content)
+      # Files of /proc have no size. A single read of most_bytes would reserve
+      # memory for as many.
+      while size <= most_bytes and (part := file.read(_READ_BYTES)):
+        parts.append(part)
+        size += len(part)
+    if size <= most_bytes:
+      return b"".join(parts)
   raise OSError(
     errno.EFBIG,
     f"has {size:,} bytes or more, at most {most_bytes:,} are read",
