@@ -17,11 +17,14 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import os
+import resource
 import sys
 import tempfile
 import types
 from collections.abc import Iterator
 
+from palm_mtf.errors import UserError
+from palm_mtf.machine.compiled_code import share_compiled_code
 from palm_mtf.machine.host_memory import release_file_pages
 from palm_mtf.machine.own_process import is_owned
 
@@ -34,8 +37,23 @@ def _lean_import() -> Iterator[None]:
   except FileNotFoundError:
     # None can be written. What TensorFlow imports asks for the name alone.
     tempfile.tempdir = "/tmp"
-  with _never_garbage(), silent_unless_it_fails(), _Withheld():
+  with _never_garbage(), silent_unless_it_fails(), _Withheld(), _memory():
     yield
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[None]:
+  """Raises UserError where TensorFlow does not fit into a memory limit."""
+  try:
+    yield
+  except Exception as error:  # libraries report it in many ways
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+      raise
+    raise UserError(
+      f"TensorFlow cannot be loaded into the {limit:,} bytes of memory that "
+      f"this process may have; raise its limit (ulimit -v): {error}"
+    ) from error
 
 
 @contextlib.contextmanager
@@ -48,6 +66,8 @@ def silent_unless_it_fails() -> Iterator[None]:
     os.dup2(held.fileno(), 2)
     try:
       yield
+    except UserError:
+      raise  # says enough
     except BaseException:
       held.seek(0)
       os.write(terminal, held.read())
@@ -134,6 +154,7 @@ import mesh_tensorflow as mtf  # noqa: E402
 if is_owned():
   release_file_pages()
   tf.logging.set_verbosity(tf.logging.ERROR)
+share_compiled_code(tf.io.gfile)
 
 
 # Runs its body eagerly, inside a tf.Graph too: for SeqIO's own code.

@@ -6,6 +6,7 @@ import gc
 import json
 import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -275,3 +276,22 @@ def test_calls_of_our_functions_know_their_shapes_and_others_are_looked_into():
   skipped = "_disable_call_shape_inference"
   found = [skipped in each.op.node_def.attr for each in calls]
   assert found == [True, True, False]
+
+
+_IN_LITTLE_MEMORY = """
+import resource, sys
+from palm_mtf.cli.main import main
+resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_too_little_memory_for_tensorflow_is_said_in_one_line():
+  run = Path(__file__).parent / "old_run" / "run"
+  flags = ["generate", "--model_dir", run, "--prompt", "a"]
+  shown = processes.python("-c", _IN_LITTLE_MEMORY, *flags)
+  assert (shown.returncode, shown.stdout) == (2, "")
+  (line,) = (x for x in shown.stderr.splitlines() if x.startswith("palm_mtf: "))
+  assert "cannot be loaded into the 1,000,000,000 bytes of memory" in line
+  assert "raise its limit (ulimit -v): libtensorflow" in line
+  assert "Traceback" not in shown.stderr

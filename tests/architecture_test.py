@@ -27,8 +27,8 @@ IMPORTS = {
   "json_text": "",
   "user_code": "errors",
   "config": "errors",
-  "machine": "config",
-  "_tf": "machine",
+  "machine": "__init__ config",
+  "_tf": "errors machine",
   "accounting": "__init__ errors config",
   "ops": "_tf errors machine",
   "native": "_tf config machine",
@@ -58,8 +58,8 @@ IMPORTS = {
   "evaluation": "_tf errors user_text console json_text user_code config "
   "model_dir data checkpoints inference",
   "training": "__init__ _tf errors json_text config machine accounting ops "
-  "mesh programs rates model_dir trace data checkpoints cluster inference "
-  "evaluation",
+  "native mesh programs rates model_dir trace data checkpoints cluster "
+  "inference evaluation",
   "sweep": "errors config machine accounting model_dir training",
   "pods": "_tf errors config ops mesh programs cluster training",
   "commands": "__init__ _tf errors user_text console json_text config machine "

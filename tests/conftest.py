@@ -11,6 +11,7 @@ A run ends on any machine: a test that takes too long ends its process
 fails a test, by name.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -30,6 +31,7 @@ from palm_mtf.machine.host_memory import (
   resident_bytes,
 )
 from palm_mtf.machine.own_process import own_process
+from palm_mtf.native.build import BuildError, library
 from tests import claims
 
 # As a command does it: tests find on stderr what the user does.
@@ -72,6 +74,11 @@ with pytest.MonkeyPatch.context() as patch:
 def pytest_configure(config: pytest.Config) -> None:
   """Checks the tests that README.md names as proofs."""
   config.pluginmanager.register(claims)
+
+
+# Compiled before the workers start and any test counts lines on stderr.
+with contextlib.suppress(BuildError):
+  library()
 
 
 def pytest_collection_finish() -> None:

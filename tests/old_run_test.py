@@ -35,6 +35,7 @@ def test_it_resumes_from_its_own_config_and_writes_one_of_macros(
   assert main(["train", *config]) == 0
   said = capsys.readouterr().err
   assert "resuming from run/checkpoints/step_00000004" in said
+  assert "kernels" not in said  # it recorded nothing of them
   # Documents were not shuffled then: it learns as much, of other batches.
   assert "the tokens differs from that checkpoint's" in said
   # It began before there was a choice.

@@ -56,6 +56,8 @@ class Manifest:
   data: Mapping[str, object]
   settings: Mapping[str, object]  # value of every macro
   versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
+  # What computed the steps (machine/kernels.py); {} in earlier versions.
+  kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
   parent: Mapping[str, str] | None = None  # name and hash of the one before

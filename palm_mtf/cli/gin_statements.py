@@ -179,6 +179,20 @@ def read_file(path: Path, including: tuple[Path, ...] = ()) -> list[Statement]:
   return statements
 
 
+def read_statements(text: str, name: str) -> list[Statement]:
+  """Reads the text of a gin file that includes no other.
+
+  Args:
+    text: all of the file.
+    name: name of the file, for origins and messages.
+  """
+  return [
+    each
+    for statement in _parse(text, lambda line: f"{name}:{line}")
+    for each in _converted(statement, f"{name}:{statement.location.line_num}")
+  ]
+
+
 def read_command_line(bindings: Iterable[str]) -> list[Setting]:
   """Reads "NAME=VALUE" texts, as they follow "--gin."."""
   settings: list[Setting] = []

@@ -16,8 +16,9 @@ from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.cpu import BFLOAT16_FLAGS, bfloat16_flags, kernel_flags
 from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.machine.kernels import kernels_here
 from palm_mtf.mesh.host_functions import token_of
-from palm_mtf.native.operations import operations
+from palm_mtf.native.operations import operations, operations_built_with
 
 # Variables that a server keeps beside those of sessions, JSON each: its info,
 # the claim of the client that works with it, and that claim's silent peers.
@@ -44,6 +45,8 @@ class ServerInfo:
   has_native: bool = False  # whether it has the operations of `native`
   # Instructions by which its kernels are chosen (machine/cpu.py).
   cpu_flags: Sequence[str] = ()
+  # What computes there (machine/kernels.py).
+  kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,7 @@ def publish(
     },
     has_native=operations() is not None,
     cpu_flags=kernel_flags(),
+    kernels=kernels_here(operations_built_with()),
   )
   with tf.Graph().as_default(), tf.Session(server.target) as session:
     text = json_text(dataclasses.asdict(info))

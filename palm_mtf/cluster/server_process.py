@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.compiled_code import save_compiled_code
 from palm_mtf.machine.own_process import own_process
 
 _PR_SET_PDEATHSIG = 1
@@ -40,6 +41,7 @@ def serve(settings: ServerSettings) -> None:
   print(json_text({"address": server.target.removeprefix("grpc://")}))
   sys.stdout.flush()
   sys.stdin.read()  # ends when the client does, even killed
+  save_compiled_code()
   os._exit(0)  # a TensorFlow server has no other way to stop
 
 

@@ -18,8 +18,11 @@ from palm_mtf.config.mesh_layout import check
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import resolved
-from palm_mtf.machine.cache_folder import measured_hardware
-from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.machine.cache_folder import (
+  CacheError,
+  measured_hardware,
+  write_cached,
+)
 from palm_mtf.report.curves_text import curves_text, write_curves_picture
 from palm_mtf.report.figures import check_can_draw
 from palm_mtf.report.plan_picture import write_plan_picture
@@ -140,7 +143,10 @@ def calibrate(
   macros = {name: _rounded(value) for name, value in macros.items()}
   path = measured_hardware()
   lines = [f"{name} = {value!r}" for name, value in macros.items()]
-  write_atomically(path, "\n".join([*lines, ""]).encode())
+  try:
+    write_cached(path, "\n".join([*lines, ""]).encode())
+  except CacheError as error:
+    raise UserError(f"the measured rates cannot be kept: {error}.") from None
   print(json_text({"file": path, **macros}) if as_json else path)
   if not as_json:
     print("\n".join(lines))

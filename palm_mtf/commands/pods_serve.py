@@ -17,6 +17,7 @@ from palm_mtf.cluster.addresses import (
   split_address,
 )
 from palm_mtf.errors import UserError, check_count
+from palm_mtf.machine.compiled_code import save_compiled_code
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ def serve(
   _, _, port_text = server.target.rpartition(":")
   print(f"serving {devices} devices on {ip}:{port_text}", flush=True)
   signal.sigwait(_STOP_SIGNALS)
+  save_compiled_code()
   os._exit(0)  # the server has no other way to stop
 
 

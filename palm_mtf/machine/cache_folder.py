@@ -1,32 +1,376 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The paths under ~/.cache/palm_mtf of what is kept for one kind of machine."""
+"""The cache ~/.cache/palm_mtf: files of this user for one kind of machine.
 
+A cached file is run as code or read as settings. Nothing is therefore read from
+a folder or a file that belongs to another user or that another user may write.
+Each folder from palm_mtf down is opened in the open folder above it, so that
+whoever may rename folders higher up cannot exchange one between the check and
+the use.
+
+A sealed file ends with the hash of its name and its content: a file that is cut
+short, filled with zeros or renamed is like no file. Where the cache cannot be
+read or written, commands work without it, and one line says so.
+"""
+
+import contextlib
+import errno
+import fcntl
 import hashlib
+import logging
 import os
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
 
 from palm_mtf.machine.cores import usable_cores
 from palm_mtf.machine.cpu import cpu_flags, cpu_name
+
+_logger = logging.getLogger(__name__)
 
 # Version of what is measured (rates/calibration.py), to be raised when plans
 # use the rates otherwise: those of before are not found then.
 CALIBRATION = 3
 
+_NAME = "palm_mtf"
+# Names of what is not whole yet. Its writer holds a lock on it, but for the
+# moment after it was made; not every file system has locks.
+_PARTIAL = ".palm_mtf_partial_"
+_UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
+_MAX_BYTES = 2**26  # of all files that are loaded from a folder
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # waits at no pipe
+_SEAL_BYTES = hashlib.sha256().digest_size
+
+# What was logged: a process says it once.
+_said: set[str] = set()
+
+
+class CacheError(Exception):
+  """The cache cannot be used, for a reason in one line."""
+
 
 def cache_path(kind: str, *key: str) -> str:
-  """Returns a path of its own for this CPU and `key`.
+  """Returns the path of a file or folder for this CPU and `key`.
 
   Args:
-    kind: name of the folder.
+    kind: name of the folder of palm_mtf/ that it is in.
     *key: what else the content depends on.
   """
-  caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+  # The XDG Base Directory Specification: a relative path is to be ignored.
+  caches = os.environ.get("XDG_CACHE_HOME", "")
+  if not os.path.isabs(caches):
+    caches = os.path.expanduser("~/.cache")
   text = "\n".join((cpu_name(), *sorted(cpu_flags()), *key))
   digest = hashlib.sha256(text.encode()).hexdigest()
-  return os.path.join(caches, "palm_mtf", kind, digest[:16])
+  return os.path.join(caches, _NAME, kind, digest[:16])
 
 
 def measured_hardware() -> str:
   """Returns the path of the gin file of this machine's measured rates."""
   key = str(usable_cores()), f"calibration {CALIBRATION}"
   return cache_path("hardware", *key) + ".gin"
+
+
+def warn_once(message: str) -> None:
+  """Logs a warning that this process has not logged yet."""
+  if message not in _said:
+    _said.add(message)
+    _logger.warning(message)
+
+
+def warn_of(error: CacheError) -> None:
+  """Logs that the cache is not used, and why, unless that was logged."""
+  warn_once(f"the cache is not used: {error}")
+
+
+def read_cached(path: str) -> bytes | None:
+  """Returns the content of a file of the cache, None without one.
+
+  A file that is refused is like no file, and a warning says why.
+  """
+  folder, name = os.path.split(path)
+  try:
+    with open_cache(folder) as cache:
+      return cache.read(name)
+  except FileNotFoundError:
+    return None
+  except CacheError as error:
+    warn_of(error)
+    return None
+
+
+def write_cached(path: str, content: bytes) -> None:
+  """Writes a file of the cache; raises CacheError."""
+  folder, name = os.path.split(path)
+  with open_cache(folder, make=True) as cache:
+    cache.write(name, content)
+
+
+@contextlib.contextmanager
+def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
+  """Opens a folder of the cache.
+
+  Args:
+    path: path of the folder, as of `cache_path`.
+    make: make the folder, and those above it, if there is none.
+
+  Raises:
+    FileNotFoundError: there is no such folder.
+    CacheError: it belongs to another user, or cannot be opened.
+  """
+  top, _, below = path.rpartition(f"/{_NAME}/")
+  if not os.path.isabs(top):
+    raise CacheError("HOME is no absolute path; set XDG_CACHE_HOME to a folder")
+  with contextlib.ExitStack() as stack:
+    here = top
+    try:
+      if make:
+        _make_top(top)
+      folder = os.open(top, os.O_PATH | os.O_DIRECTORY)
+      stack.callback(os.close, folder)
+      for name in (_NAME, *below.split("/")):
+        here = os.path.join(here, name)
+        folder = _open_own(name, folder, here, make)
+        stack.callback(os.close, folder)
+    except FileNotFoundError:
+      raise
+    except OSError as error:
+      raise CacheError(f"{here}: {error.strerror}") from None
+    yield CacheFolder(path, folder)
+
+
+def _make_top(path: str) -> None:
+  """Makes the folder that palm_mtf/ is in, such as ~/.cache."""
+  above = os.path.dirname(path)
+  if not os.path.isdir(path) and above != path:
+    _make_top(above)
+    _check_may_make(os.stat(above), above)
+    _make_folder(path)
+
+
+def _make_folder(name: str, above: int | None = None) -> None:
+  with contextlib.suppress(FileExistsError):
+    os.mkdir(name, 0o700, dir_fd=above)
+    os.chmod(name, 0o700, dir_fd=above)  # whatever the umask took away
+
+
+def _open_own(name: str, above: int, path: str, make: bool) -> int:
+  """Returns a descriptor of a folder that this user alone may write."""
+  try:
+    folder = os.open(name, _FOLDER_FLAGS, dir_fd=above)
+  except FileNotFoundError:
+    if not make:
+      raise
+    _check_may_make(os.fstat(above), os.path.dirname(path))
+    _make_folder(name, above)
+    folder = os.open(name, _FOLDER_FLAGS, dir_fd=above)
+  except NotADirectoryError:
+    raise CacheError(
+      f"{path} is a link or a file; set XDG_CACHE_HOME to a folder of yours"
+    ) from None
+  try:
+    _check_owner(os.fstat(folder), path)
+    if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
+      # Made with another umask. What others have put there is refused too.
+      os.fchmod(folder, 0o700)
+    if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
+      raise CacheError(f"other users may write {path}")
+  except BaseException:
+    os.close(folder)
+    raise
+  return folder
+
+
+def _check_may_make(status: os.stat_result, path: str) -> None:
+  # Not in a home that root was given by sudo: its user could not remove it.
+  if status.st_uid:  # folders of root, such as /tmp, may be everybody's
+    _check_owner(status, path)
+
+
+def _check_owner(status: os.stat_result, path: str) -> None:
+  if status.st_uid != os.geteuid():
+    raise CacheError(
+      f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of yours"
+    )
+
+
+class CacheFolder:
+  """An open folder that only this user may write.
+
+  Attributes:
+    descriptor: its file descriptor.
+  """
+
+  def __init__(self, path: str, descriptor: int):
+    """Takes the path, for messages, and the descriptor."""
+    self._path, self.descriptor = path, descriptor
+
+  def names(self) -> list[str]:
+    """Returns the names of whole files, the last written first."""
+    times = {}
+    for name in os.listdir(self.descriptor):
+      if not name.startswith(_PARTIAL):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+          status = os.lstat(name, dir_fd=self.descriptor)
+          times[name] = status.st_mtime
+    return sorted(times, key=times.get, reverse=True)
+
+  def read(self, name: str) -> bytes | None:
+    """Returns the content of a file, None without one.
+
+    Raises:
+      CacheError: it is no file that only this user may write.
+    """
+    path = os.path.join(self._path, name)
+    try:
+      opened = os.open(name, _FILE_FLAGS, dir_fd=self.descriptor)
+      with open(opened, "rb") as file:
+        status = os.fstat(file.fileno())
+        _check_owner(status, path)
+        if status.st_mode & _WRITABLE_BY_OTHERS:
+          raise CacheError(f"other users may write {path}; remove it")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+          raise CacheError(f"{path} is no file of palm_mtf; remove it")
+        return file.read()
+    except FileNotFoundError:
+      return None
+    except OSError as error:
+      raise CacheError(f"{path}: {error.strerror}") from None
+
+  def write(self, name: str, content: bytes) -> None:
+    """Writes a file atomically, over whatever has its name.
+
+    Raises:
+      CacheError: it cannot be written.
+    """
+    folder = self.descriptor
+    partial = f"{_PARTIAL}{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+      with open(os.open(partial, flags, 0o600, dir_fd=folder), "wb") as file:
+        _lock(file.fileno())
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), 0o600)
+        os.fsync(file.fileno())
+        try:
+          os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except IsADirectoryError:
+          self.remove(name)
+          os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError as error:
+      self.remove(partial)
+      # The same for all of its folders, so that it is said once.
+      top, _, _ = self._path.rpartition(f"/{_NAME}/")
+      raise CacheError(f"{top}/{_NAME}: {error.strerror}") from None
+
+  def remove(self, name: str) -> None:
+    """Removes a file or folder, if that can be done."""
+    _remove(name, self.descriptor)
+
+  def load(self, names: Iterable[str]) -> dict[str, bytes]:
+    """Returns the content of sealed files by name; removes what is damaged.
+
+    Args:
+      names: names of files. The first that together are larger than 64 MiB, and
+        all after it, are removed.
+    """
+    found, num_bytes, damaged = {}, 0, []
+    for name in names:
+      try:
+        content = self.read(name)
+      except CacheError:
+        content = b""
+      if content is None:
+        continue
+      num_bytes += len(content)
+      if num_bytes > _MAX_BYTES:
+        self.remove(name)
+      elif _seal(name, content[:-_SEAL_BYTES]) == content[-_SEAL_BYTES:]:
+        found[name] = content[:-_SEAL_BYTES]
+      else:
+        damaged.append(name)
+        self.remove(name)
+    if damaged:
+      more = f" and {len(damaged) - 1} more" if damaged[1:] else ""
+      _logger.warning(
+        f"{self._path}: not what this user wrote there, removed and compiled "
+        f"again: {damaged[0]}{more}"
+      )
+    return found
+
+  def keep(self, name: str, content: bytes) -> None:
+    """Writes a sealed file for `load`; raises CacheError."""
+    self.write(name, content + _seal(name, content))
+
+
+def _seal(name: str, content: bytes) -> bytes:
+  return hashlib.sha256(name.encode() + b"\0" + content).digest()
+
+
+@contextlib.contextmanager
+def partial_folder(above: int) -> Iterator[CacheFolder]:
+  """Yields a new folder, which is removed at the end.
+
+  Removes those that killed processes have left, too.
+
+  Args:
+    above: descriptor of the folder that it is made in.
+  """
+  remove_abandoned(above)
+  name = f"{_PARTIAL}{os.urandom(8).hex()}"
+  _make_folder(name, above)
+  try:
+    folder = os.open(name, _FOLDER_FLAGS, dir_fd=above)
+    try:
+      if os.fstat(folder).st_uid != os.geteuid():  # exchanged meanwhile
+        raise PermissionError(errno.EPERM, "belongs to another user", name)
+      _lock(folder)
+      yield CacheFolder("", folder)
+    finally:
+      os.close(folder)
+  finally:
+    _remove(name, above)
+
+
+def remove_abandoned(above: int) -> None:
+  """Removes what killed processes have left in a folder.
+
+  Args:
+    above: descriptor of the folder.
+  """
+  for name in os.listdir(above):
+    if name.startswith(_PARTIAL):
+      with contextlib.suppress(OSError):
+        if _is_abandoned(name, above):
+          _remove(name, above)
+
+
+def _is_abandoned(name: str, above: int) -> bool:
+  status = os.lstat(name, dir_fd=above)
+  secs = time.time() - status.st_mtime
+  if status.st_uid != os.geteuid() or secs < _UNLOCKED_SECS:
+    return False
+  file = os.open(name, _FILE_FLAGS, dir_fd=above)
+  try:
+    return _lock(file) or secs > _ABANDONED_SECS
+  finally:
+    os.close(file)
+
+
+def _lock(file: int) -> bool:
+  """Locks an open file or folder until it is closed; returns whether it did."""
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
+  except OSError:  # another process has, or the file system has no locks
+    return False
+
+
+def _remove(name: str, above: int) -> None:
+  with contextlib.suppress(OSError):
+    os.unlink(name, dir_fd=above)
+  shutil.rmtree(name, ignore_errors=True, dir_fd=above)

@@ -1,37 +1,142 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of code that XLA compiles, a folder for each CPU and version."""
+"""The cache of code that XLA compiles, a folder for each CPU and version.
 
+XLA fails if it cannot write its cache or if a file there is damaged. It
+therefore gets a folder in memory, of TensorFlow's file system ram://. Whole
+files of the disk are copied there before XLA looks, and what XLA adds is copied
+to the disk soon after: a full disk, a damaged file or a killed process then
+costs time to compile, and nothing else.
+"""
+
+import atexit
 import importlib.metadata
 import os
+import threading
+from collections.abc import Mapping
+from types import ModuleType
 
-from palm_mtf.machine.cache_folder import cache_path
+from palm_mtf.machine.cache_folder import (
+  CacheError,
+  cache_path,
+  open_cache,
+  remove_abandoned,
+  warn_of,
+)
 
 _VARIABLE = "TF_XLA_FLAGS"
+# The folder in memory has the path of the one on the disk: processes that this
+# one starts inherit the variable, and keep their code in the same place.
+_FLAG = "--tf_xla_persistent_cache_directory=ram://"
+_SAVE_SECS = 1.0
 
 
 def keep_compiled_code() -> None:
   """Turns XLA's cache on, before TensorFlow is imported."""
   # Compiling takes most of the time in which a command starts, and the pods of
   # a process would each compile the same. Whoever sets the flags decides alone.
-  if _VARIABLE in os.environ:
-    return
-  folder = compiled_code_folder()
-  try:
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    for entry in os.scandir(folder):
-      # A machine that lost power may keep a file's name without its content.
-      if not entry.stat().st_size:
-        os.remove(entry)
-  except OSError:
-    return
-  # TensorFlow reads the variable when it is imported, and processes that this
-  # one starts inherit it.
-  os.environ[_VARIABLE] = f"--tf_xla_persistent_cache_directory={folder}"
+  os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 
 def compiled_code_folder() -> str:
-  """Returns the cache folder of this CPU and these versions."""
+  """Returns the path of the cache folder of this CPU and these versions."""
   # Code that is run on a CPU without its instructions ends the process.
   flags = os.environ.get("XLA_FLAGS", "")
-  return cache_path("xla", flags, importlib.metadata.version("tensorflow"))
+  return cache_path("xla", "sealed", flags, _tensorflow_version())
+
+
+def _tensorflow_version() -> str:
+  return importlib.metadata.version("tensorflow")
+
+
+class CompiledCode:
+  """The files of XLA's cache in memory and on the disk."""
+
+  def __init__(self, memory: ModuleType, folder: str):
+    """Copies all files of the disk into memory.
+
+    Args:
+      memory: tf.io.gfile.
+      folder: path of the folder on the disk.
+    """
+    self._memory, self._folder = memory, folder
+    self._lock = threading.Lock()
+    self._is_lost = False  # nothing can be kept
+    memory.makedirs(self._in_memory())
+    kept = self._read()
+    # There a file that is opened for writing keeps what it had.
+    for name in kept.keys() - {*memory.listdir(self._in_memory())}:
+      with memory.GFile(self._in_memory(name), "wb") as file:
+        file.write(kept[name])
+    self._known = {*kept}
+
+  def _in_memory(self, *name: str) -> str:
+    return os.path.join(f"ram://{self._folder}", *name)
+
+  def _read(self) -> Mapping[str, bytes]:
+    try:
+      with open_cache(self._folder) as cache:
+        remove_abandoned(cache.descriptor)
+        return cache.load(cache.names())
+    except FileNotFoundError:
+      return {}
+    except CacheError as error:
+      warn_of(error)
+      self._is_lost = True
+      return {}
+
+  def save(self) -> None:
+    """Copies files that are only in memory to the disk, if that can be done."""
+    with self._lock:
+      names = self._memory.listdir(self._in_memory())
+      # XLA gives a file its name when it is whole.
+      new = {x for x in names if x.endswith(".pb")} - self._known
+      if not new or self._is_lost:
+        return
+      try:
+        with open_cache(self._folder, make=True) as cache:
+          for name in new:
+            with self._memory.GFile(self._in_memory(name), "rb") as file:
+              cache.keep(name, file.read())
+            self._known.add(name)
+      except CacheError as error:
+        warn_of(error)
+        self._is_lost = True
+
+  def save_until(self, end: threading.Event) -> None:
+    """Saves every second: most processes of a cluster are killed."""
+    while not end.wait(_SAVE_SECS):
+      self.save()
+
+
+# That of this process, once it uses the cache.
+_shared: list[CompiledCode] = []
+
+
+def share_compiled_code(memory: ModuleType) -> None:
+  """Lets this process use and extend the cache, if it is turned on.
+
+  Args:
+    memory: tf.io.gfile.
+  """
+  flag = os.environ.get(_VARIABLE, "")
+  if not flag.startswith(_FLAG):
+    return
+  code = CompiledCode(memory, flag.removeprefix(_FLAG))
+  _shared.append(code)
+  end = threading.Event()
+  saving = threading.Thread(target=code.save_until, args=[end], daemon=True)
+  saving.start()
+
+  def finish() -> None:
+    end.set()
+    saving.join()
+    code.save()
+
+  atexit.register(finish)
+
+
+def save_compiled_code() -> None:
+  """Saves what this process has compiled, before it ends by os._exit."""
+  for code in _shared:
+    code.save()

@@ -2,18 +2,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the operations for this CPU, once, and keeps them."""
 
+import errno
 import hashlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import platform
+import re
+import shlex
+import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from palm_mtf.machine.cache_folder import cache_path
+from palm_mtf.machine.cache_folder import (
+  CacheError,
+  cache_path,
+  open_cache,
+  partial_folder,
+  warn_of,
+)
 from palm_mtf.machine.cpu import cpu_flags
+
+_logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parent / "operations.cc"
 # No sum is added up in another order than it is written in.
@@ -26,6 +40,11 @@ _LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
 _COMPILE_SECS = 300
+_MOST_KEPT = 16  # libraries: for CPUs, compilers and versions
+_OUTPUT = "operations.so"
+# What the compiler says of a full disk, and of an exceeded quota.
+_NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+_ADVICE = "install g++ 11 or newer, or name it by CXX"
 
 
 def instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
@@ -53,56 +72,202 @@ def panel_columns() -> int:
   return 32 if "-march=x86-64-v3" in options else 16
 
 
-def compiled() -> str:
-  """Returns the path of the library for this CPU; compiles it if need be.
+class BuildError(Exception):
+  """The operations cannot be compiled here; says why and what to do."""
 
-  The C++ compiler is what CXX names, or `c++`.
+
+class _NoSpaceError(BuildError):
+  """The compiler has no room for its files."""
+
+
+def library() -> bytes:
+  """Returns the library for this CPU; compiles it if need be.
+
+  The C++ compiler is what CXX names, or `c++`. A library is kept for each
+  compiler; where there is none now, that of any compiler will do.
 
   Raises:
-    BuildError: it cannot be compiled here, for a reason in one line.
+    BuildError: it cannot be compiled here.
   """
   digest = hashlib.sha256()
   for part in sorted(_SOURCE.parent.glob("*.[ch]*")):
     digest.update(part.read_bytes())
   version = importlib.metadata.version("tensorflow")
   options = _options_here()
-  path = cache_path("native", digest.hexdigest(), version, *options) + ".so"
+  folder, key = os.path.split(
+    cache_path("native", digest.hexdigest(), version, *options)
+  )
+  command = _compiler()
+  identity = _identity(command)
   try:
-    # A machine that lost power may keep a file's name without its content.
-    if not os.path.exists(path) or not os.path.getsize(path):
-      _compile(os.environ.get("CXX") or "c++", options, path)
-  except subprocess.CalledProcessError as error:
-    said = [line for line in error.stderr.splitlines() if "error" in line]
-    said.append(f"{error.cmd[0]}: exit status {error.returncode}")
-    raise BuildError(said[0]) from None
-  except (OSError, subprocess.TimeoutExpired) as error:
-    raise BuildError(str(error)) from None
-  return path
+    with open_cache(folder) as cache:
+      names = [f"{key}_{identity}.so"]
+      if not identity:
+        names = [x for x in cache.names() if x.startswith(f"{key}_")]
+      for content in cache.load(names).values():
+        return content
+  except FileNotFoundError:
+    pass
+  except CacheError as error:
+    warn_of(error)
+  if not identity:
+    raise BuildError(f"{command[0]}: no such compiler; {_ADVICE}")
+  content = _compile([*command, *_FLAGS, *options], folder)
+  try:
+    with open_cache(folder, make=True) as cache:
+      cache.keep(f"{key}_{identity}.so", content)
+      for name in cache.names()[_MOST_KEPT:]:
+        cache.remove(name)
+  except CacheError as error:
+    warn_of(error)
+  return content
 
 
-class BuildError(Exception):
-  """The operations cannot be compiled here."""
+def built_with(content: bytes) -> str:
+  """Returns the options and the compiler's version of a library."""
+  match = re.search(rb"palm_mtf was built with ([^\0]*)", content)
+  return match[1].decode(errors="replace") if match else ""
 
 
 def _options_here() -> list[str]:
   return instruction_flags(cpu_flags(), platform.machine())
 
 
-def _compile(compiler: str, options: Sequence[str], path: str) -> None:
+def _compiler() -> list[str]:
+  """Returns the command of the C++ compiler, such as ["ccache", "g++"]."""
+  given = os.environ.get("CXX", "").strip() or "c++"
+  if shutil.which(given):  # its path may have spaces
+    words = [given]
+  else:
+    try:
+      words = shlex.split(given)
+    except ValueError as error:
+      raise BuildError(f"CXX = {given!r}: {error}") from None
+  found = shutil.which(words[0])
+  # It is called in another folder.
+  return [os.path.abspath(found) if found else words[0], *words[1:]]
+
+
+def _identity(command: Sequence[str]) -> str:
+  """Returns a hash that changes with the compiler's files; "" without one."""
+  if not shutil.which(command[0]):
+    return ""
+  parts = []
+  for word in command:
+    # Its version, without asking it: that would start a process each time.
+    if path := shutil.which(word):
+      status = os.stat(path)
+      parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]
+    parts.append(word)
+  return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
+
+def _compile(command: Sequence[str], folder: str) -> bytes:
+  """Returns the library; compiles it in the cache, or else elsewhere.
+
+  Args:
+    command: command of the compiler, with its options.
+    folder: path of the cache's folder.
+  """
+  _logger.info(
+    "compiling the operations in C++ for this CPU, once: some 15 seconds"
+  )
+  try:
+    # The disk of temporary files may be full while that of the cache is not.
+    with open_cache(folder, make=True) as cache:
+      return _compile_in(cache.descriptor, command)
+  except (CacheError, OSError, _NoSpaceError):
+    pass
+  try:
+    above = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+      return _compile_in(above, command)
+    finally:
+      os.close(above)
+  except (CacheError, OSError) as error:
+    raise BuildError(f"no temporary folder ({error}); set TMPDIR") from None
+
+
+def _compile_in(above: int, command: Sequence[str]) -> bytes:
+  """Returns the library, compiled in a new folder.
+
+  Args:
+    above: descriptor of the folder that it is in.
+    command: command of the compiler, with its options.
+
+  Raises:
+    OSError: there can be no new folder.
+  """
   package = importlib.util.find_spec("tensorflow").submodule_search_locations[0]
-  folder = os.path.dirname(path)
-  os.makedirs(folder, mode=0o700, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=folder) as parts:
-    made = os.path.join(parts, "made.so")
-    subprocess.run(
-      [
-        *(compiler, *_FLAGS, *options, f"-I{package}/include", str(_SOURCE)),
-        *("-o", made, f"-L{package}", *_LIBRARIES),
-      ],
-      check=True,
-      capture_output=True,
-      text=True,
-      timeout=_COMPILE_SECS,
+  options = [x for x in command if x.startswith("-") and x not in _FLAGS]
+  said = os.memfd_create("said")  # where no disk is full
+  try:
+    with partial_folder(above) as folder:
+      code = _call(
+        [
+          *(*command, f"-DPALM_OPTIONS={_quoted(' '.join(options))}"),
+          *(f"-I{package}/include", str(_SOURCE)),
+          *("-o", _OUTPUT, f"-L{package}", *_LIBRARIES),
+        ],
+        folder.descriptor,
+        said,
+      )
+      content = None if code else folder.read(_OUTPUT)
+    if code:
+      text = os.pread(said, os.fstat(said).st_size, 0)
+      raise _failure(command[0], code, text.decode(errors="replace"))
+  finally:
+    os.close(said)
+  if not content or not built_with(content):
+    raise BuildError(f"{command[0]} has made no library; {_ADVICE}")
+  return content
+
+
+def _quoted(text: str) -> str:
+  """Returns a text as C++ writes it."""
+  return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _call(command: Sequence[str], folder: int, said: int) -> int:
+  """Calls the compiler; returns its exit status.
+
+  Args:
+    command: command of the compiler, with all arguments.
+    folder: descriptor of the folder that it runs in.
+    said: descriptor of a file for its output.
+  """
+  try:
+    process = subprocess.Popen(
+      command,
+      cwd=f"/proc/self/fd/{folder}",  # whatever its path is by now
+      env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
+      stdin=subprocess.DEVNULL,
+      stdout=said,
+      stderr=said,
+      umask=0o077,
+      start_new_session=True,  # a group of processes, to be ended together
     )
-    # Another process may be making the same.
-    os.replace(made, path)
+  except OSError as error:
+    raise BuildError(f"{command[0]}: {error.strerror}; {_ADVICE}") from None
+  try:
+    return process.wait(_COMPILE_SECS)
+  except subprocess.TimeoutExpired:
+    raise BuildError(
+      f"{command[0]} has not ended in {_COMPILE_SECS} seconds; {_ADVICE}"
+    ) from None
+  finally:
+    if process.returncode is None:
+      os.killpg(process.pid, signal.SIGKILL)
+      process.wait()
+
+
+def _failure(compiler: str, code: int, said: str) -> BuildError:
+  """Returns the error for what a compiler said."""
+  lines = [x.strip() for x in said.splitlines() if x.strip()]
+  full = [x for x in lines if any(reason in x for reason in _NO_SPACE)]
+  if full:
+    return _NoSpaceError(f"{full[0]}; make room, or set TMPDIR")
+  # A linker's last line says only that it failed.
+  errors = [x for x in lines if "error" in x.lower()] or lines[-1:]
+  reason = errors[0] if errors else f"exit status {code}"
+  return BuildError(f"{compiler}: {reason}; {_ADVICE}")

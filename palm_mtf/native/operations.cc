@@ -11,6 +11,11 @@
 #include "row_kernels.h"
 #include "tensorflow/c/ops.h"
 
+// native/build.py finds this text in the library.
+extern "C" const char palm_built_with[];
+const char palm_built_with[] =
+  "palm_mtf was built with " PALM_OPTIONS " (" __VERSION__ ")";
+
 namespace palm {
 namespace {
 

@@ -2,32 +2,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of operations.cc, where they can be compiled."""
 
+import dataclasses
+import errno
 import functools
 import logging
+import os
 from collections.abc import Sequence
 from types import ModuleType
 
 from palm_mtf._tf import tf
 from palm_mtf.machine.cores import usable_cores
-from palm_mtf.native.build import BuildError, compiled
+from palm_mtf.native.build import BuildError, built_with, library
 
 _logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Loaded:
+  """The loaded library.
+
+  Attributes:
+    module: its operations; None where it cannot be compiled.
+    built_with: options and version of its compiler; "none" without it.
+  """
+
+  module: ModuleType | None
+  built_with: str
+
+
 @functools.cache
-def operations() -> ModuleType | None:
-  """Returns the compiled operations; None, with a warning, without them."""
+def _loaded() -> _Loaded:
+  """Returns the loaded library; logs a warning where there is none."""
   try:
-    return tf.load_op_library(compiled())
-  except (BuildError, tf.errors.OpError) as error:
+    content = library()
+    # From memory: a file that changes while it is in use ends the process.
+    file = os.memfd_create("palm_mtf_operations")
+    if os.write(file, content) < len(content):  # ulimit -f
+      raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    # TensorFlow knows it by this path, so that it stays open.
+    module = tf.load_op_library(f"/proc/self/fd/{file}")
+    return _Loaded(module, built_with(content))
+  except (BuildError, OSError, tf.errors.OpError) as error:
     reason = str(error).strip().splitlines()[0]
     _logger.warning(
       "training and decoding are not compiled for this CPU: a training step "
-      "takes a tenth longer, decoding up to nine times as long: %s; "
-      "install g++ 11 or newer, or name it by CXX",
-      reason,
+      f"takes a tenth longer, decoding up to nine times as long: {reason}"
     )
-    return None
+    return _Loaded(None, "none")
+
+
+def operations() -> ModuleType | None:
+  """Returns the compiled operations; None, with a warning, without them."""
+  return _loaded().module
+
+
+def operations_built_with() -> str:
+  """Returns options and version of the operations' compiler, or "none"."""
+  return _loaded().built_with
 
 
 def threads_here() -> int:

@@ -4,7 +4,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from palm_mtf.checkpoints.locate import NamedWeights
@@ -13,6 +13,7 @@ from palm_mtf.config import Config
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.inference.continue_prompts import continue_prompts
+from palm_mtf.machine.kernels import difference
 from palm_mtf.model_dir.samples import keep_samples
 from palm_mtf.training.loss_spikes import Rewind
 
@@ -48,6 +49,23 @@ class TrainJob:
   def step(self) -> int:
     """Training steps done."""
     return self.start.manifest.step if self.start else 0
+
+  def computed_by(self, kernels: Mapping[str, str]) -> "TrainJob":
+    """Returns the job with a manifest that records what computes.
+
+    Logs a warning if that is not what computed the checkpoint to resume from.
+
+    Args:
+      kernels: what computes the next steps (machine/kernels.py).
+    """
+    before = self.start.manifest.kernels if self.start else {}
+    if changes := difference(kernels, before):
+      _logger.warning(
+        f"from step {self.step:,} on the numbers will be those of other "
+        f"kernels: {changes}"
+      )
+    manifest = dataclasses.replace(self.manifest, kernels=kernels)
+    return dataclasses.replace(self, manifest=manifest)
 
   def keep_samples(self, checkpoint: Checkpoint) -> list[str]:
     """Samples continuations of PROMPTS; returns them, and writes them."""

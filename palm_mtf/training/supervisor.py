@@ -27,7 +27,9 @@ from palm_mtf.cluster.server_info import check_bfloat16
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import free_garbage
+from palm_mtf.machine.kernels import kernels_here, kernels_of
 from palm_mtf.model_dir.metrics import MetricsWriter
+from palm_mtf.native.operations import operations_built_with
 from palm_mtf.rates.peak_flops import run_flops_per_sec
 from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.loop import TrainLoop, WatchedSession
@@ -89,6 +91,9 @@ def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
     if not config.mesh_layout.tpu:
       check_bfloat16(heartbeat.infos, config.model.activation_dtype)
     cluster = connect(pods, config.mesh_layout, places, heartbeat.infos)
+    kernels = [x.kernels for x in heartbeat.infos.values()]
+    here = [] if kernels else [kernels_here(operations_built_with())]
+    job = job.computed_by(kernels_of(kernels or here))
     # One for all loops: a signal that comes between two is not forgotten.
     with StopRequest() as stop:
       while True:

@@ -20,6 +20,8 @@ from palm_mtf.cluster.server_info import (
 )
 from palm_mtf.errors import UserError
 from palm_mtf.machine.cpu import kernel_flags
+from palm_mtf.machine.kernels import kernels_here
+from palm_mtf.native.operations import operations_built_with
 from tests.cluster.served import Served
 from tests.cpus import ZEN_3, ZEN_4, pretend_cpu
 
@@ -91,6 +93,11 @@ def test_a_server_without_bfloat16_gets_no_such_products_of_the_client(
     "multiply bfloat16 numbers and that of this client does; start the client "
     'on a CPU of the kind of the servers, or give "float32".'
   )
+
+
+def test_a_server_says_what_computes_there(address):
+  built_with = operations_built_with()
+  assert read_info(address, 5.0).kernels == kernels_here(built_with)
 
 
 @pytest.mark.slow

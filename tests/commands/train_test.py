@@ -132,6 +132,41 @@ def test_resumed_run_ends_with_the_bits_of_one_in_one_go(
   assert resumed_last == last
 
 
+def test_a_resume_with_other_kernels_says_so_before_the_first_step(
+  corpus, finished, tmp_path, monkeypatch, capsys
+):
+  model_dir = copy_of(finished, tmp_path)
+
+  def resumed(steps):
+    settings = {"TRAIN_STEPS": steps, "PROMPTS": [], "LOG_STEPS": 1}
+    assert runs.run("train", corpus, model_dir, **settings) == 0
+    return capsys.readouterr().err.partition(f"step {steps}/")[0]
+
+  assert "kernels" not in resumed(13)  # the same
+  monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+  (line,) = (x for x in resumed(14).splitlines() if "kernels" in x)
+  assert line.endswith(
+    "warning: from step 13 on the numbers will be those of other kernels: "
+    "TF_ENABLE_ONEDNN_OPTS: 0, before not set"
+  )
+  assert "kernels" not in resumed(15)  # the checkpoint of step 14 has them
+
+
+@pytest.mark.slow
+def test_a_resume_without_the_compiler_says_that_the_numbers_are_others(
+  corpus, finished, tmp_path
+):
+  model_dir = copy_of(finished, tmp_path)
+  flags = runs.arguments("train", corpus, model_dir, TRAIN_STEPS=13, PROMPTS=[])
+  run = processes.python(
+    *("-m", "palm_mtf", *flags),
+    variables={"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)},
+  )
+  assert run.returncode == 0, run.stderr
+  before, _, _ = run.stderr.partition("step 13/")
+  assert "those of other kernels: operations in C++: none, before -m" in before
+
+
 def test_metrics_after_the_checkpoint_of_a_killed_run_are_written_anew(
   corpus, finished, tmp_path
 ):

@@ -1,15 +1,21 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""XLA keeps its code for this CPU and these versions alone."""
+"""XLA's code is kept for this CPU and these versions, whole or not at all."""
 
+import errno
 import os
+import pathlib
 
 import pytest
 
+from palm_mtf._tf import tf
 from palm_mtf.machine.compiled_code import (
+  CompiledCode,
   compiled_code_folder,
   keep_compiled_code,
+  save_compiled_code,
 )
+from tests import processes
 from tests.cpus import ZEN_3, ZEN_4, pretend_cpu
 
 
@@ -36,21 +42,6 @@ def test_code_of_one_cpu_is_never_given_to_another(
   assert all(x.startswith(str(caches / "palm_mtf" / "xla")) for x in folders)
 
 
-def test_the_folder_is_named_to_tensorflow_and_cleared_of_lost_files(caches):
-  keep_compiled_code()
-  folder = compiled_code_folder()
-  assert os.environ["TF_XLA_FLAGS"] == (
-    f"--tf_xla_persistent_cache_directory={folder}"
-  )
-  assert os.stat(folder).st_mode & 0o777 == 0o700
-  for name, content in (("lost", b""), ("kept", b"code")):
-    with open(os.path.join(folder, name), "wb") as file:
-      file.write(content)
-  del os.environ["TF_XLA_FLAGS"]
-  keep_compiled_code()
-  assert os.listdir(folder) == ["kept"]
-
-
 def test_flags_of_the_user_stay(caches, monkeypatch):
   monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=0")
   keep_compiled_code()
@@ -58,7 +49,149 @@ def test_flags_of_the_user_stay(caches, monkeypatch):
   assert not caches.exists()
 
 
-def test_without_a_place_to_write_nothing_is_kept(caches):
-  caches.write_text("a file where the folder would be")
+@pytest.fixture
+def code(caches):
+  """The path of the folder, which holds a program that XLA compiled."""
   keep_compiled_code()
-  assert "TF_XLA_FLAGS" not in os.environ
+  flag = os.environ["TF_XLA_FLAGS"]
+  folder = compiled_code_folder()
+  assert flag == f"--tf_xla_persistent_cache_directory=ram://{folder}"
+  code = CompiledCode(tf.io.gfile, folder)
+  yield Code(folder, code)
+  tf.io.gfile.rmtree(f"ram://{folder}")
+
+
+class Code:
+  """A folder on the disk, and what is in memory."""
+
+  def __init__(self, folder, code):
+    self.folder, self.code = pathlib.Path(folder), code
+    self.memory = f"ram://{folder}"
+
+  def xla_writes(self, name, content):
+    with tf.io.gfile.GFile(f"{self.memory}/{name}", "wb") as file:
+      file.write(content)
+
+  def next_process_reads(self):
+    tf.io.gfile.rmtree(self.memory)
+    CompiledCode(tf.io.gfile, str(self.folder))
+    names = tf.io.gfile.listdir(self.memory)
+    return {
+      x: tf.io.gfile.GFile(f"{self.memory}/{x}", "rb").read() for x in names
+    }
+
+
+def test_what_xla_compiles_is_there_for_the_next_process(code):
+  assert code.next_process_reads() == {}
+  code.xla_writes("1.pb", b"code")
+  code.xla_writes("2.pb.1_2_3.tmp", b"half of the c")
+  code.code.save()
+  code.xla_writes("2.pb", b"more code")
+  code.code.save()
+  assert code.next_process_reads() == {"1.pb": b"code", "2.pb": b"more code"}
+
+
+def test_processes_that_share_the_folder_keep_each_others_code(code):
+  other = CompiledCode(tf.io.gfile, str(code.folder))
+  code.xla_writes("1.pb", b"code")
+  code.code.save()
+  code.xla_writes("2.pb", b"more code")
+  other.save()
+  assert code.next_process_reads().keys() == {"1.pb", "2.pb"}
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    lambda path: os.truncate(path, path.stat().st_size // 2),
+    lambda path: os.truncate(path, 0),
+    lambda path: path.write_bytes(path.read_bytes()[:500] + bytes(532)),
+    lambda path: path.write_bytes(path.read_bytes().replace(b"d", b"e", 1)),
+  ],
+  ids="half empty zeros flipped".split(),
+)
+def test_xla_never_sees_a_damaged_file(damage, code, caplog):
+  for name in ("1.pb", "2.pb"):
+    code.xla_writes(name, b"code" * 250)
+  code.code.save()
+  damage(code.folder / "1.pb")
+  assert code.next_process_reads() == {"2.pb": b"code" * 250}
+  assert (
+    "not what this user wrote there, removed and compiled again: 1.pb"
+    in caplog.text
+  )
+  assert not (code.folder / "1.pb").exists()
+
+
+def test_a_full_disk_ends_nothing_and_one_line_says_so(
+  code, monkeypatch, caplog
+):
+  def fsync(_):  # a disk cannot be filled here
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(os, "fsync", fsync)
+  for name in ("1.pb", "2.pb"):
+    code.xla_writes(name, bytes(1000))
+    code.code.save()
+  (line,) = caplog.messages
+  top = code.folder.parent.parent
+  assert line == f"the cache is not used: {top}: No space left on device"
+  assert not [*code.folder.iterdir()]
+  assert tf.io.gfile.exists(f"{code.memory}/2.pb")  # for this process
+
+
+def test_code_of_another_user_is_not_read(code, monkeypatch, caplog):
+  code.xla_writes("1.pb", b"code")
+  code.code.save()
+  monkeypatch.setattr(os, "geteuid", lambda: 12345)
+  assert code.next_process_reads() == {}
+  assert "palm_mtf belongs to another user" in caplog.text
+
+
+def test_xla_compiles_to_memory_and_loads_from_there():
+  """In the folder of this process, which conftest.py has turned on."""
+  memory = os.environ["TF_XLA_FLAGS"].partition("=")[2]
+
+  def names():
+    return {x for x in tf.io.gfile.listdir(memory) if x.endswith(".pb")}
+
+  def computes():
+    with tf.Graph().as_default(), tf.Session() as session:
+      tf.import_graph_def(program, name="")
+      return session.run("sum:0", {"x:0": 1}) == number + 1
+
+  number = int.from_bytes(os.urandom(3))  # that no earlier run has compiled
+  with tf.Graph().as_default() as graph:
+    add = tf.function(lambda x: x + number, jit_compile=True)
+    tf.identity(add(tf.placeholder(tf.int32, [], name="x")), name="sum")
+    program = graph.as_graph_def(add_shapes=True)
+  before = names()
+  assert computes()
+  (made,) = names() - before
+  save_compiled_code()
+  folder = memory.removeprefix("ram://")
+  assert (pathlib.Path(folder) / made).exists()
+  with tf.io.gfile.GFile(f"{memory}/{made}", "wb") as file:
+    file.write(b"damaged")
+  with pytest.raises(tf.errors.OpError):
+    computes()
+  tf.io.gfile.remove(f"{memory}/{made}")
+  CompiledCode(tf.io.gfile, folder)  # from the disk
+  assert computes()
+
+
+_COMPILES = """
+from palm_mtf.machine.compiled_code import keep_compiled_code
+keep_compiled_code()
+from palm_mtf._tf import tf
+with tf.Session() as session:
+  double = tf.function(lambda x: 2 * x, jit_compile=True)
+  x = tf.placeholder(tf.int32, [])
+  print(session.run(double(x), {x: 21}))
+"""
+
+
+def test_a_process_keeps_what_it_has_compiled_when_it_ends(caches):
+  run = processes.python("-c", _COMPILES)
+  assert (run.stdout, run.returncode) == ("42\n", 0), run.stderr
+  assert [*caches.rglob("*.pb")]

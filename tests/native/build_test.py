@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding is compiled for the CPU at hand, or done without."""
 
+import os
 import platform
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -39,32 +42,205 @@ def test_no_instruction_is_used_that_the_cpu_lacks(
   assert build.panel_columns() == columns
 
 
+# A library of the one word that is looked for in it.
+MADE = """
+while [ "$1" != -o ]; do shift; done
+printf 'palm_mtf was built with -mword (1)' > "$2"
+"""
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+  return tmp_path / "caches" / "palm_mtf"
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+  """Returns a function that makes a compiler of a shell script's text."""
+  folder = tmp_path / "programs"
+  folder.mkdir()
+  monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+  def make(script=MADE, name="a-compiler"):
+    (folder / name).write_text(f"#!/bin/sh\n{script}")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("CXX", name)
+    return folder / name
+
+  return make
+
+
+def files(folder):
+  return [x for x in folder.rglob("*") if x.is_file()]
+
+
 @pytest.mark.parametrize(
-  ("compiler", "reason"),
-  [("no-such-compiler", "No such file"), ("false", "exit status 1")],
+  ("script", "reason"),
+  [
+    (None, "no-such-compiler: no such compiler; install g++ 11"),
+    ("exit 3", "a-compiler: exit status 3; install g++ 11"),
+    ("exit 0", "has made no library; install g++ 11"),
+    ("echo nothing > operations.so", "has made no library; install g++ 11"),
+    (
+      "printf 'caf\\351: error: \\351\\n' >&2; exit 1",
+      "caf\ufffd: error: \ufffd;",
+    ),
+    ("echo bad option; exit 1", "a-compiler: bad option; install g++ 11"),
+    ("echo 'x.cc:1: error: 1'; echo 'error: 2'; exit 1", "x.cc:1: error: 1;"),
+  ],
 )
-def test_without_a_compiler_there_are_no_operations_and_one_warning(
-  compiler, reason, tmp_path, monkeypatch, caplog
+def test_without_a_library_there_are_no_operations_and_one_warning(
+  script, reason, caches, compiler, monkeypatch, caplog
 ):
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  monkeypatch.setenv("CXX", compiler)
-  assert operations.operations.__wrapped__() is None
-  (line,) = caplog.messages  # of the one logger
+  compiler(script or "")
+  if script is None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+  assert operations._loaded.__wrapped__().module is None
+  (line,) = (x.message for x in caplog.records if x.levelname == "WARNING")
   assert reason in line
-  assert line.endswith("install g++ 11 or newer, or name it by CXX")
+  assert line.endswith("; install g++ 11 or newer, or name it by CXX")
+  assert not files(caches)
 
 
-def test_an_empty_file_is_no_library(tmp_path, monkeypatch):
-  path = tmp_path / "empty"
-  path.with_suffix(".so").touch()
-  monkeypatch.setattr(build, "cache_path", lambda *_: str(path))
-  monkeypatch.setenv("CXX", "no-such-compiler")
-  with pytest.raises(build.BuildError, match="no-such-compiler"):
-    build.compiled()
+def test_a_full_disk_is_the_reason_given(caches, compiler):
+  compiler("""
+echo "a.s: Fatal error: can't write 9 bytes: 'No space left on device'" >&2
+echo "collect2: error: ld returned 1 exit status" >&2
+exit 1""")
+  with pytest.raises(build.BuildError) as error:
+    build.library()
+  assert "No space left on device" in str(error.value)
+  assert str(error.value).endswith("make room, or set TMPDIR")
+  assert "g++" not in str(error.value)  # it is not what is missing
 
 
-def test_what_is_compiled_is_kept(monkeypatch):
-  path = Path(build.compiled())
-  monkeypatch.setenv("CXX", "no-such-compiler")
-  assert build.compiled() == str(path)
-  assert {x.suffix for x in path.parent.iterdir() if x.is_file()} == {".so"}
+@pytest.mark.parametrize(
+  "refuse",
+  [
+    lambda caches: caches.parent.write_text("a file"),
+    lambda caches: (caches.parent.mkdir(), caches.symlink_to("/tmp")),
+  ],
+  ids=["no_folder", "link"],
+)
+def test_without_a_cache_it_is_compiled_elsewhere_and_one_line_says_so(
+  refuse, caches, compiler, tmp_path, monkeypatch, caplog
+):
+  compiler()
+  refuse(caches)
+  temporary = tmp_path / "temporary"
+  temporary.mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+  assert build.library().endswith(b"-mword (1)")
+  (line,) = (x.message for x in caplog.records if x.levelname == "WARNING")
+  assert line.startswith(f"the cache is not used: {caches.parent}")
+  assert not [*temporary.iterdir()]
+
+
+def test_without_room_in_the_cache_it_is_compiled_elsewhere(caches, compiler):
+  full = (
+    f"case $(pwd) in {caches}*) echo No space left on device; exit 1;; esac"
+  )
+  compiler(full + MADE)
+  assert build.library().endswith(b"-mword (1)")
+
+
+def test_what_is_compiled_is_kept_and_said_before(
+  caches, compiler, monkeypatch, caplog
+):
+  compiler()
+  caplog.set_level("INFO")
+  content = build.library()
+  assert caplog.messages == [
+    "compiling the operations in C++ for this CPU, once: some 15 seconds"
+  ]
+  for name in ("a-compiler", "no-such-compiler"):
+    monkeypatch.setenv("CXX", name)
+    assert build.library() == content
+  assert len(caplog.messages) == 1
+  assert build.built_with(content) == "-mword (1)"
+  assert [x.suffix for x in files(caches)] == [".so"]
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    lambda path: os.truncate(path, 10),
+    lambda path: path.write_bytes(bytes(600)),
+    lambda path: path.write_bytes(b"an older library, whole but for its hash"),
+    lambda path: (path.unlink(), path.mkdir(), (path / "x").touch()),
+  ],
+  ids="cut zeros stale folder".split(),
+)
+def test_a_damaged_library_is_compiled_again(damage, caches, compiler):
+  compiler()
+  content = build.library()
+  (path,) = files(caches)
+  damage(path)
+  assert build.library() == content
+  assert files(caches) == [path]
+
+
+def test_another_compiler_or_a_newer_one_compiles_its_own(caches, compiler):
+  path = compiler()
+  build.library()
+  build.library()
+  assert len(files(caches)) == 1
+  path.write_text(path.read_text() + "# newer")
+  build.library()
+  compiler(name="another")
+  build.library()
+  assert len(files(caches)) == 3
+
+
+@pytest.mark.parametrize(
+  ("name", "given"),
+  [
+    ("a-compiler", "a-compiler -g"),
+    ("ccache", "ccache g++ '-DA=1 2'"),
+    ("a compiler", "a compiler"),
+  ],
+)
+def test_cxx_is_a_command_with_arguments_or_a_name_with_spaces(
+  name, given, caches, compiler, monkeypatch
+):
+  compiler(name=name)
+  monkeypatch.setenv("CXX", given)
+  assert build.library()
+  monkeypatch.setenv("CXX", "'")
+  with pytest.raises(
+    build.BuildError, match='CXX = "\'": No closing quotation'
+  ):
+    build.library()
+
+
+def is_running(pid):
+  try:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+  except FileNotFoundError:
+    return False
+  return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+  caches, compiler, tmp_path, monkeypatch
+):
+  compiler(f"sleep 600 & echo $! > {tmp_path}/pid; wait")
+  monkeypatch.setattr(build, "_COMPILE_SECS", 0.5)
+  with pytest.raises(build.BuildError, match="has not ended in "):
+    build.library()
+  # On a slow machine it was ended before it had started one.
+  for file in tmp_path.glob("pid"):
+    while is_running(file.read_text().strip()):
+      time.sleep(0.01)
+
+
+def test_a_library_of_another_user_is_not_loaded(
+  caches, compiler, monkeypatch, caplog
+):
+  compiler()
+  build.library()
+  monkeypatch.setattr(os, "geteuid", lambda: 12345)
+  with pytest.raises(build.BuildError):  # no folder is the pretended user's
+    build.library()
+  assert f"{caches} belongs to another user" in caplog.text

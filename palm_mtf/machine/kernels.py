@@ -1,0 +1,101 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What computes the numbers of a run, for its checkpoints.
+
+The same program gives the same bits only with the same kernels. Which those are
+depends on the versions, the CPU and the variables that are recorded here.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from palm_mtf import __version__
+from palm_mtf.machine.cpu import cpu_name, kernel_flags
+from palm_mtf.machine.gpu import gpu_capabilities
+
+# Sources of the program of a step.
+_SOURCES = ("ops", "native", "mesh", "model", "optim", "programs")
+_INSTRUCTIONS = "CPU instructions"
+_OPERATIONS = "operations in C++"
+_NONE = "none"
+# They limit or replace kernels, as ONEDNN_MAX_CPU_ISA does (machine/cpu.py).
+_VARIABLES = (
+  "DNNL_MAX_CPU_ISA",
+  "TF_ENABLE_ONEDNN_OPTS",
+  "NVIDIA_TF32_OVERRIDE",
+  "XLA_FLAGS",
+)
+
+
+def kernels_here(operations: str) -> dict[str, str]:
+  """Returns what computes in this process, by name.
+
+  Args:
+    operations: options and compiler of the operations in C++, or "none".
+  """
+  return {
+    "palm_mtf": f"{__version__} ({_fingerprint()})",
+    "tensorflow": importlib.metadata.version("tensorflow"),
+    "mesh-tensorflow": importlib.metadata.version("mesh-tensorflow"),
+    "CPU": cpu_name(),
+    _INSTRUCTIONS: " ".join(kernel_flags()),
+    "GPUs": " ".join(map(str, gpu_capabilities())) or _NONE,
+    _OPERATIONS: operations,
+    **{x: os.environ.get(x, "") for x in _VARIABLES},
+  }
+
+
+@functools.cache
+def _fingerprint() -> str:
+  """Returns a hash of the sources that decide what a step computes."""
+  package = Path(__file__).parent.parent
+  digest = hashlib.sha256()
+  for folder in _SOURCES:
+    for path in sorted((package / folder).rglob("*.*")):
+      if path.suffix in (".py", ".h", ".cc"):
+        digest.update(f"{path.relative_to(package)}\n".encode())
+        digest.update(path.read_bytes())
+  return digest.hexdigest()[:8]
+
+
+def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
+  """Returns what computes in several servers, by name.
+
+  Args:
+    servers: `kernels_here` of each server, at least one.
+  """
+  found = {}
+  for name in servers[0]:
+    values = dict.fromkeys(x.get(name, "") for x in servers)
+    found[name] = " and ".join(values)
+  # Where one server lacks them, all do without.
+  if any(x.get(_OPERATIONS) == _NONE for x in servers):
+    found[_OPERATIONS] = _NONE
+  return found
+
+
+def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
+  """Returns in what two records differ; "" if they do not.
+
+  Args:
+    now: what computes now.
+    before: what computed before; names of one record only are left out.
+  """
+  return "; ".join(
+    _changed(name, now[name], before[name])
+    for name in now
+    if name in before and now[name] != before[name]
+  )
+
+
+def _changed(name: str, now: str, before: str) -> str:
+  if name != _INSTRUCTIONS:
+    return f"{name}: {now or 'not set'}, before {before or 'not set'}"
+  added, lost = {*now.split()}, {*before.split()}
+  changes = [f"with {x}" for x in sorted(added - lost)]
+  changes += [f"without {x}" for x in sorted(lost - added)]
+  return f"{name}: {', '.join(changes)}"
