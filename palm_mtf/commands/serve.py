@@ -220,16 +220,16 @@ def _serve(
         if found:
           batcher.replace_weights(functools.partial(weights.replace, found))
 
+    def announce() -> None:
+      where = f"{url_of(listener)}/v1"
+      print(f"serving {name}, step {weights.step:,}, on {where}", flush=True)
+
     async def run() -> str:
       server = Server(served, batcher, counters, access)
-      return await server.serve(listener)
+      return await server.serve(listener, announce)
 
     if newer:
       threading.Thread(target=follow, daemon=True).start()
-    print(
-      f"serving {name}, step {weights.step:,}, on {url_of(listener)}/v1",
-      flush=True,
-    )
     signal_name = asyncio.run(run())
     if batcher.failure:
       raise batcher.failure

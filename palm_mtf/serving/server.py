@@ -52,13 +52,16 @@ class Server:
     self._stopped = asyncio.Event()
     self._signal = ""
 
-  async def serve(self, listening: socket.socket) -> str:
+  async def serve(
+    self, listening: socket.socket, ready: Callable[[], None] = lambda: None
+  ) -> str:
     """Serves until a signal, and then until the last answer is sent.
 
     A second signal gives up what is under way.
 
     Args:
       listening: socket that listens.
+      ready: called once, when a signal stops the server as described here.
 
     Returns:
       Name of the signal, such as "SIGTERM"; "" where the batch failed.
@@ -79,6 +82,7 @@ class Server:
     accepting = asyncio.create_task(self._connections.accept(listening))
     thread = threading.Thread(target=self._run_batcher, args=[loop])
     thread.start()
+    ready()
     await self._stopped.wait()
     accepting.cancel()
     listening.close()
