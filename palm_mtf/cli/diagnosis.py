@@ -206,10 +206,11 @@ def _requirements(found: Environment) -> dict[str, object]:
   if "packaging" not in found.versions:
     return {}
   from packaging.requirements import Requirement
+  from packaging.utils import canonicalize_name
 
   parsed = map(Requirement, found.requirements)
   return {
-    each.name: each.specifier
+    canonicalize_name(each.name): each.specifier
     for each in parsed
     if each.marker is None or each.marker.evaluate({"extra": ""})
   }

@@ -107,6 +107,15 @@ def test_a_tensorflow_text_of_another_tensorflow_is_named():
   )
 
 
+def test_a_package_has_any_spelling_of_its_name():
+  """Distributions call it ml_dtypes and ml-dtypes."""
+  asked = [*SOUND.requirements, "ml_dtypes>=0.5,<1"]
+  found = dataclasses.replace(
+    _with_versions(ml_dtypes="0.6.0"), requirements=asked
+  )
+  assert list(diagnose(found)) == []
+
+
 def test_a_missing_package_is_named_once_with_the_versions_that_work():
   found = dataclasses.replace(
     _with_versions(gin_config=None),
