@@ -13,7 +13,7 @@ from palm_mtf import config
 from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.accounting.hardware import check_chip, chip_names
-from palm_mtf.accounting.memory import device_bytes
+from palm_mtf.accounting.memory import device_bytes, parameter_slices
 from palm_mtf.accounting.params import count_parameters, parameter_shapes
 from palm_mtf.checkpoints.retention import removable
 from palm_mtf.cli import gin_files
@@ -23,6 +23,7 @@ from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.config import mesh_layout
 from palm_mtf.config.macros import macros_of
 from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.model_dir.layout import step_of
 from palm_mtf.programs.train_program import build_train_program
@@ -314,6 +315,35 @@ def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
     assert (2 * math.prod(where.chips), where.num_hosts) == (6144, 768)
     sent = sum(sent_bytes(settings.model, mesh, pods).values())
     assert sent / where.num_hosts / 2**30 == pytest.approx(1.31, abs=0.005)
+
+
+# 12 x 21,333 = 255,996: PaLM 540B's pod needs rows of padding, the others none.
+@pytest.mark.parametrize(
+  ("name", "axis", "rows"),
+  [("8b", 4, 64_000), ("62b", 8, 32_000), ("540b", 12, 21_334)],
+)
+def test_the_vocabulary_of_256000_is_padded_to_what_the_pod_divides(
+  name, axis, rows
+):
+  _, settings = loaded(FOLDER / "recipes" / f"palm_{name}_two_pods.gin").build()
+  model, mesh = settings.model, settings.mesh_layout
+  assert model.vocab_size == 256_000
+  assert mesh.axis_size_of("vocab") == axis
+  assert mesh.padded_vocab_size(256_000) == axis * rows
+  # A device stores its rows in parts over the other axis.
+  stored = parameter_slices(model, mesh)["embedding"].sizes
+  assert stored == (rows, model.d_model // mesh.axis_size_of("d_model_stored"))
+  assert parameter_shapes(model)["embedding"] == (256_000, model.d_model)
+
+
+@pytest.mark.parametrize("name", ["8b", "62b"])
+def test_smaller_models_do_not_divide_over_the_pod_of_540b(name):
+  files = [f"recipes/palm_{name}_two_pods.gin", "layouts/tpu_palm_540b.gin"]
+  _, settings = gin_files.load("train", files, ["MODEL_DIR='x'"]).build()
+  with pytest.raises(
+    UserError, match=r"heads=\d+ is not divisible by mesh axis"
+  ):
+    mesh_layout.check(settings.mesh_layout, settings.model)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)

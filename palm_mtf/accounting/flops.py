@@ -88,6 +88,8 @@ def device_flops(
     # A dimension that no rule splits is computed whole on each device.
     dim = "d_ff" if term.startswith("mlp/") else split_by.get(term, "heads")
     of_token = _PASSES * forward + repeated.get(term, 0)
+    if term == "embedding":  # logits of the rows that pad it are computed too
+      of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
     if term == SCORES:  # of what the mask hides, most is not computed
       of_token *= attention_pairs(length, config.has_prefix) / length**2
     flops += of_token / (mesh.axis_size_of(dim) if dim else 1)

@@ -216,9 +216,9 @@ COMMANDS = {
     has_results=True,
   ),
   "data statistics": Command(
-    "count documents, tokens, duplicates and overlap",
+    "count documents, tokens, epochs, duplicates and overlap",
     entry_point="palm_mtf.commands.data_statistics.data_statistics",
-    config="CorpusConfig",
+    config="StatisticsConfig",
     has_results=True,
   ),
   "checkpoints list": Command(
@@ -285,6 +285,13 @@ COMMANDS = {
         "list of its pieces and scores",
       },
       "--text_field": _TEXT_FIELD,
+      "--sample_characters": {
+        "metavar": "N",
+        "type": int,
+        "help": "characters of the text to learn from, chosen by a hash "
+        "(default: 4,096 a piece, from 8 to 67 million, or as many as need "
+        "4 GB of memory)",
+      },
     },
   ),
   "vocab inspect": Command(

@@ -8,15 +8,19 @@
 # the numbers are printed.
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from palm_mtf.config import CorpusConfig, DataConfig
+from palm_mtf.config import CorpusConfig, DataConfig, StatisticsConfig
+from palm_mtf.data.batches.epochs import EpochLengths, Reading, epochs_of_run
+from palm_mtf.data.batches.objectives import make_objective
 from palm_mtf.data.filters.evaluation_sets import read_all
 from palm_mtf.data.filters.filtered_source import (
   FilteredSource,
   open_filtered,
 )
+from palm_mtf.data.sources.document import Source
 from palm_mtf.data.statistics.contamination import Contamination, Examples
 from palm_mtf.data.statistics.near_duplicates import Group
 from palm_mtf.data.statistics.survey import Measured, Survey, survey
@@ -30,13 +34,14 @@ _logger = logging.getLogger(__name__)
 
 
 def data_statistics(
-  *, model_dir: str, config: CorpusConfig, as_json: bool = False
+  *, model_dir: str, config: StatisticsConfig, as_json: bool = False
 ) -> None:
   """Prints the statistics of the documents that a run learns from.
 
   Args:
     model_dir: MODEL_DIR, for a vocabulary that has no other path.
-    config: documents, vocabulary, and OVERLAP_FILES, read like TEXT_FILES.
+    config: documents, vocabulary, OVERLAP_FILES, read like TEXT_FILES, and the
+      length of the run whose epochs are printed.
     as_json: print one JSON object instead of a table for people.
   """
   check_model_dir(model_dir)
@@ -47,11 +52,18 @@ def data_statistics(
     examples = _read_examples(overlap_files, config.data)
     evaluation_sets["OVERLAP_FILES"] = examples
   vocabulary = _find_vocabulary(model_dir, config)
+  epochs = {}
   if vocabulary is None:
     result = survey(sources, None, evaluation_sets)
   else:
+    lengths = {source.name: EpochLengths() for source in sources}
+
+    def note_length(source, document, tokens):
+      lengths[source.name].add(document, *tokens)
+
     with Encoder(vocabulary) as encoder:
-      result = survey(sources, encoder.count, evaluation_sets)
+      result = survey(sources, encoder.count, evaluation_sets, note_length)
+    epochs = _epochs(config, sources, lengths, vocabulary)
   removed = {
     source.name: source.counts
     for source in sources
@@ -59,9 +71,12 @@ def data_statistics(
   }
   if as_json:
     found = _as_json(result)
+    if epochs:
+      found["epochs"] = {name: x._asdict() for name, x in epochs.items()}
     print(json_text({**found, "filters": removed} if removed else found))
   else:
-    print("\n".join([*_lines(result), *_filter_lines(removed)]))
+    lines = _lines(result), _filter_lines(removed), _epoch_lines(config, epochs)
+    print("\n".join(itertools.chain(*lines)))
 
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
@@ -70,6 +85,26 @@ def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
   for document in read_all(globs, data, "OVERLAP_FILES"):
     examples.add(document)
   return examples
+
+
+def _epochs(
+  config: StatisticsConfig,
+  sources: Sequence[Source],
+  lengths: Mapping[str, EpochLengths],
+  vocabulary: Vocabulary,
+) -> Mapping[str, Reading]:
+  """Returns what the run reads of each source; nothing where it has no end."""
+  if config.num_rows is None:
+    return {}
+  return epochs_of_run(
+    sources,
+    [lengths[source.name] for source in sources],
+    num_rows=config.num_rows,
+    sequence_length=config.model.sequence_length,
+    packing=config.data.packing,
+    objective=make_objective(config.model.objective, config.data, vocabulary),
+    seed=config.seed,
+  )
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
@@ -163,6 +198,24 @@ def _filter_lines(removed: dict[str, dict[str, int]]) -> Iterator[str]:
     yield f"filters            {name}"
     for what, count in counts.items():
       yield f"  {count:,} {what.replace('_', ' ')}"
+
+
+def _epoch_lines(
+  config: StatisticsConfig, epochs: Mapping[str, Reading]
+) -> Iterator[str]:
+  if not epochs:
+    return
+  length = config.model.sequence_length
+  yield (
+    f"epochs             {config.train_steps:,} steps read "
+    f"{config.num_rows:,} rows of {length:,} tokens"
+  )
+  for name, reading in epochs.items():
+    found = reading.epochs
+    yield (
+      f"  {'none' if found is None else f'{found:.2f}':16} {name}: "
+      f"{reading.epoch_tokens:,} training tokens, rate {reading.rate:.4g}"
+    )
 
 
 def _row(name: str, measured: Measured) -> tuple[str, ...]:

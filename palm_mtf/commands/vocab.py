@@ -39,6 +39,7 @@ def vocab(
   size: int,
   prefix: str,
   text_field: str,
+  sample_characters: int | None,
   as_json: bool,
 ) -> None:
   """Trains a vocabulary; prints its path, its hash and how well it fits.
@@ -48,6 +49,8 @@ def vocab(
     size: number of pieces.
     prefix: path of PREFIX.model and PREFIX.vocab, which are written.
     text_field: field of a JSON line that is the text.
+    sample_characters: characters of the text to learn from; None for as many
+      as `training_sample` chooses.
     as_json: print one JSON object.
 
   Raises:
@@ -55,9 +58,11 @@ def vocab(
       little for `size` pieces.
   """
   check_count("--size", size, MIN_VOCAB_SIZE)
+  if sample_characters is not None:
+    check_count("--sample_characters", sample_characters)
   path = f"{os.path.expanduser(prefix)}.model"
   _check_output(prefix, path)
-  sample = training_sample(_read(globs, text_field), size)
+  sample = training_sample(_read(globs, text_field), size, sample_characters)
   model = learn_model(sample, size, size_setting="--size")
   pieces = list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
@@ -69,6 +74,7 @@ def vocab(
   results = {
     "vocabulary": path,
     "pieces": vocabulary.size,
+    "sample_characters": sum(map(len, sample)),
     **_fit_results(fit),
     "sha256": vocabulary.sha256,
   }

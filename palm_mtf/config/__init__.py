@@ -12,6 +12,7 @@ from palm_mtf.config.config import (
   ConfigOfSweep,
   CorpusConfig,
   PlanConfig,
+  StatisticsConfig,
 )
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
@@ -44,6 +45,7 @@ __all__ = [
   "PlanConfig",
   "PodsConfig",
   "RunConfig",
+  "StatisticsConfig",
   "SweepConfig",
   "TaskEvalConfig",
   "WatchConfig",

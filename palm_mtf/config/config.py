@@ -4,6 +4,7 @@
 
 import dataclasses
 
+from palm_mtf.config.batch_schedule import BatchSizes
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.evaluation import TaskEvalConfig
@@ -16,7 +17,7 @@ from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.run import RunConfig
 from palm_mtf.config.sweep import SweepConfig
-from palm_mtf.errors import UserError
+from palm_mtf.errors import UserError, check_count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,36 @@ class CorpusConfig:
         f"spans out of a row of SEQUENCE_LENGTH = {length:,} tokens, and each "
         f"needs a sentinel; set EXTRA_IDS = {max(100, needed)}."
       )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatisticsConfig(CorpusConfig):
+  """The settings of `palm_mtf data statistics`.
+
+  Attributes:
+    train_steps: steps of the run whose epochs are counted; None for no run.
+    global_batch_size: rows of each step (batch_schedule.py); None for no run.
+    seed: seed of the run.
+  """
+
+  train_steps: int | None = None
+  global_batch_size: int | list[list[int]] | None = None
+  seed: int = 0
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.train_steps is not None:
+      check_count("TRAIN_STEPS", self.train_steps)
+    if self.global_batch_size is not None:
+      BatchSizes(self.global_batch_size)  # raises UserError for a wrong one
+    check_count("SEED", self.seed, minimum=0)
+
+  @property
+  def num_rows(self) -> int | None:
+    """Rows of all steps of the run; None for no run."""
+    if self.train_steps is None or self.global_batch_size is None:
+      return None
+    return BatchSizes(self.global_batch_size).rows_before(self.train_steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

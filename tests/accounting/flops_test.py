@@ -181,6 +181,19 @@ def test_devices_share_all_flops_but_those_of_the_one_key_and_value_head():
   assert own / share == pytest.approx(1.022, abs=5e-4)
 
 
+def test_a_device_computes_the_logits_of_padding_too():
+  """12 does not divide 256,000: 8 rows of zeros pad the embedding."""
+  tokens, mesh = (
+    2048,
+    MeshLayout(mesh_shape="model:12", layout="vocab:model"),
+  )
+  one = MeshLayout(mesh_shape="", layout="")
+  whole = device_flops(PALM_540B, one, tokens)
+  logits = 3 * tokens * 2 * PALM_540B.d_model
+  found = device_flops(PALM_540B, mesh, tokens)
+  assert whole - found == pytest.approx(logits * (256_000 - 21_334))
+
+
 def test_what_no_rule_splits_every_device_computes():
   one = MeshLayout(mesh_shape="", layout="")
   of_mlp = MeshLayout(mesh_shape="model:2", layout="d_ff:model")

@@ -211,6 +211,7 @@ def test_vocab_gets_its_flags(palm_mtf):
     "size": 300,
     "prefix": "y",
     "text_field": "text",
+    "sample_characters": None,
   }
   assert palm_mtf("vocab", *given).stdout == f"vocab {flags}\n"
   given = ["--vocabulary=x", "--json", "--input=a", "--text_field=body"]

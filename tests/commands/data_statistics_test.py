@@ -124,6 +124,8 @@ def test_where_no_vocabulary_can_be_trained_tokens_are_not_counted(statistics):
 @pytest.mark.parametrize(
   ("macros", "line"),
   [
+    ({"TRAIN_STEPS": 0}, "TRAIN_STEPS = 0: give a whole number of at least 1"),
+    ({"GLOBAL_BATCH_SIZE": []}, "GLOBAL_BATCH_SIZE = []: give a whole number"),
     ({"VOCABULARY": "none.model"}, "VOCABULARY = 'none.model': no such file"),
     ({"OVERLAP_FILES": 3}, "OVERLAP_FILES = 3: give a glob, a list of globs"),
     ({"OVERLAP_FILES": []}, "OVERLAP_FILES = []: give a glob"),
@@ -136,6 +138,24 @@ def test_what_cannot_be_read_is_one_line(statistics, macros, line):
   assert (code, out) == (2, "")
   assert err.startswith(f"palm_mtf: {line}")
   assert err.count("\n") == 1
+
+
+def test_the_epochs_of_a_run_follow_from_its_steps_rows_and_tokens(statistics):
+  run = {"TRAIN_STEPS": 30, "GLOBAL_BATCH_SIZE": [[0, 4], [10, 8]]}
+  results = json.loads(statistics("--json", **run)[1])
+  (reading,) = results["epochs"].values()
+  # Most documents are in training, each token once an epoch.
+  assert 0.7 < reading["epoch_tokens"] / results["all"]["tokens"] < 1
+  tokens = (10 * 4 + 20 * 8) * runs.SETTINGS["SEQUENCE_LENGTH"]
+  assert reading["epochs"] == pytest.approx(tokens / reading["epoch_tokens"])
+  assert reading["rate"] == 1
+  _, out, _ = statistics(**run)
+  assert (
+    "\nepochs             30 steps read 200 rows of 32 tokens\n"
+    f"  {reading['epochs']:<16.2f} text_files: {reading['epoch_tokens']:,} "
+    "training tokens, rate 1\n"
+  ) in out
+  assert "epochs" not in json.loads(statistics("--json", TRAIN_STEPS=None)[1])
 
 
 def test_what_filters_remove_is_counted_apart(statistics):

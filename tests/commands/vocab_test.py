@@ -46,7 +46,7 @@ def test_a_vocabulary_is_written_with_the_list_of_its_pieces(here, capsys):
   assert listed == list_pieces((here / "a" / "words.model").read_bytes())
   assert listed.count("\n") == 500
   output = capsys.readouterr()
-  assert output.out.startswith("vocabulary       a/words.model\n")
+  assert output.out.startswith("vocabulary         a/words.model\n")
   assert output.err == ""
 
 
@@ -66,6 +66,16 @@ def test_json_says_what_was_made_and_how_well_it_fits(here, capsys):
     pytest.approx(1)
   )
   assert 0 <= results["byte_share"] < 0.2
+
+
+def test_the_sample_has_the_size_that_is_asked_for(here, capsys):
+  found = []
+  for size in (40_000, 20_000):
+    flags = [f"--sample_characters={size}", "--json"]
+    assert train(f"words_{size}", *flags) == 0
+    found.append(json.loads(capsys.readouterr().out))
+    assert size - 4096 < found[-1]["sample_characters"] <= size
+  assert found[0]["sha256"] != found[1]["sha256"]
 
 
 def test_more_pieces_than_the_text_supports_says_how_many_work(here, fails):

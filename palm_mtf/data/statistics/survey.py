@@ -23,11 +23,15 @@ from palm_mtf.data.statistics.near_duplicates import (
 _START_CHARACTERS = 60
 _START_IDS = 10
 
-# Yields split, document and number of tokens without [eod] of each (split,
-# document).
+# Yields split, document, and the tokens of its inputs and of its text without
+# [eod], of each (split, document).
 CountTokens = Callable[
-  [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, int]]
+  [Iterable[tuple[str, Document]]],
+  Iterator[tuple[str, Document, tuple[int, int]]],
 ]
+# Called with the source of a training document, the document, and its tokens as
+# above.
+NoteLength = Callable[[Source, Document, tuple[int, int]], None]
 
 
 @dataclasses.dataclass
@@ -80,6 +84,7 @@ def survey(
   sources: Sequence[Source],
   count_tokens: CountTokens | None,
   evaluation_sets: dict[str, Examples],
+  note_length: NoteLength = lambda source, document, tokens: None,
 ) -> Survey:
   """Reads all sources twice and returns their statistics.
 
@@ -87,6 +92,7 @@ def survey(
     sources: sources of a run; the documents that they skip are reported.
     count_tokens: function that counts the tokens of documents, or None.
     evaluation_sets: evaluation sets by name, besides the validation split.
+    note_length: called for each training document whose tokens are counted.
 
   Raises:
     UserError: as the sources do.
@@ -98,7 +104,10 @@ def survey(
   # n-grams of held-out ones for contamination.py.
   with _bar("Measuring text", sources) as advance:
     for source, counted, sketch in zip(sources, counts, sketches, strict=True):
-      for split, document, tokens in _documents(source, count_tokens):
+      for split, document, lengths in _documents(source, count_tokens):
+        tokens = None if lengths is None else sum(lengths)
+        if split == TRAIN and lengths is not None:
+          note_length(source, document, lengths)
         counted.add(split, document, tokens)
         total.add(split, document, tokens)
         sketch.add(document, split)
@@ -123,8 +132,8 @@ def survey(
 
 def _documents(
   source: Source, count_tokens: CountTokens | None
-) -> Iterator[tuple[str, Document, int | None]]:
-  """Yields split, document and its number of tokens, None where not counted."""
+) -> Iterator[tuple[str, Document, tuple[int, int] | None]]:
+  """Yields split, document and its tokens, None where not counted."""
   if count_tokens is not None:
     yield from count_tokens(source.documents())
   else:

@@ -95,10 +95,13 @@ class Encoder:
 
   def count(
     self, documents: Iterable[tuple[str, Document]]
-  ) -> Iterator[tuple[str, Document, int]]:
-    """Yields split, document and its number of tokens, without [eod]."""
+  ) -> Iterator[tuple[str, Document, tuple[int, int]]]:
+    """Yields split, document and the tokens of its inputs and of its text.
+
+    [eod] is not counted.
+    """
     for each in self.encode(documents):
-      yield each.split, each.document, len(each.inputs) + len(each.text)
+      yield each.split, each.document, (len(each.inputs), len(each.text))
 
 
 def _batches(

@@ -92,7 +92,7 @@ def train_sentencepiece(
     raise UserError(
       "the training of the vocabulary was killed (signal "
       f"{-process.returncode}), as it is where memory is short; free some, or "
-      "give less text."
+      "give less text (palm_mtf vocab: --sample_characters)."
     )
   if process.returncode:
     lines = b"".join(last_lines).decode(errors="replace")

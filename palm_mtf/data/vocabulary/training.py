@@ -26,7 +26,12 @@ MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one to learn
 
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
-_MAX_SAMPLE_CHARACTERS = 64 << 20  # SentencePiece then needs about 1 GB
+_MAX_SAMPLE_CHARACTERS = 64 << 20
+# SentencePiece keeps each word once, with up to 150 bytes per character, and
+# needs 1.2 GB more for 256,000 pieces: less than 4 GB. 64M characters of Python
+# have 18M in different words, prose has fewer; but a line of text without
+# spaces, as in Chinese, is one word.
+_MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
 # Where chunks are cut. SentencePiece's own marks for a space and for an unknown
 # character go: it leaves out every chunk with the second, and would count the
@@ -71,15 +76,41 @@ def train_vocabulary(
   write_atomically(path, learn_model(sample, vocab_size), replaces=False)
 
 
-def training_sample(documents: Iterable[str], vocab_size: int) -> list[str]:
-  """Returns the sample of the texts that `vocab_size` pieces come from."""
-  return sample_text(
-    documents,
-    min(
-      max(_MIN_SAMPLE_CHARACTERS, _SAMPLE_CHARACTERS_PER_PIECE * vocab_size),
-      _MAX_SAMPLE_CHARACTERS,
-    ),
-  )
+def training_sample(
+  documents: Iterable[str], vocab_size: int, num_characters: int | None = None
+) -> list[str]:
+  """Returns the sample of the texts that `vocab_size` pieces come from.
+
+  Args:
+    documents: texts.
+    vocab_size: number of pieces.
+    num_characters: characters of the sample at most; None for as many as take
+      a minute or two and at most 4 GB of memory.
+  """
+  if num_characters is not None:
+    return sample_text(documents, num_characters)
+  wanted = _SAMPLE_CHARACTERS_PER_PIECE * vocab_size
+  most = min(max(_MIN_SAMPLE_CHARACTERS, wanted), _MAX_SAMPLE_CHARACTERS)
+  return limit_words(sample_text(documents, most), _MAX_WORD_CHARACTERS)
+
+
+def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
+  """Returns the first chunks whose different words fit into a limit.
+
+  Args:
+    sample: chunks of text.
+    max_characters: characters of the different words at most, or those of the
+      first chunk.
+  """
+  words: set[str] = set()
+  num_characters = 0
+  for number, chunk in enumerate(sample):
+    new = set(chunk.split(" ")) - words  # as SentencePiece splits them
+    num_characters += sum(map(len, new))
+    if number and num_characters > max_characters:
+      return list(sample[:number])
+    words |= new
+  return list(sample)
 
 
 def learn_model(

@@ -2,21 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 import ast
 import itertools
+import json
 import os
 import random
 import re
+import time
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import sentencepiece
 
 from palm_mtf.data.sources.document import cut_text
 from palm_mtf.data.vocabulary.training import (
+  limit_words,
   list_pieces,
   sample_text,
   train_vocabulary,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
+from tests import processes
 from tests.data.processes import disk_full_at
 
 
@@ -154,3 +160,90 @@ def test_a_sample_is_spread_over_the_documents_and_one_of_all_is_all(code):
   assert sorted(every) == sorted(itertools.chain(*chunks))
   for longest in sorted(chunks, key=len)[-10:]:
     assert 0 < len(set(longest) & set(sample)) < len(longest)
+
+
+def test_words_that_come_again_do_not_count_against_the_limit_of_memory():
+  spaced = ["one two three\n" * 200, "three two one\n" * 200, "four five"]
+  assert limit_words(spaced, 60) == spaced
+  # No two words of this text are the same: a tenth of it is a tenth of them.
+  runs = [chr(0x4E00 + i) * 100 for i in range(100)]
+  assert limit_words(runs, 1000) == runs[:10]
+  assert limit_words(runs, 50) == runs[:1]
+  assert limit_words([], 50) == []
+
+
+# Of Zipf's law, as words in a language. A vocabulary of PaLM's size needs more
+# different words than it has pieces.
+def synthetic_text(kind: str, num_characters: int) -> Iterator[str]:
+  """Yields lines of words, "spaced" ones or of Chinese characters, "joined"."""
+  rng = np.random.default_rng(0)
+  if kind == "spaced":
+    syllables = [
+      before + vowel + after
+      for before in "b c d f g h j k l m n p r s t v w z st tr ch".split()
+      for vowel in "a e i o u ai ea".split()
+      for after in ("", "n", "r", "s")
+    ]
+    lengths = rng.integers(1, 5, 600_000)
+  else:
+    syllables = [chr(0x4E00 + i) for i in range(6000)]
+    lengths = rng.integers(1, 4, 200_000)
+  words = np.array(
+    [
+      "".join(syllables[i] for i in rng.integers(len(syllables), size=length))
+      for length in lengths
+    ],
+    dtype=object,
+  )
+  shares = np.cumsum(1 / np.arange(1, len(words) + 1))
+  made = 0
+  while made < num_characters:
+    drawn = words[np.searchsorted(shares / shares[-1], rng.random(600))]
+    text = " ".join(drawn) if kind == "spaced" else "".join(drawn)
+    made += len(text) + 1
+    yield text + "\n"
+
+
+VOCAB = """
+import resource, sys
+from palm_mtf.cli.main import main
+code = main(["vocab", "--size=256000", "--json", *sys.argv[1:]])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["spaced", "joined"])
+def test_256000_pieces_are_the_same_on_any_cores_in_less_than_4_gb(
+  kind, tmp_path
+):
+  """PaLM's size. `-s` shows the time and the memory of docs/data.md."""
+  text = tmp_path / "text.txt"
+  with text.open("w", encoding="utf-8") as file:
+    file.writelines(synthetic_text(kind, 80_000_000))
+  hashes = []
+  cores = os.sched_getaffinity(0)
+  for number, some in enumerate([cores, {min(cores)}]):
+    os.sched_setaffinity(0, some)
+    start = time.monotonic()
+    try:
+      done = processes.python(
+        *("-c", VOCAB, "--input", text, "--output", tmp_path / str(number)),
+        timeout=3000,
+      )
+    finally:
+      os.sched_setaffinity(0, cores)
+    secs = time.monotonic() - start
+    assert done.returncode == 0, done.stderr
+    line, memory = done.stdout.splitlines()
+    gigabytes = int(memory) * 1024 / 1e9
+    found = json.loads(line)
+    assert found["pieces"] == 256_000
+    hashes.append(found["sha256"])
+    print(
+      f"{kind}, {len(some)} cores: {found['sample_characters']:,} characters, "
+      f"{secs:.0f} s, {gigabytes:.1f} GB"
+    )
+    assert gigabytes < 4
+  assert hashes[0] == hashes[1]

@@ -1,0 +1,111 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""How many epochs of each source a run reads, from the lengths of documents."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from palm_mtf.data.batches.mixture import BLOCK_ROWS, Mixture
+from palm_mtf.data.batches.objectives import Objective
+from palm_mtf.data.batches.packing import WholeRows
+from palm_mtf.data.sources.document import Document, Source, num_repeats
+from palm_mtf.data.tokens.array import Shard, TokenArray
+
+
+class EpochLengths:
+  """Lengths of the training documents of one epoch, 16 bytes for each."""
+
+  def __init__(self) -> None:
+    """Holds no document yet."""
+    self._inputs, self._texts = array("q"), array("q")
+
+  def add(self, document: Document, num_inputs: int, num_text: int) -> None:
+    """Adds a training document as often as it comes in an epoch.
+
+    Args:
+      document: document, of which the weight is read.
+      num_inputs: tokens of its inputs.
+      num_text: tokens of its text, without [eod].
+    """
+    times = num_repeats(document)
+    self._inputs.extend([num_inputs] * times)
+    self._texts.extend([num_text + 1] * times)
+
+  def tokens(self, has_inputs: bool) -> TokenArray:
+    """Returns documents of these lengths; each of their tokens is 0."""
+    inputs, texts = (
+      np.frombuffer(x, np.int64) for x in (self._inputs, self._texts)
+    )
+    ends = np.cumsum(inputs + texts)
+    total = int(ends[-1]) if len(ends) else 0
+    tokens = np.broadcast_to(np.uint16(0), [total])  # takes no memory
+    return TokenArray(
+      [Shard(tokens, np.stack([ends - texts, ends]), has_inputs)]
+    )
+
+
+class Reading(NamedTuple):
+  """What a run reads of one source."""
+
+  rate: float  # share of the run's tokens, or of its rows of whole documents
+  epoch_tokens: int  # of the training documents, an [eod] for each included
+  epochs: float | None  # None where there is no training document
+
+
+def epochs_of_run(
+  sources: Sequence[Source],
+  lengths: Sequence[EpochLengths],
+  *,
+  num_rows: int,
+  sequence_length: int,
+  packing: str,
+  objective: Objective,
+  seed: int,
+) -> Mapping[str, Reading]:
+  """Returns what a run reads of each source, by its name.
+
+  Args:
+    sources: sources of the run.
+    lengths: lengths of the documents of each source.
+    num_rows: rows of all steps.
+    sequence_length: tokens in a row.
+    packing: PACKING.
+    objective: objective of the run.
+    seed: seed of every shuffle.
+  """
+  rates = np.array([source.rate for source in sources])
+  rates /= rates.sum()
+  tokens = [
+    each.tokens(source.has_inputs)
+    for source, each in zip(sources, lengths, strict=True)
+  ]
+  if packing in ("packed", "single"):
+    # Sources share rows, and a row may hold padding.
+    rates = Mixture(rates, seed=seed).rows_of_block / BLOCK_ROWS
+    sizes = [
+      WholeRows(
+        each,
+        sequence_length,
+        objective=objective,
+        packed=packing == "packed",
+        seed=seed,
+      ).num_rows
+      if len(each)
+      else 0
+      for each in tokens
+    ]
+    read = num_rows * rates
+  else:
+    sizes = list(map(len, tokens))
+    read = num_rows * sequence_length * rates
+  return {
+    source.name: Reading(
+      float(rate), len(each), float(part) / size if size else None
+    )
+    for source, rate, each, part, size in zip(
+      sources, rates, tokens, read, sizes, strict=True
+    )
+  }
