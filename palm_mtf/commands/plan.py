@@ -21,6 +21,7 @@ from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.machine.cache_folder import (
   CacheError,
   measured_hardware,
+  open_cache,
   write_cached,
 )
 from palm_mtf.report.curves_text import curves_text, write_curves_picture
@@ -120,6 +121,22 @@ def calibrate(
     as_json: whether to print one JSON object.
   """
   del hardware_of
+  path = measured_hardware()
+  try:
+    # Before the rates are measured, because that takes half a minute.
+    with open_cache(os.path.dirname(path), make=True):
+      macros = _measured_macros()
+    lines = [f"{name} = {value!r}" for name, value in macros.items()]
+    write_cached(path, "\n".join([*lines, ""]).encode())
+  except CacheError as error:
+    raise UserError(f"the measured rates cannot be kept: {error}.") from None
+  print(json_text({"file": path, **macros}) if as_json else path)
+  if not as_json:
+    print("\n".join(lines))
+
+
+def _measured_macros() -> dict[str, Any]:
+  """Measures this machine; returns the macros of its rates, by name."""
   # TensorFlow takes seconds to import, and plans need none.
   from palm_mtf.rates.calibration import calibration
 
@@ -140,16 +157,7 @@ def calibrate(
     "CHIP_LINK_BANDWIDTH": copied,
     "CHIP_DCN_BANDWIDTH": copied,
   }
-  macros = {name: _rounded(value) for name, value in macros.items()}
-  path = measured_hardware()
-  lines = [f"{name} = {value!r}" for name, value in macros.items()]
-  try:
-    write_cached(path, "\n".join([*lines, ""]).encode())
-  except CacheError as error:
-    raise UserError(f"the measured rates cannot be kept: {error}.") from None
-  print(json_text({"file": path, **macros}) if as_json else path)
-  if not as_json:
-    print("\n".join(lines))
+  return {name: _rounded(value) for name, value in macros.items()}
 
 
 def _rounded(value: Any) -> Any:

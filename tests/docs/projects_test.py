@@ -104,7 +104,6 @@ def test_a_model_function_trains_on_two_pods_as_shown(block):
   names = run(block)
   kernel = names["values"]["kernel"]
   assert kernel.shape == (64,) and np.isfinite(kernel).all()
-  # Of the first weights, near 0: every row's loss is (x kernel - 1) ** 2.
   assert math.isfinite(names["metrics"]["loss"])
   assert names["training"].num_steps == 1
 

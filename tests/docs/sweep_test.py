@@ -94,6 +94,7 @@ def words_and_numbers(text):
   return words, numbers
 
 
+@pytest.mark.slow
 @PAGE.shows("scaling law of 20 runs")
 def test_the_law_is_that_of_the_losses_of_the_table(block, rows):
   words, numbers = words_and_numbers(law_text(law_record(rows, 1e14)))
