@@ -73,7 +73,7 @@ GRAPH_TESTS := $(addprefix tests/,mesh programs model optim decode ops)
 RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints pods trace \
   formats inference layers evaluation native saved_model serving docs)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
-PYTEST = $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder
 define TEST_ALL
 	$(PYTEST) $(1) $(GRAPH_TESTS)
 	$(PYTEST) $(1) $(RUN_TESTS)
