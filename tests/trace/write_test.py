@@ -46,12 +46,18 @@ def train_in_servers(corpus, model_dir, **macros):
 
 @pytest.fixture(scope="module")
 def in_servers(corpus, in_process, tmp_path_factory):
-  """Skips where TensorFlow began to record too late; see trace/records.py."""
-  model_dir = train_in_servers(corpus, tmp_path_factory.mktemp("in_servers"))
-  for line in runs.read_metrics(model_dir):
-    if line.get("traced_dcn_bytes", line["dcn_bytes"]) < line["dcn_bytes"]:
-      pytest.skip("a server on this busy machine began to record too late")
-  return model_dir
+  """A run of which TensorFlow recorded whole steps; see trace/records.py.
+
+  On a busy machine a server may begin to record too late: that run is repeated.
+  """
+  for _ in range(4):
+    model_dir = train_in_servers(corpus, tmp_path_factory.mktemp("in_servers"))
+    if all(
+      line.get("traced_dcn_bytes", line["dcn_bytes"]) >= line["dcn_bytes"]
+      for line in runs.read_metrics(model_dir)
+    ):
+      return model_dir
+  pytest.skip("servers on this busy machine began to record too late")
 
 
 def read(model_dir, step):
