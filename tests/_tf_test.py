@@ -32,6 +32,19 @@ print(json.dumps([loaded, tensorflow.keras.layers.Dense is Dense]))
 """
 
 
+# Settings of a process that an import keeps.
+_STATE = """
+import gc, logging, os, signal, sys, warnings
+
+def state():
+  handlers = [signal.getsignal(x) for x in signal.valid_signals()]
+  return (
+    dict(os.environ), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(),
+    logging.root.level, logging.root.handlers[:], warnings.filters[:], handlers,
+  )
+"""
+
+
 @pytest.mark.slow
 def test_what_tensorflow_goes_on_without_is_loaded_when_somebody_asks_for_it():
   shown = processes.python("-c", _SAYS)
@@ -42,15 +55,6 @@ def test_what_tensorflow_goes_on_without_is_loaded_when_somebody_asks_for_it():
 
 def test_mesh_tensorflow_is_importable_behind_palm_mtf_which_changes_no_more():
   program = """
-import gc, logging, os, signal, sys, warnings
-
-def state():
-  handlers = [signal.getsignal(x) for x in signal.valid_signals()]
-  return (
-    dict(os.environ), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(),
-    logging.root.level, logging.root.handlers[:], warnings.filters[:], handlers,
-  )
-
 before, path = state(), sys.meta_path[:]
 import palm_mtf
 assert state() == before and "tensorflow" not in sys.modules
@@ -74,24 +78,21 @@ with tf.Graph().as_default():
   with tf.Session() as session:
     print(session.run(lowering.export_to_tf_tensor(total)))
 """
-  shown = processes.python("-c", program)
+  shown = processes.python("-c", _STATE + program)
   assert shown.stdout == "8.0\n", shown.stderr
 
 
 def test_layers_and_pods_keep_the_settings_of_a_program_that_imports_them():
   """But for the three functions that docs/projects.md names."""
   program = """
-import gc, json, logging, os, signal, sys, tempfile, warnings
+import json, tempfile
 import palm_mtf
 import mesh_tensorflow.transformer.transformer
 import tensorflow.compat.v1 as tf
 
-def state():
-  handlers = [signal.getsignal(x) for x in signal.valid_signals()]
+def more_state():
   return (
-    dict(os.environ), gc.get_threshold(), gc.isenabled(), gc.get_freeze_count(),
-    logging.root.level, logging.root.handlers[:], warnings.filters[:], handlers,
-    tf.logging.get_verbosity(), sys.meta_path[:], tempfile.tempdir,
+    state(), tf.logging.get_verbosity(), sys.meta_path[:], tempfile.tempdir,
     "keras" in sys.modules, os.sched_getaffinity(0),
   )
 
@@ -104,14 +105,14 @@ def functions():
     if callable(value)
   }
 
-before, known = state(), functions()
+before, known = more_state(), functions()
 import palm_mtf.layers, palm_mtf.pods
-assert state() == before, [x for x in zip(state(), before) if x[0] != x[1]]
+assert more_state() == before
 found = functions()
 changed = [name for name in known if found.get(name) is not known[name]]
 print(json.dumps(sorted(map(".".join, changed))))
 """
-  shown = processes.python("-c", program)
+  shown = processes.python("-c", _STATE + program)
   assert shown.returncode == 0, shown.stderr
   page = (ROOT / "docs" / "projects.md").read_text(encoding="utf-8")
   changed = json.loads(shown.stdout)

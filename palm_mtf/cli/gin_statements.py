@@ -113,7 +113,7 @@ class _Names(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
-  """gin's parser, which alone would read -%NAME as %NAME."""
+  """gin's parser, but -%NAME is an error, where gin reads it as %NAME."""
 
   def parse_value(self):
     first = self.current_token

@@ -20,8 +20,8 @@ _BY_SETTINGS = {
 }
 SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
 NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
-# Key of config.json, which transformers leaves alone, for our settings that are
-# no part of these architectures.
+# Key of config.json for our settings that are no part of these architectures.
+# transformers ignores the key.
 OWN = "palm_mtf"
 
 

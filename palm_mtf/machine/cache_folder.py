@@ -158,7 +158,7 @@ def _make_folder(name: str, above: int | None = None) -> None:
 
 
 def _open_own(name: str, above: int, path: str, make: bool) -> int:
-  """Returns a descriptor of a folder that this user alone may write."""
+  """Returns a descriptor of a folder that only this user may write."""
   try:
     folder = os.open(name, _FOLDER_FLAGS, dir_fd=above)
   except FileNotFoundError:
