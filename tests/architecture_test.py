@@ -27,8 +27,8 @@ IMPORTS = {
   "json_text": "",
   "user_code": "errors",
   "config": "errors",
-  "machine": "__init__ config",
-  "_tf": "errors machine",
+  "machine": "__init__ errors config",
+  "_tf": "machine",
   "accounting": "__init__ errors config",
   "ops": "_tf errors machine",
   "native": "_tf config machine",
@@ -46,7 +46,7 @@ IMPORTS = {
   "checkpoints": "_tf errors json_text config accounting mesh model_dir data",
   "huggingface": "errors config accounting model_dir data",
   "gguf": "errors config data huggingface",
-  "saved_model": "_tf config accounting model data",
+  "saved_model": "_tf config machine accounting model data",
   "formats": "_tf json_text config accounting model_dir data checkpoints "
   "huggingface gguf saved_model",
   "cluster": "__init__ _tf errors console json_text config machine native mesh "

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from palm_mtf.cli.gin_statements import Import
 from palm_mtf.errors import UserError
+from palm_mtf.machine.lean_import import lean_import
 from palm_mtf.machine.own_process import is_owned
 from palm_mtf.user_code import user_code
 
@@ -50,7 +51,11 @@ def _quiet_tensorflow() -> Iterator[None]:
 
 
 class _TensorFlowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds TensorFlow as palm_mtf._tf imports it, without its notices."""
+  """Imports TensorFlow as palm_mtf._tf does, without its notices.
+
+  palm_mtf._tf itself is not imported here, because it may be the module that
+  imports TensorFlow just now, as Mesh TensorFlow may.
+  """
 
   def remove(self) -> None:
     """Leaves TensorFlow to others."""
@@ -60,20 +65,17 @@ class _TensorFlowFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def find_spec(
     self, name: str, path: object = None, target: object = None
   ) -> importlib.machinery.ModuleSpec | None:
-    """Imports TensorFlow; returns a spec of the module that is there then."""
+    """Returns where TensorFlow is, with this loader."""
     if name != "tensorflow":
       return None
     self.remove()
-    importlib.import_module("palm_mtf._tf")
-    self._spec = sys.modules[name].__spec__
-    return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-  def create_module(
-    self, spec: importlib.machinery.ModuleSpec
-  ) -> types.ModuleType:
-    """Returns the module, which is imported already."""
-    return sys.modules[spec.name]
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    if spec:
+      self._loader, spec.loader = spec.loader, self
+    return spec
 
   def exec_module(self, module: types.ModuleType) -> None:
-    """Puts the module's own spec back."""
-    module.__spec__ = self._spec
+    """Runs the module with its own loader, which the module keeps."""
+    module.__loader__ = module.__spec__.loader = self._loader
+    with lean_import():
+      self._loader.exec_module(module)

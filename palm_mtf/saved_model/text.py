@@ -6,8 +6,9 @@ The operations are those of tensorflow_text, which holds the SentencePiece
 model in the graph; the ids are those of data/vocabulary/vocabulary.py.
 """
 
-from palm_mtf._tf import silent_unless_it_fails, tf2
+from palm_mtf._tf import tf2
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
+from palm_mtf.machine.lean_import import silent_unless_it_fails
 
 
 class TextCoder(tf2.Module):
