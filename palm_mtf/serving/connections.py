@@ -53,6 +53,21 @@ def raise_connection_limit() -> int:
   return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, soft - reserved))
 
 
+async def _wait_for_client(listening: socket.socket) -> None:
+  """Waits until a client connects.
+
+  The event loop's own `sock_accept` logs a traceback where a client connects
+  at the moment that it is cancelled.
+  """
+  loop = asyncio.get_running_loop()
+  connected = asyncio.Event()
+  loop.add_reader(listening, connected.set)
+  try:
+    await connected.wait()
+  finally:
+    loop.remove_reader(listening)
+
+
 class Connections:
   """Accepts connections up to a limit.
 
@@ -75,13 +90,16 @@ class Connections:
     last_error = None
     while True:
       try:
-        accepted, _ = await loop.sock_accept(listening)
+        accepted, _ = listening.accept()
+        accepted.setblocking(False)
         if self._has_room():
           await loop.connect_accepted_socket(self._connection, accepted)
         else:
           with contextlib.suppress(OSError), accepted:
             accepted.send(_FULL)
           await asyncio.sleep(0)
+      except BlockingIOError:
+        await _wait_for_client(listening)
       except OSError as error:  # such as too many open files of the system
         if error.errno != last_error:
           _logger.warning(f"cannot accept a connection: {error.strerror}")

@@ -85,6 +85,7 @@ class Server:
     ready()
     await self._stopped.wait()
     accepting.cancel()
+    await asyncio.wait([accepting])
     listening.close()
     await runner.cleanup()  # waits for the answers that are under way
     self._batcher.stop()

@@ -54,6 +54,25 @@ def test_idle_connections_shut_nobody_out(few, caplog):
   assert len(held) == 40 and not caplog.records
 
 
+def test_a_client_that_connects_as_a_server_stops_logs_nothing(caplog):
+  async def run():
+    loop = asyncio.get_running_loop()
+    accepting = connections.Connections(None, None, 8)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+      task = asyncio.create_task(accepting.accept(listening))
+      for _ in range(3):
+        await asyncio.sleep(0)
+      with socket.create_connection(listening.getsockname()):
+        # The loop cancels the task, and then learns of the client, in one turn.
+        loop.call_soon(task.cancel)
+        await asyncio.wait([task])
+        await asyncio.sleep(0)
+    assert task.cancelled()
+
+  asyncio.run(run())
+  assert not caplog.records
+
+
 def test_connections_that_are_answered_stay_and_others_get_503(few):
   decoder = Repeating()
 
