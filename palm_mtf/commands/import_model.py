@@ -17,6 +17,7 @@ from palm_mtf.huggingface.config_file import read_config
 from palm_mtf.huggingface.folder import VOCABULARY, TensorFiles
 from palm_mtf.huggingface.weights import check_tensors, imported
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_folder
 from palm_mtf.model_dir.layout import ModelDir
 
@@ -71,7 +72,7 @@ def _check_memory(files: TensorFiles, folder: str) -> int:
   """
   # A file with holes may claim any size.
   needed = 4 * sum(map(math.prod, files.shapes.values()))
-  memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  memory, _ = memory_bytes()  # of the container, where it has a limit
   if needed > memory:
     raise UserError(
       f"{folder}: its weights need {needed:,} bytes in float32, and this "
