@@ -18,7 +18,7 @@ from palm_mtf.accounting.params import count_parameters, parameter_shapes
 from palm_mtf.checkpoints.retention import removable
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.cli.gin_folder import gin_folder, header, run_file
+from palm_mtf.cli.gin_folder import defaults_file, gin_folder, header
 from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.config import mesh_layout
 from palm_mtf.config.macros import macros_of
@@ -81,11 +81,11 @@ def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
 def test_every_folder_is_one_of_the_known_kinds():
   assert {path.parent.name for path in FILES} == {
     *FRAGMENT_FOLDERS,
+    "defaults",
     "eval",
     "hardware",
     "mesh_tensorflow",
     "recipes",
-    "runs",
     "sweeps",
   }
 
@@ -134,11 +134,11 @@ def test_lines_fit_into_eighty_columns(path):
   assert max(map(len, path.read_text().splitlines())) <= 80
 
 
-def test_only_runs_and_recipes_include_and_what_they_include_does_not():
+def test_only_recipes_and_sweeps_include_and_what_they_include_does_not():
   for path in FILES:
     text = path.read_text()
     for name in re.findall(r"^include '(.*)'$", text, re.MULTILINE):
-      assert path.parent.name in ("recipes", "runs", "sweeps")
+      assert path.parent.name in ("recipes", "sweeps")
       if path.parent.name == "sweeps":
         assert FOLDER / name in RECIPES
         continue
@@ -272,8 +272,8 @@ def test_the_paper_recipes_have_the_paper_sizes_batches_and_tokens(
 
 
 @pytest.mark.parametrize("command", CONFIGURED)
-def test_the_header_of_a_run_file_speaks_of_its_command(command):
-  text = "\n".join(header(run_file(command)))
+def test_the_header_of_a_defaults_file_speaks_of_its_command(command):
+  text = "\n".join(header(defaults_file(command)))
   assert f"`palm_mtf {command}`" in text
   assert f"palm_mtf {command} --gin_file=" in text
   required = "what a recipe sets" if command == "plan" else "MODEL_DIR"

@@ -13,8 +13,9 @@ class Command(NamedTuple):
     summary: one line for `palm_mtf --help`.
     entry_point: dotted path of the function that runs it, by keywords.
     config: class in palm_mtf.config that gin's macros fill, "" for a command
-      that has flags alone. The entry point takes `model_dir` and `config`; help
-      and defaults of its own are in runs/<name>.gin, a space written as "_".
+      that has flags alone. The entry point takes `model_dir` and `config`; its
+      help and its own defaults are in gin/defaults/<name>.gin, where "_" stands
+      for a space.
     leaves_out: parts of the class that keep their defaults.
     has_results: whether the entry point takes `as_json`, bool: print results as
       JSON, one object a line.

@@ -3,11 +3,11 @@
 """Strict gin: one effective configuration with the origin of every value.
 
 Every field of `config.Config` is a macro. Its value is, later over earlier: the
-field's default, what runs/<command>.gin sets, the user's files in their order,
-the command line. Whatever would have no effect is an error (gin_checks.py). The
-result is one flat text: `--print_config` prints it, the run keeps it as
-MODEL_DIR/config.gin, and it is a `--gin_file` that gives the same again, to
-every command. How single files are read is in gin_statements.py.
+field's default, what defaults/<command>.gin sets, the user's files in their
+order, the command line. Whatever would have no effect is an error
+(gin_checks.py). The result is one flat text: `--print_config` prints it, the
+run keeps it as MODEL_DIR/config.gin, and it is a `--gin_file` that gives the
+same again, to every command. How single files are read is in gin_statements.py.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from palm_mtf.cli import gin_checks
 from palm_mtf.cli.chip_files import chip_settings
 from palm_mtf.cli.command_table import COMMANDS
 from palm_mtf.cli.computed_values import check_characters, computed_data
-from palm_mtf.cli.gin_folder import find_gin_file, run_file
+from palm_mtf.cli.gin_folder import defaults_file, find_gin_file
 from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
@@ -258,7 +258,7 @@ def load(
   Raises:
     UserError: the first thing that is wrong, in one line.
   """
-  statements = read_file(run_file(command))
+  statements = read_file(defaults_file(command))
   if run_config:
     of_run = read_file(Path(run_config).resolve())
     gin_checks.check_runs_no_code(of_run)

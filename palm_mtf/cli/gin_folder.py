@@ -7,6 +7,8 @@ link to the one beside it. Neither gin nor TensorFlow is imported here. What the
 files say is read in gin_statements.py.
 """
 
+import functools
+import logging
 import os
 import re
 from pathlib import Path
@@ -14,23 +16,27 @@ from pathlib import Path
 from palm_mtf import gin_path
 from palm_mtf.errors import UserError, did_you_mean
 
+_logger = logging.getLogger(__name__)
+
 # What plain gin calls our folder, whose files it finds as those of a package.
 _PACKAGE_NAME = "palm_mtf/gin/"
+# The earlier name of the folder defaults/ in it. One version keeps it.
+_OLD_DEFAULTS = "runs"
 
 
 def gin_folder() -> Path:
-  """Returns the folder that holds runs/, models/, recipes/ and the others."""
+  """Returns the folder that holds defaults/, models/, recipes/ and so on."""
   folder = Path(gin_path()).resolve()
-  if (folder / "runs" / "train.gin").is_file():
+  if (folder / "defaults" / "train.gin").is_file():
     return folder
   raise UserError(
     f"the gin folder is missing from {folder.parent}: install palm_mtf again."
   )
 
 
-def run_file(command: str) -> Path:
+def defaults_file(command: str) -> Path:
   """Returns the file with the help and the own defaults of a command."""
-  return gin_folder() / "runs" / f"{command.replace(' ', '_')}.gin"
+  return gin_folder() / "defaults" / f"{command.replace(' ', '_')}.gin"
 
 
 def shown(path: Path) -> str:
@@ -78,10 +84,23 @@ def _first_file(what: str, name: str, folders: list[Path]) -> Path:
     # A pipe, such as that of `<(...)`. No file has its resolved name.
     if os.path.exists(path) and name:
       return path
+  if gin_folder() in folders and (path := _renamed(name)):
+    return path
   raise UserError(
     f"{what}: no such file{_nearest(name, folders)}. Looked in "
     f"{' and '.join(dict.fromkeys(map(_described, folders)))}."
   )
+
+
+@functools.cache  # one warning for each name
+def _renamed(name: str) -> Path | None:
+  """Returns the file that had this name in the gin folder, with a warning."""
+  folder, _, rest = name.partition("/")
+  path = gin_folder() / "defaults" / rest
+  if folder != _OLD_DEFAULTS or not os.path.isfile(path):
+    return None
+  _logger.warning("%s is now called %s: use the new name.", name, shown(path))
+  return path
 
 
 def _described(folder: Path) -> str:

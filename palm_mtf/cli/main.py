@@ -268,9 +268,9 @@ def _add_gin_flags(
     help="print the configuration with the origin of every value, and stop",
   )
   if "--help" in arguments or "-h" in arguments:
-    from palm_mtf.cli.gin_folder import header, run_file
+    from palm_mtf.cli.gin_folder import defaults_file, header
 
-    parser.epilog = "\n".join(header(run_file(command)))
+    parser.epilog = "\n".join(header(defaults_file(command)))
 
 
 def _parse(parser: _Parser, arguments: list[str]) -> argparse.Namespace:

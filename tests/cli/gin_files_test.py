@@ -85,8 +85,8 @@ def test_what_a_file_sets_after_an_include_holds(here):
   assert got == {**recipe, "D_FF": 5}
 
 
-def test_the_order_of_fragments_and_run_files_does_not_matter():
-  names = ["models/palm_8b.gin", "runs/train.gin", "layouts/single.gin"]
+def test_the_order_of_fragments_and_defaults_does_not_matter():
+  names = ["models/palm_8b.gin", "defaults/train.gin", "layouts/single.gin"]
   rest = [RECIPE]
   texts = {
     tuple(without_origins(load("train", [*rest, *order], [DIR])))
@@ -340,10 +340,10 @@ def test_only_a_message_about_a_macro_says_where_it_was_set():
   assert configuration.located("no space left") == "no space left"
 
 
-def test_a_run_file_has_defaults_of_its_command_unless_the_user_sets_them(here):
+def test_a_command_has_defaults_of_its_own_unless_the_user_sets_them(here):
   plain = load("evaluate", [RECIPE], [DIR])
   assert values(plain)["TEMPERATURE"] == 0.0
-  assert origins(plain)["TEMPERATURE"].startswith("runs/evaluate.gin:")
+  assert origins(plain)["TEMPERATURE"].startswith("defaults/evaluate.gin:")
   assert values(load("generate", [RECIPE], [DIR]))["TEMPERATURE"] == 0.7
   mine = write(here, "mine.gin", "TEMPERATURE = 0.5\n")
   given = load("evaluate", [RECIPE, mine], [DIR])

@@ -78,6 +78,21 @@ def test_the_name_that_plain_gin_has_for_our_files_is_theirs_alone(here):
     find_gin_file("palm_mtf/gin/layouts/singel.gin")
 
 
+def test_the_old_name_of_a_defaults_file_works_with_one_warning(here, caplog):
+  shipped = gin_folder() / "defaults" / "train.gin"
+  for name in ("runs/train.gin", "palm_mtf/gin/runs/train.gin"):
+    assert find_gin_file(name) == shipped
+    assert find_include(name, here / "mine.gin", 1) == shipped
+  assert [x.message for x in caplog.records] == [
+    "runs/train.gin is now called defaults/train.gin: use the new name."
+  ]
+  with pytest.raises(UserError, match=r"no such file"):
+    find_gin_file("runs/first.gin")
+  (here / "runs").mkdir()
+  (here / "runs" / "train.gin").touch()
+  assert find_gin_file("runs/train.gin") == here / "runs" / "train.gin"
+
+
 def test_an_absolute_path_and_a_home_path_are_found(here, monkeypatch):
   (here / "mine.gin").touch()
   monkeypatch.setenv("HOME", str(here))
@@ -127,7 +142,7 @@ def test_a_folder_is_not_a_gin_file():
 
 
 def test_a_path_is_shown_as_short_as_it_can_be(here):
-  assert shown(gin_folder() / "runs" / "train.gin") == "runs/train.gin"
+  assert shown(gin_folder() / "defaults" / "train.gin") == "defaults/train.gin"
   assert shown(here / "a" / "b.gin") == "a/b.gin"
   assert shown(here.parent / "b.gin") == str(here.parent / "b.gin")
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Help and defaults of the commands."""
+"""One file per command: its help, and its own defaults."""
