@@ -71,7 +71,7 @@ $(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
 # takes longest comes first: the two end together.
 GRAPH_TESTS := $(addprefix tests/,mesh programs model optim decode ops)
 RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints pods trace \
-  formats inference layers evaluation native saved_model serving docs)
+  export inference layers evaluation native serving docs)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
 PYTEST = $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder
 define TEST_ALL

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 
+# Folders whose subfolders and modules have a row each, "export/gguf".
+WINGS = {"export"}
 # Each folder of palm_mtf, or module of its root, with what it imports, all of
 # it above its own row. A folder may always import itself.
 IMPORTS = {
@@ -44,11 +46,13 @@ IMPORTS = {
   "trace": "_tf json_text programs model_dir",
   "data": "_tf errors user_text console json_text user_code config model_dir",
   "checkpoints": "_tf errors json_text config accounting mesh model_dir data",
-  "huggingface": "errors config accounting model_dir data",
-  "gguf": "errors config data huggingface",
-  "saved_model": "_tf config machine accounting model data",
-  "formats": "_tf json_text config accounting model_dir data checkpoints "
-  "huggingface gguf saved_model",
+  "export/trained_model": "config data checkpoints",
+  "export/huggingface": "errors json_text config accounting model_dir data "
+  "export/trained_model",
+  "export/gguf": "errors config data export/trained_model export/huggingface",
+  "export/saved_model": "_tf config machine accounting model model_dir data "
+  "export/trained_model",
+  "export/npz": "json_text accounting export/trained_model export/huggingface",
   "cluster": "__init__ _tf errors console json_text config machine native mesh "
   "data checkpoints",
   "inference": "_tf errors user_text config machine accounting mesh programs "
@@ -63,8 +67,9 @@ IMPORTS = {
   "sweep": "errors config machine accounting model_dir training",
   "pods": "_tf errors config ops mesh programs cluster training",
   "commands": "__init__ _tf errors user_text console json_text config machine "
-  "accounting mesh rates model_dir report data checkpoints huggingface formats "
-  "cluster inference serving evaluation training sweep",
+  "accounting mesh rates model_dir report data checkpoints "
+  "export/trained_model export/huggingface export/gguf export/saved_model "
+  "export/npz cluster inference serving evaluation training sweep",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors user_text console user_code config machine model_dir",
   "lm_eval": "errors console config machine accounting data checkpoints "
@@ -105,15 +110,16 @@ ONLY_IMPORTERS = {
   "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/serving/",
-  "ml_dtypes": "palm_mtf/huggingface/safetensors.py",
-  "safetensors": "palm_mtf/huggingface/safetensors.py",
+  "ml_dtypes": "palm_mtf/export/huggingface/safetensors.py",
+  "safetensors": "palm_mtf/export/huggingface/safetensors.py",
 }
 
 # Where Python's own writer of JSON is called, which writes NaN as NaN.
 JSON_WRITERS = {
   "palm_mtf/json_text.py",  # which all others call
   "palm_mtf/user_text.py",  # shows the user's value in a message
-  "palm_mtf/huggingface/safetensors.py",  # names, shapes and offsets, no floats
+  # Names, shapes and offsets, no floats.
+  "palm_mtf/export/huggingface/safetensors.py",
   "palm_mtf/model_dir/sealed.py",  # text that is hashed, never written
 }
 
@@ -124,9 +130,10 @@ TENSORFLOW_FREE = PURE | {
   "commands",
   "console",
   "data",
-  "formats",
-  "gguf",
-  "huggingface",
+  "export/gguf",
+  "export/huggingface",
+  "export/npz",
+  "export/trained_model",
   "report",
   "sweep",
   "user_code",
@@ -137,6 +144,7 @@ STARTERS = {
   f"palm_mtf/cluster/{name}.py"
   for name in ("addresses", "local_servers", "server_process", "sockets")
 }
+TENSORFLOW_FREE_FILES = STARTERS | {"palm_mtf/export/saved_model/folder.py"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 # Of palm_mtf, its folders aside.
@@ -152,8 +160,9 @@ def _module_name(path: str) -> str:
 
 
 def _part(path: str) -> str:
-  """Returns the module or folder of palm_mtf that a file belongs to."""
-  return path.split("/")[1].removesuffix(".py")
+  """Returns the row that a file belongs to: a folder or module of palm_mtf."""
+  first, *rest = path.removesuffix(".py").split("/")[1:]
+  return f"{first}/{rest[0]}" if first in WINGS else first
 
 
 @functools.cache
@@ -184,14 +193,26 @@ def _imported_from(path: str, package: str) -> set[str]:
   return found
 
 
-def _drawn(package: str, part_of: Callable[[str], str]) -> dict[str, set[str]]:
+def _imported_rows(path: str) -> set[str]:
+  """Returns the rows that a file imports."""
+  rows = _imported_from(path, "palm_mtf")
+  for wing in rows & WINGS:
+    parts = _imported_from(path, f"palm_mtf.{wing}")
+    rows = rows - {wing} | {f"{wing}/{part}" for part in parts}
+  return rows
+
+
+def _drawn(
+  package: str,
+  part_of: Callable[[str], str],
+  imports_of: Callable[[str], set[str]],
+) -> dict[str, set[str]]:
   """Returns what each part of a package imports of its other parts."""
   drawn: dict[str, set[str]] = {}
   for path in PACKAGE:
     if path.startswith(package.replace(".", "/") + "/"):
       part = part_of(path)
-      found = _imported_from(path, package) - {part}
-      drawn.setdefault(part, set()).update(found)
+      drawn.setdefault(part, set()).update(imports_of(path) - {part})
   return drawn
 
 
@@ -209,11 +230,18 @@ def _differences(
 
 
 def test_folders_import_what_the_table_says_and_no_less():
-  assert_none(_differences(IMPORTS, _drawn("palm_mtf", _part)))
+  drawn = _drawn("palm_mtf", _part, _imported_rows)
+  for wing in WINGS:
+    del drawn[f"{wing}/__init__"]
+  assert_none(_differences(IMPORTS, drawn))
 
 
 def test_folders_of_data_import_what_their_table_says_and_no_less():
-  drawn = _drawn("palm_mtf.data", lambda path: path.split("/")[2])
+  drawn = _drawn(
+    "palm_mtf.data",
+    lambda path: path.split("/")[2],
+    lambda path: _imported_from(path, "palm_mtf.data"),
+  )
   del drawn["__init__.py"]
   assert_none(_differences(DATA_IMPORTS, drawn))
 
@@ -326,7 +354,7 @@ print(json.dumps(failed))
 WITHOUT_TENSORFLOW = tuple(
   _module_name(path)
   for path in PACKAGE
-  if _part(path) in TENSORFLOW_FREE or path in STARTERS
+  if _part(path) in TENSORFLOW_FREE or path in TENSORFLOW_FREE_FILES
 )
 
 

@@ -190,10 +190,10 @@ def write_gguf(task: Task, folder: str) -> str:
   """Writes a model of llama.cpp with random weights; returns its path."""
   import numpy as np
 
-  from palm_mtf.gguf.architecture import gguf_name, model_metadata
-  from palm_mtf.gguf.dtypes import FLOAT32
-  from palm_mtf.gguf.file import Tensor, write_gguf
-  from palm_mtf.huggingface.weights import tensor_shapes
+  from palm_mtf.export.gguf.architecture import gguf_name, model_metadata
+  from palm_mtf.export.gguf.dtypes import FLOAT32
+  from palm_mtf.export.gguf.file import Tensor, write_gguf
+  from palm_mtf.export.huggingface.weights import tensor_shapes
 
   config = task.config("float32")
   shapes = {gguf_name(k): x for k, x in tensor_shapes(config).items()}

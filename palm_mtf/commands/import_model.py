@@ -13,9 +13,9 @@ from palm_mtf.commands.export import check_new
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.huggingface.config_file import read_config
-from palm_mtf.huggingface.folder import VOCABULARY, TensorFiles
-from palm_mtf.huggingface.weights import check_tensors, imported
+from palm_mtf.export.huggingface.config_file import read_config
+from palm_mtf.export.huggingface.tensor_files import VOCABULARY, TensorFiles
+from palm_mtf.export.huggingface.weights import check_tensors, imported
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_folder

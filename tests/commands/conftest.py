@@ -6,7 +6,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from tests import runs
-from tests.huggingface.conftest import model_folder, pristine_model
+from tests.export.huggingface.conftest import model_folder, pristine_model
 from tests.report.conftest import write_run
 
 __all__ = ["model_folder", "pristine_model", "write_run"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.huggingface.weights import tensor_names
+from palm_mtf.export.huggingface.weights import tensor_names
 from tests import runs
 from tests.transformers_folder import (
   EMBEDDING,

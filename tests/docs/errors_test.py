@@ -137,19 +137,19 @@ TESTS = {
     "test_a_missing_library_is_one_line",
   ),
   "...: is no whole safetensors": (
-    "huggingface/safetensors_test.py",
+    "export/huggingface/safetensors_test.py",
     "test_a_header_that_is_no_safetensors_header_is_refused",
   ),
   "...: its ... holds a number": (
-    "huggingface/safetensors_test.py",
+    "export/huggingface/safetensors_test.py",
     "test_a_number_that_is_not_finite_is_refused_by_the_tensors_name",
   ),
   "...: only ... is read": (
-    "huggingface/folder_test.py",
+    "export/huggingface/tensor_files_test.py",
     "test_other_weights_in_the_folder_are_refused_by_name",
   ),
   "... = ...: palm_mtf computes only": (
-    "huggingface/config_file_test.py",
+    "export/huggingface/config_file_test.py",
     "test_a_setting_that_is_not_of_our_models_is_named",
   ),
   "...: other users can": (

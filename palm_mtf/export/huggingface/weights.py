@@ -1,0 +1,190 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters under the names and in the layouts of transformers.
+
+Its kernels are [outputs, inputs], ours [inputs, outputs]. Cohere rotates
+neighbouring numbers of a head, (2i, 2i + 1), palm_mtf and Granite the halves,
+(i, i + d_kv / 2): the columns of q and k change places. Norms multiply by their
+scales in both.
+"""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.parameter_names import parsed
+from palm_mtf.errors import UserError
+from palm_mtf.export.huggingface.architecture import COHERE, ROTARY_BASE
+from palm_mtf.export.huggingface.json_files import shown
+from palm_mtf.export.huggingface.tensor_files import TensorFiles
+
+_IN_LAYER = {
+  "norm/scale": "input_layernorm",
+  "mlp_norm/scale": "post_attention_layernorm",
+  "attention/q": "self_attn.q_proj",
+  "attention/k": "self_attn.k_proj",
+  "attention/v": "self_attn.v_proj",
+  "attention/o": "self_attn.o_proj",
+  "mlp/wi_gate": "mlp.gate_proj",
+  "mlp/wi": "mlp.up_proj",
+  "mlp/wo": "mlp.down_proj",
+}
+FINAL_NORM = "model.norm.weight"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# Older versions of transformers wrote the frequencies of the rotary embedding.
+_FREQUENCIES = re.compile(
+  r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
+  re.ASCII,
+)
+# Largest relative error of a number that is rounded to a dtype; of float32, of
+# the power too.
+_ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
+
+
+def tensor_names(model: PalmConfig) -> dict[str, str]:
+  """Returns the name of every parameter in transformers, by our name."""
+  names = {"embedding": _EMBEDDING}
+  names["final_norm/scale"] = FINAL_NORM
+  for name in parameter_shapes(model):
+    layer, part = parsed(name)
+    if layer is not None:
+      names[name] = f"model.layers.{layer}.{_IN_LAYER[part]}.weight"
+  if model.final_norm_scale == "none":
+    del names["final_norm/scale"]
+  return names
+
+
+def tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of every tensor in transformers, by its name there."""
+  shapes = parameter_shapes(model)
+  found = {}
+  for name, theirs in tensor_names(model).items():
+    inputs = _num_inputs(name, shapes[name])
+    size = int(np.prod(shapes[name]))
+    kernel = parsed(name).is_kernel
+    found[theirs] = (size // inputs, inputs) if kernel else shapes[name]
+  # transformers has a scale of ones where we have none.
+  found.setdefault(FINAL_NORM, (model.d_model,))
+  return found
+
+
+def exported(
+  model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
+) -> Callable[[str], np.ndarray]:
+  """Returns a function that reads tensors by their names in transformers.
+
+  Args:
+    model: the architecture of palm_mtf.
+    architecture: class of transformers.
+    read: returns a parameter by our name.
+  """
+  ours = {theirs: name for name, theirs in tensor_names(model).items()}
+
+  def read_exported(theirs: str) -> np.ndarray:
+    if theirs not in ours:  # FINAL_NORM_SCALE = "none"
+      return np.ones(model.d_model, np.float32)
+    name = ours[theirs]
+    value = read(name)
+    if not parsed(name).is_kernel:
+      return value
+    value = value.reshape(_num_inputs(name, value.shape), -1)
+    if _is_rotated(name, architecture):
+      halves = value.reshape(len(value), -1, 2, model.d_kv // 2)
+      value = halves.swapaxes(2, 3).reshape(value.shape)
+    return value.T
+
+  return read_exported
+
+
+def imported(
+  model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Returns every parameter by our name; the inverse of `exported`.
+
+  Args:
+    model: the architecture of palm_mtf.
+    architecture: class of transformers.
+    read: returns a tensor by its name in transformers, float32.
+  """
+  parameters, names = {}, tensor_names(model)
+  for name, shape in parameter_shapes(model).items():
+    value = read(names[name])
+    if parsed(name).is_kernel:
+      value = value.T
+      if _is_rotated(name, architecture):
+        pairs = value.reshape(len(value), -1, model.d_kv // 2, 2)
+        value = pairs.swapaxes(2, 3)
+    parameters[name] = np.ascontiguousarray(value.reshape(shape))
+  return parameters
+
+
+def check_tensors(files: TensorFiles, model: PalmConfig, what: str) -> None:
+  """Raises UserError unless a model is all that files hold.
+
+  Args:
+    files: tensors that transformers or another program wrote.
+    model: the architecture.
+    what: noun phrase for messages.
+  """
+  wanted = tensor_shapes(model)
+  for name in sorted({*wanted, *files.shapes}):
+    expected = wanted.get(name) or _redundant_shape(name, model)
+    found = files.shapes.get(name)
+    if found != expected:
+      raise UserError(
+        f"{what}: {name if name in wanted else shown(name)} is "
+        f"{found or 'missing'}; its config.json wants "
+        f"{expected or 'no such tensor'}."
+      )
+  for name in sorted(files.shapes.keys() - tensor_names(model).values()):
+    _check_redundant(name, files, model, what)
+
+
+def _redundant_shape(name: str, model: PalmConfig) -> tuple[int, ...] | None:
+  """Returns the shape of a tensor that may be left out of a file, or None."""
+  if name == _HEAD:
+    return model.vocab_size, model.d_model
+  match = _FREQUENCIES.fullmatch(name)
+  if match and int(match["layer"] or 0) < model.num_layers:
+    return (model.d_kv // 2,)
+  return None
+
+
+def _check_redundant(
+  name: str, files: TensorFiles, model: PalmConfig, what: str
+) -> None:
+  """Raises UserError if a tensor that is not imported is not what we compute.
+
+  Args:
+    name: FINAL_NORM where the model has no scale there, or a tensor that may
+      be left out of a file.
+    files: tensors of the file.
+    model: the architecture.
+    what: noun phrase for messages.
+  """
+  value, error = files.read(name), 0.0
+  if name == _HEAD:
+    ours, reason = files.read(_EMBEDDING), "the embedding, to which it is tied"
+  elif name == FINAL_NORM:
+    ours, reason = 1.0, '1, and FINAL_NORM_SCALE is "none"'
+  else:
+    ours = ROTARY_BASE ** (-np.arange(0, model.d_kv, 2) / model.d_kv)
+    reason = f"the frequencies of rope_theta = {ROTARY_BASE}"
+    error = _ROUNDING[files.dtypes[name]]
+  if not np.allclose(value, ours, rtol=error, atol=0):
+    raise UserError(
+      f"{what}: {name} is not {reason}; palm_mtf computes only with those "
+      "numbers."
+    )
+
+
+def _num_inputs(name: str, shape: tuple[int, ...]) -> int:
+  # o is [heads, d_kv, d_model], the others begin with their inputs.
+  return int(np.prod(shape[:-1] if parsed(name).last == "o" else shape[:1]))
+
+
+def _is_rotated(name: str, architecture: str) -> bool:
+  return architecture == COHERE and parsed(name).last in ("q", "k")

@@ -1,0 +1,56 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""--format=npz: a folder with the weights as NumPy arrays.
+
+weights.npz        every parameter by its name, float32
+config.json        the macros of the architecture, constants and token ids
+vocabulary.model   the SentencePiece model
+"""
+
+import math
+import os
+import zipfile
+
+import numpy as np
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.export.huggingface.architecture import NORM_EPSILON, ROTARY_BASE
+from palm_mtf.export.huggingface.tensor_files import VOCABULARY
+from palm_mtf.export.trained_model import Reader, TrainedModel
+from palm_mtf.json_text import json_text
+
+
+class NpzFolder:
+  """Weights as NumPy arrays, with what says how to use them (a `Format`)."""
+
+  kind = "a folder of NumPy arrays"
+  subfolder = ""
+
+  def __init__(self, trained: TrainedModel):
+    self._trained = trained
+    self._shapes = parameter_shapes(trained.model)
+    self.num_bytes = 4 * sum(map(math.prod, self._shapes.values()))
+
+  def write(self, path: str, read: Reader) -> None:
+    """Writes the three files; see `Format`."""
+    os.mkdir(path)
+    trained = self._trained
+    described = {
+      **trained.model.macros(),
+      "PACKING": trained.config.data.packing,
+      "norm_epsilon": NORM_EPSILON,
+      "rotary_base": ROTARY_BASE,
+      "start_id": trained.start_id,
+      "eod_id": trained.vocabulary.eod_id,
+      "step": trained.step,
+    }
+    with open(os.path.join(path, "config.json"), "w", encoding="utf-8") as file:
+      file.write(json_text(described, indent=1))
+    with open(os.path.join(path, VOCABULARY), "wb") as file:
+      file.write(trained.vocabulary.model)
+    # As np.savez, which would hold all arrays in memory at once.
+    weights = os.path.join(path, "weights.npz")
+    with zipfile.ZipFile(weights, "w") as archive:
+      for name in self._shapes:
+        with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+          np.lib.format.write_array(file, read(name), allow_pickle=False)

@@ -1,0 +1,46 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""--format=saved_model: texts in, texts out, for TensorFlow and its servers."""
+
+import math
+
+from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.export.trained_model import Reader, TrainedModel
+
+
+class SavedModelFolder:
+  """A SavedModel with the tokenizer inside (a `Format`)."""
+
+  kind = "a SavedModel that computes in float32"
+
+  def __init__(self, trained: TrainedModel):
+    self._trained = trained
+    # TensorFlow Serving takes the largest number in a folder for the newest.
+    self.subfolder = str(trained.step)
+    shapes = parameter_shapes(trained.model)
+    self.num_bytes = 4 * sum(map(math.prod, shapes.values()))
+
+  def write(self, path: str, read: Reader) -> None:
+    """Writes the graph and the variables; see `Format`."""
+    from palm_mtf._tf import tf2
+    from palm_mtf.export.saved_model.decoder import Decoder
+    from palm_mtf.export.saved_model.text_model import TextModel
+    from palm_mtf.model_dir.tensorflow_errors import as_os_errors
+
+    trained, config = self._trained, self._trained.config
+    length = trained.model.sequence_length
+    with tf2.device("CPU:0"):  # where the memory is; a server chooses its own
+      text_model = TextModel(
+        Decoder(trained.model, read),
+        trained.model,
+        trained.vocabulary,
+        start_id=trained.start_id,
+        stride=config.evaluation.stride or max(length // 2, 1),
+      )
+      signatures = text_model.signatures(
+        config.decode,
+        sample_tokens=config.run.sample_tokens,
+        seed=config.run.seed,
+      )
+      with as_os_errors():
+        tf2.saved_model.save(text_model, path, signatures)

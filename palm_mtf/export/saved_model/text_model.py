@@ -1,0 +1,206 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The signatures of a SavedModel: generate, score and score_targets."""
+
+from palm_mtf._tf import tf2
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.export.saved_model.decoder import Decoder
+from palm_mtf.export.saved_model.sampling import Sampler
+from palm_mtf.export.saved_model.text import TextCoder
+
+
+class TextModel(tf2.Module):
+  """Continues and scores batches of texts."""
+
+  def __init__(
+    self,
+    decoder: Decoder,
+    model: PalmConfig,
+    vocabulary: Vocabulary,
+    *,
+    start_id: int,
+    stride: int,
+  ):
+    """Joins the parts.
+
+    Args:
+      decoder: weights of the model.
+      model: the architecture.
+      vocabulary: vocabulary of the model.
+      start_id: input before the first token of a text (packing.document_start).
+      stride: tokens between the windows of a long text.
+    """
+    super().__init__("text_model")
+    self._decoder, self._coder = decoder, TextCoder(vocabulary)
+    self._length, self._stride = model.sequence_length, stride
+    self._num_tokens, self._eod_id = vocabulary.size, vocabulary.eod_id
+    self._start_id = start_id
+
+  def signatures(
+    self, decode: DecodeConfig, *, sample_tokens: int, seed: int
+  ) -> dict[str, object]:
+    """Returns the functions of a SavedModel by their names.
+
+    The functions become attributes too: of a loaded SavedModel, TensorFlow's
+    Python keeps the defaults of `model.generate`, but not those of
+    `model.signatures["generate"]`, which are for servers.
+
+    Args:
+      decode: settings whose numbers are the defaults of `generate`.
+      sample_tokens: default of `max_tokens`.
+      seed: default of `seed`.
+    """
+    # TensorFlow takes defaults that are tensors for those of the signature.
+    defaults = [
+      tf2.constant(sample_tokens),
+      tf2.constant(decode.temperature, tf2.float32),
+      tf2.constant(min(decode.top_k or self._num_tokens, self._num_tokens)),
+      tf2.constant(decode.top_p, tf2.float32),
+      tf2.constant(seed),
+    ]
+
+    def generate(prompts, max_tokens, temperature, top_k, top_p, seed):
+      sampler = Sampler(temperature, top_k, top_p, seed, self._num_tokens)
+      return self._generate(prompts, max_tokens, sampler)
+
+    generate.__defaults__ = tuple(defaults)
+
+    def score(texts):
+      return self._score(tf2.fill(tf2.shape(texts), ""), texts)
+
+    texts = tf2.TensorSpec([None], tf2.string)
+    whole, real = tf2.TensorSpec([], tf2.int32), tf2.TensorSpec([], tf2.float32)
+    given = {
+      "generate": (generate, [texts, whole, real, whole, real, whole]),
+      "score": (score, [texts]),
+      "score_targets": (self._score_targets, [texts, texts]),
+    }
+    found = {
+      name: tf2.function(function, input_signature=specs, autograph=False)
+      for name, (function, specs) in given.items()
+    }
+    for name, function in found.items():
+      setattr(self, name, function)
+    return found
+
+  def _generate(self, prompts, max_tokens, sampler):
+    prompt_ids = self._coder.encode(prompts)
+    starts = tf2.fill([prompt_ids.nrows(), 1], self._start_id)
+    ids = tf2.concat([starts, prompt_ids], 1)
+    lengths = tf2.cast(ids.row_lengths(), tf2.int32)
+    longest = tf2.reduce_max(lengths)
+    # The token that stands before a text takes no room, as in `generate`.
+    numbers = {
+      "max_tokens": max_tokens,
+      "top_k": sampler.top_k,
+      "top_p": sampler.top_p,
+    }
+    checks = [
+      *(
+        tf2.debugging.assert_positive(value, f"{name} is not above 0")
+        for name, value in numbers.items()
+      ),
+      tf2.debugging.assert_less_equal(
+        longest - 1 + max_tokens,
+        self._length,
+        f"a prompt and max_tokens are more than {self._length} tokens",
+      ),
+    ]
+    with tf2.control_dependencies(checks):
+      cache = self._decoder.empty_cache(ids.nrows(), longest + max_tokens)
+    y, cache = self._decoder.hidden(
+      ids.to_tensor(), tf2.zeros_like(lengths), cache, lengths
+    )
+    y = tf2.gather(y, lengths - 1, batch_dims=1)
+    tokens = self._continued(y, lengths, cache, max_tokens, sampler)
+    is_text = tf2.cumsum(tf2.cast(tokens == self._eod_id, tf2.int32), 1) == 0
+    kept = tf2.ragged.boolean_mask(tokens, is_text)
+    return {
+      "continuation": self._coder.decode_after(prompt_ids, kept),
+      "num_tokens": tf2.cast(kept.row_lengths(), tf2.int32),
+    }
+
+  def _continued(self, y, lengths, cache, max_tokens, sampler):
+    """Returns sampled tokens, [batch, max_tokens], [eod] behind the end."""
+    tokens = tf2.fill([tf2.size(lengths), max_tokens], self._eod_id)
+
+    def chosen(y, place, tokens, is_over):
+      token = sampler.next_tokens(self._decoder.logits(y), place)
+      token = tf2.where(is_over, self._eod_id, token)
+      at = tf2.range(max_tokens) == place
+      tokens = tf2.where(at, token[:, tf2.newaxis], tokens)
+      return token, tokens, is_over | (token == self._eod_id)
+
+    def step(place, token, tokens, is_over, cache):
+      start = lengths + place - 1
+      y, cache = self._decoder.hidden(token[:, tf2.newaxis], start, cache)
+      chosen_now = chosen(y[:, 0], place, tokens, is_over)
+      return place + 1, *chosen_now, cache
+
+    first = chosen(y, 0, tokens, tf2.zeros_like(lengths, tf2.bool))
+    _, _, tokens, _, _ = tf2.while_loop(
+      lambda place, token, tokens, is_over, cache: (
+        (place < max_tokens) & ~tf2.reduce_all(is_over)
+      ),
+      step,
+      (tf2.constant(1), *first, cache),
+    )
+    return tokens
+
+  def _score_targets(self, inputs, targets):
+    return self._score(inputs, targets)
+
+  def _score(self, inputs, targets):
+    """Returns log p of targets given inputs, window by window.
+
+    The windows are those of inference/score_windows.py.
+    """
+    given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
+    ids = tf2.concat([given, wanted], 1)
+    scored = tf2.cast(given.row_lengths(), tf2.int32)
+    ends = tf2.cast(ids.row_lengths(), tf2.int32)
+    start = tf2.maximum(0, tf2.minimum(scored, ends - self._length))
+    room = tf2.minimum(self._length, tf2.reduce_max(ends))
+    ids = ids.to_tensor()
+
+    def window(start, scored, stop, total):
+      found = self._window(ids, start, scored, stop, room)
+      after = tf2.minimum(stop + self._stride, ends)
+      start = tf2.where(after > stop, after - self._length, start)
+      return start, stop, after, total + found
+
+    _, _, _, total = tf2.while_loop(
+      lambda start, scored, stop, total: tf2.reduce_any(scored < ends),
+      window,
+      (
+        start,
+        scored,
+        tf2.minimum(start + self._length, ends),
+        tf2.zeros_like(start, tf2.float32),
+      ),
+    )
+    return {
+      "log_likelihood": total,
+      "tokens": tf2.cast(wanted.row_lengths(), tf2.int32),
+    }
+
+  def _window(self, ids, start, scored, stop, room):
+    """Returns the sum of log p from `scored` to `stop`, [batch] each."""
+    places = start[:, tf2.newaxis] + tf2.range(room)
+    last = tf2.shape(ids)[1] - 1
+    targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
+    # Rows that begin within a text begin with 0, as in training.
+    begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
+    tokens = tf2.concat([begin, targets[:, :-1]], 1)
+    cache = self._decoder.empty_cache(tf2.shape(ids)[0], room)
+    num_given = 1 + scored - start
+    y, _ = self._decoder.hidden(tokens, tf2.zeros_like(start), cache, num_given)
+    loss = tf2.nn.sparse_softmax_cross_entropy_with_logits(
+      targets, self._decoder.logits(y)
+    )
+    counts = (places >= scored[:, tf2.newaxis]) & (
+      places < stop[:, tf2.newaxis]
+    )
+    return -tf2.reduce_sum(tf2.where(counts, loss, 0.0), 1)

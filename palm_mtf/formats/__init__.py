@@ -1,3 +1,0 @@
-# Copyright 2026 The palm_mtf authors.
-# SPDX-License-Identifier: Apache-2.0
-"""Formats in which a trained model leaves palm_mtf."""

@@ -1,0 +1,159 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A config.json describes exactly a model of ours, or is refused."""
+
+import pytest
+
+from palm_mtf.errors import UserError
+from palm_mtf.export.huggingface.architecture import to_config
+from palm_mtf.export.huggingface.config_file import described, read_config
+from tests.mtf_testing import small_config
+
+SERIAL = {"block": "serial", "norm": "rms_norm"}
+
+
+def _config(**changes) -> dict:
+  model = small_config(**changes)
+  return to_config(model, start_id=1, eod_id=1, packing="joined")
+
+
+def _refused(**changes) -> str:
+  """Returns the line that refuses a config.json with these keys."""
+  with pytest.raises(UserError, match=r"^there: ") as error:
+    described({**_config(), **changes}, "there")
+  assert len(str(error.value).splitlines()) == 1
+  return str(error.value)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [{}, {"attention": "multi_head"}, {"final_norm_scale": "none"}, SERIAL],
+  ids=str,
+)
+def test_what_is_exported_describes_its_model(changes):
+  found = described(_config(**changes), "there")
+  ours = small_config(**changes, activation_dtype="auto")
+  assert (found.model, found.packing) == (ours, "joined")
+
+
+@pytest.mark.parametrize(
+  "content",
+  [
+    b"",
+    b"[]",
+    b"3",
+    b"\xff{}",
+    b"[" * 200_000,
+    b'{"architectures":' + b"[" * 90_000 + b"]" * 90_000 + b"}",
+    b'{"architectures":' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"vocab_size": ' + b"9" * 5000 + b"}",
+  ],
+  ids=lambda x: str(x[:9]),
+)
+def test_a_config_that_describes_no_model_is_refused(content, tmp_path):
+  (tmp_path / "config.json").write_bytes(content)
+  with pytest.raises(UserError, match=r"config\.json: .*") as error:
+    read_config(str(tmp_path))
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "name, value",
+  [
+    ("architectures", [["CohereForCausalLM"]]),
+    ("architectures", [{"a": 1}]),
+    ("architectures", ["CohereForCausalLM", "LlamaForCausalLM"]),
+    ("architectures", "CohereForCausalLM"),
+    ("num_hidden_layers", 10**9),
+    ("num_hidden_layers", 10**400),
+    ("num_hidden_layers", 2.0),
+    ("num_hidden_layers", None),
+    ("num_attention_heads", -4),
+    ("num_attention_heads", "4"),
+    ("num_attention_heads", True),
+    ("num_key_value_heads", True),
+    ("num_key_value_heads", [1]),
+    ("num_key_value_heads", 2),
+    ("head_dim", 10.0),
+    ("hidden_size", None),
+    ("hidden_size", 24.0),
+    ("hidden_size", -24),
+    ("hidden_size", 0),
+    ("vocab_size", 10**18),
+    ("max_position_embeddings", 10**18),
+    ("max_position_embeddings", -1),
+    ("max_position_embeddings", "9"),
+    ("logit_scale", 10**400),
+    ("logit_scale", float("nan")),
+    ("logit_scale", float("inf")),
+    ("logit_scale", None),
+    ("layer_norm_eps", True),
+    ("rope_theta", [1]),
+    ("rope_theta", None),
+    ("rope_parameters", [1]),
+    ("rope_parameters", {"rope_type": {}}),
+    ("rope_parameters", {"rope_type": "default", "rope_theta": 5e5}),
+    ("rope_parameters", {"rope_type": "default", "factor": 2.0}),
+    ("rope_parameters", {"partial_rotary_factor": 0.5}),
+    ("rope_scaling", {"type": "linear", "factor": 2.0}),
+    ("rope_scaling", "linear"),
+    ("partial_rotary_factor", 0.5),
+    ("hidden_act", ["silu"]),
+    ("model_type", "llama"),
+    ("tie_word_embeddings", False),
+    ("tie_word_embeddings", None),
+    ("quantization_config", {"quant_method": "gptq"}),
+    ("compression_config", {"format": "dense"}),
+    ("auto_map", {"AutoModelForCausalLM": "other.Model"}),
+    ("pruned_heads", {"0": [1]}),
+    ("is_encoder_decoder", True),
+    ("palm_mtf", {"PACKING": True}),
+    ("palm_mtf", {"PACKING": "bogus"}),
+    ("palm_mtf", {"PACKING": 'x"\nimport os\n'}),
+    ("palm_mtf", {"FINAL_NORM_SCALE": ["learned"]}),
+    ("palm_mtf", {"NORM": "rms_norm"}),
+    ("palm_mtf", [1]),
+    ("palm_mtf", "x" * 10_000),
+  ],
+  ids=lambda x: str(x)[:40],
+)
+def test_a_setting_that_is_not_of_our_models_is_named(name, value):
+  line = _refused(**{name: value})
+  last = list(value)[-1] if isinstance(value, dict) else name
+  assert name in line or last in line
+  assert len(line) < 1000
+
+
+def test_heads_of_no_width_are_refused():
+  for heads in (0, 25):  # hidden_size = 24
+    line = _refused(head_dim=None, num_attention_heads=heads)
+    assert "= 0: give a whole number from 1" in line
+
+
+def test_an_odd_width_of_heads_is_refused():
+  assert "D_KV = 9: rotary embedding turns pairs" in _refused(head_dim=9)
+
+
+def test_a_key_that_is_left_out_has_the_default_of_its_class():
+  config = _config()
+  del config["layer_norm_eps"]  # 1e-5 in Cohere
+  with pytest.raises(UserError, match="layer_norm_eps = 1e-05"):
+    described(config, "there")
+  config = _config(**SERIAL)
+  del config["tie_word_embeddings"]  # False in Granite
+  with pytest.raises(UserError, match="tie_word_embeddings = False"):
+    described(config, "there")
+
+
+def test_what_other_programs_leave_out_or_write_in_other_ways_is_accepted():
+  config = _config(attention="multi_head", d_kv=6)  # 24 / 4
+  for name in ("palm_mtf", "head_dim", "num_key_value_heads", "rope_theta"):
+    del config[name]
+  config["rope_parameters"] = None
+  config["rope_scaling"] = {"type": "default"}
+  config["quantization_config"] = None
+  found = described(config, "there")
+  assert (found.model.attention, found.model.d_kv) == ("multi_head", 6)
+  assert found.packing == "joined"  # a text begins with the id that ends it
+  config["bos_token_id"] = 0
+  assert described(config, "there").packing == "packed"

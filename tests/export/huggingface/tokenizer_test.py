@@ -1,0 +1,119 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The fast tokenizer's ids are the vocabulary's, on any text."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from palm_mtf.data.vocabulary.training import learn_model
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.export.huggingface.tokenizer import tokenizer_json, why_not_exact
+from tests.source_files import PACKAGE, text_of
+
+tokenizers = pytest.importorskip("tokenizers")
+
+# Source code: its pieces have runs of spaces, and repeat single characters.
+SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:60]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> Vocabulary:
+  path = tmp_path_factory.mktemp("vocabulary") / "code.model"
+  path.write_bytes(learn_model(SOURCES, 1500))
+  return Vocabulary(str(path))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+  content = tokenizer_json(vocabulary, start_id=vocabulary.eod_id)
+  return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+
+def _assert_same(vocabulary, tokenizer, text: str) -> None:
+  ids = tokenizer.encode(text, add_special_tokens=False).ids
+  assert ids == vocabulary.encode(text), repr(text)
+  assert tokenizer.decode(ids) == text
+
+
+def test_ids_of_source_code_are_the_same(vocabulary, tokenizer):
+  for text in SOURCES:
+    _assert_same(vocabulary, tokenizer, text)
+
+
+def test_ids_of_pieces_strung_together_are_the_same(vocabulary, tokenizer):
+  rng = random.Random(0)
+  pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
+  for _ in range(2000):
+    text = "".join(rng.choices(pieces, k=rng.randrange(12)))
+    if rng.random() < 0.8:
+      text = text.replace("\u2581", " ")
+    _assert_same(vocabulary, tokenizer, text)
+
+
+def test_ids_of_repeated_characters_are_the_same(vocabulary, tokenizer):
+  rng = random.Random(0)
+  for _ in range(2000):
+    letters = rng.choices(" \n=-#.\"'etn0_", k=2)
+    text = "".join(rng.choices(letters, k=rng.randrange(40)))
+    _assert_same(vocabulary, tokenizer, text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text())
+def test_ids_of_any_text_are_the_same(vocabulary, tokenizer, text):
+  _assert_same(vocabulary, tokenizer, text)
+
+
+@pytest.mark.parametrize(
+  "text", ["[eod]", "<pad>", "<unk>", "<0x41>", "a\u2581b", "\u2585", "\0", ""]
+)
+def test_a_text_that_names_a_special_piece_has_the_ids_of_its_letters(
+  vocabulary, tokenizer, text
+):
+  _assert_same(vocabulary, tokenizer, text)
+
+
+def test_what_the_model_reads_before_a_text_is_the_first_id(
+  vocabulary, tokenizer
+):
+  assert tokenizer.encode("a").ids == [1, *vocabulary.encode("a")]
+
+
+@pytest.mark.parametrize(
+  "setting, reason",
+  [
+    ({"model_type": "unigram"}, "no byte-pair encoding"),
+    ({"normalization_rule_name": "nfkc"}, "normalizes text"),
+    ({"add_dummy_prefix": True}, "adds or removes spaces"),
+    ({"byte_fallback": False, "vocab_size": 100}, "no byte pieces"),
+    ({"user_defined_symbols": ["<x>"]}, "never merged"),
+  ],
+)
+def test_a_vocabulary_that_encodes_otherwise_is_told(tmp_path, setting, reason):
+  import sentencepiece
+
+  sentencepiece.SentencePieceTrainer.Train(
+    sentence_iterator=iter(SOURCES[3].splitlines()),
+    model_prefix=str(tmp_path / "foreign"),
+    **{
+      "model_type": "bpe",
+      "vocab_size": 400,
+      "byte_fallback": True,
+      "normalization_rule_name": "identity",
+      "add_dummy_prefix": False,
+      "remove_extra_whitespaces": False,
+      "hard_vocab_limit": False,
+      "minloglevel": 2,
+      **setting,
+    },
+  )
+  vocabulary = Vocabulary(str(tmp_path / "foreign.model"))
+  assert reason in why_not_exact(vocabulary)
+
+
+def test_a_vocabulary_of_ours_is_exact(vocabulary):
+  assert why_not_exact(vocabulary) == ""
