@@ -5,6 +5,8 @@
 import os
 import sys
 
+from palm_mtf._renamed import RenamedFinder
+
 __version__ = "0.1.0"
 
 
@@ -30,4 +32,4 @@ class _MeshTensorFlowFinder:
       put_back()
 
 
-sys.meta_path.insert(0, _MeshTensorFlowFinder)
+sys.meta_path[:0] = [_MeshTensorFlowFinder, RenamedFinder]

@@ -22,7 +22,8 @@ WINGS = {"export"}
 # it above its own row. A folder may always import itself.
 IMPORTS = {
   "_old_names": "",
-  "__init__": "_old_names",
+  "_renamed": "",
+  "__init__": "_old_names _renamed",
   "errors": "",
   "user_text": "errors",
   "console": "errors",
@@ -36,7 +37,7 @@ IMPORTS = {
   "native": "_tf config machine",
   "mesh": "_tf errors config ops native",
   "model": "_tf config accounting ops native",
-  "layers": "_tf errors model ops",
+  "unitransformer": "_tf errors model ops",
   "optim": "_tf config accounting ops",
   "decode": "_tf config machine accounting ops mesh model native",
   "programs": "_tf errors config ops native mesh model optim decode",
@@ -87,19 +88,19 @@ DATA_IMPORTS = {
   "batches": "sources filters vocabulary tokens",
 }
 PURE = {
-  *("__init__", "_old_names", "accounting", "config", "errors", "json_text"),
-  "machine",
+  *("__init__", "_old_names", "_renamed", "accounting", "config", "errors"),
+  *("json_text", "machine"),
 }
 GRAPH = {
-  *("_tf", "ops", "native", "mesh", "model", "layers", "optim", "decode"),
-  "programs",
+  *("_tf", "ops", "native", "mesh", "model", "unitransformer", "optim"),
+  *("decode", "programs"),
 }
 
 # Where a library may be imported, at the top or inside a function.
 ONLY_IMPORTERS = {
-  "gin": ("palm_mtf/cli/", "palm_mtf/layers/"),
+  "gin": ("palm_mtf/cli/", "palm_mtf/unitransformer/"),
   "tensorflow": ("palm_mtf/_tf.py", "palm_mtf/_old_names.py"),
-  "mesh_tensorflow": ("palm_mtf/_tf.py", "palm_mtf/layers/"),
+  "mesh_tensorflow": ("palm_mtf/_tf.py", "palm_mtf/unitransformer/"),
   "seqio": (
     "palm_mtf/data/sources/seqio_task.py",
     "palm_mtf/evaluation/seqio_evaluator.py",
@@ -149,9 +150,8 @@ HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
 # Of palm_mtf, its folders aside.
 ROOT_FILES = {
-  *("__init__", "__main__", "_old_names", "_tf", "console", "errors"),
-  *("json_text", "user_code"),
-  "user_text",
+  *("__init__", "__main__", "_old_names", "_renamed", "_tf", "console"),
+  *("errors", "json_text", "user_code", "user_text"),
 }
 
 

@@ -89,7 +89,7 @@ def test_a_library_configures_nothing_when_it_is_imported():
     if not path.endswith("__main__.py")
   ]
   done = processes.python(
-    # mesh_tensorflow.transformer, which palm_mtf.layers extends, says so.
+    # mesh_tensorflow.transformer, which our layers extend, imports it.
     *("-W", "ignore:pkg_resources is deprecated"),
     "-c",
     f"""

@@ -40,7 +40,7 @@ def test_a_module_of_the_user_imports_tensorflow_without_its_notices(
   "statement",
   [
     "from palm_mtf.tasks import corpus",
-    "import palm_mtf.layers",
+    "import palm_mtf.unitransformer",
     pytest.param("import mesh_tensorflow", marks=pytest.mark.slow),
     pytest.param("import seqio", marks=pytest.mark.slow),
   ],

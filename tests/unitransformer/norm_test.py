@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.layers import sublayer_norm
+from palm_mtf.unitransformer import sublayer_norm
 from tests import oracle
-from tests.layers.unitransformer import FLOAT32, Run, configured, imported
 from tests.mtf_testing import SINGLE, MeshLayout, small_config
+from tests.unitransformer.runs_of_layers import (
+  FLOAT32,
+  Run,
+  configured,
+  imported,
+)
 
 # Behind the first line gin says in whose call.
 
@@ -44,8 +49,8 @@ def test_an_ensemble_is_refused():
   with pytest.raises(UserError) as error:
     logits(SINGLE, "transformer.Unitransformer.ensemble = 2")
   assert str(error.value).splitlines()[0] == (
-    "Unitransformer.ensemble = 2: palm_mtf.layers have the weights of one "
-    "model; leave ensemble out."
+    "Unitransformer.ensemble = 2: the layers of palm_mtf.unitransformer have "
+    "the weights of one model; leave ensemble out."
   )
 
 

@@ -7,14 +7,6 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from tests import oracle
-from tests.layers.simulated_tpus import run_on_simulated_tpus
-from tests.layers.unitransformer import (
-  FLOAT32,
-  Run,
-  configured,
-  imported,
-  our_name,
-)
 from tests.mtf_testing import (
   SINGLE,
   mesh_layout,
@@ -24,6 +16,14 @@ from tests.mtf_testing import (
   run_model,
   small_config,
 )
+from tests.unitransformer.runs_of_layers import (
+  FLOAT32,
+  Run,
+  configured,
+  imported,
+  our_name,
+)
+from tests.unitransformer.simulated_tpus import run_on_simulated_tpus
 
 
 def tokens_of(config, seed):

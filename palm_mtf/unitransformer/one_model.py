@@ -12,6 +12,7 @@ def check_one_model(context: transformer.Context) -> None:
   ensemble = context.model.ensemble_dim
   if ensemble:
     raise UserError(
-      f"Unitransformer.ensemble = {ensemble.size}: palm_mtf.layers have the "
-      "weights of one model; leave ensemble out."
+      f"Unitransformer.ensemble = {ensemble.size}: the layers of "
+      "palm_mtf.unitransformer have the weights of one model; leave ensemble "
+      "out."
     )

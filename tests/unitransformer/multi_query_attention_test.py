@@ -10,12 +10,17 @@ import pytest
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.errors import UserError
-from palm_mtf.layers import MultiQueryAttention
+from palm_mtf.unitransformer import MultiQueryAttention
 from tests import oracle
 from tests.decode_testing import EOD, decode
-from tests.layers.simulated_tpus import run_on_simulated_tpus
-from tests.layers.unitransformer import FLOAT32, Run, configured, imported
 from tests.mtf_testing import SINGLE, mesh_layout, small_config
+from tests.unitransformer.runs_of_layers import (
+  FLOAT32,
+  Run,
+  configured,
+  imported,
+)
+from tests.unitransformer.simulated_tpus import run_on_simulated_tpus
 
 EOS = 1  # of Mesh TensorFlow's beam search
 

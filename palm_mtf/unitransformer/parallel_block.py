@@ -8,11 +8,11 @@ import gin
 from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.layers.multi_query_attention import MultiQueryAttention
-from palm_mtf.layers.swiglu import SwiGlu
+from palm_mtf.unitransformer.multi_query_attention import MultiQueryAttention
+from palm_mtf.unitransformer.swiglu import SwiGlu
 
 
-@gin.configurable(module="palm_mtf.layers")
+@gin.configurable(module="palm_mtf.unitransformer")
 class ParallelBlock(transformer.TransformerLayer):
   """Attention(x) + MLP(x), x normalized by the stack that calls it (PaLM 2)."""
 

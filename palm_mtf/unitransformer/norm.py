@@ -7,11 +7,11 @@ from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import check_choice
-from palm_mtf.layers.one_model import check_one_model
 from palm_mtf.model.layers import norm as normalize
+from palm_mtf.unitransformer.one_model import check_one_model
 
 
-@gin.configurable(module="palm_mtf.layers")
+@gin.configurable(module="palm_mtf.unitransformer")
 def sublayer_norm(
   x: mtf.Tensor,
   layer_stack: transformer.LayerStack,

@@ -22,8 +22,8 @@ _PALM = 'include "palm_mtf/gin/mesh_tensorflow/palm.gin"'
 _UNPADDED = "transformer.Unitransformer.vocab_divisor = 1"
 SERIAL = """
 transformer.make_layer_stack.layers = [
-  @palm_mtf.layers.MultiQueryAttention,
-  @palm_mtf.layers.SwiGlu,
+  @palm_mtf.unitransformer.MultiQueryAttention,
+  @palm_mtf.unitransformer.SwiGlu,
 ]
 """
 

@@ -11,11 +11,11 @@ from mesh_tensorflow.transformer import (
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError, check_count
-from palm_mtf.layers.one_model import check_one_model
-from palm_mtf.layers.rotary import rotary_angles, rotated
+from palm_mtf.unitransformer.one_model import check_one_model
+from palm_mtf.unitransformer.rotary import rotary_angles, rotated
 
 
-@gin.configurable(module="palm_mtf.layers")
+@gin.configurable(module="palm_mtf.unitransformer")
 class MultiQueryAttention(transformer_layers.SelfAttention):
   """Mesh TensorFlow's self-attention with rotary embedding (PaLM 2)."""
 

@@ -10,9 +10,9 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config.tpu_topology import tpu_slice
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
-from tests.layers.unitransformer import masters_of
 from tests.mtf_testing import mesh_layout
 from tests.tpu_simulation import simulated
+from tests.unitransformer.runs_of_layers import masters_of
 
 _TPU = "v4-8"
 

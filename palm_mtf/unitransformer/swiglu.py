@@ -7,15 +7,15 @@ from mesh_tensorflow.transformer import transformer
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import check_count
-from palm_mtf.layers.one_model import check_one_model
 from palm_mtf.model.layers import gated, gated_gradient
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.xla import fused
+from palm_mtf.unitransformer.one_model import check_one_model
 
 _gated, _gated_gradient = fused(gated), fused(gated_gradient)
 
 
-@gin.configurable(module="palm_mtf.layers")
+@gin.configurable(module="palm_mtf.unitransformer")
 class SwiGlu(transformer.TransformerLayer):
   """MLP with SwiGLU activation and no biases (PaLM 2)."""
 

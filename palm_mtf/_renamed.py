@@ -1,0 +1,51 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Old names of modules, which keep working for one version."""
+
+import importlib
+import importlib.machinery
+import sys
+import types
+import warnings
+
+_NEW_NAMES = {
+  "palm_mtf.layers": "palm_mtf.unitransformer",
+}
+
+
+class RenamedFinder:
+  """Finds a module, or a module below it, by its old name.
+
+  It warns once per name. Both names are one module, so that its classes and
+  what it registers exist once.
+  """
+
+  @classmethod
+  def find_spec(
+    cls, name: str, *unused: object
+  ) -> importlib.machinery.ModuleSpec | None:
+    """Returns a spec for an old name; leaves other names to other finders."""
+    for old, new in _NEW_NAMES.items():
+      if f"{name}.".startswith(f"{old}."):
+        loader = _NewNameLoader(new + name.removeprefix(old))
+        return importlib.machinery.ModuleSpec(name, loader)
+    return None
+
+
+class _NewNameLoader:
+  def __init__(self, new_name: str):
+    self._new_name = new_name
+
+  def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+    """Lets Python make an empty module, which `exec_module` replaces."""
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    """Imports the module by its new name and enters it by its old name too."""
+    old_name = module.__name__
+    warnings.warn(
+      f"{old_name} is now {self._new_name}; import it by this name",
+      DeprecationWarning,
+      stacklevel=2,
+    )
+    # Python returns what it finds here afterwards.
+    sys.modules[old_name] = importlib.import_module(self._new_name)
