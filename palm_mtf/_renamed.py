@@ -10,6 +10,7 @@ import warnings
 
 _NEW_NAMES = {
   "palm_mtf.layers": "palm_mtf.unitransformer",
+  "palm_mtf.pods": "palm_mtf.foreign_models",
 }
 
 

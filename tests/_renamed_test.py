@@ -10,7 +10,10 @@ import pytest
 
 from tests import processes
 
-RENAMED = {"palm_mtf.layers": "palm_mtf.unitransformer"}
+RENAMED = {
+  "palm_mtf.layers": "palm_mtf.unitransformer",
+  "palm_mtf.pods": "palm_mtf.foreign_models",
+}
 
 OLD_GIN = """
 import gin

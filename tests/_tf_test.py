@@ -106,7 +106,7 @@ def functions():
   }
 
 before, known = more_state(), functions()
-import palm_mtf.unitransformer, palm_mtf.pods
+import palm_mtf.unitransformer, palm_mtf.foreign_models
 assert more_state() == before
 found = functions()
 changed = [name for name in known if found.get(name) is not known[name]]

@@ -66,7 +66,7 @@ IMPORTS = {
   "native mesh programs rates model_dir trace data checkpoints cluster "
   "inference evaluation",
   "sweep": "errors config machine accounting model_dir training",
-  "pods": "_tf errors config ops mesh programs cluster training",
+  "foreign_models": "_tf errors config ops mesh programs cluster training",
   "commands": "__init__ _tf errors user_text console json_text config machine "
   "accounting mesh rates model_dir report data checkpoints "
   "export/trained_model export/huggingface export/gguf export/saved_model "

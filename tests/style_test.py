@@ -45,7 +45,7 @@ NOT_MIRRORED = {
   "old_run_test.py",
   "oracle_test.py",
   "packaging_test.py",
-  "pods/example_test.py",
+  "foreign_models/example_test.py",
   "pages_test.py",
   "pod_faults_test.py",
   "docs/readme_test.py",

@@ -26,7 +26,7 @@ import runpy
 import sys
 from collections.abc import Callable
 
-import palm_mtf.pods  # isort: skip, makes Mesh TensorFlow importable
+from palm_mtf import foreign_models  # isort: skip, makes Mesh TensorFlow importable
 
 import gin
 import numpy as np
@@ -37,9 +37,9 @@ from peers.turns import take_turns
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import check_count
+from palm_mtf.foreign_models.model_function import ModelLoss
 from palm_mtf.mesh.host.devices import HostDevices
 from palm_mtf.mesh.session import session_config
-from palm_mtf.pods.model_function import ModelLoss
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.training.step import TrainStep
 
@@ -75,7 +75,7 @@ def _step(
 ) -> Callable[[dict, int], dict[str, float]]:
   """Returns a function that trains on a batch, on pods of these devices."""
   is_split = len(pods[0]) > 1
-  mesh = palm_mtf.pods.DeviceMesh(
+  mesh = foreign_models.DeviceMesh(
     mesh_shape="data:2" if is_split else "",
     layout="batch:data" if is_split else "",
   )
@@ -91,7 +91,7 @@ def _step(
     mesh,
     OPTIMIZER,
     batch_size=BATCH_SIZE,
-    pods=palm_mtf.pods.PodsConfig(num_pods=len(pods)),
+    pods=foreign_models.PodsConfig(num_pods=len(pods)),
     devices=HostDevices(DEVICES[0], pods),
   )
   session.run(program.initialize)

@@ -13,15 +13,17 @@ import os
 import sys
 
 # First: Mesh TensorFlow asks TensorFlow for names that it no longer has.
-import palm_mtf.pods  # isort: skip
+from palm_mtf import foreign_models  # isort: skip
 
 import gin
 import numpy as np
 from mesh_tensorflow.transformer import transformer
 
+from palm_mtf.errors import UserError
+
 VOCAB_SIZE, LENGTH = 32, 16
 # Adafactor as T5 has it: factored, no momentum, no decay.
-OPTIMIZER = palm_mtf.pods.AdafactorConfig(
+OPTIMIZER = foreign_models.AdafactorConfig(
   learning_rate=1e-2,
   beta1=0.0,
   beta2_exponent=0.8,
@@ -64,17 +66,17 @@ def main() -> None:
 
   folder = os.path.dirname(os.path.abspath(__file__))
   gin.parse_config_file(os.path.join(folder, "t5.gin"))
-  training = palm_mtf.pods.PodTraining(
+  training = foreign_models.PodTraining(
     t5_loss,
     {
       "inputs": ("int32", f"length:{LENGTH}"),
       "targets": ("int32", f"length:{LENGTH}"),
     },
     # Two devices a pod, each with half of the pod's rows.
-    mesh=palm_mtf.pods.DeviceMesh(mesh_shape="data:2", layout="batch:data"),
+    mesh=foreign_models.DeviceMesh(mesh_shape="data:2", layout="batch:data"),
     optimizer=OPTIMIZER,
     global_batch_size=chosen.batch_size,
-    pods=palm_mtf.pods.PodsConfig(num_pods=chosen.num_pods, pods=chosen.pods),
+    pods=foreign_models.PodsConfig(num_pods=chosen.num_pods, pods=chosen.pods),
   )
   with training:
     for step in range(chosen.steps):
@@ -89,6 +91,6 @@ def main() -> None:
 if __name__ == "__main__":
   try:
     main()
-  except palm_mtf.errors.UserError as error:
+  except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)

@@ -5,7 +5,8 @@
 Commands, server processes and benchmarks own their process: they call
 `own_process` first, and then change its allocator, its garbage collector, the
 log levels of TensorFlow and the packages that TensorFlow imports. A program
-that imports `palm_mtf.unitransformer` or `palm_mtf.pods` keeps its settings.
+that imports `palm_mtf.unitransformer` or `palm_mtf.foreign_models` keeps its
+settings.
 """
 
 import os

@@ -3,7 +3,7 @@
 """What the page shows of plain gin, Mesh TensorFlow and pods runs.
 
 tests/packaging_test.py trains the project of its own from a wheel, and
-tests/pods/example_test.py runs the example.
+tests/foreign_models/example_test.py runs the example.
 """
 
 import importlib
@@ -99,7 +99,7 @@ def test_a_unitransformer_of_our_layers_is_made_as_shown(block, plain_gin):
   assert len(model.layer_stack._layers) == 32
 
 
-@PAGE.shows("import numpy as np\nimport palm_mtf.pods")
+@PAGE.shows("import numpy as np\nfrom palm_mtf import foreign_models")
 def test_a_model_function_trains_on_two_pods_as_shown(block):
   names = run(block)
   kernel = names["values"]["kernel"]

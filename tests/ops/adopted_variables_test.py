@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.foreign_models import DeviceMesh
+from palm_mtf.foreign_models.whole_variables import read_whole
 from palm_mtf.mesh.lowering import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.adopted_variables import adopted_variables
-from palm_mtf.pods import DeviceMesh
-from palm_mtf.pods.whole_variables import read_whole
 from tests.mtf_testing import placement
 
 ROWS, COLUMNS = mtf.Dimension("rows", 40), mtf.Dimension("columns", 50)

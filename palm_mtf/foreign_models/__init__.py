@@ -4,8 +4,8 @@
 
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
-from palm_mtf.pods.model_function import ModelFunction
-from palm_mtf.pods.training import PodTraining
+from palm_mtf.foreign_models.model_function import ModelFunction
+from palm_mtf.foreign_models.training import PodTraining
 
 __all__ = [
   "AdafactorConfig",

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.pods import AdafactorConfig, DeviceMesh, PodsConfig, PodTraining
+from palm_mtf.foreign_models import (
+  AdafactorConfig,
+  DeviceMesh,
+  PodsConfig,
+  PodTraining,
+)
 from tests import oracle
 from tests.mtf_testing import relative_error
 from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss

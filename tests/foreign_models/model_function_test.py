@@ -6,9 +6,9 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError
-from palm_mtf.pods import DeviceMesh, PodsConfig, PodTraining
+from palm_mtf.foreign_models import DeviceMesh, PodsConfig, PodTraining
+from tests.foreign_models.training_test import OPTIMIZER
 from tests.mtf_testing import relative_error
-from tests.pods.training_test import OPTIMIZER
 
 D = mtf.Dimension("d", 4)
 

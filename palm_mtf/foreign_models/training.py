@@ -15,8 +15,12 @@ from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_count, did_you_mean
-from palm_mtf.pods.model_function import ModelFunction, ModelLoss
-from palm_mtf.pods.whole_variables import as_numbers, read_whole, write_whole
+from palm_mtf.foreign_models.model_function import ModelFunction, ModelLoss
+from palm_mtf.foreign_models.whole_variables import (
+  as_numbers,
+  read_whole,
+  write_whole,
+)
 from palm_mtf.programs.train_program import TrainProgram, build_program
 from palm_mtf.training.finite_check import FiniteCheck
 from palm_mtf.training.replica_check import ReplicaCheck

@@ -5,7 +5,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
-from palm_mtf.pods.whole_variables import as_numbers
+from palm_mtf.foreign_models.whole_variables import as_numbers
 
 
 @pytest.mark.parametrize(
