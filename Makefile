@@ -69,9 +69,9 @@ $(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
 # Two processes after two others: what one has compiled and imported stays in
 # its memory, and what builds graphs alone needs none of SeqIO's imports. What
 # takes longest comes first: the two end together.
-GRAPH_TESTS := $(addprefix tests/,mesh programs model optim decode ops)
+GRAPH_TESTS := $(addprefix tests/,mesh programs model optim generation/decode ops)
 RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints pods trace \
-  export inference layers evaluation native serving docs)
+  export generation/inference generation/serving layers evaluation native docs)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
 PYTEST = $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder
 define TEST_ALL

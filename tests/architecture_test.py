@@ -12,12 +12,13 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 
-# Folders whose subfolders and modules have a row each, "export/gguf".
-WINGS = {"export"}
+# Folders whose subfolders and modules have a row each: "export/gguf".
+WINGS = {"data", "export", "generation"}
+
 # Each folder of palm_mtf, or module of its root, with what it imports, all of
 # it above its own row. A folder may always import itself.
 IMPORTS = {
@@ -33,59 +34,65 @@ IMPORTS = {
   "machine": "__init__ errors config",
   "_tf": "machine",
   "accounting": "__init__ errors config",
-  "ops": "_tf errors machine",
-  "native": "_tf config machine",
-  "mesh": "_tf errors config ops native",
-  "model": "_tf config accounting ops native",
-  "unitransformer": "_tf errors model ops",
-  "optim": "_tf config accounting ops",
-  "decode": "_tf config machine accounting ops mesh model native",
-  "programs": "_tf errors config ops native mesh model optim decode",
-  "rates": "_tf console json_text config machine accounting ops mesh programs",
-  "model_dir": "_tf errors json_text",
+  "ops": "errors machine _tf",
+  "native": "config machine _tf",
+  "mesh": "errors config _tf ops native",
+  "model": "config _tf accounting ops native",
+  "unitransformer": "errors _tf ops model",
+  "optim": "config _tf accounting ops",
+  "programs": "errors config _tf ops mesh model optim",
+  "generation/decode": "config machine _tf accounting ops native mesh model",
+  "rates": "console json_text config machine _tf accounting ops mesh programs",
+  "model_dir": "errors json_text _tf",
   "report": "__init__ errors model_dir",
-  "trace": "_tf json_text programs model_dir",
-  "data": "_tf errors user_text console json_text user_code config model_dir",
-  "checkpoints": "_tf errors json_text config accounting mesh model_dir data",
-  "export/trained_model": "config data checkpoints",
-  "export/huggingface": "errors json_text config accounting model_dir data "
-  "export/trained_model",
-  "export/gguf": "errors config data export/trained_model export/huggingface",
-  "export/saved_model": "_tf config machine accounting model model_dir data "
-  "export/trained_model",
+  "trace": "json_text _tf programs model_dir",
+  "data/sources": "errors user_text console json_text user_code config _tf "
+  "model_dir",
+  "data/statistics": "console data/sources",
+  "data/workers": "errors console",
+  "data/filters": "errors console json_text config model_dir data/sources "
+  "data/statistics data/workers",
+  "data/vocabulary": "errors console config model_dir data/sources "
+  "data/workers data/filters",
+  "data/tokens": "errors console json_text config model_dir data/sources "
+  "data/workers data/filters data/vocabulary",
+  "data/batches": "errors json_text config data/sources data/filters "
+  "data/vocabulary data/tokens",
+  "checkpoints": "errors json_text config _tf accounting mesh model_dir "
+  "data/vocabulary data/batches",
+  "export/trained_model": "config data/vocabulary data/batches checkpoints",
+  "export/huggingface": "errors json_text config accounting model_dir "
+  "data/vocabulary export/trained_model",
+  "export/gguf": "errors config data/vocabulary export/trained_model "
+  "export/huggingface",
+  "export/saved_model": "config machine _tf accounting model model_dir "
+  "data/vocabulary export/trained_model",
   "export/npz": "json_text accounting export/trained_model export/huggingface",
-  "cluster": "__init__ _tf errors console json_text config machine native mesh "
-  "data checkpoints",
-  "inference": "_tf errors user_text config machine accounting mesh programs "
-  "data checkpoints",
-  "serving": "_tf errors json_text config machine data checkpoints cluster "
-  "inference",
-  "evaluation": "_tf errors user_text console json_text user_code config "
-  "model_dir data checkpoints inference",
-  "training": "__init__ _tf errors json_text config machine accounting ops "
-  "native mesh programs rates model_dir trace data checkpoints cluster "
-  "inference evaluation",
+  "cluster": "__init__ errors console json_text config machine _tf native mesh "
+  "data/batches checkpoints",
+  "generation/inference": "errors user_text config machine _tf accounting mesh "
+  "programs generation/decode data/vocabulary data/batches checkpoints",
+  "generation/serving": "errors json_text config machine _tf data/vocabulary "
+  "checkpoints cluster generation/inference",
+  "evaluation": "errors user_text console json_text user_code config _tf "
+  "model_dir data/sources data/statistics data/filters data/vocabulary "
+  "data/batches checkpoints generation/inference",
+  "training": "__init__ errors json_text config machine _tf accounting ops "
+  "native mesh programs rates model_dir trace data/vocabulary data/batches "
+  "checkpoints cluster generation/inference evaluation",
   "sweep": "errors config machine accounting model_dir training",
-  "foreign_models": "_tf errors config ops mesh programs cluster training",
-  "commands": "__init__ _tf errors user_text console json_text config machine "
-  "accounting mesh rates model_dir report data checkpoints "
+  "foreign_models": "errors config _tf ops mesh programs cluster training",
+  "commands": "__init__ errors user_text console json_text config machine _tf "
+  "accounting mesh rates model_dir report data/sources data/statistics "
+  "data/filters data/vocabulary data/tokens data/batches checkpoints "
   "export/trained_model export/huggingface export/gguf export/saved_model "
-  "export/npz cluster inference serving evaluation training sweep",
+  "export/npz cluster generation/inference generation/serving evaluation "
+  "training sweep",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors user_text console user_code config machine model_dir",
-  "lm_eval": "errors console config machine accounting data checkpoints "
-  "inference cli",
+  "lm_eval": "errors console config machine accounting data/vocabulary "
+  "data/batches checkpoints generation/inference cli",
   "__main__": "cli",
-}
-# Of data, on the way from documents to batches.
-DATA_IMPORTS = {
-  "sources": "",
-  "statistics": "sources",
-  "workers": "",
-  "filters": "sources statistics workers",
-  "vocabulary": "sources workers filters",
-  "tokens": "sources workers filters vocabulary",
-  "batches": "sources filters vocabulary tokens",
 }
 PURE = {
   *("__init__", "_old_names", "_renamed", "accounting", "config", "errors"),
@@ -93,7 +100,7 @@ PURE = {
 }
 GRAPH = {
   *("_tf", "ops", "native", "mesh", "model", "unitransformer", "optim"),
-  *("decode", "programs"),
+  *("programs", "generation/decode"),
 }
 
 # Where a library may be imported, at the top or inside a function.
@@ -110,7 +117,7 @@ ONLY_IMPORTERS = {
   "lm_eval": "palm_mtf/lm_eval/",
   "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
   "scipy": "palm_mtf/sweep/scaling_law.py",
-  "aiohttp": "palm_mtf/serving/",
+  "aiohttp": "palm_mtf/generation/serving/",
   "ml_dtypes": "palm_mtf/export/huggingface/safetensors.py",
   "safetensors": "palm_mtf/export/huggingface/safetensors.py",
 }
@@ -159,10 +166,20 @@ def _module_name(path: str) -> str:
   return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+def _row(names: Sequence[str]) -> str:
+  """Returns the row of a module or folder, named from palm_mtf on."""
+  folder, *below = names
+  return f"{folder}/{below[0]}" if folder in WINGS and below else folder
+
+
 def _part(path: str) -> str:
-  """Returns the row that a file belongs to: a folder or module of palm_mtf."""
-  first, *rest = path.removesuffix(".py").split("/")[1:]
-  return f"{first}/{rest[0]}" if first in WINGS else first
+  """Returns the row of the table that a file belongs to."""
+  return _row(_module_name(path).split(".")[1:] or ["__init__"])
+
+
+def _is_in(part: str, rows: Collection[str]) -> bool:
+  """Says whether rows, or wings, hold a part."""
+  return part in rows or part.split("/", maxsplit=1)[0] in rows
 
 
 @functools.cache
@@ -178,42 +195,22 @@ def _imports(path: str) -> tuple[str, ...]:
   return tuple(names)
 
 
-def _imported_from(path: str, package: str) -> set[str]:
-  """Returns what a file imports of a package: the next part of each name."""
-  start = f"{package}."
-  names = {
-    f"{name}.".removeprefix(start).split(".")[0]
-    for name in _imports(path)
-    if f"{name}.".startswith(start)
-  }
-  below = ROOT / package.replace(".", "/")
-  found = {x for x in names if x and any(below.glob(f"{x}*"))}
-  if names - found and package == "palm_mtf":
-    found.add("__init__")  # __version__
-  return found
-
-
 def _imported_rows(path: str) -> set[str]:
-  """Returns the rows that a file imports."""
-  rows = _imported_from(path, "palm_mtf")
-  for wing in rows & WINGS:
-    parts = _imported_from(path, f"palm_mtf.{wing}")
-    rows = rows - {wing} | {f"{wing}/{part}" for part in parts}
-  return rows
+  """Returns the rows of the table that a file imports."""
+  names = [x.split(".")[1:] for x in _imports(path) if x.startswith("palm_mtf")]
+  is_there = {_part(x) for x in PACKAGE}
+  # What is no row is a name in the package's own module: __version__.
+  rows = {_row(x) for x in names if x}
+  return {x if x in is_there else "__init__" for x in rows}
 
 
-def _drawn(
-  package: str,
-  part_of: Callable[[str], str],
-  imports_of: Callable[[str], set[str]],
-) -> dict[str, set[str]]:
-  """Returns what each part of a package imports of its other parts."""
+def _drawn() -> dict[str, set[str]]:
+  """Returns the other rows that each row of the table imports."""
   drawn: dict[str, set[str]] = {}
   for path in PACKAGE:
-    if path.startswith(package.replace(".", "/") + "/"):
-      part = part_of(path)
-      drawn.setdefault(part, set()).update(imports_of(path) - {part})
-  return drawn
+    part = _part(path)
+    drawn.setdefault(part, set()).update(_imported_rows(path) - {part})
+  return {x: found for x, found in drawn.items() if x not in WINGS}
 
 
 def _differences(
@@ -230,28 +227,14 @@ def _differences(
 
 
 def test_folders_import_what_the_table_says_and_no_less():
-  drawn = _drawn("palm_mtf", _part, _imported_rows)
-  for wing in WINGS:
-    del drawn[f"{wing}/__init__"]
-  assert_none(_differences(IMPORTS, drawn))
+  assert_none(_differences(IMPORTS, _drawn()))
 
 
-def test_folders_of_data_import_what_their_table_says_and_no_less():
-  drawn = _drawn(
-    "palm_mtf.data",
-    lambda path: path.split("/")[2],
-    lambda path: _imported_from(path, "palm_mtf.data"),
-  )
-  del drawn["__init__.py"]
-  assert_none(_differences(DATA_IMPORTS, drawn))
-
-
-def test_the_tables_draw_no_circle():
-  for table in (IMPORTS, DATA_IMPORTS):
-    above = set()
-    for part, imported in table.items():
-      assert set(imported.split()) <= above, part
-      above.add(part)
+def test_the_table_draws_no_circle():
+  above = set()
+  for part, imported in IMPORTS.items():
+    assert set(imported.split()) <= above, part
+    above.add(part)
 
 
 def test_no_layer_imports_a_later_one():
@@ -280,7 +263,7 @@ def test_of_data_only_the_source_of_seqio_tasks_needs_tensorflow():
   found = {
     path
     for path in PACKAGE
-    if _part(path) == "data" and "_tf" in _imported_from(path, "palm_mtf")
+    if _is_in(_part(path), {"data"}) and "_tf" in _imported_rows(path)
   }
   assert found == {"palm_mtf/data/sources/seqio_task.py"}
 
@@ -306,7 +289,7 @@ def _writes_json(node: ast.AST) -> bool:
 def test_whatever_writes_json_calls_json_text():
   found = {path for path in PACKAGE if any(map(_writes_json, nodes_of(path)))}
   # The answers of serve are tested one by one.
-  assert {x for x in found if _part(x) != "serving"} == JSON_WRITERS
+  assert {x for x in found if _part(x) != "generation/serving"} == JSON_WRITERS
 
 
 def _opens(node: ast.AST) -> bool:
@@ -354,7 +337,7 @@ print(json.dumps(failed))
 WITHOUT_TENSORFLOW = tuple(
   _module_name(path)
   for path in PACKAGE
-  if _part(path) in TENSORFLOW_FREE or path in TENSORFLOW_FREE_FILES
+  if _is_in(_part(path), TENSORFLOW_FREE) or path in TENSORFLOW_FREE_FILES
 )
 
 

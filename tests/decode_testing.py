@@ -14,13 +14,13 @@ from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.config.decode import DecodeConfig
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.decode.strategies import PromptBatch
-from palm_mtf.mesh.session import session_config
-from palm_mtf.programs.forward_program import build_forward_program
-from palm_mtf.programs.generate_program import (
+from palm_mtf.generation.decode.generate_program import (
   build_decode_model,
   build_decode_program,
 )
+from palm_mtf.generation.decode.strategies import PromptBatch
+from palm_mtf.mesh.session import session_config
+from palm_mtf.programs.forward_program import build_forward_program
 from tests.mtf_testing import SINGLE, load_decode_model, load_parameters
 
 EOD = 11  # which one of the tests' models chooses at some time

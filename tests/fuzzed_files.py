@@ -30,8 +30,8 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import AnswerJournal
 from palm_mtf.evaluation.exemplar_files import read_exemplars
-from palm_mtf.inference.prompts import read_prompts
-from palm_mtf.inference.score_inputs import read_items
+from palm_mtf.generation.inference.prompts import read_prompts
+from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import keep_samples
 from palm_mtf.model_dir.sealed import sealed

@@ -17,7 +17,8 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
-from palm_mtf.inference.decoder_session import load_weights
+from palm_mtf.generation.decode.generate_program import DecodeModel
+from palm_mtf.generation.inference.decoder_session import load_weights
 from palm_mtf.mesh.host import devices
 from palm_mtf.mesh.host.placement import HostPlacement
 from palm_mtf.mesh.lowering import Lowered, lower
@@ -26,7 +27,6 @@ from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights
-from palm_mtf.programs.generate_program import DecodeModel
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
 from palm_mtf.training.step import TrainStep
 from tests import oracle

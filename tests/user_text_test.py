@@ -26,8 +26,8 @@ from palm_mtf.cli.run_settings import loader_of_runs
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.exemplar_files import read_exemplars
-from palm_mtf.inference.prompts import read_prompts
-from palm_mtf.inference.score_inputs import read_items
+from palm_mtf.generation.inference.prompts import read_prompts
+from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.user_text import compression_of, format_of
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

@@ -107,14 +107,14 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
   import numpy as np
 
   from palm_mtf._tf import tf
-  from palm_mtf.decode.strategies import PromptBatch
-  from palm_mtf.inference.decoder_session import (
-    load_weights,
-    step_session_config,
-  )
-  from palm_mtf.programs.generate_program import (
+  from palm_mtf.generation.decode.generate_program import (
     build_decode_model,
     build_decode_program,
+  )
+  from palm_mtf.generation.decode.strategies import PromptBatch
+  from palm_mtf.generation.inference.decoder_session import (
+    load_weights,
+    step_session_config,
   )
 
   config = task.config(dtype)

@@ -45,9 +45,9 @@ def scored_loss(
   """
   import numpy as np
 
-  from palm_mtf.inference.decoder_session import LoadedDecoder
-  from palm_mtf.inference.loss_session import mean_loss
-  from palm_mtf.programs.score_program import build_score_program
+  from palm_mtf.generation.decode.score_program import build_score_program
+  from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+  from palm_mtf.generation.inference.loss_session import mean_loss
 
   mesh = MeshLayout(mesh_shape="", layout="")
   with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:

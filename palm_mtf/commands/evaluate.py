@@ -23,7 +23,7 @@ from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
-from palm_mtf.inference.prompts import check_room
+from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -106,7 +106,7 @@ def _validation_results(
     )
   )
   # TensorFlow is imported here, after every check.
-  from palm_mtf.inference.loss_session import LoadedModel, mean_loss
+  from palm_mtf.generation.inference.loss_session import LoadedModel, mean_loss
 
   _warn_if_slow(model, mesh)
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]

@@ -12,8 +12,8 @@ from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, RunConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.inference.continue_prompts import open_generator
-from palm_mtf.inference.prompts import (
+from palm_mtf.generation.inference.continue_prompts import open_generator
+from palm_mtf.generation.inference.prompts import (
   check_prompts,
   check_room,
   read_prompts,
@@ -25,7 +25,7 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 from palm_mtf.user_text import split_lines
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
-  from palm_mtf.inference.generator import Continuation, Generator
+  from palm_mtf.generation.inference.generator import Continuation, Generator
 
 
 def generate(
@@ -84,7 +84,7 @@ def generate(
   warn(given)
   # Last, because importing TensorFlow takes seconds: a bad prompt is told
   # before.
-  from palm_mtf.inference.decoder_session import step_session_config
+  from palm_mtf.generation.inference.decoder_session import step_session_config
   from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
 
   warn_if_slow(

@@ -12,7 +12,11 @@ from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.inference.score_inputs import ScoreItem, given_texts, read_items
+from palm_mtf.generation.inference.score_inputs import (
+  ScoreItem,
+  given_texts,
+  read_items,
+)
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.model_dir.atomic_files import check_model_dir
@@ -35,7 +39,7 @@ def score(
     config: every setting; those of training are not read.
     texts: documents, or None.
     input_files: paths of files of documents, targets or options
-      (inference/score_inputs.py), or None.
+      (generation/inference/score_inputs.py), or None.
     as_json: print one JSON object a line instead of a table.
   """
   check_model_dir(model_dir)
@@ -125,8 +129,8 @@ def _log_likelihoods(
   stride: int | None,
   start_id: int,
 ) -> Iterator[float]:
-  from palm_mtf.inference.decoder_session import LoadedDecoder
-  from palm_mtf.inference.scorer import Example, Scorer
+  from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+  from palm_mtf.generation.inference.scorer import Example, Scorer
   from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
 

@@ -26,15 +26,15 @@ from palm_mtf.config import Config, DecodeConfig, PalmConfig, mesh_layout
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import StoppedError, UserError, check_count
-from palm_mtf.inference.prompts import check_room
+from palm_mtf.generation.inference.prompts import check_room
+from palm_mtf.generation.serving.newer_checkpoint import NewerCheckpoint
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
 from palm_mtf.machine.gpu import gpu_capabilities
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import check_model_dir
-from palm_mtf.serving.newer_checkpoint import NewerCheckpoint
 
 if TYPE_CHECKING:  # imports aiohttp, which is an extra
-  from palm_mtf.serving.access import Access
+  from palm_mtf.generation.serving.access import Access
 
 _FOLLOW_SECS = 2  # between two looks for a newer checkpoint
 # More would be a mistake, and is refused before anything is computed.
@@ -79,7 +79,7 @@ def serve(
   ):
     check_count(name, value, 1, _MOST[name])
   _check_installed()
-  from palm_mtf.serving import access, listening
+  from palm_mtf.generation.serving import access, listening
 
   keys = access.read_keys(api_key_file) if api_key_file else []
   check_model_dir(model_dir)
@@ -176,14 +176,14 @@ def _serve(
 ) -> str:
   """Serves; returns the name of the signal that ended it."""
   # Last, because importing TensorFlow takes seconds.
-  from palm_mtf.inference.decoder_session import step_session_config
+  from palm_mtf.generation.inference.decoder_session import step_session_config
+  from palm_mtf.generation.serving.batcher import Batcher
+  from palm_mtf.generation.serving.counters import Counters
+  from palm_mtf.generation.serving.listening import url_of
+  from palm_mtf.generation.serving.served_model import ServedModel
+  from palm_mtf.generation.serving.served_weights import ServedWeights
+  from palm_mtf.generation.serving.server import Server
   from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
-  from palm_mtf.serving.batcher import Batcher
-  from palm_mtf.serving.counters import Counters
-  from palm_mtf.serving.listening import url_of
-  from palm_mtf.serving.served_model import ServedModel
-  from palm_mtf.serving.served_weights import ServedWeights
-  from palm_mtf.serving.server import Server
 
   model, mesh, decode = config.model, config.mesh_layout, config.decode
   session = step_session_config(model, mesh, decode.weight_dtype)

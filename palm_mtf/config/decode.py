@@ -18,7 +18,7 @@ _MAX_ROWS = 10_000  # of one prompt, which are computed at the same time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-  """How the tokens of a continuation are chosen (decode/strategies.py).
+  """How the tokens of a continuation are chosen (generation/decode/).
 
   Attributes:
     temperature: logits are divided by it; 0 takes the likeliest token always.
@@ -33,7 +33,7 @@ class DecodeConfig:
     stop_strings: a continuation ends before the first of them.
     weight_dtype: "activation", as in training; or "int8" weights and inputs of
       products, or "int4" weights, with int8 ones of the logits; norms and the
-      embedding of tokens excepted (decode/matmul.py).
+      embedding of tokens excepted (generation/decode/matmul.py).
   """
 
   temperature: float = 0.7

@@ -42,7 +42,8 @@ class TaskEvalConfig:
     clean_subset: whether metrics are also given over those examples that the
       run's training text does not contain (evaluation/clean_subset.py).
     stride: tokens from one row to the next of a text that `score` reads in
-      several (inference/score_windows.py); None is half of sequence_length.
+      several (generation/inference/scorer.py); None is half of
+      sequence_length.
   """
 
   eval_tasks: list[str] | tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from palm_mtf.lm_eval.requests import Generation, generation, split_pair
 from palm_mtf.machine.activation_dtype import log_dtype
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
-  from palm_mtf.inference.scorer import Score
+  from palm_mtf.generation.inference.scorer import Score
 
 _logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class Run:
     )
     check_same_model(checkpoint, shapes, self._vocabulary.sha256)
     log_dtype(config.model, config.mesh_layout)
-    from palm_mtf.inference.decoder_session import LoadedDecoder
-    from palm_mtf.inference.scorer import Scorer
+    from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+    from palm_mtf.generation.inference.scorer import Scorer
 
     self.name = f"{checkpoint.path} {checkpoint.blake2b}"
     self.activation_dtype = config.model.activation_dtype
@@ -73,7 +73,7 @@ class Run:
     Args:
       pairs: contexts, "" for none, and their continuations.
     """
-    from palm_mtf.inference.scorer import Example, Score
+    from palm_mtf.generation.inference.scorer import Example, Score
 
     contexts, others = [], []
     for pair in pairs:
@@ -119,7 +119,7 @@ class Run:
   def _continued(
     self, asked: Generation, places: Mapping[str, Sequence[int]]
   ) -> Iterator[tuple[int, str]]:
-    from palm_mtf.inference.generator import Generator
+    from palm_mtf.generation.inference.generator import Generator
 
     decode = asked.decode
     if not decode.is_greedy:

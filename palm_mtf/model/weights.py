@@ -26,8 +26,8 @@ GATES = ("mlp/wi_gate", "mlp/wi")
 class Weights(Protocol):
   """Parameters of one model on one mesh, by their checkpoint names."""
 
-  # The forward pass (palm.py) has two kinds: float32 variables that are
-  # trained, below, and the joined kernels of decoding (decode/forward.py).
+  # `Weights` has two implementations: trained float32 variables (below), and
+  # the joined kernels of decoding (generation/decode/forward.py).
 
   mesh: mtf.Mesh
 

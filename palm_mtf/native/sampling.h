@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The next token of a row, likeliest or drawn (decode/sampling.py).
+// The next token of a row, likeliest or drawn (generation/decode/sampling.py).
 
 #pragma once
 

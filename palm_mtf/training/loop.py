@@ -28,7 +28,7 @@ from palm_mtf.cluster.connect import Cluster
 from palm_mtf.cluster.heartbeat import Heartbeat
 from palm_mtf.cluster.server_memory import ServerMemory
 from palm_mtf.data.batches.prefetch import Prefetcher
-from palm_mtf.inference.loss_session import mean_loss
+from palm_mtf.generation.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.host_functions import Host
 from palm_mtf.model_dir.layout import ModelDir

@@ -47,7 +47,7 @@ from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
-from palm_mtf.inference.prompts import (
+from palm_mtf.generation.inference.prompts import (
   check_prompts,
   check_room,
   warn_of_spaces,

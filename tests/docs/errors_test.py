@@ -153,11 +153,11 @@ TESTS = {
     "test_a_setting_that_is_not_of_our_models_is_named",
   ),
   "...: other users can": (
-    "serving/access_test.py",
+    "generation/serving/access_test.py",
     "test_a_file_without_private_keys_is_one_line",
   ),
   "Host: ...": (
-    "serving/access_test.py",
+    "generation/serving/access_test.py",
     "test_a_server_on_loopback_answers_its_own_names_only",
   ),
 }

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.decode.forward import prefill
-from palm_mtf.decode.native_decoder import NativeDecoder
-from palm_mtf.decode.sampling import RowSettings, next_tokens_of_rows
+from palm_mtf.generation.decode.forward import prefill
+from palm_mtf.generation.decode.generate_program import build_decode_model
+from palm_mtf.generation.decode.native_decoder import NativeDecoder
+from palm_mtf.generation.decode.sampling import RowSettings, next_tokens_of_rows
 from palm_mtf.native.decoding import Texts
 from palm_mtf.native.operations import operations
-from palm_mtf.programs.generate_program import build_decode_model
 from tests import oracle
 from tests.mtf_testing import SINGLE, load_decode_model, small_config
 

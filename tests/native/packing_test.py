@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.decode.matmul import make_packed_kernel, product, to_int4
+from palm_mtf.generation.decode.matmul import (
+  make_packed_kernel,
+  product,
+  to_int4,
+)
 from palm_mtf.native.packing import GROUP, pack
 from tests import processes
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.inference import decoder_session
+from palm_mtf.generation.inference import decoder_session
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.training import supervisor
 from tests import runs

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling of the next token of each row, by numbers that are tensors.
 
-The rules are those of decode/sampling.py, whose numbers are constants of a
-program; the draws are others.
+The rules are those of generation/decode/sampling.py, whose numbers are
+constants of a program; the draws are others.
 """
 
 import dataclasses

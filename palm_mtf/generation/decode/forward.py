@@ -1,0 +1,237 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Forward pass of model/palm.py with decoding weights: prefill and scoring."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.generation.decode.decoder import Cache
+from palm_mtf.generation.decode.layers import dequantize, quantize, read_inputs
+from palm_mtf.generation.decode.products import LaidOutRows, Products
+from palm_mtf.generation.decode.weights import DecodeWeights, LaidOut
+from palm_mtf.mesh.lowering import lower
+from palm_mtf.model.layers import embed
+from palm_mtf.model.palm import KeysAndValues, Palm
+from palm_mtf.model.projection import JoinedColumns
+from palm_mtf.model.weights import GATES, logits_dtype, positions_of
+from palm_mtf.ops.slicewise import native_threads
+
+# Each forward pass is a Mesh TensorFlow graph of its own, lowered into the
+# TensorFlow graph of a program. Kernels go in, and keys and values come out, as
+# they lie on the devices: nothing is copied or gathered on the way.
+
+
+class _OnSlices(mtf.Operation):
+  """Applies a function of laid-out tensors."""
+
+  def __init__(
+    self,
+    fn: Callable[..., Sequence[LaidOut]],
+    inputs: Sequence[mtf.Tensor],
+    shapes: Sequence[mtf.Shape] = (),
+    dtype: tf.DType | None = None,
+  ):
+    # `shapes` and `dtype`, by default the first input's, are of the outputs.
+    super().__init__(list(inputs), name="on_slices")
+    self._fn = fn
+    dtype = dtype or inputs[0].dtype
+    self._outputs = [mtf.Tensor(self, shape, dtype) for shape in shapes]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to what the function builds."""
+    inputs = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
+    for output, value in zip(self.outputs, self._fn(*inputs), strict=True):
+      lowering.set_tensor_lowering(output, value)
+
+
+class JoinedWeights:
+  """Decoding weights as `Palm` reads them (model.weights.Weights)."""
+
+  def __init__(self, mesh: mtf.Mesh, weights: DecodeWeights):
+    self.mesh = mesh
+    self._impl, self._dims = weights.impl, weights.dims
+    self._weights = weights
+    # Many rows at once hide what unpacked kernels cost: no second copy is kept.
+    self._products = Products(weights, packed=False)
+    self._dtype = tf.as_dtype(weights.config.activation_dtype)
+
+  def _import(self, x: LaidOut, *dims: mtf.Dimension) -> mtf.Tensor:
+    return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
+
+  def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
+    """Returns rows of the embedding; see `Weights`."""
+    dims = self._dims
+    table = self._import(self._weights.table, dims.vocab, dims.d_model)
+    return embed(table, tokens)
+
+  def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
+    """Returns the scale of a norm; see `Weights`."""
+    del after  # every device has all of it
+    scale = self._weights.scales[f"{name}/scale"]
+    return self._import(scale, self._dims.d_model)
+
+  def project_in(
+    self,
+    x: mtf.Tensor,
+    layer: str,
+    parts: Sequence[str],
+    angles: Sequence[mtf.Tensor] = (),
+  ) -> list[mtf.Tensor]:
+    """Multiplies by one joined kernel; see `Weights`."""
+    names = tuple(f"{layer}/{part}" for part in parts)
+    shapes = self._products.shapes(names)
+    is_gated = parts[-1] == GATES[-1]
+
+    def project(y: LaidOut, *angles: LaidOut) -> Sequence[LaidOut]:
+      rows = y.slice_shape[:2]  # batch and length of the slice
+      wide = self._products.project_in(self._impl.slicewise(flat, y), names)
+      n = len(angles)
+      return self._impl.slicewise(
+        lambda *x: read(x[n:], rows, x[:n]), *angles, *wide
+      )
+
+    def read(wide, rows, angles):
+      if self._weights.quantizes_rows:
+        return read_inputs(wide, rows, shapes, self._dtype, angles, is_gated)
+      threads = native_threads(self._impl)
+      columns = JoinedColumns(shapes, is_gated, threads)
+      return columns.read(*wide, rows, angles)
+
+    def flat(y):
+      y = tf.reshape(y, [-1, y.shape[-1]])
+      return quantize([y], []) if self._weights.quantizes_rows else (y,)
+
+    dims = self._weights.kernels[names].dims
+    outputs = [
+      mtf.Shape([x.shape.dims[0], position, *each])
+      for position, each in zip(
+        positions_of(parts, x.shape.dims[1]), dims, strict=True
+      )
+    ]
+    return _OnSlices(
+      project, [x, *angles], outputs[: -1 if is_gated else None]
+    ).outputs
+
+  def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
+    """Adds up products; see `Weights`."""
+
+    def project(*xs: LaidOut) -> LaidOutRows:
+      return self._products.project_out(dict(zip(branches, xs, strict=True)))
+
+    return self._of_rows(
+      project, list(branches.values()), self._dims.d_model, self._dtype
+    )
+
+  def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
+    """Multiplies by the transposed table; see `Weights`."""
+    return self._of_rows(
+      lambda x: (self._products.unembed(x),),
+      [x],
+      self._dims.vocab,
+      logits_dtype(self._weights.config),
+    )
+
+  def _of_rows(
+    self,
+    fn: Callable[..., LaidOutRows],
+    xs: list[mtf.Tensor],
+    output: mtf.Dimension,
+    dtype: tf.DType,
+  ) -> mtf.Tensor:
+    # `fn` takes rows, [batch * length, inputs], and returns [rows, output].
+    def apply(*xs: LaidOut) -> list[LaidOut]:
+      batch, length = xs[0].slice_shape[:2]
+
+      def flat(x):
+        return tf.reshape(x, [batch * length, -1])
+
+      def unflat(*y):
+        y = dequantize(*y, dtype) if len(y) == 2 else y[0]
+        return tf.reshape(y, [batch, length, -1])
+
+      rows = fn(*(self._impl.slicewise(flat, x) for x in xs))
+      return [self._impl.slicewise(unflat, *rows)]
+
+    shape = mtf.Shape([*xs[0].shape.dims[:2], output])
+    return _OnSlices(apply, xs, [shape], dtype).outputs[0]
+
+
+def joined_palm(
+  weights: DecodeWeights, num_rows: int, length: int
+) -> tuple[mtf.Mesh, mtf.Shape, Palm]:
+  """Returns a mesh, the shape of tokens on it, and the model over them.
+
+  Args:
+    weights: weights of the model.
+    num_rows: number of rows, divisible by the mesh axis of `batch`.
+    length: tokens in a row, at most the model's sequence_length.
+  """
+  mesh = mtf.Mesh(mtf.Graph(), "pod")
+  dims = dataclasses.replace(
+    weights.dims,
+    batch=mtf.Dimension("batch", num_rows),
+    length=mtf.Dimension("length", length),
+    memory_length=mtf.Dimension("memory_length", length),
+  )
+  # Nothing is recomputed where there is no backward pass.
+  config = dataclasses.replace(weights.config, remat="none")
+  palm = Palm(config, dims, JoinedWeights(mesh, weights))
+  return mesh, mtf.Shape([dims.batch, dims.length]), palm
+
+
+def one_prefix(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
+  """Returns `segments` of one document a row, and `prefix`, as `Palm` has them.
+
+  Args:
+    prefix: [batch, length], int32: 1 where tokens are given, else 0.
+  """
+  return mtf.zeros_like(prefix), prefix
+
+
+def prefill(
+  weights: DecodeWeights,
+  prompts: tf.Tensor,
+  lengths: LaidOut,
+  memory_length: int,
+) -> Cache:
+  """Returns keys and values of prompts, by one forward pass.
+
+  The first step behind it reads the last token of a prompt once more, for its
+  logits.
+
+  Args:
+    weights: weights of the model.
+    prompts: [batch, length], int32, each from the left.
+    lengths: [batch], int32: tokens of each prompt, laid out.
+    memory_length: positions of the cache, at least `length`.
+  """
+  impl, (num_rows, length) = weights.impl, prompts.shape
+  mesh, shape, palm = joined_palm(weights, num_rows, length)
+  masks = [None, None]
+  if weights.config.has_prefix:  # prompts are inputs
+    prefix = impl.slicewise(
+      lambda n: tf.sequence_mask(n, length, tf.int32), lengths
+    )
+    masks = one_prefix(mtf.import_laid_out_tensor(mesh, prefix, shape))
+  keys_and_values: KeysAndValues = []
+  palm.hidden(
+    mtf.import_tf_tensor(mesh, prompts, shape), *masks, keys_and_values
+  )
+  # Mesh TensorFlow exports whole tensors; these stay in slices.
+  laid_out: list[LaidOut] = []
+  _OnSlices(
+    lambda *xs: laid_out.extend(xs) or [], [*itertools.chain(*keys_and_values)]
+  )
+  lower({mesh: impl}, {})
+
+  # What lies behind a prompt has keys and values too: no position before them
+  # sees them, and steps overwrite them.
+  def stored(x):
+    if x.shape.rank == 4:  # multi-head: a step multiplies by each head alone
+      x = tf.transpose(x, [0, 2, 1, 3])
+    before = [[0, 0]] * (x.shape.rank - 2)
+    return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
+
+  return [impl.slicewise(stored, x) for x in laid_out]

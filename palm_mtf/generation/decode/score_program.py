@@ -1,0 +1,93 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Graph that scores: -log p of each token of some rows."""
+
+import dataclasses
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.generation.decode.forward import joined_palm, one_prefix
+from palm_mtf.generation.decode.generate_program import DecodeModel
+from palm_mtf.mesh.lowering import lower
+from palm_mtf.model.loss import cross_entropy
+
+NUM_LIKELIEST = 5  # tokens at each place whose log p can be told
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreProgram:
+  """Scores rows of one length.
+
+  Attributes:
+    inputs: feed [rows, length], int32: the tokens before `targets`.
+    targets: feed [rows, length], int32.
+    num_given: feed [rows], int32: how many of `inputs` attend to one another in
+      both directions; read only if the OBJECTIVE has such inputs.
+    token_loss: [rows, length], float32: -log p of each target.
+    is_likeliest: [rows, length], bool: whether no token is likelier than the
+      target.
+    likeliest: [rows, length, k], int32: the likeliest tokens at each place.
+    likeliest_loss: [rows, length, k], float32: -log p of these.
+  """
+
+  inputs: tf.Tensor
+  targets: tf.Tensor
+  num_given: tf.Tensor
+  token_loss: tf.Tensor
+  is_likeliest: tf.Tensor
+  likeliest: tf.Tensor
+  likeliest_loss: tf.Tensor
+
+
+def build_score_program(
+  model: DecodeModel, num_rows: int, length: int
+) -> ScoreProgram:
+  """Builds the program for one size in the current tf.Graph.
+
+  Args:
+    model: result of `build_decode_model`.
+    num_rows: number of rows, divisible by the mesh axis of `batch`.
+    length: tokens in a row, at most the model's sequence_length.
+  """
+  inputs, targets = (
+    tf.placeholder(tf.int32, [num_rows, length], name)
+    for name in ("inputs", "targets")
+  )
+  num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
+  # With the weights of decoding: a process that scores and continues texts
+  # holds one copy of them.
+  mesh, shape, palm = joined_palm(model.weights, num_rows, length)
+  masks = [None, None]
+  if model.config.has_prefix:
+    prefix = tf.sequence_mask(num_given, length, tf.int32)
+    masks = one_prefix(mtf.import_tf_tensor(mesh, prefix, shape))
+  logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
+  wanted = mtf.import_tf_tensor(mesh, targets, shape)
+  token_loss, log_z = cross_entropy(logits, wanted)
+  # What is not fetched costs nothing. The sum has one term that is not 0.
+  vocab = logits.shape.dims[-1]
+  is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
+  is_likeliest = mtf.greater_equal(
+    mtf.reduce_sum(logits * is_target, reduced_dim=vocab),
+    mtf.reduce_max(logits, reduced_dim=vocab),
+  )
+  exported = {
+    "token_loss": token_loss,
+    "is_likeliest": is_likeliest,
+    "log_z": log_z,
+    "logits": logits,
+  }
+  lowered = lower({mesh: model.placement}, exported).tensors
+  vocab_size = model.config.vocab_size  # without what pads it
+  top, likeliest = tf.math.top_k(
+    tf.cast(lowered["logits"][..., :vocab_size], tf.float32),
+    min(NUM_LIKELIEST, vocab_size),
+  )
+  return ScoreProgram(
+    inputs=inputs,
+    targets=targets,
+    num_given=num_given,
+    token_loss=lowered["token_loss"],
+    is_likeliest=lowered["is_likeliest"],
+    likeliest=likeliest,
+    likeliest_loss=lowered["log_z"][..., tf.newaxis] - top,
+  )

@@ -1,0 +1,206 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Generation of texts: prompts to batches, tokens to text, STOP_STRINGS."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.generation.decode.generate_program import (
+  DecodeProgram,
+  PromptBatch,
+  build_decode_program,
+)
+from palm_mtf.generation.inference.continuation import (
+  Continuation,
+  ContinuationReader,
+  sampling_key,
+)
+from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+
+# More rows are several batches: reading the weights costs little beside these.
+_MOST_ROWS = 64
+# Tokens between fetches: to look for stop strings, and to show a text.
+_TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
+# A continuation so far, and what reads its tokens.
+_Row = tuple[ContinuationReader, Continuation]
+
+
+class Generator:
+  """Continues texts with the weights of one checkpoint."""
+
+  def __init__(
+    self,
+    loaded: LoadedDecoder,
+    vocabulary: Vocabulary,
+    decode: DecodeConfig,
+    *,
+    sample_tokens: int,
+    seed: int,
+    start_id: int = 0,
+  ):
+    """Readies generation; programs are built when they are needed.
+
+    Args:
+      loaded: weights, of `decode.weight_dtype`.
+      vocabulary: vocabulary of the model.
+      decode: settings of sampling or beam search.
+      sample_tokens: length of the longest continuation, in tokens.
+      seed: seed of the draws.
+      start_id: input before the first token of a text (packing.document_start).
+    """
+    self._loaded = loaded
+    self._vocabulary = vocabulary
+    self._decode = decode
+    self._sample_tokens = sample_tokens
+    length = loaded.model.config.sequence_length
+    self._most_prompt_tokens = length - sample_tokens + 1
+    self._seed = seed
+    self._start_id = start_id
+    self._programs: dict[tuple[int, int], DecodeProgram] = {}
+
+  @property
+  def activation_dtype(self) -> str:
+    """The dtype that the model computes in."""
+    return self._loaded.model.config.activation_dtype
+
+  def continuations(
+    self, prompts: Sequence[str]
+  ) -> Iterator[list[Continuation]]:
+    """Yields the continuations of texts that passed `check_prompts`."""
+    return self.continue_tokens(self._vocabulary.encode_batch(prompts))
+
+  def continue_tokens(
+    self, prompts: Sequence[Sequence[int]], *, are_inputs: bool = False
+  ) -> Iterator[list[Continuation]]:
+    """Yields the continuations of each prompt, in order.
+
+    Args:
+      prompts: token ids without the start token, short enough for a
+        continuation after them.
+      are_inputs: whether the prompts are inputs of examples, whose targets are
+        encoded apart. The texts then are decoded apart too: a space that the
+        vocabulary puts before each text is dropped.
+    """
+    slices = self._loaded.mesh.axis_size_of("batch")
+    most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
+    size = -(-min(len(prompts), most) // slices) * slices
+    for first in range(0, len(prompts), size):
+      some = prompts[first : first + size]
+      step = _TOKENS_TO_STOP if self._decode.stop_strings else None
+      before = [() if are_inputs else ids for ids in some]
+      rows = []
+      for rows in self._batch(some, before, size, step):
+        if all(found.ended for row in rows for _, found in row):
+          break
+      yield from ([found for _, found in row] for row in rows)
+
+  def stream(self, prompt: str) -> Iterator[str]:
+    """Yields the one continuation of a prompt, piece by piece."""
+    shown = 0
+    size = self._loaded.mesh.axis_size_of("batch")
+    ids = self._vocabulary.encode(prompt)
+    for (((reader, found),),) in self._batch(
+      [ids], [ids], size, _TOKENS_TO_SHOW
+    ):
+      text = found.text if found.ended else reader.sure_text()
+      yield text[shown:]
+      shown = max(shown, len(text))
+      if found.ended:
+        return
+
+  def _batch(
+    self,
+    prompts: Sequence[Sequence[int]],
+    before: Sequence[Sequence[int]],
+    size: int,
+    step: int | None,
+  ) -> Iterator[list[list[_Row]]]:
+    # Yields the texts so far every `step` tokens, and at the end; at the end
+    # alone, if `step` is None. Rows that fill the batch copy the first prompt,
+    # so that they end with it. `before` has what the text of each continues.
+    filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
+    tokens = [[self._start_id, *ids] for ids in filled]
+    lengths = [len(each) for each in tokens]
+    program = self._program(size, max(lengths))
+    inputs = np.zeros(program.prompts.shape.as_list(), np.int32)
+    for row, ids in enumerate(tokens):
+      inputs[row, : len(ids)] = ids
+    feed = {
+      program.prompts: inputs,
+      program.lengths: lengths,
+      program.keys: [self._keys(prompt) for prompt in filled],
+    }
+    self._loaded.session.run(program.start, feed)
+    readers = [
+      [self._reader(ids) for _ in range(self._decode.num_samples)]
+      for ids in before
+    ]
+    step = step or self._sample_tokens
+    for limit in range(step, self._sample_tokens + step, step):
+      limit = min(limit, self._sample_tokens)
+      self._loaded.session.run(program.advance, {program.limit: limit})
+      if self._decode.num_beams > 1:
+        # Each beam may have another beginning by now.
+        readers = [[self._reader(ids)] for ids in before]
+      yield self._read(program, readers)
+
+  def _reader(self, before: Sequence[int]) -> ContinuationReader:
+    return ContinuationReader(
+      self._vocabulary, self._decode.stop_strings, before
+    )
+
+  def _read(
+    self,
+    program: DecodeProgram,
+    readers: Sequence[Sequence[ContinuationReader]],
+  ) -> list[list[_Row]]:
+    fetched = {
+      "tokens": program.tokens,
+      "is_over": program.is_over,
+      "num_done": program.num_done,
+    }
+    if program.scores is not None:
+      fetched["scores"] = program.scores
+    values = self._loaded.session.run(fetched)
+    tokens, scores = values["tokens"], values.get("scores")
+    is_last = values["num_done"] == self._sample_tokens
+    if scores is None:
+      tokens = tokens[:, :, : values["num_done"]]
+    rows = []
+    for prompt, some in enumerate(readers):
+      rows.append([])
+      # A beam search returns only its best text.
+      for number, reader in enumerate(some):
+        reader.add(tokens[prompt, number, len(reader.ids) :].tolist())
+        found = reader.continuation(
+          is_last or bool(values["is_over"][prompt, number]),
+          None if scores is None else float(scores[prompt, number]),
+        )
+        rows[-1].append((reader, found))
+    return rows
+
+  def _program(self, size: int, prompt_tokens: int) -> DecodeProgram:
+    # Prompts are padded to a power of two of tokens, so that few programs serve
+    # all lengths: the first run of each compiles.
+    room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
+    if (size, room) not in self._programs:
+      sizes = PromptBatch(
+        num_prompts=size,
+        prompt_tokens=room,
+        max_tokens=self._sample_tokens,
+        num_tokens=self._vocabulary.size,
+        eod_id=self._vocabulary.eod_id,
+      )
+      with self._loaded.graph.as_default():
+        program = build_decode_program(self._loaded.model, self._decode, sizes)
+      self._programs[size, room] = program
+    return self._programs[size, room]
+
+  def _keys(self, prompt: Sequence[int]) -> np.ndarray:
+    # A key for each sample, [samples, 2] int32.
+    text = self._vocabulary.decode(prompt)
+    samples = range(self._decode.rows_per_prompt)
+    return np.stack([sampling_key(self._seed, i, text) for i in samples])

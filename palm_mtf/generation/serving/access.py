@@ -1,0 +1,163 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Who may ask a server: the Host header and the API key of a request."""
+
+import functools
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import stat
+from collections.abc import Collection, Sequence
+
+from aiohttp import web
+
+from palm_mtf.errors import UserError, shown
+from palm_mtf.generation.serving.refusal import RefusalError
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_MOST_KEY_FILE_BYTES = 2**20
+
+
+class Access:
+  """Decides whether a request is answered, and which client sent it."""
+
+  def __init__(
+    self, hosts: Collection[str] | None = None, keys: Sequence[str] = ()
+  ):
+    """Takes what requests must have.
+
+    Args:
+      hosts: names that the Host header may have; None allows every name.
+      keys: API keys, one of which a request must have; none are needed if
+        empty.
+    """
+    self._hosts = None if hosts is None else {host_name(x) for x in hosts}
+    self._keys = [_digest(key) for key in keys]
+
+  def check_host(self, request: web.Request) -> None:
+    """Raises RefusalError unless a request names this server.
+
+    The page of another site can send requests to a server on loopback under
+    its own name, if it changes what the name means (DNS rebinding). Browsers
+    then send that name as Host.
+    """
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) != 1:
+      raise RefusalError(400, "give the header Host once.")
+    if self._hosts is None or host_name(hosts[0]) in self._hosts:
+      return
+    raise RefusalError(
+      403,
+      f"Host: {shown(hosts[0])} is no name of this server, which allows it "
+      "with --allowed_host.",
+    )
+
+  def client(self, request: web.Request) -> str:
+    """Returns the client that sent a request: its key's or its address.
+
+    Raises:
+      RefusalError: the request has no key, and must have one.
+    """
+    if not self._keys:
+      return _network(request.remote or "")
+    given = request.headers.getall("Authorization", [])
+    scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("",) * 3
+    digest = _digest(key.strip())
+    # Every key is compared, each in constant time: the time tells nothing.
+    found = [hmac.compare_digest(digest, each) for each in self._keys]
+    if scheme.lower() != "bearer" or not any(found):
+      raise RefusalError(
+        401,
+        "give the header Authorization: Bearer KEY, with a key of this server.",
+        {"WWW-Authenticate": "Bearer"},
+      )
+    return f"key {found.index(True)}"
+
+
+@functools.lru_cache(256)
+def host_name(host: str) -> str:
+  """Returns the name or address of a Host header in its usual form.
+
+  Args:
+    host: "NAME", "NAME:PORT", "[IPV6]", "[IPV6]:PORT" or "IPV6".
+  """
+  match = re.fullmatch(r"\[(.+)\](?::\d*)?|([^:]+):\d*", host)
+  name = (match[1] or match[2]) if match else host
+  try:
+    return str(ipaddress.ip_address(name))
+  except ValueError:
+    return name.lower()
+
+
+def allowed_hosts(
+  listen: str, *, is_loopback: bool, allowed: Sequence[str]
+) -> set[str] | None:
+  """Returns the names that Host may have; None allows every name.
+
+  Args:
+    listen: host of --listen.
+    is_loopback: whether it is a loopback address.
+    allowed: values of --allowed_host.
+
+  Raises:
+    UserError: a value is no name.
+  """
+  for name in allowed:
+    if not re.fullmatch(r"\[?[\w.:-]+\]?", name) or (
+      host_name(name) != host_name(f"[{name.strip('[]')}]")
+    ):
+      raise UserError(
+        f"--allowed_host = {shown(name)}: give the name of a host or an "
+        "address, without a port."
+      )
+  # Whoever listens on other addresses may have any number of names.
+  if not is_loopback and not allowed:
+    return None
+  return {*_LOOPBACK_NAMES, listen, *allowed}
+
+
+def read_keys(path: str) -> list[str]:
+  """Returns the API keys of a file, one per line.
+
+  Raises:
+    UserError: the file cannot be read, other users can read it, or it holds no
+      key.
+  """
+  what = f"--api_key_file = {path!r}"
+  try:
+    with open(os.path.expanduser(path), "rb") as file:
+      mode = os.fstat(file.fileno()).st_mode
+      content = file.read(_MOST_KEY_FILE_BYTES)
+  except OSError as error:
+    raise UserError(f"{what}: {error.strerror}; give a text file.") from None
+  if stat.S_IMODE(mode) & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+    raise UserError(
+      f"{what}: other users can read or write it; run chmod 600 {path}"
+    )
+  lines = content.decode("utf-8-sig", "replace").splitlines()
+  keys = [line.strip() for line in lines if line.strip()]
+  for number, line in enumerate(lines, 1):
+    # Not the key itself: messages are kept in logs.
+    if not re.fullmatch(r"[!-~]*", line.strip()):
+      raise UserError(
+        f"{what}: line {number} is no key; write printable ASCII characters "
+        "without spaces."
+      )
+  if not keys:
+    raise UserError(f"{what}: holds no key; write one key per line.")
+  return keys
+
+
+def _digest(key: str) -> bytes:
+  return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _network(address: str) -> str:
+  """Returns an IPv4 address, or the /64 network of an IPv6 address."""
+  # A host has 2**64 IPv6 addresses to choose from.
+  if ":" not in address:
+    return address
+  ip = address.partition("%")[0]
+  return str(ipaddress.ip_network(f"{ip}/64", strict=False))

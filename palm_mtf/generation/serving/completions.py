@@ -1,0 +1,171 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Answers to POST /v1/completions, whole or as a stream of events."""
+
+import asyncio
+import functools
+import time
+import uuid
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from palm_mtf.errors import shown
+from palm_mtf.generation.serving.batcher import Batcher, FullError
+from palm_mtf.generation.serving.choice import Choice
+from palm_mtf.generation.serving.completion_request import CompletionRequest
+from palm_mtf.generation.serving.refusal import RefusalError, json_response
+from palm_mtf.generation.serving.request_body import read_json
+from palm_mtf.generation.serving.served_model import ServedModel
+from palm_mtf.json_text import json_text
+
+# Of each request: the client that sent it.
+CLIENT = web.RequestKey("client", str)
+# Prompts of so many characters or ids are encoded in another thread, because
+# they take longer than other requests should wait.
+_LONG = 10_000
+
+
+class Completions:
+  """Answers requests for completions by the rows of one batcher."""
+
+  def __init__(self, model: ServedModel, batcher: Batcher):
+    """Takes the model, and the batcher that runs it."""
+    self._model, self._batcher = model, batcher
+
+  async def answer(self, request: web.Request) -> web.StreamResponse:
+    """Answers one request.
+
+    Raises:
+      RefusalError: the request is wrong, or cannot be served now.
+    """
+    body = await read_json(request, self._model.most_secs)
+    if isinstance(body, dict) and body.get("model") is not None:
+      check_name(self._model, body["model"])
+    asked = self._model.read(body)
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    begin = functools.partial(
+      self._model.choices,
+      asked,
+      request[CLIENT],
+      lambda: loop.call_soon_threadsafe(changed.set),
+    )
+    is_long = sum(map(len, asked.prompts)) > _LONG
+    choices = await asyncio.to_thread(begin) if is_long else begin()
+    rows = [choice.row for choice in choices]
+    try:
+      self._batcher.submit(rows)
+    except FullError:
+      raise RefusalError(
+        429, "as many completions as may are waiting; try again later."
+      ) from None
+    try:
+      if asked.stream:
+        return await self._stream(request, asked, choices, changed)
+      return await self._whole(choices, changed)
+    finally:
+      # Also where the client went away; rows that have ended stay so.
+      self._batcher.cancel(rows)
+
+  async def _whole(
+    self, choices: Sequence[Choice], changed: asyncio.Event
+  ) -> web.Response:
+    going_on = list(choices)
+    while going_on:
+      await changed.wait()
+      changed.clear()
+      going_on = [x for x in going_on if not self._is_over(x)]
+    found = [choice.read() for choice in choices]
+    answer = {**self._head(), "choices": found, "usage": _usage(choices)}
+    return json_response(answer)
+
+  def _is_over(self, choice: Choice) -> bool:
+    _check(choice)
+    is_over = choice.is_over()
+    if is_over:  # before its last token, where a stop string was found
+      self._batcher.cancel([choice.row])
+    return is_over
+
+  async def _stream(
+    self,
+    request: web.Request,
+    asked: CompletionRequest,
+    choices: Sequence[Choice],
+    changed: asyncio.Event,
+  ) -> web.StreamResponse:
+    head = self._head()
+    response = web.StreamResponse()
+    response.content_type = "text/event-stream"
+    response.headers["Cache-Control"] = "no-cache"
+
+    async def send(event: str) -> None:
+      # Until the first event an error has a status of its own. A client that
+      # does not read is as one that went away.
+      async with asyncio.timeout(self._model.most_secs):
+        if not response.prepared:
+          await response.prepare(request)
+        await response.write(f"data: {event}\n\n".encode())
+
+    going_on = list(choices)
+    try:
+      while going_on:
+        await changed.wait()
+        changed.clear()
+        for choice in list(going_on):
+          _check(choice)
+          part = choice.read()
+          if part:
+            await send(json_text({**head, "choices": [part]}))
+          if part and part["finish_reason"]:
+            self._batcher.cancel([choice.row])
+            going_on.remove(choice)
+      if asked.include_usage:
+        usage = _usage(choices)
+        await send(json_text({**head, "choices": [], "usage": usage}))
+      await send("[DONE]")
+    except RefusalError as refusal:
+      if not response.prepared:
+        raise
+      await send(json_text(refusal.as_json()))
+    await response.write_eof()
+    return response
+
+  def _head(self) -> dict:
+    return {
+      "id": f"cmpl-{uuid.uuid4().hex}",
+      "object": "text_completion",
+      "created": int(time.time()),
+      "model": self._model.name,
+    }
+
+
+def check_name(model: ServedModel, name: object) -> None:
+  """Raises RefusalError unless the model has this name."""
+  if name != model.name:
+    raise RefusalError(
+      404, f"no model {shown(name)} is here: give {model.name!r}."
+    )
+
+
+def _check(choice: Choice) -> None:
+  """Raises RefusalError if a choice ended before it began, or by us."""
+  row = choice.row
+  if row.ended == "failed":
+    raise RefusalError(503, "this server stops.")
+  if row.ended == "time" and not row.chosen:
+    raise RefusalError(
+      503, "its time was over before the first token; try later."
+    )
+
+
+def _usage(choices: Sequence[Choice]) -> dict[str, int]:
+  # A prompt is counted once, however many completions it has.
+  prompts = {id(x.row.prompt): x.num_prompt_tokens for x in choices}
+  of_prompts = sum(prompts.values())
+  of_texts = sum(choice.num_tokens for choice in choices)
+  return {
+    "prompt_tokens": of_prompts,
+    "completion_tokens": of_texts,
+    "total_tokens": of_prompts + of_texts,
+  }

@@ -1,0 +1,199 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of a server: limited in number, and in the time they are idle."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import socket
+
+from aiohttp import web
+
+from palm_mtf.generation.serving.counters import Counters
+from palm_mtf.generation.serving.refusal import RefusalError
+from palm_mtf.generation.serving.request_body import MALFORMED
+
+_logger = logging.getLogger(__name__)
+
+# Each may hold a body: 1 GiB in all.
+_MOST_CONNECTIONS = 512
+# Files that the process opens later: checkpoints, threads, accepted sockets
+# that are refused.
+_SPARE_FILES = 32
+_FEWEST_CONNECTIONS = 4
+
+_HEADER_SECS = 10  # until the headers of the first request have come
+_IDLE_SECS = 75  # between requests: more than the minute of most proxies
+_RETRY_SECS = 1  # after an error of accept()
+
+_FULL = (
+  b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
+  b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+)
+
+
+def raise_connection_limit() -> int:
+  """Returns the most connections, for which files may be open.
+
+  Raises the soft limit of open files as far as that needs, and is allowed.
+  """
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  reserved = len(os.listdir("/proc/self/fd")) + _SPARE_FILES
+  wanted = reserved + _MOST_CONNECTIONS
+  if soft != resource.RLIM_INFINITY and soft < wanted:
+    if hard != resource.RLIM_INFINITY:
+      wanted = min(wanted, hard)
+    with contextlib.suppress(OSError, ValueError):
+      resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+      soft = wanted
+  if soft == resource.RLIM_INFINITY:
+    return _MOST_CONNECTIONS
+  return min(_MOST_CONNECTIONS, max(_FEWEST_CONNECTIONS, soft - reserved))
+
+
+async def _wait_for_client(listening: socket.socket) -> None:
+  """Waits until a client connects.
+
+  The event loop's own `sock_accept` logs a traceback where a client connects
+  at the moment that it is cancelled.
+  """
+  loop = asyncio.get_running_loop()
+  connected = asyncio.Event()
+  loop.add_reader(listening, connected.set)
+  try:
+    await connected.wait()
+  finally:
+    loop.remove_reader(listening)
+
+
+class Connections:
+  """Accepts connections up to a limit.
+
+  A connection is idle while no request of it is being answered. Beyond the
+  limit a new connection takes the place of the one that has been idle longest.
+  """
+
+  def __init__(self, server: web.Server, counters: Counters, most: int):
+    """Takes the server of all connections, and their limit."""
+    self._server, self._counters, self._most = server, counters, most
+    self._num_open = 0
+    # Idle connections, the longest idle first, with the timers of those that
+    # have sent no request yet.
+    self._idle: dict[asyncio.Protocol, asyncio.TimerHandle | None] = {}
+
+  async def accept(self, listening: socket.socket) -> None:
+    """Accepts connections until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    listening.setblocking(False)
+    last_error = None
+    while True:
+      try:
+        accepted, _ = listening.accept()
+        accepted.setblocking(False)
+        if self._has_room():
+          await loop.connect_accepted_socket(self._connection, accepted)
+        else:
+          with contextlib.suppress(OSError), accepted:
+            accepted.send(_FULL)
+          await asyncio.sleep(0)
+      except BlockingIOError:
+        await _wait_for_client(listening)
+      except OSError as error:  # such as too many open files of the system
+        if error.errno != last_error:
+          _logger.warning(f"cannot accept a connection: {error.strerror}")
+        last_error = error.errno
+        await asyncio.sleep(_RETRY_SECS)
+
+  def begin(self, connection: asyncio.Protocol) -> None:
+    """Notes that a request of a connection is being answered."""
+    timer = self._idle.pop(connection, None)
+    if timer:
+      timer.cancel()
+
+  def end(self, connection: asyncio.Protocol) -> None:
+    """Notes that a connection is idle again."""
+    if isinstance(connection, _Connection) and connection.transport:
+      self._idle[connection] = None
+
+  def opened(self, connection: "_Connection") -> None:
+    """Counts a new connection."""
+    self._num_open += 1
+    loop = asyncio.get_running_loop()
+    self._idle[connection] = loop.call_later(
+      _HEADER_SECS, self._abort, connection
+    )
+
+  def closed(self, connection: "_Connection") -> None:
+    """Counts a connection no more."""
+    self._num_open -= 1
+    self.begin(connection)
+
+  def malformed(self) -> None:
+    """Counts a request that is no HTTP."""
+    self._counters.requests[400] += 1
+
+  def _connection(self) -> "_Connection":
+    return _Connection(
+      self,
+      self._server,
+      loop=asyncio.get_running_loop(),
+      keepalive_timeout=_IDLE_SECS,
+      access_log=None,
+    )
+
+  def _has_room(self) -> bool:
+    if self._num_open < self._most:
+      return True
+    longest_idle = next(iter(self._idle), None)
+    if longest_idle:
+      self._abort(longest_idle)
+    return longest_idle is not None
+
+  def _abort(self, connection: web.RequestHandler) -> None:
+    self.begin(connection)
+    if connection.transport:
+      # Not close(), which waits for a client that does not read.
+      connection.transport.abort()
+
+
+class _Connection(web.RequestHandler):
+  """HTTP/1.1 on one connection."""
+
+  __slots__ = ("_connections",)
+
+  def __init__(
+    self, connections: Connections, server: web.Server, **options: object
+  ):
+    super().__init__(server, **options)
+    self._connections = connections
+
+  def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    super().connection_made(transport)
+    self._connections.opened(self)
+
+  def connection_lost(self, exc: BaseException | None) -> None:
+    super().connection_lost(exc)
+    self._connections.closed(self)
+
+  def log_exception(self, *args: object, **kw: object) -> None:
+    # TLS on this port, HTTP/2, a port scanner, a body that cannot be decoded:
+    # clients could fill the disk with tracebacks.
+    if not isinstance(kw.get("exc_info"), MALFORMED):
+      super().log_exception(*args, **kw)
+
+  def handle_error(
+    self,
+    request: web.BaseRequest,
+    status: int = 500,
+    exc: BaseException | None = None,
+    message: str | None = None,
+  ) -> web.StreamResponse:
+    if not isinstance(exc, MALFORMED):
+      return super().handle_error(request, status, exc, message)
+    self._connections.malformed()
+    why = exc.message.partition("\n")[0][:80]
+    answer = RefusalError(400, f"this is no HTTP/1.1 request: {why}").response()
+    answer.force_close()
+    return answer

@@ -1,0 +1,172 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Model behind an endpoint: its name, limits and defaults."""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.generation.inference.continuation import sampling_key
+from palm_mtf.generation.inference.prompts import with_start
+from palm_mtf.generation.serving.batcher import Row
+from palm_mtf.generation.serving.choice import Choice
+from palm_mtf.generation.serving.completion_request import (
+  CompletionRequest,
+  read_completion_request,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServedModel:
+  """What requests are checked against and filled up with.
+
+  Attributes:
+    name: name that clients give.
+    vocabulary: vocabulary of the model.
+    decode: settings of sampling that a request does not say.
+    activation_dtype: dtype that the model computes in.
+    sample_tokens: max_tokens of a request that does not say it.
+    seed: seed of a request that does not say it.
+    start_id: token before every text.
+    sequence_length: tokens of a prompt and its completion at most.
+    most_rows: completions of a client at once, running and waiting.
+    most_secs: seconds that a request may take.
+  """
+
+  name: str
+  vocabulary: Vocabulary
+  decode: DecodeConfig
+  activation_dtype: str
+  sample_tokens: int
+  seed: int
+  start_id: int
+  sequence_length: int
+  most_rows: int
+  most_secs: float
+
+  @functools.cached_property
+  def most_characters(self) -> float:
+    """Characters that SEQUENCE_LENGTH tokens can have."""
+    if not self.vocabulary.has_bytes:  # <unk> is a token of any length
+      return math.inf
+    pieces = map(self.vocabulary.piece, range(self.vocabulary.size))
+    return self.sequence_length * max(map(len, pieces))
+
+  def described(self, *, step: int, created: int) -> dict:
+    """Returns the model as /v1/models lists it.
+
+    Args:
+      step: training step of the checkpoint that is served.
+      created: time of the checkpoint, in seconds since 1970.
+    """
+    return {
+      "id": self.name,
+      "object": "model",
+      "created": created,
+      "owned_by": "palm_mtf",
+      "step": step,
+      "activation_dtype": self.activation_dtype,
+    }
+
+  def read(self, body: object) -> CompletionRequest:
+    """Reads the JSON of a request.
+
+    Raises:
+      UserError: a field is wrong, or asks for more than there can be.
+    """
+    asked = read_completion_request(
+      body, self.decode, sample_tokens=self.sample_tokens, seed=self.seed
+    )
+    if asked.num_rows > self.most_rows:
+      raise UserError(
+        f"{asked.num_rows:,} completions (prompts times n): give at most "
+        f"{self.most_rows}, which is what this server holds of a client."
+      )
+    return asked
+
+  def choices(
+    self, asked: CompletionRequest, client: str, changed: Callable[[], None]
+  ) -> list[Choice]:
+    """Returns the choices of an answer, their rows to be submitted.
+
+    Args:
+      asked: the completion that the client asks for.
+      client: who asks.
+      changed: called, by another thread, when a row has more.
+
+    Raises:
+      UserError: a prompt leaves no room for its completion, or has an id that
+        is no token's.
+    """
+    request = object()
+    rows = [
+      self._row(asked, prompt, sample, client, request, changed)
+      for prompt in self._encoded(asked)
+      for sample in range(asked.n)
+    ]
+    return [
+      Choice(index, row, asked, self.vocabulary)
+      for index, row in enumerate(rows)
+    ]
+
+  def _encoded(self, asked: CompletionRequest) -> list[Sequence[int]]:
+    texts = [x for x in asked.prompts if isinstance(x, str)]
+    # To encode a text of a megabyte takes seconds.
+    longest = max(map(len, texts), default=0)
+    if longest > self.most_characters:
+      raise UserError(
+        f"prompt: is {longest:,} characters, more than SEQUENCE_LENGTH = "
+        f"{self.sequence_length:,} tokens can hold: shorten it."
+      )
+    # In this thread: to start others takes longer than to encode a prompt.
+    encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
+    prompts = [
+      [self.start_id, *next(encoded).tolist()]
+      if isinstance(x, str)
+      else with_start(x, self.start_id)
+      for x in asked.prompts
+    ]
+    for _, *ids in prompts:
+      if not all(0 <= i < self.vocabulary.size for i in ids):
+        raise UserError(
+          f"prompt: ids of tokens are from 0 to {self.vocabulary.size - 1:,}."
+        )
+      if len(ids) + asked.max_tokens > self.sequence_length:
+        raise UserError(
+          f"prompt: is {len(ids):,} tokens and max_tokens = "
+          f"{asked.max_tokens:,}, together more than SEQUENCE_LENGTH = "
+          f"{self.sequence_length:,}: shorten one of them."
+        )
+    return prompts
+
+  def _row(
+    self,
+    asked: CompletionRequest,
+    prompt: Sequence[int],
+    sample: int,
+    client: str,
+    request: object,
+    changed: Callable[[], None],
+  ) -> Row:
+    tells = asked.logprobs is not None
+    return Row(
+      prompt=prompt,
+      max_tokens=asked.max_tokens,
+      key=sampling_key(asked.seed, sample, self.vocabulary.decode(prompt[1:])),
+      temperature=asked.temperature,
+      top_k=asked.top_k,
+      top_p=asked.top_p,
+      wants_log_probs=tells,
+      scores_prompt=tells and asked.echo and len(prompt) > 1,
+      # To wake up for every token costs more than a step of a small model.
+      is_watched=asked.stream or bool(asked.stop),
+      deadline=time.monotonic() + self.most_secs,
+      client=client,
+      request=request,
+      changed=changed,
+    )

@@ -1,0 +1,106 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that a server computes with, of one checkpoint at a time."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.errors import UserError
+from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+from palm_mtf.generation.inference.prompt_scorer import PromptScorer
+from palm_mtf.generation.inference.slot_decoder import Chosen, SlotDecoder
+
+_logger = logging.getLogger(__name__)
+
+
+class ServedWeights:
+  """Weights of one checkpoint at a time, as a context manager that frees them.
+
+  Attributes: see batcher.Engine.
+  """
+
+  def __init__(
+    self,
+    model: PalmConfig,
+    mesh: MeshLayout,
+    weight_dtype: str,
+    *,
+    num_tokens: int,
+    num_slots: int,
+  ):
+    """Takes what all checkpoints have in common.
+
+    Args:
+      model: the architecture.
+      mesh: devices and layout rules.
+      weight_dtype: WEIGHT_DTYPE.
+      num_tokens: pieces of the vocabulary.
+      num_slots: texts that are computed together.
+    """
+    self._model, self._mesh, self._weight_dtype = model, mesh, weight_dtype
+    self._num_tokens, self._num_slots = num_tokens, num_slots
+    self._checkpoint: Checkpoint | None = None
+    self._loaded: LoadedDecoder | None = None
+    self._scorer: PromptScorer | None = None
+    self.decoder: SlotDecoder | None = None
+    self.step = self.created = 0
+
+  def __enter__(self) -> "ServedWeights":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._free()
+
+  def load(self, checkpoint: Checkpoint) -> None:
+    """Loads a checkpoint, after freeing the weights that were there.
+
+    Raises:
+      UserError: there is too little memory for the slots.
+    """
+    self._free()
+    self._loaded = LoadedDecoder(
+      checkpoint, self._model, self._mesh, self._weight_dtype, for_steps=True
+    )
+    self._scorer = PromptScorer(self._loaded)
+    try:
+      self.decoder = SlotDecoder(
+        self._loaded, self._num_tokens, self._num_slots
+      )
+    except tf.errors.ResourceExhaustedError:
+      raise UserError(
+        f"--slots = {self._num_slots:,}: there is too little memory for their "
+        "cache; give fewer."
+      ) from None
+    self._checkpoint = checkpoint
+    self.step = checkpoint.manifest.step
+    try:
+      self.created = int(os.path.getmtime(checkpoint.path))
+    except OSError:  # training has removed it
+      self.created = int(time.time())
+
+  def replace(self, checkpoint: Checkpoint) -> None:
+    """Loads a newer checkpoint; the one before again if that fails."""
+    before = self._checkpoint
+    try:
+      self.load(checkpoint)
+    except (tf.errors.OpError, OSError, UserError) as error:
+      reason = str(error).partition("\n")[0]
+      _logger.warning(f"{checkpoint.path} cannot be loaded: {reason}")
+      self.load(before)
+    _logger.info(f"serving step {self.step:,}")
+
+  def score(self, ids: Sequence[int]) -> list[Chosen]:
+    """Returns log p of the tokens of a prompt, but the first."""
+    return self._scorer.score(ids)
+
+  def _free(self) -> None:
+    # No reference may stay: the weights are freed with the session.
+    if self._loaded:
+      self._loaded.session.close()
+    self._loaded = self._scorer = self.decoder = None

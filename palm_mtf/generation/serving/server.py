@@ -1,0 +1,195 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP server, in the form that clients of OpenAI's API speak."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from palm_mtf.errors import UserError
+from palm_mtf.generation.serving.access import Access
+from palm_mtf.generation.serving.batcher import Batcher
+from palm_mtf.generation.serving.completions import (
+  CLIENT,
+  Completions,
+  check_name,
+)
+from palm_mtf.generation.serving.connections import (
+  Connections,
+  raise_connection_limit,
+)
+from palm_mtf.generation.serving.counters import Counters
+from palm_mtf.generation.serving.refusal import RefusalError, json_response
+from palm_mtf.generation.serving.request_body import MOST_BODY_BYTES
+from palm_mtf.generation.serving.served_model import ServedModel
+from palm_mtf.machine.stop_signals import handled_signals
+
+_CLIENT_LEFT = 499  # as nginx logs it
+_HEALTH = "/health"
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+  """Serves one model until a signal; outside of the main thread for ever."""
+
+  def __init__(
+    self,
+    model: ServedModel,
+    batcher: Batcher,
+    counters: Counters,
+    access: Access,
+  ):
+    """Readies a server.
+
+    Args:
+      model: model, limits and defaults.
+      batcher: batch, which the server runs in a thread.
+      counters: counts of the batcher.
+      access: who is answered.
+    """
+    self._model, self._batcher, self._counters = model, batcher, counters
+    self._access = access
+    self._completions = Completions(model, batcher)
+    self._connections: Connections | None = None
+    self._stopped = asyncio.Event()
+    self._signal = ""
+
+  async def serve(
+    self, listening: socket.socket, ready: Callable[[], None] = lambda: None
+  ) -> str:
+    """Serves until a signal, and then until the last answer is sent.
+
+    A second signal gives up what is under way.
+
+    Args:
+      listening: socket that listens.
+      ready: called once, when a signal stops the server as described here.
+
+    Returns:
+      Name of the signal, such as "SIGTERM"; "" where the batch failed.
+    """
+    loop = asyncio.get_running_loop()
+    for number in handled_signals():
+      loop.add_signal_handler(number, self.stop, number.name)
+    # A handler whose client went away is cancelled, and its rows with it.
+    runner = web.AppRunner(
+      self._app(),
+      handler_cancellation=True,
+      shutdown_timeout=self._model.most_secs + 1,
+    )
+    await runner.setup()
+    self._connections = Connections(
+      runner.server, self._counters, raise_connection_limit()
+    )
+    accepting = asyncio.create_task(self._connections.accept(listening))
+    thread = threading.Thread(target=self._run_batcher, args=[loop])
+    thread.start()
+    ready()
+    await self._stopped.wait()
+    accepting.cancel()
+    await asyncio.wait([accepting])
+    listening.close()
+    await runner.cleanup()  # waits for the answers that are under way
+    self._batcher.stop()
+    await asyncio.to_thread(thread.join)
+    return self._signal
+
+  def _app(self) -> web.Application:
+    app = web.Application(
+      client_max_size=MOST_BODY_BYTES, middlewares=[self._counted]
+    )
+    app.add_routes(
+      [
+        web.get(_HEALTH, self._health),
+        web.get("/metrics", self._metrics),
+        web.get("/v1/models", self._models),
+        web.get("/v1/models/{name}", self._described),
+        web.post("/v1/completions", self._completions.answer),
+      ]
+    )
+    return app
+
+  def _run_batcher(self, loop: asyncio.AbstractEventLoop) -> None:
+    self._batcher.run()
+    if self._batcher.failure:
+      loop.call_soon_threadsafe(self._stopped.set)
+
+  def stop(self, signal_name: str) -> None:
+    """Stops serving; a second time gives up what is under way."""
+    # SIGHUP may come twice of itself, where a terminal closes.
+    if self._signal and signal_name != "SIGHUP":
+      self._batcher.give_up()
+    self._signal = self._signal or signal_name
+    self._stopped.set()
+
+  @web.middleware
+  async def _counted(
+    self, request: web.Request, handler: _Handler
+  ) -> web.StreamResponse:
+    start, status = time.monotonic(), _CLIENT_LEFT
+    self._connections.begin(request.protocol)
+    try:
+      response = await self._answer(request, handler)
+      status = response.status
+      return response
+    except Exception:  # is ours; aiohttp logs it
+      status = 500
+      raise
+    finally:
+      self._connections.end(request.protocol)
+      self._counters.requests[status] += 1
+      self._counters.request_secs += time.monotonic() - start
+
+  async def _answer(
+    self, request: web.Request, handler: _Handler
+  ) -> web.StreamResponse:
+    try:
+      response = await self._checked(request, handler)
+      async with asyncio.timeout(self._model.most_secs):
+        await response.prepare(request)
+        await response.write_eof()
+      return response
+    except (ConnectionError, TimeoutError):  # of a client that does not read
+      if request.transport:
+        request.transport.abort()
+      return web.Response(status=_CLIENT_LEFT)
+
+  async def _checked(
+    self, request: web.Request, handler: _Handler
+  ) -> web.StreamResponse:
+    try:
+      self._access.check_host(request)
+      # Whoever watches over the process needs no key.
+      if request.path != _HEALTH:
+        request[CLIENT] = self._access.client(request)
+      return await handler(request)
+    except UserError as error:
+      return RefusalError(400, str(error)).response()
+    except RefusalError as refusal:
+      return refusal.response()
+    except web.HTTPException as error:  # no such page, say
+      return RefusalError(error.status, error.reason).response()
+
+  async def _health(self, unused_request: web.Request) -> web.Response:
+    if self._stopped.is_set():
+      raise RefusalError(503, "this server stops.")
+    return json_response({"status": "ok"})
+
+  async def _metrics(self, unused_request: web.Request) -> web.Response:
+    return web.Response(text=self._counters.page())
+
+  async def _models(self, unused_request: web.Request) -> web.Response:
+    return json_response({"object": "list", "data": [self._listed()]})
+
+  async def _described(self, request: web.Request) -> web.Response:
+    check_name(self._model, request.match_info["name"])
+    return json_response(self._listed())
+
+  def _listed(self) -> dict:
+    engine = self._batcher.engine
+    return self._model.described(step=engine.step, created=engine.created)

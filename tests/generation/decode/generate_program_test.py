@@ -1,0 +1,213 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The loop in the graph gives what recomputing every prefix gives."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.generation.decode.generate_program import (
+  build_decode_model,
+  build_decode_program,
+)
+from palm_mtf.generation.decode.sampling import next_tokens
+from palm_mtf.generation.decode.slot_program import SlotPrograms
+from palm_mtf.generation.decode.strategies import PromptBatch
+from palm_mtf.native.operations import operations
+from tests import oracle
+from tests.decode_testing import EOD, Recomputed, decode
+from tests.mtf_testing import (
+  SINGLE,
+  mesh_layout,
+  small_config,
+)
+
+CONFIG = small_config(sequence_length=20)
+PARAMS = oracle.random_parameters(CONFIG, seed=1)
+PROMPTS = [[5, 9, 13], [7], [40, 2, 2, 8, 21, 3], [11, 30]]
+MAX_TOKENS = 10
+GREEDY = DecodeConfig(temperature=0.0)
+DRAWN = DecodeConfig(
+  temperature=1.5, top_k=30, top_p=0.95, repetition_penalty=1.2, num_samples=3
+)
+BEAMS = DecodeConfig(num_beams=3)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+  return decode(CONFIG, PARAMS, PROMPTS, DRAWN, max_tokens=MAX_TOKENS).tokens
+
+
+@pytest.fixture(scope="module")
+def recomputed():
+  return Recomputed(CONFIG, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def expected(recomputed):
+  return [recomputed.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [
+    None,
+    "all over data and model",
+    pytest.param("two axes but no batch", marks=pytest.mark.slow),
+  ],
+)
+def test_greedy_tokens_are_those_of_full_recomputation(layout, expected):
+  mesh = mesh_layout(layout) if layout else SINGLE
+  result = decode(
+    CONFIG, PARAMS, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, mesh=mesh
+  )
+  assert result.tokens[:, 0].tolist() == expected
+  assert any(EOD in tokens for tokens in expected), "no text ends here"
+  ended = [EOD in tokens for tokens in expected]
+  assert result.is_over[:, 0].tolist() == ended
+
+
+def greedy_tokens(params=PARAMS, **settings):
+  result = decode(
+    CONFIG, params, PROMPTS, GREEDY, max_tokens=MAX_TOKENS, **settings
+  )
+  return result.tokens[:, 0].tolist()
+
+
+def test_greedy_tokens_depend_on_neither_pauses_nor_what_was_done_before(
+  expected,
+):
+  assert greedy_tokens(chunk=4, num_starts=2) == expected
+
+
+@pytest.mark.parametrize("layout", [None, "all over data and model"])
+def test_greedy_tokens_are_pieces_of_the_vocabulary(layout, recomputed):
+  num_tokens = 25  # the embedding has more rows
+  expected = [
+    recomputed.greedy(prompt, MAX_TOKENS, num_tokens) for prompt in PROMPTS
+  ]
+  free = [recomputed.greedy(prompt, MAX_TOKENS) for prompt in PROMPTS]
+  assert np.max(free) >= num_tokens, "nothing lies behind the vocabulary"
+  mesh = mesh_layout(layout) if layout else SINGLE
+  assert greedy_tokens(mesh=mesh, num_tokens=num_tokens) == expected
+
+
+def test_of_equal_logits_the_first_is_taken():
+  zeros = {name: np.zeros_like(value) for name, value in PARAMS.items()}
+  assert np.all(np.array(greedy_tokens(zeros)) == 0)
+
+
+def recomputed_samples(recomputed, settings):
+  """Returns what is drawn of recomputed logits: [prompts, MAX_TOKENS]."""
+  vocab = CONFIG.vocab_size
+  with tf.Graph().as_default(), tf.Session() as session:
+    logits = tf.placeholder(tf.float32, [1, vocab])
+    seen = tf.placeholder(tf.bool, [1, vocab])
+    key, place = tf.placeholder(tf.int32, [1, 2]), tf.placeholder(tf.int32, [])
+    token = next_tokens(logits, seen, key, place, settings, vocab)
+    draw = session.make_callable(token, [logits, seen, key, place])
+    texts = []
+    for row, prompt in enumerate(PROMPTS):
+      tokens = list(prompt)
+      for i in range(MAX_TOKENS):
+        if EOD in tokens[len(prompt) :]:
+          tokens.append(EOD)
+          continue
+        has = np.isin(np.arange(vocab), tokens)[np.newaxis]
+        found = draw(recomputed.logits(tokens)[np.newaxis], has, [[row, 0]], i)
+        tokens.append(int(found[0]))
+      texts.append(tokens[len(prompt) :])
+  return texts
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"temperature": 0.0, "repetition_penalty": 1.5},
+    {"top_k": 4},
+    {"top_p": 0.8},
+    {"top_k": 9, "top_p": 0.9, "repetition_penalty": 0.7},
+  ],
+  ids=str,
+)
+def test_samples_are_those_of_full_recomputation(changes, recomputed):
+  settings = DecodeConfig(**{"temperature": 1.5, **changes})
+  result = decode(CONFIG, PARAMS, PROMPTS, settings, max_tokens=MAX_TOKENS)
+  expected = recomputed_samples(recomputed, settings)
+  assert result.tokens[:, 0].tolist() == expected
+
+
+@pytest.mark.skipif(operations() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("weight_dtype", ["activation", "int8"])
+def test_xla_compiles_nothing_of_what_is_in_c(settings, weight_dtype):
+  sizes = PromptBatch(
+    num_prompts=2, prompt_tokens=4, max_tokens=4, num_tokens=25, eod_id=EOD
+  )
+  with tf.Graph().as_default() as graph:
+    model = build_decode_model(CONFIG, SINGLE, weight_dtype)
+    build_decode_program(model, settings, sizes)
+    slots = SlotPrograms(model, num_slots=2, num_slices=1)
+    slots.insert(4)
+    for wants in (False, True):
+      slots.step(2, num_tokens=25, wants_log_probs=wants)
+    assert not graph.as_graph_def().library.function
+
+
+def test_samples_do_not_depend_on_batch_layout_or_pauses(drawn):
+  alone = decode(
+    CONFIG, PARAMS, PROMPTS[1:2], DRAWN, max_tokens=MAX_TOKENS, keys=[1]
+  )
+  np.testing.assert_array_equal(alone.tokens[0], drawn[1])
+  split = decode(
+    CONFIG,
+    PARAMS,
+    PROMPTS,
+    DRAWN,
+    max_tokens=MAX_TOKENS,
+    mesh=mesh_layout("all over data and model"),
+    chunk=4,
+  )
+  np.testing.assert_array_equal(split.tokens, drawn)
+
+
+def test_samples_of_one_prompt_differ(drawn):
+  for samples in drawn:
+    assert len({tuple(each) for each in samples}) == DRAWN.num_samples
+
+
+def log_p_of(recomputed, prompt, tokens):
+  """Returns log p of the tokens up to [eod], and how many these are."""
+  count = tokens.index(EOD) + 1 if EOD in tokens else len(tokens)
+  total = 0.0
+  for place in range(count):
+    logits = recomputed.logits([*prompt, *tokens[:place]]).astype(np.float64)
+    total += logits[tokens[place]] - np.log(np.exp(logits).sum())
+  return total, count
+
+
+def test_beams_have_the_scores_of_full_recomputation_and_beat_greedy(
+  recomputed, expected
+):
+  result = decode(CONFIG, PARAMS, PROMPTS, BEAMS, max_tokens=MAX_TOKENS)
+
+  def score(prompt, tokens):
+    total, count = log_p_of(recomputed, prompt, tokens)
+    return total / ((5 + count) / 6) ** BEAMS.length_penalty
+
+  for row, prompt in enumerate(PROMPTS):
+    found = [score(prompt, each) for each in result.tokens[row].tolist()]
+    np.testing.assert_allclose(found, result.scores[row], rtol=1e-4)
+    assert found == sorted(found, reverse=True)
+    assert found[0] >= score(prompt, expected[row]) - 1e-6
+  split = decode(
+    CONFIG,
+    PARAMS,
+    PROMPTS,
+    BEAMS,
+    max_tokens=MAX_TOKENS,
+    mesh=mesh_layout("all over data and model"),
+  )
+  np.testing.assert_array_equal(split.tokens, result.tokens)

@@ -1,0 +1,205 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of a model whose next token follows from the last: a b c d [eod].
+
+Its embedding is the identity, and its layers add nothing to it but what makes
+the next letter the likeliest; so every continuation is known.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+from palm_mtf.generation.inference.generator import Generator
+from tests import oracle
+from tests.decode_testing import save_checkpoint
+from tests.mtf_testing import SINGLE
+
+GREEDY = DecodeConfig(temperature=0.0)
+SAMPLE_TOKENS = 20
+ORDER = "abcdefghij\u00e9k"
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
+  text = "".join(f"{letter}\n" for letter in "abcdefghijk")
+  train_vocabulary([text * 20], 281, path=path)
+  return Vocabulary(path)
+
+
+@pytest.fixture(scope="module")
+def config(vocabulary):
+  # Width for a code of each token, and for that of the token before it.
+  return PalmConfig(
+    num_layers=1,
+    d_model=2 * vocabulary.size,
+    num_heads=1,
+    d_kv=2,
+    d_ff=vocabulary.size,
+    vocab_size=vocabulary.size,
+    sequence_length=48,
+    norm="rms_norm",
+    activation_dtype="float32",
+  )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(config, vocabulary, tmp_path_factory):
+  """A model of which each letter of ORDER makes the next the likeliest."""
+  size = vocabulary.size
+  ids = [i for letter in ORDER for i in vocabulary.encode(letter)]
+  follows = np.zeros([size, size])
+  for a, b in zip(ids, [*ids[1:], vocabulary.eod_id], strict=True):
+    follows[a, b] = 1
+  # Row of a token: its code in the first half, that of its predecessors in the
+  # second. The MLP writes a token's code into the second half.
+  embedding = np.concatenate([np.eye(size), 3 * follows.T], 1)
+  params = {
+    "embedding": embedding,
+    "layer_000/norm/scale": np.ones(2 * size),
+    "layer_000/attention/q": np.zeros([2 * size, 1, 2]),
+    "layer_000/attention/k": np.zeros([2 * size, 2]),
+    "layer_000/attention/v": np.zeros([2 * size, 2]),
+    "layer_000/attention/o": np.zeros([1, 2, 2 * size]),
+    "layer_000/mlp/wi_gate": np.eye(2 * size, size),
+    "layer_000/mlp/wi": np.eye(2 * size, size),
+    "layer_000/mlp/wo": 40 * np.eye(size, 2 * size, size),
+    "final_norm/scale": 40 * np.ones(2 * size),
+  }
+  return save_checkpoint(config, params, tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def make(checkpoint, config, vocabulary):
+  @contextlib.contextmanager
+  def generator(decode=GREEDY, mesh=SINGLE, seed=0):
+    with LoadedDecoder(checkpoint, config, mesh, decode.weight_dtype) as loaded:
+      yield Generator(
+        loaded, vocabulary, decode, sample_tokens=SAMPLE_TOKENS, seed=seed
+      )
+
+  return generator
+
+
+@pytest.fixture(scope="module")
+def greedy(make):
+  with make() as generator:
+    yield generator
+
+
+def texts(generator, prompts):
+  return [
+    [each.text for each in results]
+    for results in generator.continuations(prompts)
+  ]
+
+
+def test_prompts_of_all_lengths_go_on_as_the_model_says(greedy):
+  prompts = ["a", "dcba" * 6, "hi", "k"]
+  results = list(greedy.continuations(prompts))
+  rest = ORDER[1:]
+  assert [r.text for (r,) in results] == [rest, rest, "j\u00e9k", ""]
+  assert {r.ended for (r,) in results} == {"eod"}
+  (last,) = results[-1]
+  assert last.num_tokens == 0
+
+
+def test_a_stream_is_the_text_in_pieces_without_broken_characters(greedy):
+  pieces = list(greedy.stream("a"))
+  assert len(pieces) > 2
+  assert "".join(pieces) == ORDER[1:]
+  assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("stop", ["ef", "f", "e"])
+def test_a_text_ends_before_a_stop_string_in_batch_and_stream(make, stop):
+  settings = dataclasses.replace(GREEDY, stop_strings=["zz", stop])
+  with make(settings) as generator:
+    expected = ORDER[1 : ORDER.index(stop)]
+    ((first,), (second,)) = generator.continuations(["a", "g"])
+    assert (first.text, first.ended) == (expected, "stop")
+    assert (second.text, second.ended) == ("hij\u00e9k", "eod")
+    assert "".join(generator.stream("a")) == expected
+
+
+def test_int8_weights_and_beams_say_the_same_of_so_sure_a_model(make):
+  for changes in ({"weight_dtype": "int8"}, {"num_beams": 2}):
+    with make(dataclasses.replace(GREEDY, **changes)) as generator:
+      ((result,),) = generator.continuations(["a"])
+      assert result.text == ORDER[1:], changes
+      assert (result.score is not None) == ("num_beams" in changes)
+
+
+def test_more_prompts_than_a_batch_has_rows_come_in_order(make):
+  mesh = MeshLayout(mesh_shape="data:2", layout="batch:data")
+  prompts = [ORDER[i % 10] for i in range(71)]
+  with make(mesh=mesh) as generator:
+    assert texts(generator, prompts) == [
+      [ORDER[ORDER.index(prompt) + 1 :]] for prompt in prompts
+    ]
+
+
+def test_samples_depend_on_seed_and_prompt_alone(make):
+  settings = DecodeConfig(temperature=30.0, num_samples=2)
+  with make(settings) as generator:
+    together = texts(generator, ["a", "bcd", "e"])
+    assert texts(generator, ["bcd"]) == together[1:2]
+    assert len({text for samples in together for text in samples}) == 6
+  with make(settings, seed=1) as generator:
+    assert texts(generator, ["bcd"]) != together[1:2]
+
+
+def test_a_prompt_may_take_all_the_room_there_is(make, config):
+  with make() as generator:
+    prompt = "a" * (config.sequence_length - SAMPLE_TOKENS)
+    assert texts(generator, [prompt, "j"]) == [[ORDER[1:]], ["\u00e9k"]]
+
+
+@pytest.mark.parametrize(
+  ("start_id", "objective"), [(0, "causal"), (1, "causal"), (0, "prefix_lm")]
+)
+def test_a_prompt_stands_behind_what_a_document_begins_with_and_is_given(
+  config, vocabulary, tmp_path, start_id, objective
+):
+  config = dataclasses.replace(config, objective=objective)
+  params = oracle.random_parameters(config, seed=3)
+  with LoadedDecoder(
+    save_checkpoint(config, params, tmp_path), config, SINGLE
+  ) as loaded:
+    generator = Generator(
+      loaded, vocabulary, GREEDY, sample_tokens=4, seed=0, start_id=start_id
+    )
+    ((found,), _) = generator.continue_tokens([[5, 9], [7] * 20])
+  tokens = [start_id, 5, 9]
+  for _ in range(4):
+    prefix = np.array([[objective != "causal"] * 3 + [False] * 5])
+    logits = oracle.forward(
+      config, params, np.array([tokens]), prefix=prefix[:, : len(tokens)]
+    )[0, -1]
+    tokens.append(int(np.argmax(logits[: vocabulary.size])))
+  assert found.text == vocabulary.decode(tokens[3:])
+
+
+def test_nothing_is_left_of_a_decoder_that_was_used(
+  checkpoint, config, vocabulary
+):
+  with LoadedDecoder(checkpoint, config, SINGLE) as loaded:
+    generator = Generator(
+      loaded, vocabulary, GREEDY, sample_tokens=SAMPLE_TOKENS, seed=0
+    )
+    assert texts(generator, ["a"]) == [[ORDER[1:]]]
+    graph = weakref.ref(loaded.graph)
+  del generator, loaded
+  gc.collect()
+  assert graph() is None

@@ -1,0 +1,154 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Likelihoods are the oracle's, and depend on nothing but the text."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.weights_copier import WeightsCopier
+from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+from palm_mtf.generation.inference.scorer import Example, Scorer
+from palm_mtf.programs.forward_program import build_forward_program
+from tests import oracle
+from tests.mtf_testing import SINGLE, load_parameters, mesh_layout, small_config
+
+LENGTH, STRIDE = 48, 20
+CONFIG = small_config(sequence_length=LENGTH)
+PARAMS = oracle.random_parameters(CONFIG, seed=1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("checkpoint")
+  checkpoint = Checkpoint(str(folder), manifest=None, files={}, blake2b="")
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_forward_program(CONFIG, SINGLE, batch_size=1)
+    load_parameters(session, program.slices, PARAMS)
+    WeightsCopier(session, [program.slices]).copy()(checkpoint.prefix)
+  return checkpoint
+
+
+@pytest.fixture(scope="module")
+def scorer(checkpoint):
+  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
+    yield Scorer(loaded, STRIDE)
+
+
+def ids(count, seed=0):
+  return np.random.default_rng(seed).integers(1, 44, count).tolist()
+
+
+EXAMPLES = [
+  Example(ids(30, 1), ids(5, 2)),
+  Example([], ids(48, 3)),
+  Example(ids(2, 4), ids(1, 5)),
+  Example([], ids(1, 6)),
+  Example(ids(31, 7), ids(17, 8)),
+]
+
+
+def scores(scorer, examples):
+  found = dict(scorer.log_likelihoods(examples))
+  return [found[i] for i in range(len(examples))]
+
+
+def test_targets_given_inputs_have_the_likelihood_of_the_oracle(scorer):
+  expected = [oracle.log_likelihood(CONFIG, PARAMS, *x) for x in EXAMPLES]
+  np.testing.assert_allclose(scores(scorer, EXAMPLES), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["prefix_lm", "span_corruption"])
+def test_inputs_attend_to_one_another_where_the_objective_has_it_so(
+  checkpoint, objective
+):
+  config = small_config(sequence_length=LENGTH, objective=objective)
+  long = ids(LENGTH + STRIDE, 12)
+  # What was scored is given to a further window.
+  windows = ([], long[:LENGTH]), (long[STRIDE:LENGTH], long[LENGTH:])
+  expected = [
+    *(oracle.log_likelihood(config, PARAMS, *x) for x in EXAMPLES),
+    sum(oracle.log_likelihood(config, PARAMS, *x) for x in windows),
+  ]
+  causal = oracle.log_likelihood(CONFIG, PARAMS, *EXAMPLES[0])
+  assert abs(causal - expected[0]) > 1e-3 * abs(causal)
+  with LoadedDecoder(checkpoint, config, SINGLE) as loaded:
+    found = scores(Scorer(loaded, STRIDE), [*EXAMPLES, Example([], long)])
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_document_begins_behind_its_start_and_a_further_row_behind_0(
+  scorer,
+):
+  ids_of_long = ids(LENGTH + STRIDE, 10)
+  behind_7 = Scorer(scorer._loaded, STRIDE, start_id=7)
+  expected = [
+    *(oracle.log_likelihood(CONFIG, PARAMS, *x, start=7) for x in EXAMPLES),
+    oracle.log_likelihood(CONFIG, PARAMS, [], ids_of_long[:LENGTH], start=7)
+    + oracle.log_likelihood(
+      CONFIG, PARAMS, ids_of_long[STRIDE:LENGTH], ids_of_long[LENGTH:]
+    ),
+  ]
+  examples = [*EXAMPLES, Example([], ids_of_long)]
+  np.testing.assert_allclose(scores(behind_7, examples), expected, rtol=1e-5)
+
+
+def test_a_score_is_the_same_bits_alone_and_among_others(scorer):
+  many = EXAMPLES + [Example(ids(9, i), ids(7, i)) for i in range(150)]
+  together = scores(scorer, many)
+  for place in (0, 1, 2, 3, 4, 77, 154):
+    assert scores(scorer, [many[place]]) == [together[place]]
+
+
+def test_a_long_text_is_scored_row_by_row_each_token_once(scorer):
+  text = ids(LENGTH + 2 * STRIDE + 3, 9)
+  expected = oracle.log_likelihood(CONFIG, PARAMS, [], text[:LENGTH])
+  for scored in range(LENGTH, len(text), STRIDE):
+    stop = min(scored + STRIDE, len(text))
+    expected += oracle.log_likelihood(
+      CONFIG, PARAMS, text[stop - LENGTH : scored], text[scored:stop]
+    )
+  assert scores(scorer, [Example([], text)]) == pytest.approx(
+    [expected], rel=1e-5
+  )
+
+
+def test_inputs_that_are_too_long_lose_their_beginning(scorer):
+  given, targets = ids(100, 10), ids(8, 11)
+  (found,) = scores(scorer, [Example(given, targets)])
+  assert found == scores(scorer, [Example(given[8 - LENGTH :], targets)])[0]
+  assert found != scores(scorer, [Example(given[-30:], targets)])[0]
+
+
+@pytest.mark.parametrize("layout", [None, "padded vocab over three"])
+def test_targets_are_greedy_if_the_oracle_finds_nothing_likelier(
+  layout, scorer, checkpoint
+):
+  given = ids(6, 12)
+  likeliest = []
+  for _ in range(3):
+    tokens = np.array([[0, *given, *likeliest]])
+    likeliest.append(oracle.forward(CONFIG, PARAMS, tokens)[0, -1].argmax())
+  other = (likeliest[1] + 1) % CONFIG.vocab_size
+  examples = [
+    Example(given, likeliest),
+    Example(given, [likeliest[0], other, likeliest[2]]),
+    Example(given, [*likeliest[:2], other]),
+  ]
+  mesh = mesh_layout(layout) if layout else SINGLE
+  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
+    found = dict(Scorer(loaded, STRIDE).scores(examples))
+  assert [found[i].is_greedy for i in range(3)] == [True, False, False]
+  np.testing.assert_allclose(
+    [found[i].log_likelihood for i in range(3)],
+    scores(scorer, examples),
+    rtol=1e-5,
+  )
+
+
+def test_layouts_do_not_change_scores(scorer, checkpoint):
+  mesh = mesh_layout("all over data and model")
+  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
+    split = scores(Scorer(loaded, STRIDE), EXAMPLES)
+  np.testing.assert_allclose(split, scores(scorer, EXAMPLES), rtol=1e-5)

@@ -1,0 +1,164 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that begin and end at different times are those of the oracle alone."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
+from palm_mtf.native.operations import operations
+from tests import oracle
+from tests.decode_testing import decode, save_checkpoint
+from tests.mtf_testing import SINGLE, mesh_layout, small_config
+
+CONFIG = small_config(sequence_length=20)
+PARAMS = oracle.random_parameters(CONFIG, seed=1)
+PROMPTS = [[5, 9, 13], [7], [40, 2, 2, 8, 21, 3], [11, 30], [1]]
+MAX_TOKENS = 8
+GREEDY = DecodeConfig(temperature=0.0)
+# Slot, first step and number of tokens of each prompt: some wait for a slot.
+TIMES = [(0, 0, 8), (5, 0, 3), (1, 2, 5), (5, 4, 8), (2, 7, 4)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+  return save_checkpoint(CONFIG, PARAMS, tmp_path_factory.mktemp("checkpoint"))
+
+
+def run(checkpoint, settings, mesh=SINGLE, times=TIMES):
+  """Returns what each prompt's slot chose, as `times` says when."""
+  found = [[] for _ in times]
+  with LoadedDecoder(checkpoint, CONFIG, mesh) as loaded:
+    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    for step in range(max(first + count for _, first, count in times)):
+      texts, places = {}, {}
+      for i, (slot, first, count) in enumerate(times):
+        prompt, chosen = [0, *PROMPTS[i]], found[i]
+        if step == first:
+          decoder.insert(slot, prompt)
+        if first <= step < first + count:
+          places[slot] = i
+          texts[slot] = text_of(i, chosen, settings[i])
+      steps = decoder.steps(texts, 1, wants_log_probs=True)
+      for slot, chosen in steps.items():
+        found[places[slot]] += chosen
+  return found
+
+
+def text_of(i, chosen, config):
+  """Returns what a slot is told of a prompt and what it has chosen."""
+  prompt = [0, *PROMPTS[i]]
+  return SlotText(
+    [*prompt, *(x.token for x in chosen)][-1],
+    len(prompt) + len(chosen) - 1,
+    len(chosen),
+    np.array([i, 0], np.int32),
+    config.temperature,
+    config.top_k,
+    config.top_p,
+  )
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [None, pytest.param("all over data and model", marks=pytest.mark.slow)],
+)
+def test_greedy_texts_and_their_log_p_are_those_of_the_oracle(
+  checkpoint, layout
+):
+  mesh = mesh_layout(layout) if layout else SINGLE
+  found = run(checkpoint, [GREEDY] * len(PROMPTS), mesh)
+  for prompt, chosen, (_, _, count) in zip(PROMPTS, found, TIMES, strict=True):
+    assert len(chosen) == count
+    tokens = [0, *prompt]
+    for each in chosen:
+      logits = oracle.forward(CONFIG, PARAMS, np.array([tokens]))[0, -1]
+      log_p = logits - np.log(np.exp(logits).sum())
+      assert each.token == logits.argmax()
+      np.testing.assert_allclose(each.log_prob, log_p.max(), atol=1e-4)
+      best = np.argsort(-log_p)[:5].tolist()
+      assert list(each.likeliest) == best
+      np.testing.assert_allclose(
+        list(each.likeliest.values()), log_p[best], atol=1e-4
+      )
+      tokens.append(each.token)
+
+
+DRAWN = DecodeConfig(temperature=1.5)
+SETTINGS = [
+  DRAWN,
+  GREEDY,
+  dataclasses.replace(DRAWN, top_k=5),
+  dataclasses.replace(DRAWN, top_p=0.6),
+  dataclasses.replace(DRAWN, temperature=0.7, top_k=30, top_p=0.9),
+]
+
+
+def test_each_text_is_drawn_with_its_own_settings_as_the_generator_draws(
+  checkpoint,
+):
+  found = run(checkpoint, SETTINGS)
+  for i, (prompt, config) in enumerate(zip(PROMPTS, SETTINGS, strict=True)):
+    alone = decode(
+      CONFIG, PARAMS, [prompt], config, max_tokens=MAX_TOKENS, keys=[i]
+    )
+    expected = alone.tokens[0, 0].tolist()
+    tokens = [x.token for x in found[i]]
+    # The generator goes on with [eod]; slots know nothing of it.
+    until = expected.index(11) + 1 if 11 in expected else len(expected)
+    assert tokens[:until] == expected[: len(tokens)][:until]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, [GREEDY] * 5])
+def test_many_steps_of_a_call_choose_what_many_calls_choose(
+  checkpoint, settings
+):
+  one_by_one = run(checkpoint, settings)
+  found, counts = [[] for _ in PROMPTS], set()
+  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
+    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    for i, prompt in enumerate(PROMPTS):
+      decoder.insert(i, [0, *prompt])
+    while len(found[0]) < MAX_TOKENS:
+      texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
+      count = min(3, MAX_TOKENS - len(found[0]))
+      steps = decoder.steps(texts, count, wants_log_probs=False)
+      for i, chosen in steps.items():
+        found[i] += chosen
+        counts.add(len(chosen))
+  assert counts == ({3, 2} if operations() else {1})
+  for ours, theirs in zip(found, one_by_one, strict=True):
+    expected = [x.token for x in theirs]
+    assert [x.token for x in ours][: len(expected)] == expected
+
+
+def test_what_other_slots_do_changes_no_token(checkpoint):
+  settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
+  together = run(checkpoint, settings)
+  alone = run(checkpoint, settings, times=[(0, 0, 8)])
+  assert [x.token for x in alone[0]] == [x.token for x in together[0]]
+
+
+def test_a_text_is_as_before_after_a_call_of_which_it_takes_nothing(checkpoint):
+  settings = [DecodeConfig(temperature=1.5)] * len(PROMPTS)
+  expected = run(checkpoint, settings, times=[(0, 0, 8), (1, 0, 8)])
+  found = [[], []]
+  with LoadedDecoder(checkpoint, CONFIG, SINGLE) as loaded:
+    decoder = SlotDecoder(loaded, CONFIG.vocab_size, 6)
+    for i in range(2):
+      decoder.insert(i, [0, *PROMPTS[i]])
+    while len(found[0]) < MAX_TOKENS:
+      texts = {i: text_of(i, x, settings[i]) for i, x in enumerate(found)}
+      steps = decoder.steps(texts, 1, wants_log_probs=True)
+      found[0] += steps[0]
+      # The first text's tokens of this call are dropped.
+      texts[0] = text_of(0, found[0], settings[0])
+      steps = decoder.steps(texts, 5, wants_log_probs=False)
+      found[1] += steps[1]
+  assert found[0] == expected[0]
+  tokens = [x.token for x in found[1]][:MAX_TOKENS]
+  assert tokens == [x.token for x in expected[1]]

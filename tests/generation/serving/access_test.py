@@ -1,0 +1,210 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Only requests with an allowed Host and a right key are answered."""
+
+import asyncio
+import os
+
+import pytest
+
+from palm_mtf.errors import UserError
+from tests.generation.serving.live_server import answer_to, ask, http, serving
+
+pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
+
+from palm_mtf.generation.serving.access import (
+  Access,
+  allowed_hosts,
+  read_keys,
+)
+
+PROMPT = {"prompt": "one"}
+PAGES = ["/health", "/metrics", "/v1/models", "/v1/models/m", "/none"]
+
+
+def statuses(access, *requests):
+  """Returns the statuses of answers to (method, path, body, headers)."""
+
+  async def run():
+    async with serving(access) as (_, address):
+      return [
+        (await ask(address, method, path, body, **headers))[0]
+        for method, path, body, headers in requests
+      ]
+
+  return asyncio.run(run())
+
+
+def of_loopback(*allowed, listen="127.0.0.1"):
+  return Access(allowed_hosts(listen, is_loopback=True, allowed=allowed))
+
+
+@pytest.mark.parametrize(
+  ("host", "status"),
+  [
+    ("127.0.0.1", 200),
+    ("127.0.0.1:8000", 200),
+    ("localhost", 200),
+    ("LocalHost:1", 200),
+    ("[::1]", 200),
+    ("[::1]:8000", 200),
+    ("[0:0:0:0:0:0:0:1]:8000", 200),
+    ("evil.example", 403),
+    ("evil.example:8000", 403),
+    ("localhost.evil.example", 403),
+    ("127.0.0.1.evil.example", 403),
+    ("evil.example@localhost", 403),
+    ("localhost:80:80", 403),
+    ("127.0.0.2", 403),
+    ("[::1", 403),
+    ("", 403),
+  ],
+)
+def test_a_server_on_loopback_answers_its_own_names_only(host, status):
+  head = {"Host": host, "Origin": f"http://{host}"}
+  found = statuses(
+    of_loopback(),
+    ("POST", "/v1/completions", PROMPT, head),
+    *(("GET", page, b"", head) for page in PAGES[:-1]),
+  )
+  assert found == [status] * 5
+
+
+def test_a_request_without_host_or_with_two_is_refused():
+  async def run():
+    async with serving(of_loopback()) as (_, address):
+      two = http("GET", "/health", Host="localhost\r\nHost: localhost")
+      none = http("GET", "/health", Host=None)
+      old = none.replace(b"HTTP/1.1", b"HTTP/1.0")
+      return [(await answer_to(address, x))[0] for x in (two, none, old)]
+
+  assert asyncio.run(run()) == [400] * 3
+
+
+def test_further_names_are_those_of_the_flags():
+  access = of_loopback("Model.Example", "10.0.0.9", "[fd00::2]", listen="me")
+  for host, status in (
+    ("model.example", 200),
+    ("model.example:443", 200),
+    ("10.0.0.9:1", 200),
+    ("[fd00:0::2]:1", 200),
+    ("me:8000", 200),
+    ("localhost", 200),
+    ("other.example", 403),
+  ):
+    assert statuses(access, ("GET", "/health", b"", {"Host": host})) == [status]
+
+
+def test_a_server_on_other_addresses_answers_every_name_until_some_are_given():
+  assert allowed_hosts("10.0.0.1", is_loopback=False, allowed=[]) is None
+  hosts = allowed_hosts("10.0.0.1", is_loopback=False, allowed=["a.example"])
+  found = statuses(
+    Access(hosts),
+    *(
+      ("GET", "/health", b"", {"Host": host})
+      for host in ("10.0.0.1:80", "a.example", "b.example")
+    ),
+  )
+  assert found == [200, 200, 403]
+  assert statuses(
+    Access(None), ("GET", "/health", b"", {"Host": "b.example"})
+  ) == [200]
+
+
+@pytest.mark.parametrize(
+  "name", ["a:80", "[::1]:80", "http://a", "a b", "", "a/"]
+)
+def test_a_flag_that_is_no_name_is_one_line(name):
+  with pytest.raises(UserError, match="give the name of a host or an address"):
+    allowed_hosts("127.0.0.1", is_loopback=True, allowed=[name])
+
+
+def test_a_key_opens_every_page_and_none_but_health_opens_without():
+  access = Access(None, ["first", "second"])
+
+  def of(**headers):
+    return [
+      *(("GET", page, b"", headers) for page in PAGES),
+      ("POST", "/v1/completions", PROMPT, headers),
+    ]
+
+  assert statuses(access, *of()) == [200] + [401] * 5
+  for key in ("first", "second"):
+    for scheme in ("Bearer", "bearer"):
+      found = statuses(access, *of(Authorization=f"{scheme} {key}"))
+      assert found == [200, 200, 200, 200, 404, 200]
+
+
+@pytest.mark.parametrize(
+  "given",
+  [
+    "Bearer third",
+    "Bearer firs",
+    "Bearer firstfirst",
+    "Bearer",
+    "Bearer ",
+    "first",
+    "Basic first",
+    "Bearer f\u00edrst",
+    "Bearer first\r\nAuthorization: Bearer first",
+  ],
+)
+def test_a_wrong_key_is_refused_and_told_how_to_give_one(given):
+  async def run():
+    async with serving(Access(None, ["first"])) as (_, address):
+      data = http("POST", "/v1/completions", PROMPT, Authorization=given)
+      return await answer_to(address, data)
+
+  status, headers, content = asyncio.run(run())
+  assert status == 401 and headers["www-authenticate"] == "bearer"
+  assert "Authorization: Bearer KEY" in content["error"]["message"]
+  assert "first" not in str(content)
+
+
+def test_public_client_gives_its_key():
+  openai = pytest.importorskip("openai", reason="the client openai is absent")
+
+  async def run():
+    async with serving(Access(None, ["secret"])) as (_, address):
+      url = f"http://{address[0]}:{address[1]}/v1"
+      right = openai.AsyncOpenAI(base_url=url, api_key="secret")
+      wrong = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+      async with right, wrong:
+        answer = await right.completions.create(model="m", prompt="one")
+        assert answer.choices[0].text
+        with pytest.raises(openai.AuthenticationError, match="Bearer KEY"):
+          await wrong.completions.create(model="m", prompt="one")
+
+  asyncio.run(run())
+
+
+def test_keys_are_the_lines_of_a_file(tmp_path):
+  path = tmp_path / "keys"
+  path.write_bytes(b"\xef\xbb\xbffirst\r\n\n  sk-second \n")
+  path.chmod(0o640)
+  assert read_keys(str(path)) == ["first", "sk-second"]
+
+
+@pytest.mark.parametrize(
+  ("content", "mode", "message"),
+  [
+    (b"key\n", 0o644, "other users can read or write it; run chmod 600"),
+    (b"key\n", 0o602, "other users can read or write it; run chmod 600"),
+    (b"\n \n", 0o600, "holds no key; write one key per line."),
+    (b"key\ntwo words\n", 0o600, "line 2 is no key; write printable ASCII"),
+    (b"\xff\xfe", 0o600, "line 1 is no key; write printable ASCII"),
+    (None, 0o600, "No such file or directory; give a text file."),
+  ],
+)
+def test_a_file_without_private_keys_is_one_line(
+  tmp_path, content, mode, message
+):
+  path = tmp_path / "keys"
+  if content is not None:
+    path.write_bytes(content)
+    path.chmod(mode)
+  with pytest.raises(UserError) as error:
+    read_keys(str(path))
+  assert message in str(error.value) and "two words" not in str(error.value)
+  with pytest.raises(UserError, match="give a text file"):
+    read_keys(os.path.dirname(path))

@@ -1,0 +1,432 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows join and leave while others go on, over a decoder that counts up."""
+
+import contextlib
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+from palm_mtf.generation.inference.slot_decoder import Chosen
+from palm_mtf.generation.serving.batcher import Batcher, FullError, Row
+from palm_mtf.generation.serving.counters import Counters
+from tests.generation.serving.live_server import Weights
+
+EOD, SLOTS, MOST_WAITING = 1, 2, 3
+
+
+class Counting:
+  """Chooses the token after the last; remembers what was in which slot.
+
+  Attributes:
+    clock: seconds, which pass with what the decoder does.
+  """
+
+  num_slots, sequence_length, has_long_calls = SLOTS, 10**6, True
+
+  def __init__(self):
+    self.clock = 0.0
+    self.read, self.counts = [], []
+    self.most, self.secs = 1, 0.0  # steps of a call, seconds of a step
+    self.prompts, self.inserted = {}, []
+    self.events = []  # "p" of a prompt, "s" of a step
+    self.insert_secs = self.log_prob_secs = 0.0
+    self.asked = []  # (whether log p was wanted, steps) of each call
+    self.may_step = threading.Semaphore(10**6)
+    self.fails = False
+
+  def insert(self, slot, ids):
+    self.clock += self.insert_secs
+    self.events.append("p")
+    self.prompts[slot] = list(ids)
+    self.inserted.append(ids[1])
+
+  def score(self, ids):
+    self.clock += self.insert_secs
+    self.events.append("p")
+    return [Chosen(i, -1.0, {}) for i in ids[1:]]
+
+  def steps_of(self, texts, count):
+    for i in range(count):
+      self.may_step.acquire()
+      if self.fails:
+        raise RuntimeError("out of memory")
+      self.events.append("s")
+      self.clock += self.secs
+      yield {slot: text.token + i for slot, text in texts.items()}
+
+  def steps(self, texts, count, *, wants_log_probs):
+    for slot, text in texts.items():
+      length = len(self.prompts[slot])
+      assert text.position == length - 1 + text.place
+    count = 1 if wants_log_probs else min(count, self.most)
+    self.counts.append(count)
+    self.clock += self.log_prob_secs * wants_log_probs
+    self.asked.append((wants_log_probs, count))
+    found = {slot: [] for slot in texts}
+    for step in self.steps_of(texts, count):
+      self.read.append(step)
+      for slot, token in step.items():
+        found[slot].append(Chosen(token + 1, None, {}))
+    return found
+
+
+class Run:
+  """A batcher in a thread, and rows of it."""
+
+  def __init__(self):
+    self.decoder, self.counters = Counting(), Counters()
+    self.batcher = Batcher(
+      Weights(self.decoder),
+      self.counters,
+      eod_id=EOD,
+      most_waiting=MOST_WAITING,
+    )
+    self.thread = threading.Thread(target=self.batcher.run)
+
+  def row(
+    self,
+    *prompt,
+    max_tokens=3,
+    secs=60.0,
+    scores=False,
+    tells=False,
+    client="client",
+  ):
+    row = Row(
+      prompt=[0, *prompt],
+      max_tokens=max_tokens,
+      key=np.zeros([2], np.int32),
+      temperature=0.0,
+      top_k=None,
+      top_p=1.0,
+      wants_log_probs=tells,
+      scores_prompt=scores,
+      is_watched=False,
+      deadline=self.decoder.clock + secs,
+      client=client,
+      request=object(),
+      changed=lambda: None,
+    )
+    return row
+
+  def end(self):
+    self.batcher.stop()
+    self.thread.join(30)
+    assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def run(monkeypatch):
+  run = Run()
+  clock = types.SimpleNamespace(monotonic=lambda: run.decoder.clock)
+  monkeypatch.setattr("palm_mtf.generation.serving.batcher.time", clock)
+  yield run
+  with contextlib.suppress(RuntimeError):  # a thread that was never started
+    run.decoder.may_step.release(1000)
+    run.end()
+
+
+def tokens(row):
+  return [each.token for each in row.chosen]
+
+
+def test_rows_leave_when_they_end_and_others_take_their_slots(run):
+  rows = [run.row(10, max_tokens=n) for n in (5, 1, 2)]
+  rows.append(run.row(EOD - 2, max_tokens=9))  # [eod] comes second
+  run.batcher.submit(rows)
+  run.thread.start()
+  run.end()
+  assert [row.ended for row in rows] == ["length"] * 3 + ["eod"]
+  assert [tokens(row) for row in rows] == [
+    [11, 12, 13, 14, 15],
+    [11],
+    [11, 12],
+    [0, 1],
+  ]
+  # The first row goes on in its slot, and the other slot has the rest.
+  assert all(0 in step for step in run.decoder.read[:5])
+  assert [step[1] for step in run.decoder.read if 1 in step] == [
+    10,
+    10,
+    11,
+    -1,
+    0,
+  ]
+  assert (run.counters.running, run.counters.waiting) == (0, 0)
+  assert run.counters.generated_tokens == 10
+
+
+def test_a_row_joins_while_another_goes_on(run):
+  run.decoder.may_step = threading.Semaphore(2)
+  first, second = run.row(10, max_tokens=6), run.row(20, max_tokens=2)
+  run.batcher.submit([first])
+  run.thread.start()
+  while len(first.chosen) < 2:
+    time.sleep(0.001)
+  run.batcher.submit([second])
+  run.decoder.may_step.release(100)
+  run.end()
+  assert tokens(second) == [21, 22] and tokens(first)[-1] == 16
+  assert any(len(step) == 2 for step in run.decoder.read)
+
+
+def test_steps_that_no_row_ends_in_are_one_call(run):
+  run.decoder.most = 10**6
+  rows = [run.row(10, max_tokens=9), run.row(20, max_tokens=7)]
+  run.batcher.submit([*rows, run.row(30, max_tokens=2)])
+  run.thread.start()
+  run.end()
+  # While the second waits for a free slot, the first takes one step alone; the
+  # third has the slot of the second, and ends beside the first.
+  assert run.decoder.counts[:2] == [1, 7]
+  assert sum(run.decoder.counts[2:]) == 2
+  assert [len(step) for step in run.decoder.read] == [1] + [2] * 7 + [2, 1]
+  assert [len(row.chosen) for row in rows] == [9, 7]
+
+
+def test_what_comes_behind_the_end_of_a_text_is_not_its_own(run):
+  run.decoder.most = 10**6
+  long, short = run.row(50, max_tokens=30), run.row(EOD - 6, max_tokens=30)
+  run.batcher.submit([long, short])
+  run.thread.start()
+  run.end()
+  assert tokens(short) == [*range(EOD - 5, EOD + 1)] and short.ended == "eod"
+  assert tokens(long) == [*range(51, 81)]
+  assert run.counters.generated_tokens == 36
+
+
+def test_a_call_is_as_short_as_a_newcomer_may_wait(run):
+  run.decoder.most, run.decoder.secs = 10**6, 0.006
+  row = run.row(10, max_tokens=20)
+  run.batcher.submit([row])
+  run.thread.start()
+  run.end()
+  assert len(row.chosen) == 20
+  assert max(run.decoder.counts) <= 3  # 0.02 s
+
+
+def test_more_rows_than_may_wait_are_refused_whole(run):
+  most = SLOTS + MOST_WAITING
+  run.batcher.submit([run.row(1) for _ in range(most - 1)])
+  with pytest.raises(FullError):
+    run.batcher.submit([run.row(1), run.row(1)])
+  run.batcher.submit([run.row(1)])
+  with pytest.raises(FullError):
+    run.batcher.submit([run.row(1)])
+  run.thread.start()
+  run.end()
+  assert run.counters.generated_tokens == 3 * most
+
+
+def test_a_cancelled_row_gives_its_slot_and_place_to_others(run):
+  run.decoder.may_step = threading.Semaphore(1)
+  running = [run.row(10, max_tokens=10**6) for _ in range(SLOTS)]
+  waiting = [run.row(50), run.row(60)]
+  run.batcher.submit([*running, *waiting])
+  run.thread.start()
+  while not running[0].chosen:
+    time.sleep(0.001)
+  run.batcher.cancel([*running, waiting[0]])
+  run.decoder.may_step.release(1000)
+  run.end()
+  assert [row.ended for row in running] == ["cancelled"] * SLOTS
+  assert len(running[0].chosen) < 10
+  assert waiting[0].chosen == []
+  assert tokens(waiting[1]) == [61, 62, 63]
+  assert run.counters.cancelled == 3
+
+
+def test_a_row_ends_when_its_time_is_over_waiting_or_not(run):
+  run.decoder.may_step = threading.Semaphore(3)
+  late = [run.row(10, max_tokens=10**6, secs=0.2) for _ in range(SLOTS + 1)]
+  run.batcher.submit(late)
+  run.thread.start()
+  while len(late[0].chosen) < 2:
+    time.sleep(0.001)
+  run.decoder.clock += 0.3
+  run.decoder.may_step.release(1000)
+  run.end()
+  assert [row.ended for row in late] == ["time"] * 3
+  assert 0 < len(late[0].chosen) < 10 and late[-1].chosen == []
+
+
+def test_a_row_that_is_scored_alone_takes_no_step(run):
+  row = run.row(5, 6, max_tokens=0, scores=True)
+  run.batcher.submit([row])
+  run.thread.start()
+  run.end()
+  assert row.ended == "length"
+  assert [x.token for x in row.prompt_scores] == [5, 6]
+  assert run.decoder.read == []
+
+
+def test_a_step_that_fails_ends_all_rows_and_the_batch(run):
+  run.decoder.fails = True
+  rows = [run.row(1) for _ in range(SLOTS + 1)]
+  run.batcher.submit(rows)
+  run.thread.start()
+  run.thread.join(30)
+  assert str(run.batcher.failure) == "out of memory"
+  assert {row.ended for row in rows} == {"failed"}
+  with pytest.raises(FullError):
+    run.batcher.submit([run.row(1)])
+
+
+def test_giving_up_ends_rows_that_would_go_on(run):
+  rows = [run.row(1, max_tokens=10**6) for _ in range(SLOTS + 1)]
+  run.batcher.submit(rows)
+  run.thread.start()
+  run.batcher.give_up()
+  run.thread.join(30)
+  assert not run.thread.is_alive()
+  assert {row.ended for row in rows} == {"failed"}
+
+
+def test_a_client_with_many_rows_shuts_no_other_out(run):
+  most = SLOTS + MOST_WAITING
+  run.batcher.submit([run.row(10 + i, max_tokens=5) for i in range(most)])
+  with pytest.raises(FullError):
+    run.batcher.submit([run.row(1)])
+  for client in range(7):
+    run.batcher.submit([run.row(50 + client, client=f"{client}")])
+  run.thread.start()
+  run.end()
+  # The others have the first slots that are freed, and the third row of the
+  # first client has the next turn.
+  order = run.decoder.inserted
+  assert len(order) == most + 7
+  assert order.index(12) > 7
+  assert set(order[:8]) >= {50 + client for client in range(7)}
+
+
+def test_rows_of_many_clients_are_bounded_too(run):
+  most = SLOTS + MOST_WAITING
+  with pytest.raises(FullError):
+    for client in range(100):
+      run.batcher.submit([run.row(1, client=f"{client}") for _ in range(most)])
+  assert 4 * most <= run.batcher._num_rows() <= 8 * most
+  run.thread.start()
+  run.end()
+
+
+def test_rows_with_log_p_do_not_slow_the_others_down(run):
+  run.decoder.most, run.decoder.log_prob_secs = 10**6, 0.003
+  run.decoder.secs = 0.001
+  telling = run.row(10, max_tokens=40, tells=True)
+  plain = run.row(20, max_tokens=40)
+  had = []
+  plain.changed = lambda: had.append(len(telling.chosen))
+  run.batcher.submit([telling, plain])
+  run.thread.start()
+  run.end()
+  assert tokens(telling) == [*range(11, 51)]
+  assert tokens(plain) == [*range(21, 61)]
+  # A step with log p takes 0.004 s, after which the other row has as much time:
+  # five steps for each of the row with log p.
+  assert had == [pytest.approx(8, abs=1)]
+
+
+def test_a_call_for_some_rows_stays_within_the_room_of_all(run):
+  run.decoder.sequence_length = 50
+  run.decoder.most, run.decoder.log_prob_secs = 10**6, 0.02
+  telling = run.row(*range(40), max_tokens=10, tells=True)
+  plain = run.row(20, max_tokens=45)
+  run.batcher.submit([telling, plain])
+  run.thread.start()
+  run.end()
+  assert len(telling.chosen) == 10 and len(plain.chosen) == 45
+
+
+def test_without_long_calls_all_rows_have_each_step_together(run):
+  run.decoder.has_long_calls = False
+  rows = [run.row(10, max_tokens=9, tells=True), run.row(20, max_tokens=9)]
+  run.batcher.submit(rows)
+  run.thread.start()
+  run.end()
+  assert run.decoder.asked[:9] == [(True, 1)] * 9
+  assert len(run.decoder.asked) <= 10
+
+
+@pytest.mark.parametrize(
+  ("scores", "client", "shares"),
+  [(True, "client", True), (False, "other", True), (False, "client", False)],
+)
+def test_long_prompts_leave_half_of_the_time_to_others(
+  run, scores, client, shares
+):
+  run.decoder.most, run.decoder.secs = 10**6, 0.001
+  run.decoder.num_slots = 9
+  run.decoder.may_step = threading.Semaphore(0)
+  run.batcher.submit([run.row(10, max_tokens=100)])
+  run.thread.start()
+  run.decoder.insert_secs = 0.02
+  for i in range(4):
+    most = 0 if scores else 100
+    run.batcher.submit(
+      [run.row(50 + i, max_tokens=most, scores=scores, client=client)]
+    )
+  run.decoder.may_step.release(10**6)
+  run.end()
+  # A step takes 0.001 s, and a prompt 0.02.
+  _, *between, _ = "".join(run.decoder.events).strip("s").split("p")[1:]
+  assert len(between) == 3
+  assert all(19 <= len(x) <= 21 if shares else len(x) == 1 for x in between)
+
+
+def test_new_weights_wait_for_rows_in_slots_and_rows_wait_for_them(run):
+  run.decoder.may_step = threading.Semaphore(1)
+  old = [run.row(10, max_tokens=5) for _ in range(SLOTS)]
+  new, second = run.row(50), Counting()
+  run.batcher.submit(old)
+  run.thread.start()
+  while not old[-1].chosen and not old[0].chosen:
+    time.sleep(0.001)
+  ended = []
+
+  def load():
+    ended.extend(row.ended for row in old)
+    run.batcher.engine.decoder, run.batcher.engine.step = second, 700
+
+  run.batcher.replace_weights(load)
+  run.batcher.submit([new])
+  run.decoder.may_step.release(1000)
+  run.end()
+  assert ended == ["length"] * SLOTS
+  assert tokens(old[0]) == [11, 12, 13, 14, 15]
+  assert second.prompts == {0: [0, 50]} and tokens(new) == [51, 52, 53]
+  assert (run.batcher.engine.step, run.counters.checkpoint_step) == (700, 700)
+
+
+def test_new_weights_are_loaded_at_once_where_nothing_runs(run):
+  loaded = threading.Event()
+  run.thread.start()
+  run.batcher.replace_weights(loaded.set)
+  assert loaded.wait(30)
+  row = run.row(10)
+  run.batcher.submit([row])
+  run.end()
+  assert tokens(row) == [11, 12, 13]
+
+
+def test_weights_that_cannot_be_loaded_end_the_batch(run):
+  def load():
+    raise MemoryError("no room")
+
+  run.batcher.replace_weights(load)
+  row = run.row(10)
+  run.batcher.submit([row])
+  run.thread.start()
+  run.thread.join(30)
+  assert str(run.batcher.failure) == "no room" and row.ended == "failed"
+
+
+def test_a_stop_does_not_load_new_weights_for_nobody(run):
+  run.batcher.stop()
+  run.batcher.replace_weights(lambda: pytest.fail("loaded"))
+  run.thread.start()
+  run.end()
+  assert run.batcher.failure is None

@@ -1,0 +1,234 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Pieces of a stream join to the text, and each token has its place in it."""
+
+import time
+
+import numpy as np
+import pytest
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.data.vocabulary.training import train_vocabulary
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.generation.inference.prompts import with_start
+from palm_mtf.generation.inference.slot_decoder import Chosen
+from palm_mtf.generation.serving.batcher import Row
+from palm_mtf.generation.serving.choice import Choice
+from palm_mtf.generation.serving.completion_request import (
+  read_completion_request,
+)
+from tests.prefixed_vocabulary import train_prefixed
+
+TEXT = "one \u00e9 two\u2581 \U0001f600\n three"
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+  path = str(tmp_path_factory.mktemp("vocabulary") / "vocabulary.model")
+  train_vocabulary(["one two three four\n" * 20], 290, path=path)
+  return Vocabulary(path)
+
+
+def begin(vocabulary, prompt="one", **body):
+  asked = read_completion_request(
+    {"prompt": prompt, **body}, DecodeConfig(), sample_tokens=99, seed=0
+  )
+  row = Row(
+    prompt=[0, *vocabulary.encode(prompt)]
+    if isinstance(prompt, str)
+    else with_start(prompt, 0),
+    max_tokens=99,
+    key=np.zeros([2], np.int32),
+    temperature=0.0,
+    top_k=None,
+    top_p=1.0,
+    wants_log_probs=True,
+    scores_prompt=False,
+    is_watched=False,
+    deadline=time.monotonic() + 60,
+    client="client",
+    request=object(),
+    changed=lambda: None,
+  )
+  row.prompt_scores = scored(row.prompt[1:]) if asked.echo else []
+  return row, Choice(0, row, asked, vocabulary)
+
+
+def scored(ids):
+  return [Chosen(i, -0.5 * i, {i: -0.5 * i, 2: -9.0}) for i in ids]
+
+
+def pieces(vocabulary, ended, **body):
+  """Returns what is read after each token of TEXT, and at the end."""
+  return read_all(
+    *begin(vocabulary, **body),
+    [*vocabulary.encode(TEXT), vocabulary.eod_id],
+    ended,
+  )
+
+
+def read_all(row, choice, ids, ended):
+  """Returns what is read after each token, and at the end."""
+  found = []
+  for each in scored(ids):
+    row.chosen.append(each)
+    found.append(choice.read())
+  row.ended = ended
+  found.append(choice.read())
+  return [piece for piece in found if piece]
+
+
+def joined(found, name):
+  """Returns a list of `logprobs`, of all pieces together."""
+  return [x for piece in found for x in piece["logprobs"][name]]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_pieces_join_to_the_text_in_whole_characters(vocabulary, echo):
+  found = pieces(vocabulary, "eod", echo=echo)
+  assert len(found) > 5
+  assert "".join(x["text"] for x in found) == ("one" if echo else "") + TEXT
+  assert not any("\ufffd" in x["text"] for x in found)
+  reasons = [x["finish_reason"] for x in found]
+  assert set(reasons[:-1]) <= {None, "stop"} and reasons[-1] == "stop"
+
+
+def test_log_p_of_each_token_is_told_once_with_its_place(vocabulary):
+  found = pieces(vocabulary, "eod", echo=True, logprobs=1)
+  ids = [*vocabulary.encode("one"), *vocabulary.encode(TEXT), vocabulary.eod_id]
+  assert joined(found, "token_logprobs") == [-0.5 * i for i in ids]
+  whole = "one" + TEXT
+  offsets, tokens = joined(found, "text_offset"), joined(found, "tokens")
+  tops = joined(found, "top_logprobs")
+  assert len(offsets) == len(tokens) == len(tops) == len(ids)
+  for token, place, top in zip(tokens, offsets, tops, strict=True):
+    assert token in top
+    if token.startswith("bytes:"):
+      byte = bytes.fromhex(token[-2:])
+      assert byte in whole[place].encode()
+    else:
+      assert whole[place:].startswith(token)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("text", ["", " two"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_eod_that_ends_a_text_has_an_entry_at_the_end_of_the_text(
+  vocabulary, echo, text, streams
+):
+  row, choice = begin(vocabulary, echo=echo, logprobs=2)
+  ids = [*vocabulary.encode(text), vocabulary.eod_id]
+  if streams:
+    found = read_all(row, choice, ids, "eod")
+  else:
+    row.chosen.extend(scored(ids))
+    row.ended = "eod"
+    found = [choice.read()]
+  whole = ("one" if echo else "") + text
+  assert "".join(piece["text"] for piece in found) == whole
+  assert found[-1]["finish_reason"] == "stop"
+  for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+    entries = joined(found, name)
+    assert len(entries) == echo * choice.num_prompt_tokens + choice.num_tokens
+  assert choice.num_tokens == len(ids)
+  assert joined(found, "token_logprobs")[-1] == -0.5 * vocabulary.eod_id
+  assert joined(found, "text_offset")[-1] == len(whole)
+  assert "".join(joined(found, "tokens")) == whole
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_entries_end_with_the_token_that_ends_a_stop_string(
+  vocabulary, streams, at_once
+):
+  row, choice = begin(vocabulary, stop="two", logprobs=0, stream=streams)
+  ids = vocabulary.encode("one three two four")
+  if at_once:
+    row.chosen.extend(scored(ids))
+    found = [choice.read()]
+  else:
+    found = read_all(row, choice, ids, "length")[:-1]
+  assert choice.is_over()
+  assert "".join(piece["text"] for piece in found) == "one three "
+  assert found[-1]["finish_reason"] == "stop"
+  tokens = joined(found, "tokens")
+  assert "".join(tokens[:-1]) != "".join(tokens) == "one three two"
+  assert len(tokens) == choice.num_tokens < len(ids)
+  assert max(joined(found, "text_offset")) <= len("one three ")
+  assert found[-1]["logprobs"]["top_logprobs"] is None
+
+
+def test_a_prompt_that_is_only_scored_has_its_entries_and_no_other(vocabulary):
+  row, choice = begin(vocabulary, echo=True, logprobs=1, max_tokens=0)
+  row.ended = "length"
+  found = choice.read()
+  assert (found["text"], found["finish_reason"]) == ("one", "length")
+  assert len(found["logprobs"]["tokens"]) == choice.num_prompt_tokens
+  assert choice.num_tokens == 0
+
+
+def test_ids_that_hold_the_start_token_have_an_entry_for_it(vocabulary):
+  ids = vocabulary.encode("one")
+  row, choice = begin(vocabulary, prompt=[0, *ids], echo=True, logprobs=1)
+  assert row.prompt == [0, *ids]
+  assert choice.num_prompt_tokens == 1 + len(ids)
+  row.ended = "length"
+  found = choice.read()
+  assert found["text"] == "one"
+  told = found["logprobs"]
+  assert told["tokens"][0] == "" and "".join(told["tokens"]) == "one"
+  assert told["token_logprobs"] == [None, *(-0.5 * i for i in ids)]
+  assert told["top_logprobs"][0] is None
+  assert told["text_offset"][:2] == [0, 0]
+
+
+@pytest.fixture(scope="module", params=[False, True])
+def prefixed(request, tmp_path_factory):
+  return train_prefixed(
+    "a red bird. a blue bird.",
+    tmp_path_factory.mktemp("prefixed"),
+    remove_extra_whitespaces=request.param,
+  )
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_text_keeps_the_space_of_its_first_word(prefixed, echo, streams):
+  *prompt, bird, end = prefixed.encode("a red bird.")
+  row, choice = begin(prefixed, prompt="a red", echo=echo, logprobs=1)
+  assert row.prompt[1:] == prompt
+  if streams:
+    found = read_all(row, choice, [bird, end], "length")
+  else:
+    row.chosen.extend(scored([bird, end]))
+    row.ended = "length"
+    found = [choice.read()]
+  text = "a red bird." if echo else " bird."
+  assert "".join(piece["text"] for piece in found) == text
+  assert joined(found, "tokens")[-2:] == [" bird", "."]
+  assert "".join(joined(found, "tokens")) == text
+  assert joined(found, "text_offset")[-2:] == [len(text) - 6, len(text) - 1]
+  if echo:
+    assert joined(found, "tokens")[0] == "a"
+
+
+def test_a_stop_string_may_begin_with_the_space_of_the_first_word(prefixed):
+  row, choice = begin(prefixed, prompt="a red", stop=" bird")
+  row.chosen.extend(scored(prefixed.encode("a red bird.")[2:]))
+  assert choice.is_over()
+  assert choice.read()["text"] == "" and choice.num_tokens == 1
+
+
+def test_a_row_without_a_new_token_has_no_piece(vocabulary):
+  row, choice = begin(vocabulary)
+  assert choice.read() is None and not choice.is_over()
+  row.chosen.extend(scored(vocabulary.encode("two")))
+  assert choice.read()["text"] == "two"
+  assert choice.read() is None
+  row.ended = "time"
+  assert choice.read() == {
+    "text": "",
+    "index": 0,
+    "logprobs": None,
+    "finish_reason": "length",
+  }

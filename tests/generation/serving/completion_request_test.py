@@ -1,0 +1,116 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies of requests are read as OpenAI's clients mean them, or refused."""
+
+import pytest
+
+from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.errors import UserError
+from palm_mtf.generation.serving.completion_request import (
+  read_completion_request,
+)
+
+DECODE = DecodeConfig(temperature=0.3, top_k=9, top_p=0.8, stop_strings=["x"])
+
+
+def read(**body):
+  return read_completion_request(body, DECODE, sample_tokens=12, seed=4)
+
+
+def test_what_a_body_does_not_say_is_that_of_the_run():
+  found = read(prompt="a", model="m", user="u", logprobs=None, best_of=1)
+  assert found.prompts == ["a"]
+  assert (found.temperature, found.top_k, found.top_p) == (0.3, 9, 0.8)
+  assert (found.stop, found.max_tokens, found.seed) == (["x"], 12, 4)
+  assert (found.n, found.logprobs) == (1, None)
+  assert not (found.echo or found.stream or found.include_usage)
+
+
+def test_four_long_stop_strings_are_read_and_those_of_the_run_have_no_bound():
+  stops = ["a" * 1000] * 4
+  assert read(prompt="a", stop=stops).stop == stops
+  many = DecodeConfig(stop_strings=["b" * 2000] * 9)
+  found = read_completion_request(
+    {"prompt": "a"}, many, sample_tokens=1, seed=0
+  )
+  assert found.stop == ["b" * 2000] * 9
+
+
+@pytest.mark.parametrize(
+  ("prompt", "expected"),
+  [
+    ("a", ["a"]),
+    ("", [""]),
+    (["a", "b"], ["a", "b"]),
+    ([5, 6], [[5, 6]]),
+    ([[5], [6]], [[5], [6]]),
+  ],
+)
+def test_prompts_are_texts_or_ids_alone_or_several(prompt, expected):
+  assert read(prompt=prompt).prompts == expected
+
+
+def test_all_that_a_body_says_is_read():
+  found = read(
+    prompt=["a", "b"],
+    n=2,
+    stop="end",
+    stream=True,
+    stream_options={"include_usage": True},
+    echo=True,
+    max_tokens=0,
+    logprobs=5,
+    temperature=0,
+    top_p=1,
+    top_k=1,
+    seed=0,
+  )
+  assert found.num_rows == 4
+  assert found.stop == ["end"]
+  assert found.include_usage and found.stream and found.echo
+  assert (found.max_tokens, found.logprobs, found.seed) == (0, 5, 0)
+
+
+@pytest.mark.parametrize(
+  ("body", "message"),
+  [
+    ({}, "prompt is missing"),
+    ({"prompt": []}, "prompt: give a text"),
+    ({"prompt": ["a", 5]}, "prompt: give a text"),
+    ({"prompt": [True]}, "prompt: give a text"),
+    ({"prompt": "a", "tempel": 1}, "unknown field 'tempel'"),
+    ({"prompt": "a", "max_token": 1}, 'did you mean "max_tokens"'),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens = 0: give at least 1"),
+    ({"prompt": "a", "max_tokens": 1.5}, "max_tokens = 1.5: give a whole"),
+    ({"prompt": "a", "temperature": "0"}, "temperature = '0': give a number"),
+    ({"prompt": "a", "temperature": float("nan")}, "temperature = nan"),
+    ({"prompt": "a", "top_p": 0}, "top_p = 0: give a number above 0"),
+    ({"prompt": "a", "top_k": 0}, "top_k = 0: give a whole number"),
+    ({"prompt": "a", "n": 0}, "n = 0: give a whole number"),
+    (
+      {"prompt": "a", "logprobs": 6},
+      "logprobs = 6: give a whole number of at most 5.",
+    ),
+    ({"prompt": "a", "logprobs": True}, "logprobs = True: give a whole"),
+    ({"prompt": "a", "stop": [""]}, "stop = ['']: give a text"),
+    ({"prompt": "a", "stop": ["b"] * 5}, "stop: 5 texts; give at most 4."),
+    ({"prompt": "a", "stop": "b" * 1001}, "give at most 1,000."),
+    ({"prompt": "a", "n": 2**63}, "n = 9,223,372,036,854,775,808: give a"),
+    ({"prompt": "a", "stream": 1}, "stream = 1: give true or false"),
+    ({"prompt": "a", "stream_options": {"a": 1}}, "stream_options = "),
+    ({"prompt": "a", "suffix": "b"}, "suffix = 'b': is not supported"),
+    ({"prompt": "a", "best_of": 3}, "best_of = 3: is not supported"),
+    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias = "),
+    ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty = 0.5"),
+  ],
+)
+def test_what_cannot_work_is_one_line(body, message):
+  with pytest.raises(UserError) as error:
+    read(**body)
+  assert message in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_a_body_that_is_no_object_is_told():
+  with pytest.raises(UserError, match="no JSON object"):
+    read_completion_request(["a"], DECODE, sample_tokens=1, seed=0)
