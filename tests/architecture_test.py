@@ -112,7 +112,6 @@ ONLY_IMPORTERS = {
     "palm_mtf/data/sources/seqio_task.py",
     "palm_mtf/evaluation/seqio_evaluator.py",
     "palm_mtf/evaluation/seqio_tasks.py",
-    "palm_mtf/evaluation/task_functions.py",
   ),
   "lm_eval": "palm_mtf/lm_eval/",
   "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),

@@ -18,8 +18,8 @@ import sys
 
 import pytest
 
-from palm_mtf.cli.command_names import split_name
 from palm_mtf.cli.command_table import COMMANDS as KNOWN
+from palm_mtf.cli.command_table import split_name
 from palm_mtf.cli.main import main
 from tests.doc_pages import blocks_of
 

@@ -29,7 +29,7 @@ from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.answers import AnswerJournal
-from palm_mtf.evaluation.exemplar_files import read_exemplars
+from palm_mtf.evaluation.exemplars import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
 from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.model_dir.metrics import MetricsWriter

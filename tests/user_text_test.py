@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import pytest
 
+from palm_mtf.cli.gin_files import loader_of_runs
 from palm_mtf.cli.gin_folder import find_gin_file
 from palm_mtf.cli.gin_statements import read_file as read_gin
-from palm_mtf.cli.run_settings import loader_of_runs
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.exemplar_files import read_exemplars
+from palm_mtf.evaluation.exemplars import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
 from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.user_text import compression_of, format_of

@@ -25,7 +25,7 @@ from bench_command import one_line_errors, seconds_of
 
 from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.same_model import newest_checkpoint
-from palm_mtf.cli.run_settings import load_run
+from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import Config
 from palm_mtf.console import configure_logging
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary

@@ -20,7 +20,7 @@ from palm_mtf.accounting.plan import fits, plan_of, rates_of
 from palm_mtf.accounting.step_time import predicted
 from palm_mtf.accounting.table3 import table3
 from palm_mtf.cli import gin_files
-from palm_mtf.cli.chip_files import hardware_of
+from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import PlanConfig
 from palm_mtf.config.tpu_topology import tpu_slice
 

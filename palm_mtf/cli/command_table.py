@@ -6,8 +6,101 @@ A name has one word or two: `data cache` is one of the group `data`. Nothing but
 names is kept here, so that help imports nothing.
 """
 
-from palm_mtf.cli import serve_flags
-from palm_mtf.cli.command import Command
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from palm_mtf.errors import UserError, did_you_mean
+
+
+class Command(NamedTuple):
+  """What one command is called with.
+
+  Attributes:
+    summary: one line for `palm_mtf --help`.
+    entry_point: dotted path of the function that runs it, by keywords.
+    config: class in palm_mtf.config that gin's macros fill, "" for a command
+      that has flags alone. The entry point takes `model_dir` and `config`; its
+      help and its own defaults are in gin/defaults/<name>.gin, where "_" stands
+      for a space.
+    leaves_out: parts of the class that keep their defaults.
+    has_results: whether the entry point takes `as_json`, bool: print results as
+      JSON, one object a line.
+    keeps_config: whether the entry point takes `config_files`, a function of
+      the macros that it resolved that returns {file name: text}, to be written
+      into MODEL_DIR.
+    starts_runs: whether the entry point takes `load_run`, which makes the
+      settings of a run (run_settings.loader_of_runs).
+    takes_model_dir: whether --model_dir stands for the config.gin in that
+      folder.
+    flags: {flag: keywords of argparse}; one without dashes is positional. The
+      entry point takes each as a keyword.
+    alone: {flag: (dotted path, help)} of flags that need no configuration. The
+      function takes `hardware_of`, which returns the rates of a CHIP, and
+      `as_json`.
+  """
+
+  summary: str
+  entry_point: str
+  config: str = ""
+  leaves_out: Sequence[str] = ()
+  has_results: bool = False
+  keeps_config: bool = False
+  starts_runs: bool = False
+  takes_model_dir: bool = False
+  flags: Mapping[str, Mapping[str, Any]] = {}
+  alone: Mapping[str, tuple[str, str]] = {}
+
+
+_ALLOW_ANY_ADDRESS = {
+  "action": "store_true",
+  "help": "permit 0.0.0.0, every address of this host",
+}
+
+_SERVE_FLAGS = {
+  "--listen": {
+    "metavar": "ADDRESS:PORT",
+    "default": "127.0.0.1:8000",
+    "help": "of this host; port 0 is any that is free (default: "
+    "127.0.0.1:8000)",
+  },
+  "--follow": {
+    "action": "store_true",
+    "help": "serve each newer checkpoint as soon as training has written it",
+  },
+  "--slots": {
+    "metavar": "N",
+    "type": int,
+    "default": 16,
+    "help": "completions that are computed together (default: 16)",
+  },
+  "--most_waiting": {
+    "metavar": "N",
+    "type": int,
+    "default": 64,
+    "help": "completions that may wait for a slot; more are refused "
+    "(default: 64)",
+  },
+  "--most_secs": {
+    "metavar": "SECS",
+    "type": int,
+    "default": 300,
+    "help": "that a request may take; its text ends there (default: 300)",
+  },
+  "--api_key_file": {
+    "metavar": "FILE",
+    "help": "of API keys, one per line; a request must have one of them",
+  },
+  "--allowed_host": {
+    "dest": "allowed_hosts",
+    "metavar": "NAME",
+    "action": "append",
+    "default": [],
+    "help": "answer requests with this name in the header Host too, which "
+    "a proxy sends; may be repeated",
+  },
+  "--allow_any_address": _ALLOW_ANY_ADDRESS,
+}
+
 
 # Flags that several commands share.
 _INPUT = {
@@ -147,7 +240,7 @@ COMMANDS = {
     entry_point="palm_mtf.commands.serve.serve",
     config="Config",
     takes_model_dir=True,
-    flags=serve_flags.FLAGS,
+    flags=_SERVE_FLAGS,
   ),
   "export": Command(
     "write the newest checkpoint for other software",
@@ -330,7 +423,7 @@ COMMANDS = {
         "help": "that share an operation's work, as many in all servers "
         "(default: one for each core)",
       },
-      "--allow_any_address": serve_flags.ALLOW_ANY_ADDRESS,
+      "--allow_any_address": _ALLOW_ANY_ADDRESS,
     },
   ),
   "report": Command(
@@ -366,3 +459,46 @@ COMMANDS = {
     },
   ),
 }
+
+
+def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
+  """Splits the name of a command, or of a group, from what follows it.
+
+  The name is "" where the first argument is a flag.
+
+  Raises:
+    UserError: no command has this name; names the nearest one.
+  """
+  # At most two words before the first flag can be a name.
+  words = []
+  for word in arguments[:2]:
+    if word.startswith("-"):
+      break
+    words.append(word)
+  name = " ".join(words)
+  if not words or name in COMMANDS or commands_in(name):
+    return name, list(arguments[len(words) :])
+  group = words[0]
+  # Of a known group only its own commands are near.
+  known = commands_in(group) if len(words) == 2 else {}
+  if not known:
+    if group in COMMANDS:  # a wrong argument follows, not a wrong name
+      return group, list(arguments[1:])
+    known = COMMANDS
+    if not did_you_mean(name, (x for x in COMMANDS if " " in x)):
+      name = group
+  # Groups are nearest to a misspelt first word.
+  names = dict.fromkeys([*known, *(each.split(" ")[0] for each in known)])
+  raise UserError(
+    f'unknown command "{name}"{did_you_mean(name, names)}. '
+    f"Commands: {', '.join(known)}."
+  )
+
+
+def commands_in(group: str) -> dict[str, Command]:
+  """Returns the commands of two words whose first is `group`, or all for ""."""
+  return {
+    name: command
+    for name, command in COMMANDS.items()
+    if not group or name.startswith(f"{group} ")
+  }

@@ -12,26 +12,39 @@ same again, to every command. How single files are read is in gin_statements.py.
 
 import dataclasses
 import importlib.util  # noqa: F401 (gin 0.5.0 uses it without importing it)
-from collections.abc import Collection, Iterable, Mapping
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from palm_mtf import config
 from palm_mtf.cli import gin_checks
-from palm_mtf.cli.chip_files import chip_settings
 from palm_mtf.cli.command_table import COMMANDS
-from palm_mtf.cli.computed_values import check_characters, computed_data
-from palm_mtf.cli.gin_folder import defaults_file, find_gin_file
+from palm_mtf.cli.gin_folder import defaults_file, find_gin_file, gin_folder
 from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
   Setting,
+  Statement,
   names_in,
   read_command_line,
   read_file,
+  read_statements,
 )
-from palm_mtf.cli.user_modules import import_modules
+from palm_mtf.cli.user_values import (
+  check_characters,
+  computed_data,
+  import_modules,
+)
 from palm_mtf.config.macros import MISSING, from_macros, macros_of
 from palm_mtf.errors import UserError
+from palm_mtf.machine.activation_dtype import resolved
+from palm_mtf.machine.cache_folder import (
+  measured_hardware,
+  read_cached,
+  warn_once,
+)
+from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.user_code import user_code
 
 DEFAULT = "default"
@@ -213,7 +226,10 @@ class Configuration:
     left = [self.macros[name] for name, x in values.items() if any(names_in(x))]
     # A macro with a function comes before macros that refer to it, so that an
     # error names the former.
-    for setting in sorted(left, key=_only_refers_to_macros):
+    left.sort(
+      key=lambda x: all(isinstance(y, Macro) for y in names_in(x.value))
+    )
+    for setting in left:
       # `%NAME` is gin.macro in the scope NAME.
       with user_code(setting.cited), gin.config_scope(setting.name):
         value = macro()
@@ -223,25 +239,14 @@ class Configuration:
     return computed
 
 
-def _through_macros(value: object, given: Mapping[str, Setting]) -> object:
-  """Returns the value that a reference to a macro leads to."""
-  for _ in given:  # no more steps than macros: they may refer in a circle
-    if not isinstance(value, Macro) or value.name not in given:
-      break
-    value = given[value.name].value
-  return value
-
-
-def _only_refers_to_macros(setting: Setting) -> bool:
-  return all(isinstance(x, Macro) for x in names_in(setting.value))
-
-
 def load(
   command: str,
   gin_files: Iterable[str] = (),
   bindings: Iterable[str] = (),
+  *,
   asked: str = "",
-  run_config: str | None = None,
+  model_dir: str | None = None,
+  trust_config: bool = False,
   over: Iterable[Setting] = (),
 ) -> Configuration:
   """Reads, merges and checks the configuration of one command.
@@ -251,18 +256,24 @@ def load(
     gin_files: the user's files, later over earlier.
     bindings: "NAME=VALUE" texts over all files, later over earlier.
     asked: the command line, to be kept at the head of the text.
-    run_config: path of a run's config.gin before all of `gin_files`, which has
-      to be data (gin_checks.check_runs_no_code); None for no such file.
-    over: settings over all of these, such as those of one run of a sweep.
+    model_dir: MODEL_DIR of a training run, whose config.gin comes before
+      `gin_files`; None for no run.
+    trust_config: whether the run's config.gin may run code; otherwise it has to
+      be data (gin_checks.check_runs_no_code).
+    over: settings over all of these, such as the settings of one run of a
+      sweep.
 
   Raises:
     UserError: the first thing that is wrong, in one line.
   """
   statements = read_file(defaults_file(command))
-  if run_config:
-    of_run = read_file(Path(run_config).resolve())
-    gin_checks.check_runs_no_code(of_run)
+  if model_dir:
+    of_run = _read_run(model_dir)
+    if not trust_config:
+      gin_checks.check_runs_no_code(of_run)
     statements += of_run
+    # The folder may have moved; the prompts were for the end of training.
+    bindings = [f"MODEL_DIR={model_dir!r}", "PROMPTS=[]", *bindings]
   for name in gin_files:
     statements += read_file(find_gin_file(name))
   statements += read_command_line(bindings)
@@ -272,16 +283,20 @@ def load(
   given, foreign = gin_checks.split(statements, defaults)
   gin_checks.check_known(given, [*given.values(), *foreign], defaults)
   implied = {*macros_of(config.HardwareConfig)}.difference(given)
-  given = chip_settings(_through_macros(Macro("CHIP"), given)) | given
+  chip = Macro("CHIP")
+  for _ in given:  # no more steps than macros: macros may refer in a circle
+    if isinstance(chip, Macro) and chip.name in given:
+      chip = given[chip.name].value
+  given = chip_settings(chip) | given
   config_class = getattr(config, COMMANDS[command].config)
   leaves_out = COMMANDS[command].leaves_out
   fields = macros_of(config_class, leaves_out)
-  used = _settings(given, {"MODEL_DIR": MISSING, **fields})
+  used = _add_defaults(given, {"MODEL_DIR": MISSING, **fields})
   gin_checks.check_required(used)
   # What their values refer to is used too.
   every = given | {
     name: setting
-    for name, setting in _settings(given, defaults).items()
+    for name, setting in _add_defaults(given, defaults).items()
     if setting.value is not MISSING
   }
   used |= gin_checks.reached([*used.values(), *foreign], every)
@@ -300,11 +315,131 @@ def load(
   )
 
 
-def _settings(
+def _add_defaults(
   given: Mapping[str, Setting], defaults: Mapping[str, object]
 ) -> dict[str, Setting]:
-  """Returns what is given for each macro of `defaults`, or its default."""
+  """Returns the setting of each macro of `defaults`: given, or the default."""
   return {
     name: given.get(name, Setting(name=name, value=value, origin=DEFAULT))
     for name, value in defaults.items()
   }
+
+
+def _read_run(model_dir: str) -> list[Statement]:
+  """Reads the config.gin of a training run."""
+  file = ModelDir(model_dir).config
+  if not os.path.isfile(file):
+    raise UserError(
+      f"--model_dir = {model_dir!r}: there is no config.gin in it; give the "
+      "MODEL_DIR of a training run."
+    )
+  return read_file(Path(file).resolve())
+
+
+def load_run(
+  command: str,
+  model_dir: str,
+  macros: Mapping[str, object],
+  trust_config: bool = False,
+) -> tuple[str, config.Config]:
+  """Returns MODEL_DIR and the settings of a command with --model_dir.
+
+  ACTIVATION_DTYPE = "auto" is resolved for this machine.
+
+  Args:
+    command: name of the command.
+    model_dir: MODEL_DIR of a training run.
+    macros: values over the values of the run, by macro.
+    trust_config: whether the run's config.gin may run code.
+
+  Raises:
+    UserError: the first thing that is wrong, in one line.
+  """
+  model_dir, settings = load(
+    command,
+    bindings=[f"{name}={value!r}" for name, value in macros.items()],
+    model_dir=model_dir,
+    trust_config=trust_config,
+  ).build()
+  model = resolved(settings.model, settings.mesh_layout)
+  return model_dir, dataclasses.replace(settings, model=model)
+
+
+def loader_of_runs(
+  files: Sequence[str], bindings: Sequence[str]
+) -> Callable[[str, Mapping[str, object]], tuple[config.Config, str]]:
+  """Returns a function that makes the settings of one run of a sweep.
+
+  Args:
+    files: gin files of the sweep, later over earlier.
+    bindings: "NAME=VALUE" texts over all files.
+
+  Returns:
+    A function of the place where macros were set, for messages, and of
+    {macro: value} over the values of the sweep. It returns the settings of a
+    training run, and a gin file that gives them again; it raises UserError
+    where they do not fit together.
+
+  Raises:
+    UserError: a file is a pipe, which only one of the runs could read.
+  """
+  for name in files:
+    if not os.path.isfile(find_gin_file(name)):
+      raise UserError(
+        f"--gin_file={name}: is a pipe, and a sweep reads its gin files for "
+        "every run; write it to a file."
+      )
+
+  def load_one(
+    origin: str, macros: Mapping[str, object]
+  ) -> tuple[config.Config, str]:
+    configuration = load(
+      "train",
+      files,
+      bindings,
+      over=[
+        Setting(name=name, value=value, origin=origin)
+        for name, value in macros.items()
+      ],
+    )
+    try:
+      _, settings = configuration.build()
+    except UserError as error:
+      raise UserError(configuration.located(str(error))) from error
+    return settings, configuration.values_text()
+
+  return load_one
+
+
+def chip_settings(chip: object) -> dict[str, Setting]:
+  """Returns the settings of a CHIP's file by macro, {} without a file."""
+  if chip == "measured":
+    return _measured_settings()
+  path = gin_folder() / "hardware" / f"{chip}.gin"
+  # CHIP may be any value that a gin file can hold, also a path.
+  is_name = isinstance(chip, str) and re.fullmatch(r"\w{1,50}", chip)
+  if not is_name or not path.is_file():
+    return {}
+  return {x.name: x for x in read_file(path) if isinstance(x, Setting)}
+
+
+def _measured_settings() -> dict[str, Setting]:
+  path = measured_hardware()
+  content = read_cached(path)
+  if content is None:
+    return {}
+  try:
+    statements = read_statements(content.decode(), path)
+  except (UserError, UnicodeDecodeError) as error:
+    warn_once(
+      f"{path} does not hold measured rates ({error}); measure them again: "
+      "palm_mtf plan --calibrate"
+    )
+    return {}
+  return {x.name: x for x in statements if isinstance(x, Setting)}
+
+
+def hardware_of(chip: str) -> config.HardwareConfig:
+  """Returns the rates of a chip of gin/hardware."""
+  settings = chip_settings(chip).values()
+  return config.HardwareConfig(**{x.name.lower(): x.value for x in settings})

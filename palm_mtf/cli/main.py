@@ -21,9 +21,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf import __version__
-from palm_mtf.cli.command import Command
-from palm_mtf.cli.command_names import commands_in, split_name
-from palm_mtf.cli.command_table import COMMANDS
+from palm_mtf.cli.command_table import (
+  COMMANDS,
+  Command,
+  commands_in,
+  split_name,
+)
 from palm_mtf.console import configure_logging, escaped, results_on_stdout
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
@@ -133,28 +136,18 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   options = _parse(parser, rest)
 
   from palm_mtf.cli import gin_files
-  from palm_mtf.cli.run_settings import loader_of_runs, settings_of
 
   if _run_alone(command, options):
     return 0
-  files = list(options.gin_file)
   bindings = [macro.removeprefix("--gin.") for macro in macros]
-  run_config = None
-  if getattr(options, "model_dir", None):
-    file, first = settings_of(options.model_dir)
-    # First, so that the user's own files and flags win over the run's.
-    if options.trust_config:
-      files.insert(0, file)
-    else:
-      run_config = file
-    bindings = first + bindings
   configuration = gin_files.load(
     name,
-    files,
+    options.gin_file,
     bindings,
     asked=f"palm_mtf {name} "
     + shlex.join(x for x in arguments if x != "--print_config"),
-    run_config=run_config,
+    model_dir=getattr(options, "model_dir", None),
+    trust_config=getattr(options, "trust_config", False),
   )
   _ready_for_tensorflow()  # the user's modules may import it
   if options.print_config:
@@ -167,7 +160,9 @@ def _run_configured(name: str, arguments: list[str]) -> int:
     if command.keeps_config:
       keywords["config_files"] = configuration.config_files
     if command.starts_runs:
-      keywords["load_run"] = loader_of_runs(files, bindings)
+      keywords["load_run"] = gin_files.loader_of_runs(
+        options.gin_file, bindings
+      )
     if command.has_results:
       keywords["as_json"] = options.as_json
     entry_point = _function(command.entry_point)
@@ -182,7 +177,7 @@ def _run_alone(command: Command, options: argparse.Namespace) -> bool:
   """Runs a flag that needs no configuration; returns whether one was given."""
   for flag, (path, _) in command.alone.items():
     if getattr(options, flag.removeprefix("--")):
-      from palm_mtf.cli.chip_files import hardware_of
+      from palm_mtf.cli.gin_files import hardware_of
 
       _ready_for_tensorflow()
       _function(path)(hardware_of=hardware_of, as_json=options.as_json)

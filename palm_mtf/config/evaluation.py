@@ -30,9 +30,9 @@ class TaskEvalConfig:
     eval_examples: number of each task's first examples; None for all.
     few_shot: exemplars and header before each example.
     answer_patterns: {task: regular expression with one group}, which finds the
-      answer in an output (evaluation/outputs.py).
+      answer in an output (evaluation/few_shot.py).
     category_groups: {task: {group: categories}}, groups of a task's categories
-      to average over, such as MMLU's four (evaluation/categories.py).
+      to average over, such as MMLU's four (evaluation/seqio_tasks.py).
     eval_checkpoints: "newest", a list of steps, or "every": those there are,
       oldest first, and each new one while training runs elsewhere, until that
       of TRAIN_STEPS.

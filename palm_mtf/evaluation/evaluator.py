@@ -24,11 +24,11 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.evaluation.answer_settings import answer_settings
 from palm_mtf.evaluation.answers import (
   AnswerJournal,
   CheckpointModel,
   TaskAnswers,
+  answer_settings,
 )
 from palm_mtf.evaluation.clean_subset import clean_examples
 from palm_mtf.evaluation.seqio_tasks import EvalTask, TaskResult

@@ -17,6 +17,7 @@ matter, if a task has them:
 import functools
 import hashlib
 import heapq
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +26,12 @@ from palm_mtf.config.few_shot import FIRST, FewShotConfig
 from palm_mtf.data.sources.seqio_steps import apply_steps
 from palm_mtf.data.sources.seqio_task import import_seqio
 from palm_mtf.errors import UserError
+from palm_mtf.user_text import (
+  check_text,
+  format_of,
+  read_json_lines,
+  read_text,
+)
 
 SEPARATOR = "\n\n"
 # Examples that exemplars are drawn from, chosen by hash: enough that their
@@ -168,3 +175,89 @@ def ended(inputs: str, targets: str) -> str:
 def text_of(value: Any) -> str:
   """Returns a text that TensorFlow holds."""
   return value.numpy().decode("utf-8", "replace")
+
+
+_logger = logging.getLogger(__name__)
+
+_MACRO = "EXEMPLAR_FILES"
+_FORM = 'give {"inputs": "...", "targets": "..."}, and "group" if there are any'
+
+
+def read_exemplars(path: str, num_shots: int | None) -> Exemplars:
+  """Returns the exemplars of a file.
+
+  Args:
+    path: path of a file of JSON lines (.jsonl), or of a text.
+    num_shots: number of JSON lines before each question, the first of its
+      group; None for all. A text is used as a whole.
+
+  Raises:
+    UserError: the file cannot be read, or a line is no exemplar.
+  """
+  what, needed = f"{_MACRO} = {path!r}", "write the exemplars"
+  if format_of(path) != ".jsonl":
+    return _Text(read_text(path, what, needed), path)
+  lines = read_json_lines(path, what, _FORM, needed=needed)
+  exemplars = [_exemplar(fields, where) for _, where, fields in lines]
+  return _Lines(exemplars, path, num_shots)
+
+
+class _Text:
+  """A text that stands before each question."""
+
+  def __init__(self, text: str, path: str):
+    self.text = text
+    if not text.endswith(SEPARATOR if SEPARATOR in text else "\n"):
+      _logger.warning(
+        f"{_MACRO}: {path} does not end in an empty line, and the question "
+        "follows its last character: end it as your protocol does"
+      )
+
+  def choose(self, key: str, group: str) -> list[str]:
+    """Returns none: the text is all that stands before a question."""
+    del key, group
+    return []
+
+
+class _Lines:
+  """Exemplars of JSON lines: (group or None, text)."""
+
+  text = ""
+
+  def __init__(
+    self,
+    exemplars: list[tuple[str | None, str]],
+    path: str,
+    num_shots: int | None,
+  ):
+    self._exemplars, self._path = exemplars, path
+    self._num_shots = num_shots
+
+  def choose(self, key: str, group: str) -> list[str]:
+    """Returns the exemplars of a question, by its group."""
+    del key
+    found = [text for of, text in self._exemplars if of in (None, group)]
+    where = f" of group {group!r}" if group else ""
+    if not found:
+      raise UserError(
+        f"{_MACRO}: {self._path} has no exemplar{where}; write some."
+      )
+    if len(found) < (self._num_shots or 0):
+      raise UserError(
+        f"{_MACRO}: NUM_SHOTS = {self._num_shots}, but {self._path} has only "
+        f"{len(found)} exemplars{where}; give a smaller number."
+      )
+    return found[: self._num_shots]
+
+
+def _exemplar(
+  fields: Mapping[str, object], where: str
+) -> tuple[str | None, str]:
+  """Returns the group and the text of a line."""
+  if not {"inputs", "targets"} <= {*fields} <= {"inputs", "targets", "group"}:
+    raise UserError(f"{where} has the fields {sorted(fields)}; {_FORM}.")
+  for name, text in fields.items():
+    if not check_text(text, f"{where}: {name!r}", _FORM):
+      raise UserError(f"{where}: {name!r} is empty; {_FORM}.")
+  inputs, targets = fields["inputs"], fields["targets"]
+  return fields.get("group"), ended(inputs, targets) + targets

@@ -14,16 +14,18 @@ of PROMPT_HEADERS stands before the first one, with a double line break.
 """
 
 import bisect
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from palm_mtf.config.evaluation import TaskEvalConfig
 from palm_mtf.config.few_shot import FIRST, FewShotConfig
 from palm_mtf.data.sources.seqio_steps import split_at_tokenize
 from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.exemplar_files import read_exemplars
 from palm_mtf.evaluation.exemplars import (
   SEPARATOR,
   Exemplars,
@@ -31,9 +33,9 @@ from palm_mtf.evaluation.exemplars import (
   group_of,
   inputs_of,
   key_of,
+  read_exemplars,
   text_of,
 )
-from palm_mtf.evaluation.outputs import changed_outputs
 from palm_mtf.user_text import format_of
 
 _logger = logging.getLogger(__name__)
@@ -240,3 +242,106 @@ def _how_many(
     range(len(shots)), True, lo=1, key=lambda count: not fit(count)
   )
   return too_many - 1
+
+
+_logger = logging.getLogger(__name__)
+
+
+def with_protocol(task: Any, config: TaskEvalConfig) -> Any:
+  """Returns a `seqio.Task` in the form that its name has in the settings.
+
+  Args:
+    task: a registered task.
+    config: settings of the evaluation.
+
+  Raises:
+    UserError: a setting does not suit the task.
+  """
+  name = task.name
+  if config.few_shot.changes(name):
+    task = few_shot_form(task, config.few_shot)
+  pattern = (config.answer_patterns or {}).get(name)
+  if pattern:
+    if all(x.model_output_type.name == "SCORE" for x in task.metric_objs):
+      raise UserError(
+        f"ANSWER_PATTERNS: {name} compares likelihoods and has no output to "
+        "search; leave it out."
+      )
+    task = task.replace(
+      postprocess_fn=changed_outputs(task.postprocessor, answer_finder(pattern))
+    )
+  return task
+
+
+def check_names(config: TaskEvalConfig, evaluated: Collection[str]) -> None:
+  """Raises UserError if a setting names a task that is not registered.
+
+  Args:
+    config: settings of the evaluation.
+    evaluated: names of the tasks of EVAL_TASKS, those of mixtures one by one.
+  """
+  for macro, by_task in {
+    "EXEMPLAR_FILES": config.few_shot.exemplar_files,
+    "PROMPT_HEADERS": config.few_shot.prompt_headers,
+    "ANSWER_PATTERNS": config.answer_patterns,
+    "CATEGORY_GROUPS": config.category_groups,
+  }.items():
+    for name in by_task or ():
+      if name not in evaluated:
+        find_provider(name, macro)
+        _logger.warning(
+          f"{macro}: {name} is no task of EVAL_TASKS, and its setting is "
+          "not used"
+        )
+
+
+def changed_outputs(
+  postprocess: Callable | None, change: Callable[[str], str]
+) -> Callable:
+  """Returns a postprocessor of outputs that are changed first.
+
+  Args:
+    postprocess: postprocessor of a `seqio.Task`, or None; changes that it
+      already makes are made before this one.
+    change: function of the output of a model; targets do not go through it.
+  """
+  if (
+    isinstance(postprocess, functools.partial) and postprocess.func is _changed
+  ):
+    earlier, postprocess = postprocess.args
+    return functools.partial(
+      _changed, lambda output: change(earlier(output)), postprocess
+    )
+  return functools.partial(_changed, change, postprocess)
+
+
+def _changed(
+  change: Callable[[str], str],
+  postprocess: Callable | None,
+  output: Any,
+  *,
+  is_target: bool = False,
+  **keywords: Any,
+) -> Any:
+  if not is_target and isinstance(output, str):
+    output = change(output)
+  elif not is_target and isinstance(output, list):  # several samples
+    output = [change(text) for text in output]
+  if postprocess is None:
+    return output
+  return postprocess(output, is_target=is_target, **keywords)
+
+
+def answer_finder(pattern: str) -> Callable[[str], str]:
+  """Returns a function that finds the answer in an output.
+
+  Args:
+    pattern: regular expression with one group, which is the answer. The first
+      match counts; an output without one has the answer "".
+  """
+
+  def find(output: str) -> str:
+    match = re.search(pattern, output)
+    return (match[1] or "") if match else ""
+
+  return find

@@ -17,7 +17,7 @@ from palm_mtf.accounting.flops import (
 )
 from palm_mtf.accounting.hardware import peak_of_devices
 from palm_mtf.accounting.params import count_parameters
-from palm_mtf.cli.chip_files import hardware_of
+from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config.mesh_layout import MeshLayout
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
 

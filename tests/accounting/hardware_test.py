@@ -10,7 +10,7 @@ from palm_mtf.accounting.hardware import (
   peak_flops_per_sec,
   peak_of_devices,
 )
-from palm_mtf.cli.chip_files import hardware_of
+from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.errors import UserError
 

@@ -5,7 +5,7 @@
 import pytest
 
 from palm_mtf.accounting.links import axes_bandwidth
-from palm_mtf.cli.chip_files import hardware_of
+from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config.mesh_layout import MeshLayout
 
 V4, A100 = hardware_of("tpu_v4"), hardware_of("a100")

@@ -5,7 +5,7 @@
 import pytest
 
 from palm_mtf.accounting.table3 import PALM_540B, table3
-from palm_mtf.cli.chip_files import hardware_of
+from palm_mtf.cli.gin_files import hardware_of
 from tests.accounting.published_sizes import PALM_540B as PUBLISHED_540B
 
 ROWS = {row["model"]: row for row in table3(hardware_of)}

@@ -99,12 +99,12 @@ def test_a_run_is_checked_before_its_modules_and_files_of_the_user_are_not(
   run.write_text("include 'recipes/quickstart.gin'\nimport of_a_stranger\n")
   directory = "MODEL_DIR='x'"
   with pytest.raises(UserError, match="import of_a_stranger: runs or permits"):
-    load("generate", [], [directory], run_config=str(run))
+    load("generate", [], [directory], model_dir=str(tmp_path))
   with pytest.raises(UserError, match="SystemExit: it ran"):
     load("generate", [str(run)], [directory]).build()
   run.write_text("include 'recipes/quickstart.gin'\nD_FF = 64\n")
   (tmp_path / "mine.gin").write_text("import json\nSEED = 5\n")
   settings = load(
-    "generate", ["mine.gin"], [directory], run_config=str(run)
+    "generate", ["mine.gin"], [directory], model_dir=str(tmp_path)
   ).build()[1]
   assert (settings.model.d_ff, settings.run.seed) == (64, 5)

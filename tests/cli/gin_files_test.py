@@ -5,14 +5,21 @@
 import dataclasses
 import importlib
 import itertools
+import json
+import os
+import pathlib
 import re
 
 import pytest
 
-from palm_mtf.cli.gin_files import load
+from palm_mtf.cli.gin_files import chip_settings, load, load_run
+from palm_mtf.cli.main import main
 from palm_mtf.config import Config
 from palm_mtf.config.macros import macros_of
 from palm_mtf.errors import UserError
+from palm_mtf.machine.cache_folder import measured_hardware, write_cached
+from tests import cpus, processes, runs
+from tests.log_lines import without_stamps
 
 RECIPE = "recipes/quickstart.gin"
 DIR = 'MODEL_DIR="runs/x"'
@@ -353,3 +360,162 @@ def test_a_command_has_defaults_of_its_own_unless_the_user_sets_them(here):
   assert "TEMPERATURE" not in values(train)
   kept = write(here, "kept.gin", train.effective_text())
   assert without_origins(load("evaluate", [kept])) == without_origins(plain)
+
+
+def loaded(*given):
+  return load("train", [RECIPE], [DIR, *given])
+
+
+def hardware(*given):
+  return loaded(*given).build()[1].hardware
+
+
+def test_a_chip_brings_its_rates_and_the_user_has_the_last_word():
+  assert hardware('CHIP="tpu_v4"').chip_watts == 378.5
+  mine = hardware('CHIP="tpu_v4"', "CHIP_WATTS=500")
+  assert (mine.chip_watts, mine.chip_memory_bytes) == (500, 32 * 2**30)
+
+
+def test_another_chip_over_a_runs_config_brings_its_own_rates(tmp_path):
+  """What followed from the first is a comment in config.gin."""
+  text = loaded('CHIP="tpu_v4"', "CHIP_WATTS=500").effective_text()
+  file = tmp_path / "config.gin"
+  file.write_text(text)
+  again = load("train", [str(file)], ['CHIP="a100"']).build()[1]
+  assert again.hardware.chip_bfloat16_flops == 312e12
+  assert again.hardware.chip_watts == 500
+  assert "# CHIP_MEMORY_BYTES = 34359738368  # hardware/tpu_v4.gin" in text
+
+
+@pytest.mark.parametrize("chip", ["../models/palm_8b", "nochip", 3, None, ""])
+def test_what_names_no_file_brings_nothing(chip):
+  assert chip_settings(chip) == {}
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+  """The file of this machine's rates."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  write_cached(measured_hardware(), b"CHIP_MEMORY_BANDWIDTH = 2e10\n")
+  assert hardware().chip_memory_bandwidth == 2e10
+  return pathlib.Path(measured_hardware())
+
+
+@pytest.mark.parametrize(
+  "content",
+  [b"", bytes(30), b"CHIP_MEMORY_BAND", b"\xff\xfe", b"X = 1 = 2", b"@@("],
+)
+def test_a_damaged_file_of_rates_ends_no_command(content, measured, caplog):
+  measured.write_bytes(content)
+  assert hardware().chip_memory_bandwidth is None
+  if content:
+    (line,) = caplog.messages
+    assert line.startswith(f"{measured} does not hold measured rates (")
+    assert line.endswith("measure them again: palm_mtf plan --calibrate")
+
+
+def test_rates_of_another_user_are_not_read(measured, monkeypatch, caplog):
+  monkeypatch.setattr(os, "geteuid", lambda: 12345)
+  assert hardware().chip_memory_bandwidth is None
+  (line,) = caplog.messages
+  assert "palm_mtf belongs to another user; set XDG_CACHE_HOME" in line
+
+
+def test_rates_that_others_may_write_are_not_read(measured, caplog):
+  measured.chmod(0o666)
+  assert hardware().chip_memory_bandwidth is None
+  assert f"other users may write {measured}; remove it" in caplog.text
+
+
+_READS = """
+import os, sys
+from palm_mtf.cli.gin_files import chip_settings
+os.setuid(65534)
+print(chip_settings("measured"))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_cache_that_may_not_be_searched_is_like_none(measured, tmp_path):
+  tmp_path.chmod(0o700)
+  run = processes.python("-c", _READS)
+  assert (run.returncode, run.stdout) == (0, "{}\n"), run.stderr
+
+
+def test_the_measured_rates_are_this_machines(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  assert hardware().chip_memory_bandwidth is None
+  path = tmp_path / "palm_mtf" / "hardware"
+  path.mkdir(parents=True)
+  assert measured_hardware().startswith(str(path))
+  with open(measured_hardware(), "w") as file:
+    file.write("CHIP_MEMORY_BANDWIDTH = 2e10\n")
+  assert hardware().chip_memory_bandwidth == 2e10
+  # Other cores, other rates.
+  monkeypatch.setattr("palm_mtf.machine.cache_folder.usable_cores", lambda: 99)
+  assert hardware().chip_memory_bandwidth is None
+
+
+# Number of JSON objects, which all name the dtype, per command.
+COMMANDS = {
+  "evaluate": ([], 1),
+  "score": (["--text", "one two", "--text", "3"], 3),  # and all texts together
+  "generate": (["--prompt", "one", "--gin.NUM_SAMPLES=2"], 2),
+}
+
+
+def forms(model_dir) -> list[list[str]]:
+  """Returns the flags that name a run, in every form."""
+  of_file = f"--gin_file={model_dir}/config.gin"
+  moved = f"--gin.MODEL_DIR={str(model_dir)!r}"
+  return [["--model_dir", str(model_dir)], [of_file, moved]]
+
+
+def printed(capsys, *arguments) -> tuple[str, list[dict]]:
+  """Returns the first line of stderr, and the objects on stdout."""
+  capsys.readouterr()
+  assert main([*arguments, "--json"]) == 0
+  out, err = capsys.readouterr()
+  first = without_stamps(err).splitlines()[0].removeprefix("palm_mtf: ")
+  return first, [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_computes_in_the_dtype_that_its_user_named(
+  command, finished, tmp_path, monkeypatch, capsys
+):
+  assert runs.SETTINGS["ACTIVATION_DTYPE"] == "float32"
+  cpus.pretend_cpu(cpus.ZEN_4, tmp_path, monkeypatch)  # "auto": bfloat16
+  flags, count = COMMANDS[command]
+  found = [printed(capsys, command, *form, *flags) for form in forms(finished)]
+  for first, records in found:
+    assert first == "computing in float32 (native bfloat16: avx512_bf16)"
+    assert [x["activation_dtype"] for x in records] == ["float32"] * count
+  assert found[0] == found[1]
+
+
+def test_a_dtype_on_the_command_line_replaces_that_of_the_run(finished, capsys):
+  for form in forms(finished):
+    first, (record,) = printed(
+      capsys, "evaluate", *form, "--gin.ACTIVATION_DTYPE='bfloat16'"
+    )
+    assert first.startswith("computing in bfloat16 (")
+    assert record["activation_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+  ("flags", "dtype"), [(cpus.ZEN_3, "float32"), (cpus.ZEN_4, "bfloat16")]
+)
+def test_a_run_that_left_its_dtype_open_computes_in_what_is_fast_here(
+  flags, dtype, finished, tmp_path, monkeypatch
+):
+  text = (finished / "config.gin").read_text()
+  named = 'ACTIVATION_DTYPE = "float32"'
+  assert named in text
+  left_open = text.replace(named, 'ACTIVATION_DTYPE = "auto"')
+  (tmp_path / "config.gin").write_text(left_open)
+  cpus.pretend_cpu(flags, tmp_path, monkeypatch)
+  _, config = load_run("evaluate", str(tmp_path), {})
+  assert config.model.activation_dtype == dtype
+  _, config = load_run("evaluate", os.fspath(finished), {})
+  assert config.model.activation_dtype == "float32"

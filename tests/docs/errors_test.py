@@ -89,7 +89,7 @@ COMMANDS = {
 # Messages that need servers, libraries or full disks: other tests give them.
 TESTS = {
   "... returns ...; return a dict": (
-    "evaluation/task_functions_test.py",
+    "evaluation/seqio_evaluator_test.py",
     "test_a_metric_function_that_returns_no_dict_is_named",
   ),
   'SWEEP_RUNS "..."': (

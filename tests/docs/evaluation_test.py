@@ -12,8 +12,7 @@ import seqio
 from palm_mtf.cli.main import main
 from palm_mtf.config import DecodeConfig
 from palm_mtf.lm_eval import __main__ as command
-from palm_mtf.lm_eval.requests import generation
-from palm_mtf.lm_eval.run import Run
+from palm_mtf.lm_eval.run import Run, generation
 from palm_mtf.tasks import corpus, fewshot, memorisation
 from tests import processes
 from tests.doc_pages import Page

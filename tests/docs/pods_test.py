@@ -9,8 +9,7 @@ import subprocess
 
 import pytest
 
-from palm_mtf.cli.command_names import split_name
-from palm_mtf.cli.command_table import COMMANDS
+from palm_mtf.cli.command_table import COMMANDS, split_name
 from tests import processes, runs
 from tests.doc_pages import Page
 

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from palm_mtf.cli import gin_files
-from palm_mtf.cli.run_settings import loader_of_runs
+from palm_mtf.cli.gin_files import loader_of_runs
 from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.sweep.law_report import law_record, law_text
 from palm_mtf.sweep.runs import runs_of

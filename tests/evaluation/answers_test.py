@@ -2,7 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is written down is not asked again, if nothing it depends on differs."""
 
+import dataclasses
+
 import pytest
+
+from palm_mtf import config as configs
+from palm_mtf.cli import gin_files
+from palm_mtf.config.macros import macros_of
+from palm_mtf.evaluation.answers import INDEPENDENT, answer_settings
 
 pytest.importorskip("seqio", reason="SeqIO is not installed")
 
@@ -47,3 +54,86 @@ def test_a_score_that_is_not_finite_is_json_and_asked_again(tmp_path):
   strict_json.load_lines(tmp_path / "eval" / "a.jsonl")
   with journal(tmp_path) as again:
     assert again.known("score") == {1: -1.5}
+
+
+INDEPENDENT_MACROS = " ".join(INDEPENDENT.values()).split()
+
+
+def load(*settings):
+  flags = ["MODEL_DIR='run'", "ACTIVATION_DTYPE='float32'", *settings]
+  files = ["recipes/quickstart.gin"]
+  return gin_files.load("evaluate", files, flags).build()[1]
+
+
+def with_new_field(part):
+  """Returns a copy of a part that has one field more."""
+  cls = type(part)
+  extended = dataclasses.make_dataclass(
+    cls.__name__,
+    [("added_later", int, dataclasses.field(default=7))],
+    bases=(cls,),
+    frozen=True,
+    kw_only=True,
+  )
+  fields = dataclasses.fields(part)
+  return extended(**{x.name: getattr(part, x.name) for x in fields})
+
+
+def extended_copies(part):
+  """Yields copies of a configuration, another part of it extended in each."""
+  yield type(part).__name__, with_new_field(part)
+  for field in dataclasses.fields(part):
+    value = getattr(part, field.name)
+    if dataclasses.is_dataclass(value):
+      for name, copy in extended_copies(value):
+        yield name, dataclasses.replace(part, **{field.name: copy})
+
+
+def test_a_new_field_of_any_part_counts_by_default():
+  copies = dict(extended_copies(load()))
+  # Every class of settings but those that no evaluation has.
+  others = {"ConfigOfSweep", "CorpusConfig", "PlanConfig", "SweepConfig"}
+  others.add("StatisticsConfig")
+  assert copies.keys() == set(configs.__all__) - others
+  for name, config in copies.items():
+    assert answer_settings(config)["ADDED_LATER"] == 7, name
+
+
+def test_each_macro_that_is_left_out_exists_and_has_one_reason():
+  assert len(INDEPENDENT_MACROS) == len(set(INDEPENDENT_MACROS))
+  assert set(INDEPENDENT_MACROS) <= macros_of(configs.Config).keys()
+
+
+@pytest.mark.parametrize(
+  "setting",
+  [
+    "ACTIVATION_DTYPE='bfloat16'",
+    "LOGITS_DTYPE='activation'",
+    "NORM='rms_norm'",
+    "BLOCK='serial'",
+    "ATTENTION='multi_head'",
+    "FINAL_NORM_SCALE='none'",
+    "SEQUENCE_LENGTH=64",
+    "LAYOUT='d_ff:model'",
+    "SEED=9",
+    "SAMPLE_TOKENS=9",
+    "TEMPERATURE=0.5",
+    "STOP_STRINGS=['x']",
+    "WEIGHT_DTYPE='int8'",
+    "EXTRA_IDS=9",
+    "PACKING='packed'",
+  ],
+)
+def test_a_setting_that_changes_answers_counts(setting):
+  mesh = ["MESH_SHAPE='model:2'", "LAYOUT='heads:model'"]
+  changed = answer_settings(load(*mesh, setting))
+  assert changed != answer_settings(load(*mesh))
+
+
+def test_a_prefix_objective_counts():
+  packed, extra = "PACKING='packed'", "EXTRA_IDS=100"
+  found = [
+    answer_settings(load(packed, extra, f"OBJECTIVE={each!r}"))
+    for each in ("causal", "prefix_lm", "span_corruption")
+  ]
+  assert found[0] != found[1] != found[2] != found[0]

@@ -26,7 +26,7 @@ from palm_mtf.config import (  # noqa: E402
 )
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
-from palm_mtf.evaluation.answer_settings import INDEPENDENT  # noqa: E402
+from palm_mtf.evaluation.answers import INDEPENDENT  # noqa: E402
 from palm_mtf.evaluation.evaluator import TaskEvaluation  # noqa: E402
 from palm_mtf.evaluation.seqio_tasks import open_eval_tasks  # noqa: E402
 from palm_mtf.programs.forward_program import build_forward_program  # noqa: E402

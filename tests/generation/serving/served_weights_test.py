@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import find_checkpoints
-from palm_mtf.cli.run_settings import load_run
+from palm_mtf.cli.gin_files import load_run
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.slot_decoder import SlotText
 from palm_mtf.generation.serving.served_weights import ServedWeights

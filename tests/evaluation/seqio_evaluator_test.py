@@ -14,7 +14,7 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf._tf import eager_mode, tf  # noqa: E402
 from palm_mtf.errors import UserError  # noqa: E402
-from palm_mtf.evaluation.task_functions import (  # noqa: E402
+from palm_mtf.evaluation.seqio_evaluator import (  # noqa: E402
   plain_metrics,
   with_named_errors,
 )

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf.errors import UserError
-from palm_mtf.evaluation.exemplar_files import read_exemplars
+from palm_mtf.evaluation.exemplars import read_exemplars
 
 TEXT = "Q: 1 + 1?\nA: 1 + 1 = 2.\n\tThe answer is 2.\r\n\nQ: 2?\nA: 2.\n\n"
 

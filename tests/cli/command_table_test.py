@@ -4,8 +4,7 @@
 
 import pytest
 
-from palm_mtf.cli.command_names import commands_in, split_name
-from palm_mtf.cli.command_table import COMMANDS
+from palm_mtf.cli.command_table import COMMANDS, commands_in, split_name
 from palm_mtf.errors import UserError
 
 
