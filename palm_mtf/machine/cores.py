@@ -1,20 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""CPU cores: those of this process, their quota and their load."""
+"""CPU cores that this process may use, their quota and its threads."""
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-STAT = Path("/proc/stat")
 # The quota of a container: of control groups version 2, and of version 1.
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 CPU_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-
-# What each column of /proc/stat counts; guests are part of "user" and "nice".
-_COLUMNS = "user nice system idle iowait irq softirq steal".split()
 
 
 def visible_cores() -> list[int]:
@@ -50,36 +45,6 @@ def thread_count(environment: Mapping[str, str]) -> int:
 
 
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-
-
-def busy_shares(secs: float) -> dict[int, float]:
-  """Returns the load of each visible core by other programs, 0 to 1.
-
-  Args:
-    secs: seconds to measure for, in which this process sleeps.
-  """
-  before = _core_times()
-  time.sleep(secs)
-  after = _core_times()
-  shares = {}
-  for core in visible_cores():
-    if core in before and core in after:
-      passed = {x: after[core][x] - before[core][x] for x in _COLUMNS}
-      # "steal" is busy: the host of a virtual machine took the time away.
-      free = passed["idle"] + passed["iowait"]
-      shares[core] = 1 - free / max(1, sum(passed.values()))
-  return shares
-
-
-def _core_times() -> dict[int, dict[str, int]]:
-  """Returns the ticks of each core since the machine started, by column."""
-  times = {}
-  for line in _text(STAT).splitlines():
-    name, *values = line.split()
-    if name.startswith("cpu") and name[3:].isdigit():
-      ticks = map(int, values[: len(_COLUMNS)])
-      times[int(name[3:])] = dict(zip(_COLUMNS, ticks, strict=True))
-  return times
 
 
 def _text(path: Path) -> str:

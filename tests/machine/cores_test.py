@@ -1,8 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Cores, their quota and what others take of them, from the kernel's files."""
-
-import types
+"""Cores and their quota, from the kernel's files."""
 
 import pytest
 
@@ -12,7 +10,7 @@ from palm_mtf.machine import cores
 @pytest.fixture
 def files(tmp_path, monkeypatch):
   """The kernel's files, of a machine whose cores 1 and 3 are ours."""
-  for name in ("STAT", "CPU_MAX", "CPU_QUOTA", "CPU_PERIOD"):
+  for name in ("CPU_MAX", "CPU_QUOTA", "CPU_PERIOD"):
     monkeypatch.setattr(cores, name, tmp_path / name)
   monkeypatch.setattr(cores.os, "sched_getaffinity", lambda pid: {3, 1})
   return tmp_path
@@ -48,20 +46,3 @@ def test_threads_are_those_of_the_cores_or_what_the_environment_asks(files):
   assert cores.thread_count({}) == 2
   assert cores.thread_count({"OMP_NUM_THREADS": "1"}) == 2
   assert cores.thread_count({"TF_NUM_INTRAOP_THREADS": "16"}) == 16
-
-
-def test_work_of_others_and_stolen_time_are_busy_and_waiting_is_not(
-  files, monkeypatch
-):
-  #        user nice system idle iowait irq softirq steal guest guest_nice
-  before = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu1 0 0 0 0 0 0 0 0 0 0\n"
-  before += "cpu2 0 0 0 0 0 0 0 0 0 0\ncpu3 5 0 0 90 0 0 0 0 0 0\nintr 1\n"
-  after = "cpu 9 9 9 9 9 9 9 9 0 0\ncpu1 30 0 10 20 20 0 0 20 0 0\n"
-  after += "cpu2 99 0 0 0 0 0 0 0 0 0\ncpu3 5 0 0 190 0 0 0 0 0 0\nintr 2\n"
-  (files / "STAT").write_text(before)
-  # The module's clock alone: threads of other tests sleep too.
-  clock = types.SimpleNamespace(
-    sleep=lambda secs: (files / "STAT").write_text(after)
-  )
-  monkeypatch.setattr(cores, "time", clock)
-  assert cores.busy_shares(1.0) == {1: pytest.approx(0.6), 3: 0.0}
