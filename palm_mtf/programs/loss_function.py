@@ -1,31 +1,48 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A model and its loss, as a training program sees them."""
+"""A model and its loss, as a training program sees them; and PaLM's.
+
+A mean over the tokens of a step is not the mean of its microbatches' means, or
+of its pods', where their weights differ. So a loss is given as a sum and its
+weight: both are added up over microbatches and pods (gradient_sums.py), and
+pod.py divides one by the other.
+"""
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.model.loss import divisor
-from palm_mtf.programs.features import Feature
-
-# A mean over the tokens of a step is not the mean of its microbatches' means,
-# or of its pods', where their weights differ. So a loss is given as a sum and
-# its weight: sums are added up over microbatches (gradient_accumulation.py) and
-# over pods (dcn_all_reduce.py), and divided in pod.py.
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
+from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.dropout import Dropout
+from palm_mtf.model.loss import (
+  cross_entropy,
+  divisor,
+  weight_sum,
+  weighted_sum,
+)
+from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
+from palm_mtf.programs.features import Feature, palm_features
 
 
 @dataclasses.dataclass(frozen=True)
 class LossSums:
-  """Sums over the rows of a microbatch, [] float32 each, on one mesh."""
+  """Sums over the rows of a microbatch, [] float32 each, on one mesh.
 
-  # By the names of their metrics; "loss" is first. Training minimizes the sum
-  # of all terms.
+  Attributes:
+    terms: sums by the names of their metrics; "loss" is first. Training
+      minimizes the sum of all terms.
+    weight: what sums over all rows of a step are divided by.
+  """
+
   terms: Mapping[str, mtf.Tensor]
-  weight: mtf.Tensor  # what sums over all rows of a step are divided by
+  weight: mtf.Tensor
 
   @property
   def total(self) -> mtf.Tensor:
@@ -56,8 +73,81 @@ class LossFunction(Protocol):
     """Makes the model's variables on a mesh, and its loss.
 
     Args:
-      mesh: mesh of one pod; each pod has one of its own.
+      mesh: mesh of one pod.
       batch: the features of a microbatch, on the mesh.
       dropout_state: number of steps done before, number of the microbatch's
         first row in the batch of all pods, and whether to drop, [3] int32.
     """
+
+
+class PalmLoss:
+  """`LossFunction` of PaLM: cross-entropy and z-loss of every token.
+
+  Attributes:
+    features: features of a microbatch, by name.
+  """
+
+  def __init__(
+    self,
+    config: PalmConfig,
+    mesh_layout: MeshLayout,
+    optimizer: AdafactorConfig,
+    feature_names: Sequence[str],
+    *,
+    num_rows: int,
+    seed: int,
+  ):
+    """Computes the dimensions.
+
+    Args:
+      config: architecture.
+      mesh_layout: axes and layout rules of a pod, checked against `config`.
+      optimizer: Z_LOSS and DROPOUT are read.
+      feature_names: names among FEATURE_DTYPES that every batch has.
+      num_rows: sequences in a microbatch.
+      seed: seed of the initial weights and of dropout.
+
+    Raises:
+      UserError: there is no such feature, or inputs or targets are missing.
+    """
+    self._config, self._optimizer, self._seed = config, optimizer, seed
+    self._dims = model_dims(config, num_rows, mesh_layout)
+    self._is_float32 = mesh_layout.gradient_dtype == "float32"
+    self.features = palm_features(feature_names, self._dims)
+
+  def sums(
+    self,
+    mesh: mtf.Mesh,
+    batch: Mapping[str, mtf.Tensor],
+    dropout_state: tf.Tensor,
+  ) -> LossSums:
+    """Makes the variables, and sums over tokens; see `LossFunction`."""
+    config, dims, dropout = self._config, self._dims, None
+    if self._optimizer.dropout:
+      shape = mtf.Shape([mtf.Dimension("dropout_state", 3)])
+      state = mtf.import_tf_tensor(mesh, dropout_state, shape)
+      dropout = Dropout(self._optimizer.dropout, self._seed, state)
+    weights = TrainedWeights(
+      mesh,
+      config,
+      dims,
+      self._seed,
+      gradient_dtype=tf.float32 if self._is_float32 else None,
+    )
+    logits = Palm(config, dims, weights, dropout).logits(
+      batch["inputs"], batch.get("segments"), batch.get("prefix")
+    )
+    # The gradient of the logits is multiplied by activations, so it is rounded
+    # to their dtype.
+    token_loss, log_z = cross_entropy(
+      logits, batch["targets"], tf.as_dtype(config.activation_dtype)
+    )
+    loss_weights = batch.get("loss_weights")
+    z_loss = self._optimizer.z_loss * mtf.square(log_z)
+    return LossSums(
+      {
+        "loss": weighted_sum(token_loss, loss_weights),
+        "z_loss": weighted_sum(z_loss, loss_weights),
+      },
+      weight_sum(token_loss, loss_weights),
+    )

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every pod computes of a training step: A before the exchange, B after.
+"""What every pod computes in a training step, before and after the exchange.
 
-A   forward and backward pass of the pod's share of the batch
-B   global clipping and update
+gradients   forward and backward pass of the pod's share of the batch
+update      global clipping and Adafactor; the same on all pods
 """
 
 import dataclasses
@@ -25,25 +25,25 @@ from palm_mtf.programs.features import (
   import_features,
   placeholders,
 )
-from palm_mtf.programs.gradient_accumulation import (
+from palm_mtf.programs.gradient_sums import (
   Accumulate,
   Sums,
-  accumulated,
-  microbatch_sums,
+  accumulate_sums,
+  sum_microbatch,
 )
 from palm_mtf.programs.loss_function import LossFunction, LossSums
 
 
 @dataclasses.dataclass(frozen=True)
-class Pod:
-  """A of one pod, as Mesh TensorFlow has it."""
+class Gradients:
+  """The gradients of one pod, before the exchange."""
 
-  index: int
+  pod: int
   mesh: mtf.Mesh
   placement: Placement
   features: dict[str, tf.Tensor]  # fed with a microbatch's rows
   copies: list[dict[str, tf.Tensor]]  # of other hosts that import them
-  numbers: dict[str, tf.Tensor]  # `PodBuilder.numbers` of a microbatch
+  numbers: dict[str, tf.Tensor]  # `PodBuilder.build_numbers` of a microbatch
   losses: LossSums  # of one microbatch
   variables: list[mtf.Variable]  # trained
   sums: Sums  # over the step, read on its last microbatch
@@ -52,19 +52,20 @@ class Pod:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-  """B of one pod; numbers are [] float32."""
+  """The update of one pod, after the exchange; numbers are [] float32.
 
-  # All pods compute B from the same sums: so their variables stay the same.
+  All pods compute it from the same sums, so that their variables stay equal.
+  """
 
   operations: list[AdafactorUpdate]
   weight: mtf.Tensor  # what the sums and their gradients are divided by
   squares: list[mtf.Tensor]  # sum of squares of each summed gradient
   losses: dict[str, mtf.Tensor]  # terms of the loss, and grad_norm
-  is_finite: mtf.Tensor  # whether all losses are, bool
+  is_finite: mtf.Tensor  # whether all losses are finite, bool
 
   @property
   def fetched(self) -> dict[str, mtf.Tensor]:
-    """What the client reads of a step, [] each, by name."""
+    """The numbers of a step that the client fetches, [] each, by name."""
     measured = (x for each in self.operations for x in each.sums_of_squares)
     return {
       **self.losses,
@@ -76,7 +77,7 @@ class Update:
 
 
 class PodBuilder:
-  """Builds A and B of each pod.
+  """Builds gradients and update of each pod in one graph.
 
   Attributes:
     step: number of steps done before, [], int64.
@@ -98,40 +99,40 @@ class PodBuilder:
     self._pod_batch_size = pod_batch_size
     self._graph = mtf.Graph()
     with tf.device(client):
-      none = tf.constant(-1, tf.int64)  # the loss of other batches
-      self.step = tf.placeholder_with_default(none, [], "step")
+      no_step = tf.constant(-1, tf.int64)  # not fed for the loss alone
+      self.step = tf.placeholder_with_default(no_step, [], "step")
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
 
-  def pod(
-    self,
-    index: int,
-    placement: Placement,
-    read: ReadFeatures | None = None,
-  ) -> Pod:
-    """Builds A: the sums of pod `index`.
+  def build_gradients(
+    self, pod: int, placement: Placement, read: ReadFeatures | None
+  ) -> Gradients:
+    """Builds forward and backward pass of a pod.
 
     Args:
-      index: number of the pod.
+      pod: number of the pod.
       placement: its devices.
-      read: reads what hosts are not fed; None where all is fed.
+      read: reads features on hosts where they are not fed; None where all are
+        fed.
     """
-    mesh = mtf.Mesh(self._graph, f"pod_{index}")
-    # What is imported onto the mesh is made beside it: the client sends each
-    # pod its own rows alone.
+    mesh = mtf.Mesh(self._graph, f"pod_{pod}")
+    # Imported tensors are made on the pod's host, so that the client sends each
+    # pod only its own rows.
     with tf.device(placement.host):
-      fed = self._fed(index, placement, read)
-      features_of_host, *copies = fed.values()
+      by_host = self._make_placeholders(pod, placement, read)
+      features_of_host, *copies = by_host.values()
       features = self._loss_function.features
-      batch = import_features(mesh, placement, fed, features)
-      numbers = self.numbers(index, self.step, self.microbatch)
+      batch = import_features(mesh, placement, by_host, features)
+      numbers = self.build_numbers(pod, self.step, self.microbatch)
       losses = self._loss_function.sums(mesh, batch, numbers["dropout_state"])
       variables = [v for v in self._graph.trainable_variables if v.mesh is mesh]
-      sums = microbatch_sums(losses, variables)
+      sums = sum_microbatch(losses, variables)
       accumulations = []
       if self._num_microbatches > 1:
-        sums, accumulations = accumulated(sums, variables, numbers["is_first"])
-    return Pod(
-      index,
+        sums, accumulations = accumulate_sums(
+          sums, variables, numbers["is_first"]
+        )
+    return Gradients(
+      pod,
       mesh,
       placement,
       features_of_host,
@@ -143,43 +144,36 @@ class PodBuilder:
       accumulations,
     )
 
-  def _fed(
-    self,
-    index: int,
-    placement: Placement,
-    read: ReadFeatures | None,
+  def _make_placeholders(
+    self, pod: int, placement: Placement, read: ReadFeatures | None
   ) -> dict[str, dict[str, tf.Tensor]]:
     """Returns the placeholders of each host that imports, by its name."""
     features = self._loss_function.features
     if read is None:
       return {placement.host: placeholders(features)}
-    # Where nothing is fed, each host reads the rows itself.
-    fed = {}
+    by_host = {}
     for host in placement.reading_hosts:
       with tf.device(host):
-        part = index * self._num_microbatches + self.microbatch
-        values = read(host, self.step, part, self._num_parts)
-        fed[host] = placeholders(features, values)
-    return fed
+        part = pod * self._num_microbatches + self.microbatch
+        num_parts = self._num_pods * self._num_microbatches
+        values = read(host, self.step, part, num_parts)
+        by_host[host] = placeholders(features, values)
+    return by_host
 
-  @property
-  def _num_parts(self) -> int:
-    return self._num_pods * self._num_microbatches
-
-  def numbers(
-    self, index: int, step: tf.Tensor, microbatch: tf.Tensor
+  def build_numbers(
+    self, pod: int, step: tf.Tensor, microbatch: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the numbers that the devices of a pod need of a microbatch.
+    """Returns the numbers that the devices of a pod need for a microbatch.
 
     Args:
-      index: number of the pod.
+      pod: number of the pod.
       step: number of steps done before, [], int64.
       microbatch: number of the microbatch in the step, [], int32.
     """
     k = tf.cast(step + 1, tf.float32)
     # Dropout is drawn by (SEED, step, row in the whole batch): pods and
     # microbatches do not change it.
-    first_row = index * self._pod_batch_size
+    first_row = pod * self._pod_batch_size
     first_row += microbatch * (self._pod_batch_size // self._num_microbatches)
     dropout_state = step, first_row, step >= 0  # in step -1 nothing is dropped
     return {
@@ -189,24 +183,25 @@ class PodBuilder:
       "dropout_state": tf.stack([tf.cast(x, tf.int32) for x in dropout_state]),
     }
 
-  def update(self, pod: Pod, sums: Sums) -> Update:
-    """Builds B on one pod, from the sums of all of them."""
-    optimizer = self._optimizer
-    with tf.device(pod.placement.host):
+  def build_update(self, gradients: Gradients, sums: Sums) -> Update:
+    """Builds the update of a pod from the sums over all pods."""
+    optimizer, numbers = self._optimizer, gradients.numbers
+    with tf.device(gradients.placement.host):
       weight = divisor(sums.losses.weight)
       squares = sums_of_squares(sums.gradients)
-      # Here sums over the step become means over its tokens.
+      # Sums over the step become means over its tokens.
       losses = {name: x / weight for name, x in sums.losses.terms.items()}
       losses["grad_norm"] = global_norm(squares) / weight
       is_finite = all_finite(list(losses.values()))
-      # Gradients stay sums, for they are large; their one factor divides them.
+      # Gradients stay sums, because they are large: the factor that clips them
+      # divides them too.
       clip = clip_factor(losses["grad_norm"], optimizer.gradient_clip)
       scalars = [
         clip / weight,
-        mtf.import_tf_tensor(pod.mesh, pod.numbers["learning_rate"]),
-        mtf.import_tf_tensor(pod.mesh, pod.numbers["one_minus_beta2"]),
+        mtf.import_tf_tensor(gradients.mesh, numbers["learning_rate"]),
+        mtf.import_tf_tensor(gradients.mesh, numbers["one_minus_beta2"]),
       ]
       operations = adafactor_updates(
-        pod.variables, sums.gradients, scalars, is_finite, optimizer
+        gradients.variables, sums.gradients, scalars, is_finite, optimizer
       )
     return Update(operations, weight, squares, losses, is_finite)

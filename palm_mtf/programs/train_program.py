@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The graph of a training step, which a client runs.
 
-A         forward and backward pass, on every pod of its share of the batch
-exchange  each gradient, from each pod to all others (dcn_all_reduce.py)
-B         clipping and update, on every pod the same
+gradients  forward and backward pass, on every pod of its share of the batch
+exchange   each gradient, from each pod to all others (gradient_sums.py)
+update     clipping and Adafactor, on every pod the same
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
@@ -19,17 +18,16 @@ from palm_mtf.config.pods import PodsConfig
 from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
+from palm_mtf.mesh.tpu.lowering import TpuLowering
 from palm_mtf.optim.rms import rms_by_kind
-from palm_mtf.programs.dcn_all_reduce import exchanged_sums
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   HostFeatures,
   ReadFeatures,
 )
-from palm_mtf.programs.loss_function import LossFunction
-from palm_mtf.programs.palm_loss import PalmLoss
-from palm_mtf.programs.pod import Pod, PodBuilder, Update
-from palm_mtf.programs.step_loop import LoopProgram, lower_loop
+from palm_mtf.programs.gradient_sums import exchange_sums
+from palm_mtf.programs.loss_function import LossFunction, PalmLoss
+from palm_mtf.programs.pod import Gradients, PodBuilder, Update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +37,40 @@ class PodProgram:
   # The pod's part of a microbatch, by name, in the order asked for.
   features: dict[str, tf.Tensor]
   copies: list[dict[str, tf.Tensor]]  # of the pod's other hosts; fed alike
-  # Mean loss of that part, PaLM's in nats a token, [] float32; fetched alone it
-  # runs the forward pass alone. The mean over several parts is weighted by
-  # `weight_sum`, [].
+  # Mean loss of that part, PaLM's in nats per token, [] float32; fetching only
+  # the loss runs only the forward pass. The mean over several parts is weighted
+  # by `weight_sum`, [].
   loss: tf.Tensor
   weight_sum: tf.Tensor
   # By checkpoint name (mesh/placement.py).
   slices: dict[str, list[Slice]]
   # Adds the part's gradients and sums to those of the step.
   accumulate: tf.Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopProgram:
+  """Several training steps of one pod of TPUs, in one call.
+
+  host -> device    batches of all steps, and the numbers that go with them
+  device            step after step, microbatch after microbatch
+  device -> host    metrics of all steps
+
+  A small model's step takes as long as the call that starts it. The step is fed
+  as for one step. Several pods have no loop, because they exchange gradients in
+  each step over their hosts.
+  """
+
+  # Feed the rows of each round, a microbatch of a step, by name: [rounds,
+  # batch, length]. For steps that are not run, feeds and metrics are undefined.
+  features: dict[str, tf.Tensor]
+  max_steps: int
+  num_steps: tf.Tensor  # feed how many to run, [] int32
+  # Number of steps that were run, [] int32. A step that is not finite is the
+  # last one, and changes nothing; is_finite, [] bool, is of that last one.
+  num_done: tf.Tensor
+  is_finite: tf.Tensor
+  metrics: dict[str, tf.Tensor]  # as in TrainProgram, [steps] float32 each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +93,7 @@ class TrainProgram:
   # [] bool, is false, it raises InvalidArgumentError and changes nothing.
   update: tf.Operation
   is_finite: tf.Tensor
-  # Terms of the loss, PaLM's loss (nats a token) and z_loss; grad_norm; [].
+  # Terms of the loss, PaLM's loss (nats per token) and z_loss; grad_norm; [].
   losses: dict[str, tf.Tensor]
   # `losses`, learning_rate, and the root mean squares of optim/rms.py, [].
   metrics: dict[str, tf.Tensor]
@@ -86,7 +109,7 @@ class TrainProgram:
 
   @property
   def slices(self) -> dict[str, list[Slice]]:
-    """The first pod's slices: what is saved, for all pods hold the same."""
+    """The first pod's slices: what is saved, because all pods are equal."""
     return self.pods[0].slices
 
 
@@ -120,13 +143,12 @@ def build_train_program(
   names, read = features, None
   if isinstance(features, HostFeatures):
     names, read = features
-  parts = pods.num_pods * mesh_layout.num_microbatches
   loss_function = PalmLoss(
     config,
     mesh_layout,
     optimizer,
     names,
-    num_rows=batch_size // parts,
+    num_rows=batch_size // (pods.num_pods * mesh_layout.num_microbatches),
     seed=seed,
   )
   return build_program(
@@ -150,7 +172,7 @@ def build_program(
   devices: Devices | None = None,
   read: ReadFeatures | None = None,
 ) -> TrainProgram:
-  """Builds forward, backward, exchange and update in the current tf.Graph.
+  """Builds gradients, exchange and update in the current tf.Graph.
 
   Args:
     loss_function: model and loss of a microbatch.
@@ -171,11 +193,13 @@ def build_program(
     num_pods=pods.num_pods,
   )
   built = [
-    builder.pod(index, devices.placement(mesh_layout, index), read)
-    for index in range(len(devices.pods))
+    builder.build_gradients(pod, devices.placement(mesh_layout, pod), read)
+    for pod in range(len(devices.pods))
   ]
-  sums = exchanged_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
-  updates = [builder.update(*each) for each in zip(built, sums, strict=True)]
+  sums = exchange_sums([x.sums for x in built], tf.as_dtype(pods.dcn_dtype))
+  updates = [
+    builder.build_update(*each) for each in zip(built, sums, strict=True)
+  ]
   mean_losses = [
     {"loss": x.losses.mean_loss, "weight_sum": x.losses.weight} for x in built
   ]
@@ -183,20 +207,17 @@ def build_program(
   lowering = built[0].placement.lower({x.mesh: x.placement for x in built})
   losses = [lowering.call(x)[0] for x in mean_losses]
   accumulate = [lowering.call({}, pod.accumulations)[1] for pod in built]
-  step = _step(built[0], updates, lowering)
+  step = _lower_step(built[0], updates, lowering)
   loop = None
   if mesh_layout.steps_per_loop > 1:  # on TPUs, as config/mesh_layout.py checks
-    metrics_of = functools.partial(_metrics, updates[0])
-    loop = lower_loop(
-      lowering, builder, built[0], updates[0], metrics_of, mesh_layout
-    )
+    loop = _lower_loop(lowering, builder, built[0], updates[0], mesh_layout)
   return TrainProgram(
     pods=[
       PodProgram(
         features=pod.features,
         copies=pod.copies,
         **loss,
-        slices=_kept(pod, x),
+        slices=_drop_accumulators(pod, x),
         accumulate=done,
       )
       for pod, loss, x, done in zip(
@@ -215,23 +236,23 @@ def build_program(
   )
 
 
-def _kept(
-  pod: Pod, slices: Mapping[str, list[Slice]]
+def _drop_accumulators(
+  pod: Gradients, slices: Mapping[str, list[Slice]]
 ) -> dict[str, list[Slice]]:
-  """Returns the slices that checkpoints hold: without accumulators."""
+  """Returns the slices that checkpoints hold."""
   sums = {each.sum_name for each in pod.accumulations}
   return {key: x for key, x in slices.items() if sums.isdisjoint(x[0].names)}
 
 
-def _step(
-  first: Pod, updates: Sequence[Update], lowering: Lowering
+def _lower_step(
+  pod: Gradients, updates: Sequence[Update], lowering: Lowering
 ) -> dict[str, object]:
   """Lowers the last call of a step, of all pods: fields of TrainProgram."""
   operations = [x for update in updates for x in update.operations]
   # Numbers are read off the first pod: all pods have the same.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
-  with tf.device(first.placement.host):
+  with tf.device(pod.placement.host):
     squares = tf.stack(
       [values[f"squares/{i}"] for i in range(len(update.squares))]
     )
@@ -241,12 +262,12 @@ def _step(
       "update": tf.group(done, check),
       "is_finite": is_finite,
       "losses": {name: values[name] for name in update.losses},
-      "metrics": _metrics(update, values, first.numbers["learning_rate"]),
+      "metrics": _make_metrics(update, values, pod.numbers["learning_rate"]),
       "gradient_squares": squares / tf.square(values["weight"]),
     }
 
 
-def _metrics(
+def _make_metrics(
   update: Update, values: Mapping[str, tf.Tensor], learning_rate: tf.Tensor
 ) -> dict[str, tf.Tensor]:
   """Returns the metrics of a step, [] each, or of several, [steps] each."""
@@ -258,3 +279,51 @@ def _metrics(
       x._replace(value=values[f"{x.of}_squares/{x.variable}"]) for x in measured
     ),
   }
+
+
+def _lower_loop(
+  lowering: TpuLowering,
+  builder: PodBuilder,
+  pod: Gradients,
+  update: Update,
+  mesh_layout: MeshLayout,
+) -> LoopProgram:
+  """Lowers several steps of a pod, of which one step was lowered before."""
+  num_microbatches = mesh_layout.num_microbatches
+  num_rounds = mesh_layout.steps_per_loop * num_microbatches
+  with tf.device(pod.placement.host):
+    num_steps = tf.placeholder(tf.int32, [], "num_steps")
+    features = {
+      name: tf.placeholder(x.dtype, [num_rounds, *x.shape])
+      for name, x in pod.features.items()
+    }
+    by_round = []
+    for number in range(num_rounds):
+      i, j = divmod(number, num_microbatches)
+      by_round.append(
+        builder.build_numbers(pod.pod, builder.step + i, tf.constant(j))
+      )
+    numbers = {
+      name: tf.stack([each[name] for each in by_round]) for name in pod.numbers
+    }
+  rounds = {x.name: features[name] for name, x in pod.features.items()}
+  rounds |= {x.name: numbers[name] for name, x in pod.numbers.items()}
+  num_done, found = lowering.loop(
+    update.fetched,
+    update.operations,
+    pod.accumulations,
+    rounds=rounds,
+    rounds_per_step=num_microbatches,
+    num_steps=num_steps,
+  )
+  with tf.device(pod.placement.host):
+    # The learning rate is that of a step's last microbatch.
+    last = slice(num_microbatches - 1, None, num_microbatches)
+    return LoopProgram(
+      features=features,
+      max_steps=mesh_layout.steps_per_loop,
+      num_steps=num_steps,
+      num_done=num_done,
+      is_finite=found["is_finite"][num_done - 1],
+      metrics=_make_metrics(update, found, numbers["learning_rate"][last]),
+    )

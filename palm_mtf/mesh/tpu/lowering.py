@@ -160,7 +160,11 @@ class TpuLowering:
   def _exchanged(
     self, wanted: Sequence[mtf.Operation]
   ) -> dict[mtf.Mesh, list[_Sums]]:
-    """Runs A of all pods, if B needs it; returns the sums that each B reads."""
+    """Computes the gradients of all pods if `wanted` needs them.
+
+    Returns:
+      The sums over all pods that the update of each pod reads.
+    """
     exchanges = collections.defaultdict(list)
     for operation in _needed(wanted):
       if isinstance(operation, Exchange):
@@ -189,7 +193,7 @@ class TpuLowering:
   def _terms(
     self, mesh: mtf.Mesh, terms: Sequence[mtf.Tensor]
   ) -> dict[tuple[int, ...], list[tf.Tensor]]:
-    """Runs what terms of exchanges need, on their pod: A of its step.
+    """Computes terms of exchanges, the gradients of a step, on their pod.
 
     Returns:
       By the positions of terms that are alike: the stack of their slices of

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Several pods take the steps of one, and hold the same bits after each."""
+"""Microbatches and pods take the step of one batch, with the same bits."""
 
 import collections
 import dataclasses
@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
@@ -33,7 +34,7 @@ CLIPPING = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
 
 
 def documents_of_unequal_weight(config, batch_size, seed):
-  """Returns documents whose first two rows, and first pod, weigh nothing."""
+  """Returns documents whose first two rows, and first part, weigh nothing."""
   batch = random_documents(config, batch_size, seed)
   batch["loss_weights"][: batch_size // 2] = 0
   return batch
@@ -64,12 +65,105 @@ def assert_same_step(actual, expected, tolerance=1e-6):
 
 
 @pytest.fixture(scope="module")
-def of_one_pod():
+def whole():
   return one_step()
 
 
-def test_pods_take_the_step_of_one_with_the_whole_batch(of_one_pod):
-  assert_same_step(one_step(TWO_PODS), of_one_pod)
+# Slow: other tests have two.
+@pytest.mark.parametrize(
+  "num_microbatches", [pytest.param(2, marks=pytest.mark.slow), 4]
+)
+def test_gradients_and_metrics_are_those_of_one_batch(whole, num_microbatches):
+  mesh = dataclasses.replace(SINGLE, num_microbatches=num_microbatches)
+  assert_same_step(one_step(mesh=mesh), whole)
+
+
+def test_microbatches_weigh_as_much_as_their_tokens():
+  """One of them nothing: the mean of the means would be half the loss."""
+  mesh = dataclasses.replace(SINGLE, num_microbatches=2)
+  parts = one_step(mesh=mesh, rows=documents_of_unequal_weight)
+  assert_same_step(parts, one_step(rows=documents_of_unequal_weight))
+
+
+# Each axis, and both. Slow: layouts_test.py has both with microbatches.
+@pytest.mark.parametrize(
+  "layout",
+  [
+    "batch over data",
+    pytest.param("vocab over model", marks=pytest.mark.slow),
+    pytest.param("all over data and model", marks=pytest.mark.slow),
+  ],
+)
+def test_layouts_do_not_change_microbatches(whole, layout):
+  mesh = mesh_layout(layout, num_microbatches=2)
+  assert_same_step(one_step(mesh=mesh), whole, tolerance=2e-6)
+
+
+@pytest.mark.slow  # layouts_test.py has two microbatches of both axes twice
+def test_the_same_steps_twice_give_the_same_bits():
+  mesh = mesh_layout("batch over data", num_microbatches=2)
+  config = small_config(num_layers=1, activation_dtype="bfloat16")
+  (first, first_metrics), (second, second_metrics) = (
+    train(config, PALM_OPTIMIZER, mesh=mesh) for _ in range(2)
+  )
+  assert first_metrics == second_metrics
+  for name, value in first.items():
+    np.testing.assert_array_equal(second[name], value, err_msg=name)
+
+
+def test_sums_are_float32_and_in_no_checkpoint():
+  names = []
+  for num_microbatches in (1, 2):
+    with tf.Graph().as_default() as graph:
+      program = build_train_program(
+        small_config(num_layers=1, activation_dtype="bfloat16"),
+        dataclasses.replace(SINGLE, num_microbatches=num_microbatches),
+        PALM_OPTIMIZER,
+        batch_size=4,
+        seed=0,
+      )
+      kept = graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES)
+    assert {each.dtype.base_dtype for each in kept} == {tf.float32}
+    names.append(list(program.slices))
+  assert names[0] == names[1]
+
+
+def test_all_reduces_of_gradients_come_once_per_step():
+  """What a microbatch adds is each slice's own part of the sum."""
+  with tf.Graph().as_default():
+    program = build_train_program(
+      CONFIG,
+      mesh_layout("batch over data", num_microbatches=2),
+      PALM_OPTIMIZER,
+      batch_size=4,
+      seed=0,
+    )
+    devices = {
+      name: reached_devices(program, name)
+      for name in ("embedding", "layer_000/mlp/wo", "layer_000/norm/scale")
+    }
+  assert all(len(each) == 1 for each in devices.values()), devices
+
+
+def reached_devices(program, name):
+  """Returns where the values come from that device 0 adds to a sum."""
+  (add,) = (
+    op
+    for op in program.update.graph.get_operations()
+    if op.type in ("If", "StatelessIf")
+    and any(f"{name}/gradient_sum/slice_0" in x.name for x in op.inputs)
+  )
+  seen, todo = set(), [add]
+  while todo:
+    for x in todo.pop().inputs:
+      if x.op not in seen:
+        seen.add(x.op)
+        todo.append(x.op)
+  return {op.device for op in seen if op.device}
+
+
+def test_pods_take_the_step_of_one_with_the_whole_batch(whole):
+  assert_same_step(one_step(TWO_PODS), whole)
 
 
 def test_pods_weigh_as_much_as_their_tokens():
@@ -92,11 +186,11 @@ def test_pods_weigh_as_much_as_their_tokens():
   ],
   ids=["microbatches", "data:2", "data:2,model:2"],
 )
-def test_pods_microbatches_and_layouts_combine(mesh, of_one_pod):
-  assert_same_step(one_step(TWO_PODS, mesh), of_one_pod, tolerance=2e-6)
+def test_pods_microbatches_and_layouts_combine(mesh, whole):
+  assert_same_step(one_step(TWO_PODS, mesh), whole, tolerance=2e-6)
 
 
-def test_dropout_masks_are_those_of_one_pod():
+def test_dropout_masks_are_those_whole():
   dropping = dataclasses.replace(CLIPPING, dropout=0.3)
   mesh = dataclasses.replace(SINGLE, num_microbatches=2)
   assert_same_step(
@@ -131,9 +225,9 @@ def test_pods_hold_the_same_bits_for_200_steps(num_pods):
   )
 
 
-def test_bfloat16_rounds_each_term_once(of_one_pod):
+def test_bfloat16_rounds_each_term_once(whole):
   _, metrics = one_step(IN_BFLOAT16)
-  _, expected = of_one_pod
+  _, expected = whole
   assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
   off = metrics["grad_norm"] / expected["grad_norm"] - 1
   assert 1e-7 < abs(off) < 2**-9

@@ -1,23 +1,57 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over the microbatches of a step, kept in float32 beside the weights."""
+"""Sums of losses and gradients: over a microbatch, a step, and all pods.
+
+All microbatches of a step but the last add their sums to float32 accumulators.
+The last microbatch's pass runs together with exchange and update, on the sums
+so far plus its own. So memory holds the activations of one microbatch, however
+many there are, and a gradient is on its way to other pods while earlier layers
+still compute theirs. The client runs the passes of a pod one after the other: a
+while loop in the program would hold the batch of the whole step on the devices.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError
+from palm_mtf.mesh.exchange import Exchange, OwnPart
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.ops.xla import fused
 from palm_mtf.programs.loss_function import LossSums
 
-# All microbatches of a step but the last add their sums to accumulators. The
-# last one's pass runs together with exchange and update, on the sums so far
-# plus its own. So memory holds the activations of one microbatch, however many
-# there are, and a gradient is on its way to other pods while earlier layers
-# still compute theirs. The client runs the passes of a pod one after the other:
-# a while loop in the program would hold the batch of the whole step on the
-# devices.
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+  """Sums over rows, on the mesh of one pod, float32.
+
+  Attributes:
+    losses: sums of the losses.
+    gradients: sums of the gradients of `losses.total`, by variable in order.
+  """
+
+  losses: LossSums
+  gradients: Sequence[mtf.Tensor]
+
+
+def sum_microbatch(losses: LossSums, variables: Sequence[mtf.Variable]) -> Sums:
+  """Returns the sums of one microbatch.
+
+  Args:
+    losses: losses of the microbatch.
+    variables: trained variables.
+
+  Raises:
+    UserError: the loss does not depend on a variable.
+  """
+  gradients = mtf.gradients([losses.total], [v.value for v in variables])
+  for variable, gradient in zip(variables, gradients, strict=True):
+    if gradient is None:
+      raise UserError(
+        f"the loss does not depend on the variable {variable.name}: leave it "
+        "out of the model, or make it with trainable=False."
+      )
+  return Sums(losses, gradients)
 
 
 @fused
@@ -39,7 +73,7 @@ class Accumulate(mtf.Operation):
     Args:
       name: name of the accumulator, unlike that of any variable.
       value: next term of the sum, any float dtype.
-      is_first: [], bool; where it is true the sum begins anew with `value`.
+      is_first: [], bool; where it is true the sum starts again with `value`.
     """
     self.sum_name = name
     self.accumulator = sliced_variable(
@@ -49,8 +83,8 @@ class Accumulate(mtf.Operation):
     self._is_first = is_first
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition in place a slice."""
-    slots, part, _ = _slots_and_part(lowering, self.accumulator, self.inputs[0])
+    """Lowers to one addition in place per slice."""
+    slots, part, _ = _lay_out(lowering, self.accumulator, self.inputs[0])
     added = lowering.mesh_impl(self).add(slots, part, self._is_first)
     lowering.operations[self] = tf.group(added)
 
@@ -66,9 +100,9 @@ class AccumulatedSum(mtf.Operation):
     self._outputs = [mtf.Tensor(self, value.shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one addition a slice, and the all-reduce that is pending."""
+    """Lowers to one addition per slice, and the all-reduce that is pending."""
     mesh_impl = lowering.mesh_impl(self)
-    slots, part, open_axes = _slots_and_part(
+    slots, part, open_axes = _lay_out(
       lowering, self._accumulator, self.inputs[0]
     )
     so_far = mesh_impl.slicewise(tf.convert_to_tensor, slots)
@@ -78,12 +112,12 @@ class AccumulatedSum(mtf.Operation):
     lowering.set_tensor_lowering(self.outputs[0], total)
 
 
-def _slots_and_part(
+def _lay_out(
   lowering: mtf.Lowering, accumulator: mtf.Variable, value: mtf.Tensor
 ) -> tuple[object, object, list[int]]:
   """Returns both laid out, and the axes over which a sum is pending."""
-  # Each slice adds up its own part of a sum over a split dimension; the parts
-  # are all-reduced when the sum is read, once a step.
+  # Each slice adds up its own part of a sum over a split dimension. The parts
+  # are all-reduced when the sum is read, once per step.
   slots = lowering.variables[accumulator].laid_out_tensor
   laid_out = lowering.tensors[value]
   if isinstance(laid_out, mtf.LazyAllreduceSum):
@@ -91,38 +125,7 @@ def _slots_and_part(
   return slots, laid_out.to_laid_out_tensor(), []
 
 
-@dataclasses.dataclass(frozen=True)
-class Sums:
-  """Sums over rows, on the mesh of one pod, float32."""
-
-  losses: LossSums
-  # Of losses.total, for each variable in order: sums too.
-  gradients: Sequence[mtf.Tensor]
-
-
-def microbatch_sums(
-  losses: LossSums, variables: Sequence[mtf.Variable]
-) -> Sums:
-  """Returns the sums of one microbatch.
-
-  Args:
-    losses: losses of the microbatch.
-    variables: trained variables.
-
-  Raises:
-    UserError: the loss does not depend on a variable.
-  """
-  gradients = mtf.gradients([losses.total], [v.value for v in variables])
-  for variable, gradient in zip(variables, gradients, strict=True):
-    if gradient is None:
-      raise UserError(
-        f"the loss does not depend on the variable {variable.name}: leave it "
-        "out of the model, or make it with trainable=False."
-      )
-  return Sums(losses, gradients)
-
-
-def accumulated(
+def accumulate_sums(
   sums: Sums, variables: Sequence[mtf.Variable], is_first: tf.Tensor
 ) -> tuple[Sums, list[Accumulate]]:
   """Returns the sums of a step, read on its last microbatch.
@@ -146,3 +149,32 @@ def accumulated(
   totals = iter([AccumulatedSum(x).outputs[0] for x in accumulations])
   losses = LossSums({name: next(totals) for name in terms}, next(totals))
   return Sums(losses, list(totals)), accumulations
+
+
+def exchange_sums(pods: Sequence[Sums], dtype: tf.DType) -> list[Sums]:
+  """Returns for each pod the sums over all pods.
+
+  Args:
+    pods: sums of each pod, on its mesh.
+    dtype: dtype in which gradients are sent.
+  """
+  if len(pods) == 1:
+    return list(pods)
+  # Every device sends its copy of the few other numbers, as float32.
+  names = list(pods[0].losses.terms)
+  numbers = zip(
+    *([*x.losses.terms.values(), x.losses.weight] for x in pods), strict=True
+  )
+  exchanged = [[Exchange(x, y.mesh).outputs[0] for y in x] for x in numbers]
+  for gradients in zip(*(x.gradients for x in pods), strict=True):
+    # No two devices of a pod send the same numbers. A pod's own term is rounded
+    # to `dtype` too, so that all pods add the same numbers.
+    own = [OwnPart(x, dtype) for x in gradients]
+    parts = [x.outputs[0] for x in own]
+    exchanged.append([Exchange(parts, x.mesh, x).outputs[0] for x in own])
+  sums = []
+  for of_pod in zip(*exchanged, strict=True):
+    terms, (weight, *gradients) = of_pod[: len(names)], of_pod[len(names) :]
+    losses = LossSums(dict(zip(names, terms, strict=True)), weight)
+    sums.append(Sums(losses, gradients))
+  return sums
