@@ -32,7 +32,7 @@ def work(config: PlanConfig) -> None:
   from palm_mtf._tf import tf
   from palm_mtf.mesh.traffic import traffic
   from palm_mtf.programs.train_program import build_train_program
-  from palm_mtf.rates.pace import PRODUCT_FLOPS, pace, undisturbed_secs
+  from palm_mtf.rates.calibration import PRODUCT_FLOPS, pace, undisturbed_secs
   from palm_mtf.training.step import TrainStep
 
   (batch_size,) = config.run.batch_sizes.sizes
@@ -63,7 +63,7 @@ def work(config: PlanConfig) -> None:
 
       def turn() -> dict[str, float]:
         before = processor_secs(os.getpid())
-        timed = machine.timed(lambda: run(batch, next(steps)))
+        timed = machine.time_call(lambda: run(batch, next(steps)))
         _, *servers = processor_secs(os.getpid()).items()
         # A server with one core takes its processor time where nothing else
         # runs; products on all cores say less of it.

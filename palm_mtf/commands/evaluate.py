@@ -135,7 +135,7 @@ def _validation_results(
 
 def _warn_if_slow(model: PalmConfig, mesh: MeshLayout) -> None:
   from palm_mtf.mesh.session import session_config
-  from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+  from palm_mtf.rates.measure import warn_if_slow
 
   warn_if_slow(model, mesh, session_config(mesh.num_devices))
 

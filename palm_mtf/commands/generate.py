@@ -85,7 +85,7 @@ def generate(
   # Last, because importing TensorFlow takes seconds: a bad prompt is told
   # before.
   from palm_mtf.generation.inference.decoder_session import step_session_config
-  from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+  from palm_mtf.rates.measure import warn_if_slow
 
   warn_if_slow(
     model, mesh, step_session_config(model, mesh, decode.weight_dtype)

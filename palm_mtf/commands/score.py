@@ -132,7 +132,7 @@ def _log_likelihoods(
   from palm_mtf.generation.inference.decoder_session import LoadedDecoder
   from palm_mtf.generation.inference.scorer import Example, Scorer
   from palm_mtf.mesh.session import session_config
-  from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+  from palm_mtf.rates.measure import warn_if_slow
 
   # The scorer batches rows of like length, and yields the shortest first: the
   # dict puts them back into the order of the input.

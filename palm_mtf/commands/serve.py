@@ -183,7 +183,7 @@ def _serve(
   from palm_mtf.generation.serving.served_model import ServedModel
   from palm_mtf.generation.serving.served_weights import ServedWeights
   from palm_mtf.generation.serving.server import Server
-  from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+  from palm_mtf.rates.measure import warn_if_slow
 
   model, mesh, decode = config.model, config.mesh_layout, config.decode
   session = step_session_config(model, mesh, decode.weight_dtype)

@@ -80,7 +80,7 @@ def _run(job: TrainJob) -> TrainOutcome:
   # seconds, while this process does.
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.mesh.session import session_config
-    from palm_mtf.rates.bfloat16_slowdown import warn_if_slow
+    from palm_mtf.rates.measure import warn_if_slow
     from palm_mtf.training.supervisor import run_training
 
     session = session_config(1, config.pods.num_pods)

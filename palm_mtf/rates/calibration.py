@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plans need to know of this machine (`palm_mtf plan --calibrate`).
 
-Small models train a few steps. Of each, another kind of passes
-(accounting/memory_traffic.py) takes much of the step beside products, whose
-rate is measured apart; what the kinds take together is solved for each.
+Small models train a few steps. In the step of each, another kind of passes over
+memory (accounting/memory_traffic.py) takes much of the time besides products,
+whose rate is measured separately. The seconds per byte of each kind solve the
+linear equations that all models give.
 """
 
 import contextlib
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 
@@ -29,9 +31,15 @@ from palm_mtf.config.pods import PodsConfig
 from palm_mtf.machine.host_memory import largest_resident_bytes
 from palm_mtf.mesh.host.devices import local_devices
 from palm_mtf.mesh.session import session_config
+from palm_mtf.ops.bfloat16 import matmul
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.rates.measure import read_bytes_per_sec
-from palm_mtf.rates.pace import pace, undisturbed_secs
+from palm_mtf.rates.measure import (
+  PRODUCT_FLOPS,
+  PRODUCT_SIZE,
+  make_variable,
+  read_bytes_per_sec,
+  seconds_of,
+)
 
 _MESH = MeshLayout(mesh_shape="", layout="")
 _OPTIMIZER = AdafactorConfig(
@@ -69,7 +77,7 @@ class Probe:
     )
 
 
-# By the kind of passes that each is for.
+# By the kind of passes that takes most of the probe's time.
 PROBES = {
   "blocks": Probe(
     d_model=512, d_ff=2048, vocab_size=256, sequence_length=128, batch_size=16
@@ -85,7 +93,10 @@ PROBES = {
   ),
 }
 _WARM_UP_STEPS, _STEPS = 2, 5
-_ROUNDS = 100  # until nothing changes any more
+_ROUNDS = 100  # enough for the solution to converge
+# Products run before and after a call for this share of its time, and at least
+# so long.
+_SHARE, _LEAST_SECS = 0.15, 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +107,7 @@ class Calibration:
     flops: FLOP/s of products, by dtype.
     memory_bandwidth: bytes/s that are read.
     pass_bandwidths: bytes/s of passes, by dtype and kind.
-    process_bytes: memory of a process that trains, beside the step's tensors.
+    process_bytes: memory of a process that trains, without the step's tensors.
     has_fused_attention: see `HardwareConfig`.
   """
 
@@ -109,8 +120,8 @@ class Calibration:
 
 def calibration() -> Calibration:
   """Measures this machine; takes half a minute where nothing else runs."""
-  # First of all: what a process had at most it does not forget. Of the loss:
-  # what products hold beside their factors and results counts too.
+  # First, because a process's largest memory never falls. The probe of the loss
+  # has large products, whose temporary buffers count too.
   process_bytes = _process_bytes(PROBES["loss"])
   memory_bandwidth = read_bytes_per_sec()
   flops, pass_bandwidths = {}, {}
@@ -121,19 +132,18 @@ def calibration() -> Calibration:
     memory_bandwidth=memory_bandwidth,
     pass_bandwidths=pass_bandwidths,
     process_bytes=process_bytes,
-    has_fused_attention=_hardware().chip_fused_attention,
+    has_fused_attention=_unmeasured_hardware().chip_fused_attention,
   )
 
 
-def _hardware() -> HardwareConfig:
-  # What there is to know of this machine before anything is measured.
+def _unmeasured_hardware() -> HardwareConfig:
   threads = local_devices(1).native_threads
   return HardwareConfig(chip_fused_attention=threads > 0)
 
 
 @contextlib.contextmanager
 def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
-  """Yields a call that trains a probe for a step, after some steps."""
+  """Yields a function that trains a probe for a step, after some steps."""
   shape = [probe.batch_size, probe.sequence_length]
   tokens = np.random.default_rng(0).integers(probe.vocab_size, size=shape)
   with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
@@ -156,10 +166,10 @@ def training_step(probe: Probe, dtype: str) -> Iterator[Callable[[], object]]:
 
 
 def _process_bytes(probe: Probe) -> int:
-  """Returns the most memory of this process beside the tensors of a probe."""
+  """Returns the most memory of this process without the tensors of a probe."""
   with training_step(probe, "float32"):
     pass
-  model = as_computed(probe.model("float32"), _hardware())
+  model = as_computed(probe.model("float32"), _unmeasured_hardware())
   tensors = tensor_bytes(
     model, _MESH, PodsConfig(), _OPTIMIZER, probe.batch_size
   )
@@ -174,10 +184,11 @@ def _rates(
   with pace(tf.as_dtype(dtype)) as machine:
     for kind, probe in PROBES.items():
       with training_step(probe, dtype) as step:
-        timed[kind] = [machine.timed(step) for _ in range(_STEPS)]
+        timed[kind] = [machine.time_call(step) for _ in range(_STEPS)]
   traffic, secs = [], []
   for kind, probe in PROBES.items():
-    model = as_computed(probe.model(dtype), _hardware())
+    # Passes take the time that products leave.
+    model = as_computed(probe.model(dtype), _unmeasured_hardware())
     rows = probe.batch_size
     kept = device_bytes(model, _MESH, _OPTIMIZER)
     of_step = step_traffic(model, _MESH, kept, rows)
@@ -185,23 +196,80 @@ def _rates(
     flops = device_flops(model, _MESH, rows * probe.sequence_length)
     times = [undisturbed_secs(*x, machine.best_secs) for x in timed[kind]]
     secs.append(statistics.median(times) - flops / machine.flops_per_sec)
-  solved = solved_secs(np.array(traffic), np.array(secs), 1 / memory_bandwidth)
+  solved = solve_secs(np.array(traffic), np.array(secs), 1 / memory_bandwidth)
   bandwidths = {x: 1 / secs for x, secs in zip(PROBES, solved, strict=True)}
   return machine.flops_per_sec, bandwidths
 
 
-def solved_secs(
+class Pace:
+  """Times calls, and products around them.
+
+  Other programs slow down a call and the products around it alike.
+
+  Attributes:
+    best_secs: least seconds of a product so far.
+  """
+
+  def __init__(self, multiply: Callable[[], object]):
+    """Takes a function that computes one product of PRODUCT_FLOPS."""
+    self.best_secs = math.inf
+    self._multiply = multiply
+    self._last_secs = 0.0
+
+  @property
+  def flops_per_sec(self) -> float:
+    """FLOP/s of the fastest product so far."""
+    return PRODUCT_FLOPS / self.best_secs
+
+  def time_call(self, call: Callable[[], object]) -> tuple[float, float]:
+    """Returns the seconds of a call, and the mean seconds of a product."""
+    before = self._time_products()
+    self._last_secs = seconds_of(call)
+    return self._last_secs, (before + self._time_products()) / 2
+
+  def _time_products(self) -> float:
+    """Returns the mean seconds of a product."""
+    least = max(_LEAST_SECS, _SHARE * self._last_secs)
+    times = []
+    while sum(times) < least:
+      times.append(seconds_of(self._multiply))
+    self.best_secs = min(self.best_secs, *times)
+    return statistics.mean(times)
+
+
+def undisturbed_secs(
+  secs: float, product_secs: float, best_secs: float
+) -> float:
+  """Returns the seconds of a call where nothing else runs.
+
+  Example:
+    A call of 3 s between products that took 1.5 times their best is 2 s.
+  """
+  return secs * min(1.0, best_secs / product_secs)
+
+
+@contextlib.contextmanager
+def pace(dtype: tf.DType) -> Iterator[Pace]:
+  """Yields a pace of products of a dtype, with its own session."""
+  with tf.Graph().as_default(), tf.Session(config=session_config(1)) as session:
+    factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
+    multiply = session.make_callable(matmul(factor, factor).op)
+    multiply()  # makes its kernel
+    yield Pace(multiply)
+
+
+def solve_secs(
   traffic: np.ndarray, secs: np.ndarray, least: float
 ) -> np.ndarray:
-  """Returns seconds a byte of each kind, [kinds], none below `least`.
+  """Returns seconds per byte of each kind, [kinds], none below `least`.
 
   Args:
-    traffic: bytes of each probe by kind, [probes, kinds]; the probe of a kind
-      has most of its bytes in it.
+    traffic: bytes of each probe by kind, [probes, kinds]; most bytes of a
+      kind's probe are of that kind.
     secs: seconds of each probe without its products, [probes].
-    least: seconds a byte at the bandwidth of memory, which no pass beats.
+    least: seconds per byte at the bandwidth of memory, which no pass beats.
   """
-  # Gauss-Seidel, held to the bound.
+  # Gauss-Seidel iteration, with each value clamped to the bound.
   solved = np.zeros(len(secs))
   for _ in range(_ROUNDS):
     for i, row in enumerate(traffic):

@@ -1,47 +1,142 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of this machine, for `palm_mtf doctor --measure` and `plan`.
+"""Rates of this machine: FLOP/s of products, and bytes/s of memory.
 
-`python -m palm_mtf.rates.measure` prints a JSON object {name: text}.
+`python -m palm_mtf.rates.measure` prints a JSON object {name: text}, for
+`palm_mtf doctor --measure`.
 """
 
+import logging
+import time
+from collections.abc import Callable, Sequence
+
 from palm_mtf._tf import tf
+from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
+from palm_mtf.config import Config
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.model import PalmConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
+from palm_mtf.machine.activation_dtype import is_slow
+from palm_mtf.machine.gpu import gpu_capabilities
 from palm_mtf.mesh.session import session_config
-from palm_mtf.rates.peak_flops import fastest_call_secs, measured_flops_per_sec
+from palm_mtf.ops.bfloat16 import matmul
 
+_logger = logging.getLogger(__name__)
+
+# A CPU's data sheet gives no useful peak, so a product of matrices
+# [size, size], large enough to reach the peak, is timed.
+PRODUCT_SIZE = 1536
+PRODUCT_FLOPS = 2 * PRODUCT_SIZE**3  # a multiply-add counts as 2
+_REPEATS = 4
 # Beyond any processor's cache: decoding reads every weight from memory.
 _READ_BYTES = 2**28
+# Of the product by which float32 and bfloat16 are compared.
+_TOKENS, _COMPARISONS = 1024, 5
 
 
-def measured_rates() -> dict[str, float]:
-  """Returns FLOP/s of products by dtype, and bytes/s of "memory"."""
-  rates = {
-    dtype: measured_flops_per_sec(tf.as_dtype(dtype))
-    for dtype in ("float32", "bfloat16")
-  }
-  return {**rates, "memory": read_bytes_per_sec()}
+def run_flops_per_sec(config: Config, num_hosts: int = 1) -> float:
+  """Returns the peak of all devices of a run together, the base of MFU, FLOP/s.
+
+  Args:
+    config: settings: CHIP, the pods and their meshes.
+    num_hosts: number of hosts that the devices are on.
+  """
+  num_pods = config.pods.num_pods
+  num_devices = num_pods * config.mesh_layout.num_devices
+  if config.run.chip != MEASURED:
+    return peak_of_devices(config.run.chip, config.hardware, num_devices)
+  dtype = tf.as_dtype(config.model.activation_dtype)
+  if gpu_capabilities():  # a product runs on one of them
+    return num_devices * measured_flops_per_sec(dtype)
+  # Virtual devices of a CPU share it. Other hosts are assumed to be as fast as
+  # this one, which multiplies for all of its pods at once.
+  pods_of_host = -(-num_pods // num_hosts)
+  return num_hosts * measured_flops_per_sec(dtype, pods_of_host)
 
 
-def described_rates() -> dict[str, str]:
-  """Returns the rates as text, by name."""
-  rates = measured_rates()
-  memory = rates.pop("memory")
-  texts = {f"{x} products": f"{n / 1e9:,.0f} GFLOP/s" for x, n in rates.items()}
-  return {**texts, "memory read": f"{memory / 1e9:,.1f} GB/s"}
+def measured_flops_per_sec(dtype: tf.DType, num_pods: int = 1) -> float:
+  """Returns the FLOP/s of square products on this host, one per pod at once."""
+  # TensorFlow keeps the number of threads of a process's first session.
+  config = session_config(1, num_pods)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    factor = make_variable(session, [PRODUCT_SIZE, PRODUCT_SIZE], dtype)
+    products = [matmul(factor, factor).op for _ in range(num_pods)]
+    product = session.make_callable(tf.group(products))
+    return PRODUCT_FLOPS * num_pods / _fastest_secs(product)
 
 
 def read_bytes_per_sec() -> float:
-  """Returns the memory bandwidth of all cores together, bytes a second."""
+  """Returns the memory bandwidth of all cores together, bytes per second."""
   config = session_config(1)
   with tf.Graph().as_default(), tf.Session(config=config) as session:
-    array = tf.Variable(tf.ones([_READ_BYTES // 4]), use_resource=True)
-    session.run(array.initializer)
+    array = make_variable(session, [_READ_BYTES // 4], tf.float32)
     read = session.make_callable(tf.reduce_max(array).op)
-    return _READ_BYTES / fastest_call_secs(read)
+    return _READ_BYTES / _fastest_secs(read)
+
+
+def make_variable(
+  session: tf.Session, shape: Sequence[int], dtype: tf.DType
+) -> tf.Variable:
+  """Returns a variable of ones: a product of constants would be folded away."""
+  variable = tf.Variable(tf.ones(shape, dtype), use_resource=True)
+  session.run(variable.initializer)
+  return variable
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+  """Returns the seconds that a call takes."""
+  start = time.perf_counter()
+  call()
+  return time.perf_counter() - start
+
+
+def _fastest_secs(call: Callable[[], object]) -> float:
+  """Returns the least seconds of a few calls."""
+  # Other programs only slow a call down. The first call makes its kernels.
+  call()
+  return min(seconds_of(call) for _ in range(_REPEATS))
+
+
+def warn_if_slow(
+  model: PalmConfig, mesh: MeshLayout, config: tf.ConfigProto
+) -> None:
+  """Warns of a model whose products are in bfloat16 that is not native.
+
+  Args:
+    model: architecture, its dtype resolved.
+    mesh: devices of a pod.
+    config: configuration of the process's sessions.
+  """
+  if not is_slow(model, mesh):
+    return
+  # With the configuration of later sessions, because a process keeps the
+  # threads of its first session.
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    products = []
+    for dtype in (tf.bfloat16, tf.float32):
+      x = make_variable(session, [_TOKENS, model.d_model], dtype)
+      w = make_variable(session, [model.d_model, model.d_ff], dtype)
+      products.append(session.make_callable(matmul(x, w).op))
+    # The first call of each makes its kernel.
+    _, *times = ([*map(seconds_of, products)] for _ in range(_COMPARISONS + 1))
+  bfloat16, float32 = map(min, zip(*times, strict=True))
+  _logger.warning(
+    'ACTIVATION_DTYPE = "bfloat16": this machine computes it in float32 and '
+    f"rounds, which takes {bfloat16 / float32:.1f} times as long as float32 "
+    '(measured, a product of the MLP); "auto" or "float32" avoids that'
+  )
+
+
+def describe_rates() -> dict[str, str]:
+  """Returns the rates of this machine as text, by name."""
+  texts = {}
+  for dtype in ("float32", "bfloat16"):
+    rate = measured_flops_per_sec(tf.as_dtype(dtype))
+    texts[f"{dtype} products"] = f"{rate / 1e9:,.0f} GFLOP/s"
+  return {**texts, "memory read": f"{read_bytes_per_sec() / 1e9:,.1f} GB/s"}
 
 
 if __name__ == "__main__":
   configure_logging()
-  print(json_text(described_rates()))
+  print(json_text(describe_rates()))

@@ -10,8 +10,13 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import device_bytes
 from palm_mtf.accounting.memory_traffic import PASSES, step_traffic
-from palm_mtf.rates.calibration import PROBES, solved_secs, training_step
-from palm_mtf.rates.pace import pace, undisturbed_secs
+from palm_mtf.rates.calibration import (
+  PROBES,
+  pace,
+  solve_secs,
+  training_step,
+  undisturbed_secs,
+)
 from tests.mtf_testing import PALM_OPTIMIZER, SINGLE
 
 
@@ -31,7 +36,7 @@ def test_the_bandwidths_of_a_made_up_machine_are_found(dtype):
   assert tuple(PROBES) == PASSES
   traffic = traffic_of_probes(dtype)
   true = 1 / np.array([5e9, 2e9, 3e9, 7e9])
-  found = solved_secs(traffic, traffic @ true, least=1 / 40e9)
+  found = solve_secs(traffic, traffic @ true, least=1 / 40e9)
   np.testing.assert_allclose(found, true, rtol=1e-6)
 
 
@@ -43,13 +48,13 @@ def test_an_error_of_a_time_changes_what_is_found_little(dtype):
   rng = np.random.default_rng(0)
   for _ in range(20):
     wrong = traffic @ true * rng.uniform(0.97, 1.03, size=4)
-    found = solved_secs(traffic, wrong, least=1 / 40e9)
+    found = solve_secs(traffic, wrong, least=1 / 40e9)
     np.testing.assert_allclose(found, true, rtol=0.12)
 
 
 def test_no_pass_beats_the_memory():
   traffic = np.array([[4.0, 1.0], [1.0, 4.0]])
-  found = solved_secs(traffic, np.array([-1.0, 9.0]), least=0.5)
+  found = solve_secs(traffic, np.array([-1.0, 9.0]), least=0.5)
   np.testing.assert_allclose(found, [0.5, (9 - 0.5) / 4])
 
 
@@ -59,7 +64,7 @@ def test_a_probe_trains_while_its_pace_is_measured():
     pace(tf.float32) as machine,
   ):
     start = time.perf_counter()
-    secs, product_secs = machine.timed(step)
+    secs, product_secs = machine.time_call(step)
     assert 0 < secs < time.perf_counter() - start
   assert machine.best_secs <= product_secs
   assert 1e9 < machine.flops_per_sec < 1e15

@@ -8,8 +8,8 @@ from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import mfu
 from palm_mtf.cli import gin_files
 from palm_mtf.config import Config
-from palm_mtf.rates import peak_flops
-from palm_mtf.rates.peak_flops import measured_flops_per_sec, run_flops_per_sec
+from palm_mtf.rates import measure
+from palm_mtf.rates.measure import measured_flops_per_sec, run_flops_per_sec
 
 
 def settings(recipe: str, layout: str, num_pods: int, chip: str) -> Config:
@@ -47,7 +47,7 @@ def test_a_measured_peak_is_that_of_all_hosts_with_the_pods_each_has(
     seen.append((dtype, pods))
     return 1e12
 
-  monkeypatch.setattr(peak_flops, "measured_flops_per_sec", measured)
+  monkeypatch.setattr(measure, "measured_flops_per_sec", measured)
   config = settings("quickstart", "data_parallel", num_pods, "measured")
   assert run_flops_per_sec(config, num_hosts) == num_hosts * 1e12
   assert seen == [(tf.float32, at_once)]
