@@ -19,9 +19,9 @@ from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.generation.decode.generate_program import DecodeModel
 from palm_mtf.generation.inference.decoder_session import load_weights
-from palm_mtf.mesh.host import devices
-from palm_mtf.mesh.host.placement import HostPlacement
-from palm_mtf.mesh.lowering import Lowered, lower
+from palm_mtf.mesh import cpu_gpu as devices
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
+from palm_mtf.mesh.placement import Lowered, lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weighted_mean
@@ -147,10 +147,10 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(devices, "threads_here", lambda: 0)
 
 
-def placement(mesh: MeshLayout) -> HostPlacement:
+def placement(mesh: MeshLayout) -> CpuGpuPlacement:
   """Returns virtual CPU devices for `mesh`."""
   names = [f"/device:cpu:{i}" for i in range(mesh.num_devices)]
-  return HostPlacement(mesh, names, devices.threads_here())
+  return CpuGpuPlacement(mesh, names, devices.threads_here())
 
 
 def load_parameters(

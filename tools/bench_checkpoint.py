@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from bench_command import one_line_errors, seconds_of
 from bench_peers import PALM_OPTIMIZER, benchmark_config
 
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import MAX_PODS, PodsConfig
 from palm_mtf.errors import UserError, check_count
@@ -51,9 +51,9 @@ def measure(
     from palm_mtf.checkpoints.file_hosts import find_file_hosts
     from palm_mtf.checkpoints.restore import restore
     from palm_mtf.checkpoints.weights_copier import WeightsCopier
-    from palm_mtf.cluster.connect import connect
+    from palm_mtf.cluster.client.connect import connect
     from palm_mtf.cluster.server_info import read_info
-    from palm_mtf.mesh.host_functions import Host
+    from palm_mtf.mesh.processes import Process
     from palm_mtf.programs.train_program import build_train_program
 
     places = servers.places()
@@ -73,7 +73,7 @@ def measure(
       )
       session.run(program.initialize)
       slices = [pod.slices for pod in program.pods]
-      client = Host(cluster.devices.client)
+      client = Process(cluster.devices.client)
       of_servers = find_file_hosts(session, client, cluster.servers, folder)
       kinds = {"servers": of_servers, "client": of_servers.client_alone}
       copiers = {

@@ -65,7 +65,7 @@ def config_of(
 def measure(config: Config) -> dict:
   """Builds in this process; returns seconds, bytes and operations."""
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.host.devices import local_devices
+  from palm_mtf.mesh.cpu_gpu import local_devices
   from palm_mtf.programs.train_program import build_train_program
 
   mesh, pods = config.mesh_layout, config.pods

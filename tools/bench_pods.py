@@ -34,7 +34,7 @@ from bench_command import one_line_errors, random_tokens, seconds_of
 from bench_pairs import Turn, ratio, turn_of
 from bench_peers import BATCH_SIZE, PALM_OPTIMIZER, benchmark_config
 
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_choice, check_count
@@ -48,7 +48,7 @@ def turns_of_steps(
 ) -> dict[str, list[Turn]]:
   """Returns a turn of each kind of step in each round."""
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.host.devices import HostDevices
+  from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
   from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.training.step import TrainStep
 
@@ -58,7 +58,7 @@ def turns_of_steps(
   batch = {"inputs": tokens, "targets": tokens}
   part = {name: rows[:pod_batch_size] for name, rows in batch.items()}
 
-  def step(devices: HostDevices) -> Callable[[dict, int], dict[str, float]]:
+  def step(devices: CpuGpuDevices) -> Callable[[dict, int], dict[str, float]]:
     num_pods = len(devices.pods)
     program = build_train_program(
       config,
@@ -162,7 +162,7 @@ def main() -> None:
       "microbatches    joined     apart     alone  speed-up  apart / joined"
     )
   with PodServers(pods, meshes[0]) as servers:
-    from palm_mtf.cluster.connect import connect
+    from palm_mtf.cluster.client.connect import connect
     from palm_mtf.cluster.server_info import read_info
 
     places = servers.places()

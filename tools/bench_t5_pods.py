@@ -38,7 +38,7 @@ from peers.turns import take_turns
 from palm_mtf._tf import tf
 from palm_mtf.errors import check_count
 from palm_mtf.foreign_models.model_function import ModelLoss
-from palm_mtf.mesh.host.devices import HostDevices
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.train_program import build_program
 from palm_mtf.training.step import TrainStep
@@ -92,7 +92,7 @@ def _step(
     OPTIMIZER,
     batch_size=BATCH_SIZE,
     pods=foreign_models.PodsConfig(num_pods=len(pods)),
-    devices=HostDevices(DEVICES[0], pods),
+    devices=CpuGpuDevices(DEVICES[0], pods),
   )
   session.run(program.initialize)
   return TrainStep(session, program).run

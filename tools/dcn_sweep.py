@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
-from palm_mtf.cluster.local_servers import cores_of_pods
+from palm_mtf.cluster.client.local_servers import cores_of_pods
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.pods import PodsConfig

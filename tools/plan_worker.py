@@ -80,8 +80,8 @@ def work(config: PlanConfig) -> None:
 @contextlib.contextmanager
 def _cluster(config: PlanConfig) -> Iterator:
   """Yields devices of the client or of servers of their own."""
-  from palm_mtf.cluster.connect import connect
-  from palm_mtf.cluster.local_servers import PodServers
+  from palm_mtf.cluster.client.connect import connect
+  from palm_mtf.cluster.client.local_servers import PodServers
   from palm_mtf.cluster.server_info import read_info
 
   pods, mesh = config.pods, config.mesh_layout

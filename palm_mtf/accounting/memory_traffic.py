@@ -49,7 +49,7 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
   }
-  # Before it, norms and what is read of a product (ops/again.py).
+  # Before it, norms and what is read of a product (ops/recompute.py).
   again = {"blocks": norms * 2 * w.stream + w.columns + read}
   repeated = {
     "none": again,

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.host_files import leave_mark
-from palm_mtf.mesh.host_functions import Host, cpu_of_task
+from palm_mtf.mesh.processes import Process, cpu_of_process
 from palm_mtf.mesh.slices import Pods, Slice
 from palm_mtf.model_dir.atomic_files import PARTIAL, writing
 
@@ -33,11 +33,11 @@ class FileHosts:
     servers: hosts of all devices, by the name of their CPU.
   """
 
-  client: Host
-  servers: Mapping[str, Host] = dataclasses.field(default_factory=dict)
+  client: Process
+  servers: Mapping[str, Process] = dataclasses.field(default_factory=dict)
 
   @property
-  def all(self) -> list[Host]:
+  def all(self) -> list[Process]:
     """Every host, in order."""
     return list(self.servers.values()) or [self.client]
 
@@ -46,16 +46,16 @@ class FileHosts:
     """The client without servers."""
     return FileHosts(self.client)
 
-  def of(self, part: Slice) -> Host:
+  def of(self, part: Slice) -> Process:
     """Returns the host that reads a slice, and may write it."""
-    return self.servers.get(cpu_of_task(part.near), self.client)
+    return self.servers.get(cpu_of_process(part.near), self.client)
 
 
-LOCAL_FILES = FileHosts(Host("/device:cpu:0"))
+LOCAL_FILES = FileHosts(Process("/device:cpu:0"))
 
 
 def find_file_hosts(
-  session: tf.Session, client: Host, servers: Sequence[Host], folder: str
+  session: tf.Session, client: Process, servers: Sequence[Process], folder: str
 ) -> FileHosts:
   """Returns the hosts that read and write the checkpoints in a folder.
 
@@ -91,7 +91,7 @@ def find_file_hosts(
   return FileHosts(client, {x.device: x for x in servers})
 
 
-def slices_to_write(pods: Pods, hosts: FileHosts) -> dict[Host, list[Slice]]:
+def slices_to_write(pods: Pods, hosts: FileHosts) -> dict[Process, list[Slice]]:
   """Returns the slices that each host writes: every region once, evenly.
 
   Args:

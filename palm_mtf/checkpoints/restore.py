@@ -28,7 +28,7 @@ from palm_mtf.checkpoints.manifest import (
   verified,
 )
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.host_functions import Host
+from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.slices import Pods, Slice, padded
 
 # TensorFlow's errors for a damaged file.
@@ -108,7 +108,7 @@ def whole_reader(session: tf.Session, hosts: FileHosts) -> ReadCheckpoint:
 
 @contextlib.contextmanager
 def _opened(
-  session: tf.Session, prefix: str, shares: Mapping[Host, Sequence[str]]
+  session: tf.Session, prefix: str, shares: Mapping[Process, Sequence[str]]
 ) -> Iterator[dict[str, str]]:
   """Opens weights on hosts; yields the hash of each file, by its name.
 

@@ -19,7 +19,7 @@ from palm_mtf.checkpoints.file_hosts import (
 )
 from palm_mtf.checkpoints.host_files import seal_file
 from palm_mtf.checkpoints.manifest import FileSeal, WriteWeights
-from palm_mtf.mesh.host_functions import Host
+from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import TASK_ERRORS
 from palm_mtf.mesh.slices import Pods, Slice
 
@@ -136,7 +136,7 @@ def build_writer(pods: Pods, hosts: FileHosts) -> Writer:
   return Writer(copies, prefix, sealed)
 
 
-def _value(part: Slice, host: Host) -> tf.Tensor:
+def _value(part: Slice, host: Process) -> tf.Tensor:
   """Returns the value of a slice on the host that writes it."""
   value, sizes = part.read(), _saved_sizes(part)
   if value.shape.as_list() != sizes:
@@ -149,7 +149,7 @@ def _value(part: Slice, host: Host) -> tf.Tensor:
 
 
 def _written(
-  host: Host,
+  host: Process,
   prefix: tf.Tensor,
   slices: Sequence[Slice],
   values: Sequence[tf.Tensor],

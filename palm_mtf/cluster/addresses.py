@@ -6,9 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
 
-from palm_mtf.cluster.device_table import Place
 from palm_mtf.errors import UserError
 
 ANY_ADDRESS = "0.0.0.0"
@@ -39,43 +37,6 @@ def resolve(setting: str, host: str) -> str:
 def is_loopback(ip: str) -> bool:
   """Returns whether an IPv4 address is a loopback address."""
   return ipaddress.ip_address(ip).is_loopback
-
-
-def resolve_places(
-  pods: Sequence[Sequence[Place]], client: str
-) -> list[list[Place]]:
-  """Returns the places of pods with IPv4 addresses for host names.
-
-  Args:
-    pods: places of each pod, by host names.
-    client: host of CLIENT_ADDRESS.
-
-  Raises:
-    UserError: a name has no address, or one that other hosts cannot reach.
-  """
-  # The client tells every server the addresses of the others. A name may be
-  # loopback on one host, as /etc/hosts has it, and not on another.
-  ips = {}
-  for address in {place.address for places in pods for place in places}:
-    host, _, port = address.rpartition(":")
-    ips[address] = resolve("ISLANDS", host), port
-  client_ip = resolve("CLIENT_ADDRESS", client)
-  near = sorted(x for x, (ip, _) in ips.items() if is_loopback(ip))
-  far = sorted(x for x, (ip, _) in ips.items() if not is_loopback(ip))
-  if far and near:
-    raise UserError(
-      f'ISLANDS: "{near[0]}" is {ips[near[0]][0]} on this host, which '
-      f'"{far[0]}" cannot reach; give an address that all hosts reach.'
-    )
-  if far and is_loopback(client_ip):
-    raise UserError(
-      f'CLIENT_ADDRESS = "{client}" is {client_ip}, which "{far[0]}" cannot '
-      "reach; give an address of this host that all servers reach."
-    )
-  return [
-    [Place(":".join(ips[x.address]), x.device) for x in places]
-    for places in pods
-  ]
 
 
 def check_client(address: str) -> None:

@@ -5,26 +5,18 @@
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints import host_files
-from palm_mtf.data.batches import host_batches
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.cpu import BFLOAT16_FLAGS, bfloat16_flags, kernel_flags
-from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.machine.kernels import kernels_here
-from palm_mtf.mesh.host_functions import token_of
-from palm_mtf.native.operations import operations, operations_built_with
+from palm_mtf.machine.cpu import BFLOAT16_FLAGS, bfloat16_flags
 
 # Variables that a server keeps beside those of sessions, JSON each: its info,
 # the claim of the client that works with it, and that claim's silent peers.
-_INFO, _CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
-_SILENT = "palm_mtf_server_silent"
-_FOLLOW_SECS = 0.5  # between looks of a server at its claim
+INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
+SILENT = "palm_mtf_server_silent"
 # Share of POD_TIMEOUT_SECS after which a peer is silent: the rest is for the
 # client, whose heartbeat asks four times in it.
 _LINK_SHARE = 0.6
@@ -40,7 +32,7 @@ class ServerInfo:
   tensorflow: str  # version
   num_devices: int
   num_threads: int  # of an operation
-  # Tokens of the functions that sessions call there (mesh/host_functions.py).
+  # Tokens of the functions that sessions call there (mesh/processes.py).
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether it has the operations of `native`
   # Instructions by which its kernels are chosen (machine/cpu.py).
@@ -67,34 +59,6 @@ class NotOursError(NoAnswerError):
   """A server that answers is not of palm_mtf, or has not published its info."""
 
 
-def publish(
-  server: tf.distribute.Server, num_devices: int, num_threads: int
-) -> None:
-  """Publishes the info of a server of this process."""
-  info = ServerInfo(
-    palm_mtf=__version__,
-    tensorflow=tf.__version__,
-    num_devices=num_devices,
-    num_threads=num_threads,
-    functions={
-      x.__name__: token_of(x)
-      for x in (
-        *host_files.HOST_FUNCTIONS,
-        *host_batches.HOST_FUNCTIONS,
-        resident_bytes,
-      )
-    },
-    has_native=operations() is not None,
-    cpu_flags=kernel_flags(),
-    kernels=kernels_here(operations_built_with()),
-  )
-  with tf.Graph().as_default(), tf.Session(server.target) as session:
-    text = json_text(dataclasses.asdict(info))
-    session.run(
-      [_assign(_INFO, text), _assign(_CLAIM, ""), _assign(_SILENT, "")]
-    )
-
-
 def read_info(address: str, secs: float) -> ServerInfo:
   """Reads the info of a server; raises NoAnswerError.
 
@@ -106,7 +70,7 @@ def read_info(address: str, secs: float) -> ServerInfo:
   # compiles, may keep all of them busy for long.
   with _session(address, secs) as session:
     with session.graph.as_default():
-      value = _read(_INFO)
+      value = read_text(INFO)
     return ServerInfo(**json.loads(session.run(value)))
 
 
@@ -122,7 +86,7 @@ def read_silent_peers(address: str, secs: float) -> list[str]:
   """
   with _session(address, secs) as session:
     with session.graph.as_default():
-      values = [_read(_CLAIM), _read(_SILENT)]
+      values = [read_text(CLAIM), read_text(SILENT)]
     claim, silent = session.run(values)
   # What was said of another client's run may be true no longer.
   told = json.loads(silent) if silent else {"claim": None}
@@ -154,9 +118,9 @@ def claim_server(
   )
   with _session(address, secs) as session:
     with session.graph.as_default():
-      held = _read(_CLAIM)
-      assign = _assign(_CLAIM, json_text(dataclasses.asdict(mine)))
-    other = _claim_of(session.run(held))
+      held = read_text(CLAIM)
+      assign = assign_text(CLAIM, json_text(dataclasses.asdict(mine)))
+    other = parse_claim(session.run(held))
     if other and other.incarnation != mine.incarnation:
       with contextlib.suppress(NoAnswerError):
         found = read_incarnation(other.client, _CLIENT_SECS)
@@ -164,28 +128,6 @@ def claim_server(
           return other.client
     session.run(assign)
   return ""
-
-
-def follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
-  """Yields the claim of a server of this process every half second, for ever.
-
-  Args:
-    target: target of the server's sessions.
-    silent: "host:port" of the claim's silent peers, published after each yield.
-  """
-  with tf.Graph().as_default(), tf.Session(target) as session:
-    text = tf.placeholder(tf.string, [])
-    held, publish_silent = _read(_CLAIM), _assign(_SILENT, text)
-    published = ""
-    while True:
-      found = session.run(held)
-      if claim := _claim_of(found):
-        yield claim
-        told = json_text({"claim": found.decode(), "peers": list(silent)})
-        if told != published:
-          session.run(publish_silent, {text: told})
-          published = told
-      time.sleep(_FOLLOW_SECS)
 
 
 def read_incarnation(address: str, secs: float) -> int:
@@ -278,16 +220,19 @@ def _changes(flags: Sequence[str], others: Sequence[str]) -> str:
   )
 
 
-def _read(name: str) -> tf.Tensor:
+def read_text(name: str) -> tf.Tensor:
+  """Builds the read of one of a server's variables."""
   return tf.raw_ops.ReadVariableOp(resource=_handle(name), dtype=tf.string)
 
 
-def _assign(name: str, text: str | tf.Tensor) -> tf.Operation:
+def assign_text(name: str, text: str | tf.Tensor) -> tf.Operation:
+  """Builds the assignment of a text to one of a server's variables."""
   value = tf.convert_to_tensor(text)
   return tf.raw_ops.AssignVariableOp(resource=_handle(name), value=value)
 
 
-def _claim_of(text: bytes) -> Claim | None:
+def parse_claim(text: bytes) -> Claim | None:
+  """Returns the claim that CLAIM holds; None if no client claims the server."""
   return Claim(**json.loads(text)) if text else None
 
 

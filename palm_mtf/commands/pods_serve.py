@@ -72,8 +72,7 @@ def serve(
   # Threads of the server, made later, inherit the mask: the signals wait until
   # this thread asks for them.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-  from palm_mtf.cluster.connect import start_server
-  from palm_mtf.cluster.links import watch_links
+  from palm_mtf.cluster.server.start import start_server, watch_links
 
   server = start_server(devices, threads, (ip, port))
   watch_links(server)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.accounting.plan import plan_if_known
 from palm_mtf.checkpoints.retention import quarantine_damaged
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
 from palm_mtf.json_text import json_text

@@ -32,7 +32,7 @@ class PodsConfig:
     pods: where they are: "in_process", virtual devices of the client,
       "local_servers", processes that the client starts, or "cluster", servers
       that `palm_mtf pods serve` has started.
-    islands: servers of each pod of a cluster; see cluster/device_table.py.
+    islands: servers of each pod of a cluster; see cluster/client/places.py.
     client_address: "host" or "host:port", where servers of a cluster reach the
       client.
     dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.
@@ -41,7 +41,7 @@ class PodsConfig:
     pod_timeout_secs: a pod's server that gives no sign of life for so long is
       lost. A step may take any time.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the others;
-      see cluster/recovery.py.
+      see cluster/client/recovery.py.
     pod_wait_secs: how long to wait at most, also for a pod that is missing when
       the run starts.
   """

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.connect import connect
-from palm_mtf.cluster.heartbeat import Heartbeat
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client.connect import connect
+from palm_mtf.cluster.client.heartbeat import Heartbeat
+from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig

@@ -6,9 +6,10 @@
   Placement    one pod: slices of tensors and variables, collectives
   Lowering     one Mesh TensorFlow graph of all pods, as TensorFlow
 
-mesh/host/ implements it for CPUs and GPUs, mesh/tpu/ for TPUs.
+mesh/cpu_gpu.py implements it for CPUs and GPUs, mesh/tpu/ for TPUs.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -24,7 +25,7 @@ class LaidOut(Protocol):
     """Returns the slices; adds them up first where a sum is pending."""
 
 
-# cluster/connect.py chooses the implementation: TPUs where TPU is set.
+# cluster/client/connect.py chooses the implementation: TPUs where TPU is set.
 
 
 class Devices(Protocol):
@@ -46,26 +47,26 @@ class Placement(Protocol):
   """The devices of one pod: a Mesh TensorFlow `MeshImpl`, and more.
 
   Attributes:
-    host: CPU beside the first device; what the pod is fed goes through it.
-    reading_hosts: CPUs that may read batches themselves, one a process.
+    cpu: CPU of the first device's process; what the pod is fed goes through it.
+    reading_cpus: CPUs that may read batches themselves, one per process.
     native_threads: threads of an operation of `native` on a device; 0 where the
       devices have none.
     shape: axes of the mesh.
   """
 
-  host: str
-  reading_hosts: Sequence[str]
+  cpu: str
+  reading_cpus: Sequence[str]
   native_threads: int
   shape: mtf.Shape
 
   def import_copies(
     self, mesh: mtf.Mesh, tensors: Mapping[str, tf.Tensor], shape: mtf.Shape
   ) -> mtf.Tensor:
-    """Imports a tensor of which hosts have whole copies, onto their devices.
+    """Imports a tensor that processes hold whole, onto their devices.
 
     Args:
       mesh: mesh that is placed here.
-      tensors: copy of each of `reading_hosts`, or the one of `host`, by name.
+      tensors: copy of each of `reading_cpus`, or only that of `cpu`, by name.
       shape: shape on the mesh.
     """
 
@@ -87,7 +88,7 @@ class Placement(Protocol):
   def allconcat(self, x: LaidOut, mesh_axis: int, concat_axis: int) -> LaidOut:
     """All-gathers x; each device gets all parts, joined."""
 
-  def after(self, x: LaidOut, signal: LaidOut) -> LaidOut:
+  def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
     """Returns x, which is not computed before `signal` is there."""
 
   # A slot is the slices of a variable, as `lowering.variables` has them.
@@ -131,7 +132,7 @@ class Placement(Protocol):
     Args:
       slot: slices of the accumulator, float32.
       value: slices of the next term, any float dtype.
-      is_first: [], bool, on `host`; true begins the sum anew with `value`.
+      is_first: [], bool, on `cpu`; true begins the sum anew with `value`.
     """
 
   @staticmethod
@@ -169,3 +170,26 @@ class Lowering(Protocol):
     Returns:
       The tensors, whole, by name; and all operations, as one.
     """
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+  """A lowered graph, and what one `call` of it gives; see `Lowering`."""
+
+  tensors: dict[str, tf.Tensor]
+  operations: tf.Operation
+  initialize: tf.Operation
+  slices: list[dict[str, list[Slice]]]
+
+
+def lower(
+  placements: Mapping[mtf.Mesh, Placement],
+  tensors: Mapping[str, mtf.Tensor],
+  operations: Sequence[mtf.Operation] = (),
+) -> Lowered:
+  """Lowers all meshes of one graph, for one call."""
+  # All placements of a graph are of one class, which lowers it.
+  first, *_ = placements.values()
+  lowering = first.lower(placements)
+  values, done = lowering.call(tensors, operations)
+  return Lowered(values, done, lowering.initialize, lowering.slices)

@@ -100,7 +100,7 @@ def padded(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
   return tf.pad(x, more) if any(n for _, n in more) else x
 
 
-def host_of(device: str) -> str:
+def cpu_near(device: str) -> str:
   """Returns the CPU beside a device: itself, if it is one."""
   task, _, name = device.rpartition("/device:")
   return device if name.startswith("cpu:") else f"{task}/device:cpu:0"

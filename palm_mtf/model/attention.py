@@ -14,7 +14,7 @@ from palm_mtf._tf import mtf
 from palm_mtf.config.attention_blocks import attention_blocks, num_keys
 from palm_mtf.model.blocked_attention import BlockedAttention
 from palm_mtf.native import attention as native
-from palm_mtf.ops.again import again
+from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 
 
@@ -83,7 +83,7 @@ def self_attention(
   def gradient(op, dout, *_):
     # The weights of now are not those of the forward pass, and blocks of `out`
     # are not cut, and kept, before.
-    q, k, v, out = (again(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
+    q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
     # Where `heads` is split, dk and dv of the shared head are sums over it:
     # WholeSlice all-reduces them.
     dq, dk, dv = WholeSlice(

@@ -3,8 +3,8 @@
 """The matrix product of activations and one kernel, with its gradients."""
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.ops.again import again
 from palm_mtf.ops.bfloat16 import matmul
+from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 
 
@@ -25,7 +25,7 @@ def product(
     transpose: whether the kernel is multiplied by as its transpose.
     dtype: dtype of the product, that of x or float32; None is that of x.
     keeps_kernel: whether the kernel is kept for the backward pass, and not
-      computed again (ops/again.py).
+      computed again (ops/recompute.py).
     gradient_dtype: dtype in which devices add up the kernel's gradient; None is
       that of x.
 
@@ -55,10 +55,10 @@ def product(
   def gradient(op, dy):
     x, kernel = op.inputs
     if not keeps_kernel:
-      kernel = again(kernel, dy)
+      kernel = recompute(kernel, dy)
     return WholeSlice(
       backward,
-      [again(x, dy), kernel, dy],
+      [recompute(x, dy), kernel, dy],
       [(x.shape, x.dtype), (kernel.shape, gradient_dtype or x.dtype)],
       splittable=["batch", "heads", "d_ff", "vocab"],
       name="product_gradient",

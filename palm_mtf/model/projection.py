@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import gated, gated_gradient, turned
 from palm_mtf.native import projection as native
-from palm_mtf.ops.again import again
 from palm_mtf.ops.bfloat16 import is_emulated, matmul
+from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused
 
@@ -217,14 +217,14 @@ class _Projection(mtf.Operation):
     # Not self.kernels: in a block that is computed again (remat.py) the inputs
     # are others.
     x, *kernels = (
-      again(each, gradients[0])
+      recompute(each, gradients[0])
       for each in (self.inputs[0], *self.inputs[1 + num_angles :])
     )
     dx, *dkernels = _ProjectionGradient(self, x, kernels, gradients).outputs
     return [dx, *[None] * num_angles, *dkernels]
 
-  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns q, k, v or the hidden layer, read again; see ops/again.py."""
+  def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+    """Returns q, k, v or the hidden layer, read again; see ops/recompute.py."""
     # The signal is that of whoever asks first: all ask in one backward pass.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
@@ -273,7 +273,7 @@ class _ReadAgain(mtf.Operation):
     def read(wide, *angles):
       return columns.read(wide, [batch, length], angles)
 
-    values = impl.slicewise(read, impl.after(wide, signal), *angles)
+    values = impl.slicewise(read, impl.delay(wide, signal), *angles)
     for output, value in zip(self.outputs, values, strict=True):
       lowering.set_tensor_lowering(output, value)
 

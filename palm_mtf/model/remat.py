@@ -3,7 +3,7 @@
 """Rematerialization: activations computed again instead of kept (REMAT).
 
 none       keeps all but norms, rotary embedding, SwiGLU and copies of kernels
-           (ops/again.py)
+           (ops/recompute.py)
 attention  recomputes attention's weights from q and k, in attention.py; no
            product with a parameter (PaLM 8B and 62B; PaLM Appendix B, Table 22)
 layer      recomputes the whole block from the residual stream (PaLM 540B)
@@ -12,7 +12,7 @@ layer      recomputes the whole block from the residual stream (PaLM 540B)
 from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf
-from palm_mtf.ops.again import again, all_kept
+from palm_mtf.ops.recompute import keep_all, recompute
 
 # Attention weights are the one activation that grows with length ** 2. Of a
 # layer, Table 22 counts 75% of the products with parameters as recomputed; here
@@ -34,11 +34,11 @@ def recomputed(
     (dy,) = output_grads
     # The second run begins when the gradient arrives, not before. It is of the
     # same operations on the same numbers: no bit of the result changes.
-    mapping = {x: again(x, dy) for x in all_inputs}
+    mapping = {x: recompute(x, dy) for x in all_inputs}
     xs = [mapping[x] for x in all_inputs]
     operations, mapping = dy.graph.clone_operations(forward_operations, mapping)
     ys = [mapping[y] for y in outputs]
-    with all_kept():
+    with keep_all():
       return mtf.gradients(ys, xs, grad_ys=[dy], operations=operations)
 
   return mtf.custom_gradient(fn, gradient, list(inputs))

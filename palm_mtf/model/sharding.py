@@ -10,7 +10,7 @@ d_model -> d_model_residual  block begins and where it ends
 
 from palm_mtf._tf import mtf
 from palm_mtf.model.dims import Dims
-from palm_mtf.ops.again import again
+from palm_mtf.ops.recompute import recompute
 
 
 class Resharded(mtf.Operation):
@@ -46,7 +46,7 @@ class Resharded(mtf.Operation):
     mesh_impl = lowering.mesh_impl(self)
     x, *after = (lowering.tensors[each] for each in self.inputs)
     if after:
-      x = mesh_impl.after(x, *after)
+      x = mesh_impl.delay(x, *after)
     before, then = map(mesh_impl.tensor_dimension_to_mesh_axis, self._dims)
     place = self.inputs[0].shape.dims.index(self._dims[0])
     if before is not None:
@@ -59,10 +59,10 @@ class Resharded(mtf.Operation):
 class _Gathered(Resharded):
   """Outputs a whole weight, which is gathered again for the backward pass."""
 
-  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the weight, gathered once `signal` is there; see ops/again.py."""
+  def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+    """Returns the weight, gathered after `signal`; see ops/recompute.py."""
     del x  # the only output
-    stored = again(self.inputs[0], signal)
+    stored = recompute(self.inputs[0], signal)
     return Resharded(stored, self._dims, signal).outputs[0]
 
 

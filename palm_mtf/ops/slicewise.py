@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.errors import UserError
-from palm_mtf.ops.again import after
+from palm_mtf.ops.recompute import delay
 
 SliceFn = Callable[..., object]
 # (operation, gradient of each output) -> gradient of each input, or None
@@ -95,7 +95,7 @@ class WholeSlice(mtf.Operation):
       offset_of: dimension, the vocabulary say, whose first index in the slice
         `fn` needs as its first argument.
       is_kept: whether the backward pass reads the outputs as they are, and not
-        computed again (again.py).
+        computed again (recompute.py).
       name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)
@@ -119,14 +119,14 @@ class WholeSlice(mtf.Operation):
     """Returns the gradient of each input, None where there is none."""
     return self._gradient(self, *grad_ys)
 
-  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+  def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Returns an output, computed from the inputs again if it is not kept."""
     if self._is_kept:
-      return after(x, signal)
+      return delay(x, signal)
     # It is enough that one input waits.
     first = self.inputs[0]
     _, copies = self.graph.clone_operations(
-      [self], {first: after(first, signal)}
+      [self], {first: delay(first, signal)}
     )
     return copies[x]
 

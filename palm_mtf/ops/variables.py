@@ -108,8 +108,8 @@ class SlicedVariable(mtf.Variable):
     if trainable:
       self.graph.trainable_variables.append(self)
 
-  def compute_again(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
-    """Returns the value, cast again once `signal` is there; see again.py."""
+  def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+    """Returns the value, cast again after `signal`; see recompute.py."""
     del x  # the only output
     return _Cast(self, signal).outputs[0]
 
@@ -127,7 +127,7 @@ class _Cast(mtf.Operation):
     """Lowers to a cast of each slice."""
     impl, (value,) = lowering.mesh_impl(self), self.outputs
     stored = lowering.variables[self._variable].laid_out_tensor
-    stored = impl.after(stored, lowering.tensors[self.inputs[0]])
+    stored = impl.delay(stored, lowering.tensors[self.inputs[0]])
     lowering.set_tensor_lowering(
       value, impl.slicewise(tf.cast, stored, value.dtype)
     )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.mesh.host.devices import local_devices
-from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.cpu_gpu import local_devices
+from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.loss import cross_entropy, weight_sum, weighted_mean
@@ -65,9 +65,9 @@ def build_forward_program(
   placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
   dims = model_dims(config, batch_size, mesh_layout)
   specs = palm_features(features, dims)
-  with tf.device(placement.host):
+  with tf.device(placement.cpu):
     fed = placeholders(specs)
-  batch = import_features(mesh, placement, {placement.host: fed}, specs)
+  batch = import_features(mesh, placement, {placement.cpu: fed}, specs)
   loss_weights = batch.get("loss_weights")
   palm = Palm(config, dims, TrainedWeights(mesh, config, dims))
   logits = palm.logits(

@@ -117,7 +117,7 @@ class PodBuilder:
     mesh = mtf.Mesh(self._graph, f"pod_{pod}")
     # Imported tensors are made on the pod's host, so that the client sends each
     # pod only its own rows.
-    with tf.device(placement.host):
+    with tf.device(placement.cpu):
       by_host = self._make_placeholders(pod, placement, read)
       features_of_host, *copies = by_host.values()
       features = self._loss_function.features
@@ -150,9 +150,9 @@ class PodBuilder:
     """Returns the placeholders of each host that imports, by its name."""
     features = self._loss_function.features
     if read is None:
-      return {placement.host: placeholders(features)}
+      return {placement.cpu: placeholders(features)}
     by_host = {}
-    for host in placement.reading_hosts:
+    for host in placement.reading_cpus:
       with tf.device(host):
         part = pod * self._num_microbatches + self.microbatch
         num_parts = self._num_pods * self._num_microbatches
@@ -186,7 +186,7 @@ class PodBuilder:
   def build_update(self, gradients: Gradients, sums: Sums) -> Update:
     """Builds the update of a pod from the sums over all pods."""
     optimizer, numbers = self._optimizer, gradients.numbers
-    with tf.device(gradients.placement.host):
+    with tf.device(gradients.placement.cpu):
       weight = divisor(sums.losses.weight)
       squares = sums_of_squares(sums.gradients)
       # Sums over the step become means over its tokens.

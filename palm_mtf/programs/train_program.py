@@ -15,7 +15,7 @@ from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
-from palm_mtf.mesh.host.devices import local_devices
+from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.tpu.lowering import TpuLowering
@@ -252,7 +252,7 @@ def _lower_step(
   # Numbers are read off the first pod: all pods have the same.
   update = updates[0]
   values, done = lowering.call(update.fetched, operations)
-  with tf.device(pod.placement.host):
+  with tf.device(pod.placement.cpu):
     squares = tf.stack(
       [values[f"squares/{i}"] for i in range(len(update.squares))]
     )
@@ -291,7 +291,7 @@ def _lower_loop(
   """Lowers several steps of a pod, of which one step was lowered before."""
   num_microbatches = mesh_layout.num_microbatches
   num_rounds = mesh_layout.steps_per_loop * num_microbatches
-  with tf.device(pod.placement.host):
+  with tf.device(pod.placement.cpu):
     num_steps = tf.placeholder(tf.int32, [], "num_steps")
     features = {
       name: tf.placeholder(x.dtype, [num_rounds, *x.shape])
@@ -316,7 +316,7 @@ def _lower_loop(
     rounds_per_step=num_microbatches,
     num_steps=num_steps,
   )
-  with tf.device(pod.placement.host):
+  with tf.device(pod.placement.cpu):
     # The learning rate is that of a step's last microbatch.
     last = slice(num_microbatches - 1, None, num_microbatches)
     return LoopProgram(

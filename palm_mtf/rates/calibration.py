@@ -29,7 +29,7 @@ from palm_mtf.config.model import PalmConfig
 from palm_mtf.config.optimizer import AdafactorConfig
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.machine.host_memory import largest_resident_bytes
-from palm_mtf.mesh.host.devices import local_devices
+from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.bfloat16 import matmul
 from palm_mtf.programs.train_program import build_train_program

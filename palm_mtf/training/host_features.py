@@ -14,7 +14,7 @@ from palm_mtf.data.batches.host_batches import (
   find_batches,
   read_batch,
 )
-from palm_mtf.mesh.host_functions import Host
+from palm_mtf.mesh.processes import Process
 from palm_mtf.programs.features import FEATURE_DTYPES, HostFeatures
 
 _logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 def find_features(
   session: tf.Session,
-  servers: Sequence[Host],
+  servers: Sequence[Process],
   corpus: Corpus,
   sizes: BatchSizes,
   skips: Skips,

@@ -24,13 +24,12 @@ from palm_mtf.checkpoints.restore import (
 from palm_mtf.checkpoints.retention import remove_later
 from palm_mtf.checkpoints.weights_copier import WeightsCopier
 from palm_mtf.checkpoints.writer import BackgroundWriter
-from palm_mtf.cluster.connect import Cluster
-from palm_mtf.cluster.heartbeat import Heartbeat
-from palm_mtf.cluster.server_memory import ServerMemory
+from palm_mtf.cluster.client.connect import Cluster, ServerMemory
+from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.data.batches.prefetch import Prefetcher
 from palm_mtf.generation.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
-from palm_mtf.mesh.host_functions import Host
+from palm_mtf.mesh.processes import Process
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import has_samples
@@ -127,7 +126,7 @@ class TrainLoop:
     pods = [x.slices for x in program.pods]
     hosts = find_file_hosts(
       session,
-      Host(program.devices.client),
+      Process(program.devices.client),
       where.cluster.servers,
       ModelDir(job.model_dir).checkpoints,
     )

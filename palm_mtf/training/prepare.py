@@ -39,7 +39,7 @@ from palm_mtf.checkpoints.manifest import (
 from palm_mtf.checkpoints.retention import check_space
 from palm_mtf.checkpoints.same_model import check_same_model
 from palm_mtf.cluster.addresses import check_client
-from palm_mtf.cluster.local_servers import cluster_places
+from palm_mtf.cluster.client.places import cluster_places
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_topology import check_pods, tpu_slice
@@ -150,7 +150,7 @@ def _check_devices(config: Config) -> None:
     check_client(pods.client_address)
   if mesh.tpu and pods.pods == "in_process":
     # Last, for TensorFlow takes seconds; but what data take may be hours.
-    from palm_mtf.cluster.connect import tpus_here
+    from palm_mtf.cluster.client.connect import tpus_here
 
     tpus_here(mesh)
 

@@ -19,10 +19,10 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.checkpoints.retention import quarantine_damaged
 from palm_mtf.checkpoints.writer import BackgroundWriter
-from palm_mtf.cluster.connect import Cluster, connect
-from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
-from palm_mtf.cluster.local_servers import PodServers
-from palm_mtf.cluster.recovery import PodRecovery
+from palm_mtf.cluster.client.connect import Cluster, connect
+from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
+from palm_mtf.cluster.client.local_servers import PodServers
+from palm_mtf.cluster.client.recovery import PodRecovery
 from palm_mtf.cluster.server_info import check_bfloat16
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError

@@ -17,12 +17,12 @@ from palm_mtf.checkpoints.file_hosts import (
   slices_to_write,
 )
 from palm_mtf.config.pods import PodsConfig
-from palm_mtf.mesh.host.devices import HostDevices
-from palm_mtf.mesh.host_functions import Host
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
+from palm_mtf.mesh.processes import Process
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
 
-CLIENT = Host("/job:client/task:0/device:cpu:0")
+CLIENT = Process("/job:client/task:0/device:cpu:0")
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def pods_on_hosts(layout, num_pods=2, devices_per_host=2):
       batch_size=8,
       seed=0,
       pods=PodsConfig(num_pods=num_pods),
-      devices=HostDevices(CLIENT.device, devices),
+      devices=CpuGpuDevices(CLIENT.device, devices),
     )
   hosts = [
     f"/job:pod_{pod}/task:{task}/device:cpu:0"
@@ -65,7 +65,7 @@ def elements(part) -> tuple[slice, ...]:
 def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
   pods, devices = pods_on_hosts(layout)
   assert len(devices) > 2
-  hosts = FileHosts(CLIENT, {x: Host(x) for x in devices})
+  hosts = FileHosts(CLIENT, {x: Process(x) for x in devices})
   shares = slices_to_write(pods, hosts)
   assert [host.device for host in shares] == devices
   times = collections.defaultdict(int)
@@ -102,7 +102,7 @@ def test_the_client_alone_writes_what_the_first_pod_holds():
 def test_servers_take_part_where_each_of_them_sees_the_folder(
   sees, tmp_path, monkeypatch, capsys
 ):
-  client, servers = Host("/device:cpu:0"), [Host("/device:cpu:0")]
+  client, servers = Process("/device:cpu:0"), [Process("/device:cpu:0")]
 
   def see_nothing(path):
     return np.int32(errno.ENOENT)

@@ -9,10 +9,8 @@ import pytest
 from palm_mtf.cluster.addresses import (
   check_free,
   resolve,
-  resolve_places,
   split_address,
 )
-from palm_mtf.cluster.device_table import Place
 from palm_mtf.errors import UserError
 
 
@@ -22,30 +20,10 @@ def message_of(function, *arguments):
   return str(error.value)
 
 
-def test_names_become_the_addresses_that_all_hosts_share():
-  places = [[Place("localhost:5", 1)], [Place("127.0.0.1:6", 0)]]
-  assert resolve_places(places, "localhost") == [
-    [Place("127.0.0.1:5", 1)],
-    [Place("127.0.0.1:6", 0)],
-  ]
-
-
 def test_a_name_without_an_address_is_named():
   assert message_of(resolve, "ISLANDS", "no-such-host.invalid") == (
     'ISLANDS: the name "no-such-host.invalid" has no IPv4 address on this '
     "host; correct it, add it to /etc/hosts, or give the address itself."
-  )
-
-
-def test_a_name_that_is_loopback_here_alone_is_refused():
-  places = [[Place("localhost:5", 0)], [Place("192.0.2.1:5", 0)]]
-  assert message_of(resolve_places, places, "192.0.2.9") == (
-    'ISLANDS: "localhost:5" is 127.0.0.1 on this host, which "192.0.2.1:5" '
-    "cannot reach; give an address that all hosts reach."
-  )
-  assert message_of(resolve_places, places[1:], "localhost") == (
-    'CLIENT_ADDRESS = "localhost" is 127.0.0.1, which "192.0.2.1:5" cannot '
-    "reach; give an address of this host that all servers reach."
   )
 
 

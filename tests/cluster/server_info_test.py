@@ -8,7 +8,7 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-from palm_mtf.cluster.connect import start_server
+from palm_mtf.cluster.server.start import start_server
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
   ServerInfo,

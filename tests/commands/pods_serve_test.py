@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from palm_mtf.cluster import heartbeat
-from palm_mtf.cluster.connect import start_server
-from palm_mtf.cluster.heartbeat import Heartbeat
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client import heartbeat
+from palm_mtf.cluster.client.heartbeat import Heartbeat
+from palm_mtf.cluster.client.local_servers import PodServers
+from palm_mtf.cluster.server.start import start_server
 from palm_mtf.cluster.server_info import NoAnswerError, read_incarnation
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig

@@ -97,7 +97,7 @@ TESTS = {
     "test_a_run_whose_settings_changed_is_refused_by_name",
   ),
   "MESH_SHAPE and NUM_PODS": (
-    "mesh/host/devices_test.py",
+    "mesh/cpu_gpu_test.py",
     "test_fewer_gpus_than_devices_is_an_error_with_the_numbers",
   ),
   "... was trained with another vocabulary": (

@@ -8,7 +8,7 @@ import pytest
 
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.tpu_topology import tpu_slice
-from palm_mtf.mesh.host.devices import local_devices
+from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering, Placement
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 
@@ -45,7 +45,7 @@ def test_an_implementation_has_all_that_the_interface_says(make):
   devices = make()
   assert_has_all(devices, Devices)
   placement = devices.placement(MESH, 0)
-  assert placement.host.endswith("/device:cpu:0")
+  assert placement.cpu.endswith("/device:cpu:0")
   assert placement.shape.to_integer_list == [2, 2]
   assert_has_all(placement, Placement)
   assert_has_all(placement.lower, Lowering)

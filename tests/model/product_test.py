@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.product import product
 from palm_mtf.model.projection import kernel_gradient

@@ -9,7 +9,7 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.optim import schedule

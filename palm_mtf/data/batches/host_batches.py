@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that a host of a pod reads itself, where it sees the token stores.
 
-A session calls these functions on a server (mesh/host_functions.py). Texts are
+A session calls these functions on a server (mesh/processes.py). Texts are
 bytes in UTF-8, as TensorFlow has them.
 """
 

@@ -4,17 +4,17 @@
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.generation.decode.weights import LaidOut
-from palm_mtf.mesh.host.placement import HostPlacement
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 
 
-def split_rows(placement: HostPlacement, x: tf.Tensor) -> LaidOut:
+def split_rows(placement: CpuGpuPlacement, x: tf.Tensor) -> LaidOut:
   """Returns [batch, ...] on the devices of a mesh."""
   rows, *others = x.shape.as_list()
   shape = _shape(rows, others)
   return placement.LaidOutTensor(placement.make_slices(x, shape))
 
 
-def join_rows(placement: HostPlacement, x: LaidOut) -> tf.Tensor:
+def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
   """Returns [batch, ...] from the devices of a mesh."""
   rows, *others = x.tensor_list[0].shape.as_list()
   axis = placement.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 1))

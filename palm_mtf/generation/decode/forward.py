@@ -11,7 +11,7 @@ from palm_mtf.generation.decode.decoder import Cache
 from palm_mtf.generation.decode.layers import dequantize, quantize, read_inputs
 from palm_mtf.generation.decode.products import LaidOutRows, Products
 from palm_mtf.generation.decode.weights import DecodeWeights, LaidOut
-from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.placement import lower
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
 from palm_mtf.model.projection import JoinedColumns

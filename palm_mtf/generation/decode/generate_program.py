@@ -25,9 +25,8 @@ from palm_mtf.generation.decode.weights import (
   LaidOut,
   make_weights,
 )
-from palm_mtf.mesh.host.devices import local_devices
-from palm_mtf.mesh.host.placement import HostPlacement
-from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
+from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.weights import palm_variables
@@ -65,7 +64,7 @@ class DecodeModel:
   """
 
   config: PalmConfig
-  placement: HostPlacement
+  placement: CpuGpuPlacement
   weights: DecodeWeights
   layers: Sequence[LayerWeights]
 

@@ -7,7 +7,7 @@ import dataclasses
 from palm_mtf._tf import mtf, tf
 from palm_mtf.generation.decode.forward import joined_palm, one_prefix
 from palm_mtf.generation.decode.generate_program import DecodeModel
-from palm_mtf.mesh.lowering import lower
+from palm_mtf.mesh.placement import lower
 from palm_mtf.model.loss import cross_entropy
 
 NUM_LIKELIEST = 5  # tokens at each place whose log p can be told

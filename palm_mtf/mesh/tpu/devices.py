@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from palm_mtf._tf import tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.tpu_topology import TpuSlice, chips_of_replicas
+from palm_mtf.mesh.tpu.lowering import TpuLowering
 from palm_mtf.mesh.tpu.placement import TpuPlacement
 
 
@@ -22,7 +23,9 @@ class TpuDevices:
 
   def placement(self, mesh: MeshLayout, pod: int) -> TpuPlacement:
     """Returns the placement of a pod."""
-    return TpuPlacement(mesh, self.assignments[pod], self.pods[pod])
+    return TpuPlacement(
+      mesh, self.assignments[pod], self.pods[pod], TpuLowering
+    )
 
 
 def tpu_topology(where: TpuSlice) -> tf.tpu.experimental.Topology:

@@ -12,16 +12,14 @@ One pod does a whole training step in one program. Several pods do it in two:
 import collections
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.exchange import Exchange, sum_in_order
 from palm_mtf.mesh.slices import Slice, initialized
+from palm_mtf.mesh.tpu.placement import TpuPlacement
 from palm_mtf.mesh.tpu.stacked_variables import in_stacks
-
-if TYPE_CHECKING:
-  from palm_mtf.mesh.tpu.placement import TpuPlacement
 
 
 class _Sums(NamedTuple):
@@ -35,7 +33,7 @@ class _Sums(NamedTuple):
 class TpuLowering:
   """`Lowering` of each call for itself; all calls share the variables."""
 
-  def __init__(self, placements: "Mapping[mtf.Mesh, TpuPlacement]"):
+  def __init__(self, placements: Mapping[mtf.Mesh, TpuPlacement]):
     self._placements = placements
 
   def call(
@@ -120,7 +118,7 @@ class TpuLowering:
       return [num_done, found], tf.no_op()
 
     (num_done, found), _ = placement.replicate(computation)
-    with tf.device(placement.host):  # device 0 -> its host
+    with tf.device(placement.cpu):  # device 0 -> its host
       of_steps = tf.unstack(tf.identity(found[0]), axis=1)
       return tf.identity(num_done[0]), _unpacked(tensors, of_steps)
 
@@ -153,7 +151,7 @@ class TpuLowering:
     outputs, done = placement.replicate(computation)
     if not tensors:
       return {}, done
-    with tf.device(placement.host):  # device 0 -> its host
+    with tf.device(placement.cpu):  # device 0 -> its host
       of_first = tf.unstack(tf.identity(outputs[0][0]))
       return _unpacked(tensors, of_first), done
 
@@ -180,7 +178,7 @@ class TpuLowering:
     sums = {}
     for mesh, of_mesh in exchanges.items():
       sums[mesh] = []
-      hosts = self._placements[mesh].hosts
+      hosts = self._placements[mesh].cpus
       for alike in terms[0]:
         of_devices = zip(*(x[alike] for x in terms), strict=True)
         stacks = []
@@ -219,7 +217,7 @@ class TpuLowering:
     values = {}
     for positions, of_devices in zip(stacks, outputs, strict=True):
       on_hosts = []
-      for host, value in zip(placement.hosts, of_devices, strict=True):
+      for host, value in zip(placement.cpus, of_devices, strict=True):
         with tf.device(host):  # device -> host
           on_hosts.append(tf.identity(value))
       values[tuple(positions)] = on_hosts
@@ -232,7 +230,7 @@ class _Program(mtf.Lowering):
   def __init__(
     self,
     mesh: mtf.Mesh,
-    placement: "TpuPlacement",
+    placement: TpuPlacement,
     wanted: Iterable[mtf.Operation],
     sums: Sequence[_Sums] = (),
   ):
@@ -259,7 +257,7 @@ class _Variables(dict):
 
   # An update's slots are no inputs of it: no lowered operation has made them.
 
-  def __init__(self, placement: "TpuPlacement"):
+  def __init__(self, placement: TpuPlacement):
     super().__init__()
     self._placement = placement
 

@@ -22,8 +22,8 @@ from palm_mtf.mesh.collectives import (
   REDUCE_SCATTER,
   collective_scope,
 )
-from palm_mtf.mesh.slices import Slice, host_of
-from palm_mtf.mesh.tpu.lowering import TpuLowering
+from palm_mtf.mesh.placement import Lowering
+from palm_mtf.mesh.slices import Slice, cpu_near
 from palm_mtf.mesh.tpu.stacked_variables import (
   Stack,
   StackedVariable,
@@ -36,10 +36,10 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """`Placement` of a pod on TPUs.
 
   Attributes:
-    hosts: CPU beside each device.
+    cpus: CPU beside each device.
+    lower: makes the lowering of a graph whose meshes are placed like this one.
   """
 
-  lower = TpuLowering  # placements -> Lowering
   native_threads = 0
 
   def __init__(
@@ -47,6 +47,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     mesh: MeshLayout,
     assignment: tf.tpu.experimental.DeviceAssignment,
     devices: Sequence[str],
+    lower: Callable[..., Lowering],
   ):
     """Lays tensors out by the rules of `mesh`.
 
@@ -54,6 +55,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       mesh: axes and layout rules.
       assignment: where on the torus each device of the mesh lies.
       devices: TensorFlow's names of them.
+      lower: makes the lowering of placements, by mesh.
     """
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(
@@ -63,10 +65,10 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       # Sums are sent in the dtype of what is summed, as on other devices.
       allreduce_in_bfloat16_max_group_size=len(devices),
     )
-    self._devices = list(devices)
-    self.hosts = [host_of(device) for device in devices]
-    self.host = self.hosts[0]
-    self.reading_hosts = [self.host]  # TensorFlow sends the others their rows
+    self._devices, self.lower = list(devices), lower
+    self.cpus = [cpu_near(device) for device in devices]
+    self.cpu = self.cpus[0]
+    self.reading_cpus = [self.cpu]  # TensorFlow sends the others their rows
     self._stacks: list[Stack] = []
     self._slots: dict[str, StackedVariable] = {}
     self._groups: dict[tuple[int, ...], np.ndarray] = {}
@@ -82,7 +84,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     if variable.name not in self._slots:
       with tf.control_dependencies(None):  # outside of the computation
         for alike in stacked_with(variable, self):
-          self._stacks.append(Stack(alike, self, self.hosts))
+          self._stacks.append(Stack(alike, self, self.cpus))
           self._slots |= self._stacks[-1].slots()
     return _LaidOutVariable(self._slots[variable.name], mesh_impl)
 
@@ -105,7 +107,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """
     self._pnum_tensor = None  # each computation has inputs of its own
     self._fed_rounds = {}
-    job, _, _ = self.host.rpartition("/task:")
+    job, _, _ = self.cpu.rpartition("/task:")
 
     def on_one_device():
       if job:  # each pod is a TPU system
@@ -183,7 +185,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
       numbers = []
       # No part of the collective that may be the first to ask for it.
       with tf.init_scope(), tf.name_scope("pnum/"):
-        for pnum, host in enumerate(self.hosts):
+        for pnum, host in enumerate(self.cpus):
           with tf.device(host):
             numbers.append(tf.constant(pnum))
       self._pnum_tensor = self.fed(numbers)
@@ -191,7 +193,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def import_copies(self, mesh, tensors, shape):
     """Imports the copy of the first host."""
-    return mtf.import_tf_tensor(mesh, tensors[self.host], shape)
+    return mtf.import_tf_tensor(mesh, tensors[self.cpu], shape)
 
   def import_tf_tensor(self, x: mtf.Tensor, tf_x: tf.Tensor):
     """Gives each device its slice of what the pod is fed, or of a constant."""
@@ -220,7 +222,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     cut = {}
     # On the pod's host, once for devices with the same slice; outside of
     # computations, and of loops in them.
-    with tf.init_scope(), tf.device(self.host):
+    with tf.init_scope(), tf.device(self.cpu):
       for begin in dict.fromkeys(begins):
         is_whole = size == tf_x.shape.as_list()
         cut[begin] = tf_x if is_whole else tf.slice(tf_x, begin, size)
@@ -231,7 +233,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     with tf.init_scope():
       return tpu_ops.tpu_replicated_input(list(values))
 
-  def after(self, x, signal):
+  def delay(self, x, signal):
     """Returns x, which is not computed before `signal` is there."""
     return self.slicewise(_after, x, signal)
 

@@ -21,7 +21,7 @@ from palm_mtf.checkpoints.weights_copier import build_writer
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
-from palm_mtf.mesh.host_functions import Host
+from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import names_of
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
@@ -254,7 +254,7 @@ def test_first_weights_are_the_bits_of_a_cpu(tpu, mesh_shape, num_hosts):
 def saving_of(program, path="no/such/checkpoint"):
   """Returns what reads, copies and looks at the variables of a program."""
   pods = [x.slices for x in program.pods]
-  hosts = FileHosts(Host(program.devices.client))
+  hosts = FileHosts(Process(program.devices.client))
   return {
     "restore": build_restorer(pods, path, hosts),
     "fingerprints": [build_fingerprints(x) for x in pods],

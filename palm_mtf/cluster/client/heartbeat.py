@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.device_table import Place
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client.local_servers import PodServers
+from palm_mtf.cluster.client.places import Place
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
   NotOursError,

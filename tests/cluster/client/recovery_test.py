@@ -10,14 +10,14 @@ import time
 import pytest
 
 from palm_mtf.checkpoints import weights_copier
-from palm_mtf.cluster.heartbeat import PodLostError
-from palm_mtf.cluster.local_servers import PodServers
-from palm_mtf.cluster.recovery import PodRecovery
+from palm_mtf.cluster.client.heartbeat import PodLostError
+from palm_mtf.cluster.client.local_servers import PodServers
+from palm_mtf.cluster.client.recovery import PodRecovery
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.training import finite_check, loop, replica_check
 from tests import runs
-from tests.cluster.local_servers_test import servers_of
+from tests.cluster.client.local_servers_test import servers_of
 from tests.cluster.served import Served
 from tests.mtf_testing import SINGLE, small_config
 from tests.training.finite_check_test import plant

@@ -4,34 +4,35 @@
 
 import contextlib
 import dataclasses
-import errno
 import functools
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.cluster.addresses import ANY_ADDRESS, resolve
-from palm_mtf.cluster.device_table import Place
-from palm_mtf.cluster.heartbeat import PodLostError
-from palm_mtf.cluster.restricted_port import restricted_port
+from palm_mtf.cluster.addresses import resolve
+from palm_mtf.cluster.client.heartbeat import PodLostError
+from palm_mtf.cluster.client.places import Place
+from palm_mtf.cluster.server.start import start_server
 from palm_mtf.cluster.server_info import (
   NoAnswerError,
   ServerInfo,
   claim_server,
-  publish,
 )
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.config.tpu_topology import tpu_slice
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.host.devices import HostDevices, local_devices
-from palm_mtf.mesh.host_functions import Host
+from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, local_devices
 from palm_mtf.mesh.placement import Devices
+from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices
 from palm_mtf.native.operations import operations
 
 # Closing a session waits for its servers, for ever for one that has ended.
+_POD = re.compile(r"/job:(pod_\d+)/")
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
 
@@ -45,7 +46,7 @@ class Cluster:
   target: str = ""  # of the session; "" is this process
   # Name of each TPU pod's job; None is this process.
   tpu_jobs: Sequence[str | None] = ()
-  servers: Sequence[Host] = ()  # that have the devices; none: this process
+  servers: Sequence[Process] = ()  # that have the devices; none: this process
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
@@ -111,7 +112,7 @@ def connect(
     for task, address in enumerate(hosts):
       job.tasks[task] = address
       cpu = f"/job:pod_{pod}/task:{task}/device:cpu:0"
-      servers.append(Host(cpu, infos[address].functions))
+      servers.append(Process(cpu, infos[address].functions))
     devices.append(
       [
         f"/job:pod_{pod}/task:{hosts.index(x.address)}/device:cpu:{x.device}"
@@ -126,7 +127,7 @@ def connect(
   # Where one server lacks them, all do without: pods take equal steps.
   native = operations() and all(x.has_native for x in infos.values())
   threads = next(iter(infos.values())).num_threads if native else 0
-  host_devices = HostDevices(client, devices, native_threads=threads)
+  host_devices = CpuGpuDevices(client, devices, native_threads=threads)
   return Cluster(host_devices, config, target, servers=servers)
 
 
@@ -191,62 +192,38 @@ def _with_tpus(
   return Cluster(devices, config, target, jobs)
 
 
-def start_server(
-  num_devices: int,
-  num_threads: int,
-  listen: tuple[str, int] = ("127.0.0.1", 0),
-) -> tf.distribute.Server:
-  """Starts a TensorFlow server in this process.
-
-  Args:
-    num_devices: number of virtual CPU devices.
-    num_threads: number of threads of an operation; 0 is one a core.
-    listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
-
-  Raises:
-    UserError: the port is taken, or the system cannot restrict the server.
-  """
-  ip, port = listen
-  config = tf.ConfigProto(
-    device_count={"CPU": num_devices, "GPU": 0},
-    intra_op_parallelism_threads=num_threads,
-    # With one thread, an operation that waits for another pod would keep this
-    # pod from computing. One more writes checkpoints meanwhile.
-    inter_op_parallelism_threads=max(2, num_threads) + 1,
-  )
-  # A name until a session gives another. By the address a session finds its own
-  # server among the tasks.
-  host = "127.0.0.1" if ip == ANY_ADDRESS else ip
-  try:
-    with contextlib.ExitStack() as stack:
-      if ip != ANY_ADDRESS:
-        port = stack.enter_context(restricted_port(ip, port))
-      server = tf.distribute.Server(
-        {"unnamed": [f"{host}:{port}"]}, config=config, start=False
-      )
-  except (OSError, tf.errors.OpError) as error:
-    why = _why_not_restricted(error)
-    raise UserError(f"{host}:{listen[1]}: {why}") from None
-  server.start()
-  publish(server, num_devices, num_threads)
-  return server
-
-
-def _why_not_restricted(error: OSError | tf.errors.OpError) -> str:
-  """Returns why a server has not started, and what to do."""
-  if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
-    return (
-      "this system does not let a server be restricted to one address and, on "
-      f"loopback, one user ({error.strerror}), and it would listen to all; use "
-      "pods in process, or another system."
-    )
-  return (
-    "another process has just begun to listen there; give another port, or 0 "
-    "for any."
-  )
-
-
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
   """Returns the client's server, one a process: it cannot be stopped."""
   return start_server(1, 0, (ip, port))
+
+
+class ServerMemory:
+  """Resident bytes of every server that a session works with."""
+
+  def __init__(self, session: tf.Session, servers: Sequence[Process]):
+    """Builds the operations that read them, in the current graph.
+
+    Args:
+      session: session of the current graph, which reaches the servers.
+      servers: hosts of all devices; none if they are the client's.
+    """
+    self._session = session
+    self._bytes: dict[str, list[tf.Tensor]] = {}  # of servers, by pod
+    for server in servers:
+      (pod,) = _POD.findall(server.device)
+      values = server.call(resident_bytes, [], [tf.int64])
+      self._bytes.setdefault(pod, []).extend(values)
+
+  def read(self) -> dict[str, int]:
+    """Returns the bytes of each pod's largest server, by name of the metric.
+
+    Raises:
+      OpError: a server is lost.
+    """
+    if not self._bytes:
+      return {}
+    return {
+      f"host_memory_bytes/{pod}": int(max(sizes))
+      for pod, sizes in self._session.run(self._bytes).items()
+    }

@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.cluster.device_table import Place, places_of_pods
+from palm_mtf.cluster.client.places import Place, places_of_pods, resolve_places
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
@@ -67,3 +67,29 @@ def test_an_impossible_table_is_refused_with_the_arithmetic(islands, message):
 def test_a_table_of_other_pods_than_there_are_is_refused():
   with pytest.raises(UserError, match="ISLANDS has 1 pods and NUM_PODS = 2"):
     places(["a:1"], num_pods=2)
+
+
+def message_of(function, *arguments):
+  with pytest.raises(UserError) as error:
+    function(*arguments)
+  return str(error.value)
+
+
+def test_names_become_the_addresses_that_all_hosts_share():
+  places = [[Place("localhost:5", 1)], [Place("127.0.0.1:6", 0)]]
+  assert resolve_places(places, "localhost") == [
+    [Place("127.0.0.1:5", 1)],
+    [Place("127.0.0.1:6", 0)],
+  ]
+
+
+def test_a_name_that_is_loopback_here_alone_is_refused():
+  places = [[Place("localhost:5", 0)], [Place("192.0.2.1:5", 0)]]
+  assert message_of(resolve_places, places, "192.0.2.9") == (
+    'ISLANDS: "localhost:5" is 127.0.0.1 on this host, which "192.0.2.1:5" '
+    "cannot reach; give an address that all hosts reach."
+  )
+  assert message_of(resolve_places, places[1:], "localhost") == (
+    'CLIENT_ADDRESS = "localhost" is 127.0.0.1, which "192.0.2.1:5" cannot '
+    "reach; give an address of this host that all servers reach."
+  )

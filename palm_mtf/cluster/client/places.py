@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from palm_mtf.cluster.addresses import is_loopback, resolve
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
@@ -24,6 +25,16 @@ class Place(NamedTuple):
 
   address: str  # of its server, "host:port"
   device: int  # number on that server
+
+
+def cluster_places(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
+  """Returns the devices of each pod of ISLANDS, in mesh order.
+
+  Raises:
+    UserError: ISLANDS or CLIENT_ADDRESS cannot be used; says why.
+  """
+  client, _, _ = pods.client_address.partition(":")
+  return resolve_places(places_of_pods(pods, mesh), client)
 
 
 def places_of_pods(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
@@ -111,3 +122,40 @@ def _check_apart(pods: Sequence[Sequence[Place]]) -> None:
           f"ISLANDS: {place.address} is in pods {owners[place.address]} and "
           f"{pod}; start a server for each pod."
         )
+
+
+def resolve_places(
+  pods: Sequence[Sequence[Place]], client: str
+) -> list[list[Place]]:
+  """Returns the places of pods with IPv4 addresses for host names.
+
+  Args:
+    pods: places of each pod, by host names.
+    client: host of CLIENT_ADDRESS.
+
+  Raises:
+    UserError: a name has no address, or one that other hosts cannot reach.
+  """
+  # The client tells every server the addresses of the others. A name may be
+  # loopback on one host, as /etc/hosts has it, and not on another.
+  ips = {}
+  for address in {place.address for places in pods for place in places}:
+    host, _, port = address.rpartition(":")
+    ips[address] = resolve("ISLANDS", host), port
+  client_ip = resolve("CLIENT_ADDRESS", client)
+  near = sorted(x for x, (ip, _) in ips.items() if is_loopback(ip))
+  far = sorted(x for x, (ip, _) in ips.items() if not is_loopback(ip))
+  if far and near:
+    raise UserError(
+      f'ISLANDS: "{near[0]}" is {ips[near[0]][0]} on this host, which '
+      f'"{far[0]}" cannot reach; give an address that all hosts reach.'
+    )
+  if far and is_loopback(client_ip):
+    raise UserError(
+      f'CLIENT_ADDRESS = "{client}" is {client_ip}, which "{far[0]}" cannot '
+      "reach; give an address of this host that all servers reach."
+    )
+  return [
+    [Place(":".join(ips[x.address]), x.device) for x in places]
+    for places in pods
+  ]

@@ -14,7 +14,10 @@ import socket
 from collections.abc import Iterator
 
 from palm_mtf.cluster.addresses import is_loopback
-from palm_mtf.cluster.admission import admit_own_user, restrict_to_admitted
+from palm_mtf.cluster.server.admission import (
+  admit_own_user,
+  restrict_to_admitted,
+)
 from palm_mtf.cluster.sockets import (
   RETURN_NONE,
   attach_filter,

@@ -13,8 +13,8 @@ import logging
 import time
 from collections.abc import Sequence
 
-from palm_mtf.cluster.heartbeat import Heartbeat, PodLostError
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
+from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config import mesh_layout
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig

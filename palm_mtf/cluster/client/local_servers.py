@@ -13,9 +13,8 @@ import tempfile
 import time
 from typing import BinaryIO
 
-from palm_mtf.cluster.addresses import resolve_places
-from palm_mtf.cluster.device_table import Place, places_of_pods
-from palm_mtf.cluster.server_process import ServerSettings
+from palm_mtf.cluster.client.places import Place, cluster_places
+from palm_mtf.cluster.server.process import ServerSettings
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError
@@ -48,12 +47,6 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
     [cores[(pod * share + i) % len(cores)] for i in range(share)]
     for pod in range(num_pods)
   ]
-
-
-def cluster_places(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
-  """Returns the devices of each pod of ISLANDS, in mesh order."""
-  client, _, _ = pods.client_address.partition(":")
-  return resolve_places(places_of_pods(pods, mesh), client)
 
 
 class PodServers:
@@ -184,7 +177,7 @@ def _start(settings: ServerSettings) -> _Server:
   # The server imports what the client does, wherever that was found.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   process = subprocess.Popen(
-    [sys.executable, "-m", "palm_mtf.cluster.server_process"],
+    [sys.executable, "-m", "palm_mtf.cluster.server.process"],
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=log,

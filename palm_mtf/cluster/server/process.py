@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server process of a pod, which lives as long as its client.
 
-local_servers.py starts it, writes ServerSettings as JSON to its stdin, and
-reads its address from its stdout.
+client/local_servers.py starts it, writes ServerSettings as JSON to its stdin,
+and reads its address from its stdout.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def serve(settings: ServerSettings) -> None:
   """Starts the server, prints its address, and waits for the client's end."""
   # Before the import of TensorFlow, which counts the cores that it may use.
   os.sched_setaffinity(0, settings.cores)
-  from palm_mtf.cluster.connect import start_server
+  from palm_mtf.cluster.server.start import start_server
 
   server = start_server(settings.num_devices, num_threads=len(settings.cores))
   print(json_text({"address": server.target.removeprefix("grpc://")}))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Python functions that a session calls on the hosts of its devices.
+"""Python functions that a session calls in the processes of its devices.
 
 A server is a Python process. TensorFlow finds a function in it by the token
 under which that process has registered the function; the server publishes its
@@ -15,7 +15,7 @@ from palm_mtf._tf import tf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # by identity, as keys
-class Host:
+class Process:
   """A process that has devices of a session: this one, or a server."""
 
   device: str  # its CPU, by TensorFlow's name
@@ -28,7 +28,7 @@ class Host:
     inputs: Sequence[object],
     dtypes: Sequence[tf.DType],
   ) -> list[tf.Tensor]:
-    """Adds a call of `function` on this host to the current graph.
+    """Adds a call of `function` in this process to the current graph.
 
     Args:
       function: module-level function of NumPy values, which returns as many as
@@ -37,13 +37,15 @@ class Host:
       dtypes: dtypes of what it returns.
     """
     name = function.__name__
-    token = self.tokens[name] if self.tokens is not None else token_of(function)
+    token = (
+      self.tokens[name] if self.tokens is not None else function_token(function)
+    )
     with tf.device(self.device):
       inputs = [tf.convert_to_tensor(x) for x in inputs]
       return tf.raw_ops.PyFunc(input=inputs, token=token, Tout=list(dtypes))
 
 
-def token_of(function: Callable) -> str:
+def function_token(function: Callable) -> str:
   """Returns TensorFlow's token of a function of this process."""
   return _registered(function).get_attr("token").decode()
 
@@ -55,7 +57,7 @@ def _registered(function: Callable) -> tf.Operation:
     return tf.numpy_function(function, [], tf.string).op
 
 
-def cpu_of_task(device: str) -> str:
+def cpu_of_process(device: str) -> str:
   """Returns the first CPU of the process that has a device."""
   task, _, _ = device.rpartition("/device:")
   return f"{task}/device:cpu:0"

@@ -11,8 +11,7 @@ import pytest
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.model import PalmConfig
-from palm_mtf.mesh.host.devices import local_devices
-from palm_mtf.mesh.host.placement import HostPlacement
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER
 
@@ -76,12 +75,12 @@ def test_what_is_copied_for_a_device_is_what_a_call_would_have_made(
 ):
   copied = operations_of(remat)
   theirs = mtf.placement_mesh_impl.PlacementMeshImpl.slicewise
-  monkeypatch.setattr(HostPlacement, "slicewise", theirs)
+  monkeypatch.setattr(CpuGpuPlacement, "slicewise", theirs)
   assert copied == operations_of(remat)
   assert sum(copied.values()) > 5_000
 
 
-def four_devices() -> HostPlacement:
+def four_devices() -> CpuGpuPlacement:
   mesh = MeshLayout(mesh_shape="data:4", layout="batch:data")
   return local_devices(4).placement(mesh, 0)
 

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes of CPUs and GPUs: the graph holds every device's operations."""
+"""The processes that serve devices of a pod to a client."""

@@ -11,8 +11,11 @@ import sys
 
 import pytest
 
-from palm_mtf.cluster.admission import admit_own_user, restrict_to_admitted
-from palm_mtf.cluster.local_servers import PodServers
+from palm_mtf.cluster.client.local_servers import PodServers
+from palm_mtf.cluster.server.admission import (
+  admit_own_user,
+  restrict_to_admitted,
+)
 from palm_mtf.config.pods import PodsConfig
 from tests import processes
 from tests.mtf_testing import SINGLE
@@ -115,7 +118,9 @@ def test_a_uid_that_stands_for_other_users_too_admits_nobody():
   unshare = ["unshare", "--user"]
   if not shutil.which("unshare") or subprocess.call([*unshare, "true"]):
     pytest.skip("no user namespaces here")
-  program = "from palm_mtf.cluster.admission import *; admit_own_user(2222)"
+  program = (
+    "from palm_mtf.cluster.server.admission import *; admit_own_user(2222)"
+  )
   done = subprocess.run(
     [*unshare, sys.executable, "-c", program],
     stderr=subprocess.PIPE,

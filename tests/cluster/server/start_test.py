@@ -1,14 +1,19 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that do not reach each other say so, when both answer the client."""
+"""A server starts restricted, or not; servers tell whom they do not reach."""
 
 import contextlib
+import errno
+import os
+import socket
 import time
 
 import pytest
 
-from palm_mtf.cluster.connect import start_server
+from palm_mtf.cluster.server import restricted_port
+from palm_mtf.cluster.server.start import start_server
 from palm_mtf.cluster.server_info import claim_server, read_silent_peers
+from palm_mtf.errors import UserError
 from tests.cluster.served import Served
 from tests.relay import Relay
 
@@ -55,3 +60,24 @@ def test_a_silent_link_is_told_in_time_while_it_lasts_and_to_its_run_alone():
     other = start_server(1, 1).target.removeprefix("grpc://")
     assert claim_server(addresses[0], other, [], SECS) == ""
     assert read_silent_peers(addresses[0], SECS) == []
+
+
+def test_a_port_that_another_process_took_meanwhile_is_one_line():
+  """As that of two `pods serve` that begin at once."""
+  with socket.create_server(("127.0.0.1", 0)) as other:
+    port = other.getsockname()[1]
+    with pytest.raises(UserError) as error:
+      start_server(1, 1, ("127.0.0.1", port))
+  assert str(error.value) == (
+    f"127.0.0.1:{port}: another process has just begun to listen there; give "
+    "another port, or 0 for any."
+  )
+
+
+def test_a_system_that_cannot_restrict_a_server_gets_none(monkeypatch):
+  def refuse(listener):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+  monkeypatch.setattr(restricted_port, "restrict_to_loopback", refuse)
+  with pytest.raises(UserError, match=r"\(Operation not permitted\)"):
+    start_server(1, 1)

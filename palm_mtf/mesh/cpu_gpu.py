@@ -1,39 +1,103 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The placement of a pod on CPUs or GPUs, a slice of everything on each.
+"""Meshes of CPUs and GPUs, a slice of every tensor on each device.
 
-It is Mesh TensorFlow's `PlacementMeshImpl` with other collectives, and with
-variables that have no master copy (ops/variables.py).
+The graph holds every device's operations. The placement is Mesh TensorFlow's
+`PlacementMeshImpl` with other collectives, and with variables that have no
+master copy (ops/variables.py).
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.collectives import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
   collective_scope,
 )
-from palm_mtf.mesh.host.collectives import (
-  all_gather_direct,
-  reduce_scatter_ring,
+from palm_mtf.mesh.device_copies import OperationCopies
+from palm_mtf.mesh.placement import LaidOut, Placement
+from palm_mtf.mesh.processes import cpu_of_process
+from palm_mtf.mesh.slices import (
+  Slice,
+  cpu_near,
+  initialized,
+  padded,
+  regions_of,
 )
-from palm_mtf.mesh.host.device_copies import OperationCopies
-from palm_mtf.mesh.host.lowering import HostLowering
-from palm_mtf.mesh.host_functions import cpu_of_task
-from palm_mtf.mesh.placement import LaidOut
-from palm_mtf.mesh.slices import Slice, host_of, padded, regions_of
+from palm_mtf.native.operations import threads_here
 from palm_mtf.ops.bfloat16 import einsum
 from palm_mtf.ops.variables import SlicedVariable, device_variable
 from palm_mtf.ops.xla import fused_update
 
 
-class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
+class CpuGpuLowering(mtf.Lowering):
+  """`Lowering` of a whole graph at once; a session runs what a call needs."""
+
+  def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
+    # mtf.Lowering's constructor is not called: it leaves a constant, say, to
+    # TensorFlow, which may put it on another pod. Here each operation is on its
+    # own pod.
+    (self.graph,) = {mesh.graph for mesh in placements}
+    self.mesh_to_impl = placements
+    self.tensors, self.operations, self.variables = {}, {}, {}
+    self._counters = []
+    with _nothing_is_freed():
+      for operation in self.graph.operations:
+        host = self.mesh_impl(operation).cpu
+        scope = tf.name_scope(operation.name)
+        with scope, tf.device(host), one_call_stack():
+          operation.lower(self)
+
+  def call(
+    self,
+    tensors: Mapping[str, mtf.Tensor],
+    operations: Sequence[mtf.Operation] = (),
+  ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
+    """Builds what one call into a session runs, on all pods."""
+    # Slices of a tensor that is split are joined on one of its devices.
+    values = {name: self.export_to_tf_tensor(x) for name, x in tensors.items()}
+    return values, tf.group([self.lowered_operation(x) for x in operations])
+
+  @property
+  def slices(self) -> list[dict[str, list[Slice]]]:
+    """Slices of each mesh's variables, by checkpoint name."""
+    slices = {mesh: {} for mesh in self.mesh_to_impl}
+    for variable, laid_out in self.variables.items():
+      of_mesh = slices[variable.mesh]
+      assert variable.name not in of_mesh, f"two variables {variable.name}"
+      of_mesh[variable.name] = laid_out.slices
+    return list(slices.values())
+
+  @property
+  def initialize(self) -> tf.Operation:
+    """Sets every slice to its first value."""
+    return initialized(self.slices)
+
+
+@contextlib.contextmanager
+def _nothing_is_freed() -> Iterator[None]:
+  # Python would search the graph, which grows, for what is free in it.
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    if was_enabled:
+      gc.enable()
+
+
+class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   """`Placement` of a pod on CPUs or GPUs."""
 
-  lower = HostLowering  # placements -> Lowering
+  lower = CpuGpuLowering  # placements -> Lowering
 
   def __init__(
     self, mesh: MeshLayout, devices: Sequence[str], native_threads: int = 0
@@ -47,9 +111,9 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     """
     shape = mtf.Shape([mtf.Dimension(*axis) for axis in mesh.axes.items()])
     super().__init__(shape, list(mesh.rules.items()), list(devices))
-    self.host = host_of(devices[0])
+    self.cpu = cpu_near(devices[0])
     self.native_threads = native_threads
-    self.reading_hosts = list(dict.fromkeys(map(cpu_of_task, devices)))
+    self.reading_cpus = list(dict.fromkeys(map(cpu_of_process, devices)))
     self._checked: dict[LaidOut, LaidOut] = {}
 
   def import_copies(self, mesh, tensors, shape):
@@ -59,7 +123,7 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return mtf.import_tf_tensor(mesh, first, shape)
     size, slices = self.slice_shape(shape), []
     for pnum, device in enumerate(self.devices):
-      host = cpu_of_task(device)
+      host = cpu_of_process(device)
       with tf.device(host):
         begin = self.slice_begin(shape, pnum)
         slices.append(tf.slice(tensors[host], begin, size))
@@ -132,7 +196,7 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     with collective_scope(REDUCE_SCATTER, self.shape, [mesh_axis]):
       return self._collective_with_groups(x, [mesh_axis], scatter)
 
-  def after(self, x, signal):
+  def delay(self, x, signal):
     """Returns x, which is not computed before `signal` is there."""
     return self.slicewise(_after, x, signal)
 
@@ -166,7 +230,7 @@ class HostPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   class LaidOutVariable:
     """The slices of one SlicedVariable; Mesh TensorFlow looks for this name."""
 
-    def __init__(self, variable: SlicedVariable, mesh_impl: "HostPlacement"):
+    def __init__(self, variable: SlicedVariable, mesh_impl: "CpuGpuPlacement"):
       size, name = mesh_impl.slice_shape(variable.shape), variable.name
       self.slices: list[Slice] = []
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
@@ -251,3 +315,88 @@ def _replaced(results: object, made: Mapping[int, object]) -> object:
   if isinstance(results, tuple):
     return tuple(_replaced(x, made) for x in results)
   return made.get(id(results), results)
+
+
+@dataclasses.dataclass(frozen=True)
+class CpuGpuDevices:
+  """`Devices` that are CPUs or GPUs, of this process or of servers.
+
+  Attributes:
+    native_threads: threads of an operation of `native`; 0 where a process of
+      these devices has none.
+  """
+
+  client: str
+  pods: Sequence[Sequence[str]]
+  native_threads: int = 0
+
+  def placement(self, mesh: MeshLayout, pod: int) -> CpuGpuPlacement:
+    """Returns the placement of a pod."""
+    return CpuGpuPlacement(mesh, self.pods[pod], self.native_threads)
+
+
+def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
+  """Returns devices of this process for pods of `num_devices` each.
+
+  Raises:
+    UserError: there are GPUs, and fewer than that.
+  """
+  gpus = len(tf.config.list_physical_devices("GPU"))
+  needed = num_devices * num_pods
+  if 0 < gpus < needed:
+    raise UserError(
+      f"MESH_SHAPE and NUM_PODS need {num_devices} x {num_pods} = {needed} "
+      f"devices, and TensorFlow sees {gpus} GPUs here. Use at most as many, or "
+      "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
+    )
+  # CPU devices are virtual: `session_config` makes as many as are asked for.
+  kind = "gpu" if gpus else "cpu"
+  names = [f"/device:{kind}:{i}" for i in range(needed)]
+  # Neighbours are one pod's.
+  starts = range(0, needed, num_devices)
+  return CpuGpuDevices(
+    client="/device:cpu:0",
+    pods=[names[i : i + num_devices] for i in starts],
+    native_threads=0 if gpus else threads_here(),
+  )
+
+
+# Each device has one of xs, alike in shape and dtype; part i is device i's.
+
+
+def reduce_scatter_ring(
+  xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
+) -> list[tf.Tensor]:
+  """Returns on each device its part, cut along `axis`, of the sum of all."""
+  n = len(xs)
+  if n == 1:
+    return list(xs)
+  # [device, part]
+  parts = mtf.parallel(devices, lambda x: tf.split(x, n, axis), xs)
+  sums = []
+  # Part i goes once around the ring, from the device behind device i to device
+  # i, and grows on its way. At each hop every device sends and receives one
+  # part; the order of a sum is fixed, so that its bits are.
+  for part in range(n):
+    total = parts[(part + 1) % n][part]
+    for distance in range(2, n + 1):
+      place = (part + distance) % n
+      with tf.device(devices[place]):
+        total = tf.add(total, parts[place][part])
+    sums.append(total)
+  return sums
+
+
+def all_gather_direct(
+  xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
+) -> list[tf.Tensor]:
+  """Returns on each device the parts of all, joined along `axis`."""
+  if len(xs) == 1:
+    return list(xs)
+  whole = []
+  # Each device reads every other one's part. Mesh TensorFlow's ring moves the
+  # same bytes, with one operation for each hop of each part.
+  for device in devices:
+    with tf.device(device):
+      whole.append(tf.concat(xs, axis))
+  return whole

@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from palm_mtf.cluster import connect
-from palm_mtf.cluster.restricted_port import restricted_port
+from palm_mtf.cluster.server import start
+from palm_mtf.cluster.server.restricted_port import restricted_port
 from tests import processes, runs
 from tests.cluster.intrusion import (
   HERE,
@@ -102,8 +102,8 @@ def test_a_server_of_tensorflow_is_silent_until_it_is_restricted(monkeypatch):
       assert_silent(port)
       tried.is_done = True
 
-  monkeypatch.setattr(connect, "restricted_port", tried)
-  connect.start_server(1, 1)
+  monkeypatch.setattr(start, "restricted_port", tried)
+  start.start_server(1, 1)
   assert tried.is_done
 
 
@@ -114,7 +114,7 @@ def test_another_user_gets_no_answer_from_servers_that_start():
 
 def test_the_own_user_gets_an_answer_by_what_the_intruder_asks():
   """Otherwise that others get none would say nothing."""
-  server = connect.start_server(1, 1)
+  server = start.start_server(1, 1)
   address = server.target.removeprefix("grpc://")
   with Intruder(os.geteuid(), address) as intruder:
     intruder.wait_for(f"answered {address}")

@@ -1,0 +1,209 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a TensorFlow server in this process, and publishes what it is.
+
+A client may reach two servers that do not reach each other, and whose step
+never ends. Each server therefore probes the other servers of its run and
+publishes those that do not answer it; the client's heartbeat reads them.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from palm_mtf import __version__
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints import host_files
+from palm_mtf.cluster.addresses import ANY_ADDRESS
+from palm_mtf.cluster.server.restricted_port import restricted_port
+from palm_mtf.cluster.server_info import (
+  CLAIM,
+  INFO,
+  SILENT,
+  Claim,
+  NoAnswerError,
+  ServerInfo,
+  assign_text,
+  parse_claim,
+  read_incarnation,
+  read_text,
+)
+from palm_mtf.data.batches import host_batches
+from palm_mtf.errors import UserError
+from palm_mtf.json_text import json_text
+from palm_mtf.machine.cpu import kernel_flags
+from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.machine.kernels import kernels_here
+from palm_mtf.mesh.processes import function_token
+from palm_mtf.native.operations import operations, operations_built_with
+
+_logger = logging.getLogger(__name__)
+
+_FOLLOW_SECS = 0.5  # between looks of a server at its claim
+# Probes in the time after which a link is silent: one may come too late where
+# this process itself was stopped for a while.
+_NUM_PROBES = 3
+
+
+def start_server(
+  num_devices: int,
+  num_threads: int,
+  listen: tuple[str, int] = ("127.0.0.1", 0),
+) -> tf.distribute.Server:
+  """Starts a TensorFlow server in this process.
+
+  Args:
+    num_devices: number of virtual CPU devices.
+    num_threads: number of threads of an operation; 0 is one a core.
+    listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
+
+  Raises:
+    UserError: the port is taken, or the system cannot restrict the server.
+  """
+  ip, port = listen
+  config = tf.ConfigProto(
+    device_count={"CPU": num_devices, "GPU": 0},
+    intra_op_parallelism_threads=num_threads,
+    # With one thread, an operation that waits for another pod would keep this
+    # pod from computing. One more writes checkpoints meanwhile.
+    inter_op_parallelism_threads=max(2, num_threads) + 1,
+  )
+  # A name until a session gives another. By the address a session finds its own
+  # server among the tasks.
+  host = "127.0.0.1" if ip == ANY_ADDRESS else ip
+  try:
+    with contextlib.ExitStack() as stack:
+      if ip != ANY_ADDRESS:
+        port = stack.enter_context(restricted_port(ip, port))
+      server = tf.distribute.Server(
+        {"unnamed": [f"{host}:{port}"]}, config=config, start=False
+      )
+  except (OSError, tf.errors.OpError) as error:
+    why = _why_not_restricted(error)
+    raise UserError(f"{host}:{listen[1]}: {why}") from None
+  server.start()
+  _publish(server, num_devices, num_threads)
+  return server
+
+
+def _why_not_restricted(error: OSError | tf.errors.OpError) -> str:
+  """Returns why a server has not started, and what to do."""
+  if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
+    return (
+      "this system does not let a server be restricted to one address and, on "
+      f"loopback, one user ({error.strerror}), and it would listen to all; use "
+      "pods in process, or another system."
+    )
+  return (
+    "another process has just begun to listen there; give another port, or 0 "
+    "for any."
+  )
+
+
+def _publish(
+  server: tf.distribute.Server, num_devices: int, num_threads: int
+) -> None:
+  """Publishes the info of a server of this process."""
+  info = ServerInfo(
+    palm_mtf=__version__,
+    tensorflow=tf.__version__,
+    num_devices=num_devices,
+    num_threads=num_threads,
+    functions={
+      x.__name__: function_token(x)
+      for x in (
+        *host_files.HOST_FUNCTIONS,
+        *host_batches.HOST_FUNCTIONS,
+        resident_bytes,
+      )
+    },
+    has_native=operations() is not None,
+    cpu_flags=kernel_flags(),
+    kernels=kernels_here(operations_built_with()),
+  )
+  with tf.Graph().as_default(), tf.Session(server.target) as session:
+    text = json_text(dataclasses.asdict(info))
+    session.run(
+      [assign_text(INFO, text), assign_text(CLAIM, ""), assign_text(SILENT, "")]
+    )
+
+
+def watch_links(server: tf.distribute.Server) -> None:
+  """Probes the other servers of each run that claims a server of this process.
+
+  Args:
+    server: TensorFlow server whose info was published.
+  """
+  # A step may keep all threads of the server busy, and this one waiting; probes
+  # have threads of their own.
+  threading.Thread(target=_follow, args=[server.target], daemon=True).start()
+
+
+def _follow(target: str) -> None:
+  """Probes the peers of each claim, and publishes those that are silent."""
+  last, probes = None, {}
+  silent: list[str] = []
+  for claim in _follow_claims(target, silent):
+    if claim != last:
+      for probe in probes.values():
+        probe.end.set()
+      probes = {x: _Probe(x, claim.link_secs) for x in claim.peers}
+      last = claim
+    before = set(silent)
+    silent[:] = [x for x, probe in probes.items() if probe.is_silent]
+    for address in set(silent) - before:
+      _logger.warning(f"the server {address} does not answer this one")
+
+
+class _Probe:
+  """A thread that asks one server again and again.
+
+  Attributes:
+    is_silent: whether the server has not answered for some time.
+    end: set to end the thread.
+  """
+
+  def __init__(self, address: str, secs: float):
+    """Begins to ask the server at "host:port", which may be silent `secs`."""
+    self.is_silent = False
+    self.end = threading.Event()
+    self._address, self._secs = address, secs
+    threading.Thread(target=self._run, daemon=True).start()
+
+  def _run(self) -> None:
+    timeout = self._secs / _NUM_PROBES
+    heard, num_failed = time.monotonic(), 0
+    while not self.end.wait(timeout / 4):
+      try:
+        read_incarnation(self._address, timeout)
+        heard, num_failed = time.monotonic(), 0
+      except NoAnswerError:
+        num_failed += 1
+      is_late = time.monotonic() - heard >= self._secs
+      self.is_silent = is_late and num_failed >= 2
+
+
+def _follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
+  """Yields the claim of a server of this process every half second, for ever.
+
+  Args:
+    target: target of the server's sessions.
+    silent: "host:port" of the claim's silent peers, published after each yield.
+  """
+  with tf.Graph().as_default(), tf.Session(target) as session:
+    text = tf.placeholder(tf.string, [])
+    held, publish_silent = read_text(CLAIM), assign_text(SILENT, text)
+    published = ""
+    while True:
+      found = session.run(held)
+      if claim := parse_claim(found):
+        yield claim
+        told = json_text({"claim": found.decode(), "peers": list(silent)})
+        if told != published:
+          session.run(publish_silent, {text: told})
+          published = told
+      time.sleep(_FOLLOW_SECS)

@@ -1,0 +1,64 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of the forward pass that the backward pass computes again.
+
+The outputs of norms, rotary embedding and SwiGLU, and kernels after their cast,
+gather and concatenation, cost little beside the matrix products and are not
+kept. Their operations have a method recompute(x, signal), which returns their
+output x, computed once more.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+from palm_mtf._tf import mtf
+
+
+class _Delay(mtf.Operation):
+  """Outputs its first input once the second is computed."""
+
+  # Mesh TensorFlow's own recompute_grad adds a tiny multiple of the second
+  # input to the first, which may change bits. Without a dependency TensorFlow
+  # would recompute at once, or would find the values of the forward pass and
+  # keep them in memory.
+
+  def __init__(self, x: mtf.Tensor, signal: mtf.Tensor):
+    super().__init__([x, signal], name="after")
+    self._outputs = [mtf.Tensor(self, x.shape, x.dtype)]
+
+  def lower(self, lowering: mtf.Lowering) -> None:
+    """Lowers to an identity of each slice that waits for the signal."""
+    x, signal = (lowering.tensors[each] for each in self.inputs)
+    value = lowering.mesh_impl(self).delay(x, signal)
+    lowering.set_tensor_lowering(self.outputs[0], value)
+
+
+def delay(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+  """Returns x once `signal` is computed; both of any shapes."""
+  return _Delay(x, signal).outputs[0]
+
+
+_is_kept = contextvars.ContextVar("is_kept", default=False)
+
+
+@contextlib.contextmanager
+def keep_all() -> Iterator[None]:
+  """Lets `recompute` return its tensor: the block was recomputed already."""
+  token = _is_kept.set(True)
+  try:
+    yield
+  finally:
+    _is_kept.reset(token)
+
+
+def recompute(x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
+  """Returns x for the backward pass, computed again if its operation can.
+
+  Args:
+    x: tensor of the forward pass.
+    signal: gradient, before which x is not read; any shape.
+  """
+  if _is_kept.get():
+    return x
+  return getattr(x.operation, "recompute", delay)(x, signal)

@@ -1,0 +1,176 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Wherever pods are, they train the same bits; their memory is logged."""
+
+import dataclasses
+import os
+import re
+import signal
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import newest_whole
+from palm_mtf.cluster.client import connect
+from palm_mtf.cluster.client.connect import ServerMemory
+from palm_mtf.cluster.client.heartbeat import PodLostError
+from palm_mtf.cluster.client.local_servers import cores_of_pods
+from palm_mtf.cluster.client.places import Place
+from palm_mtf.cluster.server_info import read_info
+from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config.pods import PodsConfig
+from palm_mtf.mesh.processes import Process
+from palm_mtf.native.operations import operations
+from tests import runs
+from tests.cluster.client.local_servers_test import (
+  is_running,
+  servers_of,
+  wait_until,
+)
+from tests.cluster.served import Served
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_pods", [2, 3, 4])
+def test_pods_in_all_three_places_hold_the_same_bits_for_200_steps(
+  num_pods, corpus, tmp_path
+):
+  """Pods are compared after every step, the three places at the end."""
+
+  def train(place, **macros):
+    process = runs.start(
+      "train",
+      corpus,
+      tmp_path / place,
+      NUM_PODS=num_pods,
+      PODS=place,
+      GLOBAL_BATCH_SIZE=12,
+      ACTIVATION_DTYPE="bfloat16",
+      DCN_DTYPE="bfloat16",
+      FINGERPRINT_STEPS=1,
+      TRAIN_STEPS=200,
+      CHECKPOINT_STEPS=200,
+      EVAL_STEPS=200,
+      PROMPTS=[],
+      **macros,
+    )
+    runs.finish(process)
+
+  train("in_process")
+  train("local_servers")
+  with Served(num_pods, len(cores_of_pods(num_pods)[0])) as servers:
+    train("cluster", ISLANDS=servers.islands)
+  for place in ("local_servers", "cluster"):
+    runs.assert_same_tensors(tmp_path / "in_process", tmp_path / place, 200)
+  names = runs.read_tensors(tmp_path / "in_process", 200)
+  assert any(name.endswith("/momentum") for name in names)
+
+
+def test_a_session_of_a_lost_pod_is_not_waited_for(monkeypatch):
+  """Its `close` waits for the pod."""
+  comes_back = threading.Event()
+  session = types.SimpleNamespace(close=comes_back.wait)
+  monkeypatch.setattr(connect.tf, "Session", lambda *_, **__: session)
+  start = time.monotonic()
+  with (
+    pytest.raises(PodLostError),
+    connect.Cluster(devices=[], config=None).session(),
+  ):
+    raise PodLostError(1, "pod 1 is gone")
+  assert time.monotonic() - start < 8
+  comes_back.set()
+
+
+@pytest.mark.parametrize(
+  "has_native", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_where_one_server_lacks_what_we_compile_all_do_without(has_native):
+  """Pods take equal steps."""
+  with Served(2) as servers:
+    places = [[Place(x, 0)] for x in servers.addresses]
+    infos = {x: read_info(x, 5.0) for x in servers.addresses}
+    last = infos[servers.addresses[1]]
+    assert last.has_native == (operations() is not None)
+    infos[servers.addresses[1]] = dataclasses.replace(
+      last, has_native=has_native and last.has_native
+    )
+    pods = PodsConfig(num_pods=2, pods="local_servers")
+    cluster = connect.connect(
+      pods, MeshLayout(mesh_shape="", layout=""), places, infos
+    )
+  expected = last.num_threads if has_native and last.has_native else 0
+  assert cluster.devices.native_threads == expected
+
+
+def resident_bytes_of(pid):
+  """Returns what ps(1) says of a process."""
+  with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+    return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_pod_has_the_number_of_its_largest_server():
+  tasks = ["pod_0/replica:0/task:0", "pod_0/task:1", "pod_1/task:0"]
+  servers = [Process(f"/job:{x}/device:cpu:0") for x in tasks]
+
+  def run(read):
+    assert [len(x) for x in read.values()] == [2, 1]
+    return {"pod_0": [np.int64(5), np.int64(9)], "pod_1": [np.int64(7)]}
+
+  with tf.Graph().as_default():
+    memory = ServerMemory(types.SimpleNamespace(run=run), servers)
+  assert memory.read() == {
+    "host_memory_bytes/pod_0": 9,
+    "host_memory_bytes/pod_1": 7,
+  }
+
+
+@pytest.mark.slow
+def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
+  corpus, tmp_path, monkeypatch, capsys
+):
+  real, seen, lost = ServerMemory.read, [], []
+
+  def read(memory):
+    pids = servers_of(os.getpid())
+    before = [*map(resident_bytes_of, pids)]
+    if len(seen) == 3:
+      wait_until((tmp_path / "checkpoints" / "step_00000002").exists)
+      os.kill(pids[1], signal.SIGKILL)
+      lost.append((time.monotonic(), pids))
+    found = real(memory)
+    seen.append((found, before, [*map(resident_bytes_of, pids)]))
+    return found
+
+  monkeypatch.setattr(ServerMemory, "read", read)
+  settings = {"NUM_PODS": 2, "PODS": "local_servers", "LOG_STEPS": 1}
+  settings |= {"POD_TIMEOUT_SECS": 4.0, "CHECKPOINT_STEPS": 2}
+  assert runs.run("train", corpus, tmp_path, **settings) == 2
+  ((start, pids),) = lost
+  assert time.monotonic() - start < 45
+  assert not any(map(is_running, pids))
+  assert newest_whole(str(tmp_path)).manifest.step == 2
+  lines = runs.read_metrics(tmp_path)
+  assert [line["step"] for line in lines] == [1, 2, 3]
+  for line, (found, before, after) in zip(lines, seen, strict=True):
+    assert found.items() <= line.items()
+    # A server that writes a checkpoint frees memory meanwhile.
+    for size, *sizes in zip(found.values(), before, after, strict=True):
+      assert 0.98 * min(sizes) < size < 1.02 * max(sizes)
+    assert line["host_memory_bytes"] not in found.values()
+  error = capsys.readouterr().err
+  assert "DAMAGED" not in error
+  line = error.splitlines()[-1]
+  assert re.fullmatch(
+    rf"palm_mtf: pod 1: its server 127\.0\.0\.1:\d+ \(process {pids[1]}\) was "
+    r"killed by SIGKILL, while its memory was read after step 4; run the same "
+    r"command to go on\.",
+    line,
+  ), line
+
+
+def test_pods_in_process_have_the_memory_of_the_process_alone():
+  assert ServerMemory(None, []).read() == {}
