@@ -9,15 +9,18 @@ run    everything else: sessions, files, clocks
 
 import ast
 import functools
+import graphlib
 import json
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import pytest
+
 from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 
 # Folders whose subfolders and modules have a row each: "export/gguf".
-WINGS = {"data", "export", "generation"}
+WINGS = {"cluster", "data", "export", "generation"}
 
 # Each folder of palm_mtf, or module of its root, with what it imports, all of
 # it above its own row. A folder may always import itself.
@@ -68,26 +71,35 @@ IMPORTS = {
   "export/saved_model": "config machine _tf accounting model model_dir "
   "data/vocabulary export/trained_model",
   "export/npz": "json_text accounting export/trained_model export/huggingface",
-  "cluster": "__init__ errors console json_text config machine _tf native mesh "
-  "data/batches checkpoints",
+  "cluster/addresses": "errors",
+  "cluster/sockets": "",
+  "cluster/server_info": "__init__ errors json_text machine _tf",
+  "cluster/server": "__init__ errors console json_text machine _tf native mesh "
+  "data/batches checkpoints cluster/addresses cluster/sockets "
+  "cluster/server_info",
+  "cluster/client": "errors json_text config machine _tf native mesh "
+  "cluster/addresses cluster/sockets cluster/server_info cluster/server",
   "generation/inference": "errors user_text config machine _tf accounting mesh "
   "programs generation/decode data/vocabulary data/batches checkpoints",
   "generation/serving": "errors json_text config machine _tf data/vocabulary "
-  "checkpoints cluster generation/inference",
+  "checkpoints cluster/addresses generation/inference",
   "evaluation": "errors user_text console json_text user_code config _tf "
   "model_dir data/sources data/statistics data/filters data/vocabulary "
   "data/batches checkpoints generation/inference",
   "training": "__init__ errors json_text config machine _tf accounting ops "
-  "native mesh programs rates model_dir trace data/vocabulary data/batches "
-  "checkpoints cluster generation/inference evaluation",
+  "native mesh programs rates model_dir trace data/vocabulary "
+  "data/batches checkpoints cluster/addresses cluster/server_info "
+  "cluster/client generation/inference evaluation",
   "sweep": "errors config machine accounting model_dir training",
-  "foreign_models": "errors config _tf ops mesh programs cluster training",
-  "commands": "__init__ errors user_text console json_text config machine _tf "
-  "accounting mesh rates model_dir report data/sources data/statistics "
-  "data/filters data/vocabulary data/tokens data/batches checkpoints "
-  "export/trained_model export/huggingface export/gguf export/saved_model "
-  "export/npz cluster generation/inference generation/serving evaluation "
-  "training sweep",
+  "foreign_models": "errors config _tf ops mesh programs cluster/client "
+  "training",
+  "commands": "__init__ errors user_text console json_text config machine "
+  "_tf accounting mesh rates model_dir report data/sources "
+  "data/statistics data/filters data/vocabulary data/tokens "
+  "data/batches checkpoints export/trained_model "
+  "export/huggingface export/gguf export/saved_model export/npz "
+  "cluster/addresses cluster/server cluster/client "
+  "generation/inference generation/serving evaluation training sweep",
   # Commands are reached by the names that the table and gin files give.
   "cli": "__init__ errors user_text console user_code config machine model_dir",
   "lm_eval": "errors console config machine accounting data/vocabulary "
@@ -149,7 +161,13 @@ TENSORFLOW_FREE = PURE | {
 # Processes that start others first.
 STARTERS = {
   f"palm_mtf/cluster/{name}.py"
-  for name in ("addresses", "local_servers", "server_process", "sockets")
+  for name in (
+    "addresses",
+    "client/local_servers",
+    "client/places",
+    "server/process",
+    "sockets",
+  )
 }
 TENSORFLOW_FREE_FILES = STARTERS | {"palm_mtf/export/saved_model/folder.py"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
@@ -234,6 +252,23 @@ def test_the_table_draws_no_circle():
   for part, imported in IMPORTS.items():
     assert set(imported.split()) <= above, part
     above.add(part)
+
+
+def test_no_files_import_each_other_in_a_circle():
+  """Imports inside functions and under TYPE_CHECKING are imports too."""
+  modules = {_module_name(path): path for path in PACKAGE}
+  graph = {
+    path: {
+      modules.get(name) or modules.get(name.rpartition(".")[0])
+      for name in _imports(path)
+    }
+    - {None}
+    for path in PACKAGE
+  }
+  try:
+    graphlib.TopologicalSorter(graph).prepare()
+  except graphlib.CycleError as error:
+    pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_no_layer_imports_a_later_one():
