@@ -11,10 +11,10 @@ import pytest
 
 from palm_mtf import config
 from palm_mtf._tf import tf
+from palm_mtf.accounting.architecture import count_parameters, parameter_shapes
 from palm_mtf.accounting.communication import sent_bytes
 from palm_mtf.accounting.hardware import check_chip, chip_names
 from palm_mtf.accounting.memory import device_bytes, parameter_slices
-from palm_mtf.accounting.params import count_parameters, parameter_shapes
 from palm_mtf.checkpoints.retention import removable
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.command_table import COMMANDS
@@ -22,7 +22,7 @@ from palm_mtf.cli.gin_folder import defaults_file, gin_folder, header
 from palm_mtf.cli.gin_statements import read_file
 from palm_mtf.config import mesh_layout
 from palm_mtf.config.macros import macros_of
-from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.machine.activation_dtype import resolved
 from palm_mtf.model_dir.layout import step_of

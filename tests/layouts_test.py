@@ -9,8 +9,7 @@ import itertools
 import numpy as np
 import pytest
 
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from tests.mtf_testing import (
   PALM_OPTIMIZER,
   SINGLE,

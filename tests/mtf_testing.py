@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.generation.decode.generate_program import DecodeModel
 from palm_mtf.generation.inference.decoder_session import load_weights
 from palm_mtf.mesh import cpu_gpu as devices

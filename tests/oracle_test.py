@@ -10,8 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config import AdafactorConfig, PalmConfig
 from tests import oracle, oracle_jax
 
 BATCH, LENGTH = 2, 7

@@ -29,7 +29,7 @@ def attend(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
   """Takes turns: attention and its gradient; in C++ if `block` is 0."""
   from palm_mtf._tf import tf
   from palm_mtf.mesh.session import session_config
-  from palm_mtf.model.blocked_attention import BlockedAttention
+  from palm_mtf.model.attention import BlockedAttention
   from palm_mtf.native import attention as native
   from palm_mtf.native.operations import threads_here
 

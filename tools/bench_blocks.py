@@ -64,7 +64,7 @@ def train(config: Config, model_dir: str) -> None:
 def multiply(config: Config, joined: bool) -> None:
   """Takes turns: the products of one block's inputs, forward and back."""
   from palm_mtf._tf import tf
-  from palm_mtf.accounting.params import parameter_shapes
+  from palm_mtf.accounting.architecture import parameter_shapes
   from palm_mtf.mesh.session import session_config
   from palm_mtf.model.projection import kernel_gradient
   from palm_mtf.ops.bfloat16 import matmul

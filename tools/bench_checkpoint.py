@@ -26,7 +26,7 @@ from bench_command import one_line_errors, seconds_of
 from bench_peers import PALM_OPTIMIZER, benchmark_config
 
 from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import MeshLayout
 from palm_mtf.config.pods import MAX_PODS, PodsConfig
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.machine.host_memory import (

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 import sentencepiece
 from bench_command import one_line_errors, seconds_of
 
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
+from palm_mtf.config.run import BatchSizes
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.batches import Batches
 from palm_mtf.data.batches.document_stream import TokenSource

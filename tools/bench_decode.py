@@ -37,9 +37,7 @@ from bench_peers import (
 )
 from peers.turns import take_turns
 
-from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.errors import check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.own_process import own_process

@@ -37,7 +37,7 @@ from bench_peers import peer_command
 from bench_program import warm_training
 from peers.turns import take_turns
 
-from palm_mtf.accounting.params import count_parameters
+from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.config import Config
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.errors import UserError, check_count

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from palm_mtf.accounting.params import count_norm_scales, count_parameters
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.accounting.architecture import count_norm_scales, count_parameters
+from palm_mtf.config import AdafactorConfig, PalmConfig
 from palm_mtf.errors import UserError, check_choice
 
 BATCH_SIZE = 8  # sequences of a step of one pod

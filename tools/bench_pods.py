@@ -35,8 +35,7 @@ from bench_pairs import Turn, ratio, turn_of
 from bench_peers import BATCH_SIZE, PALM_OPTIMIZER, benchmark_config
 
 from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 
 NUM_PODS = 2

@@ -8,8 +8,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from palm_mtf.config import AdafactorConfig, Config, PalmConfig
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import AdafactorConfig, Config, MeshLayout, PalmConfig
 from palm_mtf.data.batches.batches import Batches
 
 ONE_DEVICE = MeshLayout(mesh_shape="", layout="")

@@ -26,7 +26,7 @@ from bench_peers import PALM_OPTIMIZER, num_parameters, read_arguments, table
 from bench_program import training_program
 from peers.turns import take_turns
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.errors import check_count
 
 

@@ -23,7 +23,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 from bench_command import one_line_errors, seconds_of
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import Config

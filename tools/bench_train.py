@@ -36,7 +36,7 @@ from bench_peers import (
 from bench_program import training_program
 from peers.turns import take_turns
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
 from palm_mtf.machine.own_process import own_process

@@ -27,7 +27,7 @@ from bench_command import (
 )
 
 from palm_mtf.config import Config, mesh_layout
-from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import largest_resident_bytes
 

@@ -12,7 +12,7 @@ of the log-likelihood of a document's first SEQUENCE_LENGTH tokens.
 import argparse
 import statistics
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import Config

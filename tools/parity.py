@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.errors import check_count
 from tools.bench_command import one_line_errors
 from tools.bench_peers import PALM_OPTIMIZER

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Sequence
 
 from bench_command import one_line_errors
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.cli.gin_files import load_run
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import corpus_of_run

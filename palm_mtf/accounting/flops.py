@@ -7,11 +7,12 @@ import functools
 import math
 from collections.abc import Mapping
 
-from palm_mtf.accounting.params import distinct_parameters
-from palm_mtf.config.attention_blocks import attention_pairs
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import parsed
+from palm_mtf.accounting.architecture import (
+  attention_pairs,
+  distinct_parameters,
+  parse_name,
+)
+from palm_mtf.config import MeshLayout, PalmConfig
 
 SCORES = "attention/scores"
 # Forward once, and in the backward pass one product for each of two factors.
@@ -28,8 +29,8 @@ def forward_flops(config: PalmConfig) -> Mapping[str, int]:
   # A multiply-add counts as 2.
   terms: collections.Counter[str] = collections.Counter()
   for name, shape, n in distinct_parameters(config):
-    if not parsed(name).is_scale:
-      terms[parsed(name).part] += 2 * math.prod(shape) * n
+    if not parse_name(name).is_scale:
+      terms[parse_name(name).part] += 2 * math.prod(shape) * n
   # Two products, q k^T and weights v. The half that the causal mask hides
   # counts too, so that figures compare between programs.
   head_dims = config.num_layers * config.num_heads * config.d_kv

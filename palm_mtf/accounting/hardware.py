@@ -6,8 +6,7 @@ import dataclasses
 import os
 
 from palm_mtf import gin_path
-from palm_mtf.config.hardware import HardwareConfig
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import HardwareConfig, PalmConfig
 from palm_mtf.errors import UserError, did_you_mean
 
 # CHIP = "measured": the rate of a matrix product on this machine

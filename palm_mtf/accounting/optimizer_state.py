@@ -12,8 +12,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from palm_mtf.config.optimizer import AdafactorConfig
-from palm_mtf.config.parameter_names import parsed
+from palm_mtf.accounting.architecture import parse_name
+from palm_mtf.config import AdafactorConfig
 from palm_mtf.errors import UserError
 
 # SECOND_MOMENT in the settings of a checkpoint that no training wrote.
@@ -55,7 +55,7 @@ def row_rank(parameter: str) -> int:
   # Rows are what a product sums over: q [d_model, heads, d_kv] has d_model rows
   # and heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv rows.
   # Each row of the embedding [vocab, d_model] is a token.
-  return 2 if parsed(parameter).part == "attention/o" else 1
+  return 2 if parse_name(parameter).part == "attention/o" else 1
 
 
 def parameter_slots(

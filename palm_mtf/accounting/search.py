@@ -11,7 +11,7 @@ from palm_mtf.accounting.plan import AnyConfig, divisors, memory_parts
 from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
 from palm_mtf.config.mesh_layout import MeshLayout, check
 from palm_mtf.config.pods import MAX_PODS
-from palm_mtf.config.tpu_topology import slice_with, tpu_slice
+from palm_mtf.config.tpu_slice import slice_with, tpu_slice
 from palm_mtf.errors import UserError
 
 _REMATS = ("none", "attention", "layer")

@@ -16,20 +16,23 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from palm_mtf.accounting.collectives import step_bytes
-from palm_mtf.accounting.communication import Link, exchange_secs, step_secs
+from palm_mtf.accounting.communication import (
+  Link,
+  axes_bandwidth,
+  exchange_secs,
+  step_bytes,
+  step_secs,
+)
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import MEASURED, as_computed, of_one_device
-from palm_mtf.accounting.links import axes_bandwidth
-from palm_mtf.accounting.memory import device_bytes
-from palm_mtf.accounting.memory_traffic import (
+from palm_mtf.accounting.memory import (
   PASSES,
   activation_traffic,
+  device_bytes,
   update_traffic,
   weight_traffic,
 )
-from palm_mtf.config import Config, PlanConfig
-from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config import Config, HardwareConfig, PlanConfig
 from palm_mtf.errors import UserError
 
 Collective = tuple[str, tuple[str, ...]]  # kind and axes

@@ -5,11 +5,10 @@
 import dataclasses
 from collections.abc import Callable
 
+from palm_mtf.accounting.architecture import count_parameters
 from palm_mtf.accounting.flops import attention_flops_per_token, hfu
 from palm_mtf.accounting.hardware import peak_of_devices
-from palm_mtf.accounting.params import count_parameters
-from palm_mtf.config.hardware import HardwareConfig
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import HardwareConfig, PalmConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

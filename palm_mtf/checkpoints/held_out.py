@@ -6,7 +6,7 @@ import dataclasses
 import logging
 
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.batches.corpus import Corpus
 
 _logger = logging.getLogger(__name__)

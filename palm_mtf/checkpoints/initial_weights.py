@@ -15,9 +15,7 @@ from palm_mtf.accounting.optimizer_state import check_same_slots
 from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import shape_differences
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.optimizer import AdafactorConfig
-from palm_mtf.config.run import RunConfig
+from palm_mtf.config import AdafactorConfig, DataConfig, RunConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import ModelDir

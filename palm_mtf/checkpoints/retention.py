@@ -23,7 +23,7 @@ from palm_mtf.checkpoints.manifest import (
   find_checkpoints,
   read_whole,
 )
-from palm_mtf.config.run import RunConfig
+from palm_mtf.config import RunConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import PARTIAL, writing
 from palm_mtf.model_dir.layout import ModelDir, step_of

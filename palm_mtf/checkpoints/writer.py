@@ -29,7 +29,7 @@ from palm_mtf.checkpoints.retention import (
   remove_or_warn,
   remove_partial,
 )
-from palm_mtf.config.run import RunConfig
+from palm_mtf.config import RunConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import new_folder
 from palm_mtf.model_dir.layout import ModelDir

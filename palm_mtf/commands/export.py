@@ -4,7 +4,7 @@
 
 import os
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary

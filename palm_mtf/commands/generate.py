@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, RunConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary

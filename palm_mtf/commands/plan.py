@@ -8,9 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from palm_mtf.accounting.curves import curves
 from palm_mtf.accounting.hardware import MEASURED, check_chip
-from palm_mtf.accounting.plan import changes_between, plan_of, rates_of
+from palm_mtf.accounting.plan import changes_between, curves, plan_of, rates_of
 from palm_mtf.accounting.search import (
   Found,
   SearchResult,
@@ -20,9 +19,8 @@ from palm_mtf.accounting.search import (
 )
 from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.accounting.table3 import table3
-from palm_mtf.config import PlanConfig
+from palm_mtf.config import HardwareConfig, PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
-from palm_mtf.config.hardware import HardwareConfig
 from palm_mtf.config.mesh_layout import check
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text

@@ -5,7 +5,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout

@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.accounting.decode import (
+from palm_mtf.accounting.architecture import parameter_shapes
+from palm_mtf.accounting.memory import (
   cache_bytes_per_token,
   decode_weight_bytes,
 )
-from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.cluster.addresses import split_address

@@ -3,31 +3,104 @@
 """All settings of a command in one object."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
-from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.config.adafactor import AdafactorConfig
 from palm_mtf.config.data import DataConfig
 from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.config.evaluation import TaskEvalConfig
-from palm_mtf.config.fault_tolerance import WatchConfig
 from palm_mtf.config.hardware import HardwareConfig
-from palm_mtf.config.inspection import InspectionConfig
 from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config.palm import PalmConfig
 from palm_mtf.config.pods import PodsConfig
-from palm_mtf.config.run import RunConfig
-from palm_mtf.config.sweep import SweepConfig
-from palm_mtf.errors import UserError, check_count
+from palm_mtf.config.run import BatchSizes, RunConfig
+from palm_mtf.config.task_eval import TaskEvalConfig
+from palm_mtf.config.watch import WatchConfig
+from palm_mtf.errors import (
+  UserError,
+  are_texts,
+  check_count,
+  check_globs,
+  check_real,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InspectionConfig:
+  """What `palm_mtf data inspect` and `palm_mtf data statistics` show.
+
+  Attributes:
+    inspect_steps: steps, counted from 0, whose batches are shown.
+    inspect_rows: rows shown of each batch.
+    overlap_files: a glob, or a list of globs, of a further evaluation set whose
+      overlap with the training text is measured; None for none.
+  """
+
+  inspect_steps: list[int] | tuple[int, ...] = (0,)
+  inspect_rows: int = 2
+  overlap_files: str | list[str] | tuple[str, ...] | None = None
+
+  def __post_init__(self):
+    steps, files = self.inspect_steps, self.overlap_files
+    if not isinstance(steps, (list, tuple)) or not steps:
+      raise UserError(
+        f"INSPECT_STEPS = {steps!r}: give a list of steps, such as [0, 1000]."
+      )
+    for step in steps:
+      check_count("INSPECT_STEPS", step, minimum=0)
+    check_count("INSPECT_ROWS", self.inspect_rows, minimum=0)
+    check_globs("OVERLAP_FILES", files)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+  """The runs of a sweep, and when the sweep stops a run.
+
+  Attributes:
+    sweep_runs: a list of axes, each {name: {macro: value}}; the runs are the
+      product of the axes. [{"small": {"D_MODEL": 64}, "large": ...},
+      {"short": {"TRAIN_STEPS": 100}, "long": ...}] has four runs, "small-short"
+      and so on.
+    sweep_at_once: runs that train at the same time, each on its share of the
+      cores.
+    sweep_patience: evaluations without a better validation loss after which a
+      run is stopped; None to stop none.
+    sweep_min_delta: smallest decrease of the validation loss that counts as
+      better, nats per token.
+    sweep_held_out: names of an axis whose runs are held out of the fit of the
+      scaling law, which is then checked on them.
+    sweep_budget_flops: training FLOPs for which the compute-optimal size is
+      printed, or None.
+  """
+
+  sweep_runs: Sequence[Mapping[str, Mapping[str, object]]] = ()
+  sweep_at_once: int = 1
+  sweep_patience: int | None = 5
+  sweep_min_delta: float = 0.0
+  sweep_held_out: list[str] | tuple[str, ...] = ()
+  sweep_budget_flops: float | None = None
+
+  def __post_init__(self):
+    check_count("SWEEP_AT_ONCE", self.sweep_at_once)
+    if self.sweep_patience is not None:
+      check_count("SWEEP_PATIENCE", self.sweep_patience)
+    check_real("SWEEP_MIN_DELTA", self.sweep_min_delta, 0.0, 100.0)
+    if self.sweep_budget_flops is not None:
+      check_real("SWEEP_BUDGET_FLOPS", self.sweep_budget_flops, 1.0, 1e40)
+    if not are_texts(self.sweep_held_out):
+      raise UserError(
+        f"SWEEP_HELD_OUT = {self.sweep_held_out!r}: give a list of names in "
+        "SWEEP_RUNS, or [] for none."
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorpusConfig:
-  """The settings of a command that reads documents and runs no model.
+  """The settings of a command that reads documents without running a model.
 
   Attributes:
     model: architecture, with VOCAB_SIZE and SEQUENCE_LENGTH.
     data: documents and vocabulary.
-    inspection: steps, rows and files of `data inspect` and `data statistics`.
+    inspection: what `data inspect` and `data statistics` show.
   """
 
   model: PalmConfig
@@ -71,7 +144,7 @@ class StatisticsConfig(CorpusConfig):
 
   Attributes:
     train_steps: steps of the run whose epochs are counted; None for no run.
-    global_batch_size: rows of each step (batch_schedule.py); None for no run.
+    global_batch_size: rows of each step (run.py); None for no run.
     seed: seed of the run.
   """
 
@@ -84,7 +157,7 @@ class StatisticsConfig(CorpusConfig):
     if self.train_steps is not None:
       check_count("TRAIN_STEPS", self.train_steps)
     if self.global_batch_size is not None:
-      BatchSizes(self.global_batch_size)  # raises UserError for a wrong one
+      BatchSizes(self.global_batch_size)  # raises UserError if it is wrong
     check_count("SEED", self.seed, minimum=0)
 
   @property
@@ -100,7 +173,7 @@ class Config(CorpusConfig):
   """The settings of a command that runs a model.
 
   Attributes:
-    mesh_layout: devices of a pod, and what is split over them.
+    mesh_layout: devices of a pod, and the dimensions that are split over them.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size, seed and prompts.
     pods: number and place of the pods.
@@ -125,7 +198,7 @@ class ConfigOfSweep(Config):
   """The settings of `palm_mtf sweep`.
 
   Attributes:
-    sweep: its runs, and when it stops one.
+    sweep: the runs, and when the sweep stops a run.
   """
 
   sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
@@ -137,7 +210,7 @@ class PlanConfig:
 
   Attributes:
     model: architecture.
-    mesh_layout: devices of a pod, and what is split over them.
+    mesh_layout: devices of a pod, and the dimensions that are split over them.
     optimizer: Adafactor, its schedule and the z-loss.
     run: lengths, batch size and CHIP.
     pods: number and place of the pods.

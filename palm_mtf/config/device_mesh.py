@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from palm_mtf.config.batch_schedule import MAX_BATCH_SIZE
+from palm_mtf.config.run import MAX_BATCH_SIZE
 from palm_mtf.errors import UserError, check_count
 
 MAX_DEVICES = 2**20

@@ -26,7 +26,7 @@ class HardwareConfig:
     chip_memory_bytes: device memory.
     chip_memory_bandwidth: bytes/s.
     chip_pass_bandwidths: bytes/s at which passes go over memory, by dtype and
-      kind (accounting/memory_traffic.py), where they are measured: on a CPU
+      kind (accounting/memory.py), where they are measured: on a CPU
       arithmetic bounds them. Others have the memory's.
     chip_process_bytes: memory of a process beside the tensors of its step.
     chip_fused_attention: whether attention keeps no weights, whatever REMAT

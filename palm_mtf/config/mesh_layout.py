@@ -23,14 +23,9 @@ import itertools
 from collections.abc import Mapping
 
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares, pairs
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.tpu_topology import tpu_slice
-from palm_mtf.errors import (
-  UserError,
-  check_choice,
-  check_count,
-  did_you_mean,
-)
+from palm_mtf.config.palm import PalmConfig
+from palm_mtf.config.tpu_slice import tpu_slice
+from palm_mtf.errors import UserError, check_choice, check_count, did_you_mean
 
 AXES = ("data", "model")
 DIMENSIONS = (

@@ -1,11 +1,20 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run is and what it leaves behind."""
+"""How long a run is, how large its batches are, and what it writes.
 
+  GLOBAL_BATCH_SIZE = 16
+  GLOBAL_BATCH_SIZE = [[0, 512], [50000, 1024], [115000, 2048]]
+
+The second is PaLM 540B's (PaLM 5): 512 sequences from step 0, 1,024 from step
+50,000 and 2,048 from step 115,000. Steps are counted from 0.
+"""
+
+import bisect
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
-from palm_mtf.config.batch_schedule import MAX_STEPS, BatchSizes
-from palm_mtf.config.model import MAX_SIZES
+from palm_mtf.config.palm import MAX_SIZES
 from palm_mtf.errors import (
   UserError,
   are_texts,
@@ -14,40 +23,114 @@ from palm_mtf.errors import (
   check_text,
 )
 
+# The rows of all steps are counted in int64.
+MAX_BATCH_SIZE, MAX_STEPS = 2**24, 10**9
 _MAX_EVAL_BATCHES = 1_000_000
-# A trace is several megabytes, and a traced step takes longer.
+# A trace takes several megabytes, and a traced step takes longer.
 _MAX_TRACED_STEPS = 10
+
+
+class BatchSizes:
+  """The batch size of every step.
+
+  Attributes:
+    pairs: steps, rising, each with the batch size from this step on.
+    sizes: the batch sizes of `pairs`.
+    largest: the largest batch size.
+  """
+
+  def __init__(self, global_batch_size: int | Sequence[Sequence[int]]):
+    """Checks and keeps GLOBAL_BATCH_SIZE.
+
+    Raises:
+      UserError: it is neither a size nor pairs of a step and a size, the first
+        step 0 and each later than the one before, or a number is too large.
+    """
+    self.pairs = _parse_pairs(global_batch_size)
+    self._starts = [start for start, _ in self.pairs]
+    self.sizes = [size for _, size in self.pairs]
+    self.largest = max(self.sizes)
+    self._rows_before = [0]
+    for (start, size), (then, _) in itertools.pairwise(self.pairs):
+      self._rows_before.append(self._rows_before[-1] + (then - start) * size)
+
+  def size(self, step: int) -> int:
+    """Returns the sequences of `step`."""
+    return self.sizes[self._phase(step)]
+
+  def rows_before(self, step: int) -> int:
+    """Returns the sequences of all steps before `step`."""
+    i = self._phase(step)
+    return self._rows_before[i] + (step - self._starts[i]) * self.sizes[i]
+
+  def step_of_row(self, row: int) -> int:
+    """Returns the step that reads sequence `row`, counted through all steps."""
+    i = bisect.bisect_right(self._rows_before, row) - 1
+    return self._starts[i] + (row - self._rows_before[i]) // self.sizes[i]
+
+  def next_change(self, step: int) -> int | None:
+    """Returns the first step after `step` with another size, or None."""
+    later = self._phase(step) + 1
+    return self._starts[later] if later < len(self._starts) else None
+
+  def _phase(self, step: int) -> int:
+    return bisect.bisect_right(self._starts, step) - 1
+
+
+def _parse_pairs(value: object) -> list[list[int]]:
+  if isinstance(value, int):
+    check_count("GLOBAL_BATCH_SIZE", value, maximum=MAX_BATCH_SIZE)
+    return [[0, value]]
+  are_pairs = isinstance(value, (list, tuple)) and all(
+    isinstance(pair, (list, tuple))
+    and len(pair) == 2
+    and all(type(number) is int for number in pair)
+    for pair in value
+  )
+  if are_pairs and value:
+    starts = [start for start, _ in value]
+    rising = all(a < b for a, b in itertools.pairwise(starts))
+    if starts[0] == 0 and rising and all(size > 0 for _, size in value):
+      for start, size in value:
+        check_count("GLOBAL_BATCH_SIZE", size, maximum=MAX_BATCH_SIZE)
+        check_count("GLOBAL_BATCH_SIZE, a step of", start, 0, MAX_STEPS)
+      return [list(pair) for pair in value]
+  raise UserError(
+    f"GLOBAL_BATCH_SIZE = {value!r}: give a whole number, or pairs of a step "
+    "and the size from there on, the first step 0 and the steps rising, such "
+    "as [[0, 512], [50000, 1024]]."
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-  """How long a run is and what it leaves behind.
+  """How long a run is and what it writes.
 
   Attributes:
-    train_steps: steps at which training is done.
-    global_batch_size: sequences in one step, over all pods: a number, or pairs
-      of a step and the size from there on (batch_schedule.py).
+    train_steps: the step at which training ends.
+    global_batch_size: sequences per step, over all pods: a number, or pairs of
+      a step and the size from this step on.
     seed: seed of the weights and of the order of the data.
     log_steps: steps between lines of metrics.jsonl.
     eval_steps: steps between validation losses.
     eval_batches: batches in one validation loss, of the first step's size.
     checkpoint_steps: steps between checkpoints.
-    keep_checkpoints: how many of the newest are kept.
+    keep_checkpoints: how many of the newest checkpoints are kept.
     init_checkpoint: a checkpoint, a MODEL_DIR or a TensorFlow prefix whose
-      weights the first step starts from, or None to draw them.
+      weights the first step starts from; None draws the weights.
     init_state: parts taken from init_checkpoint: "weights", and training begins
       at step 0 with a new optimizer, as in finetuning; or "all", the optimizer
       and the step too, as in continued pretraining on other data.
-    keep_every_steps: those whose step is a multiple of it are kept for good;
-      None for no others.
-    chip: peak that MFU is a share of: a file in gin/hardware, or
+    keep_every_steps: checkpoints at multiples of this step are kept
+      permanently; None keeps no others.
+    chip: chip whose peak MFU is a share of: a file in gin/hardware, or
       "measured" for the matrix-product rate of this machine.
-    prompts: texts that are continued when training is done.
+    prompts: texts that are continued at the end of training.
     sample_tokens: length of each continuation, in tokens.
-    sample_steps: steps between continuations on the way, each by a checkpoint
-      that is written then, and kept in samples.jsonl; None for none.
-    trace_steps: steps, counted from 1 as in metrics.jsonl, of which a Chrome
-      trace is written into MODEL_DIR/traces (trace/).
+    sample_steps: steps between continuations during training, which are kept in
+      samples.jsonl; a checkpoint is written for each. None for none.
+    trace_steps: steps, counted from 1 as in metrics.jsonl, whose Chrome traces
+      are written to MODEL_DIR/traces (trace/).
   """
 
   train_steps: int
@@ -102,7 +185,7 @@ class RunConfig:
       )
 
   def _check_keep_every_steps(self):
-    # Only steps that have a checkpoint can keep it.
+    # Only a step that has a checkpoint can keep it.
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
       return

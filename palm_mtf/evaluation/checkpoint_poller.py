@@ -15,7 +15,7 @@ from palm_mtf.checkpoints.manifest import (
   warn_of_damage,
 )
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
-from palm_mtf.config.evaluation import EVERY, NEWEST, TaskEvalConfig
+from palm_mtf.config.task_eval import EVERY, NEWEST, TaskEvalConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.layout import step_of
 

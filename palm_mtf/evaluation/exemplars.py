@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from palm_mtf.config.few_shot import FIRST, FewShotConfig
+from palm_mtf.config.task_eval import FIRST, FewShotConfig
 from palm_mtf.data.sources.seqio_steps import apply_steps
 from palm_mtf.data.sources.seqio_task import import_seqio
 from palm_mtf.errors import UserError

@@ -21,8 +21,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from palm_mtf.config.evaluation import TaskEvalConfig
-from palm_mtf.config.few_shot import FIRST, FewShotConfig
+from palm_mtf.config import TaskEvalConfig
+from palm_mtf.config.task_eval import FIRST, FewShotConfig
 from palm_mtf.data.sources.seqio_steps import split_at_tokenize
 from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
 from palm_mtf.errors import UserError

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from palm_mtf._tf import tf
-from palm_mtf.config.evaluation import TaskEvalConfig
+from palm_mtf.config import TaskEvalConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 # After TensorFlow, which _tf.py keeps silent.

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from palm_mtf._tf import eager_mode
-from palm_mtf.config.evaluation import TaskEvalConfig
+from palm_mtf.config import TaskEvalConfig
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.seqio_steps import tokenizes
 from palm_mtf.data.sources.seqio_task import check_ids, find_provider

@@ -11,9 +11,8 @@ from palm_mtf._tf import tf
 from palm_mtf.cluster.client.connect import connect
 from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.cluster.client.local_servers import PodServers
+from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
-from palm_mtf.config.optimizer import AdafactorConfig
-from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, check_count, did_you_mean
 from palm_mtf.foreign_models.model_function import ModelFunction, ModelLoss
 from palm_mtf.foreign_models.whole_variables import (

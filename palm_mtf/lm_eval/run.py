@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.cli.gin_files import load_run
 from palm_mtf.config import DecodeConfig, mesh_layout

@@ -8,8 +8,7 @@ A command chooses once, before it imports TensorFlow.
 import dataclasses
 import logging
 
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.machine.cpu import bfloat16_flags, cpu_name
 from palm_mtf.machine.gpu import gpu_capabilities, gpus_multiply_bfloat16
 

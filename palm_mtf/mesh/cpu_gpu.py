@@ -13,7 +13,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.collectives import (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.slices import Slice
 
 

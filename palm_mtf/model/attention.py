@@ -9,13 +9,200 @@ Visible are positions up to one's own; and, of a prefix LM, all of the prefix.
 """
 
 import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
 
-from palm_mtf._tf import mtf
-from palm_mtf.config.attention_blocks import attention_blocks, num_keys
-from palm_mtf.model.blocked_attention import BlockedAttention
+from palm_mtf._tf import mtf, tf
+from palm_mtf.accounting.architecture import attention_blocks, num_keys
 from palm_mtf.native import attention as native
+from palm_mtf.ops.bfloat16 import einsum
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
+from palm_mtf.ops.xla import fused
+
+
+def visible_softmax(
+  scores: tf.Tensor, visible: tf.Tensor, scale: float | tf.Tensor
+) -> tf.Tensor:
+  """Returns the softmax of scale * scores [..., memory_length], masked.
+
+  Args:
+    scores: [..., memory_length], any float dtype, which the weights have too.
+    visible: bool, broadcast to the scores; elsewhere weights are zero.
+    scale: 1 / sqrt(d_kv).
+  """
+  # In float32, the scale too, which bfloat16 would bend.
+  x = tf.cast(scores, tf.float32) * scale
+  x = tf.where_v2(visible, x, x.dtype.min)
+  x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+  return tf.cast(x / tf.reduce_sum(x, -1, keepdims=True), scores.dtype)
+
+
+@fused
+def _masked_softmax(scores, scale, begin, segments=None, prefix=None):
+  # scores [batch, length, heads, memory_length] of positions from `begin` on,
+  # segments and prefix [batch, memory_length]
+  batch, length, _, memory_length = scores.shape
+  position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
+  visible = tf.range(memory_length) <= position
+  if prefix is not None:
+    visible |= prefix[:, tf.newaxis, tf.newaxis] > 0
+  if segments is not None:
+    own = tf.slice(segments, [0, begin], [batch, length])
+    own = own[:, :, tf.newaxis, tf.newaxis]
+    visible &= tf.equal(own, segments[:, tf.newaxis, tf.newaxis])
+  return visible_softmax(scores, visible, scale)
+
+
+@fused
+def _softmax_gradient(weights, dweights, out, dout, scale):
+  dtype = weights.dtype
+  weights, dweights, out, dout = (
+    tf.cast(t, tf.float32) for t in (weights, dweights, out, dout)
+  )
+  # dscores = scale * weights * (dweights - sum(weights * dweights)); the sum
+  # over memory_length equals that of out * dout over d_kv, which is shorter.
+  # Hidden positions need no mask: their weights are zero, and so is this.
+  total = tf.reduce_sum(out * dout, -1, keepdims=True)
+  return tf.cast(scale * weights * (dweights - total), dtype)
+
+
+@fused
+def _sum_of_starts(*parts):
+  # [batch, memory_length of a block, ...] each; the last one has all positions.
+  last = parts[-1]
+  total = tf.zeros(last.shape, tf.float32)
+  for part in parts:
+    behind = [0, last.shape[1] - part.shape[1]]
+    padding = [[0, 0], behind, *([[0, 0]] * (len(last.shape) - 2))]
+    total += tf.pad(tf.cast(part, tf.float32), padding)
+  return tf.cast(total, last.dtype)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockedAttention:
+  """Attention of a slice.
+
+  Attributes:
+    blocks: first position of each block, and the first behind it.
+    has_prefix: whether there is a prefix, which later positions see too.
+    scale: 1 / sqrt(d_kv).
+    is_multi_head: whether each head has keys and values of its own.
+    keeps_weights: whether `attend` returns the weights of each block, which
+      `gradient` then takes instead of masks.
+  """
+
+  # The products run apart from the element-wise pass between them: on CPUs,
+  # oneDNN's are faster than those that XLA would fuse.
+
+  blocks: Sequence[tuple[int, int]]
+  has_prefix: bool
+  scale: float
+  is_multi_head: bool
+  keeps_weights: bool
+
+  @property
+  def _memory(self) -> str:
+    # Multi-query: `heads` fold into the rows of one product, because all of
+    # them meet the same keys. No transpose, and no copy of k and v per head.
+    return "bmhk" if self.is_multi_head else "bmk"
+
+  def attend(
+    self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
+  ) -> tf.Tensor | tuple[tf.Tensor, ...]:
+    """Returns [batch, length, heads, d_kv], and the weights that it keeps."""
+    outs, weights = [], []
+    for begin, own, keys, values, *some in self._each(q, k, v, *masks):
+      if outs:
+        own = _after(own, outs[-1])
+      weights.append(self._weights(begin, own, keys, *some))
+      outs.append(einsum(f"blhm,{self._memory}->blhk", weights[-1], values))
+    out = _joined(outs)
+    return (out, *weights) if self.keeps_weights else out
+
+  def gradient(
+    self,
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    out: tf.Tensor,
+    dout: tf.Tensor,
+    *others: tf.Tensor,
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns the gradients of q, k and v.
+
+    Args:
+      q: [batch, length, heads, d_kv].
+      k: [batch, memory_length, d_kv] or [batch, memory_length, heads, d_kv].
+      v: shape of k.
+      out: result of `attend`, shape of q.
+      dout: its gradient.
+      *others: weights of each block; or masks, segments and then a prefix, if
+        there are any.
+    """
+    masks, kept = ((), others) if self.keeps_weights else (others, None)
+    dq, dk, dv = [], [], []
+    rows = zip(self._rows(out), self._rows(dout), strict=True)
+    for (begin, own, keys, values, *some), (y, dy) in zip(
+      self._each(q, k, v, *masks), rows, strict=True
+    ):
+      if dk:
+        own, dy = _after(own, dk[-1]), _after(dy, dk[-1])
+      if kept:
+        weights = kept[len(dk)]
+      else:
+        weights = self._weights(begin, own, keys, *some)
+      dv.append(einsum(f"blhm,blhk->{self._memory}", weights, dy))
+      dweights = einsum(f"blhk,{self._memory}->blhm", dy, values)
+      dscores = _softmax_gradient(
+        weights, dweights, y, dy, tf.constant(self.scale)
+      )
+      dq.append(einsum(f"blhm,{self._memory}->blhk", dscores, keys))
+      dk.append(einsum(f"blhm,blhk->{self._memory}", dscores, own))
+    if len(dq) == 1:
+      return *dq, *dk, *dv
+    return _joined(dq), _sum_of_starts(*dk), _sum_of_starts(*dv)
+
+  def _weights(self, begin, q, k, *masks):
+    scores = einsum(f"blhk,{self._memory}->blhm", q, k)
+    scale, begin = tf.constant(self.scale), tf.constant(begin)
+    return _masked_softmax(scores, scale, begin, *masks)
+
+  def _each(self, q, *others) -> Iterator[list]:
+    """Yields the first position of each block, its q, and what it meets."""
+    for own, (begin, end) in zip(self._rows(q), self.blocks, strict=True):
+      keys = num_keys(end, q.shape[1], self.has_prefix)
+      yield [begin, own, *_starts(others, keys)]
+
+  def _rows(self, x: tf.Tensor) -> list[tf.Tensor]:
+    if len(self.blocks) == 1:
+      return [x]
+    return tf.split(x, [end - begin for begin, end in self.blocks], 1)
+
+
+# A slice in Python's notation is four operations; a device has some 100 in each
+# layer.
+def _starts(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
+  """Returns the first positions of each x, [batch, memory_length, ...]."""
+  constant = functools.cache(tf.constant)  # keys and values are alike
+  found = []
+  for x in xs:
+    batch, memory_length, *others = x.shape.as_list()
+    if length < memory_length:
+      begin, size = (0,) * x.shape.rank, (batch, length, *others)
+      x = tf.slice(x, constant(begin), constant(size))
+    found.append(x)
+  return found
+
+
+def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+  return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
+
+
+def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  # One block after another: memory is that of one.
+  with tf.control_dependencies([signal]):
+    return tf.identity(x)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,7 @@
 import dataclasses
 
 from palm_mtf._tf import mtf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,15 +17,14 @@ import functools
 from collections.abc import Callable
 
 from palm_mtf._tf import mtf
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import layer_name
+from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import self_attention
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.dropout import Dropout
-from palm_mtf.model.layers import norm, rotary_tables
+from palm_mtf.model.layers import norm, rotary_tables, without_padding
 from palm_mtf.model.remat import recomputed
 from palm_mtf.model.sharding import as_residual, from_residual
-from palm_mtf.model.vocab_padding import without_padding
 from palm_mtf.model.weights import GATES, QKV, Weights
 
 KeysAndValues = list[tuple[mtf.Tensor, mtf.Tensor]]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
+from palm_mtf.config import PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.config.model import PalmConfig
 from palm_mtf.machine.cores import usable_cores
 from palm_mtf.native.operations import operations, with_shapes
 from palm_mtf.native.packing import FORMATS, PackedKernel

@@ -14,25 +14,22 @@ It is Adam with the learning rate relative to the size of each variable. For the
 scale of a norm, p is the scale minus one (NORM_SCALE).
 """
 
+import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
+from palm_mtf.accounting.architecture import parse_name
 from palm_mtf.accounting.optimizer_state import (
   optimizer_state,
   parameter_slots,
   row_rank,
 )
-from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config import AdafactorConfig
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.sums import fused_sum
 from palm_mtf.ops.variables import Fill, sliced_variable
-from palm_mtf.optim.parameter_groups import (
-  center_of,
-  is_decayed,
-  scale_groups,
-)
-from palm_mtf.optim.rms import SumOfSquares, total
 from palm_mtf.optim.second_moment import (
   FactoredMoment,
   factored_update,
@@ -321,3 +318,88 @@ def adafactor_updates(
     )
     for group in groups
   ]
+
+
+# The paper multiplies the learning rate by the root mean square of "the
+# parameter matrix" and does not say which matrices the program has. With
+# "variable" each is one. The published inference code of PaLM has three for all
+# layers, and a trainer of such matrices takes one root mean square over each;
+# "stacked" does the same. The norm scales of all layers are groups too, that of
+# norm and that of mlp_norm.
+_STACKED_WITH = {
+  "q": "q_wi",
+  "wi_gate": "q_wi",
+  "wi": "q_wi",
+  "k": "kv",
+  "v": "kv",
+  "o": "o_wo",
+  "wo": "o_wo",
+}
+
+
+def scale_groups(names: Sequence[str], parameter_scale: str) -> list[list[int]]:
+  """Returns the positions in `names` that share root mean squares."""
+  # ["layer_000/mlp/wi", "final_norm/scale", "layer_001/mlp/wi"], "stacked"
+  # gives [[0, 2], [1]].
+  groups: dict[str, list[int]] = {}
+  for position, name in enumerate(names):
+    key = name
+    parameter = parse_name(name)
+    if parameter_scale == "stacked" and parameter.layer is not None:
+      key = _STACKED_WITH.get(parameter.last, parameter.part)
+    groups.setdefault(key, []).append(position)
+  return list(groups.values())
+
+
+def is_decayed(name: str, weight_decay_on: str) -> bool:
+  """Whether a parameter decays, by WEIGHT_DECAY_ON."""
+  if weight_decay_on == "all":
+    return True
+  if weight_decay_on == "all_but_scales":
+    return not parse_name(name).is_scale
+  return parse_name(name).is_kernel
+
+
+def center_of(name: str, norm_scale: str) -> float:
+  """Returns the number that a parameter decays towards, by NORM_SCALE."""
+  # Google's published code stores the scale of a norm minus one. Its optimizer
+  # then works on scale - 1, and so does ours; checkpoints hold the scale itself
+  # under either setting.
+  is_centered = norm_scale == "zero_centered" and parse_name(name).is_scale
+  return 1.0 if is_centered else 0.0
+
+
+class SumOfSquares(NamedTuple):
+  """Sum of squares of one variable, or of its update, in one step."""
+
+  # "parameter", before the step, of a norm the scale minus one where NORM_SCALE
+  # centers it; or "update", of u before it is clipped, in
+  # units of the parameter's scale (adafactor.py): 1 is where clipping begins.
+  of: str
+  variable: str
+  size: int  # numbers in the variable
+  # [], float32; on the mesh, or as TensorFlow has it
+  value: mtf.Tensor | tf.Tensor
+
+
+def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+  """Returns the sum of float32 terms of one shape, in their order."""
+  # Not tf.add_n: it adds to the memory of a term that nobody else holds, and
+  # which term that is may change from step to step, and with it the last bit.
+  return tf.reduce_sum(tf.stack(terms), axis=0)
+
+
+def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
+  """Returns [] float32 for each "update_rms/<kind>" and "parameter_rms/..."."""
+  # The optimizer needs the sums of each variable anyway. Of all layers together
+  # there is one for each kind: "embedding", "norm", "attention" and "mlp".
+  by_name = collections.defaultdict(list)
+  for each in sums:
+    by_name[f"{each.of}_rms/{parse_name(each.variable).kind}"].append(each)
+  return {
+    name: tf.sqrt(
+      total([each.value for each in group])
+      / float(sum(each.size for each in group))
+    )
+    for name, group in by_name.items()
+  }

@@ -14,7 +14,7 @@ K is LEARNING_RATE_DECAY_STEPS, after which the cosine stays at its tenth
 import math
 
 from palm_mtf._tf import tf
-from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config import AdafactorConfig
 
 _LEAST = 0.1  # share of LEARNING_RATE that a cosine ends with
 

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.slices import Slice

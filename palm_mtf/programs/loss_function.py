@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.dropout import Dropout
 from palm_mtf.model.loss import (

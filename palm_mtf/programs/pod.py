@@ -9,7 +9,7 @@ update      global clipping and Adafactor; the same on all pods
 import dataclasses
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.optimizer import AdafactorConfig
+from palm_mtf.config import AdafactorConfig
 from palm_mtf.mesh.placement import Placement
 from palm_mtf.model.loss import divisor
 from palm_mtf.optim import schedule

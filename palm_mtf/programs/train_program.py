@@ -11,15 +11,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
 from palm_mtf.mesh.tpu.lowering import TpuLowering
-from palm_mtf.optim.rms import rms_by_kind
+from palm_mtf.optim.adafactor import rms_by_kind
 from palm_mtf.programs.features import (
   REQUIRED_FEATURES,
   HostFeatures,
@@ -95,7 +92,7 @@ class TrainProgram:
   is_finite: tf.Tensor
   # Terms of the loss, PaLM's loss (nats per token) and z_loss; grad_norm; [].
   losses: dict[str, tf.Tensor]
-  # `losses`, learning_rate, and the root mean squares of optim/rms.py, [].
+  # `losses`, learning_rate, and root mean squares (optim/adafactor.py), [].
   metrics: dict[str, tf.Tensor]
   # Sum of squares of the gradient of each of `parameters`, the names of the
   # trained variables in the model's order: [parameters] float32.

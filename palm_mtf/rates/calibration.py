@@ -3,7 +3,7 @@
 """What plans need to know of this machine (`palm_mtf plan --calibrate`).
 
 Small models train a few steps. In the step of each, another kind of passes over
-memory (accounting/memory_traffic.py) takes much of the time besides products,
+memory (accounting/memory.py) takes much of the time besides products,
 whose rate is measured separately. The seconds per byte of each kind solve the
 linear equations that all models give.
 """
@@ -20,14 +20,15 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.accounting.flops import device_flops
 from palm_mtf.accounting.hardware import as_computed
-from palm_mtf.accounting.memory import device_bytes
-from palm_mtf.accounting.memory_traffic import step_traffic
+from palm_mtf.accounting.memory import device_bytes, step_traffic
 from palm_mtf.accounting.plan import tensor_bytes
-from palm_mtf.config.hardware import HardwareConfig
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.optimizer import AdafactorConfig
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import (
+  AdafactorConfig,
+  HardwareConfig,
+  MeshLayout,
+  PalmConfig,
+  PodsConfig,
+)
 from palm_mtf.machine.host_memory import largest_resident_bytes
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.session import session_config

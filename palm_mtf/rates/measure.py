@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.hardware import MEASURED, peak_of_devices
-from palm_mtf.config import Config
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import Config, MeshLayout, PalmConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import is_slow

@@ -12,7 +12,7 @@ Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def curves_text(curves: Curves) -> str:
-  """Returns a table for each setting (accounting/curves.py)."""
+  """Returns a table for each setting (accounting/plan.py)."""
   lines = []
   for macro, points in curves.items():
     lines.append(

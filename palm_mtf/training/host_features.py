@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.batches.host_batches import (
   batches_spec,

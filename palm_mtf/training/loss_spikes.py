@@ -20,9 +20,9 @@ from palm_mtf.checkpoints.manifest import (
   first_whole,
   read_whole,
 )
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.fault_tolerance import WatchConfig
-from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.config import WatchConfig
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.config.watch import Skips
 from palm_mtf.model_dir.json_lines import write_json_lines
 from palm_mtf.model_dir.layout import ModelDir, step_of
 

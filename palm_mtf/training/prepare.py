@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from palm_mtf import __version__
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.accounting.hardware import check_chip
 from palm_mtf.accounting.optimizer_state import (
   check_same_slots,
   optimizer_state,
 )
-from palm_mtf.accounting.params import parameter_shapes
 from palm_mtf.checkpoints.held_out import warn_of_other_split
 from palm_mtf.checkpoints.initial_weights import (
   check_same_vocabulary,
@@ -42,7 +42,7 @@ from palm_mtf.cluster.addresses import check_client
 from palm_mtf.cluster.client.places import cluster_places
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.macros import values_of
-from palm_mtf.config.tpu_topology import check_pods, tpu_slice
+from palm_mtf.config.tpu_slice import check_pods, tpu_slice
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
 from palm_mtf.data.batches.unigram import unigram_entropy

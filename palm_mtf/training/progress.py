@@ -13,7 +13,7 @@ import time
 from rich import progress
 from rich.console import Console
 
-from palm_mtf.config.run import RunConfig
+from palm_mtf.config import RunConfig
 
 _logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.cluster.client.recovery import PodRecovery
 from palm_mtf.cluster.server_info import check_bfloat16
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.machine.kernels import kernels_here, kernels_of

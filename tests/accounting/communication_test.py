@@ -5,20 +5,31 @@
 gradient_sums_test.py compares the bytes with those of the graph.
 """
 
+import collections
 import dataclasses
 import math
 
 import pytest
 
-from palm_mtf.accounting.communication import Link, dcn_bytes, step_secs
-from palm_mtf.accounting.params import (
+from palm_mtf._tf import tf
+from palm_mtf.accounting.architecture import (
   count_norm_scales,
   count_parameters,
   parameter_shapes,
 )
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.accounting.communication import (
+  Link,
+  axes_bandwidth,
+  dcn_bytes,
+  step_bytes,
+  step_secs,
+)
+from palm_mtf.cli.gin_files import hardware_of
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.mesh.traffic import traffic
+from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import PALM_8B, PALM_540B
+from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
 TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
@@ -111,3 +122,159 @@ def test_bfloat16_halves_and_pods_multiply_what_crosses():
 def test_three_messages_wait_for_the_delay_and_no_limit_costs_nothing():
   assert predicted() == 0.6
   assert predicted(delay_secs=0.05) == pytest.approx(0.75)
+
+
+def lowered_bytes(config, mesh, optimizer, batch_size, pods):
+  """Returns what `traffic` finds in all runs of a step, of all pods."""
+  with tf.Graph().as_default():
+    program = build_train_program(
+      config, mesh, optimizer, batch_size=batch_size, seed=0, pods=pods
+    )
+    moved = traffic([program.update, *program.metrics.values()])
+    for _ in range(mesh.num_microbatches - 1):
+      moved += traffic([pod.accumulate for pod in program.pods])
+  return moved
+
+
+def case(
+  layout,
+  *,
+  microbatches=1,
+  gradient_dtype="activation",
+  pods=1,
+  second_moment="full",
+  slow=False,
+  **changes,
+):
+  mesh_shape, rules = LAYOUTS.get(layout, ("data:2,model:2", layout))
+  mesh = MeshLayout(
+    mesh_shape=mesh_shape,
+    layout=rules,
+    num_microbatches=microbatches,
+    gradient_dtype=gradient_dtype,
+  )
+  optimizer = dataclasses.replace(PALM_OPTIMIZER, second_moment=second_moment)
+  return pytest.param(
+    small_config(num_layers=1, **changes),
+    mesh,
+    optimizer,
+    PodsConfig(num_pods=pods),
+    marks=pytest.mark.slow if slow else (),
+  )
+
+
+MULTI_HEAD, SERIAL = {"attention": "multi_head"}, {"block": "serial"}
+TWO_D, NO_BATCH = "PaLM's 2D", "two axes but no batch"
+
+
+@pytest.mark.parametrize(
+  ("config", "mesh", "optimizer", "pods"),
+  [
+    case("batch over data"),
+    case(TWO_D, gradient_dtype="float32", activation_dtype="bfloat16"),
+    case(
+      "all over data and model",
+      microbatches=2,
+      second_moment="factored",
+      **MULTI_HEAD,
+    ),
+    case(NO_BATCH, **MULTI_HEAD),
+    case(NO_BATCH, slow=True, **SERIAL),
+    case("padded vocab over three", pods=2),
+    case("fully sharded", microbatches=2, activation_dtype="bfloat16"),
+    case(TWO_D, microbatches=2, slow=True, remat="layer"),
+    case(TWO_D, remat="layer", **SERIAL, **MULTI_HEAD),
+    case(
+      TWO_D,
+      microbatches=2,
+      pods=2,
+      second_moment="factored",
+      remat="attention",
+      activation_dtype="bfloat16",
+    ),
+    case("batch over data", microbatches=2, pods=2),
+    case("batch:model,vocab:data,d_model_stored:model", remat="layer"),
+    case("heads:model,vocab:data,d_model_residual:model", **SERIAL),
+  ],
+)
+def test_the_lowered_step_moves_the_bytes_of_the_closed_form(
+  config, mesh, optimizer, pods
+):
+  n = pods.num_pods
+  of_one_pod = step_bytes(
+    config, mesh, optimizer, pod_batch_size=8 // n, num_pods=n
+  )
+  expected = collections.Counter({k: n * v for k, v in of_one_pod.items()})
+  actual = lowered_bytes(config, mesh, optimizer, 8, pods)
+  assert actual == expected
+  assert actual.total() > 0
+
+
+def test_gradients_stored_split_move_half_on_their_way():
+  """And weights once more: FSDP moves 3 / 2 of what data parallelism does."""
+  config = small_config(vocab_size=16)
+  whole, split = (
+    step_bytes(
+      config,
+      MeshLayout(mesh_shape="data:4", layout=layout),
+      PALM_OPTIMIZER,
+      pod_batch_size=4,
+    )
+    for layout in ("batch:data", "batch:data,d_model_stored:data")
+  )
+  ratio = split["reduce_scatter", ("data",)] / whole["all_reduce", ("data",)]
+  # More by the embedding's second gradient.
+  assert ratio == pytest.approx(0.5, abs=0.03)
+  assert split.total() / whole.total() == pytest.approx(1.5, abs=0.1)
+
+
+V4, A100 = hardware_of("tpu_v4"), hardware_of("a100")
+
+
+def mesh(shape, tpu=""):
+  rules = {"data": "batch:data", "model": "heads:model"}
+  layout = ",".join(rules[x.split(":")[0]] for x in shape.split(","))
+  return MeshLayout(mesh_shape=shape, layout=layout, tpu=tpu)
+
+
+@pytest.mark.parametrize(
+  ("shape", "tpu", "of_model", "of_data"),
+  [
+    # 12 along x, a ring of 100 GB/s; 256 along the rings y and z.
+    ("data:256,model:12", "v4-12x16x16", 100e9, 200e9),
+    ("data:64,model:8", "v4-8x8x8", 100e9, 200e9),
+    # Both along x, 4 of 8: lines, without the link that closes a ring.
+    ("data:128,model:4", "v4-8x8x8", 50e9, 250e9),
+    ("data:32,model:16", "v4-8x8x8", 150e9, 150e9),
+    # No slice is named.
+    ("data:256,model:12", "", 100e9, 200e9),
+    ("data:64,model:64", "", 200e9, 100e9),
+  ],
+)
+def test_an_axis_has_the_rings_and_lines_that_it_lies_along(
+  shape, tpu, of_model, of_data
+):
+  layout = mesh(shape, tpu)
+  assert axes_bandwidth(layout, ("model",), V4) == pytest.approx(of_model)
+  assert axes_bandwidth(layout, ("data",), V4) == pytest.approx(of_data)
+  together = axes_bandwidth(layout, ("data", "model"), V4)
+  assert together == pytest.approx(300e9)
+
+
+def test_one_axis_has_all_links_of_a_torus():
+  assert axes_bandwidth(mesh("data:64"), ("data",), V4) == 300e9
+
+
+@pytest.mark.parametrize(
+  ("shape", "axis", "bandwidth"),
+  [
+    ("data:8", "data", 300e9),  # one host
+    ("data:4,model:8", "model", 300e9),
+    ("data:4,model:8", "data", 25e9),  # one device a host, its own network
+    ("data:8,model:4", "data", 50e9),  # two devices a host
+    ("data:64", "data", 200e9),  # eight
+    ("data:2,model:16", "model", 200e9),
+  ],
+)
+def test_behind_switches_neighbours_share_the_network(shape, axis, bandwidth):
+  assert axes_bandwidth(mesh(shape), (axis,), A100) == bandwidth

@@ -11,7 +11,7 @@ from palm_mtf.accounting.hardware import (
   peak_of_devices,
 )
 from palm_mtf.cli.gin_files import hardware_of
-from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config import HardwareConfig
 from palm_mtf.errors import UserError
 
 UNKNOWN = HardwareConfig()

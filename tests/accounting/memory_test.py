@@ -8,13 +8,46 @@ import math
 
 import pytest
 
-from palm_mtf._tf import tf
-from palm_mtf.accounting.memory import device_bytes, parameter_slices
-from palm_mtf.accounting.params import count_norm_scales, count_parameters
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf._tf import mtf, tf
+from palm_mtf.accounting.architecture import (
+  count_norm_scales,
+  count_parameters,
+  parameter_shapes,
+  parse_name,
+)
+from palm_mtf.accounting.memory import (
+  PASSES,
+  DeviceBytes,
+  activation_traffic,
+  block_passes,
+  cache_bytes_per_token,
+  decode_weight_bytes,
+  device_bytes,
+  exchange_bytes,
+  kept_bytes,
+  loss_bytes,
+  parameter_slices,
+  step_threads,
+  step_traffic,
+  update_traffic,
+  weight_copy_bytes,
+  weight_traffic,
+  working_bytes,
+)
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.model.dims import model_dims
+from palm_mtf.model.loss import cross_entropy
+from palm_mtf.model.palm import Palm
+from palm_mtf.model.weights import TrainedWeights
 from palm_mtf.programs.train_program import build_train_program
-from tests.accounting.published_sizes import PALM_540B
-from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, mesh_layout, small_config
+from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
+from tests.mtf_testing import (
+  LAYOUTS,
+  PALM_OPTIMIZER,
+  SINGLE,
+  mesh_layout,
+  small_config,
+)
 
 QUICK = ("batch over data", "padded vocab over three", "PaLM's 2D")
 
@@ -87,3 +120,246 @@ def test_palm_540b_over_256_by_12_keeps_what_its_3072_chips_had():
   parts = count_parameters(c) + count_norm_scales(c) - alike + padding
   assert numbers * 3072 == parts + 12 * alike
   assert numbers == pytest.approx(175.9e6 * 1.023, rel=1e-3)
+
+
+ROWS = 3
+PALM_2D = MeshLayout(
+  mesh_shape="data:256,model:12",
+  layout="batch:data,heads:model,d_ff:model,vocab:model,"
+  "d_model_stored:data,d_model_residual:model",
+)
+
+
+def kept_for_the_backward_pass(config):
+  """Returns the bytes of activations, and names of weights as they are read."""
+  with tf.Graph().as_default():
+    graph = mtf.Graph()
+    mesh = mtf.Mesh(graph, "mesh")
+    dims = model_dims(config, ROWS, SINGLE)
+    weights = TrainedWeights(mesh, config, dims, seed=0)
+    tokens = mtf.Shape([dims.batch, dims.length])
+    inputs, targets = (mtf.zeros(mesh, tokens, tf.int32) for _ in range(2))
+    logits = Palm(config, dims, weights).logits(inputs)
+    token_loss, log_z = cross_entropy(logits, targets)
+    loss = mtf.reduce_mean(token_loss) + mtf.reduce_mean(log_z)
+    made_by = {x: op for op in graph.operations for x in op.outputs}
+    num_forward = len(graph.operations)
+    variables = [x.outputs[0] for x in graph.trainable_variables]
+    mtf.gradients([loss], variables)
+  crossing = {
+    x: made_by[x]
+    for op in graph.operations[num_forward:]
+    for x in op.inputs
+    if x in made_by
+  }
+  activations, weights = 0, set()
+  for x, op in crossing.items():
+    names = [dim.name for dim in x.shape.dims]
+    size = x.dtype.size * math.prod(x.shape.to_integer_list)
+    if isinstance(op, mtf.Variable):
+      weights.add(op.name)
+    elif "batch" in names and x.dtype.is_floating:
+      # One number a token: log z, and the gradient of each token's loss.
+      activations += size if len(names) > 2 else 0
+  return activations, weights
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("attention", ["multi_query", "multi_head"])
+@pytest.mark.parametrize("block", ["parallel", "serial"])
+@pytest.mark.parametrize(
+  ("remat", "length"),
+  [("none", 8), ("none", 300), ("attention", 300), ("layer", 8)],
+)
+def test_the_built_graph_keeps_the_bytes_of_the_closed_form(
+  remat, length, block, attention, dtype
+):
+  config = small_config(
+    remat=remat,
+    sequence_length=length,
+    block=block,
+    attention=attention,
+    activation_dtype=dtype,
+  )
+  activations, weights = kept_for_the_backward_pass(config)
+  width = {"float32": 4, "bfloat16": 2}[dtype]
+  # Of the loss, the gradient of the logits is made behind the forward pass.
+  gradient = ROWS * config.sequence_length * config.vocab_size * width
+  expected = kept_bytes(config, SINGLE, ROWS)
+  expected += loss_bytes(config, SINGLE, ROWS) - gradient
+  assert activations == expected
+  scales = {x for x in parameter_shapes(config) if parse_name(x).is_scale}
+  assert weights <= {"embedding", *scales}
+
+
+def test_memory_is_linear_in_the_length_where_attention_is_computed_again():
+  def needed(length):
+    config = dataclasses.replace(
+      PALM_8B, remat="attention", sequence_length=length
+    )
+    return kept_bytes(config, SINGLE, 1) + working_bytes(config, SINGLE, 1)
+
+  # A block has 512 positions, whatever the length.
+  assert needed(32768) == pytest.approx(4 * needed(8192), rel=0.01)
+
+
+def test_palm_540b_keeps_one_fully_sharded_activation_a_layer():
+  """Of 4 sequences on each of 256 devices, over 12 (PaLM 4)."""
+  config = dataclasses.replace(PALM_540B, remat="layer")
+  kept = kept_bytes(config, PALM_2D, 1024)
+  assert kept == 118 * (4 * 2048) * (18432 // 12) * 2
+
+
+def test_microbatches_divide_activations_and_leave_weights_alone():
+  whole = MeshLayout(mesh_shape="", layout="")
+  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
+  for bytes_of in (kept_bytes, working_bytes):
+    assert bytes_of(PALM_8B, whole, 8) == 4 * bytes_of(PALM_8B, parts, 8)
+  assert weight_copy_bytes(PALM_8B, whole) == weight_copy_bytes(PALM_8B, parts)
+
+
+def test_copies_of_weights_are_those_of_a_layer_and_of_the_embedding():
+  c = PALM_8B
+  embedding = c.vocab_size * c.d_model
+  of_layer = (count_parameters(c) - embedding) // c.num_layers
+  joined = c.d_model * (16 * 256 + 2 * 256 + 2 * c.d_ff)
+  # Cast, and most of them joined.
+  assert weight_copy_bytes(c, SINGLE) == 2 * (embedding + of_layer + joined)
+  sharded = MeshLayout(
+    mesh_shape="data:16", layout="batch:data,d_model_stored:data"
+  )
+  # A slice of each is cast, and gathered; a whole gradient is scattered.
+  cast = (embedding + of_layer) // 16
+  assert weight_copy_bytes(c, sharded) == 2 * (
+    cast + 2 * (embedding + of_layer) + joined
+  )
+
+
+def test_gradients_of_other_pods_need_room_for_a_part_and_the_sum():
+  two = PodsConfig(num_pods=2, dcn_dtype="bfloat16")
+  assert exchange_bytes(PALM_8B, SINGLE, PodsConfig()) == 0
+  numbers = count_parameters(PALM_8B) + 33 * 4096
+  assert exchange_bytes(PALM_8B, SINGLE, two) == (2 + 4) * numbers
+
+
+C = dataclasses.replace(
+  PALM_8B, num_layers=1, d_model=100, num_heads=2, d_kv=10, d_ff=400
+)
+C = dataclasses.replace(C, vocab_size=1000, sequence_length=50)
+Q, KV, SCORES, COLUMNS = 20, 20, 100, 20 + 20 + 800
+
+
+def test_a_parallel_block_passes_over_its_norm_product_and_softmax():
+  blocks = 2 * 100 + 3 * 100 + COLUMNS + (Q + KV + 400)
+  attention = 2 * SCORES
+  # Of the norm and of what is read of the product.
+  again = 2 * 100 + COLUMNS + (Q + KV + 400)
+  back = 6 * 100 + 2 * COLUMNS + (Q + KV + 400)
+  softmax_gradient = 3 * SCORES + 2 * Q
+  assert block_passes(C, SINGLE) == {
+    "blocks": blocks + again + back,
+    "attention": attention + softmax_gradient,
+  }
+  layer = dataclasses.replace(C, remat="layer")
+  assert block_passes(layer, SINGLE) == {
+    "blocks": 2 * blocks + back,
+    "attention": 2 * attention + softmax_gradient,
+  }
+  softmax = dataclasses.replace(C, remat="attention")
+  assert block_passes(softmax, SINGLE) == {
+    "blocks": blocks + again + back,
+    "attention": 2 * attention + softmax_gradient,
+  }
+
+
+def test_the_loss_passes_twice_over_logits_and_writes_their_gradient():
+  tokens = 8 * 50
+  float32 = activation_traffic(C, SINGLE, 8)["loss"]
+  assert float32 == tokens * 1000 * (2 * 4 + 2)
+  rounded = dataclasses.replace(C, logits_dtype="activation")
+  loss = activation_traffic(rounded, SINGLE, 8)["loss"]
+  assert loss == tokens * 1000 * 3 * 2
+
+
+def test_traffic_is_of_the_tokens_whatever_the_microbatches():
+  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
+  one = activation_traffic(C, SINGLE, 8)
+  assert activation_traffic(C, parts, 8) == one
+  twice = {kind: 2 * size for kind, size in one.items()}
+  assert activation_traffic(C, SINGLE, 16) == twice
+
+
+def test_each_microbatch_casts_kernels_twice_and_adds_its_gradients():
+  kernels = count_parameters(C) - C.vocab_size * C.d_model
+  others = C.vocab_size * C.d_model + count_norm_scales(C)
+  parts = MeshLayout(mesh_shape="", layout="", num_microbatches=4)
+  casts = 6 * (2 * kernels + others)
+  assert weight_traffic(C, SINGLE) == casts
+  sums = 12 * (kernels + others)
+  assert weight_traffic(C, parts) == 4 * (casts + sums)
+  float32 = dataclasses.replace(C, activation_dtype="float32")
+  assert weight_traffic(float32, SINGLE) == 0
+
+
+def test_the_update_reads_and_writes_weights_and_slots():
+  kept = DeviceBytes(weights=400, slots=800, gradients=200)
+  assert update_traffic(kept) == 3 * 200 + 3 * 400 + 2 * 800
+
+
+def test_the_traffic_of_a_step_has_casts_sums_and_update_in_one_kind():
+  kept = DeviceBytes(weights=400, slots=800, gradients=200)
+  assert step_traffic(C, SINGLE, kept, 8) == {
+    **activation_traffic(C, SINGLE, 8),
+    "weights": weight_traffic(C, SINGLE) + update_traffic(kept),
+  }
+  assert set(step_traffic(C, SINGLE, kept, 8)) == set(PASSES)
+
+
+# 26.6M parameters: products of 1.9M weights.
+SMALL = dataclasses.replace(PALM_8B, num_layers=6, d_model=512, num_heads=8)
+SMALL = dataclasses.replace(SMALL, d_kv=64, d_ff=2048, vocab_size=8192)
+
+
+def test_a_token_reads_every_weight_once():
+  config = dataclasses.replace(SMALL, activation_dtype="bfloat16")
+  table, scales = config.vocab_size * config.d_model, count_norm_scales(config)
+  kernels = count_parameters(config) - table
+  # Logits read the table as int8; norm scales are not quantized.
+  rest = table + 2 * scales
+  assert decode_weight_bytes(config, "int8") == kernels + rest
+  # Of 32 numbers of 4 bits, a scale of 2 bytes.
+  assert decode_weight_bytes(config, "int4") == kernels * 18 // 32 + rest
+  every = kernels + table + scales
+  assert decode_weight_bytes(config, "activation") == 2 * every
+  config = dataclasses.replace(SMALL, activation_dtype="float32")
+  assert decode_weight_bytes(config, "activation") == 4 * every
+
+
+@pytest.mark.parametrize(
+  ("config", "dtype", "weight_dtype", "cores", "threads"),
+  [
+    (SMALL, "bfloat16", "int8", 16, 1),
+    (SMALL, "bfloat16", "activation", 16, 1),
+    (SMALL, "float32", "activation", 16, 2),
+    (PALM_8B, "bfloat16", "int8", 16, 16),
+    (PALM_8B, "bfloat16", "int8", 2, 2),
+  ],
+)
+def test_few_bytes_are_read_by_one_thread_and_many_by_all_cores(
+  config, dtype, weight_dtype, cores, threads
+):
+  config = dataclasses.replace(config, activation_dtype=dtype)
+  assert step_threads(config, weight_dtype, cores) == threads
+
+
+# Worked out from the sizes of Table 1: one head of 256 keys and one of values.
+@pytest.mark.parametrize(
+  ("config", "kibibytes", "of_all_heads"),
+  [(PALM_8B, 32, 512), (PALM_62B, 64, 2048), (PALM_540B, 118, 5664)],
+)
+def test_a_token_keeps_one_head_a_layer_and_not_all(
+  config, kibibytes, of_all_heads
+):
+  assert cache_bytes_per_token(config) == kibibytes * 1024
+  every = dataclasses.replace(config, attention="multi_head")
+  assert cache_bytes_per_token(every) == of_all_heads * 1024

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The three models of PaLM Table 1."""
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 
 
 def _palm(num_layers: int, num_heads: int, d_model: int) -> PalmConfig:

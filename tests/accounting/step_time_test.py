@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.accounting.memory import device_bytes
-from palm_mtf.accounting.memory_traffic import (
+from palm_mtf.accounting.memory import (
   activation_traffic,
+  device_bytes,
   update_traffic,
 )
 from palm_mtf.accounting.plan import rates_of

@@ -16,7 +16,7 @@ from palm_mtf.checkpoints.file_hosts import (
   find_file_hosts,
   slices_to_write,
 )
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
 from palm_mtf.mesh.processes import Process
 from palm_mtf.programs.train_program import build_train_program

@@ -10,7 +10,7 @@ import pytest
 from palm_mtf.checkpoints import initial_weights
 from palm_mtf.checkpoints.initial_weights import find_initial_weights
 from palm_mtf.checkpoints.locate import find_weights
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.errors import UserError
 from tests.checkpoint_files import SHAPES, save_tensors, write
 

@@ -10,8 +10,8 @@ import pytest
 import sentencepiece
 
 from palm_mtf.commands.data_inspect import describe_step
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
+from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.batches import Batches, batch_hash
 from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.batches.objectives import PrefixLM

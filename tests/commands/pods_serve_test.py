@@ -16,8 +16,7 @@ from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.cluster.server.start import start_server
 from palm_mtf.cluster.server_info import NoAnswerError, read_incarnation
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
 from tests import processes, runs
 from tests.log_lines import without_stamps

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from tests import oracle, runs
 

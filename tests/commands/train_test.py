@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.commands import train as train_module
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from tests import processes, runs
 from tests.processes import wait_until

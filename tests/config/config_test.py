@@ -4,8 +4,7 @@
 
 import pytest
 
-from palm_mtf.config import DataConfig
-from palm_mtf.config.config import CorpusConfig
+from palm_mtf.config import CorpusConfig, DataConfig
 from palm_mtf.errors import UserError
 from tests.mtf_testing import small_config
 

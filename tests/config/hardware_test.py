@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.config.hardware import HardwareConfig
+from palm_mtf.config import HardwareConfig
 from palm_mtf.errors import UserError
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from palm_mtf.config import PalmConfig
 from palm_mtf.config.mesh_layout import (
   DIMENSIONS,
   SPLIT_DIMENSIONS,
@@ -13,7 +14,6 @@ from palm_mtf.config.mesh_layout import (
   MeshLayout,
   check,
 )
-from palm_mtf.config.model import PalmConfig
 from palm_mtf.errors import UserError
 
 SPLITTABLE = "batch, heads, d_ff, vocab, d_model_stored, d_model_residual"

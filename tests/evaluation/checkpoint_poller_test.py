@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from palm_mtf.config.evaluation import TaskEvalConfig
+from palm_mtf.config import TaskEvalConfig
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation import checkpoint_poller
 from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate

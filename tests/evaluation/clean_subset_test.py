@@ -9,9 +9,12 @@ import pytest
 
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
-from palm_mtf.config import CorpusConfig, DataConfig  # noqa: E402
-from palm_mtf.config.evaluation import TaskEvalConfig  # noqa: E402
-from palm_mtf.config.few_shot import FewShotConfig  # noqa: E402
+from palm_mtf.config import (  # noqa: E402
+  CorpusConfig,
+  DataConfig,
+  FewShotConfig,
+  TaskEvalConfig,
+)
 from palm_mtf.data.vocabulary.training import train_vocabulary  # noqa: E402
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary  # noqa: E402
 from palm_mtf.evaluation import clean_subset  # noqa: E402

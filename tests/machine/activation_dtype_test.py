@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import MeshLayout
 from palm_mtf.machine import activation_dtype
 from palm_mtf.machine.activation_dtype import described, is_slow, resolved
 from tests.mtf_testing import SINGLE, small_config

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import lower

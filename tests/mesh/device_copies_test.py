@@ -9,8 +9,7 @@ import hashlib
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER

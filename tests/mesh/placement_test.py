@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.config import MeshLayout
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering, Placement
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.attention_blocks import attention_blocks, attention_pairs
+from palm_mtf.accounting.architecture import attention_blocks, attention_pairs
 from palm_mtf.model.attention import self_attention
 from tests.mtf_testing import lowered_values, without_compiler
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.model.dims import model_dims
 from palm_mtf.model.palm import Palm
 from palm_mtf.model.weights import TrainedWeights

@@ -2,18 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every form of Adafactor, and its clipping, on random gradients."""
 
+import collections
 import dataclasses
 
 import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.accounting.architecture import parameter_shapes, parse_name
+from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.variables import Fill, sliced_variable
 from palm_mtf.optim import schedule
-from palm_mtf.optim.adafactor import adafactor_updates
+from palm_mtf.optim.adafactor import (
+  SumOfSquares,
+  adafactor_updates,
+  is_decayed,
+  rms_by_kind,
+  scale_groups,
+)
 from palm_mtf.optim.clip import (
   all_finite,
   clip_factor,
@@ -29,6 +37,7 @@ from tests.mtf_testing import (
   placement,
   read_variables,
   relative_error,
+  small_config,
 )
 
 VOCAB, D_MODEL, HEADS, D_KV, D_FF = (
@@ -305,3 +314,82 @@ def test_a_cosine_falls_to_a_tenth_in_its_steps_and_stays_there(k, share):
       schedule.learning_rate(tf.constant(k, tf.float32), optimizer)
     )
   assert rate == pytest.approx(0.05 * share, rel=1e-5)
+
+
+NAMES = list(oracle.parameter_shapes(small_config(block="serial")))
+
+
+def test_each_variable_has_its_own_scale_unless_they_are_stacked():
+  alone = [[i] for i in range(len(NAMES))]
+  assert scale_groups(NAMES, "variable") == alone
+  assert scale_groups(NAMES, "off") == alone
+
+
+def test_stacked_matrices_are_those_of_the_published_inference_code():
+  groups = scale_groups(NAMES, "stacked")
+  assert [[NAMES[i] for i in group] for group in groups] == [
+    ["embedding"],
+    ["layer_000/norm/scale", "layer_001/norm/scale"],
+    [
+      f"layer_00{i}/{kernel}"
+      for i in range(2)
+      for kernel in ("attention/q", "mlp/wi_gate", "mlp/wi")
+    ],
+    [f"layer_00{i}/attention/{kernel}" for i in range(2) for kernel in "kv"],
+    [
+      f"layer_00{i}/{kernel}"
+      for i in range(2)
+      for kernel in ("attention/o", "mlp/wo")
+    ],
+    ["layer_000/mlp_norm/scale", "layer_001/mlp_norm/scale"],
+    ["final_norm/scale"],
+  ]
+
+
+@pytest.mark.parametrize(
+  ("weight_decay_on", "spared"),
+  [
+    ("all", []),
+    ("all_but_scales", [n for n in NAMES if n.endswith("scale")]),
+    ("kernels", [n for n in NAMES if n.endswith(("scale", "embedding"))]),
+  ],
+)
+def test_what_does_not_decay(weight_decay_on, spared):
+  assert spared == [n for n in NAMES if not is_decayed(n, weight_decay_on)]
+
+
+@pytest.mark.parametrize("block", ["parallel", "serial"])
+def test_every_parameter_is_of_one_of_four_kinds(block):
+  config = small_config(num_layers=2, block=block)
+  counts = collections.Counter(
+    parse_name(name).kind for name in parameter_shapes(config)
+  )
+  norms = {"parallel": 3, "serial": 5}[block]
+  assert counts == {"embedding": 1, "norm": norms, "attention": 8, "mlp": 6}
+
+
+def test_the_root_is_of_the_mean_over_all_numbers_of_a_kind():
+  rng = np.random.default_rng(0)
+  values = {
+    ("update", "layer_000/mlp/wi"): rng.standard_normal(30),
+    ("update", "layer_001/mlp/wo"): 5 * rng.standard_normal(3),
+    ("parameter", "layer_001/mlp/wo"): rng.standard_normal(3),
+  }
+  with tf.Graph().as_default(), tf.Session() as session:
+    sums = [
+      SumOfSquares(of, name, x.size, tf.constant((x**2).sum(), tf.float32))
+      for (of, name), x in values.items()
+    ]
+    found = session.run(rms_by_kind(sums))
+  first, second, third = values.values()
+  whole = np.concatenate([first, second])
+  assert found == pytest.approx(
+    {
+      "update_rms/mlp": np.sqrt(np.mean(whole**2)),
+      "parameter_rms/mlp": np.sqrt(np.mean(third**2)),
+    }
+  )
+
+
+def test_what_is_not_measured_is_left_out():
+  assert rms_by_kind([]) == {}

@@ -13,7 +13,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import dcn_bytes
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import (
   ONE_POD,

@@ -12,7 +12,7 @@ import pytest
 from tensorflow.python.framework import kernels
 
 from palm_mtf._tf import tf
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.ops.xla import fused
 from palm_mtf.programs.forward_program import build_forward_program

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.memory import device_bytes
-from palm_mtf.accounting.memory_traffic import PASSES, step_traffic
+from palm_mtf.accounting.memory import PASSES, device_bytes, step_traffic
 from palm_mtf.rates.calibration import (
   PROBES,
   pace,

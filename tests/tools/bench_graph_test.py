@@ -4,7 +4,7 @@
 
 import json
 
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import MeshLayout
 from tools import bench_graph
 
 # Its weights and slots would take 2.1 GB.

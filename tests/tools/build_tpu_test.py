@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from palm_mtf.accounting.collectives import step_bytes
+from palm_mtf.accounting.communication import step_bytes
 from palm_mtf.mesh.traffic import traffic
 from tests.mesh.tpu.lowering_test import placed_types
 from tools import build_tpu

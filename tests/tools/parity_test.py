@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from tools import parity
 
 SMALL = ["--d_model=64", "--d_kv=16", "--d_ff=256", "--sequence_length=64"]

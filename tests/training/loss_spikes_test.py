@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from palm_mtf.checkpoints.manifest import find_checkpoints
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.fault_tolerance import WatchConfig
+from palm_mtf.config import WatchConfig
+from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.batches import Batches
 from palm_mtf.errors import UserError
 from palm_mtf.training.loss_spikes import Rewind, SpikeDetector, SpikePolicy

@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.config.run import RunConfig
+from palm_mtf.config import RunConfig
 from palm_mtf.training import progress as progress_module
 from palm_mtf.training.progress import TrainProgress, rows_to_compute
 from tests.log_lines import without_stamps

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import Slice

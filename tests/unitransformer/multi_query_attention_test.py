@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.errors import UserError
 from palm_mtf.unitransformer import MultiQueryAttention
 from tests import oracle

@@ -11,8 +11,7 @@ import numpy as np
 from mesh_tensorflow.transformer.transformer import Unitransformer
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.mesh.session import session_config
 from tests.mtf_testing import SINGLE
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from tests.mtf_testing import mesh_layout

@@ -19,9 +19,8 @@ from palm_mtf.cluster.server_info import (
   ServerInfo,
   claim_server,
 )
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
-from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices, local_devices

@@ -15,8 +15,7 @@ from typing import BinaryIO
 
 from palm_mtf.cluster.client.places import Place, cluster_places
 from palm_mtf.cluster.server.process import ServerSettings
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from palm_mtf.cluster.addresses import is_loopback, resolve
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
 
 # Address, and numbers of devices, as in "host:2222/0-1,4".

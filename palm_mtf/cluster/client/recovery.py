@@ -15,10 +15,7 @@ from collections.abc import Sequence
 
 from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.client.local_servers import PodServers
-from palm_mtf.config import mesh_layout
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PalmConfig, PodsConfig, mesh_layout
 from palm_mtf.errors import UserError
 
 _logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of rows, each a function of (SEED, step) alone.
 
-Rows are numbered through the run, as many a step as config/batch_schedule.py
+Rows are numbered through the run, as many a step as config/run.py
 says; a RowStream reads a row by its number. So a run resumes at once, and no
 row depends on batch sizes, pods or hosts.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.mixed_rows import RowSource, features_of
 from palm_mtf.data.batches.mixture import Mixture
 from palm_mtf.data.batches.packing import Row

@@ -8,15 +8,10 @@ import hashlib
 import logging
 from collections.abc import Iterator
 
-from palm_mtf.config import Config
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.skipped_batches import Skips
-from palm_mtf.data.batches.batches import (
-  Batch,
-  Batches,
-  validation_batches,
-)
+from palm_mtf.config import Config, DataConfig
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.config.watch import Skips
+from palm_mtf.data.batches.batches import Batch, Batches, validation_batches
 from palm_mtf.data.batches.document_stream import TokenSource
 from palm_mtf.data.batches.joined_rows import JoinedStream
 from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.batches.objectives import from_json, to_json
 from palm_mtf.data.batches.prefetch import Prefetcher

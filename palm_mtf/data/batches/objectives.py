@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.span_corruption import SpanCorruption
+from palm_mtf.config import DataConfig
+from palm_mtf.config.data import SpanCorruption
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config.filters import NEAR, FilterConfig
+from palm_mtf.config.data import NEAR, FilterConfig
 from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.duplicates import (
   EXACT_REPEAT,

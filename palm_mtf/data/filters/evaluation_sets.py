@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.sources.read_files import MACROS
 from palm_mtf.data.sources.task_examples import evaluation_examples

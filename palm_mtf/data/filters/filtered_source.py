@@ -12,13 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.filters import FilterConfig
+from palm_mtf.config import DataConfig, FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
-from palm_mtf.data.filters.decision_file import (
-  read_decisions,
-  write_decisions,
-)
+from palm_mtf.data.filters.decision_file import read_decisions, write_decisions
 from palm_mtf.data.filters.evaluation_sets import EvaluationSets
 from palm_mtf.data.sources.document import Document, Source
 from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sources of the data settings: TEXT_FILES, or the tasks of TASK."""
 
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.sources.document import Source
 from palm_mtf.data.sources.text_files import TextFiles
 

@@ -26,7 +26,7 @@ import numpy as np
 import sentencepiece
 from google.protobuf.message import DecodeError
 
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source

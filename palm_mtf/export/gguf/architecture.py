@@ -11,7 +11,7 @@ in both.
 
 import re
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.file import Value
 from palm_mtf.export.huggingface.architecture import (

@@ -10,7 +10,7 @@ any number of key and value heads. Cohere multiplies logits by logit_scale,
 Granite divides them by logits_scaling: 1/sqrt(d_model) of PaLM 2.
 """
 
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError
 
 COHERE, GRANITE = "CohereForCausalLM", "GraniteForCausalLM"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from palm_mtf.config.data import PACKINGS
-from palm_mtf.config.model import MAX_SIZES, PalmConfig
+from palm_mtf.config.palm import MAX_SIZES, PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.architecture import (
   COHERE,

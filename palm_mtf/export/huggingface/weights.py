@@ -13,9 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import parsed
+from palm_mtf.accounting.architecture import parameter_shapes, parse_name
+from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.architecture import COHERE, ROTARY_BASE
 from palm_mtf.export.huggingface.json_files import shown
@@ -49,7 +48,7 @@ def tensor_names(model: PalmConfig) -> dict[str, str]:
   names = {"embedding": _EMBEDDING}
   names["final_norm/scale"] = FINAL_NORM
   for name in parameter_shapes(model):
-    layer, part = parsed(name)
+    layer, part = parse_name(name)
     if layer is not None:
       names[name] = f"model.layers.{layer}.{_IN_LAYER[part]}.weight"
   if model.final_norm_scale == "none":
@@ -64,7 +63,7 @@ def tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
   for name, theirs in tensor_names(model).items():
     inputs = _num_inputs(name, shapes[name])
     size = int(np.prod(shapes[name]))
-    kernel = parsed(name).is_kernel
+    kernel = parse_name(name).is_kernel
     found[theirs] = (size // inputs, inputs) if kernel else shapes[name]
   # transformers has a scale of ones where we have none.
   found.setdefault(FINAL_NORM, (model.d_model,))
@@ -88,7 +87,7 @@ def exported(
       return np.ones(model.d_model, np.float32)
     name = ours[theirs]
     value = read(name)
-    if not parsed(name).is_kernel:
+    if not parse_name(name).is_kernel:
       return value
     value = value.reshape(_num_inputs(name, value.shape), -1)
     if _is_rotated(name, architecture):
@@ -112,7 +111,7 @@ def imported(
   parameters, names = {}, tensor_names(model)
   for name, shape in parameter_shapes(model).items():
     value = read(names[name])
-    if parsed(name).is_kernel:
+    if parse_name(name).is_kernel:
       value = value.T
       if _is_rotated(name, architecture):
         pairs = value.reshape(len(value), -1, model.d_kv // 2, 2)
@@ -183,8 +182,8 @@ def _check_redundant(
 
 def _num_inputs(name: str, shape: tuple[int, ...]) -> int:
   # o is [heads, d_kv, d_model], the others begin with their inputs.
-  return int(np.prod(shape[:-1] if parsed(name).last == "o" else shape[:1]))
+  return int(np.prod(shape[:-1] if parse_name(name).last == "o" else shape[:1]))
 
 
 def _is_rotated(name: str, architecture: str) -> bool:
-  return architecture == COHERE and parsed(name).last in ("q", "k")
+  return architecture == COHERE and parse_name(name).last in ("q", "k")

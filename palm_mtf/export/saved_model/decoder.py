@@ -13,10 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from palm_mtf._tf import tf2
-from palm_mtf.accounting.params import parameter_shapes
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import layer_name
-from palm_mtf.model.blocked_attention import visible_softmax
+from palm_mtf.accounting.architecture import layer_name, parameter_shapes
+from palm_mtf.config import PalmConfig
+from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalized, sines_and_cosines, turned
 
 # Keys and values of each layer, one after the other.

@@ -3,8 +3,7 @@
 """The signatures of a SavedModel: generate, score and score_targets."""
 
 from palm_mtf._tf import tf2
-from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import DecodeConfig, PalmConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.export.saved_model.decoder import Decoder
 from palm_mtf.export.saved_model.sampling import Sampler

@@ -12,7 +12,7 @@ stand at different positions.
 from collections.abc import Callable
 
 from palm_mtf._tf import tf
-from palm_mtf.config.parameter_names import layer_name
+from palm_mtf.accounting.architecture import layer_name
 from palm_mtf.generation.decode.layers import (
   add_and_norm,
   attend_to_cache,

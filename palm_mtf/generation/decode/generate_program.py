@@ -7,10 +7,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import parsed
+from palm_mtf.accounting.architecture import parse_name
+from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.generation.decode.batch_sharding import join_rows, split_rows
 from palm_mtf.generation.decode.forward import prefill
 from palm_mtf.generation.decode.native_decoder import make_decoder
@@ -95,7 +93,7 @@ def build_decode_model(
   weights = make_weights(placement, config, dims, variables, weight_dtype)
   by_layer = collections.defaultdict(dict)
   for name, parts in slices.items():
-    by_layer[parsed(name).layer][name] = parts
+    by_layer[parse_name(name).layer][name] = parts
   return DecodeModel(
     config=config,
     placement=placement,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.matmul import largest_numbers, to_int8, value_of
-from palm_mtf.model.blocked_attention import visible_softmax
+from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import normalized
 from palm_mtf.model.projection import read_product
 from palm_mtf.ops.bfloat16 import matmul

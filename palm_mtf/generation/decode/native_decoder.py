@@ -3,7 +3,7 @@
 """Decoding steps in one operation, on one CPU device."""
 
 from palm_mtf._tf import tf
-from palm_mtf.config.parameter_names import layer_name
+from palm_mtf.accounting.architecture import layer_name
 from palm_mtf.generation.decode.decoder import Cache, Decoder
 from palm_mtf.generation.decode.weights import DecodeWeights, LaidOut
 from palm_mtf.model.layers import sines_and_cosines

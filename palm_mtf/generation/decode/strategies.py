@@ -5,7 +5,7 @@
 import dataclasses
 
 from palm_mtf._tf import tf
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode import beam_search
 from palm_mtf.generation.decode.sampling import next_tokens
 

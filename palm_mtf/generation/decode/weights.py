@@ -8,9 +8,12 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.params import parameter_dims
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.parameter_names import layer_name, parsed
+from palm_mtf.accounting.architecture import (
+  layer_name,
+  parameter_dims,
+  parse_name,
+)
+from palm_mtf.config import PalmConfig
 from palm_mtf.generation.decode.matmul import (
   constant_variable,
   largest_numbers,
@@ -104,7 +107,9 @@ def make_weights(
     of_logits = tf.int8
   table = maker.laid_out("embedding")
   scales = {
-    name: maker.laid_out(name) for name in variables if parsed(name).is_scale
+    name: maker.laid_out(name)
+    for name in variables
+    if parse_name(name).is_scale
   }
   if config.final_norm_scale == "none":
     scales["final_norm/scale"] = mesh_impl.slicewise(
@@ -176,7 +181,7 @@ class _Maker:
 
     def make(value):
       kept = constant_variable(tf.cast(value, dtype), f"decode/{name}")
-      self.initializers[parsed(name).layer].append(kept.initializer)
+      self.initializers[parse_name(name).layer].append(kept.initializer)
       return kept.value()
 
     return self._impl.slicewise(make, value)
@@ -186,7 +191,7 @@ class _Maker:
 
     def make_and_keep(*values):
       kernel = make(*values, name=f"decode/{name}")
-      self.initializers[parsed(name).layer].append(kernel.initialize)
+      self.initializers[parse_name(name).layer].append(kernel.initialize)
       return kernel
 
     return self._impl.slicewise(make_and_keep, *values)

@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.decode import step_threads
+from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.restore import opened_to_restore
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.generation.decode.generate_program import (
   DecodeModel,
   build_decode_model,

@@ -5,8 +5,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 
-from palm_mtf.config.model import PalmConfig
-from palm_mtf.config.run import RunConfig
+from palm_mtf.config import PalmConfig, RunConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_text import (

@@ -5,7 +5,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.errors import (
   UserError,
   are_texts,

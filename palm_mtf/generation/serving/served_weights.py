@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.generation.inference.decoder_session import LoadedDecoder
 from palm_mtf.generation.inference.prompt_scorer import PromptScorer

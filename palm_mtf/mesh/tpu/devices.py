@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.tpu_topology import TpuSlice, chips_of_replicas
+from palm_mtf.config import MeshLayout
+from palm_mtf.config.tpu_slice import TpuSlice, chips_of_replicas
 from palm_mtf.mesh.tpu.lowering import TpuLowering
 from palm_mtf.mesh.tpu.placement import TpuPlacement
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf._tf import gen_xla_ops, mtf, tf, tpu_ops
-from palm_mtf.config.mesh_layout import MeshLayout
+from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.collectives import (
   ALL_GATHER,
   ALL_REDUCE,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config.parameter_names import parsed
+from palm_mtf.accounting.architecture import parse_name
 from palm_mtf.mesh.slices import Region, Slice, padded, regions_of
 from palm_mtf.ops.variables import Fill, SlicedVariable, device_variable
 from palm_mtf.ops.xla import function
@@ -34,7 +34,7 @@ def stacked_with(
     x
     for x in variable.graph.all_variables
     if x.mesh is variable.mesh
-    and parsed(x.name).part == parsed(variable.name).part
+    and parse_name(x.name).part == parse_name(variable.name).part
   ]
   size = mesh_impl.slice_size(variable.shape) * variable.slice_dtype.size
   return in_stacks(alike, size)

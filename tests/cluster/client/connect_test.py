@@ -21,8 +21,7 @@ from palm_mtf.cluster.client.heartbeat import PodLostError
 from palm_mtf.cluster.client.local_servers import cores_of_pods
 from palm_mtf.cluster.client.places import Place
 from palm_mtf.cluster.server_info import read_info
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.mesh.processes import Process
 from palm_mtf.native.operations import operations
 from tests import runs

@@ -14,7 +14,7 @@ import pytest
 
 from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.cluster.client.local_servers import PodServers, cores_of_pods
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from tests import processes, runs
 from tests.mtf_testing import SINGLE

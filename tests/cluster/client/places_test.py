@@ -5,8 +5,7 @@
 import pytest
 
 from palm_mtf.cluster.client.places import Place, places_of_pods, resolve_places
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.errors import UserError
 
 MESH = MeshLayout(mesh_shape="data:2,model:2", layout="batch:data,d_ff:model")

@@ -13,7 +13,7 @@ from palm_mtf.checkpoints import weights_copier
 from palm_mtf.cluster.client.heartbeat import PodLostError
 from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.cluster.client.recovery import PodRecovery
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.training import finite_check, loop, replica_check
 from tests import runs

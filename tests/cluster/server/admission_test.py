@@ -16,7 +16,7 @@ from palm_mtf.cluster.server.admission import (
   admit_own_user,
   restrict_to_admitted,
 )
-from palm_mtf.config.pods import PodsConfig
+from palm_mtf.config import PodsConfig
 from tests import processes
 from tests.mtf_testing import SINGLE
 

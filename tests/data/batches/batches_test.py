@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches import (
   document_order,
   document_stream,

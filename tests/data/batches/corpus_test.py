@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
+from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.sources.document import Document
 from palm_mtf.errors import UserError

@@ -7,7 +7,7 @@ import collections
 import numpy as np
 import pytest
 
-from palm_mtf.config.batch_schedule import BatchSizes
+from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.epochs import EpochLengths, epochs_of_run
 from palm_mtf.data.batches.objectives import CAUSAL
 from palm_mtf.data.sources.document import Document

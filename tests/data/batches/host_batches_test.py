@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.config import DataConfig
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.corpus import load_corpus
 from palm_mtf.data.batches.host_batches import (
   batches_spec,

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from palm_mtf.config.span_corruption import SpanCorruption
+from palm_mtf.config.data import SpanCorruption
 from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource
 from palm_mtf.data.batches.objectives import (
   CAUSAL,

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from palm_mtf.config.filters import FilterConfig
+from palm_mtf.config import FilterConfig
 from palm_mtf.data.filters.decide import REASONS, count_removed, decide
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
 from palm_mtf.data.statistics.contained_examples import ContainedExamples

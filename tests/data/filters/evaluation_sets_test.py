@@ -6,8 +6,7 @@ import pytest
 
 seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
-from palm_mtf.config.data import DataConfig  # noqa: E402
-from palm_mtf.config.filters import FilterConfig  # noqa: E402
+from palm_mtf.config import DataConfig, FilterConfig  # noqa: E402
 from palm_mtf.data.filters.evaluation_sets import EvaluationSets  # noqa: E402
 from tests.log_lines import without_stamps  # noqa: E402
 from tests.seqio_testing import (  # noqa: E402

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from palm_mtf.config.data import DataConfig
-from palm_mtf.config.filters import FilterConfig
+from palm_mtf.config import DataConfig, FilterConfig
 from palm_mtf.data.filters import filtered_source
 from palm_mtf.data.filters.filtered_source import FilteredSource, open_filtered
 from palm_mtf.data.sources.document import Document

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.data.sources import file_hashes
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens import cache as cache_module
@@ -241,7 +241,7 @@ def test_data_cache_says_where_the_tokens_are(run, cache, tmp_path):
 
 PROGRAM = """
 import sys
-from palm_mtf.config.data import DataConfig
+from palm_mtf.config import DataConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.data.sources.open import open_sources
 from palm_mtf.data.tokens.cache import load_stores

@@ -11,7 +11,7 @@ the numbers of a head.
 import numpy as np
 import pytest
 
-from palm_mtf.accounting.params import parameter_shapes
+from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.architecture import (
   COHERE,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.generate_program import (
   build_decode_model,
   build_decode_program,

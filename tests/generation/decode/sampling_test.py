@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.sampling import next_tokens
 
 VOCAB, NUM_TOKENS, DRAWS = 12, 10, 4000

@@ -14,9 +14,7 @@ import weakref
 import numpy as np
 import pytest
 
-from palm_mtf.config.decode import DecodeConfig
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.model import PalmConfig
+from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.decoder_session import LoadedDecoder

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.inference.decoder_session import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import SlotDecoder, SlotText
 from palm_mtf.native.operations import operations

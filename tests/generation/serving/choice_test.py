@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.prompts import with_start

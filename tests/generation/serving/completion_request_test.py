@@ -4,7 +4,7 @@
 
 import pytest
 
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.errors import UserError
 from palm_mtf.generation.serving.completion_request import (
   read_completion_request,

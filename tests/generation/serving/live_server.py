@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 
-from palm_mtf.config.decode import DecodeConfig
+from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.slot_decoder import Chosen

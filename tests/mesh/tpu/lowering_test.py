@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.accounting.collectives import step_bytes
+from palm_mtf.accounting.communication import step_bytes
 from palm_mtf.checkpoints.file_hosts import FileHosts
 from palm_mtf.checkpoints.host_files import close_weights, open_weights
 from palm_mtf.checkpoints.restore import build_restorer
 from palm_mtf.checkpoints.weights_copier import build_writer
-from palm_mtf.config.mesh_layout import MeshLayout
-from palm_mtf.config.pods import PodsConfig
-from palm_mtf.config.tpu_topology import tpu_slice
+from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import names_of

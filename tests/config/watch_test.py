@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palm_mtf.config.batch_schedule import BatchSizes
-from palm_mtf.config.skipped_batches import Skips
+from palm_mtf.config.run import BatchSizes
+from palm_mtf.config.watch import Skips
 from palm_mtf.errors import UserError
 
 RANGES = st.lists(

@@ -46,7 +46,7 @@ class AdafactorConfig:
       1 it changes by less than bfloat16 can tell, and would stand still.
     parameter_scale: lr is relative to the root mean square of each "variable",
       or of the matrices that PaLM's own code "stacked"
-      (optim/parameter_groups.py); or "off", lr is absolute.
+      (optim/adafactor.py); or "off", lr is absolute.
     parameter_scale_floor: the smallest such root mean square.
     weight_decay_on: decayed parameters: "all", "all_but_scales" of norms, or
       "kernels", neither scales nor the embedding. PaLM names no exception.

@@ -5,9 +5,9 @@
 import numpy as np
 import pytest
 
+from palm_mtf.config import PodsConfig
 from palm_mtf.config.mesh_layout import MeshLayout, check
-from palm_mtf.config.pods import PodsConfig
-from palm_mtf.config.tpu_topology import (
+from palm_mtf.config.tpu_slice import (
   check_pods,
   chips_of_replicas,
   slice_with,

@@ -6,13 +6,16 @@ import dataclasses
 
 import pytest
 
-from palm_mtf.accounting.params import (
+from palm_mtf.accounting.architecture import (
   count_norm_scales,
   count_parameters,
   distinct_parameters,
+  layer_name,
   parameter_shapes,
+  parse_name,
 )
 from tests.accounting.published_sizes import PALM_8B, PALM_62B, PALM_540B
+from tests.mtf_testing import small_config
 
 TINY = dataclasses.replace(
   PALM_8B, num_layers=1, d_model=8, num_heads=3, d_kv=4, d_ff=16, vocab_size=10
@@ -91,3 +94,31 @@ def test_the_serial_block_has_its_second_norm_before_its_mlp():
   assert names.index("layer_000/mlp_norm/scale") == (
     names.index("layer_000/mlp/wi_gate") - 1
   )
+
+
+@pytest.mark.parametrize(
+  ("name", "layer", "part", "kind"),
+  [
+    ("embedding", None, "embedding", "embedding"),
+    ("layer_007/attention/q", 7, "attention/q", "attention"),
+    ("layer_000/mlp/wi_gate", 0, "mlp/wi_gate", "mlp"),
+    ("layer_117/norm/scale", 117, "norm/scale", "norm"),
+    ("layer_001/mlp_norm/scale", 1, "mlp_norm/scale", "norm"),
+    ("final_norm/scale", None, "final_norm/scale", "norm"),
+  ],
+)
+def test_a_name_says_layer_part_and_kind(name, layer, part, kind):
+  found = parse_name(name)
+  assert (found.layer, found.part, found.kind) == (layer, part, kind)
+  assert found.is_scale == (kind == "norm")
+  assert found.is_kernel == (kind in ("attention", "mlp"))
+  assert found.last == name.split("/")[-1]
+
+
+@pytest.mark.parametrize("block", ["parallel", "serial"])
+def test_every_name_of_a_model_is_made_of_its_layer_and_part(block):
+  for name, shape in parameter_shapes(small_config(block=block)).items():
+    found = parse_name(name)
+    if found.layer is not None:
+      assert name == f"{layer_name(found.layer)}/{found.part}"
+    assert found.is_scale == (len(shape) == 1)

@@ -1,0 +1,210 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from an architecture: its parameters and attention blocks.
+
+Parameters have these names, which are the schema of checkpoints:
+
+embedding               the tied table, [vocab, d_model]
+layer_007/attention/q   a kernel of a layer
+layer_007/norm/scale    the scale of a norm of a layer
+final_norm/scale        the scale of the last norm
+
+The last word says what a parameter is. Mesh TensorFlow's layers use the same
+words: "encoder/block_000/layer_000/SelfAttention/q", "shared/embedding".
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import NamedTuple
+
+from palm_mtf.config import PalmConfig
+
+# With at least three digits, names sort by layer up to layer 999.
+_IN_LAYER = re.compile(r"layer_(\d{3,})/(.+)")
+
+
+class ParameterName(NamedTuple):
+  """The name of a parameter, split.
+
+  Attributes:
+    layer: number of the layer, from 0; None for a parameter of no layer.
+    part: name within the layer, "attention/q"; for a parameter of no layer, the
+      whole name.
+  """
+
+  layer: int | None
+  part: str
+
+  @property
+  def kind(self) -> str:
+    """In PaLM "embedding", "norm", "attention" or "mlp"."""
+    first = self.part.partition("/")[0]  # "mlp_norm" and "final_norm" too
+    return "norm" if first.endswith("norm") else first
+
+  @property
+  def last(self) -> str:
+    """The last word: "q" of "attention/q"."""
+    return self.part.rpartition("/")[2]
+
+  @property
+  def is_kernel(self) -> bool:
+    """Whether it is a kernel, not an embedding, scale or bias."""
+    return not self.is_scale and not self.last.endswith(("embedding", "bias"))
+
+  @property
+  def is_scale(self) -> bool:
+    """Whether it is the scale of a norm."""
+    return self.last == "scale"
+
+
+def layer_name(layer: int) -> str:
+  """Returns the first part of the names of a layer's parameters."""
+  return f"layer_{layer:03d}"
+
+
+def parse_name(name: str) -> ParameterName:
+  """Splits the name of a parameter."""
+  match = _IN_LAYER.fullmatch(name)
+  return (
+    ParameterName(int(match[1]), match[2])
+    if match
+    else ParameterName(None, name)
+  )
+
+
+# On CPUs without a C++ compiler, blocks of 128 positions are the fastest
+# (tools/bench_attention.py). Each block is compiled for its own shapes, so long
+# sequences have fewer and larger blocks.
+_SMALL, _LARGE, _LONG = 128, 512, 2048
+
+
+def attention_blocks(length: int) -> list[tuple[int, int]]:
+  """Returns the blocks of positions that attend one after another.
+
+  Args:
+    length: positions of a sequence.
+
+  Returns:
+    The first position of each block, and the first position after it.
+  """
+  size = _SMALL if length <= _LONG else _LARGE
+  return [(x, min(x + size, length)) for x in range(0, length, size)]
+
+
+def num_keys(end: int, length: int, has_prefix: bool) -> int:
+  """Returns how many keys a block reads, from position 0 on.
+
+  A block reads keys up to its own end, so that it computes at most half a
+  block's square of hidden pairs. With a prefix it reads all keys, because the
+  prefix may continue after the block.
+
+  Args:
+    end: first position after the block.
+    length: positions of a sequence.
+    has_prefix: whether inputs attend to one another in both directions.
+  """
+  return length if has_prefix else end
+
+
+def attention_pairs(length: int, has_prefix: bool = False) -> int:
+  """Returns how many query-key pairs of a sequence are computed."""
+  return sum(_block_pairs(length, has_prefix))
+
+
+def largest_block_pairs(length: int, has_prefix: bool = False) -> int:
+  """Returns how many query-key pairs the largest block has."""
+  return max(_block_pairs(length, has_prefix))
+
+
+@functools.cache  # a search over layouts calls it many thousand times
+def _block_pairs(length: int, has_prefix: bool) -> list[int]:
+  return [
+    (end - begin) * num_keys(end, length, has_prefix)
+    for begin, end in attention_blocks(length)
+  ]
+
+
+def parameter_shapes(config: PalmConfig) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of every parameter, by name, in the order of creation."""
+  # {"embedding": (vocab, d_model), "layer_000/norm/scale": (d_model,), ...}
+  sizes = {
+    "vocab": config.vocab_size,
+    "d_model": config.d_model,
+    "heads": config.num_heads,
+    "d_kv": config.d_kv,
+    "d_ff": config.d_ff,
+  }
+  return {
+    name: tuple(sizes[dim] for dim in dims)
+    for name, dims in parameter_dims(config).items()
+  }
+
+
+def distinct_parameters(
+  config: PalmConfig,
+) -> list[tuple[str, tuple[int, ...], int]]:
+  """Returns (name, shape, count) of parameters, of layer 0 for all layers.
+
+  `count` is the number of layers, or 1 for a parameter of no layer. So sums
+  over parameters take the same time for any number of layers.
+  """
+  one_layer = dataclasses.replace(config, num_layers=1)
+  return [
+    (name, shape, 1 if parse_name(name).layer is None else config.num_layers)
+    for name, shape in parameter_shapes(one_layer).items()
+  ]
+
+
+def parameter_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
+  """Returns the dimension names of every parameter, by name, in that order."""
+  dims = {"embedding": ("vocab", "d_model")}
+  for layer in range(config.num_layers):
+    for name, layer_dims in _layer_dims(config).items():
+      dims[f"{layer_name(layer)}/{name}"] = layer_dims
+  if config.final_norm_scale == "learned":
+    dims["final_norm/scale"] = ("d_model",)
+  return dims
+
+
+def _layer_dims(config: PalmConfig) -> dict[str, tuple[str, ...]]:
+  heads = ("heads", "d_kv")
+  # Multi-query attention has one head of keys and values.
+  kv_heads = heads if config.attention == "multi_head" else heads[1:]
+  dims = {
+    "norm/scale": ("d_model",),
+    "attention/q": ("d_model", *heads),
+    "attention/k": ("d_model", *kv_heads),
+    "attention/v": ("d_model", *kv_heads),
+    "attention/o": (*heads, "d_model"),
+  }
+  if config.block == "serial":
+    dims["mlp_norm/scale"] = ("d_model",)
+  return {
+    **dims,
+    "mlp/wi_gate": ("d_model", "d_ff"),
+    "mlp/wi": ("d_model", "d_ff"),
+    "mlp/wo": ("d_ff", "d_model"),
+  }
+
+
+def count_parameters(config: PalmConfig) -> int:
+  """Returns the number of parameters without norm scales (PaLM Table 1)."""
+  # vocab d_model + num_layers (2 d_model heads d_kv     q and o
+  #                             + 2 d_model d_kv         k and v
+  #                             + 3 d_model d_ff)        wi_gate, wi and wo
+  return _count(config, scales=False)
+
+
+def count_norm_scales(config: PalmConfig) -> int:
+  """Returns the number of parameters that `count_parameters` leaves out."""
+  return _count(config, scales=True)
+
+
+def _count(config: PalmConfig, scales: bool) -> int:
+  return sum(
+    math.prod(shape) * n
+    for name, shape, n in distinct_parameters(config)
+    if parse_name(name).is_scale == scales
+  )

@@ -1,0 +1,132 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run does when something goes wrong, and what it skips.
+
+  SKIP_STEPS = [[2, 3]]
+
+  training step   0  1  2  3  4 ...
+  reads batch     0  1  4  5  6 ...
+
+A range of SKIP_STEPS is its first and its last batch. Both are skipped. Batches
+are numbered as in a run that skips nothing, so that a batch keeps its number
+whatever ranges are added later.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from palm_mtf.config.run import MAX_STEPS, BatchSizes
+from palm_mtf.errors import UserError, check_choice, check_count, check_real
+
+if TYPE_CHECKING:  # settings are checked before NumPy is imported
+  import numpy as np
+
+  Rows = TypeVar("Rows", int, np.ndarray)
+
+
+class Skips:
+  """Ranges of batches that training skips.
+
+  Attributes:
+    ranges: first and last batch of each range, rising; at least one batch lies
+      between two ranges.
+  """
+
+  def __init__(self, ranges: Sequence[Sequence[int]] = ()):
+    """Checks and keeps SKIP_STEPS.
+
+    Raises:
+      UserError: it is not a list of pairs of two steps, the first not after
+        the last, or a step is too large.
+    """
+    if not isinstance(ranges, (list, tuple)) or not all(map(_is_range, ranges)):
+      raise UserError(
+        f"SKIP_STEPS = {ranges!r}: give pairs of the first and the last batch "
+        "to leave out, such as [[1000, 1299]], or [] for none."
+      )
+    for _, last in ranges:
+      check_count("SKIP_STEPS, the last batch of a pair", last, 0, MAX_STEPS)
+    self.ranges: list[list[int]] = []
+    for first, last in sorted(map(tuple, ranges)):
+      # Ranges that touch or overlap become one, because `rows` adds the size of
+      # each range.
+      if self.ranges and first <= self.ranges[-1][1] + 1:
+        self.ranges[-1][1] = max(last, self.ranges[-1][1])
+      else:
+        self.ranges.append([first, last])
+
+  def and_also(self, ranges: Sequence[Sequence[int]]) -> "Skips":
+    """Returns these and further ranges."""
+    return Skips([*self.ranges, *ranges])
+
+  def rows(self, numbers: "Rows", sizes: BatchSizes) -> "Rows":
+    """Returns the numbers that rows of training have among all rows.
+
+    Rows are mapped one by one, so that every row outside the ranges is read
+    once and in order, even where the batch size changes.
+
+    Args:
+      numbers: numbers of rows counted without skipped rows, from 0: one number,
+        or an array [n], int64.
+      sizes: the batch size of every step.
+
+    Returns:
+      The numbers of the same rows, skipped rows counted too.
+    """
+    for first, last in self.ranges:
+      # Ranges rise, so `numbers` already includes the shift of earlier ranges.
+      start = sizes.rows_before(first)
+      size = sizes.rows_before(last + 1) - start
+      numbers = numbers + size * (numbers >= start)
+    return numbers
+
+  def batch_read(self, step: int, sizes: BatchSizes) -> int:
+    """Returns the batch that holds the first row of training step `step`."""
+    first_row = self.rows(sizes.rows_before(step), sizes)
+    return sizes.step_of_row(first_row)
+
+
+def _is_range(value: object) -> bool:
+  return (
+    isinstance(value, (list, tuple))
+    and len(value) == 2
+    and all(type(number) is int for number in value)
+    and 0 <= value[0] <= value[1]
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchConfig:
+  """What a training run does when something goes wrong.
+
+  Attributes:
+    skip_steps: ranges of batches to skip, [first, last] each.
+    spike_policy: what happens at a loss spike: "off", nothing; or "rewind",
+      training resumes from an earlier checkpoint and skips the batches around
+      the spike (training/loss_spikes.py).
+    spike_skip_steps: batches that a rewind skips, 200 to 500 in PaLM.
+    spike_rewinds: the most rewinds of a run; PaLM 540B had about 20 spikes.
+    watchdog_secs: the run ends, with stack traces, if no step completes for
+      this long; the first step and a checkpoint may take ten times as long.
+      None: never.
+  """
+
+  skip_steps: list[list[int]] | tuple[tuple[int, int], ...] = ()
+  spike_policy: str = "off"
+  spike_skip_steps: int = 300
+  spike_rewinds: int = 20
+  watchdog_secs: float | None = 1800.0
+
+  def __post_init__(self):
+    Skips(self.skip_steps)  # raises UserError for wrong ranges
+    check_choice("SPIKE_POLICY", self.spike_policy, ["off", "rewind"])
+    check_count("SPIKE_SKIP_STEPS", self.spike_skip_steps)
+    check_count("SPIKE_REWINDS", self.spike_rewinds)
+    if self.watchdog_secs is not None:
+      check_real("WATCHDOG_SECS", self.watchdog_secs, 1.0, 1e9)
+
+  @property
+  def skips(self) -> Skips:
+    """The batches of skip_steps."""
+    return Skips(self.skip_steps)
