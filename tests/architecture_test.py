@@ -90,7 +90,7 @@ IMPORTS = {
   "native mesh programs rates model_dir trace data/vocabulary "
   "data/batches checkpoints cluster/addresses cluster/server_info "
   "cluster/client generation/inference evaluation",
-  "sweep": "errors config machine accounting model_dir training",
+  "sweep": "errors config machine accounting model_dir",
   "foreign_models": "errors config _tf ops mesh programs cluster/client "
   "training",
   "commands": "__init__ errors user_text console json_text config machine "

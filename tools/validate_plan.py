@@ -14,7 +14,8 @@ The machine should do nothing else. Results are on stdout, progress on stderr.
 # process of its own, pods in processes of a core each; a few live at once and
 # take turns, a step a turn. The rule was fixed before the first table: seconds
 # of a step are divided by how much longer products right before and after it
-# take than at best when calibrated (rates/pace.py); the median of TURNS counts.
+# take than at best when calibrated (rates/calibration.py); the median of TURNS
+# counts.
 # Of pods in processes of a core each it is the processor time of the busier.
 # How much slower the machine was, in the median, has a column; of several runs
 # a row keeps the one where that was least. Layouts split virtual devices, which

@@ -10,7 +10,7 @@ from palm_mtf.config import HardwareConfig, PalmConfig
 from palm_mtf.errors import UserError, did_you_mean
 
 # CHIP = "measured": the rate of a matrix product on this machine
-# (rates/peak_flops.py).
+# (rates/measure.py).
 MEASURED = "measured"
 
 # What devices share equally.

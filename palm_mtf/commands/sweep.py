@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf sweep`: trains runs that differ, and fits a law to their losses."""
 
-# sweep/ has the steps: runs, runner, table, law_report, picture.
+# sweep/ has the steps: runs, runner, results, scaling_law, picture.
 
 import dataclasses
 import logging
@@ -17,11 +17,11 @@ from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.report.figures import check_can_draw
-from palm_mtf.sweep.law_report import law_record, law_text, why_no_law
 from palm_mtf.sweep.picture import picture
+from palm_mtf.sweep.results import table_csv, table_text, tabulate
 from palm_mtf.sweep.runner import check_none_failed, cores_of_runs, train_runs
-from palm_mtf.sweep.runs import LoadRun, SweepRun, check_unchanged, runs_of
-from palm_mtf.sweep.table import rows_of, table_csv, table_text
+from palm_mtf.sweep.runs import LoadRun, SweepRun, check_unchanged, make_runs
+from palm_mtf.sweep.scaling_law import law_record, law_text, why_no_law
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def sweep(
   check_model_dir(model_dir)
   cores_of_runs(config.sweep.sweep_at_once)  # raises UserError for too many
   where = SweepDir(model_dir)
-  runs = runs_of(config.sweep, config, where, load_run)
+  runs = make_runs(config.sweep, config, where, load_run)
   check_unchanged(runs, where)
   with training_lock(model_dir):
     _make_data(where, runs[0])
@@ -75,7 +75,7 @@ def _report(
   as_json: bool,
 ) -> None:
   """Prints and keeps table, law and picture."""
-  rows = rows_of(runs, where)
+  rows = tabulate(runs, where)
   why = why_no_law(rows)
   law = None if why else law_record(rows, budget)
   results = {"runs": rows, "law": law}

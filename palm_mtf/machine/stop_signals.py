@@ -18,3 +18,30 @@ def handled_signals() -> list[signal.Signals]:
   if threading.current_thread() is not threading.main_thread():
     return []
   return [x for x in _STOP_SIGNALS if signal.getsignal(x) != signal.SIG_IGN]
+
+
+class StopRequest:
+  """Handles the first stop signal by noting its name; a context manager.
+
+  Outside of the main thread it handles no signal. A second SIGINT or SIGTERM
+  interrupts at once. SIGHUP never interrupts, because a terminal that closes
+  may send it twice.
+  """
+
+  def __init__(self):
+    self.signal_name = ""  # such as "SIGTERM" once one has come
+    self._previous = {}
+
+  def __enter__(self) -> "StopRequest":
+    for number in handled_signals():
+      self._previous[number] = signal.signal(number, self._note)
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+
+  def _note(self, number: int, unused_frame: object) -> None:
+    self.signal_name = self.signal_name or signal.Signals(number).name
+    if number != signal.SIGHUP:
+      signal.signal(number, self._previous[number])

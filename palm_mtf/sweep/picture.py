@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palm_mtf.sweep.curve import read_curve
+from palm_mtf.sweep.results import read_curve
 from palm_mtf.sweep.runs import SweepRun
 
 _PANELS = (
@@ -17,11 +17,11 @@ _PANELS = (
 
 
 def picture(runs: Sequence[SweepRun], law: Mapping[str, Any] | None) -> bytes:
-  """Returns a PNG: a line a run, a color a size, dashed where held out.
+  """Returns a PNG: one line per run, one color per size, dashed if held out.
 
   Args:
     runs: runs of the sweep; those without an evaluation yet are left out.
-    law: record of law_report.py, or None.
+    law: result of `law_record`, or None.
   """
   from matplotlib import colormaps, ticker
   from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ def picture(runs: Sequence[SweepRun], law: Mapping[str, Any] | None) -> bytes:
       style |= {"linestyle": "dashed", "fillstyle": "none"}
       name += ", held out"
     for axes, (field, _) in zip(panels, _PANELS, strict=True):
-      # The marker is at the last loss, where the schedule has come to its end.
+      # The marker is at the last loss, where the schedule has ended.
       axes.plot(
         getattr(curve, field),
         curve.losses,
@@ -57,7 +57,7 @@ def picture(runs: Sequence[SweepRun], law: Mapping[str, Any] | None) -> bytes:
   for axes, (_, title) in zip(panels, _PANELS, strict=True):
     axes.set_xlabel(title)
     axes.set_xscale("log")
-    # Tokens span too few decades for a label at each power of ten alone.
+    # Tokens span too few decades for labels only at powers of ten.
     subs = (1, 2, 5) if title == "tokens" else (1,)
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=subs))
     axes.xaxis.set_minor_formatter(ticker.NullFormatter())

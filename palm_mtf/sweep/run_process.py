@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a run: `palm_mtf train` on some cores, with the sweep's life.
+"""The process of a run: `palm_mtf train` on some cores; it ends with the sweep.
 
 python -m palm_mtf.sweep.run_process SWEEP_PID CORES GIN_FILE
 """
@@ -18,11 +18,11 @@ def main() -> None:
   sweep, cores, gin_file = sys.argv[1:]
   # Before TensorFlow is imported, which counts the cores that it may use.
   os.sched_setaffinity(0, map(int, cores.split(",")))
-  # A run whose sweep is killed is killed too, and resumes with it. The kernel
-  # keeps both settings over exec.
+  # The kernel kills the run when the sweep is killed. The run resumes with the
+  # sweep. Both settings outlive exec.
   if sys.platform == "linux":
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != int(sweep):  # it ended before the line above
+  if os.getppid() != int(sweep):  # the sweep ended before the line above
     os._exit(1)
   command = [sys.executable, "-m", "palm_mtf", "train"]
   os.execv(sys.executable, [*command, f"--gin_file={gin_file}"])

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the runs of a sweep, each in a process of its own."""
+"""Trains the runs of a sweep, each in its own process."""
 
 import dataclasses
 import logging
@@ -13,34 +13,31 @@ from collections.abc import Mapping, Sequence
 from palm_mtf.config import SweepConfig
 from palm_mtf.errors import StoppedError, UserError
 from palm_mtf.machine.cores import usable_cores, visible_cores
+from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import SweepDir
-from palm_mtf.sweep.curve import read_curve
-from palm_mtf.sweep.early_stopping import should_stop
-from palm_mtf.sweep.outcome import (
+from palm_mtf.sweep.results import (
   FINISHED,
   STOPPED_EARLY,
+  read_curve,
   read_outcome,
+  should_stop,
   write_outcome,
 )
 from palm_mtf.sweep.runs import SweepRun
-from palm_mtf.training.stop_signal import StopRequest
 
 _logger = logging.getLogger(__name__)
 
 _POLL_SECS = 0.5
-_LOOK_SHARE = 0.02  # of the time, in which metrics of a run are read
-_LAST_CHARACTERS = 4096  # of a log, which hold its last line
+_LOOK_SHARE = 0.02  # of the time is spent on reading the metrics of a run
+_LAST_BYTES = 4096  # of a log, which hold its last line
 
 
 @dataclasses.dataclass
 class _Process:
-  """The process of a run that trains."""
-
   run: SweepRun
   cores: Sequence[int]
   process: subprocess.Popen
-  num_losses: int = 0  # that were looked at
   next_look: float = 0.0  # by time.monotonic
   is_stopped_early: bool = False
 
@@ -58,7 +55,7 @@ def cores_of_runs(num_at_once: int) -> list[list[int]]:
     )
   cores = visible_cores()
   share = len(cores) // num_at_once
-  # Equally many: what a run's loss costs in time does not depend on its place.
+  # Every run has as many cores, so that the times of runs compare.
   return [cores[i * share : (i + 1) * share] for i in range(num_at_once)]
 
 
@@ -69,7 +66,7 @@ def train_runs(
 
   Args:
     runs: all runs of the sweep.
-    sweep: how many at once, and when one is stopped.
+    sweep: SWEEP_AT_ONCE, SWEEP_PATIENCE and SWEEP_MIN_DELTA.
     where: folder of the sweep.
 
   Returns:
@@ -96,11 +93,14 @@ def train_runs(
             free.append(each.cores)
             _end(each, where, failed)
           elif not each.is_stopped_early:
-            _look_at(each, sweep)
-      if stop.signal_name:
-        _stop(training)
+            _stop_if_no_better(each, sweep)
+      for each in training:  # a signal came: they save their last steps
+        if not each.is_stopped_early:  # a second signal would interrupt it
+          each.process.terminate()
+      for each in training:
+        each.process.wait()
     finally:
-      # A second signal, or an error: what is killed resumes.
+      # After a second signal or an error. A run that is killed resumes.
       for each in training:
         each.process.kill()
         each.process.wait()
@@ -115,7 +115,7 @@ def train_runs(
 def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
   settings = where.settings(run.name)
   write_atomically(settings, run.gin_text.encode())
-  # The run imports what the sweep does, wherever that was found.
+  # The run finds the same modules as this process.
   path = os.pathsep.join(folder for folder in sys.path if folder)
   numbers = ",".join(map(str, cores))
   with open(where.log(run.name), "ab") as log:
@@ -128,7 +128,7 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
       stdout=log,
       stderr=log,
       env={**os.environ, "PYTHONPATH": path},
-      # A terminal sends Ctrl-C to the sweep alone, which stops each run once.
+      # So a terminal sends Ctrl-C only to the sweep, which stops each run once.
       start_new_session=True,
     )
   _logger.info(
@@ -138,17 +138,14 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
   return _Process(run, cores, process)
 
 
-def _look_at(each: _Process, sweep: SweepConfig) -> None:
+def _stop_if_no_better(each: _Process, sweep: SweepConfig) -> None:
   """Stops a run whose validation loss gets no better."""
   now = time.monotonic()
   if now < each.next_look:
     return
   losses = read_curve(each.run).losses
-  secs = time.monotonic() - now  # more for a run of many lines
-  each.next_look = now + secs / _LOOK_SHARE
-  if len(losses) == each.num_losses:
-    return
-  each.num_losses = len(losses)
+  # Metrics of many lines take longer to read, and are read less often.
+  each.next_look = now + (time.monotonic() - now) / _LOOK_SHARE
   if should_stop(losses, sweep):
     _logger.info(
       f"{each.run.name}: stopped early, at a validation loss of "
@@ -165,26 +162,17 @@ def _end(each: _Process, where: SweepDir, failed: dict[str, str]) -> None:
     failed[name] = f"exit code {code}, {_last_line(where.log(name))}"
     _logger.warning(f"{name}: failed: {failed[name]}")
     return
-  # A run that has ended before its signal came is finished.
+  # A run that ended before the signal came is finished.
   write_outcome(where, name, STOPPED_EARLY if code else FINISHED)
   losses = read_curve(each.run).losses
   if not code and losses:
     _logger.info(f"{name}: finished, validation loss {losses[-1]:.4f}")
 
 
-def _stop(training: Sequence[_Process]) -> None:
-  """Lets each run save its last step, and waits for it."""
-  for each in training:
-    if not each.is_stopped_early:  # a second signal would interrupt it
-      each.process.terminate()
-  for each in training:
-    each.process.wait()
-
-
 def _last_line(log: str) -> str:
   with open(log, "rb") as file:
     file.seek(0, os.SEEK_END)
-    file.seek(max(0, file.tell() - _LAST_CHARACTERS))
+    file.seek(max(0, file.tell() - _LAST_BYTES))
     lines = file.read().decode(errors="replace").splitlines()
   return lines[-1] if lines else "nothing printed"
 

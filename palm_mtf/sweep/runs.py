@@ -21,7 +21,8 @@ from palm_mtf.model_dir.layout import SweepDir
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)  # of a folder
 _MAX_RUNS = 1000
 _MAX_GIN_BYTES = 10_000_000
-# Set for all runs, so that they share vocabulary and tokens.
+# The sweep sets these macros for all runs, so that runs share vocabulary and
+# tokens.
 _OF_THE_SWEEP = ("MODEL_DIR", "VOCABULARY", "CACHE_DIR")
 _EXAMPLE = '[{"small": {"D_MODEL": 64}, "large": {"D_MODEL": 128}}]'
 
@@ -64,7 +65,7 @@ class SweepRun:
     return train_flops_per_token(self.config.model)
 
 
-def runs_of(
+def make_runs(
   sweep: SweepConfig, config: Config, where: SweepDir, load_run: LoadRun
 ) -> list[SweepRun]:
   """Returns the runs of a sweep, in the order of the product.
@@ -86,9 +87,9 @@ def runs_of(
   }
   _check_held_out(sweep)
   runs = []
-  for entries in itertools.product(*_axes(sweep.sweep_runs)):
+  for entries in itertools.product(*_check_axes(sweep.sweep_runs)):
     name = "-".join(entry for entry, _ in entries)
-    macros = _macros(entries)
+    macros = _join_macros(entries)
     model_dir = where.run(name)
     run_config, text = load_run(
       f'SWEEP_RUNS "{name}"', {**shared, **macros, "MODEL_DIR": model_dir}
@@ -131,14 +132,14 @@ def check_unchanged(runs: Sequence[SweepRun], where: SweepDir) -> None:
 
 
 def _values(gin_text: str) -> dict[str, str]:
-  """Returns the values of a run's gin file, but for those of the sweep."""
+  """Returns the values in a run's gin file that the run itself sets."""
   pairs = (line.split(" = ", 1) for line in gin_text.splitlines())
   values = {x[0]: x[1] for x in pairs if len(x) == 2}
   # The folder of a sweep may move.
   return {x: value for x, value in values.items() if x not in _OF_THE_SWEEP}
 
 
-def _axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
+def _check_axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
   """Returns the entries of each axis, (name, {macro: value})."""
   if not isinstance(axes, (list, tuple)) or not axes:
     raise UserError(
@@ -176,10 +177,10 @@ def _axes(axes: object) -> list[list[tuple[str, Mapping[str, object]]]]:
   return [list(axis.items()) for axis in axes]
 
 
-def _macros(
+def _join_macros(
   entries: Sequence[tuple[str, Mapping[str, object]]],
 ) -> dict[str, object]:
-  """Returns the macros of a run, which every axis sets some of."""
+  """Returns the macros of a run; every axis sets some of them."""
   found: dict[str, object] = {}
   for entry, macros in entries:
     for name, value in macros.items():
@@ -198,7 +199,7 @@ def _macros(
 
 
 def _check_held_out(sweep: SweepConfig) -> None:
-  names = [name for axis in _axes(sweep.sweep_runs) for name, _ in axis]
+  names = [name for axis in _check_axes(sweep.sweep_runs) for name, _ in axis]
   for name in sweep.sweep_held_out:
     if name not in names:
       raise UserError(
@@ -224,21 +225,20 @@ def _check_fits(name: str, config: Config) -> None:
 
 def _check_same_data(first: SweepRun, run: SweepRun) -> None:
   """Raises UserError unless the losses of two runs are of the same tokens."""
-
-  def data(config: Config) -> dict[str, object]:
-    return {
-      **dataclasses.asdict(config.data),
-      "vocab_size": config.model.vocab_size,
-      "sequence_length": config.model.sequence_length,
+  one, other = (
+    {
+      **dataclasses.asdict(x.config.data),
+      "vocab_size": x.config.model.vocab_size,
+      "sequence_length": x.config.model.sequence_length,
     }
-
-  one, other = data(first.config), data(run.config)
+    for x in (first, run)
+  )
   for name, value in one.items():
     if other[name] != value:
       raise UserError(
         f'SWEEP_RUNS "{run.name}": {name.upper()} = {other[name]!r}, and '
         f'"{first.name}" has {value!r}: losses of other tokens do not compare; '
-        "make it a sweep of its own."
+        "make it another sweep."
       )
   rows = [x.config.run.num_validation_rows for x in (first, run)]
   if rows[0] != rows[1]:

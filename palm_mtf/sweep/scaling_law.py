@@ -1,31 +1,45 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The scaling law of Hoffmann et al. (2022): loss of parameters and tokens.
+"""The scaling law of Hoffmann et al. (2022): loss by parameters and tokens.
 
   L(N, D) = E + A / N^alpha + B / D^beta            equation 2
 
-N are parameters without norm scales, D training tokens, L nats a token. The fit
-is their approach 3: the Huber loss, with delta = 1e-3, of the difference of
-logarithms. Its uncertainty comes from bootstrap.py.
+N are parameters without norm scales, D training tokens, L nats per token. The
+fit is their approach 3: the Huber loss, with delta = 1e-3, of the difference of
+logarithms.
+
+Its uncertainty comes from a parametric bootstrap: sizes and tokens were chosen
+and not drawn, so only log L is drawn again, normally distributed around the law
+(Efron and Tibshirani 1993, chapter 6.5). Drawing from the residuals would make
+intervals too short, because the Huber loss leaves as many residuals at 0 as
+there are coefficients.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
+
+from palm_mtf.sweep.results import FINISHED, Row
 
 _HUBER_DELTA = 1e-3
 _EXPONENTS = (0.1, 0.2, 0.4, 0.7, 1.1)  # from which the fit starts
 _MOST = 5.0  # of an exponent
 _NUM_STARTS = 3  # the best, of all pairs of these exponents
 _SMALLEST = 1e-9  # of E and of each term where N and D are typical, nats
+_NUM_LAWS = 400
+_INTERVAL = (2.5, 97.5)  # percentiles
+# Two runs more than the law has coefficients: residuals that tell the noise.
+_MIN_RUNS, _MIN_VALUES = 7, 3
+_NUM_BUDGETS = 25  # of the line in the picture
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-  """Coefficients of equation 2, in its order."""
+  """Coefficients of equation 2, in its order; numbers, or arrays [laws]."""
 
   e: float
   a: float
@@ -34,7 +48,7 @@ class Law:
   beta: float
 
   def loss(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Returns L(N, D), nats a token, of arrays or numbers."""
+    """Returns L(N, D), nats per token, of arrays or numbers."""
     of_size = self.a * np.power(parameters, -self.alpha)
     return self.e + of_size + self.b * np.power(tokens, -self.beta)
 
@@ -65,7 +79,7 @@ class Cost:
   def optimum(self, law: Law, flops: float) -> tuple[float, float]:
     """Returns the parameters and tokens of the lowest loss for training FLOPs.
 
-    It is equation 4 where the cost is 6 N.
+    With a cost of 6 N this is equation 4 of Hoffmann et al.
     """
     # The derivative of L(N, C / (scale N^power)) by N is 0.
     ratio = law.alpha * law.a / (self.power * law.beta * law.b)
@@ -73,8 +87,12 @@ class Cost:
     parameters = (ratio * (flops / self.scale) ** law.beta) ** exponent
     return parameters, flops / (self.scale * parameters**self.power)
 
+  def lowest_loss(self, law: Law, flops: float) -> float:
+    """Returns the loss of the optimum, nats per token."""
+    return law.loss(*self.optimum(law, flops))
+
   def power_of_size(self, law: Law) -> float:
-    """Returns a of N_opt ~ C^a."""
+    """Returns the exponent a of N_opt ~ C^a."""
     return law.beta / (law.alpha + self.power * law.beta)
 
 
@@ -89,41 +107,48 @@ def fit(
   Args:
     parameters: [runs], sizes of the models.
     tokens: [runs], training tokens.
-    losses: [runs], validation losses, nats a token.
-    start: law near the one to find; None to look for one.
+    losses: [runs], validation losses, nats per token.
+    start: a law near the result; None tries several starts.
   """
-  # Relative to their means A and B are of the size of the losses.
+  # Relative to their means A and B are as large as the losses.
   size, length = (np.exp(np.mean(np.log(x))) for x in (parameters, tokens))
   sizes, lengths = parameters / size, tokens / length
 
+  # theta: the logarithms of E, A, B, alpha and beta, which are positive.
+  def compute_terms(theta: np.ndarray) -> np.ndarray:
+    e, a, b, alpha, beta = np.exp(theta)
+    return np.stack([e * sizes**0, a * sizes**-alpha, b * lengths**-beta])
+
   def residuals(theta: np.ndarray) -> np.ndarray:
-    return np.log(_terms(theta, sizes, lengths).sum(axis=0)) - np.log(losses)
+    return np.log(compute_terms(theta).sum(axis=0)) - np.log(losses)
 
   def jacobian(theta: np.ndarray) -> np.ndarray:
-    terms = _terms(theta, sizes, lengths)
+    terms = compute_terms(theta)
     _, of_size, of_length = shares = terms / terms.sum(axis=0)
     _, _, _, alpha, beta = np.exp(theta)
     of_alpha = -alpha * np.log(sizes) * of_size
     of_beta = -beta * np.log(lengths) * of_length
     return np.stack([*shares, of_alpha, of_beta], axis=1)
 
+  def make_start(terms: Sequence[float], *exponents: float) -> np.ndarray:
+    return np.log(np.maximum([*terms, *exponents], 2 * _SMALLEST))
+
   if start:
-    terms = [start.a * size**-start.alpha, start.b * length**-start.beta]
-    starts = [_theta([start.e, *terms], start.alpha, start.beta)]
+    terms = start.e, start.a * size**-start.alpha, start.b * length**-start.beta
+    starts = [make_start(terms, start.alpha, start.beta)]
   else:
-    starts = _starts(sizes, lengths, losses)
+    starts = []
+    # Given the exponents, the loss is linear in E, A and B.
+    for alpha, beta in itertools.product(_EXPONENTS, repeat=2):
+      terms = np.stack([sizes**0, sizes**-alpha, lengths**-beta], axis=1)
+      best, _ = nnls(terms / losses[:, None], np.ones(len(losses)))
+      starts.append(make_start(best, alpha, beta))
     starts.sort(key=lambda theta: np.sum(np.abs(residuals(theta))))
   low, high = np.log(_SMALLEST), np.log(_MOST)
   bounds = ([low] * 5, [np.inf, np.inf, np.inf, high, high])
+  huber = {"loss": "huber", "f_scale": _HUBER_DELTA}
   found = [
-    least_squares(
-      residuals,
-      theta,
-      jacobian,
-      bounds,
-      loss="huber",
-      f_scale=_HUBER_DELTA,
-    )
+    least_squares(residuals, theta, jacobian, bounds, **huber)
     for theta in starts[:_NUM_STARTS]
   ]
   best = min(found, key=lambda x: x.cost).x
@@ -131,27 +156,185 @@ def fit(
   return Law(*map(float, (e, a * size**alpha, alpha, b * length**beta, beta)))
 
 
-def _terms(
-  theta: np.ndarray, sizes: np.ndarray, lengths: np.ndarray
-) -> np.ndarray:
-  """Returns the three terms of the loss, [3, runs]."""
-  e, a, b, alpha, beta = np.exp(theta)
-  return np.stack([e * sizes**0, a * sizes**-alpha, b * lengths**-beta])
+class Interval(NamedTuple):
+  """A number, and the bounds of its 95% interval."""
+
+  value: float
+  low: float
+  high: float
 
 
-def _theta(terms: Sequence[float], alpha: float, beta: float) -> np.ndarray:
-  """Returns the logarithms of E, A, B, alpha and beta, which are positive."""
-  return np.log(np.maximum([*terms, alpha, beta], 2 * _SMALLEST))
+class Resampled(NamedTuple):
+  """The law of runs, and laws of losses drawn around it."""
+
+  law: Law
+  laws: Law  # of arrays, [laws]
+  noise: np.ndarray  # [laws], of log L of one more run
+
+  def interval(self, number: Callable[[Law], float]) -> Interval:
+    """Returns a function of a law with its interval."""
+    low, high = np.percentile(number(self.laws), _INTERVAL)
+    return Interval(float(number(self.law)), float(low), float(high))
+
+  def prediction(self, parameters: float, tokens: float) -> Interval:
+    """Returns the loss that one more run would have, nats per token."""
+    # A run itself deviates from the law of all runs, too.
+    losses = self.laws.loss(parameters, tokens) * np.exp(self.noise)
+    low, high = np.percentile(losses, _INTERVAL)
+    value = self.law.loss(parameters, tokens)
+    return Interval(float(value), float(low), float(high))
 
 
-def _starts(
-  sizes: np.ndarray, lengths: np.ndarray, losses: np.ndarray
-) -> list[np.ndarray]:
-  """Returns the best E, A and B for each pair of exponents."""
-  starts = []
-  # Given the exponents, the loss is linear in the rest.
-  for alpha, beta in itertools.product(_EXPONENTS, repeat=2):
-    terms = np.stack([sizes**0, sizes**-alpha, lengths**-beta], axis=1)
-    best, _ = nnls(terms / losses[:, None], np.ones(len(losses)))
-    starts.append(_theta(best, alpha, beta))
-  return starts
+def resample(
+  parameters: np.ndarray, tokens: np.ndarray, losses: np.ndarray, seed: int = 0
+) -> Resampled:
+  """Fits the law of runs, and again to losses drawn around it.
+
+  Args:
+    parameters: [runs], sizes of the models.
+    tokens: [runs], training tokens.
+    losses: [runs], validation losses, nats per token.
+    seed: seed of the draws.
+  """
+  law = fit(parameters, tokens, losses)
+  fitted = law.loss(parameters, tokens)
+  residuals = np.log(losses / fitted)
+  rng = np.random.default_rng(seed)
+  # Few residuals leave the deviation uncertain, too: Student's distribution.
+  freedom = len(losses) - len(dataclasses.fields(Law))
+  variance = np.sum(residuals**2) / rng.chisquare(freedom, [_NUM_LAWS, 1])
+  drawn = rng.normal(0, np.sqrt(variance), [_NUM_LAWS, len(losses) + 1])
+  laws = [
+    dataclasses.astuple(
+      fit(parameters, tokens, fitted * np.exp(noise), start=law)
+    )
+    for noise in drawn[:, :-1]
+  ]
+  return Resampled(law, Law(*np.transpose(laws)), drawn[:, -1])
+
+
+def runs_to_fit(rows: Sequence[Row]) -> list[Row]:
+  """Returns the best of the finished runs of each size and number of tokens."""
+  best: dict[tuple[int, int], Row] = {}
+  for row in rows:
+    if _has_result(row) and not row["held_out"]:
+      key = row["parameters"], row["tokens"]
+      if key not in best or row["loss"] < best[key]["loss"]:
+        best[key] = row
+  return list(best.values())
+
+
+def _has_result(row: Row) -> bool:
+  return row["outcome"] == FINISHED and row["loss"] is not None
+
+
+def why_no_law(rows: Sequence[Row]) -> str:
+  """Returns what the runs to fit lack for a scaling law, "" for nothing."""
+  runs = runs_to_fit(rows)
+  sizes, tokens = (
+    len({row[x] for row in runs}) for x in ("parameters", "tokens")
+  )
+  if min(sizes, tokens) >= _MIN_VALUES and len(runs) >= _MIN_RUNS:
+    return ""
+  return (
+    f"no scaling law: it takes {_MIN_RUNS} finished runs, of {_MIN_VALUES} "
+    f"sizes and {_MIN_VALUES} numbers of tokens; there are {len(runs)}, of "
+    f"{sizes} and {tokens}"
+  )
+
+
+def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
+  """Returns the law of the runs, its optimum and its check.
+
+  Args:
+    rows: a table for which `why_no_law` returns "".
+    budget: training FLOPs to find the best size for, or None.
+
+  Returns:
+    {name: number, or [number, low, high] with its 95% interval}; losses are in
+    nats per token.
+  """
+  runs = runs_to_fit(rows)
+  parameters, tokens, losses, flops, cost_of_token = (
+    np.array([row[x] for row in runs], float)
+    for x in ("parameters", "tokens", "loss", "flops", "flops_per_token")
+  )
+  found = resample(parameters, tokens, losses)
+  cost = Cost.fitted(parameters, cost_of_token)
+  most = max(flops.max(), budget or 0.0)
+  optimum = budget and {
+    "flops": budget,
+    "times_the_largest_run": budget / flops.max(),
+    "parameters": found.interval(lambda law: cost.optimum(law, budget)[0]),
+    "tokens": found.interval(lambda law: cost.optimum(law, budget)[1]),
+    "loss": found.interval(lambda law: cost.lowest_loss(law, budget)),
+  }
+  return {
+    "num_runs": len(runs),
+    "E": found.interval(lambda law: law.e),
+    "A": found.interval(lambda law: law.a),
+    "alpha": found.interval(lambda law: law.alpha),
+    "B": found.interval(lambda law: law.b),
+    "beta": found.interval(lambda law: law.beta),
+    "gamma": found.interval(lambda law: law.alpha * cost.power_of_size(law)),
+    "size_power": found.interval(cost.power_of_size),
+    "cost": dataclasses.asdict(cost),
+    "budget": optimum or None,
+    "frontier": [
+      {
+        "flops": float(x),
+        "loss": found.interval(lambda law, x=x: cost.lowest_loss(law, x)),
+      }
+      for x in np.geomspace(flops.min(), most, _NUM_BUDGETS)
+    ],
+    "held_out": [
+      {
+        "run": row["run"],
+        "predicted": found.prediction(row["parameters"], row["tokens"]),
+        "measured": row["loss"],
+      }
+      for row in rows
+      if row["held_out"] and _has_result(row)
+    ],
+  }
+
+
+def law_text(record: Mapping[str, Any]) -> str:
+  """Returns the law, its optimum and its check for people."""
+  lines = [
+    f"scaling law of {record['num_runs']} runs, with 95% intervals",
+    "  L(N, D) = E + A / N^alpha + B / D^beta, of N parameters and D tokens",
+    "  L(C) = E + K / C^gamma with N ~ C^a, the lowest of C FLOPs",
+  ]
+  for name in ("E", "A", "alpha", "B", "beta", "gamma"):
+    lines.append(_format_line(name, record[name]))
+  lines.append(_format_line("a", record["size_power"]))
+  if budget := record["budget"]:
+    lines.append(
+      f"compute-optimal for {budget['flops']:.3g} FLOPs, "
+      f"{budget['times_the_largest_run']:.3g} times those of the largest run"
+    )
+    for name in ("parameters", "tokens", "loss"):
+      lines.append(_format_line(name, budget[name]))
+  if checks := record["held_out"]:
+    width = max(len(x["run"]) for x in checks)
+    lines.append("runs that the law was not fitted to, predicted and measured")
+    for each in checks:
+      value, low, high = each["predicted"]
+      lines.append(
+        f"  {each['run']:{width}}  {value:.4f}  {low:.4f} to {high:.4f}  "
+        f"measured {each['measured']:.4f}, {each['measured'] / value - 1:+.1%}"
+      )
+  return "\n".join(lines)
+
+
+def _format_line(name: str, interval: Interval) -> str:
+  value, low, high = map(_format_number, interval)
+  return f"  {name:10}  {value:>12}  {low} to {high}"
+
+
+def _format_number(value: float) -> str:
+  """Returns three digits of a number, those of 1234567 as 1,230,000."""
+  if 1e3 <= value < 1e15:
+    return f"{float(f'{value:.3g}'):,.0f}"
+  return f"{value:.3g}"

@@ -29,6 +29,7 @@ from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.data.batches.prefetch import Prefetcher
 from palm_mtf.generation.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
+from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.mesh.processes import Process
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.metrics import MetricsWriter
@@ -43,7 +44,6 @@ from palm_mtf.training.loss_spikes import SpikePolicy
 from palm_mtf.training.progress import TrainProgress, rows_to_compute
 from palm_mtf.training.replica_check import ReplicaCheck
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
-from palm_mtf.training.stop_signal import StopRequest
 from palm_mtf.training.watchdog import Watchdog
 
 _logger = logging.getLogger(__name__)

@@ -28,13 +28,13 @@ from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.machine.kernels import kernels_here, kernels_of
+from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.native.operations import operations_built_with
 from palm_mtf.rates.measure import run_flops_per_sec
 from palm_mtf.training.job import TrainJob, TrainOutcome
 from palm_mtf.training.loop import TrainLoop, WatchedSession
 from palm_mtf.training.progress import TrainProgress
-from palm_mtf.training.stop_signal import StopRequest
 from palm_mtf.training.watchdog import Watchdog
 
 

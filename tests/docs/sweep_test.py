@@ -12,9 +12,9 @@ import pytest
 from palm_mtf.cli import gin_files
 from palm_mtf.cli.gin_files import loader_of_runs
 from palm_mtf.model_dir.layout import SweepDir
-from palm_mtf.sweep.law_report import law_record, law_text
-from palm_mtf.sweep.runs import runs_of
-from palm_mtf.sweep.table import table_text
+from palm_mtf.sweep.results import table_text
+from palm_mtf.sweep.runs import make_runs
+from palm_mtf.sweep.scaling_law import law_record, law_text
 from tests.doc_pages import Page
 
 PAGE = Page("docs/sweep.md")
@@ -28,7 +28,7 @@ def runs_of_command(words):
   configuration = gin_files.load("sweep", files, bindings)
   model_dir, config = configuration.build()
   load = loader_of_runs(files, bindings)
-  return config, runs_of(config.sweep, config, SweepDir(model_dir), load)
+  return config, make_runs(config.sweep, config, SweepDir(model_dir), load)
 
 
 @pytest.fixture(scope="module")

@@ -52,3 +52,18 @@ def sweep_run(folder: Path, is_held_out: bool = False) -> SweepRun:
     gin_text="",
     is_held_out=is_held_out,
   )
+
+
+def row(name, parameters, tokens, loss, **columns):
+  """Returns a row of the table of a sweep."""
+  return {
+    "run": name,
+    "parameters": parameters,
+    "tokens": tokens,
+    "flops": 6 * parameters * tokens,
+    "flops_per_token": 6 * parameters,
+    "loss": loss,
+    "outcome": "finished",
+    "held_out": False,
+    **columns,
+  }

@@ -7,10 +7,9 @@ import json
 
 import pytest
 
-from palm_mtf.sweep.law_report import law_record
 from palm_mtf.sweep.picture import picture
-from tests.sweep.law_report_test import row
-from tests.sweep.laws import runs, sweep_run
+from palm_mtf.sweep.scaling_law import law_record
+from tests.sweep.laws import row, runs, sweep_run
 
 matplotlib = pytest.importorskip("matplotlib")
 

@@ -4,14 +4,18 @@
 
 import gc
 import os
+import signal
 import threading
 
 import pytest
 
 from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import newest_whole
 from palm_mtf.generation.inference import decoder_session
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.training import supervisor
+from palm_mtf.training.job import TrainJob
+from palm_mtf.training.loop import TrainLoop
 from tests import runs
 from tests.seqio_testing import registries_restored
 from tools.bench_memory import (
@@ -138,3 +142,41 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
   )
   assert not list((tmp_path / "b" / "tokens").glob("text_files-*"))
   runs.assert_same_tensors(finished, tmp_path / "b", 12)
+
+
+@pytest.mark.parametrize(
+  ("owner", "name", "step"),
+  [
+    pytest.param(TrainLoop, "_validate", 2, marks=pytest.mark.slow),
+    pytest.param(TrainLoop, "_validate", 4, marks=pytest.mark.slow),  # the last
+    (TrainLoop, "_save", 3),
+    pytest.param(TrainJob, "keep_samples", 2, marks=pytest.mark.slow),
+  ],
+)
+def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
+  owner, name, step, corpus, tmp_path, monkeypatch, capsys
+):
+  settings = {"TRAIN_STEPS": 4, "CHECKPOINT_STEPS": 3, "EVAL_STEPS": 2}
+  if name == "keep_samples":
+    settings["SAMPLE_STEPS"] = 2
+  else:
+    settings["PROMPTS"] = []
+  model_dir = tmp_path / "lr[0.01]"  # which TensorFlow takes for a pattern
+  real, sent = getattr(owner, name), []
+
+  def interrupted(self, *given):
+    now = given[0].manifest.step if given else self._step
+    if now == step and not sent:
+      sent.append(step)
+      os.kill(os.getpid(), signal.SIGTERM)
+    return real(self, *given)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(owner, name, interrupted)
+    assert runs.run("train", corpus, model_dir, **settings) == 128 + 15
+  out, err = capsys.readouterr()
+  assert out == ""
+  assert "stopped by SIGTERM" in err
+  assert newest_whole(str(model_dir)).manifest.step == step
+  assert runs.run("train", corpus, model_dir, **settings) == 0
+  assert [x["step"] for x in runs.read_metrics(model_dir)][-1] == 4
