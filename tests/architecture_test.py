@@ -129,8 +129,8 @@ ONLY_IMPORTERS = {
   "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
-  "ml_dtypes": "palm_mtf/export/huggingface/safetensors.py",
-  "safetensors": "palm_mtf/export/huggingface/safetensors.py",
+  "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",
+  "safetensors": "palm_mtf/export/huggingface/tensor_files.py",
 }
 
 # Where Python's own writer of JSON is called, which writes NaN as NaN.
@@ -138,7 +138,7 @@ JSON_WRITERS = {
   "palm_mtf/json_text.py",  # which all others call
   "palm_mtf/user_text.py",  # shows the user's value in a message
   # Names, shapes and offsets, no floats.
-  "palm_mtf/export/huggingface/safetensors.py",
+  "palm_mtf/export/huggingface/tensor_files.py",
   "palm_mtf/model_dir/sealed.py",  # text that is hashed, never written
 }
 

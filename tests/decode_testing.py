@@ -10,7 +10,7 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.weights_copier import WeightsCopier
+from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.generation.decode.generate_program import (
   build_decode_model,

@@ -33,8 +33,8 @@ from palm_mtf.evaluation.exemplars import read_exemplars
 from palm_mtf.generation.inference.prompts import read_prompts
 from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.model_dir.metrics import MetricsWriter
-from palm_mtf.model_dir.samples import keep_samples
-from palm_mtf.model_dir.sealed import sealed
+from palm_mtf.model_dir.samples import write_samples
+from palm_mtf.model_dir.sealed import seal
 from palm_mtf.report.runs import read_runs
 from tests import checkpoint_files, runs, transformers_folder
 
@@ -134,7 +134,7 @@ def resume_metrics(folder: Path) -> None:
 
 
 def resume_samples(folder: Path) -> None:
-  keep_samples(str(folder), 3, ["one"], ["two"])
+  write_samples(str(folder), 3, ["one"], ["two"])
 
 
 def resume_answers(folder: Path) -> None:
@@ -159,7 +159,7 @@ def seal_again(path: Path) -> None:
     content = json.loads(path.read_bytes())
     if isinstance(content, dict):
       content.pop("blake2b", None)
-      path.write_text(json.dumps(sealed(content, "blake2b")))
+      path.write_text(json.dumps(seal(content, "blake2b")))
 
 
 def make_store(folder: Path) -> None:

@@ -10,9 +10,12 @@ import numpy as np
 
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.export.huggingface.architecture import architecture_of, to_config
-from palm_mtf.export.huggingface.safetensors import write_safetensors
-from palm_mtf.export.huggingface.tensor_files import VOCABULARY, WEIGHTS
+from palm_mtf.export.huggingface.config_json import architecture_of, to_config
+from palm_mtf.export.huggingface.tensor_files import (
+  VOCABULARY,
+  WEIGHTS,
+  write_safetensors,
+)
 from palm_mtf.export.huggingface.weights import exported, tensor_shapes
 from tests import oracle, runs
 from tests.mtf_testing import small_config

@@ -48,9 +48,8 @@ def measure(
   )
   with PodServers(pods, MESH) as servers:
     from palm_mtf._tf import tf
-    from palm_mtf.checkpoints.file_hosts import find_file_hosts
-    from palm_mtf.checkpoints.restore import restore
-    from palm_mtf.checkpoints.weights_copier import WeightsCopier
+    from palm_mtf.checkpoints.hosts import find_checkpoint_hosts
+    from palm_mtf.checkpoints.variables import WeightsCopier, restore
     from palm_mtf.cluster.client.connect import connect
     from palm_mtf.cluster.server_info import read_info
     from palm_mtf.mesh.processes import Process
@@ -74,8 +73,10 @@ def measure(
       session.run(program.initialize)
       slices = [pod.slices for pod in program.pods]
       client = Process(cluster.devices.client)
-      of_servers = find_file_hosts(session, client, cluster.servers, folder)
-      kinds = {"servers": of_servers, "client": of_servers.client_alone}
+      of_servers = find_checkpoint_hosts(
+        session, client, cluster.servers, folder
+      )
+      kinds = {"servers": of_servers, "client": of_servers.client_only}
       copiers = {
         kind: WeightsCopier(session, slices, hosts)
         for kind, hosts in kinds.items()

@@ -1,26 +1,134 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""INIT_CHECKPOINT: the checkpoint of another run that a new run starts from.
+"""Weights that the user names by a path, and INIT_CHECKPOINT.
 
-INIT_STATE = "weights"   step and optimizer start anew: finetuning (PaLM 6)
-INIT_STATE = "all"       they go on, on other data (PaLM Appendix F)
+The path is that of a checkpoint, a run, or a TensorFlow checkpoint's prefix.
+
+INIT_STATE = "weights"   only parameters, for finetuning (PaLM 6): step and
+                         optimizer start from scratch
+INIT_STATE = "all"       everything, to go on with other data (PaLM Appendix F)
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from palm_mtf.accounting.optimizer_state import check_same_slots
-from palm_mtf.checkpoints.locate import NamedWeights, find_weights, read_shapes
-from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.manifest import (
+  MANIFEST,
+  Checkpoint,
+  DamagedCheckpointError,
+  newest_whole,
+  read_and_hold,
+)
 from palm_mtf.checkpoints.same_model import shape_differences
+from palm_mtf.checkpoints.weight_files import OpenWeights
 from palm_mtf.config import AdafactorConfig, DataConfig, RunConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.errors import UserError
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.model_dir.layout import ModelDir, step_of
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedWeights:
+  """Weights on the disk."""
+
+  given: str  # by the user, for messages: "INIT_CHECKPOINT = 'a'"
+  place: str  # path, for messages
+  files: OpenWeights  # open, because their run's trainer may remove them
+  # None for a TensorFlow checkpoint, whose vocabulary is unknown.
+  checkpoint: Checkpoint | None
+
+  @property
+  def prefix(self) -> str:
+    """TensorFlow's name of the files."""
+    return self.files.prefix
+
+
+def find_weights(setting: str, path: str) -> NamedWeights:
+  """Returns the weights at `path`, every hash compared.
+
+  Args:
+    setting: name of the setting that `path` was given for, for messages.
+    path: folder of a checkpoint or a run, or a TensorFlow prefix.
+
+  Raises:
+    UserError: there are none, or they are damaged.
+  """
+  given = f"{setting} = {path!r}"
+  path = os.path.expanduser(path).rstrip("/")
+  # runs/first/checkpoints/step_00000200, or a copy of it by another name
+  if step_of(path) is not None or os.path.exists(os.path.join(path, MANIFEST)):
+    if os.path.isdir(path):
+      try:
+        checkpoint = read_and_hold(path)
+      except DamagedCheckpointError as error:
+        raise UserError(
+          f"{given}: is damaged: {error}; give another."
+        ) from None
+      return NamedWeights(given, path, checkpoint.held, checkpoint)
+  # runs/first: its newest whole checkpoint
+  elif os.path.isdir(ModelDir(path).checkpoints):
+    newest = newest_whole(path, setting, read=read_and_hold)
+    if newest:
+      return NamedWeights(given, newest.path, newest.held, newest)
+  # any/where/model.ckpt-200, or the .index file that a shell completes it to
+  else:
+    prefix = path.removesuffix(".index")
+    if os.path.isfile(f"{prefix}.index"):
+      try:
+        return NamedWeights(given, prefix, OpenWeights(prefix), None)
+      except OSError as error:
+        raise UserError(
+          f"{given}: cannot read {error.filename}: {error.strerror}; give "
+          "another."
+        ) from None
+  folder, name = os.path.split(path)
+  names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+  raise UserError(
+    f"{given}: there is no checkpoint{did_you_mean(name, names)}; give the "
+    "folder of a checkpoint or of a run, or what TensorFlow calls a "
+    "checkpoint's prefix."
+  )
+
+
+def read_shapes(weights: NamedWeights) -> Mapping[str, tuple[int, ...]]:
+  """Returns the shape of every variable in the file, by name.
+
+  Raises:
+    UserError: TensorFlow cannot read it, or a variable is not float32.
+  """
+  # TensorFlow takes seconds to import, and few commands come here.
+  from palm_mtf._tf import tf
+
+  with reading(weights):
+    reader = tf.train.load_checkpoint(weights.prefix)
+  # Weights of bfloat16 or integers would be restored into float32 variables.
+  for name, dtype in reader.get_variable_to_dtype_map().items():
+    if dtype != tf.float32:
+      raise UserError(
+        f"{weights.given}: its {name} is {dtype.name}; weights are float32."
+      )
+  return {k: tuple(v) for k, v in reader.get_variable_to_shape_map().items()}
+
+
+@contextlib.contextmanager
+def reading(weights: NamedWeights) -> Iterator[None]:
+  """Raises UserError in place of TensorFlow's errors of reading weights."""
+  from palm_mtf._tf import tf
+
+  try:
+    yield
+  # TensorFlow raises IndexError for a truncated file.
+  except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+    reason = str(error).splitlines()[0]
+    raise UserError(
+      f"{weights.given}: TensorFlow cannot read it: {reason}"
+    ) from None
 
 
 def find_initial_weights(
@@ -66,10 +174,10 @@ def find_initial_weights(
   return weights
 
 
-def whole_state(
+def find_initial_state(
   weights: NamedWeights, run: RunConfig, optimizer: AdafactorConfig
 ) -> Checkpoint:
-  """Returns the checkpoint that a run goes on from as from one of its own.
+  """Returns the checkpoint from which a run resumes as if it were its own.
 
   Args:
     weights: weights that INIT_CHECKPOINT names.
@@ -77,8 +185,8 @@ def whole_state(
     optimizer: optimizer settings of the run.
 
   Raises:
-    UserError: it has no optimizer state, that of other settings, or as many
-      steps as the run.
+    UserError: the checkpoint has no optimizer state, has the state of other
+      settings, or has as many steps as the run.
   """
   found = weights.checkpoint
   if not found:
@@ -94,7 +202,7 @@ def whole_state(
       f"TRAIN_STEPS = {run.train_steps}: {weights.given} has {step} steps "
       "behind it, which count; give more."
     )
-  # Loss spikes were skipped in its batches, not in those of this run.
+  # Loss spikes were skipped in the batches of that run, not in this run's.
   data = {k: v for k, v in found.manifest.data.items() if k != "spikes"}
   manifest = dataclasses.replace(found.manifest, data=data)
   return dataclasses.replace(found, manifest=manifest)

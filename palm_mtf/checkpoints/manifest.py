@@ -4,8 +4,8 @@
 
   MODEL_DIR/checkpoints/step_00000200/{manifest.json, weights.*}
 
-writer.py writes checkpoints, weights_copier.py their tensors; this module reads
-files, without TensorFlow.
+writer.py writes checkpoints, variables.py their tensors. This module needs no
+TensorFlow.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from palm_mtf.checkpoints.open_weights import OpenWeights
+from palm_mtf.checkpoints.weight_files import OpenWeights
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.foreign_files import check_regular
 from palm_mtf.model_dir.layout import ModelDir, step_of
-from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
+from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
 _logger = logging.getLogger(__name__)
 
@@ -30,10 +30,9 @@ MANIFEST = "manifest.json"
 # Key of the manifest's own hash.
 _SEAL = "blake2b"
 
-
 FileSeal = tuple[int, str]  # bytes and hash of a file
-# Writes weights under TensorFlow's prefix; returns the seals of files, by name,
-# as far as they are known.
+# Writes weights under TensorFlow's prefix; returns the seals that are known, by
+# file name.
 WriteWeights = Callable[[str], Mapping[str, FileSeal]]
 
 
@@ -47,33 +46,36 @@ class RemovedCheckpointError(DamagedCheckpointError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-  """Manifest of a checkpoint: the run behind its weights."""
+  """What a checkpoint says of its weights and of the run that made them."""
 
-  shapes: Mapping[str, tuple[int, ...]]  # of every parameter, by name
-  vocabulary_sha256: str  # of the SentencePiece model
+  shapes: Mapping[str, tuple[int, ...]]  # shape of every parameter, by name
+  vocabulary_sha256: str  # hash of the SentencePiece model
   # Settings and hashes that decide the batch of a step, and the state of the
   # loss spike detector.
   data: Mapping[str, object]
   settings: Mapping[str, object]  # value of every macro
   versions: Mapping[str, str]  # of palm_mtf, Python and numerical libraries
-  # What computed the steps (machine/kernels.py); {} in earlier versions.
+  # The kernels that computed the steps (machine/kernels.py); {} in manifests of
+  # earlier versions.
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
   step: int = 0  # training steps done
   next_row: int = 0  # row of the training data that the next step begins with
-  parent: Mapping[str, str] | None = None  # name and hash of the one before
+  parent: Mapping[str, str] | None = None  # name and hash, checkpoint before
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
   """A checkpoint on the disk, all of whose files exist."""
 
-  path: str  # of its folder
+  path: str  # its folder
   manifest: Manifest
   files: Mapping[str, FileSeal]  # by name
-  # Hash of the manifest, which has the hash of every file: it covers them all.
+  # Hash of the manifest, which covers all files because the manifest has the
+  # hash of each.
   blake2b: str
-  is_verified: bool = dataclasses.field(default=False, compare=False)  # by hash
-  # Its files, where they are to stay readable: a trainer may remove them.
+  # Whether the hash of every file was compared.
+  is_verified: bool = dataclasses.field(default=False, compare=False)
+  # The open files, if a trainer may remove the checkpoint while it is read.
   held: OpenWeights | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
@@ -154,7 +156,7 @@ def newest_whole(
 def first_whole(
   paths: Sequence[str], given: str, read: ReadCheckpoint
 ) -> Checkpoint | None:
-  """Returns the first of some checkpoints that is whole, None of none.
+  """Returns the first checkpoint that is whole; None if there are no paths.
 
   Args:
     paths: paths of checkpoints, in the order to try.
@@ -163,9 +165,8 @@ def first_whole(
 
   Raises:
     UserError: all are damaged, or one cannot be read.
-    RemovedCheckpointError: one has gone.
+    RemovedCheckpointError: one was removed while it was read.
   """
-  # Hashing reads a checkpoint once; others are read only after a damaged one.
   for path in paths:
     try:
       return read(path)
@@ -173,7 +174,7 @@ def first_whole(
       raise
     except DamagedCheckpointError as error:
       warn_of_damage(path, error)
-  # Starting anew would silently discard what was trained.
+  # To return None, and train from scratch, would discard what was trained.
   if paths:
     raise UserError(
       f"{given}: none of its {len(paths)} checkpoints is whole (see above); "
@@ -197,7 +198,8 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
 
   Args:
     path: folder of the checkpoint.
-    hold: hold the files that were compared, for a reader beside a trainer.
+    hold: whether to hold the compared files open, because a trainer may remove
+      the checkpoint.
 
   Raises:
     DamagedCheckpointError: a file is missing, truncated or changed.
@@ -213,11 +215,15 @@ def read_whole(path: str, *, hold: bool = False) -> Checkpoint:
     with reading(path, name):
       file = held.path(name) if hold else os.path.join(path, name)
       found[name] = hash_file(file)
-  return verified(checkpoint, found)
+  return verify(checkpoint, found)
 
 
-def verified(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
-  """Returns a checkpoint after comparing the hashes that its files have.
+def verify(checkpoint: Checkpoint, found: Mapping[str, str]) -> Checkpoint:
+  """Returns a checkpoint as verified.
+
+  Args:
+    checkpoint: checkpoint on the disk.
+    found: hash of every file as it is now, by name.
 
   Raises:
     DamagedCheckpointError: a hash is not that of the bytes that were written.
@@ -248,7 +254,7 @@ def read_checkpoint(path: str) -> Checkpoint:
       f"{MANIFEST} does not say what was written"
     ) from None
   try:
-    # JSON has no tuples: sizes with hashes, and shapes, were written as lists.
+    # JSON has no tuples: seals and shapes were written as lists.
     files = {
       name: (operator.index(size), d)
       for name, (size, d) in content.pop("files").items()
@@ -258,7 +264,7 @@ def read_checkpoint(path: str) -> Checkpoint:
     }
     manifest = Manifest(**content)
   except (ValueError, TypeError, KeyError, AttributeError):
-    # The hash is right: this is what was written, with other fields.
+    # The hash is right, so that this is what another version has written.
     raise UserError(
       f"{path} is of another version of palm_mtf, which alone can read it; use "
       "that version, or move the folder away."
@@ -273,15 +279,15 @@ def read_checkpoint(path: str) -> Checkpoint:
 
 @contextlib.contextmanager
 def reading(folder: str, name: str) -> Iterator[None]:
-  """Tells a missing file of a checkpoint from one that cannot be read now.
+  """Tells a missing file of a checkpoint from a file that cannot be read now.
 
   Args:
     folder: folder of the checkpoint.
     name: name of the file that the body reads.
 
   Raises:
-    DamagedCheckpointError: it is missing.
-    UserError: it cannot be read.
+    DamagedCheckpointError: the file is missing.
+    UserError: the file cannot be read.
   """
   try:
     yield
@@ -291,7 +297,7 @@ def reading(folder: str, name: str) -> Iterator[None]:
       raise RemovedCheckpointError(what) from None
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
       raise DamagedCheckpointError(what) from None
-    # Rights, a file system that does not answer: the file may be whole.
+    # No rights, or a file system that does not answer: the file may be whole.
     raise UserError(
       f"cannot read {os.path.join(folder, name)}: {error.strerror}; mend that, "
       f"or move {folder} away."
@@ -301,10 +307,8 @@ def reading(folder: str, name: str) -> Iterator[None]:
 def _is_gone(path: str) -> bool:
   try:
     os.lstat(path)
-  except FileNotFoundError:
-    return True
-  except OSError:
-    return False
+  except OSError as error:
+    return isinstance(error, FileNotFoundError)
   return False
 
 
@@ -313,18 +317,18 @@ def write_manifest(
   manifest: Manifest,
   seals: Mapping[str, FileSeal] | None = None,
 ) -> None:
-  """Writes manifest.json beside the files in `folder`, with their hashes.
+  """Writes manifest.json next to the files in `folder`, with their hashes.
 
   Args:
     folder: folder of the checkpoint.
-    manifest: all but the files.
-    seals: seals of files, by name; other files are read here.
+    manifest: everything except the files.
+    seals: seals that are known, by file name; other files are read here.
   """
   files = dict(seals or {})
   for name in sorted(set(os.listdir(folder)) - files.keys()):
     path = os.path.join(folder, name)
     files[name] = os.path.getsize(path), hash_file(path)
-  content = sealed({**dataclasses.asdict(manifest), "files": files}, _SEAL)
+  content = seal({**dataclasses.asdict(manifest), "files": files}, _SEAL)
   with open(os.path.join(folder, MANIFEST), "w", encoding="utf-8") as file:
     file.write(json_text(content, indent=1))
 

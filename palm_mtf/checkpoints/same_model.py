@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints are of the model and vocabulary that read them, or refused."""
+"""Refuses a checkpoint of another model or vocabulary than the run's."""
 
 from collections.abc import Mapping
 
@@ -17,9 +17,11 @@ _SHOWN_DIFFERENCES = 3
 def newest_checkpoint(
   model_dir: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> Checkpoint:
-  """Returns the newest whole checkpoint of the model with these `shapes`.
+  """Returns the newest whole checkpoint, held open because a trainer may run.
 
-  It can be read also when a trainer has removed it.
+  Args:
+    model_dir: MODEL_DIR.
+    shapes: shape of every parameter of the model, by name.
 
   Raises:
     UserError: there is none, or it is of another model.

@@ -1,44 +1,49 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints are written by a thread while training goes on.
+"""A thread writes checkpoints while training continues; older ones are removed.
 
-A checkpoint is whole or not there: it gets its name when all of it is on the
-disk, and only then are older ones removed.
+A checkpoint gets its name when all of it is on the disk, and older checkpoints
+are removed after that. The last KEEP_CHECKPOINTS stay, and every
+KEEP_EVERY_STEPS-th.
 """
 
 import contextlib
 import dataclasses
+import errno
+import logging
 import os
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from palm_mtf.accounting.optimizer_state import checkpoint_bytes
+from palm_mtf.accounting.optimizer_state import (
+  LARGEST_STATE,
+  OptimizerState,
+  checkpoint_bytes,
+)
 from palm_mtf.checkpoints.manifest import (
   WEIGHTS,
   Checkpoint,
+  DamagedCheckpointError,
   Manifest,
   WriteWeights,
   checkpoint_folders,
+  find_checkpoints,
   read_checkpoint,
+  read_whole,
   write_manifest,
-)
-from palm_mtf.checkpoints.retention import (
-  free_path,
-  removable,
-  remove_or_warn,
-  remove_partial,
 )
 from palm_mtf.config import RunConfig
 from palm_mtf.errors import UserError
-from palm_mtf.model_dir.atomic_files import new_folder
-from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.model_dir.atomic_files import PARTIAL, new_folder, writing
+from palm_mtf.model_dir.layout import ModelDir, step_of
 
 
 class BackgroundWriter:
   """Writes the checkpoints of a run, one at a time.
 
-  A context manager, which waits for the last one, also after an error.
+  A context manager, which waits for the last checkpoint, also after an error.
   """
 
   def __init__(self, model_dir: str, run: RunConfig, newest: Checkpoint | None):
@@ -47,7 +52,7 @@ class BackgroundWriter:
     self._newest = newest
     self._step = newest.manifest.step if newest else 0
     self._thread: threading.Thread | None = None
-    # Raised in the thread, and again where the training loop next asks.
+    # Raised in the thread, and again in the training loop's next call.
     self._error: BaseException | None = None
     self._wait_secs = 0.0
 
@@ -55,7 +60,7 @@ class BackgroundWriter:
     return self
 
   def __exit__(self, kind: type | None, *unused: object) -> None:
-    # Whoever interrupts a run a second time does not wait for a checkpoint.
+    # KeyboardInterrupt, from the user's second Ctrl-C, does not wait.
     if kind is None or issubclass(kind, Exception):
       self._join()
 
@@ -66,7 +71,7 @@ class BackgroundWriter:
 
   @property
   def newest_path(self) -> str:
-    """Path of the newest checkpoint that is written, for messages."""
+    """Path of the newest whole checkpoint, for messages."""
     return self._newest.path if self._newest else "none yet"
 
   def write(
@@ -75,14 +80,14 @@ class BackgroundWriter:
     """Copies the weights, then writes a checkpoint in the background.
 
     Args:
-      manifest: manifest of the checkpoint, but for `parent`.
+      manifest: manifest of the checkpoint, without its `parent`.
       copy_weights: copies the weights; returns a function that writes the copy.
 
     Raises:
       UserError: the checkpoint before could not be written.
     """
-    with self._pausing():
-      self.wait()  # for the one before: host memory has one copy at a time
+    with self._timing_wait():
+      self.wait()  # so that host memory has one copy at a time
       write_weights = copy_weights()
     if self._newest:
       parent = self._newest.as_parent
@@ -108,7 +113,7 @@ class BackgroundWriter:
     Raises:
       UserError: the checkpoint could not be written.
     """
-    with self._pausing():
+    with self._timing_wait():
       self._join()
     self.check()
     return self._newest
@@ -119,11 +124,11 @@ class BackgroundWriter:
     return secs
 
   @contextlib.contextmanager
-  def _pausing(self) -> Iterator[None]:
+  def _timing_wait(self) -> Iterator[None]:
     before, start = self._wait_secs, time.perf_counter()
     try:
       yield
-    finally:  # replaces what a nested call has added
+    finally:  # replaces the sum of a nested call
       self._wait_secs = before + time.perf_counter() - start
 
   def _join(self) -> None:
@@ -159,22 +164,166 @@ def write_checkpoint(
     manifest: manifest of the checkpoint.
     write_weights: writes the weights under a prefix.
     keep: number of newest checkpoints that stay.
-    keep_every_steps: steps between checkpoints that stay for good.
+    keep_every_steps: steps between checkpoints that stay permanently.
 
   Raises:
     UserError: the disk is full, or MODEL_DIR cannot be written.
   """
   path = ModelDir(model_dir).checkpoint(manifest.step)
-  # The folder has a temporary name until the body has ended.
-  # Another run of this MODEL_DIR may have got as far.
   needed = checkpoint_bytes(manifest.shapes)
-  with new_folder(path, needed, make_way=free_path) as folder:
+  # An earlier process of this run may have written the same step.
+  with new_folder(path, needed, make_way=_free_path) as folder:
     seals = write_weights(os.path.join(folder, WEIGHTS))
     write_manifest(folder, manifest, seals)
-  # Nothing is removed before what replaces it is read: its weights were hashed
-  # as the files had them.
+  # Older checkpoints go after the new one was read. Its hashes are of the files
+  # as they are on the disk.
   written = dataclasses.replace(read_checkpoint(path), is_verified=True)
-  remove_partial(model_dir)
+  _remove_partial(model_dir)
   for old in removable(checkpoint_folders(model_dir), keep, keep_every_steps):
     remove_or_warn(old)
   return written
+
+
+_logger = logging.getLogger(__name__)
+
+
+def removable(
+  paths: list[str], keep: int, keep_every_steps: int | None
+) -> list[str]:
+  """Returns the checkpoints that retention does not keep.
+
+  Args:
+    paths: paths of checkpoints, oldest first.
+    keep: number of newest checkpoints that stay.
+    keep_every_steps: steps between checkpoints that stay permanently.
+  """
+  return [
+    path
+    for path in paths[:-keep]
+    if not keep_every_steps or step_of(path) % keep_every_steps
+  ]
+
+
+def remove_checkpoint(path: str) -> None:
+  """Removes a checkpoint; raises UserError where the disk refuses."""
+  # Rename first, so that nobody sees a half-deleted checkpoint, even if this
+  # process is killed midway.
+  hidden = _hidden(path)
+  try:
+    if not os.access(path, os.W_OK):  # the owner protects it so
+      raise PermissionError(errno.EACCES, "it is write-protected")
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
+  except OSError as error:
+    left = "" if os.path.lexists(path) else f", of which {hidden} is left"
+    raise UserError(
+      f"cannot remove {path}{left}: {error.strerror}; remove it yourself."
+    ) from None
+
+
+def remove_or_warn(path: str) -> None:
+  """Removes a checkpoint; warns if it cannot, because the run continues."""
+  try:
+    remove_checkpoint(path)
+  except UserError as error:
+    _logger.warning(str(error))
+
+
+def remove_later(model_dir: str, step: int) -> None:
+  """Removes the checkpoints after a step that training has gone back to."""
+  # The newest first: if the process is killed here, the next process resumes
+  # from the newest checkpoint that is left, and detects the same spike again.
+  for late in reversed(find_checkpoints(model_dir)):
+    if late.manifest.step > step:
+      remove_or_warn(late.path)
+
+
+def quarantine_damaged(model_dir: str, newest: Checkpoint | None) -> None:
+  """Renames the damaged checkpoints whose steps will be written again.
+
+  Args:
+    model_dir: MODEL_DIR, held by the training lock.
+    newest: newest whole checkpoint in it.
+  """
+  _remove_partial(model_dir)
+  # Every checkpoint after the newest whole one is damaged. No step of an older
+  # damaged checkpoint is written again.
+  for path in checkpoint_folders(model_dir):
+    if not newest or step_of(path) > newest.manifest.step:
+      _quarantine(path)
+
+
+def _remove_partial(model_dir: str) -> None:
+  """Removes the rest of checkpoints whose writing or removal was cut off."""
+  root = ModelDir(model_dir).checkpoints
+  for name in os.listdir(root) if os.path.isdir(root) else []:
+    if name.startswith(PARTIAL):
+      shutil.rmtree(os.path.join(root, name), ignore_errors=True)
+
+
+def _free_path(path: str) -> None:
+  """Renames the checkpoint at `path`: aside if damaged, else to be removed."""
+  try:
+    read_whole(path)
+  except DamagedCheckpointError:
+    _quarantine(path)
+  else:
+    os.rename(path, _hidden(path))
+
+
+def _hidden(path: str) -> str:
+  """Returns a free name, which `_remove_partial` knows, for a checkpoint."""
+  root, name = os.path.split(path)
+  hidden = os.path.join(root, f"{PARTIAL}{name}_removed")
+  shutil.rmtree(hidden, ignore_errors=True)
+  return hidden
+
+
+def _quarantine(path: str) -> None:
+  # Only `checkpoints prune` removes it: a person may want to save a part.
+  number, aside = 1, f"{path}.damaged"
+  while os.path.lexists(aside):
+    number += 1
+    aside = f"{path}.damaged_{number}"
+  with writing(path, None):
+    os.rename(path, aside)
+  _logger.warning(f"the damaged checkpoint is kept as {aside}")
+
+
+def check_space(
+  model_dir: str,
+  shapes: Mapping[str, tuple[int, ...]],
+  run: RunConfig,
+  state: OptimizerState = LARGEST_STATE,
+) -> None:
+  """Raises UserError unless the disk has space for the checkpoints of a run.
+
+  Args:
+    model_dir: MODEL_DIR, which need not exist.
+    shapes: shape of every parameter, by name.
+    run: checkpoint settings.
+    state: optimizer slots of each parameter.
+  """
+  # The folder of checkpoints may be a link to another disk.
+  existing = os.path.realpath(ModelDir(model_dir).checkpoints)
+  while not os.path.exists(existing):
+    existing = os.path.dirname(existing)
+  # One more than are kept: the newest is written before the oldest is removed.
+  wanted = run.keep_checkpoints + 1
+  if run.keep_every_steps:
+    wanted += run.train_steps // run.keep_every_steps
+  # At most as many as the run writes, with the checkpoint of the last step.
+  wanted = min(wanted, run.train_steps // run.checkpoint_steps + 1)
+  # Checkpoints that exist have their space already.
+  count = max(1, wanted - len(checkpoint_folders(model_dir)))
+  needed = count * checkpoint_bytes(shapes, state)
+  free = shutil.disk_usage(existing).free
+  if free < needed:
+    every = ""
+    if run.keep_every_steps:
+      every = f" and KEEP_EVERY_STEPS = {run.keep_every_steps}"
+    raise UserError(
+      f"MODEL_DIR = {model_dir!r}: KEEP_CHECKPOINTS = {run.keep_checkpoints}"
+      f"{every} needs room for {count} more, {needed:,} bytes, and its disk "
+      f"has {free:,} free; free some, keep fewer, or choose another MODEL_DIR."
+    )

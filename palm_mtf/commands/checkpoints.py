@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from palm_mtf.checkpoints.locate import (
+from palm_mtf.checkpoints.initial_weights import (
   NamedWeights,
   find_weights,
   read_shapes,
@@ -24,7 +24,7 @@ from palm_mtf.checkpoints.manifest import (
   read_checkpoint,
   read_whole,
 )
-from palm_mtf.checkpoints.retention import removable, remove_checkpoint
+from palm_mtf.checkpoints.writer import removable, remove_checkpoint
 from palm_mtf.errors import UserError, check_count, did_you_mean
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import writing

@@ -11,12 +11,12 @@ import math
 from typing import TYPE_CHECKING
 
 from palm_mtf.accounting.architecture import parameter_shapes
-from palm_mtf.checkpoints.held_out import (
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
+from palm_mtf.checkpoints.validation_split import (
   warn_of_larger_share,
   warn_of_other_evaluation_text,
 )
-from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
 from palm_mtf.data.batches.batches import split_batch
 from palm_mtf.data.batches.corpus import corpus_of_run

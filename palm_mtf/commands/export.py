@@ -57,7 +57,7 @@ def export(
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
   # TensorFlow takes seconds to import: wrong input is told before.
-  from palm_mtf.checkpoints.arrays import array_reader
+  from palm_mtf.checkpoints.variables import array_reader
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:
     exported.write(path, array_reader(checkpoint.prefix))

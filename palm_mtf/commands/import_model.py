@@ -13,7 +13,7 @@ from palm_mtf.commands.export import check_new
 from palm_mtf.config import PalmConfig
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.huggingface.config_file import read_config
+from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.tensor_files import VOCABULARY, TensorFiles
 from palm_mtf.export.huggingface.weights import check_tensors, imported
 from palm_mtf.json_text import json_text
@@ -48,7 +48,7 @@ def import_model(
   num_bytes = _check_memory(files, folder)
   check_tensors(files, model, folder)
   parameters = imported(model, architecture, files.read)
-  from palm_mtf.checkpoints.arrays import write_arrays
+  from palm_mtf.checkpoints.variables import write_arrays
 
   output = os.path.abspath(output)
   with new_folder(output, num_bytes, make_way=check_new) as partial:

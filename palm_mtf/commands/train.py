@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf.accounting.plan import plan_if_known
-from palm_mtf.checkpoints.retention import quarantine_damaged
+from palm_mtf.checkpoints.writer import quarantine_damaged
 from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.config import Config, RunConfig
 from palm_mtf.errors import StoppedError
@@ -59,7 +59,7 @@ def train(
     outcome = _run(job)
     _check_not_stopped(outcome, model_dir)
     # Before anything is printed, which fails where nobody reads it.
-    texts = job.keep_samples(outcome.checkpoint)
+    texts = job.write_samples(outcome.checkpoint)
     _report(outcome.validation_loss, job.unigram_entropy)
     _print_texts(config.run.prompts, texts)
     _say_what_next(model_dir, config.run)

@@ -34,7 +34,7 @@ from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
-from palm_mtf.model_dir.sealed import read_sealed, sealed
+from palm_mtf.model_dir.sealed import read_sealed, seal
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def clean_examples(
   if missing:
     for task, numbers in _search(sources, missing).items():
       content = {"examples": len(task.targets), "contaminated": numbers}
-      write_atomically(paths[task], json_text(sealed(content, _SEAL)).encode())
+      write_atomically(paths[task], json_text(seal(content, _SEAL)).encode())
       found[task] = numbers
   clean = {}
   for task, numbers in found.items():

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that are written atomically; the disk's errors by name."""
+"""Writes files and folders atomically; names the errors of the disk."""
 
 import contextlib
 import errno
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 
 from palm_mtf.errors import UserError, check_no_address
 
-# Full disk, exceeded quota, exceeded size of a file.
+# Full disk, exceeded quota, exceeded file size.
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# Names of what is not whole yet; nothing reads it.
+# Begins the name of a file or folder that is not whole yet; nothing reads it.
 PARTIAL = ".partial_"
-_ABANDONED_SECS = 3600.0  # by then a writer of one file has ended
+_ABANDONED_SECS = 3600.0  # no writer of one file takes so long
 
 
 def check_model_dir(model_dir: object) -> None:
@@ -43,13 +43,13 @@ def write_atomically(
 ) -> None:
   """Writes a file, and the folders above it; readers see all of it or nothing.
 
-  It is on the disk when this returns, also for a machine that loses power. A
-  link stays one to the file that it names.
+  When this returns, the file is on the disk, even if the machine loses power. A
+  link stays: the file that it names is replaced.
 
   Args:
     path: path of the file.
-    content: all of it.
-    replaces: whether to replace a file that is there; otherwise it stays.
+    content: content of the file.
+    replaces: whether to replace an existing file, which otherwise stays.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -57,7 +57,7 @@ def write_atomically(
   folder, name = os.path.split(os.path.realpath(path))
   with writing(folder, len(content)):
     os.makedirs(folder, exist_ok=True)
-    # In the same folder, hence on the same disk: os.replace is atomic there.
+    # In the same folder, so that os.replace is atomic: it is on the same disk.
     partial = os.path.join(folder, f"{PARTIAL}{name}_")
     _remove_abandoned(partial)
     temporary = f"{partial}{secrets.token_hex(4)}"
@@ -77,7 +77,8 @@ def write_atomically(
 
 
 def _rename_to_new(temporary: str, path: str) -> None:
-  # No other process comes between the look and the name, as with os.replace.
+  # os.link fails if the file exists, so that no other process can make the
+  # file between a check and os.replace.
   try:
     os.link(temporary, path)
   except FileExistsError:
@@ -87,7 +88,7 @@ def _rename_to_new(temporary: str, path: str) -> None:
 
 
 def _remove_abandoned(prefix: str) -> None:
-  """Removes what writers of a file left that were killed."""
+  """Removes the temporary files of writers that were killed."""
   for path in glob.glob(f"{glob.escape(prefix)}*"):
     with contextlib.suppress(OSError):
       if time.time() - os.path.getmtime(path) > _ABANDONED_SECS:
@@ -117,14 +118,15 @@ def new_path(
 ) -> Iterator[str]:
   """Yields a temporary path, to become `path`: make a file or folder there.
 
-  All of it is on the disk before it has its name, and the name when this ends:
-  a machine that loses power keeps all of it or nothing. If the body fails,
-  folders above `path` that were made for it are removed.
+  The content is on the disk before it gets its name, and the name when this
+  ends: a machine that loses power keeps all of it or nothing. If the body
+  fails, folders that were made above `path` are removed.
 
   Args:
     path: file or folder to make, with the folders above it.
     needed_bytes: upper bound of its size, for the message of a full disk.
-    make_way: renames what is at `path`; called when the files are on the disk.
+    make_way: renames what is at `path`; called after the content is on the
+      disk, if there is something.
 
   Raises:
     UserError: the disk is full, or the path may not be written.
@@ -148,16 +150,16 @@ def new_path(
       sync(parent)
     finally:
       shutil.rmtree(temporary, ignore_errors=True)
-      with contextlib.suppress(OSError):  # where it is a file
+      with contextlib.suppress(OSError):  # if it was a file
         os.unlink(temporary)
       if not os.path.lexists(path):
         for folder in made:
-          with contextlib.suppress(OSError):  # where it is not empty
+          with contextlib.suppress(OSError):  # if it is not empty
             os.rmdir(folder)
 
 
 def _missing_folders(path: str) -> Iterator[str]:
-  """Yields a folder and those above it that do not exist, the deepest first."""
+  """Yields the missing folders of a path, the deepest first."""
   while path and not os.path.lexists(path):
     yield path
     path = os.path.dirname(path)
@@ -194,3 +196,22 @@ def writing(path: str, needed_bytes: int | None) -> Iterator[None]:
     raise UserError(
       f"cannot write {path}: {error.strerror}; choose another folder."
     ) from None
+
+
+@contextlib.contextmanager
+def as_os_errors(but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+  """Raises OSError in place of TensorFlow's errors, for `writing` to name.
+
+  Args:
+    but: errors of TensorFlow that stay as they are.
+  """
+  from palm_mtf._tf import tf
+
+  try:
+    yield
+  except but:
+    raise
+  except tf.errors.ResourceExhaustedError as error:  # no space left
+    raise OSError(errno.ENOSPC, error.message) from error
+  except tf.errors.OpError as error:
+    raise OSError(errno.EIO, error.message) from error

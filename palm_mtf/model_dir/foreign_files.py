@@ -1,10 +1,23 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files that other programs wrote: checks before a byte of them is read."""
+"""Files that other programs wrote, checked before a byte of them is read."""
 
 import errno
+import json
 import os
+import reprlib
 import stat
+from typing import Any
+
+from palm_mtf.errors import UserError
+
+_READ_BYTES = 2**20
+# The JSON index of a model of 10,000 layers has 10 MB.
+_MAX_JSON_BYTES = 20_000_000
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 200
+_short.maxlevel = 3
 
 
 def check_regular(path: str) -> int:
@@ -16,22 +29,14 @@ def check_regular(path: str) -> int:
     OSError: `path` is missing, or is a folder, FIFO, socket or device.
   """
   found = os.stat(path)
-  if stat.S_ISDIR(found.st_mode):
+  mode = found.st_mode
+  if stat.S_ISDIR(mode):
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-  if not stat.S_ISREG(found.st_mode):
-    kind = next(name for is_kind, name in _KINDS if is_kind(found.st_mode))
+  if not stat.S_ISREG(mode):
+    kind = "socket" if stat.S_ISSOCK(mode) else "device"
+    kind = "FIFO" if stat.S_ISFIFO(mode) else kind
     raise OSError(errno.EINVAL, f"is a {kind}, not a regular file", path)
   return found.st_size
-
-
-_KINDS = (
-  (stat.S_ISFIFO, "FIFO"),
-  (stat.S_ISSOCK, "socket"),
-  (lambda _: True, "device"),
-)
-
-
-_READ_BYTES = 2**20
 
 
 def read_regular(path: str, most_bytes: int) -> bytes:
@@ -59,3 +64,31 @@ def read_regular(path: str, most_bytes: int) -> bytes:
     f"has {size:,} bytes or more, at most {most_bytes:,} are read",
     path,
   )
+
+
+def read_json_object(path: str, hint: str) -> dict[str, Any]:
+  """Returns the JSON object that a file holds.
+
+  Args:
+    path: path of the file.
+    hint: what to give, for the message where there is no such file.
+
+  Raises:
+    UserError: the file is not regular, or does not hold a JSON object.
+  """
+  try:
+    found = json.loads(read_regular(path, _MAX_JSON_BYTES).decode())
+  except OSError as error:
+    raise UserError(f"{path}: {error.strerror}; {hint}.") from None
+  # Python raises ValueError for an integer of too many digits, too, and
+  # RecursionError for too many brackets.
+  except (ValueError, RecursionError):
+    found = None
+  if not isinstance(found, dict):
+    raise UserError(f"{path}: is no JSON object; copy it again.")
+  return found
+
+
+def short_repr(value: object) -> str:
+  """Returns a value of a file for a message: one line, not too long."""
+  return _short.repr(value)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of JSON lines: one JSON value a line."""
+"""Files of JSON lines: one JSON value per line."""
 
 import json
 import os
@@ -16,8 +16,8 @@ class JsonLinesWriter:
   """Appends values to a file in an existing folder; a context manager."""
 
   def __init__(self, path: str):
-    # Without a buffer each line is in the file when `write` returns, and one
-    # that a full disk refused is not tried again by `close`.
+    # Unbuffered, so that each line is in the file when `write` returns, and
+    # `close` does not try again to write a line that a full disk has refused.
     self._file = open(path, "ab", buffering=0)
 
   def __enter__(self) -> "JsonLinesWriter":
@@ -53,7 +53,7 @@ def read_json_lines(
     number: key of a whole number that every value has, if any.
 
   Raises:
-    UserError: the file cannot be read, or a line is no value of this kind.
+    UserError: the file cannot be read, or a line has no value of this kind.
   """
   try:
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -68,8 +68,8 @@ def read_json_lines(
     try:
       value = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or nested too deep
-      # A process that was killed may leave a truncated last line. Whoever
-      # writes the file next leaves it out.
+      # A process that was killed may leave a truncated last line. The next
+      # writer of the file leaves it out.
       if not line.strip() or not line.endswith("\n"):
         continue
     else:

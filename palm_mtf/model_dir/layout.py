@@ -15,13 +15,13 @@ class ModelDir:
     self.path = path
     # Every setting as a gin file, from which another command starts.
     self.config = os.path.join(path, "config.gin")
-    # SentencePiece's, where the run trained one.
+    # SentencePiece's model, if the run trained one.
     self.vocabulary = os.path.join(path, "vocabulary.model")
-    # Folder of token stores, unless there is a CACHE_DIR.
+    # Folder of token stores, if there is no CACHE_DIR.
     self.tokens = os.path.join(path, "tokens")
     # Folders step_00000200/ with manifest.json and TensorFlow's files.
     self.checkpoints = os.path.join(path, "checkpoints")
-    # JSON lines by step. TensorBoard's events.* lie beside them.
+    # JSON lines by step. TensorBoard's events.* are in the same folder.
     self.metrics = os.path.join(path, "metrics.jsonl")
     # JSON lines: continuations of PROMPTS.
     self.samples = os.path.join(path, "samples.jsonl")
@@ -33,7 +33,7 @@ class ModelDir:
     self.contamination = os.path.join(self.evaluations, "contamination")
     # Files step_00000200.* of traced steps.
     self.traces = os.path.join(path, "traces")
-    # What `palm_mtf plan --json` says of the run, if it knows its CHIP.
+    # The output of `palm_mtf plan --json` for the run, if it has a CHIP.
     self.plan = os.path.join(path, "plan.json")
     # The page of `palm_mtf report`.
     self.report = os.path.join(path, "report.html")
@@ -58,12 +58,12 @@ class SweepDir:
 
   def __init__(self, path: str):
     self.path = path
-    # One for all runs, unless they are given some.
+    # Vocabulary and tokens for all runs, unless their settings name others.
     self.vocabulary = ModelDir(path).vocabulary
     self.tokens = ModelDir(path).tokens
     # MODEL_DIRs of the runs, by their names.
     self.runs = os.path.join(path, "runs")
-    # The table of all runs, twice; with the scaling law in the first.
+    # The table of all runs; sweep.json has the scaling law, too.
     self.results = os.path.join(path, "sweep.json")
     self.table = os.path.join(path, "sweep.csv")
     self.picture = os.path.join(path, "sweep.png")
@@ -91,7 +91,9 @@ def step_name(step: int) -> str:
 
 
 def step_of(path: str) -> int | None:
-  """Returns the step in the name of a file or folder, None for other names."""
-  # Names with an ending, as "step_00000200.damaged", are other names.
+  """Returns the step in the name of a file or folder, None for other names.
+
+  "step_00000200.damaged" is another name.
+  """
   match = _STEP.fullmatch(os.path.basename(path))
   return int(match[1]) if match else None

@@ -32,7 +32,8 @@ def training_lock(model_dir: str) -> Iterator[None]:
   path = ModelDir(model_dir).lock
   is_new = not os.path.isdir(model_dir)
   descriptor = _lock(model_dir, path)
-  # The folder too: the file may be removed by hand. NFS locks files alone.
+  # Lock the folder, too, because the file may be removed by hand. On NFS only
+  # files are locked.
   folder = os.open(model_dir, os.O_RDONLY)
   try:
     _flock(folder, model_dir, path)
@@ -42,7 +43,7 @@ def training_lock(model_dir: str) -> Iterator[None]:
       os.unlink(path)
     os.close(descriptor)
     os.close(folder)
-    if is_new:  # removed again if nothing was written into it
+    if is_new:  # remove it again if nothing was written into it
       with contextlib.suppress(OSError):
         os.rmdir(model_dir)
 
@@ -64,13 +65,13 @@ def _lock(model_dir: str, path: str) -> int:
         f"{model_dir} is on a file system without locks ({refused}): see to it "
         "yourself that only one process trains there"
       )
-    # The holder before removes the file and then releases the lock. A lock on
-    # a removed file keeps nobody out.
+    # The last holder removed the file before it released the lock. A lock on a
+    # removed file keeps no process out.
     if _is_at(descriptor, path):
       break
     os.close(descriptor)
   holder = {"pid": os.getpid(), "host": socket.gethostname()}
-  with contextlib.suppress(OSError):  # a full disk: the lock holds without it
+  with contextlib.suppress(OSError):  # the lock works without it on a full disk
     os.ftruncate(descriptor, 0)
     os.write(descriptor, json_text(holder).encode())
   return descriptor
@@ -103,4 +104,4 @@ def _holder(path: str) -> str:
       content = json.load(file)
     return f"process {content['pid']} on {content['host']}"
   except (OSError, ValueError, RecursionError, KeyError, TypeError):
-    return "another process"  # has locked the file, and not yet written it
+    return "another process"  # which has not yet written its name

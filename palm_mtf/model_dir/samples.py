@@ -8,7 +8,7 @@ from palm_mtf.model_dir.json_lines import read_json_lines, write_json_lines
 from palm_mtf.model_dir.layout import ModelDir
 
 
-def keep_samples(
+def write_samples(
   model_dir: str, step: int, prompts: Sequence[str], texts: Sequence[str]
 ) -> None:
   """Adds `texts`, the continuations of `prompts` after `step` steps."""
@@ -26,6 +26,6 @@ def keep_samples(
 
 
 def has_samples(model_dir: str, step: int) -> bool:
-  """Whether there are continuations after `step` steps."""
+  """Says whether there are continuations after `step` steps."""
   lines = read_json_lines(ModelDir(model_dir).samples, number="step")
   return any(line["step"] == step for line in lines)

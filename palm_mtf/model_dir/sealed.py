@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of files, and sealed JSON, which carries the hash of its content."""
+"""Hashes files, and seals JSON: its last key has the hash of its content."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ def hash_file(path: str) -> str:
     return hashlib.file_digest(file, _blake2b).hexdigest()
 
 
-def sealed(content: Mapping[str, object], key: str) -> dict[str, Any]:
+def seal(content: Mapping[str, object], key: str) -> dict[str, Any]:
   """Returns JSON content with its hash at `key`."""
-  # The hash is of the content as it is read again: JSON has no tuples.
+  # Hash the content as a reader sees it: JSON has no tuples.
   content = json.loads(json_text(content))
   return {**content, key: _hash_content(content)}
 
@@ -46,7 +46,7 @@ def read_sealed(path: str, key: str) -> tuple[dict[str, Any], str]:
 
 
 def _hash_content(content: Mapping[str, object]) -> str:
-  # Keys sorted: the order in which a file has them does not matter.
+  # Keys are sorted, so that their order in the file does not matter.
   text = json.dumps(content, sort_keys=True).encode()
   return hashlib.blake2b(text, digest_size=16).hexdigest()
 

@@ -3,7 +3,6 @@
 """TRACE_STEPS: the timeline of a step, operations and transfers between pods.
 
 records   TensorFlow's records of a step -> operations and transfers
-overlap   transfer time hidden behind computation, and exposed
-chrome    the timeline as a file for chrome://tracing and Perfetto
-write     the file of a step, and its line on stderr
+overlap   transfer time that computation hides, and exposed transfer time
+write     the file for chrome://tracing and Perfetto, and the line on stderr
 """

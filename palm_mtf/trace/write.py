@@ -1,33 +1,40 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a traced step: MODEL_DIR/traces/step_00000020.json."""
+"""Writes a traced step: MODEL_DIR/traces/step_00000020.json.
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+chrome://tracing and ui.perfetto.dev read the file. Lanes are "pod 0" for the
+operations of a pod, and "pod 0 -> pod 1" for the transfers of a direction.
+Times are microseconds.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.programs.train_program import TrainProgram
-from palm_mtf.trace.chrome import chrome_trace
-from palm_mtf.trace.overlap import step_figures
-from palm_mtf.trace.records import read_trace
+from palm_mtf.trace.overlap import received, step_figures
+from palm_mtf.trace.records import Operation, Trace, Transfer, read_trace
+
+_SHORTEST_SECS = 1e-6
 
 
-class KeptTrace(NamedTuple):
+class WrittenTrace(NamedTuple):
   """A trace that is written."""
 
   says: str  # its line on stderr
   figures: Mapping[str, float]  # metrics of the step
 
 
-def keep_trace(
+def write_trace(
   model_dir: str,
   step: int,
   program: TrainProgram,
   calls: Sequence[tf.RunMetadata],
-) -> KeptTrace:
+) -> WrittenTrace:
   """Writes the file of a step.
 
   Args:
@@ -40,13 +47,12 @@ def keep_trace(
   path = f"{ModelDir(model_dir).trace(step)}.json"
   write_atomically(path, json_text(chrome_trace(trace, step)).encode())
   figures = step_figures(trace)
-  return KeptTrace(
+  return WrittenTrace(
     f"{_headline(step, trace.num_pods, figures)}: {path}", figures
   )
 
 
 def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
-  """Returns the figures of a traced step in a line."""
   text = f"step {step} took {_ms(figures['traced_step_secs'])}"
   if num_pods == 1:
     return text
@@ -63,3 +69,99 @@ def _headline(step: int, num_pods: int, figures: Mapping[str, float]) -> str:
 
 def _ms(secs: float) -> str:
   return f"{1e3 * secs:,.3g} ms" if secs < 1 else f"{1e3 * secs:,.0f} ms"
+
+
+def chrome_trace(trace: Trace, step: int) -> dict[str, Any]:
+  """Returns the content of a step's file."""
+  # The shortest operations, which are the most, would be invisible.
+  operations = [
+    x for x in trace.operations if x.end - x.start >= _SHORTEST_SECS
+  ]
+  # Lanes are numbered: pods first, then directions.
+  events: list[dict] = []
+  for pod in range(trace.num_pods):
+    of_pod = [x for x in operations if x.pod == pod]
+    events += _lane(f"pod {pod}", pod, [_operation(x) for x in of_pod])
+  directions = sorted({(x.source, x.target) for x in trace.transfers})
+  for number, (source, target) in enumerate(directions, start=trace.num_pods):
+    crossed = [
+      _transfer(x)
+      for x in trace.transfers
+      if (x.source, x.target) == (source, target)
+    ]
+    events += _lane(f"pod {source} -> pod {target}", number, crossed)
+  return {
+    "displayTimeUnit": "ms",
+    "traceEvents": events,
+    "otherData": {
+      "step": step,
+      "num_pods": trace.num_pods,
+      "directions": [
+        _direction(trace, number, *places)
+        for number, places in enumerate(directions, start=trace.num_pods)
+      ],
+      "last_call": _micros(trace.last_call),
+      "figures": step_figures(trace),
+    },
+  }
+
+
+def _direction(
+  trace: Trace, number: int, source: int, target: int
+) -> dict[str, Any]:
+  crossed = received(trace, target, [source])
+  return {
+    "pid": number,
+    "source": source,
+    "target": target,
+    "bytes": crossed.received_bytes,
+    "hidden_usecs": _micros(crossed.hidden_secs),
+    "exposed_usecs": _micros(crossed.exposed_secs),
+    "exposed": [[_micros(a), _micros(b)] for a, b in crossed.exposed],
+  }
+
+
+def _micros(secs: float) -> float:
+  return round(secs * 1e6, 3)
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+  return {
+    "name": operation.name,
+    "cat": operation.phase,
+    "ts": _micros(operation.start),
+    "dur": _micros(operation.end - operation.start),
+    "args": {"device": operation.device},
+  }
+
+
+def _transfer(transfer: Transfer) -> dict[str, Any]:
+  return {
+    "name": transfer.name,
+    "cat": "transfer",
+    "ts": _micros(transfer.ready),
+    "dur": _micros(transfer.arrived - transfer.ready),
+    "args": {
+      "bytes": transfer.num_bytes,
+      "usecs until sent": _micros(transfer.sent - transfer.ready),
+    },
+  }
+
+
+def _lane(
+  name: str, number: int, events: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+  """Yields the events of a lane, in as many rows as events overlap."""
+  # In the format a lane is a process, a row is a thread, and metadata is "M".
+  for kind, key, value in (
+    ("process_name", "name", name),
+    ("process_sort_index", "sort_index", number),
+  ):
+    yield {"ph": "M", "name": kind, "pid": number, "args": {key: value}}
+  free: list[tuple[float, int]] = []  # (end of its last event, row)
+  for event in sorted(events, key=lambda each: each["ts"]):
+    row = len(free)
+    if free and free[0][0] <= event["ts"]:
+      _, row = heapq.heappop(free)
+    heapq.heappush(free, (event["ts"] + event["dur"], row))
+    yield {"ph": "X", "pid": number, "tid": row, **event}

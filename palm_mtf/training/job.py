@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from palm_mtf.checkpoints.locate import NamedWeights
+from palm_mtf.checkpoints.initial_weights import NamedWeights
 from palm_mtf.checkpoints.manifest import Checkpoint, Manifest
 from palm_mtf.config import Config
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.continue_prompts import continue_prompts
 from palm_mtf.machine.kernels import difference
-from palm_mtf.model_dir.samples import keep_samples
+from palm_mtf.model_dir.samples import write_samples
 from palm_mtf.training.loss_spikes import Rewind
 
 if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
@@ -67,11 +67,11 @@ class TrainJob:
     manifest = dataclasses.replace(self.manifest, kernels=kernels)
     return dataclasses.replace(self, manifest=manifest)
 
-  def keep_samples(self, checkpoint: Checkpoint) -> list[str]:
+  def write_samples(self, checkpoint: Checkpoint) -> list[str]:
     """Samples continuations of PROMPTS; returns them, and writes them."""
     prompts = self.config.run.prompts
     texts = continue_prompts(checkpoint, self.config, self.vocabulary)
-    keep_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
+    write_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
     return texts
 
   def evaluate_tasks(

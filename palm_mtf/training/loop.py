@@ -14,16 +14,15 @@ from typing import NamedTuple
 from palm_mtf._tf import tf
 from palm_mtf.accounting import flops
 from palm_mtf.accounting.communication import dcn_bytes
-from palm_mtf.checkpoints.file_hosts import find_file_hosts
+from palm_mtf.checkpoints.hosts import find_checkpoint_hosts
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.restore import (
+from palm_mtf.checkpoints.variables import (
+  WeightsCopier,
   restore,
   restore_weights,
   whole_reader,
 )
-from palm_mtf.checkpoints.retention import remove_later
-from palm_mtf.checkpoints.weights_copier import WeightsCopier
-from palm_mtf.checkpoints.writer import BackgroundWriter
+from palm_mtf.checkpoints.writer import BackgroundWriter, remove_later
 from palm_mtf.cluster.client.connect import Cluster, ServerMemory
 from palm_mtf.cluster.client.heartbeat import Heartbeat
 from palm_mtf.data.batches.prefetch import Prefetcher
@@ -35,7 +34,7 @@ from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.model_dir.samples import has_samples
 from palm_mtf.programs.train_program import TrainProgram, build_train_program
-from palm_mtf.trace.write import keep_trace
+from palm_mtf.trace.write import write_trace
 from palm_mtf.training.clock import Clock
 from palm_mtf.training.finite_check import FiniteCheck
 from palm_mtf.training.host_features import find_features
@@ -124,7 +123,7 @@ class TrainLoop:
     job, session = self._job, where.session
     self._train_step = TrainStep(session, program)
     pods = [x.slices for x in program.pods]
-    hosts = find_file_hosts(
+    hosts = find_checkpoint_hosts(
       session,
       Process(program.devices.client),
       where.cluster.servers,
@@ -142,7 +141,7 @@ class TrainLoop:
     if job.initial_state:
       # Another run's files are held open: its trainer may remove them.
       files = job.initial_weights.prefix
-      restore(session, pods, files, hosts.client_alone)
+      restore(session, pods, files, hosts.client_only)
       return
     session.run(program.initialize)
     # Of another run come parameters alone: the optimizer starts anew.
@@ -194,7 +193,7 @@ class TrainLoop:
       if is_due or has_tasks or self._step in run.trace_steps:
         self._log(values)
       if self._has_samples():
-        self._job.keep_samples(self._checkpoint_of_now())
+        self._job.write_samples(self._checkpoint_of_now())
       elif self._step % run.checkpoint_steps == 0:
         self._save()
     self._save()  # the last step, or a signal came
@@ -226,7 +225,7 @@ class TrainLoop:
       and not has_samples(job.model_dir, self._step)
     ):
       self._watchdog.expect_slow()
-      job.keep_samples(job.checkpoint)
+      job.write_samples(job.checkpoint)
 
   def _has_samples(self) -> bool:
     """Whether samples are due after this step; train.py takes the last's."""
@@ -282,7 +281,7 @@ class TrainLoop:
     self._watchdog.step_done(until)
     if is_traced:
       self._watchdog.expect_slow()
-      trace = keep_trace(self._job.model_dir, until, self._program, records)
+      trace = write_trace(self._job.model_dir, until, self._program, records)
       _logger.info(trace.says)
       all_values[-1] |= trace.figures
     return all_values

@@ -21,14 +21,13 @@ from palm_mtf.accounting.optimizer_state import (
   check_same_slots,
   optimizer_state,
 )
-from palm_mtf.checkpoints.held_out import warn_of_other_split
 from palm_mtf.checkpoints.initial_weights import (
+  NamedWeights,
   check_same_vocabulary,
   check_vocabulary_given,
+  find_initial_state,
   find_initial_weights,
-  whole_state,
 )
-from palm_mtf.checkpoints.locate import NamedWeights
 from palm_mtf.checkpoints.manifest import (
   Checkpoint,
   Manifest,
@@ -36,8 +35,9 @@ from palm_mtf.checkpoints.manifest import (
   read_checkpoint,
   read_whole,
 )
-from palm_mtf.checkpoints.retention import check_space
 from palm_mtf.checkpoints.same_model import check_same_model
+from palm_mtf.checkpoints.validation_split import warn_of_other_split
+from palm_mtf.checkpoints.writer import check_space
 from palm_mtf.cluster.addresses import check_client
 from palm_mtf.cluster.client.places import cluster_places
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
@@ -93,7 +93,7 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   check_same_vocabulary(initial, vocabulary)
   state = None
   if initial and run.init_state == "all":
-    state = whole_state(initial, run, config.optimizer)
+    state = find_initial_state(initial, run, config.optimizer)
   check_prompts(run.prompts, vocabulary, model, run)
   warn_of_spaces(run.prompts, vocabulary)
   corpus = corpus_of_run(model_dir, config, vocabulary)

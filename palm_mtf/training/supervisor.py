@@ -17,8 +17,7 @@ from palm_mtf.checkpoints.manifest import (
   read_checkpoint,
   warn_of_damage,
 )
-from palm_mtf.checkpoints.retention import quarantine_damaged
-from palm_mtf.checkpoints.writer import BackgroundWriter
+from palm_mtf.checkpoints.writer import BackgroundWriter, quarantine_damaged
 from palm_mtf.cluster.client.connect import Cluster, connect
 from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.client.local_servers import PodServers

@@ -22,7 +22,7 @@ from palm_mtf.checkpoints.manifest import (
 )
 from palm_mtf.checkpoints.same_model import newest_checkpoint
 from palm_mtf.errors import UserError
-from palm_mtf.model_dir.sealed import sealed
+from palm_mtf.model_dir.sealed import seal
 from tests.checkpoint_files import SHAPES, manifest, steps_of, write
 
 
@@ -93,7 +93,7 @@ def _seal_as_empty(path: pathlib.Path, name: str) -> None:
   content = json.loads((path / "manifest.json").read_text())
   content.pop("blake2b")
   content["files"][name][0] = 0
-  (path / "manifest.json").write_text(json.dumps(sealed(content, "blake2b")))
+  (path / "manifest.json").write_text(json.dumps(seal(content, "blake2b")))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "weights.data"])
@@ -118,7 +118,7 @@ def test_what_a_later_version_wrote_is_not_called_damaged(tmp_path, capsys):
   content = json.loads(open(f"{newest}/manifest.json").read())
   del content["blake2b"]
   with open(f"{newest}/manifest.json", "w") as file:
-    json.dump(sealed({**content, "later": 1}, "blake2b"), file)
+    json.dump(seal({**content, "later": 1}, "blake2b"), file)
   with pytest.raises(UserError) as error:
     newest_whole(str(tmp_path))
   assert str(error.value).startswith(f"{newest} is of another version of palm")

@@ -12,10 +12,14 @@ import types
 import pytest
 
 from palm_mtf.checkpoints import manifest as manifest_module
-from palm_mtf.checkpoints import retention
+from palm_mtf.checkpoints import writer as module
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.checkpoints.retention import check_space, quarantine_damaged
-from palm_mtf.checkpoints.writer import BackgroundWriter, write_checkpoint
+from palm_mtf.checkpoints.writer import (
+  BackgroundWriter,
+  check_space,
+  quarantine_damaged,
+  write_checkpoint,
+)
 from palm_mtf.errors import UserError
 from tests.checkpoint_files import (
   SHAPES,
@@ -67,9 +71,9 @@ def test_what_cannot_be_removed_is_said_and_the_run_goes_on(
     real(path, ignore_errors=ignore_errors)
 
   if how == "protected":  # `chmod a-w`, which root disregards
-    monkeypatch.setattr(retention.os, "access", lambda path, mode: path != old)
+    monkeypatch.setattr(module.os, "access", lambda path, mode: path != old)
   else:
-    monkeypatch.setattr(retention.shutil, "rmtree", refuse)
+    monkeypatch.setattr(module.shutil, "rmtree", refuse)
   assert write(tmp_path, 2, keep=1).manifest.step == 2
   (line,) = capsys.readouterr().err.splitlines()
   if how == "protected":
@@ -94,7 +98,7 @@ def test_of_the_checkpoints_after_a_rewind_the_newest_goes_first(
     left.append(steps_of(tmp_path))
 
   monkeypatch.setattr(os, "rename", note)
-  retention.remove_later(str(tmp_path), 2)
+  module.remove_later(str(tmp_path), 2)
   assert left == [[1, 2, 3], [1, 2]]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf.cli.main import main
-from palm_mtf.export.huggingface.safetensors import SafetensorsFile
+from palm_mtf.export.huggingface.tensor_files import SafetensorsFile
 from tests import oracle, runs
 from tests.mtf_testing import small_config
 

@@ -16,7 +16,7 @@ import pytest
 from palm_mtf.cli.main import main
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.lock import training_lock
-from palm_mtf.model_dir.sealed import read_sealed, sealed
+from palm_mtf.model_dir.sealed import read_sealed, seal
 from tests import runs
 from tests.source_files import ROOT
 
@@ -137,11 +137,11 @@ TESTS = {
     "test_a_missing_library_is_one_line",
   ),
   "...: is no whole safetensors": (
-    "export/huggingface/safetensors_test.py",
+    "export/huggingface/tensor_files_test.py",
     "test_a_header_that_is_no_safetensors_header_is_refused",
   ),
   "...: its ... holds a number": (
-    "export/huggingface/safetensors_test.py",
+    "export/huggingface/tensor_files_test.py",
     "test_a_number_that_is_not_finite_is_refused_by_the_tensors_name",
   ),
   "...: only ... is read": (
@@ -149,7 +149,7 @@ TESTS = {
     "test_other_weights_in_the_folder_are_refused_by_name",
   ),
   "... = ...: palm_mtf computes only": (
-    "export/huggingface/config_file_test.py",
+    "export/huggingface/config_json_test.py",
     "test_a_setting_that_is_not_of_our_models_is_named",
   ),
   "...: other users can": (
@@ -175,7 +175,7 @@ def places(corpus, finished, tmp_path_factory):
   for path in found["later"].glob("checkpoints/*/manifest.json"):
     content, _ = read_sealed(str(path), "blake2b")
     content["a_field_of_later"] = 1
-    path.write_text(json_text(sealed(content, "blake2b")))
+    path.write_text(json_text(seal(content, "blake2b")))
   config = found["code"] / "config.gin"
   config.write_text(f"import of_a_stranger\n{config.read_text()}")
   return {

@@ -15,7 +15,7 @@ seqio = pytest.importorskip("seqio", reason="SeqIO is not installed")
 
 from palm_mtf._tf import tf  # noqa: E402
 from palm_mtf.checkpoints.manifest import Checkpoint  # noqa: E402
-from palm_mtf.checkpoints.weights_copier import WeightsCopier  # noqa: E402
+from palm_mtf.checkpoints.variables import WeightsCopier  # noqa: E402
 from palm_mtf.config import (  # noqa: E402
   Config,
   DataConfig,

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf2
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.checkpoints.weights_copier import WeightsCopier
+from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.config import DecodeConfig, MeshLayout
 from palm_mtf.mesh.session import session_config
 from palm_mtf.model.layers import embed, norm, sines_and_cosines

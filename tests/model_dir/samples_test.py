@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 
-from palm_mtf.model_dir.samples import keep_samples
+from palm_mtf.model_dir.samples import write_samples
 
 
 def kept(folder) -> list[tuple]:
@@ -11,12 +11,12 @@ def kept(folder) -> list[tuple]:
 
 
 def test_samples_are_kept_in_the_order_of_steps_each_step_once(tmp_path):
-  keep_samples(str(tmp_path), 50, [], [])
+  write_samples(str(tmp_path), 50, [], [])
   assert not list(tmp_path.iterdir())
-  keep_samples(str(tmp_path), 100, ["a", "b"], ["1", "2"])
-  keep_samples(str(tmp_path), 300, ["a"], ["later"])
-  keep_samples(str(tmp_path), 200, ["a"], ["taken back"])
-  keep_samples(str(tmp_path), 200, ["a"], ["again\n\u00e9"])
+  write_samples(str(tmp_path), 100, ["a", "b"], ["1", "2"])
+  write_samples(str(tmp_path), 300, ["a"], ["later"])
+  write_samples(str(tmp_path), 200, ["a"], ["taken back"])
+  write_samples(str(tmp_path), 200, ["a"], ["again\n\u00e9"])
   assert kept(tmp_path) == [
     (100, "a", "1"),
     (100, "b", "2"),

@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from palm_mtf.checkpoints.arrays import write_arrays
 from palm_mtf.checkpoints.manifest import find_checkpoints
+from palm_mtf.checkpoints.variables import write_arrays
 from palm_mtf.checkpoints.writer import write_checkpoint
 from tests import processes, runs
 from tools.chaos import WrongEndError, check_same

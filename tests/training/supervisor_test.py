@@ -150,14 +150,14 @@ def test_training_reads_the_cache_when_it_is_there_and_says_so(
     pytest.param(TrainLoop, "_validate", 2, marks=pytest.mark.slow),
     pytest.param(TrainLoop, "_validate", 4, marks=pytest.mark.slow),  # the last
     (TrainLoop, "_save", 3),
-    pytest.param(TrainJob, "keep_samples", 2, marks=pytest.mark.slow),
+    pytest.param(TrainJob, "write_samples", 2, marks=pytest.mark.slow),
   ],
 )
 def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
   owner, name, step, corpus, tmp_path, monkeypatch, capsys
 ):
   settings = {"TRAIN_STEPS": 4, "CHECKPOINT_STEPS": 3, "EVAL_STEPS": 2}
-  if name == "keep_samples":
+  if name == "write_samples":
     settings["SAMPLE_STEPS"] = 2
   else:
     settings["PROMPTS"] = []

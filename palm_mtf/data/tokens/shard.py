@@ -27,7 +27,7 @@ from palm_mtf.data.tokens.mapped_file import map_array
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.model_dir.sealed import hash_file, read_sealed, sealed
+from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
 _MOST_REPEATED_BYTES = 1 << 30  # of one document: a shard is made in memory
 _SEAL = "seal"
@@ -227,7 +227,7 @@ def _num_bytes(name: str, summary: ShardSummary, path: str) -> int:
 
 def write_sealed_json(path: str, content: dict) -> None:
   """Writes a JSON file with a hash of its content."""
-  write_atomically(path, json_text(sealed(content, _SEAL), indent=1).encode())
+  write_atomically(path, json_text(seal(content, _SEAL), indent=1).encode())
 
 
 def read_sealed_json(path: str) -> dict:

@@ -14,7 +14,7 @@ import re
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.export.gguf.file import Value
-from palm_mtf.export.huggingface.architecture import (
+from palm_mtf.export.huggingface.config_json import (
   COHERE,
   GRANITE,
   NORM_EPSILON,

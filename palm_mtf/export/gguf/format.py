@@ -9,7 +9,7 @@ from palm_mtf.export.gguf.vocabulary import (
   check_vocabulary,
   vocabulary_metadata,
 )
-from palm_mtf.export.huggingface.architecture import COHERE
+from palm_mtf.export.huggingface.config_json import COHERE
 from palm_mtf.export.huggingface.weights import exported, tensor_shapes
 from palm_mtf.export.trained_model import Reader, TrainedModel
 

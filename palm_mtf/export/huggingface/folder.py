@@ -6,9 +6,12 @@ import logging
 import math
 import os
 
-from palm_mtf.export.huggingface.architecture import architecture_of, to_config
-from palm_mtf.export.huggingface.safetensors import write_safetensors
-from palm_mtf.export.huggingface.tensor_files import VOCABULARY, WEIGHTS
+from palm_mtf.export.huggingface.config_json import architecture_of, to_config
+from palm_mtf.export.huggingface.tensor_files import (
+  VOCABULARY,
+  WEIGHTS,
+  write_safetensors,
+)
 from palm_mtf.export.huggingface.tokenizer import (
   tokenizer_config,
   tokenizer_json,

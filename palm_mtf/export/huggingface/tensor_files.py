@@ -1,30 +1,48 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a model of transformers, whole or in shards."""
+"""The files of a model of transformers, and the safetensors format.
 
+A safetensors file is a JSON header, then the bytes of all tensors:
+
+8 bytes   length of the header, little-endian
+header    {name: {"dtype": "F32", "shape": [...], "data_offsets": [a, b]}}
+bytes     of each tensor in row-major order, [a, b) from the header's end
+
+The format's own library reads: it checks that the tensors fill the file without
+an overlap or a hole, and that each has the size of its dtype and shape. The
+library writes only tensors that are all in memory, so that this module writes.
+"""
+
+import json
+import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import ml_dtypes  # noqa: F401 (the library asks NumPy for "bfloat16")
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from palm_mtf.errors import UserError
-from palm_mtf.export.huggingface.json_files import read_json_object, shown
-from palm_mtf.export.huggingface.safetensors import SafetensorsFile
+from palm_mtf.model_dir.foreign_files import (
+  check_regular,
+  read_json_object,
+  short_repr,
+)
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # {"weight_map": {tensor: file}}
-# Of SentencePiece; transformers does not read it.
+# The SentencePiece model, which transformers does not read.
 VOCABULARY = "vocabulary.model"
-# Files of weights: of PyTorch, TensorFlow, JAX, llama.cpp, ONNX, and of
+# Files of weights of PyTorch, TensorFlow, JAX, llama.cpp and ONNX, and of
 # adapters, which transformers adds to the model.
-_OF_WEIGHTS = re.compile(
+_WEIGHT_FILES = re.compile(
   r".*\.(safetensors|bin|pt|pth|pkl|npz|h5|msgpack|gguf|onnx)"
   r"|.*\.ckpt(\.(index|data-.*))?|adapter_.*\.json",
   re.IGNORECASE,
 )
-# What the Trainer of transformers keeps next to the weights for itself.
-_OF_TRAINER = re.compile(
+# Files that the Trainer of transformers keeps for itself next to the weights.
+_TRAINER_FILES = re.compile(
   r"(training_args|optimizer|scheduler|scaler|rng_state\w*)\.(bin|pt|pth)"
 )
 
@@ -45,21 +63,21 @@ class TensorFiles:
         are not read.
     """
     self._files: dict[str, SafetensorsFile] = {}
-    weight_map = _weight_map(folder)
+    weight_map = _read_weight_map(folder)
     names = sorted({*weight_map.values()}) if weight_map else [WEIGHTS]
     for name in names:
       file = SafetensorsFile(os.path.join(folder, name))
       for tensor in file.shapes:
         if weight_map and weight_map.get(tensor) != name:
           raise UserError(
-            f"{os.path.join(folder, name)}: its {shown(tensor)} is not listed "
-            f"as this file's in {_INDEX}; copy the folder again."
+            f"{os.path.join(folder, name)}: its {short_repr(tensor)} is not "
+            f"listed as this file's in {_INDEX}; copy the folder again."
           )
         self._files[tensor] = file
     for tensor in weight_map or ():
       if tensor not in self._files:
         raise UserError(
-          f"{os.path.join(folder, _INDEX)}: {shown(tensor)} is not in "
+          f"{os.path.join(folder, _INDEX)}: {short_repr(tensor)} is not in "
           f"{weight_map[tensor]}; copy the folder again."
         )
     _check_no_other_weights(folder, names, _INDEX if weight_map else WEIGHTS)
@@ -71,10 +89,10 @@ class TensorFiles:
     return self._files[name].read(name)
 
 
-def _weight_map(folder: str) -> Mapping[str, str] | None:
+def _read_weight_map(folder: str) -> Mapping[str, str] | None:
   """Returns the file of every tensor, by name; None for WEIGHTS.
 
-  transformers reads WEIGHTS and no index where both are there.
+  If both are there, transformers reads WEIGHTS and not the index.
   """
   path = os.path.join(folder, _INDEX)
   if not os.path.lexists(path) or os.path.lexists(
@@ -89,7 +107,7 @@ def _weight_map(folder: str) -> Mapping[str, str] | None:
       r"[^/\0]+\.safetensors", file
     ):
       raise UserError(
-        f"{path}: weight_map names {shown(file)}; it names files of the "
+        f"{path}: weight_map names {short_repr(file)}; it names files of the "
         "folder that end in .safetensors."
       )
   return found
@@ -101,16 +119,113 @@ def _check_no_other_weights(folder: str, read: list[str], source: str) -> None:
   Args:
     folder: path of the folder.
     read: names of the files that are read.
-    source: name of the file that says so, for the message.
+    source: name of the file that decides what is read, for the message.
   """
   for name in sorted(os.listdir(folder)):
     if (
       name not in read
-      and _OF_WEIGHTS.fullmatch(name)
-      and not _OF_TRAINER.fullmatch(name)
+      and _WEIGHT_FILES.fullmatch(name)
+      and not _TRAINER_FILES.fullmatch(name)
     ):
       raise UserError(
-        f"{folder}: only {source} is read, and {shown(name)} holds weights "
-        f"too; if {source} is the whole model, move the other file out of the "
-        "folder."
+        f"{folder}: only {source} is read, and {short_repr(name)} holds "
+        f"weights too; if {source} is the whole model, move the other file out "
+        "of the folder."
       )
+
+
+_ALIGNMENT = 8  # of the first tensor, as in files of the format's own library
+# The header of a model of 10,000 layers has 10 MB. The library reads headers up
+# to 100 MB, which takes it seconds and gigabytes.
+_MAX_HEADER_BYTES = 20_000_000
+_DTYPES = ("F32", "F16", "BF16")
+
+
+def write_safetensors(
+  path: str,
+  shapes: Mapping[str, tuple[int, ...]],
+  read: Callable[[str], np.ndarray],
+) -> None:
+  """Writes float32 tensors to a file, holding one at a time.
+
+  Args:
+    path: path of the file.
+    shapes: shape of every tensor, by name.
+    read: returns the tensor of a name.
+  """
+  header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+  end = 0
+  for name, shape in shapes.items():
+    begin, end = end, end + 4 * math.prod(shape)
+    header[name] = {
+      "dtype": "F32",
+      "shape": list(shape),
+      "data_offsets": [begin, end],
+    }
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % _ALIGNMENT)
+  with open(path, "wb") as file:
+    file.write(len(text).to_bytes(8, "little") + text)
+    for name, shape in shapes.items():
+      tensor = np.ascontiguousarray(read(name), "<f4")
+      assert tensor.shape == tuple(shape), name
+      file.write(tensor.data)
+
+
+class SafetensorsFile:
+  """A safetensors file, mapped into memory.
+
+  Attributes:
+    shapes: shape of every tensor, by name.
+    dtypes: dtype of every tensor, by name: "F32", "F16", "BF16" or another
+      name of the format.
+  """
+
+  def __init__(self, path: str):
+    """Reads and checks the header.
+
+    Raises:
+      UserError: there is no such file, or it is no whole safetensors file.
+    """
+    self._path = path
+    try:
+      check_regular(path)
+      with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+      if length > _MAX_HEADER_BYTES:
+        raise SafetensorError(
+          f"a header of {length:,} bytes; it has at most {_MAX_HEADER_BYTES:,}"
+        )
+      self._file = safe_open(path, framework="np")
+    except SafetensorError as error:
+      reason = str(error).removeprefix("Error while deserializing header: ")
+      raise UserError(
+        f"{path}: is no whole safetensors file: {short_repr(reason)}; copy it "
+        "again."
+      ) from None
+    except OSError as error:
+      reason = error.strerror or str(error)
+      raise UserError(f"{path}: {reason}.") from None
+    slices = {name: self._file.get_slice(name) for name in self._file.keys()}
+    self.shapes = {name: (*x.get_shape(),) for name, x in slices.items()}
+    self.dtypes = {name: x.get_dtype() for name, x in slices.items()}
+
+  def read(self, name: str) -> np.ndarray:
+    """Returns a tensor as float32.
+
+    Raises:
+      UserError: its dtype is neither float32 nor float16 nor bfloat16, or one
+        of its numbers is not finite.
+    """
+    dtype = self.dtypes[name]
+    if dtype not in _DTYPES:
+      raise UserError(
+        f"{self._path}: its {name} is {dtype}; weights are F32, F16 or BF16."
+      )
+    value = self._file.get_tensor(name).astype(np.float32, copy=False)
+    if not np.isfinite(value).all():
+      raise UserError(
+        f"{self._path}: its {name} holds a number that is not finite; give a "
+        "model without such weights."
+      )
+    return value

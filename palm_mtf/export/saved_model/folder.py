@@ -25,7 +25,7 @@ class SavedModelFolder:
     from palm_mtf._tf import tf2
     from palm_mtf.export.saved_model.decoder import Decoder
     from palm_mtf.export.saved_model.text_model import TextModel
-    from palm_mtf.model_dir.tensorflow_errors import as_os_errors
+    from palm_mtf.model_dir.atomic_files import as_os_errors
 
     trained, config = self._trained, self._trained.config
     length = trained.model.sequence_length

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import tf
 from palm_mtf.accounting.memory import step_threads
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.restore import opened_to_restore
+from palm_mtf.checkpoints.variables import open_to_restore
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.generation.decode.generate_program import (
   DecodeModel,
@@ -91,7 +91,7 @@ class LoadedDecoder:
         else session_config(mesh.num_devices)
       )
       self.session = tf.Session(config=session)
-      with opened_to_restore(self.session, checkpoint.prefix) as restore:
+      with open_to_restore(self.session, checkpoint.prefix) as restore:
         load_weights(self.session, self.model, lambda slices: restore([slices]))
 
   def __enter__(self) -> "LoadedDecoder":

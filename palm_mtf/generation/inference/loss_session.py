@@ -8,7 +8,7 @@ import numpy as np
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.restore import restore
+from palm_mtf.checkpoints.variables import restore
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.data.batches.batches import Batch
 from palm_mtf.mesh.session import session_config

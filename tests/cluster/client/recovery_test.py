@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from palm_mtf.checkpoints import weights_copier
+from palm_mtf.checkpoints import variables
 from palm_mtf.cluster.client.heartbeat import PodLostError
 from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.cluster.client.recovery import PodRecovery
@@ -142,11 +142,11 @@ CHECK = replica_check.ReplicaCheck
 PHASES = {
   "while its variables were set": (loop, "TrainStep", 1),
   r"while pods were compared after step \d+": (CHECK, "check", 3),
-  r"while step \d+ was saved": (weights_copier.WeightsCopier, "copy", 2),
+  r"while step \d+ was saved": (variables.WeightsCopier, "copy", 2),
   # Whichever call is the first to need the server.
   r"(while a checkpoint was written|in step \d+|while step \d+ was saved|"
   r"while its memory was read after step \d+)": (
-    weights_copier.WeightsCopier,
+    variables.WeightsCopier,
     "_write_copy",
     3,
   ),

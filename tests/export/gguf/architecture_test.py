@@ -11,7 +11,7 @@ from palm_mtf.export.gguf.architecture import (
   gguf_name,
   model_metadata,
 )
-from palm_mtf.export.huggingface.architecture import COHERE
+from palm_mtf.export.huggingface.config_json import COHERE
 from palm_mtf.export.huggingface.weights import exported, tensor_shapes
 from tests import oracle
 from tests.export.gguf import llama_cpp_oracle

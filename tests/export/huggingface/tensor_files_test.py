@@ -2,15 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every file of weights in a folder is read, or refused by its name."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from palm_mtf.errors import UserError
-from palm_mtf.export.huggingface.tensor_files import TensorFiles
+from palm_mtf.export.huggingface.tensor_files import (
+  SafetensorsFile,
+  TensorFiles,
+  write_safetensors,
+)
 from tests import transformers_folder
-from tests.transformers_folder import INDEX, SHARD, UP, change_json, split
+from tests.transformers_folder import GATE, INDEX, SHARD, UP, change_json, split
 
 
 def _refused(folder) -> str:
@@ -115,3 +121,184 @@ def test_other_weights_next_to_shards_are_refused_by_name(model_folder):
   line = _refused(model_folder)
   assert "only model.safetensors.index.json is read" in line
   assert "'old.safetensors'" in line
+
+
+TENSORS = {
+  "a": np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5,
+  "b.weight": np.float32([1e-30, np.pi, -0.0]),
+}
+
+
+def _write(path, tensors=TENSORS) -> str:
+  shapes = {name: x.shape for name, x in tensors.items()}
+  write_safetensors(str(path), shapes, tensors.__getitem__)
+  return str(path)
+
+
+def _by_hand(path, header: dict, content: bytes) -> str:
+  text = json.dumps(header).encode()
+  path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+  return str(path)
+
+
+def _check_refused(path) -> None:
+  with pytest.raises(UserError) as error:
+    file = SafetensorsFile(str(path))
+    for name in file.shapes:
+      file.read(name)
+  (line,) = str(error.value).splitlines()
+  assert line.startswith(f"{path}: ")
+
+
+def test_the_library_reads_what_is_written(tmp_path):
+  found = safetensors.numpy.load_file(_write(tmp_path / "x"))
+  assert found.keys() == TENSORS.keys()
+  for name, value in TENSORS.items():
+    np.testing.assert_array_equal(found[name], value)
+
+
+def test_what_the_library_writes_is_read(tmp_path):
+  halves = {"c": np.float16([[1.5], [-3]])}
+  safetensors.numpy.save_file({**TENSORS, **halves}, tmp_path / "x")
+  file = SafetensorsFile(str(tmp_path / "x"))
+  assert file.shapes == {"a": (2, 3), "b.weight": (3,), "c": (2, 1)}
+  for name, value in {**TENSORS, **halves}.items():
+    assert file.read(name).dtype == np.float32
+    np.testing.assert_array_equal(file.read(name), value)
+
+
+def test_what_is_written_is_read_bit_for_bit(tmp_path):
+  file = SafetensorsFile(_write(tmp_path / "x"))
+  for name, value in TENSORS.items():
+    assert file.read(name).tobytes() == value.tobytes()
+
+
+def test_a_transposed_tensor_is_written_in_row_major_order(tmp_path):
+  value = np.arange(6, dtype=np.float32).reshape(2, 3).T
+  file = SafetensorsFile(_write(tmp_path / "x", {"a": value}))
+  np.testing.assert_array_equal(file.read("a"), value)
+
+
+def test_bfloat16_is_the_upper_half_of_a_float32(tmp_path):
+  header = {"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
+  path = _by_hand(tmp_path / "x", header, bytes.fromhex("c03f00c0"))
+  np.testing.assert_array_equal(SafetensorsFile(path).read("a"), [1.5, -2])
+
+
+def test_integers_are_refused_by_the_tensors_name(tmp_path):
+  header = {"a": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]}}
+  path = _by_hand(tmp_path / "x", header, b"\0")
+  with pytest.raises(UserError, match="its a is I8"):
+    SafetensorsFile(path).read("a")
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda x: {"data_offsets": x[GATE]["data_offsets"]},
+    lambda x: {"data_offsets": [0, x[UP]["data_offsets"][1]]},
+    lambda x: {"data_offsets": [-4, x[UP]["data_offsets"][1]]},
+    lambda x: {"data_offsets": [-(10**6), x[UP]["data_offsets"][1]]},
+    lambda x: {"data_offsets": [10**30, x[UP]["data_offsets"][1]]},
+    lambda x: {"data_offsets": x[UP]["data_offsets"][::-1]},
+    lambda x: {"data_offsets": [a + 10**6 for a in x[UP]["data_offsets"]]},
+    lambda x: {"data_offsets": [*map(float, x[UP]["data_offsets"])]},
+    lambda x: {"data_offsets": [*map(str, x[UP]["data_offsets"])]},
+    lambda _: {"data_offsets": [None, None]},
+    lambda _: {"data_offsets": [0]},
+    lambda _: {"data_offsets": {}},
+    lambda _: {"dtype": "F16"},
+    lambda _: {"dtype": "F64"},
+    lambda _: {"dtype": "I32"},
+    lambda _: {"dtype": "bogus"},
+    lambda _: {"dtype": ["F32"]},
+    lambda _: {"dtype": None},
+    lambda _: {"shape": [36.0, 24.0]},
+    lambda _: {"shape": [-36, -24]},
+    lambda _: {"shape": [2**62, 2**62]},
+    lambda _: {"shape": "ab"},
+    lambda _: {"shape": [[36], [24]]},
+    lambda _: {"shape": None},
+  ],
+)
+def test_a_tensor_that_is_not_where_and_what_it_says_is_refused(
+  change, tmp_path
+):
+  ones = np.ones([36, 24], np.float32)
+  path = tmp_path / "x"
+  _write(path, {"a": ones, GATE: 2 * ones, UP: 3 * ones, "z": ones})
+  header, content = transformers_folder.read_parts(path)
+  header[UP].update(change(header))
+  transformers_folder.write_parts(path, header, content)
+  _check_refused(path)
+
+
+@pytest.mark.parametrize(
+  "header",
+  [
+    b"[" * 200_000,
+    b'{"a":' * 200_000,
+    b"",
+    b"\xff",
+    b"[]",
+    b"null",
+    b'{"a": [1]}',
+    b'{"__metadata__": {"a": 1}}',
+    b'{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}} x',
+  ],
+  ids=lambda x: str(x[:9]),
+)
+def test_a_header_that_is_no_safetensors_header_is_refused(header, tmp_path):
+  path = tmp_path / "x"
+  transformers_folder.write_parts(path, header, b"")
+  _check_refused(tmp_path / "x")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8 + b"{}", b"\0" * 8])
+def test_a_file_without_a_header_is_refused(content, tmp_path):
+  (tmp_path / "x").write_bytes(content)
+  _check_refused(tmp_path / "x")
+
+
+def test_bytes_of_no_tensor_are_check_refused(tmp_path):
+  _write(tmp_path / "x")
+  with (tmp_path / "x").open("ab") as file:
+    file.write(b"\0" * 8)
+  _check_refused(tmp_path / "x")
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path):
+  path = tmp_path / "x"
+  _write(path)
+  path.write_bytes(path.read_bytes()[:-1])
+  _check_refused(tmp_path / "x")
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+  "dtype, bits", [("F32", 32), ("F16", 16), ("BF16", 16)]
+)
+def test_a_number_that_is_not_finite_is_refused_by_the_tensors_name(
+  number, dtype, bits, tmp_path
+):
+  content = np.array([0, number], "<f2" if dtype == "F16" else "<f4").tobytes()
+  if dtype == "BF16":
+    content = content[2:4] + content[6:]
+  header = {"a": {"dtype": dtype, "shape": [2]}}
+  header["a"]["data_offsets"] = [0, bits // 4]
+  path = _by_hand(tmp_path / "x", header, content)
+  with pytest.raises(UserError, match="its a holds a number that is not fin"):
+    SafetensorsFile(path).read("a")
+
+
+def test_a_very_long_header_is_refused_before_it_is_read(tmp_path):
+  with (tmp_path / "x").open("wb") as file:
+    file.write((20_000_001).to_bytes(8, "little"))
+    file.truncate(8 + 20_000_001)
+  with pytest.raises(UserError, match="a header of 20,000,001 bytes; it has"):
+    SafetensorsFile(str(tmp_path / "x"))
+
+
+def test_a_missing_file_is_named(tmp_path):
+  with pytest.raises(UserError, match=r"x: No such file"):
+    SafetensorsFile(str(tmp_path / "x"))

@@ -13,12 +13,12 @@ import pytest
 
 from palm_mtf.accounting.architecture import parameter_shapes
 from palm_mtf.errors import UserError
-from palm_mtf.export.huggingface.architecture import (
+from palm_mtf.export.huggingface.config_json import (
   COHERE,
   architecture_of,
+  parse_config,
   to_config,
 )
-from palm_mtf.export.huggingface.config_file import described
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
@@ -174,7 +174,7 @@ def test_what_is_exported_is_imported_bit_for_bit(changes):
   model = small_config(**changes)
   params = _parameters(model)
   config, tensors = _config_json(model), _export(model, params)
-  architecture, again, packing = described(config, "folder")
+  architecture, again, packing = parse_config(config, "folder")
   found = imported(again, architecture, tensors.__getitem__)
   assert packing == "joined"
   assert parameter_shapes(again) == parameter_shapes(model)

@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
-from palm_mtf.checkpoints.weights_copier import WeightsCopier
+from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.generation.inference.loss_session import LoadedModel, mean_loss
 from palm_mtf.programs.forward_program import build_forward_program
 from tests import oracle

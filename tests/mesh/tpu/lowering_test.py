@@ -14,10 +14,9 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.communication import step_bytes
-from palm_mtf.checkpoints.file_hosts import FileHosts
-from palm_mtf.checkpoints.host_files import close_weights, open_weights
-from palm_mtf.checkpoints.restore import build_restorer
-from palm_mtf.checkpoints.weights_copier import build_writer
+from palm_mtf.checkpoints.hosts import CheckpointHosts
+from palm_mtf.checkpoints.variables import build_restorer, build_writer
+from palm_mtf.checkpoints.weight_files import close_weights, open_weights
 from palm_mtf.config import MeshLayout, PodsConfig
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.mesh.processes import Process
@@ -253,7 +252,7 @@ def test_first_weights_are_the_bits_of_a_cpu(tpu, mesh_shape, num_hosts):
 def saving_of(program, path="no/such/checkpoint"):
   """Returns what reads, copies and looks at the variables of a program."""
   pods = [x.slices for x in program.pods]
-  hosts = FileHosts(Process(program.devices.client))
+  hosts = CheckpointHosts(Process(program.devices.client))
   return {
     "restore": build_restorer(pods, path, hosts),
     "fingerprints": [build_fingerprints(x) for x in pods],

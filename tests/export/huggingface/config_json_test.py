@@ -5,8 +5,11 @@
 import pytest
 
 from palm_mtf.errors import UserError
-from palm_mtf.export.huggingface.architecture import to_config
-from palm_mtf.export.huggingface.config_file import described, read_config
+from palm_mtf.export.huggingface.config_json import (
+  parse_config,
+  read_config,
+  to_config,
+)
 from tests.mtf_testing import small_config
 
 SERIAL = {"block": "serial", "norm": "rms_norm"}
@@ -20,7 +23,7 @@ def _config(**changes) -> dict:
 def _refused(**changes) -> str:
   """Returns the line that refuses a config.json with these keys."""
   with pytest.raises(UserError, match=r"^there: ") as error:
-    described({**_config(), **changes}, "there")
+    parse_config({**_config(), **changes}, "there")
   assert len(str(error.value).splitlines()) == 1
   return str(error.value)
 
@@ -31,7 +34,7 @@ def _refused(**changes) -> str:
   ids=str,
 )
 def test_what_is_exported_describes_its_model(changes):
-  found = described(_config(**changes), "there")
+  found = parse_config(_config(**changes), "there")
   ours = small_config(**changes, activation_dtype="auto")
   assert (found.model, found.packing) == (ours, "joined")
 
@@ -138,11 +141,11 @@ def test_a_key_that_is_left_out_has_the_default_of_its_class():
   config = _config()
   del config["layer_norm_eps"]  # 1e-5 in Cohere
   with pytest.raises(UserError, match="layer_norm_eps = 1e-05"):
-    described(config, "there")
+    parse_config(config, "there")
   config = _config(**SERIAL)
   del config["tie_word_embeddings"]  # False in Granite
   with pytest.raises(UserError, match="tie_word_embeddings = False"):
-    described(config, "there")
+    parse_config(config, "there")
 
 
 def test_what_other_programs_leave_out_or_write_in_other_ways_is_accepted():
@@ -152,8 +155,8 @@ def test_what_other_programs_leave_out_or_write_in_other_ways_is_accepted():
   config["rope_parameters"] = None
   config["rope_scaling"] = {"type": "default"}
   config["quantization_config"] = None
-  found = described(config, "there")
+  found = parse_config(config, "there")
   assert (found.model.attention, found.model.d_kv) == ("multi_head", 6)
   assert found.packing == "joined"  # a text begins with the id that ends it
   config["bos_token_id"] = 0
-  assert described(config, "there").packing == "packed"
+  assert parse_config(config, "there").packing == "packed"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf2
-from palm_mtf.export.saved_model.sampling import Sampler
+from palm_mtf.export.saved_model.text_model import Sampler
 
 VOCAB, NUM_TOKENS, DRAWS = 12, 10, 4000
 LOGITS = np.random.default_rng(5).normal(size=VOCAB).astype(np.float32) * 2

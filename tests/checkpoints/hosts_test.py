@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints import file_hosts
-from palm_mtf.checkpoints.file_hosts import (
-  FileHosts,
-  find_file_hosts,
-  slices_to_write,
+from palm_mtf.checkpoints import hosts as hosts_module
+from palm_mtf.checkpoints.hosts import (
+  CheckpointHosts,
+  assign_slices,
+  find_checkpoint_hosts,
 )
 from palm_mtf.config import PodsConfig
 from palm_mtf.mesh.cpu_gpu import CpuGpuDevices
@@ -65,8 +65,8 @@ def elements(part) -> tuple[slice, ...]:
 def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
   pods, devices = pods_on_hosts(layout)
   assert len(devices) > 2
-  hosts = FileHosts(CLIENT, {x: Process(x) for x in devices})
-  shares = slices_to_write(pods, hosts)
+  hosts = CheckpointHosts(CLIENT, {x: Process(x) for x in devices})
+  shares = assign_slices(pods, hosts)
   assert [host.device for host in shares] == devices
   times = collections.defaultdict(int)
   num_bytes = dict.fromkeys(devices, 0)
@@ -93,7 +93,7 @@ def test_all_hosts_together_write_each_number_once_and_equally_many(layout):
 
 def test_the_client_alone_writes_what_the_first_pod_holds():
   pods, _ = pods_on_hosts("PaLM's 2D")
-  ((host, parts),) = slices_to_write(pods, FileHosts(CLIENT)).items()
+  ((host, parts),) = assign_slices(pods, CheckpointHosts(CLIENT)).items()
   assert host is CLIENT
   assert all("/job:pod_0/" in part.variable.device for part in parts)
 
@@ -108,10 +108,10 @@ def test_servers_take_part_where_each_of_them_sees_the_folder(
     return np.int32(errno.ENOENT)
 
   if not sees:
-    monkeypatch.setattr(file_hosts, "leave_mark", see_nothing)
+    monkeypatch.setattr(hosts_module, "make_empty_file", see_nothing)
   folder = tmp_path / "run" / "checkpoints"
   with tf.Graph().as_default(), tf.Session() as session:
-    found = find_file_hosts(session, client, servers, str(folder))
+    found = find_checkpoint_hosts(session, client, servers, str(folder))
   assert found.all == (servers if sees else [client])
   assert found.client is client
   assert not list(folder.iterdir())

@@ -7,11 +7,11 @@ import types
 
 import pytest
 
-from palm_mtf.checkpoints.held_out import (
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.validation_split import (
   warn_of_other_evaluation_text,
   warn_of_other_split,
 )
-from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import DataConfig
 from palm_mtf.data.batches.corpus import Corpus
 from tests import checkpoint_files

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hosts that read and write checkpoints, and the slices that each has.
 
-Where all servers of a run see the folder of its checkpoints, each of them
-reads and writes slices of its own devices. Elsewhere the client does all that.
+If all servers of a run see the folder of its checkpoints, each server reads and
+writes slices of its own devices. Otherwise the client reads and writes all.
 """
 
 import collections
@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints.host_files import leave_mark
+from palm_mtf.checkpoints.weight_files import make_empty_file
 from palm_mtf.mesh.processes import Process, cpu_of_process
 from palm_mtf.mesh.slices import Pods, Slice
 from palm_mtf.model_dir.atomic_files import PARTIAL, writing
@@ -25,11 +25,11 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class FileHosts:
-  """The hosts that read and write the files of a session.
+class CheckpointHosts:
+  """The hosts that read and write the checkpoints of a session.
 
   Attributes:
-    client: the client, which does it alone where there are no `servers`.
+    client: the client, which reads and writes all if there are no `servers`.
     servers: hosts of all devices, by the name of their CPU.
   """
 
@@ -42,42 +42,42 @@ class FileHosts:
     return list(self.servers.values()) or [self.client]
 
   @property
-  def client_alone(self) -> "FileHosts":
+  def client_only(self) -> "CheckpointHosts":
     """The client without servers."""
-    return FileHosts(self.client)
+    return CheckpointHosts(self.client)
 
   def of(self, part: Slice) -> Process:
     """Returns the host that reads a slice, and may write it."""
     return self.servers.get(cpu_of_process(part.near), self.client)
 
 
-LOCAL_FILES = FileHosts(Process("/device:cpu:0"))
+LOCAL_HOST = CheckpointHosts(Process("/device:cpu:0"))
 
 
-def find_file_hosts(
+def find_checkpoint_hosts(
   session: tf.Session, client: Process, servers: Sequence[Process], folder: str
-) -> FileHosts:
+) -> CheckpointHosts:
   """Returns the hosts that read and write the checkpoints in a folder.
 
   Args:
     session: session of the current graph, which reaches the servers.
     client: this process.
-    servers: hosts of all devices; none if they are the client's.
+    servers: hosts of all devices; none if the client has the devices.
     folder: folder of the checkpoints, made if need be.
   """
   if not servers:
-    return FileHosts(client)
-  # Each server makes a file in a folder that is new; the client looks for all.
+    return CheckpointHosts(client)
+  # Each server makes a file in a new folder; the client looks for all files.
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
     common = tempfile.mkdtemp(prefix=PARTIAL, dir=os.path.abspath(folder))
   try:
-    paths = [os.path.join(common, str(i)) for i in range(len(servers))]
-    marks = [
-      server.call(leave_mark, [path], [tf.int32])
-      for server, path in zip(servers, paths, strict=True)
-    ]
-    session.run(marks)
+    session.run(
+      [
+        server.call(make_empty_file, [os.path.join(common, str(i))], [tf.int32])
+        for i, server in enumerate(servers)
+      ]
+    )
     made = os.listdir(common)
   finally:
     shutil.rmtree(common, ignore_errors=True)
@@ -87,18 +87,20 @@ def find_file_hosts(
         f"the client reads and writes checkpoints for all servers: "
         f"{server.device} does not share {folder}"
       )
-      return FileHosts(client)
-  return FileHosts(client, {x.device: x for x in servers})
+      return CheckpointHosts(client)
+  return CheckpointHosts(client, {x.device: x for x in servers})
 
 
-def slices_to_write(pods: Pods, hosts: FileHosts) -> dict[Process, list[Slice]]:
+def assign_slices(
+  pods: Pods, hosts: CheckpointHosts
+) -> dict[Process, list[Slice]]:
   """Returns the slices that each host writes: every region once, evenly.
 
   Args:
     pods: slices of each pod, by checkpoint name, with the same bits in all.
     hosts: hosts that write.
   """
-  # Of each region of a variable, one slice for each host that holds it.
+  # For each region of a variable, one slice per host that holds the region.
   regions = []
   for name in pods[0]:
     holders = collections.defaultdict(dict)
@@ -107,17 +109,17 @@ def slices_to_write(pods: Pods, hosts: FileHosts) -> dict[Process, list[Slice]]:
         if part.spec is not None:
           holders[part.spec].setdefault(hosts.of(part).device, part)
     regions += holders.values()
-  # The largest first, each to the host that has least so far.
+  # The largest region first, each to the host that has the fewest bytes so far.
   num_bytes = {host.device: 0 for host in hosts.all}
   found = {host.device: [] for host in hosts.all}
-  for holders in sorted(regions, key=_num_bytes, reverse=True):
+  for holders in sorted(regions, key=_count_bytes, reverse=True):
     device = min(holders, key=num_bytes.get)
-    num_bytes[device] += _num_bytes(holders)
+    num_bytes[device] += _count_bytes(holders)
     found[device].append(holders[device])
   return {x: found[x.device] for x in hosts.all if found[x.device]}
 
 
-def _num_bytes(holders: Mapping[str, Slice]) -> int:
+def _count_bytes(holders: Mapping[str, Slice]) -> int:
   part = next(iter(holders.values()))
   size = part.variable.dtype.base_dtype.size
   return len(part.names) * math.prod(part.sizes) * size

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether validation text was held out when a checkpoint was trained."""
+"""Warns if text that is held out now was not held out in training."""
 
 import dataclasses
 import logging
@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 def warn_of_other_evaluation_text(
   checkpoint: Checkpoint, corpus: Corpus, data: DataConfig
 ) -> None:
-  """Warns if a validation loss is of other text than the run's."""
+  """Warns if a validation loss is of other text than in training."""
   if not _is_other(checkpoint, corpus):
     return
   before, now = _share_before(checkpoint, data), data.validation_share
@@ -37,7 +37,7 @@ def warn_of_other_evaluation_text(
 
 
 def warn_of_larger_share(checkpoint: Checkpoint, data: DataConfig) -> None:
-  """Warns if tasks of held-out text (palm_mtf.tasks.corpus) ask other text."""
+  """Warns if tasks on held-out text (palm_mtf.tasks.corpus) use other text."""
   before, now = _share_before(checkpoint, data), data.validation_share
   if data.task is None and before < now:
     _logger.warning(
@@ -63,7 +63,10 @@ def warn_of_other_split(
 
 
 def _is_other(checkpoint: Checkpoint, corpus: Corpus) -> bool:
-  """Whether the documents or their split differ; rows may, they tell none."""
+  """Says whether the documents or their split differ from training's.
+
+  How documents are packed into rows does not matter.
+  """
   trained = checkpoint.manifest.data
   in_its_rows = dataclasses.replace(
     corpus,

@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from palm_mtf.checkpoints import open_weights
-from palm_mtf.checkpoints.open_weights import OpenWeights
+from palm_mtf.checkpoints import weight_files
+from palm_mtf.checkpoints.weight_files import OpenWeights
 from tests import runs
 from tests.checkpoint_files import save_tensors
 
@@ -37,7 +37,7 @@ def test_without_a_temporary_folder_files_are_read_at_their_own_path(
   def refuse(**unused):
     raise FileNotFoundError("No usable temporary directory found")
 
-  monkeypatch.setattr(open_weights.tempfile, "TemporaryDirectory", refuse)
+  monkeypatch.setattr(weight_files.tempfile, "TemporaryDirectory", refuse)
   files = OpenWeights(str(tmp_path / "weights"))
   assert files.prefix == str(tmp_path / "weights")
   with pytest.raises(FileNotFoundError):

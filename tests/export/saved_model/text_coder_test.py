@@ -11,7 +11,7 @@ from palm_mtf._tf import tf2
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.training import learn_model
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.export.saved_model.text import TextCoder
+from palm_mtf.export.saved_model.text_coder import TextCoder
 from tests.prefixed_vocabulary import train_prefixed
 from tests.source_files import PACKAGE, text_of
 

@@ -1,0 +1,391 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Variables are saved in checkpoints and restored, slice by slice by all hosts.
+
+The files have TensorFlow's own format: each host writes a file with its slices,
+and the client makes one index of all files. hosts.py says which hosts read and
+write.
+"""
+
+import collections
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.hosts import (
+  LOCAL_HOST,
+  CheckpointHosts,
+  assign_slices,
+)
+from palm_mtf.checkpoints.initial_weights import NamedWeights
+from palm_mtf.checkpoints.manifest import (
+  WEIGHTS,
+  Checkpoint,
+  FileSeal,
+  ReadCheckpoint,
+  WriteWeights,
+  read_checkpoint,
+  reading,
+  verify,
+)
+from palm_mtf.checkpoints.weight_files import (
+  close_weights,
+  open_weights,
+  opened_prefix,
+  seal_file,
+)
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.processes import Process
+from palm_mtf.mesh.session import TASK_ERRORS
+from palm_mtf.mesh.slices import Pods, Slice, padded
+from palm_mtf.model_dir.atomic_files import as_os_errors
+
+# TensorFlow's errors for a damaged file.
+_DAMAGE = (
+  tf.errors.DataLossError,
+  tf.errors.InvalidArgumentError,
+  tf.errors.NotFoundError,
+  tf.errors.OutOfRangeError,
+)
+# What an error of a graph says before what is wrong.
+_TRACE = re.compile(r"Graph execution error:.*?\nNode: '[^\n]*\n", re.DOTALL)
+
+
+class WeightsCopier:
+  """Copies the variables of a program to its hosts, which write the copy.
+
+  Training waits only for the copy; any thread may write the copy.
+  """
+
+  def __init__(
+    self,
+    session: tf.Session,
+    pods: Pods,
+    hosts: CheckpointHosts = LOCAL_HOST,
+  ):
+    """Adds copies and writes of all slices to the current graph.
+
+    Args:
+      session: session of the current graph.
+      pods: slices of each pod, by checkpoint name, with the same bits in all.
+      hosts: hosts that write.
+    """
+    writer = build_writer(pods, hosts)
+    self._copy = session.make_callable(writer.copy)
+    self._write = session.make_callable(
+      writer.sealed_files, feed_list=[writer.prefix]
+    )
+
+  def copy(self) -> WriteWeights:
+    """Copies every variable; returns a function that writes the copy."""
+    self._copy()
+    return self._write_copy
+
+  def _write_copy(self, prefix: str) -> dict[str, FileSeal]:
+    """Writes the copy under TensorFlow's prefix, while the session is open.
+
+    Returns:
+      Size and hash of each file except the index, by its name.
+
+    Raises:
+      OSError: the disk refuses.
+      tf.errors.OpError: a pod may be lost.
+    """
+    with as_os_errors(but=TASK_ERRORS):
+      files = self._write(os.path.abspath(prefix))
+    for _, _, number in files:
+      if number:
+        raise OSError(int(number), os.strerror(number))
+    name = os.path.basename(prefix)
+    return {
+      f"{name}.{_data_name(i, len(files))}": (int(size), digest.decode())
+      for i, (size, digest, _) in enumerate(files)
+    }
+
+
+class Writer(NamedTuple):
+  """Operations that copy variables, and write the copy into files."""
+
+  copy: list[tf.Operation]
+  prefix: tf.Tensor  # [], string, fed: TensorFlow's prefix of the files
+  # Size [] int64, hash [] string and error number [] int32 of each host's file;
+  # to fetch all of these writes the files.
+  sealed_files: list[list[tf.Tensor]]
+
+
+def build_writer(pods: Pods, hosts: CheckpointHosts) -> Writer:
+  """Builds the operations that write the variables of all pods, once.
+
+  Args:
+    pods: slices of each pod, by checkpoint name, with the same bits in all.
+    hosts: hosts that write.
+  """
+  with tf.device(hosts.client.device):
+    prefix = tf.placeholder(tf.string, [], "checkpoint_prefix")
+  shares = assign_slices(pods, hosts)
+  copies, parts, sealed = [], [], []
+  for number, (host, slices) in enumerate(shares.items()):
+    values = [_read_to_host(part, host) for part in slices]
+    with tf.device(host.device):
+      # On CPUs the copy only takes a reference. While it is held, the optimizer
+      # writes the next value to new memory.
+      held = {
+        "dtypes": [x.dtype for x in values],
+        "shared_name": "palm_mtf_checkpoint",
+      }
+      with tf.control_dependencies([tf.raw_ops.StageClear(**held)]):
+        name = held["shared_name"]
+        copies.append(tf.raw_ops.Stage(values=values, shared_name=name))
+      part = tf.strings.join([prefix, f"_part_{number}"])
+      copied = tf.raw_ops.Unstage(**held)
+    for value, x in zip(copied, values, strict=True):
+      value.set_shape(x.shape)
+    parts.append(part)
+    sealed.append(_write_slices(host, part, slices, copied))
+  sizes = [size for size, *_ in sealed]
+  with tf.device(hosts.client.device), tf.control_dependencies(sizes):
+    # Makes one index of all files, and renames them: ".data-00002-of-00008".
+    merged = tf.raw_ops.MergeV2Checkpoints(
+      checkpoint_prefixes=tf.stack(parts),
+      destination_prefix=prefix,
+      delete_old_dirs=False,
+    )
+  with tf.control_dependencies([merged]):
+    # Outside of tf.device: each stays on the device of its own tensor.
+    sealed = [[tf.identity(x) for x in each] for each in sealed]
+  return Writer(copies, prefix, sealed)
+
+
+def _read_to_host(part: Slice, host: Process) -> tf.Tensor:
+  """Returns the value of a slice, without padding, on a host."""
+  value = part.read()
+  sizes = [*([len(part.names)] if len(part.names) > 1 else []), *part.sizes]
+  if value.shape.as_list() != sizes:
+    with tf.device(part.near):  # so that padding does not leave the device
+      value = tf.slice(value, [0] * len(sizes), sizes)
+  # To another process each value goes in a separate message, because gRPC
+  # counts the bytes of a message in 32 bits.
+  with tf.device(host.device):
+    return tf.identity(value)
+
+
+def _write_slices(
+  host: Process,
+  prefix: tf.Tensor,
+  slices: Sequence[Slice],
+  values: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+  """Writes slices on a host; returns what `seal_file` returns of the file."""
+  with tf.device(host.device):
+    rows = zip(slices, values, strict=True)
+    # A slice is stored as a part of its whole variable, by its spec: programs
+    # under any layout, and tf.train.load_checkpoint, read whole variables.
+    write = tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=[name for part in slices for name in part.names],
+      shape_and_slices=[part.spec for part in slices for _ in part.names],
+      tensors=[row for part, value in rows for row in part.rows(value)],
+    )
+    with tf.control_dependencies([write]):
+      path = tf.strings.join([prefix, f".{_data_name(0, 1)}"])
+  return host.call(seal_file, [path], [tf.int64, tf.string, tf.int32])
+
+
+def _data_name(number: int, count: int) -> str:
+  """Returns TensorFlow's suffix of a file of tensors."""
+  return f"data-{number:05d}-of-{count:05d}"
+
+
+def restore(
+  session: tf.Session,
+  pods: Pods,
+  prefix: str,
+  hosts: CheckpointHosts = LOCAL_HOST,
+) -> None:
+  """Restores the variables of a session from files.
+
+  Args:
+    session: session of the current graph.
+    pods: slices of each pod, by checkpoint name.
+    prefix: TensorFlow's prefix of the files.
+    hosts: hosts that read the files.
+
+  Raises:
+    OSError: a host cannot open a file.
+  """
+  with open_to_restore(session, prefix, hosts) as restore_some:
+    restore_some(pods)
+
+
+@contextlib.contextmanager
+def open_to_restore(
+  session: tf.Session, prefix: str, hosts: CheckpointHosts = LOCAL_HOST
+) -> Iterator[Callable[[Pods], None]]:
+  """Opens files; yields a function that restores some variables from them.
+
+  Arguments and errors are those of `restore`.
+  """
+  prefix = os.path.abspath(prefix)
+  with _open_on_hosts(session, prefix, {host: [] for host in hosts.all}):
+    yield lambda pods: session.run(build_restorer(pods, prefix, hosts))
+
+
+def whole_reader(session: tf.Session, hosts: CheckpointHosts) -> ReadCheckpoint:
+  """Returns a function that reads a checkpoint if all its hashes are right.
+
+  Args:
+    session: session that reaches the hosts.
+    hosts: hosts that hash the files, each its share of them.
+  """
+
+  def read(path: str) -> Checkpoint:
+    checkpoint, count = read_checkpoint(path), len(hosts.all)
+    prefix = os.path.abspath(checkpoint.prefix)
+    names = sorted(checkpoint.files)
+    shares = {x: names[i::count] for i, x in enumerate(hosts.all)}
+    with (
+      session.graph.as_default(),
+      reading(path, WEIGHTS),
+      _open_on_hosts(session, prefix, shares) as hashes,
+    ):
+      return verify(checkpoint, hashes)
+
+  return read
+
+
+@contextlib.contextmanager
+def _open_on_hosts(
+  session: tf.Session, prefix: str, shares: Mapping[Process, Sequence[str]]
+) -> Iterator[dict[str, str]]:
+  """Opens weights on hosts; yields the hash of each file, by its name.
+
+  Args:
+    session: session that reaches the hosts.
+    prefix: TensorFlow's prefix of the files.
+    shares: names of the files that each host hashes.
+
+  Raises:
+    OSError: a host cannot read a file.
+  """
+  hashes: dict[str, str] = {}
+  opened, closed = [], []
+  for host, names in shares.items():
+    texts = tf.constant(list(names), tf.string, [len(names)])
+    opened.append(
+      host.call(open_weights, [prefix, texts], [tf.string, tf.int32])
+    )
+    closed += host.call(close_weights, [prefix], [tf.int32])
+  try:
+    answers = session.run(opened)
+    for names, (found, number) in zip(shares.values(), answers, strict=True):
+      if number:
+        raise OSError(int(number), os.strerror(number), prefix)
+      hashes |= zip(names, map(bytes.decode, found), strict=True)
+    yield hashes
+  finally:
+    session.run(closed)
+
+
+def restore_weights(
+  session: tf.Session,
+  pods: Pods,
+  weights: NamedWeights,
+  hosts: CheckpointHosts,
+) -> None:
+  """Restores parameters from the weights of another run, as `restore` does.
+
+  Raises:
+    UserError: the file is damaged.
+  """
+  try:
+    restore(session, pods, weights.prefix, hosts.client_only)
+  # Another error comes from the session, which may have lost a pod.
+  except _DAMAGE as error:
+    # The message begins with the operation's place in our code, and repeats
+    # the operation after the line that says what is wrong.
+    reason = _TRACE.sub("", error.message).splitlines()[0]
+    raise UserError(
+      f"{weights.given}: TensorFlow cannot read it: {reason}"
+    ) from None
+
+
+def build_restorer(
+  pods: Pods, prefix: str, hosts: CheckpointHosts
+) -> tf.Operation:
+  """Builds the operation that restores the variables of all pods.
+
+  Args:
+    pods: slices of each pod, by checkpoint name, alike in all pods.
+    prefix: prefix of weights that all hosts have opened.
+    hosts: hosts that read the files.
+  """
+  prefixes = {
+    host.device: tf.ensure_shape(
+      host.call(opened_prefix, [prefix], [tf.string])[0], []
+    )
+    for host in hosts.all
+  }
+  assignments = []
+  # The last two assignments of each host.
+  done: dict[str, list[tf.Operation]] = {x.device: [] for x in hosts.all}
+  for key in pods[0]:
+    # A host reads each part of a variable once, for all devices that hold the
+    # part and are served by this host.
+    parts_of = collections.defaultdict(list)
+    for slices in pods:
+      for part in slices[key]:
+        parts_of[hosts.of(part).device, part.spec].append(part)
+    for (device, _), parts in parts_of.items():
+      # A host reads one part after the other, so that it holds at most two:
+      # the part that it reads and the part on its way to devices.
+      with tf.device(device), tf.control_dependencies(done[device][:-1]):
+        value = _read_slice(prefixes[device], parts[0])
+      assigned = tf.group([each.variable.assign(value).op for each in parts])
+      done[device] = [*done[device][-1:], assigned]
+      assignments.append(assigned)
+  return tf.group(assignments)
+
+
+def _read_slice(prefix: tf.Tensor, part: Slice) -> tf.Tensor:
+  """Returns the value of a slice from a file, padded to its variable."""
+  shape, dtype = part.variable.shape.as_list(), part.variable.dtype.base_dtype
+  if part.spec is None:  # only padding, which no file has
+    return tf.zeros(shape, dtype)
+  num = len(part.names)
+  values = tf.raw_ops.RestoreV2(
+    prefix=prefix,
+    tensor_names=tf.constant(part.names),
+    shape_and_slices=tf.fill([num], part.spec),
+    dtypes=[dtype] * num,
+  )
+  value = part.of_rows([tf.ensure_shape(x, part.sizes) for x in values])
+  return padded(value, shape)
+
+
+def array_reader(prefix: str) -> Callable[[str], np.ndarray]:
+  """Returns a function that reads one variable by its name.
+
+  Args:
+    prefix: TensorFlow's prefix of the files.
+  """
+  return tf.train.load_checkpoint(prefix).get_tensor
+
+
+def write_arrays(prefix: str, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes float32 variables under a prefix; raises OSError if it cannot."""
+  with tf.Graph().as_default():
+    values = [tf.placeholder(x.dtype, x.shape) for x in arrays.values()]
+    write = tf.raw_ops.SaveV2(
+      prefix=prefix,
+      tensor_names=list(arrays),
+      shape_and_slices=[""] * len(arrays),
+      tensors=values,
+    )
+    config = tf.ConfigProto(device_count={"GPU": 0})
+    with tf.Session(config=config) as session, as_os_errors():
+      session.run(write, dict(zip(values, arrays.values(), strict=True)))

@@ -1,0 +1,138 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Weight files of checkpoints: held open to be read, hashed, synced.
+
+The functions of HOST_FUNCTIONS run on the host that has the files: a session
+calls them there. Their texts are bytes in UTF-8, as TensorFlow passes texts.
+"""
+
+import contextlib
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from palm_mtf.model_dir.atomic_files import sync
+from palm_mtf.model_dir.foreign_files import check_regular
+from palm_mtf.model_dir.sealed import hash_file
+
+_OPEN_FILES = "/dev/fd"  # the system's folder of this process's open files
+
+
+class OpenWeights:
+  """The open files of one prefix, closed with the object.
+
+  A trainer may remove a checkpoint while another process reads it: an open file
+  stays readable. TensorFlow opens files by a prefix, which it takes for a
+  pattern in which "[" begins a set. So TensorFlow gets links to the open files,
+  in a temporary folder.
+
+  Attributes:
+    prefix: TensorFlow's prefix of the links; the files' own prefix if no
+      temporary folder can be made.
+  """
+
+  def __init__(self, prefix: str):
+    """Opens the files that begin with `prefix`.
+
+    Raises:
+      OSError: a file cannot be opened, or is not regular.
+    """
+    folder, stem = os.path.split(prefix)
+    with contextlib.ExitStack() as stack:
+      self._paths = {}
+      for name in os.listdir(folder or "."):
+        if name.startswith(f"{stem}."):
+          path = os.path.join(folder, name)
+          check_regular(path)
+          descriptor = os.open(path, os.O_RDONLY)
+          stack.callback(os.close, descriptor)
+          self._paths[name] = f"{_OPEN_FILES}/{descriptor}"
+      self.prefix = prefix
+      with contextlib.suppress(OSError):
+        links = stack.enter_context(
+          tempfile.TemporaryDirectory(prefix="palm_mtf_weights_")
+        )
+        for name, path in self._paths.items():
+          os.symlink(path, os.path.join(links, name))
+        self.prefix = os.path.join(links, stem)
+      # The end of the process closes too, and removes the temporary folder.
+      self.close = weakref.finalize(self, stack.pop_all().close)
+
+  def path(self, name: str) -> str:
+    """Returns the path of an open file; raises FileNotFoundError."""
+    if name not in self._paths:
+      raise FileNotFoundError(2, "No such file or directory", name)
+    return self._paths[name]
+
+
+# What `open_weights` opened in this process, by its argument.
+_open: dict[bytes, OpenWeights] = {}
+
+
+def make_empty_file(path: bytes) -> np.int32:
+  """Makes a new file; returns the error number, 0 if there is none."""
+  try:
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+  except OSError as error:
+    return np.int32(error.errno)
+  return np.int32(0)
+
+
+def seal_file(path: bytes) -> tuple[np.int64, bytes, np.int32]:
+  """Waits until a file is on the disk.
+
+  Returns:
+    The size of the file in bytes, its hash, and the error number, 0 if there
+    is none.
+  """
+  try:
+    sync(path.decode())
+    digest = hash_file(path.decode()).encode()
+    return np.int64(os.path.getsize(path)), digest, np.int32(0)
+  except OSError as error:
+    return np.int64(0), b"", np.int32(error.errno)
+
+
+def open_weights(
+  prefix: bytes, names: Sequence[bytes]
+) -> tuple[np.ndarray, np.int32]:
+  """Opens the files of a prefix until `close_weights`.
+
+  Args:
+    prefix: TensorFlow's prefix of the files.
+    names: names of files to hash.
+
+  Returns:
+    The hash of each file, [files] bytes, and the error number, 0 if none.
+  """
+  try:
+    files = _open[prefix] = OpenWeights(prefix.decode())
+    hashes = [hash_file(files.path(x.decode())).encode() for x in names]
+    return np.array(hashes, object), np.int32(0)
+  except OSError as error:
+    return np.array([b""] * len(names), object), np.int32(error.errno)
+
+
+def opened_prefix(prefix: bytes) -> bytes:
+  """Returns the prefix of the links to the files that `open_weights` opened."""
+  return _open[prefix].prefix.encode()
+
+
+def close_weights(prefix: bytes) -> np.int32:
+  """Closes what `open_weights` opened; returns 0."""
+  if files := _open.pop(prefix, None):
+    files.close()
+  return np.int32(0)
+
+
+# What a server registers.
+HOST_FUNCTIONS = (
+  make_empty_file,
+  seal_file,
+  open_weights,
+  opened_prefix,
+  close_weights,
+)

@@ -1,0 +1,318 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The config.json of a model: which architectures compute exactly what we do.
+
+  CohereForCausalLM    BLOCK = "parallel", NORM = "layer_norm"
+  GraniteForCausalLM   BLOCK = "serial", NORM = "rms_norm"
+
+Both have bias-free products, SwiGLU, a tied embedding, rotary embedding and
+any number of key and value heads. Cohere multiplies logits by logit_scale,
+Granite divides them by logits_scaling: 1/sqrt(d_model) of PaLM 2.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from palm_mtf.config import PACKINGS
+from palm_mtf.config.palm import MAX_SIZES, PalmConfig
+from palm_mtf.errors import UserError
+from palm_mtf.model_dir.foreign_files import read_json_object, short_repr
+
+COHERE, GRANITE = "CohereForCausalLM", "GraniteForCausalLM"
+_BY_SETTINGS = {
+  ("parallel", "layer_norm"): COHERE,
+  ("serial", "rms_norm"): GRANITE,
+}
+_SETTINGS_OF = {name: pair for pair, name in _BY_SETTINGS.items()}
+NORM_EPSILON, ROTARY_BASE = 1e-6, 10_000.0
+# Key of config.json for our settings that are no part of these architectures.
+# transformers ignores the key.
+_OWN = "palm_mtf"
+_OWN_CHOICES = {
+  "FINAL_NORM_SCALE": ("learned", "none"),
+  "PACKING": PACKINGS,
+}
+# Keys that these architectures may have, with the value that our models have. A
+# key may also be left out.
+_WANTED = {
+  "hidden_act": "silu",
+  "attention_bias": False,
+  "rope_theta": ROTARY_BASE,
+  # A model that has one of the next keys has quantized weights, runs other code
+  # than that of transformers, or has layers that transformers changes after
+  # loading.
+  "quantization_config": None,
+  "compression_config": None,
+  "auto_map": None,
+  "pruned_heads": {},
+  "add_cross_attention": False,
+  "is_encoder_decoder": False,
+  "partial_rotary_factor": 1.0,
+  "tie_word_embeddings": True,
+}
+# The same of rope_parameters, and of rope_scaling, its name before
+# transformers 5.
+_WANTED_ROPE = {
+  "rope_type": "default",
+  "type": "default",
+  "rope_theta": ROTARY_BASE,
+  "partial_rotary_factor": 1.0,
+}
+# A key that is left out has the default of its class. Here are the defaults
+# that palm_mtf does not have.
+_DEFAULTS = {
+  COHERE: {"layer_norm_eps": 1e-5, "logit_scale": 0.0625},
+  GRANITE: {
+    "logits_scaling": 1.0,
+    "attention_multiplier": 1.0,
+    "tie_word_embeddings": False,
+  },
+}
+
+
+def architecture_of(model: PalmConfig) -> str:
+  """Returns the class of transformers that computes exactly this model.
+
+  Raises:
+    UserError: there is none.
+  """
+  if model.has_prefix:
+    raise UserError(
+      f"OBJECTIVE = {model.objective!r}: inputs attend to one another in both "
+      "directions, in none of the architectures of transformers and llama.cpp "
+      "that are known here; use --format=saved_model or --format=npz."
+    )
+  found = _BY_SETTINGS.get((model.block, model.norm))
+  if found:
+    return found
+  fixes = " or ".join(
+    f'NORM = "{norm}" with BLOCK = "{block}"' for block, norm in _BY_SETTINGS
+  )
+  raise UserError(
+    f"NORM = {model.norm!r}: no architecture of transformers has it in a "
+    f"{model.block} block; a model can be exported that was trained with "
+    f"{fixes}."
+  )
+
+
+def to_config(
+  model: PalmConfig, *, start_id: int, eod_id: int, packing: str
+) -> dict[str, object]:
+  """Returns config.json.
+
+  Args:
+    model: the architecture.
+    start_id: input before the first token of a text.
+    eod_id: id of [eod].
+    packing: PACKING of the run, for `parse_config`.
+
+  Raises:
+    UserError: no architecture of transformers is this model.
+  """
+  architecture = architecture_of(model)
+  is_shared = model.attention == "multi_query"
+  config = {
+    "architectures": [architecture],
+    "vocab_size": model.vocab_size,
+    "hidden_size": model.d_model,
+    "intermediate_size": model.d_ff,
+    "num_hidden_layers": model.num_layers,
+    "num_attention_heads": model.num_heads,
+    "num_key_value_heads": 1 if is_shared else model.num_heads,
+    "head_dim": model.d_kv,
+    "hidden_act": "silu",
+    "max_position_embeddings": model.sequence_length,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": True,
+    "rope_theta": ROTARY_BASE,
+    # The same by the name that transformers 5 reads.
+    "rope_parameters": {"rope_type": "default", "rope_theta": ROTARY_BASE},
+    "torch_dtype": "float32",
+    "bos_token_id": start_id,
+    "eos_token_id": eod_id,
+    # Not 0, which transformers would mask where it begins a text.
+    "pad_token_id": eod_id,
+    _OWN: {"FINAL_NORM_SCALE": model.final_norm_scale, "PACKING": packing},
+  }
+  return config | _architecture_keys(architecture, model.d_model, model.d_kv)
+
+
+def _architecture_keys(
+  architecture: str, d_model: int, d_kv: int
+) -> dict[str, object]:
+  """Returns the keys of config.json that only one architecture has."""
+  if architecture == COHERE:
+    return {
+      "model_type": "cohere",
+      "layer_norm_eps": NORM_EPSILON,
+      "logit_scale": d_model**-0.5,
+      "use_qk_norm": False,
+    }
+  return {
+    "model_type": "granite",
+    "rms_norm_eps": NORM_EPSILON,
+    "logits_scaling": d_model**0.5,
+    "attention_multiplier": d_kv**-0.5,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "mlp_bias": False,
+  }
+
+
+class DescribedModel(NamedTuple):
+  """A model that a config.json describes.
+
+  Attributes:
+    architecture: class of transformers.
+    model: the architecture of palm_mtf.
+    packing: PACKING of the run that trained it.
+  """
+
+  architecture: str
+  model: PalmConfig
+  packing: str
+
+
+def read_config(folder: str) -> DescribedModel:
+  """Returns the model that the config.json of a folder describes.
+
+  Raises:
+    UserError: there is no such file, or it describes a model that palm_mtf does
+      not compute; names the first difference.
+  """
+  path = os.path.join(folder, "config.json")
+  return parse_config(
+    read_json_object(path, "give the folder of a model of transformers"), path
+  )
+
+
+def parse_config(config: Mapping[str, object], what: str) -> DescribedModel:
+  """Returns the model that a config.json describes.
+
+  Args:
+    config: content of the file.
+    what: noun phrase for messages.
+
+  Raises:
+    UserError: palm_mtf does not compute this model; names the first difference.
+  """
+  named = config.get("architectures")
+  if not isinstance(named, list) or named not in [[x] for x in _SETTINGS_OF]:
+    raise UserError(
+      f"{what}: architectures = {short_repr(named)}: the models of palm_mtf "
+      f"are {' and '.join(_SETTINGS_OF)}."
+    )
+  architecture = named[0]
+  own = _parse_own_settings(config, what)
+  model = _parse_model(config, architecture, own, what)
+  for name, value, ours in _compared_keys(config, architecture, model, what):
+    if not _is_same(value, ours):
+      raise UserError(
+        f"{what}: {name} = {short_repr(value)}: palm_mtf computes only with "
+        f"{ours!r}."
+      )
+  begins_with_eod = "bos_token_id" in config and config[
+    "bos_token_id"
+  ] == config.get("eos_token_id")
+  packing = own.get("PACKING", "joined" if begins_with_eod else "packed")
+  return DescribedModel(architecture, model, packing)
+
+
+def _parse_own_settings(
+  config: Mapping[str, object], what: str
+) -> dict[str, str]:
+  """Returns our settings that are no part of an architecture, by macro."""
+  found = config.get(_OWN)
+  if found is None:
+    return {}
+  if not isinstance(found, dict) or found.keys() - _OWN_CHOICES.keys():
+    raise UserError(
+      f"{what}: {_OWN} = {short_repr(found)}: only "
+      f"{' and '.join(_OWN_CHOICES)} are known there; another version wrote it."
+    )
+  for name, value in found.items():
+    if value not in _OWN_CHOICES[name]:
+      raise UserError(
+        f"{what}: {_OWN}: {name} = {short_repr(value)}: it is one of "
+        f"{', '.join(map(repr, _OWN_CHOICES[name]))}; another version wrote it."
+      )
+  return found
+
+
+def _parse_model(
+  config: Mapping[str, object],
+  architecture: str,
+  own: Mapping[str, str],
+  what: str,
+) -> PalmConfig:
+  def size(name: str, field: str, default: int | None = None) -> int:
+    value, most = config.get(name), MAX_SIZES[field]
+    value = default if value is None else value
+    if type(value) is not int or not 1 <= value <= most:
+      raise UserError(
+        f"{name} = {short_repr(value)}: give a whole number from 1 to {most:,}."
+      )
+    return value
+
+  block, norm = _SETTINGS_OF[architecture]
+  try:
+    width = size("hidden_size", "d_model")
+    heads = size("num_attention_heads", "num_heads")
+    key_heads = size("num_key_value_heads", "num_heads", heads)
+    if key_heads not in (1, heads):
+      raise UserError(
+        f"num_key_value_heads = {key_heads}: keys and values have one head or "
+        f"num_attention_heads = {heads} in palm_mtf."
+      )
+    return PalmConfig(
+      num_layers=size("num_hidden_layers", "num_layers"),
+      d_model=width,
+      num_heads=heads,
+      d_kv=size("head_dim", "d_kv", width // heads),
+      d_ff=size("intermediate_size", "d_ff"),
+      vocab_size=size("vocab_size", "vocab_size"),
+      sequence_length=size("max_position_embeddings", "sequence_length"),
+      norm=norm,
+      block=block,
+      attention="multi_query" if key_heads == 1 else "multi_head",
+      activation_dtype="auto",
+      final_norm_scale=own.get("FINAL_NORM_SCALE", "learned"),
+    )
+  except UserError as error:
+    raise UserError(f"{what}: {error}") from None
+
+
+def _compared_keys(
+  config: Mapping[str, object],
+  architecture: str,
+  model: PalmConfig,
+  what: str,
+) -> Iterator[tuple[str, object, object]]:
+  """Yields name, value and our value of each key that a result depends on."""
+  wanted = _architecture_keys(architecture, model.d_model, model.d_kv) | _WANTED
+  defaults = _DEFAULTS[architecture]
+  for name, ours in wanted.items():
+    yield name, config.get(name, defaults.get(name, ours)), ours
+  for name in ("rope_parameters", "rope_scaling"):
+    table = config.get(name)
+    if table is None:
+      continue
+    if not isinstance(table, dict):
+      raise UserError(
+        f"{what}: {name} = {short_repr(table)}: is no JSON object."
+      )
+    for key, value in table.items():
+      yield f"{name}: {short_repr(key)}", value, _WANTED_ROPE.get(key)
+
+
+def _is_same(value: object, ours: object) -> bool:
+  if isinstance(ours, float):
+    # A larger integer may have no float.
+    is_number = type(value) is float or (
+      type(value) is int and abs(value) < 2**53
+    )
+    return is_number and math.isclose(value, ours, rel_tol=1e-6)
+  return type(value) is type(ours) and value == ours
