@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf import __version__
 from palm_mtf._tf import tf
-from palm_mtf.checkpoints import host_files
+from palm_mtf.checkpoints import weight_files
 from palm_mtf.cluster.addresses import ANY_ADDRESS
 from palm_mtf.cluster.server.restricted_port import restricted_port
 from palm_mtf.cluster.server_info import (
@@ -116,7 +116,7 @@ def _publish(
     functions={
       x.__name__: function_token(x)
       for x in (
-        *host_files.HOST_FUNCTIONS,
+        *weight_files.HOST_FUNCTIONS,
         *host_batches.HOST_FUNCTIONS,
         resident_bytes,
       )

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from palm_mtf.config import PACKINGS
+from palm_mtf.config.data import PACKINGS
 from palm_mtf.config.palm import MAX_SIZES, PalmConfig
 from palm_mtf.errors import UserError
 from palm_mtf.model_dir.foreign_files import read_json_object, short_repr
