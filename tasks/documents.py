@@ -28,9 +28,8 @@ from palm_mtf.data.sources.document import (
   Document,
   num_repeats,
 )
-from palm_mtf.data.sources.file_hashes import FileDigests, describe_shards
-from palm_mtf.data.sources.read_files import Settings
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.sources.files import FileDigests, describe_shards
+from palm_mtf.data.sources.text_files import Settings, TextFiles
 from palm_mtf.errors import UserError, did_you_mean
 
 VALIDATION_SHARE = 0.02

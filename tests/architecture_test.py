@@ -52,13 +52,13 @@ IMPORTS = {
   "data/sources": "errors user_text console json_text user_code config _tf "
   "model_dir",
   "data/statistics": "console data/sources",
-  "data/workers": "errors console",
-  "data/filters": "errors console json_text config model_dir data/sources "
-  "data/statistics data/workers",
+  "data/worker_pool": "errors console",
+  "data/filters": "errors console json_text user_code config model_dir "
+  "data/sources data/statistics data/worker_pool",
   "data/vocabulary": "errors console config model_dir data/sources "
-  "data/workers data/filters",
+  "data/worker_pool data/filters",
   "data/tokens": "errors console json_text config model_dir data/sources "
-  "data/workers data/filters data/vocabulary",
+  "data/worker_pool data/filters data/vocabulary",
   "data/batches": "errors json_text config data/sources data/filters "
   "data/vocabulary data/tokens",
   "checkpoints": "errors json_text config _tf accounting mesh model_dir "

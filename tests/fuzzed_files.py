@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from palm_mtf.cli.main import main
-from palm_mtf.data.filters.decision_file import read_decisions, write_decisions
-from palm_mtf.data.sources import read_files
+from palm_mtf.data.filters.filtered_source import (
+  read_decisions,
+  write_decisions,
+)
+from palm_mtf.data.sources import text_files
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
-from palm_mtf.data.sources.file_hashes import FileDigests
-from palm_mtf.data.sources.find_files import describe_file
+from palm_mtf.data.sources.files import FileDigests, describe_file
 from palm_mtf.data.tokens.encoder import EncodedDocument
 from palm_mtf.data.tokens.shard import (
   DamagedShardError,
@@ -93,8 +95,8 @@ def make_lines(folder: Path) -> None:
 
 def read_jsonl_texts(folder: Path) -> None:
   file = describe_file(str(folder / "texts.jsonl"))
-  fields = read_files.Fields("text", "weight", "quality")
-  for line in read_files.read_jsonl_texts(file, fields, read_files.MACROS):
+  fields = text_files.Fields("text", "weight", "quality")
+  for line in text_files.read_jsonl_texts(file, fields, text_files.MACROS):
     line.text.startswith("a")
     assert 0 <= line.weight < 2**53
 

@@ -30,10 +30,9 @@ from palm_mtf.config import DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.batches import Batches
-from palm_mtf.data.batches.document_stream import TokenSource
-from palm_mtf.data.batches.joined_rows import JoinedStream
+from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
 from palm_mtf.data.sources.document import Source
-from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens.encoder import Encoder
 from palm_mtf.data.tokens.store import TokenStore, read_store, write_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary

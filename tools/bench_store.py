@@ -22,9 +22,12 @@ from bench_command import one_line_errors, seconds_of
 
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.data.batches.batches import Batches
-from palm_mtf.data.batches.document_stream import TokenSource
-from palm_mtf.data.batches.joined_rows import JoinedStream
-from palm_mtf.data.tokens.shard import Counts, ShardSummary, write_sealed_json
+from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
+from palm_mtf.data.tokens.shard import (
+  Counts,
+  ShardSummary,
+  write_sealed_json,
+)
 from palm_mtf.data.tokens.store import SHARD_BYTES, TokenStore, read_store
 from palm_mtf.errors import check_count
 from palm_mtf.machine.host_memory import largest_resident_bytes

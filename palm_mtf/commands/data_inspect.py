@@ -15,7 +15,7 @@ import numpy as np
 from palm_mtf.config import Config
 from palm_mtf.data.batches.batches import Batch, Batches, batch_hash
 from palm_mtf.data.batches.corpus import corpus_of_run
-from palm_mtf.data.batches.row_stream import Piece
+from palm_mtf.data.batches.packing import Piece
 from palm_mtf.data.vocabulary.text_reader import decode_after
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.json_text import json_text

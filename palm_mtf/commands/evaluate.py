@@ -18,9 +18,8 @@ from palm_mtf.checkpoints.validation_split import (
   warn_of_other_evaluation_text,
 )
 from palm_mtf.config import Config, MeshLayout, PalmConfig, mesh_layout
-from palm_mtf.data.batches.batches import split_batch
+from palm_mtf.data.batches.batches import split_batch, unigram_entropy
 from palm_mtf.data.batches.corpus import corpus_of_run
-from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.evaluation.checkpoint_poller import checkpoints_to_evaluate
 from palm_mtf.generation.inference.prompts import check_room

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_mtf.console import progress_bar
-from palm_mtf.data.sources.read_files import Settings
-from palm_mtf.data.sources.text_files import TextFiles
+from palm_mtf.data.sources.text_files import Settings, TextFiles
 from palm_mtf.data.vocabulary.report import (
   Fit,
   count_pieces,

@@ -29,7 +29,7 @@ class FilterConfig:
   Attributes:
     decontaminate_tasks: names of SeqIO tasks or mixtures. No document may
       contain an example of them, of any split but "train"
-      (data/statistics/contained_examples.py).
+      (data/statistics/contamination.py).
     decontaminate_files: a glob, or a list of globs, of more such examples, read
       like text_files; None for none.
     min_document_bytes: the fewest bytes of UTF-8 in a document.

@@ -27,8 +27,8 @@ from palm_mtf.data.filters.measure import (
   measuring_pool,
 )
 from palm_mtf.data.sources.document import TRAIN, Document, Source, num_repeats
-from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
-from palm_mtf.data.statistics.contained_examples import ContainedExamples
+from palm_mtf.data.sources.files import FileDigests, writable_folder
+from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.seqio_tasks import EvalTask
 from palm_mtf.json_text import json_text

@@ -25,7 +25,7 @@ from palm_mtf.checkpoints.variables import (
 from palm_mtf.checkpoints.writer import BackgroundWriter, remove_later
 from palm_mtf.cluster.client.connect import Cluster, ServerMemory
 from palm_mtf.cluster.client.heartbeat import Heartbeat
-from palm_mtf.data.batches.prefetch import Prefetcher
+from palm_mtf.data.batches.batches import Prefetcher
 from palm_mtf.generation.inference.loss_session import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.stop_signals import StopRequest

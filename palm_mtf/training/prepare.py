@@ -43,9 +43,8 @@ from palm_mtf.cluster.client.places import cluster_places
 from palm_mtf.config import Config, DecodeConfig, RunConfig, mesh_layout
 from palm_mtf.config.macros import values_of
 from palm_mtf.config.tpu_slice import check_pods, tpu_slice
-from palm_mtf.data.batches.batches import Batch
+from palm_mtf.data.batches.batches import Batch, unigram_entropy
 from palm_mtf.data.batches.corpus import Corpus, corpus_of_run
-from palm_mtf.data.batches.unigram import unigram_entropy
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.generation.inference.prompts import (
   check_prompts,

@@ -32,7 +32,7 @@ from palm_mtf.cli import gin_files
 def read(files, macros):
   configuration = gin_files.load("train", files, macros)
   data = configuration.build()[1].data
-  from palm_mtf.data.sources.open import open_sources
+  from palm_mtf.data.sources.text_files import open_sources
   sources = open_sources(data)
   for source in sources:
     source.fingerprint()

@@ -5,19 +5,22 @@
 Rows are numbered through the run, as many a step as config/run.py
 says; a RowStream reads a row by its number. So a run resumes at once, and no
 row depends on batch sizes, pods or hosts.
+
+Prefetching: a thread makes batches while a step runs.
+
+The unigram entropy: the loss that a model without context cannot beat.
 """
 
+import concurrent.futures
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
-from palm_mtf.data.batches.mixed_rows import RowSource, features_of
-from palm_mtf.data.batches.mixture import Mixture
-from palm_mtf.data.batches.packing import Row
-from palm_mtf.data.batches.row_stream import FEATURES, Piece, RowStream
+from palm_mtf.data.batches.mixed_rows import Mixture, RowSource, features_of
+from palm_mtf.data.batches.packing import FEATURES, Piece, Row, RowStream
 from palm_mtf.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -134,3 +137,46 @@ def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
     name: np.stack([row[name] if name in row else ones[name] for row in rows])
     for name in features
   }
+
+
+class Prefetcher:
+  """Prefetches the batches of the next steps; a context manager."""
+
+  def __init__(
+    self, batch_of: Callable[[int], Batch], last_step: int, depth: int
+  ):
+    # A batch is a function of its step alone, counted from 0: one that was made
+    # early and is never read is no loss.
+    self._batch_of, self._last_step, self._depth = batch_of, last_step, depth
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
+    self._made: dict[int, concurrent.futures.Future[Batch]] = {}
+
+  def __enter__(self) -> "Prefetcher":
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self._thread.shutdown(cancel_futures=True)
+
+  def batch(self, step: int) -> Batch:
+    """Returns the batch of a step, and starts to make `depth` more."""
+    for each in range(step, min(step + 1 + self._depth, self._last_step)):
+      if each not in self._made:
+        self._made[each] = self._thread.submit(self._batch_of, each)
+    return self._made.pop(step).result()
+
+
+def unigram_entropy(batches: Iterable[Batch]) -> float:
+  """Returns the entropy of the distribution of learnt tokens, in nats."""
+  # Of all distributions that ignore context, that of the tokens has the lowest
+  # loss on them: a model with a lower loss has learnt from context.
+  counts = np.zeros(0, np.int64)
+  for batch in batches:
+    learnt = batch["targets"]
+    if "loss_weights" in batch:
+      learnt = learnt[batch["loss_weights"] > 0]
+    # A later batch may hold higher tokens than all before.
+    new = np.bincount(learnt.ravel(), minlength=len(counts))
+    new[: len(counts)] += counts
+    counts = new
+  shares = counts[counts > 0] / max(1, counts.sum())
+  return float(-np.sum(shares * np.log(shares)))

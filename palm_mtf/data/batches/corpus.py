@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from palm_mtf.config import Config, DataConfig
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
-from palm_mtf.data.batches.batches import Batch, Batches, validation_batches
-from palm_mtf.data.batches.document_stream import TokenSource
-from palm_mtf.data.batches.joined_rows import JoinedStream
+from palm_mtf.data.batches.batches import (
+  Batch,
+  Batches,
+  validation_batches,
+)
+from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
 from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource
 from palm_mtf.data.batches.objectives import (
   CAUSAL,
@@ -21,8 +24,7 @@ from palm_mtf.data.batches.objectives import (
   make_objective,
   to_json,
 )
-from palm_mtf.data.batches.packing import JoinedRows, WholeRows
-from palm_mtf.data.batches.row_stream import RowStream
+from palm_mtf.data.batches.packing import JoinedRows, RowStream, WholeRows
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import Source
 from palm_mtf.data.tokens.array import TokenArray

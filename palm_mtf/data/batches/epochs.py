@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.data.batches.mixture import BLOCK_ROWS, Mixture
+from palm_mtf.data.batches.mixed_rows import BLOCK_ROWS, Mixture
 from palm_mtf.data.batches.objectives import Objective
 from palm_mtf.data.batches.packing import WholeRows
 from palm_mtf.data.sources.document import Document, Source, num_repeats

@@ -1,24 +1,103 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of whole documents, shuffled within each epoch, sources mixed by row.
+"""The mixture of sources: the source of each row of a run, by their rates.
+
+Rows come in blocks of 10,000. Every block holds each source exactly as often as
+its rate says, in a shuffle of its own:
+
+  rates 0.5, 0.3, 0.2 and blocks of 10    a a a a a b b b c c, shuffled
+  number                0 1 2 3 4 5 6 7 8 9 | 10 11 ...
+  source                b a c a a b a a c b |  a  c ...
+  row of that source    0 0 0 1 2 1 3 4 1 2 |  5  2 ...
+
+Rows of whole documents, shuffled within each epoch, sources mixed by row.
 
   number          0 1 2 3 4 | 5 6 7 8 9 | 10 11 ...     one source of 5 rows
   epoch                   0 |         1 |         2
   row             3 0 4 2 1 | 1 4 0 3 2 | ...
 
-mixture.py maps a row's number to a source and a number among the rows of that
+Mixture maps a row's number to a source and a number among the rows of that
 source.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from palm_mtf.data.batches.mixture import Mixture
-from palm_mtf.data.batches.packing import JoinedRows, Row, WholeRows
-from palm_mtf.data.batches.row_stream import FEATURES, Piece
+from palm_mtf.data.batches.packing import (
+  FEATURES,
+  JoinedRows,
+  Piece,
+  Row,
+  WholeRows,
+)
 from palm_mtf.data.batches.shuffle import shuffle
+
+BLOCK_ROWS = 10_000
+
+
+class Mixture:
+  """The sources of all rows of a run."""
+
+  def __init__(self, rates: Sequence[float], *, seed: int):
+    """Shares the rows of a block among sources by their rates, all positive."""
+    # Rows of each source in a block, [sources], int64.
+    self.rows_of_block = _apportion(np.asarray(rates, np.float64))
+    self._seed = seed
+    # Steps that follow one another read the same block.
+    self._block = functools.lru_cache(maxsize=2)(self._order)
+
+  def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the source of each row, and its number among that source's rows.
+
+    Args:
+      numbers: numbers of rows, counted from the start of the run, [n], int64.
+
+    Returns:
+      Two arrays [n], int64; the rows of a source count from 0 on, in order.
+    """
+    # Every row is found at once, with nothing replayed: blocks before hold
+    # known numbers of each source's rows. These come in order, so that a source
+    # ends an epoch before it begins the next.
+    if len(self.rows_of_block) == 1:
+      return np.zeros_like(numbers), numbers
+    blocks, places = np.divmod(numbers, BLOCK_ROWS)
+    sources, index = np.empty_like(places), np.empty_like(places)
+    for block in np.unique(blocks).tolist():
+      inside = blocks == block
+      order, ranks = self._block(block)
+      sources[inside] = order[places[inside]]
+      index[inside] = ranks[places[inside]]
+    return sources, blocks * self.rows_of_block[sources] + index
+
+  def _order(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the source of each row of a block, and its rank among them."""
+    # As if cards, as many of each source as its rows, were shuffled.
+    ends = np.cumsum(self.rows_of_block)
+    key = f"seed {self._seed} mixture block {block}"
+    cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
+    sources = np.searchsorted(ends, cards, side="right")
+    ranks = np.empty_like(sources)
+    for source, count in enumerate(self.rows_of_block):
+      ranks[sources == source] = np.arange(count)
+    return sources, ranks
+
+
+def _apportion(rates: np.ndarray) -> np.ndarray:
+  """Returns numbers of rows in proportion to `rates`, BLOCK_ROWS in all."""
+  # By largest remainders; a rate too small for a row gets one.
+  shares = rates / rates.sum() * BLOCK_ROWS
+  counts = np.maximum(1, np.floor(shares)).astype(np.int64)
+  # Rounded: last bits must not tell equal remainders apart.
+  order = np.argsort(-np.round(shares - counts, 9), kind="stable")
+  missing = BLOCK_ROWS - counts.sum()
+  if missing >= 0:
+    counts[order[:missing]] += 1
+  else:  # many sources of less than a row each
+    counts[np.argmax(counts)] += missing
+  return counts
 
 
 class RowSource(NamedTuple):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.data.sources.document import Document
-from palm_mtf.data.statistics.contained_examples import find_ngrams
+from palm_mtf.data.statistics.contamination import find_ngrams
 from palm_mtf.data.statistics.near_duplicates import minhash, text_digest
-from palm_mtf.data.workers.pool import WorkerPool
+from palm_mtf.data.worker_pool import WorkerPool
 
 _BATCH_CHARACTERS = 1 << 18
 _DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
@@ -46,7 +46,7 @@ class Measurer(NamedTuple):
   Attributes:
     duplicates: whether duplicates are looked for.
     near: whether near duplicates are.
-    table: 8-grams of evaluation examples (contained_examples.py), or None.
+    table: 8-grams of evaluation examples (contamination.py), or None.
   """
 
   duplicates: bool

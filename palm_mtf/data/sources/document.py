@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from palm_mtf.data.sources.file_hashes import FileDigests
+from palm_mtf.data.sources.files import FileDigests
 
 Text = str | np.ndarray  # or token ids, [num_tokens], where a task makes them
 

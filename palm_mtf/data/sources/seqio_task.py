@@ -1,6 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of TASK: each task of a registered SeqIO task or mixture.
+"""Descriptions of functions, for fingerprints that outlive a process.
+
+A description holds the source code of a function, its defaults, bound arguments
+and closure. It does not see what the function calls, reads from globals or
+files, or gets from gin.
+
+Sources of TASK: each task of a registered SeqIO task or mixture.
 
 Feature "targets" is the document, "inputs" the inputs. A task's text is encoded
 with the run's vocabulary, not the task's, which is never loaded. A task whose
@@ -10,13 +16,15 @@ must then be the task's (`check_vocabulary`).
 
 import functools
 import hashlib
+import inspect
 import itertools
 import logging
 import math
+import re
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from palm_mtf.data.sources.code_fingerprint import describe
 from palm_mtf.data.sources.document import (
   SPLITS,
   TRAIN,
@@ -24,7 +32,7 @@ from palm_mtf.data.sources.document import (
   Document,
   decode_text,
 )
-from palm_mtf.data.sources.file_hashes import FileDigests, describe_shards
+from palm_mtf.data.sources.files import FileDigests, describe_shards
 from palm_mtf.data.sources.seqio_steps import (
   apply_steps,
   kind,
@@ -33,6 +41,64 @@ from palm_mtf.data.sources.seqio_steps import (
 )
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_code import user_code
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
+
+
+def describe(value: object) -> str:
+  """Returns a text that is the same in every process for the same code."""
+  return _describe(value, ())
+
+
+def _describe(value: object, within: tuple[int, ...]) -> str:
+  if isinstance(value, _PLAIN):
+    return repr(value)
+  if id(value) in within:  # a recursive function closes over itself
+    return "itself"
+  parts = [f"{type(value).__module__}.{type(value).__qualname__}"]
+  parts += [_describe(each, (*within, id(value))) for each in _inside(value)]
+  return f"({', '.join(parts)})"
+
+
+def _inside(value: object) -> list[object]:
+  """Returns the parts of a value that is not plain."""
+  if isinstance(value, (list, tuple)):
+    return [*value]
+  if isinstance(value, dict):
+    return [part for pair in value.items() for part in pair]
+  if isinstance(value, (set, frozenset)):
+    return sorted(map(describe, value))  # sets have no order of their own
+  if isinstance(value, functools.partial):
+    return [value.func, value.args, value.keywords]
+  if isinstance(value, types.MethodType):
+    return [value.__func__]
+  if isinstance(value, types.FunctionType):
+    cells = [_content(cell) for cell in value.__closure__ or ()]
+    return [_code(value), value.__defaults__, value.__kwdefaults__, cells]
+  if isinstance(value, type):
+    return [value.__module__, value.__qualname__, _code(value)]
+  if isinstance(value, types.ModuleType):
+    return [value.__name__]
+  if callable(value) and hasattr(value, "__dict__"):
+    return [type(value), vars(value)]
+  return [_ADDRESS.sub("", repr(value))]
+
+
+def _code(function: object) -> str:
+  try:
+    return inspect.getsource(function)
+  except (OSError, TypeError):  # typed into a shell: bytecode instead
+    code = getattr(function, "__code__", None)
+    return _ADDRESS.sub("", repr(code and (code.co_code, code.co_consts)))
+
+
+def _content(cell: types.CellType) -> object:
+  try:
+    return cell.cell_contents
+  except ValueError:  # not assigned yet
+    return None
+
 
 _logger = logging.getLogger(__name__)
 
@@ -195,7 +261,7 @@ class SeqioTask:
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the task's files, code, settings, first documents."""
     # Seen are the bytes of local files, the code of source and preprocessors
-    # (code_fingerprint.py says how far), and the first documents. Not seen: a
+    # (seqio_task.py says how far), and the first documents. Not seen: a
     # remote file that changes under its name, and a function called by a
     # preprocessor whose change shows in later documents only.
     source = self._task.source

@@ -3,27 +3,162 @@
 """The source of TEXT_FILES: files of text and of JSON lines.
 
 A file is one document, kept byte for byte; in a .jsonl file each line is one.
+
+Contents of text files: the whole file, or the texts of its JSON lines.
+
+Sources of the data settings: TEXT_FILES, or the tasks of TASK.
 """
 
 import dataclasses
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from palm_mtf.data.sources.document import SPLITS, Document, decode_text
-from palm_mtf.data.sources.file_hashes import FileDigests
-from palm_mtf.data.sources.find_files import TextFile, find_files
-from palm_mtf.data.sources.read_files import (
-  MACROS,
-  Fields,
-  Settings,
-  read_file,
-  read_jsonl_texts,
+from palm_mtf import user_text
+from palm_mtf.config import DataConfig
+from palm_mtf.data.sources.document import SPLITS, Document, Source, decode_text
+from palm_mtf.data.sources.files import (
+  FileDigests,
+  TextFile,
+  check_unchanged,
+  find_files,
 )
-from palm_mtf.errors import UserError
-from palm_mtf.user_text import is_text
+from palm_mtf.errors import UserError, did_you_mean
+from palm_mtf.user_text import is_text, shown
 
 _logger = logging.getLogger(__name__)
+
+
+_MAX_WEIGHT = 2**53  # a float holds every whole number below it
+
+
+class Settings(NamedTuple):
+  """Names of the user's settings, for messages."""
+
+  files: str
+  text_field: str
+  weight_field: str
+  quality_field: str = "QUALITY_FIELD"
+
+
+MACROS = Settings("TEXT_FILES", "TEXT_FIELD", "WEIGHT_FIELD")
+
+
+class Fields(NamedTuple):
+  """Fields of a JSON line that are read."""
+
+  text: str
+  weight: str | None = None  # None for a weight of 1
+  quality: str | None = None  # None for no quality
+
+
+class Line(NamedTuple):
+  """A JSON line."""
+
+  number: int  # in its file, from 1 on
+  text: str
+  weight: float
+  quality: float | None
+
+
+def read_file(file: TextFile, settings: Settings) -> bytes:
+  """Returns the content of a file, decompressed.
+
+  Raises:
+    UserError: the file cannot be read, or is damaged; names it.
+  """
+  content = user_text.read_bytes(file.path, _place(file, settings))
+  check_unchanged(file)
+  return content
+
+
+def read_jsonl_texts(
+  file: TextFile, fields: Fields, settings: Settings
+) -> Iterator[Line]:
+  """Yields every line that is not blank; one is in memory at a time.
+
+  Raises:
+    UserError: the file cannot be read or is damaged, or a line is broken or
+      lacks a field; names file and line.
+  """
+  fix = "a .jsonl file has one JSON object on each line"
+  lines = user_text.read_json_lines(file.path, _place(file, settings), fix)
+  for number, where, found in lines:
+    yield Line(
+      number,
+      _text(found, fields.text, where, settings),
+      _weight(found, fields.weight, where, settings),
+      _quality(found, fields.quality, where, settings),
+    )
+  check_unchanged(file)
+
+
+def _place(file: TextFile, settings: Settings) -> str:
+  return f"{settings.files}: {file.path}"
+
+
+def _field(
+  line: dict[str, object], name: str, where: str, setting: str
+) -> object:
+  if name not in line:
+    has = f"has {', '.join(map(repr, line))}" if line else "is empty"
+    raise UserError(
+      f"{where}: no field {name!r}{did_you_mean(name, line)}; it {has}; set "
+      f"{setting}, or mend the line."
+    )
+  return line[name]
+
+
+def _text(
+  line: dict[str, object], name: str, where: str, settings: Settings
+) -> str:
+  text = _field(line, name, where, settings.text_field)
+  if not isinstance(text, str):
+    raise UserError(
+      f"{where}: {name!r} is {shown(text)}, not a text; set "
+      f"{settings.text_field} to the field that holds the text, or mend the "
+      "line."
+    )
+  return text
+
+
+def _weight(
+  line: dict[str, object], name: str | None, where: str, settings: Settings
+) -> float:
+  if name is None:
+    return 1.0
+  weight = _field(line, name, where, settings.weight_field)
+  if not _is_number(weight) or not 0 <= weight < _MAX_WEIGHT:
+    raise UserError(
+      f"{where}: {name!r} is {shown(weight)}, not a number of at least 0; set "
+      f"{settings.weight_field} to the field that holds the weight, or to "
+      "None, or mend the line."
+    )
+  return float(weight)
+
+
+def _quality(
+  line: dict[str, object], name: str | None, where: str, settings: Settings
+) -> float | None:
+  if name is None:
+    return None
+  quality = _field(line, name, where, settings.quality_field)
+  if not _is_number(quality):
+    raise UserError(
+      f"{where}: {name!r} is {shown(quality)}, not a number; set "
+      f"{settings.quality_field} to the field that holds the quality, or mend "
+      "the line."
+    )
+  return quality
+
+
+def _is_number(value: object) -> bool:
+  return (
+    isinstance(value, (int, float))
+    and not isinstance(value, bool)
+    and value == value  # NaN is not
+  )
 
 
 class TextFiles:
@@ -50,7 +185,7 @@ class TextFiles:
     """Finds the files.
 
     Args:
-      globs: one glob or several; see find_files.py.
+      globs: one glob or several; see files.py.
       text_field: field of a JSON line with the document.
       weight_field: field with its weight, or None for a weight of 1.
       quality_field: field with its quality, or None; every file is then one of
@@ -167,3 +302,30 @@ class _Skipped:
 
   def __str__(self):
     return f" ({self.why}, such as {self.first})" if self.count else ""
+
+
+def open_sources(
+  data: DataConfig, sequence_length: int | None = None
+) -> list[Source]:
+  """Returns the sources of a run; their rates sum to 1.
+
+  Args:
+    data: the data settings of the run.
+    sequence_length: tokens in a row, for preprocessors that cut token ids.
+
+  Raises:
+    UserError: files are missing, or TASK is no registered task.
+  """
+  if data.task is None:
+    return [
+      TextFiles(
+        data.text_files,
+        text_field=data.text_field,
+        weight_field=data.weight_field,
+        quality_field=data.filters.quality_field,
+        validation_share=data.validation_share,
+      )
+    ]
+  from palm_mtf.data.sources.seqio_task import open_task  # brings TensorFlow
+
+  return open_task(data.task, data.validation_share, sequence_length)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf.config import DataConfig
 from palm_mtf.data.sources.document import Source
-from palm_mtf.data.sources.file_hashes import FileDigests, writable_folder
+from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.tokens.shard import DamagedShardError
 from palm_mtf.data.tokens.store import (
   FORMAT,

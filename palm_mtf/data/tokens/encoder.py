@@ -15,7 +15,7 @@ import numpy as np
 
 from palm_mtf.data.sources.document import Document, Text, cut_text
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.data.workers.pool import WorkerPool, num_cores
+from palm_mtf.data.worker_pool import WorkerPool, num_cores
 
 # Parts are whole lines where they fit: SentencePiece needs some hundred bytes
 # of memory for a character of what it encodes.

@@ -21,9 +21,8 @@ from palm_mtf.data.sources.document import (
   Document,
   num_repeats,
 )
-from palm_mtf.data.tokens.array import Shard
+from palm_mtf.data.tokens.array import Shard, map_array
 from palm_mtf.data.tokens.encoder import EncodedDocument
-from palm_mtf.data.tokens.mapped_file import map_array
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically

@@ -36,7 +36,7 @@ from palm_mtf.data.tokens.shard import (
   write_shard,
 )
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.data.workers.pool import num_cores
+from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
 # Version of the files, of their ids and of where shards begin, which mending

@@ -10,7 +10,7 @@ import numpy as np
 
 from palm_mtf.data.sources.document import cut_text
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
-from palm_mtf.data.workers.pool import num_cores
+from palm_mtf.data.worker_pool import num_cores
 
 _BATCH_CHARACTERS = 1 << 20
 _PART_CHARACTERS = 1 << 16

@@ -1,6 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The SentencePiece vocabulary: text to token ids and back.
+"""The space that some vocabularies put before each text, add_dummy_prefix.
+
+Encoded so, the first word of a text has the piece that it has after a space.
+Where a text is encoded in parts, only its first part may get the space.
+
+What decode(encode(text)) of a vocabulary changes.
+
+Sentinels of span corruption, as SeqIO adds them to T5's vocabulary.
+
+<extra_id_0> has the last id, <extra_id_1> the one before it. A text that says
+" <extra_id_0>" has that id, so that a prompt can have blanks to fill in.
+
+The SentencePiece vocabulary: text to token ids and back.
 
 Ours lose nothing. As in PaLM 2, nothing is normalized, all white space is kept,
 characters without a piece become one token per UTF-8 byte, and every digit is a
@@ -11,7 +23,7 @@ token of its own (rare digits of other scripts: a token per byte). The ids:
   2           <unk>   never made: byte pieces take its place
   3 .. 258    <0x00> .. <0xFF>
   259 ..      learnt pieces, among them the digits and runs of white space
-  last ones   EXTRA_IDS sentinels, in T5's order (sentinels.py)
+  last ones   EXTRA_IDS sentinels, in T5's order (vocabulary.py)
 
 A foreign model, such as T5's, may lack byte pieces: a character without a piece
 is <unk> there, and lost.
@@ -20,24 +32,96 @@ is <unk> there, and lost.
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
 from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
 
 from palm_mtf.config import DataConfig
 from palm_mtf.console import progress_bar
 from palm_mtf.data.filters.filtered_source import open_filtered
 from palm_mtf.data.sources.document import TRAIN, Source
-from palm_mtf.data.vocabulary.dummy_prefix import without_prefix
-from palm_mtf.data.vocabulary.losses import find_losses
-from palm_mtf.data.vocabulary.sentinels import with_sentinels
 from palm_mtf.data.vocabulary.training import train_vocabulary
-from palm_mtf.data.workers.pool import num_cores
+from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.layout import ModelDir
+
+
+def without_prefix(model: bytes) -> bytes | None:
+  """Returns the model that encodes a part of a text after another part.
+
+  Args:
+    model: serialized SentencePiece model.
+
+  Returns:
+    A serialized model. None if `model` encodes such a part as well as any:
+    if it puts no space before a text, or removes spaces at the ends of a text.
+  """
+  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+  spec = proto.normalizer_spec
+  if (
+    not spec.add_dummy_prefix
+    or spec.remove_extra_whitespaces
+    or proto.trainer_spec.treat_whitespace_as_suffix
+  ):
+    return None
+  spec.add_dummy_prefix = False
+  return proto.SerializeToString()
+
+
+# {what decode(encode(text)) may change: a text that shows it}. Losses are found
+# by trying, not by settings of the model, and so in a model of any make.
+_PROBES = {
+  "spaces at both ends": "  a  ",
+  "runs of spaces": "a    b",
+  "tabs": "\ta\t\tb",
+  "line ends": "a\n\nb\r\nc\n",
+  "control characters": "a\x00b\x1fc\x7f",
+  "the order of combining marks": "e\u0301 \u00e9",
+  "compatibility characters": "\ufb01 \uff21 \u212b \u00b2",
+  "U+2581": "a\u2581b",
+  "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
+}
+# Each between two letters, so that no rule about the ends of a text is meant.
+_CHARACTERS = string.ascii_letters + string.digits + string.punctuation
+
+
+def find_losses(round_trip: Callable[[str], str]) -> list[str]:
+  """Returns what a vocabulary changes; nothing where it is lossless.
+
+  Args:
+    round_trip: returns the text that encoding and decoding makes of a text.
+  """
+  found = [name for name, text in _PROBES.items() if round_trip(text) != text]
+  lost = [c for c in _CHARACTERS if c not in round_trip(f"a{c}b")]
+  return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
+
+
+def with_sentinels(model: bytes, extra_ids: int) -> bytes:
+  """Returns a serialized SentencePiece model with sentinels at its end.
+
+  Args:
+    model: serialized model; returned as it is where there are no sentinels.
+    extra_ids: EXTRA_IDS, number of sentinels.
+
+  Raises:
+    google.protobuf.message.DecodeError: it is no such model.
+  """
+  if not extra_ids:
+    return model
+  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+  for i in reversed(range(extra_ids)):
+    proto.pieces.add(
+      piece=f"\u2581<extra_id_{i}>",
+      score=0.0,
+      type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+    )
+  return proto.SerializeToString()
+
 
 _logger = logging.getLogger(__name__)
 
@@ -192,7 +276,7 @@ class Vocabulary:
       texts: texts to encode.
       num_threads: threads that share the texts.
       are_inside: whether each is a part of a text after another part: no space
-        is put before it (dummy_prefix.py). None is none.
+        is put before it (vocabulary.py). None is none.
 
     Raises:
       UserError: as `encode_batch`.

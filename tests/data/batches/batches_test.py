@@ -1,33 +1,32 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+"""Batches are made ahead by a thread, in order, each once."""
+
 import hashlib
 import itertools
 import shutil
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from palm_mtf.config.run import BatchSizes
-from palm_mtf.data.batches import (
-  document_order,
-  document_stream,
-  joined_rows,
-  mixed_rows,
-  mixture,
-)
+from palm_mtf.data import worker_pool
+from palm_mtf.data.batches import joined_stream, mixed_rows
 from palm_mtf.data.batches.batches import (
   Batches,
+  Prefetcher,
   batch_hash,
+  unigram_entropy,
   validation_batches,
 )
-from palm_mtf.data.batches.document_stream import TokenSource
-from palm_mtf.data.batches.joined_rows import JoinedStream
+from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
 from palm_mtf.data.batches.mixed_rows import MixedRows, RowSource
 from palm_mtf.data.batches.packing import JoinedRows, WholeRows
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.sources.text_files import TextFiles
 from palm_mtf.data.tokens import encoder
-from palm_mtf.data.workers import pool
 from palm_mtf.errors import UserError
 from tests.data.small_sources import (
   ListSource,
@@ -131,7 +130,7 @@ def test_neither_shards_nor_processes_nor_places_change_a_batch(
   expected = hashes(first.batches(BatchSizes(RAMP)))
   moved = tmp_path / "moved" / "deep"
   shutil.copytree(first.sources[0].files[0].path.rsplit("/", 1)[0], moved)
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   monkeypatch.setattr(encoder, "_BATCH_CHARACTERS", 5000)
   settings_of_stores = [
     {"shard_bytes": 1},
@@ -187,13 +186,7 @@ def test_a_step_far_away_costs_no_more_than_the_first(make, monkeypatch):
     work.append(index.size)
     return shuffle(index, size, key)
 
-  for module in (
-    document_order,
-    document_stream,
-    joined_rows,
-    mixed_rows,
-    mixture,
-  ):
+  for module in (joined_stream, mixed_rows):
     monkeypatch.setattr(module, "shuffle", counted)
   costs = []
   for step in (0, 10**9):
@@ -303,3 +296,102 @@ def test_the_hash_tells_features_and_numbers_apart():
     {"targets": batch["targets"]}
   )
   assert batch_hash(dict(reversed(batch.items()))) == batch_hash(batch)
+
+
+class CountedBatches:
+  """Counts the batches that are made, and the threads that make them."""
+
+  def __init__(self):
+    self.made, self.threads = [], set()
+
+  def batch(self, step):
+    self.made.append(step)
+    self.threads.add(threading.current_thread().name)
+    return {"inputs": step}
+
+
+@pytest.mark.parametrize(("first", "depth"), [(4, 3), (8, 5)])
+def test_each_batch_is_that_of_its_step_made_once_and_none_after_the_last(
+  first, depth
+):
+  batches = CountedBatches()
+  steps = [*range(first, 10)]
+  with Prefetcher(batches.batch, 10, depth) as ahead:
+    assert [ahead.batch(i)["inputs"] for i in steps] == steps
+  assert batches.made == steps
+
+
+def test_the_next_batches_are_made_by_another_thread():
+  batches = CountedBatches()
+  with Prefetcher(batches.batch, 10, depth=2) as ahead:
+    ahead.batch(0)
+    assert ahead._made[2].result(timeout=10) == {"inputs": 2}
+    assert 3 not in ahead._made
+  assert threading.main_thread().name not in batches.threads
+
+
+def test_an_error_is_raised_where_its_batch_is_asked_for():
+  def batch_of(step):
+    if step == 1:
+      raise OSError("the disk is gone")
+    return step
+
+  with Prefetcher(batch_of, 5, depth=3) as ahead:
+    assert ahead.batch(0) == 0
+    with pytest.raises(OSError, match="gone"):
+      ahead.batch(1)
+
+
+def test_the_end_waits_for_no_batch_that_is_not_begun():
+  made = []
+
+  def batch_of(step):
+    time.sleep(0.02)
+    made.append(step)
+
+  with Prefetcher(batch_of, 1000, depth=500) as ahead:
+    ahead.batch(0)
+  assert len(made) < 100
+
+
+def unigram_batches(tokens, size=7, **features):
+  """Cuts `tokens`, [n], into batches, as the validation batches come."""
+  names = {"targets": tokens, **features}
+  return (
+    {name: values[i : i + size][None] for name, values in names.items()}
+    for i in range(0, len(tokens), size)
+  )
+
+
+def test_one_token_alone_has_no_entropy():
+  assert unigram_entropy(unigram_batches(np.full(9, 7, np.int32))) == 0.0
+  assert unigram_entropy([]) == 0.0
+
+
+def test_later_batches_may_have_higher_and_lower_tokens():
+  tokens = np.array([3, 3, 900, 900, 5, 5, 3, 3], np.int32)
+  shares = np.array([4, 2, 2]) / 8
+  entropy = -(shares * np.log(shares)).sum()
+  assert unigram_entropy(unigram_batches(tokens, 2)) == pytest.approx(entropy)
+  assert unigram_entropy(unigram_batches(tokens, 8)) == pytest.approx(entropy)
+
+
+def test_only_learnt_tokens_count():
+  tokens = np.array([4, 4, 9, 9, 0, 0], np.int32)
+  weights = np.array([1, 1, 1, 0, 0, 0], np.float32)
+  shares = np.array([2, 1]) / 3
+  entropy = unigram_entropy(unigram_batches(tokens, 4, loss_weights=weights))
+  assert entropy == pytest.approx(-(shares * np.log(shares)).sum())
+
+
+def test_the_entropy_is_the_best_loss_without_context():
+  random = np.random.default_rng(0)
+  tokens = random.geometric(0.2, size=3_000_000).astype(np.int32)
+  share = np.bincount(tokens) / len(tokens)
+  loss = np.mean(-np.log(share[tokens]))
+  entropy = unigram_entropy(unigram_batches(tokens, 100_000))
+  assert entropy == pytest.approx(loss)
+  # Of the distribution itself: H(p) / p, H the binary entropy.
+  assert entropy == pytest.approx(
+    -(0.2 * np.log(0.2) + 0.8 * np.log(0.8)) / 0.2, rel=1e-3
+  )

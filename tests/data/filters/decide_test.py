@@ -1,19 +1,81 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+
 import collections
+import hashlib
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from palm_mtf.config import FilterConfig
-from palm_mtf.data.filters.decide import REASONS, count_removed, decide
+from palm_mtf.config.data import FilterConfig
+from palm_mtf.data import worker_pool
+from palm_mtf.data.filters.decide import (
+  EXACT_REPEAT,
+  REASONS,
+  Candidates,
+  count_removed,
+  decide,
+  find_repeats,
+)
 from palm_mtf.data.sources.document import TRAIN, VALIDATION, Document
-from palm_mtf.data.statistics.contained_examples import ContainedExamples
-from palm_mtf.data.workers import pool
+from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
 from tests.data.processes import peak_memory
-from tests.data.small_sources import ListSource
+from tests.data.small_sources import ListSource, repeatable
+
+# Documents of a source: (text, weight, whether it is held out).
+_documents = st.lists(
+  st.tuples(st.sampled_from("abcd"), st.integers(0, 3), st.booleans()),
+  max_size=8,
+)
+
+
+def candidates(documents) -> Candidates:
+  digests = [
+    hashlib.blake2b(text.encode(), digest_size=16).digest()
+    for text, _, _ in documents
+  ]
+  return Candidates(
+    digests=np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2),
+    values=np.zeros([len(documents), 0], np.uint16),
+    weights=np.array([weight for _, weight, _ in documents], np.float64),
+    held_out=np.array([held_out for _, _, held_out in documents], bool),
+  )
+
+
+def documents_that_stay(sources) -> list[list[tuple]]:
+  """Returns the documents of each source that stay, sorted."""
+  removed = find_repeats([candidates(source) for source in sources])
+  assert {code for each in removed for code in each} <= {0, EXACT_REPEAT}
+  return [
+    sorted(d for d, r in zip(source, mine, strict=True) if not r)
+    for source, mine in zip(sources, removed, strict=True)
+  ]
+
+
+def chosen_by_hand(sources) -> list[list[tuple]]:
+  best = {}
+  for number, source in enumerate(sources):
+    for text, weight, held_out in source:
+      rank = (weight == 0, not held_out, number, -weight)
+      best[text] = min(best.get(text, rank), rank)
+  found = [[] for _ in sources]
+  for text, (_, in_training, number, weight) in best.items():
+    found[number].append((text, -weight, not in_training))
+  return [sorted(each) for each in found]
+
+
+@given(st.lists(_documents, min_size=1, max_size=3), st.randoms())
+@repeatable(200)
+def test_of_equal_texts_the_one_of_the_rule_stays_in_any_order(sources, random):
+  expected = chosen_by_hand(sources)
+  assert documents_that_stay(sources) == expected
+  for source in sources:
+    random.shuffle(source)
+  assert documents_that_stay(sources) == expected
 
 
 def reasons(source, **filters) -> list[str]:
@@ -149,7 +211,7 @@ def test_one_of_each_group_of_near_duplicates_stays_that_of_the_first_source(
 
 
 def test_neither_order_nor_processes_change_what_stays(monkeypatch):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   texts = [*planted(0), *planted(1)]
   first = kept([ListSource(texts)])
   assert kept([ListSource(texts)], 2) == first
@@ -197,7 +259,7 @@ def contaminated(source, filters, num_processes=0) -> list[str]:
 def test_documents_with_an_example_are_removed_before_duplicates_are_found(
   num_processes, monkeypatch
 ):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   # The second is a near duplicate of the first, without the example.
   filler = " ".join(f"w{i}" for i in range(500))
   documents = [f"{EXAMPLE} {filler}", filler, "x", "too long " * 999, filler]

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from palm_mtf.config import DataConfig
-from palm_mtf.data.sources import file_hashes
-from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.sources import files
+from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens import cache as cache_module
 from palm_mtf.data.tokens.cache import cache_stores, load_stores
 from palm_mtf.errors import UserError
@@ -146,9 +146,9 @@ def test_another_share_or_vocabulary_has_tokens_of_its_own_and_that_is_said(
 
 
 def test_a_later_start_does_not_read_the_text(run, monkeypatch):
-  monkeypatch.setattr(file_hashes, "_SETTLED_NS", -(10**12))  # as if old
+  monkeypatch.setattr(files, "_SETTLED_NS", -(10**12))  # as if old
   first = run()
-  monkeypatch.setattr(file_hashes, "hash_file", None)
+  monkeypatch.setattr(files, "hash_file", None)
   assert run().fingerprint == first.fingerprint
 
 
@@ -243,7 +243,7 @@ PROGRAM = """
 import sys
 from palm_mtf.config import DataConfig
 from palm_mtf.console import configure_logging
-from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.tokens.cache import load_stores
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 configure_logging()

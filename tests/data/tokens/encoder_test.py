@@ -43,7 +43,7 @@ _documents = st.lists(
 )
 
 MODULE = "palm_mtf.data.tokens.encoder"
-POOL = "palm_mtf.data.workers.pool"
+POOL = "palm_mtf.data.worker_pool"
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -135,9 +135,9 @@ def test_processes_end_with_the_encoder_also_by_an_error_of_the_documents(
 
 def test_processes_end_when_this_one_is_killed(vocabulary):
   program = f"""
-from palm_mtf.data.workers import pool
+from palm_mtf.data import worker_pool
 from palm_mtf.data.tokens.encoder import Document, Encoder, Vocabulary
-pool._BATCHES_BEFORE_PROCESSES = 0
+worker_pool._BATCHES_BEFORE_PROCESSES = 0
 def many():
   for _ in range(10_000):
     yield "train", Document("words and words\\n" * 1000)

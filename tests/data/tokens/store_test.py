@@ -193,10 +193,10 @@ STOPPED = """
 import time
 from palm_mtf.data.tokens.store import write_store
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.data.workers import pool
+from palm_mtf.data import worker_pool
 from tests.data.small_sources import ListSource
 
-pool._BATCHES_BEFORE_PROCESSES = 0
+worker_pool._BATCHES_BEFORE_PROCESSES = 0
 
 class Slow(ListSource):
   def documents(self):

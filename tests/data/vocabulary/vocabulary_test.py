@@ -9,7 +9,7 @@ import sentencepiece
 from hypothesis import strategies as st
 
 from palm_mtf.config import DataConfig
-from palm_mtf.data.sources.open import open_sources
+from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.data.vocabulary import training
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary, load_vocabulary
 from palm_mtf.errors import UserError

@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+
 import errno
 import multiprocessing
 import operator
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf.data.workers import pool
-from palm_mtf.data.workers.pool import WorkerPool
+from palm_mtf.data import worker_pool
+from palm_mtf.data.worker_pool import WorkerPool
 from palm_mtf.errors import UserError
 
 
@@ -33,7 +34,7 @@ def make(num_processes: int) -> WorkerPool:
 
 @pytest.mark.parametrize("num_processes", [0, 1, 2])
 def test_results_come_in_the_order_of_the_batches(num_processes, monkeypatch):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 2)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 2)
   with make(num_processes) as workers:
     for _ in range(2):
       assert [*workers.map(range(20))] == [*range(0, 40, 2)]
@@ -41,7 +42,7 @@ def test_results_come_in_the_order_of_the_batches(num_processes, monkeypatch):
 
 
 def test_batches_are_read_no_further_than_two_a_process_ahead(monkeypatch):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   read = []
   batches = map(operator.methodcaller("__index__"), range(50))
   with make(2) as workers:
@@ -54,7 +55,7 @@ def test_batches_are_read_no_further_than_two_a_process_ahead(monkeypatch):
 def test_where_no_process_can_be_started_one_core_works_and_that_is_said(
   monkeypatch, capsys
 ):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 2)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 2)
 
   def refuse(*unused, **named):
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -70,7 +71,7 @@ def test_where_no_process_can_be_started_one_core_works_and_that_is_said(
 
 
 def test_a_killed_worker_is_an_error(monkeypatch):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   with pytest.raises(UserError, match=r"^was killed\.$"), make(2) as workers:
     for number, _ in enumerate(workers.map(range(1000))):
       if number == 3:
@@ -101,7 +102,7 @@ def killed_while_it_sends() -> object:
 def test_a_worker_that_is_killed_in_the_middle_of_a_result_is_an_error(
   monkeypatch,
 ):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   workers = WorkerPool(
     None, killed_while_it_sends, when_killed="was killed.", num_processes=2
   )
@@ -122,7 +123,7 @@ def start_raising() -> object:
 def test_an_error_of_the_function_is_raised_here_and_says_where_it_was(
   monkeypatch,
 ):
-  monkeypatch.setattr(pool, "_BATCHES_BEFORE_PROCESSES", 0)
+  monkeypatch.setattr(worker_pool, "_BATCHES_BEFORE_PROCESSES", 0)
   workers = WorkerPool(
     raise_key_error, start_raising, when_killed="was killed.", num_processes=1
   )

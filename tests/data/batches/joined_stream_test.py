@@ -1,5 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
+
 import collections
 import itertools
 
@@ -8,9 +9,62 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from palm_mtf.data.batches import document_stream
-from palm_mtf.data.batches.document_stream import DocumentStream, TokenSource
-from tests.data.small_sources import numbered, repeatable
+from palm_mtf.data.batches import joined_stream
+from palm_mtf.data.batches.joined_stream import (
+  DocumentOrder,
+  DocumentStream,
+  JoinedStream,
+  TokenSource,
+)
+from palm_mtf.data.tokens.array import TokenArray
+from tests.data.small_sources import (
+  EOD,
+  examples,
+  numbered,
+  repeatable,
+  token_array,
+)
+
+_LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=40)
+
+
+def lengths_of(tokens: TokenArray, documents: np.ndarray) -> np.ndarray:
+  begins, ends = tokens.extents(documents)
+  return ends - begins
+
+
+@hypothesis.given(_LENGTHS, st.integers(0, 3), st.data())
+@repeatable(60)
+def test_a_position_is_found_as_by_adding_up_all_lengths_before(
+  lengths, epoch, data
+):
+  tokens = numbered(lengths)
+  order = DocumentOrder(tokens, "key")
+  documents = order.documents(0, (epoch + 2) * len(lengths))
+  begins = np.cumsum([0, *lengths_of(tokens, documents)])
+  inside = data.draw(st.integers(0, sum(lengths) - 1))
+  position = epoch * sum(lengths) + inside
+  expected = int(np.searchsorted(begins, position))
+  assert order.first_from(position) == (expected, begins[expected])
+
+
+def test_positions_kept_for_few_documents_find_all(monkeypatch):
+  lengths = np.random.default_rng(0).integers(1, 30, 2000)
+  tokens = numbered(lengths)
+  expected = [
+    DocumentOrder(tokens, "key").first_from(position)
+    for position in range(0, 3 * sum(lengths), 977)
+  ]
+  # However many documents are summed at once, and kept apart.
+  for stride, chunk in ((16, 64), (256, 512), (1024, 1024)):
+    monkeypatch.setattr(joined_stream, "_STRIDE", stride)
+    monkeypatch.setattr(joined_stream, "_CHUNK", chunk)
+    order = DocumentOrder(tokens, "key")
+    assert expected == [
+      order.first_from(position) for position in range(0, 3 * sum(lengths), 977)
+    ]
+    assert len(order._sparse(0)) == -(-2000 // stride)
+
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 400)
 
@@ -33,7 +87,7 @@ def of_source(stretches, source: int) -> list:
 @pytest.fixture(params=[50, 2000, 1 << 26])
 def block_tokens(request, monkeypatch):
   """Makes blocks of so many tokens, smaller than documents or than sources."""
-  monkeypatch.setattr(document_stream, "_BLOCK_TOKENS", request.param)
+  monkeypatch.setattr(joined_stream, "_BLOCK_TOKENS", request.param)
   return request.param
 
 
@@ -80,7 +134,7 @@ def test_every_source_has_its_rate_of_tokens_to_within_a_document(
 def test_any_part_is_that_part_of_the_whole(begin, length):
   sources = (0.6, LENGTHS[:60]), (0.4, LENGTHS[60:90])
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(document_stream, "_BLOCK_TOKENS", 700)
+    patch.setattr(joined_stream, "_BLOCK_TOKENS", 700)
     # From another start, and from a stream that has read nothing yet.
     whole = tokens_of(
       stream_of(*sources).stretches(max(0, begin - 999), begin + 999)
@@ -138,3 +192,76 @@ def test_repeats_of_a_document_lie_as_far_apart_as_chance_puts_them():
   # its standard deviation is sqrt(3 / 80).
   error = (3 / 80 / num_texts) ** 0.5
   assert np.abs(gaps.mean(axis=0) - 0.25).max() < 4 * error
+
+
+def rows_of(tokens, length, *, masked=False, seed=0) -> JoinedStream:
+  source = TokenSource("source", 1.0, tokens)
+  return JoinedStream(
+    [source], length, eod_id=EOD if masked else None, seed=seed
+  )
+
+
+@hypothesis.given(st.integers(1, 20), st.integers(1, 4), st.integers(0, 9))
+@repeatable(40)
+def test_every_epoch_reads_every_token_once(length, num_epochs, seed):
+  tokens = numbered(LENGTHS[:40])
+  rows = rows_of(tokens, length, seed=seed)
+  count = -(-num_epochs * len(tokens) // length)
+  read = np.concatenate([x["targets"] for x in rows.read(np.arange(count))])
+  times = np.bincount(read, minlength=len(tokens))
+  # The last row may reach into the next epoch.
+  assert times.sum() - num_epochs * len(tokens) < length
+  assert times.min() == num_epochs
+
+
+@pytest.mark.parametrize("block_tokens", [2500, 1 << 26])
+def test_rows_are_shuffled_among_those_of_a_block(block_tokens, monkeypatch):
+  monkeypatch.setattr(joined_stream, "_BLOCK_TOKENS", block_tokens)
+  book = numbered([3, 5000, 4])  # one document of many rows
+  rows = rows_of(book, 10)
+  found = rows.pieces(np.arange(500))
+  begins = [
+    piece.begin for row in found for piece in row if piece.document == 1
+  ]
+  in_order = sum(b - a == 10 for a, b in itertools.pairwise(begins))
+  assert len(begins) > 490
+  # A book is one block, however small blocks are: it is not cut.
+  assert in_order < 10
+
+
+@hypothesis.given(
+  st.lists(examples(5), min_size=1, max_size=6),
+  st.integers(1, 12),
+  st.booleans(),
+  st.booleans(),
+)
+@repeatable(60)
+def test_joined_rows_follow_the_rules_token_by_token(
+  documents, length, masked, has_inputs
+):
+  tokens = token_array(documents, has_inputs=has_inputs)
+  rows = rows_of(tokens, length, masked=masked)
+  numbers = np.arange(2 * len(tokens) // length + 2)
+  read, pieces = rows.read(numbers), rows.pieces(numbers)
+  for row, documents_of_row in zip(read, pieces, strict=True):
+    stream, weights = [], []
+    for piece in documents_of_row:
+      inputs, text = documents[piece.document]
+      part = slice(piece.begin, piece.begin + piece.tokens)
+      stream += [*inputs, *text, EOD][part]
+      given = [0.0 if has_inputs else 1.0] * len(inputs)
+      weights += [*given, *[1.0] * (len(text) + 1)][part]
+    assert row["targets"].tolist() == stream
+    segment, previous = 1, 0
+    for place, token in enumerate(stream):
+      if masked and previous == EOD:
+        segment, previous = segment + 1, 0
+      assert row["inputs"][place] == previous
+      if masked:
+        assert row["segments"][place] == segment
+      previous = token
+    if has_inputs:
+      assert row["loss_weights"].tolist() == weights
+  names = ["inputs", "targets"] + ["segments"] * masked
+  assert list(read[0]) == names + ["loss_weights"] * has_inputs
+  assert list(read[0]) == [*rows.features]

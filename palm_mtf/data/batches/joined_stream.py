@@ -1,0 +1,322 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The shuffled documents of one source, epoch after epoch.
+
+number     0 1 2 3 4 | 5 6 7 ...     five documents
+epoch              0 | 1
+document   3 0 4 2 1 | 1 4 0 ...
+position   0 7 9 ...                 tokens before it, of all epochs
+
+The documents of all sources, shuffled and mixed, in one endless stream.
+
+The stream is cut into blocks. A block takes documents of each source, in that
+source's order (joined_stream.py), until the source has its share of all tokens
+so far, and mixes them as if cards were shuffled:
+
+  rates 0.5, 0.5    documents of a    5 3 1 | 4 0 2 ...
+                    documents of b    1 0 | 2 ...
+  block 0 | 1       a5 b1 a3 a1 b0 | b2 a4 ...
+
+So every source has its rate of tokens in every block, to within a document.
+
+Training rows of PACKING "joined": cut from the stream of all documents.
+
+PaLM's examples are shuffled and mixed, then joined and cut (PaLM 5): neighbours
+in a row come from anywhere. Rows that begin in one block of the stream
+(joined_stream.py) are shuffled too: the hundred rows of a book are not one
+batch.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from palm_mtf.data.batches.packing import (
+  Piece,
+  Row,
+  joined_features,
+  joined_row,
+)
+from palm_mtf.data.batches.shuffle import shuffle
+from palm_mtf.data.tokens.array import TokenArray
+
+_STRIDE = 256
+_CHUNK = 1 << 20  # documents at once, in a pass over all; whole strides
+
+
+class DocumentOrder:
+  """The order in which the documents of a source are read, without an end."""
+
+  def __init__(self, tokens: TokenArray, key: str):
+    """Readies the order.
+
+    Args:
+      tokens: documents of the source, one at least.
+      key: name of the shuffles; every epoch has its own.
+    """
+    self._tokens = tokens
+    self._key = key
+    self.num_documents = tokens.num_documents
+    self.num_tokens = len(tokens)  # of an epoch
+    # A block of rows may reach from one epoch into the next.
+    self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
+
+  def documents(self, first: int, stop: int) -> np.ndarray:
+    """Returns the documents of the numbers `first` to before `stop`, int64."""
+    epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
+    found = np.empty_like(places)
+    for epoch in np.unique(epochs).tolist():
+      inside = epochs == epoch
+      found[inside] = self._shuffled(places[inside], epoch)
+    return found
+
+  def first_from(self, position: int) -> tuple[int, int]:
+    """Returns the first document that begins at `position` or behind it.
+
+    Returns:
+      Its number, and the position where it begins.
+    """
+    epoch, rest = divmod(position, self.num_tokens)
+    # The stretch of documents that holds the token, then the document in it.
+    sparse = self._sparse(epoch)
+    stretch = int(np.searchsorted(sparse, rest, side="right")) - 1
+    first = stretch * _STRIDE
+    places = np.arange(first, min(first + _STRIDE, self.num_documents))
+    lengths = self._lengths(places, epoch)
+    begins = sparse[stretch] + np.concatenate([[0], np.cumsum(lengths)])
+    # Behind the last of a stretch begins the next one, or the next epoch.
+    found = int(np.searchsorted(begins, rest, side="left"))
+    number = epoch * self.num_documents + first + found
+    return number, epoch * self.num_tokens + int(begins[found])
+
+  def _shuffled(self, places: np.ndarray, epoch: int) -> np.ndarray:
+    return shuffle(places, self.num_documents, f"{self._key} epoch {epoch}")
+
+  def _lengths(self, places: np.ndarray, epoch: int) -> np.ndarray:
+    begins, ends = self._tokens.extents(self._shuffled(places, epoch))
+    return ends - begins
+
+  def _sparse_positions(self, epoch: int) -> np.ndarray:
+    """Returns the position in its epoch of every 256th document, int64."""
+    # The order itself is computed (shuffle.py). Positions are sums over it:
+    # kept for every 256th document, 3 MB for 10**8 of them, after one pass over
+    # their lengths when an epoch is first read.
+    sums = []
+    for first in range(0, self.num_documents, _CHUNK):
+      places = np.arange(first, min(first + _CHUNK, self.num_documents))
+      lengths = self._lengths(places, epoch)
+      sums.append(np.add.reduceat(lengths, np.arange(0, len(places), _STRIDE)))
+    return np.concatenate([[0], np.cumsum(np.concatenate(sums))[:-1]])
+
+
+# Tokens of a block at most: 32,768 rows of 2,048, 16 batches of PaLM's largest.
+# The documents of a block, some ten thousands, are listed in memory.
+_BLOCK_TOKENS = 1 << 26
+_RATE_UNITS = 10**9  # rates as whole numbers: positions are exact at any step
+
+
+class TokenSource(NamedTuple):
+  """The documents of one source and its share of all tokens."""
+
+  name: str
+  rate: float
+  tokens: TokenArray
+
+
+class Stretch(NamedTuple):
+  """Tokens of one document that follow one another in the stream."""
+
+  source: int  # its place among the sources
+  epoch: int
+  document: int
+  begin: int  # place of the first token in its document
+  start: int  # place of the first token among the tokens of its source
+  length: int
+
+
+class _Block(NamedTuple):
+  """The documents of a block in the order of the stream, each array [n]."""
+
+  begins: np.ndarray  # positions in the stream, and the block's end, [n + 1]
+  sources: np.ndarray
+  epochs: np.ndarray
+  documents: np.ndarray
+  starts: np.ndarray  # places among the tokens of the source
+
+
+class DocumentStream:
+  """An endless stream of tokens: documents of all sources in a keyed order."""
+
+  def __init__(self, sources: Sequence[TokenSource], *, seed: int):
+    """Mixes sources by their rates, all positive."""
+    self._tokens = [source.tokens for source in sources]
+    self._orders = [
+      DocumentOrder(source.tokens, f"seed {seed} source {source.name}")
+      for source in sources
+    ]
+    self._weights = _whole_rates([source.rate for source in sources])
+    self._seed = seed
+    self._num_tokens = sum(map(len, self._tokens))
+    # Blocks in as many tokens as all sources have. Blocks of a single source
+    # end where its epochs end.
+    self._num_blocks = -(-self._num_tokens // _BLOCK_TOKENS)
+    # A row may reach into the next block.
+    self._starts = functools.lru_cache(maxsize=8)(self._find_starts)
+    self._block = functools.lru_cache(maxsize=3)(self._make_block)
+
+  def stretches(self, begin: int, stop: int) -> list[Stretch]:
+    """Returns what stands from position `begin` to before `stop`."""
+    found = []
+    number = self.block_at(begin)
+    while begin < stop:
+      block = self._block(number)
+      at = int(np.searchsorted(block.begins, begin, side="right")) - 1
+      while begin < stop and at < len(block.documents):
+        end = min(stop, int(block.begins[at + 1]))
+        inside = begin - int(block.begins[at])
+        found.append(
+          Stretch(
+            source=int(block.sources[at]),
+            epoch=int(block.epochs[at]),
+            document=int(block.documents[at]),
+            begin=inside,
+            start=int(block.starts[at]) + inside,
+            length=end - begin,
+          )
+        )
+        begin, at = end, at + 1
+      number += 1
+    return found
+
+  def block_at(self, position: int) -> int:
+    """Returns the number of the block that holds `position`."""
+    # A source begins a block where a document begins, at its share of tokens or
+    # later: the search goes back from the last block that may begin here.
+    after = position + len(self._tokens)
+    block = after * self._num_blocks // self._num_tokens + 1
+    while self.start_of(block) > position:
+      block -= 1
+    return block
+
+  def start_of(self, block: int) -> int:
+    """Returns the position where a block begins."""
+    return sum(position for _, position in self._starts(block))
+
+  def _find_starts(self, block: int) -> list[tuple[int, int]]:
+    """Returns, by source, the first number of a block and its position."""
+    tokens = block * self._num_tokens
+    return [
+      order.first_from(tokens * weight // (self._num_blocks * _RATE_UNITS))
+      for order, weight in zip(self._orders, self._weights, strict=True)
+    ]
+
+  def _make_block(self, block: int) -> _Block:
+    ends = zip(self._starts(block), self._starts(block + 1), strict=True)
+    spans = [(first, stop) for (first, _), (stop, _) in ends]
+    counts = [stop - first for first, stop in spans]
+    size = sum(counts)
+    # Cards, as many of each source as its documents, tell the order of sources;
+    # each source's documents stay in the source's own order.
+    key = f"seed {self._seed} mixture block {block}"
+    cards = shuffle(np.arange(size), max(1, size), key)
+    sources = np.searchsorted(np.cumsum(counts), cards, side="right")
+    documents, epochs, starts, lengths = np.empty([4, size], np.int64)
+    for source, (first, stop) in enumerate(spans):
+      order, mine = self._orders[source], sources == source
+      documents[mine] = order.documents(first, stop)
+      epochs[mine] = np.arange(first, stop) // order.num_documents
+      begins, ends = self._tokens[source].extents(documents[mine])
+      starts[mine], lengths[mine] = begins, ends - begins
+    begins = self.start_of(block) + np.concatenate([[0], np.cumsum(lengths)])
+    return _Block(begins, sources, epochs, documents, starts)
+
+
+def _whole_rates(rates: Sequence[float]) -> list[int]:
+  """Returns rates as whole numbers, each at least 1, _RATE_UNITS in all."""
+  total = sum(rates)
+  units = [max(1, int(rate / total * _RATE_UNITS)) for rate in rates]
+  units[int(np.argmax(units))] += _RATE_UNITS - sum(units)
+  return units
+
+
+class JoinedStream:
+  """A RowStream of documents that are shuffled, mixed, joined and cut."""
+
+  def __init__(
+    self,
+    sources: Sequence[TokenSource],
+    length: int,
+    *,
+    eod_id: int | None,
+    seed: int,
+  ):
+    """Readies rows of `length` tokens.
+
+    Args:
+      sources: documents, mixed by their rates.
+      length: tokens in a row.
+      eod_id: id of [eod], if it ends segments; otherwise None.
+      seed: seed of every shuffle.
+    """
+    self._sources = sources
+    self._length = length
+    self._eod_id = eod_id
+    self._seed = seed
+    self._stream = DocumentStream(sources, seed=seed)
+    tokens = [source.tokens for source in sources]
+    self.num_rows = sum(map(len, tokens)) // length
+    self.features = joined_features(tokens, eod_id)
+
+  def read(self, numbers: np.ndarray) -> list[Row]:
+    """Returns the features of rows; see `RowStream.read`."""
+    return list(map(self._read, self._stretches(numbers)))
+
+  def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
+    """Returns the documents of rows; see `RowStream.pieces`."""
+    return [
+      [
+        Piece(
+          source=self._sources[x.source].name,
+          epoch=x.epoch,
+          document=x.document,
+          begin=x.begin,
+          tokens=x.length,
+        )
+        for x in row
+      ]
+      for row in self._stretches(numbers)
+    ]
+
+  def _read(self, row: list[Stretch]) -> Row:
+    # The disk is read here, once for each document of the row.
+    parts = [
+      self._sources[x.source].tokens.read(x.start, x.start + x.length)
+      for x in row
+    ]
+    targets, is_target = map(np.concatenate, zip(*parts, strict=True))
+    return joined_row(targets, is_target, self.features, self._eod_id)
+
+  def _stretches(self, numbers: np.ndarray) -> list[list[Stretch]]:
+    begins = self._shuffled(numbers) * self._length
+    return [
+      self._stream.stretches(begin, begin + self._length)
+      for begin in begins.tolist()
+    ]
+
+  def _shuffled(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns the places of rows in the stream, counted in rows."""
+    places = np.empty_like(numbers)
+    left = np.arange(len(numbers))
+    while len(left):
+      block = self._stream.block_at(int(numbers[left[0]]) * self._length)
+      # Rows that begin in the block; the last one may end in the next.
+      first, stop = (
+        -(-self._stream.start_of(x) // self._length) for x in (block, block + 1)
+      )
+      inside = (numbers[left] >= first) & (numbers[left] < stop)
+      mine, left = left[inside], left[~inside]
+      key = f"seed {self._seed} rows of block {block}"
+      places[mine] = first + shuffle(numbers[mine] - first, stop - first, key)
+    return places
