@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A SeqIO task of one's own: sums of two numbers."""
+"""Your own SeqIO task: sums of two numbers."""
 
 import random
 
@@ -14,7 +14,7 @@ def sums(
   split: str, shuffle_files: bool = False, seed: int | None = None
 ) -> tf.data.Dataset:
   """Returns the examples of a split: "12 plus 30 is ", with the target "42"."""
-  numbers = random.Random(split)  # always the same; a text seeds it
+  numbers = random.Random(split)  # the same in every process
   pairs = [
     (numbers.randrange(100), numbers.randrange(100))
     for _ in range(NUM_EXAMPLES[split])
@@ -33,7 +33,7 @@ def accuracy(targets: list[str], predictions: list[str]) -> dict[str, float]:
   return {"accuracy": 100 * sum(a == b for a, b in pairs) / len(pairs)}
 
 
-# palm_mtf encodes with the vocabulary of the run, whatever is named here.
+# SeqIO requires a vocabulary, but palm_mtf encodes with that of the run.
 _UNUSED = seqio.ByteVocabulary()
 
 seqio.TaskRegistry.add(

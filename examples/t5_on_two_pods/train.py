@@ -5,14 +5,15 @@
   python train.py --num_pods 2
   python train.py --num_pods 1
 
-Both print the same losses. The task is to say a row of tokens backwards.
+Both commands print the same losses. The task is to reverse a row of tokens.
 """
 
 import argparse
 import os
 import sys
 
-# First: Mesh TensorFlow asks TensorFlow for names that it no longer has.
+# palm_mtf first, because it adds the names that TensorFlow 2 no longer has and
+# that Mesh TensorFlow uses.
 from palm_mtf import foreign_models  # isort: skip
 
 import gin
@@ -22,7 +23,7 @@ from mesh_tensorflow.transformer import transformer
 from palm_mtf.errors import UserError
 
 VOCAB_SIZE, LENGTH = 32, 16
-# Adafactor as T5 has it: factored, no momentum, no decay.
+# Adafactor as in T5: factored, no momentum, no decay.
 OPTIMIZER = foreign_models.AdafactorConfig(
   learning_rate=1e-2,
   beta1=0.0,
@@ -72,7 +73,7 @@ def main() -> None:
       "inputs": ("int32", f"length:{LENGTH}"),
       "targets": ("int32", f"length:{LENGTH}"),
     },
-    # Two devices a pod, each with half of the pod's rows.
+    # Two devices per pod, each with half of the pod's rows.
     mesh=foreign_models.DeviceMesh(mesh_shape="data:2", layout="batch:data"),
     optimizer=OPTIMIZER,
     global_batch_size=chosen.batch_size,
