@@ -10,10 +10,12 @@ of them.
 
 import gin
 
-from palm_mtf.unitransformer.multi_query_attention import MultiQueryAttention
-from palm_mtf.unitransformer.norm import sublayer_norm
-from palm_mtf.unitransformer.parallel_block import ParallelBlock
-from palm_mtf.unitransformer.swiglu import SwiGlu
+from palm_mtf.unitransformer.layers import (
+  MultiQueryAttention,
+  ParallelBlock,
+  SwiGlu,
+  sublayer_norm,
+)
 
 __all__ = ["MultiQueryAttention", "ParallelBlock", "SwiGlu", "sublayer_norm"]
 

@@ -1,0 +1,349 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""PaLM's layers as layers of Mesh TensorFlow's Unitransformer.
+
+Masks, packed sequences, variables' layouts and the cache of decoding are Mesh
+TensorFlow's. The arithmetic is that of model/layers.py.
+"""
+
+from collections.abc import Sequence
+
+import gin
+from mesh_tensorflow.transformer import (
+  attention,
+  transformer,
+  transformer_layers,
+)
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.errors import UserError, check_choice, check_count
+from palm_mtf.model import layers
+from palm_mtf.model.layers import rotary_tables
+from palm_mtf.ops.slicewise import WholeSlice
+from palm_mtf.ops.xla import fused
+
+_gated, _gated_gradient = fused(layers.gated), fused(layers.gated_gradient)
+_turned = fused(layers.turned)
+
+
+def _check_one_model(context: transformer.Context) -> None:
+  """Raises UserError for an ensemble, whose models have separate weights."""
+  ensemble = context.model.ensemble_dim
+  if ensemble:
+    raise UserError(
+      f"Unitransformer.ensemble = {ensemble.size}: the layers of "
+      "palm_mtf.unitransformer have the weights of one model; leave ensemble "
+      "out."
+    )
+
+
+@gin.configurable(module="palm_mtf.unitransformer")
+def sublayer_norm(
+  x: mtf.Tensor,
+  layer_stack: transformer.LayerStack,
+  context: transformer.Context,
+  norm: str = "layer_norm",
+) -> mtf.Tensor:
+  """Normalizes over d_model, without bias; a sublayer of a LayerStack.
+
+  Args:
+    x: [..., d_model], activation dtype.
+    layer_stack: the stack that calls the sublayer; unused.
+    context: gives the dtypes of variables.
+    norm: "layer_norm" or "rms_norm", as NORM.
+
+  Returns:
+    A tensor with the shape and dtype of x.
+
+  Raises:
+    UserError: `norm` is neither.
+  """
+  del layer_stack
+  check_choice("sublayer_norm.norm", norm, ["layer_norm", "rms_norm"])
+  _check_one_model(context)
+  dtypes = context.variable_dtype
+  with tf.variable_scope("norm"):
+    scale = mtf.get_variable(
+      context.mesh,
+      "scale",
+      mtf.Shape([context.model.model_dim]),
+      initializer=tf.ones_initializer(),
+      # Norms and their scales are computed in float32.
+      dtype=mtf.VariableDType(
+        dtypes.master_dtype, dtypes.slice_dtype, tf.float32
+      ),
+    )
+  return layers.norm(x, scale, norm)
+
+
+@gin.configurable(module="palm_mtf.unitransformer")
+class MultiQueryAttention(transformer_layers.SelfAttention):
+  """Mesh TensorFlow's self-attention with rotary embedding (PaLM 2)."""
+
+  def __init__(self, num_heads: int, d_kv: int):
+    """Takes the sizes.
+
+    Args:
+      num_heads: query heads.
+      d_kv: width of one head; even, because rotary embedding turns pairs.
+
+    Raises:
+      UserError: a size is no positive whole number, or `d_kv` is odd.
+    """
+    check_count("MultiQueryAttention.num_heads", num_heads)
+    check_count("MultiQueryAttention.d_kv", d_kv)
+    if d_kv % 2:
+      raise UserError(
+        f"MultiQueryAttention.d_kv = {d_kv}: rotary embedding turns pairs of "
+        f"numbers, so d_kv is even; use {d_kv + 1}."
+      )
+    super().__init__(num_heads=num_heads, key_value_size=d_kv)
+
+  def make_params(self, context: transformer.Context) -> "_RotaryParams":
+    """Returns the kernels q, k, v and o."""
+    _check_one_model(context)
+    return _RotaryParams(context, self.num_heads, self.kv_dim)
+
+
+class _RotaryParams(attention.AttentionParams):
+  """The kernels of a layer, which rotate its queries and keys."""
+
+  def __init__(
+    self,
+    context: transformer.Context,
+    num_heads: int,
+    d_kv: mtf.Dimension,
+  ):
+    d_model = context.model.model_dim
+    super().__init__(
+      context.mesh,
+      query_input_dim=d_model,
+      memory_input_dim=d_model,
+      output_dim=d_model,
+      key_dim=d_kv,
+      value_dim=d_kv,
+      query_heads_dims=[mtf.Dimension("heads", num_heads)],
+      memory_heads_dims=None,
+      variable_dtype=context.variable_dtype,
+      combine_dims=False,
+      # q is divided by sqrt(d_kv) in the forward pass, so that its kernel is
+      # initialized like all others.
+      fold_scaling_into_initializer=False,
+    )
+    self._context = context
+
+  def compute_q(self, query_antecedent: mtf.Tensor) -> mtf.Tensor:
+    """Returns queries [..., heads, d_kv], rotated, divided by sqrt(d_kv)."""
+    return self._rotate(super().compute_q(query_antecedent))
+
+  def compute_k(self, memory_antecedent: mtf.Tensor) -> mtf.Tensor:
+    """Returns keys [..., d_kv], rotated."""
+    return self._rotate(super().compute_k(memory_antecedent))
+
+  def _rotate(self, x: mtf.Tensor) -> mtf.Tensor:
+    length = self._context.length_dim
+    if self._context.mode == "incremental":
+      position = self._context.position
+    else:
+      # Positions count from the start of the row, even for a later sequence of
+      # a packed row: q k depends only on differences of positions.
+      names = ("length", "memory_length")
+      (dim,) = [x for x in x.shape.dims if x.name in names]
+      position = mtf.range(x.mesh, dim, tf.int32)
+    return rotate(x, *rotary_angles(length, self.key_dim, position))
+
+
+def rotary_angles(
+  length: mtf.Dimension, d_kv: mtf.Dimension, position: mtf.Tensor
+) -> list[mtf.Tensor]:
+  """Returns sin and cos of the angles at given positions.
+
+  Args:
+    length: positions of a whole sequence.
+    d_kv: width of a head.
+    position: int32, any shape.
+
+  Returns:
+    Two tensors [..., d_kv / 2], float32, with the dimensions of `position`.
+  """
+
+  # Not mtf.gather, which multiplies: TPUs would round the tables to bfloat16.
+  def look_up(table, position):
+    # A sequence that has ended stays in its batch, and its position still grows.
+    return tf.gather(table, tf.minimum(position, length.size - 1))
+
+  angles = []
+  rows = mtf.Dimension("position", length.size)  # no layout splits this name
+  for table in rotary_tables(position.mesh, rows, d_kv):
+    pairs = table.shape.dims[-1]
+    at = WholeSlice(
+      look_up,
+      [table, position],
+      [(position.shape + pairs, table.dtype)],
+      splittable=[dim.name for dim in position.shape.dims],
+      name="rotary_angles",
+    )
+    angles += at.outputs
+  return angles
+
+
+def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
+  """Rotates the halves of d_kv against each other.
+
+  Args:
+    x: [..., d_kv], queries or keys.
+    sin: [..., d_kv / 2], float32; a subset of the dimensions of x, in order.
+    cos: shape and dtype of `sin`.
+
+  Returns:
+    A tensor with the shape and dtype of x.
+  """
+  leading = x.shape.dims[:-1]
+  missing = [i for i, dim in enumerate(leading) if dim not in sin.shape.dims]
+
+  def turn(x, sin, cos):
+    for axis in missing:
+      sin, cos = tf.expand_dims(sin, axis), tf.expand_dims(cos, axis)
+    return _turned(x, sin, cos)
+
+  def operation(fn, inputs, gradient=None):
+    return WholeSlice(
+      fn,
+      inputs,
+      [(x.shape, x.dtype)],
+      splittable=[dim.name for dim in leading],
+      gradient=gradient,
+      name="rotary",
+    ).outputs[0]
+
+  def gradient(op, dy):
+    # Not `sin` and `cos`, because a recomputed copy of `op` has other inputs.
+    _, *angles = op.inputs
+    # The gradient is rotated by the opposite angles.
+    back = operation(lambda dy, sin, cos: turn(dy, -sin, cos), [dy, *angles])
+    return [back, None, None]
+
+  return operation(turn, [x, sin, cos], gradient)
+
+
+@gin.configurable(module="palm_mtf.unitransformer")
+class SwiGlu(transformer.TransformerLayer):
+  """The MLP (swish(x wi_gate) * (x wi)) wo, without biases (PaLM 2)."""
+
+  def __init__(self, d_ff: int):
+    """Takes the width.
+
+    Args:
+      d_ff: hidden width, 4 * d_model in PaLM.
+
+    Raises:
+      UserError: `d_ff` is no positive whole number.
+    """
+    check_count("SwiGlu.d_ff", d_ff)
+    self._d_ff = mtf.Dimension("d_ff", d_ff)
+
+  def call(
+    self,
+    context: transformer.Context,
+    x: mtf.Tensor,
+    losses: list[mtf.Tensor] | None = None,
+  ) -> mtf.Tensor:
+    """Applies the MLP to x.
+
+    Args:
+      context: gives the dtypes of variables.
+      x: [..., d_model], activation dtype, normalized.
+      losses: unused.
+
+    Returns:
+      A tensor with the shape and dtype of x.
+    """
+    del losses
+    _check_one_model(context)
+    gate = _multiply(context, x, "wi_gate", self._d_ff)
+    linear = _multiply(context, x, "wi", self._d_ff)
+    hidden = _activate(gate, linear)
+    return _multiply(context, hidden, "wo", context.model.model_dim)
+
+
+def _multiply(
+  context: transformer.Context,
+  x: mtf.Tensor,
+  name: str,
+  output: mtf.Dimension,
+) -> mtf.Tensor:
+  """Multiplies x [..., inputs] by the kernel `name`: [..., output]."""
+  inputs = x.shape.dims[-1]
+  kernel = mtf.get_variable(
+    context.mesh,
+    name,
+    mtf.Shape([inputs, output]),
+    initializer=tf.random_normal_initializer(stddev=inputs.size**-0.5),
+    dtype=context.variable_dtype,
+  )
+  return mtf.einsum([x, kernel], reduced_dims=[inputs])
+
+
+def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
+  """Returns swish(gate) * linear."""
+  output = (linear.shape, linear.dtype)
+  splittable = linear.shape.dimension_names  # all, because it is element-wise
+
+  def gradient(op, dy):
+    return WholeSlice(
+      _gated_gradient,
+      [*op.inputs, dy],
+      [output, output],
+      splittable=splittable,
+      name="swiglu_gradient",
+    ).outputs
+
+  return WholeSlice(
+    _gated,
+    [gate, linear],
+    [output],
+    splittable=splittable,
+    gradient=gradient,
+    name="swiglu",
+  ).outputs[0]
+
+
+@gin.configurable(module="palm_mtf.unitransformer")
+class ParallelBlock(transformer.TransformerLayer):
+  """Attention(x) + MLP(x), x normalized by the stack that calls it (PaLM 2)."""
+
+  # Mesh TensorFlow's ParallelLayer divides the sum by sqrt(2); PaLM does not.
+
+  def __init__(
+    self,
+    layer_classes: Sequence[type[transformer.TransformerLayer]] = (
+      MultiQueryAttention,
+      SwiGlu,
+    ),
+  ):
+    """Makes the layers.
+
+    Args:
+      layer_classes: classes of the layers that are summed; gin sets their
+        arguments.
+    """
+    self._layers = [layer() for layer in layer_classes]
+
+  def call(
+    self,
+    context: transformer.Context,
+    x: mtf.Tensor,
+    losses: list[mtf.Tensor] | None = None,
+  ) -> mtf.Tensor:
+    """Returns the sum of the layers, with the shape and dtype of x.
+
+    Args:
+      context: positions, masks and the cache of decoding.
+      x: [..., d_model], activation dtype, normalized.
+      losses: receives what the layers add to the loss.
+    """
+    branches = []
+    for layer in self._layers:
+      with tf.variable_scope(type(layer).__name__):
+        branches.append(layer.call(context, x, losses=losses))
+    return mtf.add_n(branches)

@@ -1,0 +1,370 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""A Unitransformer of our layers is our own model, and decodes the same."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.config import DecodeConfig
+from palm_mtf.errors import UserError
+from palm_mtf.unitransformer import MultiQueryAttention, sublayer_norm
+from tests import oracle
+from tests.decode_testing import EOD, decode
+from tests.mtf_testing import (
+  SINGLE,
+  MeshLayout,
+  mesh_layout,
+  random_documents,
+  random_tokens,
+  relative_error,
+  run_model,
+  small_config,
+)
+from tests.unitransformer.runs_of_layers import (
+  FLOAT32,
+  Run,
+  configured,
+  imported,
+  our_name,
+)
+from tests.unitransformer.simulated_tpus import run_on_simulated_tpus
+
+
+def tokens_of(config, seed):
+  """Returns random_tokens without token 0, which Mesh TensorFlow masks."""
+  batch = random_tokens(config, batch_size=4, seed=seed)
+  batch["targets"] = np.maximum(batch["targets"], 1)
+  batch["inputs"][:, 1:] = batch["targets"][:, :-1]
+  return batch
+
+
+def of_loss(config, mesh, batch, *lines):
+  """Returns logits, loss, and gradients by our names."""
+  features = imported(mesh, batch)
+  with configured(config, *lines) as model:
+    logits, loss = model.call_simple(
+      features["inputs"],
+      features["targets"],
+      compute_loss=True,
+      variable_dtype=FLOAT32,
+      sequence_id=features.get("segments"),
+    )
+  variables = mesh.graph.trainable_variables
+  gradients = mtf.gradients([loss], [x.outputs[0] for x in variables])
+  names = [our_name(x.name) for x in variables]
+  found = dict(zip(names, gradients, strict=True))
+  return {"logits": logits, "loss": loss, **found}
+
+
+def computed(config, params, batch, *lines):
+  """Returns the values of `of_loss` on one device."""
+
+  def build(mesh):
+    return of_loss(config, mesh, batch, *lines)
+
+  (values,) = Run(build, params).values
+  return values
+
+
+@pytest.mark.parametrize(
+  "form",
+  [{}, {"norm": "rms_norm"}, {"block": "serial"}],
+  ids=["parallel", "rms_norm", "serial"],
+)
+def test_logits_loss_and_gradients_are_those_of_our_model_to_1e_5(form):
+  config = small_config(**form)
+  params = oracle.random_parameters(config, seed=1)
+  batch = tokens_of(config, seed=2)
+  ours = run_model(config, params, batch)
+  theirs = computed(config, params, batch)
+  assert relative_error(theirs.pop("logits"), ours.logits) < 1e-5
+  assert theirs.pop("loss") == pytest.approx(ours.loss + ours.z_loss, rel=1e-5)
+  assert theirs.keys() == ours.gradients.keys()
+  for name, gradient in theirs.items():
+    assert relative_error(gradient, ours.gradients[name]) < 1e-5, name
+
+
+def test_documents_of_a_packed_row_have_the_logits_of_our_model():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=3)
+  batch = random_documents(config, batch_size=4, seed=4)
+  ours = run_model(config, params, batch, backward=False).logits
+  del batch["loss_weights"]
+  theirs = computed(config, params, batch)["logits"]
+  inside = batch["segments"] > 0
+  assert relative_error(theirs[inside], ours[inside]) < 1e-5
+
+
+def test_bfloat16_activations_agree_with_the_oracle_to_their_8_bits():
+  """One rounding is 2^-9 = 0.2%; some twenty meet on the way to a logit."""
+  config = small_config()
+  params = oracle.random_parameters(config, seed=1)
+  inputs = tokens_of(config, seed=2)["inputs"]
+
+  def build(mesh):
+    with configured(config) as model:
+      logits, _ = model.call_simple(
+        imported(mesh, {"inputs": inputs})["inputs"],
+        None,
+        compute_loss=False,
+        variable_dtype=mtf.VariableDType(tf.float32, tf.float32, tf.bfloat16),
+      )
+    return {"logits": mtf.cast(logits, tf.float32)}
+
+  (values,) = Run(build, params).values
+  exact = oracle.forward(config, params, inputs)
+  assert relative_error(values["logits"], exact) < 0.02
+
+
+def trained(config, params, batch, layout):
+  """Returns the losses of steps on one batch, and each step's gradients."""
+
+  def build(mesh):
+    gradients = of_loss(config, mesh, batch)
+    variables = mesh.graph.trainable_variables
+    optimizer = mtf.optimize.AdafactorOptimizer(learning_rate=0.02)
+    optimizer.apply_grads(
+      [gradients[our_name(x.name)] for x in variables], variables
+    )
+    return gradients
+
+  return Run(build, params, layout, num_steps=12).values
+
+
+def test_training_on_a_mesh_that_splits_batch_and_model_is_that_of_one_device():
+  config = small_config(num_layers=1)
+  params = oracle.random_parameters(config, seed=5)
+  batch = tokens_of(config, seed=6)
+  one = trained(config, params, batch, SINGLE)
+  four = trained(config, params, batch, mesh_layout("all over data and model"))
+  for name, value in one[0].items():
+    assert relative_error(four[0][name], value) < 1e-5, name
+  losses = [[step["loss"] for step in steps] for steps in (one, four)]
+  np.testing.assert_allclose(*losses, rtol=1e-3)
+  assert losses[0][-1] < 0.5 * losses[0][0]
+
+
+def test_each_device_of_mesh_tensorflow_s_tpu_program_has_what_one_cpu_has():
+  config = small_config(num_layers=1)
+  params = oracle.random_parameters(config, seed=7)
+  batch = tokens_of(config, seed=8)
+  one = computed(config, params, batch)
+  devices = run_on_simulated_tpus(
+    lambda mesh: of_loss(config, mesh, batch),
+    params,
+    "all over data and model",
+  )
+  assert len(devices) == 4
+  for values in devices:
+    for name, value in one.items():
+      assert relative_error(values[name], value) < 1e-5, name
+
+
+@pytest.mark.slow
+def test_layers_that_are_computed_again_have_the_same_gradients():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=9)
+  batch = tokens_of(config, seed=10)
+  kept = computed(config, params, batch)
+  again = computed(
+    config, params, batch, "transformer.LayerStack.recompute_grads = True"
+  )
+  for name, value in kept.items():
+    assert relative_error(again[name], value) < 1e-5, name
+
+
+@pytest.mark.slow
+def test_a_mesh_that_splits_positions_gives_what_one_device_does():
+  config = small_config(sequence_length=8)
+  params = oracle.random_parameters(config, seed=11)
+  batch = tokens_of(config, seed=12)
+  one = computed(config, params, batch)
+  layout = mesh_layout("all over data and model")
+  # No layout of ours.
+  object.__setattr__(layout, "layout", "batch:data,length:model")
+  (four,) = Run(
+    lambda mesh: of_loss(config, mesh, batch), params, layout
+  ).values
+  for name, value in one.items():
+    assert relative_error(four[name], value) < 1e-5, name
+
+
+EOS = 1  # of Mesh TensorFlow's beam search
+
+
+def parameters(config, seed):
+  """Returns parameters with which tokens depend on more than the last one."""
+  params = oracle.random_parameters(config, seed)
+  return {**params, "embedding": 0.1 * params["embedding"]}
+
+
+def padded(config, prompts):
+  """Returns prompts with zeros behind them."""
+  rows = np.zeros([len(prompts), config.sequence_length], np.int32)
+  for row, prompt in zip(rows, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  return rows
+
+
+def sampling(config, prompts):
+  """Returns what builds the prompts, continued to their end."""
+
+  def build(mesh):
+    ids = imported(mesh, {"ids": padded(config, prompts)})["ids"]
+    with configured(config) as model:
+      tokens = model.sample_autoregressive(
+        ids,
+        stop_at_token=config.vocab_size,  # none
+        temperature=0.0,
+        variable_dtype=FLOAT32,
+      )
+    return {"tokens": tokens}
+
+  return build
+
+
+@pytest.mark.parametrize("layout", ["one device", "all over data and model"])
+def test_greedy_tokens_with_cached_keys_are_those_of_our_decoder(layout):
+  config = small_config()
+  params = parameters(config, seed=1)
+  rng = np.random.default_rng(2)
+  prompts = [list(rng.integers(1, 44, size=n)) for n in (2, 5, 3, 1)]
+  mesh = SINGLE if layout == "one device" else mesh_layout(layout)
+  (theirs,) = Run(sampling(config, prompts), params, mesh).values
+  ours = decode(
+    config, params, prompts, DecodeConfig(temperature=0.0), max_tokens=4
+  ).tokens
+  for row, prompt, expected in zip(
+    theirs["tokens"], prompts, ours[:, 0], strict=True
+  ):
+    np.testing.assert_array_equal(row[: len(prompt)], prompt)
+    expected = list(expected)
+    end = expected.index(EOD) + 1 if EOD in expected else 4
+    assert list(row[len(prompt) :][:end]) == expected[:end]
+
+
+def test_each_device_of_a_tpu_program_decodes_the_tokens_of_one_cpu():
+  config = small_config(num_layers=1, sequence_length=5)
+  params = parameters(config, seed=1)
+  build = sampling(config, [[1, 2], [3], [4, 5], [6, 7, 8]])
+  (one,) = Run(build, params).values
+  devices = run_on_simulated_tpus(
+    build, params, "all over data and model", config.sequence_length
+  )
+  assert len(devices) == 4
+  for values in devices:
+    np.testing.assert_array_equal(values["tokens"], one["tokens"])
+
+
+def likeliest(config, params):
+  """Returns the likeliest text that ends, of all there are, with zeros."""
+  length = config.sequence_length
+  texts = np.array(
+    list(itertools.product(range(config.vocab_size), repeat=length)), np.int32
+  )
+  inputs = np.zeros_like(texts)
+  inputs[:, 1:] = texts[:, :-1]
+  logits = oracle.forward(config, params, inputs)
+  logits -= logits.max(-1, keepdims=True)
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  log_p = np.take_along_axis(log_p, texts[..., None], -1)[..., 0]
+  after = np.cumsum(texts == EOS, axis=1) - (texts == EOS)
+  log_p[after > 0] = 0
+  log_p[~(texts == EOS).any(axis=1)] = -np.inf
+  texts[after > 0] = 0
+  return texts[log_p.sum(1).argmax()]
+
+
+def test_a_beam_search_that_is_wide_enough_finds_the_likeliest_text():
+  config = small_config(vocab_size=5, sequence_length=3)
+  params = oracle.random_parameters(config, seed=41)
+
+  def build(mesh):
+    dims = mtf.Dimension("batch", 1), mtf.Dimension("beam", 40)
+    shape = mtf.Shape([*dims, mtf.Dimension("length", 3)])
+    with configured(config) as model:
+      texts = model.beam_search(
+        mtf.zeros(mesh, shape, tf.int32),
+        mtf.constant(mesh, 3, dtype=tf.int32),
+        variable_dtype=FLOAT32,
+        alpha=0.0,
+      )
+    return {"texts": texts}
+
+  (values,) = Run(build, params).values
+  expected = likeliest(config, params)
+  assert np.count_nonzero(expected) == 3
+  np.testing.assert_array_equal(values["texts"], [expected])
+
+
+@pytest.mark.parametrize(
+  ("sizes", "message"),
+  [
+    (
+      {"num_heads": 4, "d_kv": 9},
+      "MultiQueryAttention.d_kv = 9: rotary embedding turns pairs of numbers, "
+      "so d_kv is even; use 10.",
+    ),
+    (
+      {"num_heads": 0, "d_kv": 8},
+      "MultiQueryAttention.num_heads = 0: give a whole number of at least 1.",
+    ),
+  ],
+)
+def test_sizes_that_cannot_work_are_refused_in_a_line(sizes, message):
+  with pytest.raises(UserError) as error:
+    MultiQueryAttention(**sizes)
+  # Behind it gin says in whose call.
+  assert str(error.value).splitlines()[0] == message
+
+
+# Behind the first line gin says in whose call.
+
+
+def test_a_norm_that_there_is_not_is_refused_with_the_nearest():
+  with pytest.raises(UserError) as error:
+    sublayer_norm(None, None, None, norm="layernorm")
+  assert str(error.value).splitlines()[0] == (
+    "sublayer_norm.norm = 'layernorm' (did you mean \"layer_norm\"?): choose "
+    "one of 'layer_norm', 'rms_norm'."
+  )
+
+
+def logits(layout, *lines):
+  config = small_config()
+  tokens = {"inputs": np.zeros([4, config.sequence_length], np.int32)}
+
+  def build(mesh):
+    with configured(config, *lines) as model:
+      logits, _ = model.call_simple(
+        imported(mesh, tokens)["inputs"],
+        None,
+        compute_loss=False,
+        variable_dtype=FLOAT32,
+      )
+    return {"logits": logits}
+
+  Run(build, oracle.random_parameters(config, seed=1), layout)
+
+
+def test_an_ensemble_is_refused():
+  with pytest.raises(UserError) as error:
+    logits(SINGLE, "transformer.Unitransformer.ensemble = 2")
+  assert str(error.value).splitlines()[0] == (
+    "Unitransformer.ensemble = 2: the layers of palm_mtf.unitransformer have "
+    "the weights of one model; leave ensemble out."
+  )
+
+
+def test_a_layout_that_splits_d_model_is_refused():
+  layout = MeshLayout(mesh_shape="model:2", layout="heads:model")
+  object.__setattr__(layout, "layout", "d_model:model")  # no layout of ours
+  with pytest.raises(UserError) as error:
+    logits(layout)
+  assert str(error.value) == (
+    "transformer/block_000/layer_000/norm reads d_model whole, which the "
+    "layout splits: take d_model out of the layout rules."
+  )
