@@ -200,7 +200,7 @@ def test_every_recipe_is_complete_for_every_command(recipe, command):
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_builds_settings_that_fit_together(recipe):
   _, settings = loaded(recipe).build()
-  mesh_layout.check(
+  mesh_layout.check_layout(
     settings.mesh_layout,
     settings.model,
     *settings.run.batch_sizes.sizes,
@@ -228,7 +228,7 @@ def test_every_layout_divides_every_model(path, model):
     own = "palm_540b"
   if mesh.num_devices <= 8 or model.stem == own:
     batch_size = max(16, mesh.axis_size_of("batch") * mesh.num_microbatches)
-    mesh_layout.check(mesh, config.PalmConfig(**sizes), batch_size)
+    mesh_layout.check_layout(mesh, config.PalmConfig(**sizes), batch_size)
 
 
 @pytest.mark.parametrize("path", MODELS, ids=name_of)
@@ -343,7 +343,7 @@ def test_smaller_models_do_not_divide_over_the_pod_of_540b(name):
   with pytest.raises(
     UserError, match=r"heads=\d+ is not divisible by mesh axis"
   ):
-    mesh_layout.check(settings.mesh_layout, settings.model)
+    mesh_layout.check_layout(settings.mesh_layout, settings.model)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)

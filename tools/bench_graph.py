@@ -56,7 +56,7 @@ def config_of(
   config = train_config(files, macros)
   sizes = config.run.batch_sizes.sizes
   num_pods = config.pods.num_pods
-  mesh_layout.check(
+  mesh_layout.check_layout(
     config.mesh_layout, config.model, sizes[0], num_pods=num_pods
   )
   return config

@@ -56,7 +56,7 @@ def config_of(files: list[str], macros: list[str], name: str) -> Config:
   macros = [f"MESH_SHAPE={mesh_shape!r}", f"LAYOUT={rules!r}", *macros]
   config = train_config(files, macros)
   batch_size = config.run.batch_sizes.sizes[0]
-  mesh_layout.check(config.mesh_layout, config.model, batch_size)
+  mesh_layout.check_layout(config.mesh_layout, config.model, batch_size)
   return config
 
 

@@ -66,7 +66,9 @@ def config_of(files: list[str], macros: list[str]) -> Config:
   mesh, sizes = config.mesh_layout, config.run.batch_sizes.sizes
   if not mesh.tpu:
     raise UserError("TPU is not set: add a --gin_file=layouts/tpu_*.gin.")
-  mesh_layout.check(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
+  mesh_layout.check_layout(
+    mesh, config.model, *sizes, num_pods=config.pods.num_pods
+  )
   return config
 
 

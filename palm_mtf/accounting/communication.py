@@ -33,12 +33,12 @@ from palm_mtf.config import (
 from palm_mtf.config.tpu_slice import tpu_slice
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# Sums over a device's tokens: of weights, of nats, and of squares of log z.
+# Sums over a device's tokens: of weights, of nats and of log(z)^2.
 _TOKEN_SUMS = 3
-# The backward pass is 4 N of the 6 N FLOPs of a token (flops.py).
+# The backward pass is 4 N of the 6 N FLOPs per token (flops.py).
 _BACKWARD_SHARE = 4 / 6
-# One after another, messages that wait for the link's delay: the client's order
-# to the far pod, the last gradient, and the answer to the client.
+# Consecutive messages that each wait for the link's delay: the client's request
+# to the remote pod, the last gradient, and the reply to the client.
 _MESSAGES = 3
 
 
@@ -61,12 +61,12 @@ def dcn_bytes(config: PalmConfig, mesh: MeshLayout, pods: PodsConfig) -> int:
 def sent_bytes(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig
 ) -> dict[str, int]:
-  """Returns the bytes of gradients that a pod sends to one other pod.
+  """Returns the bytes of gradients that a pod sends to one other pod, by name.
 
-  They are by name; a gradient of layer 0 stands for those of all layers.
+  The bytes of a gradient of layer 0 include those of all other layers.
   """
   width = DTYPE_BYTES[pods.dcn_dtype]
-  # The replicas of a slice divide it: each device sends its own part to its
+  # The replicas of a slice divide it: each device sends one part to its
   # counterpart in the other pod. Parts are padded to equal sizes.
   return {
     name: mesh.num_devices * -(-each.size // each.num_replicas) * width * n
@@ -77,14 +77,7 @@ def sent_bytes(
 def exchange_secs(
   config: PalmConfig, mesh: MeshLayout, pods: PodsConfig, link: Link
 ) -> tuple[float, float]:
-  """Returns the seconds of sending the embedding's gradient, and all others.
-
-  Args:
-    config: architecture.
-    mesh: devices and layout rules of each pod.
-    pods: number of pods, and DCN_DTYPE.
-    link: link of each pod.
-  """
+  """Returns the seconds to send the embedding's gradient, and all others."""
   sent = sent_bytes(config, mesh, pods)
   secs_per_byte = (pods.num_pods - 1) * 8 / link.bits_per_sec
   embedding = sent.pop("embedding")
@@ -109,12 +102,12 @@ def step_secs(
     compute_secs: seconds of a step over a link without limits.
     link: link of each pod.
     overlaps: whether gradients are sent during the backward pass; otherwise
-      all are sent after it.
+      they are sent after it.
   """
   embedding_secs, others_secs = exchange_secs(config, mesh, pods, link)
-  # Gradients are sent while the last microbatch's backward pass computes those
-  # of earlier layers. That of the embedding, which the first layer reads, is
-  # ready at the end: nothing hides it.
+  # Gradients are sent while the last microbatch's backward pass computes
+  # gradients of earlier layers. The embedding's gradient is ready only at the
+  # end, because the first layer reads the embedding: nothing hides it.
   backward_secs = _BACKWARD_SHARE * compute_secs / mesh.num_microbatches
   if not overlaps:
     backward_secs = 0.0
@@ -124,7 +117,7 @@ def step_secs(
 
 @dataclasses.dataclass
 class _Traffic:
-  """Sums the bytes of collectives by kind and axes."""
+  """Sums up the bytes of collectives by kind and axes."""
 
   mesh: MeshLayout
   bytes_moved: collections.Counter = dataclasses.field(
@@ -140,15 +133,15 @@ class _Traffic:
   ) -> None:
     """Adds collectives over `axes` of a tensor of `num_bytes` on each device.
 
-    The tensor is whole: input of a reduce-scatter, output of an all-gather.
+    The tensor is the input of a reduce-scatter or the output of an all-gather.
     """
     sizes = self.mesh.axes
     axes = tuple(a for a in sizes if a in axes and sizes[a] > 1)
     n = math.prod(sizes[axis] for axis in axes)
     if n == 1 or not times:
       return
-    # As in mesh/collectives.py: each of n devices sends n - 1 n-ths, and an
-    # all-reduce is a reduce-scatter and an all-gather.
+    # As in mesh/collectives.py: each of n devices sends (n - 1) / n of the
+    # tensor, and an all-reduce is a reduce-scatter and an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
     groups = self.mesh.num_devices // n
     self.bytes_moved[kind, axes] += groups * each * times
@@ -164,16 +157,8 @@ def step_bytes(
 ) -> collections.Counter[tuple[str, tuple[str, ...]]]:
   """Returns the bytes of a step that all devices of a pod move together.
 
-  Args:
-    config: architecture.
-    mesh: devices and layout rules of a pod.
-    optimizer: optimizer settings.
-    pod_batch_size: sequences of a step in a pod.
-    num_pods: NUM_PODS.
-
-  Returns:
-    Bytes by kind ("all_reduce", "reduce_scatter" or "all_gather") and axes, in
-    the order of the mesh.
+  They are by kind ("all_reduce", "reduce_scatter" or "all_gather") and axes, in
+  the order of the mesh.
   """
   axes = mesh.rules
   micro_batch_size = pod_batch_size // mesh.num_microbatches
@@ -184,8 +169,9 @@ def step_bytes(
   _add_stored(traffic, axes, config)
   for key in traffic.bytes_moved:
     traffic.bytes_moved[key] *= mesh.num_microbatches
-  # Gradients once a step. With d_model_stored over the axis of the batch each
-  # microbatch has reduce-scattered them already.
+  # Gradients are reduced once per step, except that where d_model_stored is
+  # split over the batch's mesh axis, each microbatch has already
+  # reduce-scattered them (counted above).
   for name, each, count in distinct_slices(config, mesh):
     width = gradient_bytes(name, config, mesh)
     summed = _summed_axes(name, axes, config)
@@ -195,7 +181,7 @@ def step_bytes(
       over = tuple(summed.difference(each.axes))
       traffic.add("all_reduce", over, width * each.size, count)
   _add_update(traffic, config, optimizer)
-  # Nats and weights of the loss.
+  # The sums of nats and of weights of the loss.
   traffic.add("all_reduce", (axes.get("batch"),), _FLOAT32, times=2)
   return traffic.bytes_moved
 
@@ -205,7 +191,7 @@ def _summed_axes(
 ) -> set[str]:
   """Returns the axes over which a parameter's gradient is a sum."""
   dims = ["batch"]
-  # A device has the gradients of k and v from its own heads alone.
+  # A device computes the gradients of k and v from only its heads.
   shared = parse_name(name).part in ("attention/k", "attention/v")
   if shared and config.attention == "multi_query":
     dims.append("heads")
@@ -215,7 +201,7 @@ def _summed_axes(
 def _add_activations(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig, tokens: int
 ) -> None:
-  """Adds the activations of a microbatch, [batch, length, d_model] a device."""
+  """Adds the activations of a microbatch of `tokens` per device."""
   width = DTYPE_BYTES[config.activation_dtype]
   heads, d_ff, vocab, residual = (
     axes.get(dim) for dim in ("heads", "d_ff", "vocab", "d_model_residual")
@@ -224,32 +210,34 @@ def _add_activations(
   layers = config.num_layers
   again = layers if config.remat == "layer" else 0
 
-  # The end of a branch is a sum over its axis: a reduce-scatter, not an
-  # all-reduce, where the residual stream is split over the same axis.
-  def ends(axis, times):
+  # The end of a branch is a sum over its axis: a reduce-scatter where the
+  # residual stream is split over the same axis, else an all-reduce.
+  def add_ends(axis, times):
     kind = "reduce_scatter" if axis == residual else "all_reduce"
     traffic.add(kind, (axis,), of_stream, times)
 
   is_parallel = config.block == "parallel"
-  # Forward a sum at the end of each branch, backward one at its beginning. Both
-  # branches of a parallel block are one sum where one axis splits them.
+  # The forward pass sums at the end of each branch, the backward pass at its
+  # beginning. One sum serves both branches of a parallel block if one axis
+  # splits both.
   if is_parallel and heads == d_ff:
-    ends(heads, layers)
+    add_ends(heads, layers)
     traffic.add("all_reduce", (heads,), of_stream, layers)
   elif is_parallel:
-    # Two sums over different axes are finished before they are added.
+    # Sums over different axes are all-reduced before they are added.
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, 2 * layers)
   else:
-    ends(heads, layers + again)
-    ends(d_ff, layers)
+    add_ends(heads, layers + again)
+    add_ends(d_ff, layers)
     for axis in (heads, d_ff):
       traffic.add("all_reduce", (axis,), of_stream, layers)
-  ends(vocab, 1)  # embedded tokens
+  add_ends(vocab, 1)  # embedded tokens
   traffic.add("all_reduce", (vocab,), of_stream)  # backward, from the logits
   traffic.add("all_reduce", (vocab,), tokens * _FLOAT32, 3)  # softmax
-  # A split residual stream is gathered where a branch begins: forward, the
-  # final norm too; again with REMAT; and backward, the embedding too.
+  # A split residual stream is gathered where a branch begins: in the forward
+  # pass (for the final norm too), if REMAT repeats it, and in the backward pass
+  # (for the embedding too).
   norms = 1 if is_parallel else 2
   gathers = norms * (2 * layers + again) + 2
   traffic.add("all_gather", (residual,), of_stream, gathers)
@@ -258,11 +246,11 @@ def _add_activations(
 def _add_stored(
   traffic: _Traffic, axes: Mapping[str, str], config: PalmConfig
 ) -> None:
-  """Adds the weights of a microbatch, and their gradients."""
+  """Adds the stored weights that a microbatch gathers, and their gradients."""
   stored = axes.get("d_model_stored")
   if stored is None:
     return
-  # Slices of a device whose d_model is whole.
+  # The slices after the gather, whose d_model is whole.
   rules = {k: v for k, v in axes.items() if k != "d_model_stored"}
   text = ",".join(f"{dim}:{axis}" for dim, axis in rules.items())
   whole = dataclasses.replace(traffic.mesh, layout=text)
@@ -270,8 +258,9 @@ def _add_stored(
     is_scale = parse_name(name).is_scale
     width = DTYPE_BYTES["float32" if is_scale else config.activation_dtype]
     num_bytes = width * each.size
-    # Gathered forward and again backward, the embedding for its two uses. A
-    # norm scale stays in between, unless REMAT computes its layer again.
+    # A kernel is gathered for the forward pass and for the backward pass, the
+    # embedding for each of its two uses. A norm scale is kept between the
+    # passes, unless REMAT recomputes its layer.
     is_kept = is_scale and (
       config.remat != "layer" or name == "final_norm/scale"
     )
@@ -290,16 +279,16 @@ def _add_exchanged(
   width: int,
   count: int,
 ) -> None:
-  """Adds gradients of which each device exchanges its own part with pods."""
+  """Adds a gradient, whose parts the devices exchange with other pods."""
   sizes = traffic.mesh.axes
   replicated = [a for a in sizes if a not in each.axes]
-  # Padded to equal parts. Axes over which replicas are equal come first: there
-  # a device takes its part without a message.
+  # Parts are padded to equal sizes. Axes over which replicas are equal come
+  # first, because there a device takes its part without a message.
   numbers = each.num_replicas * -(-each.size // each.num_replicas)
   for axis in sorted(replicated, key=lambda axis: axis in summed):
     if axis in summed:
       traffic.add("reduce_scatter", (axis,), width * numbers, count)
-    # The sum over pods, gathered again.
+    # The sum over pods.
     traffic.add("all_gather", (axis,), _FLOAT32 * numbers, count)
     numbers //= sizes[axis]
 
@@ -309,10 +298,10 @@ def _add_update(
   config: PalmConfig,
   optimizer: AdafactorConfig,
 ) -> None:
-  """Adds the optimizer's sums over the slices of a parameter."""
+  """Adds the optimizer's sums over the slices of parameters."""
   rules = traffic.mesh.rules
-  # The gradients' squares, for clipping. Mesh TensorFlow adds one parameter's
-  # sum to the next: it all-reduces the first ones, split alike, as one.
+  # The squares of gradients, for clipping. Mesh TensorFlow adds the parameters'
+  # sums in order; it all-reduces the leading sums over equal axes as one.
   slices = distinct_slices(config, traffic.mesh)
   split = [each.axes for _, each, _ in slices]
   num_alike = len(list(itertools.takewhile(lambda x: x == split[0], split)))
@@ -320,13 +309,13 @@ def _add_update(
     traffic.add("all_reduce", split[0], _FLOAT32)
   else:
     for i, (axes, (*_, count)) in enumerate(zip(split, slices, strict=True)):
-      # The first ones are those of the first layer.
+      # The leading sums are of the embedding and of the first layer.
       joined = i < num_alike - 1
       traffic.add("all_reduce", axes, _FLOAT32, count - joined)
   dims_of = parameter_dims(dataclasses.replace(config, num_layers=1))
   for name, each, count in slices:
     dims = dims_of[name]
-    # Squares of the update, for its clipping, and of the parameter, its scale.
+    # Squares of the update, for clipping, and of the parameter, for its scale.
     traffic.add("all_reduce", each.axes, _FLOAT32, 2 * count)
     if optimizer.second_moment != "factored" or len(dims) == 1:
       continue
@@ -337,7 +326,7 @@ def _add_update(
     of_rows, of_columns = tuple(over[:rank]), tuple(over[rank:])
     num_rows = math.prod(each.sizes[:rank])
     num_columns = math.prod(each.sizes[rank:])
-    # Means of squares of rows and of columns, and the mean of the rows' means.
+    # The means of squares of rows and of columns, and the mean of row means.
     traffic.add("all_reduce", of_columns, _FLOAT32 * num_rows, count)
     traffic.add("all_reduce", of_rows, _FLOAT32 * num_columns, count)
     traffic.add("all_reduce", of_rows, _FLOAT32, count)
@@ -346,13 +335,7 @@ def _add_update(
 def axes_bandwidth(
   mesh: MeshLayout, axes: tuple[str, ...], device: HardwareConfig
 ) -> float:
-  """Returns the bytes/s that a device sends and receives along mesh axes.
-
-  Args:
-    mesh: devices of a pod.
-    axes: names of the axes of a collective.
-    device: rates of one device; those of links are known.
-  """
+  """Returns the bytes/s that a device sends and receives along `axes`."""
   if device.chip_link_dims:
     rings = _rings(mesh, device)
     total = min(sum(rings[axis] for axis in axes), device.chip_link_dims)
@@ -360,8 +343,8 @@ def axes_bandwidth(
   joined = device.chip_link_chips
   if joined is None or mesh.num_devices <= joined:
     return device.chip_link_bandwidth
-  # Devices in order, the last axis fastest: a group's neighbours in one host
-  # bring in its data together.
+  # Devices are in order, the last axis fastest. Neighbours behind one switch
+  # share the network transfers of a group.
   names = list(mesh.axes)
   inner = math.prod(mesh.axes[x] for x in names[names.index(axes[-1]) + 1 :])
   size = math.prod(mesh.axes[axis] for axis in axes)
@@ -373,29 +356,29 @@ def axes_bandwidth(
 
 
 def _rings(mesh: MeshLayout, device: HardwareConfig) -> dict[str, float]:
-  """Returns torus dimensions of links by mesh axis; a line is half of one."""
-  *outer, inner = mesh.axes
+  """Returns the torus dimensions that each mesh axis spans; a line is 0.5."""
   if not mesh.tpu:
     return _rings_of_any_slice(mesh, device)
+  *outer, inner = mesh.axes
   where = tpu_slice(mesh.tpu)
   left = mesh.axes[inner] // math.gcd(mesh.axes[inner], where.devices_of_chip)
   rings = dict.fromkeys(mesh.axes, 0.0)
   for size in where.chips:
-    # As chips_of_replicas places the last axis, in a box.
+    # `chips_of_replicas` places the last mesh axis in a box.
     part = math.gcd(left, size)
     left //= part
     if part > 1:
       rings[inner] += 1.0 if part == size else 0.5
     if part < size and outer:
       rings[outer[0]] += 1.0 if part == 1 else 0.5
-  # Devices of one chip, or a box that does not fit: neighbours along a line.
+  # Devices of one chip, and a box that does not fit, are neighbours on a line.
   return {axis: n or 0.5 for axis, n in rings.items()}
 
 
 def _rings_of_any_slice(
   mesh: MeshLayout, device: HardwareConfig
 ) -> dict[str, float]:
-  """Returns `_rings` where no slice is named: the best that devices can lie."""
+  """Returns `_rings` of the best placement, where no slice is named."""
   *outer, inner = (axis for axis, size in mesh.axes.items() if size > 1)
   dims = device.chip_link_dims
   if not outer:

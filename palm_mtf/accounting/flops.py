@@ -15,7 +15,7 @@ from palm_mtf.accounting.architecture import (
 from palm_mtf.config import MeshLayout, PalmConfig
 
 SCORES = "attention/scores"
-# Forward once, and in the backward pass one product for each of two factors.
+# The forward product, and in the backward pass one product per factor.
 _PASSES = 3
 
 
@@ -23,8 +23,8 @@ _PASSES = 3
 def forward_flops(config: PalmConfig) -> Mapping[str, int]:
   """Returns the FLOPs of a token's forward pass by term.
 
-  A term is a parameter without its layer, "embedding" (the logits) or "mlp/wi",
-  or "attention/scores", attention to SEQUENCE_LENGTH positions.
+  A term is a parameter without its layer, such as "mlp/wi" or "embedding" (the
+  logits); or "attention/scores", attention to SEQUENCE_LENGTH positions.
   """
   # A multiply-add counts as 2.
   terms: collections.Counter[str] = collections.Counter()
@@ -32,7 +32,7 @@ def forward_flops(config: PalmConfig) -> Mapping[str, int]:
     if not parse_name(name).is_scale:
       terms[parse_name(name).part] += 2 * math.prod(shape) * n
   # Two products, q k^T and weights v. The half that the causal mask hides
-  # counts too, so that figures compare between programs.
+  # counts too, as in the papers and other programs.
   head_dims = config.num_layers * config.num_heads * config.d_kv
   terms[SCORES] = 4 * head_dims * config.sequence_length
   return terms
@@ -44,10 +44,10 @@ def recomputed_flops(config: PalmConfig) -> Mapping[str, int]:
   forward = forward_flops(config)
   if config.remat == "none":
     return {}
-  if config.remat == "attention":  # the result is kept, q k^T is not
+  if config.remat == "attention":  # q k^T is repeated, weights v is kept
     return {SCORES: forward[SCORES] // 2}
-  # The last product of a branch is not repeated: nothing reads its result. The
-  # serial form's MLP starts from what attention's last product gives.
+  # The last product of a branch is not repeated, because nothing reads its
+  # result - except that a serial block's MLP reads attention's.
   unused = {"embedding", "mlp/wo"}
   if config.block == "parallel":
     unused.add("attention/o")
@@ -61,14 +61,9 @@ def attention_flops_per_token(config: PalmConfig) -> int:
 
 def train_flops_per_token(config: PalmConfig) -> int:
   """Returns the FLOPs of a token's forward and backward pass."""
-  # 6 N in the products with N parameters. Activations that REMAT computes again
-  # do not count: MFU is of the model's own FLOPs.
+  # The products with N parameters have 6 N. FLOPs that REMAT repeats do not
+  # count, because MFU is a share of the model's FLOPs.
   return _PASSES * sum(forward_flops(config).values())
-
-
-def recomputed_flops_per_token(config: PalmConfig) -> int:
-  """Returns the FLOPs that a token's backward pass repeats, by REMAT."""
-  return sum(recomputed_flops(config).values())
 
 
 def device_flops(
@@ -86,12 +81,12 @@ def device_flops(
   repeated, length = recomputed_flops(config), config.sequence_length
   flops = 0.0
   for term, forward in forward_flops(config).items():
-    # A dimension that no rule splits is computed whole on each device.
+    # Each device computes all of a dimension that no rule splits.
     dim = "d_ff" if term.startswith("mlp/") else split_by.get(term, "heads")
     of_token = _PASSES * forward + repeated.get(term, 0)
-    if term == "embedding":  # logits of the rows that pad it are computed too
+    if term == "embedding":  # logits of padding rows are computed too
       of_token *= mesh.padded_vocab_size(config.vocab_size) / config.vocab_size
-    if term == SCORES:  # of what the mask hides, most is not computed
+    if term == SCORES:  # most of what the mask hides is not computed
       of_token *= attention_pairs(length, config.has_prefix) / length**2
     flops += of_token / (mesh.axis_size_of(dim) if dim else 1)
   return flops * pod_tokens / mesh.axis_size_of("batch")
@@ -103,7 +98,7 @@ def mfu(
   """Returns the model FLOPs utilization, 1.0 at the peak.
 
   Args:
-    tokens_per_sec: tokens a second of all chips together.
+    tokens_per_sec: tokens per second of all chips together.
     config: architecture.
     peak_flops_per_sec: peak of all chips together, FLOP/s (hardware.py).
   """
@@ -113,12 +108,6 @@ def mfu(
 def hfu(
   tokens_per_sec: float, config: PalmConfig, peak_flops_per_sec: float
 ) -> float:
-  """Returns the hardware FLOPs utilization: REMAT's repeated FLOPs count too.
-
-  Args:
-    tokens_per_sec: tokens a second of all chips together.
-    config: architecture.
-    peak_flops_per_sec: peak of all chips together, FLOP/s (hardware.py).
-  """
-  flops = train_flops_per_token(config) + recomputed_flops_per_token(config)
+  """Returns `mfu` with the FLOPs that REMAT repeats: hardware utilization."""
+  flops = train_flops_per_token(config) + sum(recomputed_flops(config).values())
   return tokens_per_sec * flops / peak_flops_per_sec

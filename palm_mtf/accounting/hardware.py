@@ -13,7 +13,7 @@ from palm_mtf.errors import UserError, did_you_mean
 # (rates/measure.py).
 MEASURED = "measured"
 
-# What devices share equally.
+# Rates that the devices of a chip share equally.
 _SHARED = (
   "chip_bfloat16_flops",
   "chip_float32_flops",
@@ -44,11 +44,11 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
   Raises:
     UserError: CHIP is "measured", or no chip of gin/hardware.
   """
-  # Never a guess: a wrong peak gives a plausible and wrong MFU.
+  # No guess is used, because a wrong peak gives a plausible but wrong MFU.
   if chip != MEASURED and hardware.chip_bfloat16_flops:
     return hardware.chip_bfloat16_flops
   known = (MEASURED, *chip_names())
-  # "h100" begins "h100_sxm", and "v100" is as near.
+  # "h100" is the start of "h100_sxm"; by edit distance "v100" is nearer.
   name = str(chip).lower()
   guess = did_you_mean(name, [x for x in known if x.startswith(name)] or known)
   raise UserError(
@@ -61,12 +61,10 @@ def peak_flops_per_sec(chip: str, hardware: HardwareConfig) -> float:
 def peak_of_devices(
   chip: str, hardware: HardwareConfig, num_devices: int
 ) -> float:
-  """Returns the peak of devices of one kind together, FLOP/s.
+  """Returns the peak of TensorFlow's devices together, FLOP/s.
 
-  Args:
-    chip: CHIP, which is not "measured".
-    hardware: rates of the chip.
-    num_devices: number of TensorFlow's devices.
+  Raises:
+    UserError: see `peak_flops_per_sec`.
   """
   return (
     peak_flops_per_sec(chip, hardware) * num_devices / hardware.chip_devices
@@ -74,7 +72,7 @@ def peak_of_devices(
 
 
 def as_computed(model: PalmConfig, hardware: HardwareConfig) -> PalmConfig:
-  """Returns a model with the REMAT that it amounts to on a chip."""
+  """Returns the model with the REMAT that describes how a chip computes it."""
   if hardware.chip_fused_attention and model.remat == "none":
     return dataclasses.replace(model, remat="attention")
   return model

@@ -37,21 +37,21 @@ from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
 PASSES = ("blocks", "attention", "loss", "weights")
 
 _FLOAT32 = DTYPE_BYTES["float32"]
-# Kernels that are one matrix for a product (model/projection.py).
+# Kernels that are joined into one matrix for a product (model/projection.py).
 _JOINED = ("q", "k", "v", "wi_gate", "wi")
 
-# A thread reads so many bytes in some 0.2 ms. To share fewer of them with
-# another core costs more, in waiting for it, than the other core takes over:
-# measured by tools/bench_decode.py on two cores.
+# A thread reads this many bytes in about 0.2 ms. For fewer bytes, waiting for a
+# second core costs more time than the core saves (tools/bench_decode.py, two
+# cores).
 _BYTES_FOR_A_THREAD = 4_000_000
 
-# Of 4 bits, 32 numbers share a scale of 2 bytes.
+# In int4, 32 numbers share a scale of 2 bytes.
 _QUANTIZED_BYTES = {"int8": 1, "int4": 0.5 + 2 / 32}
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBytes:
-  """Bytes of one device, alike on all devices of a pod."""
+  """Bytes of one device, the same on all devices of a pod."""
 
   weights: int  # float32
   slots: int
@@ -79,10 +79,8 @@ def parameter_slices(
   slices = {}
   shapes = parameter_shapes(config)
   for name, dims in parameter_dims(config).items():
-    # A stored parameter is split by the rule of d_model_stored, activations by
-    # that of d_model_residual.
     split = ["d_model_stored" if dim == "d_model" else dim for dim in dims]
-    # Rounded up: the last rows of the embedding may be padding.
+    # Rounded up, because the last rows of the embedding may be padding.
     sizes = tuple(
       -(-size // mesh.axis_size_of(dim))
       for size, dim in zip(shapes[name], split, strict=True)
@@ -94,15 +92,12 @@ def parameter_slices(
   return slices
 
 
-# A search over layouts asks many thousand times, and layers are alike.
+# A search over layouts calls it many thousand times.
 @functools.lru_cache(maxsize=16)
 def distinct_slices(
   config: PalmConfig, mesh: MeshLayout
 ) -> Sequence[tuple[str, ParameterSlice, int]]:
-  """Returns name and slice of every parameter of one layer, and of none.
-
-  The third is how many there are alike: the number of layers, or 1.
-  """
+  """Returns (name, slice, count) as `distinct_parameters` does for shapes."""
   one_layer = dataclasses.replace(config, num_layers=1)
   return [
     (name, each, 1 if parse_name(name).layer is None else config.num_layers)
@@ -112,14 +107,14 @@ def distinct_slices(
 
 def gradient_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
   """Returns the bytes of an element of a parameter's gradient."""
-  # Microbatches are summed in float32.
+  # Gradients of microbatches are summed in float32.
   if mesh.num_microbatches > 1:
     return DTYPE_BYTES["float32"]
   return summed_bytes(name, config, mesh)
 
 
 def summed_bytes(name: str, config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes of an element of a gradient that devices add up."""
+  """Returns the bytes of an element of a gradient as devices sum it."""
   if mesh.gradient_dtype == "float32" or parse_name(name).is_scale:
     return DTYPE_BYTES["float32"]
   return DTYPE_BYTES[config.activation_dtype]
@@ -133,7 +128,7 @@ def device_bytes(
   state = optimizer_state(optimizer)
   return DeviceBytes(
     weights=sum(4 * each.size * n for _, each, n in slices),
-    # Slots are split as their parameter is.
+    # Slots are split like their parameter.
     slots=sum(slot_bytes({x: each.sizes}, state) * n for x, each, n in slices),
     gradients=sum(
       gradient_bytes(name, config, mesh) * each.size * n
@@ -144,14 +139,14 @@ def device_bytes(
 
 @dataclasses.dataclass(frozen=True)
 class Widths:
-  """Numbers that one token has on a device, in the tensors of a block."""
+  """Numbers per token on one device, in the tensors of a block."""
 
   stream: int  # d_model
-  residual: int  # d_model between blocks, where a rule splits it
+  residual: int  # d_model between blocks, which a rule may split
   queries: int
   keys_and_values: int
   scores: float  # mean over positions
-  block_scores: float  # of the block of positions that attends
+  block_scores: float  # of the largest block of positions
   hidden: int
   vocab: int
 
@@ -188,22 +183,25 @@ def device_tokens(
 
 
 def block_numbers(config: PalmConfig, mesh: MeshLayout) -> float:
-  """Returns the numbers a token that a block keeps for the backward pass.
+  """Returns the numbers per token that a block keeps for its backward pass.
 
-  Without REMAT, or while REMAT = "layer" computes the block again.
+  With REMAT = "layer" they are kept only while the block is recomputed.
   """
   w = widths(config, mesh)
-  norms = 1 if config.block == "parallel" else 2
   # Inputs of norms, the joined product, and the result of attention.
-  kept = norms * w.stream + w.columns + w.queries
-  # Attention weights, which REMAT = "attention" computes again.
+  kept = _num_norms(config) * w.stream + w.columns + w.queries
+  # REMAT = "attention" recomputes attention weights.
   return kept + (0 if config.remat == "attention" else w.scores)
+
+
+def _num_norms(config: PalmConfig) -> int:
+  return 1 if config.block == "parallel" else 2
 
 
 def kept_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the bytes of all blocks that the forward pass leaves behind."""
+  """Returns the bytes that the forward pass keeps of all blocks."""
   w = widths(config, mesh)
   of_block = block_numbers(config, mesh)
   if config.remat == "layer":
@@ -226,11 +224,11 @@ def loss_bytes(
 def working_bytes(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> int:
-  """Returns the most bytes of activations beside the kept ones."""
+  """Returns the most bytes of activations besides `kept_bytes`."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   # The backward pass of a block: gradients of attention weights and scores, of
-  # the product and what is read of it, of the stream; and a norm, q, k, v and
-  # the hidden layer, which are computed again.
+  # the joined product and its parts, and of the stream; and a norm, q, k, v and
+  # the hidden layer, which are recomputed.
   of_token = 2 * w.block_scores + 2 * w.columns + 2 * w.stream
   of_token += w.stream + w.queries + w.keys_and_values + w.hidden
   if config.remat == "layer":
@@ -243,11 +241,11 @@ def working_bytes(
 
 
 def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes of weights as products read them: cast, gathered, joined.
+  """Returns the bytes of cast, gathered and joined copies of weights.
 
-  Those of one layer, and of the embedding, which is kept from the loss on; and
-  their gradients, whole until they are scattered. The float32 weights
-  themselves are not counted.
+  They are the copies of one layer and of the embedding, which is kept from the
+  loss on, and gathered gradients until they are reduce-scattered. The float32
+  weights themselves are not counted.
   """
   width = DTYPE_BYTES[config.activation_dtype]
   stored = mesh.axis_size_of("d_model_stored")
@@ -257,7 +255,7 @@ def weight_copy_bytes(config: PalmConfig, mesh: MeshLayout) -> int:
     if parameter.is_scale:
       continue
     copies = 0 if width == _FLOAT32 else 1
-    copies += 2 * stored if stored > 1 else 0  # and the gradient
+    copies += 2 * stored if stored > 1 else 0  # the weight and its gradient
     copies += stored if parameter.last in _JOINED else 0
     total += copies * width * each.size
   return total
@@ -279,28 +277,23 @@ def exchange_bytes(
 
 
 def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
-  """Returns numbers a token that a block's passes move in a step, by kind.
-
-  Args:
-    config: architecture.
-    mesh: devices of a pod and layout rules.
-  """
-  w = widths(config, mesh)
-  norms = 1 if config.block == "parallel" else 2
+  """Returns numbers per token that a block's passes move in a step, by kind."""
+  w, norms = widths(config, mesh), _num_norms(config)
   read = w.queries + w.keys_and_values + w.hidden
-  # Each norm, its residual sum; what is read of the product; the softmax.
+  # Norms and residual sums, the split of the joined product, and the softmax.
   forward = {
     "blocks": norms * (2 * w.stream + 3 * w.residual) + w.columns + read,
     "attention": 2 * w.scores,
   }
-  # The same again: a norm reads two and writes one, and a sum of gradients; the
-  # product is read, and its gradient made of those of its parts; of attention
-  # weights and their gradient comes that of the scores, and of two results.
+  # Gradients of the same: a norm reads two tensors and writes one, and
+  # gradients are summed; the product is read, and its gradient is joined from
+  # those of its parts; the gradient of the scores is computed from attention
+  # weights, their gradient, attention's result and its gradient.
   backward = {
     "blocks": norms * (3 * w.stream + 3 * w.residual) + 2 * w.columns + read,
     "attention": 3 * w.scores + 2 * w.queries,
   }
-  # Before it, norms and what is read of a product (ops/recompute.py).
+  # Every REMAT recomputes norms and the parts of products (ops/recompute.py).
   again = {"blocks": norms * 2 * w.stream + w.columns + read}
   repeated = {
     "none": again,
@@ -313,61 +306,57 @@ def block_passes(config: PalmConfig, mesh: MeshLayout) -> dict[str, float]:
 def activation_traffic(
   config: PalmConfig, mesh: MeshLayout, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes of passes over activations in a step, of a device."""
+  """Returns the bytes that passes over activations move in a step, by kind."""
   w, width = widths(config, mesh), DTYPE_BYTES[config.activation_dtype]
   logits = _FLOAT32 if config.logits_dtype == "float32" else width
   of_token = {
     kind: config.num_layers * width * numbers
     for kind, numbers in block_passes(config, mesh).items()
   }
-  # The last norm, twice, and the embedding's rows, and their gradients, which
-  # are summed in float32.
+  # The last norm twice, the rows of the embedding, and the gradients of both;
+  # those of the embedding are summed in float32.
   of_token["blocks"] += w.stream * (7 * width + 3 * width + 2 * _FLOAT32)
-  # The sums of a row, and the gradient, which is written.
+  # The sums over a row, and the gradient, which is also written.
   of_token["loss"] = w.vocab * (2 * logits + width)
   tokens = mesh.num_microbatches * device_tokens(config, mesh, pod_batch_size)
   return {kind: round(tokens * each) for kind, each in of_token.items()}
 
 
 def weight_traffic(config: PalmConfig, mesh: MeshLayout) -> int:
-  """Returns the bytes of weights cast, and of gradients summed, in a step."""
+  """Returns the bytes that casts and sums over microbatches move in a step."""
   width = DTYPE_BYTES[config.activation_dtype]
   total = 0
   for name, each, count in distinct_slices(config, mesh):
     of_number = 0
-    if width != _FLOAT32:  # read and written, kernels on the way back too
+    if width != _FLOAT32:  # a cast, which the backward pass repeats for kernels
       passes = 2 if parse_name(name).is_kernel else 1
       of_number += passes * (_FLOAT32 + width)
-    if mesh.num_microbatches > 1:  # the sum read and written, a gradient read
+    if mesh.num_microbatches > 1:  # reads and writes the sum, reads a gradient
       of_number += 2 * _FLOAT32 + gradient_bytes(name, config, mesh)
     total += count * of_number * each.size
   return mesh.num_microbatches * total
 
 
 def update_traffic(kept: DeviceBytes) -> int:
-  """Returns the bytes that the optimizer moves in a step.
-
-  Args:
-    kept: bytes of weights, slots and gradients of the device.
-  """
-  # A gradient is read for the norm of all, for its moment and for its update; a
-  # weight for its scale and, with each slot, to be read and written.
+  """Returns the bytes that the optimizer moves in a step."""
+  # It reads gradients three times, for the global norm, the second moment and
+  # the update; reads weights for their scale; and reads and writes weights and
+  # slots.
   return 3 * kept.gradients + 3 * kept.weights + 2 * kept.slots
 
 
 def step_traffic(
   config: PalmConfig, mesh: MeshLayout, kept: DeviceBytes, pod_batch_size: int
 ) -> dict[str, int]:
-  """Returns the bytes of all passes in a step, of a device, by kind."""
-  weights = weight_traffic(config, mesh) + update_traffic(kept)
+  """Returns the bytes that all passes move in a step, by kind."""
   return {
     **activation_traffic(config, mesh, pod_batch_size),
-    "weights": weights,
+    "weights": weight_traffic(config, mesh) + update_traffic(kept),
   }
 
 
 def decode_weight_bytes(config: PalmConfig, weight_dtype: str) -> int:
-  """Returns the bytes of all weights, which a decoding step reads once."""
+  """Returns the bytes of all weights; a decoding step reads each once."""
   is_quantized = weight_dtype != "activation"
   total = 0
   for name, shape, n in distinct_parameters(config):
@@ -387,16 +376,9 @@ def cache_bytes_per_token(config: PalmConfig) -> int:
 
 
 def step_threads(config: PalmConfig, weight_dtype: str, cores: int) -> int:
-  """Returns the number of threads for the products of a decoding step.
-
-  Args:
-    config: architecture.
-    weight_dtype: WEIGHT_DTYPE.
-    cores: number of cores, the most threads.
-  """
+  """Returns how many of `cores` share the products of a decoding step."""
   # A parallel block has two products, [q k v wi_gate wi] and [o wo], a serial
-  # block four. One more gives the logits.
-  products_a_layer = 2 if config.block == "parallel" else 4
-  products = products_a_layer * config.num_layers + 1
+  # block four; one more product gives the logits.
+  products = 2 * _num_norms(config) * config.num_layers + 1
   mean = decode_weight_bytes(config, weight_dtype) / products
   return max(1, min(cores, int(mean / _BYTES_FOR_A_THREAD)))

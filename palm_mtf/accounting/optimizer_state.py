@@ -23,7 +23,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerState:
-  """Settings that decide which slots every parameter has."""
+  """The settings that decide which slots parameters have."""
 
   second_moment: str  # SECOND_MOMENT
   momentum: str  # dtype, or "none"
@@ -52,22 +52,16 @@ def optimizer_state(optimizer: AdafactorConfig) -> OptimizerState:
 
 def row_rank(parameter: str) -> int:
   """Returns the number of leading dimensions that are the rows of a matrix."""
-  # Rows are what a product sums over: q [d_model, heads, d_kv] has d_model rows
-  # and heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv rows.
-  # Each row of the embedding [vocab, d_model] is a token.
+  # A product sums over the rows: q [d_model, heads, d_kv] has d_model rows and
+  # heads * d_kv columns, o [heads, d_kv, d_model] has heads * d_kv rows. Each
+  # row of the embedding [vocab, d_model] is a token.
   return 2 if parse_name(parameter).part == "attention/o" else 1
 
 
 def parameter_slots(
   parameter: str, rank: int, state: OptimizerState
 ) -> list[Slot]:
-  """Returns the slots of a parameter, those of the second moment first.
-
-  Args:
-    parameter: name of the parameter.
-    rank: number of its dimensions.
-    state: settings that decide its slots.
-  """
+  """Returns the slots of a parameter with `rank` dimensions, momentum last."""
   whole = slice(0, rank)
   slots = [Slot("second_moment", whole, "float32")]
   if state.second_moment == "factored" and rank > 1:
@@ -84,7 +78,7 @@ def parameter_slots(
 def checkpoint_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState = LARGEST_STATE
 ) -> int:
-  """Returns the bytes of all parameters, float32 each, and of their slots."""
+  """Returns the bytes of all parameters, in float32, and of their slots."""
   parameters = sum(4 * math.prod(shape) for shape in shapes.values())
   return parameters + slot_bytes(shapes, state)
 
@@ -92,7 +86,7 @@ def checkpoint_bytes(
 def slot_bytes(
   shapes: Mapping[str, tuple[int, ...]], state: OptimizerState
 ) -> int:
-  """Returns the bytes of the slots of parameters, or of a device's slices."""
+  """Returns the bytes of the slots of parameters or of slices."""
   return sum(
     DTYPE_BYTES[slot.dtype] * math.prod(shape[slot.dims])
     for name, shape in shapes.items()
@@ -112,16 +106,17 @@ def check_same_slots(
   """
   if settings.get("SECOND_MOMENT") == NO_MOMENTS:
     raise UserError(
-      f"{place}: has weights alone, without the moments of an optimizer; start "
+      f"{place}: has only weights, without the moments of an optimizer; start "
       "from it in another MODEL_DIR, as its INIT_CHECKPOINT with INIT_STATE = "
       '"weights".'
     )
-  # An earlier version may have written it, without settings of today.
+  # An earlier version, which lacked some settings, may have written it.
   held = {
     field.name: settings.get(field.name.upper(), getattr(optimizer, field.name))
     for field in dataclasses.fields(optimizer)
   }
-  # One by one: the message names the setting. BETA1 may change, but not to 0.
+  # They are compared one by one, so that the message names the setting. BETA1
+  # may change, but not to or from 0.
   for name in ("second_moment", "beta1", "momentum_dtype"):
     changed = dataclasses.replace(optimizer, **{name: held[name]})
     if optimizer_state(changed) != optimizer_state(optimizer):

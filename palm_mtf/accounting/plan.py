@@ -35,12 +35,12 @@ from palm_mtf.config import (
   PlanConfig,
   PodsConfig,
 )
-from palm_mtf.config.mesh_layout import MeshLayout, check
+from palm_mtf.config.mesh_layout import MeshLayout, check_layout
 from palm_mtf.config.palm import MAX_SIZES
 from palm_mtf.config.pods import MAX_PODS
 from palm_mtf.errors import UserError
 
-_REMATS = ("none", "attention", "layer")
+REMATS = ("none", "attention", "layer")
 _HOUR = 3600
 _JOULES_OF_KWH = 3.6e6
 _FACTORS = tuple(2.0**n for n in range(-6, 4))  # 1/64 to 8
@@ -49,12 +49,7 @@ AnyConfig = Config | PlanConfig
 
 
 def memory_parts(config: AnyConfig, batch_size: int) -> dict[str, int]:
-  """Returns the bytes of a device by part, at their largest in a step.
-
-  Args:
-    config: architecture with its dtype, layout, optimizer and pods.
-    batch_size: sequences of the step, over all pods.
-  """
+  """Returns the bytes of a device by part, at their largest in a step."""
   tensors = tensor_bytes(
     as_computed(config.model, config.hardware),
     config.mesh_layout,
@@ -76,15 +71,15 @@ def tensor_bytes(
   """Returns the bytes of a device's tensors; see `memory_parts`."""
   rows = batch_size // pods.num_pods
   kept = device_bytes(model, mesh, optimizer)
-  # The update reads the sums of all microbatches while the variables that hold
-  # those of all but the last are still there.
+  # While the update reads the gradient sums of all microbatches, variables
+  # still hold the sums of all but the last microbatch.
   sums = kept.gradients if mesh.num_microbatches > 1 else 0
   return {
     **dataclasses.asdict(kept),
     **({"microbatch sums": sums} if sums else {}),
     "activations": kept_bytes(model, mesh, rows),
     "weight copies": weight_copy_bytes(model, mesh),
-    # Gradients of other pods come when all activations have gone.
+    # Gradients of other pods arrive after all activations are freed.
     "buffers": max(
       working_bytes(model, mesh, rows), exchange_bytes(model, mesh, pods)
     ),
@@ -92,8 +87,8 @@ def tensor_bytes(
 
 
 def _process_bytes(config: AnyConfig) -> int:
-  """Returns a device's share of its process's memory beside tensors."""
-  # Servers are a process a pod; other devices are of one process.
+  """Returns a device's share of the memory of its process besides tensors."""
+  # Each pod of servers has one process; pods in process share one.
   pods, num_devices = config.pods, config.mesh_layout.num_devices
   if pods.pods == "in_process":
     num_devices *= pods.num_pods
@@ -138,18 +133,25 @@ def _smaller(config: AnyConfig, batch_size: int) -> Iterator[AnyConfig]:
     layouts.append(f"{mesh.layout},d_model_stored:{batch_axis}")
   rows = batch_size // config.pods.num_pods // mesh.axis_size_of("batch")
   parts = [n for n in divisors(rows) if n >= mesh.num_microbatches]
-  remats = _REMATS[_REMATS.index(config.model.remat) :]
+  remats = REMATS[REMATS.index(config.model.remat) :]
   for layout, remat, n in itertools.product(layouts, remats, parts):
-    new = dataclasses.replace(mesh, layout=layout, num_microbatches=n)
-    try:
-      check(new, config.model, batch_size, num_pods=config.pods.num_pods)
-    except UserError:
-      continue
-    yield dataclasses.replace(
+    new = dataclasses.replace(
       config,
-      mesh_layout=new,
+      mesh_layout=dataclasses.replace(mesh, layout=layout, num_microbatches=n),
       model=dataclasses.replace(config.model, remat=remat),
     )
+    if divides(new, batch_size):
+      yield new
+
+
+def divides(config: AnyConfig, *batch_sizes: int) -> bool:
+  """Returns whether the layout divides the model and batches of these sizes."""
+  mesh, num_pods = config.mesh_layout, config.pods.num_pods
+  try:
+    check_layout(mesh, config.model, *batch_sizes, num_pods=num_pods)
+  except UserError:
+    return False
+  return all(batch_sizes)
 
 
 def divisors(n: int) -> list[int]:
@@ -206,7 +208,7 @@ def plan_if_known(config: AnyConfig) -> dict[str, Any] | None:
 def rates_of(
   config: AnyConfig, batch_size: int, secs: float
 ) -> dict[str, float]:
-  """Returns tokens a second, MFU and HFU of steps of so many seconds."""
+  """Returns tokens per second, MFU and HFU of steps that take `secs`."""
   num_devices = config.pods.num_pods * config.mesh_layout.num_devices
   hardware = config.hardware
   if config.run.chip != MEASURED:
@@ -301,83 +303,69 @@ def _run(config: AnyConfig) -> dict[str, float | None]:
   }
 
 
+_Point = tuple[float, AnyConfig, int]  # value, settings, batch size
+
+
 def curves(config: AnyConfig) -> dict[str, list[dict[str, Any]]]:
   """Returns points by macro: value, seconds, tokens/s, MFU and whether it fits.
 
-  CHIP_DCN_BANDWIDTH    all else as it is
-  NUM_PODS              each with as many sequences
-  GLOBAL_BATCH_SIZE     all else as it is
-  SEQUENCE_LENGTH       in steps of as many tokens
+  CHIP_DCN_BANDWIDTH    with all other settings as they are
+  NUM_PODS              with as many sequences per pod
+  GLOBAL_BATCH_SIZE     with all other settings as they are
+  SEQUENCE_LENGTH       with as many tokens per step
 
-  A value that does not divide is left out.
+  A value that does not divide is omitted.
 
   Args:
     config: settings that fit together, with the largest batch of the run.
   """
-  batch_size = config.run.batch_sizes.largest
-  variants = {
-    "CHIP_DCN_BANDWIDTH": _networks(config, batch_size),
-    "NUM_PODS": _pods(config, batch_size),
-    "GLOBAL_BATCH_SIZE": _batches(config, batch_size),
-    "SEQUENCE_LENGTH": _lengths(config, batch_size),
-  }
   found = {}
-  for macro, points in variants.items():
-    planned = [_point(*point) for point in points if _divides(*point[1:])]
+  for macro, points in _variants(config).items():
+    planned = [_plan_point(*x) for x in points if divides(*x[1:])]
     if len(planned) > 1:
       found[macro] = planned
   return found
 
 
-_Point = tuple[float, AnyConfig, int]  # value, settings, batch size
+def _variants(config: AnyConfig) -> dict[str, list[_Point]]:
+  replace, model, pods = dataclasses.replace, config.model, config.pods
+  batch_size, hardware = config.run.batch_sizes.largest, config.hardware
+  bandwidth, of_pod = hardware.chip_dcn_bandwidth, batch_size // pods.num_pods
+  networks, pod_counts = [], []
+  if bandwidth is not None:
+    pod_counts = range(1, MAX_PODS + 1)
+    if pods.num_pods > 1:
+      networks = [
+        replace(hardware, chip_dcn_bandwidth=bandwidth * x) for x in _FACTORS
+      ]
+  lengths = [(x, int(model.sequence_length * x)) for x in _FACTORS]
+  return {
+    "CHIP_DCN_BANDWIDTH": [
+      (x.chip_dcn_bandwidth, replace(config, hardware=x), batch_size)
+      for x in networks
+    ],
+    "NUM_PODS": [
+      (n, replace(config, pods=replace(pods, num_pods=n)), n * of_pod)
+      for n in pod_counts
+    ],
+    "GLOBAL_BATCH_SIZE": [
+      (batch_size * x, config, int(batch_size * x)) for x in _FACTORS
+    ],
+    "SEQUENCE_LENGTH": [
+      (
+        length,
+        replace(config, model=replace(model, sequence_length=length)),
+        int(batch_size / x),
+      )
+      for x, length in lengths
+      if 1 <= length <= MAX_SIZES["sequence_length"]
+    ],
+  }
 
 
-def _networks(config: AnyConfig, batch_size: int) -> Iterator[_Point]:
-  bandwidth = config.hardware.chip_dcn_bandwidth
-  if config.pods.num_pods > 1 and bandwidth:
-    for factor in _FACTORS:
-      value = bandwidth * factor
-      hardware = dataclasses.replace(config.hardware, chip_dcn_bandwidth=value)
-      yield value, dataclasses.replace(config, hardware=hardware), batch_size
-
-
-def _pods(config: AnyConfig, batch_size: int) -> Iterator[_Point]:
-  if config.hardware.chip_dcn_bandwidth is None:
-    return
-  of_pod = batch_size // config.pods.num_pods
-  for n in range(1, MAX_PODS + 1):
-    pods = dataclasses.replace(config.pods, num_pods=n)
-    yield n, dataclasses.replace(config, pods=pods), n * of_pod
-
-
-def _batches(config: AnyConfig, batch_size: int) -> Iterator[_Point]:
-  for factor in _FACTORS:
-    yield batch_size * factor, config, int(batch_size * factor)
-
-
-def _lengths(config: AnyConfig, batch_size: int) -> Iterator[_Point]:
-  for factor in _FACTORS:
-    length = int(config.model.sequence_length * factor)
-    if 1 <= length <= MAX_SIZES["sequence_length"]:
-      model = dataclasses.replace(config.model, sequence_length=length)
-      rows = int(batch_size / factor)
-      yield length, dataclasses.replace(config, model=model), rows
-
-
-def _divides(config: AnyConfig, batch_size: int) -> bool:
-  try:
-    check(
-      config.mesh_layout,
-      config.model,
-      batch_size,
-      num_pods=config.pods.num_pods,
-    )
-  except UserError:
-    return False
-  return batch_size > 0
-
-
-def _point(value: float, config: AnyConfig, batch_size: int) -> dict[str, Any]:
+def _plan_point(
+  value: float, config: AnyConfig, batch_size: int
+) -> dict[str, Any]:
   secs = predicted(config, batch_size).total
   return {
     "value": value,

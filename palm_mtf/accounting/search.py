@@ -7,15 +7,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.accounting.hardware import MEASURED
-from palm_mtf.accounting.plan import AnyConfig, divisors, memory_parts
+from palm_mtf.accounting.plan import (
+  REMATS,
+  AnyConfig,
+  divides,
+  divisors,
+  memory_parts,
+)
 from palm_mtf.accounting.step_time import StepTime, device_rates, predicted
-from palm_mtf.config.mesh_layout import MeshLayout, check
+from palm_mtf.config.mesh_layout import MeshLayout
 from palm_mtf.config.pods import MAX_PODS
-from palm_mtf.config.tpu_slice import slice_with, tpu_slice
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 
-_REMATS = ("none", "attention", "layer")
-# What the model axis may split, and what is stored or lies split besides.
+# Dimensions that the model axis may split.
 _OF_MODEL = ("heads", "d_ff", "vocab")
 
 _MAX_CANDIDATES = 100_000  # a minute or two
@@ -32,12 +37,12 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-  """What a search found.
+  """The results of a search.
 
   Attributes:
-    fitting: those that fit into memory, fastest first.
-    num_candidates: how many were planned.
-    least_bytes: least memory of a device that any of them needs.
+    fitting: candidates that fit into memory, fastest first.
+    num_candidates: number of candidates that were planned.
+    least_bytes: the least memory per device of any candidate.
   """
 
   fitting: Sequence[Found]
@@ -78,13 +83,13 @@ def search(config: AnyConfig, num_devices: int) -> SearchResult:
       f"of so many devices; set TPU and MESH_SHAPE to one pod's, now TPU = "
       f'"{config.mesh_layout.tpu}".'
     )
-  # Of equals the one with fewer rules.
+  # Of equally fast candidates the one with fewer rules comes first.
   found.sort(key=lambda x: (x.step.total, len(x.config.mesh_layout.layout)))
   return SearchResult(found, num_candidates, min(least))
 
 
 def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
-  """Yields every configuration that divides evenly."""
+  """Yields every candidate that divides evenly."""
   for num_pods, tpu, data_size, model_size in _meshes(config, num_devices):
     pods = dataclasses.replace(config.pods, num_pods=num_pods)
     for layout in _layouts(data_size, model_size):
@@ -98,43 +103,42 @@ def candidates(config: AnyConfig, num_devices: int) -> Iterator[AnyConfig]:
         if num_pods == 1
         else 1,
       )
-      for parts in _microbatches(config, num_pods, data_size):
-        layout_of_parts = dataclasses.replace(mesh, num_microbatches=parts)
-        if not _divides(layout_of_parts, config, num_pods):
-          continue
-        for remat in _REMATS:
-          yield dataclasses.replace(
-            config,
-            mesh_layout=layout_of_parts,
-            pods=pods,
-            model=dataclasses.replace(config.model, remat=remat),
-          )
+      for parts in _microbatch_counts(config, num_pods, data_size):
+        found = dataclasses.replace(
+          config,
+          mesh_layout=dataclasses.replace(mesh, num_microbatches=parts),
+          pods=pods,
+        )
+        if divides(found, *config.run.batch_sizes.sizes):
+          for remat in REMATS:
+            model = dataclasses.replace(config.model, remat=remat)
+            yield dataclasses.replace(found, model=model)
 
 
 def _meshes(
   config: AnyConfig, num_devices: int
 ) -> Iterator[tuple[int, str, int, int]]:
-  """Yields pods, slice of each, and its sizes of the data and model axes."""
+  """Yields pods, the slice of each, and sizes of the data and model axes."""
   for num_pods in _pod_counts(config, num_devices):
     size = num_devices // num_pods
-    tpu = _slice(config.mesh_layout.tpu, size)
+    tpu = find_slice(config.mesh_layout.tpu, size)
     if tpu is not None:
       for model_size in divisors(size):
         yield num_pods, tpu, size // model_size, model_size
 
 
 def _most_candidates(config: AnyConfig, num_devices: int) -> int:
-  """Returns how many candidates there are if all of them divide evenly."""
+  """Returns the number of candidates if all divide evenly."""
   return sum(
     len([*_layouts(data_size, model_size)])
-    * len([*_microbatches(config, num_pods, data_size)])
-    * len(_REMATS)
+    * len(_microbatch_counts(config, num_pods, data_size))
+    * len(REMATS)
     for num_pods, _, data_size, model_size in _meshes(config, num_devices)
   )
 
 
 def shares(found: Found) -> str:
-  """Returns what a step consists of, the largest part first."""
+  """Returns the parts of a step with their shares, the largest first."""
   step = found.step
   parts = {x: getattr(step, x) for x in ("products", "passes", "update")}
   parts["collectives"] = sum(step.collectives.values())
@@ -148,12 +152,12 @@ def shares(found: Found) -> str:
 
 
 def reason(best: Found, other: Found) -> str:
-  """Returns the part of a step in which another candidate loses most."""
+  """Returns the part of a step in which a slower candidate loses most."""
   parts = {
     x: getattr(other.step, x) - getattr(best.step, x)
     for x in ("products", "passes", "update", "exchange")
   }
-  # Each kind of collective by itself: its axis says what to change.
+  # Collectives are listed by axis, which shows what to change.
   for key in {*best.step.collectives, *other.step.collectives}:
     name = f"{key[0]} over {'+'.join(key[1])}"
     lost = other.step.collectives.get(key, 0.0)
@@ -167,22 +171,44 @@ def _pod_counts(config: AnyConfig, num_devices: int) -> Iterator[int]:
   for n in divisors(num_devices):
     if n > MAX_PODS or (n > 1 and hardware.chip_dcn_bandwidth is None):
       continue
-    # TPUs of a process are one pod.
+    # The TPUs of one process are one pod.
     if n > 1 and config.mesh_layout.tpu and pods.pods == "in_process":
       continue
-    # On a torus a pod's links end somewhere.
+    # A torus joins at most this many devices.
     most = (hardware.chip_link_chips or num_devices) * hardware.chip_devices
     is_torus = hardware.chip_link_dims and config.run.chip != MEASURED
     if not is_torus or num_devices // n <= most:
       yield n
 
 
-def _slice(name: str, num_devices: int) -> str | None:
-  """Returns the slice of TPUs for a pod, None where none is known."""
+def find_slice(name: str, num_devices: int) -> str | None:
+  """Returns the TPU slice of this kind that has `num_devices`, if there is one.
+
+  Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice of any box of
+  cubes (Jouppi et al. 2023). Of several boxes, it returns the most cubic.
+
+  Args:
+    name: TPU of the run; "" is no slice.
+    num_devices: number of TensorFlow's devices.
+  """
   if not name or tpu_slice(name).num_devices == num_devices:
     return name
-  found = slice_with(name.partition("-")[0], num_devices)
-  return found and found.name
+  kind = name.partition("-")[0]
+  # A v4 slice is named by its cores, which are two per device.
+  num_cores = num_devices * (2 if kind == "v4" else 1)
+  try:
+    return tpu_slice(f"{kind}-{num_cores}").name
+  except UserError:
+    num_cubes, rest = divmod(num_devices, 4**3)
+  if kind != "v4" or rest:
+    return None
+  boxes = (
+    (x, y, num_cubes // (x * y))
+    for x in divisors(num_cubes)
+    for y in divisors(num_cubes // x)
+    if x <= y <= num_cubes // (x * y)
+  )
+  return "v4-" + "x".join(str(4 * n) for n in min(boxes, key=sum))
 
 
 def _mesh_shape(data_size: int, model_size: int) -> str:
@@ -207,17 +233,8 @@ def _layouts(data_size: int, model_size: int) -> Iterator[str]:
     yield ",".join([*first[:1], *second, *first[1:]])
 
 
-def _microbatches(
+def _microbatch_counts(
   config: AnyConfig, num_pods: int, data_size: int
-) -> Iterator[int]:
+) -> list[int]:
   least = min(config.run.batch_sizes.sizes)
-  yield from divisors(max(1, least // num_pods // data_size))
-
-
-def _divides(mesh: MeshLayout, config: AnyConfig, num_pods: int) -> bool:
-  try:
-    sizes = config.run.batch_sizes.sizes
-    check(mesh, config.model, *sizes, num_pods=num_pods)
-  except UserError:
-    return False
-  return True
+  return divisors(max(1, least // num_pods // data_size))

@@ -3,13 +3,14 @@
 """The predicted time of a step, part by part.
 
 products      matrix products, at CHIP_EFFICIENCY of the peak
-passes        all else that reads and writes activations and weights, at the
+passes        other reads and writes of activations and weights, at the
               bandwidth of memory
-collectives   of a pod, one after another: none is taken to overlap with
-              computation
+collectives   collectives of a pod, one after another; no overlap with
+              computation is assumed
 update        the optimizer, at the bandwidth of memory
-exchange      of gradients between pods, except for what the backward pass of
-              the last microbatch hides; on TPUs it hides nothing
+exchange      exchange of gradients between pods, except for the part that the
+              backward pass of the last microbatch hides; on TPUs nothing is
+              hidden
 """
 
 import dataclasses
@@ -40,10 +41,7 @@ Collective = tuple[str, tuple[str, ...]]  # kind and axes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTime:
-  """Seconds of the parts of a step, one after another.
-
-  `moved` has the bytes of collectives, of all devices of a pod together.
-  """
+  """Seconds of the parts of a step, one after another."""
 
   products: float
   passes: float
@@ -51,6 +49,7 @@ class StepTime:
   update: float
   exchange: float  # that no computation hides
   hidden_exchange: float  # during the backward pass
+  # Bytes of collectives, of all devices of a pod together.
   moved: Mapping[Collective, int]
 
   @property
@@ -67,7 +66,7 @@ def device_rates(config: Config | PlanConfig) -> HardwareConfig:
     UserError: a rate that a step needs is not known.
   """
   sharers = config.hardware.chip_devices
-  if config.run.chip == MEASURED:  # devices are parts of this machine
+  if config.run.chip == MEASURED:  # all devices share this machine
     sharers = config.pods.num_pods * config.mesh_layout.num_devices
   rates = of_one_device(config.hardware, sharers)
   _check_known(config, rates)
@@ -98,7 +97,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
         f"{name.upper()} = None: not known of CHIP = {chip!r}; set it to plan"
         f"{or_else}."
       )
-  # Behind a switch the network goes on; a torus ends.
+  # Beyond a switch the network joins chips; beyond a torus nothing does.
   if is_beyond_links and rates.chip_link_dims:
     raise UserError(
       f'MESH_SHAPE = "{mesh.mesh_shape}": a pod of {chips:,.0f} chips, and '
@@ -108,12 +107,7 @@ def _check_known(config: Config | PlanConfig, rates: HardwareConfig) -> None:
 
 
 def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
-  """Returns the predicted time of a step.
-
-  Args:
-    config: architecture with its dtype, layout, optimizer, pods and CHIP.
-    batch_size: sequences of the step, over all pods.
-  """
+  """Returns the predicted time of a step of `batch_size` sequences."""
   mesh, pods = config.mesh_layout, config.pods
   model = as_computed(config.model, config.hardware)
   rates = device_rates(config)
@@ -152,8 +146,8 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
   if pods.num_pods == 1:
     return alone
   link = pod_link(config, rates)
-  # A TPU pod computes all gradients in one program, and no result of a program
-  # leaves the chips before it ends (mesh/tpu/lowering.py).
+  # A TPU pod computes all gradients in one program, whose results leave the
+  # chips only when it ends (mesh/tpu/lowering.py).
   is_tpu = bool(mesh.tpu or rates.chip_link_dims)
   exposed = -alone.total + step_secs(
     model, mesh, pods, alone.total, link, overlaps=not is_tpu
@@ -164,7 +158,7 @@ def predicted(config: Config | PlanConfig, batch_size: int) -> StepTime:
 
 
 def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
-  """Returns the bytes/s of passes of a device, by kind (memory_traffic.py)."""
+  """Returns the bytes/s of a device's passes, by kind (memory_traffic.py)."""
   measured = (rates.chip_pass_bandwidths or {}).get(dtype, {})
   return {
     kind: measured.get(kind, rates.chip_memory_bandwidth) for kind in PASSES
@@ -172,6 +166,6 @@ def pass_bandwidths(rates: HardwareConfig, dtype: str) -> dict[str, float]:
 
 
 def pod_link(config: Config | PlanConfig, rates: HardwareConfig) -> Link:
-  """Returns the link of a pod to the others: those of all its hosts."""
+  """Returns the link of a pod to other pods, of all its hosts together."""
   bandwidth = rates.chip_dcn_bandwidth or math.inf
   return Link(bits_per_sec=8 * bandwidth * config.mesh_layout.num_devices)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""PaLM's Table 3: model FLOPs utilization of large models, worked out again."""
+"""PaLM's Table 3: model FLOPs utilization of large models, recomputed."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from palm_mtf.config import HardwareConfig, PalmConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-  """A row of the table, and what its paper says of the run.
+  """A row of the table, and numbers of the run from its paper.
 
   Attributes:
     name: the model.
-    parameters: number of parameters; rounded, as published, but for PaLM.
-    shape: architecture, of which attention's sizes are read; None where the
-      row does not follow from its paper.
+    parameters: number of parameters; rounded, as published, except for PaLM.
+    shape: architecture, for attention's sizes; None where the paper does not
+      give the numbers that the row needs.
     chip: a file of gin/hardware.
     num_chips: number of chips; None where the table has none.
-    tokens_per_sec: tokens a second of all chips.
+    tokens_per_sec: tokens per second of all chips.
     published: MFU, as a share.
     repeated_share: share of the forward products that the paper counts as
-      computed again; None where it gives no HFU.
+      recomputed; None where the paper gives no HFU.
     note: how the rate was published.
   """
 
@@ -102,12 +102,10 @@ RUNS = (
 def table3(
   hardware_of: Callable[[str], HardwareConfig],
 ) -> list[dict[str, object]]:
-  """Returns the rows: published MFU, ours with and without attention, HFU.
+  """Returns the rows: published MFU; our MFU with and without attention; HFU.
 
-  HFU is that of the paper's policy, and of REMAT = "layer" at the same speed.
-
-  Args:
-    hardware_of: returns the rates of a chip of gin/hardware.
+  HFU is computed for the paper's policy, and for REMAT = "layer" at the same
+  speed. `hardware_of` returns the rates of a chip of gin/hardware.
   """
   rows = []
   for run in RUNS:
@@ -132,7 +130,7 @@ def table3(
       row["mfu"] = rate * (products + attention)
       row["mfu_without_attention"] = rate * products
       if run.repeated_share is not None:
-        # Of the forward products, and of attention all (PaLM Table 22).
+        # It repeats a share of the products and all attention (PaLM Table 22).
         again = run.repeated_share * products / 3 + attention / 3
         row["hfu"] = rate * (products + attention + again)
         ours = dataclasses.replace(run.shape, remat="layer")

@@ -41,7 +41,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   """
   check_model_dir(model_dir)
   mesh, run = config.mesh_layout, config.run
-  mesh_layout.check(
+  mesh_layout.check_layout(
     mesh,
     config.model,
     run.batch_sizes.sizes[0],

@@ -49,7 +49,7 @@ def generate(
   """
   check_model_dir(model_dir)
   mesh, decode, run = config.mesh_layout, config.decode, config.run
-  mesh_layout.check(mesh, config.model)
+  mesh_layout.check_layout(mesh, config.model)
   model = resolved(config.model, mesh)
   config = dataclasses.replace(config, model=model)
   # A terminal is asked only where no flag, file or macro gives a text.

@@ -21,7 +21,7 @@ from palm_mtf.accounting.step_time import device_rates
 from palm_mtf.accounting.table3 import table3
 from palm_mtf.config import HardwareConfig, PlanConfig
 from palm_mtf.config.device_mesh import MAX_DEVICES
-from palm_mtf.config.mesh_layout import check
+from palm_mtf.config.mesh_layout import check_layout
 from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import resolved
@@ -97,7 +97,7 @@ def checked(config: PlanConfig) -> PlanConfig:
   run, mesh = config.run, config.mesh_layout
   check_chip(run.chip, config.hardware)
   sizes = run.batch_sizes.sizes
-  check(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
+  check_layout(mesh, config.model, *sizes, num_pods=config.pods.num_pods)
   model = config.model
   if run.chip == MEASURED:
     model = resolved(model, mesh)

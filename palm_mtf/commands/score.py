@@ -44,7 +44,7 @@ def score(
   """
   check_model_dir(model_dir)
   mesh = config.mesh_layout
-  mesh_layout.check(mesh, config.model)
+  mesh_layout.check_layout(mesh, config.model)
   model = resolved(config.model, mesh)
   stride = config.evaluation.stride
   _check_stride(stride, model)

@@ -84,7 +84,7 @@ def serve(
   keys = access.read_keys(api_key_file) if api_key_file else []
   check_model_dir(model_dir)
   _check_decode(config.decode)
-  mesh_layout.check(config.mesh_layout, config.model)
+  mesh_layout.check_layout(config.mesh_layout, config.model)
   model = resolved(config.model, config.mesh_layout)
   config = dataclasses.replace(config, model=model)
   shapes = parameter_shapes(model)

@@ -69,7 +69,7 @@ class MeshLayout(DeviceMesh):
   """The mesh and the layout rules of PaLM; `DeviceMesh` has the first three.
 
   What can be judged without the model's sizes is judged when it is made; the
-  sizes are judged by `check`.
+  sizes are judged by `check_layout`.
 
   Attributes:
     gradient_dtype: dtype in which the devices of a pod add up the gradients of
@@ -150,7 +150,7 @@ class MeshLayout(DeviceMesh):
     return -(-vocab_size // slices) * slices
 
 
-def check(
+def check_layout(
   layout: MeshLayout,
   config: PalmConfig,
   *batch_sizes: int,

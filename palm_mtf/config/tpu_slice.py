@@ -21,7 +21,6 @@ from palm_mtf.errors import UserError, did_you_mean
 # Chips of one host along x, y and z (Cloud TPU's system architecture).
 _HOST = (2, 2, 1)
 _DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
-_CORES_OF_CHIP = 2
 
 # Shapes, in chips, of the slices that are named by their number of cores.
 _FLAT = {8: (2, 2, 1), 32: (4, 4, 1), 128: (8, 8, 1), 512: (16, 16, 1)}
@@ -119,29 +118,6 @@ def tpu_slice(name: str) -> TpuSlice:
       'in "v4-4x4x8".'
     )
   return TpuSlice(name, chips, _DEVICES_OF_CHIP[kind])
-
-
-def slice_with(kind: str, num_devices: int) -> TpuSlice | None:
-  """Returns the slice of a kind of TPU that has `num_devices`, if there is one.
-
-  Optical switches join cubes of 4 x 4 x 4 chips into a v4 slice of any box of
-  cubes (Jouppi et al. 2023): of several boxes, the one nearest to a cube.
-  """
-  # A v4 slice is named by its cores, which are two per device.
-  cores = num_devices * (_CORES_OF_CHIP // _DEVICES_OF_CHIP[kind])
-  if cores in _SHAPES[kind]:
-    return tpu_slice(f"{kind}-{cores}")
-  num_cubes, rest = divmod(num_devices, 4**3)
-  if kind != "v4" or rest or not num_cubes:
-    return None
-  boxes = (
-    (x, y, num_cubes // (x * y))
-    for x in range(1, num_cubes + 1)
-    if not num_cubes % x
-    for y in range(x, num_cubes // x + 1)
-    if not num_cubes // x % y and y <= num_cubes // (x * y)
-  )
-  return tpu_slice("v4-" + "x".join(str(4 * n) for n in min(boxes, key=sum)))
 
 
 def check_pods(where: TpuSlice, pods: PodsConfig) -> None:

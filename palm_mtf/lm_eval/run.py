@@ -122,7 +122,7 @@ class Run:
       UserError: it is no run, or its settings do not fit.
     """
     model_dir, config = load_run("score", model_dir, macros, trust_config)
-    mesh_layout.check(config.mesh_layout, config.model)
+    mesh_layout.check_layout(config.mesh_layout, config.model)
     self._config = config
     shapes = parameter_shapes(config.model)
     checkpoint = newest_checkpoint(model_dir, shapes)

@@ -212,7 +212,7 @@ def _check_held_out(sweep: SweepConfig) -> None:
 def _check_fits(name: str, config: Config) -> None:
   """Raises UserError unless sizes, mesh, pods and chip of a run fit."""
   try:
-    mesh_layout.check(
+    mesh_layout.check_layout(
       config.mesh_layout,
       config.model,
       *config.run.batch_sizes.sizes,

@@ -140,7 +140,7 @@ def _check_devices(config: Config) -> None:
   """Raises UserError unless mesh, batches, chip and hosts fit."""
   mesh, pods, run = config.mesh_layout, config.pods, config.run
   sizes = run.batch_sizes.sizes
-  mesh_layout.check(mesh, config.model, *sizes, num_pods=pods.num_pods)
+  mesh_layout.check_layout(mesh, config.model, *sizes, num_pods=pods.num_pods)
   check_chip(run.chip, config.hardware)
   if mesh.tpu:
     check_pods(tpu_slice(mesh.tpu), pods)

@@ -169,7 +169,7 @@ def rotary_angles(
 
   # Not mtf.gather, which multiplies: TPUs would round the tables to bfloat16.
   def look_up(table, position):
-    # A sequence that has ended stays in its batch, and its position still grows.
+    # A sequence that has ended stays in its batch; its position still grows.
     return tf.gather(table, tf.minimum(position, length.size - 1))
 
   angles = []

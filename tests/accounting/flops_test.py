@@ -13,7 +13,7 @@ from palm_mtf.accounting.flops import (
   forward_flops,
   hfu,
   mfu,
-  recomputed_flops_per_token,
+  recomputed_flops,
   train_flops_per_token,
 )
 from palm_mtf.accounting.hardware import peak_of_devices
@@ -126,7 +126,7 @@ def test_attention_alone_repeats_q_k_and_no_product_with_a_parameter():
   That is 4 num_layers heads d_kv length.
   """
   for config in (PALM_8B, PALM_62B):
-    flops = recomputed_flops_per_token(with_remat(config, "attention"))
+    flops = sum(recomputed_flops(with_remat(config, "attention")).values())
     assert flops == (
       2 * config.num_layers * config.num_heads * 256 * config.sequence_length
     )
@@ -139,7 +139,7 @@ def test_a_layer_repeats_all_but_the_last_products(block, share):
   """Of 540B's forward products, embedding included; Table 22 counts 75%."""
   config = with_remat(PALM_540B, "layer", block=block)
   attention = forward_flops(config)["attention/scores"]
-  products = recomputed_flops_per_token(config) - attention
+  products = sum(recomputed_flops(config).values()) - attention
   forward = 2 * count_parameters(PALM_540B)
   assert products / forward == pytest.approx(share, abs=0.002)
 

@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from palm_mtf.accounting.plan import fits
-from palm_mtf.accounting.search import candidates, reason, search
+from palm_mtf.accounting.search import candidates, find_slice, reason, search
 from palm_mtf.accounting.step_time import predicted
-from palm_mtf.config.mesh_layout import MeshLayout, check
+from palm_mtf.config.mesh_layout import MeshLayout, check_layout
+from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from tests.planning import palm_540b, plan_config
 
@@ -51,7 +52,7 @@ def test_every_candidate_divides_is_another_and_uses_all_devices():
   every = list(candidates(config, 12))
   assert len({settings_of(each) for each in every}) == len(every) > 100
   for each in every:
-    check(each.mesh_layout, each.model, 256, num_pods=each.pods.num_pods)
+    check_layout(each.mesh_layout, each.model, 256, num_pods=each.pods.num_pods)
     assert each.pods.num_pods * each.mesh_layout.num_devices == 12
 
 
@@ -105,3 +106,21 @@ def test_slices_of_other_sizes_are_named_by_their_cores():
 def test_a_number_of_tpus_that_no_slice_has_is_said():
   with pytest.raises(UserError, match=r"--devices = 50: no slice of TPUs"):
     search(palm_540b(), 50)
+
+
+@pytest.mark.parametrize(
+  ("kind", "devices", "name"),
+  [
+    ("v3", 32, "v3-32"),
+    ("v4", 64, "v4-128"),
+    ("v4", 3072, "v4-12x16x16"),  # PaLM's pod
+    ("v4", 1536, "v4-8x12x16"),
+    ("v4", 320, "v4-4x4x20"),
+    ("v4", 96, None),  # no whole number of cubes of 64 chips
+    ("v3", 96, None),
+  ],
+)
+def test_a_slice_is_found_by_its_devices(kind, devices, name):
+  found = find_slice(f"{kind}-8", devices)
+  assert found == name
+  assert found is None or tpu_slice(found).num_devices == devices

@@ -12,7 +12,7 @@ from palm_mtf.config.mesh_layout import (
   SPLIT_DIMENSIONS,
   WORK_DIMENSIONS,
   MeshLayout,
-  check,
+  check_layout,
 )
 from palm_mtf.errors import UserError
 
@@ -41,7 +41,7 @@ def refusal(mesh_shape, rules) -> str:
 
 def refused_by_check(mesh: MeshLayout, *batches: int, num_pods: int = 1) -> str:
   with pytest.raises(UserError) as error:
-    check(mesh, CONFIG, *batches, num_pods=num_pods)
+    check_layout(mesh, CONFIG, *batches, num_pods=num_pods)
   return str(error.value)
 
 
@@ -74,7 +74,7 @@ def test_empty_texts_are_one_device_that_splits_nothing():
   mesh = layout("", "")
   assert (mesh.axes, mesh.rules, mesh.num_devices) == ({}, {}, 1)
   assert {mesh.axis_size_of(dimension) for dimension in DIMENSIONS} == {1}
-  check(mesh, CONFIG, 7)
+  check_layout(mesh, CONFIG, 7)
 
 
 def test_axis_size_of_is_the_number_of_slices():
@@ -103,12 +103,12 @@ def test_axis_size_of_is_the_number_of_slices():
   ],
 )
 def test_a_layout_that_can_be_computed_is_accepted(mesh_shape, rules):
-  check(layout(mesh_shape, rules), CONFIG, 6)
+  check_layout(layout(mesh_shape, rules), CONFIG, 6)
 
 
 def test_any_vocabulary_is_padded_to_what_its_axis_divides():
   mesh = layout("model:3", "vocab:model")
-  check(mesh, CONFIG, 8)
+  check_layout(mesh, CONFIG, 8)
   assert [mesh.padded_vocab_size(n) for n in (320, 321, 1)] == [321, 321, 3]
   assert layout("model:3", "heads:model").padded_vocab_size(320) == 320
 
@@ -345,7 +345,7 @@ def test_microbatches_and_pods_that_do_not_divide_any_batch_are_named(
     layout(f"data:{axis_size}", "batch:data"),
     num_microbatches=num_microbatches,
   )
-  check(parts, CONFIG, batches[0], num_pods=num_pods)
+  check_layout(parts, CONFIG, batches[0], num_pods=num_pods)
   assert refused_by_check(parts, *batches, num_pods=num_pods) == message
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from palm_mtf.config import PodsConfig
-from palm_mtf.config.mesh_layout import MeshLayout, check
+from palm_mtf.config.mesh_layout import MeshLayout, check_layout
 from palm_mtf.config.tpu_slice import (
   check_pods,
   chips_of_replicas,
-  slice_with,
   tpu_slice,
 )
 from palm_mtf.errors import UserError
@@ -31,24 +30,6 @@ from tests.mtf_testing import small_config
 def test_a_slice_has_the_devices_and_hosts_of_its_name(name, devices, hosts):
   where = tpu_slice(name)
   assert (where.num_devices, where.num_hosts) == (devices, hosts)
-
-
-@pytest.mark.parametrize(
-  ("kind", "devices", "name"),
-  [
-    ("v3", 32, "v3-32"),
-    ("v4", 64, "v4-128"),
-    ("v4", 3072, "v4-12x16x16"),  # PaLM's pod
-    ("v4", 1536, "v4-8x12x16"),
-    ("v4", 320, "v4-4x4x20"),
-    ("v4", 96, None),  # no whole number of cubes of 64 chips
-    ("v3", 96, None),
-  ],
-)
-def test_a_slice_is_found_by_its_devices(kind, devices, name):
-  found = slice_with(kind, devices)
-  assert (found and found.name) == name
-  assert found is None or found.num_devices == devices
 
 
 @pytest.mark.parametrize("name", ["v2-256", "v3-32", "v4-16", "v4-4x4x8"])
@@ -107,7 +88,7 @@ def test_a_model_axis_that_fits_no_box_still_uses_every_device_once():
       "set STEPS_PER_LOOP = 1.",
     ),
     (
-      lambda: check(
+      lambda: check_layout(
         MeshLayout(
           mesh_shape="data:4",
           layout="batch:data",

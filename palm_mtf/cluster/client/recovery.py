@@ -75,7 +75,7 @@ class PodRecovery:
     if not num_pods:
       raise UserError(f"{lost}; no pod is left to shrink to.") from None
     try:
-      mesh_layout.check(
+      mesh_layout.check_layout(
         mesh, self._model, *self._batch_sizes, num_pods=num_pods
       )
     except UserError as error:
