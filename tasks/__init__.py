@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SeqIO tasks for training and evaluation; installed as palm_mtf.tasks."""
 
-# Importing a module registers its tasks. A gin file imports it and sets where
-# the text lies; so may any program that uses SeqIO. palm_mtf itself does not.
+# Importing a module registers its tasks. A gin file, or any program that uses
+# SeqIO, imports it and sets where the text is. palm_mtf itself does not.
 
-# Before SeqIO: it silences TensorFlow, which SeqIO imports.
+# Before SeqIO, because it silences TensorFlow, which SeqIO imports.
 import palm_mtf._tf  # noqa: F401

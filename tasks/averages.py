@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """PaLM's Avg NLG and Avg NLU over its 29 English tasks (6.1, Table 4)."""
 
-# The published averages are 1-shot: those of few_shot_task("palm_english", 1).
+# PaLM publishes 1-shot averages: evaluate few_shot_task("palm_english", 1).
 
 import re
 from collections.abc import Mapping
 
 from palm_mtf.errors import UserError
 
-# The metric of each task that counts, in the order of the paper's table. NLG
-# has nine numbers of eight tasks: SQuAD v2 counts by F1 and by exact match.
+# The metrics that enter the averages, in the order of the paper's table. NLG
+# averages nine numbers from eight tasks: SQuAD v2 has both F1 and exact match.
 NLG = (
   ("trivia_qa", "em"),
   ("natural_questions", "em"),
@@ -39,8 +39,8 @@ def palm_averages(
   """Returns "Avg NLG" and "Avg NLU", in percent.
 
   Args:
-    results: metrics of each task, in percent, by its name or that of its
-      few-shot form, such as "piqa_1_shot".
+    results: metrics in percent, by the name of a task or of its few-shot form,
+      such as "piqa_1_shot".
 
   Raises:
     UserError: results of a task are missing, or there are two forms of it.
@@ -50,7 +50,8 @@ def palm_averages(
     task = _FORM.sub("", name)
     if task in of_task:
       raise UserError(
-        f"results have two forms of {task}; give those of one number of shots."
+        f"results have two forms of {task}; give results for one number of "
+        "shots."
       )
     of_task[task] = metrics
   missing = [

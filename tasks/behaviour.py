@@ -9,9 +9,9 @@ behaviour_names      who has a thing, and whether swapped names change that
 behaviour_output     whether the output is text, long enough and no loop
 """
 
-# The first four are made of templates; the likelihood of options is scored. A
-# model that guesses has the accuracy `chance`. For the last one the model
-# writes, and assertions are made of its output.
+# The first four suites come from templates and score the likelihood of options;
+# a model that guesses has the accuracy `chance`. In the last suite the model
+# writes, and assertions test its output.
 
 import itertools
 import json
@@ -46,8 +46,8 @@ _STARTS = (
   "Dear Sir or Madam,",
   "1. ",
 )
-# Output is long enough with so many characters, and no loop with at most this
-# share of runs of four words that occurred before.
+# Output is long enough if it has this many characters, and no loop if at most
+# this share of its runs of four words occurred before.
 _LEAST_CHARACTERS = 10
 _MOST_REPEATED = 0.5
 
@@ -82,7 +82,7 @@ def counting() -> Iterator[Choice]:
 
 def negation() -> Iterator[Choice]:
   """Yields the colour that holds, against the one that is denied."""
-  # Each pair in both orders: neither colour nor place tells the answer.
+  # Each pair in both orders, so that neither colour nor place gives the answer.
   for thing, (first, second) in itertools.product(
     _THINGS, itertools.permutations(_COLOURS, 2)
   ):
@@ -100,7 +100,7 @@ def names() -> Iterator[Choice]:
   for thing, (giver, taker) in itertools.product(
     _THINGS, itertools.combinations(_NAMES, 2)
   ):
-    # One after the other: `invariance` compares questions 2i and 2i + 1.
+    # Consecutive, because `invariance` compares questions 2i and 2i + 1.
     for a, b in ((giver, taker), (taker, giver)):
       yield Choice(
         f"{a} gave the {thing} to {b}. Now the {thing} belongs to",
@@ -157,8 +157,8 @@ def repetition(text: str) -> float:
 
 
 def _question(inputs: str, options: list[str], right: int) -> Choice:
-  """Returns a question whose right option is at any place."""
-  # Options are turned by a sum of bytes, which is the same on any machine.
+  """Returns a question; its right option is at a place that varies."""
+  # Options are rotated by a sum of bytes, which is the same on any machine.
   turn = sum(inputs.encode()) % len(options)
   order = options[turn:] + options[:turn]
   return Choice(inputs, order, [order.index(options[right])])

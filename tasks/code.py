@@ -8,9 +8,9 @@ records.places.folder = "/data/sets"   # humaneval/validation.jsonl, mbpp/...
 code.programs.allowed = True
 """
 
-# Records are those of the publications (Chen et al. 2021; Austin et al. 2021).
-# As in PaLM (6.4): HumanEval has no exemplars and MBPP three; pass@1 is of
-# greedy decoding, pass@k of NUM_SAMPLES = k, TEMPERATURE = 0.8, TOP_P = 0.95.
+# Records have the published form (Chen et al. 2021; Austin et al. 2021). As in
+# PaLM (6.4), HumanEval has no exemplars and MBPP three; pass@1 takes greedy
+# decoding, pass@k NUM_SAMPLES = k, TEMPERATURE = 0.8, TOP_P = 0.95.
 
 import concurrent.futures
 import itertools
@@ -91,7 +91,7 @@ def pass_at_k(
     for (before, tests), several in zip(targets, samples, strict=True)
     for program in several
   ]
-  # Threads only wait: each program is a process, one a core at a time.
+  # Threads only wait for programs, which are processes, one per core at a time.
   with concurrent.futures.ThreadPoolExecutor(usable_cores()) as pool:
     outcomes = pool.map(lambda source: run_program(source, limits), sources)
     passed = [
@@ -100,7 +100,7 @@ def pass_at_k(
       )
       for several in samples
     ]
-  # Every k that all problems have samples for.
+  # Each k for which every problem has enough samples.
   fewest = min(map(len, samples))
   return {
     f"pass@{k}": 100

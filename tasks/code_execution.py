@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a generated Python program in a process that confines itself.
 
-It cannot end, signal or read this process, start another, use the network, or
-read and write files beside Python's own and those of its folder, which is
-removed with all that it holds (program_process.py). Where the kernel has no
-Landlock it sees and may change every file that its user may.
+The program cannot end, signal or read this process, start another process, or
+use the network. It can read only Python's files and write only to its folder,
+which is removed with all that it holds (program_process.py). If the kernel has
+no Landlock, it can read and change every file that its user can.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
   Attributes:
     secs: wall-clock seconds, and seconds of CPU time.
     memory_bytes: bytes of address space, with the interpreter's.
-    file_bytes: bytes of any one file that it writes.
+    file_bytes: most bytes of a file that it writes.
   """
 
   secs: float = 10.0
@@ -58,10 +58,11 @@ def run_program(program: str, limits: Limits) -> Outcome:
     program: source text, in Python.
     limits: limits of its process.
   """
-  # Exit code 0 is no proof: sys.exit() in generated code skips the tests below
-  # it. A program has passed when its process went on behind its last line, and
-  # wrote the mark. No file, argument or variable of the environment has it; a
-  # program that searches its own interpreter for it is not kept from it.
+  # Exit code 0 is no proof, because sys.exit() in generated code skips the
+  # tests below it. A program has passed if its process ran past the program's
+  # last line and wrote the mark. No file, argument or environment variable
+  # holds the mark; a program that searches its own interpreter for it can find
+  # it.
   mark = secrets.token_hex(16)
   asked = {
     "program": program,
@@ -78,7 +79,8 @@ def run_program(program: str, limits: Limits) -> Outcome:
       # -I: no environment variables of Python, no user site; -B: no bytecode.
       [sys.executable, "-I", "-B", program_process.__file__, str(writing)],
       cwd=folder,
-      # No tokens or keys of this process; temporary files go with the folder.
+      # Without this process's tokens and keys. Temporary files are in the
+      # folder, so that they are removed with it.
       env={"HOME": folder, "TMPDIR": folder},
       stdin=subprocess.PIPE,
       stdout=subprocess.DEVNULL,
@@ -137,7 +139,7 @@ def _numbers(limits: Limits) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-  """Makes a folder for the body, and removes whatever is in it then."""
+  """Makes a folder for the body; removes it afterwards with all it holds."""
   folder = tempfile.mkdtemp(prefix="palm_mtf_program_")
   try:
     yield folder
@@ -149,10 +151,10 @@ def _folder() -> Iterator[str]:
 
 
 def _remove(folder: str) -> None:
-  """Removes a folder whose folders are nested in any depth."""
-  # Inner folders are moved to the top before they are opened: no path is too
-  # long, no recursion too deep.
-  prefix = secrets.token_hex(8)  # no name that is there
+  """Removes a folder with folders nested to any depth."""
+  # Inner folders are moved to the top before they are opened, so that no path
+  # gets too long and no recursion too deep.
+  prefix = secrets.token_hex(8)  # a name that no entry has
   names = (f"{prefix}_{number}" for number in itertools.count())
   top = os.open(folder, os.O_RDONLY)
   try:
@@ -174,7 +176,7 @@ def _remove(folder: str) -> None:
 
 
 def _entries(folder: int) -> Iterator[tuple[str, bool]]:
-  """Yields what is in a folder, and whether it is a folder, to be opened."""
+  """Yields each name, and whether it is a folder; makes folders accessible."""
   for name in os.listdir(folder):
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     is_folder = stat.S_ISDIR(found.st_mode)
@@ -196,7 +198,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
 def _signal_name(number: int) -> str:
   try:
     return signal.Signals(number).name
-  except ValueError:  # one of real time
+  except ValueError:  # a real-time signal
     return f"signal {number}"
 
 

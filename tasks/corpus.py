@@ -11,11 +11,11 @@ from palm_mtf.tasks import documents
 documents.text_files.files = "/data/books/*.jsonl.gz"
 """
 
-# Questions are chosen by hashes of the text, the same on any machine. Wrong
-# options are as frequent in the text as right ones: passages of other places,
-# names that are right elsewhere, equally many questions of each bracket. So a
-# model that ignores the context has the accuracy of chance, which the metric
-# also gives.
+# Hashes of the text choose the questions, which are thus the same on any
+# machine. Wrong options are as frequent in the text as right ones: passages
+# from other places, names that are right elsewhere, as many questions for each
+# bracket. So a model that ignores the context has the accuracy of a guess,
+# which the metric also reports.
 
 import collections
 import functools
@@ -74,12 +74,12 @@ def continuations(texts: Sequence[str], size: Size) -> Iterator[Choice]:
     if match.end() >= size.context_characters
     and text[match.end() : match.end() + length].strip()
   ]
-  # Three quarters of the places lend their passages as wrong options alone: no
-  # passage is right in one question and wrong in another.
+  # The passages of three quarters of the places serve only as wrong options, so
+  # that no passage is right in one question and wrong in another.
   chosen = _choose(places, texts, 4 * size.num_questions)
   for n, place in enumerate(chosen[: len(chosen) // 4]):
     text = texts[place.document]
-    # Passages close by might follow here as well.
+    # Not passages close by, because they might follow here as well.
     others = [
       other
       for other in chosen[len(chosen) // 4 + 3 * n :]
@@ -101,7 +101,7 @@ def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
   documents_with = collections.Counter(
     name for text in texts for name in set(_NAME.findall(text))
   )
-  # Words of many documents ("return", "because") are no names.
+  # Words that occur in many documents ("return", "because") are not names.
   most = max(1, int(_NAME_SHARE * len(texts)))
   names = {}
   for i, text in enumerate(texts):
@@ -118,12 +118,12 @@ def recalls(texts: Sequence[str], size: Size) -> Iterator[Choice]:
     before = _NAME.findall(
       text[max(0, start - size.context_characters) : start]
     )
-    # Wrong are names that are right elsewhere, and not in this context.
+    # Wrong options are names that are right elsewhere and not in this context.
     others = dict.fromkeys(names[p] for p in chosen[n + 1 :] + chosen[:n])
     known = {names[place], *before}
     wrong = [name for name in others if name not in known][:3]
     if len(wrong) == 3:
-      # A space belongs to the word after it, as vocabularies have it.
+      # A space belongs to the word after it, as in vocabularies.
       space = " " if text[start - 1 : start] == " " else ""
       options = [space + name for name in (names[place], *wrong)]
       yield _question(
@@ -150,8 +150,8 @@ def brackets(texts: Sequence[str], size: Size) -> Iterator[Choice]:
 
 
 def _pairs(text: str) -> Iterator[tuple[int, int]]:
-  """Yields the positions of brackets that belong together."""
-  # After a bracket that fits none, as in strings, open ones are forgotten.
+  """Yields the positions of matching brackets."""
+  # A closing bracket without a match, as in strings, discards the open ones.
   stack: list[tuple[str, int]] = []
   for match in re.finditer(r"[()\[\]{}]", text):
     bracket = match.group()
@@ -176,7 +176,7 @@ def _question(
 def _choose(
   places: Sequence[Place], texts: Sequence[str], count: int
 ) -> list[Place]:
-  """Returns the places of smallest hashes: a fair sample, always the same."""
+  """Returns the places with the smallest hashes: a fair, constant sample."""
   digests = [hashlib.blake2b(text.encode()).hexdigest() for text in texts]
   return heapq.nsmallest(
     count, places, key=lambda p: _hash(digests[p.document], p.position)
@@ -193,7 +193,7 @@ def _source() -> TextFilesSource:
 
 
 def _held_out() -> list[str]:
-  # A set: a document of weight 3 is there three times.
+  # A set, because a document of weight 3 is read three times.
   dataset = _source().get_dataset("validation", shuffle=False)
   texts = {example["text"].numpy().decode() for example in dataset}
   return heapq.nsmallest(_MAX_DOCUMENTS, texts, key=lambda t: _hash(t, 0))

@@ -93,8 +93,8 @@ class Files(NamedTuple):
   validation_share: float
 
 
-# The functions that gin binds to only return what they are given: gin would add
-# lines of its own to an error raised in them.
+# The functions that gin binds to only return their arguments, because gin adds
+# lines to an error that is raised in them.
 @gin.configurable
 def text_files(
   files: str | Sequence[str] | None = None,
@@ -140,7 +140,7 @@ class _TextSource(seqio.FunctionDataSource):
   """A SeqIO source with feature "text", which gin configures."""
 
   def __init__(self, selector: str, settings: Callable[[], Files | Tfds]):
-    """Keeps both; the settings are asked for at each reading.
+    """Keeps both for later; each reading calls `settings`.
 
     Args:
       selector: name that gin has for the settings: "palm_mixture.books".
@@ -154,7 +154,7 @@ class _TextSource(seqio.FunctionDataSource):
 class TextFilesSource(_TextSource):
   """A SeqIO source of files; a document of weight 3 comes three times."""
 
-  # SeqIO has no weights, so that a document is repeated instead.
+  # Documents are repeated because SeqIO has no weights.
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the files' bytes and the settings, 32 hex digits."""
@@ -190,13 +190,13 @@ class TextFilesSource(_TextSource):
 
 
 class TfdsTextSource(_TextSource):
-  """A SeqIO source of one split of a TFDS dataset, cut in train, validation."""
+  """A SeqIO source that cuts a TFDS split into train and validation."""
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the dataset's files and the settings, 32 hex digits."""
     settings = self._settings()
     shards = self._open(settings).list_shards(TRAIN)
-    # Not the folder: a dataset that was moved is the same.
+    # Without the folder, because a dataset that was moved is the same.
     parts = (settings._replace(data_dir=None), describe_shards(shards, digests))
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -233,8 +233,8 @@ class TfdsTextSource(_TextSource):
         f"{', '.join(map(repr, known))}."
       )
 
-    # A hash of the text decides, as for files: the same text is held out in
-    # both, and equal texts are on one side.
+    # A hash of the text decides, as for files: the same texts are held out, and
+    # equal texts are never in different splits.
     def is_in_split(content: bytes) -> bool:
       document = Document(content.decode("utf-8", "replace"))
       held_out = document.rank < settings.validation_share
@@ -260,7 +260,7 @@ def add_task(name: str, source: seqio.DataSource) -> None:
 
 
 def _batches(files: TextFiles, split: str) -> Iterator[dict[str, list[str]]]:
-  # Some texts at a time: each call from TensorFlow into Python takes 0.1 ms.
+  # In batches, because a call from TensorFlow into Python takes 0.1 ms.
   texts = _texts(files, split)
   while batch := list(itertools.islice(texts, _BATCH)):
     yield {"text": batch}
@@ -270,7 +270,7 @@ def _texts(files: TextFiles, split: str) -> Iterator[str]:
   for split_of_document, document in files.documents():
     if split_of_document == split:
       yield from itertools.repeat(document.text, num_repeats(document))
-  if split == TRAIN:  # both splits read all files: it is told once
+  if split == TRAIN:  # both splits read all files; report only once
     files.report_skipped()
 
 

@@ -9,8 +9,8 @@ fewshot.normalization.piqa = "characters"     # in place of the table's
 """
 
 # Each row of TASKS is registered twice: "piqa" has no exemplars, "piqa_5_shot"
-# PaLM's number of them. Mixtures `palm_english` and `palm_english_few_shot` are
-# of the 29; averages.py makes PaLM's averages of their results.
+# has PaLM's number of exemplars. Mixtures `palm_english` and
+# `palm_english_few_shot` hold the 29 tasks; averages.py averages their results.
 
 import functools
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ from palm_mtf.tasks.questions import (
 )
 from palm_mtf.tasks.records import RecordSource
 
-# "validation" is the split that papers report: a test set where it has labels.
+# "validation" is the split that papers report: the test set if it has labels.
 _USUAL = {"train": "train", "validation": "validation"}
 _TESTED = {"train": "train", "validation": "test"}
 
@@ -83,10 +83,10 @@ _T5_COQA_F1 = t5_metric("coqa_f1")
 _T5_EXACT = t5_metric("sequence_accuracy")
 _SUPER_GLUE = "1.0.2"
 # By task: dataset and version in TFDS, prompt, PaLM's number of exemplars, and
-# normalization or metric. PaLM does not print how it compared options. These
-# follow Brown et al. (2.4): by tokens; by the unconditional likelihood for ARC,
-# OpenBookQA and RACE; by the sum where options are one text, or sentences that
-# differ in a name.
+# normalization or metric. PaLM does not say how it compares options. These
+# normalizations follow Brown et al. (2.4): by tokens; by the unconditional
+# likelihood for ARC, OpenBookQA and RACE; by the sum where options are one
+# text, or sentences that differ in a name.
 TASKS: dict[str, Scored | Answered] = {
   "trivia_qa": Answered(
     "trivia_qa/unfiltered.nocontext", "1.1.0", prompts.open_question, 1,
@@ -156,10 +156,10 @@ TASKS: dict[str, Scored | Answered] = {
   "anli_r3": Scored("anli/r3", "0.1.0", prompts.anli, 5, "tokens", _TESTED),
 }  # fmt: skip
 ENGLISH = tuple(TASKS)
-# MMLU is not in TFDS: its records are those of its publication, with `subject`
-# beside question, choices and answer, and "train" is its dev set of five
-# questions a subject. PaLM's 8 prompts for GSM8K are Wei et al.'s, written by
-# hand; here they are drawn from the training set, in the same form.
+# MMLU is not in TFDS: its records have the published form, with `subject`
+# besides question, choices and answer, and "train" is its dev set of five
+# questions per subject. PaLM's 8 exemplars for GSM8K were written by hand (Wei
+# et al.); here exemplars of the same form are drawn from the training set.
 TASKS |= {
   "mmlu": Scored("mmlu", None, prompts.mmlu, 5, "sum", _TESTED),
   "gsm8k": Answered(

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of records: which ones a prompt reads, and of which kinds.
+"""Checks that a record has the fields that a prompt reads.
 
 @reads(question=str, choices={"text": [str]}, label=int)
 def my_prompt(record: dict) -> Iterator[Choice]: ...
@@ -13,7 +13,7 @@ from typing import Any
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_text import check_text, shown
 
-# What a value has to be, by the class of its kind.
+# By the class of a kind, the noun for messages.
 _WANTED = {int: "a whole number", list: "a list", dict: "a JSON object"}
 _FIX = "mend the record"
 

@@ -6,12 +6,14 @@ palm_mtf evaluate --model_dir runs/mine --gin_file=eval/memorisation.gin
 """
 
 # As in PaLM (10): the model reads the first 50 tokens of a span of 100 and
-# continues greedily; the span is memorised if the next 50 are exactly its own.
+# continues greedily; the span is memorised if its other 50 tokens follow
+# exactly.
 #   memorised           rate over evenly drawn places of the text, PaLM's own
 #   memorised_seen_<n>  rate of the spans that occur n times in the text
-# PaLM drew places. A small run affords few, of which frequent spans are hardly
-# one. So up to `num_spans` different spans are drawn of each class of
-# occurrences, and in `memorised` a span weighs as many places as it stands for.
+# PaLM draws places. A small run can afford few places, and hardly any of them
+# would be in a frequent span. So up to `num_spans` different spans are drawn
+# from each class of occurrences, and in `memorised` a span is weighted with the
+# number of places that it stands for.
 
 import glob
 import os
@@ -45,7 +47,7 @@ class Spans(NamedTuple):
   Attributes:
     model_dir: MODEL_DIR of the run.
     vocabulary: path of its SentencePiece model; None: the one in `model_dir`.
-    tokens: glob of token folders, in CACHE_DIR say; None: those in `model_dir`.
+    tokens: glob of token folders, such as CACHE_DIR's; None: `model_dir`'s.
     num_spans: largest number of spans of a class.
   """
 
@@ -81,8 +83,8 @@ class Span(NamedTuple):
   Attributes:
     tokens: ids of the span, [SPAN_TOKENS], int32.
     count: number of its occurrences.
-    places: number of places that it stands for: its own, and a share of those
-      of its class that were not chosen.
+    places: number of places that it stands for: its own, and its share of the
+      places of spans of its class that were not chosen.
   """
 
   tokens: np.ndarray
@@ -100,8 +102,8 @@ def find_spans(
     eod_id: id of [eod], which stands between documents.
     num_spans: largest number of spans of a class.
   """
-  # The first reading keeps the spans of smallest hashes, each once: a fair
-  # sample of different spans, the same in any order of the documents.
+  # The first reading keeps the spans with the smallest hashes, each once: a
+  # fair sample of different spans, the same in any order of the documents.
   hashes = np.empty(0, np.uint64)
   places = np.empty((0, 2), np.int64)  # array, position in it
   for i, array in enumerate(arrays):
@@ -126,7 +128,7 @@ def find_spans(
   chosen = []
   for number in range(len(CLASSES) + 1):
     candidates = np.flatnonzero(classes == number)
-    # Hashes are sorted: the first ones are a fair sample of the class.
+    # Hashes are sorted, so the first spans are a fair sample of the class.
     for c in candidates[:num_spans]:
       share = min(1.0, num_spans / len(candidates))
       tokens = _read(arrays[places[c, 0]], places[c, 1])
@@ -167,14 +169,17 @@ def memorised(
 def _blocks(
   array: TokenArray, eod_id: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """Yields start, a hash of the span at each position, if it is in one text."""
+  """Yields a block's start, and per position its span's hash and if it counts.
+
+  A span counts if it lies in one text.
+  """
   # Blocks overlap by a span less one token, so that each span is in one block.
   for start in range(0, len(array), _BLOCK_TOKENS):
     stop = min(len(array), start + _BLOCK_TOKENS + SPAN_TOKENS - 1)
     if stop - start < SPAN_TOKENS:
       return
     tokens, _ = array.read(start, stop)
-    # A span holds no [eod] where as many are before its end as its beginning.
+    # A span holds no [eod] if as many precede its end as its beginning.
     ends = np.concatenate([[0], np.cumsum(tokens == eod_id)])
     whole = ends[SPAN_TOKENS:] == ends[:-SPAN_TOKENS]
     yield start, hash_ngrams(hash_words(tokens), SPAN_TOKENS), whole

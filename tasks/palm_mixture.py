@@ -6,12 +6,12 @@ from palm_mtf.tasks import palm_mixture
 palm_mixture.books.files = "/data/books/**/*.txt"
 
 palm            six sources (PaLM 3)
-palm_continued  the same with more code, and arXiv and mathematics: what 62B was
-                trained on beyond 795B tokens (PaLM Appendix F)
+palm_continued  more code, and arXiv and mathematics: the mixture on which 62B
+                was trained beyond 795B tokens (PaLM Appendix F)
 """
 
-# PaLM's text is not public: gin names the user's own, with one function a
-# source, which takes the parameters of documents.text_files.
+# PaLM's text is not public, so gin names the user's own text. Each source has a
+# function for that, with the parameters of documents.text_files.
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ from palm_mtf.tasks.documents import (
 def _add(name: str) -> Callable[..., Files]:
   """Registers task palm_<name>; returns the function that gin binds to."""
 
-  # gin reads the parameters' names and defaults off the signature.
+  # gin reads names and defaults of the parameters from the signature.
   def settings(
     files: str | Sequence[str] | None = None,
     text_field: str = "text",
@@ -53,8 +53,8 @@ wikipedia = _add("wikipedia")
 news = _add("news")
 arxiv_and_math = _add("arxiv_and_math")
 
-# A rate is a source's share of the rows that are read, whatever its size: a
-# small source is repeated sooner.
+# A rate is a source's share of the tokens that a run reads, whatever the
+# source's size: a small source is repeated sooner.
 seqio.MixtureRegistry.add(
   "palm",
   [

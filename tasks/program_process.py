@@ -1,23 +1,23 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The process of one generated program, which confines itself and runs it.
+"""The process that confines itself and then runs one generated program.
 
-namespaces  its folder is in memory, of limited size, and goes with it
-Landlock    reads Python's files, and writes its own folder alone
-seccomp     starts no process or other program, opens no socket, signals and
-            traces no process but itself, changes no owner, mode or time of a
-            file
-capset      root without a capability
+namespaces  its folder is in memory, limited in size, and vanishes with it
+Landlock    it reads only Python's files and writes only to its folder
+seccomp     it starts no process or other program, opens no socket, signals and
+            traces no process but itself, and changes no owner, mode or time of
+            a file
+capset      root has no capability
 rlimits     memory, CPU time, size of a file, number of open files
 
-Nothing of it needs root; the first two are made where the kernel offers them.
-Run as a script with the number of a pipe it reads a JSON object from stdin, and
-writes its "mark" to the pipe once the last line of the "program" was reached.
+None of this needs root; the first two are used if the kernel has them. Run as a
+script with the number of a pipe, it reads a JSON object from stdin, and writes
+the object's "mark" to the pipe once the "program" has run to its last line.
 """
 
-# The standard library alone: the process imports nothing of palm_mtf. A
-# preexec_fn would run Python between fork and exec, which may deadlock beside
-# TensorFlow's threads.
+# Only the standard library: the process does not import palm_mtf. A preexec_fn
+# would run Python between fork and exec, which may deadlock with TensorFlow's
+# threads.
 
 import contextlib
 import ctypes
@@ -45,7 +45,7 @@ _CLONE_NEWUSER, _CLONE_NEWNS = 0x10000000, 0x20000
 _MS_NOSUID, _MS_NODEV = 2, 4
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CLONE, _CLONE3, _CLONE_THREAD = 56, 435, 0x10000
-# With the one first argument that each may have: this process, or 0 for it.
+# Calls that are allowed with one first argument: this process's id, or 0.
 _KILL, _TGKILL, _PRLIMIT64 = 62, 234, 302
 _REFUSED = {
   "starting": (57, 58, 59, 322),  # fork vfork execve execveat
@@ -61,7 +61,7 @@ _REFUSED = {
   "objects": (29, 64, 68, 240, 248, 249, 250),
   "kernel": (272, 308, 321, 298, 323),  # unshare setns bpf perf userfaultfd
   # chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes
-  # futimesat utimensat, of which Landlock knows nothing
+  # futimesat utimensat, which Landlock does not cover
   "metadata": (90, 91, 268, 452, 92, 93, 94, 260, 132, 235, 261, 280),
   # set, lset, fset, remove, lremove, fremove; setxattrat removexattrat
   "attributes": (188, 189, 190, 197, 198, 199, 463, 466),
@@ -75,7 +75,7 @@ _READS = 1 << 2 | 1 << 3
 _MAKES = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11
 _NUM_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _MOST_RIGHTS = 16
-# Beside Python's own folders: what its libraries open.
+# What Python's libraries open outside of Python's own folders.
 _READABLE = (
   "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/null",
   "/dev/zero", "/dev/random", "/dev/urandom",
@@ -97,14 +97,14 @@ def landlock_version() -> int:
 
 
 def _confine(folder: str, parent: int) -> None:
-  """Gives up all rights that a program does not need, for good."""
+  """Permanently gives up all rights that a program does not need."""
   _mount_in_memory(folder)
   _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
   if landlock_version():
     _restrict_files(folder)
   head = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
   _checked(_LIBC.syscall(_CAPSET, head, bytes(24)), "capset")
-  # After whatever changes credentials, which would undo it.
+  # After all changes of credentials, which would undo it.
   _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
   if os.getppid() != parent:
     raise SystemExit("the process that started this one has ended")
@@ -112,9 +112,9 @@ def _confine(folder: str, parent: int) -> None:
 
 
 def _mount_in_memory(folder: str) -> None:
-  """Mounts a small file system on the folder, for this process alone."""
-  # Tried in a process of its own first: there is no way back from a namespace
-  # in which something is refused, as some distributions do.
+  """Mounts a small file system on the folder, for this process only."""
+  # A separate process tries it first, because there is no way back from a
+  # namespace in which something is refused, as some distributions do.
   child = os.fork()
   if not child:
     with contextlib.suppress(OSError):
@@ -224,7 +224,7 @@ def main() -> None:
     os.dup2(nothing.fileno(), 0)
   _limit(asked["limits"])
   _confine(os.getcwd(), asked["parent"])
-  # Its own, in which it finds nothing of ours.
+  # A new module for the program, which holds no name of this script.
   module = sys.modules["__main__"] = types.ModuleType("__main__")
   sys.argv = ["program.py"]
   code = compile(asked.pop("program"), "program.py", "exec")

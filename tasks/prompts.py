@@ -3,12 +3,14 @@
 """Prompts: functions that make questions of a record as TFDS yields it."""
 
 # PaLM prints no templates for its 29 English tasks (6.1) and evaluates as Brown
-# et al. (2020) and Du et al. (2021, GLaM). These follow Brown et al. (appendix
-# G) in the order of the parts, in words of our own. Three rules hold for all:
-#   - no text has empty lines (`paragraph`), because those part exemplars;
-#   - options and answers begin with the space before them, which vocabularies
-#     make a part of the word;
-#   - a record of a hidden test set, without a label, makes no question.
+# et al. (2020) and Du et al. (2021, GLaM). These templates have the parts of
+# Brown et al. (appendix G) in the same order, in our own words. For all of
+# them:
+#   - no text has empty lines (`paragraph`), because empty lines separate
+#     exemplars;
+#   - options and answers begin with the space before them, because vocabularies
+#     make it a part of the word;
+#   - a record without a label, from a hidden test set, makes no question.
 
 import re
 from collections.abc import Iterator, Sequence

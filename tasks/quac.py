@@ -4,8 +4,8 @@
 
 Records are QuAC's own files, each of one line: train_v0.2.json as
 <folder>/quac/train.jsonl, and val_v0.2.json as <folder>/quac/validation.jsonl.
-TFDS shuffles questions and keeps neither dialogue nor turn: from its records
-each question is asked alone.
+TFDS shuffles questions and keeps neither dialogue nor turn, so each question of
+its records is asked by itself.
 """
 
 import functools

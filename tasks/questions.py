@@ -85,8 +85,8 @@ class Option(NamedTuple):
 Prompt = Callable[[dict], Iterable[Choice | Question]]
 
 # few_shot.py reads `record`, `exemplar_group`, `is_correct` and
-# `unconditional`; `idx` (question, option) and `is_correct` are those of T5's
-# rank classification.
+# `unconditional`; `idx` (question, option) and `is_correct` have the names of
+# T5's rank classification.
 _SIGNATURE = {
   "record": tf.TensorSpec((), tf.string),
   "exemplar_group": tf.TensorSpec((), tf.string),
@@ -116,7 +116,7 @@ def add_choices(
     source: SeqIO source as RecordSource; "origin" may be missing.
     prompt: function that makes `Choice`s of a record.
     normalization: one of NORMALIZATIONS, or a function that returns it.
-    more_metrics: functions of (targets, scores), beside the accuracy.
+    more_metrics: functions of (targets, scores), besides the accuracy.
   """
 
   # Asked for at each use, not when the task is registered: gin may set it
@@ -203,7 +203,7 @@ def t5_metric(name: str) -> Callable:
 
 
 def check_t5(name: str) -> None:
-  """Raises UserError unless t5 is installed, which judges task `name`."""
+  """Raises UserError unless t5 is installed, which scores task `name`."""
   if importlib.util.find_spec("t5") is None:
     raise UserError(
       f"task {name}: its metric is T5's, which is not installed: pip install "
@@ -233,11 +233,11 @@ def choices(
   targets: Sequence[Option], scores: Sequence[float], normalization: str
 ) -> list[list[Option]]:
   """Returns the options of each question, the best first."""
-  # `alone` has log p(option | context), by question and option.
-  alone, questions = {}, {}
+  # `by_context` has log p(option | context), by question and option.
+  by_context, questions = {}, {}
   for option, score in zip(targets, scores, strict=True):
     if option.unconditional:
-      alone[option.question, option.index] = float(score)
+      by_context[option.question, option.index] = float(score)
     else:
       questions.setdefault(option.question, []).append((option, float(score)))
   divisors = {
@@ -249,7 +249,7 @@ def choices(
   def value(scored: tuple[Option, float]) -> float:
     option, score = scored
     if normalization == "unconditional":
-      score -= alone[option.question, option.index]
+      score -= by_context[option.question, option.index]
     return score / divide_by(option)
 
   # sorted is stable: of equal options the first is the answer.

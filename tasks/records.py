@@ -8,11 +8,11 @@ records.places.data_dir = "/data/tfds"
 """
 
 # With `folder`, split "validation" of super_glue/boolq is the file
-# /data/sets/super_glue/boolq/validation.jsonl. A line is one record as TFDS
-# yields it: features by name, a sequence of features as an object of lists, a
-# class by its number. The file may be compressed (validation.jsonl.gz). Without
+# /data/sets/super_glue/boolq/validation.jsonl. A line is one record in the form
+# of TFDS: features by name, a sequence of features as an object of lists, a
+# class as its number. The file may be compressed (validation.jsonl.gz). Without
 # `folder`, the dataset must be prepared in `data_dir` or in TFDS's default
-# folder: nothing is downloaded.
+# folder, because nothing is downloaded.
 
 import json
 import os
