@@ -96,7 +96,8 @@ def make_lines(folder: Path) -> None:
 def read_jsonl_texts(folder: Path) -> None:
   file = describe_file(str(folder / "texts.jsonl"))
   fields = text_files.Fields("text", "weight", "quality")
-  for line in text_files.read_jsonl_texts(file, fields, text_files.MACROS):
+  lines = text_files.read_jsonl_texts(file, fields, text_files.MACROS)
+  for _, line in lines:
     line.text.startswith("a")
     assert 0 <= line.weight < 2**53
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One function over many batches, by as many processes as there are cores.
+"""One function applied to many batches by one worker process per core.
 
-Results come in the order of the batches. What a caller reads from files it
-reads itself: so any corpus keeps all cores busy, even one file.
+Results come in the order of the batches. The caller reads the files, so that a
+corpus of a single file keeps all cores busy too.
 """
 
 import collections
@@ -17,14 +17,16 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from palm_mtf.console import configure_logging
 from palm_mtf.errors import UserError
 
 _logger = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
 
-_BATCHES_BEFORE_PROCESSES = 16  # done here: starting processes takes longer
+# The first batches are done by this process: starting others takes longer.
+_BATCHES_BEFORE_PROCESSES = 16
 
 
 def num_cores() -> int:
@@ -32,11 +34,31 @@ def num_cores() -> int:
   return len(os.sched_getaffinity(0))
 
 
+def gather(
+  items: Iterable[_Item], size_of: Callable[[_Item], int], batch_size: int
+) -> Iterator[list[_Item]]:
+  """Yields items in lists, each ended by the item that reaches `batch_size`."""
+  batch: list[_Item] = []
+  size = 0
+  for item in items:
+    batch.append(item)
+    size += size_of(item)
+    if size >= batch_size:
+      yield batch
+      batch, size = [], 0
+  if batch:
+    yield batch
+
+
 class WorkerPool:
   """Applies a function to batches; keeps its processes between two calls.
 
   Use it as a context manager, which ends the processes.
   """
+
+  # concurrent.futures' processes share a queue: if one is killed while it
+  # writes a result, readers of the queue wait forever; and if this process is
+  # killed, they wait forever too.
 
   def __init__(
     self,
@@ -52,8 +74,8 @@ class WorkerPool:
       work: function of a batch, for this process.
       start_work: function that a worker calls once, which returns the worker's
         function of a batch.
-      when_killed: error of a worker process that was killed.
-      num_processes: number of workers; one a core by default, 0 for none.
+      when_killed: message of the error if a worker process is killed.
+      num_processes: number of workers; one per core by default, 0 for none.
     """
     self._work, self._start_work = work, start_work
     self._when_killed = when_killed
@@ -77,7 +99,8 @@ class WorkerPool:
     Raises:
       UserError: a worker process was killed.
     """
-    # Two batches for each process: none waits for this one, memory is bounded.
+    # Two batches per process: no process waits for the caller, and memory is
+    # bounded.
     running: collections.deque[futures.Future] = collections.deque()
     for batch in batches:
       running.append(self._submit(batch))
@@ -92,8 +115,8 @@ class WorkerPool:
       try:
         if self._threads is None:
           self._threads = self._start()
-        return self._threads.submit(self._ask, batch)
-      except OSError as error:  # no process more, or no descriptor
+        return self._threads.submit(self._ask_worker, batch)
+      except OSError as error:  # the limit of processes or of open files
         _logger.warning(
           f"no worker process can be started ({error.strerror}): one core works"
         )
@@ -105,17 +128,16 @@ class WorkerPool:
   def _start(self) -> futures.Executor:
     """Starts the workers; returns as many threads, each to wait for one.
 
-    Every worker has a pipe of its own, whose other end nobody else holds: one
-    that is killed in the middle of a result ends the pipe. (A queue that
-    workers share would stay locked, and what reads it would wait for ever.)
+    Every worker has its own pipe, and only the worker holds the pipe's other
+    end: if it is killed, even while it writes a result, the pipe ends.
     """
-    # A forked process would share locks of this one's threads.
+    # A forked process would share locks with this process's threads.
     context = multiprocessing.get_context("spawn")
     for _ in range(self._num_processes):
       here, there = context.Pipe()
       with there:
         process = context.Process(
-          target=_work_for, args=(there, self._start_work), daemon=True
+          target=_serve_batches, args=(there, self._start_work), daemon=True
         )
         process.start()
       self._stack.callback(process.join)
@@ -125,8 +147,8 @@ class WorkerPool:
     self._stack.callback(threads.shutdown, cancel_futures=True)
     return threads
 
-  def _ask(self, batch: Any) -> Any:
-    """Returns the result of a worker that is idle."""
+  def _ask_worker(self, batch: Any) -> Any:
+    """Returns the result of a batch from an idle worker."""
     worker = self._idle.get()
     try:
       worker.send(batch)
@@ -140,24 +162,20 @@ class WorkerPool:
     return result
 
 
-def _work_for(
+def _serve_batches(
   client: Connection, start_work: Callable[[], Callable[[Any], Any]]
 ) -> None:
-  """Answers batches until the client closes its end, or is no more."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client stops it
+  """Answers batches until the client closes its end, or dies."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client ends this process
   configure_logging()
   work = start_work()
-  # The end of the pipe, between two messages or in the middle of one.
+  # The pipe may end between two messages or inside one.
   with contextlib.suppress(EOFError, OSError):
     while True:
-      client.send(_answer(work, client.recv()))
-
-
-def _answer(
-  work: Callable[[Any], Any], batch: Any
-) -> tuple[Any, Exception | None]:
-  try:
-    return work(batch), None
-  except Exception as error:
-    error.add_note(traceback.format_exc())  # of the worker
-    return None, error
+      batch = client.recv()
+      try:
+        answer = work(batch), None
+      except Exception as error:
+        error.add_note(traceback.format_exc())  # this process's traceback
+        answer = None, error
+      client.send(answer)

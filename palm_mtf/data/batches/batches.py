@@ -1,29 +1,46 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of rows, each a function of (SEED, step) alone.
+"""Batches of rows, each a function of (SEED, step) only.
 
-Rows are numbered through the run, as many a step as config/run.py
-says; a RowStream reads a row by its number. So a run resumes at once, and no
-row depends on batch sizes, pods or hosts.
-
-Prefetching: a thread makes batches while a step runs.
-
-The unigram entropy: the loss that a model without context cannot beat.
+The rows of a run are numbered; config/run.py gives the number of
+rows per step, and a RowStream reads a row by its number. So a run resumes at
+once, and no row depends on batch sizes, pods or hosts.
 """
 
 import concurrent.futures
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from palm_mtf.config.run import BatchSizes
 from palm_mtf.config.watch import Skips
-from palm_mtf.data.batches.mixed_rows import Mixture, RowSource, features_of
-from palm_mtf.data.batches.packing import FEATURES, Piece, Row, RowStream
+from palm_mtf.data.batches.mixed_rows import (
+  Mixture,
+  RowSource,
+  list_features,
+)
+from palm_mtf.data.batches.packing import FEATURES, Piece, Row
 from palm_mtf.errors import UserError
 
-Batch = dict[str, np.ndarray]
+Batch = dict[str, np.ndarray]  # some of FEATURES, each [batch, length]
+
+
+class RowStream(Protocol):
+  """The training rows of a run, each a function of its number only.
+
+  Numbers count from the start of the run, [n], int64.
+  """
+
+  features: tuple[str, ...]  # of a batch, in the order of FEATURES
+  num_rows: int  # in the first epoch, all sources together
+
+  def read(self, numbers: np.ndarray) -> list[Row]:
+    """Returns the features of rows: [length], int32; loss_weights float32."""
+
+  def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
+    """Returns the documents of each row, in order."""
 
 
 class Batches:
@@ -39,7 +56,7 @@ class Batches:
     self.features = rows.features  # of every batch
 
   def batch(self, step: int, part: int = 0, num_parts: int = 1) -> Batch:
-    """Returns the batch of a step, or the part of it that one pod takes.
+    """Returns the batch of a step, or one pod's part of it.
 
     Args:
       step: number of the step, from 0 on.
@@ -50,16 +67,15 @@ class Batches:
       Each of `features`: [batch / num_parts, length], int32; "loss_weights"
       float32.
     """
-    # Rows of this part alone are read from disk.
-    rows = self._rows.read(self._numbers(step, part, num_parts))
+    # Only this part's rows are read from disk.
+    rows = self._rows.read(self._row_numbers(step, part, num_parts))
     return _stack(rows, self.features)
 
   def pieces(self, step: int) -> list[list[Piece]]:
     """Returns the documents of each row of a step."""
-    return self._rows.pieces(self._numbers(step, 0, 1))
+    return self._rows.pieces(self._row_numbers(step, 0, 1))
 
-  def _numbers(self, step: int, part: int, num_parts: int) -> np.ndarray:
-    """Returns the number of each row of a part, [rows], int64."""
+  def _row_numbers(self, step: int, part: int, num_parts: int) -> np.ndarray:
     part_rows = self._sizes.size(step) // num_parts
     first = self._sizes.rows_before(step) + part * part_rows
     return self._skips.rows(first + np.arange(part_rows), self._sizes)
@@ -73,12 +89,12 @@ def validation_batches(
   Args:
     sources: sources, mixed by their rates.
     batch_size: rows of a batch.
-    num_rows: rows in all, cut to whole batches, and to those before a source
-      has none left: no row is read twice.
+    num_rows: most rows in all. Fewer are read where the last batch would not
+      be full, or where a source runs out of rows: no row is read twice.
     seed: seed of the mixture.
 
   Raises:
-    UserError: there is less than one batch; raised at once.
+    UserError: there is less than one batch; raised by this call, not later.
   """
   # Neither shuffled nor repeated: every evaluation reads the same rows.
   mixture = Mixture([source.rate for source in sources], seed=seed)
@@ -94,7 +110,7 @@ def validation_batches(
       f"{batch_size:,}; raise VALIDATION_SHARE, give more text, or lower "
       "GLOBAL_BATCH_SIZE."
     )
-  features = features_of(sources)
+  features = list_features(sources)
   places = list(zip(source.tolist(), index.tolist(), strict=True))
   return (
     _stack(
@@ -125,28 +141,31 @@ def batch_hash(batch: Batch) -> str:
   return digest.hexdigest()
 
 
-def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
-  length = len(rows[0]["targets"])
-  # Sources of a mixture may lack features of others: a row without segments is
-  # one segment, a row without weights is learnt as a whole.
-  ones = {
-    "segments": np.ones(length, np.int32),
-    "loss_weights": np.ones(length, np.float32),
-  }
-  return {
-    name: np.stack([row[name] if name in row else ones[name] for row in rows])
-    for name in features
-  }
+def unigram_entropy(batches: Iterable[Batch]) -> float:
+  """Returns the entropy of the distribution of learned tokens, in nats."""
+  # No model that ignores context has a lower loss on these tokens: a model
+  # with a lower loss has learned from context.
+  counts = np.zeros(0, np.int64)
+  for batch in batches:
+    learned = batch["targets"]
+    if "loss_weights" in batch:
+      learned = learned[batch["loss_weights"] > 0]
+    # A batch may have higher ids than all batches before it.
+    new = np.bincount(learned.ravel(), minlength=len(counts))
+    new[: len(counts)] += counts
+    counts = new
+  shares = counts[counts > 0] / max(1, counts.sum())
+  return float(-np.sum(shares * np.log(shares)))
 
 
 class Prefetcher:
-  """Prefetches the batches of the next steps; a context manager."""
+  """Makes the batches of the next steps in a thread; a context manager."""
 
   def __init__(
     self, batch_of: Callable[[int], Batch], last_step: int, depth: int
   ):
-    # A batch is a function of its step alone, counted from 0: one that was made
-    # early and is never read is no loss.
+    # A batch is a function of its step only, counted from 0, so that a batch
+    # that was made early and is never read does no harm.
     self._batch_of, self._last_step, self._depth = batch_of, last_step, depth
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
     self._made: dict[int, concurrent.futures.Future[Batch]] = {}
@@ -165,18 +184,15 @@ class Prefetcher:
     return self._made.pop(step).result()
 
 
-def unigram_entropy(batches: Iterable[Batch]) -> float:
-  """Returns the entropy of the distribution of learnt tokens, in nats."""
-  # Of all distributions that ignore context, that of the tokens has the lowest
-  # loss on them: a model with a lower loss has learnt from context.
-  counts = np.zeros(0, np.int64)
-  for batch in batches:
-    learnt = batch["targets"]
-    if "loss_weights" in batch:
-      learnt = learnt[batch["loss_weights"] > 0]
-    # A later batch may hold higher tokens than all before.
-    new = np.bincount(learnt.ravel(), minlength=len(counts))
-    new[: len(counts)] += counts
-    counts = new
-  shares = counts[counts > 0] / max(1, counts.sum())
-  return float(-np.sum(shares * np.log(shares)))
+def _stack(rows: Sequence[Row], features: Sequence[str]) -> Batch:
+  length = len(rows[0]["targets"])
+  # The sources of a mixture may have different features. A row without
+  # segments is one segment; of a row without weights every token is learned.
+  ones = {
+    "segments": np.ones(length, np.int32),
+    "loss_weights": np.ones(length, np.float32),
+  }
+  return {
+    name: np.stack([row[name] if name in row else ones[name] for row in rows])
+    for name in features
+  }

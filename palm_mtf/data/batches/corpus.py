@@ -4,7 +4,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import logging
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from palm_mtf.config.watch import Skips
 from palm_mtf.data.batches.batches import (
   Batch,
   Batches,
+  RowStream,
   validation_batches,
 )
 from palm_mtf.data.batches.joined_stream import JoinedStream, TokenSource
@@ -24,12 +24,12 @@ from palm_mtf.data.batches.objectives import (
   make_objective,
   to_json,
 )
-from palm_mtf.data.batches.packing import JoinedRows, RowStream, WholeRows
+from palm_mtf.data.batches.packing import JoinedRows, WholeRows
 from palm_mtf.data.filters.filtered_source import open_filtered
-from palm_mtf.data.sources.document import Source
+from palm_mtf.data.sources.document import Source, hash_parts
 from palm_mtf.data.tokens.array import TokenArray
 from palm_mtf.data.tokens.cache import load_stores
-from palm_mtf.data.tokens.store import Split, TokenStore
+from palm_mtf.data.tokens.store import TokenStore
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 
@@ -42,7 +42,7 @@ class Corpus:
 
   sources: list[Source]
   stores: list[TokenStore]  # the tokens of each source
-  packing: str  # one of the four of packing.py
+  packing: str  # PACKING
   sequence_length: int  # tokens in a row
   eod_id: int
   seed: int  # of every shuffle
@@ -50,27 +50,27 @@ class Corpus:
 
   @property
   def fingerprint(self) -> str:
-    """A hash of all that decides the batches, without seed and batch sizes."""
+    """A hash of all that decides the batches but seed and batch sizes."""
     parts = [self.packing, self.sequence_length]
     if self.packing.startswith("joined"):
-      parts.append("shuffled documents")  # rows alone were, once
+      parts.append("shuffled documents")  # earlier versions shuffled only rows
     if self.objective != CAUSAL:
       parts.append(to_json(self.objective))
     for source, store in zip(self.sources, self.stores, strict=True):
       parts += [source.name, source.rate, store.fingerprint]
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    return hash_parts(parts)
 
   @property
   def validation_bytes_per_token(self) -> float:
-    """Bytes of text per learnt token of the validation batches."""
-    # Validation rows come by the rates, and all have as many tokens.
+    """Bytes of text per learned token of the validation batches."""
+    # Validation rows are mixed by the rates, and all have as many tokens.
     return sum(
       source.rate * store.validation.bytes_per_token
       for source, store in zip(self.sources, self.stores, strict=True)
     )
 
   def batches(self, sizes: BatchSizes, skips: Skips | None = None) -> Batches:
-    """Returns the training batches without those of `skips`.
+    """Returns the training batches without the batches of `skips`.
 
     Raises:
       UserError: an epoch holds less than one batch.
@@ -98,7 +98,7 @@ class Corpus:
       seed=self.seed,
     )
 
-  # Planned once: WholeRows takes a pass over the documents.
+  # Cached, because planning WholeRows takes a pass over the documents.
   @functools.cached_property
   def _training_rows(self) -> RowStream:
     if self.packing in ("packed", "single"):
@@ -134,23 +134,23 @@ class Corpus:
     self, source: Source, split: str, store: TokenStore
   ) -> JoinedRows | WholeRows:
     tokens: TokenArray = getattr(store, split).tokens
-    if self.packing in ("packed", "single"):
-      rows = WholeRows(
-        tokens,
-        self.sequence_length,
-        objective=self.objective,
-        packed=self.packing == "packed",
-        seed=self.seed,
+    if self.packing in ("joined", "joined_masked"):
+      self._check_has_a_row(source, split, tokens)
+      return JoinedRows(tokens, self.sequence_length, eod_id=self._segment_end)
+    rows = WholeRows(
+      tokens,
+      self.sequence_length,
+      objective=self.objective,
+      packed=self.packing == "packed",
+      seed=self.seed,
+    )
+    if rows.num_cut:
+      _logger.warning(
+        f"{rows.num_cut:,} examples of {source.name} ({split}) are longer "
+        f"than SEQUENCE_LENGTH = {self.sequence_length:,}: the beginning of "
+        "their inputs, or the end of their targets, is left out"
       )
-      if rows.num_cut:
-        _logger.warning(
-          f"{rows.num_cut:,} examples of {source.name} ({split}) are longer "
-          f"than SEQUENCE_LENGTH = {self.sequence_length:,}: the beginning of "
-          "their inputs, or the end of their targets, is left out"
-        )
-      return rows
-    self._check_has_a_row(source, split, tokens)
-    return JoinedRows(tokens, self.sequence_length, eod_id=self._segment_end)
+    return rows
 
   def _check_has_a_row(
     self, source: Source, split: str, tokens: TokenArray
@@ -186,7 +186,7 @@ def load_corpus(
   seed: int,
   objective: str = "causal",
 ) -> Corpus:
-  """Returns the corpus of a run, encoded if need be (data/tokens/cache.py).
+  """Returns the corpus of a run; encodes what no token store has yet.
 
   Args:
     model_dir: MODEL_DIR, which keeps the tokens unless CACHE_DIR has them.
@@ -197,8 +197,8 @@ def load_corpus(
     objective: OBJECTIVE, a key of objectives.OBJECTIVES.
 
   Raises:
-    UserError: there is no text, a source lacks a split, the tokens of a task
-      are of another vocabulary, or the disk is full.
+    UserError: there is no text, a source lacks a split, a task makes ids of
+      another vocabulary, or the disk is full.
   """
   sources = open_filtered(model_dir, data, sequence_length)
   for source in sources:
@@ -206,7 +206,7 @@ def load_corpus(
   stores = load_stores(model_dir, data, sources, vocabulary)
   for source, store in zip(sources, stores, strict=True):
     _check_splits(source, store, data)
-  # Other packings fill rows with whole documents and padding.
+  # The other packings fill rows with whole documents and padding.
   if data.packing in ("joined", "joined_masked"):
     longest = max(s.train.counts.longest_document_tokens for s in stores)
     if sequence_length > longest:
@@ -228,14 +228,11 @@ def load_corpus(
 
 
 def _check_splits(source: Source, store: TokenStore, data: DataConfig) -> None:
-  splits: dict[str, Split] = {
-    "training": store.train,
-    "validation": store.validation,
-  }
+  splits = {"training": store.train, "validation": store.validation}
   for name, split in splits.items():
     if split.counts.num_documents:
       continue
-    # A share just above the lowest rank holds one document out.
+    # A share just above the lowest rank holds out one document.
     others = store.train.counts.num_documents
     enough = int(store.lowest_rank * 1000 + 1) / 1000
     fix = "give more text"

@@ -16,17 +16,17 @@ from palm_mtf.data.tokens.array import Shard, TokenArray
 
 
 class EpochLengths:
-  """Lengths of the training documents of one epoch, 16 bytes for each."""
+  """Lengths of one source's training documents, 16 bytes per document."""
 
   def __init__(self) -> None:
     """Holds no document yet."""
     self._inputs, self._texts = array("q"), array("q")
 
   def add(self, document: Document, num_inputs: int, num_text: int) -> None:
-    """Adds a training document as often as it comes in an epoch.
+    """Adds a training document as often as an epoch repeats it.
 
     Args:
-      document: document, of which the weight is read.
+      document: document; its weight gives the repeats.
       num_inputs: tokens of its inputs.
       num_text: tokens of its text, without [eod].
     """
@@ -48,10 +48,10 @@ class EpochLengths:
 
 
 class Reading(NamedTuple):
-  """What a run reads of one source."""
+  """How much a run reads of one source."""
 
   rate: float  # share of the run's tokens, or of its rows of whole documents
-  epoch_tokens: int  # of the training documents, an [eod] for each included
+  epoch_tokens: int  # of the training documents, with an [eod] for each
   epochs: float | None  # None where there is no training document
 
 
@@ -65,12 +65,12 @@ def epochs_of_run(
   objective: Objective,
   seed: int,
 ) -> Mapping[str, Reading]:
-  """Returns what a run reads of each source, by its name.
+  """Returns how much a run reads of each source, by the source's name.
 
   Args:
     sources: sources of the run.
     lengths: lengths of the documents of each source.
-    num_rows: rows of all steps.
+    num_rows: number of rows in all steps.
     sequence_length: tokens in a row.
     packing: PACKING.
     objective: objective of the run.
@@ -83,7 +83,7 @@ def epochs_of_run(
     for source, each in zip(sources, lengths, strict=True)
   ]
   if packing in ("packed", "single"):
-    # Sources share rows, and a row may hold padding.
+    # Count in rows, because a row may hold padding.
     rates = Mixture(rates, seed=seed).rows_of_block / BLOCK_ROWS
     sizes = [
       WholeRows(

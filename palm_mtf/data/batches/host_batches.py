@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that a host of a pod reads itself, where it sees the token stores.
+"""Batches that a pod's host reads itself, if it sees the token stores.
 
-A session calls these functions on a server (mesh/processes.py). Texts are
-bytes in UTF-8, as TensorFlow has them.
+A session calls these functions on a server (mesh/host_functions.py). Texts are
+UTF-8 bytes, as in TensorFlow.
 """
 
 import functools
@@ -23,15 +23,15 @@ from palm_mtf.data.tokens.store import read_store
 from palm_mtf.json_text import json_text
 
 
-class _Named(NamedTuple):
-  """What batches need of a source."""
+class _NamedSource(NamedTuple):
+  """The fields of a Source that batches read."""
 
   name: str
   rate: float
 
 
 def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
-  """Returns all that decides the training batches, as JSON."""
+  """Returns everything that decides the training batches, as JSON."""
   return json_text(
     {
       "stores": [os.path.abspath(x.folder) for x in corpus.stores],
@@ -51,8 +51,8 @@ def batches_spec(corpus: Corpus, sizes: BatchSizes, skips: Skips) -> str:
 def find_batches(spec: bytes) -> bytes:
   """Opens the batches of a spec; returns why that fails, or nothing."""
   try:
-    _reader(spec)
-  except Exception as error:  # whatever it is, the client reads instead
+    _open_reader(spec)
+  except Exception as error:  # on any error the client reads instead
     return f"{type(error).__name__}: {error}".encode()
   return b""
 
@@ -60,28 +60,30 @@ def find_batches(spec: bytes) -> bytes:
 def read_batch(
   spec: bytes, step: np.int64, part: np.int32, num_parts: np.int32
 ) -> tuple[np.ndarray, ...]:
-  """Returns each feature of a part of a batch, and begins to read the next.
+  """Returns the features of one part of a batch.
+
+  Also starts to read the same part of the next batch.
 
   Args:
-    spec: `batches_spec`.
+    spec: JSON of `batches_spec`.
     step: number of the step, from 0 on.
     part: number of the part, from 0 on.
     num_parts: number of equal parts.
   """
-  return _reader(spec).read(int(step), int(part), int(num_parts))
+  return _open_reader(spec).read(int(step), int(part), int(num_parts))
 
 
-# What a server registers.
+# Registered by servers.
 HOST_FUNCTIONS = (find_batches, read_batch)
 
 
 class _Reader:
-  """The batches of a spec, and those that are read ahead."""
+  """The batches of a spec, each part read one step ahead."""
 
   def __init__(self, spec: bytes):
     held = json.loads(spec)
     corpus = Corpus(
-      sources=[_Named(*x) for x in held["sources"]],
+      sources=[_NamedSource(*x) for x in held["sources"]],
       stores=[read_store(x) for x in held["stores"]],
       packing=held["packing"],
       objective=from_json(held["objective"]),
@@ -108,5 +110,5 @@ class _Reader:
     return tuple(batch[name] for name in self._batches.features)
 
 
-# Those of the loop before may still be asked for.
-_reader = functools.lru_cache(maxsize=2)(_Reader)
+# Two, because the previous training loop may still ask for its batches.
+_open_reader = functools.lru_cache(maxsize=2)(_Reader)

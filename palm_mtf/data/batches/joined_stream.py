@@ -1,30 +1,28 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The shuffled documents of one source, epoch after epoch.
+"""Training rows of PACKING "joined": cut from one endless stream of documents.
 
-number     0 1 2 3 4 | 5 6 7 ...     five documents
-epoch              0 | 1
-document   3 0 4 2 1 | 1 4 0 ...
-position   0 7 9 ...                 tokens before it, of all epochs
+PaLM shuffles and mixes documents, joins them, and cuts rows (PaLM 5), so that
+neighbors in a row come from anywhere. Three classes do this:
 
-The documents of all sources, shuffled and mixed, in one endless stream.
+DocumentOrder shuffles the documents of one source, differently in each epoch:
 
-The stream is cut into blocks. A block takes documents of each source, in that
-source's order (joined_stream.py), until the source has its share of all tokens
-so far, and mixes them as if cards were shuffled:
+  number     0 1 2 3 4 | 5 6 7 ...     five documents
+  epoch              0 | 1
+  document   3 0 4 2 1 | 1 4 0 ...
+  position   0 7 9 ...                 tokens before it, in all epochs
+
+DocumentStream mixes the sources in blocks. A block takes documents from each
+source, in that source's order, until the source has its share of all tokens so
+far, and mixes the sources like a shuffled deck of cards. So each source has its
+rate of tokens in every block, to within a document:
 
   rates 0.5, 0.5    documents of a    5 3 1 | 4 0 2 ...
                     documents of b    1 0 | 2 ...
   block 0 | 1       a5 b1 a3 a1 b0 | b2 a4 ...
 
-So every source has its rate of tokens in every block, to within a document.
-
-Training rows of PACKING "joined": cut from the stream of all documents.
-
-PaLM's examples are shuffled and mixed, then joined and cut (PaLM 5): neighbours
-in a row come from anywhere. Rows that begin in one block of the stream
-(joined_stream.py) are shuffled too: the hundred rows of a book are not one
-batch.
+JoinedStream cuts the stream into rows, and shuffles the rows of each block, so
+that the hundred rows of a book are not in one batch.
 """
 
 import functools
@@ -37,84 +35,82 @@ from palm_mtf.data.batches.packing import (
   Piece,
   Row,
   joined_features,
-  joined_row,
+  make_joined_row,
 )
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
 _STRIDE = 256
-_CHUNK = 1 << 20  # documents at once, in a pass over all; whole strides
+_CHUNK = 1 << 20  # documents per step of a pass over all; whole strides
+# Most tokens of a block: 32,768 rows of 2,048, 16 batches of PaLM's largest
+# size. The documents of a block, some ten thousand, are listed in memory.
+_BLOCK_TOKENS = 1 << 26
+_RATE_UNITS = 10**9  # rates are integers, so that positions are always exact
 
 
 class DocumentOrder:
-  """The order in which the documents of a source are read, without an end."""
+  """The endless order in which the documents of one source are read."""
 
   def __init__(self, tokens: TokenArray, key: str):
     """Readies the order.
 
     Args:
-      tokens: documents of the source, one at least.
+      tokens: documents of the source, at least one.
       key: name of the shuffles; every epoch has its own.
     """
     self._tokens = tokens
     self._key = key
-    self.num_documents = tokens.num_documents
-    self.num_tokens = len(tokens)  # of an epoch
-    # A block of rows may reach from one epoch into the next.
+    self.num_documents = tokens.num_documents  # per epoch
+    self.num_tokens = len(tokens)  # per epoch
+    # A block may reach from one epoch into the next.
     self._sparse = functools.lru_cache(maxsize=2)(self._sparse_positions)
 
   def documents(self, first: int, stop: int) -> np.ndarray:
-    """Returns the documents of the numbers `first` to before `stop`, int64."""
+    """Returns the documents of the numbers `first` to `stop` - 1, int64."""
     epochs, places = np.divmod(np.arange(first, stop), self.num_documents)
     found = np.empty_like(places)
     for epoch in np.unique(epochs).tolist():
       inside = epochs == epoch
-      found[inside] = self._shuffled(places[inside], epoch)
+      found[inside] = self._shuffle_epoch(places[inside], epoch)
     return found
 
   def first_from(self, position: int) -> tuple[int, int]:
-    """Returns the first document that begins at `position` or behind it.
+    """Returns the first document that begins at or after `position`.
 
     Returns:
       Its number, and the position where it begins.
     """
     epoch, rest = divmod(position, self.num_tokens)
-    # The stretch of documents that holds the token, then the document in it.
+    # Find the 256 documents around the position, then the document in them.
     sparse = self._sparse(epoch)
     stretch = int(np.searchsorted(sparse, rest, side="right")) - 1
     first = stretch * _STRIDE
     places = np.arange(first, min(first + _STRIDE, self.num_documents))
     lengths = self._lengths(places, epoch)
+    # The last entry is where the next 256 documents begin, or the next epoch.
     begins = sparse[stretch] + np.concatenate([[0], np.cumsum(lengths)])
-    # Behind the last of a stretch begins the next one, or the next epoch.
     found = int(np.searchsorted(begins, rest, side="left"))
     number = epoch * self.num_documents + first + found
     return number, epoch * self.num_tokens + int(begins[found])
 
-  def _shuffled(self, places: np.ndarray, epoch: int) -> np.ndarray:
+  def _shuffle_epoch(self, places: np.ndarray, epoch: int) -> np.ndarray:
     return shuffle(places, self.num_documents, f"{self._key} epoch {epoch}")
 
   def _lengths(self, places: np.ndarray, epoch: int) -> np.ndarray:
-    begins, ends = self._tokens.extents(self._shuffled(places, epoch))
+    begins, ends = self._tokens.extents(self._shuffle_epoch(places, epoch))
     return ends - begins
 
   def _sparse_positions(self, epoch: int) -> np.ndarray:
     """Returns the position in its epoch of every 256th document, int64."""
-    # The order itself is computed (shuffle.py). Positions are sums over it:
-    # kept for every 256th document, 3 MB for 10**8 of them, after one pass over
-    # their lengths when an epoch is first read.
+    # The order is computed (shuffle.py), but positions are sums over it. One
+    # pass over the lengths, when an epoch is first read, keeps every 256th
+    # position: 3 MB for 10**8 documents.
     sums = []
     for first in range(0, self.num_documents, _CHUNK):
       places = np.arange(first, min(first + _CHUNK, self.num_documents))
       lengths = self._lengths(places, epoch)
       sums.append(np.add.reduceat(lengths, np.arange(0, len(places), _STRIDE)))
     return np.concatenate([[0], np.cumsum(np.concatenate(sums))[:-1]])
-
-
-# Tokens of a block at most: 32,768 rows of 2,048, 16 batches of PaLM's largest.
-# The documents of a block, some ten thousands, are listed in memory.
-_BLOCK_TOKENS = 1 << 26
-_RATE_UNITS = 10**9  # rates as whole numbers: positions are exact at any step
 
 
 class TokenSource(NamedTuple):
@@ -126,9 +122,9 @@ class TokenSource(NamedTuple):
 
 
 class Stretch(NamedTuple):
-  """Tokens of one document that follow one another in the stream."""
+  """Consecutive tokens of the stream that belong to one document."""
 
-  source: int  # its place among the sources
+  source: int  # index of the source
   epoch: int
   document: int
   begin: int  # place of the first token in its document
@@ -159,15 +155,15 @@ class DocumentStream:
     self._weights = _whole_rates([source.rate for source in sources])
     self._seed = seed
     self._num_tokens = sum(map(len, self._tokens))
-    # Blocks in as many tokens as all sources have. Blocks of a single source
-    # end where its epochs end.
+    # Number of blocks per `_num_tokens` tokens of the stream. With one source,
+    # an epoch is a whole number of blocks.
     self._num_blocks = -(-self._num_tokens // _BLOCK_TOKENS)
     # A row may reach into the next block.
     self._starts = functools.lru_cache(maxsize=8)(self._find_starts)
     self._block = functools.lru_cache(maxsize=3)(self._make_block)
 
   def stretches(self, begin: int, stop: int) -> list[Stretch]:
-    """Returns what stands from position `begin` to before `stop`."""
+    """Returns the tokens at positions `begin` to `stop` - 1, by document."""
     found = []
     number = self.block_at(begin)
     while begin < stop:
@@ -192,8 +188,9 @@ class DocumentStream:
 
   def block_at(self, position: int) -> int:
     """Returns the number of the block that holds `position`."""
-    # A source begins a block where a document begins, at its share of tokens or
-    # later: the search goes back from the last block that may begin here.
+    # In each block a source begins at its share of tokens, or at the first
+    # document after it. So no block after this estimate can hold `position`;
+    # search back from there.
     after = position + len(self._tokens)
     block = after * self._num_blocks // self._num_tokens + 1
     while self.start_of(block) > position:
@@ -205,7 +202,7 @@ class DocumentStream:
     return sum(position for _, position in self._starts(block))
 
   def _find_starts(self, block: int) -> list[tuple[int, int]]:
-    """Returns, by source, the first number of a block and its position."""
+    """Returns, per source, a block's first document number and its position."""
     tokens = block * self._num_tokens
     return [
       order.first_from(tokens * weight // (self._num_blocks * _RATE_UNITS))
@@ -217,8 +214,8 @@ class DocumentStream:
     spans = [(first, stop) for (first, _), (stop, _) in ends]
     counts = [stop - first for first, stop in spans]
     size = sum(counts)
-    # Cards, as many of each source as its documents, tell the order of sources;
-    # each source's documents stay in the source's own order.
+    # A shuffled deck, with one card per document that names the source, gives
+    # the order of sources. Each source's documents stay in their own order.
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(size), max(1, size), key)
     sources = np.searchsorted(np.cumsum(counts), cards, side="right")
@@ -234,7 +231,7 @@ class DocumentStream:
 
 
 def _whole_rates(rates: Sequence[float]) -> list[int]:
-  """Returns rates as whole numbers, each at least 1, _RATE_UNITS in all."""
+  """Returns rates as integers, each at least 1, that sum to _RATE_UNITS."""
   total = sum(rates)
   units = [max(1, int(rate / total * _RATE_UNITS)) for rate in rates]
   units[int(np.argmax(units))] += _RATE_UNITS - sum(units)
@@ -242,7 +239,7 @@ def _whole_rates(rates: Sequence[float]) -> list[int]:
 
 
 class JoinedStream:
-  """A RowStream of documents that are shuffled, mixed, joined and cut."""
+  """A RowStream (batches.py): documents shuffled, mixed, joined and cut."""
 
   def __init__(
     self,
@@ -271,7 +268,7 @@ class JoinedStream:
 
   def read(self, numbers: np.ndarray) -> list[Row]:
     """Returns the features of rows; see `RowStream.read`."""
-    return list(map(self._read, self._stretches(numbers)))
+    return list(map(self._read_row, self._stretches(numbers)))
 
   def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
     """Returns the documents of rows; see `RowStream.pieces`."""
@@ -289,29 +286,30 @@ class JoinedStream:
       for row in self._stretches(numbers)
     ]
 
-  def _read(self, row: list[Stretch]) -> Row:
-    # The disk is read here, once for each document of the row.
+  def _read_row(self, row: list[Stretch]) -> Row:
+    # The disk is read here, once per document of the row.
     parts = [
       self._sources[x.source].tokens.read(x.start, x.start + x.length)
       for x in row
     ]
     targets, is_target = map(np.concatenate, zip(*parts, strict=True))
-    return joined_row(targets, is_target, self.features, self._eod_id)
+    return make_joined_row(targets, is_target, self.features, self._eod_id)
 
   def _stretches(self, numbers: np.ndarray) -> list[list[Stretch]]:
-    begins = self._shuffled(numbers) * self._length
+    begins = self._shuffle_rows(numbers) * self._length
     return [
       self._stream.stretches(begin, begin + self._length)
       for begin in begins.tolist()
     ]
 
-  def _shuffled(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the places of rows in the stream, counted in rows."""
+  def _shuffle_rows(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns the place of each row in the stream, counted in rows."""
     places = np.empty_like(numbers)
     left = np.arange(len(numbers))
     while len(left):
       block = self._stream.block_at(int(numbers[left[0]]) * self._length)
-      # Rows that begin in the block; the last one may end in the next.
+      # Shuffle the rows that begin in the block; the last row may end in the
+      # next block.
       first, stop = (
         -(-self._stream.start_of(x) // self._length) for x in (block, block + 1)
       )

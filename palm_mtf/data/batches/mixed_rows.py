@@ -1,23 +1,20 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture of sources: the source of each row of a run, by their rates.
+"""Rows of whole documents: shuffled in each epoch, sources mixed row by row.
 
-Rows come in blocks of 10,000. Every block holds each source exactly as often as
-its rate says, in a shuffle of its own:
+The mixture comes in blocks of 10,000 rows. Every block holds each source
+exactly as often as its rate says, in its own order:
 
   rates 0.5, 0.3, 0.2 and blocks of 10    a a a a a b b b c c, shuffled
   number                0 1 2 3 4 5 6 7 8 9 | 10 11 ...
   source                b a c a a b a a c b |  a  c ...
   row of that source    0 0 0 1 2 1 3 4 1 2 |  5  2 ...
 
-Rows of whole documents, shuffled within each epoch, sources mixed by row.
+The rows of a source are shuffled in each epoch. For a source of 5 rows:
 
-  number          0 1 2 3 4 | 5 6 7 8 9 | 10 11 ...     one source of 5 rows
-  epoch                   0 |         1 |         2
-  row             3 0 4 2 1 | 1 4 0 3 2 | ...
-
-Mixture maps a row's number to a source and a number among the rows of that
-source.
+  row of that source    0 1 2 3 4 | 5 6 7 8 9 | 10 11 ...
+  epoch                         0 |         1 |         2
+  row that is read      3 0 4 2 1 | 1 4 0 3 2 | ...
 """
 
 import functools
@@ -39,15 +36,15 @@ BLOCK_ROWS = 10_000
 
 
 class Mixture:
-  """The sources of all rows of a run."""
+  """The source of each row of a run."""
 
   def __init__(self, rates: Sequence[float], *, seed: int):
     """Shares the rows of a block among sources by their rates, all positive."""
     # Rows of each source in a block, [sources], int64.
     self.rows_of_block = _apportion(np.asarray(rates, np.float64))
     self._seed = seed
-    # Steps that follow one another read the same block.
-    self._block = functools.lru_cache(maxsize=2)(self._order)
+    # Consecutive steps read the same block.
+    self._block = functools.lru_cache(maxsize=2)(self._order_block)
 
   def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the source of each row, and its number among that source's rows.
@@ -58,9 +55,9 @@ class Mixture:
     Returns:
       Two arrays [n], int64; the rows of a source count from 0 on, in order.
     """
-    # Every row is found at once, with nothing replayed: blocks before hold
-    # known numbers of each source's rows. These come in order, so that a source
-    # ends an epoch before it begins the next.
+    # Nothing is replayed: each earlier block has a known number of rows per
+    # source. A source's rows come in order, so that an epoch ends before the
+    # next begins.
     if len(self.rows_of_block) == 1:
       return np.zeros_like(numbers), numbers
     blocks, places = np.divmod(numbers, BLOCK_ROWS)
@@ -72,9 +69,9 @@ class Mixture:
       index[inside] = ranks[places[inside]]
     return sources, blocks * self.rows_of_block[sources] + index
 
-  def _order(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the source of each row of a block, and its rank among them."""
-    # As if cards, as many of each source as its rows, were shuffled.
+  def _order_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the source of each row of a block, and its rank in the source."""
+    # Like a shuffled deck with one card per row, marked with the row's source.
     ends = np.cumsum(self.rows_of_block)
     key = f"seed {self._seed} mixture block {block}"
     cards = shuffle(np.arange(BLOCK_ROWS), BLOCK_ROWS, key)
@@ -87,15 +84,15 @@ class Mixture:
 
 def _apportion(rates: np.ndarray) -> np.ndarray:
   """Returns numbers of rows in proportion to `rates`, BLOCK_ROWS in all."""
-  # By largest remainders; a rate too small for a row gets one.
+  # The method of largest remainders; a rate too small for a row gets one row.
   shares = rates / rates.sum() * BLOCK_ROWS
   counts = np.maximum(1, np.floor(shares)).astype(np.int64)
-  # Rounded: last bits must not tell equal remainders apart.
+  # Rounded, so that equal remainders do not differ in their last bits.
   order = np.argsort(-np.round(shares - counts, 9), kind="stable")
   missing = BLOCK_ROWS - counts.sum()
   if missing >= 0:
     counts[order[:missing]] += 1
-  else:  # many sources of less than a row each
+  else:  # many sources had less than a row each
     counts[np.argmax(counts)] += missing
   return counts
 
@@ -109,14 +106,14 @@ class RowSource(NamedTuple):
 
 
 class MixedRows:
-  """A RowStream of several sources of rows."""
+  """A RowStream (batches.py) of several sources of WholeRows."""
 
   def __init__(self, sources: Sequence[RowSource], *, seed: int):
-    """Mixes sources of WholeRows by their rates."""
+    """Mixes sources by their rates."""
     self._sources = sources
     self._seed = seed
     self._mixture = Mixture([source.rate for source in sources], seed=seed)
-    self.features = features_of(sources)
+    self.features = list_features(sources)
     self.num_rows = sum(source.rows.num_rows for source in sources)
 
   def read(self, numbers: np.ndarray) -> list[Row]:
@@ -136,18 +133,18 @@ class MixedRows:
   def _places(
     self, numbers: np.ndarray
   ) -> Iterator[tuple[RowSource, int, int]]:
-    """Yields source, epoch and row of the source that each row reads."""
+    """Yields the source, its epoch and its row that each number reads."""
     sources, index = self._mixture.locate(numbers)
     places = np.empty([len(numbers), 2], np.int64)
     for s in np.unique(sources):
       mine = sources == s
-      places[mine] = self._shuffled(self._sources[s], index[mine])
+      places[mine] = self._shuffle_rows(self._sources[s], index[mine])
     for s, (epoch, row) in zip(sources, places.tolist(), strict=True):
       yield self._sources[s], epoch, row
 
-  def _shuffled(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
-    """Returns the epoch of each number, and the row that it reads, [n, 2]."""
-    # A step touches one epoch of a source, or two, or many of a tiny source.
+  def _shuffle_rows(self, source: RowSource, numbers: np.ndarray) -> np.ndarray:
+    """Returns the epoch and the row that each number reads, [n, 2]."""
+    # A step reads one or two epochs of a source, or many of a tiny source.
     size = source.rows.num_rows
     epochs, places = np.divmod(numbers, size)
     rows = np.empty_like(numbers)
@@ -158,7 +155,7 @@ class MixedRows:
     return np.stack([epochs, rows], axis=1)
 
 
-def features_of(sources: Sequence[RowSource]) -> tuple[str, ...]:
-  """Returns the features of rows, in the order of FEATURES."""
+def list_features(sources: Sequence[RowSource]) -> tuple[str, ...]:
+  """Returns the features that any source has, in the order of FEATURES."""
   held = {name for source in sources for name in source.rows.features}
   return tuple(name for name in FEATURES if name in held)

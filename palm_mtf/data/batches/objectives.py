@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How a text becomes inputs, which are given, and targets, which are learnt.
+"""How a text becomes inputs, which are given, and targets, which are learned.
 
   text              a b c d e f g h .                   . is [eod]
   causal            inputs -             targets a b c d e f g h .
   prefix_lm         inputs a b c         targets d e f g h .
   span_corruption   inputs a b X f g Y   targets X c d e Y h .
 
-Examples have inputs and targets of their own, whatever the objective.
+Examples have their own inputs and targets under every objective.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 
 class Example(NamedTuple):
-  """Tokens of inputs and targets, in this order."""
+  """Tokens of inputs and then of targets."""
 
   tokens: np.ndarray  # [length], int32
   num_inputs: int
@@ -38,45 +38,46 @@ class Objective(Protocol):
   has_prefix: bool
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts texts into pieces whose examples fit a row.
+    """Cuts texts into pieces whose examples fit into a row.
 
     Args:
-      spans: first token of each text, and the place behind its [eod], [n, 2].
+      spans: first token of each text, and the place after its [eod], [n, 2].
       length: tokens in a row.
 
     Returns:
-      First token of each piece, and the place behind its last one, [pieces, 2].
+      First token of each piece, and the place after its last token,
+      [pieces, 2].
     """
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
-    """Returns the tokens of the example of each piece, [pieces], int64."""
+    """Returns the number of tokens in each piece's example, [pieces], int64."""
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
     """Returns the example of a piece.
 
     Args:
       tokens: tokens of the piece, [length], int32.
-      key: name of the piece; every key draws for itself.
+      key: name of the piece; random numbers depend on it.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Causal:
-  """Each token is learnt from those before it."""
+  """Each token is learned from the tokens before it."""
 
   has_prefix = False
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
-    """Cuts every `length` tokens; see `Objective`."""
-    return _cut(spans, length)
+    """Cuts after every `length` tokens; see `Objective`."""
+    return _cut_spans(spans, length)
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
-    """Returns the tokens of the pieces; see `Objective`."""
+    """Returns the lengths of the pieces; see `Objective`."""
     return pieces[:, 1] - pieces[:, 0]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Returns targets alone; see `Objective`."""
-    del key  # nothing is drawn
+    """Returns targets without inputs; see `Objective`."""
+    del key  # this objective is not random
     return Example(tokens, 0)
 
 
@@ -85,12 +86,12 @@ CAUSAL = Causal()
 
 @dataclasses.dataclass(frozen=True)
 class PrefixLM(Causal):
-  """The rest of a text is learnt from its beginning (T5, 3.2.1)."""
+  """The rest of a text is learned from its beginning (T5, 3.2.1)."""
 
   has_prefix = True
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Cuts anywhere between two tokens; see `Objective`."""
+    """Cuts at a random place between two tokens; see `Objective`."""
     if len(tokens) < 2:
       return Example(tokens, 0)
     (place,) = shuffle(np.arange(1), len(tokens) - 1, f"{key} prefix")
@@ -99,12 +100,12 @@ class PrefixLM(Causal):
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruptionLM:
-  """Spans that a text lacks are learnt from the rest (T5, 3.1.4).
+  """Spans that are removed from a text are learned from the rest (T5, 3.1.4).
 
   Attributes:
-    noise_density: share of the tokens that is taken out.
-    mean_span_length: tokens of a span, on average.
-    first_sentinel: id of <extra_id_0>; that of <extra_id_1> is one less.
+    noise_density: share of the tokens that is removed.
+    mean_span_length: mean number of tokens in a removed span.
+    first_sentinel: id of <extra_id_0>; the id of <extra_id_1> is one less.
     eod_id: id of [eod].
   """
 
@@ -117,27 +118,27 @@ class SpanCorruptionLM:
 
   @property
   def noise(self) -> SpanCorruption:
-    """How much is taken out."""
+    """Number and lengths of the spans."""
     return SpanCorruption(self.noise_density, self.mean_span_length)
 
   def cut(self, spans: np.ndarray, length: int) -> np.ndarray:
     """Cuts texts without their [eod]; see `Objective`."""
-    return _cut(spans - [0, 1], self.noise.longest_text(length))
+    return _cut_spans(spans - [0, 1], self.noise.longest_text(length))
 
   def lengths(self, pieces: np.ndarray) -> np.ndarray:
-    """Returns the tokens of inputs and targets; see `Objective`."""
+    """Returns the lengths of inputs and targets; see `Objective`."""
     found, which = np.unique(pieces[:, 1] - pieces[:, 0], return_inverse=True)
     lengths = list(map(self.noise.row_length, found.tolist()))
     return np.array(lengths, np.int64)[which]
 
   def example(self, tokens: np.ndarray, key: str) -> Example:
-    """Puts sentinels in the place of spans; see `Objective`."""
+    """Replaces spans by sentinels; see `Objective`."""
     length, noise = len(tokens), self.noise
     num_noise, num_spans = (
       noise.num_noise_tokens(length),
       noise.num_spans(length),
     )
-    # As T5's: what is kept and what is taken out take turns, kept tokens first.
+    # As in T5, kept and removed spans alternate, and a kept span is first.
     sizes = np.empty(2 * num_spans, np.int64)
     sizes[::2] = _random_sizes(length - num_noise, num_spans, f"{key} kept")
     sizes[1::2] = _random_sizes(num_noise, num_spans, f"{key} noise")
@@ -167,7 +168,7 @@ def make_objective(
   Args:
     name: OBJECTIVE.
     data: settings of span corruption.
-    vocabulary: vocabulary of the ids, EXTRA_IDS sentinels at its end.
+    vocabulary: vocabulary of the ids, with EXTRA_IDS sentinels at its end.
   """
   if name != "span_corruption":
     return OBJECTIVES[name]()
@@ -186,13 +187,16 @@ def to_json(objective: Objective) -> list[object]:
 
 
 def from_json(value: list) -> Objective:
-  """Returns the objective of `to_json`."""
+  """Returns the objective that `to_json` described."""
   name, *arguments = value
   return OBJECTIVES[name](*arguments)
 
 
-def _cut(spans: np.ndarray, length: int) -> np.ndarray:
-  """Cuts spans into pieces of `length` tokens, the last one shorter."""
+def _cut_spans(spans: np.ndarray, length: int) -> np.ndarray:
+  """Cuts spans into pieces of `length` tokens; a span's last piece is shorter.
+
+  Arguments and result are those of `Objective.cut`.
+  """
   start, stop = spans.T
   pieces = -(-(stop - start) // length)
   first = np.cumsum(pieces) - pieces
@@ -203,8 +207,9 @@ def _cut(spans: np.ndarray, length: int) -> np.ndarray:
 
 
 def _random_sizes(total: int, parts: int, key: str) -> np.ndarray:
-  """Returns random sizes of `parts` parts, 1 at least if `total` allows it."""
-  # Which of the places between two tokens are cut: all choices are as likely.
+  """Returns random sizes of `parts` parts, at least 1 where `total` allows."""
+  # Choose the cuts among the places between two tokens; every choice is
+  # equally likely.
   cuts = np.zeros(0, np.int64)
   if parts > 1:
     cuts = 1 + np.sort(shuffle(np.arange(parts - 1), total - 1, key))

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing of documents into rows of SEQUENCE_LENGTH tokens, in four ways.
 
-Three documents, "a b", "c" and an example with inputs "d e" and targets "f",
-each followed by [eod], written ".", in rows of 6 tokens; "_" is padding:
+The figure packs three documents into rows of 6 tokens: the texts "a b" and "c",
+and an example with inputs "d e" and targets "f". "." is [eod], which follows
+each document; "_" is padding.
 
   joined         targets        a b . c . d    e f . a b .   (the next epoch)
                  inputs         0 a b . c .    0 e f . a b
@@ -24,19 +25,17 @@ each followed by [eod], written ".", in rows of 6 tokens; "_" is padding:
                  inputs         0 a b 0 0 0    0 c 0 0 0 0    0 d e f 0 0
                  loss_weights   1 1 1 0 0 0    1 1 0 0 0 0    0 0 1 1 0 0
 
-"joined" is PaLM's way (PaLM 5). Tokens attend to those of their own segment.
-Where inputs attend to one another in both directions (objectives.py), 1 marks
-them, and the 0 before the first. If "a" and "c" are inputs too, it is of the
-packed rows
+PaLM packs "joined" (PaLM 5). A token attends only to tokens of its own segment.
+Where inputs attend to one another in both directions (objectives.py), feature
+"prefix" is 1 at the inputs and at the 0 before the first input. If "a" and "c"
+were inputs too, the packed rows would have
 
                  prefix         1 1 0 1 1 0    1 1 1 0 0 0
-
-The protocol of all rows of a run, and what a row is made of.
 """
 
 import bisect
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +43,18 @@ from palm_mtf.data.batches.objectives import CAUSAL, Example, Objective
 from palm_mtf.data.batches.shuffle import shuffle
 from palm_mtf.data.tokens.array import TokenArray
 
-Row = dict[str, np.ndarray]
+FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
+Row = dict[str, np.ndarray]  # some of FEATURES, each [length]
+
+
+class Piece(NamedTuple):
+  """Tokens of one document in a row."""
+
+  source: str  # name
+  epoch: int
+  document: int  # its number in the source, in reading order
+  begin: int  # tokens of the document before this piece
+  tokens: int
 
 
 class JoinedRows:
@@ -65,14 +75,10 @@ class JoinedRows:
     self.features = joined_features([tokens], eod_id)
 
   def read(self, number: int) -> Row:
-    """Returns the features of a row; see `RowStream.read`.
-
-    Args:
-      number: number of the row, below `num_rows`.
-    """
+    """Returns the features of row `number`, which is below `num_rows`."""
     start = number * self._length
     targets, is_target = self._tokens.read(start, start + self._length)
-    return joined_row(targets, is_target, self.features, self._eod_id)
+    return make_joined_row(targets, is_target, self.features, self._eod_id)
 
 
 def document_start(packing: str, eod_id: int) -> int:
@@ -82,20 +88,16 @@ def document_start(packing: str, eod_id: int) -> int:
     packing: PACKING.
     eod_id: id of [eod].
   """
-  # Rows of "joined" begin with 0 wherever a document is cut: only [eod] says
-  # that one begins. Elsewhere each document begins a segment, and so with 0.
+  # Rows of "joined" begin with 0 wherever they cut a document, so only [eod]
+  # marks the start of one. In other packings each document begins a segment,
+  # and a segment begins with 0.
   return eod_id if packing == "joined" else 0
 
 
 def joined_features(
   sources: Sequence[TokenArray], eod_id: int | None
 ) -> tuple[str, ...]:
-  """Returns the features of joined rows.
-
-  Args:
-    sources: documents that are joined.
-    eod_id: id of [eod], if it ends segments; otherwise None.
-  """
+  """Returns the features of joined rows; `eod_id` is None without segments."""
   features = ("inputs", "targets")
   if eod_id is not None:
     features += ("segments",)
@@ -104,7 +106,7 @@ def joined_features(
   return features
 
 
-def joined_row(
+def make_joined_row(
   targets: np.ndarray,
   is_target: np.ndarray,
   features: Sequence[str],
@@ -114,13 +116,13 @@ def joined_row(
 
   Args:
     targets: tokens, [length], int32.
-    is_target: whether each token is learnt, [length], bool.
-    features: features of `joined_features`.
+    is_target: whether each token is learned, [length], bool.
+    features: names that `joined_features` returned.
     eod_id: id of [eod], if it ends segments; otherwise None.
   """
   row = {"inputs": _shift(targets), "targets": targets}
   if eod_id is not None:
-    # Where [eod] would be the input a segment begins, with input 0.
+    # Where [eod] would be the input, a segment begins, and its input is 0.
     begins = row["inputs"] == eod_id
     row["inputs"][begins] = 0
     row["segments"] = (1 + np.cumsum(begins)).astype(np.int32)
@@ -130,7 +132,7 @@ def joined_row(
 
 
 class WholeRows:
-  """Rows of whole documents, padded: several in a row, or one."""
+  """Rows of whole documents, padded: several documents per row, or one."""
 
   def __init__(
     self,
@@ -144,11 +146,10 @@ class WholeRows:
     """Plans rows of `length` tokens; memory grows with the documents.
 
     Args:
-      tokens: tokens of one document or more.
+      tokens: tokens of at least one document.
       length: tokens in a row.
       packed: whether a row takes as many documents as fit.
-      seed: seed of the order in which documents are packed, and of what the
-        objective draws.
+      seed: seed of the packing order and of the objective's random numbers.
       objective: makes examples of texts.
     """
     self._tokens = tokens
@@ -157,20 +158,21 @@ class WholeRows:
     self._seed = seed
     spans = tokens.spans()  # [num_documents, 3]: start, targets, stop
     too_long = spans[:, 2] - spans[:, 0] > length
-    # Examples that lose tokens, because they are too long for a row.
+    # Number of examples that lose tokens because they are too long for a row.
     self.num_cut = int(too_long.sum()) if tokens.has_inputs else 0
     self._begins = spans[:, 0]  # of each document
     if tokens.has_inputs:
-      spans = _fit(spans, length)
+      spans = _cut_examples(spans, length)
       lengths = spans[:, 2] - spans[:, 0]
     else:
       pieces = objective.cut(spans[:, [0, 2]], length)
       spans, lengths = pieces[:, [0, 0, 1]], objective.lengths(pieces)
-    self._first = np.arange(len(spans) + 1)  # document of each row, and the end
+    # Row i holds spans first[i] to first[i + 1].
+    self._first = np.arange(len(spans) + 1)
     if packed:
       order = shuffle(np.arange(len(spans)), len(spans), f"seed {seed} packing")
       spans = spans[order]
-      self._first = _pack(lengths[order], length)
+      self._first = _fill_rows(lengths[order], length)
     self._spans = spans
     self.num_rows = len(self._first) - 1
     self.features = ("inputs", "targets", "loss_weights")
@@ -184,14 +186,13 @@ class WholeRows:
 
     Args:
       number: number of the row, below `num_rows`.
-      epoch: number of the epoch, for which the objective draws anew.
+      epoch: number of the epoch; the objective draws other numbers in each.
     """
     row = {name: np.zeros(self._length, np.int32) for name in self.features}
     row["loss_weights"] = np.zeros(self._length, np.float32)
     end = 0
-    documents = self._spans[self._first[number] : self._first[number + 1]]
-    for segment, span in enumerate(documents.tolist(), 1):
-      tokens, num_inputs = self._example(*span, epoch)
+    for segment, span in enumerate(self._row_spans(number).tolist(), 1):
+      tokens, num_inputs = self._read_example(*span, epoch)
       begin, end = end, end + len(tokens)
       row["targets"][begin:end] = tokens
       row["inputs"][begin:end] = _shift(tokens)
@@ -202,7 +203,20 @@ class WholeRows:
         row["prefix"][begin : min(end, begin + num_inputs + 1)] = 1
     return row
 
-  def _example(
+  def pieces(self, number: int) -> list[tuple[int, int, int]]:
+    """Returns, per document of a row, the last three fields of its `Piece`."""
+    spans = self._row_spans(number)
+    documents = np.searchsorted(self._begins, spans[:, 0], "right") - 1
+    begins = spans[:, 0] - self._begins[documents]
+    lengths = spans[:, 2] - spans[:, 0]
+    return list(
+      zip(documents.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+    )
+
+  def _row_spans(self, number: int) -> np.ndarray:
+    return self._spans[self._first[number] : self._first[number + 1]]
+
+  def _read_example(
     self, start: int, targets: int, stop: int, epoch: int
   ) -> Example:
     tokens, _ = self._tokens.read(start, stop)
@@ -211,16 +225,6 @@ class WholeRows:
     key = f"seed {self._seed} epoch {epoch} token {start}"
     return self._objective.example(tokens, key)
 
-  def pieces(self, number: int) -> list[tuple[int, int, int]]:
-    """Returns number, first token and tokens of each document of a row."""
-    spans = self._spans[self._first[number] : self._first[number + 1]]
-    documents = np.searchsorted(self._begins, spans[:, 0], "right") - 1
-    begins = spans[:, 0] - self._begins[documents]
-    lengths = spans[:, 2] - spans[:, 0]
-    return list(
-      zip(documents.tolist(), begins.tolist(), lengths.tolist(), strict=True)
-    )
-
 
 def positions(segments: np.ndarray) -> np.ndarray:
   """Returns the position of each token in its segment, [..., length], int32.
@@ -228,8 +232,8 @@ def positions(segments: np.ndarray) -> np.ndarray:
   Args:
     segments: segment of each token, 0 for padding, [..., length], int32.
   """
-  # Training needs none: rotary embedding knows differences of positions only,
-  # and attention stays in a segment.
+  # Training does not need positions: rotary embedding depends only on their
+  # differences, and attention stays in a segment.
   place = np.arange(segments.shape[-1])
   begins = np.ones(segments.shape, bool)
   begins[..., 1:] = segments[..., 1:] != segments[..., :-1]
@@ -243,16 +247,16 @@ def _shift(targets: np.ndarray) -> np.ndarray:
   return inputs
 
 
-def _fit(spans: np.ndarray, length: int) -> np.ndarray:
+def _cut_examples(spans: np.ndarray, length: int) -> np.ndarray:
   """Returns spans of examples of at most `length` tokens, [spans, 3]."""
   start, targets, stop = spans.T
-  # An example keeps its targets, as many as fit, and the end of its inputs.
+  # An example keeps as many targets as fit, then the end of its inputs.
   stop = np.minimum(stop, targets + length)
   return np.stack([np.maximum(start, stop - length), targets, stop], axis=1)
 
 
-def _pack(lengths: np.ndarray, length: int) -> np.ndarray:
-  """Fills rows in order; returns the first document of each, and the end."""
+def _fill_rows(lengths: np.ndarray, length: int) -> np.ndarray:
+  """Fills rows in order; returns the first document per row, and the end."""
   ends = np.cumsum(lengths).tolist()
   first, used = [0], 0
   while first[-1] < len(ends):
@@ -260,32 +264,3 @@ def _pack(lengths: np.ndarray, length: int) -> np.ndarray:
     first.append(after)
     used = ends[after - 1]
   return np.array(first)
-
-
-FEATURES = ("inputs", "targets", "segments", "loss_weights", "prefix")
-
-
-class Piece(NamedTuple):
-  """Tokens of one document in a row."""
-
-  source: str  # name
-  epoch: int
-  document: int  # place among the documents of its source, as they are read
-  begin: int  # tokens of the document before these
-  tokens: int
-
-
-class RowStream(Protocol):
-  """The training rows of a run, each a function of its number alone.
-
-  Numbers are counted from the start of the run, [n], int64.
-  """
-
-  features: tuple[str, ...]  # of a batch, in the order of FEATURES
-  num_rows: int  # of the first epoch, all sources together
-
-  def read(self, numbers: np.ndarray) -> list[Row]:
-    """Returns the features of rows: [length], int32; loss_weights float32."""
-
-  def pieces(self, numbers: np.ndarray) -> list[list[Piece]]:
-    """Returns the documents of rows, in order."""

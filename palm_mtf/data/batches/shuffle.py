@@ -11,15 +11,15 @@ import hashlib
 import numpy as np
 
 _ROUNDS = 8
-# With fewer bits the few values of a half would show in the shuffle. The walk
-# of the smallest sizes is longer for it: a hundred times for a size of 2.
+# With fewer bits per half, the shuffle would show a pattern. In exchange the
+# smallest sizes take more cycle walking: about 100 steps for a size of 2.
 _MIN_HALF_BITS = 4
-# So many numbers are shuffled at once as fast as a few.
+# A table of this many values costs as much as shuffling a few numbers.
 _MAX_TABLE = 1 << 12
 
 
 def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
-  """Returns where elements go in the shuffle of 0 .. size - 1.
+  """Returns the place of each element in the shuffle of 0 .. size - 1.
 
   Args:
     index: elements in 0 .. size - 1, [...], integer.
@@ -43,9 +43,9 @@ def shuffle(index: np.ndarray, size: int, key: str) -> np.ndarray:
   if num_values <= _MAX_TABLE:
     image_of = image_of(np.arange(num_values, dtype=np.uint64)).take
   image = image_of(index.astype(np.uint64))
-  # It shuffles `num_values`. Where it leads outside of `size`, it is applied
-  # again until it does not: "cycle walking" (Black and Rogaway 2002), which
-  # keeps it a bijection.
+  # The network shuffles 0 .. num_values - 1. An image outside of `size` is
+  # mapped again until it is inside: "cycle walking" (Black and Rogaway 2002),
+  # which is still a bijection.
   while (outside := image >= size).any():
     image[outside] = image_of(image[outside])
   return image.astype(np.int64)

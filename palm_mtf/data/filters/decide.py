@@ -1,21 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of one document among duplicates of all sources.
-
-Of documents with the same text the first of this order stays: held-out before
-training documents, earlier before later sources, greater before smaller
-weights. Of near duplicates, earlier before later sources, then the lowest hash
-of the text. Documents of weight 0 come last in both: nothing is removed for
-what is never read. Neither the order of files nor the number of processes
-matters.
-
-The decision which documents are removed, in one pass over all sources.
+"""The decision which documents are removed, in one pass over all sources.
 
 Filters apply in the order of REASONS, and a document counts under the first
-that removes it: none is a duplicate of one that another filter removes. Memory
-for each document: a byte; 10 more for contamination or duplicates; 16 more for
-exact duplicates, 272 for near ones; at the end 100 while exact ones are sorted,
-up to 1,200 while groups of near ones are made.
+filter that removes it: no document is a duplicate of one that another filter
+removes. Memory per document: one byte; 10 more for contamination or duplicates;
+16 more for exact duplicates, or 272 for near ones; at the end 100 while exact
+duplicates are sorted, up to 1,200 while near duplicates are grouped.
 """
 
 import itertools
@@ -38,60 +29,6 @@ from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.data.statistics.near_duplicates import NUM_VALUES, group_similar
 from palm_mtf.errors import UserError
 
-EXACT_REPEAT, NEAR_REPEAT = 1, 2
-
-
-class Candidates(NamedTuple):
-  """Documents of one source, in its order."""
-
-  digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
-  # MinHash values, [documents, 128], uint16; [documents, 0] finds none near.
-  values: np.ndarray
-  weights: np.ndarray  # [documents], float64
-  held_out: np.ndarray  # [documents], bool
-
-
-def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
-  """Returns which documents repeat one that stays.
-
-  Args:
-    sources: documents of each source, in the order of the sources.
-
-  Returns:
-    An array for each source, [documents], uint8: EXACT_REPEAT, NEAR_REPEAT, or
-    0 for a document that stays.
-  """
-  counts = [len(each.weights) for each in sources]
-  digests, values, weights, held_out = map(
-    np.concatenate, zip(*sources, strict=True)
-  )
-  source = np.repeat(np.arange(len(sources)), counts)
-  # By text, and within a text by rank: the first of each text stays.
-  unread = weights == 0
-  order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
-  is_first = _begins_run(digests[order])
-  repeats = np.full(len(order), EXACT_REPEAT, np.uint8)
-  texts = order[is_first]  # a document of each text, by the hash of the text
-  repeats[texts] = 0
-  if values.shape[1]:
-    # Whether a text is held out does not count: a group would be held out the
-    # likelier, the larger it is.
-    groups = group_similar(values[texts])
-    by_group = np.lexsort(
-      (np.arange(len(texts)), source[texts], unread[texts], groups)
-    )
-    is_later = ~_begins_run(groups[by_group, np.newaxis])
-    repeats[texts[by_group[is_later]]] = NEAR_REPEAT
-  return np.split(repeats, np.cumsum(counts)[:-1])
-
-
-def _begins_run(rows: np.ndarray) -> np.ndarray:
-  """Returns whether each row differs from the row before, [rows], bool."""
-  begins = np.ones(len(rows), bool)
-  begins[1:] = (rows[1:] != rows[:-1]).any(axis=1)
-  return begins
-
-
 # A decision is an index into these names; 0 keeps the document.
 REASONS = (
   "",
@@ -102,6 +39,8 @@ REASONS = (
   "exact_duplicates",
   "near_duplicates",
 )
+_CONTAMINATED = REASONS.index("contaminated")
+_EXACT, _NEAR = map(REASONS.index, ("exact_duplicates", "near_duplicates"))
 
 
 def decide(
@@ -116,7 +55,7 @@ def decide(
     sources: sources of a run, without filters.
     filters: filters of the run.
     examples: evaluation examples that no document may contain.
-    num_processes: number of worker processes; one a core by default.
+    num_processes: number of worker processes; one per core by default.
 
   Raises:
     UserError: as the sources do, or a worker process was killed.
@@ -127,7 +66,7 @@ def decide(
     table=examples.table if examples else None,
   )
   if not measurer.near and not examples:
-    num_processes = 0  # to hash a text takes less than to hand it over
+    num_processes = 0  # hashing a text is faster than sending it to a worker
   columns = [_Columns(filters, examples) for _ in sources]
   with measuring_pool(measurer, num_processes) as pool:
     for source, mine in zip(sources, columns, strict=True):
@@ -135,13 +74,9 @@ def decide(
         mine.extend(measures)
   decisions = [each.decisions() for each in columns]
   if filters.remove_duplicates:
-    # What single documents are removed for is decided: 0 is left.
-    reasons = np.zeros(3, np.uint8)
-    reasons[EXACT_REPEAT] = REASONS.index("exact_duplicates")
-    reasons[NEAR_REPEAT] = REASONS.index("near_duplicates")
     repeats = find_repeats([each.candidates() for each in columns])
     for decided, repeat in zip(decisions, repeats, strict=True):
-      decided[decided == 0] = reasons[repeat]
+      decided[decided == 0] = repeat
   return decisions
 
 
@@ -155,40 +90,47 @@ def count_removed(decisions: np.ndarray) -> dict[str, int]:
   }
 
 
+class Candidates(NamedTuple):
+  """Documents of one source that may be duplicates, in its order."""
+
+  digests: np.ndarray  # hashes of inputs and text, [documents, 2], uint64
+  # MinHash values, [documents, 128], uint16; [documents, 0] finds no near ones.
+  values: np.ndarray
+  weights: np.ndarray  # [documents], float64
+  held_out: np.ndarray  # [documents], bool
+
+
 class _Columns:
-  """Decisions on single documents of a source, and measures of the others."""
+  """One source's decisions on single documents, and measures of the rest."""
 
   def __init__(self, filters: FilterConfig, examples: ContainedExamples | None):
     self._filters, self._examples = filters, examples
     self._is_measured = examples is not None or filters.remove_duplicates
     self._decisions = bytearray()
-    self._weights, self._held_out = array("d"), bytearray()
     # Of measured documents.
+    self._weights, self._held_out = array("d"), bytearray()
     self._contaminated = bytearray()
     # Of measured documents that contain no example.
     self._digests, self._values = bytearray(), bytearray()
 
   def measured(self, source: Source) -> Iterator[Document]:
-    """Yields the documents that are to be measured; decides on all others."""
+    """Yields the documents to measure; decides on all other documents."""
     with progress_bar(f"Filtering {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
         num_bytes = document.num_bytes
         advance(num_bytes)
-        reason = _reason(document, num_bytes, self._filters)
+        reason = _find_reason(document, num_bytes, self._filters)
         self._decisions.append(REASONS.index(reason))
         if self._is_measured and not reason:
-          self._check_is_text(document, source.name)
+          if self._examples is not None and not isinstance(document.text, str):
+            raise UserError(
+              f"DECONTAMINATE_TASKS: {source.name} makes token ids, which "
+              "cannot be compared with the text of examples; let its steps end "
+              "in `tokenize`, or remove no contaminated documents."
+            )
           self._weights.append(document.weight)
           self._held_out.append(split == VALIDATION)
           yield document
-
-  def _check_is_text(self, document: Document, name: str) -> None:
-    if self._examples is not None and not isinstance(document.text, str):
-      raise UserError(
-        f"DECONTAMINATE_TASKS: {name} makes token ids, which cannot be "
-        "compared with the text of examples; let its steps end in `tokenize`, "
-        "or remove no contaminated documents."
-      )
 
   def extend(self, measures: Measures) -> None:
     """Takes the measures of the next batch."""
@@ -203,15 +145,15 @@ class _Columns:
     self._values += b"".join(values)
 
   def decisions(self) -> np.ndarray:
-    """Returns the decisions without duplicates, [documents], uint8."""
+    """Returns the decisions, duplicates not removed, [documents], uint8."""
     decisions = np.frombuffer(self._decisions, np.uint8)
     if self._examples is not None:
       contaminated = np.frombuffer(self._contaminated, np.uint8)
-      decisions[decisions == 0] = contaminated * REASONS.index("contaminated")
+      decisions[decisions == 0] = contaminated * _CONTAMINATED
     return decisions
 
   def candidates(self) -> Candidates:
-    """Returns the documents that are kept but for duplicates."""
+    """Returns the documents on which the decision is 0."""
     weights = np.frombuffer(self._weights, np.float64)
     held_out = np.frombuffer(self._held_out, np.bool_)
     if self._examples is not None:
@@ -227,8 +169,10 @@ class _Columns:
     )
 
 
-def _reason(document: Document, num_bytes: int, filters: FilterConfig) -> str:
-  """Returns why a document is removed, whatever the others are, or ""."""
+def _find_reason(
+  document: Document, num_bytes: int, filters: FilterConfig
+) -> str:
+  """Returns why a document is removed, whatever other documents are, or ""."""
   lowest, longest = filters.min_quality, filters.max_document_bytes
   if lowest is not None and document.quality < lowest:
     return "low_quality"
@@ -237,3 +181,51 @@ def _reason(document: Document, num_bytes: int, filters: FilterConfig) -> str:
   if longest is not None and num_bytes > longest:
     return "too_long"
   return ""
+
+
+def find_repeats(sources: Sequence[Candidates]) -> list[np.ndarray]:
+  """Returns which documents repeat a document that stays.
+
+  Of documents with the same text, the first in this order stays: held-out
+  before training documents, earlier before later sources, greater before
+  smaller weights. Of near duplicates: earlier before later sources, then the
+  lowest hash of the text. Documents of weight 0 come last in both, because
+  nothing may be removed for a document that is never read. Neither the order
+  of files nor the number of processes matters.
+
+  Args:
+    sources: documents of each source, in the order of the sources.
+
+  Returns:
+    An array per source, [documents], uint8: the index of "exact_duplicates" or
+    "near_duplicates" in REASONS, or 0 for a document that stays.
+  """
+  counts = [len(each.weights) for each in sources]
+  digests, values, weights, held_out = map(
+    np.concatenate, zip(*sources, strict=True)
+  )
+  source = np.repeat(np.arange(len(sources)), counts)
+  # Sort by text, then by rank in the text: the first of each text stays.
+  unread = weights == 0
+  order = np.lexsort((-weights, source, ~held_out, unread, *digests.T))
+  is_first = _begins_run(digests[order])
+  repeats = np.full(len(order), _EXACT, np.uint8)
+  texts = order[is_first]  # one document of each text, by the hash of the text
+  repeats[texts] = 0
+  if values.shape[1]:
+    # Whether a text is held out does not count here: otherwise the larger a
+    # group, the more likely it would be held out.
+    groups = group_similar(values[texts])
+    by_group = np.lexsort(
+      (np.arange(len(texts)), source[texts], unread[texts], groups)
+    )
+    is_later = ~_begins_run(groups[by_group, np.newaxis])
+    repeats[texts[by_group[is_later]]] = _NEAR
+  return np.split(repeats, np.cumsum(counts)[:-1])
+
+
+def _begins_run(rows: np.ndarray) -> np.ndarray:
+  """Returns whether each row differs from the row before, [rows], bool."""
+  begins = np.ones(len(rows), bool)
+  begins[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+  return begins

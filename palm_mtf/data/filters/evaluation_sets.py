@@ -1,9 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of the evaluation examples of SeqIO tasks.
-
-The evaluation examples that no document of a run may contain.
-"""
+"""The evaluation examples that no document of a run may contain."""
 
 import functools
 import hashlib
@@ -16,82 +13,18 @@ from palm_mtf.config import DataConfig
 from palm_mtf.data.sources.document import TRAIN, Document
 from palm_mtf.data.sources.seqio_steps import (
   apply_steps,
-  kind,
+  kind_of_feature,
+  read_examples,
   split_at_tokenize,
 )
-from palm_mtf.data.sources.seqio_task import (
-  find_provider,
-  import_seqio,
-)
+from palm_mtf.data.sources.seqio_task import find_provider, import_seqio
 from palm_mtf.data.sources.text_files import MACROS, TextFiles
 from palm_mtf.data.statistics.contamination import ContainedExamples
 from palm_mtf.errors import UserError
 from palm_mtf.user_code import user_code
 
-_BATCH = 32  # examples that TensorFlow hands over at once
-
-
-def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
-  """Yields the examples of a task or mixture, of all splits but "train".
-
-  Args:
-    name: name of the task or mixture.
-    setting: setting that names it, for messages.
-
-  Raises:
-    UserError: nothing of that name is registered, or its code fails; or a task
-      has no other split, or makes no text.
-  """
-  seqio = import_seqio(name, setting)
-  for task in seqio.get_subtasks(find_provider(name, setting)):
-    with user_code(f"{setting}: the splits of {task.name}"):
-      splits = [split for split in task.splits if split != TRAIN]
-    if not splits:
-      raise UserError(
-        f"{setting} = {name!r}: {task.name} has no split but {TRAIN!r}; give a "
-        "task with examples for evaluation."
-      )
-    for split in splits:
-      yield from _texts(task, split, setting)
-
-
-def _texts(task: Any, split: str, setting: str) -> Iterator[Document]:
-  """Yields the examples of a split without unconditional options."""
-  where = f"{setting}: {task.name}, split {split!r}"
-  with user_code(where):
-    seqio = import_seqio(task.name, setting)
-    # Texts as they are before `tokenize`, whatever the vocabulary.
-    to_text, _ = split_at_tokenize(task, seqio)
-    dataset = apply_steps(
-      task,
-      to_text,
-      split=split,
-      sequence_length=None,
-      seqio=seqio,
-      where=where,
-    )
-    specs = dataset.element_spec
-    names = [name for name in ("inputs", "targets") if name in specs]
-    if not names or any(kind(specs[name]) != "text" for name in names):
-      raise UserError(
-        f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
-        "them end in seqio.preprocessors.tokenize, or give another task."
-      )
-    if "unconditional" in specs:  # an option alone, without its question
-      dataset = dataset.filter(lambda example: ~example["unconditional"])
-    dataset = dataset.map(lambda example: {n: example[n] for n in names})
-    batches = dataset.batch(_BATCH).as_numpy_iterator()
-  while True:
-    with user_code(where):
-      batch = next(batches, None)
-    if batch is None:
-      return
-    for values in zip(*(batch[name] for name in names), strict=True):
-      texts = [value.decode("utf-8", "replace") for value in values]
-      yield Document(texts[-1], inputs=texts[0] if len(texts) > 1 else None)
-
-
 _logger = logging.getLogger(__name__)
+_BATCH = 32  # examples that TensorFlow hands over at once
 
 
 class EvaluationSets:
@@ -107,7 +40,7 @@ class EvaluationSets:
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """A hash of all examples, in any order.
+    """A hash of all examples, whatever their order.
 
     Raises:
       UserError: as the tasks and files do.
@@ -138,11 +71,11 @@ class EvaluationSets:
 def read_all(
   globs: str | Sequence[str], data: DataConfig, setting: str
 ) -> Iterator[Document]:
-  """Yields every document of files of an evaluation set.
+  """Yields every document in the files of an evaluation set.
 
   Args:
     globs: one glob or several.
-    data: data settings, of which TEXT_FIELD is read.
+    data: data settings; TEXT_FIELD applies to the files too.
     setting: setting that holds the globs, for messages.
 
   Raises:
@@ -155,7 +88,63 @@ def read_all(
     name=setting,
     settings=MACROS._replace(files=setting),
   )
-  # Both splits: none of an evaluation set is trained on.
+  # Both splits, because no document of an evaluation set is for training.
   for _, document in files.documents():
     yield document
   files.report_skipped()
+
+
+def evaluation_examples(name: str, setting: str) -> Iterator[Document]:
+  """Yields the examples of a task or mixture, of all splits but "train".
+
+  Args:
+    name: name of the SeqIO task or mixture.
+    setting: setting that names it, for messages.
+
+  Raises:
+    UserError: nothing of that name is registered, or its code fails; or a task
+      has no other split, or makes no text.
+  """
+  seqio = import_seqio(name, setting)
+  for task in seqio.get_subtasks(find_provider(name, setting)):
+    with user_code(f"{setting}: the splits of {task.name}"):
+      splits = [split for split in task.splits if split != TRAIN]
+    if not splits:
+      raise UserError(
+        f"{setting} = {name!r}: {task.name} has no split but {TRAIN!r}; give a "
+        "task with examples for evaluation."
+      )
+    for split in splits:
+      yield from _read_split(task, split, setting)
+
+
+def _read_split(task: Any, split: str, setting: str) -> Iterator[Document]:
+  """Yields the examples of a split without unconditional options."""
+  where = f"{setting}: {task.name}, split {split!r}"
+  with user_code(where):
+    seqio = import_seqio(task.name, setting)
+    # The text before `tokenize` does not depend on the vocabulary.
+    to_text, _ = split_at_tokenize(task, seqio)
+    dataset = apply_steps(
+      task,
+      to_text,
+      split=split,
+      sequence_length=None,
+      seqio=seqio,
+      where=where,
+    )
+    specs = dataset.element_spec
+    names = [name for name in ("inputs", "targets") if name in specs]
+    if not names or any(kind_of_feature(specs[x]) != "text" for x in names):
+      raise UserError(
+        f"{where}: its preprocessors make no texts 'inputs' and 'targets'; let "
+        "them end in seqio.preprocessors.tokenize, or give another task."
+      )
+    if "unconditional" in specs:  # an option without its question
+      dataset = dataset.filter(lambda example: ~example["unconditional"])
+    dataset = dataset.map(lambda example: {n: example[n] for n in names})
+    dataset = dataset.batch(_BATCH)
+  for batch in read_examples(dataset, where):
+    for values in zip(*(batch[name] for name in names), strict=True):
+      texts = [value.decode("utf-8", "replace") for value in values]
+      yield Document(texts[-1], inputs=texts[0] if len(texts) > 1 else None)

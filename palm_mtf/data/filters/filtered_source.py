@@ -1,8 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A file of decisions: a hash, a line of counts, a byte for each document.
+"""Sources without the documents that the filters of a run remove.
 
-Sources without the documents that the filters of a run remove.
+The decisions on all documents are kept in a file, because making them reads all
+text: a hash of the rest of the file, then, compressed, a line with the number
+of documents per source and a byte per document.
 """
 
 import dataclasses
@@ -17,10 +19,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from palm_mtf.config import DataConfig, FilterConfig
+from palm_mtf.config import DataConfig
+from palm_mtf.config.data import FilterConfig
 from palm_mtf.data.filters.decide import count_removed, decide
 from palm_mtf.data.filters.evaluation_sets import EvaluationSets
-from palm_mtf.data.sources.document import Document, Source
+from palm_mtf.data.sources.document import Document, Source, hash_parts
 from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.sources.text_files import open_sources
 from palm_mtf.errors import UserError
@@ -29,45 +32,9 @@ from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 
 _logger = logging.getLogger(__name__)
+
+_VERSION = 1  # of what filters remove; a part of a token store's name
 _HASH_BYTES = 16
-
-
-def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
-  """Writes the decisions on the documents of each source.
-
-  Args:
-    path: path of the file.
-    decisions: decisions by source, each [documents], uint8.
-
-  Raises:
-    UserError: the disk is full, or the path may not be written.
-  """
-  counts = json_text([len(each) for each in decisions]).encode()
-  # Most documents are kept: compressed, a million of them take a few KB.
-  content = zlib.compress(counts + b"\n" + b"".join(decisions), 1)
-  write_atomically(path, _content_hash(content) + content)
-
-
-def read_decisions(path: str) -> list[np.ndarray] | None:
-  """Returns what `write_decisions` wrote, or None without a whole file."""
-  try:
-    with open(path, "rb") as file:
-      found, content = file.read(_HASH_BYTES), file.read()
-  except OSError:
-    return None
-  if found != _content_hash(content):
-    _logger.warning(f"{path} is damaged: its documents are filtered anew")
-    return None
-  counts, _, flat = zlib.decompress(content).partition(b"\n")
-  ends = np.cumsum(json.loads(counts))
-  return np.split(np.frombuffer(flat, np.uint8), ends[:-1])
-
-
-def _content_hash(content: bytes) -> bytes:
-  return hashlib.blake2b(content, digest_size=_HASH_BYTES).digest()
-
-
-_VERSION = 1  # of what filters remove; a part of the name of a token store
 
 
 def open_filtered(
@@ -77,7 +44,7 @@ def open_filtered(
 
   Args:
     model_dir: MODEL_DIR, which keeps the decisions unless CACHE_DIR does.
-    data: the data settings of the run.
+    data: data settings of the run.
     sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
@@ -95,6 +62,41 @@ def open_filtered(
   ]
 
 
+def write_decisions(path: str, decisions: Sequence[np.ndarray]) -> None:
+  """Writes the decisions on the documents of each source.
+
+  Args:
+    path: path of the file.
+    decisions: decisions by source, each [documents], uint8.
+
+  Raises:
+    UserError: the disk is full, or the path may not be written.
+  """
+  counts = json_text([len(each) for each in decisions]).encode()
+  # Most documents are kept: a million decisions compress to a few KB.
+  content = zlib.compress(counts + b"\n" + b"".join(decisions), 1)
+  write_atomically(path, _hash_content(content) + content)
+
+
+def read_decisions(path: str) -> list[np.ndarray] | None:
+  """Returns what `write_decisions` wrote; None if the file is no whole one."""
+  try:
+    with open(path, "rb") as file:
+      found, content = file.read(_HASH_BYTES), file.read()
+  except OSError:
+    return None
+  if found != _hash_content(content):
+    _logger.warning(f"{path} is damaged: its documents are filtered again")
+    return None
+  counts, _, flat = zlib.decompress(content).partition(b"\n")
+  ends = np.cumsum(json.loads(counts))
+  return np.split(np.frombuffer(flat, np.uint8), ends[:-1])
+
+
+def _hash_content(content: bytes) -> bytes:
+  return hashlib.blake2b(content, digest_size=_HASH_BYTES).digest()
+
+
 class _Decisions:
   """The decisions on all documents, made once, when they are first needed."""
 
@@ -104,46 +106,43 @@ class _Decisions:
     data: DataConfig,
     folders: Sequence[str],
   ):
-    """Takes folders that may have the decisions; the first is written."""
+    """Takes the folders that may have the decisions; writes to the first."""
     self._sources, self._folders = sources, folders
     self._filters, self._evaluation_sets = data.filters, EvaluationSets(data)
     self._known: list[str] | None = None
 
   def fingerprint(self, number: int, digests: FileDigests | None) -> str:
     """Returns a hash of all that decides which documents a source keeps."""
-    # First, for it names what is wrong with the tasks; hashing text takes long.
+    # Examples first, because a wrong task is an error at once, and hashing all
+    # text takes long.
     examples = self._evaluation_sets and self._evaluation_sets.fingerprint
-    all_of_them = self._fingerprints(digests)
-    # Of tasks and files their examples count, wherever they lie.
+    if self._known is None:
+      self._known = [each.fingerprint(digests) for each in self._sources]
+    # The hash takes in the examples themselves, not the names of tasks and
+    # files that hold them.
     plain = dataclasses.replace(
       self._filters, decontaminate_tasks=(), decontaminate_files=None
     )
     changed = set(dataclasses.asdict(plain).items())
     changed -= set(dataclasses.asdict(FilterConfig()).items())
-    parts = [_VERSION, all_of_them[number], sorted(changed)]
+    parts = [_VERSION, self._known[number], sorted(changed)]
     if examples:
       parts.append(examples)
-    # Duplicates are found among sources: what one keeps depends on all.
+    # Duplicates are found across sources, so every source has a say.
     if self._filters.remove_duplicates:
-      parts += [number, *all_of_them]
-    return _hash(*parts)
-
-  def _fingerprints(self, digests: FileDigests | None) -> list[str]:
-    if self._known is None:
-      self._known = [each.fingerprint(digests) for each in self._sources]
-    return self._known
+      parts += [number, *self._known]
+    return hash_parts(tuple(parts))
 
   @functools.cached_property
   def by_source(self) -> list[np.ndarray]:
     """The decisions on each source's documents, [documents], uint8."""
     with FileDigests(os.path.join(self._folders[0], "digests.json")) as digests:
       prints = [self.fingerprint(i, digests) for i in range(len(self._sources))]
-    name = f"removed-{_hash(prints)[:16]}"
+    name = f"removed-{hash_parts((prints,))[:16]}"
     for folder in self._folders:
       found = read_decisions(os.path.join(folder, name))
       if found is not None:
         return found
-    # Another start, after a killed one too, reads what is written here.
     sets = self._evaluation_sets
     found = decide(self._sources, self._filters, sets.read() if sets else None)
     write_decisions(os.path.join(self._folders[0], name), found)
@@ -151,7 +150,7 @@ class _Decisions:
 
 
 class FilteredSource:
-  """A Source of the documents of another one that its filters keep."""
+  """A Source of the documents that filters keep of another source."""
 
   def __init__(self, source: Source, number: int, decisions: _Decisions):
     """Takes a source and its number among all sources of the run."""
@@ -179,7 +178,7 @@ class FilteredSource:
     self._source.check_vocabulary(sha256)
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document) of what is kept; reads everything anew.
+    """Yields (split, document) for each document that is kept.
 
     Raises:
       UserError: as the source does, or its documents changed, or none is kept.
@@ -188,9 +187,9 @@ class FilteredSource:
     if len(decisions) and decisions.all():
       raise UserError(
         f"{self.name}: filters remove every document "
-        f"({_listed(self.counts)}); change them, or give other text."
+        f"({_list_counts(self.counts)}); change them, or give other text."
       )
-    # A view yields numbers one by one, a list of them would take 8 bytes each.
+    # A view yields the numbers one by one; a list would take 8 bytes for each.
     pairs = itertools.zip_longest(
       memoryview(decisions), self._source.documents()
     )
@@ -204,15 +203,11 @@ class FilteredSource:
         yield each
 
   def report_skipped(self) -> None:
-    """Warns of what the source left out, and says what filters removed."""
+    """Warns of what the source left out, and logs what filters removed."""
     self._source.report_skipped()
-    _logger.info(f"filters of {self.name}: {_listed(self.counts)}")
+    _logger.info(f"filters of {self.name}: {_list_counts(self.counts)}")
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _list_counts(counts: dict[str, int]) -> str:
   found = {name: count for name, count in counts.items() if count}
   return ", ".join(f"{n:,} {x.replace('_', ' ')}" for x, n in found.items())
-
-
-def _hash(*parts: object) -> str:
-  return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

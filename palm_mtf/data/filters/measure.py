@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What filters need of documents that takes time, by worker processes."""
+"""Measures of documents that filters need, computed by worker processes."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,41 +11,33 @@ import numpy as np
 from palm_mtf.data.sources.document import Document
 from palm_mtf.data.statistics.contamination import find_ngrams
 from palm_mtf.data.statistics.near_duplicates import minhash, text_digest
-from palm_mtf.data.worker_pool import WorkerPool
+from palm_mtf.data.worker_pool import WorkerPool, gather
 
 _BATCH_CHARACTERS = 1 << 18
-_DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
+_DOCUMENT_CHARACTERS = 256  # memory that a document takes besides its text
 
 
 def in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-  """Yields batches of documents that are worth handing to a worker process."""
-  batch: list[Document] = []
-  size = 0
-  for document in documents:
-    batch.append(document)
-    size += len(document.text) + _DOCUMENT_CHARACTERS
-    if size >= _BATCH_CHARACTERS:
-      yield batch
-      batch, size = [], 0
-  if batch:
-    yield batch
+  """Yields batches large enough to be worth sending to a worker process."""
+  return gather(
+    documents, lambda x: len(x.text) + _DOCUMENT_CHARACTERS, _BATCH_CHARACTERS
+  )
 
 
 class Measures(NamedTuple):
-  """Measures of a batch of documents."""
+  """Measures of each document of a batch; a list that is not needed is []."""
 
-  digests: list[bytes]  # 16 bytes of each document; [] without duplicates
-  values: list[bytes]  # MinHash values, uint16, of each; [] without near ones
-  # Indices in the table of the 8-grams of each; [] without a table.
-  ngrams: list[np.ndarray]
+  digests: list[bytes]  # 16 bytes each
+  values: list[bytes]  # MinHash values, uint16
+  ngrams: list[np.ndarray]  # indices in the table of the document's 8-grams
 
 
 class Measurer(NamedTuple):
   """A function of batches of documents.
 
   Attributes:
-    duplicates: whether duplicates are looked for.
-    near: whether near duplicates are.
+    duplicates: whether to compute digests.
+    near: whether to compute MinHash values too.
     table: 8-grams of evaluation examples (contamination.py), or None.
   """
 
@@ -73,7 +65,7 @@ def measuring_pool(
 
   Args:
     measurer: measurements that the workers make.
-    num_processes: number of workers; one a core by default, 0 for none.
+    num_processes: number of workers; one per core by default, 0 for none.
   """
   return WorkerPool(
     measurer,

@@ -7,14 +7,14 @@ SeqIO mixture is several sources, each with its rate.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from palm_mtf.data.sources.files import FileDigests
 
-Text = str | np.ndarray  # or token ids, [num_tokens], where a task makes them
+Text = str | np.ndarray  # or token ids, [num_tokens], where a task makes ids
 
 TRAIN, VALIDATION = SPLITS = ("train", "validation")
 
@@ -22,9 +22,9 @@ TRAIN, VALIDATION = SPLITS = ("train", "validation")
 class Document(NamedTuple):
   """A text, or an example with inputs and targets."""
 
-  text: Text  # learnt: the document, or the targets of an example
-  inputs: Text | None = None  # given and not learnt; None for a document
-  weight: float = 1.0  # repeats in an epoch, at least 0; see `num_repeats`
+  text: Text  # learned: the document, or the targets of an example
+  inputs: Text | None = None  # given, not learned; None for a document
+  weight: float = 1.0  # repeats per epoch, at least 0; see `num_repeats`
   quality: float | None = None  # a score that the user computed
 
   def digest(self, num_bytes: int, purpose: str = "") -> bytes:
@@ -35,9 +35,9 @@ class Document(NamedTuple):
       digest.update(b"\0" + _bytes(self.inputs))  # no text holds a NUL
     return digest.digest()
 
-  # Where a source has no validation split of its own, documents of a rank
-  # below VALIDATION_SHARE are held out: whatever their order and place, and
-  # never one of two equal texts.
+  # If a source has no validation split, its documents of a rank below
+  # VALIDATION_SHARE are held out. So the choice depends neither on their order
+  # nor on their place, and two equal texts are never in different splits.
   @property
   def rank(self) -> float:
     """A hash of inputs and text, uniform over [0, 1)."""
@@ -51,13 +51,13 @@ class Document(NamedTuple):
 
 
 def num_repeats(document: Document) -> int:
-  """Returns how many times a document comes in every epoch."""
+  """Returns how many times every epoch reads a document."""
   times = int(document.weight)
   rest = document.weight - times
   if not rest:
     return times
-  # Documents of weight 2.25 come 2 or 3 times, 2.25 on average: chosen by a
-  # hash of their text that tells nothing about the split.
+  # A document of weight 2.25 is read 2 or 3 times, 2.25 on average, by a hash
+  # of its text that is independent of the hash for the split.
   return times + (_uniform(document.digest(6, "repeats")) < rest)
 
 
@@ -65,7 +65,7 @@ class Source(Protocol):
   """Documents in a fixed order; one of them is in memory at a time."""
 
   name: str  # in messages, statistics and the token cache
-  rate: float  # share of the rows of a run; the rates of all sum to 1
+  rate: float  # share of a run's rows or tokens; rates of all sources sum to 1
   has_inputs: bool  # whether its documents are examples
   num_bytes: int | None  # size of its text on disk; None where unknown
 
@@ -85,7 +85,7 @@ class Source(Protocol):
     """
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document), the split one of SPLITS.
+    """Yields (split, document), the split one of SPLITS; reads all text again.
 
     Raises:
       UserError: a file cannot be read, or a line is broken; names both.
@@ -96,7 +96,7 @@ class Source(Protocol):
 
 
 def decode_text(content: bytes) -> str | None:
-  """Returns UTF-8 as text, or None where it is none or holds a NUL."""
+  """Returns UTF-8 as text; None if it is not UTF-8 or holds a NUL."""
   try:
     return None if b"\0" in content else content.decode("utf-8")
   except UnicodeDecodeError:
@@ -112,6 +112,12 @@ def cut_text(text: str, max_characters: int) -> Iterator[str]:
       end = text.rfind("\n", start, end) + 1 or end
     yield text[start:end]
     start = end
+
+
+def hash_parts(parts: Sequence[object], num_bytes: int = 16) -> str:
+  """Returns a hash of the `repr` of `parts`, in hexadecimal."""
+  content = repr(parts).encode()
+  return hashlib.blake2b(content, digest_size=num_bytes).hexdigest()
 
 
 def _uniform(digest: bytes) -> float:

@@ -1,13 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Globs to text files, by name, size and time; text_files.py reads them.
+"""Files of text: found by globs, described, and hashed.
 
-`{stdlib}` in a glob stands for the folder of the running Python's standard
-library, without the packages installed in it. Where a glob matches no file, the
-part of it that exists as it is written, such as a folder "data [v2]", is taken
-so, and the rest is a glob.
-
-Hashes of files' contents, kept between runs.
+In a glob, `{stdlib}` stands for the folder of the running Python's standard
+library, without the packages installed in it. If a glob matches no file, its
+longest beginning that exists as written, such as a folder "data [v2]", is taken
+literally, and only the rest is a glob.
 """
 
 import glob
@@ -26,6 +24,9 @@ from palm_mtf.model_dir.sealed import hash_file
 from palm_mtf.user_text import check_compression, compression_of, format_of
 
 _NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
+# A file may change twice within one tick of its file system's clock and keep
+# its time. So a digest is kept only if the file is older than this.
+_SETTLED_NS = 2_000_000_000
 
 
 class TextFile(NamedTuple):
@@ -34,7 +35,7 @@ class TextFile(NamedTuple):
   path: str
   num_bytes: int  # on disk
   mtime_ns: int  # time of change, since 1970
-  # Times are set by who extracts an archive; these the file system sets alone.
+  # Programs that extract archives set mtime; only the file system sets these.
   ctime_ns: int
   inode: int
 
@@ -65,7 +66,7 @@ def find_files(
   paths = set()
   for pattern in [globs] if isinstance(globs, str) else globs:
     paths.update(_match(pattern, f"{setting} = {pattern!r}"))
-  # All files are looked at before the first is read, which may take hours.
+  # Check all files before the first is read, because reading may take hours.
   for path in sorted(paths):
     check_compression(path, f"{setting}: {path}")
   files = [describe_file(path, setting) for path in sorted(paths)]
@@ -101,7 +102,7 @@ def _match(pattern: str, what: str) -> list[str]:
 
 
 def _escape_existing(pattern: str) -> str:
-  """Returns a glob whose longest part that exists as written is escaped."""
+  """Returns a glob whose longest beginning that exists is escaped."""
   existing, rest = pattern, []
   while not os.path.lexists(existing):
     existing, name = os.path.split(existing)
@@ -111,7 +112,7 @@ def _escape_existing(pattern: str) -> str:
 
 def _without_installed(pattern: str, stdlib: str) -> list[str]:
   """Returns globs of the same files that do not walk installed packages."""
-  # site-packages holds often ten times as many files as the library. So
+  # site-packages often holds ten times as many files as the library. So
   # "<stdlib>/**/*.py" becomes "<stdlib>/*.py", "<stdlib>/json/**/*.py", ...
   root = glob.escape(stdlib)
   start, _, rest = pattern.partition(os.path.join(root, "**", ""))
@@ -130,37 +131,6 @@ def _without_installed(pattern: str, stdlib: str) -> list[str]:
       if name not in _NOT_STANDARD_LIBRARY
     ),
   ]
-
-
-def describe_file(path: str, setting: str = "") -> TextFile:
-  """Returns the size and times of a file.
-
-  Raises:
-    UserError: it may not be read; begins with `setting`.
-  """
-  where = f"{setting}: {path}" if setting else path
-  if not os.access(path, os.R_OK):
-    raise UserError(
-      f"{where} may not be read; change its permissions, or give a "
-      "glob that leaves it out."
-    )
-  try:
-    stat = os.stat(path)
-  except OSError as error:
-    raise UserError(f"{where}: {error.strerror}.") from None
-  times = stat.st_mtime_ns, stat.st_ctime_ns
-  return TextFile(path, stat.st_size, *times, stat.st_ino)
-
-
-def check_unchanged(file: TextFile) -> None:
-  """Raises UserError if a file that was read is not the one that was found."""
-  # Tokens are named by the hash of what was found. A chmod changes neither.
-  now = describe_file(file.path)
-  if (now.num_bytes, now.mtime_ns) != (file.num_bytes, file.mtime_ns):
-    raise UserError(
-      f"{file.path}: was changed while it was read; start again when its "
-      "writer is done."
-    )
 
 
 def _explain_no_match(
@@ -182,8 +152,8 @@ def _explain_no_match(
       f"{what}: {matches[0]} is a pipe, a device or a link to nothing, and "
       "text is read more than once; give a file."
     )
-  # Up from the glob to the nearest folder that exists; `missing` is the
-  # highest folder of its path without wildcards that does not.
+  # Walk up from the glob to the nearest folder that exists. `missing` becomes
+  # the highest folder on the way that has no wildcard and does not exist.
   missing, folder = "", expanded
   while not os.path.isdir(folder):
     if not glob.has_magic(folder):
@@ -207,13 +177,40 @@ def _explain_no_match(
   )
 
 
-# A file may change twice within one tick of its file system's clock, and keep
-# its time; a digest is not kept until the file is older than this.
-_SETTLED_NS = 2_000_000_000
+def describe_file(path: str, setting: str = "") -> TextFile:
+  """Returns the size and times of a file.
+
+  Raises:
+    UserError: it may not be read; begins with `setting`.
+  """
+  where = f"{setting}: {path}" if setting else path
+  if not os.access(path, os.R_OK):
+    raise UserError(
+      f"{where} may not be read; change its permissions, or give a "
+      "glob that leaves it out."
+    )
+  try:
+    stat = os.stat(path)
+  except OSError as error:
+    raise UserError(f"{where}: {error.strerror}.") from None
+  times = stat.st_mtime_ns, stat.st_ctime_ns
+  return TextFile(path, stat.st_size, *times, stat.st_ino)
+
+
+def check_unchanged(file: TextFile) -> None:
+  """Raises UserError if a file changed after it was found."""
+  # The name of a token store comes from the hash of the file as it was found.
+  # A chmod changes neither size nor mtime.
+  now = describe_file(file.path)
+  if (now.num_bytes, now.mtime_ns) != (file.num_bytes, file.mtime_ns):
+    raise UserError(
+      f"{file.path}: was changed while it was read; start again when its "
+      "writer is done."
+    )
 
 
 class FileDigests:
-  """Digests of files, from a JSON file or by reading.
+  """Digests of files, kept in a JSON file between runs.
 
   Used as a context manager, it writes the JSON file at the end, also when the
   body is interrupted.
@@ -222,9 +219,9 @@ class FileDigests:
   def __init__(self, path: str | None = None):
     """Loads the digests kept at `path`, if any; None keeps nothing."""
     self._path = path and os.path.abspath(path)
-    # {path of a file: [*_state(file), digest]}. Hashing takes a second for a
-    # gigabyte; a file in a known state is not read, so that a run on unchanged
-    # text starts at once.
+    # {path of a file: [*_state(file), digest]}. Hashing takes a second per
+    # gigabyte. A file whose state is known is not read, so that a run on
+    # unchanged text starts at once.
     self._known = _read_known(self._path) if self._path else {}
     self._has_new = False
 
@@ -273,11 +270,20 @@ def _state(file: TextFile) -> list[int]:
   return [file.num_bytes, file.mtime_ns, file.ctime_ns, file.inode]
 
 
+def _read_known(path: str) -> dict[str, list]:
+  try:
+    with open(path, encoding="utf-8") as file:
+      known = json.load(file)
+    return {str(name): [*each] for name, each in known.items()}
+  except (OSError, ValueError, RecursionError, AttributeError, TypeError):
+    return {}  # missing or damaged: every file is hashed again
+
+
 def writable_folder(shared: str | None, own: str) -> str:
-  """Returns where to keep what other runs may use too.
+  """Returns the folder in which to keep what other runs may use too.
 
   Args:
-    shared: CACHE_DIR, if there is one; others may own it.
+    shared: CACHE_DIR, or None; it may belong to another user.
     own: folder in MODEL_DIR.
   """
   return shared if shared and os.access(shared, os.W_OK) else own
@@ -286,17 +292,8 @@ def writable_folder(shared: str | None, own: str) -> str:
 def describe_shards(
   paths: Iterable[str], digests: FileDigests | None
 ) -> list[str]:
-  """Returns the names of what is no local file, then the digests of files."""
+  """Returns the paths that are no local files, then the digests of the rest."""
   paths = [os.fspath(path) for path in paths]
   files = [describe_file(path) for path in paths if os.path.isfile(path)]
   others = [path for path in paths if not os.path.isfile(path)]
   return others + (digests or FileDigests()).read(files)
-
-
-def _read_known(path: str) -> dict[str, list]:
-  try:
-    with open(path, encoding="utf-8") as file:
-      known = json.load(file)
-    return {str(name): [*each] for name, each in known.items()}
-  except (OSError, ValueError, RecursionError, AttributeError, TypeError):
-    return {}  # missing, or damaged: made anew

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Preprocessors of SeqIO tasks: those that make text, and what they make."""
+"""Preprocessors of SeqIO tasks: split where they tokenize, applied, read."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +16,9 @@ from palm_mtf.user_code import user_code
 def split_at_tokenize(
   task: Any, seqio: ModuleType
 ) -> tuple[list[Callable], list[Callable]]:
-  """Returns the preprocessors that make text, and those that make ids of it.
+  """Returns the preprocessors that make text, and the rest, which make ids.
 
-  Where that cannot be told apart all of them are in the first list.
+  If no place separates them, all preprocessors are in the first list.
   """
   steps = [
     step
@@ -28,8 +28,8 @@ def split_at_tokenize(
   kinds = seqio.preprocessors
   for i, step in enumerate(steps):
     if _is_one_of(step, kinds.tokenize, kinds.tokenize_and_append_eos):
-      # Steps of other kinds behind `tokenize`, such as T5's split_tokens, cut
-      # or change ids: a text before them would not be what the task learns.
+      # Other steps after `tokenize`, such as T5's split_tokens, cut or change
+      # ids: the text before them would not be what the task learns.
       if all(
         _is_one_of(later, kinds.append_eos, kinds.append_eos_after_trim)
         for later in steps[i + 1 :]
@@ -58,7 +58,7 @@ def apply_steps(
     seqio: the module, which is imported late.
     where: beginning of errors, which names the task.
   """
-  with seqio.map_seed_manager(0):  # random steps draw the same each time
+  with seqio.map_seed_manager(0):  # random steps draw the same numbers again
     dataset = task.source.get_dataset(split=split, shuffle=False)
     for step in steps:
       dataset = seqio.add_kwargs_to_transform(
@@ -67,6 +67,22 @@ def apply_steps(
         output_features=task.output_features,
       )(dataset)
   return dataset
+
+
+def read_examples(dataset: Any, where: str) -> Iterator[dict[str, Any]]:
+  """Yields the elements of a tf.data.Dataset as NumPy values.
+
+  Raises:
+    UserError: a preprocessor fails; begins with `where`.
+  """
+  with user_code(where):
+    examples = dataset.as_numpy_iterator()
+  while True:
+    with user_code(where):
+      example = next(examples, None)
+    if example is None:
+      return
+    yield example
 
 
 def named_step(step: Callable, where: str) -> Callable:
@@ -114,10 +130,10 @@ def tokenizes(task: Any, seqio: ModuleType) -> bool:
 
 
 def _is_one_of(step: Callable, *functions: Callable) -> bool:
-  return any(_unwrapped(step) is _unwrapped(each) for each in functions)
+  return any(_unwrap(step) is _unwrap(each) for each in functions)
 
 
-def _unwrapped(function: Any) -> Any:
+def _unwrap(function: Any) -> Any:
   """Returns the function inside of partials and decorators, such as gin's."""
   while True:
     if isinstance(function, functools.partial):
@@ -128,7 +144,7 @@ def _unwrapped(function: Any) -> Any:
       return function
 
 
-def kind(spec: Any) -> str:
+def kind_of_feature(spec: Any) -> str:
   """Returns the kind of a feature's tf.TensorSpec: "text", "ids", or else."""
   if spec.dtype.name == "string" and spec.shape.rank == 0:
     return "text"

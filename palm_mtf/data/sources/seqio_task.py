@@ -1,17 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Descriptions of functions, for fingerprints that outlive a process.
-
-A description holds the source code of a function, its defaults, bound arguments
-and closure. It does not see what the function calls, reads from globals or
-files, or gets from gin.
-
-Sources of TASK: each task of a registered SeqIO task or mixture.
+"""Sources of TASK: each task of a registered SeqIO task or mixture.
 
 Feature "targets" is the document, "inputs" the inputs. A task's text is encoded
-with the run's vocabulary, not the task's, which is never loaded. A task whose
-preprocessors make token ids themselves keeps these ids; the run's vocabulary
-must then be the task's (`check_vocabulary`).
+with the run's vocabulary; the task's vocabulary is not loaded. If a task's
+preprocessors make token ids themselves, these ids are kept, and the run's
+vocabulary must be the task's (`check_vocabulary`).
 """
 
 import functools
@@ -31,81 +25,27 @@ from palm_mtf.data.sources.document import (
   VALIDATION,
   Document,
   decode_text,
+  hash_parts,
 )
 from palm_mtf.data.sources.files import FileDigests, describe_shards
 from palm_mtf.data.sources.seqio_steps import (
   apply_steps,
-  kind,
+  kind_of_feature,
+  read_examples,
   split_at_tokenize,
   strip_eos,
 )
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_code import user_code
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
-
-
-def describe(value: object) -> str:
-  """Returns a text that is the same in every process for the same code."""
-  return _describe(value, ())
-
-
-def _describe(value: object, within: tuple[int, ...]) -> str:
-  if isinstance(value, _PLAIN):
-    return repr(value)
-  if id(value) in within:  # a recursive function closes over itself
-    return "itself"
-  parts = [f"{type(value).__module__}.{type(value).__qualname__}"]
-  parts += [_describe(each, (*within, id(value))) for each in _inside(value)]
-  return f"({', '.join(parts)})"
-
-
-def _inside(value: object) -> list[object]:
-  """Returns the parts of a value that is not plain."""
-  if isinstance(value, (list, tuple)):
-    return [*value]
-  if isinstance(value, dict):
-    return [part for pair in value.items() for part in pair]
-  if isinstance(value, (set, frozenset)):
-    return sorted(map(describe, value))  # sets have no order of their own
-  if isinstance(value, functools.partial):
-    return [value.func, value.args, value.keywords]
-  if isinstance(value, types.MethodType):
-    return [value.__func__]
-  if isinstance(value, types.FunctionType):
-    cells = [_content(cell) for cell in value.__closure__ or ()]
-    return [_code(value), value.__defaults__, value.__kwdefaults__, cells]
-  if isinstance(value, type):
-    return [value.__module__, value.__qualname__, _code(value)]
-  if isinstance(value, types.ModuleType):
-    return [value.__name__]
-  if callable(value) and hasattr(value, "__dict__"):
-    return [type(value), vars(value)]
-  return [_ADDRESS.sub("", repr(value))]
-
-
-def _code(function: object) -> str:
-  try:
-    return inspect.getsource(function)
-  except (OSError, TypeError):  # typed into a shell: bytecode instead
-    code = getattr(function, "__code__", None)
-    return _ADDRESS.sub("", repr(code and (code.co_code, code.co_consts)))
-
-
-def _content(cell: types.CellType) -> object:
-  try:
-    return cell.cell_contents
-  except ValueError:  # not assigned yet
-    return None
-
-
 _logger = logging.getLogger(__name__)
 
-# Documents of each split that are read ahead: for `has_inputs`, a fingerprint
-# and a look for steps that are not deterministic.
+# Documents per split that are read ahead, to find `has_inputs`, the fingerprint
+# and steps that are not deterministic.
 _FIRST_DOCUMENTS = 32
 _BATCH = 32  # texts that TensorFlow hands over at once
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs in every process
 
 
 def open_task(
@@ -184,7 +124,7 @@ def check_ids(
     path = getattr(vocabulary, "sentencepiece_model_file", None)
     if path is None:
       fix = f"is a {type(vocabulary).__name__}; end its steps in `tokenize`"
-    elif _sha256(vocabulary) != sha256:
+    elif _hash_vocabulary(vocabulary) != sha256:
       fix = f"is {path}; set VOCABULARY = {path!r}"
       if vocabulary.extra_ids:
         fix += f" and EXTRA_IDS = {vocabulary.extra_ids}"
@@ -202,14 +142,14 @@ class _Features(NamedTuple):
 
   has_inputs: bool
   is_text: bool
-  eos_ids: dict[str, int | None]  # by feature, inputs first; None of texts
+  eos_ids: dict[str, int | None]  # by feature, inputs first; None for texts
 
 
 class SeqioTask:
   """A Source of the documents of one SeqIO task.
 
-  Documents without targets are left out silently; those whose text is not UTF-8
-  or has a NUL are counted for `report_skipped`.
+  Documents without targets are left out silently; documents whose text is not
+  UTF-8 or has a NUL are counted for `report_skipped`.
   """
 
   num_bytes = None  # SeqIO does not know
@@ -227,7 +167,7 @@ class SeqioTask:
     self.rate = rate
     self._task = task
     self._share = validation_share
-    # Without `tokenize` and the steps behind it, which would load the task's
+    # Without `tokenize` and the steps after it, which would load the task's
     # vocabulary.
     self._steps, _ = split_at_tokenize(task, import_seqio(task.name))
     self._lengths = None
@@ -254,43 +194,43 @@ class SeqioTask:
 
   def check_vocabulary(self, sha256: str | None) -> None:
     """Raises UserError if its documents are ids of another vocabulary."""
-    if self._features.is_text:
-      return
-    check_ids(self._task, self._features.eos_ids, sha256)
+    if not self._features.is_text:
+      check_ids(self._task, self._features.eos_ids, sha256)
 
   def fingerprint(self, digests: FileDigests | None = None) -> str:
     """Returns a hash of the task's files, code, settings, first documents."""
-    # Seen are the bytes of local files, the code of source and preprocessors
-    # (seqio_task.py says how far), and the first documents. Not seen: a
-    # remote file that changes under its name, and a function called by a
-    # preprocessor whose change shows in later documents only.
+    # It sees the bytes of local files, the code of source and preprocessors
+    # (`describe_code` says how far), and the first documents. It does not see a
+    # remote file that changes under its name, or a change in a function called
+    # by a preprocessor that shows only in later documents.
     source = self._task.source
     with user_code(f"TASK: {self.name}"):
-      if hasattr(source, "fingerprint"):  # our own tasks' sources
+      if hasattr(source, "fingerprint"):  # sources of this project's tasks
         parts = [source.fingerprint(digests)]
       else:
         inside = {**vars(source)}
         inside.pop("_split_to_filepattern", None)  # files may move
-        parts = [describe(type(source)), describe(inside)]
+        parts = [describe_code(type(source)), describe_code(inside)]
         for split in self._splits():
           shards = source.list_shards(split)
           parts += [split, *describe_shards(shards, digests)]
-    parts += [describe(step) for step in self._steps]
+    parts += [describe_code(step) for step in self._steps]
     if not self._features.is_text:
       parts.append(repr(self._lengths))
     parts += [self.name, repr(None if self._has_validation else self._share)]
     parts += [repr(document.rank) for document in self._first_documents]
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    return hash_parts(parts)
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document); reads everything anew.
+    """Yields (split, document).
 
     Raises:
-      UserError: the task's source or a preprocessor fails, or there is none.
+      UserError: the task's source or a preprocessor fails, or there is no
+        document.
     """
     self._num_skipped = 0
     found = False
-    has_inputs = self.has_inputs  # decided by the first documents alone
+    has_inputs = self.has_inputs  # decided by the first documents only
     for split in self._splits():
       for number, document in enumerate(self._read(split)):
         if not has_inputs:
@@ -333,12 +273,12 @@ class SeqioTask:
     if [d.rank for d in first] != [d.rank for d in again]:
       raise UserError(
         f"TASK: {self.name} gives other documents each time it is read; let "
-        "its preprocessors draw random numbers from the seeds that "
-        "seqio.map_over_dataset(num_seeds=...) gives them only."
+        "its preprocessors draw random numbers only from the seeds that "
+        "seqio.map_over_dataset(num_seeds=...) gives them."
       )
     return first
 
-  def _dataset(self, split: str) -> Any:
+  def _make_dataset(self, split: str) -> Any:
     """Returns the tf.data.Dataset of the steps."""
     tf = _import_tensorflow()
     with tf.device("CPU:0"):  # GPUs are for the model
@@ -357,7 +297,7 @@ class SeqioTask:
   @functools.cached_property
   def _features(self) -> _Features:
     with user_code(f"TASK: {self.name}"):
-      specs = self._dataset(TRAIN).element_spec
+      specs = self._make_dataset(TRAIN).element_spec
       if "targets" not in specs:
         raise UserError(
           f"TASK: {self.name} makes no feature 'targets', only "
@@ -365,7 +305,7 @@ class SeqioTask:
           "seqio.preprocessors.rekey does."
         )
       names = [name for name in ("inputs", "targets") if name in specs]
-      kinds = {name: kind(specs[name]) for name in names}
+      kinds = {name: kind_of_feature(specs[name]) for name in names}
       if set(kinds.values()) not in ({"text"}, {"ids"}):
         raise UserError(
           f"TASK: {self.name} makes {kinds}; make each a text, or each the "
@@ -381,7 +321,7 @@ class SeqioTask:
 
   def _read(self, split: str) -> Iterator[Document]:
     features = self._features
-    for example in self._examples(split):
+    for example in self._read_values(split):
       values = [
         decode_text(value) if features.is_text else strip_eos(value, eos_id)
         for value, eos_id in zip(
@@ -393,19 +333,16 @@ class SeqioTask:
       elif len(values[-1]):  # targets come last
         yield Document(values[-1], values[0] if features.has_inputs else None)
 
-  def _examples(self, split: str) -> Iterator[Sequence[Any]]:
+  def _read_values(self, split: str) -> Iterator[Sequence[Any]]:
     """Yields the values of each example, inputs before targets."""
     names, is_text = [*self._features.eos_ids], self._features.is_text
-    with user_code(f"TASK: {self.name}, split {split!r}"):
-      dataset = self._dataset(split).map(lambda e: {n: e[n] for n in names})
-      # TensorFlow takes 0.1 ms for whatever it hands over.
+    where = f"TASK: {self.name}, split {split!r}"
+    with user_code(where):
+      dataset = self._make_dataset(split)
+      dataset = dataset.map(lambda e: {n: e[n] for n in names})
+      # TensorFlow takes 0.1 ms for each value that it hands over.
       dataset = dataset.batch(_BATCH) if is_text else dataset
-      examples = dataset.as_numpy_iterator()
-    while True:
-      with user_code(f"TASK: {self.name}, split {split!r}"):
-        example = next(examples, None)
-      if example is None:
-        return
+    for example in read_examples(dataset, where):
       values = [example[name] for name in names]
       yield from zip(*values, strict=True) if is_text else [values]
 
@@ -417,9 +354,14 @@ def _import_tensorflow() -> Any:
 
 
 def import_seqio(name: str, setting: str = "TASK") -> Any:
-  """Returns the module seqio, or raises UserError where it is missing."""
+  """Returns the module seqio, or raises UserError where it is missing.
+
+  Args:
+    name: name of the task that needs it, for the message.
+    setting: setting that names the task.
+  """
   try:
-    _import_tensorflow()  # first: it holds back what the import writes
+    _import_tensorflow()  # first, because it silences what the import logs
     import seqio
   except ImportError as error:
     raise UserError(
@@ -430,7 +372,7 @@ def import_seqio(name: str, setting: str = "TASK") -> Any:
   return seqio
 
 
-def _sha256(vocabulary: Any) -> str:
+def _hash_vocabulary(vocabulary: Any) -> str:
   """Returns the hash of the SentencePiece model, its sentinels included."""
   path = vocabulary.sentencepiece_model_file
   tf = _import_tensorflow()
@@ -439,3 +381,63 @@ def _sha256(vocabulary: Any) -> str:
       return hashlib.sha256(vocabulary.sp_model).hexdigest()
     with tf.io.gfile.GFile(path, "rb") as file:
       return hashlib.sha256(file.read()).hexdigest()
+
+
+def describe_code(value: object, within: tuple[int, ...] = ()) -> str:
+  """Returns a text that is the same in every process for the same code.
+
+  It holds the source code of a function, its defaults, bound arguments and
+  closure. It does not see what the function calls, reads from globals or files,
+  or gets from gin.
+
+  Args:
+    value: a function, or a value that functions hold.
+    within: ids of the values that hold this one.
+  """
+  if isinstance(value, _PLAIN):
+    return repr(value)
+  if id(value) in within:  # a recursive function closes over itself
+    return "itself"
+  parts = [f"{type(value).__module__}.{type(value).__qualname__}"]
+  within = (*within, id(value))
+  parts += [describe_code(each, within) for each in _list_parts(value)]
+  return f"({', '.join(parts)})"
+
+
+def _list_parts(value: object) -> list[object]:
+  """Returns the parts of a value that is not plain."""
+  if isinstance(value, (list, tuple)):
+    return [*value]
+  if isinstance(value, dict):
+    return [part for pair in value.items() for part in pair]
+  if isinstance(value, (set, frozenset)):
+    return sorted(map(describe_code, value))  # the order of a set is arbitrary
+  if isinstance(value, functools.partial):
+    return [value.func, value.args, value.keywords]
+  if isinstance(value, types.MethodType):
+    return [value.__func__]
+  if isinstance(value, types.FunctionType):
+    cells = [_read_cell(cell) for cell in value.__closure__ or ()]
+    return [_read_code(value), value.__defaults__, value.__kwdefaults__, cells]
+  if isinstance(value, type):
+    return [value.__module__, value.__qualname__, _read_code(value)]
+  if isinstance(value, types.ModuleType):
+    return [value.__name__]
+  if callable(value) and hasattr(value, "__dict__"):
+    return [type(value), vars(value)]
+  return [_ADDRESS.sub("", repr(value))]
+
+
+def _read_code(function: object) -> str:
+  try:
+    return inspect.getsource(function)
+  except (OSError, TypeError):  # typed into a shell: bytecode instead
+    code = getattr(function, "__code__", None)
+    return _ADDRESS.sub("", repr(code and (code.co_code, code.co_consts)))
+
+
+def _read_cell(cell: types.CellType) -> object:
+  try:
+    return cell.cell_contents
+  except ValueError:  # not assigned yet
+    return None

@@ -3,21 +3,22 @@
 """The source of TEXT_FILES: files of text and of JSON lines.
 
 A file is one document, kept byte for byte; in a .jsonl file each line is one.
-
-Contents of text files: the whole file, or the texts of its JSON lines.
-
-Sources of the data settings: TEXT_FILES, or the tasks of TASK.
 """
 
 import dataclasses
-import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from palm_mtf import user_text
 from palm_mtf.config import DataConfig
-from palm_mtf.data.sources.document import SPLITS, Document, Source, decode_text
+from palm_mtf.data.sources.document import (
+  SPLITS,
+  Document,
+  Source,
+  decode_text,
+  hash_parts,
+)
 from palm_mtf.data.sources.files import (
   FileDigests,
   TextFile,
@@ -25,12 +26,10 @@ from palm_mtf.data.sources.files import (
   find_files,
 )
 from palm_mtf.errors import UserError, did_you_mean
-from palm_mtf.user_text import is_text, shown
 
 _logger = logging.getLogger(__name__)
 
-
-_MAX_WEIGHT = 2**53  # a float holds every whole number below it
+_MAX_WEIGHT = 2**53  # a float holds every integer below it
 
 
 class Settings(NamedTuple):
@@ -46,119 +45,38 @@ MACROS = Settings("TEXT_FILES", "TEXT_FIELD", "WEIGHT_FIELD")
 
 
 class Fields(NamedTuple):
-  """Fields of a JSON line that are read."""
+  """Names of the fields of a JSON line that are read."""
 
   text: str
   weight: str | None = None  # None for a weight of 1
   quality: str | None = None  # None for no quality
 
 
-class Line(NamedTuple):
-  """A JSON line."""
+def open_sources(
+  data: DataConfig, sequence_length: int | None = None
+) -> list[Source]:
+  """Returns the sources of a run, TEXT_FILES or TASK; their rates sum to 1.
 
-  number: int  # in its file, from 1 on
-  text: str
-  weight: float
-  quality: float | None
-
-
-def read_file(file: TextFile, settings: Settings) -> bytes:
-  """Returns the content of a file, decompressed.
+  Args:
+    data: data settings of the run.
+    sequence_length: tokens in a row, for preprocessors that cut token ids.
 
   Raises:
-    UserError: the file cannot be read, or is damaged; names it.
+    UserError: files are missing, or TASK is no registered task.
   """
-  content = user_text.read_bytes(file.path, _place(file, settings))
-  check_unchanged(file)
-  return content
+  if data.task is None:
+    return [
+      TextFiles(
+        data.text_files,
+        text_field=data.text_field,
+        weight_field=data.weight_field,
+        quality_field=data.filters.quality_field,
+        validation_share=data.validation_share,
+      )
+    ]
+  from palm_mtf.data.sources.seqio_task import open_task  # imports TensorFlow
 
-
-def read_jsonl_texts(
-  file: TextFile, fields: Fields, settings: Settings
-) -> Iterator[Line]:
-  """Yields every line that is not blank; one is in memory at a time.
-
-  Raises:
-    UserError: the file cannot be read or is damaged, or a line is broken or
-      lacks a field; names file and line.
-  """
-  fix = "a .jsonl file has one JSON object on each line"
-  lines = user_text.read_json_lines(file.path, _place(file, settings), fix)
-  for number, where, found in lines:
-    yield Line(
-      number,
-      _text(found, fields.text, where, settings),
-      _weight(found, fields.weight, where, settings),
-      _quality(found, fields.quality, where, settings),
-    )
-  check_unchanged(file)
-
-
-def _place(file: TextFile, settings: Settings) -> str:
-  return f"{settings.files}: {file.path}"
-
-
-def _field(
-  line: dict[str, object], name: str, where: str, setting: str
-) -> object:
-  if name not in line:
-    has = f"has {', '.join(map(repr, line))}" if line else "is empty"
-    raise UserError(
-      f"{where}: no field {name!r}{did_you_mean(name, line)}; it {has}; set "
-      f"{setting}, or mend the line."
-    )
-  return line[name]
-
-
-def _text(
-  line: dict[str, object], name: str, where: str, settings: Settings
-) -> str:
-  text = _field(line, name, where, settings.text_field)
-  if not isinstance(text, str):
-    raise UserError(
-      f"{where}: {name!r} is {shown(text)}, not a text; set "
-      f"{settings.text_field} to the field that holds the text, or mend the "
-      "line."
-    )
-  return text
-
-
-def _weight(
-  line: dict[str, object], name: str | None, where: str, settings: Settings
-) -> float:
-  if name is None:
-    return 1.0
-  weight = _field(line, name, where, settings.weight_field)
-  if not _is_number(weight) or not 0 <= weight < _MAX_WEIGHT:
-    raise UserError(
-      f"{where}: {name!r} is {shown(weight)}, not a number of at least 0; set "
-      f"{settings.weight_field} to the field that holds the weight, or to "
-      "None, or mend the line."
-    )
-  return float(weight)
-
-
-def _quality(
-  line: dict[str, object], name: str | None, where: str, settings: Settings
-) -> float | None:
-  if name is None:
-    return None
-  quality = _field(line, name, where, settings.quality_field)
-  if not _is_number(quality):
-    raise UserError(
-      f"{where}: {name!r} is {shown(quality)}, not a number; set "
-      f"{settings.quality_field} to the field that holds the quality, or mend "
-      "the line."
-    )
-  return quality
-
-
-def _is_number(value: object) -> bool:
-  return (
-    isinstance(value, (int, float))
-    and not isinstance(value, bool)
-    and value == value  # NaN is not
-  )
+  return open_task(data.task, data.validation_share, sequence_length)
 
 
 class TextFiles:
@@ -188,8 +106,8 @@ class TextFiles:
       globs: one glob or several; see files.py.
       text_field: field of a JSON line with the document.
       weight_field: field with its weight, or None for a weight of 1.
-      quality_field: field with its quality, or None; every file is then one of
-        JSON lines.
+      quality_field: field with its quality; every file must then be .jsonl.
+        None reads no quality.
       validation_share: share of the documents that is held out.
       name: name of the source.
       settings: names of the user's settings, for messages.
@@ -209,13 +127,13 @@ class TextFiles:
     if quality_field is not None and plain:
       raise UserError(
         f"{settings.quality_field} = {quality_field!r}: {plain[0]} has no "
-        f"fields; give .jsonl files alone, or set it to None."
+        f"fields; give only .jsonl files, or set it to None."
       )
 
   @property
   def num_bytes(self) -> int | None:
-    """Size of all files, or None where some are compressed."""
-    # For progress bars and full disks, which need the size of the text itself.
+    """Size of all files; None if any is compressed."""
+    # Progress bars and the message of a full disk need the size of the text.
     if any(file.compression for file in self.files):
       return None
     return sum(file.num_bytes for file in self.files)
@@ -226,20 +144,22 @@ class TextFiles:
     # or were touched, as long as their order stays.
     kinds = [file.is_json_lines for file in self.files]
     contents = (digests or FileDigests()).read(self.files)
-    # A quality changes no document; the filter that reads it has its field.
+    # Not the field of the quality: it changes no document, and the fingerprint
+    # of a filter that reads it has the field.
     fields = (self._fields.text, self._fields.weight)
-    parts = (
-      self._validation_share,
-      fields if any(kinds) else None,
-      *zip(kinds, contents, strict=True),
+    return hash_parts(
+      (
+        self._validation_share,
+        fields if any(kinds) else None,
+        *zip(kinds, contents, strict=True),
+      )
     )
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
   def check_vocabulary(self, sha256: str | None) -> None:
     """Does nothing: any vocabulary can encode text."""
 
   def documents(self) -> Iterator[tuple[str, Document]]:
-    """Yields (split, document); reads everything anew.
+    """Yields (split, document).
 
     Raises:
       UserError: a file cannot be read or is damaged, a JSON line is broken, or
@@ -274,12 +194,12 @@ class TextFiles:
   def _read(self, file: TextFile) -> Iterator[Document]:
     if file.is_json_lines:
       lines = read_jsonl_texts(file, self._fields, self._settings)
-      for number, text, weight, quality in lines:
+      for number, document in lines:
         # A JSON escape may be half a surrogate pair, which has no UTF-8.
-        if not is_text(text):
+        if not user_text.is_text(document.text):
           self._skipped_lines.add(f"{file.path}, line {number:,}")
-        elif text:
-          yield Document(text, weight=weight, quality=quality)
+        elif document.text:
+          yield document
       return
     text = decode_text(read_file(file, self._settings))
     if text is None:
@@ -290,7 +210,7 @@ class TextFiles:
 
 @dataclasses.dataclass
 class _Skipped:
-  """A count of what is left out; as a text, why, and the first of it."""
+  """Files or lines that are left out; `str` gives the reason and the first."""
 
   why: str
   count: int = 0
@@ -304,28 +224,92 @@ class _Skipped:
     return f" ({self.why}, such as {self.first})" if self.count else ""
 
 
-def open_sources(
-  data: DataConfig, sequence_length: int | None = None
-) -> list[Source]:
-  """Returns the sources of a run; their rates sum to 1.
-
-  Args:
-    data: the data settings of the run.
-    sequence_length: tokens in a row, for preprocessors that cut token ids.
+def read_file(file: TextFile, settings: Settings) -> bytes:
+  """Returns the content of a file, decompressed.
 
   Raises:
-    UserError: files are missing, or TASK is no registered task.
+    UserError: the file cannot be read, or is damaged; names it.
   """
-  if data.task is None:
-    return [
-      TextFiles(
-        data.text_files,
-        text_field=data.text_field,
-        weight_field=data.weight_field,
-        quality_field=data.filters.quality_field,
-        validation_share=data.validation_share,
-      )
-    ]
-  from palm_mtf.data.sources.seqio_task import open_task  # brings TensorFlow
+  content = user_text.read_bytes(file.path, f"{settings.files}: {file.path}")
+  check_unchanged(file)
+  return content
 
-  return open_task(data.task, data.validation_share, sequence_length)
+
+def read_jsonl_texts(
+  file: TextFile, fields: Fields, settings: Settings
+) -> Iterator[tuple[int, Document]]:
+  """Yields each line that is not blank, and its number in the file from 1 on.
+
+  One line is in memory at a time.
+
+  Raises:
+    UserError: the file cannot be read or is damaged, or a line is broken or
+      lacks a field; names file and line.
+  """
+  fix = "a .jsonl file has one JSON object on each line"
+  what = f"{settings.files}: {file.path}"
+  for number, where, line in user_text.read_json_lines(file.path, what, fix):
+    text = _read_field(
+      line,
+      fields.text,
+      where,
+      settings.text_field,
+      lambda x: isinstance(x, str),
+      "a text",
+      "to the field that holds the text",
+    )
+    weight, quality = 1.0, None
+    if fields.weight is not None:
+      weight = _read_field(
+        line,
+        fields.weight,
+        where,
+        settings.weight_field,
+        lambda x: _is_number(x) and 0 <= x < _MAX_WEIGHT,
+        "a number of at least 0",
+        "to the field that holds the weight, or to None",
+      )
+    if fields.quality is not None:
+      quality = _read_field(
+        line,
+        fields.quality,
+        where,
+        settings.quality_field,
+        _is_number,
+        "a number",
+        "to the field that holds the quality",
+      )
+    yield number, Document(text, weight=float(weight), quality=quality)
+  check_unchanged(file)
+
+
+def _read_field(
+  line: dict[str, object],
+  name: str,
+  where: str,
+  setting: str,
+  is_right: Callable[[Any], bool],
+  wanted: str,
+  fix: str,
+) -> Any:
+  """Returns a field of a JSON line; raises UserError unless it `is_right`."""
+  if name not in line:
+    has = f"has {', '.join(map(repr, line))}" if line else "is empty"
+    raise UserError(
+      f"{where}: no field {name!r}{did_you_mean(name, line)}; it {has}; set "
+      f"{setting}, or mend the line."
+    )
+  if not is_right(line[name]):
+    raise UserError(
+      f"{where}: {name!r} is {user_text.shown(line[name])}, not {wanted}; set "
+      f"{setting} {fix}, or mend the line."
+    )
+  return line[name]
+
+
+def _is_number(value: object) -> bool:
+  return (
+    isinstance(value, (int, float))
+    and not isinstance(value, bool)
+    and value == value  # NaN is not
+  )

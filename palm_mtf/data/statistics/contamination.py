@@ -1,17 +1,17 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Contamination of an evaluation set by the training text, as in PaLM (8).
+"""Evaluation examples in training text, found by their 8-grams (PaLM 8).
 
-An example is contaminated when at least 70% of its 8-grams occur in the
-training text. PaLM does not say what a gram is: here it is a word (ngrams.py),
-of the inputs of an example and then of its text.
+PaLM does not say what a gram is: here it is a word (ngrams.py), of an example's
+inputs and then of its text. Two questions have an answer:
 
-Documents that contain examples of an evaluation set, and which they contain.
+ContaminationSearch: which examples are contaminated? At least 70% of such an
+example's 8-grams occur anywhere in the training text.
 
-A document contains an example when at least 70% of the example's 8-grams, of
-the words of its inputs and then of its text, occur in the document, however
-long the document is. Examples of fewer than 8 words have no 8-gram: nothing
-contains them. Memory: 32 bytes an 8-gram, of which the search needs 8.
+ContainedExamples: which documents contain an example? At least 70% of the
+example's 8-grams occur in that one document, however long it is. An example of
+fewer than 8 words has no 8-gram, so no document contains it. Memory: 32 bytes
+per 8-gram; the table that worker processes need has 8 bytes per 8-gram.
 """
 
 import dataclasses
@@ -37,25 +37,25 @@ class Contamination:
   """Counts of examples of an evaluation set."""
 
   examples: int
-  judged: int  # whose n-grams were looked for: all, or a sample
-  # Judged examples of fewer than 8 words: counted apart, because a word or two
-  # always occurs.
+  judged: int  # examples whose n-grams were looked for: all, or a sample
+  # Judged examples of fewer than 8 words, counted separately, because one or
+  # two words always occur.
   short: int
   contaminated: int
   contaminated_short: int
-  ngram_share: float  # of the n-grams of the judged, those in training text
+  ngram_share: float  # share of the judged examples' n-grams that were found
 
 
 class Examples:
   """The n-grams of an evaluation set, or of a fair sample of it."""
 
   def __init__(self, max_ngrams: int = _MAX_NGRAMS):
-    """Keeps `max_ngrams` n-grams at most, but one example in any case."""
+    """Keeps at most `max_ngrams` n-grams, but always one example."""
     self.count = 0  # of examples added
     self._max_ngrams = max_ngrams
     self._num_ngrams = 0
-    # The examples of the lowest ranks, as many as fit: a sample that is the
-    # same in any order. A heap of (-rank, number, words, n-grams).
+    # A heap of (-rank, number, words, n-grams). It keeps as many examples of
+    # the lowest ranks as fit: the same sample in any order of examples.
     self._kept: list[tuple[float, int, int, np.ndarray]] = []
     self._limit = 2.0  # examples of this rank and above do not fit
 
@@ -65,8 +65,8 @@ class Examples:
     if example.rank >= self._limit:
       return
     words = hash_document(example)
-    # A short example is one n-gram of all its words; one without words is none,
-    # and never contaminated.
+    # A short example is one n-gram of all its words. An example without words
+    # has no n-gram, and is never contaminated.
     ngrams = hash_ngrams(words, max(1, min(NGRAM_WORDS, len(words))))
     item = (-example.rank, self.count, len(words), ngrams)
     heapq.heappush(self._kept, item)
@@ -77,7 +77,7 @@ class Examples:
       self._limit = min(self._limit, -rank)
 
   def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the words of each example, [judged], int64, and its n-grams."""
+    """Returns each example's number of words, [kept], int64, and n-grams."""
     words = np.array([words for _, _, words, _ in self._kept], np.int64)
     return words, [ngrams for _, _, _, ngrams in self._kept]
 
@@ -85,15 +85,15 @@ class Examples:
 class ContaminationSearch:
   """A search for the n-grams of an evaluation set in the training text.
 
-  The training text streams past the n-grams: memory does not grow with it.
+  Memory does not grow with the training text.
   """
 
   def __init__(self, examples: Examples):
-    """Takes `examples`, to which nothing is added any more."""
+    """Takes `examples`; no example may be added afterwards."""
     self._num_examples = examples.count
     self._words, ngrams = examples.kept()
     self._counts = np.array([len(each) for each in ngrams], np.int64)
-    # The different n-grams, sorted, and the index of each example's ngrams.
+    # The different n-grams, sorted, and the index of each example's n-grams.
     self._ngrams, self._places = np.unique(
       np.concatenate([np.empty(0, np.uint64), *ngrams]), return_inverse=True
     )
@@ -128,18 +128,18 @@ class ContaminationSearch:
 
 
 class ContainedExamples:
-  """The 8-grams of evaluation examples."""
+  """The 8-grams of evaluation examples, to find documents that contain one."""
 
   def __init__(self, examples: Iterable[Document]):
     """Reads the examples once."""
-    ngrams = [np.empty(0, np.uint64)]  # for there may be no example
+    ngrams = [np.empty(0, np.uint64)]  # because there may be no example
     ngrams += [hash_ngrams(hash_document(x), NGRAM_WORDS) for x in examples]
     self._counts = np.array([len(each) for each in ngrams], np.int64)
     self.num_examples = len(ngrams) - 1
     self.num_short = int((self._counts == 0).sum()) - 1  # of fewer than 8 words
     # The different 8-grams, sorted, which `find_ngrams` looks for.
     self.table, index = np.unique(np.concatenate(ngrams), return_inverse=True)
-    # The examples of each of them, joined, and where they begin.
+    # The examples that have 8-gram i: owners[starts[i] : starts[i + 1]].
     by_ngram = np.argsort(index, kind="stable")
     self._owners = np.repeat(np.arange(len(ngrams)), self._counts)[by_ngram]
     self._starts = np.searchsorted(
@@ -171,7 +171,7 @@ class ContainedExamples:
       minlength=len(self._counts),
     )
     shares = hits / np.maximum(1, self._counts)
-    return shares[1:] >= MIN_SHARE  # the first holds no example
+    return shares[1:] >= MIN_SHARE  # entry 0 is no example
 
 
 def find_ngrams(table: np.ndarray, document: Document) -> np.ndarray:

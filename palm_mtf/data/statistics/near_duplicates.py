@@ -3,14 +3,15 @@
 """Exact and near duplicates among documents, found in one pass.
 
 Exact duplicates have the same text. Near duplicates are different texts whose
-sets of 5-word runs have a Jaccard similarity, shared runs over all runs, of
-about 0.8 or more; pairs of them connect groups. A pair is found
+sets of 5-word runs have a Jaccard similarity (shared runs over all runs) of
+about 0.8 or more; pairs of near duplicates are connected to groups. A pair is
+found with
 
   similarity    0.60   0.65   0.70   0.75   0.80   0.85   0.90   0.95
   probability  0.000  0.000  0.005  0.089  0.495  0.934  1.000  1.000
 
-whatever the order of the documents. Memory: 281 bytes a document, however long
-it is, and some 900 more while groups are made.
+in any order of the documents. Memory: 281 bytes per document of any length, and
+some 900 more while groups are made.
 """
 
 import dataclasses
@@ -31,25 +32,26 @@ MIN_SIMILARITY = 0.8
 _RUN_WORDS = 5  # a text of fewer words is one run
 # MinHash (Broder 1997): two texts of similarity J share each value with
 # probability J. Texts that share all values of a band are compared.
-_BANDS, _ROWS = 16, 8  # bands of so many values
+_BANDS, _ROWS = 16, 8  # number of bands, and of values per band
 NUM_VALUES = _BANDS * _ROWS
 DIGEST_BYTES = 16
-# Of the texts that share a band, each is compared with so many others: with all
-# but in huge groups, whose members fewer pairs connect too.
+# Most comparisons per text that shares a band. Only huge groups need more for
+# all pairs, and a part of their pairs connects them too.
 _NEIGHBORS = 32
 _PAIRS_AT_ONCE = 1 << 16
-_RUNS_AT_ONCE = 256  # times 128 values: what a core's cache holds
+_RUNS_AT_ONCE = 256  # with 128 values each they fit into a core's cache
 
-# MinHash values are the smallest of linear functions, factor * x + addend mod
-# 2 ** 32, of the runs' hashes. The numbers have no pattern.
+# A MinHash value is the minimum over the runs' hashes x of a linear function,
+# factor * x + addend mod 2 ** 32. Factors and addends are hashes, so that they
+# have no pattern.
 _FACTORS, _ADDENDS = (
   hash_words(np.arange(2 * NUM_VALUES)).astype(np.uint32).reshape(2, NUM_VALUES)
 )
-_FACTORS |= 1  # odd, so that a function is one to one
+_FACTORS |= 1  # odd, so that the function is one to one
 
 
 class Group(NamedTuple):
-  """Documents with one text, or texts that are near duplicates."""
+  """Documents with the same text, or texts that are near duplicates."""
 
   size: int
   digest: bytes  # of a member, the same whatever the order of the documents
@@ -60,13 +62,13 @@ class Duplicates:
   """Duplicates in a corpus: numbers, sizes and the largest groups."""
 
   num_texts: int  # different texts
-  exact_documents: int  # whose text came before: all but num_texts
+  exact_documents: int  # all documents but one per text
   exact_bytes: int  # of their text, in UTF-8
   exact_across: int  # held-out documents with the text of a training document
-  near_groups: int  # of two or more different texts
-  near_texts: int  # in such groups, without one of each
-  near_bytes: int  # of these texts, the largest of each group left out
-  # Held-out documents in a group with a training document, without those of
+  near_groups: int  # groups of two or more different texts
+  near_texts: int  # texts in these groups, without one per group
+  near_bytes: int  # of these texts; the one left out is the largest
+  # Held-out documents in a group with a training document, not counted in
   # exact_across.
   near_across: int
   largest_exact: list[Group]  # texts with most documents, two or more
@@ -83,7 +85,7 @@ class Sketches:
     self._held_out = bytearray()
 
   def add(self, document: Document, split: str) -> None:
-    """Keeps the hash and the MinHash values of a document of `split`."""
+    """Adds a document of `split`."""
     digest = text_digest(document)
     self._digests += digest
     self._values += minhash(document, digest).tobytes()
@@ -93,7 +95,7 @@ class Sketches:
   def columns(self) -> tuple[np.ndarray, ...]:
     """Returns digests, MinHash values, sizes, and whether each is held out.
 
-    Views: while they live nothing can be added.
+    The arrays are views: nothing can be added while they exist.
     """
     return (
       np.frombuffer(self._digests, np.uint64).reshape(-1, 2),
@@ -104,23 +106,23 @@ class Sketches:
 
 
 def text_digest(document: Document) -> bytes:
-  """Returns the hash of inputs and text that names them in a `Group`."""
+  """Returns the hash of inputs and text that a `Group` has."""
   return document.digest(DIGEST_BYTES)
 
 
 def find_duplicates(
   sketches: Sequence[Sketches], num_largest: int = 3
 ) -> Duplicates:
-  """Returns the duplicates within and among sources.
+  """Returns the duplicates in and across sources.
 
   Args:
     sketches: sketches of each source.
-    num_largest: number of the largest groups to name, at most.
+    num_largest: most groups in `largest_exact` and in `largest_near`.
   """
   columns = zip(*(each.columns() for each in sketches), strict=True)
   digests, values, sizes, held_out = map(np.concatenate, columns)
-  # Sorted by digest: equal texts are neighbours, and the order of the documents
-  # is lost. From here on a text is a number, [texts].
+  # Sort by digest: equal texts become neighbors, and the result does not depend
+  # on the order of the documents. From here on a text is an index, [texts].
   order = np.lexsort(digests.T)
   digests, held_out = digests[order], held_out[order]
   is_first = np.ones(len(order), bool)
@@ -166,10 +168,10 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
 
   Args:
     document: a document.
-    digest: its hash, for a document without words.
+    digest: its hash, which gives the values if it has no words.
   """
   words = hash_document(document)
-  if not len(words):  # near no other text
+  if not len(words):  # no near duplicate of any other text
     return np.frombuffer(digest * (2 * NUM_VALUES // DIGEST_BYTES), np.uint16)
   runs = hash_ngrams(words, min(_RUN_WORDS, len(words))).astype(np.uint32)
   smallest = np.full(NUM_VALUES, 0xFFFFFFFF, np.uint32)
@@ -177,30 +179,30 @@ def minhash(document: Document, digest: bytes) -> np.ndarray:
     block = runs[start : start + _RUNS_AT_ONCE, np.newaxis] * _FACTORS
     block += _ADDENDS
     np.minimum(smallest, block.min(axis=0), out=smallest)
-  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # mixed, then cut
+  return (smallest * 0x9E3779B1 >> 16).astype(np.uint16)  # mix, then truncate
 
 
 def group_similar(values: np.ndarray) -> np.ndarray:
-  """Returns the group of every text, the index of its first text, [texts].
+  """Returns the group of every text: the index of its first text, [texts].
 
   Args:
-    values: MinHash values of each text, [texts, NUM_VALUES], uint16. Sorted by
-      hash of text, texts have the same groups in any order of documents.
+    values: MinHash values of each text, [texts, NUM_VALUES], uint16. If texts
+      are sorted by hash, the groups do not depend on the order of documents.
   """
-  # Union-find: `groups` leads from a text to an earlier one of its group.
+  # Union-find: groups[text] is the text itself or an earlier one of its group.
   groups = np.arange(len(values))
   for one, other in _pairs_in_a_band(values):
     apart = groups[one] != groups[other]
     for a, b in _similar_pairs(values, one[apart], other[apart]):
-      first, last = sorted((_find(groups, a), _find(groups, b)))
+      first, last = sorted((_find_first(groups, a), _find_first(groups, b)))
       groups[last] = first
     while not np.array_equal(further := groups[groups], groups):
-      groups = further  # all ways are a step long again
+      groups = further  # until each text leads to its first in one step
   return groups
 
 
-def _find(groups: np.ndarray, text: int) -> int:
-  """Returns the first text of a group, and shortens the way to it."""
+def _find_first(groups: np.ndarray, text: int) -> int:
+  """Returns the first text of a group, and shortens the path to it."""
   while (parent := groups[text]) != text:
     groups[text] = groups[parent]
     text = parent
@@ -210,7 +212,7 @@ def _find(groups: np.ndarray, text: int) -> int:
 def _similar_pairs(
   values: np.ndarray, one: np.ndarray, other: np.ndarray
 ) -> Iterator[tuple[int, int]]:
-  """Yields the pairs, of [pairs] and [pairs], that share 0.8 of all values."""
+  """Yields the pairs (one[i], other[i]) that share 0.8 of all values."""
   for start in range(0, len(one), _PAIRS_AT_ONCE):
     a = one[start : start + _PAIRS_AT_ONCE]
     b = other[start : start + _PAIRS_AT_ONCE]
@@ -224,7 +226,7 @@ def _pairs_in_a_band(
   """Yields indices of texts that share a band, [pairs] and [pairs]."""
   for band in range(_BANDS):
     rows = values[:, band * _ROWS : (band + 1) * _ROWS]
-    # A band is two numbers, hashed into one; equal keys become neighbours.
+    # Hash the two halves of a band into one key, and sort by key.
     halves = np.ascontiguousarray(rows).view(np.uint64)
     keys = halves[:, 0] * 0xD1342543DE82EF95 + halves[:, 1]
     order = np.argsort(keys, kind="stable")

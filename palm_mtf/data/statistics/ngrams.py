@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words and n-grams of a text as 64-bit hashes.
 
-The words are `text.lower().split()`, or token ids where a task makes them.
-Equal n-grams have equal hashes, in every text and every process; two different
-ones share a hash about once in 2 ** 64.
+The words are `text.lower().split()`, or token ids where a task makes ids. Equal
+n-grams have equal hashes, in every text and every process; two different ones
+share a hash about once in 2 ** 64.
 """
 
 import functools
@@ -15,9 +15,10 @@ import numpy as np
 
 from palm_mtf.data.sources.document import Document, Text
 
-# Hashing a block takes about 50 bytes of memory a character; words take 8 each.
+# Hashing a block takes about 50 bytes of memory per character; a word's hash
+# takes 8 bytes.
 _BLOCK_CHARACTERS = 1 << 18
-_SPACE = re.compile(r"\s")  # the characters that str.split() splits at
+_SPACE = re.compile(r"\s")  # the characters at which str.split() splits
 _LAST_SPACE = 0x3000
 # Odd, so that products mod 2 ** 64 lose nothing.
 _CHARACTER_FACTOR = 0x9E3779B97F4A7C15
@@ -36,7 +37,7 @@ def hash_words(text: Text) -> np.ndarray:
   """Returns a hash of each word of `text`, [num_words], uint64."""
   if isinstance(text, np.ndarray):
     return _mix(text.astype(np.uint64))
-  blocks = [_hash_block(block) for block in _blocks(text)]
+  blocks = [_hash_block(block) for block in _cut_blocks(text)]
   return np.concatenate([np.empty(0, np.uint64), *blocks])
 
 
@@ -48,7 +49,7 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
     n: words in an n-gram, at least 1.
   """
   count = max(0, len(words) - n + 1)
-  hashes = np.full(count, n, np.uint64)  # those of different n differ
+  hashes = np.full(count, n, np.uint64)  # hashes for different n differ
   for i in range(n):
     hashes *= _WORD_FACTOR
     hashes += words[i : i + count]
@@ -56,7 +57,7 @@ def hash_ngrams(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-  """Returns where hashes stand in a table; those that do not are left out.
+  """Returns the indices in a table of the hashes that it holds.
 
   Args:
     table: different hashes, sorted, [table], uint64.
@@ -64,13 +65,13 @@ def find_hashes(table: np.ndarray, hashes: np.ndarray) -> np.ndarray:
   """
   if not len(table):
     return np.empty(0, np.int64)
-  hashes = np.sort(hashes)  # four times as fast to look up
+  hashes = np.sort(hashes)  # sorted hashes are found four times as fast
   places = np.searchsorted(table, hashes)
   places[places == len(table)] = 0
   return places[table[places] == hashes]
 
 
-def _blocks(text: str) -> Iterator[str]:
+def _cut_blocks(text: str) -> Iterator[str]:
   """Yields `text` in blocks that end with a word."""
   start = 0
   while start < len(text):
@@ -96,7 +97,8 @@ def _hash_block(block: str) -> np.ndarray:
   terms = characters + np.uint64(1)
   terms[is_space] = 0
   terms *= powers[: len(terms)]
-  # reduceat sums up each word; inverse powers move it to the block's start.
+  # reduceat sums each word with powers that count from the start of the block;
+  # the inverse power makes them count from the start of the word.
   return _mix(np.add.reduceat(terms, starts) * inverses[starts])
 
 
@@ -117,7 +119,7 @@ def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mix(hashes: np.ndarray) -> np.ndarray:
-  """Returns `hashes`, spread over all 64 bits in place, by SplitMix64."""
+  """Spreads `hashes` over all 64 bits in place, by SplitMix64; returns them."""
   hashes ^= hashes >> 30
   hashes *= 0xBF58476D1CE4E5B9
   hashes ^= hashes >> 27

@@ -23,15 +23,12 @@ from palm_mtf.data.statistics.near_duplicates import (
 _START_CHARACTERS = 60
 _START_IDS = 10
 
-# Yields split, document, and the tokens of its inputs and of its text without
-# [eod], of each (split, document).
+# Tokens of a document's inputs and of its text, without [eod].
+Lengths = tuple[int, int]
+# Takes (split, document) pairs; yields split, document and its lengths.
 CountTokens = Callable[
-  [Iterable[tuple[str, Document]]],
-  Iterator[tuple[str, Document, tuple[int, int]]],
+  [Iterable[tuple[str, Document]]], Iterator[tuple[str, Document, Lengths]]
 ]
-# Called with the source of a training document, the document, and its tokens as
-# above.
-NoteLength = Callable[[Source, Document, tuple[int, int]], None]
 
 
 @dataclasses.dataclass
@@ -40,14 +37,14 @@ class TextCounts:
 
   documents: int = 0  # each once, whatever its weight
   bytes: int = 0  # of their text in UTF-8
-  tokens: int | None = None  # an [eod] a document included; None: not counted
+  tokens: int | None = None  # with an [eod] per document; None: not counted
   held_out_documents: int = 0
   held_out_bytes: int = 0
   longest_bytes: int = 0  # of the longest document
   longest_start: str = ""  # the beginning of its text
 
   def add(self, split: str, document: Document, tokens: int | None) -> None:
-    """Counts one document; `tokens` without [eod], or None."""
+    """Counts one document; `tokens` is without [eod], or None."""
     num_bytes = document.num_bytes
     self.documents += 1
     self.bytes += num_bytes
@@ -58,7 +55,7 @@ class TextCounts:
       self.held_out_bytes += num_bytes
     if num_bytes > self.longest_bytes:
       self.longest_bytes = num_bytes
-      self.longest_start = _start(document)
+      self.longest_start = _start_of(document)
 
 
 class Measured(NamedTuple):
@@ -73,18 +70,20 @@ class Survey:
   """The statistics of a corpus."""
 
   sources: dict[str, Measured]  # by name
-  total: Measured  # duplicates among sources included
-  # Of evaluation sets, by the training documents of all sources: "validation"
-  # is their validation split, others are by name.
+  total: Measured  # with the duplicates across sources
+  # By evaluation set, its contamination by the training documents of all
+  # sources; "validation" is the validation split of the sources.
   contamination: dict[str, Contamination]
-  starts: dict[bytes, str]  # of a member of each largest group, by its digest
+  starts: dict[
+    bytes, str
+  ]  # a text's beginning per largest group, by its digest
 
 
 def survey(
   sources: Sequence[Source],
   count_tokens: CountTokens | None,
   evaluation_sets: dict[str, Examples],
-  note_length: NoteLength = lambda source, document, tokens: None,
+  note_length: Callable[[Source, Document, Lengths], None] = lambda *_: None,
 ) -> Survey:
   """Reads all sources twice and returns their statistics.
 
@@ -101,10 +100,10 @@ def survey(
   sketches = [Sketches() for _ in sources]
   held_out = Examples()
   # The first reading: counts, sketches of all documents for near_duplicates.py,
-  # n-grams of held-out ones for contamination.py.
-  with _bar("Measuring text", sources) as advance:
+  # and n-grams of held-out documents for contamination.py.
+  with _show_bar("Measuring text", sources) as advance:
     for source, counted, sketch in zip(sources, counts, sketches, strict=True):
-      for split, document, lengths in _documents(source, count_tokens):
+      for split, document, lengths in _read_documents(source, count_tokens):
         tokens = None if lengths is None else sum(lengths)
         if split == TRAIN and lengths is not None:
           note_length(source, document, lengths)
@@ -120,7 +119,7 @@ def survey(
     for source, counted, sketch in zip(sources, counts, sketches, strict=True)
   }
   everything = Measured(total, find_duplicates(sketches))
-  del sketches, sketch  # memory for the second reading
+  del sketches, sketch  # frees memory for the second reading
   searches = {
     name: ContaminationSearch(examples)
     for name, examples in {"validation": held_out, **evaluation_sets}.items()
@@ -130,10 +129,10 @@ def survey(
   return Survey(measured, everything, found, starts)
 
 
-def _documents(
+def _read_documents(
   source: Source, count_tokens: CountTokens | None
-) -> Iterator[tuple[str, Document, tuple[int, int] | None]]:
-  """Yields split, document and its tokens, None where not counted."""
+) -> Iterator[tuple[str, Document, Lengths | None]]:
+  """Yields split, document and its lengths, None where not counted."""
   if count_tokens is not None:
     yield from count_tokens(source.documents())
   else:
@@ -146,19 +145,19 @@ def _search(
   measured: Sequence[Measured],
   searches: Collection[ContaminationSearch],
 ) -> dict[bytes, str]:
-  """Reads the training documents for `searches`; returns starts of groups."""
+  """Adds the training documents to `searches`; returns `Survey.starts`."""
   wanted = {
     group.digest
     for each in measured
     for group in each.duplicates.largest_exact + each.duplicates.largest_near
   }
   starts = {}
-  with _bar("Comparing text", sources) as advance:
+  with _show_bar("Comparing text", sources) as advance:
     for source in sources:
       for split, document in source.documents():
         digest = text_digest(document)
         if digest in wanted:
-          starts[digest] = _start(document)
+          starts[digest] = _start_of(document)
         if split == TRAIN:
           for search in searches:
             search.add(document)
@@ -166,12 +165,12 @@ def _search(
   return starts
 
 
-def _bar(description: str, sources: Sequence[Source]):
+def _show_bar(description: str, sources: Sequence[Source]):
   sizes = [source.num_bytes for source in sources]
   return progress_bar(description, None if None in sizes else sum(sizes))
 
 
-def _start(document: Document) -> str:
+def _start_of(document: Document) -> str:
   text = document.text if document.inputs is None else document.inputs
   if isinstance(text, str):
     return text[:_START_CHARACTERS]

@@ -1,12 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of .npy files, mapped without a file descriptor each.
-
-np.memmap keeps one open for each array: a store of many shards would have more
-than a process may (`ulimit -n`).
-
-The tokens of one split: arrays on disk, mapped, read like one array.
-"""
+"""The tokens of one split: .npy files, mapped, and read like one array."""
 
 import ctypes
 import itertools
@@ -32,60 +26,14 @@ _C.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
-  """Returns the array of a .npy file; its pages are read when they are used.
-
-  Args:
-    path: path of the file.
-    is_random: whether nothing is read ahead, where what is used is small and
-      lies anywhere.
-
-  Raises:
-    OSError: the file cannot be mapped.
-    ValueError: it has no header of an array.
-  """
-  with open(path, "rb") as file:
-    np.lib.format.read_magic(file)
-    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    begin, count = file.tell(), math.prod(shape)
-    if not count:  # nothing cannot be mapped
-      return np.empty(shape, dtype)
-    num_bytes = begin + count * dtype.itemsize
-    content = _map(file.fileno(), num_bytes, path, is_random)
-  values = np.frombuffer(content, dtype, count, begin).reshape(shape)
-  values.flags.writeable = False  # a page of the file, mapped to be read
-  return values
-
-
-def _map(
-  descriptor: int, num_bytes: int, path: str, is_random: bool
-) -> ctypes.Array:
-  if os.fstat(descriptor).st_size < num_bytes:
-    raise ValueError(f"{path} is cut short")  # to read beyond is a signal
-  address = _C.mmap(
-    None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0
-  )
-  if address == _FAILED:
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), path)
-  if is_random:
-    # Advice: a system that does not know it reads ahead.
-    _C.madvise(address, num_bytes, mmap.MADV_RANDOM)
-  content = (ctypes.c_char * num_bytes).from_address(address)
-  release = weakref.finalize(content, _C.munmap, address, num_bytes)
-  # At the end of the process a thread may still read.
-  release.atexit = False
-  return content
-
-
 class Shard(NamedTuple):
   """Whole documents, joined."""
 
   tokens: np.ndarray  # [num_tokens], uint16 or uint32; [eod] ends each document
-  # Where in `tokens` the targets of each document begin, and where it ends,
-  # behind its [eod], [2, num_documents], int64.
+  # Per document, where in `tokens` its targets begin, and the place after its
+  # [eod], [2, num_documents], int64.
   documents: np.ndarray
-  has_inputs: bool = False  # whether documents are examples: targets are learnt
+  has_inputs: bool = False  # whether documents are examples
 
 
 class TokenArray:
@@ -104,7 +52,7 @@ class TokenArray:
 
   @property
   def has_inputs(self) -> bool:
-    """Whether the documents are examples, of which targets alone are learnt."""
+    """Whether documents are examples, of which only targets are learned."""
     return any(shard.has_inputs for shard in self._shards)
 
   @property
@@ -113,11 +61,11 @@ class TokenArray:
     return int(self._first_documents[-1])
 
   def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens from `start` to before `stop`, across shards.
+    """Returns the tokens `start` to `stop` - 1, across shards.
 
     Returns:
       tokens: [stop - start], int32.
-      is_target: [stop - start], bool: whether each token is learnt.
+      is_target: [stop - start], bool: whether each token is learned.
     """
     tokens = np.empty(stop - start, np.int32)
     is_target = np.ones(stop - start, bool)
@@ -125,11 +73,11 @@ class TokenArray:
     done = 0
     while done < len(tokens):
       shard, first = self._shards[number], start + done - self._starts[number]
-      # The disk is read here: pages of this part alone.
+      # The disk is read here: only the pages of this part.
       part = shard.tokens[first : first + len(tokens) - done]
       tokens[done : done + len(part)] = part
       if shard.has_inputs:
-        is_target[done : done + len(part)] = _is_target(
+        is_target[done : done + len(part)] = _find_targets(
           shard.documents, first, first + len(part)
         )
       done += len(part)
@@ -137,7 +85,7 @@ class TokenArray:
     return tokens, is_target
 
   def extents(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where documents begin, and where they end, behind their [eod].
+    """Returns where documents begin, and the places after their [eod].
 
     Args:
       documents: numbers of documents, in any order, [n], int64.
@@ -149,7 +97,7 @@ class TokenArray:
     shards = np.searchsorted(self._first_documents, documents, "right") - 1
     # Sorted by shard, so that each shard's array is read once.
     order = np.argsort(shards, kind="stable")
-    for number, mine in _runs(shards[order]):
+    for number, mine in _find_runs(shards[order]):
       mine = order[mine]
       local = documents[mine] - self._first_documents[number]
       end = self._shards[number].documents[1]
@@ -159,11 +107,11 @@ class TokenArray:
     return begins, ends
 
   def spans(self) -> np.ndarray:
-    """Returns where every document is, in 24 bytes of memory for each.
+    """Returns where every document is; takes 24 bytes of memory per document.
 
     Returns:
       [num_documents, 3], int64: where a document begins, where its targets
-      begin, and where it ends, behind its [eod].
+      begin, and the place after its [eod].
     """
     spans = []
     for shard, start in zip(self._shards, self._starts, strict=False):
@@ -173,7 +121,7 @@ class TokenArray:
     return np.concatenate(spans) if spans else np.empty([0, 3], np.int64)
 
 
-def _runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
+def _find_runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
   """Yields the value and the place of every run of equal values."""
   edges = np.flatnonzero(np.diff(values)) + 1
   for first, stop in itertools.pairwise([0, *edges.tolist(), len(values)]):
@@ -181,9 +129,10 @@ def _runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
       yield int(values[first]), slice(first, stop)
 
 
-def _is_target(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
+def _find_targets(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
+  """Returns which tokens from `start` to `stop` - 1 are learned, bool."""
   targets, ends = documents
-  # Examples that reach into start .. stop - 1: the first that ends behind
+  # The examples that reach into this part: from the first that ends after
   # `start`, to the last whose targets begin before `stop`.
   first = int(np.searchsorted(ends, start, side="right"))
   last = int(np.searchsorted(targets, stop, side="left"))
@@ -191,3 +140,54 @@ def _is_target(documents: np.ndarray, start: int, stop: int) -> np.ndarray:
   for begin, end in zip(targets[first:last], ends[first:last], strict=True):
     is_target[max(begin - start, 0) : end - start] = True
   return is_target
+
+
+def map_array(path: str, *, is_random: bool = False) -> np.ndarray:
+  """Returns the array of a .npy file; its pages are read when they are used.
+
+  The array keeps no file open. With np.memmap, which keeps one file open per
+  array, a store of many shards would exceed the limit of a process (`ulimit
+  -n`).
+
+  Args:
+    path: path of the file.
+    is_random: whether the array is read in small parts at random places, so
+      that the kernel should not read ahead.
+
+  Raises:
+    OSError: the file cannot be mapped.
+    ValueError: it has no header of an array, or is too short.
+  """
+  with open(path, "rb") as file:
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    begin, count = file.tell(), math.prod(shape)
+    if not count:  # no byte cannot be mapped
+      return np.empty(shape, dtype)
+    num_bytes = begin + count * dtype.itemsize
+    content = _map(file.fileno(), num_bytes, path, is_random)
+  values = np.frombuffer(content, dtype, count, begin).reshape(shape)
+  values.flags.writeable = False  # because its pages are mapped read-only
+  return values
+
+
+def _map(
+  descriptor: int, num_bytes: int, path: str, is_random: bool
+) -> ctypes.Array:
+  if os.fstat(descriptor).st_size < num_bytes:
+    # Reading a page beyond the end of a file would kill the process (SIGBUS).
+    raise ValueError(f"{path} is cut short")
+  address = _C.mmap(
+    None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0
+  )
+  if address == _FAILED:
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number), path)
+  if is_random:
+    # Only advice: its failure is no error.
+    _C.madvise(address, num_bytes, mmap.MADV_RANDOM)
+  content = (ctypes.c_char * num_bytes).from_address(address)
+  release = weakref.finalize(content, _C.munmap, address, num_bytes)
+  # Do not unmap at the end of the process: a thread may still read.
+  release.atexit = False
+  return content

@@ -2,20 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The token stores of a run, in CACHE_DIR or MODEL_DIR/tokens.
 
-A store is named by a hash of text, vocabulary and settings: it is found where
-the text has moved, and text that changes leads to a new one. store.py writes
-and reads a store.
+The name of a store is a hash of text, vocabulary and settings: a store is found
+again when the text has moved, and a change of the text leads to a new store.
+store.py writes and reads a store.
 """
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
 
 from palm_mtf.config import DataConfig
-from palm_mtf.data.sources.document import Source
+from palm_mtf.data.sources.document import Source, hash_parts
 from palm_mtf.data.sources.files import FileDigests, writable_folder
 from palm_mtf.data.tokens.shard import DamagedShardError
 from palm_mtf.data.tokens.store import (
@@ -37,15 +36,15 @@ def load_stores(
   sources: Sequence[Source],
   vocabulary: Vocabulary,
 ) -> list[TokenStore]:
-  """Returns the store of every source of a run, encoded if need be.
+  """Returns the store of every source of a run; encodes what is missing.
 
   Raises:
     UserError: there is no text, or the disk is full.
   """
-  # A run reads CACHE_DIR, which other runs read too, and writes MODEL_DIR.
+  # A run reads CACHE_DIR, which other runs read too, but writes only MODEL_DIR.
   own = ModelDir(model_dir).tokens
   stores, names = [], []
-  for source, name in _named(own, data, sources, vocabulary):
+  for source, name in _name_stores(own, data, sources, vocabulary):
     shared = data.cache_folder
     store = shared and _read(os.path.join(shared, name))
     if store:
@@ -57,17 +56,14 @@ def load_stores(
       )
     stores.append(store or _find_or_write(own, name, source, vocabulary))
     names.append(name)
-  if others := sorted({*_stores_in(own)} - {*names}):
+  kept = os.listdir(own) if os.path.isdir(own) else []
+  folders = {x for x in kept if os.path.isdir(os.path.join(own, x))}
+  if others := sorted(folders - {*names}):
     _logger.info(
-      f"{own} has tokens of other text or settings too: {', '.join(others)}; "
-      "remove those that no run needs"
+      f"{own} also has tokens of other text or settings: {', '.join(others)}; "
+      "remove the folders that no run needs"
     )
   return stores
-
-
-def _stores_in(folder: str) -> list[str]:
-  names = os.listdir(folder) if os.path.isdir(folder) else []
-  return [x for x in names if os.path.isdir(os.path.join(folder, x))]
 
 
 def cache_stores(
@@ -82,11 +78,11 @@ def cache_stores(
 
   Args:
     model_dir: MODEL_DIR; its tokens/ is the cache where there is no CACHE_DIR.
-    data: data settings, of which CACHE_DIR is read.
+    data: data settings, which name CACHE_DIR.
     sources: sources of the run.
     vocabulary: vocabulary of the ids.
-    verify: whether to compare every byte with its hash, not sizes alone;
-      damaged shards are encoded anew.
+    verify: whether to compare every byte with its hash, not only sizes;
+      damaged shards are encoded again.
 
   Raises:
     UserError: there is no text, or the disk is full.
@@ -97,27 +93,27 @@ def cache_stores(
       os.path.join(folder, name),
       _find_or_write(folder, name, source, vocabulary, verify),
     )
-    for source, name in _named(folder, data, sources, vocabulary)
+    for source, name in _name_stores(folder, data, sources, vocabulary)
   ]
 
 
-def _named(
+def _name_stores(
   own: str,
   data: DataConfig,
   sources: Sequence[Source],
   vocabulary: Vocabulary,
 ) -> list[tuple[Source, str]]:
   """Returns the sources with the names of their stores."""
-  # Hashes of files are kept beside the stores.
+  # Hashes of files are kept next to the stores.
   keep = writable_folder(data.cache_folder, own)
   named = []
   with FileDigests(os.path.join(keep, "digests.json")) as digests:
     for source in sources:
-      # Bytes of the text, not places or times; the vocabulary; and, by the
-      # source's fingerprint, the settings that change its documents.
+      # The source's fingerprint stands for the bytes of the text, not its place
+      # or times, and for the settings that change its documents.
       parts = (FORMAT, source.fingerprint(digests), vocabulary.sha256)
-      key = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-      named.append((source, f"{source.name}-{key}".replace("/", "_")))
+      name = f"{source.name}-{hash_parts(parts, num_bytes=8)}"
+      named.append((source, name.replace("/", "_")))
   return named
 
 
@@ -131,8 +127,8 @@ def _find_or_write(
   path = os.path.join(folder, name)
   if store := _read(path, verify):
     return store
-  with _only_writer(folder):
-    # Another process may have written this one while we waited.
+  with _lock_folder(folder):
+    # Another process may have written this store while this one waited.
     with contextlib.suppress(DamagedShardError):
       return read_store(path, verify=verify)
     write_store(path, source, vocabulary)
@@ -148,24 +144,23 @@ def _find_or_write(
 
 
 def _read(path: str, verify: bool = False) -> TokenStore | None:
-  """Returns a store, or None where there is none or it is damaged."""
+  """Returns a store; None if there is none or it is damaged."""
   if not os.path.isdir(path):
     return None
-  # A start compares sizes, `palm_mtf data cache --verify` every byte.
   try:
     return read_store(path, verify=verify)
   except DamagedShardError as error:
-    _logger.warning(f"damaged tokens are encoded anew: {error}")
+    _logger.warning(f"damaged tokens are encoded again: {error}")
     return None
 
 
 @contextlib.contextmanager
-def _only_writer(folder: str) -> Iterator[None]:
-  """Waits until no other process writes into `folder`, and holds it."""
+def _lock_folder(folder: str) -> Iterator[None]:
+  """Waits until no other process writes into `folder`, and locks it."""
   with writing(folder, None):
     os.makedirs(folder, exist_ok=True)
-    # NFS locks files only, and only those opened to write. The kernel releases
-    # the lock of a process that is killed.
+    # A file, opened to write, because NFS locks nothing else. The kernel
+    # releases the lock of a process that is killed.
     path = os.path.join(folder, ".lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Documents to token ids, in order, by as many processes as there are cores.
+"""Documents to token ids, in order, by one worker process per core.
 
 This process reads documents, cuts them into parts and gathers parts into
 batches; worker processes encode the batches; this process joins the ids again.
@@ -17,11 +17,11 @@ from palm_mtf.data.sources.document import Document, Text, cut_text
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import WorkerPool, num_cores
 
-# Parts are whole lines where they fit: SentencePiece needs some hundred bytes
-# of memory for a character of what it encodes.
+# Parts are whole lines where they fit. They are short, because SentencePiece
+# takes some hundred bytes of memory per character that it encodes.
 _PART_CHARACTERS = 1 << 16
 _BATCH_CHARACTERS = 1 << 20
-_DOCUMENT_CHARACTERS = 256  # memory of a document beside its text
+_DOCUMENT_CHARACTERS = 256  # memory that a document takes besides its text
 
 
 class EncodedDocument(NamedTuple):
@@ -34,10 +34,10 @@ class EncodedDocument(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """A part of a document that is encoded by itself."""
+  """A part of a text, which is encoded by itself."""
 
   text: Text
-  is_inside: bool  # whether another part of the same text stands before it
+  is_inside: bool  # whether another part of the same text precedes it
 
 
 class _Cut(NamedTuple):
@@ -45,7 +45,7 @@ class _Cut(NamedTuple):
 
   split: str
   document: Document
-  num_inputs: int  # parts of its inputs, which come before those of its text
+  num_inputs: int  # parts of its inputs, which come before the text's parts
   num_text: int
 
 
@@ -60,11 +60,11 @@ class Encoder:
 
     Args:
       vocabulary: vocabulary of the ids.
-      num_processes: number of workers; one a core by default, 0 for none.
+      num_processes: number of workers; one per core by default, 0 for none.
     """
     self._pool = WorkerPool(
       functools.partial(_encode, vocabulary, num_cores()),
-      functools.partial(_start_encoding, vocabulary.path, vocabulary.extra_ids),
+      functools.partial(_start_worker, vocabulary.path, vocabulary.extra_ids),
       when_killed="a process that encodes text was killed, as happens when "
       "memory runs out; free some and start again: what is encoded is kept.",
       num_processes=num_processes,
@@ -84,14 +84,18 @@ class Encoder:
     Raises:
       UserError: a worker process was killed.
     """
-    # In the order of the documents: ids of parts, and documents that wait for
-    # theirs.
+    # Both in the order of the documents: ids of parts that are encoded, and
+    # documents that wait for the ids of all their parts.
     ids: collections.deque[np.ndarray] = collections.deque()
     waiting: collections.deque[_Cut] = collections.deque()
-    for encoded in self._pool.map(_batches(documents, waiting)):
+    for encoded in self._pool.map(_gather_parts(documents, waiting)):
       ids += encoded
-      del encoded  # it would keep these ids while the next batch is encoded
-      yield from _join(waiting, ids)
+      del encoded  # it would hold the ids while the next batch is encoded
+      while waiting and waiting[0].num_inputs + waiting[0].num_text <= len(ids):
+        split, document, num_inputs, num_text = waiting.popleft()
+        yield EncodedDocument(
+          split, document, _take(ids, num_inputs), _take(ids, num_text)
+        )
 
   def count(
     self, documents: Iterable[tuple[str, Document]]
@@ -104,22 +108,22 @@ class Encoder:
       yield each.split, each.document, (len(each.inputs), len(each.text))
 
 
-def _batches(
+def _gather_parts(
   documents: Iterable[tuple[str, Document]],
   waiting: collections.deque[_Cut],
 ) -> Iterator[list[_Part]]:
-  """Yields parts to encode; enters documents in `waiting` when all are cut."""
+  """Yields batches of parts; adds a document to `waiting` when it is cut."""
   batch: list[_Part] = []
   size = 0
   for split, document in documents:
     size += _DOCUMENT_CHARACTERS
     num_inputs = num_text = 0
     if document.inputs is not None:
-      inputs = list(_cut(document.inputs))
+      inputs = list(_cut_parts(document.inputs))
       num_inputs = len(inputs)
       batch += inputs
       size += len(document.inputs)
-    for part in _cut(document.text):
+    for part in _cut_parts(document.text):
       num_text += 1
       batch.append(part)
       size += len(part.text)
@@ -130,23 +134,12 @@ def _batches(
   yield batch
 
 
-def _cut(text: Text) -> Iterator[_Part]:
+def _cut_parts(text: Text) -> Iterator[_Part]:
   if isinstance(text, str) and text:
     for number, part in enumerate(cut_text(text, _PART_CHARACTERS)):
       yield _Part(part, number > 0)
   else:
-    yield _Part(text, False)  # an empty text has a part too
-
-
-def _join(
-  waiting: collections.deque[_Cut], ids: collections.deque[np.ndarray]
-) -> Iterator[EncodedDocument]:
-  """Yields the documents whose parts are all encoded; takes their ids."""
-  while waiting and waiting[0].num_inputs + waiting[0].num_text <= len(ids):
-    split, document, num_inputs, num_text = waiting.popleft()
-    yield EncodedDocument(
-      split, document, _take(ids, num_inputs), _take(ids, num_text)
-    )
+    yield _Part(text, False)  # token ids, or an empty text, which has one part
 
 
 def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
@@ -159,7 +152,7 @@ def _take(ids: collections.deque[np.ndarray], count: int) -> np.ndarray:
 def _encode(
   vocabulary: Vocabulary, num_threads: int, batch: list[_Part]
 ) -> list[np.ndarray]:
-  """Returns the ids of every part; parts that are ids already stay."""
+  """Returns the ids of every part; a part that has ids keeps them."""
   parts = [part for part in batch if isinstance(part.text, str)]
   ids = iter(
     vocabulary.encode_arrays(
@@ -174,10 +167,8 @@ def _encode(
   ]
 
 
-def _start_encoding(
-  vocabulary_path: str,
-  extra_ids: int,
+def _start_worker(
+  vocabulary_path: str, extra_ids: int
 ) -> Callable[[list[_Part]], list[np.ndarray]]:
-  return functools.partial(
-    _encode, Vocabulary(vocabulary_path, extra_ids=extra_ids), 1
-  )
+  vocabulary = Vocabulary(vocabulary_path, extra_ids=extra_ids)
+  return functools.partial(_encode, vocabulary, 1)

@@ -28,42 +28,41 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.sealed import hash_file, read_sealed, seal
 
-_MOST_REPEATED_BYTES = 1 << 30  # of one document: a shard is made in memory
+# Most bytes of one document and its repeats, which are gathered in memory.
+_MOST_REPEATED_BYTES = 1 << 30
 _SEAL = "seal"
 _CHANGED = "its content is not what was written"
 
 
 class DamagedShardError(Exception):
-  """A file that does not agree with its shard's .json; named in the message."""
+  """A file differs from what its shard's .json says; the message names it."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class Counts:
-  """Counts of one split of a shard, or by addition of many."""
+  """Counts of one split of a shard, or the sum of such counts."""
 
   num_documents: int = 0  # repeats included
-  num_tokens: int = 0  # an [eod] for each document included
-  num_target_tokens: int = 0  # learnt: all but inputs
-  num_bytes: int = 0  # of the text in UTF-8, inputs included
-  num_target_bytes: int = 0  # of what is learnt
-  longest_document_tokens: int = 0  # its [eod] included
+  num_tokens: int = 0  # with an [eod] for each document
+  num_target_tokens: int = 0  # tokens that are learned: all but inputs
+  num_bytes: int = 0  # of inputs and text in UTF-8
+  num_target_bytes: int = 0  # of the text, without inputs
+  longest_document_tokens: int = 0  # with its [eod]
 
   def __add__(self, other: "Counts") -> "Counts":
-    counts = {x: getattr(self, x) + getattr(other, x) for x in _COUNTS}
-    counts["longest_document_tokens"] = max(
+    names = [field.name for field in dataclasses.fields(self)]
+    total = Counts(**{x: getattr(self, x) + getattr(other, x) for x in names})
+    total.longest_document_tokens = max(
       self.longest_document_tokens, other.longest_document_tokens
     )
-    return Counts(**counts)
-
-
-_COUNTS = [field.name for field in dataclasses.fields(Counts)]
+    return total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardSummary:
   """The content of a shard's .json."""
 
-  num_read: int  # documents of the source, also those of weight 0
+  num_read: int  # documents of the source, with documents of weight 0
   lowest_rank: float  # of these documents
   counts: dict[str, Counts]  # by split
   has_inputs: bool  # whether documents are examples
@@ -83,27 +82,27 @@ class _SplitWriter:
     self._dtype = np.dtype(dtype)
     self._eod = np.array([eod_id], dtype).tobytes()
     self._tokens = bytearray()
-    # Where targets begin and end, in turns, 16 bytes a document.
+    # Per document, where its targets begin and where they end.
     self._documents = array.array("q")
-    self.counts = dict.fromkeys(_COUNTS, 0)
+    self.counts = Counts()
 
   def add(self, encoded: EncodedDocument) -> None:
-    """Appends one document and its [eod]."""
+    """Appends a document and its [eod]."""
     for ids in (encoded.inputs, encoded.text):
       self._tokens += ids.astype(self._dtype).tobytes()
     self._tokens += self._eod
     counts, document = self.counts, encoded.document
     num_target_tokens = len(encoded.text) + 1
     num_tokens = len(encoded.inputs) + num_target_tokens
-    counts["num_documents"] += 1
-    counts["num_tokens"] += num_tokens
-    counts["num_target_tokens"] += num_target_tokens
-    counts["num_bytes"] += document.num_bytes
-    counts["num_target_bytes"] += document._replace(inputs=None).num_bytes
-    counts["longest_document_tokens"] = max(
-      counts["longest_document_tokens"], num_tokens
+    counts.num_documents += 1
+    counts.num_tokens += num_tokens
+    counts.num_target_tokens += num_target_tokens
+    counts.num_bytes += document.num_bytes
+    counts.num_target_bytes += document._replace(inputs=None).num_bytes
+    counts.longest_document_tokens = max(
+      counts.longest_document_tokens, num_tokens
     )
-    end = counts["num_tokens"]
+    end = counts.num_tokens
     self._documents.extend((end - num_target_tokens, end))
 
   def write(self, folder: str, name: str) -> list[str]:
@@ -114,7 +113,7 @@ class _SplitWriter:
       f"{name}.documents.npy": np.ascontiguousarray(documents.T),
     }
     for file, values in arrays.items():
-      _save(os.path.join(folder, file), values)
+      _save_array(os.path.join(folder, file), values)
     return list(arrays)
 
 
@@ -128,16 +127,17 @@ def write_shard(
   has_inputs: bool,
   writing: Callable[[], AbstractContextManager] = contextlib.nullcontext,
 ) -> ShardSummary:
-  """Writes documents as shard `number`; without any, nothing is written.
+  """Writes documents as shard `number`; writes nothing if there are none.
 
   Args:
     folder: folder of the store.
     number: number of the shard.
-    documents: documents of the shard, read and encoded meanwhile.
+    documents: documents of the shard; iterating reads and encodes them.
     dtype: NumPy's name of the tokens' type.
     eod_id: id of [eod].
     has_inputs: whether documents are examples.
-    writing: makes the context of what is written, for errors of the disk alone.
+    writing: makes a context for the writing of files only, which explains
+      errors of the disk.
   """
   writers = {split: _SplitWriter(dtype, eod_id) for split in SPLITS}
   num_read, lowest_rank = 0, 1.0
@@ -146,10 +146,9 @@ def write_shard(
     lowest_rank = min(lowest_rank, encoded.document.rank)
     repeats = num_repeats(encoded.document)
     _check_fits(encoded.document, repeats)
-    # Repeats are for learning: held-out text is measured once.
+    # Repeats are for learning; held-out text is measured once.
     for _ in range(repeats if encoded.split == TRAIN else min(repeats, 1)):
       writers[encoded.split].add(encoded)
-  counts = {split: Counts(**x.counts) for split, x in writers.items()}
   files = []
   with writing():
     for split, writer in writers.items() if num_read else ():
@@ -157,13 +156,13 @@ def write_shard(
   summary = ShardSummary(
     num_read=num_read,
     lowest_rank=lowest_rank,
-    counts=counts,
+    counts={split: writer.counts for split, writer in writers.items()},
     has_inputs=has_inputs,
     blake2b={file: hash_file(os.path.join(folder, file)) for file in files},
   )
   if num_read:
-    # Last: a shard without .json is not there, whatever else a writer left
-    # that was killed.
+    # Last, so that a shard whose writer was killed has no .json, and counts as
+    # missing.
     write_sealed_json(
       _summary_path(folder, number), dataclasses.asdict(summary)
     )
@@ -182,12 +181,12 @@ def _check_fits(document: Document, repeats: int) -> None:
 
 
 def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
-  """Returns the summary of a shard whose files agree with it.
+  """Returns the summary of a shard after checking its files.
 
   Args:
     folder: folder of the store.
     number: number of the shard.
-    reads: whether to compare every byte with the hashes, not sizes alone.
+    reads: whether to compare every byte with the hashes, not only sizes.
 
   Raises:
     DamagedShardError: a file is missing, cut short or changed.
@@ -200,15 +199,15 @@ def check_shard(folder: str, number: int, *, reads: bool) -> ShardSummary:
       path = os.path.join(folder, name)
       if reads and hash_file(path) != expected:
         raise DamagedShardError(f"{path}: {_CHANGED}")
-      if not reads and os.path.getsize(path) != _num_bytes(name, summary, path):
+      if not reads and os.path.getsize(path) != _size_of(name, summary, path):
         raise DamagedShardError(f"{path}: {_CHANGED}")
   except OSError as error:
-    raise _unreadable(path, error) from None
+    raise _explain_read_error(path, error) from None
   return summary
 
 
-def _num_bytes(name: str, summary: ShardSummary, path: str) -> int:
-  """Returns the size that header and counts give a file of a shard."""
+def _size_of(name: str, summary: ShardSummary, path: str) -> int:
+  """Returns the size that a file of a shard has by its header and counts."""
   counts = summary.counts[name.partition("-")[0]]
   shape = (counts.num_tokens,)
   if name.endswith(".documents.npy"):
@@ -230,7 +229,7 @@ def write_sealed_json(path: str, content: dict) -> None:
 
 
 def read_sealed_json(path: str) -> dict:
-  """Returns the content of a file of `write_sealed_json`.
+  """Returns the content of a file that `write_sealed_json` wrote.
 
   Raises:
     DamagedShardError: the file is missing, cut short or changed.
@@ -239,16 +238,16 @@ def read_sealed_json(path: str) -> dict:
   try:
     return read_sealed(path, _SEAL)[0]
   except OSError as error:
-    raise _unreadable(path, error) from None
+    raise _explain_read_error(path, error) from None
   except ValueError:
     raise DamagedShardError(f"{path}: {_CHANGED}") from None
 
 
-def _unreadable(path: str, error: OSError) -> Exception:
-  """Returns the error of a file that cannot be read."""
+def _explain_read_error(path: str, error: OSError) -> Exception:
   if isinstance(error, (FileNotFoundError, NotADirectoryError)):
     return DamagedShardError(f"{path}: {error.strerror}")
-  # Rights, a file system that does not answer: the file may be whole.
+  # Other errors, such as missing rights or a file system that does not answer,
+  # do not mean that the file is damaged.
   return UserError(
     f"cannot read {path}: {error.strerror}; mend that, or remove the file."
   )
@@ -263,17 +262,17 @@ def map_shard(
     folder: folder of the store.
     number: number of the shard.
     split: one of SPLITS.
-    has_inputs: whether documents are examples, as the summary says.
+    has_inputs: whether documents are examples, from the shard's summary.
   """
   path = os.path.join(folder, f"{split}-{number:05d}")
-  # Documents are read in a shuffled order: a batch has some from everywhere.
+  # At random, because documents are read in a shuffled order.
   tokens = map_array(f"{path}.npy", is_random=True)
   return Shard(tokens, map_array(f"{path}.documents.npy"), has_inputs)
 
 
-def _save(path: str, values: np.ndarray) -> None:
-  # Another process may have a damaged file mapped that is written anew: it
-  # keeps that one. np.save hides the errno of a full disk.
+def _save_array(path: str, values: np.ndarray) -> None:
+  # A new file replaces a damaged one, because another process may have the
+  # damaged file mapped. Not np.save, which hides the errno of a full disk.
   header = np.lib.format.header_data_from_array_1_0(values)
   partial = f"{path}.partial"
   with open(partial, "wb") as file:

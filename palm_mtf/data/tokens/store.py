@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokens of one source on disk: a folder of shards in NumPy's .npy format.
 
-  train-00000.npy            documents, joined, [eod] after each: uint16, or
+  train-00000.npy            joined documents with [eod] after each: uint16, or
                              uint32 for more than 65,536 pieces
   train-00000.documents.npy  where each document is: see Shard in array.py
-  validation-00000.npy ...   held-out documents of the same stretch
+  validation-00000.npy ...   held-out documents of the same part of the source
   shard-00000.json           counts and hashes of these files
-  manifest.json              written last: the store is whole
+  manifest.json              written last, when the store is complete
 
 cache.py decides which store a run uses; shard.py writes and reads one shard.
 """
@@ -39,11 +39,12 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.data.worker_pool import num_cores
 from palm_mtf.model_dir.atomic_files import sync, writing
 
-# Version of the files, of their ids and of where shards begin, which mending
-# relies on; a part of the name of a store.
+# Version of the files, of their ids, and of where shards begin, on which the
+# repair of a store relies; a part of the name of a store.
 FORMAT = 3
 
-SHARD_BYTES = 64 << 20  # text of a shard: at most so much is encoded twice
+# Bytes of text in a shard: at most so much is encoded again after a stop.
+SHARD_BYTES = 64 << 20
 _MANIFEST = "manifest.json"
 
 
@@ -56,7 +57,7 @@ class Split:
 
   @property
   def bytes_per_token(self) -> float:
-    """Bytes of text per learnt token; loss / (this * log 2) = bits/byte."""
+    """Bytes of text per learned token; loss / (this * log 2) = bits/byte."""
     counts = self.counts
     return counts.num_target_bytes / max(1, counts.num_target_tokens)
 
@@ -68,9 +69,9 @@ class TokenStore:
   folder: str
   train: Split
   validation: Split
-  lowest_rank: float  # of any document: a VALIDATION_SHARE above holds one out
+  lowest_rank: float  # a VALIDATION_SHARE above it holds out a document
   fingerprint: str  # hash of every token: the same for the same batches
-  # Of documents read, and removed by each filter; None without filters.
+  # Numbers of documents read, and removed by each filter; None without filters.
   filter_counts: dict[str, int] | None = None
 
 
@@ -82,13 +83,13 @@ def write_store(
   num_processes: int | None = None,
   shard_bytes: int = SHARD_BYTES,
 ) -> None:
-  """Encodes every document of a source into a store, or mends the store.
+  """Encodes every document of a source into a store, or repairs the store.
 
   Args:
     folder: folder of the store.
     source: source of the documents.
     vocabulary: vocabulary of the ids.
-    num_processes: number of processes that encode; one a core by default.
+    num_processes: number of processes that encode; one per core by default.
     shard_bytes: bytes of text in one shard.
 
   Raises:
@@ -96,22 +97,22 @@ def write_store(
   """
   partial = f"{folder}.partial"
   dtype = "<u2" if vocabulary.size <= 1 << 16 else "<u4"
-  # For the message of a full disk: a token has at least one byte of text, but
-  # for the [eod] of a document.
+  # For the message of a full disk: every token but [eod] has at least one byte
+  # of text.
   needed = source.num_bytes and int(dtype[2]) * source.num_bytes
   on_disk = functools.partial(writing, folder, needed)
   with (
     Encoder(vocabulary, num_processes) as encoder,
     progress_bar(f"Encoding {source.name}", source.num_bytes) as advance,
   ):
-    # A store grows shard by shard in a folder that is renamed when the store
-    # is whole. Whole shards of a writer that was stopped, and of a damaged
-    # store, stay; others are made anew.
+    # A store grows shard by shard in a folder that is renamed when the store is
+    # complete. Whole shards that a stopped writer left, or that a damaged store
+    # has, stay; other shards are written again.
     with on_disk():
       if os.path.isdir(folder):
         os.rename(folder, partial)
       os.makedirs(partial, exist_ok=True)
-    documents = _advancing(source.documents(), advance)
+    documents = _show_progress(source.documents(), advance)
     shards: list[ShardSummary] = []
     for number in itertools.count():
       try:
@@ -122,7 +123,7 @@ def write_store(
         shard = write_shard(
           partial,
           number,
-          encoder.encode(_stretch(documents, shard_bytes)),
+          encoder.encode(_take_bytes(documents, shard_bytes)),
           dtype=dtype,
           eod_id=vocabulary.eod_id,
           has_inputs=source.has_inputs,
@@ -140,7 +141,7 @@ def write_store(
       sync(os.path.dirname(os.path.abspath(folder)))
 
 
-def _advancing(
+def _show_progress(
   documents: Iterable[tuple[str, Document]], advance: Callable[[int], None]
 ) -> Iterator[tuple[str, Document]]:
   for split, document in documents:
@@ -148,10 +149,10 @@ def _advancing(
     yield split, document
 
 
-def _stretch(
+def _take_bytes(
   documents: Iterator[tuple[str, Document]], max_bytes: int
 ) -> Iterator[tuple[str, Document]]:
-  """Yields documents up to the first with which `max_bytes` is reached."""
+  """Yields documents until they have `max_bytes` together."""
   num_bytes = 0
   for split, document in documents:
     yield split, document
@@ -162,24 +163,24 @@ def _stretch(
 
 
 def read_store(folder: str, *, verify: bool = False) -> TokenStore:
-  """Maps a store after comparing its files with their sizes or hashes.
+  """Maps a store after checking the sizes or hashes of its files.
 
   Args:
     folder: folder of the store.
-    verify: whether to compare the hash of every byte, not sizes alone.
+    verify: whether to compare every byte with the hashes, not only sizes.
 
   Raises:
     DamagedShardError: a file is missing, cut short or changed.
   """
   manifest = read_sealed_json(os.path.join(folder, _MANIFEST))
   numbers = range(manifest["num_shards"])
-  # Hashing frees the GIL. Headers of arrays are read by one thread: Python 3.11
-  # may fail where several parse literals at once (SystemError).
+  # Hashing releases the GIL. Headers of arrays are read by one thread, because
+  # Python 3.11 may fail where several parse literals at once (SystemError).
   with ThreadPoolExecutor(num_cores() if verify else 1) as threads:
     shards = list(
       threads.map(lambda n: check_shard(folder, n, reads=verify), numbers)
     )
-  # Mapped: a page is read from disk when a row of its tokens is.
+  # Mapped: a page is read from disk when a row needs its tokens.
   splits = {
     split: Split(
       TokenArray(

@@ -4,30 +4,30 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
 from palm_mtf.data.sources.document import cut_text
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
-from palm_mtf.data.worker_pool import num_cores
+from palm_mtf.data.worker_pool import gather, num_cores
 
 _BATCH_CHARACTERS = 1 << 20
 _PART_CHARACTERS = 1 << 16
 _NUM_LONGEST = 5
-_CONTEXT = 10  # characters before and behind a difference
+_CONTEXT = 10  # characters before and after a difference
 
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
   """Numbers of pieces of a vocabulary by kind."""
 
-  control: int  # no text makes them: padding, end of document, unknown
-  byte: int  # one a byte, for characters without a piece
+  control: int  # made by no text: padding, end of document, unknown
+  byte: int  # one per byte, for characters without a piece
   digit: int  # one decimal digit of any script
   joined_digits: int  # longer pieces that hold a digit; PaLM has none
   white_space: int  # runs of two or more spaces, tabs and line ends
-  other: int  # all others that were learnt
+  other: int  # all other learned pieces
   longest: list[str]  # of `other`, longest first
   first_joined_digits: str  # "" if there is none
 
@@ -38,7 +38,7 @@ def count_pieces(vocabulary: Vocabulary) -> Pieces:
   kinds |= {"white_space": [], "other": []}
   for i in range(vocabulary.size):
     piece = vocabulary.piece(i)
-    kinds[_kind(vocabulary, i, piece)].append(piece)
+    kinds[_kind_of(vocabulary, i, piece)].append(piece)
   longest = sorted(kinds["other"], key=lambda x: (-len(x), x))[:_NUM_LONGEST]
   joined = kinds["joined_digits"]
   return Pieces(
@@ -57,7 +57,7 @@ class Fit:
     self.num_bytes = 0  # of the texts in UTF-8
     self.counts = np.zeros(vocabulary.size, np.int64)  # tokens of each id
     self.num_changed = 0  # texts that decode(encode(text)) changes
-    self.first_change = ""  # in the first of them
+    self.first_change = ""  # where and how the first of these texts changes
 
   @property
   def num_tokens(self) -> int:
@@ -87,8 +87,8 @@ class Fit:
 
   def add(self, texts: list[str]) -> None:
     """Counts texts and their tokens, encoded and decoded."""
-    # In parts, as documents are cut for training; the ids of a text's parts,
-    # decoded together, have to be the text.
+    # Texts are encoded in parts, as for training. The ids of all parts of a
+    # text, decoded together, should be the text.
     parts = [list(cut_text(text, _PART_CHARACTERS)) for text in texts]
     encoded = self._vocabulary.encode_arrays(
       [part for each in parts for part in each],
@@ -106,19 +106,19 @@ class Fit:
       if again != text:
         self.num_changed += 1
         self.first_change = self.first_change or (
-          f"document {self.num_documents:,}: {_first_difference(text, again)}"
+          f"document {self.num_documents:,}: {_show_difference(text, again)}"
         )
 
 
 def measure_fit(vocabulary: Vocabulary, texts: Iterable[str]) -> Fit:
   """Returns how a vocabulary fits texts; a few are in memory at a time."""
   fit = Fit(vocabulary)
-  for batch in _batches(texts):
+  for batch in gather(texts, len, _BATCH_CHARACTERS):
     fit.add(batch)
   return fit
 
 
-def _kind(vocabulary: Vocabulary, i: int, piece: str) -> str:
+def _kind_of(vocabulary: Vocabulary, i: int, piece: str) -> str:
   if vocabulary.is_control(i):
     return "control"
   if vocabulary.is_byte[i]:
@@ -130,19 +130,7 @@ def _kind(vocabulary: Vocabulary, i: int, piece: str) -> str:
   return "other"
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-  batch, num_characters = [], 0
-  for text in texts:
-    batch.append(text)
-    num_characters += len(text)
-    if num_characters >= _BATCH_CHARACTERS:
-      yield batch
-      batch, num_characters = [], 0
-  if batch:
-    yield batch
-
-
-def _first_difference(before: str, after: str) -> str:
+def _show_difference(before: str, after: str) -> str:
   pairs = enumerate(itertools.zip_longest(before, after))
   same = next(i for i, (x, y) in pairs if x != y)
   shown = slice(max(0, same - _CONTEXT), same + _CONTEXT)

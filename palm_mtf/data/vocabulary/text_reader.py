@@ -3,9 +3,9 @@
 """Text of tokens that come one after another, perhaps after other tokens.
 
 SentencePiece decodes whole texts: it drops the space that begins a text, if the
-vocabulary adds one to each text or removes spaces at its ends. So the tokens of
-a continuation, decoded without their prompt, lose the space of their first
-word. A character may also have its bytes in several tokens.
+vocabulary adds a space to each text or removes spaces at its ends. So the
+tokens of a continuation, decoded without their prompt, lose the space of their
+first word. A character may also have its bytes in several tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
 _NO_CHARACTER = "\ufffd"  # for each byte that is part of no character
-_MOST_OPEN = 3  # bytes of a character that is not whole
+_MOST_OPEN = 3  # most bytes of an incomplete character
 
 
 class TextReader:
@@ -24,7 +24,7 @@ class TextReader:
   """
 
   def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()):
-    """Reads what stands before the text.
+    """Reads the tokens before the text.
 
     Args:
       vocabulary: vocabulary of the tokens.
@@ -33,9 +33,9 @@ class TextReader:
     """
     self._vocabulary = vocabulary
     self.text = ""
-    self._open = b""  # of a character that is not whole yet
-    # Tokens before the first character: whether a space begins the text depends
-    # on these. None inside a text.
+    self._open = b""  # bytes of an incomplete character
+    # Tokens before the first character, which decide whether a space begins
+    # the text. None after the first character.
     self._leading: list[int] | None = []
     before = list(before)
     if vocabulary.decode(before[:4]) or vocabulary.decode(before):
@@ -73,7 +73,7 @@ class TextReader:
       return place
     self._leading = None
     self._open += bytes([byte])
-    if len(self._open) == _num_bytes(self._open[0]):
+    if len(self._open) == _count_bytes(self._open[0]):
       try:
         self.text += self._open.decode()
       except UnicodeDecodeError:
@@ -85,7 +85,7 @@ class TextReader:
 def decode_after(
   vocabulary: Vocabulary, before: Sequence[int], ids: Iterable[int]
 ) -> str:
-  """Returns the text that tokens add to the text of those before them.
+  """Returns the text that tokens add to the text of the tokens before them.
 
   Args:
     vocabulary: vocabulary of the tokens.
@@ -98,7 +98,7 @@ def decode_after(
   return reader.whole_text
 
 
-def _num_bytes(first: int) -> int:
+def _count_bytes(first: int) -> int:
   """Returns the number of bytes of a character in UTF-8, by its first byte."""
   if 0xC2 <= first < 0xF5:
     return 2 + (first >= 0xE0) + (first >= 0xF0)

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""SentencePiece's trainer in a process of its own.
+"""SentencePiece's trainer in a separate process.
 
-There a native abort or a lack of memory ends the trainer alone, its log can be
-followed, and an interrupt does not wait for native code.
+A native abort or a lack of memory ends only that process, its log can be read
+while it trains, and an interrupt does not wait for native code.
 """
 
 import collections
@@ -18,7 +18,7 @@ from typing import Any
 
 from palm_mtf.errors import UserError
 
-# Imports nothing of palm_mtf, which need not be on this process's path.
+# It does not import palm_mtf, which may not be on the new process's path.
 _PROGRAM = """
 import ctypes, io, os, pickle, signal, sys
 # The kernel ends this process when the caller dies, even killed; 1 is
@@ -41,12 +41,12 @@ os.close(2)  # the caller reads the log to its end, then the result
 pickle.dump(result, sys.stdout.buffer)
 """
 _LAST_LINES = 5
-# A line of the log for every hundred merges, by SentencePiece 0.2.3 or older.
+# SentencePiece 0.2.3 and older log such a line every hundred merges.
 _MERGES = re.compile(rb"(?:Merged|Added): .*?\b(?:merges|size)=(\d+)")
 
 
 class RefusedError(Exception):
-  """A refusal of the text or the settings, in SentencePiece's own words."""
+  """SentencePiece refuses the text or the settings; has its own message."""
 
 
 def train_sentencepiece(
@@ -55,16 +55,16 @@ def train_sentencepiece(
   *,
   on_progress: Callable[[int], None],
 ) -> bytes:
-  """Returns the model that SentencePiece learns from `sentences`.
+  """Returns the serialized model that SentencePiece learns from `sentences`.
 
   Args:
     sentences: training text.
     settings: settings of SentencePieceTrainer.
-    on_progress: called now and then with the number of merges since.
+    on_progress: called with the number of merges since the previous call.
 
   Raises:
     RefusedError: the text does not fit the settings.
-    UserError: the process was killed, which memory is most often the cause of.
+    UserError: the process was killed, most often for lack of memory.
   """
   with subprocess.Popen(
     [sys.executable, "-c", _PROGRAM, str(os.getpid())],
@@ -73,8 +73,8 @@ def train_sentencepiece(
     stderr=subprocess.PIPE,
   ) as process:
     try:
-      # One pipe at a time is in use, so that none fills up and blocks: the
-      # process reads all of its input, writes its log, and then its result.
+      # The process reads all of its input, then writes its log, then its
+      # result. So only one pipe is in use at a time, and none can block.
       with contextlib.suppress(BrokenPipeError), process.stdin:
         pickle.dump((sentences, dict(settings)), process.stdin)
       last_lines, merges = collections.deque(maxlen=_LAST_LINES), 0

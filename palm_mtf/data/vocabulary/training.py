@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of a SentencePiece vocabulary on a bounded sample of the documents.
 
-The same documents, in any order, give the same model, byte for byte. The ids
-are listed in vocabulary.py.
+The same documents, in any order, give the same model, byte for byte.
+vocabulary.py lists the ids.
 """
 
 import hashlib
@@ -27,22 +27,22 @@ MIN_VOCAB_SIZE = 270  # control pieces, bytes, digits, and one to learn
 _SAMPLE_CHARACTERS_PER_PIECE = 4096
 _MIN_SAMPLE_CHARACTERS = 8 << 20
 _MAX_SAMPLE_CHARACTERS = 64 << 20
-# SentencePiece keeps each word once, with up to 150 bytes per character, and
-# needs 1.2 GB more for 256,000 pieces: less than 4 GB. 64M characters of Python
-# have 18M in different words, prose has fewer; but a line of text without
-# spaces, as in Chinese, is one word.
+# SentencePiece keeps each different word, in up to 150 bytes per character, and
+# takes 1.2 GB more for 256,000 pieces: with this limit less than 4 GB. The
+# different words of 64M characters of Python have 18M characters, those of
+# prose fewer; but a line of text without spaces, as in Chinese, is one word.
 _MAX_WORD_CHARACTERS = 16 << 20
 _CHUNK_CHARACTERS = 4096
-# Where chunks are cut. SentencePiece's own marks for a space and for an unknown
-# character go: it leaves out every chunk with the second, and would count the
-# first as a space. Digits stand alone: it keeps apart those of ASCII only.
+# Where chunks are cut. U+2581 and U+2585, SentencePiece's marks for a space and
+# for an unknown character, are left out: it would count the first as a space,
+# and drop every chunk with the second. Digits of other scripts are cut out,
+# because SentencePiece separates only ASCII digits.
 _CUTS = re.compile("[\u2581\u2585]|([^\\D0-9])")
 _SETTINGS = {
-  # On source code merged pairs beat the other kind, "unigram": more bytes per
-  # token, and training in a second instead of half a minute. PaLM does not say
-  # which kind it used.
+  # On source code "bpe" beats "unigram": more bytes per token, and training
+  # takes a second instead of half a minute. PaLM does not say which it used.
   "model_type": "bpe",
-  # Lossless (PaLM 2): no normalization, all white space, bytes for rare
+  # Lossless (PaLM 2): no normalization, all white space kept, bytes for rare
   # characters, single digits.
   "normalization_rule_name": "identity",
   "add_dummy_prefix": False,
@@ -50,42 +50,42 @@ _SETTINGS = {
   "allow_whitespace_only_pieces": True,
   "byte_fallback": True,
   "split_digits": True,
-  "required_chars": "0123456789",  # however rare
+  "required_chars": "0123456789",  # pieces even if they are rare
   "pad_id": 0,
   "eos_id": 1,
   "eos_piece": "[eod]",
   "unk_id": 2,
   "bos_id": -1,
-  "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # a character has 4 bytes
-  "num_threads": 1,  # the model file names it, so it may not follow the cores
+  "max_sentence_length": 4 * _CHUNK_CHARACTERS,  # in bytes, 4 per character
+  # Constant, because the model file holds it, and has the same bytes anywhere.
+  "num_threads": 1,
 }
 
 
 def train_vocabulary(
   documents: Iterable[str], vocab_size: int, *, path: str
 ) -> None:
-  """Writes a vocabulary of `vocab_size` pieces, learnt from texts, to `path`.
-
-  A file that is there by then stays.
+  """Writes a vocabulary of `vocab_size` pieces, learned from texts, to `path`.
 
   Raises:
     UserError: as `learn_model`, or `path` cannot be written.
   """
   sample = training_sample(documents, vocab_size)
-  # Another command may have trained one meanwhile, and begun to use it.
+  # Do not replace an existing file: another command may have trained this
+  # vocabulary in the meantime and be using it.
   write_atomically(path, learn_model(sample, vocab_size), replaces=False)
 
 
 def training_sample(
   documents: Iterable[str], vocab_size: int, num_characters: int | None = None
 ) -> list[str]:
-  """Returns the sample of the texts that `vocab_size` pieces come from.
+  """Returns the sample of texts from which to learn `vocab_size` pieces.
 
   Args:
     documents: texts.
     vocab_size: number of pieces.
-    num_characters: characters of the sample at most; None for as many as take
-      a minute or two and at most 4 GB of memory.
+    num_characters: most characters of the sample. None chooses a number with
+      which training takes a minute or two and at most 4 GB of memory.
   """
   if num_characters is not None:
     return sample_text(documents, num_characters)
@@ -99,8 +99,8 @@ def limit_words(sample: Sequence[str], max_characters: int) -> list[str]:
 
   Args:
     sample: chunks of text.
-    max_characters: characters of the different words at most, or those of the
-      first chunk.
+    max_characters: most characters in the different words; the first chunk is
+      kept in any case.
   """
   words: set[str] = set()
   num_characters = 0
@@ -124,7 +124,7 @@ def learn_model(
     size_setting: setting that gives the number, for messages.
 
   Raises:
-    UserError: there is no text, or too little or too varied for `vocab_size`.
+    UserError: there is no text, or `vocab_size` does not fit it.
   """
   check_count(size_setting, vocab_size, MIN_VOCAB_SIZE)
   sentences = [part for chunk in sample for part in _CUTS.split(chunk) if part]
@@ -147,9 +147,9 @@ def learn_model(
 
 
 def list_pieces(model: bytes) -> str:
-  """Returns the pieces of a model for people: "piece<tab>score" a line."""
-  # As SentencePiece's own .vocab file, but characters that would break the
-  # line, and the backslash, are escaped as in Python.
+  """Returns the pieces of a model for people: lines of "piece<tab>score"."""
+  # Like SentencePiece's .vocab file, but characters that would break the line,
+  # and the backslash, are escaped as in Python.
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   return "".join(
     f"{_printable(processor.IdToPiece(i))}\t{processor.GetScore(i):g}\n"
@@ -158,10 +158,10 @@ def list_pieces(model: bytes) -> str:
 
 
 def sample_text(documents: Iterable[str], max_characters: int) -> list[str]:
-  """Returns chunks of the documents, `max_characters` at most in all."""
-  # SentencePiece needs its training text in memory, and soon gains nothing
-  # from more of it. The chunks with the smallest hashes are a sample spread
-  # over all documents, the same in any order of them, in one pass.
+  """Returns chunks of the documents with at most `max_characters` in all."""
+  # SentencePiece holds its training text in memory, and more text soon gains
+  # nothing. The chunks with the smallest hashes are a sample spread over all
+  # documents, independent of their order, taken in one pass.
   kept = []  # a heap of (-hash, chunk): the largest hash comes first
   num_characters = 0
   limit = 1 << 64  # chunks from this hash on do not fit

@@ -1,29 +1,18 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The space that some vocabularies put before each text, add_dummy_prefix.
+"""The SentencePiece vocabulary: text to token ids and back.
 
-Encoded so, the first word of a text has the piece that it has after a space.
-Where a text is encoded in parts, only its first part may get the space.
-
-What decode(encode(text)) of a vocabulary changes.
-
-Sentinels of span corruption, as SeqIO adds them to T5's vocabulary.
-
-<extra_id_0> has the last id, <extra_id_1> the one before it. A text that says
-" <extra_id_0>" has that id, so that a prompt can have blanks to fill in.
-
-The SentencePiece vocabulary: text to token ids and back.
-
-Ours lose nothing. As in PaLM 2, nothing is normalized, all white space is kept,
-characters without a piece become one token per UTF-8 byte, and every digit is a
-token of its own (rare digits of other scripts: a token per byte). The ids:
+The vocabularies that palm_mtf trains are lossless. As in PaLM 2, nothing is
+normalized, all white space is kept, characters without a piece become one token
+per UTF-8 byte, and every digit is a separate token (rare digits of other
+scripts: a token per byte). The ids:
 
   0           <pad>   shifted in at the start of every sequence
   1           [eod]   end of document; a text that says "[eod]" has other ids
   2           <unk>   never made: byte pieces take its place
   3 .. 258    <0x00> .. <0xFF>
-  259 ..      learnt pieces, among them the digits and runs of white space
-  last ones   EXTRA_IDS sentinels, in T5's order (vocabulary.py)
+  259 ..      learned pieces, among them the digits and runs of white space
+  last ones   EXTRA_IDS sentinels in T5's order
 
 A foreign model, such as T5's, may lack byte pieces: a character without a piece
 is <unk> there, and lost.
@@ -50,31 +39,13 @@ from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.model_dir.foreign_files import read_regular
 from palm_mtf.model_dir.layout import ModelDir
 
+_logger = logging.getLogger(__name__)
 
-def without_prefix(model: bytes) -> bytes | None:
-  """Returns the model that encodes a part of a text after another part.
-
-  Args:
-    model: serialized SentencePiece model.
-
-  Returns:
-    A serialized model. None if `model` encodes such a part as well as any:
-    if it puts no space before a text, or removes spaces at the ends of a text.
-  """
-  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-  spec = proto.normalizer_spec
-  if (
-    not spec.add_dummy_prefix
-    or spec.remove_extra_whitespaces
-    or proto.trainer_spec.treat_whitespace_as_suffix
-  ):
-    return None
-  spec.add_dummy_prefix = False
-  return proto.SerializeToString()
-
-
+SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
+_MAX_BYTES = 2**30  # of a model file; a model of 256,000 pieces has 5 MB
+_TRAIN_ONE = "or train one (palm_mtf vocab)"
 # {what decode(encode(text)) may change: a text that shows it}. Losses are found
-# by trying, not by settings of the model, and so in a model of any make.
+# by trial, not from a model's settings, so that models of any program work.
 _PROBES = {
   "spaces at both ends": "  a  ",
   "runs of spaces": "a    b",
@@ -86,48 +57,7 @@ _PROBES = {
   "U+2581": "a\u2581b",
   "rare characters": "\U0001f469\u200d\U0001f467 \u0645\u202e\ue000\U0010fffd",
 }
-# Each between two letters, so that no rule about the ends of a text is meant.
 _CHARACTERS = string.ascii_letters + string.digits + string.punctuation
-
-
-def find_losses(round_trip: Callable[[str], str]) -> list[str]:
-  """Returns what a vocabulary changes; nothing where it is lossless.
-
-  Args:
-    round_trip: returns the text that encoding and decoding makes of a text.
-  """
-  found = [name for name, text in _PROBES.items() if round_trip(text) != text]
-  lost = [c for c in _CHARACTERS if c not in round_trip(f"a{c}b")]
-  return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
-
-
-def with_sentinels(model: bytes, extra_ids: int) -> bytes:
-  """Returns a serialized SentencePiece model with sentinels at its end.
-
-  Args:
-    model: serialized model; returned as it is where there are no sentinels.
-    extra_ids: EXTRA_IDS, number of sentinels.
-
-  Raises:
-    google.protobuf.message.DecodeError: it is no such model.
-  """
-  if not extra_ids:
-    return model
-  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-  for i in reversed(range(extra_ids)):
-    proto.pieces.add(
-      piece=f"\u2581<extra_id_{i}>",
-      score=0.0,
-      type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
-    )
-  return proto.SerializeToString()
-
-
-_logger = logging.getLogger(__name__)
-
-SPACE_MARK = "\u2581"  # a space, as SentencePiece writes it in pieces
-_MAX_BYTES = 2**30  # of a model file; those of 256,000 pieces have 5 MB
-_TRAIN_ONE = "or train one (palm_mtf vocab)"
 
 
 class Vocabulary:
@@ -141,7 +71,7 @@ class Vocabulary:
     Args:
       path: path of the model file.
       setting: setting that gives it, for messages.
-      extra_ids: EXTRA_IDS, sentinels behind the pieces of the file.
+      extra_ids: EXTRA_IDS, number of sentinels after the pieces of the file.
 
     Raises:
       UserError: there is no such file, or it is no model that can be used.
@@ -151,10 +81,10 @@ class Vocabulary:
     self.extra_ids = extra_ids
     self._processor = sentencepiece.SentencePieceProcessor()
     try:
-      # The serialized SentencePiece model, sentinels included.
+      # The serialized SentencePiece model, with the sentinels.
       self.model = with_sentinels(_read_model(path, what), extra_ids)
       self._processor.LoadFromSerializedProto(self.model)
-    # SentencePiece's message may be no UTF-8.
+    # UnicodeDecodeError, because SentencePiece's message may not be UTF-8.
     except (RuntimeError, UnicodeDecodeError, DecodeError):
       raise UserError(
         f"{what}: not a SentencePiece model; give another, {_TRAIN_ONE}."
@@ -222,7 +152,7 @@ class Vocabulary:
     return int(self.piece(i)[3:5], 16)
 
   def text_inside(self, i: int) -> str:
-    """Returns the text of id `i`, no byte piece, where a text stands before.
+    """Returns the text of id `i` after another text; `i` is no byte piece.
 
     At the beginning of a text, `decode` may drop the space of the same id.
     """
@@ -239,10 +169,11 @@ class Vocabulary:
   def check_size(self, vocab_size: int) -> None:
     """Raises UserError unless the embedding has a row for every id."""
     if self.size > vocab_size:
+      extra = f" with EXTRA_IDS = {self.extra_ids}" if self.extra_ids else ""
       raise UserError(
-        f"{self.path} has {self.size} pieces{self._sentinels()}, VOCAB_SIZE = "
-        f"{vocab_size} rows: "
-        f"set VOCAB_SIZE to {self.size} or more, or use a smaller vocabulary."
+        f"{self.path} has {self.size} pieces{extra}, VOCAB_SIZE = {vocab_size} "
+        f"rows: set VOCAB_SIZE to {self.size} or more, or use a smaller "
+        "vocabulary."
       )
 
   def encode(self, text: str) -> list[int]:
@@ -252,15 +183,7 @@ class Vocabulary:
   def encode_batch(
     self, texts: Sequence[str], are_inside: Sequence[bool] | None = None
   ) -> list[list[int]]:
-    """Returns the ids of every text, encoded on all cores.
-
-    Args:
-      texts: texts to encode.
-      are_inside: as of `encode_arrays`.
-
-    Raises:
-      UserError: a text holds half a surrogate pair, which is no Unicode.
-    """
+    """Returns the ids of every text; `encode_arrays` on all cores, as lists."""
     arrays = self.encode_arrays(texts, num_cores(), are_inside)
     return [ids.tolist() for ids in arrays]
 
@@ -275,14 +198,14 @@ class Vocabulary:
     Args:
       texts: texts to encode.
       num_threads: threads that share the texts.
-      are_inside: whether each is a part of a text after another part: no space
-        is put before it (vocabulary.py). None is none.
+      are_inside: whether each text is a part of a text after another part, so
+        that no space is put before it (`without_prefix`). None: no text is.
 
     Raises:
-      UserError: as `encode_batch`.
+      UserError: a text holds half a surrogate pair, which is not Unicode.
     """
-    # SentencePiece would decode U+2581 as a space. A U+2581 of the text is
-    # encoded apart, as its three byte pieces, which decode to it.
+    # SentencePiece would decode U+2581 as a space. So a text is cut at U+2581,
+    # for which the ids of its three byte pieces stand.
     segments = [
       text.split(SPACE_MARK) if self.has_bytes else [text] for text in texts
     ]
@@ -293,7 +216,7 @@ class Vocabulary:
       for split, is_inside in zip(segments, are_inside, strict=True)
       for place in range(len(split))
     ]
-    encoded = iter(self._encoded(flat, flags, num_threads))
+    encoded = iter(self._encode_segments(flat, flags, num_threads))
     batch = []
     for split in segments:
       parts = [next(encoded)]
@@ -302,7 +225,7 @@ class Vocabulary:
       batch.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
     return batch
 
-  def _encoded(
+  def _encode_segments(
     self, texts: list[str], are_inside: list[bool], num_threads: int
   ) -> list[np.ndarray]:
     def encode(processor, texts):
@@ -318,20 +241,17 @@ class Vocabulary:
       inside = iter(encode(self._inside, groups[True]))
       return [next(inside if x else first) for x in are_inside]
     except TypeError:
-      raise UserError(_explain_no_text(texts)) from None
+      raise UserError(_explain_no_unicode(texts)) from None
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`; <pad> and [eod] have none.
 
-    Bytes that are no UTF-8 become U+FFFD.
+    Bytes that are not UTF-8 become U+FFFD.
     """
     # An embedding may have more rows than the vocabulary has pieces.
     return self._processor.Decode(
       [int(i) if i < self.size else self.unknown_id for i in ids]
     )
-
-  def _sentinels(self) -> str:
-    return f" with EXTRA_IDS = {self.extra_ids}" if self.extra_ids else ""
 
   def byte_share(self, ids: Sequence[int]) -> float:
     """Returns the share of byte pieces in `ids`."""
@@ -350,8 +270,8 @@ def load_vocabulary(
   path = data.vocabulary
   if path is None:
     path = ModelDir(model_dir).vocabulary
-    # Trained the first time; kept as it is from then on, whatever becomes of
-    # text and VOCAB_SIZE: checkpoints depend on it.
+    # Trained once, and kept even if text or VOCAB_SIZE change, because
+    # checkpoints depend on it.
     if not os.path.exists(path):
       sources = open_filtered(model_dir, data)
       for source in sources:
@@ -373,7 +293,7 @@ def load_vocabulary(
 
 
 def training_texts(sources: Iterable[Source]) -> Iterator[str]:
-  """Yields every text of the training documents, inputs included."""
+  """Yields the inputs and the text of each training document that has text."""
   for source in sources:
     with progress_bar(f"Reading {source.name}", source.num_bytes) as advance:
       for split, document in source.documents():
@@ -382,6 +302,69 @@ def training_texts(sources: Iterable[Source]) -> Iterator[str]:
             if isinstance(text, str):
               yield text
         advance(document.num_bytes)
+
+
+def with_sentinels(model: bytes, extra_ids: int) -> bytes:
+  """Returns a SentencePiece model with T5's sentinels at its end, as SeqIO's.
+
+  <extra_id_0> has the last id, <extra_id_1> the id before it. The text
+  " <extra_id_0>" is encoded as that id, so that a prompt can have blanks.
+
+  Args:
+    model: serialized model; returned as it is if there are no sentinels.
+    extra_ids: EXTRA_IDS, number of sentinels.
+
+  Raises:
+    google.protobuf.message.DecodeError: it is no such model.
+  """
+  if not extra_ids:
+    return model
+  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+  for i in reversed(range(extra_ids)):
+    proto.pieces.add(
+      piece=f"\u2581<extra_id_{i}>",
+      score=0.0,
+      type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+    )
+  return proto.SerializeToString()
+
+
+def without_prefix(model: bytes) -> bytes | None:
+  """Returns the model that encodes a part of a text after another part.
+
+  Some models put a space before each text (add_dummy_prefix), so that its first
+  word has the piece that it has after a space. Where a text is encoded in
+  parts, only the first part may get the space.
+
+  Args:
+    model: serialized SentencePiece model.
+
+  Returns:
+    A serialized model, or None if `model` itself can encode such a part: it
+    puts no space before a text, or removes spaces at the ends of a text.
+  """
+  proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+  spec = proto.normalizer_spec
+  if (
+    not spec.add_dummy_prefix
+    or spec.remove_extra_whitespaces
+    or proto.trainer_spec.treat_whitespace_as_suffix
+  ):
+    return None
+  spec.add_dummy_prefix = False
+  return proto.SerializeToString()
+
+
+def find_losses(round_trip: Callable[[str], str]) -> list[str]:
+  """Returns what a vocabulary changes; nothing where it is lossless.
+
+  Args:
+    round_trip: returns the text that encoding and decoding makes of a text.
+  """
+  found = [name for name, text in _PROBES.items() if round_trip(text) != text]
+  # Each between two letters, so that no rule about the ends of a text applies.
+  lost = [c for c in _CHARACTERS if c not in round_trip(f"a{c}b")]
+  return [*found, *([f"the characters {' '.join(lost)}"] if lost else [])]
 
 
 def _read_model(path: str, what: str) -> bytes:
@@ -398,13 +381,14 @@ def _read_model(path: str, what: str) -> bytes:
     raise UserError(f"{what}: {error.strerror}.") from None
 
 
-def _explain_no_text(texts: Iterable[str]) -> str:
+def _explain_no_unicode(texts: Iterable[str]) -> str:
   for text in texts:
     try:
       text.encode()
     except UnicodeEncodeError as error:
       code = ord(text[error.start])
-      # As Python has a byte of a command line or of stdin that is not UTF-8.
+      # Python's code for a byte of a command line or of stdin that is not
+      # UTF-8.
       is_byte = 0xDC80 <= code < 0xDD00
       what = (
         f"byte 0x{code - 0xDC00:02x}" if is_byte else "half a surrogate pair"

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches are made ahead by a thread, in order, each once."""
+"""A batch is a function of (SEED, step); a thread makes each once, in order."""
 
 import hashlib
 import itertools
@@ -72,7 +72,7 @@ def hashes(data, steps=range(12)) -> list[str]:
   return [batch_hash(data.batch(step)) for step in steps]
 
 
-# A corpus on disk, read in every way that must not matter.
+# A corpus on disk, read in every way that must not change a batch.
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_another_seed_or_packing_gives_other_batches(corpus):
   assert len({each for run in found for each in run}) == 8 * 12
 
 
-# Order: a function of (SEED, step) alone.
+# Order: a function of only (SEED, step).
 
 
 @pytest.mark.parametrize("make", [batches, mixed, whole])
@@ -232,7 +232,7 @@ def test_rows_without_a_feature_that_others_have_get_ones():
 
 
 def held_out(sizes, rates, batch_size, num_rows) -> list[list[int]]:
-  """Returns the first token of each row: 8 a row, 10,000 a source."""
+  """Returns the first token of each row: 8 per row, 10,000 per source."""
   sources = [
     RowSource(
       f"{i}",

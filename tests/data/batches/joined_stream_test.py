@@ -55,7 +55,7 @@ def test_positions_kept_for_few_documents_find_all(monkeypatch):
     DocumentOrder(tokens, "key").first_from(position)
     for position in range(0, 3 * sum(lengths), 977)
   ]
-  # However many documents are summed at once, and kept apart.
+  # However many documents are summed at once, and per position that is kept.
   for stride, chunk in ((16, 64), (256, 512), (1024, 1024)):
     monkeypatch.setattr(joined_stream, "_STRIDE", stride)
     monkeypatch.setattr(joined_stream, "_CHUNK", chunk)
@@ -151,7 +151,7 @@ def tokens_of(stretches) -> list[tuple[int, int, int]]:
 
 
 def shares_of_neighbours(stretches, group_of) -> float:
-  """Returns the share of neighbours that are of one group."""
+  """Returns the share of neighbors that are in the same group."""
   groups = list(map(group_of, stretches))
   same = [a == b for a, b in itertools.pairwise(groups)]
   return sum(same) / len(same)
@@ -173,7 +173,7 @@ def test_neighbours_are_of_one_source_no_more_often_than_chance():
   share = shares_of_neighbours(found, lambda x: x.source)
   chance, count = sum(rate**2 for rate in rates), len(found)
   assert abs(share - chance) < 4 * (chance * (1 - chance) / count) ** 0.5
-  # And neighbours of one source are no neighbours in its text.
+  # And neighbors from one source are not neighbors in its text.
   mine = [x.document for x in of_source(found, 0)]
   near = sum(abs(a - b) == 1 for a, b in itertools.pairwise(mine))
   assert near < 12  # 2 are expected, as 2 / 3,000 of pairs are

@@ -31,7 +31,7 @@ def test_a_block_holds_each_source_to_within_a_row_of_its_rate(rates):
   shares = np.array(rates) / sum(rates) * BLOCK_ROWS
   assert counts.sum() == BLOCK_ROWS
   assert counts.min() >= 1
-  # Sources of less than a row get one, at the expense of the others.
+  # Sources of less than a row get one, at the expense of larger sources.
   lifted = int((shares < 1).sum())
   assert np.abs(counts - shares).max() < 1 + lifted
 
@@ -70,8 +70,8 @@ def test_rates_hold_to_within_sampling_error_at_any_prefix(seed):
   n = np.arange(1, len(sources) + 1)
   for source, rate in enumerate(PALM):
     seen = np.cumsum(sources == source)
-    # Independent draws deviate by this; draws without putting back, within a
-    # block, by less. Five of it at the worst of 30,000 prefixes.
+    # The deviation of independent draws; draws without replacement in a block
+    # deviate less. The worst of 30,000 prefixes may deviate five times as much.
     deviation = np.sqrt(n * rate * (1 - rate))
     assert (np.abs(seen - n * rate) <= 5 * deviation + 1).all()
     assert (seen - n * rate)[BLOCK_ROWS - 1 :: BLOCK_ROWS].tolist() == (
@@ -136,7 +136,7 @@ def mixed(*sources: tuple[float, int], seed: int = 0) -> MixedRows:
 
 
 def places(rows: MixedRows, first: int, count: int) -> list:
-  """Returns the document of each row, one a row."""
+  """Returns the document of each row; a row has one."""
   found = rows.pieces(first + np.arange(count))
   return [piece for (piece,) in found]
 

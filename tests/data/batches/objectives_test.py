@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs and targets of texts: T5's, drawn anew each epoch, nothing lost."""
+"""Inputs and targets of texts: as T5's, other ones each epoch, nothing lost."""
 
 import collections
 import dataclasses

@@ -50,7 +50,7 @@ def test_elements_and_pairs_go_everywhere_equally_often(size):
   )
   for places in images.T:
     assert abs(chi_square(np.bincount(places, minlength=size))) < 5
-  # How far behind its neighbour an element lands: 1 .. size - 1.
+  # How far after its neighbor an element lands: 1 .. size - 1.
   distance = (images[:, 1] - images[:, 0]) % size
   assert abs(chi_square(np.bincount(distance, minlength=size)[1:])) < 5
 

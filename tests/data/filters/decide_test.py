@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from palm_mtf.config.data import FilterConfig
 from palm_mtf.data import worker_pool
 from palm_mtf.data.filters.decide import (
-  EXACT_REPEAT,
   REASONS,
   Candidates,
   count_removed,
@@ -49,7 +48,10 @@ def candidates(documents) -> Candidates:
 def documents_that_stay(sources) -> list[list[tuple]]:
   """Returns the documents of each source that stay, sorted."""
   removed = find_repeats([candidates(source) for source in sources])
-  assert {code for each in removed for code in each} <= {0, EXACT_REPEAT}
+  assert {code for each in removed for code in each} <= {
+    0,
+    REASONS.index("exact_duplicates"),
+  }
   return [
     sorted(d for d, r in zip(source, mine, strict=True) if not r)
     for source, mine in zip(sources, removed, strict=True)

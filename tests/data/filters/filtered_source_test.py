@@ -47,7 +47,7 @@ def test_no_file_and_any_damaged_one_has_no_decisions(path, capsys):
     path.write_bytes(content[:i])
     assert read_decisions(str(path)) is None
   assert (
-    "is damaged: its documents are filtered anew" in capsys.readouterr().err
+    "is damaged: its documents are filtered again" in capsys.readouterr().err
   )
 
 
@@ -147,7 +147,7 @@ def test_with_duplicates_the_fingerprint_depends_on_the_other_sources(opened):
   one, other = prints(min_document_bytes=1)
   assert one == other == opened(min_document_bytes=1).fingerprint()
   one, other = prints(remove_duplicates="exact")
-  assert one != other  # the first source keeps what both have
+  assert one != other  # the first source keeps the documents that both have
 
 
 def test_decisions_are_made_once_and_read_from_cache_dir_or_the_run(

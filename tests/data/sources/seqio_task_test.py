@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from palm_mtf.data.sources.seqio_task import describe
+from palm_mtf.data.sources.seqio_task import describe_code
 from tests import processes
 
 
@@ -31,9 +31,9 @@ class Adder:
 
 
 def test_equal_code_has_equal_descriptions():
-  assert describe(adder(1)) == describe(adder(1))
-  assert describe(Adder(1)) == describe(Adder(1))
-  assert describe(functools.partial(add, more=2)) == describe(
+  assert describe_code(adder(1)) == describe_code(adder(1))
+  assert describe_code(Adder(1)) == describe_code(Adder(1))
+  assert describe_code(functools.partial(add, more=2)) == describe_code(
     functools.partial(add, more=2)
   )
 
@@ -55,7 +55,7 @@ def test_what_is_bound_closed_over_or_kept_makes_a_difference():
     (1, 2),
     None,
   ]
-  assert len({describe(value) for value in values}) == len(values)
+  assert len({describe_code(value) for value in values}) == len(values)
 
 
 def test_another_body_and_another_default_make_a_difference(tmp_path):
@@ -71,7 +71,7 @@ def test_another_body_and_another_default_make_a_difference(tmp_path):
     for file in (str(path), "<stdin>"):  # in a shell there is no file
       names = {"__name__": "module"}
       exec(compile(source, file, "exec"), names)
-      descriptions.add(describe(names["f"]))
+      descriptions.add(describe_code(names["f"]))
   assert len(descriptions) == 6
 
 
@@ -83,24 +83,25 @@ def test_wrapped_functions_show_what_they_wrap():
 
     return wrapped
 
-  assert describe(wrap(add)) != describe(wrap(os.path.join))
-  assert "value + more" in describe(wrap(add))
+  assert describe_code(wrap(add)) != describe_code(wrap(os.path.join))
+  assert "value + more" in describe_code(wrap(add))
 
 
 def test_what_refers_to_itself_ends():
   def recursive(n):
     return recursive(n - 1) if n else 0
 
-  assert "recursive(n - 1)" in describe(recursive)
+  assert "recursive(n - 1)" in describe_code(recursive)
 
 
 def test_a_description_is_the_same_in_every_process():
   program = (
     "import functools, re\n"
-    "from palm_mtf.data.sources.seqio_task import describe\n"
+    "from palm_mtf.data.sources.seqio_task import describe_code\n"
     "class Thing: pass\n"
     "def f(x=Thing()): return lambda: x\n"
-    "print(describe([f, f(), functools.partial(f, {'a', 'b'}, y=Thing())]))"
+    "g = functools.partial(f, {'a', 'b'}, y=Thing())\n"
+    "print(describe_code([f, f(), g]))"
   )
   outputs = {
     processes.python("-c", program, variables={"PYTHONHASHSEED": seed}).stdout

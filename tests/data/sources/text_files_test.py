@@ -157,8 +157,8 @@ def test_a_quality_is_not_asked_of_a_file_without_lines(tmp_path):
   with pytest.raises(UserError) as info:
     source_of(tmp_path, quality_field="q")
   assert str(info.value) == (
-    f"QUALITY_FIELD = 'q': {tmp_path}/b.txt has no fields; give .jsonl files "
-    "alone, or set it to None."
+    f"QUALITY_FIELD = 'q': {tmp_path}/b.txt has no fields; give only .jsonl "
+    "files, or set it to None."
   )
 
 
@@ -248,7 +248,7 @@ COMPRESS = {
   ".bz2": bz2.compress,
   ".xz": functools.partial(lzma.compress, preset=0),
 }
-# tmp_path is one folder for all examples; each writes its file anew.
+# All examples share the folder tmp_path; each writes its own file.
 on_disk = repeatable(30)
 each_compression = pytest.mark.parametrize("suffix", COMPRESS)
 
@@ -262,7 +262,7 @@ def write(folder, content: bytes, suffix: str = "", name: str = "a.jsonl"):
 
 def lines_of(file, text="text", weight=None) -> list[tuple[int, str, float]]:
   lines = read_jsonl_texts(file, Fields(text, weight), MACROS)
-  return [(line.number, line.text, line.weight) for line in lines]
+  return [(number, line.text, line.weight) for number, line in lines]
 
 
 def error(file, text="text", weight=None) -> str:
@@ -323,7 +323,7 @@ def test_a_weight_that_is_none_is_named(tmp_path, weight):
 
 def qualities_of(file) -> list[float | None]:
   lines = read_jsonl_texts(file, Fields("text", quality="q"), MACROS)
-  return [line.quality for line in lines]
+  return [line.quality for _, line in lines]
 
 
 @pytest.mark.parametrize("quality", ["0", "-1.5", "1e3", "1" + "0" * 400])
@@ -403,10 +403,8 @@ def test_a_file_that_is_cut_short_is_named_with_the_last_line(tmp_path, suffix):
   os.truncate(file.path, file.num_bytes // 2)
   read = []
   with pytest.raises(UserError) as info:
-    for number, text, _, _ in read_jsonl_texts(
-      file, Fields("text", None), MACROS
-    ):
-      assert json.loads(lines[number - 1])["text"] == text
+    for number, line in read_jsonl_texts(file, Fields("text"), MACROS):
+      assert json.loads(lines[number - 1])["text"] == line.text
       read.append(number)
   assert read
   assert f": damaged or cut short after line {len(read):,}: " in str(info.value)
@@ -446,6 +444,6 @@ def test_one_line_is_in_memory_at_a_time(tmp_path, suffix):
 
   def read():
     lines = read_jsonl_texts(file, Fields("text", None), MACROS)
-    assert sum(len(text) for _, text, _, _ in lines) == 20_000_000
+    assert sum(len(line.text) for _, line in lines) == 20_000_000
 
   assert peak_memory(read) < 4_000_000

@@ -32,7 +32,7 @@ def test_an_array_has_the_values_that_numpy_reads_and_cannot_be_written(
   path = str(tmp_path / "array.npy")
   np.save(path, values)
   mapped = map_array(path)
-  os.unlink(path)  # as for a damaged file that is written anew
+  os.unlink(path)  # as for a damaged file that is written again
   assert mapped.dtype == values.dtype
   np.testing.assert_array_equal(mapped, values, strict=True)
   if len(values.ravel()):

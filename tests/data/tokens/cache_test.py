@@ -93,7 +93,7 @@ def test_tokens_of_cache_dir_are_read_and_others_kept_by_the_run_and_it_is_said(
 
 
 def test_a_cache_dir_that_may_not_be_written_works(run, cache, monkeypatch):
-  # Permissions do not stop the superuser, so the question is answered for it.
+  # Patched, because permissions do not stop the superuser.
   content = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
   access = os.access
   monkeypatch.setattr(
@@ -134,11 +134,11 @@ def test_another_share_or_vocabulary_has_tokens_of_its_own_and_that_is_said(
 ):
   run(0.2)
   (first,) = stores(tmp_path / "run" / "tokens")
-  assert "too" not in capsys.readouterr().err
+  assert "also" not in capsys.readouterr().err
   run(0.3)
   assert (
-    f"{first.parent} has tokens of other text or settings too: {first.name}; "
-    "remove those that no run needs"
+    f"{first.parent} also has tokens of other text or settings: {first.name}; "
+    "remove the folders that no run needs"
   ) in capsys.readouterr().err
   monkeypatch.setattr(vocabulary, "sha256", "another")
   run(0.2)
@@ -177,7 +177,7 @@ def test_damaged_tokens_are_mended_and_that_is_said(run, tmp_path, capsys):
   assert run().fingerprint == first.fingerprint
   said = without_stamps(capsys.readouterr().err).splitlines()
   assert said[0] == (
-    f"palm_mtf: warning: damaged tokens are encoded anew: {store}/"
+    f"palm_mtf: warning: damaged tokens are encoded again: {store}/"
     "train-00000.npy: its content is not what was written"
   )
   assert said[1].startswith("palm_mtf: encoded ")
@@ -285,8 +285,8 @@ def test_a_process_waits_for_another_that_encodes_until_it_is_killed(
   holder = processes.start(
     "-c",
     "import time\n"
-    "from palm_mtf.data.tokens.cache import _only_writer\n"
-    f"with _only_writer({str(tokens)!r}):\n"
+    "from palm_mtf.data.tokens.cache import _lock_folder\n"
+    f"with _lock_folder({str(tokens)!r}):\n"
     "  print('held', flush=True)\n"
     "  time.sleep(600)\n",
   )

@@ -151,7 +151,7 @@ def test_every_damage_is_found_and_the_file_is_named(
   folder, damage, name, reads
 ):
   if (damage, name) == ("appended", FILES[0]):
-    return  # is tested byte by byte below
+    return  # tested byte by byte below
   path, why = folder / name, "its content is not what was written"
   if damage == "removed":
     path.unlink()
@@ -206,11 +206,11 @@ def test_a_weight_that_no_memory_holds_is_an_error_before_it_fills(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
-  """It may be whole: nothing is made anew in its place."""
+  """It may be whole, so no other file takes its place."""
   write(tmp_path, [encoded([1], [2, 3])])
   path = tmp_path / "train-00000.npy"
   path.unlink()
-  path.mkdir()  # what not even the superuser can read
+  path.mkdir()  # a folder, which not even the superuser can read as a file
   for reads in (True, False):
     with pytest.raises(UserError, match=f"^cannot read {path}: Is a dir"):
       check_shard(str(tmp_path), 0, reads=reads)

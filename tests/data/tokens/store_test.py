@@ -241,7 +241,7 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(
   source, vocabulary, tmp_path
 ):
   path = tmp_path / "store"
-  # A file may grow to this: the first shard with a longer document does not.
+  # The most bytes of a file; the first shard with a longer document has more.
   with disk_full_at(30_000), pytest.raises(UserError) as info:
     store_of(source, vocabulary, path, shard_bytes=20_000)
   assert str(info.value).startswith(

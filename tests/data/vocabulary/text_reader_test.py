@@ -15,7 +15,7 @@ PLAIN = {
   "remove_extra_whitespaces": False,
 }
 SETTINGS = {
-  # SentencePiece's defaults: those of T5, with byte pieces.
+  # SentencePiece's defaults, as in T5, with byte pieces.
   "defaults": {},
   # Llama's and Mistral's kind.
   "prefix": {"model_type": "bpe", **PLAIN},

@@ -28,7 +28,7 @@ def train(sentences, told=None) -> bytes:
 
 @pytest.fixture
 def started(monkeypatch) -> list[subprocess.Popen]:
-  """The processes that this one starts."""
+  """The processes that this process starts."""
   found, popen = [], subprocess.Popen
 
   def start_noted(*arguments, **settings):
@@ -113,7 +113,7 @@ def test_no_trainer_outlives_a_caller_that_is_killed(number):
 
 
 def is_alive(pid):
-  """Whether a process runs; one that nobody has waited for does not."""
+  """Whether a process runs; a zombie does not."""
   try:
     with open(f"/proc/{pid}/stat") as file:
       return file.read().rpartition(")")[2].split()[0] != "Z"

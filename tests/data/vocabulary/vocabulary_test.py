@@ -60,7 +60,8 @@ def test_special_characters_survive_without_control_ids(vocabulary, text):
   [
     ("\ud800", "half a surrogate pair"),
     ("\ude00\ud83d", "half a surrogate pair"),
-    # As Python has a byte of a command line or stdin that is not UTF-8.
+    # Python's character for a byte of a command line or stdin that is not
+    # UTF-8.
     (b"caf\xe9".decode("utf-8", "surrogateescape"), "byte 0xe9"),
   ],
 )
