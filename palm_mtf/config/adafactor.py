@@ -19,9 +19,9 @@ def _check_real_or_none(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdafactorConfig:
-  """The optimizer and the loss it minimizes (PaLM 5).
+  """The optimizer and the loss that it minimizes (PaLM 5).
 
-  Where the paper leaves a choice open the default is how we read it.
+  Where the paper leaves a choice open, the default is our reading of it.
 
   Attributes:
     learning_rate: lr = min(learning_rate, 1 / sqrt(k)) at step k = 1, 2, ...
@@ -31,29 +31,29 @@ class AdafactorConfig:
       of its parameter scale; None is off. PaLM does not say: on, as in the
       Adafactor paper.
     gradient_clip: largest global norm of all gradients.
-    weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent a
+    weight_decay_exponent: parameters shrink by lr ** weight_decay_exponent per
       step; None is off.
     z_loss: weight of log(Z) ** 2 in the loss, Z the softmax normalizer.
-    dropout: share of the activations that a training step drops, in finetuning;
-      evaluation and generation drop nothing.
+    dropout: share of the activations that a training step drops, for
+      finetuning; evaluation and generation drop nothing.
     learning_rate_schedule: "palm", as above; "constant", learning_rate at
       every step; or "cosine", from learning_rate to a tenth of it.
     learning_rate_decay_steps: steps of the cosine, mostly %TRAIN_STEPS; None
       for the other schedules.
-    second_moment: "full", PaLM's, or "factored", row and column means only.
+    second_moment: "full", as in PaLM, or "factored", only row and column means.
     momentum_dtype: dtype of the momentum in memory and in checkpoints,
-      "float32" or "bfloat16". The second moment is always float32: near beta2 =
-      1 it changes by less than bfloat16 can tell, and would stand still.
+      "float32" or "bfloat16". The second moment is always float32, because near
+      beta2 = 1 its changes are too small for bfloat16.
     parameter_scale: lr is relative to the root mean square of each "variable",
       or of the matrices that PaLM's own code "stacked"
       (optim/adafactor.py); or "off", lr is absolute.
     parameter_scale_floor: the smallest such root mean square.
     weight_decay_on: decayed parameters: "all", "all_but_scales" of norms, or
       "kernels", neither scales nor the embedding. PaLM names no exception.
-    norm_scale: parameter of a norm that decays, and that its learning rate is
-      relative to: "zero_centered", scale - 1, which Google's published code
-      stores, so that decay pulls scales to 1; or "plain", the scale, so that
-      decay pulls it to 0. Checkpoints hold the scale under both.
+    norm_scale: what a norm trains: "zero_centered", scale - 1, which Google's
+      published code stores, so that decay pulls scales to 1 and the learning
+      rate is relative to scale - 1; or "plain", the scale, so that decay pulls
+      it to 0. Checkpoints hold the scale with either.
   """
 
   learning_rate: float
@@ -74,7 +74,7 @@ class AdafactorConfig:
   norm_scale: str = "zero_centered"
 
   def __post_init__(self):
-    # The bounds keep out mistakes (10 for 1e-2), not unusual choices.
+    # The bounds reject mistakes (10 for 1e-2), not unusual choices.
     check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
     check_real("BETA1", self.beta1, 0.0, 0.9999)  # 0: no momentum is stored
     # beta2 = 1 - k ** -x: 0.8 in PaLM 5 and in Adafactor 7.2.

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""How texts are continued: the numbers of sampling and of beam search."""
+"""How texts are continued: settings of sampling and beam search."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from palm_mtf.errors import (
 )
 
 MOST_GREEDY = 1e-4  # the largest TEMPERATURE that draws nothing
-_MAX_ROWS = 10_000  # of one prompt, which are computed at the same time
+_MAX_ROWS = 10_000  # rows of one prompt, which are computed together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,19 +21,19 @@ class DecodeConfig:
   """How the tokens of a continuation are chosen (generation/decode/).
 
   Attributes:
-    temperature: logits are divided by it; 0 takes the likeliest token always.
+    temperature: divides the logits; 0 always takes the likeliest token.
     top_k: only the k likeliest tokens are drawn; None for all.
     top_p: only the likeliest tokens that have this share together are drawn.
-    repetition_penalty: above 1, tokens that are there already become less
+    repetition_penalty: above 1, tokens that the text already has become less
       likely; 1 is off.
     num_samples: continuations of each prompt.
     num_beams: above 1, beam search for the likeliest continuation.
-    length_penalty: exponent of beam search; above 0 longer texts win more
+    length_penalty: exponent of beam search; above 0, longer texts win more
       often.
-    stop_strings: a continuation ends before the first of them.
-    weight_dtype: "activation", as in training; or "int8" weights and inputs of
-      products, or "int4" weights, with int8 ones of the logits; norms and the
-      embedding of tokens excepted (generation/decode/matmul.py).
+    stop_strings: a continuation ends before the first of these texts.
+    weight_dtype: "activation", as in training; "int8" weights and inputs of
+      products; or "int4" weights, with int8 weights of the logits. Norms and
+      the embedding of tokens are excepted (generation/decode/matmul.py).
   """
 
   temperature: float = 0.7
@@ -68,12 +68,12 @@ class DecodeConfig:
       raise UserError(
         f"STOP_STRINGS = {stops!r}: give a list of texts, or [] for none."
       )
-    # Hashable, because what is compiled is kept by its settings.
+    # A tuple is hashable: compiled programs are cached by their settings.
     object.__setattr__(self, "stop_strings", tuple(stops))
     self._check_together()
 
   def _check_together(self):
-    # A setting that the chosen strategy would not read is a mistake.
+    # A setting that the chosen strategy ignores is a mistake.
     if self.num_beams > 1:
       for name, off in (
         ("num_samples", 1),
@@ -104,5 +104,5 @@ class DecodeConfig:
 
   @property
   def rows_per_prompt(self) -> int:
-    """How many rows of a batch one prompt needs."""
+    """Rows of a batch that one prompt needs."""
     return max(self.num_samples, self.num_beams)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh of a pod's devices, and the rules that split dimensions over it.
 
-Mesh TensorFlow's syntax, for a model with dimensions of any name. PaLM's are
-known beforehand, and held to more in mesh_layout.py.
+The syntax is Mesh TensorFlow's, for a model with dimensions of any name.
+mesh_layout.py adds the checks for PaLM, whose dimensions are known.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ class DeviceMesh:
   Attributes:
     mesh_shape: "axis:size" pairs between "," or ";"; "" is one device.
     layout: "dimension:axis" pairs between "," or ";"; "" splits nothing.
-    num_microbatches: parts of a batch that a step computes one after the other,
-      adding up their gradients; memory holds the activations of one.
+    num_microbatches: parts of a batch that a step computes one after another,
+      adding up their gradients; memory holds the activations of one part.
   """
 
   mesh_shape: str
   layout: str
   num_microbatches: int = 1
 
-  # On CPUs and GPUs; MeshLayout has settings of these names.
+  # MeshLayout has settings of these names; other models run on CPUs and GPUs.
   tpu = ""
   steps_per_loop = 1
 
@@ -84,7 +84,7 @@ class DeviceMesh:
     return math.prod(self.axes.values())
 
 
-# A search over layouts asks many thousand times.
+# A search over layouts calls it many thousand times.
 @functools.lru_cache(maxsize=256)
 def _sizes(mesh_shape: str) -> Mapping[str, int]:
   sizes = pairs("MESH_SHAPE", mesh_shape, "data:2,model:4")

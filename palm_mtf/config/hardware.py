@@ -7,34 +7,34 @@ from collections.abc import Mapping
 
 from palm_mtf.errors import UserError
 
-# Largest numbers; of others, what no arithmetic here overflows by.
+# The largest numbers; for other rates, a number that overflows nothing.
 _MOST = {"CHIP_DEVICES": 1024, "CHIP_LINK_DIMS": 6, "CHIP_LINK_CHIPS": 10**9}
 _MOST_RATE = 1e30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-  """One chip; None where nothing is published. Links and network are one way.
+  """One chip; None where nothing is published. Links and network: one way.
 
   Attributes:
     chip_bfloat16_flops: peak of dense products, FLOP/s.
     chip_float32_flops: peak of products as TensorFlow computes float32, FLOP/s.
     chip_efficiency: share of the peak that large products reach. By default the
-      MFU of PaLM 540B's prefill on TPU v4 (Pope et al. 2022), which is compute
-      almost alone.
+      MFU of PaLM 540B's prefill on TPU v4 (Pope et al. 2022), almost all of
+      which is computation.
     chip_devices: TensorFlow's devices on a chip.
     chip_memory_bytes: device memory.
     chip_memory_bandwidth: bytes/s.
-    chip_pass_bandwidths: bytes/s at which passes go over memory, by dtype and
-      kind (accounting/memory.py), where they are measured: on a CPU
-      arithmetic bounds them. Others have the memory's.
-    chip_process_bytes: memory of a process beside the tensors of its step.
-    chip_fused_attention: whether attention keeps no weights, whatever REMAT
-      says, as on CPUs with a C++ compiler.
+    chip_pass_bandwidths: measured bytes/s of passes over memory, by dtype and
+      kind (accounting/memory.py), because on CPUs arithmetic bounds them; other
+      passes have chip_memory_bandwidth.
+    chip_process_bytes: memory of a process besides the tensors of its step.
+    chip_fused_attention: whether attention keeps no weights under any REMAT, as
+      on CPUs with a C++ compiler.
     chip_link_bandwidth: bytes/s of all links to chips of the pod together.
     chip_link_dims: dimensions of the torus of links; 0 is a switch.
-    chip_link_chips: the most chips that links join; behind a switch, those
-      beyond are reached over the network.
+    chip_link_chips: the most chips that links join; behind a switch, the
+      network joins such groups.
     chip_dcn_bandwidth: bytes/s of a chip's share of its host's network.
     chip_watts: power, hosts included where the source says so.
     chip_hour_cost: price of an hour, in any currency.

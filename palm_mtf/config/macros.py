@@ -24,13 +24,14 @@ def macros_of(
   """
   found: dict[str, object] = {}
   for field in _fields(config_class, leaves_out):
-    # Parts nest, macros do not: a part is only where a macro is read.
+    # Dataclasses nest, but macros do not: all macros are in one namespace.
     if dataclasses.is_dataclass(field.type):
       of_part = macros_of(field.type)
     else:
       of_part = {field.name.upper(): field.default}
     for name, default in of_part.items():
-      # Two parts may read one macro (SEED); it is required if one requires it.
+      # Two parts may read one macro (SEED), required if either part requires
+      # it.
       if found.setdefault(name, default) != default:
         found[name] = MISSING
   return found

@@ -2,19 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh of devices and how a step is spread over them, and over time.
 
-Mesh TensorFlow's syntax, checked as it does not check itself: a rule that
-matches nothing is an error here, not a silently unsplit dimension. A *dim* is a
-dimension of a tensor, an *axis* one of the mesh. Layouts change speed and
-memory, never results.
+The syntax is Mesh TensorFlow's, but a rule that matches nothing is an error and
+not ignored. A *dim* is a dimension of a tensor, an *axis* a dimension of the
+mesh. Layouts change speed and memory, never results.
 
   MESH_SHAPE = "data:2,model:4"                  8 devices, 2 by 4
   LAYOUT = "batch:data,heads:model,d_ff:model"   batch in 2, heads and d_ff in 4
   NUM_MICROBATCHES = 4                           a quarter of the batch at once
-  STEPS_PER_LOOP = 100                           on TPUs, 100 steps in a call
+  STEPS_PER_LOOP = 100                           on TPUs, 100 steps per call
 
-One size may lie in two ways under two names. `d_model_stored` is the d_model of
-weights, their slots and their gradients while no layer uses them: split over
-`data` they are stored once, not once for each part of the batch.
+A dimension that is split in two ways has two names. `d_model_stored` is the
+d_model of weights, their slots and their gradients while no layer uses them:
+split over `data`, they are stored once and not once per part of the batch.
 `d_model_residual` is the d_model of the residual stream between two blocks.
 """
 
@@ -40,11 +39,11 @@ DIMENSIONS = (
   "d_ff",
   "vocab",
 )
-# What splits the work of a step, and what only its memory.
+# Dimensions that split the work of a step; the others split only its memory.
 WORK_DIMENSIONS = ("batch", "heads", "d_ff", "vocab")
 SPLIT_DIMENSIONS = (*WORK_DIMENSIONS, "d_model_stored", "d_model_residual")
 
-# Dimensions that a rule may not name, and why.
+# Dimensions that a rule may not split, and why.
 _UNSPLIT_REASONS = {
   "length": "attention looks along it",
   "memory_length": "attention sums over it",
@@ -52,7 +51,7 @@ _UNSPLIT_REASONS = {
   "d_kv": "rotary embedding turns pairs of it",
 }
 
-# Activations, then weights, in which dimensions that may be split meet.
+# Tensors (activations, then weights) with several dimensions that may be split.
 _TENSORS = (
   ("batch", "length", "heads"),
   ("batch", "length", "d_ff"),
@@ -66,18 +65,17 @@ _TENSORS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshLayout(DeviceMesh):
-  """The mesh and the layout rules of PaLM; `DeviceMesh` has the first three.
+  """The mesh and the layout rules of PaLM, besides those of `DeviceMesh`.
 
-  What can be judged without the model's sizes is judged when it is made; the
-  sizes are judged by `check_layout`.
+  `check_layout` checks what depends on the model's sizes.
 
   Attributes:
     gradient_dtype: dtype in which the devices of a pod add up the gradients of
       kernels and embedding: "activation", or "float32", up to twice the bytes.
-      Microbatches are added up in float32 always.
-    tpu: the slice of TPUs that a pod is (tpu_topology.py); "" is CPUs or GPUs.
-    steps_per_loop: how many steps TPUs do in one call, at most; a call ends
-      where something is due. Signals and the watchdog hear of steps then.
+      Gradients of microbatches are always added up in float32.
+    tpu: the TPU slice of each pod (tpu_slice.py); "" is CPUs or GPUs.
+    steps_per_loop: the most steps that TPUs do in one call; a call ends earlier
+      where something is due. Signals and the watchdog wait for the call's end.
   """
 
   gradient_dtype: str = "activation"
@@ -100,7 +98,7 @@ class MeshLayout(DeviceMesh):
       _check_rule(dimension, axis)
     super().__post_init__()
     _check_tensors(dict(rules))
-    # An axis that splits no work would have its devices repeat each other's.
+    # The devices of an axis that splits no work would repeat the same work.
     for axis, size in self.axes.items():
       split = [dimension for dimension, over in rules if over == axis]
       if size > 1 and not set(split) & set(WORK_DIMENSIONS):
@@ -134,18 +132,18 @@ class MeshLayout(DeviceMesh):
       )
 
   def axis_size_of(self, dimension: str) -> int:
-    """Into how many slices `dimension` is split; 1 where no rule names it."""
+    """The number of slices of `dimension`; 1 where no rule names it."""
     assert dimension in DIMENSIONS, dimension
     axis = self.rules.get(dimension)
     return self.axes[axis] if axis else 1
 
   def padded_vocab_size(self, vocab_size: int) -> int:
-    """Returns the rows of the embedding on the mesh: what its axis divides.
+    """Returns the rows of the embedding on the mesh, a multiple of its axis.
 
-    The rows behind `vocab_size` are zeros that nothing reads or trains, and no
-    checkpoint holds them.
+    The rows from `vocab_size` on are zeros; nothing reads or trains them, and
+    checkpoints omit them.
     """
-    # Every slice of the vocab axis has as many rows: XLA's shapes are static.
+    # All slices have equally many rows, because XLA's shapes are static.
     slices = self.axis_size_of("vocab")
     return -(-vocab_size // slices) * slices
 
@@ -172,7 +170,7 @@ def check_layout(
   parts, batch_macro = layout.num_microbatches, "GLOBAL_BATCH_SIZE"
   for size in batch_sizes:
     check_shares(size, num_pods, parts)
-  # Rows that one microbatch of one pod computes: what the mesh splits.
+  # The mesh splits the rows of one microbatch of one pod.
   at_once = [size // num_pods // parts for size in batch_sizes]
   if num_pods > 1:
     batch_macro += " / NUM_PODS"
@@ -217,7 +215,7 @@ def _check_rule(dimension: str, axis: str) -> None:
 
 
 def _check_tensors(axes: Mapping[str, str]) -> None:
-  """Raises UserError unless an axis splits one dimension of each tensor."""
+  """Raises UserError if an axis splits two dimensions of a tensor."""
   for tensor in _TENSORS:
     split = [dimension for dimension in tensor if dimension in axes]
     for first, second in itertools.pairwise(split):

@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The architecture."""
+"""The architecture of the model."""
 
 import dataclasses
 
 from palm_mtf.errors import UserError, check_choice, check_count
 
-# Largest sizes. Every layer is built into the graph. Rotary embedding counts
-# positions in float32, which has every whole number up to 2**24.
+# The largest sizes. The graph has every layer. Rotary embedding counts
+# positions in float32, which represents every whole number up to 2**24.
 MAX_SIZES = {
   "num_layers": 10_000,
   "d_model": 2**24,
@@ -36,21 +36,24 @@ class PalmConfig:
       h + MLP(norm(h)) with h = x + Attention(norm(x)).
     attention: "multi_query" (one key and value head) or "multi_head".
     activation_dtype: "bfloat16", "float32", or "auto", which a command resolves
-      by what the machine multiplies natively (machine/activation_dtype.py);
-      masters, norms, softmax, rotary tables and the loss are float32 always.
-    logits_dtype: "float32", the product behind the last norm is not rounded, as
-      in Google's published code; or "activation", it is rounded as all others.
+      to the dtype that the machine multiplies natively
+      (machine/activation_dtype.py); master weights, norms, softmax, rotary
+      tables and the loss are always float32.
+    logits_dtype: "float32", the product that gives the logits is not rounded,
+      as in Google's published code; or "activation", it is rounded like all
+      others.
     final_norm_scale: scale of the last norm, "learned", or "none", as in
       Google's published inference code. PaLM does not say.
-    output_fan_in: fan-in of the kernels o and wo when they are drawn: their own
-      inputs, "separate", or those of both, "joined", as if they were one matrix
-      of a parallel block, which they are in Google's published code.
+    output_fan_in: fan-in with which the kernels o and wo are initialized: the
+      number of each kernel's inputs, "separate", or of both kernels' inputs,
+      "joined", as in Google's published code, where a parallel block has both
+      in one matrix.
     remat: activations that a step recomputes instead of keeping, which takes
       time: "none", "attention" or the whole "layer"; no bit of the result
       depends on it.
-    objective: training objective: "causal", each token from those before it; or
-      targets from inputs that attend to one another in both directions:
-      "prefix_lm", the rest of a text from its beginning, "span_corruption", the
+    objective: training objective: "causal", each token from the tokens before
+      it; or targets from inputs that attend to one another in both directions:
+      "prefix_lm", the rest of a text from its start, or "span_corruption", the
       spans that a text lacks (data/batches/objectives.py).
   """
 
@@ -74,13 +77,13 @@ class PalmConfig:
   def __post_init__(self):
     for name, most in MAX_SIZES.items():
       check_count(name.upper(), getattr(self, name), maximum=most)
-    # Named by its macro here, not by a product's shape later.
+    # Checked here, so that the message names the macro and not a shape.
     if self.d_kv % 2:
       raise UserError(
         f"D_KV = {self.d_kv}: rotary embedding turns pairs of numbers, so "
         f"D_KV is even; use {self.d_kv + 1}."
       )
-    # Names that model/layers.py and model/palm.py look up.
+    # model/layers.py and model/palm.py look up these names.
     check_choice("NORM", self.norm, ["layer_norm", "rms_norm"])
     check_choice("BLOCK", self.block, ["parallel", "serial"])
     check_choice("ATTENTION", self.attention, ["multi_query", "multi_head"])
@@ -108,7 +111,7 @@ class PalmConfig:
     return self.objective != "causal"
 
   def macros(self) -> dict[str, object]:
-    """Returns every setting but the dtype, which is the run's, by its macro."""
+    """Returns every setting except the dtype, which runs choose, by macro."""
     fields = dataclasses.asdict(self)
     del fields["activation_dtype"]
     return {name.upper(): value for name, value in fields.items()}

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from palm_mtf.errors import UserError, check_choice, check_count, check_real
 
-# The client sends every pod its batch and its step: beyond this it would be
-# busy with that alone. Tests go up to this number.
+# The client sends each pod its batch and its step. With more pods it would do
+# nothing else. Tests use up to this number.
 MAX_PODS = 8
 
 
@@ -29,21 +29,21 @@ class PodsConfig:
 
   Attributes:
     num_pods: pods that share a step, 1 to 8.
-    pods: where they are: "in_process", virtual devices of the client,
+    pods: where the pods are: "in_process", virtual devices of the client,
       "local_servers", processes that the client starts, or "cluster", servers
       that `palm_mtf pods serve` has started.
     islands: servers of each pod of a cluster; see cluster/client/places.py.
     client_address: "host" or "host:port", where servers of a cluster reach the
       client.
-    dcn_dtype: "float32" or "bfloat16", of a gradient on its way between pods.
-      Sums are float32, of numbers that all pods have alike.
+    dcn_dtype: dtype in which gradients are sent between pods, "float32" or
+      "bfloat16". Every pod adds up the same numbers, in float32.
     fingerprint_steps: steps between comparisons of all pods' variables.
-    pod_timeout_secs: a pod's server that gives no sign of life for so long is
-      lost. A step may take any time.
+    pod_timeout_secs: a pod is lost if its server gives no sign of life for this
+      long. A step may take any time.
     on_pod_failure: "stop", "wait" for the lost pod, or "shrink" to the others;
       see cluster/client/recovery.py.
-    pod_wait_secs: how long to wait at most, also for a pod that is missing when
-      the run starts.
+    pod_wait_secs: the longest wait for a lost pod, also for a pod that is
+      missing when the run starts.
   """
 
   num_pods: int = 1
@@ -69,7 +69,7 @@ class PodsConfig:
     )
     check_real("POD_WAIT_SECS", self.pod_wait_secs, 1.0, 1e6)
     check_choice("PODS", self.pods, ["in_process", "local_servers", "cluster"])
-    # A host that a pod can resolve; port 0 or none lets the client choose.
+    # Without a port, or with port 0, the client chooses one.
     if not re.fullmatch(r"[^\s:/]+(:\d{1,5})?", str(self.client_address)):
       raise UserError(
         f'CLIENT_ADDRESS = {self.client_address!r}: write "host" or '
@@ -80,5 +80,5 @@ class PodsConfig:
         'PODS = "cluster" and ISLANDS is empty: list the servers of each pod, '
         'as in [["host-a:2222"], ["host-b:2222"]].'
       )
-    # bfloat16 halves what crosses the data-center network (Pathways 4.4).
+    # bfloat16 halves the traffic of the data-center network (Pathways 4.4).
     check_choice("DCN_DTYPE", self.dcn_dtype, ["float32", "bfloat16"])

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which SeqIO tasks a model is evaluated on, and how long texts are scored."""
+"""Which SeqIO tasks a model is evaluated on, in which form, and when."""
 
 import dataclasses
 import re
@@ -19,21 +19,21 @@ NEWEST, EVERY = "newest", "every"
 
 
 DRAWN, FIRST = "drawn", "first"
-_MAX_SHOTS = 10_000  # exemplars are one row with their question
+_MAX_SHOTS = 10_000  # a row holds the exemplars and the question
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FewShotConfig:
-  """Exemplars of each task, and the header before them.
+  """The few-shot protocol: exemplars and a header before each question.
 
   Attributes:
-    num_shots: exemplars before each example; None for all of a file of
-      `exemplar_files`, and for tasks without one as they are registered.
+    num_shots: exemplars before each example; None for all exemplars of a task's
+      file in `exemplar_files`, and for the registered form of other tasks.
     exemplars: "drawn" for each example from the training split, by hashes of
-      `seed`; or "first", the first of the training split, the same for all.
+      `seed`; or "first", the first of the training split for all examples.
     seed: seed of the draw.
-    exemplar_files: {task: path}; the file's exemplars replace those of the
-      training split (evaluation/exemplars.py).
+    exemplar_files: {task: path}; the file's exemplars replace the training
+      split (evaluation/exemplars.py).
     prompt_headers: {task: text before the exemplars}; "{group}" stands for the
       group of the example, such as MMLU's subject.
   """
@@ -66,7 +66,7 @@ class FewShotConfig:
     return (self.prompt_headers or {}).get(task, "")
 
   def changes(self, task: str) -> bool:
-    """Whether a task is evaluated in another form than it is registered in."""
+    """Whether a task is evaluated in another form than its registered one."""
     return self.num_shots is not None or bool(
       self.file_of(task) or self.header_of(task)
     )
@@ -74,7 +74,7 @@ class FewShotConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskEvalConfig:
-  """What `palm_mtf evaluate`, and training on its way, measure tasks on.
+  """How `palm_mtf evaluate`, and evaluations during training, measure tasks.
 
   Attributes:
     eval_tasks: names of SeqIO tasks or mixtures with metric functions; [] for
@@ -82,17 +82,17 @@ class TaskEvalConfig:
     eval_split: split of the tasks.
     eval_examples: number of each task's first examples; None for all.
     few_shot: exemplars and header before each example.
-    answer_patterns: {task: regular expression with one group}, which finds the
-      answer in an output (evaluation/few_shot.py).
+    answer_patterns: {task: regular expression}, whose one group is the answer
+      in an output (evaluation/few_shot.py).
     category_groups: {task: {group: categories}}, groups of a task's categories
       to average over, such as MMLU's four (evaluation/seqio_tasks.py).
-    eval_checkpoints: "newest", a list of steps, or "every": those there are,
-      oldest first, and each new one while training runs elsewhere, until that
-      of TRAIN_STEPS.
+    eval_checkpoints: "newest", a list of steps, or "every": all checkpoints,
+      oldest first, and new checkpoints while another process trains, until
+      TRAIN_STEPS.
     eval_wait_secs: seconds that "every" waits for the next checkpoint.
-    task_eval_steps: steps of training between evaluations on the tasks, each
-      by a checkpoint that is written then; None for none.
-    clean_subset: whether metrics are also given over those examples that the
+    task_eval_steps: training steps between evaluations on the tasks; a
+      checkpoint is written for each. None for none.
+    clean_subset: whether metrics are also given over the examples that the
       run's training text does not contain (evaluation/clean_subset.py).
     stride: tokens from one row to the next of a text that `score` reads in
       several (generation/inference/scorer.py); None is half of
@@ -137,7 +137,7 @@ class TaskEvalConfig:
     check_real("EVAL_WAIT_SECS", self.eval_wait_secs, 0.0, 1e9)
     if self.task_eval_steps is not None:
       check_count("TASK_EVAL_STEPS", self.task_eval_steps)
-      if not names:  # a checkpoint would be written for nothing
+      if not names:  # it would write checkpoints for nothing
         raise UserError(
           f"TASK_EVAL_STEPS = {self.task_eval_steps}: on no task; name some in "
           "EVAL_TASKS, or set it to None."
@@ -182,7 +182,6 @@ class TaskEvalConfig:
       )
 
   def _check_checkpoints(self):
-    # "every" waits for checkpoints of a training that runs beside it.
     steps = self.eval_checkpoints
     if isinstance(steps, str):
       check_choice("EVAL_CHECKPOINTS", steps, [NEWEST, EVERY])

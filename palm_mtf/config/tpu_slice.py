@@ -1,13 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of TPU pods: how many chips, on how many hosts, and how they lie.
+"""Slices of TPU pods: their chips, devices and hosts.
 
   TPU = "v3-8"           8 cores on 4 chips, as clouds name them
   TPU = "v4-16"          16 cores on 8 chips
   TPU = "v4-12x16x16"    3,072 chips, by their shape (PaLM's pod; PaLM 4)
 
-Chips lie on a torus with the coordinates x, y and z; a host has 2 x 2 x 1 of
-them. A v2 or v3 chip is two devices, one a core; the two cores of a v4 chip
+Chips lie on a torus with the coordinates x, y and z; each host has 2 x 2 x 1
+chips. A v2 or v3 chip is two devices, one per core; the two cores of a v4 chip
 are one device.
 """
 
@@ -19,7 +19,7 @@ from palm_mtf.config.pods import PodsConfig
 from palm_mtf.errors import UserError, did_you_mean
 
 # Chips of one host along x, y and z (Cloud TPU's system architecture).
-_HOST = (2, 2, 1)
+HOST_CHIPS = (2, 2, 1)
 _DEVICES_OF_CHIP = {"v2": 2, "v3": 2, "v4": 1}
 
 # Shapes, in chips, of the slices that are named by their number of cores.
@@ -47,9 +47,9 @@ class TpuSlice(NamedTuple):
   """A slice of a TPU pod.
 
   Attributes:
-    name: as it was given.
-    chips: how many along x, y and z.
-    devices_of_chip: TensorFlow's devices on each.
+    name: the value of TPU.
+    chips: numbers of chips along x, y and z.
+    devices_of_chip: TensorFlow's devices on each chip.
   """
 
   name: str
@@ -63,34 +63,13 @@ class TpuSlice(NamedTuple):
 
   @property
   def num_hosts(self) -> int:
-    """Hosts, which have the same number of devices each."""
-    return math.prod(self.chips) // math.prod(_HOST)
+    """Number of hosts; each has the same number of devices."""
+    return math.prod(self.chips) // math.prod(HOST_CHIPS)
 
   @property
   def mesh_shape(self) -> tuple[int, int, int, int]:
     """What TensorFlow calls the shape of a topology: x, y, z, device."""
     return (*self.chips, self.devices_of_chip)
-
-  @property
-  def device_coordinates(self) -> list[list[tuple[int, int, int, int]]]:
-    """Where each device of each host lies: [hosts][devices] of a host."""
-    return [
-      [
-        # The host's corner, plus the chip's place in the host.
-        (*(base + step for base, step in zip(corner, chip, strict=True)), i)
-        for chip in _boxes(_HOST)
-        for i in range(self.devices_of_chip)
-      ]
-      for corner in _boxes(self.chips, _HOST)
-    ]
-
-
-def _boxes(
-  shape: tuple[int, int, int], step: tuple[int, int, int] = (1, 1, 1)
-) -> list[tuple[int, int, int]]:
-  """Returns the first corners of boxes that fill `shape`, x fastest."""
-  xs, ys, zs = (range(0, n, by) for n, by in zip(shape, step, strict=True))
-  return [(x, y, z) for z in zs for y in ys for x in xs]
 
 
 def tpu_slice(name: str) -> TpuSlice:
@@ -104,8 +83,10 @@ def tpu_slice(name: str) -> TpuSlice:
     chips = _SHAPES[kind][int(size)]
   elif kind == "v4" and re.fullmatch(r"\d{1,3}x\d{1,3}x\d{1,3}", size):
     chips = tuple(map(int, size.split("x")))
-    # Whole hosts: a slice has no part of one.
-    if 0 in chips or any(n % by for n, by in zip(chips, _HOST, strict=True)):
+    # A slice consists of whole hosts.
+    if 0 in chips or any(
+      n % by for n, by in zip(chips, HOST_CHIPS, strict=True)
+    ):
       raise UserError(
         f'TPU = "{name}": a host has 2 x 2 x 1 chips, so that x and y are even '
         'numbers, as in "v4-4x4x8".'
@@ -125,7 +106,7 @@ def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
 
   Args:
     where: slice of each pod.
-    pods: their number and place.
+    pods: number and place of the pods.
   """
   given = f'TPU = "{where.name}"'
   hosts = f"{where.num_hosts} host" + "s" * (where.num_hosts > 1)
@@ -143,35 +124,3 @@ def check_pods(where: TpuSlice, pods: PodsConfig) -> None:
       "one; for others start `palm_mtf pods serve` on each host and set PODS "
       '= "cluster".'
     )
-
-
-def chips_of_replicas(
-  where: TpuSlice, model_size: int
-) -> list[tuple[int, int, int, int]]:
-  """Returns where each device of a mesh lies, the last mesh axis in a box.
-
-  Devices that differ only in the last axis of the mesh speak most, many times
-  a layer: they get a box of neighbours wherever the shape has one that fits,
-  first the devices of a chip, then along x, y and z.
-
-  Args:
-    where: the slice.
-    model_size: size of the mesh's last axis; divides the number of devices.
-
-  Returns:
-    [devices] of x, y, z, device.
-  """
-  box, left = [], model_size
-  for n in (where.devices_of_chip, *where.chips):
-    box.append(math.gcd(left, n))
-    left //= box[-1]
-  device, *chips = box
-  if left > 1:  # no box has as many devices
-    device, chips = where.devices_of_chip, [1, 1, 1]
-  return [
-    (*(base + step for base, step in zip(corner, chip, strict=True)), i + j)
-    for corner in _boxes(where.chips, tuple(chips))
-    for i in range(0, where.devices_of_chip, device)
-    for chip in _boxes(tuple(chips))
-    for j in range(device)
-  ]

@@ -3,11 +3,12 @@
 """Names of TPU devices, and where on the torus each of them lies."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.config import MeshLayout
-from palm_mtf.config.tpu_slice import TpuSlice, chips_of_replicas
+from palm_mtf.config.tpu_slice import HOST_CHIPS, TpuSlice
 from palm_mtf.mesh.tpu.lowering import TpuLowering
 from palm_mtf.mesh.tpu.placement import TpuPlacement
 
@@ -31,7 +32,7 @@ class TpuDevices:
 def tpu_topology(where: TpuSlice) -> tf.tpu.experimental.Topology:
   """Returns the topology that TensorFlow would find on a slice."""
   return tf.tpu.experimental.Topology(
-    mesh_shape=where.mesh_shape, device_coordinates=where.device_coordinates
+    mesh_shape=where.mesh_shape, device_coordinates=device_coordinates(where)
   )
 
 
@@ -64,3 +65,54 @@ def tpu_devices(
     for each, job in zip(assignments, jobs, strict=True)
   ]
   return TpuDevices(client, pods, assignments)
+
+
+_Coordinates = tuple[int, int, int, int]  # x, y, z, device of the chip
+
+
+def device_coordinates(where: TpuSlice) -> list[list[_Coordinates]]:
+  """Returns the coordinates of each device of each host: [hosts][devices]."""
+  return [
+    [
+      # The host's corner, plus the chip's place in the host.
+      (*(base + step for base, step in zip(corner, chip, strict=True)), i)
+      for chip in _box_corners(HOST_CHIPS)
+      for i in range(where.devices_of_chip)
+    ]
+    for corner in _box_corners(where.chips, HOST_CHIPS)
+  ]
+
+
+def _box_corners(
+  shape: Sequence[int], step: Sequence[int] = (1, 1, 1)
+) -> list[tuple[int, int, int]]:
+  """Returns the first corners of boxes that fill `shape`, x fastest."""
+  xs, ys, zs = (range(0, n, by) for n, by in zip(shape, step, strict=True))
+  return [(x, y, z) for z in zs for y in ys for x in xs]
+
+
+def chips_of_replicas(where: TpuSlice, model_size: int) -> list[_Coordinates]:
+  """Returns the coordinates of each device of a mesh, the last axis in a box.
+
+  Devices that differ only in the last axis of the mesh communicate most, many
+  times per layer. They get a box of neighbours wherever the shape has one that
+  fits: first the devices of a chip, then chips along x, y and z.
+
+  Args:
+    where: the slice.
+    model_size: size of the mesh's last axis; divides the number of devices.
+  """
+  box, left = [], model_size
+  for n in (where.devices_of_chip, *where.chips):
+    box.append(math.gcd(left, n))
+    left //= box[-1]
+  device, *chips = box
+  if left > 1:  # no box has as many devices
+    device, chips = where.devices_of_chip, [1, 1, 1]
+  return [
+    (*(base + step for base, step in zip(corner, chip, strict=True)), i + j)
+    for corner in _box_corners(where.chips, chips)
+    for i in range(0, where.devices_of_chip, device)
+    for chip in _box_corners(chips)
+    for j in range(device)
+  ]
