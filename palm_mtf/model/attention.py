@@ -5,7 +5,8 @@
 weights = softmax(q k / sqrt(d_kv), over visible memory_length)
 out     = weights v
 
-Visible are positions up to one's own; and, of a prefix LM, all of the prefix.
+A position sees itself and the positions before it and, in a prefix LM, all of
+the prefix.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ def visible_softmax(
     visible: bool, broadcast to the scores; elsewhere weights are zero.
     scale: 1 / sqrt(d_kv).
   """
-  # In float32, the scale too, which bfloat16 would bend.
+  # In float32, also the scale, which bfloat16 would round.
   x = tf.cast(scores, tf.float32) * scale
   x = tf.where_v2(visible, x, x.dtype.min)
   x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
@@ -40,7 +41,7 @@ def visible_softmax(
 
 @fused
 def _masked_softmax(scores, scale, begin, segments=None, prefix=None):
-  # scores [batch, length, heads, memory_length] of positions from `begin` on,
+  # scores [batch, length, heads, memory_length], of positions from `begin` on;
   # segments and prefix [batch, memory_length]
   batch, length, _, memory_length = scores.shape
   position = begin + tf.range(length)[:, tf.newaxis, tf.newaxis]
@@ -62,14 +63,15 @@ def _softmax_gradient(weights, dweights, out, dout, scale):
   )
   # dscores = scale * weights * (dweights - sum(weights * dweights)); the sum
   # over memory_length equals that of out * dout over d_kv, which is shorter.
-  # Hidden positions need no mask: their weights are zero, and so is this.
+  # Hidden positions need no mask, because their weights are zero.
   total = tf.reduce_sum(out * dout, -1, keepdims=True)
   return tf.cast(scale * weights * (dweights - total), dtype)
 
 
 @fused
 def _sum_of_starts(*parts):
-  # [batch, memory_length of a block, ...] each; the last one has all positions.
+  # Parts are [batch, memory_length of a block, ...]; the last has all
+  # positions.
   last = parts[-1]
   total = tf.zeros(last.shape, tf.float32)
   for part in parts:
@@ -81,19 +83,21 @@ def _sum_of_starts(*parts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockedAttention:
-  """Attention of a slice.
+  """Attention of one slice, one block of positions after another.
+
+  A block reads the keys up to its own end, or all keys in a prefix LM.
 
   Attributes:
-    blocks: first position of each block, and the first behind it.
-    has_prefix: whether there is a prefix, which later positions see too.
+    blocks: first position of each block, and first position after it.
+    has_prefix: whether there is a prefix, which all positions see.
     scale: 1 / sqrt(d_kv).
-    is_multi_head: whether each head has keys and values of its own.
+    is_multi_head: whether each head has its own keys and values.
     keeps_weights: whether `attend` returns the weights of each block, which
       `gradient` then takes instead of masks.
   """
 
-  # The products run apart from the element-wise pass between them: on CPUs,
-  # oneDNN's are faster than those that XLA would fuse.
+  # The products are not compiled together with the element-wise pass between
+  # them, because on CPUs oneDNN's products are faster than XLA's.
 
   blocks: Sequence[tuple[int, int]]
   has_prefix: bool
@@ -103,21 +107,23 @@ class BlockedAttention:
 
   @property
   def _memory(self) -> str:
-    # Multi-query: `heads` fold into the rows of one product, because all of
-    # them meet the same keys. No transpose, and no copy of k and v per head.
+    # In multi-query attention all heads read the same keys, so `heads` are rows
+    # of one product, without a transpose and without copies of k and v.
     return "bmhk" if self.is_multi_head else "bmk"
 
   def attend(
     self, q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *masks: tf.Tensor
   ) -> tf.Tensor | tuple[tf.Tensor, ...]:
-    """Returns [batch, length, heads, d_kv], and the weights that it keeps."""
+    """Returns [batch, length, heads, d_kv], and weights if it keeps them."""
     outs, weights = [], []
-    for begin, own, keys, values, *some in self._each(q, k, v, *masks):
+    for begin, own, keys, values, *some in self._blocks_with_keys(
+      q, k, v, *masks
+    ):
       if outs:
-        own = _after(own, outs[-1])
-      weights.append(self._weights(begin, own, keys, *some))
+        own = _wait_for(own, outs[-1])
+      weights.append(self._compute_weights(begin, own, keys, *some))
       outs.append(einsum(f"blhm,{self._memory}->blhk", weights[-1], values))
-    out = _joined(outs)
+    out = _join_blocks(outs)
     return (out, *weights) if self.keeps_weights else out
 
   def gradient(
@@ -136,22 +142,22 @@ class BlockedAttention:
       k: [batch, memory_length, d_kv] or [batch, memory_length, heads, d_kv].
       v: shape of k.
       out: result of `attend`, shape of q.
-      dout: its gradient.
-      *others: weights of each block; or masks, segments and then a prefix, if
-        there are any.
+      dout: gradient of `out`.
+      *others: the weights of each block if `keeps_weights`; else the masks that
+        there are, segments and then a prefix.
     """
     masks, kept = ((), others) if self.keeps_weights else (others, None)
     dq, dk, dv = [], [], []
-    rows = zip(self._rows(out), self._rows(dout), strict=True)
+    rows = zip(self._split_blocks(out), self._split_blocks(dout), strict=True)
     for (begin, own, keys, values, *some), (y, dy) in zip(
-      self._each(q, k, v, *masks), rows, strict=True
+      self._blocks_with_keys(q, k, v, *masks), rows, strict=True
     ):
       if dk:
-        own, dy = _after(own, dk[-1]), _after(dy, dk[-1])
+        own, dy = _wait_for(own, dk[-1]), _wait_for(dy, dk[-1])
       if kept:
         weights = kept[len(dk)]
       else:
-        weights = self._weights(begin, own, keys, *some)
+        weights = self._compute_weights(begin, own, keys, *some)
       dv.append(einsum(f"blhm,blhk->{self._memory}", weights, dy))
       dweights = einsum(f"blhk,{self._memory}->blhm", dy, values)
       dscores = _softmax_gradient(
@@ -161,30 +167,32 @@ class BlockedAttention:
       dk.append(einsum(f"blhm,blhk->{self._memory}", dscores, own))
     if len(dq) == 1:
       return *dq, *dk, *dv
-    return _joined(dq), _sum_of_starts(*dk), _sum_of_starts(*dv)
+    return _join_blocks(dq), _sum_of_starts(*dk), _sum_of_starts(*dv)
 
-  def _weights(self, begin, q, k, *masks):
+  def _compute_weights(self, begin, q, k, *masks):
     scores = einsum(f"blhk,{self._memory}->blhm", q, k)
     scale, begin = tf.constant(self.scale), tf.constant(begin)
     return _masked_softmax(scores, scale, begin, *masks)
 
-  def _each(self, q, *others) -> Iterator[list]:
-    """Yields the first position of each block, its q, and what it meets."""
-    for own, (begin, end) in zip(self._rows(q), self.blocks, strict=True):
+  def _blocks_with_keys(self, q, *others) -> Iterator[list]:
+    """Yields the first position of each block, its q, keys, values, masks."""
+    for own, (begin, end) in zip(
+      self._split_blocks(q), self.blocks, strict=True
+    ):
       keys = num_keys(end, q.shape[1], self.has_prefix)
-      yield [begin, own, *_starts(others, keys)]
+      yield [begin, own, *_take_first(others, keys)]
 
-  def _rows(self, x: tf.Tensor) -> list[tf.Tensor]:
+  def _split_blocks(self, x: tf.Tensor) -> list[tf.Tensor]:
     if len(self.blocks) == 1:
       return [x]
     return tf.split(x, [end - begin for begin, end in self.blocks], 1)
 
 
-# A slice in Python's notation is four operations; a device has some 100 in each
-# layer.
-def _starts(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
+# Not x[:, :length], which makes four operations; a device slices about 100
+# times per layer.
+def _take_first(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
   """Returns the first positions of each x, [batch, memory_length, ...]."""
-  constant = functools.cache(tf.constant)  # keys and values are alike
+  constant = functools.cache(tf.constant)  # keys and values have equal shapes
   found = []
   for x in xs:
     batch, memory_length, *others = x.shape.as_list()
@@ -195,19 +203,19 @@ def _starts(xs: Sequence[tf.Tensor], length: int) -> list[tf.Tensor]:
   return found
 
 
-def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+def _join_blocks(parts: list[tf.Tensor]) -> tf.Tensor:
   return parts[0] if len(parts) == 1 else tf.concat(parts, 1)
 
 
-def _after(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
-  # One block after another: memory is that of one.
+def _wait_for(x: tf.Tensor, signal: tf.Tensor) -> tf.Tensor:
+  # Blocks run one after another, so that only one is in memory.
   with tf.control_dependencies([signal]):
     return tf.identity(x)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Slice:
-  """Attention of a slice: block by block, or in C++, which keeps no weights."""
+  """Attention of one slice: in blocks, or in C++, which keeps no weights."""
 
   blocked: BlockedAttention
   num_masks: int
@@ -236,7 +244,7 @@ def self_attention(
   prefix: mtf.Tensor | None = None,
   keeps_weights: bool = True,
 ) -> mtf.Tensor:
-  """Attends from every position to itself, those before it and the prefix.
+  """Attends from each position to itself, earlier positions and the prefix.
 
   Args:
     q: [batch, length, heads, d_kv], activation dtype, rotated.
@@ -244,11 +252,11 @@ def self_attention(
       [batch, memory_length, heads, d_kv] (multi-head), rotated.
     v: shape of k.
     segments: [batch, length], int32: document of each position, which attends
-      to no other; None is one document a row.
-    prefix: [batch, length], int32: 1 where a position is visible to all of its
-      segment, else 0; None is 0. Only with segments.
+      to no other document; None is one document per row.
+    prefix: [batch, length], int32: 1 where all positions of the segment see the
+      position, else 0; None is 0. Only with segments.
     keeps_weights: whether the weights are kept for the backward pass, length *
-      memory_length numbers a head; else it computes them again, block by block.
+      memory_length numbers per head; else it recomputes them, block by block.
       CPUs with a C++ compiler never keep them (native/self_attention.h).
 
   Returns:
@@ -268,11 +276,11 @@ def self_attention(
   of_slice = _Slice(blocked, len(masks))
 
   def gradient(op, dout, *_):
-    # The weights of now are not those of the forward pass, and blocks of `out`
-    # are not cut, and kept, before.
+    # Recomputed only when `dout` is there, so that weights of the forward pass
+    # and blocks of `out` are not kept until then.
     q, k, v, out = (recompute(x, dout) for x in (*op.inputs[:3], op.outputs[0]))
-    # Where `heads` is split, dk and dv of the shared head are sums over it:
-    # WholeSlice all-reduces them.
+    # Where `heads` is split, dk and dv of the shared head are sums over
+    # `heads`, which WholeSlice all-reduces.
     dq, dk, dv = WholeSlice(
       ByDevice(of_slice.gradient, of_slice.gradient_native),
       [q, k, v, dout, *op.inputs[3:], out, *op.outputs[1:]],

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The dimensions that every tensor of the model is made of: the glossary."""
+"""Glossary: the dimensions of the model's tensors."""
 
 import dataclasses
 
@@ -10,30 +10,32 @@ from palm_mtf.config import MeshLayout, PalmConfig
 
 @dataclasses.dataclass(frozen=True)
 class Dims:
-  """Dimensions by the names that layout rules use.
+  """Dimensions, by the names that layout rules use.
 
-  Macros size them in upper case.
+  The macro of a size is the name in capitals.
   """
 
-  # Sequences in one step of one pod.
+  # Sequences that a pod computes at once.
   batch: mtf.Dimension
-  # Positions that attend; and positions that are attended to, the same ones by
-  # another name, because one tensor cannot have a dimension twice.
+  # Positions of queries; and the same positions of keys and values, with
+  # another name because scores [length, memory_length] cannot have one
+  # dimension twice.
   length: mtf.Dimension
   memory_length: mtf.Dimension
-  # Residual stream; by other names, where a layout splits these, in weights
-  # that no layer uses just then and in what lies between two blocks.
+  # The residual stream. Where a layout splits it, it has another name in
+  # weights that no layer is using, and in the residual stream between two
+  # blocks.
   d_model: mtf.Dimension
   d_model_stored: mtf.Dimension
   d_model_residual: mtf.Dimension
   # Query heads; keys and values have none in multi-query attention.
   heads: mtf.Dimension
-  # One head; rotary embedding turns its first half against its second.
+  # Width of one head; rotary embedding turns the first half against the second.
   d_kv: mtf.Dimension
   # Hidden layer of the MLP.
   d_ff: mtf.Dimension
-  # Token types: rows of the tied embedding, and as many rows of padding as make
-  # the number divisible by the mesh axis.
+  # Rows of the tied embedding: token types, and padding to a multiple of the
+  # mesh axis.
   vocab: mtf.Dimension
 
 
@@ -42,7 +44,7 @@ def model_dims(config: PalmConfig, batch_size: int, mesh: MeshLayout) -> Dims:
   vocab_size = mesh.padded_vocab_size(config.vocab_size)
 
   def d_model_as(name: str) -> mtf.Dimension:
-    # No other name where nothing is split: then nothing is renamed either.
+    # Without a split it keeps its name, so that nothing has to be renamed.
     is_split = mesh.axis_size_of(name) > 1
     return mtf.Dimension(name if is_split else "d_model", config.d_model)
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropout whose masks are a function of (SEED, step, place, row, position).
 
-y = x / (1 - rate) where a number is kept, else 0
+y = x / (1 - rate) for a number that is kept, else 0
 """
 
 import dataclasses
@@ -12,14 +12,13 @@ from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.threefry import threefry
 from palm_mtf.ops.xla import fused
 
-# A generator with a state would draw other masks under another layout. Here
-# each activation has a counter, its place in the global batch, whose hash
-# decides. So a slice computes its own part of one mask, however the batch is
-# cut into slices and microbatches.
+# A generator with a state would draw other masks under another layout. Here a
+# hash of each activation's place in the global batch decides, so that the mask
+# is the same however the batch is cut into slices and microbatches.
 
 
 def _words(number):
-  # A whole number's lower 64 bits as two of 32.
+  # The lower 64 bits of a whole number, as two words of 32 bits.
   return [
     tf.constant((number >> shift) % 2**32, tf.uint32) for shift in (0, 32)
   ]
@@ -29,7 +28,7 @@ def _words(number):
 def _dropped(first_row, x, state, place, seed, rate):
   step, batch_row, is_on = tf.unstack(state)
   rows, length, width = x.shape
-  # Two numbers from each counter: of the first and the second half of d_model.
+  # A counter gives two random numbers, for both halves of d_model.
   half = -(-width // 2)
   row = tf.range(rows) + (first_row + batch_row)
   counter = [
@@ -53,8 +52,8 @@ class Dropout:
   Attributes:
     rate: share that is dropped, above 0 and below 1.
     seed: seed of the run.
-    state: [3], int32: the step from 0, the place of the batch's first row in
-      the batch of the step, and 1; or 0 to drop nothing.
+    state: [3], int32: the step, from 0; the place of the first row in the batch
+      of the step; and 1, or 0 to drop nothing.
   """
 
   rate: float
@@ -85,7 +84,7 @@ class Dropout:
       ).outputs[0]
 
     def gradient(op, dy):
-      # The mask is computed again: nothing is kept for it.
+      # The mask is recomputed, so that nothing is kept for it.
       return [apply(dy, op.inputs[1]), None]
 
     return apply(x, self.state, gradient)

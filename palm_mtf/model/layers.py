@@ -11,8 +11,8 @@ from palm_mtf.native import norm as native
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
-# Each layer is one pass over its slice, in float32 inside, whatever the
-# activation dtype: its result is rounded once.
+# Each layer is one pass over its slice. It computes in float32 under any
+# activation dtype, and rounds only its result.
 
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0
@@ -30,14 +30,14 @@ def local_rows(first: tf.Tensor, tokens: tf.Tensor, rows: int) -> tf.Tensor:
     rows: number of rows of the slice.
   """
   row = tokens - first
-  # -1 is also a segment that a sum over segments leaves out.
+  # unsorted_segment_sum ignores segment -1.
   return tf.where_v2((row >= 0) & (row < rows), row, -1)
 
 
 def local_embedding(
   first: tf.Tensor, table: tf.Tensor, tokens: tf.Tensor
 ) -> tf.Tensor:
-  """Looks up tokens in one slice of the table; zeros for those of others.
+  """Looks up tokens in one slice of the table; zeros for other tokens.
 
   Args:
     first: [], int32, token of the slice's first row.
@@ -52,7 +52,7 @@ def local_embedding(
 def _embed_gradient(first, rows, tokens, dy):
   (num_rows,) = rows.shape
   row = local_rows(first, tokens, num_rows)
-  # float32: a frequent token sums thousands of bfloat16 rows.
+  # In float32, because a frequent token sums thousands of rows.
   return tf.math.unsorted_segment_sum(tf.cast(dy, tf.float32), row, num_rows)
 
 
@@ -86,8 +86,8 @@ def embed(
       None,
     ]
 
-  # Where `vocab` is split, each slice looks up the tokens it holds: the output
-  # is a sum over `vocab`, and an all-reduce adds the zeros of the others.
+  # Where `vocab` is split, each slice looks up the tokens that it holds, and an
+  # all-reduce sums the outputs, which are zeros for all other tokens.
   return WholeSlice(
     local_embedding,
     [table, tokens],
@@ -128,13 +128,14 @@ def _as_rows(x):
 
 def _norm_gradient(x, scale, dy, *, centered):
   shape = x.shape
-  # As rows: a sum over two dimensions takes XLA twice the time on a CPU.
+  # As rows, because XLA takes twice the time for a sum over two dimensions on a
+  # CPU.
   x, dy = _as_rows(x), _as_rows(dy)
   y, rsqrt = normalized(x, centered)
   dy = tf.cast(dy, tf.float32)
   dscale = tf.reduce_sum(dy * y, 0)
   dy *= scale
-  # The norm has no gradient along y, nor, with a mean subtracted, along 1.
+  # The gradient is orthogonal to y and, where the mean is subtracted, to 1.
   dx = dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)
   if centered:
     dx -= tf.reduce_mean(dy, -1, keepdims=True)
@@ -163,7 +164,7 @@ def norm(
   """
   forward, backward = _NORMS[kind]
   is_centered = kind == "layer_norm"
-  rows = [dim.name for dim in x.shape.dims[:-1]]  # each by itself
+  rows = [dim.name for dim in x.shape.dims[:-1]]  # a row needs no other
 
   def scaled(scale):
     return scale if factor == 1 else scale * factor
@@ -226,7 +227,7 @@ def rotary_tables(
 
 def sines_and_cosines(length: int, d_kv: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns `rotary_tables` as arrays."""
-  # Tables stay float32: bfloat16 would make position 257 of 256.
+  # In float32, because bfloat16 rounds position 257 to 256.
   frequency = ROTARY_BASE ** (-np.arange(d_kv // 2) / (d_kv // 2))
   angle = np.arange(length)[:, np.newaxis] * frequency
   return np.sin(angle).astype(np.float32), np.cos(angle).astype(np.float32)
@@ -266,10 +267,13 @@ def gated_gradient(
   return tf.cast(dgate, dtype), tf.cast(dy * gate * sigmoid, dtype)
 
 
+# --- Padding of the vocabulary -----------------------------------------------
+
+
 # Where a mesh axis does not divide VOCAB_SIZE, the embedding has rows of zeros
-# behind its last token. Their logits become the least number there is: they
-# have no share in any softmax and are never the largest. No gradient comes from
-# them, so that the rows stay zeros.
+# after its last token. Their logits are set to the dtype's least number, so
+# that softmax gives them 0 and they are never the largest. They have no
+# gradient, so that the rows stay zeros.
 
 
 def _exists(first, x, vocab_size):

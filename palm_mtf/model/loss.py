@@ -21,8 +21,8 @@ from palm_mtf.ops.slicewise import (
 )
 from palm_mtf.ops.xla import fused
 
-# Least divisor of a mean: where all weights are 0, the mean and its gradients
-# are 0, not 0 / 0.
+# The least divisor of a mean: if all weights are 0, the mean and its gradients
+# are 0 and not 0 / 0.
 _SMALLEST_WEIGHT = 1e-30
 
 
@@ -38,12 +38,12 @@ def _fused_sums(row, logits):
 def _slice_sums(first, logits, targets, threads):
   """Returns largest, normalizer and target, [batch, length] float32 each.
 
-  They are of a slice of `vocab` that begins at token `first`: other slices hold
-  the logits of most targets, and count as 0 here.
+  They are for the slice of `vocab` that begins at token `first`. The logit of a
+  target that another slice holds counts as 0.
   """
   row = tf.reshape(local_rows(first, targets, logits.shape[-1]), [-1])
   rows = tf.reshape(logits, [row.shape[0], -1])
-  # XLA writes exp(logits), as large as the logits in float32, and reads it.
+  # XLA would write exp(logits), in float32, to memory and read it again.
   if threads:
     sums = native.sum_logits(rows, row, threads=threads)
   else:
@@ -93,7 +93,7 @@ class CrossEntropy(mtf.Operation):
 
   @property
   def has_gradient(self) -> bool:
-    """Whether a loss can be traced through it."""
+    """Whether gradients pass through the operation."""
     return True
 
   def gradient(self, grad_ys: Sequence[mtf.Tensor | None]) -> list:
@@ -115,7 +115,7 @@ class CrossEntropy(mtf.Operation):
     return [dlogits, None]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to at most three all-reduces, of one number a token each."""
+    """Lowers to at most three all-reduces of one number per token."""
     mesh_impl = lowering.mesh_impl(self)
     vocab = self.inputs[0].shape.dims[-1]
     axes = split_axes(mesh_impl, [vocab])
@@ -129,7 +129,7 @@ class CrossEntropy(mtf.Operation):
       # all-reduce over slices of `vocab`: exp(logits - largest) is at most 1
       of_all = mesh_impl.allreduce(largest, axes, "MAX")
       normalizer = mesh_impl.slicewise(_rescaled, normalizer, largest, of_all)
-      # all-reduce of two numbers a token: logits never leave their device
+      # all-reduce of two numbers per token: logits never leave their device
       normalizer, target = (
         mesh_impl.allreduce(x, axes, "SUM") for x in (normalizer, target)
       )
@@ -150,16 +150,16 @@ def cross_entropy(
   Args:
     logits: [batch, length, vocab], any float dtype.
     targets: [batch, length], int32 in [0, vocab).
-    gradient_dtype: dtype of the gradient of the logits, which is multiplied by
-      activations; None is that of the logits.
+    gradient_dtype: dtype of the gradient of the logits, which products with
+      activations read; None is the dtype of the logits.
   """
   gradient_dtype = gradient_dtype or logits.dtype
   token_loss, log_z = CrossEntropy(logits, targets, gradient_dtype).outputs
   return token_loss, log_z
 
 
-# Loss weights are [batch, length], float32, none below 0: 1 for what is learnt,
-# 0 for padding or a given input. None stands for 1 each.
+# Loss weights are [batch, length], float32, at least 0: 1 for learned tokens, 0
+# for padding and given inputs. None stands for all 1.
 
 
 def weight_sum(
@@ -173,8 +173,8 @@ def weight_sum(
 
 def weighted_mean(x: mtf.Tensor, loss_weights: mtf.Tensor | None) -> mtf.Tensor:
   """Returns sum(x * loss_weights) / sum(loss_weights), [] float32."""
-  # Both sums run over the whole batch first, also where it is split: slices
-  # with other weights count as much as their weights.
+  # Both sums run over the whole batch, even if it is split, so that each slice
+  # counts in proportion to its weights.
   total = weighted_sum(x, loss_weights)
   return total / divisor(weight_sum(x, loss_weights))
 

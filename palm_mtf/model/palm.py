@@ -40,20 +40,20 @@ class Palm:
     weights: Weights,
     dropout: Dropout | None = None,
   ):
-    """Makes the tables that all layers share.
+    """Makes the rotary tables, which all layers share.
 
     Args:
       config: the architecture.
       dims: its dimensions, from `model_dims`.
       weights: its parameters.
-      dropout: masks of a training step; None drops nothing.
+      dropout: dropout of a training step; None drops nothing.
     """
     self._config = config
     self._dims = dims
     self._weights = weights
     self._dropout = dropout
-    # Positions count from the start of the row, not of the document: q k
-    # depends on their difference alone, which is the same either way.
+    # Positions count from the start of the row, even for a later document: q k
+    # depends only on differences of positions.
     self._angles = rotary_tables(weights.mesh, dims.length, dims.d_kv)
 
   def logits(
@@ -67,8 +67,8 @@ class Palm:
     Args:
       inputs: [batch, length], int32 in [0, vocab).
       segments: [batch, length], int32: a number for each document of a row,
-        any number for padding. None is one document a row.
-      prefix: [batch, length], int32: 1 where `inputs` are given, which attend
+        any number for padding. None is one document per row.
+      prefix: [batch, length], int32: 1 for inputs of a prefix LM, which attend
         to one another in both directions, else 0. None is 0. Only with
         segments.
 
@@ -91,8 +91,8 @@ class Palm:
       inputs: [batch, length], int32 in [0, vocab).
       segments: [batch, length], int32; see `logits`.
       prefix: [batch, length], int32; see `logits`.
-      keys_and_values: receives those of each layer, as attention reads them;
-        only with REMAT = "none".
+      keys_and_values: a list that receives the keys and values of each layer,
+        as attention reads them; only with REMAT = "none".
 
     Returns:
       [batch, length, d_model], activation dtype.
@@ -109,8 +109,8 @@ class Palm:
     for layer in range(config.num_layers):
       block = functools.partial(self._block, layer=layer, attend=attend)
       x = recomputed(block, [x]) if config.remat == "layer" else block(x)
-    # 1/sqrt(d_model) of the logits rides on the last scale, which multiplies
-    # in float32: logits that are scaled in bfloat16 would be rounded twice.
+    # The last scale includes the 1/sqrt(d_model) of the logits, because it
+    # multiplies in float32. Scaled in bfloat16, logits would be rounded twice.
     return self._norm(x, "final_norm", factor=self._dims.d_model.size**-0.5)
 
   def _block(
@@ -120,8 +120,8 @@ class Palm:
     o, wo = f"{name}/attention/o", f"{name}/mlp/wo"
     y = self._norm(x, f"{name}/norm")
     if self._config.block == "parallel":
-      # One norm feeds both branches: their five kernels are one product, and o
-      # and wo end in one sum, with one all-reduce (PaLM 2).
+      # Both branches read one norm, so their five kernels are one product, and
+      # the products with o and wo are one sum, with one all-reduce (PaLM 2).
       q, k, v, hidden = weights.project_in(
         y, name, [*QKV, *GATES], self._angles
       )
@@ -158,5 +158,5 @@ class Palm:
     return x + as_residual(self._drop(branch, place), self._dims)
 
   def _drop(self, x: mtf.Tensor, place: int) -> mtf.Tensor:
-    # `place` numbers the places where numbers are dropped: each has its mask.
+    # `place` numbers the places in the model that drop; each has its own mask.
     return self._dropout(x, place) if self._dropout else x

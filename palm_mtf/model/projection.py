@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One matrix product for all kernels that read one tensor.
 
-q, k, v, wi_gate and wi of a parallel block read the same norm: their product is
-one, x [q | k | v | wi_gate | wi], which is why the block is faster than a
-serial one (PaLM 2). The way back has two products, for x and for the kernels.
+q, k, v, wi_gate and wi of a parallel block read the same norm, so they share
+one product, x [q | k | v | wi_gate | wi]. This makes the block faster than a
+serial block (PaLM 2). The backward pass has two products, for x and for the
+kernels.
 """
 
 import dataclasses
@@ -21,26 +22,26 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused
 
-# On each device the product has the columns of the kernels' slices there. One
-# pass over it splits the columns, rotates q and k, and applies SwiGLU, and one
-# pass goes back: in C++ (native/projection.h), or compiled by XLA for devices
-# that lack it.
+# On each device the product has the columns of the kernels' slices. One pass
+# over it splits the columns, rotates q and k and applies SwiGLU, and one pass
+# computes the gradient: in C++ (native/projection.h), or compiled by XLA for
+# devices that lack the C++ operations.
 
 Angles = tuple[tf.Tensor, tf.Tensor]
 
 
-# --- Of one device -----------------------------------------------------------
+# --- On one device -----------------------------------------------------------
 
 
-# What only joins and splits is not compiled: XLA copies more slowly than
-# TensorFlow.
+# _join_columns and _split_columns are not compiled, because XLA copies more
+# slowly than TensorFlow.
 
 
-def _joined(rows, parts):
+def _join_columns(rows, parts):
   return tf.concat([tf.reshape(x, [rows, -1]) for x in parts], 1)
 
 
-def _split(joined, shapes, dtype):
+def _split_columns(joined, shapes, dtype):
   parts = tf.split(joined, [math.prod(shape[1:]) for shape in shapes], 1)
   return tuple(
     tf.cast(tf.reshape(x, shape), dtype)
@@ -48,9 +49,9 @@ def _split(joined, shapes, dtype):
   )
 
 
-def _rotated(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
-  # `angles` are of the last of the dimensions that count rows.
-  heads = [1] * (x.shape.rank - num_rows - 1)  # where x has heads
+def _rotate(x: tf.Tensor, angles: Angles, num_rows: int) -> tf.Tensor:
+  # `angles` belong to the last of the first `num_rows` dimensions of x.
+  heads = [1] * (x.shape.rank - num_rows - 1)  # a dimension, if x has heads
 
   def broadcast(t):
     return tf.reshape(t, [*[1] * (num_rows - 1), t.shape[0], *heads, -1])
@@ -72,9 +73,9 @@ def read_product(
     rows: sizes of the dimensions that count rows: [batch, length].
     shapes: shape of each part in a row: [heads, d_kv] of q.
     angles: sin and cos by which the first two parts, q and k, are rotated,
-      [length, d_kv / 2] float32 each; () where there are none.
-    is_gated: whether the last two parts are products with wi_gate and wi, of
-      which one tensor is made, swish(x wi_gate) * (x wi).
+      [length, d_kv / 2] float32 each; () if no part is rotated.
+    is_gated: whether the last two parts are products with wi_gate and wi, which
+      become one tensor, swish(x wi_gate) * (x wi).
   """
   parts = [
     tf.reshape(part, [*rows, *shape])
@@ -85,7 +86,7 @@ def read_product(
     )
   ]
   if angles:
-    parts[:2] = [_rotated(x, angles, len(rows)) for x in parts[:2]]
+    parts[:2] = [_rotate(x, angles, len(rows)) for x in parts[:2]]
   return (*parts[:-2], gated(*parts[-2:])) if is_gated else tuple(parts)
 
 
@@ -112,7 +113,7 @@ def kernel_gradient(
 @fused
 def _rotated_back(xs, angles):
   sin, cos = angles  # by the opposite angles
-  return [_rotated(x, (-sin, cos), 2) for x in xs]
+  return [_rotate(x, (-sin, cos), 2) for x in xs]
 
 
 @fused
@@ -146,7 +147,7 @@ class JoinedColumns:
     rows: Sequence[int],
     angles: Sequence[tf.Tensor],
   ) -> tuple[tf.Tensor, ...]:
-    """Returns what is read of a product; see `read_product`."""
+    """Splits a product; see `read_product`."""
     if not self.threads:
       return _fused_read(wide, rows, self.shapes, angles, self.is_gated)
     parts = native.read_product(
@@ -163,7 +164,7 @@ class JoinedColumns:
     gradients: Sequence[tf.Tensor],
     angles: Sequence[tf.Tensor],
   ) -> tf.Tensor:
-    """Returns the gradient of a product, [rows, columns], from those read."""
+    """Returns the gradient of a product from gradients of its parts."""
     rows = wide.shape[0]
     if self.threads:
       return native.read_product_gradient(
@@ -179,17 +180,17 @@ class JoinedColumns:
       gradients[:2] = _rotated_back(gradients[:2], angles)
     if self.is_gated:
       gradients += _gates_gradient(wide, gradients.pop())
-    return _joined(rows, gradients)
+    return _join_columns(rows, gradients)
 
 
-# --- Of a mesh ---------------------------------------------------------------
+# --- On a mesh ---------------------------------------------------------------
 
 
 class _Projection(mtf.Operation):
-  """Outputs q, k, v and the hidden layer, and the product they are read of."""
+  """Outputs q, k, v and the hidden layer, and the product that has them."""
 
   def __init__(self, x, kernels, positions, angles, is_gated, dtype):
-    # Arguments are those of `project`.
+    # The arguments are the same as of `project`.
     super().__init__([x, *angles, *kernels], name="projection")
     self.angles, self.kernels = list(angles), list(kernels)
     self.is_gated, self.gradient_dtype = is_gated, dtype
@@ -198,7 +199,7 @@ class _Projection(mtf.Operation):
       [batch, place, *kernel.shape.dims[1:]]
       for place, kernel in zip(positions, kernels, strict=True)
     ]
-    # The number of all; a device has the columns of its slices of the kernels.
+    # All columns; a device has only the columns of its slices of the kernels.
     sizes = (x.shape.to_integer_list[1:] for x in kernels)
     columns = mtf.Dimension("columns", sum(map(math.prod, sizes)))
     self.num_read = len(kernels) - is_gated
@@ -214,8 +215,7 @@ class _Projection(mtf.Operation):
     """Returns the gradients of x and of the kernels."""
     num_angles = len(self.angles)
     gradients = grad_ys[: self.num_read]
-    # Not self.kernels: in a block that is computed again (remat.py) the inputs
-    # are others.
+    # Not self.kernels, because a recomputed block (remat.py) has other inputs.
     x, *kernels = (
       recompute(each, gradients[0])
       for each in (self.inputs[0], *self.inputs[1 + num_angles :])
@@ -225,7 +225,7 @@ class _Projection(mtf.Operation):
 
   def recompute(self, x: mtf.Tensor, signal: mtf.Tensor) -> mtf.Tensor:
     """Returns q, k, v or the hidden layer, read again; see ops/recompute.py."""
-    # The signal is that of whoever asks first: all ask in one backward pass.
+    # The signal of the first call serves all: they are of one backward pass.
     if self._read_again is None:
       self._read_again = _ReadAgain(self, signal)
     return self._read_again.outputs[self.outputs.index(x)]
@@ -239,7 +239,7 @@ class _Projection(mtf.Operation):
       angles, kernels = others[:num_angles], others[num_angles:]
       *rows, d_model = x.shape.as_list()
       x = tf.reshape(x, [-1, d_model])
-      wide = matmul(x, _joined(d_model, kernels))
+      wide = matmul(x, _join_columns(d_model, kernels))
       shapes = [kernel.shape[1:].as_list() for kernel in kernels]
       columns = JoinedColumns(shapes, self.is_gated, native_threads(impl))
       return (*columns.read(wide, rows, angles), wide)
@@ -301,8 +301,8 @@ class _ProjectionGradient(mtf.Operation):
     angles, kernels, gradients = others[:n], others[n:m], others[m:]
     is_open = [isinstance(dy, mtf.LazyAllreduceSum) for dy in gradients]
     # Axes over which the product of a kernel's columns is a sum. The gradients
-    # of k and v in multi-query attention are sums over slices of `heads`: they
-    # stay open, for all that follows is linear.
+    # of k and v in multi-query attention are sums over slices of `heads`. They
+    # stay open, because all that follows is linear.
     axes = []
     for i, kernel in enumerate(forward.kernels):
       of = min(i, len(gradients) - 1)  # the gates share a gradient
@@ -317,7 +317,7 @@ class _ProjectionGradient(mtf.Operation):
 
     def apply(x, wide, *others):
       angles, kernels, gradients = others[:n], others[n:m], others[m:]
-      joined = _joined(x.shape[2], kernels)
+      joined = _join_columns(x.shape[2], kernels)
       gradient = read.gradient(wide, gradients, angles)
       dxs = [
         tf.reshape(
@@ -328,7 +328,7 @@ class _ProjectionGradient(mtf.Operation):
       ]
       rows = tf.reshape(x, [-1, x.shape[2]])
       dkernels = kernel_gradient(rows, gradient, on_cpu=bool(read.threads))
-      return (*dxs, *_split(dkernels, shapes, forward.gradient_dtype))
+      return (*dxs, *_split_columns(dkernels, shapes, forward.gradient_dtype))
 
     values = impl.slicewise(
       apply,
@@ -343,7 +343,7 @@ class _ProjectionGradient(mtf.Operation):
       _open_sum(impl, dx, over)
       for dx, (over, _) in zip(dxs, groups, strict=True)
     ]
-    # Sums over different axes are finished before they are added.
+    # Sums over different axes are all-reduced before they are added.
     dx = functools.reduce(
       lambda x, y: impl.slicewise_delay_allreduce(tf.add, x, y), dxs
     )
@@ -388,13 +388,14 @@ def project(
   Args:
     x: [batch, length, d_model].
     kernels: [d_model, ...] each, dtype of x.
-    positions: name of the positions in each product: length, or memory_length.
+    positions: dimension of the positions in each product: length, or
+      memory_length.
     angles: sin and cos by which the first two products, q and k, are rotated,
-      [length, d_kv / 2] float32 each; () where none is.
-    is_gated: whether the last two products are those of wi_gate and wi, of
-      which swish(x wi_gate) * (x wi) is returned.
+      [length, d_kv / 2] float32 each; () if no product is rotated.
+    is_gated: whether the last two products are with wi_gate and wi; then
+      swish(x wi_gate) * (x wi) is returned in their place.
     gradient_dtype: dtype in which devices add up gradients of kernels; None is
-      that of x.
+      the dtype of x.
 
   Returns:
     [batch, position, ...] of each kernel, dtype of x.

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rematerialization: activations computed again instead of kept (REMAT).
+"""Rematerialization: activations are recomputed instead of kept (REMAT).
 
 none       keeps all but norms, rotary embedding, SwiGLU and copies of kernels
            (ops/recompute.py)
@@ -14,26 +14,26 @@ from collections.abc import Callable, Sequence
 from palm_mtf._tf import mtf
 from palm_mtf.ops.recompute import keep_all, recompute
 
-# Attention weights are the one activation that grows with length ** 2. Of a
-# layer, Table 22 counts 75% of the products with parameters as recomputed; here
-# it is the 65% that gradients need: the last product of a branch has no use in
-# them, and TensorFlow leaves out what nothing reads.
+# Only attention weights grow with length ** 2. With "layer", Table 22 counts
+# 75% of the products with parameters as recomputed; here it is the 65% that
+# gradients need, because no gradient reads the last product of a branch, and
+# TensorFlow omits what nothing reads.
 
 
 def recomputed(
   fn: Callable[..., mtf.Tensor], inputs: Sequence[mtf.Tensor]
 ) -> mtf.Tensor:
-  """Returns fn(*inputs), of which only the inputs are kept.
+  """Returns fn(*inputs) and keeps only the inputs for the backward pass.
 
   Args:
-    fn: returns one tensor; may read variables and other tensors besides.
+    fn: returns one tensor; may also read variables and other tensors.
     inputs: tensors of any shapes.
   """
 
   def gradient(all_inputs, forward_operations, outputs, output_grads, **unused):
     (dy,) = output_grads
-    # The second run begins when the gradient arrives, not before. It is of the
-    # same operations on the same numbers: no bit of the result changes.
+    # The second run begins only when the gradient arrives. It has the same
+    # operations on the same numbers, so that no bit of the result changes.
     mapping = {x: recompute(x, dy) for x in all_inputs}
     xs = [mapping[x] for x in all_inputs]
     operations, mapping = dy.graph.clone_operations(forward_operations, mapping)

@@ -1,11 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of d_model, by the names under which a layout splits it.
+"""Collectives of d_model, where a layout splits it.
 
 d_model_stored -> d_model    all-gather of a weight before it is used
 d_model -> d_model_stored    reduce-scatter of its gradient
-d_model_residual -> d_model  the same two for the residual stream, where a
-d_model -> d_model_residual  block begins and where it ends
+d_model_residual -> d_model  all-gather of the residual stream before a block
+d_model -> d_model_residual  reduce-scatter of the residual stream after a block
 """
 
 from palm_mtf._tf import mtf
@@ -27,7 +27,7 @@ class Resharded(mtf.Operation):
     Args:
       x: tensor with the first of `dims`.
       dims: old and new dimension, of one size.
-      after: tensor before which nothing moves; None moves x at once.
+      after: tensor that the collective waits for; None waits for none.
     """
     inputs = [x] if after is None else [x, after]
     super().__init__(inputs, name=f"as_{dims[1].name}")
@@ -52,7 +52,7 @@ class Resharded(mtf.Operation):
     if before is not None:
       x = mesh_impl.allconcat(x, before, place)  # all-gather
     if then is not None:
-      x = _summed_and_cut(mesh_impl, x, then, place)
+      x = _sum_and_cut(mesh_impl, x, then, place)
     lowering.set_tensor_lowering(self.outputs[0], x)
 
 
@@ -66,12 +66,12 @@ class _Gathered(Resharded):
     return Resharded(stored, self._dims, signal).outputs[0]
 
 
-def _summed_and_cut(mesh_impl, x, axis, place):
+def _sum_and_cut(mesh_impl, x, axis, place):
   if not (isinstance(x, mtf.LazyAllreduceSum) and axis in x.mesh_axes):
-    # Every device holds the whole value: its part is cut where it is.
+    # Every device holds the whole value, and cuts its part without a message.
     return mesh_impl.allsplit(x, axis, place)
-  # Reduce-scatter: half the bytes of the all-reduce that Mesh TensorFlow's
-  # reshape makes before it cuts.
+  # A reduce-scatter moves half the bytes of the all-reduce that Mesh
+  # TensorFlow's reshape makes before it cuts.
   part = mesh_impl.reduce_scatter(x.laid_out_input, axis, place)
   others = [each for each in x.mesh_axes if each != axis]
   return mtf.LazyAllreduceSum(mesh_impl, part, others) if others else part
@@ -81,8 +81,8 @@ def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """Returns a stored weight [..., d_model_stored, ...] with all of d_model.
 
   Args:
-    x: the weight; returned as it is where no layout splits d_model_stored.
-    after: other input of the layer: the weight is gathered only then.
+    x: the weight; returned unchanged unless a layout splits d_model_stored.
+    after: other input of the layer, which the gather waits for.
     dims: dimensions of the model.
   """
   if dims.d_model_stored == dims.d_model:
@@ -92,13 +92,13 @@ def gathered(x: mtf.Tensor, after: mtf.Tensor, dims: Dims) -> mtf.Tensor:
 
 def as_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """Returns x [batch, length, d_model] as it lies between blocks."""
-  return _renamed(x, dims.d_model, dims.d_model_residual)
+  return _rename(x, dims.d_model, dims.d_model_residual)
 
 
 def from_residual(x: mtf.Tensor, dims: Dims) -> mtf.Tensor:
   """Returns x [batch, length, d_model_residual] as a block reads it."""
-  return _renamed(x, dims.d_model_residual, dims.d_model)
+  return _rename(x, dims.d_model_residual, dims.d_model)
 
 
-def _renamed(x, old, new):
+def _rename(x, old, new):
   return x if old == new else Resharded(x, (old, new)).outputs[0]

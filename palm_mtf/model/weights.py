@@ -24,7 +24,7 @@ from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, sliced_variable
 
-# Kernels of a layer that read one input, as its name goes on.
+# Kernels of a layer that read one input, by their names within the layer.
 QKV = ("attention/q", "attention/k", "attention/v")
 GATES = ("mlp/wi_gate", "mlp/wi")
 
@@ -90,8 +90,8 @@ def palm_variables(
     mesh: mesh of one pod.
     config: the architecture.
     dims: its dimensions.
-    seed: seed of the initial weights; None for zeros, over which a checkpoint
-      is restored.
+    seed: seed of the initial weights; None for zeros, which a checkpoint then
+      replaces.
 
   Returns:
     Kernels and the embedding in the activation dtype, scales in float32.
@@ -140,8 +140,8 @@ def positions_of(
   parts: Sequence[str], length: mtf.Dimension
 ) -> list[mtf.Dimension]:
   """Returns the dimension of the positions in each product of `project_in`."""
-  # A tensor has no dimension twice, and scores are [length, memory_length]:
-  # keys and values have the same positions by another name.
+  # Positions of keys and values have another name, because scores [length,
+  # memory_length] cannot have one dimension twice.
   memory_length = mtf.Dimension("memory_length", length.size)
   return [memory_length if part in QKV[1:] else length for part in parts]
 
@@ -192,7 +192,7 @@ class TrainedWeights:
     parts: Sequence[str],
     angles: Sequence[mtf.Tensor] = (),
   ) -> list[mtf.Tensor]:
-    """Multiplies by kernels that are joined for it; see `Weights`."""
+    """Multiplies by several kernels in one product; see `Weights`."""
     return project(
       x,
       [self._kernel(f"{layer}/{part}", x) for part in parts],
@@ -205,15 +205,16 @@ class TrainedWeights:
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
     """Adds up the products; see `Weights`."""
     # A sum over split `heads` or `d_ff` stays open until it is read
-    # (mtf.LazyAllreduceSum): over one axis, both branches are one all-reduce.
+    # (mtf.LazyAllreduceSum), so that over one axis both branches share one
+    # all-reduce.
     return functools.reduce(
       operator.add, [self._product(x, name) for name, x in branches.items()]
     )
 
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the tied embedding; see `Weights`."""
-    # The backward pass begins here: the table is kept for it, and not gathered
-    # again.
+    # The backward pass begins here, so the table is kept for it and not
+    # gathered again.
     return product(
       x,
       self._kernel("embedding", x),
@@ -248,12 +249,12 @@ def product(
   Args:
     x: [batch, length, inputs...], activation dtype.
     kernel: [inputs..., output], dtype of x; [output, inputs] to `transpose`.
-    transpose: whether the kernel is multiplied by as its transpose.
-    dtype: dtype of the product, that of x or float32; None is that of x.
-    keeps_kernel: whether the kernel is kept for the backward pass, and not
-      computed again (ops/recompute.py).
+    transpose: whether x multiplies the transpose of the kernel.
+    dtype: dtype of the product, float32 or the dtype of x; None is the latter.
+    keeps_kernel: whether the kernel is kept for the backward pass; else it is
+      recomputed (ops/recompute.py).
     gradient_dtype: dtype in which devices add up the kernel's gradient; None is
-      that of x.
+      the dtype of x.
 
   Returns:
     [batch, length, output].

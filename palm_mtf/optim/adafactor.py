@@ -37,15 +37,16 @@ from palm_mtf.optim.second_moment import (
 )
 
 # Moments start at zero; v needs no bias correction, because beta2 is 0 at the
-# first step. A part that AdafactorConfig leaves out costs neither memory nor
+# first step. A part that AdafactorConfig turns off costs neither memory nor
 # time.
 #
-# Two passes over memory do all of it: one for the root mean squares, one for
-# the assignments; a factored v takes a third. Every assigned value is computed
-# with the clip factor, which exists only if the gradients are finite (clip.py).
+# The update makes two passes over memory, one for the root mean squares and one
+# for the assignments; a factored v takes a third pass. Every assigned value is
+# computed with the clip factor, which exists only if the gradients are finite
+# (clip.py).
 
 
-def _clipped(g, clip):
+def _clip_gradient(g, clip):
   return tf.cast(g, tf.float32) * clip
 
 
@@ -56,18 +57,18 @@ def _sum_of_squares(p, center):
 
 @fused_sum
 def _full_squares(g, clip, one_minus_beta2, v):
-  u, _ = full_update(_clipped(g, clip), one_minus_beta2, v)
+  u, _ = full_update(_clip_gradient(g, clip), one_minus_beta2, v)
   return tf.square(u)
 
 
 @fused_sum
 def _factored_squares(g, clip, one_minus_beta2, row, column):
-  (u,) = factored_update(_clipped(g, clip), one_minus_beta2, row, column)
+  (u,) = factored_update(_clip_gradient(g, clip), one_minus_beta2, row, column)
   return tf.square(u)
 
 
-def _stepped(p, m, u, scalars):
-  # p, and m if there is one, after the step
+def _step_values(p, m, u, scalars):
+  # Returns the next p, and the next m if there is an m.
   _, _, beta1, step_size, shrink, center = scalars
   change = step_size * u
   if m:
@@ -80,16 +81,16 @@ def _full_step(values, g, scalars):
   p, *m, v = values
   scalars = tf.unstack(scalars)
   clip, one_minus_beta2, *_ = scalars
-  u, next_v = full_update(_clipped(g, clip), one_minus_beta2, v)
-  return (*_stepped(p, m, u, scalars), tf.cast(next_v, v.dtype))
+  u, next_v = full_update(_clip_gradient(g, clip), one_minus_beta2, v)
+  return (*_step_values(p, m, u, scalars), tf.cast(next_v, v.dtype))
 
 
 def _factored_step(values, g, scalars, row, column):
   p, *m = values
   scalars = tf.unstack(scalars)
   clip, one_minus_beta2, *_ = scalars
-  (u,) = factored_update(_clipped(g, clip), one_minus_beta2, row, column)
-  return _stepped(p, m, u, scalars)
+  (u,) = factored_update(_clip_gradient(g, clip), one_minus_beta2, row, column)
+  return _step_values(p, m, u, scalars)
 
 
 class _Parameter:
@@ -104,8 +105,8 @@ class _Parameter:
     gradient: mtf.Tensor,
     center: float,
   ):
-    # `slots` are by their names; `scalars` are clip factor and 1 - beta2; p
-    # decays towards `center`, and its scale is that of p - center.
+    # `slots` are by name; `scalars` are the clip factor and 1 - beta2; p decays
+    # towards `center`, and its scale is the root mean square of p - center.
     self.name = variable.name
     self.center = center
     self.size = math.prod(variable.sizes)
@@ -123,7 +124,7 @@ class _Parameter:
     self._p = values.pop("")
     self._g = lowering.tensors[gradient]
     self._clip, self._decay = (lowering.tensors[x] for x in scalars)
-    # Inputs of u: v, or the factors of g, which are made of the next r and c.
+    # Inputs of u: v, or the factors of g, which follow from the next r and c.
     self._moment, self._next_means = tuple(values.values()), ()
     self._squares, self._step, self._factors = _full_squares, _full_step, ()
     if len(self._moment) > 1:
@@ -177,10 +178,8 @@ class _Parameter:
 class AdafactorUpdate(mtf.Operation):
   """Updates variables that share root mean squares, and their moments.
 
-  It outputs what it measures in a step.
-
   Attributes:
-    sums_of_squares: outputs, [] float32 each.
+    sums_of_squares: the outputs, the sums that it measures, [] float32 each.
   """
 
   def __init__(
@@ -241,7 +240,7 @@ class AdafactorUpdate(mtf.Operation):
       )
     ]
     count = float(sum(parameter.size for parameter in parameters))
-    # TensorFlow computes only those that are used.
+    # TensorFlow computes only the sums that are used.
     p_squares = [each.parameter_squares() for each in parameters]
     u_squares = [each.update_squares() for each in parameters]
     for output, x in zip(self.outputs, [*p_squares, *u_squares], strict=True):
@@ -273,8 +272,8 @@ class AdafactorUpdate(mtf.Operation):
     is_decayed,
     center,
   ):
-    # Scalars of `_stepped`, [6] float32: on the devices, so that no step waits
-    # for the client.
+    # The scalars of `_step_values`, [6] float32, are computed on the devices,
+    # so that no step waits for the client.
     config = self._config
     step_size = (1.0 - config.beta1) * learning_rate
     if config.parameter_scale != "off":
@@ -282,7 +281,7 @@ class AdafactorUpdate(mtf.Operation):
       step_size *= scale
     if config.update_clip is not None:
       step_size /= tf.maximum(1.0, tf.sqrt(u_square) / config.update_clip)
-    # The share, not what is left of p: 1 - lr^2 would round lr^2 itself.
+    # `shrink` is lr^2 and not 1 - lr^2, which would round lr^2.
     shrink = 0.0
     if is_decayed and config.weight_decay_exponent is not None:
       shrink = learning_rate**config.weight_decay_exponent
@@ -322,10 +321,10 @@ def adafactor_updates(
 
 # The paper multiplies the learning rate by the root mean square of "the
 # parameter matrix" and does not say which matrices the program has. With
-# "variable" each is one. The published inference code of PaLM has three for all
-# layers, and a trainer of such matrices takes one root mean square over each;
-# "stacked" does the same. The norm scales of all layers are groups too, that of
-# norm and that of mlp_norm.
+# "variable" each variable is one matrix. The published inference code of PaLM
+# has three matrices for all layers, and a trainer of these takes one root mean
+# square over each; "stacked" does the same. The scales of all layers' `norm`
+# are a group, and the scales of all layers' `mlp_norm` are another.
 _STACKED_WITH = {
   "q": "q_wi",
   "wi_gate": "q_wi",
@@ -362,9 +361,9 @@ def is_decayed(name: str, weight_decay_on: str) -> bool:
 
 def center_of(name: str, norm_scale: str) -> float:
   """Returns the number that a parameter decays towards, by NORM_SCALE."""
-  # Google's published code stores the scale of a norm minus one. Its optimizer
-  # then works on scale - 1, and so does ours; checkpoints hold the scale itself
-  # under either setting.
+  # Google's published code stores scale - 1 of a norm, and so its optimizer
+  # works on scale - 1. Ours does the same with "zero_centered"; checkpoints
+  # hold the scale under either setting.
   is_centered = norm_scale == "zero_centered" and parse_name(name).is_scale
   return 1.0 if is_centered else 0.0
 
@@ -372,27 +371,29 @@ def center_of(name: str, norm_scale: str) -> float:
 class SumOfSquares(NamedTuple):
   """Sum of squares of one variable, or of its update, in one step."""
 
-  # "parameter", before the step, of a norm the scale minus one where NORM_SCALE
-  # centers it; or "update", of u before it is clipped, in
-  # units of the parameter's scale (adafactor.py): 1 is where clipping begins.
+  # "parameter": of p before the step (of scale - 1 where NORM_SCALE centers
+  # it); "update": of u before it is clipped. Its root mean square is in units
+  # of the parameter's scale, and UPDATE_CLIP limits it.
   of: str
   variable: str
   size: int  # numbers in the variable
-  # [], float32; on the mesh, or as TensorFlow has it
+  # [], float32; a tensor of the mesh, or of TensorFlow
   value: mtf.Tensor | tf.Tensor
 
 
 def total(terms: Sequence[tf.Tensor]) -> tf.Tensor:
   """Returns the sum of float32 terms of one shape, in their order."""
-  # Not tf.add_n: it adds to the memory of a term that nobody else holds, and
+  # Not tf.add_n, which adds into the buffer of a term that nothing else holds:
   # which term that is may change from step to step, and with it the last bit.
   return tf.reduce_sum(tf.stack(terms), axis=0)
 
 
 def rms_by_kind(sums: Iterable[SumOfSquares]) -> dict[str, tf.Tensor]:
-  """Returns [] float32 for each "update_rms/<kind>" and "parameter_rms/..."."""
-  # The optimizer needs the sums of each variable anyway. Of all layers together
-  # there is one for each kind: "embedding", "norm", "attention" and "mlp".
+  """Returns metrics by name, [] float32 each.
+
+  They are "update_rms/<kind>" and "parameter_rms/<kind>", over the variables of
+  all layers. PaLM's kinds are "embedding", "norm", "attention" and "mlp".
+  """
   by_name = collections.defaultdict(list)
   for each in sums:
     by_name[f"{each.of}_rms/{parse_name(each.variable).kind}"].append(each)

@@ -16,8 +16,8 @@ def _sum_of_squares(x):
 
 def sums_of_squares(gradients: Sequence[mtf.Tensor]) -> list[mtf.Tensor]:
   """Returns the sum of squares of each gradient, [] float32."""
-  # all-reduce of one number, where a gradient is split. A sum is finite only if
-  # the whole gradient is.
+  # A split gradient takes an all-reduce of one number. A sum is finite only if
+  # the whole gradient is finite.
   return [
     WholeSlice(
       _sum_of_squares,
@@ -49,7 +49,7 @@ def all_finite(numbers: Sequence[mtf.Tensor]) -> mtf.Tensor:
 
 
 def clip_factor(norm: mtf.Tensor, largest: float) -> mtf.Tensor:
-  """Returns min(1, largest / norm), [] float32: what gradients multiply by.
+  """Returns min(1, largest / norm), [] float32, the factor of all gradients.
 
   Args:
     norm: [], float32, from `global_norm`.

@@ -7,8 +7,8 @@ lr(k)        = min(LEARNING_RATE, 1 / sqrt(k))    "palm"
              = LEARNING_RATE (0.1 + 0.9 (1 + cos(pi k / K)) / 2)    "cosine"
 1 - beta2(k) = k ** -BETA2_EXPONENT
 
-K is LEARNING_RATE_DECAY_STEPS, after which the cosine stays at its tenth
-(Hoffmann et al. 2022, section 3.1).
+K is LEARNING_RATE_DECAY_STEPS. After K steps the cosine stays at a tenth of
+LEARNING_RATE (Hoffmann et al. 2022, section 3.1).
 """
 
 import math
@@ -32,6 +32,6 @@ def learning_rate(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
 
 def one_minus_beta2(k: tf.Tensor, config: AdafactorConfig) -> tf.Tensor:
   """Returns 1 - beta2(k), [] float32, of k, [] float32."""
-  # At PaLM's last step this is 5e-5; in float32, 1 - (1 - 5e-5) is a thousandth
-  # off.
+  # Not beta2: at PaLM's last step 1 - beta2 is 5e-5, and in float32 the error
+  # of 1 - (1 - 5e-5) is a thousandth.
   return tf.pow(k, -config.beta2_exponent)

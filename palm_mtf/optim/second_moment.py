@@ -16,8 +16,9 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# Factored is Algorithm 4 of Adafactor (Shazeer and Stern 2018), with means in
-# place of sums, which u does not see: a matrix of m x n keeps m + n numbers.
+# The factored form is Algorithm 4 of Adafactor (Shazeer and Stern 2018), with
+# means in place of sums, which give the same u. A matrix of m x n keeps m + n
+# numbers.
 
 GRADIENT_FLOOR = 1e-30  # epsilon_1 of the Adafactor paper
 
@@ -34,15 +35,15 @@ def full_update(g, one_minus_beta2, v):
 
 def factored_update(g, one_minus_beta2, row, column):
   """Returns u; `row` and `column` are from `row_and_column_factors`."""
-  del one_minus_beta2  # both have it already
+  del one_minus_beta2  # `row` and `column` include it
   ones = [1] * column.shape.rank
   return (g * tf.reshape(row, [*row.shape, *ones]) * column,)
 
 
 @fused
 def _row_and_column_sums(g, clip, rows):
-  # Over columns and over rows, of one slice: a pass over g that the full form
-  # does not need.
+  # The sums of one slice over columns and over rows, in one pass over g that
+  # the full form does not need.
   g = tf.cast(g, tf.float32) * clip
   squares = tf.square(g) + GRADIENT_FLOOR
   every = list(range(g.shape.rank))
@@ -62,13 +63,13 @@ class FactoredMoment:
     sizes: Sequence[int],
     rows: int,
   ):
-    """Readies the sizes that sums are divided by.
+    """Computes the numbers of rows and columns.
 
     Args:
       mesh_impl: devices and layout.
       dims: dimensions of the matrix.
-      sizes: sizes of the dimensions without padding, which no mean is over.
-      rows: number of dimensions, from the first, that are rows.
+      sizes: sizes of the dimensions without padding, which means exclude.
+      rows: number of leading dimensions that are rows.
     """
     self._mesh_impl = mesh_impl
     self._row_dims, self._column_dims = dims[:rows], dims[rows:]
@@ -96,7 +97,7 @@ class FactoredMoment:
       (self._num_columns, self._num_rows),
       strict=True,
     ):
-      # all-reduce of a row or a column, over the axes that split the other
+      # all-reduce of row sums over axes that split columns, and vice versa
       total = self._all_reduce(part, summed)
       means.append(
         self._mesh_impl.slicewise(
@@ -112,7 +113,7 @@ class FactoredMoment:
 
   def row_and_column_factors(self, row, column) -> tuple:
     """Returns the factors of g: 1 / sqrt(r / mean(r)) and 1 / sqrt(c)."""
-    # all-reduce of one number, where rows are split
+    # all-reduce of one number, if rows are split
     total = self._mesh_impl.slicewise(tf.reduce_sum, row)
     total = self._all_reduce(total, self._row_dims)
     return (
