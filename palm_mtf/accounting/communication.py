@@ -140,7 +140,7 @@ class _Traffic:
     n = math.prod(sizes[axis] for axis in axes)
     if n == 1 or not times:
       return
-    # As in mesh/collectives.py: each of n devices sends (n - 1) / n of the
+    # As in mesh/traffic.py: each of n devices sends (n - 1) / n of the
     # tensor, and an all-reduce is a reduce-scatter and an all-gather.
     each = (n - 1) * num_bytes * (2 if kind == "all_reduce" else 1)
     groups = self.mesh.num_devices // n
