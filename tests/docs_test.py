@@ -83,8 +83,8 @@ def test_palm_mtf_command_has_a_valid_configuration(
   monkeypatch.chdir(tmp_path)
   name, flags = split_name(command[1:])
   known = KNOWN[name]
-  if {*flags} & {*known.alone}:  # has no configuration
-    assert {*flags} <= {*known.alone, "--json"}
+  if {*flags} & {*known.standalone}:  # has no configuration
+    assert {*flags} <= {*known.standalone, "--json"}
     return
   if not known.config:
     assert {x for x in flags if x.startswith("--")} <= {*known.flags}
@@ -114,7 +114,7 @@ def test_a_call_in_a_sentence_has_flags_of_its_command(call):
   words = [x for x in call[1:] if x != "..."]
   name, rest = split_name(words)
   flags = {x.partition("=")[0] for x in rest if x.startswith("--")}
-  known = {*KNOWN[name].flags, *KNOWN[name].alone}
+  known = {*KNOWN[name].flags, *KNOWN[name].standalone}
   assert flags <= known | ({"--gin_file"} if KNOWN[name].config else set())
 
 

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of `palm_mtf`.
 
-A name has one word or two: `data cache` is one of the group `data`. Nothing but
-names is kept here, so that help imports nothing.
+A name has one word or two: `data cache` is in the group `data`. The table holds
+only names, so that help imports nothing.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,29 +14,29 @@ from palm_mtf.errors import UserError, did_you_mean
 
 
 class Command(NamedTuple):
-  """What one command is called with.
+  """What a command is called with.
 
   Attributes:
     summary: one line for `palm_mtf --help`.
     entry_point: dotted path of the function that runs it, by keywords.
     config: class in palm_mtf.config that gin's macros fill, "" for a command
-      that has flags alone. The entry point takes `model_dir` and `config`; its
+      that has only flags. The entry point takes `model_dir` and `config`; its
       help and its own defaults are in gin/defaults/<name>.gin, where "_" stands
       for a space.
     leaves_out: parts of the class that keep their defaults.
     has_results: whether the entry point takes `as_json`, bool: print results as
-      JSON, one object a line.
-    keeps_config: whether the entry point takes `config_files`, a function of
-      the macros that it resolved that returns {file name: text}, to be written
-      into MODEL_DIR.
+      JSON, one object per line.
+    keeps_config: whether the entry point takes `config_files`. It calls this
+      function with the macros that it resolved, and writes what it returns,
+      {file name: text}, into MODEL_DIR.
     starts_runs: whether the entry point takes `load_run`, which makes the
-      settings of a run (run_settings.loader_of_runs).
+      settings of a run (gin_files.loader_of_runs).
     takes_model_dir: whether --model_dir stands for the config.gin in that
       folder.
     flags: {flag: keywords of argparse}; one without dashes is positional. The
       entry point takes each as a keyword.
-    alone: {flag: (dotted path, help)} of flags that need no configuration. The
-      function takes `hardware_of`, which returns the rates of a CHIP, and
+    standalone: {flag: (dotted path, help)} of flags that need no configuration.
+      The function takes `hardware_of`, which returns the rates of a CHIP, and
       `as_json`.
   """
 
@@ -48,76 +49,81 @@ class Command(NamedTuple):
   starts_runs: bool = False
   takes_model_dir: bool = False
   flags: Mapping[str, Mapping[str, Any]] = {}
-  alone: Mapping[str, tuple[str, str]] = {}
+  standalone: Mapping[str, tuple[str, str]] = {}
 
 
-_ALLOW_ANY_ADDRESS = {
-  "action": "store_true",
-  "help": "permit 0.0.0.0, every address of this host",
-}
+def _flag(
+  metavar: str | None, description: str, **keywords: Any
+) -> dict[str, Any]:
+  """Returns keywords of argparse for a flag with a value."""
+  return {"metavar": metavar, "help": description, **keywords}
+
+
+def _switch(description: str, **keywords: Any) -> dict[str, Any]:
+  """Returns keywords of argparse for a flag without a value."""
+  return {"action": "store_true", "help": description, **keywords}
+
+
+_ALLOW_ANY_ADDRESS = _switch("permit 0.0.0.0, every address of this host")
 
 _SERVE_FLAGS = {
-  "--listen": {
-    "metavar": "ADDRESS:PORT",
-    "default": "127.0.0.1:8000",
-    "help": "of this host; port 0 is any that is free (default: "
-    "127.0.0.1:8000)",
-  },
-  "--follow": {
-    "action": "store_true",
-    "help": "serve each newer checkpoint as soon as training has written it",
-  },
-  "--slots": {
-    "metavar": "N",
-    "type": int,
-    "default": 16,
-    "help": "completions that are computed together (default: 16)",
-  },
-  "--most_waiting": {
-    "metavar": "N",
-    "type": int,
-    "default": 64,
-    "help": "completions that may wait for a slot; more are refused "
-    "(default: 64)",
-  },
-  "--most_secs": {
-    "metavar": "SECS",
-    "type": int,
-    "default": 300,
-    "help": "that a request may take; its text ends there (default: 300)",
-  },
-  "--api_key_file": {
-    "metavar": "FILE",
-    "help": "of API keys, one per line; a request must have one of them",
-  },
-  "--allowed_host": {
-    "dest": "allowed_hosts",
-    "metavar": "NAME",
-    "action": "append",
-    "default": [],
-    "help": "answer requests with this name in the header Host too, which "
+  "--listen": _flag(
+    "ADDRESS:PORT",
+    "of this host; port 0 is any that is free (default: 127.0.0.1:8000)",
+    default="127.0.0.1:8000",
+  ),
+  "--follow": _switch(
+    "serve each newer checkpoint as soon as training has written it"
+  ),
+  "--slots": _flag(
+    "N",
+    "completions that are computed together (default: 16)",
+    type=int,
+    default=16,
+  ),
+  "--most_waiting": _flag(
+    "N",
+    "completions that may wait for a slot; more are refused (default: 64)",
+    type=int,
+    default=64,
+  ),
+  "--most_secs": _flag(
+    "SECS",
+    "that a request may take; its text ends there (default: 300)",
+    type=int,
+    default=300,
+  ),
+  "--api_key_file": _flag(
+    "FILE", "of API keys, one per line; a request must have one of them"
+  ),
+  "--allowed_host": _flag(
+    "NAME",
+    "answer requests with this name in the header Host too, which "
     "a proxy sends; may be repeated",
-  },
+    dest="allowed_hosts",
+    action="append",
+    default=[],
+  ),
   "--allow_any_address": _ALLOW_ANY_ADDRESS,
 }
 
 
 # Flags that several commands share.
-_INPUT = {
-  "dest": "globs",
-  "metavar": "GLOB",
-  "action": "extend",
-  "nargs": "+",
-  "required": True,
-  "help": "files, each a text, or .jsonl files, each line a text; may be "
+_INPUT = _flag(
+  "GLOB",
+  "files, each a text, or .jsonl files, each line a text; may be "
   "compressed (.gz, .bz2, .xz), and the flag repeated",
-}
-_TEXT_FIELD = {
-  "metavar": "FIELD",
-  "default": "text",
-  "help": "the field of a JSON line that is the text (default: text)",
-}
-_MODEL_DIR = {"metavar": "MODEL_DIR", "help": "of a training run"}
+  dest="globs",
+  action="extend",
+  nargs="+",
+  required=True,
+)
+_TEXT_FIELD = _flag(
+  "FIELD",
+  "the field of a JSON line that is the text (default: text)",
+  default="text",
+)
+_MODEL_DIR = _flag("MODEL_DIR", "of a training run")
 
 COMMANDS = {
   "train": Command(
@@ -134,35 +140,29 @@ COMMANDS = {
     config="PlanConfig",
     has_results=True,
     flags={
-      "--plot": {
-        "metavar": "FILE",
-        "help": "write a picture of memory and time by part, a PNG",
-      },
-      "--curves": {
-        "dest": "has_curves",
-        "action": "store_true",
-        "help": "print step time and MFU against the network between pods, "
+      "--plot": _flag(
+        "FILE", "write a picture of memory and time by part, a PNG"
+      ),
+      "--curves": _switch(
+        "print step time and MFU against the network between pods, "
         "their number, the batch and the sequence length; --plot draws them",
-      },
-      "--search": {
-        "dest": "is_search",
-        "action": "store_true",
-        "help": "plan every mesh, layout, number of microbatches and pods, and "
+        dest="has_curves",
+      ),
+      "--search": _switch(
+        "plan every mesh, layout, number of microbatches and pods, and "
         "REMAT, and print the fastest that fit",
-      },
-      "--devices": {
-        "dest": "num_devices",
-        "metavar": "N",
-        "type": int,
-        "help": "of all pods, to search over (default: those of MESH_SHAPE and "
+        dest="is_search",
+      ),
+      "--devices": _flag(
+        "N",
+        "of all pods, to search over (default: those of MESH_SHAPE and "
         "NUM_PODS)",
-      },
-      "--output": {
-        "metavar": "FILE",
-        "help": "write the fastest layout as a gin file",
-      },
+        dest="num_devices",
+        type=int,
+      ),
+      "--output": _flag("FILE", "write the fastest layout as a gin file"),
     },
-    alone={
+    standalone={
       "--calibrate": (
         "palm_mtf.commands.plan.calibrate",
         "measure this machine, some seconds, and keep its rates for CHIP = "
@@ -195,21 +195,20 @@ COMMANDS = {
     has_results=True,
     takes_model_dir=True,
     flags={
-      "--prompt": {
-        "dest": "prompts",
-        "metavar": "TEXT",
-        "action": "append",
-        "help": "a text to continue; may be repeated",
-      },
-      "--input": {
-        "dest": "input_file",
-        "metavar": "FILE",
-        "help": "prompts, one a line; of a .jsonl file the field prompt",
-      },
-      "--interactive": {
-        "action": "store_true",
-        "help": "ask for prompts; a terminal without prompts asks anyway",
-      },
+      "--prompt": _flag(
+        "TEXT",
+        "a text to continue; may be repeated",
+        dest="prompts",
+        action="append",
+      ),
+      "--input": _flag(
+        "FILE",
+        "prompts, one a line; of a .jsonl file the field prompt",
+        dest="input_file",
+      ),
+      "--interactive": _switch(
+        "ask for prompts; a terminal without prompts asks anyway"
+      ),
     },
   ),
   "score": Command(
@@ -219,20 +218,17 @@ COMMANDS = {
     has_results=True,
     takes_model_dir=True,
     flags={
-      "--text": {
-        "dest": "texts",
-        "metavar": "TEXT",
-        "action": "append",
-        "help": "a document; may be repeated",
-      },
-      "--input": {
-        "dest": "input_files",
-        "metavar": "FILE",
-        "action": "extend",
-        "nargs": "+",
-        "help": "a document, a .tsv file of inputs and targets or options, or "
+      "--text": _flag(
+        "TEXT", "a document; may be repeated", dest="texts", action="append"
+      ),
+      "--input": _flag(
+        "FILE",
+        "a document, a .tsv file of inputs and targets or options, or "
         "a .jsonl file: text, or inputs and targets or options",
-      },
+        dest="input_files",
+        action="extend",
+        nargs="+",
+      ),
     },
   ),
   "serve": Command(
@@ -248,45 +244,44 @@ COMMANDS = {
     config="Config",
     takes_model_dir=True,
     flags={
-      "--format": {
-        "dest": "target",
-        "choices": ["hf", "gguf", "saved_model", "npz"],
-        "default": "hf",
-        "help": "hf (default): for Hugging Face transformers; gguf: for "
+      "--format": _flag(
+        None,
+        "hf (default): for Hugging Face transformers; gguf: for "
         "llama.cpp; saved_model: for TensorFlow; npz: NumPy arrays",
-      },
-      "--output": {
-        "metavar": "FOLDER",
-        "required": True,
-        "help": "what to make: a file of gguf, else a folder; saved_model "
+        dest="target",
+        choices=["hf", "gguf", "saved_model", "npz"],
+        default="hf",
+      ),
+      "--output": _flag(
+        "FOLDER",
+        "what to make: a file of gguf, else a folder; saved_model "
         "makes one in it for its step",
-      },
-      "--dtype": {
-        "choices": ["float32", "float16", "q8_0"],
-        "default": "float32",
-        "help": "of the weights of gguf (default: float32)",
-      },
+        required=True,
+      ),
+      "--dtype": _flag(
+        None,
+        "of the weights of gguf (default: float32)",
+        choices=["float32", "float16", "q8_0"],
+        default="float32",
+      ),
     },
   ),
   "import": Command(
     "turn a model of Hugging Face transformers into a checkpoint",
     entry_point="palm_mtf.commands.import_model.import_model",
     flags={
-      "folder": {
-        "metavar": "FOLDER",
-        "help": "with config.json and model.safetensors",
-      },
-      "--output": {
-        "metavar": "MODEL_DIR",
-        "required": True,
-        "help": "the folder to make, for --model_dir and INIT_CHECKPOINT",
-      },
-      "--vocabulary": {
-        "dest": "vocabulary_path",
-        "metavar": "PATH",
-        "help": "the SentencePiece model of its ids (default: "
+      "folder": _flag("FOLDER", "with config.json and model.safetensors"),
+      "--output": _flag(
+        "MODEL_DIR",
+        "the folder to make, for --model_dir and INIT_CHECKPOINT",
+        required=True,
+      ),
+      "--vocabulary": _flag(
+        "PATH",
+        "the SentencePiece model of its ids (default: "
         "FOLDER/vocabulary.model, which export writes)",
-      },
+        dest="vocabulary_path",
+      ),
     },
   ),
   "data cache": Command(
@@ -295,11 +290,10 @@ COMMANDS = {
     config="CorpusConfig",
     has_results=True,
     flags={
-      "--verify": {
-        "action": "store_true",
-        "help": "compare every byte that is there with its hash; encode anew "
-        "what is damaged",
-      },
+      "--verify": _switch(
+        "compare every byte that is there with its hash; encode "
+        "again what is damaged"
+      ),
     },
   ),
   "data inspect": Command(
@@ -331,12 +325,12 @@ COMMANDS = {
     has_results=True,
     entry_point="palm_mtf.commands.checkpoints.compare",
     flags={
-      "first": {
-        "metavar": "A",
-        "help": "the folder of a checkpoint or of a run, or a TensorFlow "
+      "first": _flag(
+        "A",
+        "the folder of a checkpoint or of a run, or a TensorFlow "
         "checkpoint's prefix",
-      },
-      "second": {"metavar": "B", "help": "another"},
+      ),
+      "second": _flag("B", "another"),
     },
   ),
   "checkpoints prune": Command(
@@ -345,17 +339,12 @@ COMMANDS = {
     entry_point="palm_mtf.commands.checkpoints.prune",
     flags={
       "model_dir": _MODEL_DIR,
-      "--keep": {
-        "metavar": "N",
-        "type": int,
-        "required": True,
-        "help": "how many of the newest stay",
-      },
-      "--keep_every_steps": {
-        "metavar": "M",
-        "type": int,
-        "help": "those whose step is a multiple of M stay too",
-      },
+      "--keep": _flag(
+        "N", "how many of the newest stay", type=int, required=True
+      ),
+      "--keep_every_steps": _flag(
+        "M", "those whose step is a multiple of M stay too", type=int
+      ),
     },
   ),
   "vocab": Command(
@@ -364,27 +353,24 @@ COMMANDS = {
     entry_point="palm_mtf.commands.vocab.vocab",
     flags={
       "--input": _INPUT,
-      "--size": {
-        "metavar": "N",
-        "type": int,
-        "required": True,
-        "help": "number of pieces; PaLM has 256000",
-      },
-      "--output": {
-        "metavar": "PREFIX",
-        "dest": "prefix",
-        "required": True,
-        "help": "writes PREFIX.model, for VOCABULARY, and PREFIX.vocab, the "
+      "--size": _flag(
+        "N", "number of pieces; PaLM has 256000", type=int, required=True
+      ),
+      "--output": _flag(
+        "PREFIX",
+        "writes PREFIX.model, for VOCABULARY, and PREFIX.vocab, the "
         "list of its pieces and scores",
-      },
+        dest="prefix",
+        required=True,
+      ),
       "--text_field": _TEXT_FIELD,
-      "--sample_characters": {
-        "metavar": "N",
-        "type": int,
-        "help": "characters of the text to learn from, chosen by a hash "
+      "--sample_characters": _flag(
+        "N",
+        "characters of the text to learn from, chosen by a hash "
         "(default: 4,096 a piece, from 8 to 67 million, or as many as need "
         "4 GB of memory)",
-      },
+        type=int,
+      ),
     },
   ),
   "vocab inspect": Command(
@@ -392,11 +378,9 @@ COMMANDS = {
     has_results=True,
     entry_point="palm_mtf.commands.vocab.inspect",
     flags={
-      "--vocabulary": {
-        "metavar": "PATH",
-        "required": True,
-        "help": "a SentencePiece model, ours or a foreign one",
-      },
+      "--vocabulary": _flag(
+        "PATH", "a SentencePiece model, ours or a foreign one", required=True
+      ),
       "--input": _INPUT,
       "--text_field": _TEXT_FIELD,
     },
@@ -405,24 +389,20 @@ COMMANDS = {
     "serve devices of this host to the client of a cluster",
     entry_point="palm_mtf.commands.pods_serve.serve",
     flags={
-      "--listen": {
-        "metavar": "ADDRESS:PORT",
-        "default": "127.0.0.1:0",
-        "help": "of this host; port 0 is any that is free (default: "
-        "127.0.0.1:0)",
-      },
-      "--devices": {
-        "metavar": "N",
-        "type": int,
-        "default": 1,
-        "help": "virtual CPU devices (default: 1)",
-      },
-      "--threads": {
-        "metavar": "N",
-        "type": int,
-        "help": "that share an operation's work, as many in all servers "
+      "--listen": _flag(
+        "ADDRESS:PORT",
+        "of this host; port 0 is any that is free (default: 127.0.0.1:0)",
+        default="127.0.0.1:0",
+      ),
+      "--devices": _flag(
+        "N", "virtual CPU devices (default: 1)", type=int, default=1
+      ),
+      "--threads": _flag(
+        "N",
+        "that share an operation's work, as many in all servers "
         "(default: one for each core)",
-      },
+        type=int,
+      ),
       "--allow_any_address": _ALLOW_ANY_ADDRESS,
     },
   ),
@@ -430,15 +410,12 @@ COMMANDS = {
     "draw what runs logged: one HTML page, of one run or several",
     entry_point="palm_mtf.commands.report.report",
     flags={
-      "model_dirs": {
-        "metavar": "MODEL_DIR",
-        "nargs": "+",
-        "help": "of a run; several are compared",
-      },
-      "--output": {
-        "metavar": "FILE",
-        "help": "the page to write (default: report.html in MODEL_DIR)",
-      },
+      "model_dirs": _flag(
+        "MODEL_DIR", "of a run; several are compared", nargs="+"
+      ),
+      "--output": _flag(
+        "FILE", "the page to write (default: report.html in MODEL_DIR)"
+      ),
     },
   ),
   "doctor": Command(
@@ -446,16 +423,15 @@ COMMANDS = {
     has_results=True,
     entry_point="palm_mtf.cli.doctor.main",
     flags={
-      "--gin_file": {
-        "metavar": "FILE",
-        "action": "append",
-        "default": [],
-        "help": "a configuration that the machine has to suit; may be repeated",
-      },
-      "--measure": {
-        "action": "store_true",
-        "help": "measure the rates of products and of memory, some seconds",
-      },
+      "--gin_file": _flag(
+        "FILE",
+        "a configuration that the machine has to suit; may be repeated",
+        action="append",
+        default=[],
+      ),
+      "--measure": _switch(
+        "measure the rates of products and of memory, some seconds"
+      ),
     },
   ),
 }
@@ -470,16 +446,14 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
     UserError: no command has this name; names the nearest one.
   """
   # At most two words before the first flag can be a name.
-  words = []
-  for word in arguments[:2]:
-    if word.startswith("-"):
-      break
-    words.append(word)
+  words = list(
+    itertools.takewhile(lambda x: not x.startswith("-"), arguments[:2])
+  )
   name = " ".join(words)
   if not words or name in COMMANDS or commands_in(name):
     return name, list(arguments[len(words) :])
   group = words[0]
-  # Of a known group only its own commands are near.
+  # In a known group only its commands can be meant.
   known = commands_in(group) if len(words) == 2 else {}
   if not known:
     if group in COMMANDS:  # a wrong argument follows, not a wrong name
@@ -487,7 +461,7 @@ def split_name(arguments: Sequence[str]) -> tuple[str, list[str]]:
     known = COMMANDS
     if not did_you_mean(name, (x for x in COMMANDS if " " in x)):
       name = group
-  # Groups are nearest to a misspelt first word.
+  # The names of groups can be near to a misspelt first word.
   names = dict.fromkeys([*known, *(each.split(" ")[0] for each in known)])
   raise UserError(
     f'unknown command "{name}"{did_you_mean(name, names)}. '

@@ -8,8 +8,8 @@
 Results go to stdout, everything else to stderr. Exit codes: 0 done, 2 the
 user's error (one line, no traceback), 1 ours, 128 + the signal's number when
 stopped: 129 after SIGHUP, 130 after SIGINT, 143 after SIGTERM. Nothing heavier
-than argparse is imported before a command needs it. Which commands there are is
-in command_table.py, how the configuration is made in gin_files.py.
+than argparse is imported before a command needs it. command_table.py lists the
+commands; gin_files.py makes the configuration.
 """
 
 import argparse
@@ -42,18 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(arguments: list[str]) -> int:
-  """Runs one command; returns the exit code of its end."""
   try:
     code = _run(arguments)
-    # Here, where a closed pipe is still caught, and not at Python's exit.
+    # Not at Python's exit, where a closed pipe is no longer caught.
     sys.stdout.flush()
     return code
   except UserError as error:
-    # One line, whatever was given.
+    # The message may quote several lines of the user.
     message = escaped(str(error).replace("\n", "\\n"))
     print(f"palm_mtf: {message}", file=sys.stderr)
     return 2
-  except StoppedError as stopped:  # which has said so
+  except StoppedError as stopped:  # it has logged why
     return stopped.exit_code
   except KeyboardInterrupt:
     print("palm_mtf: interrupted", file=sys.stderr)
@@ -61,7 +60,7 @@ def _exit_code(arguments: list[str]) -> int:
   except BrokenPipeError:
     if not _stdout_is_closed():
       raise
-    return 0  # whoever reads the results has read enough
+    return 0  # the program that reads the results has read enough
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,22 +78,27 @@ def _run(arguments: list[str]) -> int:
   name, rest = split_name(arguments)
   if name not in COMMANDS:
     return _run_without_command(name, rest)
-  # What gin configures has its flags too, but for --gin_file and --gin.NAME.
-  if COMMANDS[name].config:
-    return _run_configured(name, rest)
-  return _run_with_flags(name, rest)
-
-
-def _run_with_flags(name: str, arguments: list[str]) -> int:
-  """Runs a command that has flags of its own."""
-  command = COMMANDS[name]
-  parser = _parser(name)
+  command, parser = COMMANDS[name], _make_parser(name)
+  if command.config:
+    _add_gin_flags(parser, name, rest)
   # The table holds the keywords of argparse as they are.
-  for flag, keywords in command.flags.items():
-    parser.add_argument(flag, **keywords)
-  keywords = vars(_parse(parser, arguments))
+  own = [
+    parser.add_argument(flag, **keywords).dest
+    for flag, keywords in command.flags.items()
+  ]
+  if command.has_results:
+    own.append("as_json")
+  for flag, (_, text) in command.standalone.items():
+    parser.add_argument(flag, action="store_true", help=text)
+  if command.config:
+    # argparse cannot know the names that follow "--gin.": gin reads them.
+    flags = [x for x in rest if not x.startswith("--gin.")]
+    _run_configured(name, rest, _parse(parser, flags), own)
+    return 0
+  options = _parse(parser, rest)
   _ready_for_tensorflow()
-  return _function(command.entry_point)(**keywords) or 0
+  entry_point = _import_function(command.entry_point)
+  return entry_point(**{x: getattr(options, x) for x in own}) or 0
 
 
 def _ready_for_tensorflow() -> None:
@@ -103,49 +107,44 @@ def _ready_for_tensorflow() -> None:
   own_process()
 
 
-def _function(path: str) -> Callable[..., int | None]:
+def _import_function(path: str) -> Callable[..., int | None]:
   module, _, function = path.rpartition(".")
   return getattr(importlib.import_module(module), function)
 
 
-def _run_configured(name: str, arguments: list[str]) -> int:
-  """Runs a command that gin configures."""
-  command = COMMANDS[name]
-  parser = _parser(name)
-  _add_gin_flags(parser, name, arguments)
-  if command.takes_model_dir:
-    parser.add_argument(
-      "--model_dir",
-      metavar="PATH",
-      help="of a training run: its config.gin, without its PROMPTS",
-    )
-    parser.add_argument(
-      "--trust_config",
-      action="store_true",
-      help="run the modules and functions that this config.gin names",
-    )
-  own = [
-    parser.add_argument(flag, **keywords).dest
-    for flag, keywords in command.flags.items()
-  ]
-  for flag, (_, text) in command.alone.items():
-    parser.add_argument(flag, action="store_true", help=text)
-  # argparse cannot know the names behind "--gin.": they go to gin.
-  macros = [each for each in arguments if each.startswith("--gin.")]
-  rest = [each for each in arguments if not each.startswith("--gin.")]
-  options = _parse(parser, rest)
+def _run_configured(
+  name: str,
+  arguments: list[str],
+  options: argparse.Namespace,
+  own: list[str],
+) -> None:
+  """Runs a command that gin configures.
 
+  Args:
+    name: name of the command.
+    arguments: what follows the name on the command line.
+    options: flags among `arguments`, parsed.
+    own: names of the flags that the command's function takes.
+  """
   from palm_mtf.cli import gin_files
 
-  if _run_alone(command, options):
-    return 0
-  bindings = [macro.removeprefix("--gin.") for macro in macros]
+  command = COMMANDS[name]
+  for flag, (path, _) in command.standalone.items():
+    if getattr(options, flag.removeprefix("--")):
+      _ready_for_tensorflow()
+      _import_function(path)(
+        hardware_of=gin_files.hardware_of, as_json=options.as_json
+      )
+      return
+  shown = shlex.join(x for x in arguments if x != "--print_config")
+  bindings = [
+    x.removeprefix("--gin.") for x in arguments if x.startswith("--gin.")
+  ]
   configuration = gin_files.load(
     name,
     options.gin_file,
     bindings,
-    asked=f"palm_mtf {name} "
-    + shlex.join(x for x in arguments if x != "--print_config"),
+    asked=f"palm_mtf {name} {shown}",
     model_dir=getattr(options, "model_dir", None),
     trust_config=getattr(options, "trust_config", False),
   )
@@ -153,7 +152,7 @@ def _run_configured(name: str, arguments: list[str]) -> int:
   if options.print_config:
     configuration.check_values()
     print(configuration.effective_text(), end="")
-    return 0
+    return
   try:
     model_dir, settings = configuration.build()
     keywords = {name: getattr(options, name) for name in own}
@@ -163,26 +162,11 @@ def _run_configured(name: str, arguments: list[str]) -> int:
       keywords["load_run"] = gin_files.loader_of_runs(
         options.gin_file, bindings
       )
-    if command.has_results:
-      keywords["as_json"] = options.as_json
-    entry_point = _function(command.entry_point)
+    entry_point = _import_function(command.entry_point)
     entry_point(model_dir=model_dir, config=settings, **keywords)
   except UserError as error:
-    # Checks know macros by name; where one was set is known here alone.
+    # Checks know macros by name; only this place knows where a macro was set.
     raise UserError(configuration.located(str(error))) from error
-  return 0
-
-
-def _run_alone(command: Command, options: argparse.Namespace) -> bool:
-  """Runs a flag that needs no configuration; returns whether one was given."""
-  for flag, (path, _) in command.alone.items():
-    if getattr(options, flag.removeprefix("--")):
-      from palm_mtf.cli.gin_files import hardware_of
-
-      _ready_for_tensorflow()
-      _function(path)(hardware_of=hardware_of, as_json=options.as_json)
-      return True
-  return False
 
 
 def _run_without_command(group: str, arguments: list[str]) -> int:
@@ -194,7 +178,7 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
     usage=f"{program} COMMAND [flags]",
     description="PaLM-style language models on Mesh TensorFlow, configured by "
     "gin files alone.",
-    epilog=_listed(within)
+    epilog=_list_commands(within)
     + "\npalm_mtf COMMAND --help says what a command needs.",
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
@@ -212,12 +196,12 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
   )
 
 
-def _parser(name: str) -> _Parser:
+def _make_parser(name: str) -> _Parser:
   command = COMMANDS[name]
   parser = _Parser(
     prog=f"palm_mtf {name}",
     description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-    epilog=_listed(commands_in(name)),
+    epilog=_list_commands(commands_in(name)),
     formatter_class=argparse.RawDescriptionHelpFormatter,
     allow_abbrev=False,
   )
@@ -231,7 +215,7 @@ def _parser(name: str) -> _Parser:
   return parser
 
 
-def _listed(commands: Mapping[str, Command]) -> str:
+def _list_commands(commands: Mapping[str, Command]) -> str:
   """Returns the lines of a help that list `commands`."""
   width = max(map(len, commands), default=0) + 2
   lines = [f"  {x:{width}}{each.summary}\n" for x, each in commands.items()]
@@ -241,7 +225,7 @@ def _listed(commands: Mapping[str, Command]) -> str:
 def _add_gin_flags(
   parser: _Parser, command: str, arguments: Sequence[str]
 ) -> None:
-  """Adds the flags of gin, and to the help what the run file says of itself."""
+  """Adds gin's flags, and to the help the header of the defaults file."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
   parser.add_argument(
     "--gin_file",
@@ -262,6 +246,17 @@ def _add_gin_flags(
     action="store_true",
     help="print the configuration with the origin of every value, and stop",
   )
+  if COMMANDS[command].takes_model_dir:
+    parser.add_argument(
+      "--model_dir",
+      metavar="PATH",
+      help="of a training run: its config.gin, without its PROMPTS",
+    )
+    parser.add_argument(
+      "--trust_config",
+      action="store_true",
+      help="run the modules and functions that this config.gin names",
+    )
   if "--help" in arguments or "-h" in arguments:
     from palm_mtf.cli.gin_folder import defaults_file, header
 
@@ -269,12 +264,13 @@ def _add_gin_flags(
 
 
 def _parse(parser: _Parser, arguments: list[str]) -> argparse.Namespace:
-  """Parses; names the nearest flag for one that does not exist."""
+  """Parses; the error for an unknown flag names the nearest flag."""
   see = f"; see {parser.prog} --help"
   # argparse has no public list of the flags that it knows.
   flags = parser._option_string_actions
   for flag in (each.partition("=")[0] for each in arguments):
-    # First of all: a misspelt flag is not a missing one; "-" is stdin.
+    # First, because argparse would call a misspelt required flag missing; "-"
+    # is stdin.
     if flag.startswith("-") and flag not in (*flags, "-"):
       guess = did_you_mean(flag, (x for x in flags if x.startswith("--")))
       raise UserError(f"unknown flag {flag}{guess}{see}")

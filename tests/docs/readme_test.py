@@ -85,7 +85,7 @@ def test_flags_in_the_table_of_commands_are_those_of_the_command():
   assert len(rows) > 15
   for name, said in rows:
     command = COMMANDS[name]
-    known = {*command.flags, *command.alone}
+    known = {*command.flags, *command.standalone}
     known |= {"--gin_file"} if command.config else set()
     assert {*re.findall(r"(--\w+)", said)} <= known, name
 
