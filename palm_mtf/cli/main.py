@@ -81,13 +81,10 @@ def _run(arguments: list[str]) -> int:
   command, parser = COMMANDS[name], _make_parser(name)
   if command.config:
     _add_gin_flags(parser, name, rest)
+  own = ["as_json"] if command.has_results else []
   # The table holds the keywords of argparse as they are.
-  own = [
-    parser.add_argument(flag, **keywords).dest
-    for flag, keywords in command.flags.items()
-  ]
-  if command.has_results:
-    own.append("as_json")
+  for flag, keywords in command.flags.items():
+    own.append(parser.add_argument(flag, **keywords).dest)
   for flag, (_, text) in command.standalone.items():
     parser.add_argument(flag, action="store_true", help=text)
   if command.config:
