@@ -7,8 +7,11 @@ its own functions where no gin file shows it, so bindings to it always count as
 used.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from palm_mtf import config
 from palm_mtf.cli.gin_statements import (
   Import,
   Macro,
@@ -21,12 +24,12 @@ from palm_mtf.cli.gin_statements import (
 from palm_mtf.config.macros import MISSING
 from palm_mtf.errors import UserError, did_you_mean
 
-# tasks/code.py has the parameter that allows programs that a model writes.
+# The parameter of tasks/code.py that permits programs that a model writes.
 _PERMISSION = ".programs"
 
 
 def is_own(path: str) -> bool:
-  """Whether a dotted path lies in palm_mtf; its tasks are as outside code."""
+  """Whether a dotted path lies in palm_mtf; its tasks count as outside code."""
   return f"{path}.".startswith("palm_mtf.") and not (
     f"{path}.".startswith("palm_mtf.tasks.")
   )
@@ -37,6 +40,8 @@ def split(
 ) -> tuple[dict[str, Setting], tuple[Setting, ...]]:
   """Splits settings into macros and parameters of the user's own functions.
 
+  `AdafactorConfig.learning_rate = 0.01` sets the macro LEARNING_RATE.
+
   Args:
     statements: statements of all files in their order, and the command line.
     known: every macro of every command.
@@ -45,42 +50,48 @@ def split(
     {macro: its last setting}, and the last setting of each parameter.
 
   Raises:
-    UserError: a parameter is one of ours, or of what no import provides.
+    UserError: no macro stands for a parameter of ours, or no import provides
+      a name.
   """
   statements = list(statements)
-  paths = _imported_paths(statements)
+  paths = _read_imports(statements)
   macros: dict[str, Setting] = {}
   bindings: dict[tuple[str, str], Setting] = {}
   for each in statements:
     if isinstance(each, Import):
       continue
-    refers_to = [
-      _path(x.selector, paths, each, known)
-      for x in names_in(each.value)
-      if isinstance(x, Reference)
+    path = _find_path(each.selector, paths)
+    names = [
+      x.selector for x in names_in(each.value) if isinstance(x, Reference)
     ]
-    # "NAME = value" sets a macro, "module.function.name = value" a parameter.
-    if not each.selector:
-      macros[each.name] = each
-      continue
-    path = _path(each.selector, paths, each, known)
-    if not is_own(path):
-      bindings[f"{each.scope}/{path}", each.name] = each
-    elif not _is_of_an_earlier_version(each, refers_to):
+    roots = [x.partition(".")[0] for x in names]
+    unknown = [x for x in roots if x not in ("gin", *paths)]
+    if each.selector and not path:
+      unknown.append(each.selector.partition(".")[0])
+    if unknown:
       raise UserError(
-        f"{each} ({each.origin}): is not bound in gin; {_instead(each, known)}."
+        f'{each.cited}: no import provides "{unknown[0]}"'
+        f"{did_you_mean(unknown[0], paths)}; import it, or "
+        f"{_advise(each, known)}."
       )
+    if path and not is_own(path):
+      bindings[f"{each.scope}/{path}", each.name] = each
+    elif not path:  # "NAME = value" sets a macro
+      macros[each.name] = each
+    elif not _is_of_an_earlier_version(each, paths):
+      setting = _as_macro(each, path, known)
+      macros[setting.name] = setting
   return macros, tuple(bindings.values())
 
 
-def _imported_paths(statements: Iterable[Statement]) -> dict[str, str]:
-  """Returns what the imports of all files let selectors begin with."""
+def _read_imports(statements: Iterable[Statement]) -> dict[str, str]:
+  """Returns the dotted path of each name that the imports of all files bind."""
   imports: dict[str, Import] = {}
   for new in statements:
     if not isinstance(new, Import):
       continue
     old = imports.setdefault(new.name, new)
-    # Runs of earlier versions import our modules from where they lay then.
+    # Runs of earlier versions import our modules by earlier paths.
     if old.path != new.path and not (is_own(old.path) and is_own(new.path)):
       raise UserError(
         f'{new.origin}: {new.statement}: "{new.name}" is already {old.path} '
@@ -89,38 +100,66 @@ def _imported_paths(statements: Iterable[Statement]) -> dict[str, str]:
   return {name: each.path for name, each in imports.items()}
 
 
-def _path(
-  selector: str,
-  paths: Mapping[str, str],
-  setting: Setting,
-  known: Collection[str],
-) -> str:
-  """Returns the dotted path that `selector` stands for in any file."""
+def _find_path(selector: str, paths: Mapping[str, str]) -> str:
+  """Returns the dotted path that `selector` stands for in any file, or ""."""
   root, dot, rest = selector.partition(".")
   if root == "gin":  # gin.singleton and its like
     return selector
-  if root not in paths:
-    raise UserError(
-      f'{setting} ({setting.origin}): no import provides "{root}"'
-      f"{did_you_mean(root, paths)}; import it, or {_instead(setting, known)}."
+  if root in paths:
+    return paths[root] + dot + rest
+  # Classes of settings need no import.
+  name = selector.removeprefix("palm_mtf.").removeprefix("config.")
+  return f"palm_mtf.config.{name}" if name in _classes_of_settings() else ""
+
+
+@functools.cache
+def _classes_of_settings() -> dict[str, frozenset[str]]:
+  """Returns the names of the macros that each class of settings reads."""
+
+  def walk(settings: type) -> Iterator[tuple[str, frozenset[str]]]:
+    fields = dataclasses.fields(settings)
+    parts = [x.type for x in fields if dataclasses.is_dataclass(x.type)]
+    yield (
+      settings.__name__,
+      frozenset(x.name.upper() for x in fields if x.type not in parts),
     )
-  return paths[root] + dot + rest
+    for part in parts:
+      yield from walk(part)
+
+  return dict(walk(config.ConfigOfSweep))
+
+
+def _as_macro(setting: Setting, path: str, known: Collection[str]) -> Setting:
+  """Returns the setting of the macro that a parameter of ours stands for."""
+  macro = setting.name.upper()
+  classes = _classes_of_settings()
+  readers = [name for name, macros in classes.items() if macro in macros]
+  why = "is not bound in gin"
+  if path.rpartition(".")[2] in readers:
+    if setting.scope:
+      why = "settings have no scopes"
+    elif len(readers) > 1:
+      why = f"{' and '.join(readers)} read {macro}"
+    else:
+      return Setting(name=macro, value=setting.value, origin=setting.origin)
+  raise UserError(f"{setting.cited}: {why}; {_advise(setting, known)}.")
 
 
 def _is_of_an_earlier_version(
-  setting: Setting, refers_to: Collection[str]
+  setting: Setting, paths: Mapping[str, str]
 ) -> bool:
   """Whether a run's config.gin had this line when macros were bound in gin.
 
   Its macro says the same today: `config.PalmConfig.d_ff = %D_FF`, or
   `train.train.model = @config.PalmConfig()`.
   """
-  if isinstance(setting.value, Macro):
-    return setting.value.name.lower() == setting.name
-  return isinstance(setting.value, Reference) and all(map(is_own, refers_to))
+  value = setting.value
+  if isinstance(value, Reference):
+    return is_own(_find_path(value.selector, paths))
+  return isinstance(value, Macro) and value.name.lower() == setting.name
 
 
-def _instead(setting: Setting, known: Collection[str]) -> str:
+def _advise(setting: Setting, known: Collection[str]) -> str:
   """Returns what to write instead of a parameter of ours."""
   macro = setting.name.upper()
   if setting.selector and macro in known:
@@ -133,39 +172,33 @@ def _instead(setting: Setting, known: Collection[str]) -> str:
 def check_runs_no_code(statements: Iterable[Statement]) -> None:
   """Raises UserError unless a run's config.gin is data.
 
-  It may set macros and parameters of palm_mtf.tasks to literals. An import runs
-  a module, a reference calls a function of any module, and a parameter permits
-  programs that the model writes.
+  It may set macros, and parameters of palm_mtf.tasks, to literals. An import
+  runs a module, a reference calls a function of any module, and a parameter
+  permits programs that the model writes.
 
   Args:
     statements: statements of the file, which may be a stranger's.
   """
   statements = list(statements)
-  paths = _imported_paths(statements)
+  paths = _read_imports(statements)
   for each in statements:
     if isinstance(each, Import):
-      path, what = f"{each.module}.", each.statement
-      if path.startswith("palm_mtf."):
-        continue
+      what, is_data = each.statement, f"{each.module}.".startswith("palm_mtf.")
     else:
-      root, _, rest = each.selector.partition(".")
-      path, what = f"{paths.get(root, root)}.{rest}", str(each)
-      refers = any(
+      what, path = str(each), _find_path(each.selector, paths)
+      is_data = not any(
         isinstance(x, Reference) or "." in x.name for x in names_in(each.value)
       )
-      if not each.selector:
-        is_data = not refers
-      elif is_own(path):  # nothing is bound by it
-        is_data = True
-      else:
-        is_data = path.startswith("palm_mtf.tasks.") and not refers
+      if path and is_own(path):
+        is_data |= _is_of_an_earlier_version(each, paths)
+      elif each.selector:
+        is_data &= f"{path}.".startswith("palm_mtf.tasks.")
         is_data &= not path.endswith(_PERMISSION)
-      if is_data:
-        continue
-    raise UserError(
-      f"{each.origin}: {what}: runs or permits code of whoever wrote this run; "
-      "if you trust them, add --trust_config."
-    )
+    if not is_data:
+      raise UserError(
+        f"{each.origin}: {what}: runs or permits code of whoever wrote this "
+        "run; if you trust them, add --trust_config."
+      )
 
 
 def check_known(
@@ -188,7 +221,7 @@ def check_known(
       Macro("REQUIRED") in names and "REQUIRED" not in macros
     ):
       raise UserError(
-        f"{setting} ({setting.origin}): leave the line out; a macro that is "
+        f"{setting.cited}: leave the line out; a macro that is "
         "required and not set is reported."
       )
     asked |= {x.name for x in names if isinstance(x, Macro)}
@@ -216,12 +249,12 @@ def reached(
         continue  # %module.NAME is a constant of that module
       if each.name in circle:
         raise UserError(
-          f"{setting} ({setting.origin}): macros refer to each other in a "
+          f"{setting.cited}: macros refer to each other in a "
           f"circle: {' -> '.join((*circle, each.name))}."
         )
       if each.name not in macros:
         raise UserError(
-          f"{setting} ({setting.origin}): {each.name} is not set"
+          f"{setting.cited}: {each.name} is not set"
           f"{did_you_mean(each.name, macros)}; pass {_flag(each.name)}"
         )
       found[each.name] = macros[each.name]

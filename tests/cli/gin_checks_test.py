@@ -34,6 +34,7 @@ def check(tmp_path, *lines):
       "train.train.model = @config.PalmConfig()",
       "config.PalmConfig.d_ff = %D_FF",
     ),
+    ("PalmConfig.d_ff = 64", "AdafactorConfig.learning_rate = 0.5"),
   ],
 )
 def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):
@@ -73,6 +74,24 @@ def test_literals_of_macros_and_of_our_tasks_are_data(tmp_path, lines):
       "palm_mtf.tasks.code.programs.secs = 9",
     ),
     (("os.system.command = 'true'",), 'os.system.command = "true"'),
+    (
+      ("PalmConfig.d_ff = [@f()]",),
+      "PalmConfig.d_ff = [@f()]",
+    ),
+    (
+      (
+        "from palm_mtf.tasks import code_execution as x",
+        "PalmConfig.d_ff = @x.subprocess.getoutput()",
+      ),
+      "PalmConfig.d_ff = @x.subprocess.getoutput()",
+    ),
+    (
+      (
+        "from palm_mtf import config",
+        "config.PalmConfig.d_ff = [@config.os()]",
+      ),
+      "config.PalmConfig.d_ff = [@config.os()]",
+    ),
   ],
 )
 def test_whatever_could_run_code_is_refused_by_its_line(tmp_path, lines, bad):

@@ -202,6 +202,36 @@ def test_what_runs_of_earlier_versions_bound_is_what_their_macros_say(here):
 
 
 @pytest.mark.parametrize(
+  "line",
+  [
+    "AdafactorConfig.learning_rate = 0.5",
+    "config.AdafactorConfig.learning_rate = 0.5",
+    "AdafactorConfig:\n  learning_rate = 0.5",
+    "from palm_mtf import config as c\nc.AdafactorConfig.learning_rate = 0.5",
+    "import my\nAdafactorConfig.learning_rate = @my.rate()",
+  ],
+)
+def test_a_parameter_of_a_class_of_settings_sets_its_macro(
+  here, monkeypatch, line
+):
+  monkeypatch.syspath_prepend(str(here))
+  write(here, "my.py", "def rate():\n  return 0.5\n")
+  mine = write(here, "mine.gin", line)
+  configuration = load("train", [RECIPE, mine], [DIR])
+  assert configuration.build()[1].optimizer.learning_rate == 0.5
+  assert "\nLEARNING_RATE = " in configuration.effective_text()
+  assert origins(configuration)["LEARNING_RATE"].startswith("mine.gin:")
+  # The last setting of either form holds.
+  bindings = [DIR, "LEARNING_RATE=0.25"]
+  last = load("train", [RECIPE, mine], bindings)
+  assert values(last)["LEARNING_RATE"] == 0.25
+  last = load(
+    "train", [RECIPE], [*bindings, "AdafactorConfig.learning_rate=2."]
+  )
+  assert values(last)["LEARNING_RATE"] == 2.0
+
+
+@pytest.mark.parametrize(
   ("name", "hint"),
   [("NUM_LAYER", ' (did you mean "NUM_LAYERS"?)'), ("QQQ", "")],
 )
@@ -220,12 +250,26 @@ def test_an_unknown_macro_is_refused_wherever_it_is_set(here, name, hint):
   ("text", "message"),
   [
     (
-      "config.PalmConfig.num_layers = 3",
-      'no import provides "config"; import it, or set NUM_LAYERS = 3 instead.',
+      "train/PalmConfig.num_layers = 3",
+      "settings have no scopes; set NUM_LAYERS = 3 instead.",
     ),
     (
-      "from palm_mtf import config as c\nc.PalmConfig.num_layers = 3",
+      "RunConfig.seed = 3",
+      "RunConfig and FewShotConfig read SEED; set SEED = 3 instead.",
+    ),
+    (
+      "DataConfig.num_layers = 3",
       "is not bound in gin; set NUM_LAYERS = 3 instead.",
+    ),
+    (
+      "PalmConfg.num_layers = 3",
+      'no import provides "PalmConfg"; import it, or set NUM_LAYERS = 3 '
+      "instead.",
+    ),
+    (
+      "PalmConfig.num_layers = @PalmConfig()",
+      'no import provides "PalmConfig"; import it, or set NUM_LAYERS = '
+      "@PalmConfig() instead.",
     ),
     (
       "from palm_mtf import config\nconfig.PalmConfig.num_layer = 3",
