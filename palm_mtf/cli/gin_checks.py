@@ -134,15 +134,16 @@ def _as_macro(setting: Setting, path: str, known: Collection[str]) -> Setting:
   macro = setting.name.upper()
   classes = _classes_of_settings()
   readers = [name for name, macros in classes.items() if macro in macros]
-  why = "is not bound in gin"
-  if path.rpartition(".")[2] in readers:
-    if setting.scope:
-      why = "settings have no scopes"
-    elif len(readers) > 1:
-      why = f"{' and '.join(readers)} read {macro}"
-    else:
-      return Setting(name=macro, value=setting.value, origin=setting.origin)
-  raise UserError(f"{setting.cited}: {why}; {_advise(setting, known)}.")
+  advice = _advise(setting, known)
+  if path.rpartition(".")[2] not in readers:
+    raise UserError(f"{setting.cited}: is not bound in gin; {advice}.")
+  if setting.scope:
+    raise UserError(f"{setting.cited}: settings have no scopes; {advice}.")
+  if len(readers) > 1:
+    raise UserError(
+      f"{setting.cited}: {' and '.join(readers)} read {macro}; {advice}."
+    )
+  return Setting(name=macro, value=setting.value, origin=setting.origin)
 
 
 def _is_of_an_earlier_version(
