@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""TensorFlow is imported for what we use of it, and others lose nothing."""
+"""Our import of TensorFlow is small and changes nothing for other code."""
 
 import gc
 import json
@@ -32,7 +32,7 @@ print(json.dumps([loaded, tensorflow.keras.layers.Dense is Dense]))
 """
 
 
-# Settings of a process that an import keeps.
+# Settings of a process that an import must not change.
 _STATE = """
 import gc, logging, os, signal, sys, warnings
 
@@ -83,7 +83,7 @@ with tf.Graph().as_default():
 
 
 def test_layers_and_pods_keep_the_settings_of_a_program_that_imports_them():
-  """But for the three functions that docs/projects.md names."""
+  """Except for the three functions that docs/projects.md names."""
   program = """
 import json, tempfile
 import palm_mtf
@@ -168,7 +168,7 @@ def name_in_a_graph_of_its_own(function, shape):
 
 
 def test_functions_of_others_are_called_as_tensorflow_does():
-  """A process that uses our layers may have graphs and functions of its own."""
+  """A process that uses our layers may have its own graphs and functions."""
 
   @tf2.function(jit_compile=True)
   def theirs(x):

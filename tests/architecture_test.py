@@ -22,8 +22,8 @@ from tests.source_files import PACKAGE, ROOT, assert_none, nodes_of
 # Folders whose subfolders and modules have a row each: "export/gguf".
 WINGS = {"cluster", "data", "export", "generation"}
 
-# Each folder of palm_mtf, or module of its root, with what it imports, all of
-# it above its own row. A folder may always import itself.
+# Each folder of palm_mtf, or module of its root, with what it imports: only
+# rows above its own. A folder may always import itself.
 IMPORTS = {
   "_old_names": "",
   "_renamed": "",
@@ -100,7 +100,7 @@ IMPORTS = {
   "export/huggingface export/gguf export/saved_model export/npz "
   "cluster/addresses cluster/server cluster/client "
   "generation/inference generation/serving evaluation training sweep",
-  # Commands are reached by the names that the table and gin files give.
+  # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine model_dir",
   "lm_eval": "errors console config machine accounting data/vocabulary "
   "data/batches checkpoints generation/inference cli",
@@ -135,7 +135,7 @@ ONLY_IMPORTERS = {
 
 # Where Python's own writer of JSON is called, which writes NaN as NaN.
 JSON_WRITERS = {
-  "palm_mtf/json_text.py",  # which all others call
+  "palm_mtf/json_text.py",  # which all other writers call
   "palm_mtf/user_text.py",  # shows the user's value in a message
   # Names, shapes and offsets, no floats.
   "palm_mtf/export/huggingface/tensor_files.py",
@@ -158,7 +158,7 @@ TENSORFLOW_FREE = PURE | {
   "user_code",
   "user_text",
 }
-# Processes that start others first.
+# Processes that start other processes before they import TensorFlow.
 STARTERS = {
   f"palm_mtf/cluster/{name}.py"
   for name in (
@@ -172,7 +172,7 @@ STARTERS = {
 TENSORFLOW_FREE_FILES = STARTERS | {"palm_mtf/export/saved_model/folder.py"}
 HEAVY = ("jax", "matplotlib", "mesh_tensorflow", "seqio", "tensorflow")
 
-# Of palm_mtf, its folders aside.
+# Files in the root of palm_mtf.
 ROOT_FILES = {
   *("__init__", "__main__", "_old_names", "_renamed", "_tf", "console"),
   *("errors", "json_text", "user_code", "user_text"),
@@ -184,7 +184,7 @@ def _module_name(path: str) -> str:
 
 
 def _row(names: Sequence[str]) -> str:
-  """Returns the row of a module or folder, named from palm_mtf on."""
+  """Returns the row of a module or folder, named below palm_mtf."""
   folder, *below = names
   return f"{folder}/{below[0]}" if folder in WINGS and below else folder
 
@@ -216,7 +216,7 @@ def _imported_rows(path: str) -> set[str]:
   """Returns the rows of the table that a file imports."""
   names = [x.split(".")[1:] for x in _imports(path) if x.startswith("palm_mtf")]
   is_there = {_part(x) for x in PACKAGE}
-  # What is no row is a name in the package's own module: __version__.
+  # A name without a row is in the package's own module, such as __version__.
   rows = {_row(x) for x in names if x}
   return {x if x in is_there else "__init__" for x in rows}
 
@@ -322,7 +322,7 @@ def _writes_json(node: ast.AST) -> bool:
 
 def test_whatever_writes_json_calls_json_text():
   found = {path for path in PACKAGE if any(map(_writes_json, nodes_of(path)))}
-  # The answers of serve are tested one by one.
+  # Each answer of `serve` has its own test.
   assert {x for x in found if _part(x) != "generation/serving"} == JSON_WRITERS
 
 

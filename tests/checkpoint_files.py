@@ -22,7 +22,7 @@ def manifest(step: int) -> Manifest:
 
 
 def text_writer(text: str):
-  """Returns what writes `text` in the place of weights."""
+  """Returns a function that writes `text` in place of the weights."""
 
   def write_weights(prefix):
     with open(f"{prefix}.data", "w") as file:

@@ -26,7 +26,7 @@ _TEST = re.compile(r"`([\w/]+_test\.py::\w+)`")
 
 @functools.cache
 def named_tests() -> tuple[frozenset[str], frozenset[str]]:
-  """Returns the names of fast and of slow tests, from tests/ on."""
+  """Returns the names of fast and of slow tests, beginning with tests/."""
   fast, slow = set(), set()
   for cells in _ROW.findall(_README.read_text(encoding="utf-8")):
     for names, cell in zip((fast, slow), cells, strict=True):

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests run on virtual CPU devices, however many GPUs a machine has.
 
-What XLA compiles is kept in .pytest_cache: much of the time of a small run is
-the compiler's, and other tests, their processes and the tests' next run compile
-the same.
+Code that XLA compiles is kept in .pytest_cache, because compilation takes much
+of the time of a small run, and other tests, their processes and the next run of
+the tests compile the same code.
 
-A run ends on any machine: a test that takes too long ends its process
-(pytest-timeout), a process that ends or grows beyond bounds ends the run or
-fails a test, by name.
+A run of the tests always ends: a test that takes too long ends its process
+(pytest-timeout), and a process that dies or grows beyond bounds ends the run or
+fails a test, whose name is reported.
 """
 
 import contextlib
@@ -34,39 +34,41 @@ from palm_mtf.machine.own_process import own_process
 from palm_mtf.native.build import BuildError, library
 from tests import claims
 
-# As a command does it: tests find on stderr what the user does.
+# As commands do, so that tests see the same stderr as users.
 configure_logging()
 own_process()
-# Until all tests are imported: a fifth of that time is a search for garbage.
+# Off until all tests are imported: it takes a fifth of the import time.
 gc.disable()
 
-# A few at once fit into any machine.
+# A few workers at the same time fit into the memory of any machine.
 _MAX_BYTES = 2 * 10**9
 _LARGEST = re.compile(
   r"^tpu_|loop_test|oracle_test|palm_test|replica_check_test|saved_model"
 )
-# So much new memory is worth a look for what is garbage.
+# After this much new memory, look for garbage.
 _MUCH_BYTES = 2 * 10**8
-# Ten minutes on a fast machine; the limit of others is in pyproject.toml.
+# Ten minutes on a fast machine; the limit of other tests is in pyproject.toml.
 _SLOW_SECS = 3600
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-# As a process of ours has it, before JAX sets another: what XLA would say of
-# each function that it finds compiled fills the pipes of processes.
+# The level that our processes set, before JAX sets another: otherwise XLA logs
+# a line for each function that it finds compiled, which fills the pipes of
+# processes.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# JAX compiles the oracles, most of their time, for a run or two.
+# Compilation takes most of the oracles' time, and each runs only once or twice.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# A shell starts what runs in its background without it, and tests interrupt the
-# processes that they start, which would take that over; so does nohup.
+# Shells (for background jobs) and nohup let processes ignore these signals, and
+# child processes inherit that; but tests interrupt the processes that they
+# start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# Before TensorFlow is imported. Workers and processes that tests start take the
-# folder over with the environment; the user's own cache stays as it is.
+# Set before TensorFlow is imported. Workers and processes that tests start
+# inherit the folder with the environment; the user's own cache is not touched.
 with pytest.MonkeyPatch.context() as patch:
   cache = Path(__file__).resolve().parent.parent / ".pytest_cache"
   patch.setenv("XDG_CACHE_HOME", str(cache))
   keep_compiled_code()
-  # The oracles are a hundred small functions, the same in every file.
+  # The oracles are a hundred small functions, the same in every test file.
   os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache_path("jax"))
   os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
@@ -82,7 +84,7 @@ with contextlib.suppress(BuildError):
 
 
 def pytest_collection_finish() -> None:
-  """Spares the collector of garbage what was imported: it stays."""
+  """Exempts imported objects from garbage collection, because they stay."""
   gc.collect()
   gc.freeze()
   gc.enable()
@@ -90,7 +92,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-  """The folder of `runs.write_corpus`, to be read alone."""
+  """The folder of `runs.write_corpus`; tests must not write into it."""
   from tests import runs
 
   return runs.write_corpus(tmp_path_factory.mktemp("text") / "corpus")
@@ -98,7 +100,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-  """A run of 12 steps in one go, to be read or copied."""
+  """A run of 12 steps without a stop; tests may read or copy it."""
   from tests import runs
 
   model_dir = tmp_path_factory.mktemp("finished")
@@ -107,11 +109,11 @@ def finished(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Gives slow tests more time than others, and begins with the largest.
+  """Gives slow tests more time, and runs the tests with the most memory first.
 
-  XLA takes half a gigabyte for a moment to compile a TPU's program, JAX for
-  the oracles' gradients. A process has it to spare while it is small: what it
-  imports stays.
+  To compile a TPU's program, XLA briefly takes half a gigabyte, as JAX does for
+  the oracles' gradients. A process can spare that much while it is small; it
+  only grows, because imported modules stay.
   """
   items.sort(key=lambda item: not _LARGEST.search(item.path.name))
   for item in items:
@@ -121,14 +123,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object, error: object) -> None:
-  """Fails the run of a worker that died, where no test did it too."""
+  """Fails the run if a worker died and no test failed because of it."""
   if error:
     node.config.pluginmanager.getplugin("session").testsfailed += 1
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
-  """Ends the run where a worker died: xdist may wait for it for ever."""
+  """Ends the run if a worker died, because xdist may wait for it forever."""
   pytest.exit(f"{crashitem}: the process that ran it died", returncode=1)
 
 
@@ -140,15 +142,15 @@ _has_grown = pytest.StashKey[bool]()
 def pytest_runtest_teardown(
   item: pytest.Item, nextitem: pytest.Item | None
 ) -> Iterator[None]:
-  """Gives memory back; fails the first test after which it was too much."""
+  """Frees memory; fails the first test after which the process is too large."""
   yield
   stash = item.config.stash
   is_last = nextitem is None or nextitem.path != item.path
   if is_last and "jax" in sys.modules:
-    sys.modules["jax"].clear_caches()  # of all that it compiled
+    sys.modules["jax"].clear_caches()  # of all functions that it compiled
   if is_last or resident_bytes() - stash.get(_kept, 0) > _MUCH_BYTES:
-    gc.collect()  # graphs are cycles of garbage
-    gc.freeze()  # what is left was imported: it stays
+    gc.collect()  # graphs are reference cycles
+    gc.freeze()  # the remaining objects were imported and stay
     ctypes.CDLL(None).malloc_trim(0)
     stash[_kept] = resident_bytes()
   most = largest_resident_bytes()

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A run of tests ends, whatever a test does, and says which test it was."""
+"""A run of tests ends, whatever a test does, and names the test."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ def test_dies():
   os.abort()
 """
 
-# No signal ends the second lock, nor does Python run meanwhile.
+# No signal interrupts the second lock, and Python runs nothing until it ends.
 HANGS = """
 import ctypes, pytest
 @pytest.mark.timeout(1)
@@ -46,11 +46,11 @@ MAX_BYTES = "2 * 10**9"
 
 
 def run(folder, *options, **modules):
-  """Runs modules as tests, under the settings and hooks of ours."""
+  """Runs modules as tests, with our settings and hooks."""
   shutil.copy(ROOT / "pyproject.toml", folder)
   hooks = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
   assert hooks.count(MAX_BYTES) == 1
-  # To fill two gigabytes takes seconds.
+  # Filling two gigabytes takes seconds.
   (folder / "conftest.py").write_text(hooks.replace(MAX_BYTES, "3 * 10**8"))
   for name, program in modules.items():
     (folder / f"{name}_test.py").write_text(program)

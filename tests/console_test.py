@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines: their form, where they go, and that they are there once."""
+"""Log lines: their form, where they go, and that each is written once."""
 
 import io
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger("palm_mtf.data.tokens.cache")
 
 @pytest.fixture
 def half_past_five(monkeypatch):
-  """A place whose clocks are 5:30 before those of Greenwich."""
+  """A time zone that is 5:30 ahead of Greenwich."""
   monkeypatch.setenv("TZ", "IST-5:30")
   time.tzset()
   yield
@@ -107,7 +107,7 @@ for logger in map(logging.getLogger, ours):
 assert logging.raiseExceptions and not logging.getLogger().handlers
 """,
   )
-  # TensorFlow's own notices, which are of the program that imports it.
+  # TensorFlow's own notices belong to the program that imports it.
   notice = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} ")
   said = [x for x in done.stderr.splitlines() if not notice.match(x)]
   assert (done.returncode, done.stdout, said) == (0, "", [])
@@ -219,14 +219,15 @@ with progress_bar("Reading", 3) as advance:
   shown = os.read(reading, 100_000).decode()
   os.close(reading)
   assert "Reading" in shown
-  # From the start of a line, erased before if the bar was there, to its end.
+  # A line is written from its start to its end; if the bar was there, it is
+  # erased first.
   lines = re.findall(
     rf"(?:^|\n|\x1b\[2K){STAMP}palm_mtf: warning: line (\d)\r\n", shown
   )
   assert lines == ["0", "1", "2"], shown
 
 
-# Sets the clipboard of a terminal, goes back and erases; C1 says the same.
+# Sets the clipboard of a terminal, moves back and erases; C1 codes do the same.
 HARMFUL = "a\x1b]52;c;aGk=\x07\tb\r\x08\x7f\x9b2Kc\n\u00e9"
 SHOWN = "a\\x1b]52;c;aGk=\\x07\tb\\x0d\\x08\\x7f\\x9b2Kc\n\u00e9"
 PRINTS = f"""
@@ -251,7 +252,7 @@ def test_what_a_command_prints_cannot_command_a_terminal():
 
 def test_a_pipe_gets_every_character():
   done = processes.python("-c", PRINTS, stdout=subprocess.PIPE)
-  # Read as text, whose line ends are made one kind.
+  # Read as text, which unifies line ends.
   assert done.stdout == HARMFUL.replace("\r", "\n")
 
 

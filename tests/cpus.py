@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs to pretend: the flags of /proc/cpuinfo that our own choices read.
+"""Pretended CPUs: the flags of /proc/cpuinfo that our own code reads.
 
-The kernels of oneDNN and XLA go by the CPU there really is: lesser ones are
-simulated for them in processes of their own (lesser_cpus_test.py).
+The kernels of oneDNN and XLA depend on the real CPU. lesser_cpus_test.py limits
+them in separate processes.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import pytest
 
 from palm_mtf.machine import cpu
 
-# Shortened to what differs; all of them have AVX2.
+# Shortened to the flags that differ; all of these CPUs have AVX2.
 ZEN_3 = "fpu sse4_1 avx f16c avx2 fma"
 SKYLAKE_X = f"{ZEN_3} avx512f avx512bw"
 CASCADE_LAKE = f"{SKYLAKE_X} avx512_vnni"
@@ -27,7 +27,7 @@ def pretend_cpu(
   monkeypatch: pytest.MonkeyPatch,
   label: str = "flags",
 ) -> None:
-  """Lets a test see a CPU with these flags, of two cores."""
+  """Lets a test see a CPU of two cores with these flags."""
   path = folder / "cpuinfo"
   core = f"processor\t: 0\nmodel name\t: A CPU\n{label}\t\t: {flags}\n\n"
   path.write_text(core * 2)

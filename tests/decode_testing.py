@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Continues given prompts with given parameters, for tests to look into."""
+"""Continues given prompts with given parameters, for tests."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
 from tests.mtf_testing import SINGLE, load_decode_model, load_parameters
 
-EOD = 11  # which one of the tests' models chooses at some time
+EOD = 11  # a model of the tests chooses it at some step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +48,16 @@ def decode(
 ) -> Decoded:
   """Continues prompts, each a list of tokens without the 0 before it.
 
-  `keys` has a number for each prompt, its place if it is None; `chunk` tokens
-  are made at a time; `num_tokens` are the pieces of the vocabulary; all is done
-  `num_starts` times.
+  `keys` has a number for each prompt (None: its index); `chunk` is the number
+  of tokens per call, `num_tokens` the number of pieces of the vocabulary; the
+  whole decoding is repeated `num_starts` times.
   """
   keys = range(len(prompts)) if keys is None else keys
   rows = settings.rows_per_prompt
   inputs = np.zeros(
     [len(prompts), 1 + max(len(each) for each in prompts)], np.int32
   )
-  # What lies behind a prompt must not matter.
+  # The padding after a prompt must not matter.
   inputs[:, 1:] = config.vocab_size - 1
   for row, prompt in enumerate(prompts):
     inputs[row, 1 : 1 + len(prompt)] = prompt
@@ -103,7 +103,7 @@ def save_checkpoint(
 
 
 class Recomputed:
-  """Next-token logits by the forward program, without a cache."""
+  """Computes next-token logits by the forward program, without a cache."""
 
   def __init__(self, config: PalmConfig, params: Mapping[str, np.ndarray]):
     self._length = config.sequence_length
@@ -125,7 +125,7 @@ class Recomputed:
     max_tokens: int,
     num_tokens: int | None = None,
   ) -> list[int]:
-    """Returns the likeliest tokens one after the other, [eod] to the end."""
+    """Returns the likeliest tokens one by one; [eod] fills the rest."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + max_tokens:
       is_over = EOD in tokens[len(prompt) :]

@@ -3,7 +3,7 @@
 """The blocks of code that a page shows, and the test that makes each of them.
 
 tests/docs/NAME_test.py tests docs/NAME.md. Every block of the page belongs to
-one test function, which gets it as `block` and makes what the block says:
+one test function, which gets it as `block` and does what the block says:
 
   PAGE = Page("docs/training.md")
 
@@ -73,7 +73,7 @@ class Page:
     self._tested: set[Block] = set()
 
   def shows(self, *beginnings: str) -> pytest.MarkDecorator:
-    """Calls the test with each block whose first lines are so, as `block`."""
+    """Calls the test with each block that begins in this way, as `block`."""
     found = [self._block(beginning) for beginning in beginnings]
     self._tested.update(found)
     return pytest.mark.parametrize("block", found, ids=beginnings)
@@ -84,7 +84,7 @@ class Page:
     return found[0]
 
   def assert_every_block_is_tested(self, *measured: str) -> None:
-    """Fails with the blocks that no test of `shows` gets.
+    """Fails with the blocks that no test gets by `shows`.
 
     Args:
       measured: the first lines of blocks that no test can repeat, because

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command and path of README.md and docs/ exists and is accepted.
 
-`make test` is not run from within itself, training commands are run as far as
-their checked configuration, and tools as far as their flags. tests/docs/ has
-what single pages show.
+`make test` does not run itself; training commands run until their configuration
+is checked, and tools until their flags are parsed. tests/docs/ runs what single
+pages show.
 """
 
 import argparse
@@ -42,13 +42,13 @@ COMMANDS = [
   if block.language == "sh"
   for command in block.commands
 ]
-# Calls of programs within a sentence.
+# Calls of programs within sentences.
 CALLS = [
   shlex.split(call)
   for call in re.findall(r"`((?:palm_mtf|python -m tools\.)[^`]+)`", PROSE)
   if not call.endswith("...")
 ]
-# Calls in the first lines of tools and examples.
+# Calls in the docstrings of tools and examples.
 OWN_CALLS = [
   shlex.split(
     call.replace("\\\n", " ").replace(
@@ -62,7 +62,7 @@ OWN_CALLS = [
     ast.get_docstring(ast.parse(path.read_text("utf-8")), clean=False) or "",
     re.M,
   )
-  if "tools.disturbed" not in call  # it hands its flags to palm_mtf
+  if "tools.disturbed" not in call  # it passes its flags to palm_mtf
 ]
 
 
@@ -79,7 +79,7 @@ def test_the_blocks_hold_commands():
 def test_palm_mtf_command_has_a_valid_configuration(
   command, tmp_path, monkeypatch, capsys
 ):
-  # MODEL_DIRs that a reader has by then hold the config.gin of the quickstart.
+  # The reader's MODEL_DIRs at this point hold the config.gin of the quickstart.
   monkeypatch.chdir(tmp_path)
   name, flags = split_name(command[1:])
   known = KNOWN[name]
@@ -124,10 +124,10 @@ class _Parsed(BaseException):
 
 @pytest.fixture
 def parse_only(monkeypatch):
-  """Ends a tool with `_Parsed` where it would begin its work."""
+  """Ends a tool with `_Parsed` before it begins its work."""
   parse_known = argparse.ArgumentParser.parse_known_args
 
-  def parse_known_args(self):  # the benches' own: the rest are gin flags
+  def parse_known_args(self):  # of the benches: the rest are gin flags
     _, rest = parse_known(self)
     assert all(re.match(r"--gin\.\w+=", flag) for flag in rest), rest
     raise _Parsed
@@ -217,7 +217,7 @@ def test_modules_on_the_page_of_what_is_public_exist():
 
 
 def _messages() -> list[str]:
-  """Returns every text of the package, with "..." for what is put into it."""
+  """Returns every string of the package, with "..." for its fields."""
   found = []
   for path in (ROOT / "palm_mtf").rglob("*.py"):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf evaluate` beside a run that trains, and killed on its way."""
+"""`palm_mtf evaluate` while a run trains, and killed before its end."""
 
 import json
 import signal
@@ -51,7 +51,7 @@ CHECKPOINTS = [4, 8, 12, 16, 20]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """Where a module with a task is, and the run."""
+  """The folder of a module with a task, and the run."""
   (tmp_path / "my_counting.py").write_text(MODULE)
   (tmp_path / "mine.gin").write_text("import my_counting\n")
   monkeypatch.syspath_prepend(tmp_path)
@@ -59,14 +59,14 @@ def folder(tmp_path, monkeypatch):
 
 
 def start_evaluate(corpus, folder, **macros):
-  """Starts `palm_mtf evaluate` on the task, in a process of its own."""
+  """Starts `palm_mtf evaluate` on the task, in a separate process."""
   settings = {"EVAL_TASKS": ["counting_on"], **TRAIN, **macros}
   command = f"evaluate --json --gin_file={folder / 'mine.gin'}"
   return runs.start(command, corpus, folder / "run", **settings)
 
 
 def answers_of(folder, step):
-  """Returns what is written of the answers by the checkpoint of a step."""
+  """Returns the lines so far of the answers for the checkpoint of a step."""
   name = "counting_on-validation.answers.jsonl"
   path = folder / "run" / "eval" / f"step_{step:08d}" / name
   return path.read_text() if path.exists() else ""
@@ -80,7 +80,7 @@ def test_every_new_checkpoint_is_evaluated_while_another_process_trains(
   try:
     first = folder / "run" / "checkpoints" / "step_00000004"
     wait_until(first.exists, trains)
-    trains.send_signal(signal.SIGSTOP)  # it is not done before the first result
+    trains.send_signal(signal.SIGSTOP)  # not finished before the first result
     evaluates = start_evaluate(
       corpus,
       folder,
@@ -116,7 +116,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(corpus, folder):
   out, err = again.communicate()
   assert again.returncode == 0, err
   answers = answers_of(folder, 20)
-  # A head, and each example once: what was there is not asked again.
+  # A header, and each example once: existing answers are not computed again.
   assert answers.count("\n") == 1 + NUM_EXAMPLES
   whole_lines = kept[: kept.rindex("\n") + 1]
   assert answers.startswith(whole_lines)

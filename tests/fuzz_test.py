@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a file holds, its reader says in one line what is wrong, or reads.
+"""Whatever a file holds, its reader reads it or says in one line what is wrong.
 
   pytest tests/fuzz_test.py -m slow
 
@@ -21,12 +21,12 @@ from tests import processes, runs
 from tests.fuzzed_files import IN_CHILD, KINDS, TextWouldBeReadError, seal_again
 from tests.mutations import mutated
 
-SHARE, SLOW_SHARE = 25, 770  # cases of a kind: 300 and 10,000 in all
+SHARE, SLOW_SHARE = 25, 770  # cases per kind of file: 300 and 10,000 in all
 
 
 @pytest.fixture
 def up_to_text(monkeypatch, tmp_path):
-  """Training ends where it would read text; odd paths are in this folder."""
+  """Ends training before it reads text; relative paths are in tmp_path."""
 
   def end(*unused: object, **keywords: object) -> None:
     raise TextWouldBeReadError
@@ -58,7 +58,7 @@ def _cases(kind: str, count: int, work: Path) -> Iterator[tuple[int, Path]]:
 def _why_wrong(
   read: Callable, folder: Path, understood: tuple[type[Exception], ...]
 ) -> str:
-  """Returns what is wrong with how a folder is read, or ''."""
+  """Returns what is wrong with the way in which a folder is read, or ''."""
   before = runs.read_files(folder)
   try:
     read(folder)
@@ -74,7 +74,7 @@ def _why_wrong(
 
 
 def fuzz(kind: str, count: int, work: Path) -> None:
-  """Raises AssertionError with the seeds of what is read wrong."""
+  """Raises AssertionError with the seeds of the files that are read wrong."""
   _, _, read, *understood = KINDS[kind]
   wrong = [
     f"{kind} {seed}: {why}"

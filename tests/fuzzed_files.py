@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of every kind that is read, and their readers; for fuzz_test.py."""
+"""Files of every kind that we read, and their readers, for fuzz_test.py."""
 
 import contextlib
 import io
@@ -44,7 +44,7 @@ STEPS = [{"step": n, "loss": 8 - n / 10, "tokens": 64 * n} for n in range(1, 6)]
 
 
 class TextWouldBeReadError(Exception):
-  """Training has made the checks that come before its text."""
+  """Training has finished the checks before it reads text."""
 
 
 def _write_lines(path: Path, values: list) -> None:
@@ -52,7 +52,7 @@ def _write_lines(path: Path, values: list) -> None:
 
 
 def command(*arguments: str) -> None:
-  """Runs a command; raises UserError where it ends with 2 and one line."""
+  """Runs a command; raises UserError if it ends with 2 and one line."""
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
     code = main(arguments)
@@ -72,7 +72,7 @@ def make_gin(folder: Path) -> None:
 
 
 def read_gin(folder: Path) -> None:
-  """Reads the file, then trains up to where text is read."""
+  """Reads the file, then trains until text would be read."""
   flags = [f"--gin_file={folder}/a.gin", f"--gin.MODEL_DIR='{folder}/run'"]
   command("train", *flags, "--print_config")
   with contextlib.suppress(TextWouldBeReadError):
@@ -157,7 +157,7 @@ def read_checkpoints(folder: Path) -> None:
 
 
 def seal_again(path: Path) -> None:
-  """Gives a changed manifest the right hash: as of another version."""
+  """Gives a changed manifest the right hash, as if another version wrote it."""
   with contextlib.suppress(ValueError, RecursionError):
     content = json.loads(path.read_bytes())
     if isinstance(content, dict):
@@ -184,7 +184,7 @@ def read_tokens(folder: Path) -> None:
       assert split.tokens.spans().shape[1] == 3
       tokens = split.tokens.read(0, split.counts.num_tokens)[0]
       assert len(tokens) == split.counts.num_tokens
-      # Sizes alone do not show that a token is another.
+      # Sizes cannot show that a token has changed.
       assert not verify or {*tokens} == {1, 5, 6, 7}
 
 
@@ -233,7 +233,7 @@ def make_transformers(folder: Path) -> None:
   transformers_folder.split(folder / "model")
   path = folder / "model" / transformers_folder.SHARD
   header, content = transformers_folder.read_parts(path)
-  # Bits of weights cannot be told from others: only the header is changed.
+  # Changed bits of weights cannot be detected, so only the header is changed.
   (folder / "header.json").write_text(json.dumps(header))
   path.write_bytes(content)
 
@@ -258,8 +258,8 @@ def read_transformers(folder: Path) -> None:
   )
 
 
-# How files are made, which are changed, how they are read, and what else than a
-# UserError the reader's caller understands.
+# Per kind: how files are made, which files are changed, how they are read, and
+# the exceptions besides UserError that the reader's caller handles.
 KINDS: dict[str, tuple] = {
   "gin": (make_gin, "a.gin", read_gin),
   "text": (make_lines, "texts.jsonl", read_jsonl_texts),
@@ -276,5 +276,5 @@ KINDS: dict[str, tuple] = {
   "index": (make_index, "weights.*", read_index),
   "transformers": (make_transformers, "**/*.json", read_transformers),
 }
-# Libraries in C++ read these: a new seed might end the process.
+# C++ libraries read these files, so a new seed might end the process.
 IN_CHILD = {"vocabulary", "index"}

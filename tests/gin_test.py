@@ -40,7 +40,7 @@ RECIPES, MODELS, LAYOUTS, HARDWARE = (
 ON_HOSTS = [path for path in RECIPES if "layouts/tpu" not in path.read_text()]
 CONFIGURED = [name for name, command in COMMANDS.items() if command.config]
 MACROS = {"MODEL_DIR", *macros_of(config.ConfigOfSweep)}
-# What a file leaves to the user, and the files that do.
+# Macros that the user has to set: a value, and the files that leave it open.
 TO_THE_USER = {
   "MODEL_DIR": ('"model_dir"', ""),
   "TEXT_FILES": ('"*.txt"', "'data/text.gin'"),
@@ -69,7 +69,7 @@ def macros_set_in(path: Path) -> set[str]:
 
 
 def loaded(recipe: Path, command: str = "train") -> gin_files.Configuration:
-  """Loads a recipe with what it leaves to the user."""
+  """Loads a recipe with the macros that it leaves to the user."""
   mine = [
     f"{name}={value}"
     for name, (value, included) in TO_THE_USER.items()
@@ -212,7 +212,7 @@ def test_every_recipe_builds_settings_that_fit_together(recipe):
 @pytest.mark.parametrize("path", LAYOUTS, ids=name_of)
 @pytest.mark.parametrize("model", MODELS, ids=name_of)
 def test_every_layout_divides_every_model(path, model):
-  """Those of more devices than a host has, one: that of their name."""
+  """A layout of more than 8 devices must divide the model of its name."""
   settings = {
     each.name: each.value for each in (*read_file(path), *read_file(model))
   }
@@ -240,7 +240,7 @@ def test_the_counts_in_a_model_header_are_those_of_its_sizes(path):
   gate_in_and_out = 3 * d_model * size["D_FF"]
   block = queries_and_output + key_and_value + gate_in_and_out
   matrices = size["VOCAB_SIZE"] * d_model + size["NUM_LAYERS"] * block
-  scales = (size["NUM_LAYERS"] + 1) * d_model  # a norm a block, and the last
+  scales = (size["NUM_LAYERS"] + 1) * d_model  # one per block, and the last
   assert (
     f"# Parameters: {matrices:,}; with norm scales: {matrices + scales:,}.\n"
   ) in path.read_text()
@@ -263,7 +263,7 @@ def test_the_paper_recipes_have_the_paper_sizes_batches_and_tokens(
   assert count_parameters(model) == parameters
   assert (model.sequence_length, model.vocab_size) == (2048, 256000)
   assert run.batch_sizes.sizes == batches
-  if name == "palm_540b":  # the one ramp whose steps are published
+  if name == "palm_540b":  # the only ramp whose steps are published
     assert run.batch_sizes.pairs == [[0, 512], [50000, 1024], [115000, 2048]]
     assert run.train_steps == 255000
   tokens = run.batch_sizes.rows_before(run.train_steps) * 2048
@@ -282,9 +282,9 @@ def test_the_header_of_a_defaults_file_speaks_of_its_command(command):
   assert named <= MACROS, "the help names macros that exist"
 
 
-# Published: 3,072 chips a pod in a mesh of 12 x 256, 768 hosts, 1.3 GB from a
-# host to its counterpart in a step, rewinds of about 100 steps that skip 200 to
-# 500 batches (PaLM 4 and 5.1). The slices of 8B and 62B are ours.
+# Published: 3,072 chips per pod in a mesh of 12 x 256, 768 hosts, 1.3 GB per
+# step from a host to its counterpart, rewinds of about 100 steps that skip 200
+# to 500 batches (PaLM 4 and 5.1). The slices of 8B and 62B are ours.
 @pytest.mark.parametrize(
   ("name", "axes", "rows"),
   [
@@ -317,7 +317,7 @@ def test_recipes_of_two_pods_join_what_the_paper_trained_with(name, axes, rows):
     assert sent / where.num_hosts / 2**30 == pytest.approx(1.31, abs=0.005)
 
 
-# 12 x 21,333 = 255,996: PaLM 540B's pod needs rows of padding, the others none.
+# 12 x 21,333 = 255,996: only PaLM 540B's pod needs rows of padding.
 @pytest.mark.parametrize(
   ("name", "axis", "rows"),
   [("8b", 4, 64_000), ("62b", 8, 32_000), ("540b", 12, 21_334)],
@@ -357,7 +357,7 @@ def test_a_recipe_starts_from_a_step_that_the_recipe_before_it_keeps(recipe):
   )
   before = FOLDER / "recipes" / f"{named[1]}.gin"
   _, earlier = loaded(before).build()
-  assert before.name in recipe.read_text()  # its header says which
+  assert before.name in recipe.read_text()  # its header names the recipe
   assert parameter_shapes(earlier.model) == parameter_shapes(settings.model)
   step, run = step_of(settings.run.init_checkpoint), earlier.run
   last = run.train_steps
@@ -396,7 +396,7 @@ def test_62b_goes_on_from_600b_tokens_to_1325b():
 
 @pytest.mark.parametrize("name", ["palm_8b", "palm_62b", "palm_540b"])
 def test_a_chip_of_two_pods_has_memory_for_what_it_keeps(name):
-  """TPU v4 has 32 GiB. Activations, by hand, are those that REMAT keeps."""
+  """TPU v4 has 32 GiB. Activations that REMAT keeps are counted by hand."""
   _, settings = loaded(FOLDER / "recipes" / f"{name}_two_pods.gin").build()
   model, mesh = settings.model, settings.mesh_layout
   kept = device_bytes(model, mesh, settings.optimizer)
@@ -435,8 +435,8 @@ def test_recipe_builds_its_whole_training_step_without_its_memory(
 ):
   """Forward, backward and update of all layers, lowered to TensorFlow.
 
-  The large ones with few layers, where tests are not slow: others are like
-  them.
+  Tests that are not slow build large models with few layers, because all layers
+  are alike.
   """
   _, settings = loaded(recipe).build()
   model = resolved(settings.model, settings.mesh_layout)

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One run, killed again and again, ends with the bits of one left in peace."""
+"""A run that is killed often ends with the bits of an undisturbed run."""
 
 import json
 import random
@@ -21,7 +21,7 @@ SETTINGS = {
   "CHECKPOINT_STEPS": 5,
   "KEEP_CHECKPOINTS": 3,
 }
-# It is killed within so many steps after it has begun to train.
+# The run is killed within this many steps after it has begun to train.
 LONGEST_LIFE_STEPS = 25
 
 
@@ -44,9 +44,9 @@ def is_saving(model_dir):
 
 
 def kill_once(process, model_dir, *, num_steps, during_save, wait_secs):
-  """Kills a process so many steps and seconds after it began to train."""
+  """Kills a process a number of steps and seconds after it began to train."""
   kept = kept_step(model_dir)
-  drops = logged_step(model_dir) > kept  # the lines after the checkpoint
+  drops = logged_step(model_dir) > kept  # lines after the checkpoint
   if drops:
     wait_until(lambda: logged_step(model_dir) <= kept, process)
   wait_until(lambda: logged_step(model_dir) >= kept + num_steps, process)
@@ -91,7 +91,7 @@ def test_a_run_killed_thirty_times_ends_with_the_bits_of_one_left_in_peace(
 
 
 def assert_same_results(peaceful, killed):
-  """Whole checkpoints are compared: parameters, slots and manifests."""
+  """Compares whole checkpoints: parameters, slots and manifests."""
   expected, found = (
     runs.read_files(d / "checkpoints") for d in (peaceful, killed)
   )

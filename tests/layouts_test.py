@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes of every shape train what one device trains, each to the bit."""
+"""Meshes of every shape train as one device does, and repeat to the bit."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ RESIDUAL = "d_model_residual:model"
 # 42 tokens are padded where `model` is 4 or 8.
 CONFIG = small_config(num_layers=1, num_heads=8, d_ff=40, vocab_size=42)
 NUM_STEPS, BATCH_SIZE = 10, 32
-# Every gradient is clipped: what the clip is computed from matters.
+# Clips every gradient, so that a wrong norm would show.
 OPTIMIZER = dataclasses.replace(PALM_OPTIMIZER, gradient_clip=0.1)
 
 # Mesh, REMAT, microbatches and pods.
@@ -68,7 +68,7 @@ def trained(mesh=SINGLE, remat="none", num_pods=1):
 
 @functools.cache
 def split(shape, remat, num_microbatches, num_pods):
-  """Returns the same of a mesh of several devices."""
+  """Returns the same for a mesh of several devices."""
   mesh = MeshLayout(
     mesh_shape=shape, layout=layout_of(shape), num_microbatches=num_microbatches
   )
@@ -80,7 +80,7 @@ def single():
   return trained()
 
 
-# `train` compares copies of one device with the others', and pods, to the bit.
+# `train` compares the copies on all devices, and the pods, to the bit.
 @pytest.mark.parametrize("case", [*FEW, *WIDE], ids=str)
 def test_ten_steps_are_those_of_one_device(case, single):
   variables, metrics = split(*case)

@@ -4,9 +4,9 @@
 
   python -m tests.lesser_cpu_commands CORPUS FOLDER DTYPE
 
-The environment says which CPU oneDNN and XLA are to see, which they read once:
-so this is a process of its own. Each command's exit code and stdout are printed
-as one JSON object, {name: [code, stdout]}, after int8 sums have been checked.
+The environment says which CPU oneDNN and XLA shall see. They read it only once,
+so this runs in a separate process. It checks int8 sums, and then prints each
+command's exit code and stdout as one JSON object, {name: [code, stdout]}.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""On lesser CPUs everything works, and computes what it computes here.
+"""On lesser CPUs everything works, with the results of this CPU.
 
-Simulated are oneDNN's kernels (ONEDNN_MAX_CPU_ISA), the code that XLA makes
-(--xla_cpu_max_isa), and our own choices, which follow the first. Not simulated
-are Eigen's kernels and TensorFlow's own questions to the CPU.
+The tests limit oneDNN's kernels (ONEDNN_MAX_CPU_ISA), the code that XLA
+compiles (--xla_cpu_max_isa), and our own code, which reads ONEDNN_MAX_CPU_ISA.
+They cannot limit Eigen's kernels and TensorFlow's own checks of the CPU.
 """
 
 import json
@@ -17,21 +17,20 @@ from tests.log_lines import without_stamps
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-  """XLA's code for AVX2: another cache than the tests' own, of this CPU."""
+  """A cache of XLA's code for AVX2; that of other tests is for this CPU."""
   return tmp_path_factory.mktemp("compiled_for_avx2")
 
 
 @pytest.fixture(scope="module")
 def here(corpus, tmp_path_factory):
-  """What `evaluate` prints of the same two steps in float32 on this CPU."""
+  """What `evaluate` prints after the same two steps in float32 on this CPU."""
   model_dir = tmp_path_factory.mktemp("here")
   settings = {"NUM_PODS": 2, "TRAIN_STEPS": 2, "EVAL_STEPS": 2, "PROMPTS": []}
   assert runs.run("train", corpus, model_dir, **settings) == 0
   return runs.read_metrics(model_dir)[-1]["validation_loss"]
 
 
-# What no lesser CPU multiplies; what "auto" is there, activation_dtype_test.py
-# asks as well.
+# No lesser CPU multiplies bfloat16. activation_dtype_test.py also tests "auto".
 @pytest.mark.parametrize(
   ("limit", "dtype"),
   [

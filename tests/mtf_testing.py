@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a model with given parameters under any mesh, for tests to look into.
+"""Runs a model with given parameters on any mesh, for tests.
 
 A mesh of n devices is n virtual CPU devices of this process.
 """
@@ -31,7 +31,7 @@ from tests import oracle
 SINGLE = MeshLayout(mesh_shape="", layout="")
 ONE_POD = PodsConfig()
 
-# Every dimension that can be split is, alone or together with others.
+# Every dimension that can be split is split, by itself and with others.
 LAYOUTS = {
   "batch over data": ("data:2", "batch:data"),
   "heads over model": ("model:2", "heads:model"),
@@ -66,7 +66,7 @@ PALM_OPTIMIZER = AdafactorConfig(
 )
 
 
-# Steps that `train` takes, and sequences in each.
+# Steps that `train` takes, and sequences per step.
 NUM_STEPS, BATCH_SIZE = 5, 4
 
 
@@ -140,7 +140,7 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Lets a test build what a machine without a C++ compiler computes."""
+  """Lets a test build graphs as on a machine without a C++ compiler."""
   monkeypatch.setattr(devices, "threads_here", lambda: 0)
 
 
@@ -157,7 +157,7 @@ def load_parameters(
 ) -> None:
   """Writes each parameter's slices; `params` are whole, by name.
 
-  All at once: TensorFlow looks through the graph for each run of its own.
+  All in one run, because TensorFlow searches the graph once per run.
   """
   writes, feed = [], {}
   for name, value in params.items():
@@ -174,7 +174,7 @@ def load_parameters(
 def load_decode_model(
   session: tf.Session, model: DecodeModel, params: Mapping[str, np.ndarray]
 ) -> None:
-  """Makes a model's weights of parameters, which are whole, by name."""
+  """Makes a model's weights from whole parameters, by name."""
   load_weights(
     session,
     model,
@@ -185,7 +185,7 @@ def load_decode_model(
 
 
 def slice_indices(spec: str) -> tuple[slice, ...]:
-  """Returns what TensorFlow's text "8 4 0,4:0,4" means for an array."""
+  """Returns the slice that TensorFlow's text "8 4 0,4:0,4" means."""
   if not spec:
     return ()
   parts = spec.rsplit(maxsplit=1)[-1].split(":")
@@ -211,7 +211,7 @@ def _whole(parts: Sequence, values: Sequence[np.ndarray]) -> np.ndarray:
   shape = spec.split()[:-1] if spec else parts[0].sizes
   whole = np.full([int(size) for size in shape], np.nan)
   for part, value in zip(parts, values, strict=True):
-    if part.spec is None:  # padding alone
+    if part.spec is None:  # padding only
       continue
     value = value[tuple(map(slice, part.sizes))]
     index = slice_indices(part.spec)
@@ -261,7 +261,7 @@ def oracle_slots(adafactor: oracle.Adafactor) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class ModelResult:
-  """What `run_model` saw; gradients by the name of their variable."""
+  """What `run_model` returns; gradients by the name of their variable."""
 
   logits: np.ndarray
   loss: float
@@ -275,7 +275,7 @@ def lowered_values(
   dtype: type = np.float32,
   **arrays: tuple[np.ndarray, list[mtf.Dimension]],
 ) -> dict[str, np.ndarray]:
-  """Returns what `build` makes of `arrays`: name=(array, dimensions)."""
+  """Returns what `build` computes from `arrays`: name=(array, dimensions)."""
   with tf.Graph().as_default():
     mtf_mesh = mtf.Mesh(mtf.Graph(), "mesh")
     inputs = {
@@ -362,8 +362,8 @@ def train(
 ) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
   """Returns every variable after `num_steps` steps, and the metrics of each.
 
-  After each step all pods are compared to the bit. Batches of `batch_size`
-  sequences are what `rows` makes of the number of a step; the first weights are
+  After each step all pods are compared to the bit. `rows` makes a batch of
+  `batch_size` sequences from the number of a step; the initial weights are
   `params`, or drawn with `seed`.
   """
   batches = [

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Changes files at random, as damage, slips and malice do; for fuzz_test.py."""
+"""Changes files at random like damage and attacks, for fuzz_test.py."""
 
 import random
 import re
@@ -40,7 +40,7 @@ def _insert(content: bytes, rng: random.Random) -> bytes:
 
 
 def _nest(content: bytes, rng: random.Random) -> bytes:
-  """Opens very many brackets where a value stands."""
+  """Replaces a value by very many opening brackets."""
   deep = rng.choice(_BRACKETS[:4]) * rng.choice([50, 1_000, 100_000])
   return _put(content, rng, lambda value: deep + value)
 

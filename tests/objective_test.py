@@ -12,7 +12,7 @@ from tests import oracle, runs
 from tests.mtf_testing import small_config
 
 SETTINGS = {
-  # What the first layer makes of inputs is read by the second.
+  # The second layer reads what the first layer computes from inputs.
   "NUM_LAYERS": 2,
   "PACKING": "packed",
   "EXTRA_IDS": 20,
@@ -87,7 +87,7 @@ def test_evaluate_says_the_loss_of_training_again(trained, capsys):
   found = json.loads(capsys.readouterr().out)
   trained_loss = runs.read_metrics(model_dir)[-1]["validation_loss"]
   assert found["validation_loss"] == pytest.approx(trained_loss, rel=1e-5)
-  # What fills blanks is no text that could be counted in bytes.
+  # Targets that fill blanks are no text whose bytes could be counted.
   assert ("bits_per_byte" in found) == (objective == "prefix_lm")
 
 

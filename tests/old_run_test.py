@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of an earlier version resumes, evaluates and generates.
 
-old_run/ is as commit 0b681b3 left it, which had every module in the root of the
-package: four steps of a model of one layer, of two pods. Its config.gin imports
-modules that are elsewhere now. The numbers are those of that commit.
+old_run/ is a run of commit 0b681b3, which had every module in the root of the
+package: four steps of a model of one layer, on two pods. Its config.gin imports
+modules that have moved since. The expected numbers are those of that commit.
 """
 
 import json
@@ -22,7 +22,7 @@ LOSS_OF_STEP_4, LOSS_OF_STEP_8 = 5.449884, 4.8088
 
 @pytest.fixture
 def old_run(tmp_path, monkeypatch):
-  """Stands beside a copy of the run and of its text, whose path is relative."""
+  """Copies the run and its text, whose path is relative, to a new folder."""
   shutil.copytree(OLD_RUN, tmp_path, dirs_exist_ok=True)
   monkeypatch.chdir(tmp_path)
   return tmp_path / "run"
@@ -35,10 +35,11 @@ def test_it_resumes_from_its_own_config_and_writes_one_of_macros(
   assert main(["train", *config]) == 0
   said = capsys.readouterr().err
   assert "resuming from run/checkpoints/step_00000004" in said
-  assert "kernels" not in said  # it recorded nothing of them
-  # Documents were not shuffled then: it learns as much, of other batches.
+  assert "kernels" not in said  # that commit did not record kernels
+  # That commit did not shuffle documents: other batches, but as much is
+  # learned.
   assert "the tokens differs from that checkpoint's" in said
-  # It began before there was a choice.
+  # The run began before NORM_SCALE existed.
   assert "NORM_SCALE = 'zero_centered': the run began in a version" in said
   lines = (old_run / "metrics.jsonl").read_text().splitlines()
   losses = [json.loads(x).get("validation_loss") for x in lines]
@@ -59,7 +60,7 @@ def test_it_evaluates(old_run, capsys, flag):
 
 def test_it_generates(old_run, capsys):
   flags = ["--model_dir=run", "--prompt=the of", "--gin.TEMPERATURE=0.0"]
-  # Token 0 stood before every prompt then, and does under this packing.
+  # That commit put token 0 before every prompt, as we do under this packing.
   flags.append("--gin.PACKING='packed'")
   assert main(["generate", *flags, "--json"]) == 0
   assert json.loads(capsys.readouterr().out)["continuation"] == "ssss"

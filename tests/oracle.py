@@ -3,8 +3,8 @@
 # ruff: noqa: N803, N806 (names end in the letters of their axes)
 """PaLM's forward pass, loss and optimizer in plain float64 NumPy.
 
-Written from the papers alone (PaLM 2 and 5; Adafactor, Shazeer and Stern 2018)
-and sharing no code with palm_mtf: what the tests compare palm_mtf with. The
+Tests compare palm_mtf with it. It is written only from the papers (PaLM 2 and
+5; Adafactor, Shazeer and Stern 2018) and shares no code with palm_mtf. The
 gradients come from oracle_jax.py.
 
 Arrays have positional axes, named by the letters that end a variable's name:
@@ -17,11 +17,11 @@ Arrays have positional axes, named by the letters that end a variable's name:
   F d_ff         hidden layer of the MLP
   V vocab_size   token types
 
-`segments` [B, L] says which document a position belongs to, `prefix` [B, L]
-whether its token is given, which attend to one another in both directions (Liu
-et al. 2018; T5 3.2.1), `loss_weights` [B, L] how much its target counts;
-without them a row is one document, no token is given and every target counts
-the same.
+`segments` [B, L] says which document a position belongs to. `prefix` [B, L]
+says whether its token is given; given tokens attend to one another in both
+directions (Liu et al. 2018; T5 3.2.1). `loss_weights` [B, L] says how much its
+target counts. Without these arguments a row is one document, no token is given
+and every target counts the same.
 
 `config` has the fields of palm_mtf.config.PalmConfig and `optimizer`
 those of AdafactorConfig. `params` and `gradients` are dicts from a variable's
@@ -57,10 +57,10 @@ def parameter_shapes(config) -> dict[str, tuple[int, ...]]:
 
 
 def random_parameters(config, seed: int) -> dict[str, np.ndarray]:
-  """Returns parameters at which every term of the model shows.
+  """Returns parameters at which every term of the model matters.
 
-  They are not the initial ones: norm scales differ from one, and the embedding
-  has a mean, so that layer_norm and rms_norm differ.
+  Unlike initial parameters, norm scales differ from one, and the embedding has
+  a nonzero mean, so that layer_norm and rms_norm differ.
   """
   rng = np.random.default_rng(seed)
   params = {}
@@ -102,7 +102,7 @@ def rotate(x_BLHK):
 
 
 def visible_positions(segments_BL, prefix_BL):
-  """Returns whether L may see M: not later or given, of the same document."""
+  """Returns whether L sees M: in its document, not later unless given."""
   same_BLM = segments_BL[:, :, None] == segments_BL[:, None, :]
   past_LM = np.tri(segments_BL.shape[1], dtype=bool)
   return same_BLM & (past_LM | (prefix_BL[:, None, :] != 0))
@@ -170,8 +170,8 @@ def loss(
 ):
   """Returns the mean cross-entropy in nats and the z-loss term.
 
-  `inputs` and `targets` are [B, L], targets one position ahead. What training
-  minimizes is the sum of the two; the second holds its weight `z_loss`.
+  `inputs` and `targets` are [B, L], targets one position ahead. Training
+  minimizes the sum of both terms; the second includes its weight `z_loss`.
   """
   if loss_weights is None:
     loss_weights = np.ones(targets.shape)
@@ -188,8 +188,8 @@ def loss(
 def log_likelihood(config, params, given, targets, start=0) -> float:
   """Returns log p of the tokens `targets` after the tokens `given`, in nats.
 
-  Both are lists; the token `start` stands before them, and with OBJECTIVE other
-  than "causal" it and `given` attend to one another in both directions.
+  Both are lists; the token `start` stands before them. If OBJECTIVE is not
+  "causal", `start` and `given` attend to one another in both directions.
   """
   tokens = [start, *given, *targets]
   prefix = np.zeros([1, len(tokens) - 1])
@@ -216,7 +216,7 @@ def as_matrix(name: str, x):
 
 
 def scale_group(name: str, parameter_scale: str) -> str:
-  """Returns what parameters have in common that share root mean squares."""
+  """Returns one key for all parameters that share root mean squares."""
   layer, _, rest = name.partition("/")
   if parameter_scale != "stacked" or not layer.startswith("layer_"):
     return name
@@ -263,7 +263,7 @@ class Adafactor:
     self.learning_rate = self.gradient_norm = 0.0
 
   def step(self, params, gradients) -> dict[str, np.ndarray]:
-    """Returns the parameters after one more step; `params` stays as it is."""
+    """Returns the parameters after one more step; `params` is not changed."""
     settings = self.optimizer
     self.step_number += 1
     k = float(self.step_number)
@@ -294,7 +294,8 @@ class Adafactor:
         u = u * max(settings.parameter_scale_floor, size)
       m = settings.beta1 * self.momenta[name]
       m = m + (1.0 - settings.beta1) * lr * u
-      # On the parameter as Google's code stores it: a norm's scale minus one.
+      # Decay acts on the parameter that Google's code stores: a norm's scale
+      # minus one.
       stored = p - self._center(name)
       stepped[name] = (
         stored * (1.0 - self._decay(name)) - m + self._center(name)
@@ -303,7 +304,7 @@ class Adafactor:
     return stepped
 
   def _scaled_by_moment(self, name, g):
-    """Returns g over the root of its second moment, which takes a step."""
+    """Returns g over the root of its second moment, which it updates."""
     beta2 = 1.0 - self.step_number**-self.optimizer.beta2_exponent
     squares = g**2 + SQUARED_GRADIENT_EPSILON
     if name in self.second_moments:

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: N803, N806 (names end in the letters of their axes)
-"""PaLM's loss a second time, in float64 JAX, for its gradients.
+"""PaLM's loss once more, in float64 JAX, for its gradients.
 
 Written for one sequence and mapped over the batch, with rotary embedding as a
 product of complex numbers, so that it has no formula in common with oracle.py;
 oracle_test.py proves that both agree. The letters in names and the arguments
-are those of oracle.py. Everything runs inside `jax.enable_x64`, which leaves
+are as in oracle.py. Everything runs inside `jax.enable_x64`, which leaves
 the precision of other JAX code in the process as it was.
 """
 
@@ -25,7 +25,7 @@ def _norm(config, x_LD, scale_D):
 
 
 def _turn(x_LK):
-  """Rotary embedding: number i and number i + K/2 are one complex number."""
+  """Rotary embedding: numbers i and i + K/2 are one complex number."""
   length, d_kv = x_LK.shape
   real, imaginary = jnp.split(x_LK, 2, axis=-1)
   frequency_K = jnp.exp(-2.0 * jnp.arange(d_kv // 2) / d_kv * jnp.log(1e4))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed is the package, its gin folder and tasks: no more."""
+"""The package, its gin folder and tasks are installed, and nothing else."""
 
 import email
 import email.message
@@ -32,7 +32,7 @@ LOCKS = ["requirements.lock", "requirements-test.lock"]
 
 
 def _run(*command: str, **keywords) -> str:
-  """Returns stdout; on failure shows what the command said."""
+  """Returns stdout; on failure shows what the command printed."""
   result = subprocess.run(
     command, capture_output=True, text=True, check=False, **keywords
   )
@@ -42,7 +42,7 @@ def _run(*command: str, **keywords) -> str:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-  """A copy of what is needed to install, so that nothing is built in place."""
+  """A copy of the files to install, because builds write into their folder."""
   folder = tmp_path_factory.mktemp("source")
   for name in ("palm_mtf", "gin", "tests", "tools", "tasks"):
     if (ROOT / name).is_dir():
@@ -78,7 +78,7 @@ def _names(wheel: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Path:
-  """A folder into which the wheel is installed, away from the checkout."""
+  """A folder outside the checkout into which the wheel is installed."""
   folder = tmp_path_factory.mktemp("installed")
   _run(
     sys.executable,
@@ -149,7 +149,7 @@ def test_the_installed_package_answers_and_finds_its_gin_folder(
   assert installed not in Path(library).parents
 
 
-# In plain gin, as a program that does not use our commands has it.
+# In plain gin, as in a program that does not use our commands.
 PLAIN_GIN = """
 import gin, palm_mtf
 gin.parse_config('include "palm_mtf/gin/models/palm_8b.gin"')
@@ -177,7 +177,7 @@ def test_plain_gin_includes_files_of_a_checkout(source, tmp_path):
 
 @pytest.fixture
 def own_project(tmp_path) -> Path:
-  """A copy of examples/own_project, away from the checkout."""
+  """A copy of examples/own_project outside the checkout."""
   folder = tmp_path / "own_project"
   shutil.copytree(ROOT / "examples" / "own_project", folder)
   return folder
@@ -239,7 +239,7 @@ def test_an_editable_install_finds_package_and_gin_in_the_checkout(
     "gin.parse_config('include \"palm_mtf/gin/models/palm_8b.gin\"')\n"
     "print(gin.query_parameter('%NUM_LAYERS'))"
   )
-  # -I and -S: not the current folder, and not what is installed as editable
+  # -I and -S exclude the current folder, and what is installed as editable
   # in the environment that runs the tests.
   folder, library, tools, tasks, layers = _run(
     sys.executable, "-I", "-S", "-c", program, cwd=tmp_path
@@ -285,7 +285,7 @@ def test_make_installs_the_locks_by_their_hashes_alone():
 
 
 def test_pip_refuses_a_file_with_another_hash_than_the_lock_s(wheel, tmp_path):
-  """As `make` gives the lock to pip."""
+  """The arguments with which `make` gives the lock to pip."""
   lock = tmp_path / "requirements.lock"
   lock.write_text(f"{wheel.as_uri()} \\\n    --hash=sha256:{'0' * 64}\n")
   command = ("-m", "pip", "install", "--no-deps", "--no-index", "--dry-run")
@@ -315,9 +315,9 @@ def test_the_lock_meets_every_requirement_of_the_package(package_metadata):
     assert requirement.specifier.contains(version), f"{line} but {version}"
 
 
-# Packages whose files are those of packages that palm_mtf asks for.
+# Packages whose files overwrite those of packages that palm_mtf requires.
 OVERLAYS = {"seqio-nightly", "tfds-nightly"}
-# What t5.models alone imports, which does not work (docs/t5.md).
+# Only t5.models imports it, which does not work (docs/t5.md).
 OF_MODELS = {"transformers"}
 
 
@@ -332,7 +332,7 @@ def _required(lines: list[str], extra: str = "") -> set[str]:
 def test_no_extra_brings_a_package_that_writes_over_another(package_metadata):
   for extra in package_metadata.get_all("Provides-Extra"):
     names = _required(package_metadata.get_all("Requires-Dist"), extra)
-    # t5 asks for both overlays.
+    # t5 requires both of these packages.
     assert not names & (OVERLAYS | {"t5"}), extra
 
 

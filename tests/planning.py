@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Settings to plan with, of a recipe and macros."""
+"""Makes the settings of a plan from a recipe and macros."""
 
 from palm_mtf.cli import gin_files
 from palm_mtf.commands.plan import checked
@@ -8,7 +8,7 @@ from palm_mtf.config import PlanConfig
 
 
 def plan_config(*files: str, **macros: object) -> PlanConfig:
-  """Returns the checked settings of gin files, macros over them."""
+  """Returns the checked settings of gin files; macros override them."""
   given = [f"{name}={value!r}" for name, value in macros.items()]
   return checked(gin_files.load("plan", files, given).build()[1])
 

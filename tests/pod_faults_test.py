@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens to a pod's server or its link is told in time, by name.
+"""Every fault of a pod's server or its link is reported in time, by name.
 
   pytest tests/pod_faults_test.py -m '' -s
 
@@ -21,7 +21,7 @@ from tests.processes import wait_until
 from tests.relay import Relay
 
 TIMEOUT_SECS = 4.0
-# Until a client ends: two questions, another two, and TensorFlow's own end.
+# Time until a client ends: two probes, two more, and TensorFlow's own end.
 MOST_SECS = 4 * TIMEOUT_SECS + 15
 SETTINGS = {
   "NUM_PODS": 2,
@@ -45,7 +45,7 @@ def table():
 
 
 class Cluster:
-  """Two servers, the second behind a relay; and one client after another."""
+  """Two servers, the second reached through a relay, and clients one by one."""
 
   def __init__(self, corpus, model_dir, stack, table):
     self._corpus, self.model_dir, self._stack = corpus, model_dir, stack
@@ -138,7 +138,7 @@ def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
   cluster, fault
 ):
   timeout, how = TIMEOUT_SECS, NO_ANSWER
-  if fault == start_anew:  # which takes longer; the link is not what fails
+  if fault == start_anew:  # it takes longer; the link does not fail
     timeout, how = 60.0, "has been started anew"
     cluster.addresses = cluster.direct
   client = cluster.client_in_step_20(POD_TIMEOUT_SECS=timeout)
@@ -163,7 +163,7 @@ def test_a_silent_link_between_pods_that_answer_is_told_with_both_ends(
   for line in client.stderr:
     if "is silent" in line:
       break
-  # TensorFlow's own end of the step is not in POD_TIMEOUT_SECS.
+  # POD_TIMEOUT_SECS does not include TensorFlow's own end of the step.
   assert time.monotonic() - start < TIMEOUT_SECS + 2
   near, far = cluster.addresses
   assert re.search(
@@ -181,7 +181,7 @@ def test_a_silent_link_between_pods_that_answer_is_told_with_both_ends(
 
 @pytest.mark.slow
 def test_a_run_that_was_asked_to_stop_waits_for_no_pod(cluster):
-  """Who stops a run may have stopped its servers before."""
+  """The user who stops a run may have stopped its servers before."""
   client = cluster.client_in_step_20(ON_POD_FAILURE="wait")
   stop(cluster)
   time.sleep(1)
@@ -202,13 +202,14 @@ def test_a_client_is_refused_servers_that_work_for_another(cluster, tmp_path):
     line,
   ), line
   client.terminate()
-  code = 128 + signal.SIGTERM  # all is saved: its servers still work for it
+  # Its servers still work for it, so that it saves its step.
+  code = 128 + signal.SIGTERM
   cluster.end_of(client, "the first client", code=code)
 
 
 @pytest.mark.slow
 def test_a_slow_server_is_not_lost(cluster):
-  """It has a fifth of the time, and answers late."""
+  """The server has a fifth of the CPU time, and answers late."""
   client = cluster.client(TRAIN_STEPS=60)
   wait_until(lambda: cluster.has_step(20), client)
   start = time.monotonic()
@@ -264,7 +265,7 @@ SILENT = "pod 0: its server 127.0.0.1:9 has not answered for 1 seconds, at the "
         f"{SILENT}start; start it with `palm_mtf pods serve`, or correct "
         'ISLANDS; ON_POD_FAILURE = "wait" would wait for it.',
       )
-      # Shrinking is for a pod that the run has had.
+      # A run shrinks only when a pod is lost that the run has had.
       for policy in ("stop", "shrink")
     ),
     (
@@ -349,7 +350,7 @@ def test_a_server_that_differs_is_refused_under_every_policy(
 def test_a_link_that_fails_at_any_moment_ends_the_run(
   cluster, num_bytes, closes
 ):
-  """From the first question on, through the session's start, to a step."""
+  """From the first probe, through the session's start, to a step."""
   cluster.relay.fail_after(num_bytes, closes)
   client = cluster.client()
   assert cluster.relay.failed.wait(60)

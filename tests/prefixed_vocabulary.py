@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A vocabulary that puts a space before each text, as those of Llama do."""
+"""A vocabulary that puts a space before each text, as Llama's does."""
 
 import io
 import pathlib

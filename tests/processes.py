@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Python in processes of its own, which import what this one imports."""
+"""Runs Python in separate processes, which import what this process imports."""
 
 import os
 import subprocess
@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def environment(**variables: str) -> dict[str, str]:
-  """Returns this process's environment and path, with `variables` over it."""
+  """Returns this process's environment and path, overridden by `variables`."""
   return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
 
 
 def start(
   *arguments: object, variables: dict[str, str] | None = None, **keywords
 ) -> subprocess.Popen:
-  """Starts Python with arguments, its outputs in pipes of text."""
+  """Starts Python with arguments; its outputs are text pipes."""
   command = [sys.executable, *map(str, arguments)]
   return subprocess.Popen(
     command,

@@ -11,7 +11,7 @@ CHUNK_BYTES = 16384
 
 
 class Relay:
-  """Listens on a port and passes on what it hears, both ways.
+  """Listens on a port and passes on bytes in both directions.
 
   Attributes:
     address: where it listens, "127.0.0.1:<port>".
@@ -19,7 +19,7 @@ class Relay:
   """
 
   def __init__(self, to: str):
-    """Passes on to "host:port"."""
+    """Makes a relay to "host:port"."""
     self._to = to
     self._listener = socket.create_server(("127.0.0.1", 0))
     self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -30,15 +30,15 @@ class Relay:
     threading.Thread(target=self._accept, daemon=True).start()
 
   def fail_after(self, num_bytes: int, closes: bool) -> None:
-    """Passes on so many bytes more, then ends its connections or is silent."""
+    """Passes on this many more bytes, then closes or silences connections."""
     self._closes, self._bytes_left = closes, num_bytes
 
   def silence(self, process: int | None) -> None:
-    """Takes what one process sends, and passes none of it on; None ends it."""
+    """Silences one process: receives its bytes but drops them; None ends it."""
     self._silenced = process
 
   def close(self) -> None:
-    """Ends all connections, and takes no more."""
+    """Closes all connections, and accepts no more."""
     self._listener.close()
     for each in self._sockets:
       with contextlib.suppress(OSError):
@@ -74,13 +74,13 @@ class Relay:
           self.failed.set()
           if self._closes:
             self.close()
-          continue  # silent: what is sent is taken, and goes nowhere
+          continue  # silent: receives bytes and drops them
         sink.sendall(data)
       sink.shutdown(socket.SHUT_WR)
 
 
 def _ports_of(process: int) -> set[int]:
-  """Returns the near ports of a process's TCP connections."""
+  """Returns the local ports of a process's TCP connections."""
   inodes = set()
   for path in Path(f"/proc/{process}/fd").iterdir():
     with contextlib.suppress(OSError):

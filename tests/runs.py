@@ -40,7 +40,7 @@ SETTINGS = {
 }
 
 
-# What no two runs have in common.
+# Fields that differ between any two runs.
 TIMES = {
   "tokens_per_sec",
   "step_secs",
@@ -53,7 +53,7 @@ TIMES = {
 
 
 def write_corpus(folder: pathlib.Path) -> pathlib.Path:
-  """Writes 40 texts that count up from some word; returns their folder."""
+  """Writes 40 texts that count up from a word each; returns their folder."""
   folder.mkdir(parents=True)
   rng = np.random.default_rng(0)
   for document in range(40):
@@ -87,7 +87,7 @@ def run(command: str, corpus, model_dir, **macros: object) -> int:
 
 
 def start(command: str, corpus, model_dir, **macros: object):
-  """Starts the command in a process of its own."""
+  """Starts the command in a separate process."""
   flags = arguments(command, corpus, model_dir, **macros)
   return processes.start("-m", "palm_mtf", *flags)
 
@@ -112,7 +112,7 @@ def assert_same(tensors: dict, others: dict) -> None:
 
 
 def read_metrics(model_dir: pathlib.Path) -> list[dict]:
-  """Returns the lines of metrics.jsonl, of a run that may be writing one."""
+  """Returns the whole lines of metrics.jsonl; a run may be writing another."""
   whole, _, _ = (model_dir / "metrics.jsonl").read_text().rpartition("\n")
   return [json.loads(line) for line in whole.splitlines()]
 
@@ -138,6 +138,6 @@ def load(prefix: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def without_times(line: dict) -> dict:
-  """Returns a line of metrics.jsonl without what no two runs share."""
-  # Of host_memory_bytes/pod_0 too.
+  """Returns a line of metrics.jsonl without the TIMES."""
+  # For host_memory_bytes/pod_0 too.
   return {k: v for k, v in line.items() if k.partition("/")[0] not in TIMES}

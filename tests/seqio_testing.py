@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Registers SeqIO tasks as T5 users write them, and reads those there are."""
+"""Registers SeqIO tasks as T5 users write them, and reads registered tasks."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ import tensorflow as tf
 from palm_mtf.data.sources.seqio_task import open_task
 
 TEXTS = [f"line {i}: caf\u00e9 \U0001f600" for i in range(300)]
-# No text of a task may need the vocabulary of the task.
+# No test may need the vocabulary that a task names.
 UNREACHABLE = seqio.SentencePieceVocabulary("gs://nowhere/t5.model", 100)
 REKEY = functools.partial(
   seqio.preprocessors.rekey, key_map={"targets": "text"}
@@ -122,7 +122,7 @@ def targets_of(name: str, examples: list[dict]) -> list:
 
 
 def scores_of(name: str, examples: list[dict], likelihood) -> dict[str, float]:
-  """Returns the metrics of a model that says `likelihood(example)`."""
+  """Returns the metrics of a model whose scores are `likelihood(example)`."""
   targets = targets_of(name, examples)
   scores = [float(likelihood(example)) for example in examples]
   results = {}

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts `palm_mtf serve` in a process of its own, and asks it over HTTP."""
+"""Starts `palm_mtf serve` in a separate process, and sends it HTTP requests."""
 
 import contextlib
 import http.client
@@ -33,7 +33,7 @@ def url_of(process):
 
 
 def ask(server, path, body=None, **headers):
-  """Returns status and content of an answer."""
+  """Returns the status and the content of an answer."""
   connection = http.client.HTTPConnection(server, timeout=120)
   with contextlib.closing(connection):
     if body is None:
@@ -78,7 +78,7 @@ def metrics(server):
 
 @contextlib.contextmanager
 def request_under_way(server, **body):
-  """Sends a request for a stream, reads its first event, and goes away."""
+  """Sends a request for a stream, reads its first event, and disconnects."""
   host, port = server.split(":")
   with socket.create_connection((host, int(port)), timeout=120) as connection:
     text = json.dumps({"stream": True, **body})

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The Python files of the project, and what is in them, for their tests."""
+"""The Python files of the project and their syntax trees, for tests."""
 
 import ast
 import functools
@@ -25,9 +25,9 @@ EVERY = [*python_files("palm_mtf", "tasks", "tests", "tools"), "setup.py"]
 
 
 def assert_none(breaches: Iterable[str]) -> None:
-  """Fails with every breach of a rule: each begins with its file.
+  """Fails with every breach of a rule; each breach begins with its file.
 
-  One test for each file and rule would spend a minute in pytest alone.
+  One test per file and rule would cost a minute in pytest itself.
   """
   found = list(breaches)
   assert not found, "\n".join(found)

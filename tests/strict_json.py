@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A parser of JSON as strict as those of other languages."""
+"""A JSON parser that is as strict as parsers of other languages."""
 
 import json
 from pathlib import Path

@@ -29,7 +29,7 @@ HEADER = (
 )
 
 
-# Tests of the project, or of several modules at once.
+# Tests of the project, or of several modules together.
 NOT_MIRRORED = {
   "architecture_test.py",
   "cli/main_run_test.py",
@@ -147,7 +147,7 @@ def _is_mirror(name: str) -> bool:
 
 
 def test_each_test_module_mirrors_a_module():
-  """Tests of several modules stand in NOT_MIRRORED."""
+  """NOT_MIRRORED lists tests of several modules."""
   tests = [p for p in python_files("tests") if p.endswith("_test.py")]
   names = [path.removeprefix("tests/") for path in tests]
   assert_none(

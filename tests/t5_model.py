@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny T5 encoder-decoder of Mesh TensorFlow, and what that makes of it.
+"""A tiny T5 encoder-decoder of Mesh TensorFlow, and its results there.
 
 `t5_loss` is a model function; `MeshTensorFlow` runs it without palm_mtf's mesh,
 variables, driver and optimizer.
@@ -81,7 +81,7 @@ def t5_loss(mesh, features):
 
 
 def reversed_rows(batch_size: int, seed: int) -> dict[str, np.ndarray]:
-  """Returns random inputs, and the same backwards for targets."""
+  """Returns random inputs, and the reversed inputs as targets."""
   rng = np.random.default_rng(seed)
   inputs = rng.integers(1, VOCAB_SIZE, (batch_size, LENGTH), np.int32)
   return {"inputs": inputs, "targets": inputs[:, ::-1]}
@@ -91,7 +91,7 @@ class MeshTensorFlow:
   """`t5_loss` and its gradients by Mesh TensorFlow itself, on one device."""
 
   def __init__(self, batch_size: int):
-    """Builds the graph; the weights are fed."""
+    """Builds the graph; `run` feeds the weights."""
     graph = mtf.Graph()
     mesh = mtf.Mesh(graph, "mesh")
     shape = mtf.Shape(

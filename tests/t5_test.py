@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""T5's registered tasks, their records local: as TASK and as EVAL_TASKS."""
+"""T5's registered tasks with local records, as TASK and as EVAL_TASKS."""
 
 import functools
 
@@ -59,7 +59,7 @@ def registries():
 
 
 def with_records(name: str, records: dict) -> None:
-  """Lets a task of T5's read `records`, of TFDS's features, in every split."""
+  """Lets a T5 task read `records`, with TFDS's features, in every split."""
   task = seqio.TaskRegistry.get(name)
 
   def read(split, shuffle_files=False, seed=None):
@@ -96,9 +96,9 @@ def test_a_mixture_of_t5s_has_its_own_rates():
   assert rates == {"glue_cola_v002": 0.25, "glue_stsb_v002": 0.75}
 
 
-# Matthews correlation of right 1, 0, 1, 1 and said 1, 0, 0, 1: TP 2, TN 1,
+# Matthews correlation of targets 1, 0, 1, 1 and answers 1, 0, 0, 1: TP 2, TN 1,
 # FN 1, FP 0, so (2 * 1 - 0 * 1) / sqrt(2 * 3 * 1 * 2) = 0.57735.
-# Of 0, 2.6 and 5.0 and said 0, 5, 2.6 ranks agree by 1 - 6 * 2 / (3 * 8) = 0.5.
+# Targets 0, 2.6, 5.0, answers 0, 5, 2.6: Spearman 1 - 6 * 2 / (3 * 8) = 0.5.
 @pytest.mark.parametrize(
   ("name", "records", "said", "expected"),
   [

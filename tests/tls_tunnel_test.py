@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods train through a tunnel that demands certificates, as docs/pods.md says.
 
-Both ends of the tunnel are here, by Python's ssl.
+The test runs both ends of the tunnel, with Python's ssl.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def make_identity(folder, name):
 
 
 def context_of(identity, trusted, is_server):
-  """Returns a TLS context; no identity is a client without certificate."""
+  """Returns a TLS context; without `identity` a client has no certificate."""
   protocol = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
   context = ssl.SSLContext(protocol)
   context.check_hostname = False
@@ -50,7 +50,7 @@ def context_of(identity, trusted, is_server):
 
 
 async def pass_on(reader, writer):
-  """Passes bytes on in one direction until their end."""
+  """Passes bytes on in one direction until the sender ends."""
   with contextlib.suppress(OSError), contextlib.closing(writer):
     while data := await reader.read(MOST_BYTES):
       writer.write(data)
@@ -58,7 +58,7 @@ async def pass_on(reader, writer):
 
 
 class Tunnels:
-  """Ends of tunnels, which run in a thread of their own."""
+  """Ends of tunnels, which run in a separate thread."""
 
   def __init__(self):
     self._loop = asyncio.new_event_loop()
@@ -70,7 +70,7 @@ class Tunnels:
     Args:
       to: "host:port" where it connects.
       accepts: TLS context of connections that it accepts.
-      connects: TLS context of those that it makes.
+      connects: TLS context of connections that it makes.
     """
     host, _, port = to.rpartition(":")
 
@@ -90,9 +90,9 @@ def identity(tmp_path_factory):
 
 
 def knock(address, context):
-  """Speaks to the far end of a tunnel; returns what comes back."""
+  """Sends bytes through a tunnel; returns what comes back."""
   host, _, port = address.rpartition(":")
-  # A certificate is refused after the handshake, by an alert or an end.
+  # A certificate is refused after the handshake, by an alert or by closing.
   with (
     contextlib.suppress(ssl.SSLError, ConnectionResetError),
     socket.create_connection((host, int(port)), timeout=10) as plain,

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs for TPUs on a CPU: each device's copy, collectives written out.
 
-`tf.tpu.replicate` writes down one device's part, which the TPU's compiler then
-makes for all. `simulated` does that here: it copies every operation of a part
-as often as there are devices, gives each copy its own inputs and outputs, and
-puts plain TensorFlow in place of what the copies tell each other. A loop, in
-which they do so too, is written out round after round. It knows TensorFlow's
-operations, and nothing of ours.
+`tf.tpu.replicate` builds one device's part, which the TPU's compiler then
+compiles for all devices. `simulated` does that here: it copies every operation
+of a part once per device, gives each copy its own inputs and outputs, and
+replaces collectives between the copies by plain TensorFlow. Loops, which may
+contain collectives too, are unrolled. It knows TensorFlow's operations, and
+none of ours.
 """
 
 import collections
@@ -24,11 +24,11 @@ _CLUSTER = "_tpu_replicate"
 
 
 def simulated(graph: tf.Graph, *max_rounds: int) -> tf.Graph:
-  """Returns a graph with all of `graph` under the same names, for one CPU.
+  """Returns `graph` rewritten for one CPU, with the same names.
 
   Args:
     graph: programs for TPUs.
-    *max_rounds: most rounds of a loop in them, and of a loop in that.
+    *max_rounds: most rounds of a loop, and of a loop inside a loop.
   """
   with tf.Graph().as_default() as made:
     simulate(graph, *max_rounds)
@@ -39,7 +39,7 @@ def simulate(graph: tf.Graph, *max_rounds: int) -> None:
   """Adds what `simulated` returns to the current graph."""
   definition = graph.as_graph_def()
   functions = tf.GraphDef(library=definition.library)
-  tf.import_graph_def(functions, name="")  # loops in loops are looked for here
+  tf.import_graph_def(functions, name="")  # finds loops inside loops
   for rounds in max_rounds:
     _write_out_loops(definition, rounds)
   assert not any(_is_loop(node) for node in definition.node)
@@ -47,10 +47,10 @@ def simulate(graph: tf.Graph, *max_rounds: int) -> None:
 
 
 def moved(x: object) -> object:
-  """Returns x, of a simulated graph, as the current graph has it.
+  """Returns what stands for x of the original graph in the current graph.
 
   Args:
-    x: a tensor, an operation or a variable, or what is made of them.
+    x: a tensor, an operation, a variable, or a structure of these.
   """
   if isinstance(x, (tf.Tensor, tf.Operation)):
     return tf.get_default_graph().as_graph_element(x.name)
@@ -80,10 +80,10 @@ def _is_loop(node: tf.NodeDef) -> bool:
 
 
 def _write_out_loops(definition: tf.GraphDef, max_rounds: int) -> None:
-  """Puts as many rounds in place of each loop, each of which may be the last.
+  """Unrolls each loop into rounds, each of which may be the last.
 
-  A loop whose condition no longer holds keeps its values. Loops in loops are
-  left for the next call.
+  A loop whose condition no longer holds keeps its values. Loops inside loops
+  are left to the next call.
   """
   functions = {
     each.signature.name: each for each in definition.library.function
@@ -193,7 +193,7 @@ class _Simulation:
       source, index = _split(name)
       found = self._nodes[source]
       if found.op == "TPUReplicatedOutput":
-        if index is None:  # ^control: of all copies
+        if index is None:  # ^control: on all copies
           source, _ = _split(found.input[0])
           size = self._sizes[self._cluster(self._nodes[source])]
           yield from (f"^{_named(source, i)}" for i in range(size))
@@ -255,7 +255,7 @@ class _Simulation:
       copy.input.extend(self._inputs(node, replica))
 
   def _reduce(self, node, replica, name):
-    """Adds up, or takes the greatest of, what the group of a copy has."""
+    """Returns the sum, or the maximum, over the group of a copy."""
     dtype = node.attr["T"]
     terms = [
       self._input(node.input[0], other) for other in self._group(node, replica)
@@ -271,7 +271,7 @@ class _Simulation:
       self._add(name, "AddN", terms, {"T": dtype, "N": n})
 
   def _group(self, node, replica):
-    """Returns the devices of a collective among which `replica` is."""
+    """Returns the devices that share a collective with `replica`."""
     source, _ = _split(node.input[1])
     groups = tf.make_ndarray(self._nodes[source].attr["value"].tensor)
     (row,) = np.nonzero((groups == replica).any(axis=1))[0]
@@ -289,7 +289,7 @@ def _named(name: str, replica: int) -> str:
 
 
 def _split(name: str) -> tuple[str, int | None]:
-  """Returns the operation and the output that an input names, None: control."""
+  """Returns the operation and output of an input; control inputs: None."""
   if name.startswith("^"):
     return name[1:], None
   operation, _, index = name.partition(":")
@@ -304,7 +304,7 @@ def counts(graph: tf.Graph) -> dict[str, int]:
 
 
 def in_tpu_program(op: tf.Operation) -> bool:
-  """Returns whether TPU devices do an operation."""
+  """Returns whether TPU devices run an operation."""
   try:
     return bool(op.get_attr(_CLUSTER))
   except ValueError:

@@ -31,13 +31,13 @@ FREQUENCIES = "model.layers.1.self_attn.rotary_emb.inv_freq"
 
 
 def parameters(model: PalmConfig) -> dict[str, np.ndarray]:
-  """Returns the parameters that `write` writes, by our name, float32."""
+  """Returns the parameters that `write` writes, float32, by our names."""
   drawn = oracle.random_parameters(model, seed=1)
   return {name: x.astype(np.float32) for name, x in drawn.items()}
 
 
 def tensors(model: PalmConfig) -> dict[str, np.ndarray]:
-  """Returns the tensors that `write` writes, by their name in transformers."""
+  """Returns the tensors that `write` writes, by their names in transformers."""
   read = exported(model, architecture_of(model), parameters(model).__getitem__)
   return {name: read(name) for name in tensor_shapes(model)}
 
@@ -67,7 +67,7 @@ def read_parts(path: Path) -> tuple[dict, bytes]:
 
 
 def write_parts(path: Path, header: object, content: bytes) -> None:
-  """Writes a safetensors file; a header in bytes is written as it is."""
+  """Writes a safetensors file; a header given as bytes is written unchanged."""
   text = header if isinstance(header, bytes) else json.dumps(header).encode()
   path.write_bytes(len(text).to_bytes(8, "little") + text + content)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the user's code raises is one line, and what it prints is no result."""
+"""An exception of the user's code is one line, and its prints are no result."""
 
 import concurrent.futures
 import sys
@@ -11,7 +11,7 @@ import pytest
 from palm_mtf.errors import UserError
 from palm_mtf.user_code import described, user_code
 
-# As tf.data and AutoGraph report what a Python function raised.
+# The form in which tf.data and AutoGraph report a Python exception.
 FROM_TENSORFLOW = (
   "{{function_node __wrapped__IteratorGetNext_output_types_1_device_/job:"
   "localhost/replica:0/task:0/device:CPU:0}} ValueError: no such word\n"

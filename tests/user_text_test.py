@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rule for every reader of text that a user writes.
 
-READERS has those that need no TensorFlow; that of records is in
-tests/tasks/records_test.py.
+READERS has the readers that need no TensorFlow; tests/tasks/records_test.py
+tests the reader of records.
 """
 
 import bz2
@@ -31,13 +31,13 @@ from palm_mtf.generation.inference.score_inputs import read_items
 from palm_mtf.user_text import compression_of, format_of
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-# All that Python's splitlines() parts, and no line feed ends.
+# Characters at which Python's splitlines() splits, but which end no line.
 SEPARATORS = "one\x0btwo\x0cthree\x1cfour\x85five\u2028six\u2029seven"
 MARK = codecs.BOM_UTF8
 
 
 class Reader(NamedTuple):
-  """A reader: a name of its file, a line for a text, what it reads."""
+  """A reader: the name of its file, a line for a text, and what it reads."""
 
   name: str
   line: Callable[[str], str]
@@ -120,7 +120,7 @@ def refusal(reader: Reader, path: str) -> str:
 
 @contextlib.contextmanager
 def pipe(content: bytes) -> Iterator[str]:
-  """The path of a pipe with this content, as `<(...)` of a shell has one."""
+  """Yields the path of a pipe with this content, as a shell's `<(...)` does."""
   reading, writing = os.pipe()  # which holds 64 KiB
   os.write(writing, content)
   os.close(writing)
@@ -137,7 +137,7 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, reader):
 @each_reader
 def test_joined_files_each_lose_their_byte_order_mark(tmp_path, reader):
   if reader == READERS["exemplars"]:
-    return  # this text is used to the letter
+    return  # this text is used unchanged
   content = MARK + content_of(reader)
   path = write(tmp_path, reader.name, content * 2)
   assert reader.read(path) == TEXTS * 2
@@ -175,7 +175,7 @@ def test_blank_lines_of_json_lines_count_and_are_skipped(tmp_path, reader):
 @each_reader
 def test_only_a_line_feed_ends_a_line(tmp_path, reader):
   texts = [SEPARATORS, "eight\rnine"]
-  if reader.is_json:  # which has no control characters
+  if reader.is_json:  # it has no control characters
     texts = ["one\x85two\u2028three\u2029four"]
   if reader.name == "a.gin":  # where they are escaped
     texts = [SEPARATORS]
@@ -323,7 +323,7 @@ def test_what_is_read_once_may_be_a_pipe(reader):
   with pipe(content) as path:
     if reader.read is _training_texts:
       assert f"{path} is a pipe, a device or a link" in refusal(reader, path)
-    elif reader.is_json or reader.name == "a.tsv":  # which a pipe does not say
+    elif reader.is_json or reader.name == "a.tsv":  # a pipe does not tell it
       assert content.decode() in "\n".join([*reader.read(path), ""])
     else:
       assert reader.read(path) == TEXTS
