@@ -70,8 +70,8 @@ $(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
 # its memory, and what builds graphs alone needs none of SeqIO's imports. What
 # takes longest comes first: the two end together.
 GRAPH_TESTS := $(addprefix tests/,mesh programs model optim generation/decode ops)
-RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints pods trace \
-  export generation/inference generation/serving layers evaluation native docs)
+RUN_TESTS := $(addprefix tests/,cluster training commands checkpoints foreign_models trace \
+  export generation/inference generation/serving unitransformer evaluation native docs)
 OTHER_TESTS := $(addprefix --ignore=,$(GRAPH_TESTS) $(RUN_TESTS))
 PYTEST = $(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder
 define TEST_ALL
