@@ -3,7 +3,7 @@
 """The hosts that read and write checkpoints, and the slices that each has.
 
 If all servers of a run see the folder of its checkpoints, each server reads and
-writes slices of its own devices. Otherwise the client reads and writes all.
+writes the slices on its devices. Otherwise the client reads and writes all.
 """
 
 import collections

@@ -6,7 +6,7 @@ The path is that of a checkpoint, a run, or a TensorFlow checkpoint's prefix.
 
 INIT_STATE = "weights"   only parameters, for finetuning (PaLM 6): step and
                          optimizer start from scratch
-INIT_STATE = "all"       everything, to go on with other data (PaLM Appendix F)
+INIT_STATE = "all"       everything, to train on other data (PaLM Appendix F)
 """
 
 import contextlib

@@ -101,7 +101,7 @@ def kernel_gradient(
   Args:
     x: [rows, d_model].
     gradient: gradient of the product, [rows, columns], dtype of x.
-    on_cpu: whether a CPU multiplies.
+    on_cpu: whether the device is a CPU that runs the operations of `native`.
   """
   if on_cpu and x.dtype == tf.bfloat16 and not is_emulated(x):
     # oneDNN's bfloat16 product is 3% to 16% faster with a transposed copy of x,

@@ -14,6 +14,7 @@ import pytest
 
 from palm_mtf.cli.main import main
 from palm_mtf.export.huggingface.weights import tensor_names
+from palm_mtf.machine import host_memory
 from tests import runs
 from tests.transformers_folder import (
   EMBEDDING,
@@ -128,6 +129,17 @@ def test_a_file_of_more_numbers_than_the_machine_has_memory_is_refused(
   except OSError:
     pytest.skip("the file system has no file of 4 TB with holes")
   assert "of memory" in refused()
+
+
+def test_weights_that_a_container_s_limit_cannot_hold_are_refused(
+  monkeypatch, refused
+):
+  limits = {"/sys/fs/cgroup/memory.max": "4096\n"}
+  read = host_memory._text
+  monkeypatch.setattr(
+    host_memory, "_text", lambda path: limits.get(path) or read(path)
+  )
+  assert "this machine has 4,096 of memory" in refused()
 
 
 # Made where a file of weights, of configuration or the vocabulary belongs.
