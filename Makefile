@@ -90,7 +90,7 @@ test-slow: $(TEST_INSTALLED) ## run the slow tests
 test-oldest: BIN := $(VENV)-oldest/bin
 test-oldest: ## run the tests with the oldest TensorFlow that we support
 	@"$(PYTHON)" -m venv --clear $(VENV)-oldest
-	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[test,report,t5]'
+	@$(BIN)/python -m pip install -qq "tensorflow==2.20.*" -e '.[gguf,test,report,t5]'
 	@$(BIN)/python -m pip install -qq --no-deps 't5>=0.9.4,<0.10'
 	$(call TEST_ALL)
 

@@ -81,6 +81,8 @@ setup(
   extras_require={
     # What `mkdocs serve` shows docs/ with.
     "docs": ["mkdocs>=1.6,<2", "mkdocstrings[python]>=0.29,<2"],
+    # What `palm_mtf export --format=gguf` writes by.
+    "gguf": ["gguf>=0.19,<0.20"],
     "lm_eval": ["lm_eval>=0.4.9,<0.5"],
     # What `palm_mtf report` and `sweep` draw with, and sweep fits its law with.
     "report": ["matplotlib>=3.10,<4", "scipy>=1.14,<2"],
@@ -107,7 +109,6 @@ setup(
     # export writes.
     "test": [
       "aiohttp>=3.14,<4",
-      "gguf>=0.19,<0.20",
       "hypothesis>=6.100",
       "jax>=0.10,<0.11",
       "openai>=3,<4",

@@ -188,24 +188,21 @@ def write_gguf(task: Task, folder: str) -> str:
   """Writes a model of llama.cpp with random weights; returns its path."""
   import numpy as np
 
-  from palm_mtf.export.gguf.architecture import gguf_name, model_metadata
-  from palm_mtf.export.gguf.dtypes import FLOAT32
-  from palm_mtf.export.gguf.file import Tensor, write_gguf
+  from palm_mtf.export import gguf
   from palm_mtf.export.huggingface.weights import tensor_shapes
 
   config = task.config("float32")
-  shapes = {gguf_name(k): x for k, x in tensor_shapes(config).items()}
+  shapes = tensor_shapes(config)
   rng = np.random.default_rng(0)
   path = os.path.join(folder, "model.gguf")
-  write_gguf(
+  gguf.write_gguf(
     path,
     {
-      **model_metadata(config),
-      "general.file_type": FLOAT32.file_type,
-      "general.quantization_version": 2,
+      **gguf.model_metadata(config, "float32"),
       "tokenizer.ggml.model": "no_vocab",
     },
-    {name: Tensor(shape, FLOAT32) for name, shape in shapes.items()},
+    shapes,
+    "float32",
     lambda name: rng.normal(0, 0.04, shapes[name]).astype(np.float32),
   )
   return path
