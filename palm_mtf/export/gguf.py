@@ -34,7 +34,7 @@ from palm_mtf.export.huggingface.config_json import (
 from palm_mtf.export.huggingface.tokenizer import read_pieces, why_not_exact
 from palm_mtf.export.huggingface.weights import (
   FINAL_NORM,
-  exported,
+  tensor_reader,
   tensor_shapes,
 )
 from palm_mtf.export.trained_model import Reader, TrainedModel
@@ -96,7 +96,7 @@ class GgufFile:
   def write(self, path: str, read: Reader) -> None:
     """Writes the file; see `Format`."""
     # Both architectures of llama.cpp rotate neighbours, as Cohere does.
-    read = exported(self._model, COHERE, read)
+    read = tensor_reader(self._model, COHERE, read)
     write_gguf(path, self._metadata, self._shapes, self._dtype, read)
 
 

@@ -23,7 +23,7 @@ from palm_mtf.export.gguf import (
   write_gguf,
 )
 from palm_mtf.export.huggingface.config_json import COHERE
-from palm_mtf.export.huggingface.weights import exported, tensor_shapes
+from palm_mtf.export.huggingface.weights import tensor_reader, tensor_shapes
 from tests import oracle, runs
 from tests.export import llama_cpp_oracle
 from tests.export.read_gguf import read_gguf
@@ -46,7 +46,7 @@ def test_tensors_give_our_logits_in_the_architecture_named(changes):
   model = small_config(**changes)
   params = oracle.random_parameters(model, seed=1)
   tokens = random_tokens(model, batch_size=1, seed=0)["inputs"]
-  read = exported(model, COHERE, params.__getitem__)
+  read = tensor_reader(model, COHERE, params.__getitem__)
   tensors = {gguf_name(name): read(name) for name in tensor_shapes(model)}
   actual = llama_cpp_oracle.forward(
     model_metadata(model, "float32"), tensors, tokens[0]
