@@ -43,7 +43,7 @@ gc.disable()
 # A few workers at the same time fit into the memory of any machine.
 _MAX_BYTES = 2 * 10**9
 _LARGEST = re.compile(
-  r"^tpu_|loop_test|oracle_test|palm_test|replica_check_test|saved_model"
+  r"^tpu_|loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
 # After this much new memory, look for garbage.
 _MUCH_BYTES = 2 * 10**8

@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.foreign_models import DeviceMesh
-from palm_mtf.foreign_models.whole_variables import read_whole
+from palm_mtf.foreign_models.training import read_whole
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
 from palm_mtf.ops.adopted_variables import adopted_variables

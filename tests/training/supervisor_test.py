@@ -106,8 +106,8 @@ def test_nothing_is_left_of_samples_evaluations_and_rewinds(
   with registries_restored(), spikes_in_every_second_step():
     add_task()
     assert runs.run("train", corpus, tmp_path, **macros) == 0
-  # A loop; its tasks and its samples, before and behind the loading of weights;
-  # those of the last step come with no loop.
+  # Per step: a loop, and its tasks and samples, before and after weights are
+  # loaded. The samples of the last step come without a loop.
   assert len(counts) == 5 * 4
   assert counts[10:15] == counts[5:10]
 
@@ -165,7 +165,7 @@ def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
   real, sent = getattr(owner, name), []
 
   def interrupted(self, *given):
-    now = given[0].manifest.step if given else self._step
+    now = self._step if owner is TrainLoop else given[0].manifest.step
     if now == step and not sent:
       sent.append(step)
       os.kill(os.getpid(), signal.SIGTERM)

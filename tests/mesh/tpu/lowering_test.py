@@ -26,8 +26,10 @@ from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from palm_mtf.mesh.traffic import needed, traffic
 from palm_mtf.programs.features import HostFeatures
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.training.finite_check import build_finite_check
-from palm_mtf.training.replica_check import build_fingerprints
+from palm_mtf.training.variable_checks import (
+  build_fingerprints,
+  build_finite_check,
+)
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
