@@ -6,7 +6,7 @@ Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
 stays usable beside it.
 
 In a process of palm_mtf the import is silent, and leaves out packages that
-TensorFlow does not need (machine/lean_import.py). In other processes it is a
+TensorFlow does not need (machine/process.py). In other processes it is a
 plain import.
 """
 
@@ -14,8 +14,7 @@ import contextlib
 
 from palm_mtf.machine.compiled_code import share_compiled_code
 from palm_mtf.machine.host_memory import release_file_pages
-from palm_mtf.machine.lean_import import lean_import
-from palm_mtf.machine.own_process import is_owned
+from palm_mtf.machine.process import is_owned, lean_import
 
 with lean_import() if is_owned() else contextlib.nullcontext():
   # Logs device notices before it reads the level set above.

@@ -20,7 +20,7 @@ from tests.source_files import ROOT
 
 _SAYS = """
 import json, sys
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 own_process()
 import palm_mtf._tf
 withheld = ("keras", "jax", "scipy", "h5py")
@@ -130,7 +130,7 @@ def refuse(*unused):
   raise FileNotFoundError("No usable temporary directory found")
 tempfile._get_default_tempdir = refuse
 runs = []
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 own_process()
 gc.callbacks.append(lambda phase, info: runs.append(info["generation"]))
 import palm_mtf._tf

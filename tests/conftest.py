@@ -30,7 +30,7 @@ from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
   resident_bytes,
 )
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 from palm_mtf.native.build import BuildError, library
 from tests import claims
 

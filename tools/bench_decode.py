@@ -40,7 +40,7 @@ from peers.turns import take_turns
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.errors import check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 
 # Dtypes by bits a weight.
 OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4"}

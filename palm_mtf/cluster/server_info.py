@@ -11,7 +11,7 @@ from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.cpu import BFLOAT16_FLAGS, bfloat16_flags
+from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
 
 # Variables that a server keeps beside those of sessions, JSON each: its info,
 # the claim of the client that works with it, and that claim's silent peers.
@@ -35,7 +35,7 @@ class ServerInfo:
   # Tokens of the functions that sessions call there (mesh/processes.py).
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
   has_native: bool = False  # whether it has the operations of `native`
-  # Instructions by which its kernels are chosen (machine/cpu.py).
+  # Instructions by which its kernels are chosen (machine/processors.py).
   cpu_flags: Sequence[str] = ()
   # What computes there (machine/kernels.py).
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)

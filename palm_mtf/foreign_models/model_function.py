@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, did_you_mean
-from palm_mtf.ops.adopted_variables import adopted_variables
+from palm_mtf.ops.variables import adopted_variables
 from palm_mtf.programs.features import Feature
 from palm_mtf.programs.loss_function import LossSums
 

@@ -9,8 +9,12 @@ import dataclasses
 import logging
 
 from palm_mtf.config import MeshLayout, PalmConfig
-from palm_mtf.machine.cpu import bfloat16_flags, cpu_name
-from palm_mtf.machine.gpu import gpu_capabilities, gpus_multiply_bfloat16
+from palm_mtf.machine.processors import (
+  bfloat16_flags,
+  cpu_name,
+  gpu_capabilities,
+  gpus_multiply_bfloat16,
+)
 
 _logger = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 
-from palm_mtf.machine.cores import usable_cores
-from palm_mtf.machine.cpu import cpu_flags, cpu_name
+from palm_mtf.machine.processors import cpu_flags, cpu_name, usable_cores
 
 _logger = logging.getLogger(__name__)
 

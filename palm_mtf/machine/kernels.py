@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from palm_mtf import __version__
-from palm_mtf.machine.cpu import cpu_name, kernel_flags
-from palm_mtf.machine.gpu import gpu_capabilities
+from palm_mtf.machine.processors import cpu_name, gpu_capabilities, kernel_flags
 
 # Sources of the program of a step.
 _SOURCES = ("ops", "native", "mesh", "model", "optim", "programs")
 _INSTRUCTIONS = "CPU instructions"
 _OPERATIONS = "operations in C++"
 _NONE = "none"
-# They limit or replace kernels, as ONEDNN_MAX_CPU_ISA does (machine/cpu.py).
+# These variables limit or replace kernels, as ONEDNN_MAX_CPU_ISA does
+# (processors.py).
 _VARIABLES = (
   "DNNL_MAX_CPU_ISA",
   "TF_ENABLE_ONEDNN_OPTS",

@@ -33,7 +33,7 @@ from palm_mtf.mesh.slices import (
   regions_of,
 )
 from palm_mtf.native.operations import threads_here
-from palm_mtf.ops.bfloat16 import einsum
+from palm_mtf.ops.matmul import einsum
 from palm_mtf.ops.variables import SlicedVariable, device_variable
 from palm_mtf.ops.xla import fused_update
 

@@ -25,7 +25,7 @@ from palm_mtf.machine.cache_folder import (
   partial_folder,
   warn_of,
 )
-from palm_mtf.machine.cpu import cpu_flags
+from palm_mtf.machine.processors import cpu_flags
 
 _logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
   """Returns the compiler's options for a CPU.
 
   Args:
-    cpu: flags of the CPU (machine/cpu.py).
+    cpu: flags of the CPU (machine/processors.py).
     machine: `platform.machine()`.
   """
   if machine != "x86_64":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from palm_mtf._tf import tf
-from palm_mtf.machine.cores import usable_cores
+from palm_mtf.machine.processors import usable_cores
 from palm_mtf.native.build import BuildError, built_with, library
 
 _logger = logging.getLogger(__name__)

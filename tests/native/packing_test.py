@@ -14,7 +14,7 @@ from palm_mtf.generation.decode.matmul import (
   product,
   to_int4,
 )
-from palm_mtf.native.packing import GROUP, pack
+from palm_mtf.native.decoding import GROUP, pack
 from tests import processes
 
 # Neither size fills the last group or panel; more rows than a tile has, and

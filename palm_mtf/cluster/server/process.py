@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.compiled_code import save_compiled_code
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 
 _PR_SET_PDEATHSIG = 1
 

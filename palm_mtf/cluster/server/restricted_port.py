@@ -1,30 +1,41 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A port that nobody reaches before the server that starts there is restricted.
+"""A port that nobody reaches before its server is restricted.
 
-A TensorFlow server listens on every address and accepts connections as soon as
-it is made, before its sockets can be found and restricted. So sockets of this
-module, the guards, listen on the port first. As long as they do, the kernel
-gives every connection to a guard, and the guard drops its packets.
+A TensorFlow server listens on every address, and accepts connections as soon as
+it is made, before its sockets can be found and restricted. Therefore sockets of
+this module, the guards, listen on the port first. As long as they do, the
+kernel gives every connection to a guard, and the guard drops its packets.
+
+Every user of a machine reaches its loopback interface, and TensorFlow's
+protocol has no authentication. Therefore the kernel drops the data of a new
+connection to a server on loopback, until /proc/net/tcp has named the user whose
+socket is at the other end. This needs no privileges.
 """
 
+import collections
 import contextlib
+import errno
+import functools
+import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Mapping
 
 from palm_mtf.cluster.addresses import is_loopback
-from palm_mtf.cluster.server.admission import (
-  admit_own_user,
-  restrict_to_admitted,
-)
 from palm_mtf.cluster.sockets import (
+  RETURN_ALL,
   RETURN_NONE,
   attach_filter,
+  detach_filter,
+  duplicate,
   listeners,
   restrict_to_address,
   restrict_to_loopback,
   select_first,
+  socket_numbers,
 )
 
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
@@ -105,3 +116,140 @@ def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
     # first member gets all connections of the group.
     select_first(guard)
   return guard.getsockname()[1]
+
+
+# The peer sends a dropped packet again after 0.2 seconds.
+_PAUSE_SECS = 0.05
+# A uid_map that leaves no user out has as many users.
+_ALL_UIDS = 2**32 - 1
+_ESTABLISHED = "01"
+# Codes of the Berkeley packet filter.
+_LOAD_BYTE, _LOAD_LENGTH, _TO_INDEX, _FROM_INDEX = 0x30, 0x80, 0x07, 0x87
+_AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
+# Accepts packets whose length is that of their TCP header, 4 bytes times the
+# upper half of byte 12: handshakes and acknowledgements.
+_WITHOUT_DATA = (
+  (_LOAD_BYTE, 0, 0, 12),
+  (_SHIFT_RIGHT, 0, 0, 2),
+  (_AND, 0, 0, 0x3C),
+  (_TO_INDEX, 0, 0, 0),
+  (_LOAD_LENGTH, 0, 0, 0),
+  (_SUBTRACT, 0, 0, 0),
+  (_JUMP_IF_EQUAL, 0, 1, 0),
+  RETURN_ALL,
+  RETURN_NONE,
+)
+
+
+def restrict_to_admitted(listener: socket.socket) -> None:
+  """Drops all data of connections that a socket accepts, until admitted."""
+  attach_filter(listener, _WITHOUT_DATA)
+
+
+def admit_own_user(port: int) -> None:
+  """Admits connections of this process's user to `port`, and ends all others.
+
+  Args:
+    port: TCP port whose listening sockets are restricted to what is admitted.
+
+  Raises:
+    OSError: the system does not say whose a connection is.
+  """
+  _check_own_uid()
+  _uids()
+  threading.Thread(target=_admit, args=[port], daemon=True).start()
+
+
+def _check_own_uid() -> None:
+  """Raises OSError if other users have this process's uid in /proc/net/tcp."""
+  # In a user namespace one number stands for all users that it does not map.
+  with open("/proc/sys/kernel/overflowuid") as file:
+    if os.geteuid() != int(file.read()):
+      return
+  with open("/proc/self/uid_map") as lines:
+    if sum(int(line.split()[2]) for line in lines) < _ALL_UIDS:
+      raise OSError(
+        errno.EPERM,
+        f"user {os.geteuid()} stands for all users that this user namespace "
+        "does not map",
+      )
+
+
+def _admit(port: int) -> None:
+  """Admits or ends each connection to `port`, as long as this process lives."""
+  known: set[str] = set()
+  while True:
+    time.sleep(_PAUSE_SECS)
+    # The limit of open files may be reached: the next round has the rest.
+    with contextlib.suppress(OSError):
+      _admit_new(port, known)
+
+
+def _admit_new(port: int, known: set[str]) -> None:
+  """Admits or ends connections whose inodes are not in `known`; adds them."""
+  numbers = socket_numbers()
+  known &= numbers.keys()
+  # Read after the numbers, so that the table has each of their connections.
+  uids = functools.cache(_uids)
+  for name in numbers.keys() - known:
+    # It may have been closed meanwhile, and its number be that of another file.
+    with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
+      if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
+        if _is_connection(copy, port):
+          _judge(copy, uids())
+        known.add(name)
+
+
+def _is_connection(found: socket.socket, port: int) -> bool:
+  """Returns whether a socket is a connection that came to a port."""
+  return (
+    found.family in (socket.AF_INET, socket.AF_INET6)
+    and found.getsockname()[1] == port
+    and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+  )
+
+
+def _judge(
+  connection: socket.socket, uids: Mapping[tuple[bytes, bytes], set[int]]
+) -> None:
+  """Admits a connection, or shuts it down."""
+  with contextlib.suppress(OSError):  # it may have ended
+    near, far = connection.getsockname(), connection.getpeername()
+    ends = _end(*far[:2]), _end(*near[:2])
+    if uids.get(ends) == {os.geteuid()}:
+      detach_filter(connection)
+    else:
+      connection.shutdown(socket.SHUT_RDWR)
+
+
+def _uids() -> dict[tuple[bytes, bytes], set[int]]:
+  """Returns the users of established connections, by near and far end."""
+  found = collections.defaultdict(set)
+  for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+    with contextlib.suppress(FileNotFoundError), open(path) as lines:
+      next(lines)
+      for line in lines:
+        _, near, far, state, _, _, _, uid, *_ = line.split()
+        if state == _ESTABLISHED:
+          found[_kernel_end(near), _kernel_end(far)].add(int(uid))
+  return found
+
+
+def _end(ip: str, port: int) -> bytes:
+  """Returns 16 bytes of an address, as of IPv6, and 2 of a port."""
+  address = ipaddress.ip_address(ip)
+  if address.version == 4:
+    address = ipaddress.ip_address(f"::ffff:{ip}")
+  return address.packed + port.to_bytes(2)
+
+
+def _kernel_end(text: str) -> bytes:
+  """Returns the bytes of an end as the kernel writes it, "0100007F:08AE"."""
+  # Words of 4 bytes, each as a number of this machine, whose lowest byte TCP
+  # has first.
+  words, _, port = text.partition(":")
+  numbers = bytes.fromhex(words)
+  packed = b"".join(numbers[i : i + 4][::-1] for i in range(0, len(numbers), 4))
+  if len(packed) == 4:
+    packed = bytes(10) + b"\xff\xff" + packed
+  return packed + bytes.fromhex(port)

@@ -35,9 +35,9 @@ from palm_mtf.cluster.server_info import (
 from palm_mtf.data.batches import host_batches
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.cpu import kernel_flags
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.kernels import kernels_here
+from palm_mtf.machine.processors import kernel_flags
 from palm_mtf.mesh.processes import function_token
 from palm_mtf.native.operations import operations, operations_built_with
 

@@ -8,7 +8,7 @@ model in the graph; the ids are those of data/vocabulary/vocabulary.py.
 
 from palm_mtf._tf import tf2
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
-from palm_mtf.machine.lean_import import silent_unless_it_fails
+from palm_mtf.machine.process import silent_unless_it_fails
 
 
 class TextCoder(tf2.Module):

@@ -11,7 +11,7 @@ from palm_mtf.generation.decode.matmul import largest_numbers, to_int8, value_of
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import normalized
 from palm_mtf.model.projection import read_product
-from palm_mtf.ops.bfloat16 import matmul
+from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.xla import fused
 
 # With one token a row, a step costs its products and the number of calls

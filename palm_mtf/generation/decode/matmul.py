@@ -14,9 +14,13 @@ import dataclasses
 
 from palm_mtf._tf import tf
 from palm_mtf.native import decoding
-from palm_mtf.native.packing import GROUP, PackedKernel
-from palm_mtf.ops.bfloat16 import is_emulated
-from palm_mtf.ops.onednn import has_kernel, int8_matmul, packed_matmul
+from palm_mtf.native.decoding import GROUP, PackedKernel
+from palm_mtf.ops.matmul import (
+  has_kernel,
+  int8_matmul,
+  is_emulated,
+  packed_matmul,
+)
 
 _LARGEST = 127.0
 # Of the scale of a group of 4-bit numbers at which none is cut off: less of it
@@ -71,7 +75,7 @@ def make_kernel(
   """
   if dtype != tf.int8:
     numbers = tf.cast(w, dtype)
-    # Cast once here, not at each product (ops/bfloat16.py).
+    # Cast once here, not at each product (ops/matmul.py).
     if is_emulated(numbers):
       numbers = tf.cast(numbers, tf.float32)
     kept = constant_variable(numbers, name)

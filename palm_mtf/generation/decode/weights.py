@@ -21,11 +21,11 @@ from palm_mtf.generation.decode.matmul import (
   make_packed_kernel,
   rounded_to_int4,
 )
-from palm_mtf.machine.cpu import bfloat16_flags
+from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.model.dims import Dims
 from palm_mtf.model.weights import logits_dtype
+from palm_mtf.native.decoding import INT4, pack
 from palm_mtf.native.operations import operations
-from palm_mtf.native.packing import INT4, pack
 from palm_mtf.ops.slicewise import split_axes
 
 # They are made once from a checkpoint's float32 variables: cast to the

@@ -10,7 +10,7 @@ from palm_mtf.foreign_models import DeviceMesh
 from palm_mtf.foreign_models.training import read_whole
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.adopted_variables import adopted_variables
+from palm_mtf.ops.variables import adopted_variables
 from tests.mtf_testing import placement
 
 ROWS, COLUMNS = mtf.Dimension("rows", 40), mtf.Dimension("columns", 50)

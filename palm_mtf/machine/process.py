@@ -1,8 +1,11 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The import of TensorFlow in a process of palm_mtf: silent and without extras.
+"""Whether this process belongs to palm_mtf or to a program that imports it.
 
-It is most of the time that a command takes before it does something.
+Commands, server processes and benchmarks own their process: they call
+`own_process` first, and then change its allocator, its garbage collector, the
+log levels of TensorFlow and the packages that TensorFlow imports. A program
+that imports layers or pods of palm_mtf keeps its own settings.
 """
 
 import contextlib
@@ -17,7 +20,24 @@ import types
 from collections.abc import Iterator
 
 from palm_mtf.errors import UserError
-from palm_mtf.machine.host_memory import release_file_pages
+from palm_mtf.machine.host_memory import limit_arenas, release_file_pages
+
+_is_owned = False
+
+
+def own_process() -> None:
+  """Takes this process over, before it has threads and imports TensorFlow."""
+  global _is_owned
+  _is_owned = True
+  # TensorFlow reads the level at its import, which a module of the user may
+  # do first. Errors are Python exceptions.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  limit_arenas()
+
+
+def is_owned() -> bool:
+  """Returns whether `own_process` was called."""
+  return _is_owned
 
 
 @contextlib.contextmanager

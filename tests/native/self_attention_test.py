@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.native import attention as native
+from palm_mtf.native import layers as native
 from palm_mtf.native.operations import operations
 from tests.model.attention_test import attention_oracle
 
