@@ -16,19 +16,20 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.call_stacks import one_call_stack
-from palm_mtf.mesh.collectives import (
+from palm_mtf.mesh.device_copies import OperationCopies
+from palm_mtf.mesh.placement import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
+  LaidOut,
+  Placement,
   collective_scope,
 )
-from palm_mtf.mesh.device_copies import OperationCopies
-from palm_mtf.mesh.placement import LaidOut, Placement
 from palm_mtf.mesh.processes import cpu_of_process
 from palm_mtf.mesh.slices import (
   Slice,
   cpu_near,
-  initialized,
+  initialize_all,
   padded,
   regions_of,
 )
@@ -79,7 +80,7 @@ class CpuGpuLowering(mtf.Lowering):
   @property
   def initialize(self) -> tf.Operation:
     """Sets every slice to its first value."""
-    return initialized(self.slices)
+    return initialize_all(self.slices)
 
 
 @contextlib.contextmanager

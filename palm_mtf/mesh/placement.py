@@ -9,6 +9,7 @@
 mesh/cpu_gpu.py implements it for CPUs and GPUs, mesh/tpu/ for TPUs.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -16,6 +17,14 @@ from typing import Protocol
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.slices import Slice
+
+# Among n devices with S bytes each, all of them together move
+#   all-reduce      2 (n - 1) S
+#   reduce-scatter    (n - 1) S    each device ends with its nth of the sum
+#   all-gather        (n - 1) S    S is what each device ends with
+ALL_REDUCE = "all_reduce"
+ALL_GATHER = "all_gather"
+REDUCE_SCATTER = "reduce_scatter"
 
 
 class LaidOut(Protocol):
@@ -193,3 +202,13 @@ def lower(
   lowering = first.lower(placements)
   values, done = lowering.call(tensors, operations)
   return Lowered(values, done, lowering.initialize, lowering.slices)
+
+
+def collective_scope(
+  kind: str, shape: mtf.Shape, mesh_axes: Sequence[int]
+) -> contextlib.AbstractContextManager:
+  """Opens the name scope of a collective over mesh axes, in a mesh's shape."""
+  if not mesh_axes:  # nothing moves
+    return contextlib.nullcontext()
+  # "all_reduce.data.model": tools/traffic.py finds an operation's collective by it.
+  return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))

@@ -56,7 +56,7 @@ def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
   return [name for parts in slices.values() for name in parts[0].names]
 
 
-def initialized(
+def initialize_all(
   meshes: Sequence[Mapping[str, Sequence[Slice]]],
 ) -> tf.Operation:
   """Returns what sets every slice of every mesh to its first value."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from palm_mtf._tf import mtf, tf
 from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.exchange import Exchange, sum_in_order
-from palm_mtf.mesh.slices import Slice, initialized
+from palm_mtf.mesh.slices import Slice, initialize_all
 from palm_mtf.mesh.tpu.placement import TpuPlacement
 from palm_mtf.mesh.tpu.stacked_variables import in_stacks
 
@@ -130,7 +130,7 @@ class TpuLowering:
   @property
   def initialize(self) -> tf.Operation:
     """Sets every slice to its first value."""
-    return initialized(self.slices)
+    return initialize_all(self.slices)
 
   def _run(
     self,

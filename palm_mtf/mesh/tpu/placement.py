@@ -16,13 +16,13 @@ import numpy as np
 
 from palm_mtf._tf import gen_xla_ops, mtf, tf, tpu_ops
 from palm_mtf.config import MeshLayout
-from palm_mtf.mesh.collectives import (
+from palm_mtf.mesh.placement import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
+  Lowering,
   collective_scope,
 )
-from palm_mtf.mesh.placement import Lowering
 from palm_mtf.mesh.slices import Slice, cpu_near
 from palm_mtf.mesh.tpu.stacked_variables import (
   Stack,

@@ -3,7 +3,8 @@
 """An operation's name says which collective it is part of."""
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.collectives import collective_of, collective_scope
+from palm_mtf.mesh.placement import collective_scope
+from tools.traffic import collective_of
 
 SHAPE = mtf.Shape([mtf.Dimension("data", 2), mtf.Dimension("model", 3)])
 

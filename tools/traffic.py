@@ -4,18 +4,24 @@
 
 import collections
 import math
+import re
 from collections.abc import Iterable, Iterator
 
 from palm_mtf._tf import tf
-from palm_mtf.mesh.collectives import ALL_REDUCE, collective_of
+from palm_mtf.mesh.placement import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
-# They are read off the TensorFlow graph: nothing is counted that the fetches do
-# not need, and nothing that a device has already. Between CPUs or GPUs bytes
-# move along edges from one device to another. One of these operations stands
-# for what all TPUs of a pod move.
+# The bytes are read off the TensorFlow graph. Operations that the fetches do not
+# need and tensors that a device already has are not counted. Between CPUs or
+# GPUs, bytes move along edges from one device to another. On TPUs, one of these
+# operations stands for the traffic of all TPUs of a pod.
 _CROSS_REPLICA = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 
-# Bytes by kind and axes (collectives.py).
+_SCOPE = re.compile(
+  rf"(?:^|/)({ALL_REDUCE}|{ALL_GATHER}|{REDUCE_SCATTER})"
+  r"\.([a-z]+(?:\.[a-z]+)*)(?:_\d+)?/"
+)
+
+# Bytes by kind of collective and mesh axes.
 Traffic = collections.Counter[tuple[str, tuple[str, ...]]]
 
 
@@ -76,3 +82,9 @@ def _device(op: tf.Operation) -> str:
   if op.device or not op.inputs or op.inputs[0].dtype != tf.resource:
     return op.device
   return op.inputs[0].op.device
+
+
+def collective_of(operation: str) -> tuple[str, tuple[str, ...]] | None:
+  """Returns kind and axes of the collective of an operation, by its name."""
+  found = _SCOPE.search(operation)
+  return (found[1], tuple(found[2].split("."))) if found else None
