@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from palm_mtf._tf import tf
 from palm_mtf.mesh.placement import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
-# The bytes are read off the TensorFlow graph. Operations that the fetches do not
-# need and tensors that a device already has are not counted. Between CPUs or
-# GPUs, bytes move along edges from one device to another. On TPUs, one of these
+# The bytes are read off the TensorFlow graph. Operations that the fetches do
+# not need, and tensors that a device already has, do not count. Between CPUs or
+# GPUs bytes move along edges from one device to another. On TPUs one of these
 # operations stands for the traffic of all TPUs of a pod.
 _CROSS_REPLICA = ("CrossReplicaSum", "XlaAllReduce", "XlaReduceScatter")
 

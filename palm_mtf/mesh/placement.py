@@ -210,5 +210,5 @@ def collective_scope(
   """Opens the name scope of a collective over mesh axes, in a mesh's shape."""
   if not mesh_axes:  # nothing moves
     return contextlib.nullcontext()
-  # "all_reduce.data.model": tools/traffic.py finds an operation's collective by it.
+  # "all_reduce.data.model": tools/traffic.py parses this name.
   return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))

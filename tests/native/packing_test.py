@@ -161,7 +161,8 @@ def test_rows_may_come_in_parts(dtype):
 )
 def test_lesser_cpus_compute_the_same(limit):
   folder = pathlib.Path(__file__).parent
-  tests = [folder / f"{x}_test.py" for x in ("packing", "self_attention", "norm")]
+  names = ("packing", "self_attention", "norm")
+  tests = [folder / f"{name}_test.py" for name in names]
   run = processes.python(
     *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not lesser"),
     *tests,
