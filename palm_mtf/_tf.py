@@ -29,7 +29,6 @@ with lean_import() if is_owned() else contextlib.nullcontext():
   from tensorflow.python.ops import control_flow_util
   from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
   from tensorflow.python.tpu.ops import tpu_ops
-  from tensorflow.python.util import tf_stack
 
 
 import mesh_tensorflow as mtf
@@ -56,7 +55,6 @@ __all__ = [
   "ops",
   "tf",
   "tf2",
-  "tf_stack",
   "tpu_ops",
   "xla_data_pb2",
 ]

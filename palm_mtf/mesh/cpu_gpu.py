@@ -7,15 +7,12 @@ The graph holds every device's operations. The placement is Mesh TensorFlow's
 master copy (ops/variables.py).
 """
 
-import contextlib
 import dataclasses
-import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.device_copies import OperationCopies
 from palm_mtf.mesh.placement import (
   ALL_GATHER,
@@ -50,12 +47,10 @@ class CpuGpuLowering(mtf.Lowering):
     self.mesh_to_impl = placements
     self.tensors, self.operations, self.variables = {}, {}, {}
     self._counters = []
-    with _nothing_is_freed():
-      for operation in self.graph.operations:
-        host = self.mesh_impl(operation).cpu
-        scope = tf.name_scope(operation.name)
-        with scope, tf.device(host), one_call_stack():
-          operation.lower(self)
+    for operation in self.graph.operations:
+      cpu = self.mesh_impl(operation).cpu
+      with tf.name_scope(operation.name), tf.device(cpu):
+        operation.lower(self)
 
   def call(
     self,
@@ -81,18 +76,6 @@ class CpuGpuLowering(mtf.Lowering):
   def initialize(self) -> tf.Operation:
     """Sets every slice to its first value."""
     return initialize_all(self.slices)
-
-
-@contextlib.contextmanager
-def _nothing_is_freed() -> Iterator[None]:
-  # Python would search the graph, which grows, for what is free in it.
-  was_enabled = gc.isenabled()
-  gc.disable()
-  try:
-    yield
-  finally:
-    if was_enabled:
-      gc.enable()
 
 
 class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):

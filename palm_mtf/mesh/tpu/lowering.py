@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.exchange import Exchange, sum_in_order
 from palm_mtf.mesh.slices import Slice, initialize_all
 from palm_mtf.mesh.tpu.placement import TpuPlacement
@@ -244,7 +243,7 @@ class _Program(mtf.Lowering):
       rows = tf.unstack(placement.fed(each.stacks))
       totals |= zip(each.exchanges, rows, strict=True)
     for operation in _needed(wanted):
-      with tf.name_scope(operation.name), one_call_stack():
+      with tf.name_scope(operation.name):
         if isinstance(operation, Exchange):
           total = placement.LaidOutTensor([totals[operation]])
           operation.lower_sum(self, total)
