@@ -37,6 +37,7 @@ NOT_MIRRORED = {
   "conftest_test.py",
   "evaluate_processes_test.py",
   "fuzz_test.py",
+  "generation/inference/kept_space_test.py",
   "gin_test.py",
   "kill_test.py",
   "layouts_test.py",

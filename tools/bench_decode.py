@@ -106,11 +106,11 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
 
   from palm_mtf._tf import tf
   from palm_mtf.generation.decode.generate_program import (
-    build_decode_model,
+    PromptBatch,
     build_decode_program,
   )
-  from palm_mtf.generation.decode.strategies import PromptBatch
-  from palm_mtf.generation.inference.decoder_session import (
+  from palm_mtf.generation.decode.weights import build_decode_model
+  from palm_mtf.generation.inference.sessions import (
     load_weights,
     step_session_config,
   )

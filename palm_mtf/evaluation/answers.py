@@ -17,9 +17,9 @@ from palm_mtf.config.macros import values_of
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.seqio_tasks import EvalTask
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
 from palm_mtf.generation.inference.generator import Generator
 from palm_mtf.generation.inference.scorer import Example, Scorer
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.json_lines import (
   JsonLinesWriter,

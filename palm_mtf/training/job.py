@@ -12,7 +12,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint, Manifest
 from palm_mtf.config import Config
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.generation.inference.continue_prompts import continue_prompts
+from palm_mtf.generation.inference.prompts import continue_prompts
 from palm_mtf.machine.kernels import difference
 from palm_mtf.model_dir.samples import write_samples
 from palm_mtf.training.loss_spikes import Rewind

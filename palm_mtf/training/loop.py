@@ -17,7 +17,7 @@ from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.writer import BackgroundWriter
 from palm_mtf.data.batches.batches import Prefetcher
-from palm_mtf.generation.inference.loss_session import mean_loss
+from palm_mtf.generation.inference.sessions import mean_loss
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.matmul import (
+from palm_mtf.generation.decode.kernels import (
   make_packed_kernel,
   product,
   to_int4,

@@ -11,7 +11,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.generation.inference import decoder_session
+from palm_mtf.generation.inference import sessions
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.training import supervisor
 from palm_mtf.training.job import TrainJob
@@ -99,7 +99,7 @@ def test_nothing_is_left_of_samples_evaluations_and_rewinds(
     )
 
   monkeypatch.setattr(supervisor, "free_garbage", count)
-  monkeypatch.setattr(decoder_session, "free_garbage", count)
+  monkeypatch.setattr(sessions, "free_garbage", count)
   macros: dict[str, object] = {}
   for kind in ("rewinds", "task evaluations", "samples"):
     macros = macros_of(kind, 4) | macros | {"PROMPTS": ["one two"]}

@@ -155,7 +155,7 @@ class TextModel(tf2.Module):
   def _score(self, inputs, targets):
     """Returns log p of targets given inputs, window by window.
 
-    The windows are those of generation/inference/score_windows.py.
+    The windows are those of generation/inference/scorer.py.
     """
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     ids = tf2.concat([given, wanted], 1)

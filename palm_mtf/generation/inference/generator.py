@@ -18,7 +18,7 @@ from palm_mtf.generation.inference.continuation import (
   ContinuationReader,
   sampling_key,
 )
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 
 # More rows are several batches: reading the weights costs little beside these.
 _MOST_ROWS = 64
@@ -84,7 +84,7 @@ class Generator:
         encoded apart. The texts then are decoded apart too: a space that the
         vocabulary puts before each text is dropped.
     """
-    slices = self._loaded.mesh.axis_size_of("batch")
+    slices = self._loaded.num_slices
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
     size = -(-min(len(prompts), most) // slices) * slices
     for first in range(0, len(prompts), size):
@@ -100,7 +100,7 @@ class Generator:
   def stream(self, prompt: str) -> Iterator[str]:
     """Yields the one continuation of a prompt, piece by piece."""
     shown = 0
-    size = self._loaded.mesh.axis_size_of("batch")
+    size = self._loaded.num_slices
     ids = self._vocabulary.encode(prompt)
     for (((reader, found),),) in self._batch(
       [ids], [ids], size, _TOKENS_TO_SHOW

@@ -1,11 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: read from a file, and checked for room in SEQUENCE_LENGTH."""
+"""Prompts: read from a file, checked for room, and continued."""
 
+import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from palm_mtf.config import PalmConfig, RunConfig
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config import Config, PalmConfig, RunConfig
+from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_text import (
@@ -14,6 +18,9 @@ from palm_mtf.user_text import (
   read_json_lines,
   read_lines,
 )
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.generation.inference.generator import Generator
 
 _logger = logging.getLogger(__name__)
 
@@ -125,3 +132,41 @@ def _json_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
       )
     where = f"{where}: {_FIELD!r}"
     yield where, check_text(fields[_FIELD], where, _FORM)
+
+
+def continue_prompts(
+  checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
+) -> list[str]:
+  """Returns the model's continuation of each of PROMPTS."""
+  prompts = config.run.prompts
+  # Without prompts TensorFlow need not even be imported.
+  if not prompts:
+    return []
+  with open_generator(checkpoint, config, vocabulary) as loaded:
+    return [each.text for (each,) in loaded.continuations(prompts)]
+
+
+@contextlib.contextmanager
+def open_generator(
+  checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
+) -> Iterator["Generator"]:
+  """Opens a checkpoint for decoding, and closes it after the body."""
+  # ACTIVATION_DTYPE is resolved already; the checkpoint is of this model.
+  from palm_mtf.generation.inference.generator import Generator
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+  with LoadedDecoder(
+    checkpoint,
+    config.model,
+    config.mesh_layout,
+    config.decode.weight_dtype,
+    for_steps=True,
+  ) as loaded:
+    yield Generator(
+      loaded,
+      vocabulary,
+      config.decode,
+      sample_tokens=config.run.sample_tokens,
+      seed=config.run.seed,
+      start_id=document_start(config.data.packing, vocabulary.eod_id),
+    )

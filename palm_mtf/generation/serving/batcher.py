@@ -74,12 +74,10 @@ class Decoder(Protocol):
   Attributes:
     num_slots: texts at once.
     sequence_length: tokens of a text at most, with its prompt.
-    has_long_calls: whether one call can choose several tokens of each text.
   """
 
   num_slots: int
   sequence_length: int
-  has_long_calls: bool
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot."""
@@ -282,7 +280,7 @@ class Batcher:
     # A call for log p has one step. Between two of these calls the other rows
     # have calls of several steps, so that each row has its share of the time.
     decoder = self.engine.decoder
-    can_part = bool(plain) and bool(telling) and decoder.has_long_calls
+    can_part = bool(plain) and bool(telling)
     is_plain = not telling or (can_part and self._owed_plain_secs > 0)
     begin = time.monotonic()
     # Also in a call that is not theirs, rows have their last token read again,

@@ -25,7 +25,7 @@ class Counting:
     clock: seconds, which pass with what the decoder does.
   """
 
-  num_slots, sequence_length, has_long_calls = SLOTS, 10**6, True
+  num_slots, sequence_length = SLOTS, 10**6
 
   def __init__(self):
     self.clock = 0.0
@@ -339,16 +339,6 @@ def test_a_call_for_some_rows_stays_within_the_room_of_all(run):
   run.thread.start()
   run.end()
   assert len(telling.chosen) == 10 and len(plain.chosen) == 45
-
-
-def test_without_long_calls_all_rows_have_each_step_together(run):
-  run.decoder.has_long_calls = False
-  rows = [run.row(10, max_tokens=9, tells=True), run.row(20, max_tokens=9)]
-  run.batcher.submit(rows)
-  run.thread.start()
-  run.end()
-  assert run.decoder.asked[:9] == [(True, 1)] * 9
-  assert len(run.decoder.asked) <= 10
 
 
 @pytest.mark.parametrize(

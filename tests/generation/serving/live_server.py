@@ -40,7 +40,7 @@ class Repeating:
     may_step: is set where steps are made.
   """
 
-  num_slots, sequence_length, has_long_calls = 4, 32, True
+  num_slots, sequence_length = 4, 32
 
   def __init__(self, log_prob=-1.0):
     self.log_prob = log_prob

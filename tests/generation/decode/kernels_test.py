@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.matmul import (
+from palm_mtf.generation.decode.kernels import (
   largest_numbers,
   make_kernel,
   product,

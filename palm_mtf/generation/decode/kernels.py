@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products with constant weights, in float or integers.
+"""Matrix products with constant weights on one device, in float or integers.
 
   float weights   y = x w
   int8 weights    y = s_x round(x / s_x) round(w / s_w) s_w
@@ -11,8 +11,11 @@ indices of a channel.
 """
 
 import dataclasses
+import functools
 
 from palm_mtf._tf import tf
+from palm_mtf.generation.decode.rows import make_variable
+from palm_mtf.model.projection import read_product
 from palm_mtf.native import decoding
 from palm_mtf.native.decoding import GROUP, PackedKernel
 from palm_mtf.ops.matmul import (
@@ -21,14 +24,17 @@ from palm_mtf.ops.matmul import (
   is_emulated,
   packed_matmul,
 )
+from palm_mtf.ops.xla import fused
 
 _LARGEST = 127.0
-# Of the scale of a group of 4-bit numbers at which none is cut off: less of it
-# cuts the largest off, and rounds the others less.
+# Scales to try for a group of 4-bit numbers, as shares of the scale at which no
+# number is clipped: a smaller scale clips the largest number, and rounds the
+# other numbers less.
 _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
-# [rows, columns] of a float dtype; or, around an int8 product, two tensors:
-# numbers, int8 before it and float32 behind it, and scale [rows, 1], float32.
+# [rows, columns] of a float dtype; or, around an int8 product, two tensors: the
+# numbers, int8 before the product and float32 after it, and their scale [rows,
+# 1], float32.
 Rows = tuple[tf.Tensor, ...]
 
 
@@ -38,25 +44,15 @@ class Kernel:
 
   # [inner, outer], activation dtype or int8; float32 where bfloat16 is emulated
   value: tf.Tensor | None
-  # Of int8, the values of -127 and 127 in each column, [outer] float32 each.
+  # Of int8: the values of -127 and 127 in each column, [outer] float32 each.
   limit: tuple[tf.Tensor, tf.Tensor] | None
   initialize: tf.Operation
-  packed: PackedKernel | None = None  # in place of both
-
-
-def constant_variable(value: tf.Tensor, name: str) -> tf.Variable:
-  """Makes a variable that keeps its first value."""
-  return tf.Variable(value, trainable=False, use_resource=True, name=name)
+  packed: PackedKernel | None = None  # instead of value and limit
 
 
 def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
-  """Makes the variable of a kernel for the operations of `native`.
-
-  Args:
-    packed: first value.
-    name: name of the variable.
-  """
-  kept = constant_variable(packed.panels, name)
+  """Makes the variable of a kernel for the operations of `native`."""
+  kept = make_variable(packed.panels, name)
   packed = dataclasses.replace(packed, panels=kept.value())
   return Kernel(None, None, kept.initializer, packed)
 
@@ -71,20 +67,20 @@ def make_kernel(
     dtype: int8, or a float dtype.
     name: name of the variable.
     largest: for int8, max |w| of each column over all kernels whose products
-      are summed, [1, outer] float32; None if it is w alone.
+      are summed, [1, outer] float32; None if there is no other kernel.
   """
   if dtype != tf.int8:
     numbers = tf.cast(w, dtype)
     # Cast once here, not at each product (ops/matmul.py).
     if is_emulated(numbers):
       numbers = tf.cast(numbers, tf.float32)
-    kept = constant_variable(numbers, name)
+    kept = make_variable(numbers, name)
     return Kernel(kept.value(), None, kept.initializer)
   numbers, scale = to_int8(
     w, largest_numbers(w, 0) if largest is None else largest
   )
-  kept = constant_variable(numbers, name)
-  high = constant_variable(_LARGEST * scale[0], f"{name}_limit")
+  kept = make_variable(numbers, name)
+  high = make_variable(_LARGEST * scale[0], f"{name}_limit")
   return Kernel(
     kept.value(),
     (-high.value(), high.value()),
@@ -122,11 +118,11 @@ def to_int4(w: tf.Tensor) -> Rows:
   w = tf.pad(tf.cast(w, tf.float32), [[0, -inner % GROUP], [0, 0]])
   groups = tf.reshape(w, [-1, GROUP, outer])
   low, high = tf.reduce_min(groups, 1), tf.reduce_max(groups, 1)
-  # The number that is largest becomes -8: it is the one that is there once.
+  # The largest number becomes -8, which has no positive counterpart.
   extreme = tf.where_v2(high > -low, high, low)
 
   def rounded(share):
-    """Returns numbers, their scales, and what is lost of each group."""
+    """Returns numbers, their scales, and each group's squared error."""
     scale = tf.cast(extreme * share, tf.bfloat16)
     divisor = tf.cast(scale, tf.float32)[:, tf.newaxis]
     divisor = tf.where_v2(divisor == 0, 1.0, divisor)
@@ -145,7 +141,7 @@ def to_int4(w: tf.Tensor) -> Rows:
     )
 
   shares = tf.constant([share / -8.0 for share in _INT4_SHARES])
-  # One by one: all at once would take six times the memory.
+  # One after the other: all scales at once would take six times the memory.
   _, numbers, scale, _ = tf.while_loop(
     lambda i, *unused: i < len(_INT4_SHARES),
     better,
@@ -161,6 +157,41 @@ def rounded_to_int4(w: tf.Tensor) -> tf.Tensor:
   numbers, scale = to_int4(w)
   scale = tf.repeat(tf.cast(scale, tf.float32), GROUP, 0)
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
+
+
+@fused
+def read_inputs(wide, rows, shapes, dtype, angles, is_gated):
+  """Reads `Rows` of a joined kernel as `read_product` does."""
+  return read_product(value_of(wide, dtype), rows, shapes, angles, is_gated)
+
+
+def _largest_of_rows(xs):
+  return functools.reduce(tf.maximum, [largest_numbers(x, 1) for x in xs])
+
+
+@fused
+def largest_of_rows(*xs):
+  """Returns max |x| of each row over all parts, [rows, 1], float32."""
+  return _largest_of_rows(xs)
+
+
+@fused
+def quantize(xs, largest):
+  """Quantizes parts [rows, columns] as one, with a scale for each row.
+
+  `largest` are max |x| of slices of each row, [rows, 1] each, which share a
+  scale; [] if the parts are the whole row.
+  """
+  largest = functools.reduce(tf.maximum, largest or [_largest_of_rows(xs)])
+  # Joined after the rounding, because int8 is a quarter of the bytes.
+  numbers, scales = zip(*(to_int8(x, largest) for x in xs), strict=True)
+  return tf.concat(numbers, 1), scales[0]
+
+
+@fused
+def dequantize(numbers, scale, dtype):
+  """Returns quantized rows as one tensor of a float dtype."""
+  return value_of((numbers, scale), dtype)
 
 
 def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
@@ -188,9 +219,9 @@ def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
 
 
 def _float_product(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
-  # A step reads every weight for a handful of multiplications: what counts is
-  # that the bytes come in one stream, as oneDNN packs them. One float32 row is
-  # the one product that is as fast without.
+  # A step reads every weight for a handful of multiplications: reading takes
+  # the time, and oneDNN packs the weights into one stream of bytes. Only a
+  # product of one float32 row is as fast without packing.
   packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
   if packed and _has("_MklNativeFusedMatMul", x):
     return packed_matmul(x, w)
@@ -198,5 +229,5 @@ def _float_product(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
 
 
 def _has(operation: str, x: tf.Tensor) -> bool:
-  # oneDNN runs on CPUs alone.
+  # oneDNN runs only on CPUs.
   return "gpu" not in x.device.lower() and has_kernel(operation)

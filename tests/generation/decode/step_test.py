@@ -11,10 +11,10 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode import weights as decode_weights
-from palm_mtf.generation.decode.batch_sharding import join_rows, split_rows
 from palm_mtf.generation.decode.forward import prefill
-from palm_mtf.generation.decode.generate_program import build_decode_model
-from palm_mtf.generation.decode.native_decoder import make_decoder
+from palm_mtf.generation.decode.rows import join_rows, split_rows
+from palm_mtf.generation.decode.step import make_step
+from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
 from tests.mtf_testing import (
@@ -36,13 +36,13 @@ def cached_logits(
   """Returns logits from the prompt's last place on, [rows, places, vocab]."""
   with tf.Graph().as_default():
     model = build_decode_model(config, mesh_rules, weight_dtype)
-    decoder = make_decoder(model.weights)
+    step = make_step(model)
 
     def split(x):
       return split_rows(model.placement, tf.constant(x, tf.int32))
 
     cache = prefill(
-      model.weights,
+      model,
       tf.constant(inputs[:, :PROMPT]),
       split([PROMPT] * ROWS),
       config.sequence_length,
@@ -50,7 +50,7 @@ def cached_logits(
     places = []
     # The first step reads the prompt's last token again.
     for place in range(PROMPT - 1, config.sequence_length):
-      logits, cache = decoder.step(
+      logits, cache = step.read(
         split(inputs[:, place]), split([place] * ROWS), cache
       )
       places.append(logits)
