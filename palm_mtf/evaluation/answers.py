@@ -138,7 +138,7 @@ class TaskAnswers:
     """Returns log p of each example's targets given its inputs, in nats."""
     pairs = zip(self._task.inputs, self._task.targets, strict=True)
     examples = [Example(*pair) for pair in pairs]
-    # Scored in windows (score_windows.py), where inputs lose their beginning.
+    # Scored in windows (scorer.py), where inputs lose their beginning.
     length = self._model.config.model.sequence_length
     self._cut |= {
       number
