@@ -177,8 +177,7 @@ def _serve(
   """Serves; returns the name of the signal that ended it."""
   # Last, because importing TensorFlow takes seconds.
   from palm_mtf.generation.inference.sessions import step_session_config
-  from palm_mtf.generation.serving.batcher import Batcher
-  from palm_mtf.generation.serving.counters import Counters
+  from palm_mtf.generation.serving.batcher import Batcher, Counters
   from palm_mtf.generation.serving.listening import url_of
   from palm_mtf.generation.serving.served_model import ServedModel
   from palm_mtf.generation.serving.served_weights import ServedWeights

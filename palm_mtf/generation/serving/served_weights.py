@@ -21,7 +21,10 @@ _logger = logging.getLogger(__name__)
 class ServedWeights:
   """Weights of one checkpoint at a time, as a context manager that frees them.
 
-  Attributes: see batcher.Engine.
+  Attributes:
+    decoder: decoder of the slots; None before the first checkpoint.
+    step: training step of the checkpoint.
+    created: time of the checkpoint, in seconds since 1970.
   """
 
   def __init__(
@@ -33,7 +36,7 @@ class ServedWeights:
     num_tokens: int,
     num_slots: int,
   ):
-    """Takes what all checkpoints have in common.
+    """Keeps the settings that all checkpoints share.
 
     Args:
       model: the architecture.
@@ -84,7 +87,7 @@ class ServedWeights:
       self.created = int(time.time())
 
   def replace(self, checkpoint: Checkpoint) -> None:
-    """Loads a newer checkpoint; the one before again if that fails."""
+    """Loads a newer checkpoint; if that fails, loads the one before again."""
     before = self._checkpoint
     try:
       self.load(checkpoint)
@@ -99,7 +102,7 @@ class ServedWeights:
     return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
-    # No reference may stay: the weights are freed with the session.
+    # No reference may remain, so that the weights are freed with the session.
     if self._loaded:
       self._loaded.session.close()
     self._loaded = self._scorer = self.decoder = None

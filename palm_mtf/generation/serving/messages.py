@@ -1,20 +1,62 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of requests: JSON in UTF-8, and nothing else."""
+"""Bodies of requests and answers: JSON, among them errors in OpenAI's form."""
 
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 
 from aiohttp import http_exceptions, web
 
 from palm_mtf.errors import shown
-from palm_mtf.generation.serving.refusal import RefusalError
+from palm_mtf.json_text import json_text
 
 MOST_BODY_BYTES = 2**21
 _CODINGS = ("identity", "gzip", "deflate")
-# Errors of requests whose head or body is not what HTTP asks for.
+# Errors of requests whose head or body breaks the rules of HTTP.
 MALFORMED = (web.RequestPayloadError, http_exceptions.HttpProcessingError)
+
+
+class RefusalError(Exception):
+  """A request that is answered by an error.
+
+  Attributes:
+    status: HTTP status.
+    message: the fault of the request and its fix.
+    kind: type of error, in OpenAI's words.
+    headers: headers of the answer.
+  """
+
+  def __init__(
+    self, status: int, message: str, headers: Mapping[str, str] | None = None
+  ):
+    """Takes status, message and further headers."""
+    super().__init__(message)
+    self.status, self.message = status, message
+    self.kind = "invalid_request_error" if status < 500 else "server_error"
+    later = {"Retry-After": "1"} if status in (429, 503) else {}
+    self.headers = {**later, **(headers or {})}
+
+  def as_json(self) -> dict:
+    """Returns the body of the answer."""
+    error = {"message": self.message, "type": self.kind, "code": self.status}
+    return {"error": {**error, "param": None}}
+
+  def response(self) -> web.Response:
+    """Returns the answer."""
+    return json_response(self.as_json(), self.status, self.headers)
+
+
+def json_response(
+  content: object,
+  status: int = 200,
+  headers: Mapping[str, str] | None = None,
+) -> web.Response:
+  """Returns an answer with `content` as JSON."""
+  return web.json_response(
+    content, status=status, headers=headers, dumps=json_text
+  )
 
 
 async def read_json(request: web.Request, most_secs: float) -> object:
@@ -22,12 +64,12 @@ async def read_json(request: web.Request, most_secs: float) -> object:
 
   Args:
     request: request with a body.
-    most_secs: seconds that the body may take to come.
+    most_secs: seconds within which the body has to arrive.
 
   Raises:
     RefusalError: the body is no JSON, or did not come in time.
   """
-  # A page of another site can send a text without asking, but no JSON.
+  # A page of another site can send text without asking the server, but no JSON.
   if request.content_type != "application/json":
     raise RefusalError(415, "give the header Content-Type: application/json.")
   # Python has codecs that take minutes for a megabyte.
