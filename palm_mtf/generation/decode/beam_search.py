@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search: the likeliest texts among those that NUM_BEAMS prefixes reach.
+"""Beam search: the likeliest of the texts that NUM_BEAMS prefixes reach.
 
   score = log p(tokens) / ((5 + length) / 6) ** LENGTH_PENALTY
 

@@ -131,7 +131,7 @@ def _draw_uniform(key, place):
     for each in (place, 0)
   ]
   bits, _ = threefry(tf.unstack(key, axis=1), counter)
-  # 23 bits behind a leading 1: in [1, 2), and 1 - 2 ** -23 at most is left.
+  # 23 bits after a leading 1: in [1, 2), and 1 - 2 ** -23 at most is left.
   bits = tf.bitwise.right_shift(bits, tf.constant(9, tf.uint32))
   return tf.bitcast(tf.cast(bits, tf.int32) + _ONE_BITS, tf.float32) - 1.0
 

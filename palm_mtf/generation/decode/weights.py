@@ -56,7 +56,7 @@ class JoinedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class LayerWeights:
-  """How the weights of one layer, or those outside of all layers, are made.
+  """How weights are made: of one layer, or the weights outside of all layers.
 
   Attributes:
     slices: slices of a checkpoint's variables, by name.

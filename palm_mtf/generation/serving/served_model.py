@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Model behind an endpoint: its name, limits and defaults."""
+"""The model that a server offers: its name, limits and defaults."""
 
 import dataclasses
 import functools
