@@ -3,7 +3,7 @@
 """The only import of TensorFlow and Mesh TensorFlow by our own modules.
 
 Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
-stays usable beside it.
+stays usable next to it.
 
 In a process of palm_mtf the import is silent, and leaves out packages that
 TensorFlow does not need (machine/process.py). In other processes it is a
@@ -17,7 +17,7 @@ from palm_mtf.machine.host_memory import release_file_pages
 from palm_mtf.machine.process import is_owned, lean_import
 
 with lean_import() if is_owned() else contextlib.nullcontext():
-  # Logs device notices before it reads the level set above.
+  # Logs device notices before it reads the log level.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.compiler.tf2xla.ops import gen_xla_ops

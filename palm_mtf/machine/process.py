@@ -26,11 +26,11 @@ _is_owned = False
 
 
 def own_process() -> None:
-  """Takes this process over, before it has threads and imports TensorFlow."""
+  """Sets this process up, before it has threads and imports TensorFlow."""
   global _is_owned
   _is_owned = True
-  # TensorFlow reads the level at its import, which a module of the user may
-  # do first. Errors are Python exceptions.
+  # TensorFlow reads the level when it is imported, perhaps by a module of the
+  # user. Errors are Python exceptions anyway.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   limit_arenas()
 
@@ -42,11 +42,11 @@ def is_owned() -> bool:
 
 @contextlib.contextmanager
 def lean_import() -> Iterator[None]:
-  """Imports what its body does, without packages that TensorFlow can lack."""
+  """Runs imports in its body without packages that TensorFlow does not need."""
   try:
     tempfile.gettempdir()
   except FileNotFoundError:
-    # None can be written. What TensorFlow imports asks for the name alone.
+    # No folder can be written. TensorFlow's imports ask only for the name.
     tempfile.tempdir = "/tmp"
   with _never_garbage(), silent_unless_it_fails(), _Withheld(), _memory():
     yield
@@ -54,10 +54,10 @@ def lean_import() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _memory() -> Iterator[None]:
-  """Raises UserError where TensorFlow does not fit into a memory limit."""
+  """Raises UserError if TensorFlow does not fit into a memory limit."""
   try:
     yield
-  except Exception as error:  # libraries report it in many ways
+  except Exception as error:  # libraries report this in many ways
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
       raise
@@ -69,16 +69,16 @@ def _memory() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silent_unless_it_fails() -> Iterator[None]:
-  """Holds back what C++ writes to stderr; shows it if the body raises."""
+  """Holds back the stderr output of C++; shows it if the body raises."""
   sys.stderr.flush()
   terminal = os.dup(2)
-  # In memory: there may be no folder for temporary files.
+  # In memory, because there may be no folder for temporary files.
   with os.fdopen(os.memfd_create("palm_mtf"), "w+b") as held:
     os.dup2(held.fileno(), 2)
     try:
       yield
     except UserError:
-      raise  # says enough
+      raise  # the message is enough
     except BaseException:
       held.seek(0)
       os.write(terminal, held.read())
@@ -89,17 +89,16 @@ def silent_unless_it_fails() -> Iterator[None]:
 
 
 class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds packages that TensorFlow would load at once, and does not load them.
+  """Refuses packages that TensorFlow would import but does not need.
 
-  Half of the time of its import is Keras, which it loads for what registers
-  itself there, JAX, if there is one, for a converter, and what the old copy of
-  Keras inside of it, which nothing else uses, would like to have. It goes on
-  without them; whoever asks for one of them later has it.
+  Half of the time of its import goes to Keras, to JAX (for a converter) and to
+  packages of its old copy of Keras. TensorFlow works without them, and they can
+  be imported later.
   """
 
   _NAMES = ("h5py", "jax", "keras", "scipy")
-  # What TensorFlow imports first behind its libraries. To load these the
-  # dynamic linker has read 300 MB of symbols and relocations, for good.
+  # The module that TensorFlow imports first after its libraries. To load the
+  # libraries, the dynamic linker has read 300 MB of symbols and relocations.
   _AFTER_LIBRARIES = "tensorflow.python.tools"
 
   def __enter__(self) -> None:
@@ -111,7 +110,7 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   def find_spec(
     self, name: str, path: object = None, target: object = None
   ) -> importlib.machinery.ModuleSpec | None:
-    """Returns where the package is, with a loader that refuses."""
+    """Returns the package's spec, with a loader that refuses."""
     if name == self._AFTER_LIBRARIES:
       release_file_pages()
     if name not in self._NAMES:
@@ -128,12 +127,12 @@ class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextlib.contextmanager
 def _never_garbage() -> Iterator[None]:
-  """Keeps Python from looking for garbage in what its body makes, for good.
+  """Permanently exempts objects made in the body from garbage collection.
 
-  An import makes 400,000 objects that stay. To walk through them again and
-  again is a fifth of its time, and more while a program's graph is built.
+  Imports make 400,000 objects that stay. Scanning them again and again takes a
+  third of the time of `generate` and a fifth of a short `train`.
   """
-  gc.collect()  # what is garbage already shall not stay
+  gc.collect()  # frees garbage before it is exempt
   was_enabled = gc.isenabled()
   gc.disable()
   try:

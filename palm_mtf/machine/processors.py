@@ -14,8 +14,8 @@ CPUINFO = Path("/proc/cpuinfo")
 
 # Multiply bfloat16 numbers and add up in float32; "bf16" is Arm's.
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-# Multiply 8-bit integers and add up in 32 bits. What x86 CPUs without them do
-# adds pairs of products in 16 bits, and saturates.
+# Multiply 8-bit integers and add up in 32 bits. x86 CPUs without these flags
+# add pairs of products in 16 bits, and saturate.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
 # 256-bit registers, for the code that we compile.
@@ -23,9 +23,9 @@ AVX2_FLAGS = frozenset({"avx2"})
 
 _VECTORS = re.compile("avx|amx|fma|f16c|asimd|sve|sme|bf16|i8mm")
 
-# This variable lets oneDNN, whose kernels multiply, do without some
-# instructions, which simulates a lesser CPU. For each limit the flags above
-# that remain; other limits leave all.
+# This variable lets oneDNN, whose kernels multiply matrices, avoid some
+# instructions, which simulates an older CPU. _LIMITS has the flags above that
+# remain under each limit; other limits leave all flags.
 _LIMIT = "ONEDNN_MAX_CPU_ISA"
 _NONE = frozenset()
 _LIMITS = {
@@ -51,9 +51,9 @@ def cpu_flags() -> frozenset[str]:
 
 
 def kernel_flags() -> list[str]:
-  """Returns the flags by which kernels are chosen, sorted.
+  """Returns the flags that decide which kernels run, sorted.
 
-  They are vector instructions of x86-64 and Arm, and the limit that oneDNN has.
+  The flags are vector instructions of x86-64 and Arm, and the limit of oneDNN.
   Kernels for different flags may compute different bits.
   """
   limit = os.environ.get(_LIMIT)
@@ -109,7 +109,7 @@ def core_quota() -> float | None:
 
 
 def usable_cores() -> int:
-  """Returns the number of processes that compute at full speed at once."""
+  """Returns the number of processes that can compute at full speed at once."""
   quota, visible = core_quota(), len(visible_cores())
   return visible if quota is None else max(1, min(visible, int(quota)))
 
@@ -134,9 +134,9 @@ def _text(path: Path) -> str:
     return ""
 
 
-# Of the driver's interface, cuda.h.
+# From the driver's interface, cuda.h.
 _COMPUTE_CAPABILITY_MAJOR = 75
-# The first with products of bfloat16: A100.
+# The first capability with products of bfloat16: A100.
 _BFLOAT16_CAPABILITY = 8
 
 
@@ -146,7 +146,7 @@ def gpu_capabilities() -> list[int]:
     cuda = ctypes.CDLL("libcuda.so.1")
   except OSError:
     return []  # no driver
-  if not _has_cudnn():  # without it TensorFlow computes on the CPU
+  if not _has_cudnn():  # without cuDNN TensorFlow computes on the CPU
     return []
   count, value = ctypes.c_int(), ctypes.c_int()
   if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):

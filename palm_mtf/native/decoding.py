@@ -37,13 +37,13 @@ def pack(
   is_transposed: bool = False,
   is_rounded: bool = False,
 ) -> PackedKernel:
-  """Packs a matrix; nothing of its size is in memory but its parts and panels.
+  """Packs a matrix; memory holds only its parts and its panels.
 
   Args:
-    ws: parts of the matrix, [inner, outer], float32: side by side.
+    ws: parts of the matrix, [inner, outer] float32, side by side.
     dtype: one of FORMATS. int8 has a scale for each column, int4 one for each
       GROUP inner indices of a column.
-    joins_rows: whether parts lie below each other.
+    joins_rows: whether the parts are stacked along `inner` instead.
     is_transposed: whether a part is [outer, inner].
     is_rounded: whether numbers are rounded to bfloat16 first.
   """
@@ -72,8 +72,8 @@ def _panel_bytes(dtype, inner, columns):
   return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
 
 
-# A thread reads so many bytes in some 5 microseconds; to meet another one takes
-# up to one.
+# A thread reads this many bytes in about 5 microseconds; synchronizing with
+# another thread takes up to one microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -101,7 +101,7 @@ def product(
 
 @dataclasses.dataclass(frozen=True)
 class StepWeights:
-  """What a decoding step reads beside the tokens and the cache.
+  """The inputs of a decoding step besides the tokens and the cache.
 
   Attributes:
     config: the architecture.
@@ -117,7 +117,7 @@ class StepWeights:
   kernels: Sequence[PackedKernel]
 
   def arguments(self) -> dict[str, object]:
-    """Returns inputs and attributes of the operations that make steps."""
+    """Returns inputs and attributes of the operations that decode."""
     config, kernels = self.config, self.kernels
     table, sines, cosines = self.tables
     return {
@@ -145,7 +145,7 @@ def decode_step(
   positions: tf.Tensor,
   cache: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-  """Reads one token of every row; see `Decoder.step`.
+  """Reads one token per row; see `Decoder.step`.
 
   Args:
     weights: the model.
@@ -165,13 +165,13 @@ def decode_step(
 
 
 class Texts(NamedTuple):
-  """Texts that steps go on with, before the first of these.
+  """The texts that steps continue, before the first step.
 
   Attributes:
-    tokens: last token of each, [rows] int32.
-    positions: place of that token in its text, [rows] int32.
-    places: tokens that each has drawn before, [rows] int32.
-    is_over: whether it has ended, [rows] bool.
+    tokens: last token of each text, [rows] int32.
+    positions: position of the last token in its text, [rows] int32.
+    places: number of tokens that each text has drawn before, [rows] int32.
+    is_over: whether the text has ended, [rows] bool.
     keys: keys of the draws, hashes of (SEED, prompt, sample), [rows, 2] int32.
     temperature: TEMPERATURE of each, [rows] float32.
     top_k: TOP_K of each, [rows] int32; 0 keeps all.
@@ -192,13 +192,13 @@ class Texts(NamedTuple):
 
 
 class TextSteps(NamedTuple):
-  """What steps of texts have made.
+  """The results of steps of texts.
 
   Attributes:
-    chosen: tokens, [rows, steps] int32: `eod_id` behind the end of a text.
-    logits: those of the last step, [rows, vocab] float32; or [0, vocab].
+    chosen: tokens, [rows, steps] int32: `eod_id` after the end of a text.
+    logits: logits of the last step, [rows, vocab] float32; or [0, vocab].
     seen: `Texts.seen` with the tokens chosen.
-    cache: the cache with all tokens but the last.
+    cache: the cache with all tokens except the last.
   """
 
   chosen: tf.Tensor
@@ -218,17 +218,17 @@ def text_steps(
   repetition_penalty: float = 1.0,
   keeps_logits: bool = False,
 ) -> TextSteps:
-  """Goes on with texts, by `count` steps or until all have ended.
+  """Continues texts by `count` steps, or until all texts have ended.
 
   Args:
     weights: the model.
     count: number of steps, [] int32.
     texts: last tokens, and how each is sampled.
     cache: see `decode_step`.
-    num_tokens: pieces of the vocabulary.
+    num_tokens: number of pieces in the vocabulary.
     eod_id: token that ends a text; -1 if none does.
     repetition_penalty: REPETITION_PENALTY of all.
-    keeps_logits: whether to return the last step's.
+    keeps_logits: whether to return the last step's logits.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,

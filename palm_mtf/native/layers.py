@@ -116,11 +116,11 @@ def attend(
   *,
   threads: int,
 ) -> tf.Tensor:
-  """Attends from every position to those that it sees, [shape of q].
+  """Attends from every position to the positions that it sees, [shape of q].
 
   Args:
     q: [batch, length, heads, d_kv], float32 or bfloat16.
-    k: that, or [batch, length, d_kv], one head for all.
+    k: shape of q, or [batch, length, d_kv] if all heads share one.
     v: shape of k.
     masks: segments, or segments and a prefix, [batch, length] int32 each; see
       `self_attention`.
@@ -156,7 +156,7 @@ def sum_logits(
 
   Args:
     logits: [rows, vocab], float32 or bfloat16.
-    targets: [rows], int32; below 0 where these logits lack a row's target.
+    targets: [rows], int32; below 0 if these logits lack the row's target.
     threads: number of threads.
 
   Returns:

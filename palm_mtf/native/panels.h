@@ -55,7 +55,8 @@ struct Stream {
 };
 
 // A part of the panel that comes next, evenly over the steps of a tile: where
-// several tiles read one panel, memory has the time of all of them for the next.
+// several tiles read one panel, memory has the time of all these tiles to load
+// the next panel.
 struct Part {
   const uint8_t* at;
   int bytes;  // of a step

@@ -13,15 +13,15 @@ from palm_mtf._tf import (
 from palm_mtf.machine.processors import bfloat16_flags, sums_int8_in_32_bits
 from palm_mtf.ops.xla import fused, in_xla_computation
 
-# A CPU that cannot multiply bfloat16 gets the same numbers from float32:
-# products of bfloat16 numbers are exact there, sums are in float32 as
-# everywhere, and the result is rounded once. TensorFlow's own products are slow
-# on such a CPU, and oneDNN's do not exist.
+# A CPU that cannot multiply bfloat16 gets the same numbers by float32 products:
+# products of bfloat16 numbers are exact in float32, sums are in float32 on all
+# CPUs, and the result is rounded once. On such a CPU TensorFlow's own products
+# are slow, and oneDNN has none.
 
 
 def is_emulated(x: tf.Tensor) -> bool:
-  """Returns whether the device of `x` computes products of it in float32."""
-  # XLA knows what its device multiplies.
+  """Returns whether the device of `x` multiplies its bfloat16 as float32."""
+  # XLA itself chooses how its device multiplies.
   if x.dtype != tf.bfloat16 or in_xla_computation():
     return False
   return "gpu" not in x.device.lower() and not bfloat16_flags()
@@ -51,12 +51,12 @@ def matmul(
     transpose_a: whether x is transposed.
     transpose_b: whether y is transposed.
     dtype: dtype of the product, float32 for sums that are not rounded; None is
-      that of x.
+      the dtype of x.
   """
   dtype = dtype or x.dtype
   emulated = is_emulated(x)
   if dtype != x.dtype and not emulated:
-    # XLA alone has a product whose result has another dtype.
+    # Only XLA has a product whose result has another dtype.
     return _xla_matmul(x, y, transpose_a, transpose_b, dtype)
   if emulated:
     x, y = (tf.cast(each, tf.float32) for each in (x, y))
@@ -91,20 +91,20 @@ def has_kernel(name: str) -> bool:
 
 
 def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-  """Multiplies by weights that never change, [rows, outer] in their dtype.
+  """Multiplies x by constant weights, [rows, outer] in their dtype.
 
   Args:
     x: [rows, inner], bfloat16 or float32.
     w: [inner, outer], dtype of x.
   """
-  # TensorFlow's own graph pass makes this of a product with a constant: the
-  # operation packs `w` when it first runs and keeps that, so that another `w`
-  # later would not be seen. A plain product packs bfloat16 weights at every
-  # call.
+  # TensorFlow's graph rewriting turns a product with a constant into this
+  # operation. It packs `w` when it first runs and keeps the packed copy, so
+  # that it would not notice another `w` later. A plain product packs bfloat16
+  # weights at every call.
   value = attr_value_pb2.AttrValue
   operation = ops.get_default_graph()._create_op_internal(
     "_MklNativeFusedMatMul",
-    [x, w, tf.zeros([w.shape[1]], x.dtype)],  # it has no form without a bias
+    [x, w, tf.zeros([w.shape[1]], x.dtype)],  # there is no form without a bias
     [x.dtype],
     attrs={
       "T": value(type=x.dtype.as_datatype_enum),
@@ -137,30 +137,31 @@ def int8_matmul(
     x: [rows, inner], int8, at least -127.
     w: [inner, outer], int8, at least -127.
     limit: values of -127 and of 127 in each column, [outer], float32 each.
-    packed: whether `w` is packed once, at the first call; it may never change.
+    packed: whether `w` is packed only at the first call; `w` may never change.
   """
   # Sums are exact up to 2^24, where float32 begins to round them.
   if sums_int8_in_32_bits():
     return _quantized_matmul(x, w, limit, packed=packed)
-  # A CPU that adds pairs of products in 16 bits would saturate at 32,767. No
-  # pair does so where one factor lies between 0 and 127: 2 * 127 * 127 is
-  # 32,258. So the positive and the negative numbers of x are multiplied apart,
-  # as twice the rows; the weights, which cost the time, are read once.
+  # A CPU that adds pairs of products in 16 bits saturates at 32,767. No pair
+  # does so if one factor lies between 0 and 127: 2 * 127 * 127 is 32,258.
+  # Therefore the positive and the negative numbers of x are multiplied
+  # separately, as twice the rows. The weights, whose reading costs most of the
+  # time, are still read once.
   unscaled = tf.fill([w.shape[1]], 127.0)
   sums = _quantized_matmul(
-    _signs_apart(x), w, (-unscaled, unscaled), packed=packed
+    _split_signs(x), w, (-unscaled, unscaled), packed=packed
   )
-  return _signs_joined(sums, limit[1])
+  return _join_signs(sums, limit[1])
 
 
 @fused
-def _signs_apart(x):
+def _split_signs(x):
   """Returns [x where positive; -x where negative], uint8."""
   return tf.cast(tf.concat([tf.maximum(x, 0), tf.maximum(-x, 0)], 0), tf.uint8)
 
 
 @fused
-def _signs_joined(sums, limit):
+def _join_signs(sums, limit):
   """Returns the scaled difference of the two halves of [2 rows, outer]."""
   positive, negative = tf.split(sums, 2)
   return (positive - negative) * (limit / 127.0)

@@ -96,8 +96,8 @@ class TpuLowering:
       with placement.in_round(rounds, i * rounds_per_step + last):
         return _packed(_Program(mesh, placement, wanted), tensors)
 
-    # All that a step needs is on the devices: rows and numbers of all rounds
-    # came with the call, found numbers go back at its end.
+    # All inputs of a step are on the devices: rows and numbers of all rounds
+    # come with the call, and results go back at its end.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.fed([num_steps] * placement.size)
 
@@ -204,7 +204,7 @@ class TpuLowering:
       # all-reduce within the pod, if a sum is pending
       laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
       parts = [x.one_slice for x in laid_out]
-      # Each message has a price of its own: terms that are alike go together.
+      # Each message has its own price, so terms that are alike go together.
       alike = collections.defaultdict(list)
       for i, part in enumerate(parts):
         alike[part.dtype, *part.shape.as_list()].append(i)
