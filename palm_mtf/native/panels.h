@@ -15,7 +15,7 @@
 
 namespace palm {
 
-// In the order of FORMATS (packing.py).
+// In the order of FORMATS (decoding.py).
 enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
 
 constexpr int kGroup = 32;  // inner indices that share a scale of 4-bit weights
