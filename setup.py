@@ -60,6 +60,8 @@ setup(
     "lm_eval.models": ["palm_mtf = palm_mtf.lm_eval.model:PalmMtf"],
   },
   install_requires=[
+    # What `palm_mtf export --format=gguf` writes with.
+    "gguf>=0.19,<0.20",
     "gin-config>=0.5.0,<0.6",
     "mesh-tensorflow>=0.1.21,<0.2",
     # NumPy's bfloat16; TensorFlow depends on it too.
@@ -107,9 +109,9 @@ setup(
     # export writes.
     "test": [
       "aiohttp>=3.14,<4",
-      "gguf>=0.19,<0.20",
       "hypothesis>=6.100",
       "jax>=0.10,<0.11",
+      "mypy>=2.4,<3",
       "openai>=3,<4",
       "optax>=0.2.8,<0.3",
       "packaging>=24",

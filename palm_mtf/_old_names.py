@@ -5,14 +5,14 @@
 Mesh TensorFlow 0.1.21 was written for TensorFlow 1; it imports on TensorFlow
 2.16 and later with these:
 
-* `tensorflow.compat.v1.estimator` (removed in 2.16), of which it uses two hook
-  classes that live on in `tf.train`, and `tensorflow.estimator`, the same;
+* `tensorflow.compat.v1.estimator` (removed in 2.16), whose two hook
+  classes still exist in `tf.train`, and `tensorflow.estimator`, the same;
 * `ops.register_tensor_conversion_function`, which moved to another module;
 * `tensorflow.python.tpu.tpu_config` and `tpu_estimator`, which
   `mesh_tensorflow.transformer` imports but which we never use.
 
-What TensorFlow has itself stays as it is. Behind `import palm_mtf` an import of
-Mesh TensorFlow begins with `put_back`.
+Names that TensorFlow has itself stay as they are. After `import palm_mtf`, an
+import of Mesh TensorFlow begins with `put_back`.
 """
 
 import importlib

@@ -3,10 +3,10 @@
 """The only import of TensorFlow and Mesh TensorFlow by our own modules.
 
 Everything in palm_mtf runs inside an explicit `tf.Graph`; eager TensorFlow
-stays usable beside it.
+stays usable next to it.
 
 In a process of palm_mtf the import is silent, and leaves out packages that
-TensorFlow does not need (machine/lean_import.py). In other processes it is a
+TensorFlow does not need (machine/process.py). In other processes it is a
 plain import.
 """
 
@@ -14,11 +14,10 @@ import contextlib
 
 from palm_mtf.machine.compiled_code import share_compiled_code
 from palm_mtf.machine.host_memory import release_file_pages
-from palm_mtf.machine.lean_import import lean_import
-from palm_mtf.machine.own_process import is_owned
+from palm_mtf.machine.process import is_owned, lean_import
 
 with lean_import() if is_owned() else contextlib.nullcontext():
-  # Logs device notices before it reads the level set above.
+  # Logs device notices before it reads the log level.
   import tensorflow as tf2
   import tensorflow.compat.v1 as tf
   from tensorflow.compiler.tf2xla.ops import gen_xla_ops
@@ -30,7 +29,6 @@ with lean_import() if is_owned() else contextlib.nullcontext():
   from tensorflow.python.ops import control_flow_util
   from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
   from tensorflow.python.tpu.ops import tpu_ops
-  from tensorflow.python.util import tf_stack
 
 
 import mesh_tensorflow as mtf
@@ -57,7 +55,6 @@ __all__ = [
   "ops",
   "tf",
   "tf2",
-  "tf_stack",
   "tpu_ops",
   "xla_data_pb2",
 ]

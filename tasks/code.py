@@ -22,7 +22,7 @@ import gin
 
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.few_shot import few_shot_task
-from palm_mtf.machine.cores import usable_cores
+from palm_mtf.machine.processors import usable_cores
 from palm_mtf.tasks.code_execution import Limits, check_confined, run_program
 from palm_mtf.tasks.fields import reads
 from palm_mtf.tasks.prompts import paragraph

@@ -20,7 +20,7 @@ from tests.source_files import ROOT
 
 _SAYS = """
 import json, sys
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 own_process()
 import palm_mtf._tf
 withheld = ("keras", "jax", "scipy", "h5py")
@@ -83,7 +83,7 @@ with tf.Graph().as_default():
 
 
 def test_layers_and_pods_keep_the_settings_of_a_program_that_imports_them():
-  """Except for the three functions that docs/projects.md names."""
+  """Except for the two functions that docs/projects.md names."""
   program = """
 import json, tempfile
 import palm_mtf
@@ -116,7 +116,7 @@ print(json.dumps(sorted(map(".".join, changed))))
   assert shown.returncode == 0, shown.stderr
   page = (ROOT / "docs" / "projects.md").read_text(encoding="utf-8")
   changed = json.loads(shown.stdout)
-  assert len(changed) == 3
+  assert len(changed) == 2
   for name in changed:
     assert f"`{name}`" in page
 
@@ -130,7 +130,7 @@ def refuse(*unused):
   raise FileNotFoundError("No usable temporary directory found")
 tempfile._get_default_tempdir = refuse
 runs = []
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 own_process()
 gc.callbacks.append(lambda phase, info: runs.append(info["generation"]))
 import palm_mtf._tf

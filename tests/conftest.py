@@ -30,7 +30,7 @@ from palm_mtf.machine.host_memory import (
   largest_resident_bytes,
   resident_bytes,
 )
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 from palm_mtf.native.build import BuildError, library
 from tests import claims
 
@@ -43,7 +43,7 @@ gc.disable()
 # A few workers at the same time fit into the memory of any machine.
 _MAX_BYTES = 2 * 10**9
 _LARGEST = re.compile(
-  r"^tpu_|loop_test|oracle_test|palm_test|replica_check_test|saved_model"
+  r"^tpu_|loop_test|oracle_test|palm_test|variable_checks_test|saved_model"
 )
 # After this much new memory, look for garbage.
 _MUCH_BYTES = 2 * 10**8

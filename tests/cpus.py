@@ -10,7 +10,7 @@ import pathlib
 
 import pytest
 
-from palm_mtf.machine import cpu
+from palm_mtf.machine import processors as cpu
 
 # Shortened to the flags that differ; all of these CPUs have AVX2.
 ZEN_3 = "fpu sse4_1 avx f16c avx2 fma"

@@ -13,10 +13,10 @@ from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.checkpoints.variables import WeightsCopier
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.generation.decode.generate_program import (
-  build_decode_model,
+  PromptBatch,
   build_decode_program,
 )
-from palm_mtf.generation.decode.strategies import PromptBatch
+from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
 from palm_mtf.programs.forward_program import build_forward_program
 from tests.mtf_testing import SINGLE, load_decode_model, load_parameters

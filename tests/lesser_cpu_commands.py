@@ -17,7 +17,7 @@ import sys
 
 from palm_mtf.cli.main import main
 from tests import runs
-from tests.ops.onednn_test import check_int8_sums
+from tests.ops.matmul_test import check_int8_sums
 
 _DECODING = {
   "generate": [],

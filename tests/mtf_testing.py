@@ -14,8 +14,8 @@ import pytest
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
-from palm_mtf.generation.decode.generate_program import DecodeModel
-from palm_mtf.generation.inference.decoder_session import load_weights
+from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.generation.inference.sessions import load_weights
 from palm_mtf.mesh import cpu_gpu as devices
 from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.mesh.placement import Lowered, lower

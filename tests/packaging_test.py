@@ -27,7 +27,9 @@ GIN_FILES = sorted(
   for path in (ROOT / "gin").rglob(f"*.{ending}")
 )
 TASKS = sorted((ROOT / "tasks").glob("*.py"))
-LOCKED_EXTRAS = [f'extra == "{x}"' for x in ("report", "serve", "t5", "test")]
+LOCKED_EXTRAS = [
+  f'extra == "{x}"' for x in ("gguf", "report", "serve", "t5", "test")
+]
 LOCKS = ["requirements.lock", "requirements-test.lock"]
 
 

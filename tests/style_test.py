@@ -37,6 +37,7 @@ NOT_MIRRORED = {
   "conftest_test.py",
   "evaluate_processes_test.py",
   "fuzz_test.py",
+  "generation/inference/kept_space_test.py",
   "gin_test.py",
   "kill_test.py",
   "layouts_test.py",
@@ -136,13 +137,17 @@ def _is_mirror(name: str) -> bool:
   """Says whether a test, named below tests/, mirrors a module or a page.
 
   tests/tools/x_test.py mirrors tools/x.py, tests/tasks/ mirrors tasks/, and
-  tests/docs/x_test.py mirrors docs/x.md.
+  tests/docs/x_test.py mirrors docs/x.md, and tests/native/x_test.py
+  native/x.h.
   """
   if name.startswith("docs/"):
     return (ROOT / name.replace("_test.py", ".md")).is_file()
   module = name.replace("_test.py", ".py")
-  return (ROOT / "palm_mtf" / module).is_file() or (
-    module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file()
+  header = (ROOT / "palm_mtf" / module).with_suffix(".h")
+  return (
+    (ROOT / "palm_mtf" / module).is_file()
+    or header.is_file()
+    or (module.startswith(("tasks/", "tools/")) and (ROOT / module).is_file())
   )
 
 

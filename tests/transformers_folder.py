@@ -16,7 +16,7 @@ from palm_mtf.export.huggingface.tensor_files import (
   WEIGHTS,
   write_safetensors,
 )
-from palm_mtf.export.huggingface.weights import exported, tensor_shapes
+from palm_mtf.export.huggingface.weights import tensor_reader, tensor_shapes
 from tests import oracle, runs
 from tests.mtf_testing import small_config
 
@@ -38,7 +38,9 @@ def parameters(model: PalmConfig) -> dict[str, np.ndarray]:
 
 def tensors(model: PalmConfig) -> dict[str, np.ndarray]:
   """Returns the tensors that `write` writes, by their names in transformers."""
-  read = exported(model, architecture_of(model), parameters(model).__getitem__)
+  read = tensor_reader(
+    model, architecture_of(model), parameters(model).__getitem__
+  )
   return {name: read(name) for name in tensor_shapes(model)}
 
 

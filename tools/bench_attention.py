@@ -30,7 +30,7 @@ def attend(length: int, block: int, dtype: str, keeps_weights: bool) -> None:
   from palm_mtf._tf import tf
   from palm_mtf.mesh.session import session_config
   from palm_mtf.model.attention import BlockedAttention
-  from palm_mtf.native import attention as native
+  from palm_mtf.native import layers as native
   from palm_mtf.native.operations import threads_here
 
   step, threads = block or length, threads_here()

@@ -67,7 +67,7 @@ def multiply(config: Config, joined: bool) -> None:
   from palm_mtf.accounting.architecture import parameter_shapes
   from palm_mtf.mesh.session import session_config
   from palm_mtf.model.projection import kernel_gradient
-  from palm_mtf.ops.bfloat16 import matmul
+  from palm_mtf.ops.matmul import matmul
   from palm_mtf.ops.xla import fused
 
   model, dtype = config.model, tf.as_dtype(config.model.activation_dtype)

@@ -40,7 +40,7 @@ from peers.turns import take_turns
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.errors import check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 
 # Dtypes by bits a weight.
 OURS = {32: "float32", 16: "bfloat16", 8: "int8", 4: "int4"}
@@ -106,11 +106,11 @@ def decoding(task: Task, dtype: str) -> Iterator[tuple]:
 
   from palm_mtf._tf import tf
   from palm_mtf.generation.decode.generate_program import (
-    build_decode_model,
+    PromptBatch,
     build_decode_program,
   )
-  from palm_mtf.generation.decode.strategies import PromptBatch
-  from palm_mtf.generation.inference.decoder_session import (
+  from palm_mtf.generation.decode.weights import build_decode_model
+  from palm_mtf.generation.inference.sessions import (
     load_weights,
     step_session_config,
   )
@@ -188,24 +188,21 @@ def write_gguf(task: Task, folder: str) -> str:
   """Writes a model of llama.cpp with random weights; returns its path."""
   import numpy as np
 
-  from palm_mtf.export.gguf.architecture import gguf_name, model_metadata
-  from palm_mtf.export.gguf.dtypes import FLOAT32
-  from palm_mtf.export.gguf.file import Tensor, write_gguf
+  from palm_mtf.export import gguf
   from palm_mtf.export.huggingface.weights import tensor_shapes
 
   config = task.config("float32")
-  shapes = {gguf_name(k): x for k, x in tensor_shapes(config).items()}
+  shapes = tensor_shapes(config)
   rng = np.random.default_rng(0)
   path = os.path.join(folder, "model.gguf")
-  write_gguf(
+  gguf.write_gguf(
     path,
     {
-      **model_metadata(config),
-      "general.file_type": FLOAT32.file_type,
-      "general.quantization_version": 2,
+      **gguf.model_metadata(config, "float32"),
       "tokenizer.ggml.model": "no_vocab",
     },
-    {name: Tensor(shape, FLOAT32) for name, shape in shapes.items()},
+    shapes,
+    "float32",
     lambda name: rng.normal(0, 0.04, shapes[name]).astype(np.float32),
   )
   return path

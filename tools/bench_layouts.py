@@ -62,8 +62,8 @@ def config_of(files: list[str], macros: list[str], name: str) -> Config:
 
 def measure(config: Config, num_steps: int) -> dict:
   """Trains in this process; returns bytes moved and kept, and seconds."""
-  from palm_mtf.mesh.traffic import traffic
   from palm_mtf.training.step import TrainStep
+  from tools.traffic import traffic
 
   model, mesh = config.model, config.mesh_layout
   optimizer = config.optimizer

@@ -82,7 +82,7 @@ def _validation(corpus: Corpus, config: Config) -> list:
 
 def train(config: Config, model_dir: str) -> None:
   """Takes turns: TURN_SECS of processor time each, then the loss."""
-  from palm_mtf.generation.inference.loss_session import mean_loss
+  from palm_mtf.generation.inference.sessions import mean_loss
 
   corpus = _corpus(config, model_dir)
   batches = corpus.batches(config.run.batch_sizes)

@@ -30,7 +30,7 @@ from palm_mtf.config import Config
 from palm_mtf.console import configure_logging
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference.continue_prompts import open_generator
+from palm_mtf.generation.inference.prompts import open_generator
 
 _ROUNDS = 3  # of which the median counts
 Prompts = Sequence[Sequence[int]]

@@ -39,7 +39,7 @@ from peers.turns import take_turns
 from palm_mtf.config import PalmConfig
 from palm_mtf.errors import UserError, check_choice, check_count
 from palm_mtf.machine.activation_dtype import fast_dtype_here
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 
 WARM_UP_STEPS = 2  # not timed: the first compiles, the second fills caches
 TOKENS = 2048  # of a step, unless a sequence is longer

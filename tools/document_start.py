@@ -19,8 +19,8 @@ from palm_mtf.config import Config
 from palm_mtf.console import configure_logging
 from palm_mtf.data.batches.corpus import corpus_of_run
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
 from palm_mtf.generation.inference.scorer import Example, Scorer
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 
 
 def differences(model_dir: str, config: Config) -> list[float]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from palm_mtf.config import PlanConfig
 from palm_mtf.machine.compiled_code import keep_compiled_code
 from palm_mtf.machine.host_memory import largest_resident_bytes
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 from tools.bench_command import random_tokens
 from tools.bench_pairs import processor_secs
 from tools.peers.turns import take_turns
@@ -30,10 +30,10 @@ def work(config: PlanConfig) -> None:
   keep_compiled_code()
   own_process()
   from palm_mtf._tf import tf
-  from palm_mtf.mesh.traffic import traffic
   from palm_mtf.programs.train_program import build_train_program
   from palm_mtf.rates.calibration import PRODUCT_FLOPS, pace, undisturbed_secs
   from palm_mtf.training.step import TrainStep
+  from tools.traffic import traffic
 
   (batch_size,) = config.run.batch_sizes.sizes
   tokens = random_tokens(config.model, batch_size).astype("int32")
@@ -94,7 +94,7 @@ def _cluster(config: PlanConfig) -> Iterator:
 
 def _between_pods(fetches: list) -> int:
   """Returns the bytes that servers of pods send each other."""
-  from palm_mtf.mesh.traffic import needed
+  from tools.traffic import needed
 
   sent = {}
   for op in needed(fetches):

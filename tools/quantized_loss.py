@@ -45,8 +45,7 @@ def scored_loss(
   import numpy as np
 
   from palm_mtf.generation.decode.score_program import build_score_program
-  from palm_mtf.generation.inference.decoder_session import LoadedDecoder
-  from palm_mtf.generation.inference.loss_session import mean_loss
+  from palm_mtf.generation.inference.sessions import LoadedDecoder, mean_loss
 
   mesh = MeshLayout(mesh_shape="", layout="")
   with LoadedDecoder(checkpoint, config, mesh, weight_dtype) as loaded:

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import palm_mtf
 from palm_mtf.cli.gin_folder import find_gin_file
-from palm_mtf.machine import cores
+from palm_mtf.machine import processors as cores
 from palm_mtf.machine.activation_dtype import native_bfloat16_here
-from palm_mtf.machine.cpu import cpu_flags, cpu_name
 from palm_mtf.machine.host_memory import memory_bytes
+from palm_mtf.machine.processors import cpu_flags, cpu_name
 
 _logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from palm_mtf.cli.command_table import (
 from palm_mtf.console import configure_logging, escaped, results_on_stdout
 from palm_mtf.errors import StoppedError, UserError, did_you_mean
 from palm_mtf.machine.compiled_code import keep_compiled_code
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,8 +15,7 @@ from typing import Any
 
 from palm_mtf.cli.gin_statements import Import, Reference, Setting
 from palm_mtf.errors import UserError
-from palm_mtf.machine.lean_import import lean_import
-from palm_mtf.machine.own_process import is_owned
+from palm_mtf.machine.process import is_owned, lean_import
 from palm_mtf.user_code import user_code
 
 

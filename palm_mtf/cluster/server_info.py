@@ -1,6 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Info of a pod's server: versions, devices, liveness, client and links."""
+"""What a client and its servers tell each other: a server's info, claim, links.
+
+A server keeps three texts in TensorFlow variables that sessions share.
+"""
 
 import contextlib
 import dataclasses
@@ -11,16 +14,16 @@ from palm_mtf import __version__
 from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.cpu import BFLOAT16_FLAGS, bfloat16_flags
+from palm_mtf.machine.processors import BFLOAT16_FLAGS, bfloat16_flags
 
-# Variables that a server keeps beside those of sessions, JSON each: its info,
-# the claim of the client that works with it, and that claim's silent peers.
+# Names of the variables, JSON each: the server's info, the claim of the client
+# that works with the server, and the silent peers of that claim.
 INFO, CLAIM = "palm_mtf_server_facts", "palm_mtf_server_client"
 SILENT = "palm_mtf_server_silent"
-# Share of POD_TIMEOUT_SECS after which a peer is silent: the rest is for the
-# client, whose heartbeat asks four times in it.
+# Share of POD_TIMEOUT_SECS after which a peer is silent. In the rest of that
+# time the client's heartbeat asks four times.
 _LINK_SHARE = 0.6
-# A client that has ended does not answer; one that works does so at once.
+# Time for a client to answer: a client that has not ended does so at once.
 _CLIENT_SECS = 3.0
 
 
@@ -31,13 +34,13 @@ class ServerInfo:
   palm_mtf: str  # version
   tensorflow: str  # version
   num_devices: int
-  num_threads: int  # of an operation
+  num_threads: int  # per operation
   # Tokens of the functions that sessions call there (mesh/processes.py).
   functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  has_native: bool = False  # whether it has the operations of `native`
-  # Instructions by which its kernels are chosen (machine/cpu.py).
+  has_native: bool = False  # whether the server has the operations in C++
+  # CPU instructions that decide which kernels run (machine/processors.py).
   cpu_flags: Sequence[str] = ()
-  # What computes there (machine/kernels.py).
+  # Versions and settings that decide the bits (machine/kernels.py).
   kernels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -48,7 +51,7 @@ class Claim:
   client: str  # "host:port" of the client's own server
   incarnation: int  # of that server
   peers: Sequence[str]  # "host:port" of the run's other servers
-  link_secs: float  # a peer that gives this server no answer so long is silent
+  link_secs: float  # a peer is silent if it gives no answer for so long
 
 
 class NoAnswerError(Exception):
@@ -66,8 +69,8 @@ def read_info(address: str, secs: float) -> ServerInfo:
     address: "host:port" of the server.
     secs: timeout in seconds.
   """
-  # Needs a free thread of the server: a step that computes, or a first one that
-  # compiles, may keep all of them busy for long.
+  # The read needs a free thread of the server. A step, or the compilation in a
+  # first step, may keep all threads busy for long.
   with _session(address, secs) as session:
     with session.graph.as_default():
       value = read_text(INFO)
@@ -75,22 +78,22 @@ def read_info(address: str, secs: float) -> ServerInfo:
 
 
 def read_silent_peers(address: str, secs: float) -> list[str]:
-  """Reads which of its peers do not answer a server; raises NoAnswerError.
+  """Reads which peers do not answer a server; raises NoAnswerError.
 
   Args:
     address: "host:port" of the server.
     secs: timeout in seconds.
 
   Returns:
-    Their addresses, "host:port".
+    The addresses of the silent peers, "host:port".
   """
   with _session(address, secs) as session:
     with session.graph.as_default():
       values = [read_text(CLAIM), read_text(SILENT)]
     claim, silent = session.run(values)
-  # What was said of another client's run may be true no longer.
-  told = json.loads(silent) if silent else {"claim": None}
-  return told["peers"] if told["claim"] == claim.decode() else []
+  # Silent peers of an earlier claim belong to another client's run.
+  report = json.loads(silent) if silent else {"claim": None}
+  return report["peers"] if report["claim"] == claim.decode() else []
 
 
 def claim_server(
@@ -105,7 +108,8 @@ def claim_server(
     secs: POD_TIMEOUT_SECS, the timeout in seconds.
 
   Returns:
-    Address of the client that has the server; "" if it is this one now.
+    The address of another client that holds the server; "" if this client
+    holds the server now.
 
   Raises:
     NoAnswerError: one of the two servers does not answer.
@@ -131,14 +135,16 @@ def claim_server(
 
 
 def read_incarnation(address: str, secs: float) -> int:
-  """Reads the random number that a server drew at its start: its liveness.
+  """Reads the random number that a server drew at its start.
+
+  An answer means that the server is alive, another number that it is a new one.
 
   Args:
     address: "host:port" of the server.
     secs: timeout in seconds.
   """
-  # A list of devices needs none of the threads that compute: a server that is
-  # busy answers at once.
+  # A list of devices needs no thread of the pool that computes: a busy server
+  # answers at once.
   with _session(address, secs) as session:
     with session.graph.as_default():
       tf.no_op()
@@ -148,12 +154,12 @@ def read_incarnation(address: str, secs: float) -> int:
 
 @contextlib.contextmanager
 def _session(address: str, secs: float) -> Iterator[tf.Session]:
-  """Opens a session with a timeout; raises NoAnswerError where it fails."""
+  """Opens a session with a timeout; raises NoAnswerError if a call fails."""
   config = tf.ConfigProto(operation_timeout_in_ms=max(1, int(1000 * secs)))
   try:
     session = tf.Session(f"grpc://{address}", graph=tf.Graph(), config=config)
     yield session
-    session.close()  # after an error the server has none to close
+    session.close()  # after an error the server has no session to close
   except (tf.errors.DeadlineExceededError, tf.errors.UnavailableError):
     raise NoAnswerError(f"has not answered for {secs:g} seconds") from None
   except (tf.errors.OpError, ValueError, TypeError):
@@ -173,7 +179,7 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
   ):
     if theirs != ours:
       return f"has {name} {theirs} and this client {ours}"
-  # Threads divide a sum, and the division decides its last bit.
+  # The threads of an operation divide a sum, which decides the last bit.
   if info.num_threads != first.num_threads:
     return (
       f"computes with {info.num_threads} threads and pod 0's first with "
@@ -182,22 +188,22 @@ def difference(info: ServerInfo, first: ServerInfo) -> str:
   if info.cpu_flags != first.cpu_flags:
     return (
       "has another kind of CPU than pod 0's first "
-      f"({_changes(info.cpu_flags, first.cpu_flags)}): its kernels may compute "
-      "other bits, and the comparison of the pods (FINGERPRINT_STEPS) would "
-      "stop the run; use servers with one kind of CPU"
+      f"({_describe_changes(info.cpu_flags, first.cpu_flags)}): its kernels "
+      "may compute other bits, and the comparison of the pods "
+      "(FINGERPRINT_STEPS) would stop the run; use servers with one kind of CPU"
     )
   return ""
 
 
 def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
-  """Raises UserError if a server lacks the products that this client builds.
+  """Raises UserError if a server cannot run the products of this client.
 
   Args:
     infos: info of each server, by its address.
     dtype: ACTIVATION_DTYPE of a run on CPUs.
   """
-  # The client's CPU decides in the graph how bfloat16 numbers are multiplied.
-  # oneDNN ends a server that has no such product.
+  # The graph multiplies bfloat16 numbers as the client's CPU does. If the CPU
+  # of a server cannot, oneDNN ends the server.
   if dtype != "bfloat16" or not bfloat16_flags():
     return
   for address, info in infos.items():
@@ -209,8 +215,8 @@ def check_bfloat16(infos: Mapping[str, ServerInfo], dtype: str) -> None:
       )
 
 
-def _changes(flags: Sequence[str], others: Sequence[str]) -> str:
-  """Returns instructions that one list has and the other does not."""
+def _describe_changes(flags: Sequence[str], others: Sequence[str]) -> str:
+  """Returns, as text, the flags that only one of two lists has."""
   sides = (
     ("with", set(flags) - set(others)),
     ("without", set(others) - set(flags)),

@@ -105,7 +105,7 @@ def _validation_results(
     )
   )
   # TensorFlow is imported here, after every check.
-  from palm_mtf.generation.inference.loss_session import LoadedModel, mean_loss
+  from palm_mtf.generation.inference.sessions import LoadedModel, mean_loss
 
   _warn_if_slow(model, mesh)
   parts = [x for batch in batches for x in split_batch(batch, num_parts)]

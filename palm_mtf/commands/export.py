@@ -9,7 +9,7 @@ from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.export.gguf.format import GgufFile
+from palm_mtf.export.gguf import GgufFile
 from palm_mtf.export.huggingface.folder import HuggingFaceFolder
 from palm_mtf.export.npz import NpzFolder
 from palm_mtf.export.saved_model.folder import SavedModelFolder

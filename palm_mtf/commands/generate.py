@@ -12,10 +12,10 @@ from palm_mtf.checkpoints.same_model import check_same_model, newest_checkpoint
 from palm_mtf.config import Config, RunConfig, mesh_layout
 from palm_mtf.data.vocabulary.vocabulary import load_vocabulary
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference.continue_prompts import open_generator
 from palm_mtf.generation.inference.prompts import (
   check_prompts,
   check_room,
+  open_generator,
   read_prompts,
   warn_of_spaces,
 )
@@ -84,7 +84,7 @@ def generate(
   warn(given)
   # Last, because importing TensorFlow takes seconds: a bad prompt is told
   # before.
-  from palm_mtf.generation.inference.decoder_session import step_session_config
+  from palm_mtf.generation.inference.sessions import step_session_config
   from palm_mtf.rates.measure import warn_if_slow
 
   warn_if_slow(

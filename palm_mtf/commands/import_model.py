@@ -15,7 +15,7 @@ from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.export.huggingface.config_json import read_config
 from palm_mtf.export.huggingface.tensor_files import VOCABULARY, TensorFiles
-from palm_mtf.export.huggingface.weights import check_tensors, imported
+from palm_mtf.export.huggingface.weights import check_tensors, import_parameters
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.host_memory import memory_bytes
 from palm_mtf.model_dir.atomic_files import new_folder
@@ -47,7 +47,7 @@ def import_model(
   files = TensorFiles(folder)
   num_bytes = _check_memory(files, folder)
   check_tensors(files, model, folder)
-  parameters = imported(model, architecture, files.read)
+  parameters = import_parameters(model, architecture, files.read)
   from palm_mtf.checkpoints.variables import write_arrays
 
   output = os.path.abspath(output)

@@ -32,10 +32,17 @@ from palm_mtf.machine.cache_folder import (
   write_cached,
 )
 from palm_mtf.model_dir.atomic_files import write_atomically
-from palm_mtf.report.curves_text import curves_text, write_curves_picture
 from palm_mtf.report.figures import check_can_draw
-from palm_mtf.report.plan_picture import write_plan_picture
-from palm_mtf.report.plan_text import plan_text, search_text, table3_text
+from palm_mtf.report.plan_picture import (
+  write_curves_picture,
+  write_plan_picture,
+)
+from palm_mtf.report.plan_text import (
+  curves_text,
+  plan_text,
+  search_text,
+  table3_text,
+)
 
 
 def plan(

@@ -9,7 +9,7 @@ from palm_mtf.errors import UserError
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.report.figures import check_can_draw
-from palm_mtf.report.page import page
+from palm_mtf.report.page import render_page
 from palm_mtf.report.runs import read_runs
 
 
@@ -32,6 +32,6 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
       f"{ModelDir(path).report!r}."
     )
   # JSON may hold half of a surrogate pair, which UTF-8 cannot.
-  content = page(read_runs(model_dirs)).encode(errors="xmlcharrefreplace")
-  write_atomically(path, content)
+  page = render_page(read_runs(model_dirs))
+  write_atomically(path, page.encode(errors="xmlcharrefreplace"))
   print(path)

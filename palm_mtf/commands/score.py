@@ -129,8 +129,8 @@ def _log_likelihoods(
   stride: int | None,
   start_id: int,
 ) -> Iterator[float]:
-  from palm_mtf.generation.inference.decoder_session import LoadedDecoder
   from palm_mtf.generation.inference.scorer import Example, Scorer
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
   from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.measure import warn_if_slow
 

@@ -29,8 +29,8 @@ from palm_mtf.errors import StoppedError, UserError, check_count
 from palm_mtf.generation.inference.prompts import check_room
 from palm_mtf.generation.serving.newer_checkpoint import NewerCheckpoint
 from palm_mtf.machine.activation_dtype import log_dtype, resolved
-from palm_mtf.machine.gpu import gpu_capabilities
 from palm_mtf.machine.host_memory import memory_bytes
+from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.model_dir.atomic_files import check_model_dir
 
 if TYPE_CHECKING:  # imports aiohttp, which is an extra
@@ -176,9 +176,8 @@ def _serve(
 ) -> str:
   """Serves; returns the name of the signal that ended it."""
   # Last, because importing TensorFlow takes seconds.
-  from palm_mtf.generation.inference.decoder_session import step_session_config
-  from palm_mtf.generation.serving.batcher import Batcher
-  from palm_mtf.generation.serving.counters import Counters
+  from palm_mtf.generation.inference.sessions import step_session_config
+  from palm_mtf.generation.serving.batcher import Batcher, Counters
   from palm_mtf.generation.serving.listening import url_of
   from palm_mtf.generation.serving.served_model import ServedModel
   from palm_mtf.generation.serving.served_weights import ServedWeights

@@ -21,7 +21,7 @@ from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import ModelDir
 from palm_mtf.model_dir.lock import training_lock
 from palm_mtf.report.plan_text import prediction_line
-from palm_mtf.training.job import TrainJob, TrainOutcome
+from palm_mtf.training.job import Finished, Stopped, TrainJob
 from palm_mtf.training.prepare import prepare
 
 _logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _predict(job: TrainJob) -> None:
     write_atomically(path, json_text(plan).encode())
 
 
-def _run(job: TrainJob) -> TrainOutcome:
+def _run(job: TrainJob) -> Finished | Stopped:
   config = job.config
   # The servers of pods start first: they import TensorFlow, which takes
   # seconds, while this process does.
@@ -88,15 +88,15 @@ def _run(job: TrainJob) -> TrainOutcome:
     return run_training(job, servers)
 
 
-def _check_not_stopped(outcome: TrainOutcome, model_dir: str) -> None:
-  if not outcome.stopped_by:
+def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
+  if isinstance(outcome, Finished):
     return
   where = outcome.checkpoint.path if outcome.checkpoint else model_dir
   _logger.info(
-    f"stopped by {outcome.stopped_by}; {where} holds all that was learnt"
+    f"stopped by {outcome.signal_name}; {where} holds all that was learnt"
   )
   _logger.info("run the same command to go on")
-  raise StoppedError(outcome.stopped_by)
+  raise StoppedError(outcome.signal_name)
 
 
 def _report(loss: float, entropy: float) -> None:

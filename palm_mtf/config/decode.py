@@ -33,7 +33,7 @@ class DecodeConfig:
     stop_strings: a continuation ends before the first of these texts.
     weight_dtype: "activation", as in training; "int8" weights and inputs of
       products; or "int4" weights, with int8 weights of the logits. Norms and
-      the embedding of tokens are excepted (generation/decode/matmul.py).
+      the embedding of tokens are excepted (generation/decode/kernels.py).
   """
 
   temperature: float = 0.7

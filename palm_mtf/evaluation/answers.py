@@ -17,9 +17,9 @@ from palm_mtf.config.macros import values_of
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError
 from palm_mtf.evaluation.seqio_tasks import EvalTask
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
 from palm_mtf.generation.inference.generator import Generator
 from palm_mtf.generation.inference.scorer import Example, Scorer
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.json_lines import (
   JsonLinesWriter,
@@ -138,7 +138,7 @@ class TaskAnswers:
     """Returns log p of each example's targets given its inputs, in nats."""
     pairs = zip(self._task.inputs, self._task.targets, strict=True)
     examples = [Example(*pair) for pair in pairs]
-    # Scored in windows (score_windows.py), where inputs lose their beginning.
+    # Scored in windows (scorer.py), where inputs lose their beginning.
     length = self._model.config.model.sequence_length
     self._cut |= {
       number

@@ -21,7 +21,7 @@ from palm_mtf.json_text import json_text
 
 
 class NpzFolder:
-  """Weights as NumPy arrays, with what says how to use them (a `Format`)."""
+  """Weights as NumPy arrays, and the settings of the model (a `Format`)."""
 
   kind = "a folder of NumPy arrays"
   subfolder = ""
@@ -48,7 +48,7 @@ class NpzFolder:
       file.write(json_text(described, indent=1))
     with open(os.path.join(path, VOCABULARY), "wb") as file:
       file.write(trained.vocabulary.model)
-    # As np.savez, which would hold all arrays in memory at once.
+    # The format of np.savez, which would hold all arrays in memory at once.
     weights = os.path.join(path, "weights.npz")
     with zipfile.ZipFile(weights, "w") as archive:
       for name in self._shapes:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model with all that its formats are written from."""
+"""A trained model, and the protocol of the formats that it is written in."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from palm_mtf.config import Config, PalmConfig
 from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 
-Reader = Callable[[str], np.ndarray]  # of a parameter, by its name
+Reader = Callable[[str], np.ndarray]  # returns a parameter by its name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ class TrainedModel:
 
 
 class Format(Protocol):
-  """One model in one format: made, it is checked and can be written.
+  """One model in one format. The constructor checks it.
 
   Attributes:
-    num_bytes: upper bound of its size.
+    num_bytes: upper bound of the size.
     kind: noun phrase for people, "a CohereForCausalLM".
     subfolder: name of the folder to make within --output, "" for --output.
   """
@@ -60,7 +60,7 @@ class Format(Protocol):
   subfolder: str
 
   def write(self, path: str, read: Reader) -> None:
-    """Writes it.
+    """Writes the file or folder.
 
     Args:
       path: path of the file or folder to make.

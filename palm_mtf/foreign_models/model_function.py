@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError, did_you_mean
-from palm_mtf.ops.adopted_variables import adopted_variables
+from palm_mtf.ops.variables import adopted_variables
 from palm_mtf.programs.features import Feature
 from palm_mtf.programs.loss_function import LossSums
 
-# Makes a model on a mesh, of the features of a part of a batch, by name; their
+# Makes a model on a mesh from the features of a part of a batch, by name; their
 # first dimension is "batch". It returns the mean loss over these rows, [] any
-# float dtype; or a pair, [] each: a sum of losses, and the weight to divide the
-# sum over all rows of a step by, such as the number of tokens that count.
+# float dtype; or a pair, [] each: a sum of losses and its weight, such as the
+# number of tokens. Then the loss of a step is the sum over all its rows,
+# divided by the sum of the weights.
 ModelFunction = Callable[
   [mtf.Mesh, dict[str, mtf.Tensor]],
   mtf.Tensor | tuple[mtf.Tensor, mtf.Tensor],
@@ -37,7 +38,7 @@ class ModelLoss:
     num_rows: int,
     seed: int,
   ):
-    """Readies the features.
+    """Checks the features.
 
     Args:
       function: makes the model and its loss.
@@ -52,7 +53,8 @@ class ModelLoss:
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
     self.features = {
-      name: _feature(name, given, num_rows) for name, given in features.items()
+      name: _make_feature(name, given, num_rows)
+      for name, given in features.items()
     }
 
   def sums(
@@ -67,19 +69,19 @@ class ModelLoss:
       UserError: the function returns no loss, or a variable or a layout rule
         does not fit.
     """
-    del dropout_state  # a model function has its own
+    del dropout_state  # a model function has its own dropout
     with adopted_variables(mesh, self._seed):
       returned = self._function(mesh, dict(batch))
-    loss, weight = self._loss_and_weight(returned)
+    loss, weight = self._split_loss(returned)
     _check_variables([x for x in mesh.graph.all_variables if x.mesh is mesh])
     _check_layout(self._device_mesh, mesh)
-    if weight is None:  # the parts of a batch have as many rows each
+    if weight is None:  # all parts of a batch have the same number of rows
       weight = mtf.constant(mesh, 1.0, dtype=tf.float32)
     return LossSums(
       {"loss": mtf.cast(loss, tf.float32)}, mtf.cast(weight, tf.float32)
     )
 
-  def _loss_and_weight(
+  def _split_loss(
     self, returned: object
   ) -> tuple[mtf.Tensor, mtf.Tensor | None]:
     pair = returned if isinstance(returned, tuple) else (returned, None)
@@ -91,23 +93,23 @@ class ModelLoss:
     if not is_scalar:
       name = getattr(self._function, "__name__", "the model function")
       raise UserError(
-        f"{name} returns {_described(returned)}: return the mean loss, a float "
+        f"{name} returns {_describe(returned)}: return the mean loss, a float "
         "Mesh TensorFlow tensor without dimensions, or a pair of such tensors, "
         "sum and weight."
       )
     return pair
 
 
-def _described(returned: object) -> str:
+def _describe(returned: object) -> str:
   if isinstance(returned, tuple):
-    return f"({', '.join(map(_described, returned))})"
+    return f"({', '.join(map(_describe, returned))})"
   if isinstance(returned, mtf.Tensor):
     dims = ", ".join(returned.shape.dimension_names)
     return f"a tensor [{dims}] of {returned.dtype.name}"
   return repr(returned) if returned is None else type(returned).__name__
 
 
-def _feature(name: str, given: object, num_rows: int) -> Feature:
+def _make_feature(name: str, given: object, num_rows: int) -> Feature:
   try:
     dtype, dims = given
     row = mtf.convert_to_shape(dims)
@@ -138,7 +140,11 @@ def _check_variables(variables: Sequence[mtf.Variable]) -> None:
 
 
 def _check_layout(device_mesh: DeviceMesh, mesh: mtf.Mesh) -> None:
-  """Raises UserError unless each rule splits a dimension, evenly and alone."""
+  """Raises UserError if a layout rule does not fit the model.
+
+  A rule has to match a dimension, the axis has to divide the dimension's size,
+  and no tensor may have two dimensions that the same axis splits.
+  """
   rules = device_mesh.rules
   shapes = {
     tuple((dim.name, dim.size) for dim in x.shape.dims)
@@ -161,7 +167,7 @@ def _check_layout(device_mesh: DeviceMesh, mesh: mtf.Mesh) -> None:
 def _check_split(
   dims: Sequence[tuple[str, int]], device_mesh: DeviceMesh
 ) -> None:
-  """Raises UserError unless names and sizes of one tensor fit the rules."""
+  """Raises UserError unless the rules fit these dimensions of one tensor."""
   split: dict[str, str] = {}
   for name, size in dims:
     axis = device_mesh.rules[name]

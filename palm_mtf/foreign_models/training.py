@@ -3,7 +3,7 @@
 """Training of a model function on pods: one client, n copies of the model."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,24 +15,19 @@ from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh, check_shares
 from palm_mtf.errors import UserError, check_count, did_you_mean
 from palm_mtf.foreign_models.model_function import ModelFunction, ModelLoss
-from palm_mtf.foreign_models.whole_variables import (
-  as_numbers,
-  read_whole,
-  write_whole,
-)
+from palm_mtf.mesh.slices import Slice
 from palm_mtf.programs.train_program import TrainProgram, build_program
-from palm_mtf.training.finite_check import FiniteCheck
-from palm_mtf.training.replica_check import ReplicaCheck
 from palm_mtf.training.step import NonFiniteStepError, TrainStep
+from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
 
 
 class PodTraining:
   """Training steps of a model function; a context manager.
 
-  Each pod computes the gradients of its share of a batch. They are added up
-  over the data-center network, and every pod makes the same update: all pods
-  hold the same bits. `palm_mtf train` runs the same steps in a loop with data,
-  checkpoints and recovery; here that is yours.
+  Each pod computes the gradients of its share of a batch. The gradients are
+  summed over the data-center network, and every pod makes the same update, so
+  that all pods hold the same bits. `palm_mtf train` runs the same steps in a
+  loop with data, checkpoints and recovery; your code does that here.
 
   Attributes:
     program: the graph of a step.
@@ -60,9 +55,9 @@ class PodTraining:
       features: dtype of each feature, and the dimensions of one row of it, as
         in {"inputs": ("int32", "length:64")}.
       mesh: mesh and layout rules of each pod.
-      optimizer: schedule, clipping, decay and moments. Z_LOSS and DROPOUT are
-        the model's own matter, and 0 here; PARAMETER_SCALE may not be
-        "stacked", which is of PaLM's matrices.
+      optimizer: schedule, clipping, decay and moments. Z_LOSS and DROPOUT have
+        to be 0, because the model has its own loss; PARAMETER_SCALE may not be
+        "stacked", which is for PaLM's matrices.
       global_batch_size: rows of a step, of all pods.
       pods: number of pods, where they are, and the dtype of gradients between
         them. ON_POD_FAILURE is "stop".
@@ -141,7 +136,7 @@ class PodTraining:
       UserError: the batch is not of this form, the loss or the gradients are
         not finite, a pod is lost, or pods differ.
     """
-    batch = self._checked(batch)
+    batch = self._check_batch(batch)
     with self._heartbeat.during(f"during step {self.num_steps + 1}"):
       try:
         metrics = self._train_step.run(batch, self.num_steps)
@@ -165,7 +160,7 @@ class PodTraining:
 
     Args:
       values: whole variables by name, all or some of `variables`.
-      num_steps: number of steps done; the schedule goes on from there.
+      num_steps: number of steps done; the schedule continues after them.
 
     Raises:
       UserError: there is no such variable, or it has another shape.
@@ -174,7 +169,9 @@ class PodTraining:
       write_whole(self._session, pod.slices, values)
     self.num_steps = num_steps
 
-  def _checked(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  def _check_batch(
+    self, batch: Mapping[str, np.ndarray]
+  ) -> dict[str, np.ndarray]:
     """Returns the batch in the dtypes of the features."""
     checked, features = {}, self._loss_function.features
     for name in batch:
@@ -210,3 +207,100 @@ def _check_optimizer(optimizer: AdafactorConfig) -> None:
       'PARAMETER_SCALE = "stacked" joins matrices of PaLM\'s layers; set '
       '"variable" for another model.'
     )
+
+
+def as_numbers(name: str, value: object, dtype: tf.DType) -> np.ndarray:
+  """Returns numbers, or nested lists of them, as an array of another dtype.
+
+  Args:
+    name: name of the numbers, for messages.
+    value: numbers, in an array of any library or in lists.
+    dtype: dtype of the array that is returned. Floats are rounded to it.
+
+  Raises:
+    UserError: the value has no such form, or an int would change.
+  """
+  try:
+    given = np.asarray(value)
+  except ValueError:  # lists of unequal lengths
+    given = np.array("")
+  if given.dtype == dtype.as_numpy_dtype:
+    return given
+  if given.dtype.kind in "biuf":
+    with np.errstate(invalid="ignore"):  # NaN as an int, which is refused
+      found = given.astype(dtype.as_numpy_dtype)
+    if dtype.is_floating or (found == given).all():
+      return found
+  raise UserError(
+    f"{name}: give numbers that {dtype.name} holds, in an array or in lists of "
+    "equal lengths."
+  )
+
+
+def read_whole(
+  session: tf.Session, slices: Mapping[str, Sequence[Slice]]
+) -> dict[str, np.ndarray]:
+  """Returns the variables of a pod by name."""
+  # Of devices that hold the same region, only the first is read.
+  firsts = {
+    name: [x for x in parts if x.is_first] for name, parts in slices.items()
+  }
+  read = session.run(
+    {name: [x.read() for x in parts] for name, parts in firsts.items()}
+  )
+  whole = {}
+  for name, parts in firsts.items():
+    value = np.empty(_find_shape(parts), read[name][0].dtype)
+    for part, region in zip(parts, read[name], strict=True):
+      value[_make_indices(part)] = region
+    whole[name] = value
+  return whole
+
+
+def write_whole(
+  session: tf.Session,
+  slices: Mapping[str, Sequence[Slice]],
+  values: Mapping[str, np.ndarray],
+) -> None:
+  """Sets variables of a pod.
+
+  Args:
+    session: session of the pod.
+    slices: slices of the pod's variables, by name.
+    values: whole variables, by name.
+
+  Raises:
+    UserError: there is no such variable, it has another shape, or a value is
+      no number.
+  """
+  feeds = {}
+  for name, value in values.items():
+    if name not in slices:
+      raise UserError(
+        f'there is no variable "{name}"{did_you_mean(name, slices)}.'
+      )
+    shape = _find_shape(slices[name])
+    dtype = slices[name][0].variable.dtype.base_dtype
+    value = as_numbers(f"variable {name}", value, dtype)
+    if value.shape != shape:
+      raise UserError(
+        f"variable {name} is {list(shape)}, and {list(value.shape)} is given."
+      )
+    for part in slices[name]:
+      # The initializer's operation sets the value that is fed to it.
+      feeds[part.variable.initializer] = value[_make_indices(part)]
+  session.run(list(feeds), {op.inputs[1]: x for op, x in feeds.items()})
+
+
+def _find_shape(parts: Sequence[Slice]) -> tuple[int, ...]:
+  """Returns the shape of a variable with these slices."""
+  # There is no padding: a dimension that an axis does not divide is refused.
+  ends = [np.add(x.begin, x.sizes) for x in parts]
+  return tuple(np.max(ends, axis=0).astype(int).tolist())
+
+
+def _make_indices(part: Slice) -> tuple[slice, ...]:
+  return tuple(
+    slice(begin, begin + size)
+    for begin, size in zip(part.begin, part.sizes, strict=True)
+  )

@@ -6,7 +6,7 @@ import sys
 
 from palm_mtf.console import configure_logging
 from palm_mtf.errors import UserError
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 
 
 def _import_harness() -> None:

@@ -131,8 +131,8 @@ class Run:
     )
     check_same_model(checkpoint, shapes, self._vocabulary.sha256)
     log_dtype(config.model, config.mesh_layout)
-    from palm_mtf.generation.inference.decoder_session import LoadedDecoder
     from palm_mtf.generation.inference.scorer import Scorer
+    from palm_mtf.generation.inference.sessions import LoadedDecoder
 
     self.name = f"{checkpoint.path} {checkpoint.blake2b}"
     self.activation_dtype = config.model.activation_dtype

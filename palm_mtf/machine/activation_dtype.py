@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""ACTIVATION_DTYPE = "auto": bfloat16 where it is native, float32 elsewhere.
+"""ACTIVATION_DTYPE = "auto": bfloat16 if it is native, otherwise float32.
 
 A command chooses once, before it imports TensorFlow.
 """
@@ -9,8 +9,12 @@ import dataclasses
 import logging
 
 from palm_mtf.config import MeshLayout, PalmConfig
-from palm_mtf.machine.cpu import bfloat16_flags, cpu_name
-from palm_mtf.machine.gpu import gpu_capabilities, gpus_multiply_bfloat16
+from palm_mtf.machine.processors import (
+  bfloat16_flags,
+  cpu_name,
+  gpu_capabilities,
+  gpus_multiply_bfloat16,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -23,15 +27,15 @@ def native_bfloat16(mesh: MeshLayout) -> str:
 
 
 def native_bfloat16_here() -> str:
-  """Returns `native_bfloat16` of this host, TPUs aside."""
-  # TensorFlow places a model on the GPU where there is one.
+  """Returns this machine's processor with native bfloat16, except for TPUs."""
+  # TensorFlow places a model on the GPU if there is one.
   if gpu_capabilities():
     return "GPU" if gpus_multiply_bfloat16() else ""
   return ", ".join(bfloat16_flags())
 
 
 def fast_dtype_here() -> str:
-  """Returns the dtype of "auto" on this host, TPUs aside."""
+  """Returns the dtype of "auto" on this machine, except for TPUs."""
   return "bfloat16" if native_bfloat16_here() else "float32"
 
 
@@ -47,8 +51,8 @@ def resolved(
   """
   if model.activation_dtype != "auto":
     return model
-  # Checkpoints are float32 in either case, but a run that changed its dtype on
-  # another machine would not repeat its own numbers.
+  # Checkpoints are float32 in either case, but a run that changes its dtype on
+  # another machine does not repeat its own numbers.
   fast = "bfloat16" if native_bfloat16(mesh) else "float32"
   return dataclasses.replace(model, activation_dtype=begun_in or fast)
 
@@ -77,7 +81,7 @@ def described(
 def log_dtype(
   model: PalmConfig, mesh: MeshLayout, begun_in: str | None = None
 ) -> None:
-  """Logs the dtype of a command; arguments are those of `described`.
+  """Logs the dtype of a command; takes the arguments of `described`.
 
   It is the first line of a command that computes: numbers of different dtypes
   differ in the third digit.

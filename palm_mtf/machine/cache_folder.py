@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache ~/.cache/palm_mtf: files of this user for one kind of machine.
 
-A cached file is run as code or read as settings. Nothing is therefore read from
+A cached file is run as code or read as settings. Therefore nothing is read from
 a folder or a file that belongs to another user or that another user may write.
-Each folder from palm_mtf down is opened in the open folder above it, so that
-whoever may rename folders higher up cannot exchange one between the check and
-the use.
+Each folder below ~/.cache is opened in the open folder above it, so that a user
+who may rename folders higher up cannot exchange one between check and use.
 
-A sealed file ends with the hash of its name and its content: a file that is cut
-short, filled with zeros or renamed is like no file. Where the cache cannot be
+A sealed file ends with the hash of its name and content: a file that is cut
+short, filled with zeros or renamed counts as missing. If the cache cannot be
 read or written, commands work without it, and one line says so.
 """
 
@@ -24,27 +23,28 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 
-from palm_mtf.machine.cores import usable_cores
-from palm_mtf.machine.cpu import cpu_flags, cpu_name
+from palm_mtf.machine.processors import cpu_flags, cpu_name, usable_cores
 
 _logger = logging.getLogger(__name__)
 
-# Version of what is measured (rates/calibration.py), to be raised when plans
-# use the rates otherwise: those of before are not found then.
+# Version of the measured rates (rates/calibration.py). Raise it if plans use
+# the rates in another way, so that older rates are not found.
 CALIBRATION = 3
 
 _NAME = "palm_mtf"
-# Names of what is not whole yet. Its writer holds a lock on it, but for the
-# moment after it was made; not every file system has locks.
+# Prefix of incomplete files and folders. The writer holds a lock on them,
+# except in the moment after their creation; some file systems have no locks.
 _PARTIAL = ".palm_mtf_partial_"
 _UNLOCKED_SECS, _ABANDONED_SECS = 2.0, 3600.0
-_MAX_BYTES = 2**26  # of all files that are loaded from a folder
+_MAX_BYTES = 2**26  # per file, and for all files loaded from a folder
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # waits at no pipe
+_FILE_FLAGS = (
+  os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # never waits for a pipe
 _SEAL_BYTES = hashlib.sha256().digest_size
 
-# What was logged: a process says it once.
+# Warnings that this process has logged.
 _said: set[str] = set()
 
 
@@ -82,14 +82,14 @@ def warn_once(message: str) -> None:
 
 
 def warn_of(error: CacheError) -> None:
-  """Logs that the cache is not used, and why, unless that was logged."""
+  """Logs once that the cache is not used, and why."""
   warn_once(f"the cache is not used: {error}")
 
 
 def read_cached(path: str) -> bytes | None:
   """Returns the content of a file of the cache, None without one.
 
-  A file that is refused is like no file, and a warning says why.
+  A refused file counts as missing, and a warning says why.
   """
   folder, name = os.path.split(path)
   try:
@@ -115,7 +115,7 @@ def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
 
   Args:
     path: path of the folder, as of `cache_path`.
-    make: make the folder, and those above it, if there is none.
+    make: make the folder, and the folders above it, if there is none.
 
   Raises:
     FileNotFoundError: there is no such folder.
@@ -143,7 +143,7 @@ def open_cache(path: str, *, make: bool = False) -> Iterator["CacheFolder"]:
 
 
 def _make_top(path: str) -> None:
-  """Makes the folder that palm_mtf/ is in, such as ~/.cache."""
+  """Makes the folder above palm_mtf/, such as ~/.cache."""
   above = os.path.dirname(path)
   if not os.path.isdir(path) and above != path:
     _make_top(above)
@@ -154,7 +154,7 @@ def _make_top(path: str) -> None:
 def _make_folder(name: str, above: int | None = None) -> None:
   with contextlib.suppress(FileExistsError):
     os.mkdir(name, 0o700, dir_fd=above)
-    os.chmod(name, 0o700, dir_fd=above)  # whatever the umask took away
+    os.chmod(name, 0o700, dir_fd=above)  # regardless of the umask
 
 
 def _open_own(name: str, above: int, path: str, make: bool) -> int:
@@ -174,7 +174,7 @@ def _open_own(name: str, above: int, path: str, make: bool) -> int:
   try:
     _check_owner(os.fstat(folder), path)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
-      # Made with another umask. What others have put there is refused too.
+      # Made with another umask. Files that other users put there are refused.
       os.fchmod(folder, 0o700)
     if os.fstat(folder).st_mode & _WRITABLE_BY_OTHERS:
       raise CacheError(f"other users may write {path}")
@@ -185,8 +185,8 @@ def _open_own(name: str, above: int, path: str, make: bool) -> int:
 
 
 def _check_may_make(status: os.stat_result, path: str) -> None:
-  # Not in a home that root was given by sudo: its user could not remove it.
-  if status.st_uid:  # folders of root, such as /tmp, may be everybody's
+  # Not as root in the home of the user of sudo, who could not remove it.
+  if status.st_uid:  # folders of root, such as /tmp, are shared
     _check_owner(status, path)
 
 
@@ -209,11 +209,11 @@ class CacheFolder:
     self._path, self.descriptor = path, descriptor
 
   def names(self) -> list[str]:
-    """Returns the names of whole files, the last written first."""
+    """Returns the names of complete files, the newest first."""
     times = {}
     for name in os.listdir(self.descriptor):
       if not name.startswith(_PARTIAL):
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # removed in the meantime
           status = os.lstat(name, dir_fd=self.descriptor)
           times[name] = status.st_mtime
     return sorted(times, key=times.get, reverse=True)
@@ -222,7 +222,7 @@ class CacheFolder:
     """Returns the content of a file, None without one.
 
     Raises:
-      CacheError: it is no file that only this user may write.
+      CacheError: the file is not one that only this user may write.
     """
     path = os.path.join(self._path, name)
     try:
@@ -241,7 +241,7 @@ class CacheFolder:
       raise CacheError(f"{path}: {error.strerror}") from None
 
   def write(self, name: str, content: bytes) -> None:
-    """Writes a file atomically, over whatever has its name.
+    """Writes a file atomically, and replaces whatever has its name.
 
     Raises:
       CacheError: it cannot be written.
@@ -263,7 +263,7 @@ class CacheFolder:
           os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as error:
       self.remove(partial)
-      # The same for all of its folders, so that it is said once.
+      # One message for all folders, so that it is logged once.
       top, _, _ = self._path.rpartition(f"/{_NAME}/")
       raise CacheError(f"{top}/{_NAME}: {error.strerror}") from None
 
@@ -272,11 +272,10 @@ class CacheFolder:
     _remove(name, self.descriptor)
 
   def load(self, names: Iterable[str]) -> dict[str, bytes]:
-    """Returns the content of sealed files by name; removes what is damaged.
+    """Returns the content of sealed files by name; removes damaged files.
 
     Args:
-      names: names of files. The first that together are larger than 64 MiB, and
-        all after it, are removed.
+      names: names of files. Files after the first 64 MiB are removed.
     """
     found, num_bytes, damaged = {}, 0, []
     for name in names:
@@ -315,7 +314,7 @@ def _seal(name: str, content: bytes) -> bytes:
 def partial_folder(above: int) -> Iterator[CacheFolder]:
   """Yields a new folder, which is removed at the end.
 
-  Removes those that killed processes have left, too.
+  Also removes folders that killed processes have left.
 
   Args:
     above: descriptor of the folder that it is made in.
@@ -326,7 +325,7 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
   try:
     folder = os.open(name, _FOLDER_FLAGS, dir_fd=above)
     try:
-      if os.fstat(folder).st_uid != os.geteuid():  # exchanged meanwhile
+      if os.fstat(folder).st_uid != os.geteuid():  # exchanged in the meantime
         raise PermissionError(errno.EPERM, "belongs to another user", name)
       _lock(folder)
       yield CacheFolder("", folder)
@@ -337,7 +336,7 @@ def partial_folder(above: int) -> Iterator[CacheFolder]:
 
 
 def remove_abandoned(above: int) -> None:
-  """Removes what killed processes have left in a folder.
+  """Removes files and folders that killed processes have left in a folder.
 
   Args:
     above: descriptor of the folder.
@@ -366,7 +365,7 @@ def _lock(file: int) -> bool:
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return True
-  except OSError:  # another process has, or the file system has no locks
+  except OSError:  # another process holds it, or the file system has no locks
     return False
 
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of code that XLA compiles, a folder for each CPU and version.
 
-XLA fails if it cannot write its cache or if a file there is damaged. It
-therefore gets a folder in memory, of TensorFlow's file system ram://. Whole
-files of the disk are copied there before XLA looks, and what XLA adds is copied
-to the disk soon after: a full disk, a damaged file or a killed process then
-costs time to compile, and nothing else.
+XLA fails if it cannot write its cache or if a file there is damaged. Therefore
+XLA gets a folder in memory, in TensorFlow's file system ram://. Complete files
+on the disk are copied there before XLA looks, and files that XLA adds are
+copied to the disk soon after. A full disk, a damaged file or a killed process
+then only costs time to compile.
 """
 
 import atexit
@@ -33,14 +33,14 @@ _SAVE_SECS = 1.0
 
 def keep_compiled_code() -> None:
   """Turns XLA's cache on, before TensorFlow is imported."""
-  # Compiling takes most of the time in which a command starts, and the pods of
-  # a process would each compile the same. Whoever sets the flags decides alone.
+  # Compilation is most of the start of a command, and each pod of a process
+  # would compile the same code. A flag that the user has set stays as it is.
   os.environ.setdefault(_VARIABLE, _FLAG + compiled_code_folder())
 
 
 def compiled_code_folder() -> str:
   """Returns the path of the cache folder of this CPU and these versions."""
-  # Code that is run on a CPU without its instructions ends the process.
+  # Code with instructions that the CPU lacks would end the process.
   flags = os.environ.get("XLA_FLAGS", "")
   return cache_path("xla", "sealed", flags, _tensorflow_version())
 
@@ -61,10 +61,10 @@ class CompiledCode:
     """
     self._memory, self._folder = memory, folder
     self._lock = threading.Lock()
-    self._is_lost = False  # nothing can be kept
+    self._is_lost = False  # whether nothing can be saved
     memory.makedirs(self._in_memory())
     kept = self._read()
-    # There a file that is opened for writing keeps what it had.
+    # In ram:// a file that is opened for writing keeps its old content.
     for name in kept.keys() - {*memory.listdir(self._in_memory())}:
       with memory.GFile(self._in_memory(name), "wb") as file:
         file.write(kept[name])
@@ -89,7 +89,7 @@ class CompiledCode:
     """Copies files that are only in memory to the disk, if that can be done."""
     with self._lock:
       names = self._memory.listdir(self._in_memory())
-      # XLA gives a file its name when it is whole.
+      # XLA gives a file this name when the file is complete.
       new = {x for x in names if x.endswith(".pb")} - self._known
       if not new or self._is_lost:
         return
@@ -104,12 +104,12 @@ class CompiledCode:
         self._is_lost = True
 
   def save_until(self, end: threading.Event) -> None:
-    """Saves every second: most processes of a cluster are killed."""
+    """Saves every second, because most processes of a cluster are killed."""
     while not end.wait(_SAVE_SECS):
       self.save()
 
 
-# That of this process, once it uses the cache.
+# The cache of this process, after it is turned on.
 _shared: list[CompiledCode] = []
 
 
@@ -137,6 +137,6 @@ def share_compiled_code(memory: ModuleType) -> None:
 
 
 def save_compiled_code() -> None:
-  """Saves what this process has compiled, before it ends by os._exit."""
+  """Saves this process's compiled code, before the process ends by os._exit."""
   for code in _shared:
     code.save()

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What computes the numbers of a run, for its checkpoints.
+"""The kernels that compute the numbers of a run, recorded in its checkpoints.
 
-The same program gives the same bits only with the same kernels. Which those are
-depends on the versions, the CPU and the variables that are recorded here.
+The same program gives the same bits only with the same kernels. The kernels
+depend on the versions, the CPU and the environment variables recorded here.
 """
 
 import functools
@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from palm_mtf import __version__
-from palm_mtf.machine.cpu import cpu_name, kernel_flags
-from palm_mtf.machine.gpu import gpu_capabilities
+from palm_mtf.machine.processors import cpu_name, gpu_capabilities, kernel_flags
 
 # Sources of the program of a step.
 _SOURCES = ("ops", "native", "mesh", "model", "optim", "programs")
 _INSTRUCTIONS = "CPU instructions"
 _OPERATIONS = "operations in C++"
 _NONE = "none"
-# They limit or replace kernels, as ONEDNN_MAX_CPU_ISA does (machine/cpu.py).
+# These variables limit or replace kernels, as ONEDNN_MAX_CPU_ISA does
+# (processors.py).
 _VARIABLES = (
   "DNNL_MAX_CPU_ISA",
   "TF_ENABLE_ONEDNN_OPTS",
@@ -32,7 +32,7 @@ _VARIABLES = (
 
 
 def kernels_here(operations: str) -> dict[str, str]:
-  """Returns what computes in this process, by name.
+  """Returns the kernels of this process: versions, CPU and settings by name.
 
   Args:
     operations: options and compiler of the operations in C++, or "none".
@@ -51,7 +51,7 @@ def kernels_here(operations: str) -> dict[str, str]:
 
 @functools.cache
 def _fingerprint() -> str:
-  """Returns a hash of the sources that decide what a step computes."""
+  """Returns a hash of the sources of a training step."""
   package = Path(__file__).parent.parent
   digest = hashlib.sha256()
   for folder in _SOURCES:
@@ -63,7 +63,7 @@ def _fingerprint() -> str:
 
 
 def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-  """Returns what computes in several servers, by name.
+  """Returns the kernels of several servers, by name.
 
   Args:
     servers: `kernels_here` of each server, at least one.
@@ -72,18 +72,18 @@ def kernels_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
   for name in servers[0]:
     values = dict.fromkeys(x.get(name, "") for x in servers)
     found[name] = " and ".join(values)
-  # Where one server lacks them, all do without.
+  # If one server lacks the operations in C++, no server uses them.
   if any(x.get(_OPERATIONS) == _NONE for x in servers):
     found[_OPERATIONS] = _NONE
   return found
 
 
 def difference(now: Mapping[str, str], before: Mapping[str, str]) -> str:
-  """Returns in what two records differ; "" if they do not.
+  """Returns the differences of two records; "" if there are none.
 
   Args:
-    now: what computes now.
-    before: what computed before; names of one record only are left out.
+    now: kernels now.
+    before: earlier kernels; names that only one record has are left out.
   """
   return "; ".join(
     _changed(name, now[name], before[name])

@@ -1,3 +1,3 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Devices behind one interface (placement.py), implemented twice."""
+"""Devices with one interface (placement.py) and two implementations."""

@@ -7,33 +7,31 @@ The graph holds every device's operations. The placement is Mesh TensorFlow's
 master copy (ops/variables.py).
 """
 
-import contextlib
 import dataclasses
-import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.errors import UserError
-from palm_mtf.mesh.call_stacks import one_call_stack
-from palm_mtf.mesh.collectives import (
+from palm_mtf.mesh.device_copies import OperationCopies
+from palm_mtf.mesh.placement import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
+  LaidOut,
+  Placement,
   collective_scope,
 )
-from palm_mtf.mesh.device_copies import OperationCopies
-from palm_mtf.mesh.placement import LaidOut, Placement
 from palm_mtf.mesh.processes import cpu_of_process
 from palm_mtf.mesh.slices import (
   Slice,
   cpu_near,
-  initialized,
+  initialize_all,
   padded,
   regions_of,
 )
 from palm_mtf.native.operations import threads_here
-from palm_mtf.ops.bfloat16 import einsum
+from palm_mtf.ops.matmul import einsum
 from palm_mtf.ops.variables import SlicedVariable, device_variable
 from palm_mtf.ops.xla import fused_update
 
@@ -42,27 +40,25 @@ class CpuGpuLowering(mtf.Lowering):
   """`Lowering` of a whole graph at once; a session runs what a call needs."""
 
   def __init__(self, placements: Mapping[mtf.Mesh, Placement]):
-    # mtf.Lowering's constructor is not called: it leaves a constant, say, to
-    # TensorFlow, which may put it on another pod. Here each operation is on its
-    # own pod.
+    # mtf.Lowering's constructor is not called, because it lets TensorFlow
+    # choose the device of some operations, such as constants. Here each
+    # operation is on its own pod.
     (self.graph,) = {mesh.graph for mesh in placements}
     self.mesh_to_impl = placements
     self.tensors, self.operations, self.variables = {}, {}, {}
     self._counters = []
-    with _nothing_is_freed():
-      for operation in self.graph.operations:
-        host = self.mesh_impl(operation).cpu
-        scope = tf.name_scope(operation.name)
-        with scope, tf.device(host), one_call_stack():
-          operation.lower(self)
+    for operation in self.graph.operations:
+      cpu = self.mesh_impl(operation).cpu
+      with tf.name_scope(operation.name), tf.device(cpu):
+        operation.lower(self)
 
   def call(
     self,
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds what one call into a session runs, on all pods."""
-    # Slices of a tensor that is split are joined on one of its devices.
+    """Builds the tensors and operations of one call into a session."""
+    # The slices of a split tensor are concatenated on one of its devices.
     values = {name: self.export_to_tf_tensor(x) for name, x in tensors.items()}
     return values, tf.group([self.lowered_operation(x) for x in operations])
 
@@ -79,19 +75,7 @@ class CpuGpuLowering(mtf.Lowering):
   @property
   def initialize(self) -> tf.Operation:
     """Sets every slice to its first value."""
-    return initialized(self.slices)
-
-
-@contextlib.contextmanager
-def _nothing_is_freed() -> Iterator[None]:
-  # Python would search the graph, which grows, for what is free in it.
-  was_enabled = gc.isenabled()
-  gc.disable()
-  try:
-    yield
-  finally:
-    if was_enabled:
-      gc.enable()
+    return initialize_all(self.slices)
 
 
 class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
@@ -117,16 +101,16 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     self._checked: dict[LaidOut, LaidOut] = {}
 
   def import_copies(self, mesh, tensors, shape):
-    """Imports a tensor of which hosts have whole copies, onto their devices."""
+    """Imports a tensor that processes hold whole, onto their devices."""
     first, *others = tensors.values()
     if not others:
       return mtf.import_tf_tensor(mesh, first, shape)
     size, slices = self.slice_shape(shape), []
     for pnum, device in enumerate(self.devices):
-      host = cpu_of_process(device)
-      with tf.device(host):
+      cpu = cpu_of_process(device)
+      with tf.device(cpu):
         begin = self.slice_begin(shape, pnum)
-        slices.append(tf.slice(tensors[host], begin, size))
+        slices.append(tf.slice(tensors[cpu], begin, size))
     laid_out = self.LaidOutTensor(slices)
     return mtf.import_laid_out_tensor(mesh, laid_out, shape)
 
@@ -140,8 +124,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       ]
       for i in range(len(self.devices))
     )
-    # `fn` is called for the first device alone; what it made is copied for the
-    # others, which takes a fraction of the time.
+    # `fn` is called only for the first device. The operations that it adds are
+    # copied for the other devices, which takes a fraction of the time.
     num_before = tf.get_default_graph().num_operations()
     with tf.device(self.devices[0]):
       results = [fn(*first)]
@@ -155,8 +139,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def _repeated(self, fn, first, others, result, num_before):
     """Yields the results of `fn` for each of `others`, like `result`."""
-    # It is called again where it made a variable, or where its arguments differ
-    # in something else than tensors and variables.
+    # `fn` is called again if it made a variable, or if its arguments differ in
+    # something other than tensors and variables.
     copies = OperationCopies(tf.get_default_graph(), num_before)
     can_copy = copies.can_be_made(self.devices[0]) and _is_plain(result)
     for device, arguments in zip(self.devices[1:], others, strict=True):
@@ -174,12 +158,12 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
 
   def allreduce(self, x, mesh_axes, reduction_fn_string):
     """All-reduces x by Mesh TensorFlow's rings."""
-    # The order of a sum is that of the ring: its bits are the same each time.
+    # A sum has the order of the ring, so that its bits are always the same.
     with collective_scope(ALL_REDUCE, self.shape, mesh_axes):
       return super().allreduce(x, mesh_axes, reduction_fn_string)
 
   def allconcat(self, x, mesh_axis, concat_axis):
-    """All-gathers x; each device gets all parts, joined."""
+    """All-gathers x; each device gets all parts, concatenated."""
 
     def gather(xs, devices):
       return all_gather_direct(xs, devices, concat_axis)
@@ -188,7 +172,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], gather)
 
   def reduce_scatter(self, x, mesh_axis: int, split_axis: int):
-    """Sums x; each device gets its part of the sum."""
+    """Sums x; each device gets one part of the sum."""
 
     def scatter(xs, devices):
       return reduce_scatter_ring(xs, devices, split_axis)
@@ -197,18 +181,18 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       return self._collective_with_groups(x, [mesh_axis], scatter)
 
   def delay(self, x, signal):
-    """Returns x, which is not computed before `signal` is there."""
+    """Returns x, which is not read before `signal` is computed."""
     return self.slicewise(_after, x, signal)
 
   def assign_if_finite(self, slot, value, is_finite) -> list[tf.Operation]:
-    """Assigns, in a step whose numbers are all finite; else the call raises."""
+    """Assigns if all numbers of the step are finite; else the call raises."""
     checked = self._check(is_finite)
     return self.slicewise(_assign_after, slot, value, checked).all_slices
 
   def update_if_finite(
     self, fn, slots, operands, is_finite
   ) -> list[tf.Operation]:
-    """Updates, in a step whose numbers are all finite; else the call raises."""
+    """Updates if all numbers of the step are finite; else the call raises."""
     num = len(slots)
 
     def update(checked, *others):
@@ -219,7 +203,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
     return self.slicewise(update, checked, *slots, *operands).all_slices
 
   def _check(self, is_finite):
-    if is_finite not in self._checked:  # one check a device, whatever waits
+    if is_finite not in self._checked:  # one check per device
       self._checked[is_finite] = self.slicewise(_raise_unless, is_finite)
     return self._checked[is_finite]
 
@@ -235,7 +219,8 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
       self.slices: list[Slice] = []
       for pnum, region in enumerate(regions_of(variable, mesh_impl)):
         device = mesh_impl.devices[pnum]
-        # A device draws the first value of its slice itself: nothing is sent.
+        # Each device draws the first value of its slice, so that nothing is
+        # sent.
         with tf.device(device):
           value = variable.initializer.slice_value(
             name, variable.sizes, region.begin, region.sizes
@@ -261,14 +246,14 @@ def _raise_unless(is_finite: tf.Tensor) -> tf.Tensor:
 
 
 def _assign_after(slot, value, checked) -> tf.Operation:
-  # Where the check raises, the session ends before anything is assigned.
+  # If the check raises, the call ends before anything is assigned.
   with tf.control_dependencies([checked]):
     return slot.assign(value, read_value=False)
 
 
 def _add(slot, value, is_first) -> tf.Operation:
   value = tf.cast(value, slot.dtype)
-  # Not slot * 0: the accumulator may hold nothing yet, or what is no number.
+  # Not slot * 0, because the accumulator may be uninitialized or hold NaN.
   return tf.cond(
     is_first,
     lambda: slot.assign(value, read_value=False),
@@ -279,9 +264,9 @@ def _add(slot, value, is_first) -> tf.Operation:
 def _replacements(
   first: Sequence[object], others: Sequence[object]
 ) -> dict[int, object] | None:
-  """Returns a device's tensors and variables by the id() of the first's.
+  """Returns a device's tensors and variables by the id() of the first device's.
 
-  None where arguments differ in something else.
+  Returns None if arguments differ in something else.
   """
   replacements = {}
   for x, other in zip(first, others, strict=True):
@@ -296,13 +281,13 @@ def _replacements(
     for each, another in pairs:
       if replacements.setdefault(id(each), another) is not another:
         return None
-    # What waits for a tensor, waits for its operation.
+    # A control dependency on a tensor is one on its operation.
     replacements.setdefault(id(x.op), other.op)
   return replacements
 
 
 def _is_plain(results: object) -> bool:
-  """Returns whether results are tensors, operations and variables alone."""
+  """Returns whether results are only tensors, operations and variables."""
   if isinstance(results, tuple):
     return all(map(_is_plain, results))
   is_variable = hasattr(results, "handle")
@@ -311,7 +296,7 @@ def _is_plain(results: object) -> bool:
 
 
 def _replaced(results: object, made: Mapping[int, object]) -> object:
-  """Returns another device's results, of copies by the id() of originals."""
+  """Returns another device's results; `made` has copies by original id()."""
   if isinstance(results, tuple):
     return tuple(_replaced(x, made) for x in results)
   return made.get(id(results), results)
@@ -322,8 +307,8 @@ class CpuGpuDevices:
   """`Devices` that are CPUs or GPUs, of this process or of servers.
 
   Attributes:
-    native_threads: threads of an operation of `native`; 0 where a process of
-      these devices has none.
+    native_threads: threads per operation in C++; 0 if a process of these
+      devices has no such operations.
   """
 
   client: str
@@ -339,7 +324,7 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   """Returns devices of this process for pods of `num_devices` each.
 
   Raises:
-    UserError: there are GPUs, and fewer than that.
+    UserError: there are GPUs, but too few.
   """
   gpus = len(tf.config.list_physical_devices("GPU"))
   needed = num_devices * num_pods
@@ -349,10 +334,10 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
       f"devices, and TensorFlow sees {gpus} GPUs here. Use at most as many, or "
       "set CUDA_VISIBLE_DEVICES=-1 for virtual devices on the CPU."
     )
-  # CPU devices are virtual: `session_config` makes as many as are asked for.
+  # CPU devices are virtual: `session_config` makes any number.
   kind = "gpu" if gpus else "cpu"
   names = [f"/device:{kind}:{i}" for i in range(needed)]
-  # Neighbours are one pod's.
+  # Neighbouring devices form a pod.
   starts = range(0, needed, num_devices)
   return CpuGpuDevices(
     client="/device:cpu:0",
@@ -361,22 +346,22 @@ def local_devices(num_devices: int, num_pods: int = 1) -> CpuGpuDevices:
   )
 
 
-# Each device has one of xs, alike in shape and dtype; part i is device i's.
+# Each device has one of xs, alike in shape and dtype; part i is for device i.
 
 
 def reduce_scatter_ring(
   xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
 ) -> list[tf.Tensor]:
-  """Returns on each device its part, cut along `axis`, of the sum of all."""
+  """Returns, on each device, one part of the sum of xs, cut along `axis`."""
   n = len(xs)
   if n == 1:
     return list(xs)
   # [device, part]
   parts = mtf.parallel(devices, lambda x: tf.split(x, n, axis), xs)
   sums = []
-  # Part i goes once around the ring, from the device behind device i to device
-  # i, and grows on its way. At each hop every device sends and receives one
-  # part; the order of a sum is fixed, so that its bits are.
+  # Part i goes once around the ring, from device i + 1 to device i, and each
+  # device adds its term. At each hop every device sends and receives one part.
+  # The order of a sum is fixed, and with it its bits.
   for part in range(n):
     total = parts[(part + 1) % n][part]
     for distance in range(2, n + 1):
@@ -390,12 +375,12 @@ def reduce_scatter_ring(
 def all_gather_direct(
   xs: Sequence[tf.Tensor], devices: Sequence[str], axis: int
 ) -> list[tf.Tensor]:
-  """Returns on each device the parts of all, joined along `axis`."""
+  """Returns, on each device, all of xs concatenated along `axis`."""
   if len(xs) == 1:
     return list(xs)
   whole = []
-  # Each device reads every other one's part. Mesh TensorFlow's ring moves the
-  # same bytes, with one operation for each hop of each part.
+  # Each device reads every other device's part. Mesh TensorFlow's ring moves
+  # the same bytes, with one operation for each hop of each part.
   for device in devices:
     with tf.device(device):
       whole.append(tf.concat(xs, axis))

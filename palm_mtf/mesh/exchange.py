@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over pods: what crosses the data-center network in a step.
+"""Sums over pods: the traffic of a step on the data-center network.
 
 pod 0, device i    slice i --------+--> slice i of 0 + slice i of 1
                                     X
@@ -14,21 +14,21 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import split_axes
 from palm_mtf.ops.xla import fused
 
-# Each device sends to the device of the same number in every other pod, and
-# nowhere else. It is an edge of the graph, so that TensorFlow begins to send a
-# gradient as soon as it exists, behind the rest of the backward pass.
+# Each device sends only to the device of the same number in every other pod.
+# The transfer is an edge of the graph, so that TensorFlow begins to send a
+# gradient as soon as it exists, during the rest of the backward pass.
 
 
 def sum_in_order(*terms: tf.Tensor) -> tf.Tensor:
   """Returns the sum of all pods' terms, float32."""
-  # All pods add the same numbers in the same order: the same bits.
+  # All pods add the same numbers in the same order, and get the same bits.
   if len(terms) == 2 and terms[0].dtype == tf.float32:
     return terms[0] + terms[1]  # one pass, with nothing to compile
-  return _cast_and_added(*terms)
+  return _cast_and_add(*terms)
 
 
 @fused
-def _cast_and_added(*terms):
+def _cast_and_add(*terms):
   total = tf.cast(terms[0], tf.float32)
   for term in terms[1:]:
     total += tf.cast(term, tf.float32)
@@ -36,18 +36,18 @@ def _cast_and_added(*terms):
 
 
 class OwnPart(mtf.Operation):
-  """Outputs on each device its own part of a slice that several devices hold.
+  """Outputs, on each device, its own part of a slice that several devices hold.
 
-  Parts are flat. How long one is depends on the layout; the output's shape is
-  that of the input, and only slices of it are to be read.
+  Parts are flat, and their length depends on the layout. The output has the
+  shape of the input although its slices do not: read only its slices.
   """
 
-  # Devices that hold the same weights end with the same gradients. Between pods
-  # each of them sends its own part alone, as that network is the slow one:
-  #   within the pod    reduce-scatter   of a sum that is pending
+  # Devices that hold the same weights get the same gradients. Between pods each
+  # device sends only its own part, because that network is the slow one:
+  #   within the pod    reduce-scatter   of a pending sum
   #   between pods      own parts        (Exchange)
   #   within the pod    all-gather       (whole)
-  # Within the pod that moves what an all-reduce does.
+  # Within the pod this moves as many bytes as an all-reduce.
 
   def __init__(self, x: mtf.Tensor, dtype: tf.DType):
     """Takes a gradient, and the dtype that its parts are rounded to."""
@@ -62,34 +62,35 @@ class OwnPart(mtf.Operation):
     is_open = isinstance(x, mtf.LazyAllreduceSum)
     part = x.laid_out_input if is_open else x
     summed = x.mesh_axes if is_open else []
-    # Cut where nothing is sent first: what is reduce-scattered is shorter then.
+    # Cut first along the axes where nothing is sent, so that the slice to
+    # reduce-scatter is shorter.
     self._axes = sorted(
       _copy_axes(mesh_impl, self.inputs[0].shape),
       key=lambda axis: axis in summed,
     )
     if self._axes:
       copies = math.prod(mesh_impl.shape[axis].size for axis in self._axes)
-      part = mesh_impl.slicewise(_flat, part, copies)
+      part = mesh_impl.slicewise(_flatten, part, copies)
     for axis in self._axes:
-      # reduce-scatter over an axis that is summed over; else each device keeps
-      # its part of what it has
+      # reduce-scatter over an axis of the pending sum; over another axis each
+      # device keeps its part of its slice
       cut = mesh_impl.reduce_scatter if axis in summed else mesh_impl.allsplit
       part = cut(part, axis, 0)
-    # Not set_tensor_lowering, which compares slices with the whole shape.
+    # Not set_tensor_lowering, which checks slices against the output's shape.
     lowering.tensors[self.outputs[0]] = mesh_impl.slicewise(
       tf.cast, part, self.outputs[0].dtype
     )
 
   def whole(self, mesh_impl: mtf.MeshImpl, part: object) -> object:
-    """Returns the slices that parts are of: joins and unflattens them.
+    """Returns the slices that parts belong to: gathers and reshapes the parts.
 
     Args:
       mesh_impl: mesh implementation like this mesh's.
-      part: parts on each device, as the output has them.
+      part: part on each device, as in the output.
     """
     if not self._axes:
       return part
-    for axis in reversed(self._axes):  # all-gather over each axis of copies
+    for axis in reversed(self._axes):  # all-gather over each axis
       part = mesh_impl.allconcat(part, axis, 0)
     size = mesh_impl.slice_shape(self.outputs[0].shape)
     return mesh_impl.slicewise(
@@ -107,14 +108,14 @@ def _copy_axes(mesh_impl: mtf.MeshImpl, shape: mtf.Shape) -> list[int]:
   ]
 
 
-def _flat(x: tf.Tensor, num_parts: int) -> tf.Tensor:
+def _flatten(x: tf.Tensor, num_parts: int) -> tf.Tensor:
   x = tf.reshape(x, [-1])
   rest = -x.shape[0] % num_parts
   return tf.pad(x, [[0, rest]]) if rest else x  # parts are equally long
 
 
 class Exchange(mtf.Operation):
-  """Outputs on one pod's mesh, in float32, a sum over all pods."""
+  """Outputs, on one pod's mesh and in float32, a sum over all pods."""
 
   def __init__(
     self,
@@ -125,7 +126,7 @@ class Exchange(mtf.Operation):
     """Adds up `terms`.
 
     Args:
-      terms: tensor of each pod, in order; alike in shape and dtype.
+      terms: one tensor per pod, in order; alike in shape and dtype.
       mesh: mesh of the pod that the sum is for.
       own: this pod's OwnPart, where the terms are own parts.
     """
@@ -134,7 +135,7 @@ class Exchange(mtf.Operation):
     self._outputs = [mtf.Tensor(self, terms[0].shape, tf.float32)]
 
   def lower(self, lowering: mtf.Lowering) -> None:
-    """Lowers to one sum on each device, of slices of as many pods."""
+    """Lowers to one sum on each device, with one slice per pod."""
     mesh_impl = lowering.mesh_impl(self)
     # all-reduce within each pod, if its sum is pending
     terms = [lowering.tensors[x].to_laid_out_tensor() for x in self.inputs]
@@ -142,7 +143,7 @@ class Exchange(mtf.Operation):
     self.lower_sum(lowering, mesh_impl.slicewise(sum_in_order, *terms))
 
   def lower_sum(self, lowering: mtf.Lowering, total: object) -> None:
-    """Lowers where the sum is there: `total`, slices or own parts of them."""
+    """Lowers to a sum that exists already: `total`, slices or own parts."""
     if self._own:
       total = self._own.whole(lowering.mesh_impl(self), total)
     lowering.set_tensor_lowering(self.outputs[0], total)

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface between a program and the devices that run it.
 
-  Devices      all pods, by name
+  Devices      the names of all pods' devices
   Placement    one pod: slices of tensors and variables, collectives
-  Lowering     one Mesh TensorFlow graph of all pods, as TensorFlow
+  Lowering     one Mesh TensorFlow graph for all pods, as TensorFlow operations
 
 mesh/cpu_gpu.py implements it for CPUs and GPUs, mesh/tpu/ for TPUs.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,15 +18,23 @@ from palm_mtf._tf import mtf, tf
 from palm_mtf.config import MeshLayout
 from palm_mtf.mesh.slices import Slice
 
+# Among n devices with S bytes each, all devices together move
+#   all-reduce      2 (n - 1) S
+#   reduce-scatter    (n - 1) S    each device gets its nth of the sum
+#   all-gather        (n - 1) S    S is the size of each result
+ALL_REDUCE = "all_reduce"
+ALL_GATHER = "all_gather"
+REDUCE_SCATTER = "reduce_scatter"
+
 
 class LaidOut(Protocol):
-  """The slices of a tensor or a variable; a sum of them may be pending."""
+  """The slices of a tensor or a variable, whose sum may be pending."""
 
   def to_laid_out_tensor(self) -> "LaidOut":
-    """Returns the slices; adds them up first where a sum is pending."""
+    """Returns the slices; all-reduces them first if a sum is pending."""
 
 
-# cluster/client/connect.py chooses the implementation: TPUs where TPU is set.
+# cluster/client/connect.py chooses the implementation: TPUs if TPU is set.
 
 
 class Devices(Protocol):
@@ -49,8 +58,8 @@ class Placement(Protocol):
   Attributes:
     cpu: CPU of the first device's process; what the pod is fed goes through it.
     reading_cpus: CPUs that may read batches themselves, one per process.
-    native_threads: threads of an operation of `native` on a device; 0 where the
-      devices have none.
+    native_threads: threads per operation in C++ (native/) on a device; 0 if the
+      devices have no such operations.
     shape: axes of the mesh.
   """
 
@@ -73,7 +82,7 @@ class Placement(Protocol):
   def slicewise(self, fn: Callable, *inputs: object) -> object:
     """Applies `fn` to the inputs' slices on each device."""
 
-  # Collectives run in each group of devices that differ in `mesh_axes` alone.
+  # Collectives run in each group of devices that differ only in `mesh_axes`.
 
   def allreduce(
     self, x: LaidOut, mesh_axes: Sequence[int], reduction_fn_string: str
@@ -83,28 +92,29 @@ class Placement(Protocol):
   def reduce_scatter(
     self, x: LaidOut, mesh_axis: int, split_axis: int
   ) -> LaidOut:
-    """Sums x; each device gets its part of the sum, cut along `split_axis`."""
+    """Sums x; each device gets one part of the sum, cut along `split_axis`."""
 
   def allconcat(self, x: LaidOut, mesh_axis: int, concat_axis: int) -> LaidOut:
-    """All-gathers x; each device gets all parts, joined."""
+    """All-gathers x; each device gets all parts, concatenated."""
 
   def delay(self, x: LaidOut, signal: LaidOut) -> LaidOut:
-    """Returns x, which is not computed before `signal` is there."""
+    """Returns x, which is not read before `signal` is computed."""
 
-  # A slot is the slices of a variable, as `lowering.variables` has them.
+  # A slot is the slices of one variable, as in `lowering.variables`.
 
   def assign_if_finite(
     self, slot: LaidOut, value: LaidOut, is_finite: LaidOut
   ) -> list[tf.Operation]:
-    """Assigns, in a step whose numbers are all finite.
+    """Assigns if all numbers of the step are finite.
 
     Args:
       slot: slices of the variable.
       value: slices of the next value, in the stored dtype.
       is_finite: [], bool, on each device; false assigns nothing.
     """
-    # On CPUs and GPUs the call raises InvalidArgumentError then: no pass over
-    # memory is spent on a choice. XLA cannot raise; it writes the old value.
+    # Otherwise, on CPUs and GPUs, the call raises InvalidArgumentError, because
+    # a select would cost a pass over memory. XLA cannot raise; on TPUs the old
+    # value is written.
 
   def update_if_finite(
     self,
@@ -113,16 +123,16 @@ class Placement(Protocol):
     operands: Sequence[LaidOut],
     is_finite: LaidOut,
   ) -> list[tf.Operation]:
-    """Updates slots of one shape, in a step whose numbers are all finite.
+    """Updates slots of one shape if all numbers of the step are finite.
 
     Args:
-      fn: element-wise function of a module; takes a list of a slice of each
-        slot, and slices of the operands; returns the slots' next values.
+      fn: element-wise function of a module. It takes a list with one slice per
+        slot, then one slice per operand, and returns the slots' next values.
       slots: slices of each variable.
       operands: slices of tensors, the first of the slots' shape.
       is_finite: [], bool, on each device; false updates nothing.
     """
-    # CPUs and GPUs write each next value over the one before.
+    # CPUs and GPUs write each next value over the previous value.
 
   def add(
     self, slot: LaidOut, value: LaidOut, is_first: tf.Tensor
@@ -132,26 +142,26 @@ class Placement(Protocol):
     Args:
       slot: slices of the accumulator, float32.
       value: slices of the next term, any float dtype.
-      is_first: [], bool, on `cpu`; true begins the sum anew with `value`.
+      is_first: [], bool, on `cpu`; true begins a new sum with `value`.
     """
 
   @staticmethod
   def lower(placements: "Mapping[mtf.Mesh, Placement]") -> "Lowering":
-    """Lowers a graph whose meshes, one a pod, are placed like this one."""
+    """Lowers a graph whose placements, one per pod, are of this class."""
 
 
 class Lowering(Protocol):
-  """A Mesh TensorFlow graph as TensorFlow: tensors to fetch, steps to run.
+  """A Mesh TensorFlow graph as TensorFlow: tensors to fetch, updates to run.
 
   Attributes:
     slices: slices of each mesh's variables, by checkpoint name; a stack
-      (slices.py) is named like its first variable. A variable is there once a
-      `call` needs it.
+      (slices.py) is named like its first variable. On TPUs a variable has
+      slices only after a `call` needs it.
     initialize: sets every slice to its first value.
   """
 
-  # Hosts lower the whole graph at once, and a session runs what a call needs of
-  # it. On TPUs each call is a program, which holds what it needs.
+  # For CPUs and GPUs the whole graph is lowered at once, and a session runs the
+  # part that a call needs. On TPUs each call is one program.
 
   slices: list[dict[str, list[Slice]]]
   initialize: tf.Operation
@@ -161,20 +171,20 @@ class Lowering(Protocol):
     tensors: Mapping[str, mtf.Tensor],
     operations: Sequence[mtf.Operation] = (),
   ) -> tuple[dict[str, tf.Tensor], tf.Operation]:
-    """Builds what one call into a session runs, on all pods.
+    """Builds the tensors and operations of one call into a session.
 
     Args:
       tensors: tensors to fetch, by name; on TPUs [] float32 or bool.
-      operations: operations to run, the updates of a training step say.
+      operations: operations to run, such as the updates of a training step.
 
     Returns:
-      The tensors, whole, by name; and all operations, as one.
+      The whole tensors, by name; and one operation that runs all operations.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-  """A lowered graph, and what one `call` of it gives; see `Lowering`."""
+  """A lowered graph, and the results of one `call`; see `Lowering`."""
 
   tensors: dict[str, tf.Tensor]
   operations: tf.Operation
@@ -188,8 +198,24 @@ def lower(
   operations: Sequence[mtf.Operation] = (),
 ) -> Lowered:
   """Lowers all meshes of one graph, for one call."""
-  # All placements of a graph are of one class, which lowers it.
+  # All placements of a graph are of one class.
   first, *_ = placements.values()
   lowering = first.lower(placements)
   values, done = lowering.call(tensors, operations)
   return Lowered(values, done, lowering.initialize, lowering.slices)
+
+
+def collective_scope(
+  kind: str, shape: mtf.Shape, mesh_axes: Sequence[int]
+) -> contextlib.AbstractContextManager:
+  """Opens the name scope of a collective.
+
+  Args:
+    kind: ALL_REDUCE, ALL_GATHER or REDUCE_SCATTER.
+    shape: shape of the mesh.
+    mesh_axes: axes over which the collective runs.
+  """
+  if not mesh_axes:  # nothing moves
+    return contextlib.nullcontext()
+  # "all_reduce.data.model": tools/traffic.py parses this name.
+  return tf.name_scope(".".join([kind, *(shape[x].name for x in mesh_axes)]))

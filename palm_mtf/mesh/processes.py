@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python functions that a session calls in the processes of its devices.
 
-A server is a Python process. TensorFlow finds a function in it by the token
-under which that process has registered the function; the server publishes its
+A server is a Python process. TensorFlow finds a function there by the token
+under which the process has registered the function. Each server publishes its
 tokens (cluster/server_info.py).
 """
 
@@ -16,10 +16,10 @@ from palm_mtf._tf import tf
 
 @dataclasses.dataclass(frozen=True, eq=False)  # by identity, as keys
 class Process:
-  """A process that has devices of a session: this one, or a server."""
+  """A process that has devices of a session: this process, or a server."""
 
-  device: str  # its CPU, by TensorFlow's name
-  # Tokens of its functions, by their names; None is this process.
+  device: str  # TensorFlow's name of the process's CPU
+  # Tokens of the process's functions, by name; None is this process.
   tokens: Mapping[str, str] | None = None
 
   def call(
@@ -31,10 +31,10 @@ class Process:
     """Adds a call of `function` in this process to the current graph.
 
     Args:
-      function: module-level function of NumPy values, which returns as many as
-        there are dtypes; on a server the one of that name.
-      inputs: tensors, or what becomes one.
-      dtypes: dtypes of what it returns.
+      function: module-level function of NumPy values, which returns one value
+        per dtype. A server calls its own function of that name.
+      inputs: tensors, or values to convert.
+      dtypes: dtypes of the results.
     """
     name = function.__name__
     token = (
@@ -52,7 +52,7 @@ def function_token(function: Callable) -> str:
 
 @functools.cache
 def _registered(function: Callable) -> tf.Operation:
-  # A function stays registered as long as the graph that calls it.
+  # TensorFlow keeps a function registered as long as a graph that calls it.
   with tf.Graph().as_default():
     return tf.numpy_function(function, [], tf.string).op
 

@@ -14,23 +14,23 @@ class Region:
   """The region of a variable that one device holds."""
 
   begin: list[int]
-  sizes: list[int]  # without padding, which follows
+  sizes: list[int]  # without the padding at the end
   # TensorFlow's shape-and-slice text, "8 4 0,4:0,4": sizes of the variable,
-  # then begin,size of each dimension. "" where the region is the whole, None
-  # where it is padding alone, which no checkpoint holds.
+  # then begin,size of each dimension. "" if the region is the whole variable,
+  # None if it is only padding, which no checkpoint holds.
   spec: str | None
   is_first: bool  # no earlier device holds the same region
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Region):
-  """A device's slice of a variable, or of several that are alike: a stack."""
+  """A device's slice of a variable, or of a stack of variables of one kind."""
 
   names: Sequence[str]  # in a checkpoint
-  # [slice] in the stored dtype; of a stack, as TPUs have them, [names, slice].
+  # [slice] in the stored dtype; of a stack, only on TPUs, [names, slice].
   variable: tf.Variable
-  # Device that computes with the value outside of programs: where `variable`
-  # is, or the CPU beside a TPU, which runs programs only.
+  # Device that computes with the value outside of programs: the variable's
+  # device, or the CPU next to a TPU, because a TPU runs only programs.
   near: str
 
   def read(self) -> tf.Tensor:
@@ -56,10 +56,10 @@ def names_of(slices: Mapping[str, Sequence[Slice]]) -> list[str]:
   return [name for parts in slices.values() for name in parts[0].names]
 
 
-def initialized(
+def initialize_all(
   meshes: Sequence[Mapping[str, Sequence[Slice]]],
 ) -> tf.Operation:
-  """Returns what sets every slice of every mesh to its first value."""
+  """Returns an operation that sets every slice to its first value."""
   every = (x for slices in meshes for parts in slices.values() for x in parts)
   return tf.group([x.variable.initializer for x in every])
 
@@ -72,7 +72,7 @@ def regions_of(
   seen = set()
   for pnum in range(mesh_impl.size):
     begin = mesh_impl.slice_begin(variable.shape, pnum)
-    # The mesh pads dimensions at their end: the last slices hold less, or none.
+    # The mesh pads dimensions at their end, so that the last slices hold less.
     held = [
       max(0, min(n, whole - first))
       for n, whole, first in zip(size, variable.sizes, begin, strict=True)
@@ -95,12 +95,12 @@ def _slice_spec(
 
 
 def padded(x: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-  """Returns x with zeros behind it, of shape `sizes`."""
+  """Returns x with zeros after it, of shape `sizes`."""
   more = [[0, n - had] for n, had in zip(sizes, x.shape, strict=True)]
   return tf.pad(x, more) if any(n for _, n in more) else x
 
 
 def cpu_near(device: str) -> str:
-  """Returns the CPU beside a device: itself, if it is one."""
+  """Returns the CPU next to a device: the device itself, if it is a CPU."""
   task, _, name = device.rpartition("/device:")
   return device if name.startswith("cpu:") else f"{task}/device:cpu:0"

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.accounting.architecture import attention_blocks, num_keys
-from palm_mtf.native import attention as native
-from palm_mtf.ops.bfloat16 import einsum
+from palm_mtf.native import layers as native
+from palm_mtf.ops.matmul import einsum
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused

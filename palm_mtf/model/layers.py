@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.native import norm as native
+from palm_mtf.native import layers as native
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import local_rows
-from palm_mtf.native import loss as native
+from palm_mtf.native import layers as native
 from palm_mtf.ops.slicewise import (
   WholeSlice,
   native_threads,

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.model.layers import gated, gated_gradient, turned
-from palm_mtf.native import projection as native
-from palm_mtf.ops.bfloat16 import is_emulated, matmul
+from palm_mtf.native import layers as native
+from palm_mtf.ops.matmul import is_emulated, matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import native_threads, split_axes
 from palm_mtf.ops.xla import fused

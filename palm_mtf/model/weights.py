@@ -19,7 +19,7 @@ from palm_mtf.model.dims import Dims
 from palm_mtf.model.layers import embed
 from palm_mtf.model.projection import project
 from palm_mtf.model.sharding import gathered
-from palm_mtf.ops.bfloat16 import matmul
+from palm_mtf.ops.matmul import matmul
 from palm_mtf.ops.recompute import recompute
 from palm_mtf.ops.slicewise import WholeSlice
 from palm_mtf.ops.variables import Fill, Normal, sliced_variable

@@ -78,7 +78,7 @@ inline V sigmoid(V x) {
 
 inline float swish(float x) { return x * sigmoid(x); }
 
-// Combines all numbers, those of a register at a time.
+// Combines all numbers, one register at a time.
 template <class Combine>
 inline float reduce(const float* x, int size, float start, Combine combine) {
   Floats all = splat(start);

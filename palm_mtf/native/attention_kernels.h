@@ -71,7 +71,8 @@ class Attention {
 
   const TF_Tensor *q, *k, *v;
 
-  // Heads of keys in the batch, and groups, each of which reads one of them.
+  // Key heads in the batch, and groups of query heads: a group reads one key
+  // head.
   int num_heads() const { return batch_ * sizes_.key_heads; }
   int num_groups() const { return num_heads() * parts_; }
 

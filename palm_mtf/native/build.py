@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the operations for this CPU, once, and keeps them."""
+"""Compiles the operations in C++ for this CPU once, and caches the library."""
 
 import errno
 import hashlib
@@ -25,24 +25,24 @@ from palm_mtf.machine.cache_folder import (
   partial_folder,
   warn_of,
 )
-from palm_mtf.machine.cpu import cpu_flags
+from palm_mtf.machine.processors import cpu_flags
 
 _logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).parent / "operations.cc"
-# No sum is added up in another order than it is written in.
+# No option lets the compiler change the order of a sum.
 _FLAGS = (
   *("-std=c++20", "-O3", "-shared", "-fPIC", "-pthread", "-Wno-psabi"),
   *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 _LIBRARIES = ("-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2")
-# What vectors.h needs of x86-64, and what the compiler calls it.
+# The CPU flags that the instruction sets of vectors.h need on x86-64.
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512_vnni"}
 _COMPILE_SECS = 300
-_MOST_KEPT = 16  # libraries: for CPUs, compilers and versions
+_MOST_KEPT = 16  # libraries, for different CPUs, compilers and versions
 _OUTPUT = "operations.so"
-# What the compiler says of a full disk, and of an exceeded quota.
+# Parts of a compiler's message about a full disk or an exceeded quota.
 _NO_SPACE = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 _ADVICE = "install g++ 11 or newer, or name it by CXX"
 
@@ -51,7 +51,7 @@ def instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
   """Returns the compiler's options for a CPU.
 
   Args:
-    cpu: flags of the CPU (machine/cpu.py).
+    cpu: flags of the CPU (machine/processors.py).
     machine: `platform.machine()`.
   """
   if machine != "x86_64":
@@ -66,7 +66,7 @@ def instruction_flags(cpu: frozenset[str], machine: str) -> list[str]:
 
 def panel_columns() -> int:
   """Returns the columns of a panel, kColumns of vectors.h, on this CPU."""
-  options = _options_here()
+  options = _choose_options()
   if "-mavx512vnni" in options:
     return 64
   return 32 if "-march=x86-64-v3" in options else 16
@@ -77,14 +77,14 @@ class BuildError(Exception):
 
 
 class _NoSpaceError(BuildError):
-  """The compiler has no room for its files."""
+  """There is no disk space for the compiler's files."""
 
 
 def library() -> bytes:
-  """Returns the library for this CPU; compiles it if need be.
+  """Returns the library for this CPU; compiles it if necessary.
 
-  The C++ compiler is what CXX names, or `c++`. A library is kept for each
-  compiler; where there is none now, that of any compiler will do.
+  CXX names the C++ compiler; the default is `c++`. The cache has a library per
+  compiler. Without a compiler, the library of any compiler is used.
 
   Raises:
     BuildError: it cannot be compiled here.
@@ -93,12 +93,12 @@ def library() -> bytes:
   for part in sorted(_SOURCE.parent.glob("*.[ch]*")):
     digest.update(part.read_bytes())
   version = importlib.metadata.version("tensorflow")
-  options = _options_here()
+  options = _choose_options()
   folder, key = os.path.split(
     cache_path("native", digest.hexdigest(), version, *options)
   )
-  command = _compiler()
-  identity = _identity(command)
+  command = _find_compiler()
+  identity = _hash_compiler(command)
   try:
     with open_cache(folder) as cache:
       names = [f"{key}_{identity}.so"]
@@ -129,14 +129,14 @@ def built_with(content: bytes) -> str:
   return match[1].decode(errors="replace") if match else ""
 
 
-def _options_here() -> list[str]:
+def _choose_options() -> list[str]:
   return instruction_flags(cpu_flags(), platform.machine())
 
 
-def _compiler() -> list[str]:
+def _find_compiler() -> list[str]:
   """Returns the command of the C++ compiler, such as ["ccache", "g++"]."""
   given = os.environ.get("CXX", "").strip() or "c++"
-  if shutil.which(given):  # its path may have spaces
+  if shutil.which(given):  # the path of a compiler may have spaces
     words = [given]
   else:
     try:
@@ -144,17 +144,17 @@ def _compiler() -> list[str]:
     except ValueError as error:
       raise BuildError(f"CXX = {given!r}: {error}") from None
   found = shutil.which(words[0])
-  # It is called in another folder.
+  # The compiler runs in another folder.
   return [os.path.abspath(found) if found else words[0], *words[1:]]
 
 
-def _identity(command: Sequence[str]) -> str:
+def _hash_compiler(command: Sequence[str]) -> str:
   """Returns a hash that changes with the compiler's files; "" without one."""
   if not shutil.which(command[0]):
     return ""
   parts = []
   for word in command:
-    # Its version, without asking it: that would start a process each time.
+    # Size and time stand for the version, which only a process could tell.
     if path := shutil.which(word):
       status = os.stat(path)
       parts += [os.path.realpath(path), status.st_size, status.st_mtime_ns]
@@ -163,7 +163,7 @@ def _identity(command: Sequence[str]) -> str:
 
 
 def _compile(command: Sequence[str], folder: str) -> bytes:
-  """Returns the library; compiles it in the cache, or else elsewhere.
+  """Returns the library; compiles it in the cache, or in a temporary folder.
 
   Args:
     command: command of the compiler, with its options.
@@ -173,7 +173,7 @@ def _compile(command: Sequence[str], folder: str) -> bytes:
     "compiling the operations in C++ for this CPU, once: some 15 seconds"
   )
   try:
-    # The disk of temporary files may be full while that of the cache is not.
+    # The disk of temporary files may be full while the cache's disk is not.
     with open_cache(folder, make=True) as cache:
       return _compile_in(cache.descriptor, command)
   except (CacheError, OSError, _NoSpaceError):
@@ -192,20 +192,20 @@ def _compile_in(above: int, command: Sequence[str]) -> bytes:
   """Returns the library, compiled in a new folder.
 
   Args:
-    above: descriptor of the folder that it is in.
+    above: descriptor of the folder that gets the new folder.
     command: command of the compiler, with its options.
 
   Raises:
-    OSError: there can be no new folder.
+    OSError: a new folder cannot be made.
   """
   package = importlib.util.find_spec("tensorflow").submodule_search_locations[0]
   options = [x for x in command if x.startswith("-") and x not in _FLAGS]
-  said = os.memfd_create("said")  # where no disk is full
+  said = os.memfd_create("said")  # in memory, because a disk may be full
   try:
     with partial_folder(above) as folder:
       code = _call(
         [
-          *(*command, f"-DPALM_OPTIONS={_quoted(' '.join(options))}"),
+          *(*command, f"-DPALM_OPTIONS={_quote(' '.join(options))}"),
           *(f"-I{package}/include", str(_SOURCE)),
           *("-o", _OUTPUT, f"-L{package}", *_LIBRARIES),
         ],
@@ -215,7 +215,7 @@ def _compile_in(above: int, command: Sequence[str]) -> bytes:
       content = None if code else folder.read(_OUTPUT)
     if code:
       text = os.pread(said, os.fstat(said).st_size, 0)
-      raise _failure(command[0], code, text.decode(errors="replace"))
+      raise _make_error(command[0], code, text.decode(errors="replace"))
   finally:
     os.close(said)
   if not content or not built_with(content):
@@ -223,8 +223,8 @@ def _compile_in(above: int, command: Sequence[str]) -> bytes:
   return content
 
 
-def _quoted(text: str) -> str:
-  """Returns a text as C++ writes it."""
+def _quote(text: str) -> str:
+  """Returns a text as a literal of C++."""
   return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -239,13 +239,13 @@ def _call(command: Sequence[str], folder: int, said: int) -> int:
   try:
     process = subprocess.Popen(
       command,
-      cwd=f"/proc/self/fd/{folder}",  # whatever its path is by now
+      cwd=f"/proc/self/fd/{folder}",  # even if the folder was renamed
       env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
       stdin=subprocess.DEVNULL,
       stdout=said,
       stderr=said,
       umask=0o077,
-      start_new_session=True,  # a group of processes, to be ended together
+      start_new_session=True,  # so that the whole group can be killed
     )
   except OSError as error:
     raise BuildError(f"{command[0]}: {error.strerror}; {_ADVICE}") from None
@@ -261,8 +261,8 @@ def _call(command: Sequence[str], folder: int, said: int) -> int:
       process.wait()
 
 
-def _failure(compiler: str, code: int, said: str) -> BuildError:
-  """Returns the error for what a compiler said."""
+def _make_error(compiler: str, code: int, said: str) -> BuildError:
+  """Returns the error for the output of a compiler."""
   lines = [x.strip() for x in said.splitlines() if x.strip()]
   full = [x for x in lines if any(reason in x for reason in _NO_SPACE)]
   if full:

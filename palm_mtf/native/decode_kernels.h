@@ -1,9 +1,10 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// PalmDecodeStep, behind which any strategy chooses the next token, and
-// PalmTextSteps, which chooses it itself: TensorFlow's loop between two steps
-// lasts a tenth to a quarter as long as one, and its sampling as much again.
+// PalmDecodeStep, after which any strategy chooses the next token, and
+// PalmTextSteps, which chooses tokens itself, because TensorFlow's loop between
+// two steps takes a tenth to a quarter of the time of a step, and its sampling
+// as much again.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of decoding in a graph, on one CPU device."""
+"""Operations of decoding in C++, on one CPU device, and packed weights."""
 
 import dataclasses
 import math
@@ -10,12 +10,70 @@ from typing import NamedTuple
 from palm_mtf._tf import tf
 from palm_mtf.config import PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.machine.cores import usable_cores
+from palm_mtf.machine.processors import usable_cores
+from palm_mtf.native.build import panel_columns
 from palm_mtf.native.operations import operations, with_shapes
-from palm_mtf.native.packing import FORMATS, PackedKernel
 
-# A thread reads so many bytes in some 5 microseconds; to meet another one takes
-# up to one.
+# In the order of `Format` in products.h.
+INT4 = tf.as_dtype("int4")
+FORMATS = (tf.float32, tf.bfloat16, tf.int8, INT4)
+GROUP = 32  # inner indices that share a scale of 4-bit weights
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedKernel:
+  """A constant weight matrix [inner, outer], in panels of columns."""
+
+  panels: tf.Tensor  # [panels, bytes], uint8
+  outer: int
+  dtype: tf.DType  # one of FORMATS
+
+
+def pack(
+  ws: Sequence[tf.Tensor],
+  dtype: tf.DType,
+  *,
+  joins_rows: bool = False,
+  is_transposed: bool = False,
+  is_rounded: bool = False,
+) -> PackedKernel:
+  """Packs a matrix; memory holds only its parts and its panels.
+
+  Args:
+    ws: parts of the matrix, [inner, outer] float32, side by side.
+    dtype: one of FORMATS. int8 has a scale for each column, int4 one for each
+      GROUP inner indices of a column.
+    joins_rows: whether the parts are stacked along `inner` instead.
+    is_transposed: whether a part is [outer, inner].
+    is_rounded: whether numbers are rounded to bfloat16 first.
+  """
+  parts = [w.shape[::-1] if is_transposed else w.shape for w in ws]
+  inners, outers = ([int(x) for x in some] for some in zip(*parts, strict=True))
+  inner = sum(inners) if joins_rows else inners[0]
+  outer = outers[0] if joins_rows else sum(outers)
+  panels = operations().palm_pack(
+    ws=list(ws),
+    format=FORMATS.index(dtype),
+    joins_rows=joins_rows,
+    is_transposed=is_transposed,
+    is_rounded=is_rounded,
+    threads=usable_cores(),
+  )
+  columns = panel_columns()
+  panels.set_shape([-(-outer // columns), _panel_bytes(dtype, inner, columns)])
+  return PackedKernel(panels, outer, dtype)
+
+
+def _panel_bytes(dtype, inner, columns):
+  # As panel_bytes of products.h.
+  count = -(-inner // GROUP) * GROUP * columns
+  if dtype == INT4:
+    return count // 2 + count // GROUP * 2
+  return count * dtype.size + (8 * columns if dtype == tf.int8 else 0)
+
+
+# A thread reads this many bytes in about 5 microseconds; synchronizing with
+# another thread takes up to one microsecond.
 _BYTES_FOR_A_THREAD = 250_000
 
 
@@ -43,7 +101,7 @@ def product(
 
 @dataclasses.dataclass(frozen=True)
 class StepWeights:
-  """What a decoding step reads beside the tokens and the cache.
+  """The inputs of a decoding step besides the tokens and the cache.
 
   Attributes:
     config: the architecture.
@@ -59,7 +117,7 @@ class StepWeights:
   kernels: Sequence[PackedKernel]
 
   def arguments(self) -> dict[str, object]:
-    """Returns inputs and attributes of the operations that make steps."""
+    """Returns inputs and attributes of the operations that decode."""
     config, kernels = self.config, self.kernels
     table, sines, cosines = self.tables
     return {
@@ -87,7 +145,7 @@ def decode_step(
   positions: tf.Tensor,
   cache: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-  """Reads one token of every row; see `Decoder.step`.
+  """Reads one token per row; see `Decoder.step`.
 
   Args:
     weights: the model.
@@ -107,13 +165,13 @@ def decode_step(
 
 
 class Texts(NamedTuple):
-  """Texts that steps go on with, before the first of these.
+  """The texts that steps continue, before the first step.
 
   Attributes:
-    tokens: last token of each, [rows] int32.
-    positions: place of that token in its text, [rows] int32.
-    places: tokens that each has drawn before, [rows] int32.
-    is_over: whether it has ended, [rows] bool.
+    tokens: last token of each text, [rows] int32.
+    positions: position of the last token in its text, [rows] int32.
+    places: number of tokens that each text has drawn before, [rows] int32.
+    is_over: whether the text has ended, [rows] bool.
     keys: keys of the draws, hashes of (SEED, prompt, sample), [rows, 2] int32.
     temperature: TEMPERATURE of each, [rows] float32.
     top_k: TOP_K of each, [rows] int32; 0 keeps all.
@@ -134,13 +192,13 @@ class Texts(NamedTuple):
 
 
 class TextSteps(NamedTuple):
-  """What steps of texts have made.
+  """The results of steps of texts.
 
   Attributes:
-    chosen: tokens, [rows, steps] int32: `eod_id` behind the end of a text.
-    logits: those of the last step, [rows, vocab] float32; or [0, vocab].
+    chosen: tokens, [rows, steps] int32: `eod_id` after the end of a text.
+    logits: logits of the last step, [rows, vocab] float32; or [0, vocab].
     seen: `Texts.seen` with the tokens chosen.
-    cache: the cache with all tokens but the last.
+    cache: the cache with all tokens except the last.
   """
 
   chosen: tf.Tensor
@@ -160,17 +218,17 @@ def text_steps(
   repetition_penalty: float = 1.0,
   keeps_logits: bool = False,
 ) -> TextSteps:
-  """Goes on with texts, by `count` steps or until all have ended.
+  """Continues texts by `count` steps, or until all texts have ended.
 
   Args:
     weights: the model.
     count: number of steps, [] int32.
     texts: last tokens, and how each is sampled.
     cache: see `decode_step`.
-    num_tokens: pieces of the vocabulary.
+    num_tokens: number of pieces in the vocabulary.
     eod_id: token that ends a text; -1 if none does.
     repetition_penalty: REPETITION_PENALTY of all.
-    keeps_logits: whether to return the last step's.
+    keeps_logits: whether to return the last step's logits.
   """
   chosen, logits, seen_after, cache_after = operations().palm_text_steps(
     count=count,

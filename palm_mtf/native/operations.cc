@@ -97,7 +97,7 @@ void register_attention_operations() {
   register_kernels<AttentionGradientKernel>(back);
 }
 
-// Returns names with those that both decoding operations have behind them.
+// Returns names, followed by the names that both decoding operations share.
 Names followed_by(Names names, const Names& common) {
   names.insert(names.end(), common.begin(), common.end());
   return names;

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The operations of operations.cc, where they can be compiled."""
+"""The operations of operations.cc, if they can be compiled."""
 
 import dataclasses
 import errno
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from palm_mtf._tf import tf
-from palm_mtf.machine.cores import usable_cores
+from palm_mtf.machine.processors import usable_cores
 from palm_mtf.native.build import BuildError, built_with, library
 
 _logger = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ class _Loaded:
   """The loaded library.
 
   Attributes:
-    module: its operations; None where it cannot be compiled.
-    built_with: options and version of its compiler; "none" without it.
+    module: the operations; None if the library cannot be compiled.
+    built_with: options and version of the compiler; "none" without a library.
   """
 
   module: ModuleType | None
@@ -32,14 +32,14 @@ class _Loaded:
 
 @functools.cache
 def _loaded() -> _Loaded:
-  """Returns the loaded library; logs a warning where there is none."""
+  """Loads the library once; logs a warning if there is none."""
   try:
     content = library()
-    # From memory: a file that changes while it is in use ends the process.
+    # In memory, because a change of a file in use would end the process.
     file = os.memfd_create("palm_mtf_operations")
     if os.write(file, content) < len(content):  # ulimit -f
       raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    # TensorFlow knows it by this path, so that it stays open.
+    # The file stays open, because TensorFlow refers to this path.
     module = tf.load_op_library(f"/proc/self/fd/{file}")
     return _Loaded(module, built_with(content))
   except (BuildError, OSError, tf.errors.OpError) as error:
@@ -62,14 +62,14 @@ def operations_built_with() -> str:
 
 
 def threads_here() -> int:
-  """Returns the threads of an operation in this process, 0 without any."""
+  """Returns the threads per operation in C++; 0 without such operations."""
   return usable_cores() if operations() else 0
 
 
 def with_shapes(
   after: Sequence[tf.Tensor], before: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Returns results of an operation, which have the shapes of `before`."""
+  """Returns results of an operation, with their shapes set to `before`'s."""
   for x, like in zip(after, before, strict=True):
     x.set_shape(like.shape)
   return list(after)

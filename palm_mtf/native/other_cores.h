@@ -15,9 +15,9 @@
 
 namespace palm {
 
-// Where no core has been idle for long, Linux wakes a thread on the core of the
-// thread that calls it, behind that, and moves it to an idle one milliseconds
-// later: most of what an operation between two products takes.
+// If no core has been idle for long, Linux wakes a thread on the core of the
+// calling thread, where it waits, and moves it to an idle core milliseconds
+// later. That is most of the time of an operation between two products.
 class OtherCores {
 #if defined(__linux__)
  public:

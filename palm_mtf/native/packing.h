@@ -13,8 +13,8 @@
 
 namespace palm {
 
-// A part of a matrix: number (i, j) of it is at[i * row_step + j * column_step],
-// and lies at (first_row + i, first_column + j) of the whole.
+// A part of a matrix: number (i, j) of it is at[i * row_step + j *
+// column_step], and lies at (first_row + i, first_column + j) of the whole.
 struct Block {
   const float* at;
   int rows, columns, first_row, first_column;
@@ -45,7 +45,7 @@ inline void read_columns(const std::vector<Block>& blocks, int first, int inner,
 
 // To the nearest integer, of two the even one; |x| is below 2^22.
 inline Floats nearest(Floats x) {
-  constexpr float kMagic = 3 << 22;  // behind which floats are integers
+  constexpr float kMagic = 3 << 22;  // floats from here on are integers
   return (x + kMagic) - kMagic;
 }
 

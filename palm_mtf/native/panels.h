@@ -15,7 +15,7 @@
 
 namespace palm {
 
-// In the order of FORMATS (packing.py).
+// In the order of FORMATS (decoding.py).
 enum Format { kFloat32, kBfloat16, kInt8, kInt4 };
 
 constexpr int kGroup = 32;  // inner indices that share a scale of 4-bit weights
@@ -55,7 +55,8 @@ struct Stream {
 };
 
 // A part of the panel that comes next, evenly over the steps of a tile: where
-// several tiles read one panel, memory has the time of all of them for the next.
+// several tiles read one panel, memory has the time of all these tiles to load
+// the next panel.
 struct Part {
   const uint8_t* at;
   int bytes;  // of a step

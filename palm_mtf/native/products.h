@@ -3,9 +3,9 @@
 //
 // Products of a few rows with weights that are packed in panels.
 //
-// A tile is the product of some rows with a panel, its sums in registers. No sum
-// depends on another row, nor does its order of terms: a row's result is the
-// same bits whatever is computed beside it.
+// A tile is the product of some rows with a panel, its sums in registers. No
+// sum depends on another row, nor does its order of terms: a row's result is
+// the same bits whatever else is computed with it.
 
 #pragma once
 
@@ -117,7 +117,7 @@ void tile_of(int rows, const Rows& x, int first, const uint8_t* panel,
 
 // Gives `use` the product of all rows with each panel from `begin` to `end`, a
 // tile at a time: use(first row, number of rows, first column, tile). The panel
-// `next` is likely to be read behind them.
+// `next` is likely to be read after them.
 template <Format kFormat, class Use>
 void multiply_panels(const Rows& x, int num_rows, const uint8_t* panels,
                      int inner, int begin, int end, int next, Use use) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is between a joined product and the layers that read it, one row at a
+// The work between a joined product and the layers that read it, one row at a
 // time: columns q, k, v, wi_gate and wi, of which some may be missing. See
 // model/projection.py.
 

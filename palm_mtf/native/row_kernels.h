@@ -19,8 +19,8 @@ namespace palm {
 
 constexpr int kParts = 64;  // of a matrix, that threads take in turn
 
-// Calls use(part, first row, row behind the last) for parts of a matrix: the
-// same ones whatever the number of threads.
+// Calls use(part, first row, row after the last) for parts of a matrix. The
+// parts do not depend on the number of threads.
 template <class T, class Use>
 void for_parts(Matrix<const T> x, int threads, Use use) {
   // To wake a thread takes the time to write some 250 kB.

@@ -58,7 +58,7 @@ inline float sum_from(const float* shares, int size, float least,
 // `wanted`; of equal ones all stay. Bits of floats that are not negative are
 // ordered as these are.
 inline void keep_largest(float* shares, int size, float wanted, bool counts) {
-  int32_t low = 0, high = 0x3f800001;  // behind 1, the largest share
+  int32_t low = 0, high = 0x3f800001;  // beyond 1, the largest share
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     const bool is_enough =
@@ -69,8 +69,8 @@ inline void keep_largest(float* shares, int size, float wanted, bool counts) {
   for (int i = 0; i < size; ++i) shares[i] = shares[i] >= least ? shares[i] : 0;
 }
 
-// Returns the first token whose share, with those before it, is more than `at`;
-// the last one with a share, where rounding leaves none.
+// Returns the first token at which the sum of the shares exceeds `at`; the last
+// token with a share, if no token does because of rounding.
 inline int token_at(const float* shares, int size, float at) {
   float upto = 0;
   int last = 0;

@@ -21,10 +21,10 @@ struct AttentionSizes {
   int length, heads, key_heads, d_kv;
 };
 
-// What positions of a sequence see: those up to their own and all of a prefix,
-// of their own segment.
+// Which positions a position sees: in its own segment, all positions up to it
+// and all of a prefix.
 struct Masks {
-  // [length] and a register behind it, or null: no prefix without segments.
+  // [length] and a register after it, or null; a prefix needs segments.
   const int32_t *segments = nullptr, *prefix = nullptr;
 
   // Returns which of kLanes positions one sees.
@@ -49,7 +49,7 @@ template <class T>
 struct BlockMemory {
   std::vector<float> scores, dweights, sums;
   std::vector<Word<T>> q, dout, panels;
-  // As left matrices; those with `_t` are read transposed.
+  // As left matrices; names with `_t` are read transposed.
   std::vector<Word<T>> weights, weights_t, dscores, dscores_t;
 };
 
@@ -178,7 +178,7 @@ class HeadGroup {
                  sizes_.d_kv;
   }
 
-  // Multiplies rows of x, of which a copy stays, by columns.
+  // Multiplies rows of x by columns, and leaves the rows in `copy`.
   void multiply_rows(const T* x, const Block& block, Panels<W> columns,
                      std::vector<W>& copy, float* y) const {
     const int steps = words_of<T>(sizes_.d_kv);

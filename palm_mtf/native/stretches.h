@@ -5,8 +5,8 @@
 //
 // AVX2 has registers for the sums of three rows: more rows read a panel often,
 // and unpack bfloat16 as often. So a stretch of the panel is multiplied by all
-// rows while it is in the nearest cache, as float32. Sums have the same terms in
-// the same order, and the same bits.
+// rows while it is in the nearest cache, as float32. Sums have the same terms
+// in the same order, and the same bits.
 
 #pragma once
 
@@ -24,7 +24,8 @@ template <Format kFormat>
 constexpr bool kHasStretches =
   kLanes == 8 && (kFormat == kFloat32 || kFormat == kBfloat16);
 
-// Adds to `sums` the product of kRows rows, or fewer, with a stretch of weights.
+// Adds to `sums` the product of kRows rows, or fewer, with a stretch of
+// weights.
 template <int kRows = kTileRows>
 void stretch_tile(int rows, const float* x, int length, const float* weights,
                   int count, Part ahead, float sums[][kColumns]) {
@@ -66,8 +67,8 @@ const float* unpacked(const uint8_t* panel, int count) {
   return floats;
 }
 
-// Calls use(row, sums) for each row's product with a panel. Meanwhile the panel
-// `following` is prefetched.
+// Calls use(row, sums) for each row's product with a panel, and prefetches the
+// panel `following`.
 template <Format kFormat, class Use>
 void multiply_stretches(const Rows& x, int num_rows, const uint8_t* panel,
                         int inner, const uint8_t* following, Use use) {

@@ -32,7 +32,7 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls job(i) for each i in [0, size), each in a thread of its own.
+  // Calls job(i) for each i in [0, size), each in its own thread.
   void run(const std::function<void(int)>& job) {
     job_ = &job;
     cores_.hold(threads_);
@@ -55,7 +55,8 @@ class Team {
 
  private:
   static void pause(int i) {
-    // Where other programs have the cores, whoever is waited for needs this one.
+    // If other programs use the cores, the thread that is waited for needs this
+    // core.
     if (i % 4096 == 4095) std::this_thread::yield();
 #if defined(__x86_64__)
     __builtin_ia32_pause();

@@ -1,7 +1,7 @@
 // Copyright 2026 The palm_mtf authors.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of two matrices that are new each time, as those of attention.
+// Products of two matrices that are both new each time, as in attention.
 //
 // The inner dimension counts words: a float, or two bfloat16 numbers of
 // neighbouring inner indices. The left matrix is read by strides, so that its
@@ -68,8 +68,8 @@ inline void word_tile(int rows, Left<W> x, const W* panel, int steps, Use use) {
   for (int r = 0; r < kRows; ++r) use(r, sums[r]);
 }
 
-// Calls use(row, column, sums) for `rows` rows of x times each panel: kVectors
-// registers of sums, the first of which begins at that column.
+// Calls use(row, column, sums) for `rows` rows of x times each panel. `sums`
+// has kVectors registers, and the first register begins at `column`.
 template <class W, class Use>
 inline void multiply_words(Left<W> x, int rows, Panels<W> panels, int steps,
                            Use use) {

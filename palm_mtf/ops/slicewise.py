@@ -29,8 +29,8 @@ def slice_offset(mesh_impl: mtf.MeshImpl, dim: mtf.Dimension) -> object:
 
 
 def native_threads(mesh_impl: mtf.MeshImpl) -> int:
-  """Returns the threads of an operation of `native` on a device, or 0."""
-  # Meshes that other projects place know nothing of it.
+  """Returns the threads per operation in C++ on a device, 0 without such."""
+  # Mesh implementations of other projects have no such attribute.
   return getattr(mesh_impl, "native_threads", 0)
 
 
@@ -44,12 +44,12 @@ def split_axes(
 
 @dataclasses.dataclass(frozen=True)
 class ByDevice:
-  """A function of slices that CPUs compute in C++, where they can.
+  """A function of slices that CPUs compute in C++ if possible.
 
   Attributes:
     anywhere: the function.
-    native: function in C++ of a number of threads and the same slices. It may
-      return fewer outputs, which are None to others like it.
+    native: function in C++, of a number of threads and the same slices. It may
+      return fewer outputs, which other such functions then get as None.
   """
 
   anywhere: SliceFn
@@ -69,7 +69,7 @@ class WholeSlice(mtf.Operation):
   An output that lacks a split dimension of the inputs is a sum over it.
   """
 
-  # A layer of small mtf operations passes over memory once an operation.
+  # A layer of small mtf operations passes over memory once per operation.
 
   def __init__(
     self,
@@ -94,8 +94,8 @@ class WholeSlice(mtf.Operation):
       gradient: None where no loss is traced through the operation.
       offset_of: dimension, the vocabulary say, whose first index in the slice
         `fn` needs as its first argument.
-      is_kept: whether the backward pass reads the outputs as they are, and not
-        computed again (recompute.py).
+      is_kept: whether the backward pass reads the outputs of the forward pass;
+        otherwise it computes them again (recompute.py).
       name: name of the operation, made unique by the graph.
     """
     super().__init__(list(inputs), name=name)
@@ -123,7 +123,7 @@ class WholeSlice(mtf.Operation):
     """Returns an output, computed from the inputs again if it is not kept."""
     if self._is_kept:
       return delay(x, signal)
-    # It is enough that one input waits.
+    # It is enough to delay one input.
     first = self.inputs[0]
     _, copies = self.graph.clone_operations(
       [self], {first: delay(first, signal)}
@@ -134,7 +134,7 @@ class WholeSlice(mtf.Operation):
     """Lowers to one call of the function on each slice."""
     mesh_impl = lowering.mesh_impl(self)
     input_dims = {dim for x in self.inputs for dim in x.shape.dims}
-    for dim in input_dims:  # a layout that the function cannot do is refused
+    for dim in input_dims:  # refuses a layout that the function cannot compute
       if dim.name in self._unsplittable_dims:
         if split_axes(mesh_impl, [dim]):
           raise UserError(
@@ -149,8 +149,9 @@ class WholeSlice(mtf.Operation):
       values = (values,)
     for output, value in zip(self.outputs, values, strict=False):
       summed = split_axes(mesh_impl, list(input_dims - set(output.shape.dims)))
-      # Each slice computes its part of a sum. The all-reduce over these axes is
-      # pending until the sum is read: a reduce-scatter may take its place.
+      # Each slice computes its part of a sum. The all-reduce over these axes
+      # happens only when the sum is read, so that a reduce-scatter can replace
+      # it.
       if summed:
         value = mtf.LazyAllreduceSum(mesh_impl, value, summed)
       lowering.set_tensor_lowering(output, value)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 
-# A hash of a counter under a key (Salmon et al. 2011), in integer arithmetic,
-# which is the same on every device: a draw depends on key and counter alone.
+# A hash of a counter under a key (Salmon et al. 2011). Integer arithmetic is
+# the same on every device, so that a draw depends only on key and counter.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 

@@ -2,22 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables that exist only as slices and are drawn the same everywhere."""
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from palm_mtf._tf import BaseResourceVariable, mtf, tf
 
-# Mesh TensorFlow's own variable keeps a full copy, the master, beside the
-# slices that the mesh uses, and its draws differ from process to process. Ours
-# has no master: each device holds its slice alone, the initial value is a pure
-# function of (seed, name, position), and a checkpoint is written from the
-# slices and restored into them. So neither memory nor values depend on the
-# layout.
+# Mesh TensorFlow's own variable keeps a full copy, the master, besides the
+# slices that the mesh uses, and its random values differ from process to
+# process. A SlicedVariable has no master: each device holds only its slice, the
+# initial value is a pure function of (seed, name, position), and a checkpoint
+# is written from the slices and restored into them. Therefore neither memory
+# nor values depend on the layout.
 
 
 def key_of(name: str) -> int:
-  """Returns the key of a variable's random numbers, of 32 bits, signed."""
+  """Returns the key of a variable's random numbers, a signed 32-bit integer."""
   digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
   return int.from_bytes(digest, "little", signed=True)
 
@@ -31,7 +32,7 @@ class Normal:
 
   def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
     """Returns the whole initial value of a variable, float32."""
-    # The draw is keyed by (seed, name): other variables do not change it.
+    # The key is (seed, name), so that other variables do not change the values.
     return self.stddev * tf.random.stateless_normal(
       shape, seed=[self.seed % 2**31, key_of(name)]
     )
@@ -42,7 +43,7 @@ class Normal:
     """Returns a slice of the initial value."""
     if 0 in sizes:
       return tf.zeros(sizes)
-    # Each device draws all of it, so that slices are those of any layout.
+    # Each device draws the whole value, so that slices are alike in any layout.
     whole = self.full_value(name, shape)
     return whole if sizes == shape else tf.slice(whole, begin, sizes)
 
@@ -64,8 +65,8 @@ class Fill:
     """Returns a slice of the initial value."""
     del shape, begin
     if self.number == 0:
-      # Not tf.fill: TensorFlow would make constants of the zeros, up to 10 MB
-      # each, and keep several copies beside the variables.
+      # Not tf.fill: TensorFlow would turn zeros of up to 10 MB into constants
+      # and keep several copies besides the variables.
       return tf.raw_ops.Empty(shape=sizes, dtype=tf.float32, init=True)
     return self.full_value(name, sizes)
 
@@ -92,7 +93,7 @@ class SlicedVariable(mtf.Variable):
   ):
     # mtf.Variable's constructor makes the master, hence not super().__init__.
     mtf.Operation.__init__(self, [], mesh, name=name)
-    # The graph made it another name where another pod's mesh has this one.
+    # The graph changes the name if another pod's mesh has the same name.
     self._name = name
     self._dtype = mtf.VariableDType(
       stored_dtype, stored_dtype, activation_dtype
@@ -115,7 +116,7 @@ class SlicedVariable(mtf.Variable):
 
 
 class _Cast(mtf.Operation):
-  """Outputs a variable's value, as the model reads it, after a signal."""
+  """Outputs a variable's value, in the dtype of the model, after a signal."""
 
   def __init__(self, variable: SlicedVariable, signal: mtf.Tensor):
     super().__init__([signal], name=f"{variable.name}/again")
@@ -153,7 +154,7 @@ def sliced_variable(
     initializer: gives the first value.
     stored_dtype: dtype of the slices and of the checkpoint.
     activation_dtype: dtype of the value where the model reads it.
-    trainable: False for what the optimizer keeps.
+    trainable: False for variables of the optimizer.
     sizes: sizes without padding; None where no dimension is padded.
   """
   return SlicedVariable(
@@ -175,8 +176,8 @@ def device_variable(value: tf.Tensor, name: str) -> tf.Variable:
     value: first value.
     name: name of its operations.
   """
-  # tf.Variable itself makes twice the operations, in three times the time, and
-  # a pod has a hundred thousand.
+  # tf.Variable itself makes twice as many operations in three times the time,
+  # and a pod has a hundred thousand variables.
   with tf.name_scope(name) as scope:
     unique_name = scope.removesuffix("/")
     handle = tf.raw_ops.VarHandleOp(
@@ -195,3 +196,75 @@ def device_variable(value: tf.Tensor, name: str) -> tf.Variable:
     )
   tf.add_to_collection(tf.GraphKeys.GLOBAL_VARIABLES, variable)
   return variable
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+  """Draws with an initializer of TensorFlow, the same on every device."""
+
+  initializer: Callable[..., tf.Tensor]
+  seed: int  # of the run
+
+  def full_value(self, name: str, shape: list[int]) -> tf.Tensor:
+    """Returns the whole initial value of a variable, float32."""
+    # The values of TensorFlow's initializers depend on the number of operations
+    # in their graph. In a separate graph they depend only on (seed, name).
+    with tf.Graph().as_default() as graph:
+      tf.set_random_seed((self.seed * 2**32 + key_of(name)) % 2**63)
+      value = tf.identity(self.initializer(shape, dtype=tf.float32))
+    (value,) = tf.import_graph_def(
+      graph.as_graph_def(), return_elements=[value.name], name="first_value"
+    )
+    return value
+
+  def slice_value(
+    self, name: str, shape: list[int], begin: list[int], sizes: list[int]
+  ) -> tf.Tensor:
+    """Returns a slice of the initial value."""
+    return tf.slice(self.full_value(name, shape), begin, sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _NoMaster:
+  """Stands for the TensorFlow variable that `mtf.Variable` has as master."""
+
+  name: str
+  initializer: Callable[..., tf.Tensor]
+
+
+def _no_master(
+  getter: Callable, name: str, initializer: object = None, **unused: object
+) -> _NoMaster:
+  # As in tf.get_variable: a class means its instance, None means Glorot's.
+  del getter, unused
+  if initializer is None:
+    initializer = tf.glorot_uniform_initializer
+  if isinstance(initializer, type):
+    initializer = initializer()
+  return _NoMaster(f"{name}:0", initializer)
+
+
+@contextlib.contextmanager
+def adopted_variables(mesh: mtf.Mesh, seed: int) -> Iterator[None]:
+  """Turns the variables that the body makes on a mesh into ones without master.
+
+  Args:
+    mesh: mesh of one pod.
+    seed: seed of the first values, with the name of each variable.
+  """
+  graph = mesh.graph
+  num_before = len(graph.all_variables)
+  # mtf.get_variable looks for a name in all meshes of a graph, but each pod has
+  # a variable of each name.
+  others, graph.name_to_variable = graph.name_to_variable, {}
+  try:
+    scope = tf.get_variable_scope()
+    with tf.variable_scope(scope, custom_getter=_no_master):
+      yield
+  finally:
+    graph.name_to_variable = others
+  for variable in graph.all_variables[num_before:]:
+    if not isinstance(variable, SlicedVariable):
+      master = variable.get_master()
+      variable.initializer = Drawn(master.initializer, seed)
+      variable.sizes = variable.shape.to_integer_list

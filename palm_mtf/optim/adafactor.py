@@ -28,8 +28,8 @@ from palm_mtf.accounting.optimizer_state import (
 )
 from palm_mtf.config import AdafactorConfig
 from palm_mtf.ops.slicewise import split_axes
-from palm_mtf.ops.sums import fused_sum
 from palm_mtf.ops.variables import Fill, sliced_variable
+from palm_mtf.ops.xla import fused_sum
 from palm_mtf.optim.second_moment import (
   FactoredMoment,
   factored_update,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.ops.slicewise import WholeSlice
-from palm_mtf.ops.sums import fused_sum
+from palm_mtf.ops.xla import fused_sum
 
 
 @fused_sum

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The features of a batch that a pod is fed."""
+"""The features of a batch, which the client feeds or hosts read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,21 +13,21 @@ from palm_mtf.model.dims import Dims
 FEATURE_DTYPES = {
   "inputs": tf.int32,  # the tokens before `targets`
   "targets": tf.int32,  # the tokens to predict
-  "segments": tf.int32,  # attention stays among equal numbers; else in a row
-  "loss_weights": tf.float32,  # of each target in the mean loss; else 1
-  "prefix": tf.int32,  # 1 where inputs attend in both directions; else 0
+  "segments": tf.int32,  # equal numbers attend to each other; default: the row
+  "loss_weights": tf.float32,  # of each target in the mean loss; default: 1
+  "prefix": tf.int32,  # 1 where inputs attend in both directions; default: 0
 }
 REQUIRED_FEATURES = ("inputs", "targets")
 
 
-# Reads the features of a microbatch on a host, given the name of its CPU, the
-# number of the step, [] int64, the part of the step's batch that the microbatch
-# is, [] int32, and the number of parts.
+# Reads the features of a microbatch on a host. The arguments are the name of
+# the host's CPU, the number of the step, [] int64, the number of the microbatch
+# among the parts of the step's batch, [] int32, and the number of parts.
 ReadFeatures = Callable[[str, tf.Tensor, tf.Tensor, int], Sequence[tf.Tensor]]
 
 
 class HostFeatures(NamedTuple):
-  """Features that hosts read themselves where they are not fed."""
+  """Features that hosts read themselves if the client does not feed them."""
 
   names: Sequence[str]
   read: ReadFeatures
@@ -69,7 +69,7 @@ def placeholders(
 
   Args:
     features: dtypes and shapes, by name.
-    values: value of each feature where it is not fed.
+    values: default value of each feature; None if all are always fed.
   """
   if values is None:
     return {

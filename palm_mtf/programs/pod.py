@@ -99,7 +99,7 @@ class PodBuilder:
     self._pod_batch_size = pod_batch_size
     self._graph = mtf.Graph()
     with tf.device(client):
-      no_step = tf.constant(-1, tf.int64)  # not fed for the loss alone
+      no_step = tf.constant(-1, tf.int64)  # if only the loss is fetched
       self.step = tf.placeholder_with_default(no_step, [], "step")
       self.microbatch = tf.placeholder_with_default(0, [], "microbatch")
 

@@ -33,7 +33,7 @@ class PodProgram:
 
   # The pod's part of a microbatch, by name, in the order asked for.
   features: dict[str, tf.Tensor]
-  copies: list[dict[str, tf.Tensor]]  # of the pod's other hosts; fed alike
+  copies: list[dict[str, tf.Tensor]]  # on the pod's other hosts; the same feeds
   # Mean loss of that part, PaLM's in nats per token, [] float32; fetching only
   # the loss runs only the forward pass. The mean over several parts is weighted
   # by `weight_sum`, [].
@@ -41,7 +41,7 @@ class PodProgram:
   weight_sum: tf.Tensor
   # By checkpoint name (mesh/placement.py).
   slices: dict[str, list[Slice]]
-  # Adds the part's gradients and sums to those of the step.
+  # Adds the part's gradients and sums to the sums of the step.
   accumulate: tf.Operation
 
 
@@ -285,7 +285,7 @@ def _lower_loop(
   update: Update,
   mesh_layout: MeshLayout,
 ) -> LoopProgram:
-  """Lowers several steps of a pod, of which one step was lowered before."""
+  """Lowers a loop of steps of a pod; one step has been lowered before."""
   num_microbatches = mesh_layout.num_microbatches
   num_rounds = mesh_layout.steps_per_loop * num_microbatches
   with tf.device(pod.placement.cpu):

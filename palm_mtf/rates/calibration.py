@@ -32,7 +32,7 @@ from palm_mtf.config import (
 from palm_mtf.machine.host_memory import largest_resident_bytes
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.bfloat16 import matmul
+from palm_mtf.ops.matmul import matmul
 from palm_mtf.programs.train_program import build_train_program
 from palm_mtf.rates.measure import (
   PRODUCT_FLOPS,

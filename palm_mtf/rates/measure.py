@@ -16,9 +16,9 @@ from palm_mtf.config import Config, MeshLayout, PalmConfig
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.activation_dtype import is_slow
-from palm_mtf.machine.gpu import gpu_capabilities
+from palm_mtf.machine.processors import gpu_capabilities
 from palm_mtf.mesh.session import session_config
-from palm_mtf.ops.bfloat16 import matmul
+from palm_mtf.ops.matmul import matmul
 
 _logger = logging.getLogger(__name__)
 

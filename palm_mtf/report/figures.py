@@ -5,6 +5,7 @@
 import base64
 import importlib.util
 import io
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,11 +17,11 @@ from palm_mtf.report.runs import Run, is_number
 
 
 class Panel(NamedTuple):
-  """Panel: one figure of the page."""
+  """One figure of the page."""
 
-  title: str  # quantity, and its unit where tick labels have none
+  title: str  # quantity, and its unit if tick labels have none
   fields: tuple[str, ...]  # of metrics.jsonl, in the order of _LINE_STYLES
-  unit: str = ""  # of tick labels, which then begin at 0; "%" of shares of 1
+  unit: str = ""  # of tick labels, which then begin at 0; "%" for shares of 1
 
 
 _PANELS = (
@@ -35,18 +36,20 @@ _PANELS = (
   Panel("Checkpoint wait per line", ("checkpoint_wait_secs",), "s"),
   Panel("Memory of the process", ("host_memory_bytes",), "B"),
 )
-# By position in Panel.fields: text in the legend, and Matplotlib's style.
+# By position in Panel.fields: text in the legend, and Matplotlib's style. The
+# lines of several runs have the color of their run: training is then lighter.
 _LINE_STYLES = (
-  ("training", {"linewidth": 1.2}),
-  ("validation", {"linewidth": 1.2, "marker": "o", "markersize": 4}),
+  ("training", {"linewidth": 1.4}),
+  ("validation", {"linewidth": 1.6, "marker": "o", "markersize": 4}),
   ("unigram entropy", {"linewidth": 1.2, "linestyle": (0, (1, 2))}),
 )
-# Color and dashes of each run, valid in CSS and in Matplotlib: Okabe and Ito's
-# palette, which color-blind readers can tell apart.
+# Okabe and Ito's palette, which color-blind readers can tell apart.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+# Color and dashes of each run, valid in CSS and in Matplotlib.
 RUN_LINES = [
   (color, dashes)
   for dashes in ("solid", "dashed", "dotted")
-  for color in ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
+  for color in _COLORS
 ]
 _NUM_MEANS = 200  # of a line that has more than twice as many points
 _LOG_RATIO = 15  # largest to smallest number, from which on y is logarithmic
@@ -61,14 +64,14 @@ def check_can_draw() -> None:
     )
 
 
-def panels(runs: Sequence[Run]) -> list[Panel]:
+def choose_panels(runs: Sequence[Run]) -> list[Panel]:
   """Returns the panels that have numbers, the well-known ones first."""
   fields = dict.fromkeys(x for run in runs for line in run.lines for x in line)
   values = {x: {y for run in runs for y in run.values(x)} for x in fields}
   found = [p for p in _PANELS if any(values.get(x) for x in p.fields)]
   known = {"step", "tokens", *(x for panel in _PANELS for x in panel.fields)}
   for field, numbers in values.items():
-    # Traces show what traced steps measured, and a constant is no curve.
+    # Trace files show what traced steps measured, and a constant has no curve.
     if field not in known and field[:7] != "traced_" and len(numbers) > 1:
       quantity, _, _ = field.partition("/")  # such as host_memory_bytes/pod_0
       unit = {"secs": "s", "bytes": "B"}.get(quantity.rpartition("_")[2], "")
@@ -76,7 +79,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
   return found
 
 
-def image(runs: Sequence[Run], panel: Panel) -> str:
+def render_image(runs: Sequence[Run], panel: Panel) -> str:
   """Returns a panel as a PNG image in a data: URL, which needs no file."""
   file = io.BytesIO()
   # Transparent: the page's own background, light or dark, shows through.
@@ -85,32 +88,40 @@ def image(runs: Sequence[Run], panel: Panel) -> str:
 
 
 def draw(runs: Sequence[Run], panel: Panel) -> Any:
-  """Draws a Matplotlib figure: the lines of all runs, and their rewinds."""
+  """Returns a Matplotlib figure: the lines of all runs, and their rewinds."""
   from matplotlib.figure import Figure
 
   is_wide = len(panel.fields) > 1
   figure = Figure(figsize=(11, 4) if is_wide else (5, 3), layout="constrained")
   axes = figure.add_subplot()
-  # Runs of different batch sizes compare by tokens, if all lines have them.
+  styles = [style for _, style in _LINE_STYLES]
+  if len(runs) == 1 and is_wide:
+    colors = (*_COLORS[:2], "0.5")
+    styles = [{"color": x} | y for x, y in zip(colors, styles, strict=True)]
+  # If all lines have tokens, the x axis counts tokens, because the batch sizes
+  # of runs may differ.
   tokens = [line.get("tokens") for run in runs for line in run.lines]
   x_field = "tokens" if all(map(is_number, tokens)) else "step"
   for i, run in enumerate(runs):
     color, dashes = RUN_LINES[i % len(RUN_LINES)]
-    for field, (_, style) in zip(panel.fields, _LINE_STYLES, strict=False):
+    for j, (field, kind) in enumerate(zip(panel.fields, styles, strict=False)):
       points = run.points(field, x_field)
       if field == "unigram_entropy" and points:
-        points.insert(0, (0, points[0][1]))  # a level, not a curve
-      _draw_points(axes, points, {"color": color, "linestyle": dashes} | style)
+        points.insert(0, (0, points[0][1]))  # a constant, drawn from step 0
+      line = {"color": color, "linestyle": dashes} | kind
+      if is_wide and len(runs) > 1 and j == 0:
+        line["alpha"] = 0.5
+      _draw_points(axes, points, line)
     for rewind in run.rewinds:
       x = _x_of_step(run, rewind["step"], x_field)
       back_to = _x_of_step(run, rewind["to_step"], x_field)
       axes.axvline(x, color=color, linewidth=0.8, linestyle="dotted")
-      # Shaded: the steps that were undone.
+      # The steps that were undone are shaded.
       axes.axvspan(back_to, x, color=color, alpha=0.1, linewidth=0)
   if is_wide:
-    # Gray lines in the legend stand for the lines of all runs.
-    for label, style in _LINE_STYLES:
-      axes.plot([], [], color="0.4", label=label, **style)
+    # With several runs, gray lines in the legend stand for the lines of each.
+    for (label, _), style in zip(_LINE_STYLES, styles, strict=True):
+      axes.plot([], [], label=label, **{"color": "0.4"} | style)
     axes.legend(frameon=False)
   _set_axes(axes, panel, x_field)
   return figure
@@ -122,7 +133,8 @@ def _draw_points(
   if len(points) == 1:
     style = {"marker": "o", "markersize": 4, **style}
   elif len(points) > 2 * _NUM_MEANS:
-    # Faint: every point, so that a spike shows. Solid: means of neighbors.
+    # A faint line has every point, so that a spike shows; the other line has
+    # means of neighbors.
     axes.plot(*zip(*points, strict=True), **{**style, "alpha": 0.25})
     bins = np.array_split(np.array(points), _NUM_MEANS)
     points = [each.mean(axis=0) for each in bins]
@@ -134,9 +146,17 @@ def _x_of_step(run: Run, step: float, x_field: str) -> float:
   # A step between two lines is interpolated.
   steps, xs = zip((0, 0), *run.points(x_field, "step"), strict=True)
   if step > steps[-1] > 0:
-    # The lines since a rewind's target go when the run resumes there.
+    # The run has not resumed from the rewind's target, and lacks this step.
     return xs[-1] * step / steps[-1]
   return float(np.interp(step, steps, xs))
+
+
+def format_bytes(count: float, digits: int = 1) -> str:
+  """Returns a number of bytes as MiB or GiB, or as KiB below one MiB."""
+  for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+    if count >= size:
+      return f"{count / size:,.{digits}f} {unit}"
+  return f"{count / 2**10:,.{digits}f} KiB" if count else "0"
 
 
 def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
@@ -151,10 +171,15 @@ def _set_axes(axes: Any, panel: Panel, x_field: str) -> None:
   axes.xaxis.set_major_formatter(lambda x, _: short(x).replace("G", "B"))
   low, high = axes.dataLim.intervaly
   if panel.unit:
-    formatters = {"%": ticker.PercentFormatter(1.0)}
-    engineering = ticker.EngFormatter(panel.unit)
-    axes.yaxis.set_major_formatter(formatters.get(panel.unit, engineering))
     axes.set_ylim(0, 1.1 * high or 1)
+    formatter = ticker.EngFormatter(panel.unit)
+    if panel.unit == "%":
+      formatter = ticker.PercentFormatter(1.0)
+    elif panel.unit == "B":
+      formatter = ticker.FuncFormatter(lambda x, _: format_bytes(x, digits=0))
+      power = math.floor(math.log2(max(high, 4) / 3))
+      axes.yaxis.set_major_locator(ticker.MultipleLocator(2.0**power))
+    axes.yaxis.set_major_formatter(formatter)
   elif 0 < low * _LOG_RATIO < high:
     axes.set_yscale("log", subs=(2, 5))
     axes.yaxis.set(major_formatter="{x:g}", minor_formatter="{x:g}")

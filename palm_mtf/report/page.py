@@ -8,30 +8,56 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from palm_mtf import __version__
-from palm_mtf.report.figures import RUN_LINES, image, panels
+from palm_mtf.report.figures import (
+  RUN_LINES,
+  choose_panels,
+  format_bytes,
+  render_image,
+)
 from palm_mtf.report.runs import Run, is_number
 
-# In the dark, figures are inverted: black ink turns white, and hues stay.
+# In dark mode figures are inverted: black ink turns white, and hues stay.
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font-family: sans-serif; max-width: 76rem; margin: 1rem auto; }
-.figures { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(22rem, 100%), 1fr)); }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 100rem;
+  margin: 0 auto; padding: 1.5rem 2rem 3rem; }
+h1 { font-size: 1.5rem; margin: 0 0 1rem; }
+h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+section > h2:first-child { margin-top: 0; }
+main { display: grid; gap: 2rem 3rem; }
+section { min-width: 0; }
+@media (min-width: 70rem) {
+  main { grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); }
+}
+.figures { display: grid; gap: 1.5rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(16rem, 100%), 1fr)); }
 .wide { grid-column: 1 / -1; }
 figure { margin: 0; } img { width: 100%; }
-th, td { padding-right: 2rem; text-align: left; vertical-align: top; }
-tbody th { font-weight: normal; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; padding: .5rem;
-  border: 1px solid #8884; }
+figcaption { font-weight: 600; font-size: .9rem; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid #8884; }
+td { overflow-wrap: anywhere; }
+tbody th { font-weight: normal; white-space: nowrap; }
+p { margin: 1rem 0 .3rem; font-size: .9rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0;
+  padding: .6rem .8rem; background: #8881; border-radius: 4px;
+  font-size: .8rem; }
 i { display: inline-block; width: 2em; vertical-align: middle; }
+summary, footer { margin-top: 2rem; }
+summary { font-weight: bold; } footer { color: #888; font-size: .85rem; }
 @media (prefers-color-scheme: dark) {
   img, i { filter: invert(1) hue-rotate(180deg); }
 }
 """
 
 # Row, field of metrics.jsonl, statistic over the lines, and format.
-# Speed is a median, as steps beside a checkpoint are slower.
+# Speed is a median, because steps during which a checkpoint is written are
+# slower.
 _last = operator.itemgetter(-1)
+_BYTES = ""  # not a format: the number is shown as MiB or GiB
 _RESULTS = (
   ("Validation loss (nats/token, last)", "validation_loss", _last, "{:.4f}"),
   ("Training loss (nats/token, last)", "loss", _last, "{:.4f}"),
@@ -42,83 +68,90 @@ _RESULTS = (
   ("Speed (tokens/s, median)", "tokens_per_sec", median, "{:,.0f}"),
   ("Step time (s, median)", "step_secs", median, "{:.4g}"),
   ("MFU (median)", "mfu", median, "{:.1%}"),
-  ("Memory of the process (bytes, peak)", "host_memory_bytes", max, "{:,}"),
+  ("Memory of the process (peak)", "host_memory_bytes", max, _BYTES),
 )
 _POD_MEMORY = "host_memory_bytes/"
-# Of these plan.json has the prediction, a row below.
+# plan.json has predictions of these fields, which get the next row.
 _PREDICTED = ("tokens_per_sec", "step_secs", "mfu")
-# By row, the exact value, which shows on hover, and its text.
+# The exact value, which shows on hover, and its text, by row.
 _Column = Mapping[str, tuple[object, str]]
 
 
-def page(runs: Sequence[Run]) -> str:
+def render_page(runs: Sequence[Run]) -> str:
   """Returns the page of all runs as HTML."""
-  title = _text("palm_mtf report: " + ", ".join(run.name for run in runs))
+  title = _escape("palm_mtf report: " + ", ".join(run.name for run in runs))
   lines = (
     '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8"/>',
     '<meta name="viewport" content="width=device-width, initial-scale=1"/>',
     f"<title>{title}</title>\n<style>{_STYLE}</style>\n<h1>{title}</h1>",
-    *_table("<h2>Results</h2>", runs, [*map(_results, runs)]),
-    *_table("<h2>Tasks</h2>", runs, [*map(_tasks, runs)]),
-    *_figures(runs),
-    *_table("<h2>Loss spikes and rewinds</h2>", runs, [*map(_rewinds, runs)]),
-    *_samples(runs),
-    *_settings(runs),
+    "<main>\n<section>",
+    *_render_figures(runs),
+    "</section>\n<section>",
+    *_render_table("Results", runs, [*map(_list_results, runs)]),
+    *_render_table("Tasks", runs, [*map(_list_tasks, runs)]),
+    *_render_table(
+      "Loss spikes and rewinds", runs, [*map(_list_rewinds, runs)]
+    ),
+    *_render_samples(runs),
+    *_render_settings(runs),
+    "</section>\n</main>",
     f"<footer>palm_mtf {__version__}</footer>\n</html>\n",
   )
   return "\n".join(lines)
 
 
-def _text(value: object) -> str:
+def _escape(value: object) -> str:
   # Names, prompts, continuations and settings may hold any text.
   return html.escape(str(value))
 
 
-def _name(runs: Sequence[Run], index: int) -> str:
-  """Returns a run's name, after a piece of its line if there are several."""
+def _render_name(runs: Sequence[Run], index: int) -> str:
+  """Returns a run's name, after a piece of its line if there are more runs."""
   color, dashes = RUN_LINES[index % len(RUN_LINES)]
   line = f'<i style="border-top: 3px {dashes} {color}"></i> '
-  return (line if len(runs) > 1 else "") + f"<b>{_text(runs[index].name)}</b>"
+  return (line if len(runs) > 1 else "") + f"<b>{_escape(runs[index].name)}</b>"
 
 
-def _table(
-  heading: str, runs: Sequence[Run], columns: Sequence[_Column]
+def _render_table(
+  title: str, runs: Sequence[Run], columns: Sequence[_Column]
 ) -> Iterator[str]:
   """Yields a table with a column for each run, unless it has no rows."""
   rows = dict.fromkeys(row for column in columns for row in column)
   if not rows:
     return
-  yield f"{heading}\n<table><thead><tr><th></th>"
-  yield from (f"<th>{_name(runs, i)}</th>" for i in range(len(runs)))
+  heading = f"<h2>{title}</h2>\n" if title else ""
+  yield f'{heading}<div class="table"><table><thead><tr><th></th>'
+  yield from (f"<th>{_render_name(runs, i)}</th>" for i in range(len(runs)))
   yield "</tr></thead><tbody>"
   for row in rows:
-    yield f"<tr><th>{_text(row)}</th>"
+    yield f"<tr><th>{_escape(row)}</th>"
     for column in columns:
-      exact, text = map(_text, column.get(row, ("", "-")))
+      exact, text = map(_escape, column.get(row, ("", "-")))
       yield f'<td title="{exact}">{text}</td>'
     yield "</tr>"
-  yield "</tbody></table>"
+  yield "</tbody></table></div>"
 
 
-def _results(run: Run) -> _Column:
+def _list_results(run: Run) -> _Column:
   column = {}
   fields = dict.fromkeys(x for line in run.lines for x in line)
   of_pods = [
-    (f"Memory of {x[len(_POD_MEMORY) :]} (bytes, peak)", x, max, "{:,}")
+    (f"Memory of {x[len(_POD_MEMORY) :]} (peak)", x, max, _BYTES)
     for x in fields
     if x.startswith(_POD_MEMORY)
   ]
   for row, field, statistic, form in (*_RESULTS, *of_pods):
     if values := run.values(field):
       exact = statistic(values)
-      column[row] = exact, form.format(exact)
+      text = form.format(exact) if form else format_bytes(exact)
+      column[row] = exact, text
     if field in _PREDICTED and field in run.plan:
       predicted = run.plan[field]
       column[f"- predicted {field}"] = predicted, form.format(predicted)
   return column
 
 
-def _tasks(run: Run) -> _Column:
+def _list_tasks(run: Run) -> _Column:
   column = {}
   # Evaluations ascend by step: the last evaluated checkpoint stays.
   for each in run.evaluations:
@@ -129,7 +162,7 @@ def _tasks(run: Run) -> _Column:
   return column
 
 
-def _rewinds(run: Run) -> _Column:
+def _list_rewinds(run: Run) -> _Column:
   column = {}
   for i, rewind in enumerate(run.rewinds, start=1):
     text = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in rewind.items())
@@ -137,17 +170,17 @@ def _rewinds(run: Run) -> _Column:
   return column
 
 
-def _figures(runs: Sequence[Run]) -> Iterator[str]:
+def _render_figures(runs: Sequence[Run]) -> Iterator[str]:
   yield '<h2>Figures</h2>\n<div class="figures">'
-  for panel in panels(runs):
+  for panel in choose_panels(runs):
     wide = ' class="wide"' if len(panel.fields) > 1 else ""
-    title = _text(panel.title)
+    title = _escape(panel.title)
     yield f"<figure{wide}><figcaption>{title}</figcaption>"
-    yield f'<img alt="{title}" src="{image(runs, panel)}"/></figure>'
+    yield f'<img alt="{title}" src="{render_image(runs, panel)}"/></figure>'
   yield "</div>"
 
 
-def _samples(runs: Sequence[Run]) -> Iterator[str]:
+def _render_samples(runs: Sequence[Run]) -> Iterator[str]:
   samples = [
     (str(x.get("prompt")), x["step"], i, str(x.get("continuation")))
     for i, run in enumerate(runs)
@@ -156,16 +189,16 @@ def _samples(runs: Sequence[Run]) -> Iterator[str]:
   if samples:
     yield "<h2>Samples</h2>"
   for prompt, step, i, continuation in sorted(samples):
-    yield f"<p>{_name(runs, i)} step {step:,}</p>"
-    yield f"<pre><b>{_text(prompt)}</b>{_text(continuation)}</pre>"
+    yield f"<p>{_render_name(runs, i)} step {step:,}</p>"
+    yield f"<pre><b>{_escape(prompt)}</b>{_escape(continuation)}</pre>"
 
 
-def _settings(runs: Sequence[Run]) -> Iterator[str]:
+def _render_settings(runs: Sequence[Run]) -> Iterator[str]:
   columns = [{k: (repr(v),) * 2 for k, v in x.settings.items()} for x in runs]
   shared = set.intersection(*({*column.items()} for column in columns))
-  # A setting that a run lacks, as a run of an earlier version, differs too.
+  # A setting that a run of an earlier version lacks differs, too.
   differ = [dict(x for x in y.items() if x not in shared) for y in columns]
-  yield from _table("<h2>Settings that differ</h2>", runs, differ)
-  yield "<details><summary>All settings</summary>"
-  yield from _table("", runs, columns)
+  yield from _render_table("Settings that differ", runs, differ)
+  yield '<details open=""><summary>All settings</summary>'
+  yield from _render_table("", runs, columns)
   yield "</details>"

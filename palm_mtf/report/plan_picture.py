@@ -1,12 +1,13 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a plan: memory and step time by part."""
+"""Pictures of a plan, and of what-if curves."""
 
 import io
 from collections.abc import Mapping
 from typing import Any
 
 from palm_mtf.model_dir.atomic_files import write_atomically
+from palm_mtf.report.plan_text import Curves
 
 
 def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
@@ -16,15 +17,13 @@ def write_plan_picture(plan: Mapping[str, Any], path: str) -> None:
   figure = Figure(figsize=(9, 4), layout="constrained")
   memory, time = figure.subplots(2, 1)
   in_gib = {k: v / 2**30 for k, v in plan["device_bytes"].items()}
-  _bar(memory, in_gib, "memory of a device (GiB)")
+  _draw_bar(memory, in_gib, "memory of a device (GiB)")
   memory.axvline(plan["memory_bytes"] / 2**30, color="0.4", linestyle="dashed")
-  _bar(time, plan["parts"], "step, one part after another (s)")
-  file = io.BytesIO()
-  figure.savefig(file, format="png", dpi=160)
-  write_atomically(path, file.getvalue())
+  _draw_bar(time, plan["parts"], "step, one part after another (s)")
+  _write_png(figure, path)
 
 
-def _bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
+def _draw_bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
   left = 0.0
   for name, width in parts.items():
     axes.barh(0, width, left=left, label=f"{name} {width:.3g}")
@@ -33,3 +32,29 @@ def _bar(axes: Any, parts: Mapping[str, float], title: str) -> None:
   axes.set_yticks([])
   axes.spines[:].set_visible(False)
   axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def write_curves_picture(curves: Curves, path: str) -> None:
+  """Writes a PNG of step time and MFU against each setting."""
+  from matplotlib import ticker
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(9, 2.5 * len(curves)), layout="constrained")
+  rows = figure.subplots(len(curves), 2, squeeze=False)
+  for (macro, points), axes in zip(curves.items(), rows, strict=True):
+    for each, name in zip(axes, ("step_secs", "mfu"), strict=True):
+      xs, ys = ([x[key] for x in points] for key in ("value", name))
+      each.plot(xs, ys, marker="o", markersize=4)
+      each.set_xscale("log", base=2)
+      each.set_xlabel(macro)
+      each.set_ylabel({"step_secs": "s/step", "mfu": "MFU"}[name])
+      each.set_ylim(0, 1.1 * max(ys))
+      each.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+      each.grid(alpha=0.3)
+  _write_png(figure, path)
+
+
+def _write_png(figure: Any, path: str) -> None:
+  file = io.BytesIO()
+  figure.savefig(file, format="png", dpi=160)
+  write_atomically(path, file.getvalue())

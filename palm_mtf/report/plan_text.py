@@ -1,12 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a plan, for people."""
+"""Texts of plans, searches and what-if curves, for people."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _GIB, _GB = 2**30, 1e9
 _DAY = 86_400
+
+# Points of each what-if curve, by the macro that varies.
+Curves = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -28,7 +31,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 
 
 def verdict(plan: Mapping[str, Any]) -> str:
-  """Returns whether a device's memory suffices, and what would if not."""
+  """Says whether a device's memory suffices, or which settings would do."""
   needed = sum(plan["device_bytes"].values()) / _GIB
   has = plan["memory_bytes"] / _GIB
   if plan["fits"]:
@@ -147,9 +150,9 @@ def search_text(
   """Returns the table of the fastest layouts.
 
   Args:
-    records: a layout each, fastest first.
+    records: one per layout, fastest first.
     num_devices: devices of all pods.
-    summary: a line behind the table.
+    summary: line after the table.
   """
   lines = [
     f"layouts of {num_devices:,} devices, fastest first",
@@ -176,3 +179,19 @@ def _short(layout: str) -> str:
     dim, axis = rule.split(":")
     by_axis.setdefault(axis, []).append(dim)
   return " ".join(f"{axis}({' '.join(x)})" for axis, x in by_axis.items())
+
+
+def curves_text(curves: Curves) -> str:
+  """Returns a table for each setting (accounting/plan.py)."""
+  lines = []
+  for macro, points in curves.items():
+    lines.append(
+      f"{macro:<20}{'sequences':>10}{'s/step':>10}{'tokens/s':>13}{'MFU':>7}"
+    )
+    lines += [
+      f"{each['value']:>20,.5g}{each['batch_size']:>10,}"
+      f"{each['step_secs']:>10.4g}{each['tokens_per_sec']:>13,.0f}"
+      f"{each['mfu']:>7.1%}{'' if each['fits'] else '  does not fit'}"
+      for each in points
+    ]
+  return "\n".join(lines)

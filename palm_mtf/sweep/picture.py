@@ -20,7 +20,7 @@ def picture(runs: Sequence[SweepRun], law: Mapping[str, Any] | None) -> bytes:
   """Returns a PNG: one line per run, one color per size, dashed if held out.
 
   Args:
-    runs: runs of the sweep; those without an evaluation yet are left out.
+    runs: runs of the sweep; a run without an evaluation has no line.
     law: result of `law_record`, or None.
   """
   from matplotlib import colormaps, ticker

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf.config import SweepConfig
 from palm_mtf.errors import StoppedError, UserError
-from palm_mtf.machine.cores import usable_cores, visible_cores
+from palm_mtf.machine.processors import usable_cores, visible_cores
 from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import SweepDir

@@ -334,7 +334,7 @@ def _format_line(name: str, interval: Interval) -> str:
 
 
 def _format_number(value: float) -> str:
-  """Returns three digits of a number, those of 1234567 as 1,230,000."""
+  """Returns a number rounded to three digits: 1,230,000 for 1234567."""
   if 1e3 <= value < 1e15:
     return f"{float(f'{value:.3g}'):,.0f}"
   return f"{value:.3g}"

@@ -17,7 +17,7 @@ Intervals = list[tuple[float, float]]  # [start, end) in seconds
 
 
 class Received(NamedTuple):
-  """Transfers that a pod received in a step, from all pods or some of them."""
+  """Transfers that a pod received in a step, from all pods or from some."""
 
   received_bytes: int
   hidden_secs: float  # in which the pod received and computed
@@ -72,8 +72,8 @@ def received(
     for x in trace.transfers
     if x.target == target and (sources is None or x.source in sources)
   ]
-  # A transfer lasts from when the sender has the tensor to when the pod has it.
-  # A pod computes while any of its devices runs an operation. Where the same
+  # A transfer begins when the sender has the tensor, and ends when the pod has
+  # it. A pod computes while any of its devices runs an operation. If the same
   # processor computes and sends, as on CPUs, a hidden transfer is not free.
   receiving = union((x.ready, x.arrived) for x in transfers)
   computing = union(
@@ -95,14 +95,14 @@ def step_figures(trace: Trace) -> dict[str, float | int]:
   exposed = sum(x.exposed_secs for x in pods)
   figures = {
     "traced_step_secs": trace.end,  # from the first record to the last
-    # Of all pods. 4 bytes a device below accounting/communication.py where each
-    # token weighs the same and a step is one microbatch: TensorFlow computes
-    # the constant sum of weights before the first step.
+    # Sum over pods. If all tokens weigh the same and a step is one microbatch,
+    # it is 4 bytes per device less than in accounting/communication.py, because
+    # TensorFlow computes the constant sum of weights before the first step.
     "traced_dcn_bytes": num_bytes,
     "traced_hidden_secs": hidden / len(pods),  # mean of pods
     "traced_exposed_secs": exposed / len(pods),  # mean of pods
   }
-  # 10^9 bits a second of a pod. Within a process no transfer takes time.
+  # 10^9 bits per second per pod. Within a process no transfer takes time.
   if hidden + exposed:
     figures["traced_gbits_per_sec"] = num_bytes * 8e-9 / (hidden + exposed)
   return figures

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorFlow's records of a step, read as operations and transfers.
 
-A step is traced with the same feeds and fetches as any other: it computes the
-same bits. Times of several hosts are each of the host's own clock.
+A traced step has the same feeds and fetches as every other step, and computes
+the same bits. Each host's times are of its own clock.
 """
 
 import collections
@@ -23,7 +23,7 @@ FORWARD, BACKWARD, EXCHANGE, UPDATE = PHASES = (
   "update",
 )
 _EXCHANGE = re.compile(r"^(exchange|own_part)(_\d+)?/")
-# The phase of an operation by the scope that programs give it, the first match.
+# The phase of an operation is the first whose pattern is in its scope.
 _PHASES = {
   EXCHANGE: _EXCHANGE,
   UPDATE: re.compile(r"/update(_\d+)?/|^sum_of_squares(_\d+)?/"),
@@ -35,7 +35,7 @@ _DEVICE = re.compile(
 )
 # TensorFlow's label of a received tensor: operation, sender, receiver.
 _RECEIVED = re.compile(r"edge_\d+_(\S+) from (\S+) to (\S+)$")
-# Operations between a tensor that crosses and the update of its variable.
+# Most operations between a transferred tensor and its variable's update.
 _MOST_OPERATIONS_TO_UPDATE = 4
 
 
@@ -46,16 +46,16 @@ class Operation:
   pod: int
   device: int  # number within the pod's mesh
   name: str
-  phase: str  # of PHASES; the exchange begins with a pod's own part of the sum
+  phase: str  # of PHASES; the exchange begins with the pod's part of the sum
   start: float
   end: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """A tensor that crossed between pods; times are seconds since the step began.
+  """A tensor sent from pod to pod; times are seconds since the step began.
 
-  Pods of one process hand tensors over in memory: all three times are equal.
+  Pods of one process pass tensors in memory: all three times are equal.
   """
 
   name: str  # of the variable whose gradient it is, or of the operation
@@ -89,7 +89,7 @@ class _Span:
   # Nanoseconds since 1970: a float64 would round to a quarter of a microsecond.
   start: int
   end: int
-  # Of a received tensor; 0 and "" of an operation.
+  # Of a received tensor; an operation has 0 and "".
   num_bytes: int
   label: str
 
@@ -102,52 +102,54 @@ def read_trace(calls: Sequence[tf.RunMetadata], program: TrainProgram) -> Trace:
     program: training program.
   """
   graph, devices = program.step.graph, program.devices
-  # Pod and number of each device but the client's.
+  # Pod and number of each device except the client's.
   numbers = {
-    _device(name): (pod, number)
+    _parse_device(name): (pod, number)
     for pod, names in enumerate(devices.pods)
     for number, name in enumerate(names)
   }
-  spans = [list(_spans(call)) for call in calls]
+  spans = [list(_read_spans(call)) for call in calls]
   begin = min(span.start for each in spans for span in each)
   operations, transfers = [], []
-  forward = _needed_by_losses(program)
+  forward = _find_forward(program)
   for each in spans:
     ran = [x for x in each if not x.label and x.device in numbers]
-    transfers += _transfers(each, ran, graph, numbers)
+    transfers += _read_transfers(each, ran, graph, numbers)
     operations += [
       Operation(
-        *numbers[x.device], x.name, _phase(x.name, forward), x.start, x.end
+        *numbers[x.device], x.name, _find_phase(x.name, forward), x.start, x.end
       )
       for x in ran
     ]
   return Trace(
     num_pods=len(devices.pods),
     last_call=(min(x.start for x in spans[-1]) - begin) / 1e9,
-    operations=[_after(begin, x, "start", "end") for x in operations],
-    transfers=[_after(begin, x, "ready", "sent", "arrived") for x in transfers],
+    operations=[_to_seconds(begin, x, "start", "end") for x in operations],
+    transfers=[
+      _to_seconds(begin, x, "ready", "sent", "arrived") for x in transfers
+    ],
     end=(max(x.end for each in spans for x in each) - begin) / 1e9,
   )
 
 
-def _after(begin: int, record: Any, *names: str) -> Any:
-  """Returns a record with seconds since `begin` for nanoseconds."""
+def _to_seconds(begin: int, record: Any, *names: str) -> Any:
+  """Returns a record whose times are seconds since `begin`."""
   times = {name: (getattr(record, name) - begin) / 1e9 for name in names}
   return dataclasses.replace(record, **times)
 
 
-def _device(name: str) -> tuple:
+def _parse_device(name: str) -> tuple:
   job, task, kind, number = _DEVICE.match(name).groups()
   return job or "localhost", int(task or 0), kind.upper(), int(number)
 
 
-def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
+def _read_spans(call: tf.RunMetadata) -> Iterator[_Span]:
   for device in call.step_stats.dev_stats:
     if not _DEVICE.fullmatch(device.device):
-      continue  # a GPU's streams, beside the GPU
+      continue  # a stream of a GPU, which is a device, too
     for node in device.node_stats:
       received = node.node_name == "RecvTensor"
-      # Records of received tensors have microseconds alone.
+      # Records of received tensors have only microseconds.
       begin = node.all_start_nanos or node.all_start_micros * 1000
       end = node.op_end_rel_nanos or node.op_end_rel_micros * 1000
       num_bytes = (
@@ -157,7 +159,7 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       )
       label = node.timeline_label if received else ""
       yield _Span(
-        _device(device.device),
+        _parse_device(device.device),
         node.node_name,
         begin + node.op_start_rel_nanos,
         begin + end,
@@ -166,7 +168,7 @@ def _spans(call: tf.RunMetadata) -> Iterator[_Span]:
       )
 
 
-def _needed_by_losses(program: TrainProgram) -> set[str]:
+def _find_forward(program: TrainProgram) -> set[str]:
   """Returns the operations that losses and exchanges depend on."""
   todo = [x.op for pod in program.pods for x in (pod.loss, pod.weight_sum)]
   todo += [
@@ -182,69 +184,74 @@ def _needed_by_losses(program: TrainProgram) -> set[str]:
   return found
 
 
-def _phase(name: str, forward: set[str]) -> str:
-  # What has no scope of its own is forward if a loss depends on it, or else
-  # belongs to the update.
+def _find_phase(name: str, forward: set[str]) -> str:
+  # An operation without a scope is forward if a loss depends on it, and belongs
+  # to the update otherwise.
   scoped = (phase for phase, scope in _PHASES.items() if scope.search(name))
   return next(scoped, FORWARD if name in forward else UPDATE)
 
 
-def _transfers(
+def _read_transfers(
   spans: Iterable[_Span],
   ran: Sequence[_Span],
   graph: tf.Graph,
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
   """Yields the transfers between pods of a call."""
-  # The receiver records when the sender began to send and when all had arrived;
-  # the sender has the tensor when its operation ends. A server records what it
-  # receives once a message of the client has told it to, for which the client
-  # does not wait: a step of a few milliseconds may lack its first transfers.
+  # The receiver records when the sender began to send and when the tensor had
+  # arrived; the sender has the tensor when its operation ends. A server records
+  # from the moment when the client's message arrives, for which the client does
+  # not wait: a step of a few milliseconds may lack its first transfers.
   ends = {(x.device, x.name): x.end for x in ran}
-  yield from _in_process(graph, ends, numbers)
+  yield from _infer_transfers(graph, ends, numbers)
   for span in spans:
     if not span.label:
       continue
     name, *places = _RECEIVED.search(span.label).groups()
-    source, target = map(_device, places)
+    source, target = map(_parse_device, places)
     if source not in numbers or target not in numbers:
       continue  # from or to the client
     pods = numbers[source][0], numbers[target][0]
     if pods[0] == pods[1]:
       continue  # between hosts of a pod
-    # TensorFlow moves `sent` between the request and the arrival on the
-    # receiver's clock; the sender's clock may be ahead of it.
+    # The sender's clock may run ahead, so that TensorFlow clamps the send time
+    # to the receiver's interval from request to arrival; so do we with `ready`.
     ready = min(ends.get((source, name), span.start), span.start)
     yield Transfer(
-      _meaning(graph, name), *pods, span.num_bytes, ready, span.start, span.end
+      _find_variable(graph, name),
+      *pods,
+      span.num_bytes,
+      ready,
+      span.start,
+      span.end,
     )
 
 
-def _in_process(
+def _infer_transfers(
   graph: tf.Graph,
   ends: Mapping[tuple[tuple, str], int],
   numbers: Mapping[tuple, tuple[int, int]],
 ) -> Iterator[Transfer]:
-  """Yields the transfers between pods of this process, which has no records."""
+  """Yields transfers between pods of this process, which has no records."""
   if any(device[0] != "localhost" for device in numbers):
     return
   seen = set()
   for operation in graph.get_operations():
-    if not operation.device:  # reads a variable, where that lives
+    if not operation.device:  # reads a variable, on the variable's device
       continue
-    target = _device(operation.device)
+    target = _parse_device(operation.device)
     if (target, operation.name) not in ends:
       continue  # did not run in this call
     for x in operation.inputs:
-      source = _device(x.op.device) if x.op.device else target
+      source = _parse_device(x.op.device) if x.op.device else target
       ready = ends.get((source, x.op.name))
       if ready is None or numbers[source][0] == numbers[target][0]:
         continue
-      if (x.name, target) in seen:  # several operations read it, sent once
+      if (x.name, target) in seen:  # sent once for several operations
         continue
       seen.add((x.name, target))
       yield Transfer(
-        _meaning(graph, x.op.name),
+        _find_variable(graph, x.op.name),
         numbers[source][0],
         numbers[target][0],
         x.dtype.size * math.prod(x.shape.as_list()),
@@ -252,7 +259,7 @@ def _in_process(
       )
 
 
-def _meaning(graph: tf.Graph, name: str) -> str:
+def _find_variable(graph: tf.Graph, name: str) -> str:
   """Returns the variable that a tensor updates, or else its operation."""
   try:
     level = [graph.get_operation_by_name(name)]

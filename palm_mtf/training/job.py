@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The job of a training run, all of it checked, and its outcome."""
+"""The checked job of a training run, and the events that end a loop."""
 
 import dataclasses
 import logging
@@ -12,7 +12,7 @@ from palm_mtf.checkpoints.manifest import Checkpoint, Manifest
 from palm_mtf.config import Config
 from palm_mtf.data.batches.corpus import Corpus
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.generation.inference.continue_prompts import continue_prompts
+from palm_mtf.generation.inference.prompts import continue_prompts
 from palm_mtf.machine.kernels import difference
 from palm_mtf.model_dir.samples import write_samples
 from palm_mtf.training.loss_spikes import Rewind
@@ -28,21 +28,21 @@ class TrainJob:
   """Input of the training loop."""
 
   model_dir: str
-  config: Config  # with ACTIVATION_DTYPE resolved
+  config: Config  # ACTIVATION_DTYPE is resolved
   vocabulary: Vocabulary
   corpus: Corpus
-  manifest: Manifest  # of checkpoints, but for what changes with the step
+  manifest: Manifest  # of checkpoints, except what changes with the step
   checkpoint: Checkpoint | None  # to resume from
-  unigram_entropy: float  # of the validation tokens, nats a token
+  unigram_entropy: float  # of the validation tokens, nats per token
   task_evaluation: "TaskEvaluation | None" = None  # on EVAL_TASKS
   initial_weights: NamedWeights | None = None  # where there is no checkpoint
-  # Of another run, whose step and optimizer go on, before there is an own one.
+  # Checkpoint of another run, whose step and optimizer this run continues.
   initial_state: Checkpoint | None = None
   rewinds: Sequence[Rewind] = ()  # later than `checkpoint`
 
   @property
   def start(self) -> Checkpoint | None:
-    """The checkpoint that the next training loop goes on from."""
+    """The checkpoint from which the next training loop continues."""
     return self.checkpoint or self.initial_state
 
   @property
@@ -51,12 +51,12 @@ class TrainJob:
     return self.start.manifest.step if self.start else 0
 
   def computed_by(self, kernels: Mapping[str, str]) -> "TrainJob":
-    """Returns the job with a manifest that records what computes.
+    """Returns the job with a manifest that records the kernels.
 
-    Logs a warning if that is not what computed the checkpoint to resume from.
+    Logs a warning if other kernels computed the checkpoint to resume from.
 
     Args:
-      kernels: what computes the next steps (machine/kernels.py).
+      kernels: kernels of the next steps (machine/kernels.py).
     """
     before = self.start.manifest.kernels if self.start else {}
     if changes := difference(kernels, before):
@@ -68,7 +68,7 @@ class TrainJob:
     return dataclasses.replace(self, manifest=manifest)
 
   def write_samples(self, checkpoint: Checkpoint) -> list[str]:
-    """Samples continuations of PROMPTS; returns them, and writes them."""
+    """Samples continuations of PROMPTS, writes them and returns them."""
     prompts = self.config.run.prompts
     texts = continue_prompts(checkpoint, self.config, self.vocabulary)
     write_samples(self.model_dir, checkpoint.manifest.step, prompts, texts)
@@ -93,10 +93,31 @@ class TrainJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainOutcome:
-  """The end of a run, or of one of its training loops."""
+class Finished:
+  """The run has trained TRAIN_STEPS."""
 
-  checkpoint: Checkpoint | None  # the newest; None before the first step
-  validation_loss: float | None  # nats a token; None before TRAIN_STEPS
-  stopped_by: str  # name of the signal, or ""
-  rewinds: Sequence[Rewind] = ()  # all so far, if it ended with a spike
+  checkpoint: Checkpoint
+  validation_loss: float  # nats per token
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopped:
+  """A stop signal came, and the last step is saved."""
+
+  checkpoint: Checkpoint | None  # None before the first step
+  signal_name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class NewBatchSize:
+  """The next step has another batch size, and so another program."""
+
+  checkpoint: Checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Spike:
+  """The loss has spiked, and training goes back."""
+
+  checkpoint: Checkpoint | None  # to go back to; None for the first weights
+  rewinds: Sequence[Rewind]  # all of the run so far

@@ -29,11 +29,12 @@ from palm_mtf.model_dir.layout import ModelDir, step_of
 _logger = logging.getLogger(__name__)
 
 REWIND_STEPS = 100
-# The last 5 steps are judged by the 100 before them.
+# The last 5 steps are compared with the 100 steps before them.
 _RECENT, _WINDOW = 5, 100
-# Least noise: 2 % of the loss, 0.02 of the logarithm of the gradients' norm.
+# The noise is at least 2% of the loss, or 0.02 of the logarithm of the norm of
+# the gradients.
 _FLOOR = 0.02
-# A spike is a score of the loss over 6, or over 3 with one of the norm over 6.
+# A spike is a loss with a score over 6, or over 3 if the norm's is over 6.
 _SURE, _LIKELY = 6.0, 3.0
 
 
@@ -44,7 +45,7 @@ class Rewind:
   step: int  # steps done when it was detected
   loss: float  # of that step
   usual_loss: float  # median of the 100 steps before the last 5
-  to_step: int  # of the checkpoint that training went back to
+  to_step: int  # step of the checkpoint that training went back to
   skipped: Sequence[int]  # first and last batch
 
 
@@ -77,17 +78,18 @@ class SpikeDetector:
 def _score(x: np.ndarray, floor: float) -> float:
   """Returns the rise of the last of 105 numbers, in units of their noise."""
   before, recent = x[:_WINDOW], x[_WINDOW:]
-  # Medians leave single bad batches out of account: three of five steps have to
-  # be high. 1.4826 makes the noise the standard deviation of normal noise. The
-  # median of a falling loss is too high, and after a larger batch the noise is
-  # that of the smaller one: both miss a spike rather than see one in noise.
+  # Medians ignore single bad batches: three of five steps have to be high. The
+  # factor 1.4826 makes the noise the standard deviation of normal noise. While
+  # the loss falls, its median is too high; after a change to larger batches,
+  # the noise is that of the smaller batches. Both errors rather miss a spike
+  # than take noise for one.
   noise = 1.4826 * np.median(abs(np.diff(before))) / math.sqrt(2)
   rise = np.median(recent) - np.median(before)
   return float(rise / max(noise, floor))
 
 
 class SpikePolicy:
-  """The spikes of a run from a checkpoint on, and the batches it skips."""
+  """The spikes of a run after a checkpoint, and the batches that it skips."""
 
   def __init__(
     self,
@@ -96,8 +98,8 @@ class SpikePolicy:
     rewinds: Sequence[Rewind] = (),
   ):
     """Continues from `checkpoint`, with `rewinds` that may be later than it."""
-    # The state is in every checkpoint: a run that was stopped anywhere, even
-    # between a spike and the next checkpoint, rewinds as an undisturbed one.
+    # The state is in every checkpoint, so that a run rewinds in the same way if
+    # it was stopped, even between a spike and the next checkpoint.
     held = checkpoint.manifest.data.get("spikes", {}) if checkpoint else {}
     own = [Rewind(**each) for each in held.get("rewinds", [])]
     self._config = config
@@ -145,7 +147,7 @@ class SpikePolicy:
       step: steps done.
       loss: loss of the last step.
       sizes: batch size of every step.
-      read: function that decides which checkpoint is whole.
+      read: reads a checkpoint, and raises an error unless it is whole.
 
     Returns:
       The checkpoint to rewind to, None for the first weights, and all rewinds.
@@ -156,12 +158,13 @@ class SpikePolicy:
     target = max(0, step - REWIND_STEPS)
     folders = checkpoint_folders(model_dir)
     old_enough = [x for x in folders if step_of(x) <= target]
-    # The newest that is old enough, or else the one that is nearest to it.
+    # First the checkpoints at or before `target`, newest first; then the later
+    # checkpoints, the nearest to `target` first.
     in_order = old_enough[::-1] + folders[len(old_enough) :]
     back = first_whole(in_order, f"MODEL_DIR = {model_dir!r}", read)
     to_step = back.manifest.step if back else 0
-    # Where the checkpoint is older, the steps up to 100 before the spike are
-    # the same again.
+    # If the checkpoint is older than `target`, the steps up to `target` read
+    # the same batches again.
     first = self.skips.batch_read(max(target, to_step), sizes)
     new = Rewind(
       step=step,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preparation of a training run: every check of its input, then its data.
 
-Mistakes of the user show here, before TensorFlow is imported and before a file
-of MODEL_DIR changes.
+The user's mistakes are found before TensorFlow is imported, and before a file
+in MODEL_DIR changes.
 """
 
 import dataclasses
@@ -60,9 +60,9 @@ if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
 
 _logger = logging.getLogger(__name__)
 
-# Settings that versions before did not have, and what those did.
+# Settings that earlier versions did not have, and the value that they implied.
 _BEFORE = {"NORM_SCALE": "plain", "LOGITS_DTYPE": "activation"}
-# What a run's numbers depend on besides its settings.
+# Besides the settings, a run's numbers depend on these packages.
 _COMPUTING_PACKAGES = ("tensorflow", "mesh-tensorflow", "numpy")
 
 
@@ -76,11 +76,11 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   Raises:
     UserError: the input is wrong; nothing has been overwritten.
   """
-  # What takes least time comes first: tokens of a large corpus may take hours.
+  # Short checks come first, because tokens of a large corpus may take hours.
   _check_devices(config)
   shapes = parameter_shapes(config.model)
   newest = _find_newest(model_dir, config)
-  config = _with_dtype(config, newest)
+  config = _resolve_dtype(config, newest)
   _warn_of_short_ramp(config.run)
   model, data, run = config.model, config.data, config.run
   initial = find_initial_weights(run.init_checkpoint, newest, shapes)
@@ -97,18 +97,18 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   warn_of_spaces(run.prompts, vocabulary)
   corpus = corpus_of_run(model_dir, config, vocabulary)
   corpus.batches(run.batch_sizes)  # are there enough?
-  task_evaluation = _task_evaluation(model_dir, config, vocabulary)
+  task_evaluation = _open_tasks(model_dir, config, vocabulary)
   entropy = unigram_entropy(_validation_batches(corpus, config))
-  manifest = _manifest(config, vocabulary, corpus)
+  manifest = _make_manifest(config, vocabulary, corpus)
   if newest:
-    _say_what_resumes(newest, manifest)
+    _log_resumption(newest, manifest)
     warn_of_other_split(newest, corpus, data)
   return TrainJob(
     model_dir=model_dir,
     config=config,
     vocabulary=vocabulary,
     corpus=corpus,
-    manifest=_starting_from(initial, state, manifest),
+    manifest=_add_parent(initial, state, manifest),
     checkpoint=newest,
     unigram_entropy=entropy,
     task_evaluation=task_evaluation,
@@ -117,10 +117,10 @@ def prepare(model_dir: str, config: Config) -> TrainJob:
   )
 
 
-def _task_evaluation(
+def _open_tasks(
   model_dir: str, config: Config, vocabulary: Vocabulary
 ) -> "TaskEvaluation | None":
-  """Returns the evaluation on EVAL_TASKS during training, if there is one."""
+  """Returns the evaluation on EVAL_TASKS, None without TASK_EVAL_STEPS."""
   if not config.evaluation.task_eval_steps:
     return None
   check_room(config.model, config.run)
@@ -131,7 +131,7 @@ def _task_evaluation(
   tasks = open_eval_tasks(
     config.evaluation, vocabulary, config.model.sequence_length
   )
-  # Predictions are greedy, whatever DECODE settings samples have.
+  # Tasks are predicted greedily; the settings of decoding are for samples.
   greedy = dataclasses.replace(config, decode=DecodeConfig(temperature=0.0))
   return TaskEvaluation(model_dir, greedy, vocabulary, tasks)
 
@@ -148,14 +148,15 @@ def _check_devices(config: Config) -> None:
     cluster_places(pods, mesh)
     check_client(pods.client_address)
   if mesh.tpu and pods.pods == "in_process":
-    # Last, for TensorFlow takes seconds; but what data take may be hours.
+    # Last of the short checks, because TensorFlow takes seconds to import; but
+    # before the data, which may take hours.
     from palm_mtf.cluster.client.connect import tpus_here
 
     tpus_here(mesh)
 
 
 def _warn_of_short_ramp(run: RunConfig) -> None:
-  """Warns of batch sizes that no step has: the run has fewer tokens."""
+  """Warns of batch sizes that would start after the last step."""
   unreached = [x for x in run.batch_sizes.pairs if x[0] >= run.train_steps]
   if unreached:
     start, size = unreached[0]
@@ -166,9 +167,13 @@ def _warn_of_short_ramp(run: RunConfig) -> None:
 
 
 def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
-  """Returns the checkpoint to resume from, which is of this model."""
-  # Servers that share MODEL_DIR compare the hashes, each of its part; the
-  # training loop asks them.
+  """Returns the checkpoint to resume from, None without one.
+
+  Raises:
+    UserError: the checkpoint is of another model, or has other optimizer slots.
+  """
+  # Servers that share MODEL_DIR compare the hashes later, each for its part:
+  # the training loop asks them to.
   read = read_whole if config.pods.pods == "in_process" else read_checkpoint
   newest = newest_whole(model_dir, read=read)
   if newest:
@@ -177,7 +182,7 @@ def _find_newest(model_dir: str, config: Config) -> Checkpoint | None:
   return newest
 
 
-def _with_dtype(config: Config, newest: Checkpoint | None) -> Config:
+def _resolve_dtype(config: Config, newest: Checkpoint | None) -> Config:
   """Returns the settings with ACTIVATION_DTYPE resolved."""
   # A resumed run keeps its dtype, also on another machine.
   begun_in = newest and newest.manifest.settings.get("ACTIVATION_DTYPE")
@@ -189,17 +194,17 @@ def _with_dtype(config: Config, newest: Checkpoint | None) -> Config:
 def _validation_batches(corpus: Corpus, config: Config) -> Iterator[Batch]:
   """Returns the batches of the validation loss."""
   run = config.run
-  # In batches of the last step's size, as at the end of training.
+  # With the batch size of the last step, as at the end of training.
   return corpus.validation_batches(
     batch_size=run.batch_sizes.size(run.train_steps - 1),
     num_rows=run.num_validation_rows,
   )
 
 
-def _manifest(
+def _make_manifest(
   config: Config, vocabulary: Vocabulary, corpus: Corpus
 ) -> Manifest:
-  """Returns the manifest of every checkpoint of the run, but for its step."""
+  """Returns the manifest of all checkpoints, except what the step changes."""
   model, run = config.model, config.run
   parts = (
     model,
@@ -223,7 +228,7 @@ def _manifest(
       "PACKING": corpus.packing,
       "the tokens": corpus.fingerprint,
     },
-    settings=json.loads(json_text(settings)),  # as they are read again
+    settings=json.loads(json_text(settings)),  # as manifests are read
     versions={
       "palm_mtf": __version__,
       "python": platform.python_version(),
@@ -232,10 +237,10 @@ def _manifest(
   )
 
 
-def _starting_from(
+def _add_parent(
   initial: NamedWeights | None, state: Checkpoint | None, manifest: Manifest
 ) -> Manifest:
-  """Returns the manifest with `parent` of a run from initial weights."""
+  """Returns the manifest, with `parent` if another run gives the weights."""
   if not initial:
     return manifest
   what, step = "the weights", 0
@@ -247,7 +252,7 @@ def _starting_from(
   return dataclasses.replace(manifest, parent=initial.checkpoint.as_parent)
 
 
-def _say_what_resumes(newest: Checkpoint, manifest: Manifest) -> None:
+def _log_resumption(newest: Checkpoint, manifest: Manifest) -> None:
   _logger.info(f"resuming from {newest.path}")
   for name, before in _BEFORE.items():
     now = manifest.settings[name]

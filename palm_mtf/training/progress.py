@@ -1,14 +1,16 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The progress of a run on stderr: a bar for people, lines for files.
+"""The progress of a run: seconds of its steps, and what stderr shows.
 
-On a terminal it is one bar with step, loss, tokens/s, MFU and the time left;
-where stderr is a file or a pipe, a log line every few seconds says the same.
+On a terminal that is one bar with step, loss, tokens/s, MFU and the time left.
+If stderr is a file or a pipe, log lines every few seconds have these numbers.
 """
 
+import contextlib
 import logging
 import sys
 import time
+from collections.abc import Iterator
 
 from rich import progress
 from rich.console import Console
@@ -18,8 +20,35 @@ from palm_mtf.config import RunConfig
 _logger = logging.getLogger(__name__)
 
 _LINE_SECS = 10.0
-# A validation loss is the forward pass alone, a third of a step's FLOPs.
+# A validation loss is only the forward pass, a third of a step's FLOPs.
 _STEPS_OF_A_LOSS = 1 / 3
+
+
+class Clock:
+  """Measures the mean seconds of a part of a step."""
+
+  def __init__(self):
+    self._is_first = True
+    self._secs: list[float] = []  # [steps] since the last mean
+    self.num_steps, self.total_secs = 0, 0.0  # of all steps that were timed
+
+  @contextlib.contextmanager
+  def running(self, num_steps: int = 1) -> Iterator[None]:
+    """Times the body, which runs `num_steps` steps."""
+    start = time.perf_counter()
+    yield
+    if not self._is_first:  # the first call compiles, and opens files
+      secs = time.perf_counter() - start
+      self._secs += [secs / num_steps] * num_steps
+      self.num_steps += num_steps
+      self.total_secs += secs
+    self._is_first = False
+
+  def take_mean(self) -> float:
+    """Returns the mean since the last call, 0 if nothing was timed."""
+    mean = sum(self._secs) / len(self._secs) if self._secs else 0.0
+    self._secs = []
+    return mean
 
 
 def rows_to_compute(run: RunConfig, step: int) -> float:
@@ -42,10 +71,10 @@ class TrainProgress:
     """Starts at `step` steps done of `train_steps`."""
     self._train_steps = train_steps
     self._last_line = time.monotonic()
-    # Step and time of the first update. The time before it, for compiling
-    # above all, is spent once.
+    # Step and time of the first update. The time before it, mostly for
+    # compiling, is spent only once.
     self._first: tuple[int, float] | None = None
-    self._has_said_how_long = False
+    self._has_predicted = False
     self._bar = progress.Progress(
       progress.TextColumn("step {task.completed}/{task.total}"),
       progress.BarColumn(),
@@ -96,11 +125,11 @@ class TrainProgress:
     secs = (now - start) / (step - first_step) * steps_left
     return f"{_minutes(secs)} left"
 
-  def say_how_long(self, step_secs: float, secs: float) -> None:
-    """Says the seconds of a step and of the rest of the run, once."""
-    if not self._has_said_how_long:
-      self._has_said_how_long = True
+  def predict_time(self, step_secs: float, secs: float) -> None:
+    """Logs the seconds of a step and of the rest of the run, once."""
+    if not self._has_predicted:
+      self._has_predicted = True
       _logger.info(
         f"training will take about {_minutes(secs)} minutes here: "
-        f"{step_secs:.2f} s a step, and validation losses"
+        f"{step_secs:.2f} s per step, and validation losses"
       )

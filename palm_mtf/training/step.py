@@ -12,7 +12,7 @@ import numpy as np
 from palm_mtf._tf import tf
 from palm_mtf.data.batches.batches import Batch, split_batch
 from palm_mtf.mesh.session import ONE_BY_ONE
-from palm_mtf.programs.train_program import PodProgram, TrainProgram
+from palm_mtf.programs.train_program import TrainProgram
 
 _TRACED = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
 
@@ -34,36 +34,38 @@ class TrainStep:
 
   def __init__(self, session: tf.Session, program: TrainProgram):
     """Makes the calls into `session`, whose variables are set."""
-    self._session, self._program = session, program
-    self._num_pods = len(program.pods)
+    self._program, self._num_pods = program, len(program.pods)
     numbers = [program.step, program.microbatch]
     self._num_microbatches = program.num_microbatches
     self._features = list(program.pods[0].features)
-    features = [_fed_to(pod) for pod in program.pods]
-    every = [x for of_pod in features for x in of_pod]
-    # Hosts that read the rows of a step themselves are fed other rows alone.
+    # By pod: its features, once for each of its hosts.
+    by_pod = [
+      [x for each in (pod.features, *pod.copies) for x in each.values()]
+      for pod in program.pods
+    ]
+    every = [x for features in by_pod for x in features]
+    # Hosts that read the rows of a step themselves are fed only for the loss.
     fed = [*([] if program.hosts_read else every), *numbers]
     # The last microbatch of all pods, their exchange of gradients, the update.
     # A callable returns a value of the structure of its first argument.
     self._update = session.make_callable(
       [program.metrics, program.update], fed, accept_options=True
     )
-    # The microbatches before it: a call for each pod, which waits for no other.
+    # The microbatches before the last: one call per pod, so that no pod waits.
     self._accumulate = [
       session.make_callable(
         pod.accumulate,
-        [*([] if program.hosts_read else rows), *numbers],
+        [*([] if program.hosts_read else features), *numbers],
         accept_options=True,
       )
-      for pod, rows in zip(program.pods, features, strict=True)
+      for pod, features in zip(program.pods, by_pod, strict=True)
     ]
     self._is_first = True
-    # The update's losses and gradients without the update.
+    # The losses and gradients of an update, without the update.
     self._measure = session.make_callable(
       [program.losses, program.gradient_squares, program.is_finite], fed
     )
-    self._loop = loop = program.loop
-    if loop:
+    if loop := program.loop:
       self._run_loop = session.make_callable(
         [loop.metrics, loop.num_done, loop.is_finite],
         [*loop.features.values(), program.step, loop.num_steps],
@@ -84,16 +86,16 @@ class TrainStep:
     Args:
       batch: features of the program; None where hosts read them.
       step: steps done before this one.
-      records: list to append TensorFlow's records of each call to; None does
-        not trace.
+      records: list to which TensorFlow's record of each call is appended; None
+        does not trace.
 
     Raises:
       NonFiniteStepError: the loss or the gradients are not finite.
     """
     options = None
     if self._is_first and self._num_pods > 1:
-      # Pods of this process then compile one after another: the second finds
-      # the code of the first. Servers disregard it.
+      # Pods of this process then compile one after another, so that the second
+      # finds the code of the first. Servers ignore the option.
       options = ONE_BY_ONE
     self._is_first = False
 
@@ -107,15 +109,17 @@ class TrainStep:
       for i, rows in enumerate(shares[pod][:-1]):
         run(self._accumulate[pod], *rows, step, i)
 
-    shares = self._shares(batch) if batch else self._unfed()
+    shares = [[[]] * self._num_microbatches] * self._num_pods
+    if batch:
+      shares = self._split_batch(batch)
     list(self._clients.map(accumulate, range(self._num_pods)))
     # From here on pods wait for each other.
-    last = self._last(shares, step)
+    last = self._feed_last(shares, step)
     try:
       metrics, _ = run(self._update, *last)
     except tf.errors.InvalidArgumentError:
-      # The graph refuses the update. Run again without it, for the tensor that
-      # is to be named.
+      # The graph refuses the update. Run the step again without the update, for
+      # the name of the tensor that is not finite.
       losses, squares, is_finite = self._measure(*last)
       if is_finite:
         raise  # another error
@@ -136,45 +140,41 @@ class TrainStep:
         the steps before it are done.
     """
     fed = []
-    # [steps * rows, length] -> [rounds, ...] of the loop's placeholders; rounds
+    # [steps * rows, length] -> [rounds, ...] of the loop's placeholders. Rounds
     # beyond these steps stay zero, and are not run.
-    for name, of_rounds in self._loop.features.items():
+    for name, placeholder in self._program.loop.features.items():
       rows = np.concatenate([batch[name] for batch in batches])
-      rounds = np.zeros(of_rounds.shape, rows.dtype)
+      rounds = np.zeros(placeholder.shape, rows.dtype)
       rows = rows.reshape(-1, *rounds.shape[1:])
       rounds[: len(rows)] = rows
       fed.append(rounds)
     metrics, num_done, is_finite = self._run_loop(*fed, step, len(batches))
     done = [
-      {name: float(of_steps[i]) for name, of_steps in metrics.items()}
+      {name: float(by_step[i]) for name, by_step in metrics.items()}
       for i in range(num_done)
     ]
     if not is_finite:
       bad = num_done - 1
-      last = self._last(self._shares(batches[bad]), step + bad)
+      last = self._feed_last(self._split_batch(batches[bad]), step + bad)
       losses, squares, _ = self._measure(*last)
       raise NonFiniteStepError(step + num_done, _floats(losses), squares)
     return done
 
   def losses(self, batch: Batch) -> Iterator[tuple[float, float]]:
     """Yields the loss of each part of a batch, and the part's weight."""
-    for parts in zip(*self._shares(batch), strict=True):
+    for parts in zip(*self._split_batch(batch), strict=True):
       rows = itertools.chain.from_iterable(
         part * (1 + len(pod.copies))
         for part, pod in zip(parts, self._program.pods, strict=True)
       )
       yield from self._losses_and_weights(*rows)
 
-  def _last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
+  def _feed_last(self, shares: list[list[list[np.ndarray]]], step: int) -> list:
     """Returns the feeds of the last microbatch of a step."""
     rows = [rows for share in shares for rows in share[-1]]
     return [*rows, step, self._num_microbatches - 1]
 
-  def _unfed(self) -> list[list[list[np.ndarray]]]:
-    """Returns what `_shares` does, without features."""
-    return [[[]] * self._num_microbatches] * self._num_pods
-
-  def _shares(self, batch: Batch) -> list[list[list[np.ndarray]]]:
+  def _split_batch(self, batch: Batch) -> list[list[list[np.ndarray]]]:
     """Returns a batch as [pods][microbatches][features] arrays of rows."""
     return [
       [
@@ -183,11 +183,6 @@ class TrainStep:
       ]
       for share in split_batch(batch, self._num_pods)
     ]
-
-
-def _fed_to(pod: PodProgram) -> list[tf.Tensor]:
-  """Returns what a pod is fed: its features, once for each of its hosts."""
-  return [x for each in (pod.features, *pod.copies) for x in each.values()]
 
 
 def _floats(values: dict[str, np.float32]) -> dict[str, float]:

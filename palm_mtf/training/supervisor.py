@@ -2,17 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of a run starts one training loop (loop.py) after another.
 
-The next loop goes on from a checkpoint where the batch size changes, the loss
-spikes, or a pod is lost.
+An event ends each loop, and decides what is new for the next loop:
+
+  NewBatchSize             a session, for the program of that batch size
+  Spike                    also metrics, progress, checkpoint writer, watchdog
+  PodLostError             also connections, to the pods that are left
+  DamagedCheckpointError   the same, with an older checkpoint
+  Finished, Stopped        none: the run ends
 """
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import (
   DamagedCheckpointError,
-  Manifest,
   newest_whole,
   read_checkpoint,
   warn_of_damage,
@@ -23,7 +29,6 @@ from palm_mtf.cluster.client.heartbeat import Heartbeat, PodLostError
 from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.cluster.client.recovery import PodRecovery
 from palm_mtf.cluster.server_info import check_bfloat16
-from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.machine.kernels import kernels_here, kernels_of
@@ -31,59 +36,97 @@ from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.metrics import MetricsWriter
 from palm_mtf.native.operations import operations_built_with
 from palm_mtf.rates.measure import run_flops_per_sec
-from palm_mtf.training.job import TrainJob, TrainOutcome
-from palm_mtf.training.loop import TrainLoop, WatchedSession
+from palm_mtf.training.job import (
+  Finished,
+  NewBatchSize,
+  Spike,
+  Stopped,
+  TrainJob,
+)
+from palm_mtf.training.loop import Event, Records, TrainLoop
+from palm_mtf.training.loss_spikes import SpikePolicy
 from palm_mtf.training.progress import TrainProgress
+from palm_mtf.training.session import WatchedSession, build_train_session
 from palm_mtf.training.watchdog import Watchdog
 
 
-def run_training(job: TrainJob, servers: PodServers) -> TrainOutcome:
+class _Pods(NamedTuple):
+  """The connected pods of a run."""
+
+  cluster: Cluster
+  heartbeat: Heartbeat
+  peak: float  # FLOP/s of all devices together
+  kernels: Mapping[str, str]
+  # One for all loops, so that a signal between two loops counts.
+  stop: StopRequest
+
+
+class _Scope(contextlib.ExitStack):
+  """Keeps a context manager open from one loop to the next."""
+
+  value: Any = None
+
+  def open(self, manager: contextlib.AbstractContextManager) -> None:
+    """Enters `manager`, whose result is then `value`."""
+    self.value = self.enter_context(manager)
+
+  def close(self) -> None:
+    """Leaves the context manager, if one is open."""
+    self.value = None
+    super().close()
+
+
+def run_training(job: TrainJob, servers: PodServers) -> Finished | Stopped:
   """Trains a job to TRAIN_STEPS.
 
   Raises:
     UserError: a number is not finite, a checkpoint has no space, or a pod is
       lost and ON_POD_FAILURE does not recover it.
   """
-  recovery = PodRecovery(
-    servers, job.config.model, job.config.run.batch_sizes.sizes
-  )
-  while True:
-    try:
-      return _train_on(job, servers)
-    except DamagedCheckpointError as error:
-      # Found by the servers, which have read it.
-      warn_of_damage(job.checkpoint.path, error)
-      newest = newest_whole(job.model_dir)
-      quarantine_damaged(job.model_dir, newest)
-      job = dataclasses.replace(job, checkpoint=newest, rewinds=())
-    except PodLostError as lost:
-      # The thread that writes checkpoints has ended with its loop.
-      newest = newest_whole(job.model_dir, read=read_checkpoint)
-      job = dataclasses.replace(job, checkpoint=newest)
-      config = job.config
-      pods = recovery.pods_after(
-        lost, config.pods, config.mesh_layout, job.step
-      )
-      job = dataclasses.replace(
-        job,
-        config=dataclasses.replace(config, pods=pods),
-        rewinds=(),  # later than it: found again, as in a killed run
-        manifest=_on(pods, job),
-      )
+  config = job.config
+  recovery = PodRecovery(servers, config.model, config.run.batch_sizes.sizes)
+  with _Scope() as pods, _Scope() as records:
+    while True:
+      try:
+        if not pods.value:
+          pods.open(_connect_pods(job, servers))
+          job = job.computed_by(pods.value.kernels)
+        if not records.value:
+          records.open(_open_records(job))
+        event = _run_loop(job, pods.value, records.value)
+      except (PodLostError, DamagedCheckpointError) as error:
+        event = error
+      match event:
+        case Finished() | Stopped():
+          return event
+        case NewBatchSize():
+          job = dataclasses.replace(job, checkpoint=event.checkpoint)
+        case Spike():
+          records.close()
+          job = dataclasses.replace(
+            job, checkpoint=event.checkpoint, rewinds=event.rewinds
+          )
+        case PodLostError():
+          records.close()
+          pods.close()
+          job = _continue_without_lost_pod(job, event, recovery)
+        case DamagedCheckpointError():
+          records.close()
+          pods.close()
+          # Found by the servers, which have read it.
+          warn_of_damage(job.checkpoint.path, event)
+          newest = newest_whole(job.model_dir)
+          quarantine_damaged(job.model_dir, newest)
+          job = dataclasses.replace(job, checkpoint=newest, rewinds=())
+      del event  # an error holds the frames of its loop, and so the graph
 
 
-def _on(pods: PodsConfig, job: TrainJob) -> Manifest:
-  """Returns the manifest of a job on other pods."""
-  settings = dict(job.manifest.settings)
-  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
-  return dataclasses.replace(job.manifest, settings=settings)
-
-
-def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
-  """Trains until the end, a signal, or the loss of a pod."""
+@contextlib.contextmanager
+def _connect_pods(job: TrainJob, servers: PodServers) -> Iterator[_Pods]:
+  """Connects to all pods; yields once all of them have answered."""
   config, pods = job.config, job.config.pods
   places = servers.places()
-  # Servers on one host share it, also where each has devices of its own.
+  # Servers on one host share it, also where each has its own devices.
   hosts = {place.address.partition(":")[0] for pod in places for place in pod}
   peak = run_flops_per_sec(config, max(1, len(hosts)))
   with Heartbeat(servers, places, pods.pod_timeout_secs) as heartbeat:
@@ -91,28 +134,13 @@ def _train_on(job: TrainJob, servers: PodServers) -> TrainOutcome:
       check_bfloat16(heartbeat.infos, config.model.activation_dtype)
     cluster = connect(pods, config.mesh_layout, places, heartbeat.infos)
     kernels = [x.kernels for x in heartbeat.infos.values()]
-    here = [] if kernels else [kernels_here(operations_built_with())]
-    job = job.computed_by(kernels_of(kernels or here))
-    # One for all loops: a signal that comes between two is not forgotten.
+    kernels = kernels or [kernels_here(operations_built_with())]
     with StopRequest() as stop:
-      while True:
-        # After a rewind metrics, checkpoint writer and watchdog start anew.
-        outcome = _run_to_rewind(job, cluster, heartbeat, peak, stop)
-        if outcome.stopped_by or not outcome.rewinds:
-          return outcome
-        job = dataclasses.replace(
-          job, checkpoint=outcome.checkpoint, rewinds=outcome.rewinds
-        )
+      yield _Pods(cluster, heartbeat, peak, kernels_of(kernels), stop)
 
 
-def _run_to_rewind(
-  job: TrainJob,
-  cluster: Cluster,
-  heartbeat: Heartbeat,
-  peak: float,
-  stop: StopRequest,
-) -> TrainOutcome:
-  """Trains until the end, a signal, or a loss spike."""
+@contextlib.contextmanager
+def _open_records(job: TrainJob) -> Iterator[Records]:
   run, secs = job.config.run, job.config.fault_tolerance.watchdog_secs
   writer = BackgroundWriter(job.model_dir, run, job.checkpoint)
   with (
@@ -120,29 +148,43 @@ def _run_to_rewind(
     TrainProgress(job.step, run.train_steps) as progress,
     Watchdog(secs, lambda: writer.newest_path) as watchdog,
   ):
-    while True:
-      free_garbage()  # the program of the batch size, or the spike, before
-      with (
-        tf.Graph().as_default(),
-        cluster.session() as session,
-      ):
-        watchdog.expect_slow()
-        where = WatchedSession(cluster, session, heartbeat)
-        records = (metrics, progress, writer, watchdog)
-        try:
-          outcome = TrainLoop(job, where, peak, *records).run(stop)
-        except PodLostError as lost:
-          if not stop.signal_name:
-            raise
-          # Whoever stops a run may have stopped its servers too.
-          raise UserError(
-            f"{lost}, after {stop.signal_name}; run the same command to go on."
-          ) from None
-      if (
-        outcome.stopped_by
-        or outcome.rewinds
-        or outcome.validation_loss is not None
-      ):
-        return outcome
-      # Another batch size is another program, which resumes from a checkpoint.
-      job = dataclasses.replace(job, checkpoint=outcome.checkpoint)
+    yield Records(metrics, progress, writer, watchdog)
+
+
+def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
+  """Runs a training loop in a new session; returns the event that ends it."""
+  free_garbage()  # of the loop before
+  spikes = SpikePolicy(job.config.fault_tolerance, job.start, job.rewinds)
+  with tf.Graph().as_default(), pods.cluster.session() as session:
+    records.watchdog.expect_slow()
+    where = WatchedSession(pods.cluster, session, pods.heartbeat)
+    try:
+      built = build_train_session(job, where, spikes.skips, records.writer.wait)
+      loop = TrainLoop(job, built, spikes, records, pods.peak)
+      return loop.run(pods.stop)
+    except PodLostError as lost:
+      if not pods.stop.signal_name:
+        raise
+      # Whoever stops a run may have stopped its servers too.
+      raise UserError(
+        f"{lost}, after {pods.stop.signal_name}; run the same command to go on."
+      ) from None
+
+
+def _continue_without_lost_pod(
+  job: TrainJob, lost: PodLostError, recovery: PodRecovery
+) -> TrainJob:
+  """Returns the job on the pods that ON_POD_FAILURE says, once they answer."""
+  # The thread that writes checkpoints has ended with its loop.
+  newest = newest_whole(job.model_dir, read=read_checkpoint)
+  job = dataclasses.replace(job, checkpoint=newest)
+  config = job.config
+  pods = recovery.pods_after(lost, config.pods, config.mesh_layout, job.step)
+  settings = dict(job.manifest.settings)
+  settings |= {"NUM_PODS": pods.num_pods, "ISLANDS": list(pods.islands)}
+  return dataclasses.replace(
+    job,
+    config=dataclasses.replace(config, pods=pods),
+    rewinds=(),  # later than the checkpoint: found again, as in a killed run
+    manifest=dataclasses.replace(job.manifest, settings=settings),
+  )

@@ -12,10 +12,10 @@ from collections.abc import Callable
 _logger = logging.getLogger(__name__)
 
 
-# For what takes long by its nature: a first step, which compiles, a checkpoint,
-# a validation loss.
+# The first step, which compiles, a checkpoint and a validation loss may take so
+# many times longer than a step.
 _SLOW_FACTOR = 10
-_TICKS = 20  # within the time that a step may take
+_TICKS = 20  # per time that a step may take
 _STDERR = 2
 
 
@@ -33,7 +33,7 @@ class Watchdog:
     self.expect_slow()
     self._where = "before the first step"
     self._end = threading.Event()
-    # A thread works whatever the main thread waits for, in Python or below.
+    # A thread also runs while the main thread waits in Python or in C++.
     self._thread = threading.Thread(target=self._watch, daemon=True)
 
   def __enter__(self) -> "Watchdog":
@@ -52,7 +52,7 @@ class Watchdog:
     self._waited, self._patience = 0.0, self._secs or 0
 
   def expect_slow(self) -> None:
-    """Starts to wait for a step that takes long."""
+    """Starts to wait for something that takes longer than a step."""
     self._waited, self._patience = 0.0, (self._secs or 0) * _SLOW_FACTOR
 
   def _watch(self) -> None:
@@ -61,8 +61,8 @@ class Watchdog:
       start = time.monotonic()
       if self._end.wait(tick):
         return
-      # A longer tick does not count in full: the process was stopped meanwhile,
-      # by Ctrl-Z or with the machine, and this thread with it.
+      # A much longer tick does not count in full, because the process and this
+      # thread were stopped in it, by Ctrl-Z or with the machine.
       self._waited += min(time.monotonic() - start, 2 * tick)
       if self._waited > self._patience:
         self._end_process()

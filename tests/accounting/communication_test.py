@@ -26,10 +26,10 @@ from palm_mtf.accounting.communication import (
 )
 from palm_mtf.cli.gin_files import hardware_of
 from palm_mtf.config import MeshLayout, PodsConfig
-from palm_mtf.mesh.traffic import traffic
 from palm_mtf.programs.train_program import build_train_program
 from tests.accounting.published_sizes import PALM_8B, PALM_540B
 from tests.mtf_testing import LAYOUTS, PALM_OPTIMIZER, small_config
+from tools.traffic import traffic
 
 SINGLE = MeshLayout(mesh_shape="", layout="")
 TWO_PODS = PodsConfig(num_pods=2, dcn_dtype="bfloat16")

@@ -19,8 +19,8 @@ from palm_mtf.cluster.server_info import (
   read_info,
 )
 from palm_mtf.errors import UserError
-from palm_mtf.machine.cpu import kernel_flags
 from palm_mtf.machine.kernels import kernels_here
+from palm_mtf.machine.processors import kernel_flags
 from palm_mtf.native.operations import operations_built_with
 from tests.cluster.served import Served
 from tests.cpus import ZEN_3, ZEN_4, pretend_cpu

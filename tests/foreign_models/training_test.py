@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from palm_mtf._tf import tf
 from palm_mtf.errors import UserError
 from palm_mtf.foreign_models import (
   AdafactorConfig,
@@ -14,6 +15,7 @@ from palm_mtf.foreign_models import (
   PodsConfig,
   PodTraining,
 )
+from palm_mtf.foreign_models.training import as_numbers
 from tests import oracle
 from tests.mtf_testing import relative_error
 from tests.t5_model import FEATURES, MeshTensorFlow, reversed_rows, t5_loss
@@ -179,3 +181,41 @@ def test_settings_that_do_not_fit_are_refused_in_one_line(changes, message):
     pass
   assert message in str(error.value)
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("value", "dtype", "read"),
+  [
+    ([[1, 2], [3, 4]], tf.float32, [[1.0, 2.0], [3.0, 4.0]]),
+    (np.float64(0.1), tf.float32, np.float32(0.1)),
+    ([True, 2.0], tf.int32, [1, 2]),
+    (np.array([np.nan]), tf.float32, [np.nan]),
+    (np.ones(2, tf.bfloat16.as_numpy_dtype), tf.bfloat16, [1.0, 1.0]),
+  ],
+)
+def test_numbers_of_any_library_are_taken(value, dtype, read):
+  found = as_numbers("x", value, dtype)
+  assert found.dtype == dtype.as_numpy_dtype
+  np.testing.assert_array_equal(found, read)
+
+
+@pytest.mark.parametrize(
+  ("value", "dtype"),
+  [
+    ([1.5], tf.int32),
+    ([np.nan], tf.int32),
+    ([2**31], tf.int32),
+    ([-1], tf.uint8),
+    (["a"], tf.float32),
+    ([[1], [1, 2]], tf.float32),
+    (None, tf.float32),
+    ([1j], tf.float32),
+  ],
+)
+def test_what_is_no_number_of_the_dtype_is_refused(value, dtype):
+  with pytest.raises(UserError) as error:
+    as_numbers("x in the batch", value, dtype)
+  assert str(error.value) == (
+    f"x in the batch: give numbers that {dtype.name} holds, in an array or in "
+    "lists of equal lengths."
+  )

@@ -16,7 +16,7 @@ from tests import processes
 # Eight threads hold memory at once; malloc_info(3) then lists the arenas.
 _THREADS = """
 import ctypes, sys, threading
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 own_process()
 barrier = threading.Barrier(8)
 def hold():
@@ -73,7 +73,7 @@ def test_pages_of_files_are_released_unless_they_were_written_to(tmp_path):
 def test_tensorflow_is_imported_without_the_pages_that_loading_it_read():
   shown = processes.python(
     "-c",
-    "from palm_mtf.machine.own_process import own_process; own_process(); "
+    "from palm_mtf.machine.process import own_process; own_process(); "
     "from palm_mtf import _tf; from palm_mtf.machine import host_memory as m; "
     "print(m.resident_bytes(), m.largest_resident_bytes())",
   )

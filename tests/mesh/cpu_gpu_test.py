@@ -11,10 +11,10 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import lower
 from palm_mtf.mesh.session import session_config
-from palm_mtf.mesh.traffic import traffic
 from palm_mtf.ops.variables import Fill, sliced_variable
 from tests import processes
 from tests.mtf_testing import mesh_layout, placement
+from tools.traffic import traffic
 
 MESH = mesh_layout("all over data and model")
 # Prints the bytes of 32 variables of zeros, and those that setting them takes.

@@ -7,9 +7,10 @@ import collections
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.mesh.collectives import ALL_GATHER, collective_of
+from palm_mtf.mesh.placement import ALL_GATHER
 from palm_mtf.programs.train_program import build_train_program
 from tests.mtf_testing import PALM_OPTIMIZER, mesh_layout, small_config
+from tools.traffic import collective_of
 
 KERNELS = ("attention/q", "attention/k", "attention/o", "mlp/wi", "mlp/wo")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from palm_mtf.machine import cpu
+from palm_mtf.machine import processors as cpu
 from palm_mtf.native import build, operations
 from tests.cpus import (
   ALDER_LAKE,

@@ -7,9 +7,9 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.forward import prefill
-from palm_mtf.generation.decode.generate_program import build_decode_model
-from palm_mtf.generation.decode.native_decoder import NativeDecoder
-from palm_mtf.generation.decode.sampling import RowSettings, next_tokens_of_rows
+from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
+from palm_mtf.generation.decode.step import NativeStep
+from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.native.decoding import Texts
 from palm_mtf.native.operations import operations
 from tests import oracle
@@ -32,8 +32,9 @@ def test_rows_with_settings_of_their_own_draw_the_tokens_of_tensorflow():
 
   with tf.Graph().as_default(), tf.Session() as session:
     model = build_decode_model(CONFIG, SINGLE, "activation")
-    one = model.placement.LaidOutTensor([tf.ones([ROWS], tf.int32)])
-    cache = prefill(model.weights, tf.zeros([ROWS, 1], tf.int32), one, 64)
+    pack = model.placement.LaidOutTensor
+    one = pack([tf.ones([ROWS], tf.int32)])
+    cache = prefill(model, tf.zeros([ROWS, 1], tf.int32), one, 64)
     texts = Texts(
       tokens=some(NUM_TOKENS, np.int32),
       positions=tf.ones([ROWS], tf.int32),
@@ -44,22 +45,26 @@ def test_rows_with_settings_of_their_own_draw_the_tokens_of_tensorflow():
       top_k=some([1, 3, 40, NUM_TOKENS], np.int32),
       top_p=some([0.1, 0.5, 0.95, 1.0], np.float32),
     )
-    found = NativeDecoder(model.weights).text_steps(
+    found = NativeStep(model).advance(
       tf.constant(1),
-      texts,
+      Texts(*(pack([x]) for x in texts[:-1])),
       cache,
       num_tokens=NUM_TOKENS,
       eod_id=-1,
       keeps_logits=True,
     )
-    settings = RowSettings(texts.temperature, texts.top_k, texts.top_p)
-    *_, expected = next_tokens_of_rows(
-      found.logits, texts.keys, texts.places, settings, NUM_TOKENS
+    (logits,), (chosen,) = found.logits.tensor_list, found.chosen.tensor_list
+    settings = SamplingSettings(texts.temperature, texts.top_k, texts.top_p)
+    expected = next_tokens(
+      logits,
+      tf.constant(False),
+      texts.keys,
+      texts.places,
+      settings,
+      NUM_TOKENS,
     )
     load_decode_model(session, model, params)
-    logits, chosen, expected = session.run(
-      [found.logits, found.chosen[:, 0], expected]
-    )
+    logits, chosen, expected = session.run([logits, chosen[:, 0], expected])
   greedy = logits[:, :NUM_TOKENS].argmax(1)
   assert 0.2 < np.mean(expected != greedy) < 0.8
   np.testing.assert_array_equal(chosen, expected)

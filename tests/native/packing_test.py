@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.matmul import (
+from palm_mtf.generation.decode.kernels import (
   make_packed_kernel,
   product,
   to_int4,
 )
-from palm_mtf.native.packing import GROUP, pack
+from palm_mtf.native.decoding import GROUP, pack
 from tests import processes
 
 # Neither size fills the last group or panel; more rows than a tile has, and
@@ -161,7 +161,8 @@ def test_rows_may_come_in_parts(dtype):
 )
 def test_lesser_cpus_compute_the_same(limit):
   folder = pathlib.Path(__file__).parent
-  tests = [folder / f"{x}_test.py" for x in ("packing", "attention", "norm")]
+  names = ("packing", "self_attention", "norm")
+  tests = [folder / f"{name}_test.py" for name in names]
   run = processes.python(
     *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not lesser"),
     *tests,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.native import projection as native
+from palm_mtf.native import layers as native
 from palm_mtf.native.operations import operations
 
 pytestmark = pytest.mark.skipif(

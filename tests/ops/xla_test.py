@@ -5,9 +5,10 @@
 import numpy as np
 import pytest
 
-from palm_mtf._tf import tf
+from palm_mtf._tf import eager_mode, tf, tf2
+from palm_mtf.ops import xla as sums
 from palm_mtf.ops.variables import device_variable
-from palm_mtf.ops.xla import fused_update
+from palm_mtf.ops.xla import fused_sum, fused_update
 from tests import processes
 
 # Prints the bytes of a variable, and those that updates of two need besides.
@@ -66,3 +67,46 @@ def test_an_update_needs_no_memory_beside_the_variables():
   shown = processes.python("-c", _LARGE)
   size, more = map(int, shown.stdout.split())
   assert more < 0.5 * size
+
+
+@fused_sum
+def sum_of_products(x, y):
+  return x * y
+
+
+def found(x, y, threads=2):
+  config = tf.ConfigProto(intra_op_parallelism_threads=threads)
+  with tf.Graph().as_default(), tf.Session(config=config) as session:
+    return session.run(sum_of_products(tf.constant(x), tf.constant(y)))
+
+
+@pytest.mark.parametrize(
+  "shape", [[], [1], [7], [8], [3, 5], [64, 33, 40], [99_991]]
+)
+def test_a_sum_is_that_of_all_numbers(shape):
+  rng = np.random.default_rng(0)
+  x, y = rng.uniform(0.5, 1.5, [2, *shape]).astype(np.float32)
+  np.testing.assert_allclose(
+    found(x, y), (x.astype(np.float64) * y).sum(), rtol=1e-5
+  )
+
+
+def test_a_sum_has_the_same_bits_on_any_number_of_cores():
+  rng = np.random.default_rng(0)
+  x, y = rng.standard_normal([2, 512, 2048]).astype(np.float32)
+  assert len({found(x, y, threads) for threads in (1, 2, 3, 7)}) == 1
+
+
+def test_an_infinite_number_makes_the_sum_infinite():
+  x = np.ones(800, np.float32)
+  x[-1] = np.inf
+  assert found(x, np.ones_like(x)) == np.inf
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 131072, 100_003])
+def test_no_sum_is_left_to_ynnpack(size):
+  """Which two threads may prepare at a time, without a lock."""
+  part = tf2.function(sums._sum.__wrapped__, jit_compile=True)
+  with eager_mode():
+    compiled = part.experimental_get_compiler_ir(tf.ones([size]))
+  assert "ynn" not in compiled(stage="optimized_hlo")

@@ -119,7 +119,7 @@ def test_steps_follow_the_oracle(changes, rows, num_microbatches):
     assert relative_error(actual, value) < 1e-3, name
 
 
-# Slow: an axis alone; the layout of both splits the same.
+# Slow: a single axis; the layout with both axes splits the same.
 @pytest.mark.parametrize(
   "layout, rows",
   [
@@ -280,7 +280,7 @@ def test_wrong_features_are_refused(features, message):
   assert str(error.value) == message
 
 
-# Steps in a loop on TPUs are those of as many calls. As in
+# Steps in a loop on TPUs have the bits of as many calls. As in
 # tests/mesh/tpu/lowering_test.py, the CPU runs what every device does.
 
 
@@ -361,7 +361,7 @@ def test_xla_has_all_that_is_in_a_program():
   with tf.Graph().as_default(), tf.Session() as session:
     session.run(negative(tf.constant(1.0)))  # XLA is loaded when it is used
   assert {x for x in types if "XLA_CPU_JIT" not in devices_of(x)} == {
-    "CrossReplicaSum",  # of TPUs alone
+    "CrossReplicaSum",  # only TPUs have it
     "TPUReplicateMetadata",
   }
 
@@ -377,7 +377,7 @@ def devices_of(operation):
 
 
 def types_in_programs(definition):
-  """Returns the types of operations, also of those in functions."""
+  """Returns the types of operations, also of operations in functions."""
   functions = {x.signature.name: x for x in definition.library.function}
   todo = [node for node in definition.node if "_tpu_replicate" in node.attr]
   types = set()

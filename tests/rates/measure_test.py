@@ -22,7 +22,7 @@ def settings(recipe: str, layout: str, num_pods: int, chip: str) -> Config:
 
 
 def test_the_log_of_palms_own_run_would_say_46_2_percent():
-  """238.3K tokens a second on two pods of 3,072 chips (PaLM 4.1)."""
+  """238.3K tokens per second on two pods of 3,072 chips (PaLM 4.1)."""
   config = settings("palm_540b", "tpu_palm_540b", 2, "tpu_v4")
   peak = run_flops_per_sec(config)
   assert peak == 6144 * 275e12

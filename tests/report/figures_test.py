@@ -7,7 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from palm_mtf.report.figures import RUN_LINES, Panel, draw, image, panels
+from palm_mtf.report.figures import (
+  RUN_LINES,
+  Panel,
+  choose_panels,
+  draw,
+  render_image,
+)
 from palm_mtf.report.runs import Run
 from tests.report.conftest import log_line
 
@@ -30,7 +36,7 @@ def labels(axis) -> set[str]:
 
 def test_each_field_with_numbers_has_a_panel():
   lines = [log_line(1), log_line(2, validation_loss=7.0)]
-  assert [panel.title for panel in panels([a_run(*lines)])] == [
+  assert [panel.title for panel in choose_panels([a_run(*lines)])] == [
     *("Loss (nats/token)", "Learning rate", "Gradient norm before clipping"),
     *("Speed (tokens/s)", "MFU (% of the chips' peak)", "Step time"),
   ]
@@ -40,7 +46,9 @@ def test_each_field_with_numbers_has_a_panel():
     | {"host_memory_bytes/pod_0": x}
     for x in (1, 2)
   ]
-  assert panels([a_run(*lines), a_run({"step": 1, "loss": math.nan})]) == [
+  assert choose_panels(
+    [a_run(*lines), a_run({"step": 1, "loss": math.nan})]
+  ) == [
     Panel("rms/mlp", ("rms/mlp",)),
     Panel("new_secs", ("new_secs",), "s"),
     Panel("host_memory_bytes/pod_0", ("host_memory_bytes/pod_0",), "B"),
@@ -84,7 +92,7 @@ def test_x_is_tokens_if_all_runs_have_them():
     ("%", 0.5, "40%"),
     ("s", 0.0042, "4 ms"),
     ("s", 0, "0 s"),
-    ("B", 4.2e9, "4 GB"),
+    ("B", 4.2e9, "3 GiB"),
     ("/s", 8100, "8 k/s"),
     ("", 10, "8"),
     ("", 200, "50"),  # logarithmic
@@ -121,6 +129,6 @@ def test_a_long_run_has_its_points_and_means_of_neighbors():
 def test_any_numbers_make_the_same_image_each_time(y, unit):
   run = a_run(*({"step": i, "y": each} for i, each in enumerate(y)))
   panel = Panel("y", ("y",), unit)
-  url = image([run], panel)
+  url = render_image([run], panel)
   assert url.startswith("data:image/png;base64,iVBORw0KGgo")
-  assert url == image([run], panel)
+  assert url == render_image([run], panel)

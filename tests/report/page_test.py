@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from palm_mtf.report.figures import panels
-from palm_mtf.report.page import page
+from palm_mtf.report.figures import choose_panels
+from palm_mtf.report.page import render_page
 from palm_mtf.report.runs import read_runs
 from tests.report.conftest import log_line
 
@@ -18,7 +18,7 @@ NONE = ("", "-")  # an empty cell
 
 def read(*folders) -> ElementTree.Element:
   # As XML, a tag that is left open or a text that is not escaped is an error.
-  return ElementTree.fromstring(page(read_runs(list(map(str, folders)))))
+  return ElementTree.fromstring(render_page(read_runs(list(map(str, folders)))))
 
 
 def texts(root, tag: str) -> list[str]:
@@ -67,8 +67,8 @@ def test_tables_have_the_exact_values_of_the_files(folders):
     "Step time (s, median)": [("0.008", "0.008"), NONE],
     "MFU (median)": [("0.5", "50.0%"), NONE],
     "- predicted mfu": [("0.625", "62.5%"), NONE],
-    "Memory of the process (bytes, peak)": [("9000", "9,000"), NONE],
-    "Memory of pod_1 (bytes, peak)": [("7000", "7,000"), NONE],
+    "Memory of the process (peak)": [("9000", "8.8 KiB"), NONE],
+    "Memory of pod_1 (peak)": [("7000", "6.8 KiB"), NONE],
     "Rewind 1": [(rewind, rewind), NONE],
   }
   assert {row: found[row] for row in expected} == expected
@@ -95,7 +95,7 @@ def test_every_run_and_every_figure_is_there(folders):
   root = read(*folders)
   assert texts(root, "h1") == ["palm_mtf report: <i>, bare"]
   assert texts(root, "th")[1:3] == ["<i>", "bare"]
-  titles = [x.title for x in panels(read_runs(list(map(str, folders))))]
+  titles = [x.title for x in choose_panels(read_runs(list(map(str, folders))))]
   assert texts(root, "figcaption") == titles and titles[-1] == EVIL
   images = list(root.iter("img"))
   assert [x.get("alt") for x in images] == titles
@@ -110,7 +110,7 @@ def test_the_page_refers_to_nothing_outside_and_runs_nothing(folders):
   assert not tags & {"script", "link", "iframe", "object", "base", "a"}
   names = {name for x in root.iter() for name in x.keys()}
   plain = {"alt", "charset", "class", "content", "lang", "name"}
-  assert names == plain | {"src", "style", "title"}
+  assert names == plain | {"open", "src", "style", "title"}
   for x in root.iter("img"):
     assert x.get("src").startswith("data:image/png;base64,")
 

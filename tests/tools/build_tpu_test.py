@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from palm_mtf.accounting.communication import step_bytes
-from palm_mtf.mesh.traffic import traffic
 from tests.mesh.tpu.lowering_test import placed_types
 from tools import build_tpu
+from tools.traffic import traffic
 
 SMALL = ["NUM_LAYERS=1", "VOCAB_SIZE=512", "D_FF=64", "SEQUENCE_LENGTH=16"]
 

@@ -11,7 +11,8 @@ from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.training import loop
+from palm_mtf.training import session
+from palm_mtf.training.step import TrainStep
 from tests import runs
 from tests.tpu_simulation import moved, simulate
 
@@ -49,15 +50,15 @@ def simulated_tpus(monkeypatch):
     simulate(graph, mesh.steps_per_loop, mesh.num_microbatches - 1)
     return moved(program)
 
-  run_loop = loop.TrainStep.run_loop
+  run_loop = TrainStep.run_loop
 
   def count(self, batches, step):
     calls.append(len(batches))
     return run_loop(self, batches, step)
 
   monkeypatch.setattr(connect, "tpus_here", tpus_here)
-  monkeypatch.setattr(loop, "build_train_program", built)
-  monkeypatch.setattr(loop.TrainStep, "run_loop", count)
+  monkeypatch.setattr(session, "build_train_program", built)
+  monkeypatch.setattr(TrainStep, "run_loop", count)
   return calls
 
 

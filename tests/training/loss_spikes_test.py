@@ -160,7 +160,7 @@ SETTINGS = {
 
 @pytest.fixture
 def bad_batches(monkeypatch):
-  """Makes the tokens of BAD_ROWS noise, and the loss of those steps high."""
+  """Makes the tokens of BAD_ROWS noise: their steps have a high loss."""
   read = Batches.batch
 
   def batch(self, step, *part):

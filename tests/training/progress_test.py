@@ -34,11 +34,11 @@ def test_the_time_left_counts_no_time_before_the_first_numbers(
 
 def test_how_long_a_run_will_take_is_said_once(capsys):
   with TrainProgress(step=0, train_steps=40) as progress:
-    progress.say_how_long(1.5, 150.0)
-    progress.say_how_long(9.5, 950.0)
+    progress.predict_time(1.5, 150.0)
+    progress.predict_time(9.5, 950.0)
   assert without_stamps(capsys.readouterr().err) == (
-    "palm_mtf: training will take about 2:30 minutes here: 1.50 s a step, and "
-    "validation losses\n"
+    "palm_mtf: training will take about 2:30 minutes here: 1.50 s per step, "
+    "and validation losses\n"
   )
 
 

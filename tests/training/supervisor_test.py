@@ -11,7 +11,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import newest_whole
-from palm_mtf.generation.inference import decoder_session
+from palm_mtf.generation.inference import sessions
 from palm_mtf.machine.host_memory import free_garbage
 from palm_mtf.training import supervisor
 from palm_mtf.training.job import TrainJob
@@ -99,15 +99,15 @@ def test_nothing_is_left_of_samples_evaluations_and_rewinds(
     )
 
   monkeypatch.setattr(supervisor, "free_garbage", count)
-  monkeypatch.setattr(decoder_session, "free_garbage", count)
+  monkeypatch.setattr(sessions, "free_garbage", count)
   macros: dict[str, object] = {}
   for kind in ("rewinds", "task evaluations", "samples"):
     macros = macros_of(kind, 4) | macros | {"PROMPTS": ["one two"]}
   with registries_restored(), spikes_in_every_second_step():
     add_task()
     assert runs.run("train", corpus, tmp_path, **macros) == 0
-  # A loop; its tasks and its samples, before and behind the loading of weights;
-  # those of the last step come with no loop.
+  # Per step: a loop, and its tasks and samples, before and after weights are
+  # loaded. The samples of the last step come without a loop.
   assert len(counts) == 5 * 4
   assert counts[10:15] == counts[5:10]
 
@@ -165,7 +165,7 @@ def test_a_signal_while_a_run_evaluates_saves_or_samples_stops_it_after_that(
   real, sent = getattr(owner, name), []
 
   def interrupted(self, *given):
-    now = given[0].manifest.step if given else self._step
+    now = self._step if owner is TrainLoop else given[0].manifest.step
     if now == step and not sent:
       sent.append(step)
       os.kill(os.getpid(), signal.SIGTERM)

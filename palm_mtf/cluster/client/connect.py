@@ -1,6 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: the devices of pods, in this process or in TensorFlow servers."""
+"""Clusters: the devices of pods, in this process or in TensorFlow servers.
+
+Pod i is the job "pod_<i>" of TensorFlow, with a task for each of its servers.
+"""
 
 import contextlib
 import dataclasses
@@ -30,7 +33,7 @@ from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.tpu.devices import tpu_devices
 from palm_mtf.native.operations import operations
 
-# Closing a session waits for its servers, for ever for one that has ended.
+# Closing a session waits for its servers, forever if a server has ended.
 _POD = re.compile(r"/job:(pod_\d+)/")
 _CLOSE_SECS = 10.0
 _CLOSE_LOST_SECS = 1.0
@@ -45,7 +48,7 @@ class Cluster:
   target: str = ""  # of the session; "" is this process
   # Name of each TPU pod's job; None is this process.
   tpu_jobs: Sequence[str | None] = ()
-  servers: Sequence[Process] = ()  # that have the devices; none: this process
+  servers: Sequence[Process] = ()  # none if this process has the devices
 
   @contextlib.contextmanager
   def session(self) -> Iterator[tf.Session]:
@@ -89,32 +92,30 @@ def connect(
       local_devices(mesh.num_devices, pods.num_pods),
       session_config(mesh.num_devices, pods.num_pods),
     )
-  # The client is a server too, named "client", whose session reaches those of
-  # the pods. The session tells servers their names, and of each other: a server
-  # itself knows nothing but its port.
+  # The client is a server too, in the job "client". Its session tells all
+  # servers the jobs and addresses, because a server itself knows only its port.
   host, _, port = pods.client_address.partition(":")
   ip = resolve("CLIENT_ADDRESS", host)
   target = _client_server(ip, int(port or 0)).target
   config = session_config(1)
-  # Variables end with their session, and do not outlive it in the servers.
+  # Variables end with their session instead of staying in the servers.
   config.isolate_session_state = True
   job = config.cluster_def.job.add(name="client")
   client_address = f"{ip}:{target.rpartition(':')[2]}"
   job.tasks[0] = client_address
-  if pods.pods == "cluster":  # others have servers of their own
-    _claim(places, client_address, pods.pod_timeout_secs)
+  if pods.pods == "cluster":  # other clients may know these servers
+    _claim_servers(places, client_address, pods.pod_timeout_secs)
   devices, servers = [], []
   for pod, devices_of_pod in enumerate(places):
-    # Pod i is the job "pod_<i>", with a task on each of its hosts.
-    hosts = list(dict.fromkeys(place.address for place in devices_of_pod))
+    tasks = list(dict.fromkeys(place.address for place in devices_of_pod))
     job = config.cluster_def.job.add(name=f"pod_{pod}")
-    for task, address in enumerate(hosts):
+    for task, address in enumerate(tasks):
       job.tasks[task] = address
       cpu = f"/job:pod_{pod}/task:{task}/device:cpu:0"
       servers.append(Process(cpu, infos[address].functions))
     devices.append(
       [
-        f"/job:pod_{pod}/task:{hosts.index(x.address)}/device:cpu:{x.device}"
+        f"/job:pod_{pod}/task:{tasks.index(x.address)}/device:cpu:{x.device}"
         for x in devices_of_pod
       ]
     )
@@ -123,19 +124,22 @@ def connect(
     jobs = [f"pod_{pod}" for pod in range(len(places))]
     cluster = _with_tpus(mesh, client, config, target, jobs)
     return dataclasses.replace(cluster, servers=servers)
-  # Where one server lacks them, all do without: pods take equal steps.
+  # If one server lacks the operations in C++, no pod uses them: all pods
+  # compute the same bits.
   native = operations() and all(x.has_native for x in infos.values())
   threads = next(iter(infos.values())).num_threads if native else 0
-  host_devices = CpuGpuDevices(client, devices, native_threads=threads)
-  return Cluster(host_devices, config, target, servers=servers)
+  cpus = CpuGpuDevices(client, devices, native_threads=threads)
+  return Cluster(cpus, config, target, servers=servers)
 
 
-def _claim(places: Sequence[Sequence[Place]], client: str, secs: float) -> None:
+def _claim_servers(
+  places: Sequence[Sequence[Place]], client: str, secs: float
+) -> None:
   """Raises UserError if another client works with one of the servers."""
   addresses = list(dict.fromkeys(x.address for pod in places for x in pod))
   for address in addresses:
     peers = [x for x in addresses if x != address]
-    # A server that is lost meanwhile is the heartbeat's to tell.
+    # The heartbeat reports a server that does not answer.
     with contextlib.suppress(NoAnswerError):
       if other := claim_server(address, client, peers, secs):
         raise UserError(
@@ -147,10 +151,10 @@ def _claim(places: Sequence[Sequence[Place]], client: str, secs: float) -> None:
 
 @functools.cache
 def tpus_here(mesh: MeshLayout) -> Cluster:
-  """Returns where a pod of this process's TPUs runs; looks for them once.
+  """Returns the cluster of a pod of this process's TPUs; looks for TPUs once.
 
   Raises:
-    UserError: there are none, or they are another slice.
+    UserError: there are no TPUs, or they are another slice.
   """
   return _with_tpus(mesh, "/device:cpu:0", session_config(1), "", [None])
 
@@ -162,10 +166,10 @@ def _with_tpus(
   target: str,
   jobs: Sequence[str | None],
 ) -> Cluster:
-  """Returns where pods of TPUs run, as the TPUs there say.
+  """Returns the cluster of pods of TPUs, after a look at their topologies.
 
   Raises:
-    UserError: there are none, or they are another slice.
+    UserError: there are no TPUs, or they are another slice.
   """
   where = tpu_slice(mesh.tpu)
   topologies = []
@@ -193,7 +197,7 @@ def _with_tpus(
 
 @functools.cache
 def _client_server(ip: str, port: int) -> tf.distribute.Server:
-  """Returns the client's server, one a process: it cannot be stopped."""
+  """Returns the client's server, one per process: it cannot be stopped."""
   return start_server(1, 0, (ip, port))
 
 
@@ -201,21 +205,21 @@ class ServerMemory:
   """Resident bytes of every server that a session works with."""
 
   def __init__(self, session: tf.Session, servers: Sequence[Process]):
-    """Builds the operations that read them, in the current graph.
+    """Builds the operations that read the bytes, in the current graph.
 
     Args:
       session: session of the current graph, which reaches the servers.
-      servers: hosts of all devices; none if they are the client's.
+      servers: servers of all devices; none if the client has the devices.
     """
     self._session = session
-    self._bytes: dict[str, list[tf.Tensor]] = {}  # of servers, by pod
+    self._bytes: dict[str, list[tf.Tensor]] = {}  # per server, by pod
     for server in servers:
       (pod,) = _POD.findall(server.device)
       values = server.call(resident_bytes, [], [tf.int64])
       self._bytes.setdefault(pod, []).extend(values)
 
   def read(self) -> dict[str, int]:
-    """Returns the bytes of each pod's largest server, by name of the metric.
+    """Returns the bytes of each pod's largest server, by metric name.
 
     Raises:
       OpError: a server is lost.

@@ -1,8 +1,8 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeat of the pods' servers: a lost one ends the call that waits for it.
+"""Heartbeat of the pods' servers: a lost one ends the calls that wait for it.
 
-Lost is a server that has ended, was stopped, cut off or started anew.
+A server is lost if it has ended, was stopped, cut off or started again.
 """
 
 import concurrent.futures
@@ -30,12 +30,11 @@ from palm_mtf.errors import UserError
 from palm_mtf.mesh.session import TASK_ERRORS
 
 _Answer = TypeVar("_Answer")
-# Shares of POD_TIMEOUT_SECS: a pause, a question for silent links, and at least
-# two probes. The first one comes too late where this process itself was stopped
-# for a while.
+# Shares of POD_TIMEOUT_SECS: a pause, a read of silent links, and at least two
+# probes, because the first comes too late if this process itself was stopped.
 _PAUSE, _LINKS, _PROBE = 0.125, 0.125, 0.375
 _SHUT_DOWN_SECS = 1.0  # between shutting down connections of a lost server
-_CONNECT_SECS = 0.5  # between looks at a session that is being connected
+_CONNECT_SECS = 0.5  # between checks while a session connects
 _RETRY_SECS = 0.2  # a server that has just started has no info yet
 _TASK = re.compile(r"/job:pod_(\d+)/replica:\d+/task:(\d+)")
 
@@ -46,13 +45,13 @@ class PodLostError(UserError):
   def __init__(self, pod: int, message: str, is_missing: bool = False):
     super().__init__(message)
     self.pod = pod
-    self.is_missing = is_missing  # since before the first answer
+    self.is_missing = is_missing  # has never answered
 
 
 class Heartbeat:
   """Probes every server of a run by a thread; a context manager.
 
-  A link between two servers that is silent loses the pod that says so.
+  If a link between two servers is silent, the pod that reports it is lost.
 
   Attributes:
     infos: info of each server, by its address.
@@ -67,7 +66,7 @@ class Heartbeat:
     """Asks each server for its incarnation and info.
 
     Args:
-      servers: server processes of this machine, if there are any.
+      servers: server processes on this machine, if there are any.
       places: devices of each pod in servers; none for pods in process.
       secs: POD_TIMEOUT_SECS.
 
@@ -139,8 +138,8 @@ class Heartbeat:
 
   def connect(self, session: tf.Session) -> None:
     """Connects a session to all servers; raises OpError if one is lost."""
-    # A session by itself would try to connect for ever: a thread lets it try
-    # until the heartbeat has lost a server.
+    # A session by itself would try to connect forever. Therefore it tries in a
+    # thread, until the heartbeat has lost a server.
     nothing = tf.no_op()
     errors: list[tf.errors.OpError] = []
 
@@ -161,7 +160,7 @@ class Heartbeat:
 
   @contextlib.contextmanager
   def during(self, phase: str) -> Iterator[None]:
-    """Raises PodLostError where the body fails because a pod is lost.
+    """Raises PodLostError if the body fails because a pod is lost.
 
     Args:
       phase: phase of the run, for messages: "in step 8".
@@ -189,7 +188,7 @@ class Heartbeat:
   def _find_broken_off(
     self, error: tf.errors.OpError
   ) -> tuple[str, str] | None:
-    """Returns a server that answers, and that the error says was not there."""
+    """Returns a server that answers, although the error says otherwise."""
     named = _TASK.findall(error.message)
     if not named or not isinstance(error, TASK_ERRORS):
       return None
@@ -211,8 +210,8 @@ class Heartbeat:
     while not self._end.wait(self._secs * _PAUSE):
       self._probe(address)
       self._probe_links(address)
-      # Whatever waits for a lost server fails when its connection ends. Again
-      # and again: the kernel connects to a server that is merely stopped.
+      # Calls that wait for a lost server fail when their connection ends. This
+      # repeats, because the kernel accepts new connections to a stopped server.
       while address in self._lost:
         _shut_down(address)
         if self._end.wait(_SHUT_DOWN_SECS):
@@ -231,12 +230,12 @@ class Heartbeat:
     """Notes whether a server has lost the link to another."""
     if address in self._lost:
       return
-    # A server that computes may be late with it; one that waits is not.
+    # A server that computes may answer late; a server that waits does not.
     with contextlib.suppress(NoAnswerError):
       for far in read_silent_peers(address, self._secs * _LINKS):
         if far not in self._pods:
-          continue  # of a run before
-        # The server at the far end may be lost itself, which says more.
+          continue  # of an earlier run
+        # The server at the far end may be lost itself, which explains more.
         if far not in self._lost:
           self._probe(far)
         if far not in self._lost:
@@ -245,8 +244,8 @@ class Heartbeat:
           )
 
   def _first_answer(self, address: str) -> tuple[int, ServerInfo]:
-    # The incarnation first: the next probe finds a server that started anew in
-    # between.
+    # The incarnation first, so that the next probe notices a server that starts
+    # again in between.
     incarnation = self._retry(read_incarnation, address)
     return incarnation, self._retry(read_info, address)
 

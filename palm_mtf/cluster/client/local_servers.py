@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Server processes on this machine, one a pod: started, watched and stopped."""
+"""Server processes on this machine, one per pod: started, watched, stopped."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ from palm_mtf.json_text import json_text
 
 _START_SECS = 120.0
 _STOP_SECS = 5.0
-# A connection may break so long before the process at its end has ended.
+# A connection may break this long before the process at its far end ends.
 _DEATH_SECS = 2.0
 _LAST_LINES = 3  # of stderr, for messages
 
@@ -33,13 +33,13 @@ class _Server:
   settings: ServerSettings
   process: subprocess.Popen
   log: BinaryIO  # its stderr
-  address: str = ""  # once it has printed it
+  address: str = ""  # "" until the server has printed it
 
 
 def cores_of_pods(num_pods: int) -> list[list[int]]:
   """Returns the cores of each pod: disjoint, unless there are too few."""
-  # Equally many: how a sum is divided among threads decides its last bit, and
-  # pods hold the same bits. The remainder is the client's.
+  # Pods have equally many cores, because the number of threads that share a sum
+  # decides its last bit, and pods hold the same bits. The client has the rest.
   cores = sorted(os.sched_getaffinity(0))
   share = max(1, len(cores) // num_pods)
   return [
@@ -52,7 +52,7 @@ class PodServers:
   """The server processes of a run, if its pods have any; a context manager."""
 
   def __init__(self, pods: PodsConfig, mesh: MeshLayout):
-    # They import TensorFlow, which takes seconds, while the client does.
+    # The servers import TensorFlow, which takes seconds, while the client does.
     self._pods, self._mesh = pods, mesh
     self._start()
 
@@ -61,32 +61,32 @@ class PodServers:
 
   def __exit__(self, *unused: object) -> None:
     for server in self._servers:
-      server.process.stdin.close()  # all of them end at once
+      server.process.stdin.close()  # all servers end at the same time
     for server in self._servers:
       _stop(server)
 
   def remove(self, pod: int) -> PodsConfig:
-    """Removes a pod; returns the others, those after it one number down."""
+    """Removes a pod; returns the settings, in which later pods move up."""
     pods = self._pods
     self._pods = dataclasses.replace(
       pods,
       num_pods=pods.num_pods - 1,
       islands=[x for i, x in enumerate(pods.islands) if i != pod],
     )
-    # Started anew: fewer servers have more cores each.
+    # All servers start again, because fewer servers have more cores each.
     for server in self._servers:
       _stop(server)
     self._start()
     return self._pods
 
-  def start_anew(self, pod: int) -> None:
+  def restart(self, pod: int) -> None:
     """Replaces the server of a pod by a new process."""
     if self._servers:
       _stop(self._servers[pod])
       self._servers[pod] = _start(self._servers[pod].settings)
 
   def places(self) -> list[list[Place]]:
-    """Returns the devices of each pod in servers, once these have started.
+    """Returns the devices of each pod, after their servers have started.
 
     Raises:
       UserError: a server has ended, or does not start.
@@ -113,7 +113,7 @@ class PodServers:
     while self._servers and time.monotonic() < end:
       for pod, server in enumerate(self._servers):
         if server.process.poll() is not None:
-          return pod, self._how_it_ended(pod)
+          return pod, self._describe_end(pod)
       time.sleep(_DEATH_SECS / 100)
     return None
 
@@ -144,10 +144,10 @@ class PodServers:
     process.wait()  # stdout has ended without an address
     raise UserError(
       f"pod {pod}: its server (process {process.pid}) "
-      f"{self._how_it_ended(pod)}, at its start."
+      f"{self._describe_end(pod)}, at its start."
     )
 
-  def _how_it_ended(self, pod: int) -> str:
+  def _describe_end(self, pod: int) -> str:
     server = self._servers[pod]
     code = server.process.returncode
     how = f"exited with {code}"

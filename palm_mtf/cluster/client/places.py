@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""ISLANDS: the devices of servers that make each pod.
+"""The places of a pod's devices: which servers have them (ISLANDS).
 
 ISLANDS = [["a:2222/0-1", "b:2222/0-1"],   pod 0
            ["c:2222/0-1", "d:2222/0-1"]]   pod 1
@@ -50,18 +50,18 @@ def places_of_pods(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
   made = [
     _places(pod, entries, mesh) for pod, entries in enumerate(pods.islands)
   ]
-  _check_apart(made)
+  _check_distinct(made)
   return made
 
 
 def _places(pod: int, entries: Sequence[str], mesh: MeshLayout) -> list[Place]:
-  matches = [_parsed(pod, entry) for entry in entries]
+  matches = [_parse_entry(pod, entry) for entry in entries]
   needed = " x ".join(map(str, mesh.axes.values())) or "1"
   if len(mesh.axes) > 1:
     needed += f" = {mesh.num_devices}"
-  # A server whose devices are not numbered gives an equal share. The last axis
-  # of a mesh runs fastest: under "data:2,model:2" with two servers the model
-  # axis stays within a host.
+  # Servers whose devices are not numbered give equal shares. The last axis of a
+  # mesh runs fastest: under "data:2,model:2" with two servers, the model axis
+  # stays within a server.
   share, left = divmod(mesh.num_devices, max(1, len(entries)))
   if left and not all(match[2] for match in matches):
     raise UserError(
@@ -70,7 +70,8 @@ def _places(pod: int, entries: Sequence[str], mesh: MeshLayout) -> list[Place]:
       'equally; name those of each, as in "host:2222/0-1".'
     )
   given = [
-    list(_numbers(match[2]) if match[2] else range(share)) for match in matches
+    list(_parse_numbers(match[2]) if match[2] else range(share))
+    for match in matches
   ]
   places = [
     Place(match[1], device)
@@ -87,7 +88,7 @@ def _places(pod: int, entries: Sequence[str], mesh: MeshLayout) -> list[Place]:
   return places
 
 
-def _parsed(pod: int, entry: object) -> re.Match:
+def _parse_entry(pod: int, entry: object) -> re.Match:
   match = _ENTRY.fullmatch(entry) if isinstance(entry, str) else None
   if not match or not 0 < int(match[1].rpartition(":")[2]) < 65536:
     raise UserError(
@@ -97,14 +98,14 @@ def _parsed(pod: int, entry: object) -> re.Match:
   return match
 
 
-def _numbers(text: str) -> Iterator[int]:
+def _parse_numbers(text: str) -> Iterator[int]:
   for part in text.split(","):
     first, _, last = part.partition("-")
     yield from range(int(first), int(last or first) + 1)
 
 
-def _check_apart(pods: Sequence[Sequence[Place]]) -> None:
-  """Raises UserError where a device is twice, or a server in two pods."""
+def _check_distinct(pods: Sequence[Sequence[Place]]) -> None:
+  """Raises UserError if a device is given twice, or a server is in two pods."""
   place, count = collections.Counter(
     place for places in pods for place in places
   ).most_common(1)[0]
@@ -133,10 +134,11 @@ def resolve_places(
     client: host of CLIENT_ADDRESS.
 
   Raises:
-    UserError: a name has no address, or one that other hosts cannot reach.
+    UserError: a name has no address, or an address that other hosts cannot
+      reach.
   """
-  # The client tells every server the addresses of the others. A name may be
-  # loopback on one host, as /etc/hosts has it, and not on another.
+  # The client tells every server the addresses of the other servers. Because of
+  # /etc/hosts, a name may be loopback on one host and not on another.
   ips = {}
   for address in {place.address for places in pods for place in places}:
     host, _, port = address.rpartition(":")

@@ -1,12 +1,12 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""ON_POD_FAILURE: the pods with which a run goes on after it lost one.
+"""ON_POD_FAILURE: the pods with which a run continues after it lost a pod.
 
-  stop     none: the same command goes on later
-  wait     the same pods, once the lost one answers
+  stop     none: the same command resumes the run later
+  wait     the same pods, after the lost pod answers
   shrink   the other pods, which share the same batches
 
-Training goes on from the newest checkpoint.
+Training resumes from the newest checkpoint.
 """
 
 import logging
@@ -21,7 +21,7 @@ from palm_mtf.errors import UserError
 _logger = logging.getLogger(__name__)
 
 _PAUSE_SECS = 1.0
-# Losses without a new checkpoint between them, after which "wait" gives up.
+# Losses without a new checkpoint in between, after which "wait" gives up.
 _MAX_LOSSES = 3
 
 
@@ -40,7 +40,7 @@ class PodRecovery:
   def pods_after(
     self, lost: PodLostError, pods: PodsConfig, mesh: MeshLayout, step: int
   ) -> PodsConfig:
-    """Returns the pods to go on with; under "wait" once they answer.
+    """Returns the pods to continue with; under "wait" after all answer.
 
     Args:
       lost: loss of a pod.
@@ -51,19 +51,19 @@ class PodRecovery:
     Raises:
       UserError: the run ends.
     """
-    # A run shrinks by pods that it has had. One that is missing at the start is
-    # a mistake, or not started yet.
+    # A run shrinks only by pods that have answered. A pod that is missing at
+    # the start is a mistake in the settings, or has not been started yet.
     self._had_all_pods = self._had_all_pods or not lost.is_missing
     policy = pods.on_pod_failure
     if not self._had_all_pods and policy != "wait":
-      raise UserError(f"{lost}; {_start_it(pods)}.") from None
+      raise UserError(f"{lost}; {_advise_start(pods)}.") from None
     if policy == "stop":
       raise UserError(f"{lost}; run the same command to go on.") from None
     _logger.warning(f"{lost}; ON_POD_FAILURE = {policy!r}")
     if policy == "shrink":
       pods = self._shrink(lost, pods, mesh)
     else:
-      self._count(lost, step)
+      self._count_loss(lost, step)
       self._wait(lost, pods)
     _logger.info(f"going on from step {step} on {pods.num_pods} pods")
     return pods
@@ -84,7 +84,7 @@ class PodRecovery:
       ) from None
     return self._servers.remove(lost.pod)
 
-  def _count(self, lost: PodLostError, step: int) -> None:
+  def _count_loss(self, lost: PodLostError, step: int) -> None:
     """Raises UserError if a run loses pods repeatedly and saves no step."""
     if step != self._step:
       self._step, self._num_losses = step, 0
@@ -99,16 +99,16 @@ class PodRecovery:
   def _wait(self, lost: PodLostError, pods: PodsConfig) -> None:
     end = time.monotonic() + pods.pod_wait_secs
     while True:
-      self._servers.start_anew(lost.pod)  # if it is of this machine
+      self._servers.restart(lost.pod)  # if it is on this machine
       try:
-        # Asks every server once. What a server cannot do is another UserError,
-        # and ends the run.
+        # Asks every server once. Another UserError, about a server that cannot
+        # be used, ends the run.
         Heartbeat(
           self._servers, self._servers.places(), pods.pod_timeout_secs
         ).check_links()
         return
       except PodLostError as error:
-        lost = error  # perhaps another one
+        lost = error  # perhaps of another pod
       if time.monotonic() > end:
         raise UserError(
           f"{lost}; it was waited for, {pods.pod_wait_secs:g} seconds "
@@ -117,7 +117,7 @@ class PodRecovery:
       time.sleep(_PAUSE_SECS)
 
 
-def _start_it(pods: PodsConfig) -> str:
+def _advise_start(pods: PodsConfig) -> str:
   if pods.pods == "cluster":
     return (
       "start it with `palm_mtf pods serve`, or correct ISLANDS; "

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The server process of a pod, which lives as long as its client.
+"""The server process of a pod on the client's machine.
 
 client/local_servers.py starts it, writes ServerSettings as JSON to its stdin,
-and reads its address from its stdout.
+and reads its address from its stdout. The process lives as long as its client.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from palm_mtf.console import configure_logging
 from palm_mtf.json_text import json_text
 from palm_mtf.machine.compiled_code import save_compiled_code
-from palm_mtf.machine.own_process import own_process
+from palm_mtf.machine.process import own_process
 
 _PR_SET_PDEATHSIG = 1
 
@@ -55,8 +55,9 @@ def _die_with(client: int) -> None:
 
 def main() -> None:
   """Reads the settings from the first line of stdin, and serves."""
-  # They are the client's, which ends this process; but they may be sent to all
-  # processes of a terminal, or of a job.
+  # The client handles these signals and then stops this server. The server
+  # ignores them, because a terminal or a batch system may send them to every
+  # process of the job.
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   configure_logging()

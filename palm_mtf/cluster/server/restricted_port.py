@@ -1,41 +1,78 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A port that nobody reaches before the server that starts there is restricted.
+"""A port that nobody reaches before its server is restricted.
 
-A TensorFlow server listens on every address and accepts connections as soon as
-it is made, before its sockets can be found and restricted. So sockets of this
-module, the guards, listen on the port first. As long as they do, the kernel
-gives every connection to a guard, and the guard drops its packets.
+TensorFlow's servers listen on every address of a machine, and run any program
+for whoever reaches them, with access to files. A server accepts connections as
+soon as it is made, before its sockets can be found and restricted. Therefore
+sockets of this module, the guards, listen on the port first. As long as they
+do, the kernel gives every connection to a guard, and the guard drops its
+packets.
+
+Every user of a machine reaches its loopback interface, and TensorFlow's
+protocol has no authentication. Therefore the kernel drops the data of a new
+connection to a server on loopback, until /proc/net/tcp has named the user whose
+socket is at the other end. This needs no privileges.
 """
 
+import collections
 import contextlib
+import ctypes
+import errno
+import functools
+import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 from palm_mtf.cluster.addresses import is_loopback
-from palm_mtf.cluster.server.admission import (
-  admit_own_user,
-  restrict_to_admitted,
-)
 from palm_mtf.cluster.sockets import (
-  RETURN_NONE,
-  attach_filter,
+  accepts,
+  duplicate,
+  is_inet,
   listeners,
-  restrict_to_address,
-  restrict_to_loopback,
-  select_first,
+  socket_numbers,
 )
 
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
+# Linux's numbers of socket options.
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 27, 51
+# An instruction of the Berkeley packet filter: code, two jumps, operand.
+_Program = Sequence[tuple[int, int, int, int]]
+_LOAD_BYTE, _LOAD_WORD, _LOAD_LENGTH, _TO_INDEX = 0x30, 0x20, 0x80, 0x07
+_AND, _SHIFT_RIGHT, _SUBTRACT, _JUMP_IF_EQUAL = 0x54, 0x74, 0x1C, 0x15
+_RETURN = 0x06
+# The last instructions of a program: take the whole packet, or drop it.
+_TAKE, _DROP = (_RETURN, 0, 0, 0xFFFFFFFF), (_RETURN, 0, 0, 0)
+# Takes packets whose length is that of their TCP header, 4 bytes times the
+# upper half of byte 12: handshakes and acknowledgements.
+_TAKE_WITHOUT_DATA = (
+  (_LOAD_BYTE, 0, 0, 12),
+  (_SHIFT_RIGHT, 0, 0, 2),
+  (_AND, 0, 0, 0x3C),
+  (_TO_INDEX, 0, 0, 0),
+  (_LOAD_LENGTH, 0, 0, 0),
+  (_SUBTRACT, 0, 0, 0),
+  (_JUMP_IF_EQUAL, 0, 1, 0),
+  _TAKE,
+  _DROP,
+)
+# The peer sends a dropped packet again after 0.2 seconds.
+_PAUSE_SECS = 0.05
+# The number of users in a uid_map that leaves no user out.
+_ALL_UIDS = 2**32 - 1
+_ESTABLISHED = "01"
 
 
 @contextlib.contextmanager
 def restricted_port(ip: str, port: int) -> Iterator[int]:
   """Drops what arrives at a port while a server starts there; restricts it.
 
-  The `with` body makes the server. A connection that is attempted meanwhile
-  reaches the server only if it is attempted again after the body.
+  The `with` body makes the server. A connection that is attempted during the
+  body reaches the server only if it is attempted again afterwards.
 
   Args:
     ip: IPv4 address that the server is restricted to. If it is a loopback
@@ -52,13 +89,13 @@ def restricted_port(ip: str, port: int) -> Iterator[int]:
   """
   with contextlib.ExitStack() as stack:
     guards = []
-    # gRPC listens on "::", IPv4 included, where the loopback interface has an
-    # IPv6 address, and on "0.0.0.0" elsewhere. The kernel groups sockets that
-    # share a port by their family: each family has its own guard.
+    # gRPC listens on "::", IPv4 included, if the loopback interface has an IPv6
+    # address, and on "0.0.0.0" otherwise. The kernel groups sockets that share
+    # a port by their family: each family has its own guard.
     dual = [socket.AF_INET6] if socket.has_dualstack_ipv6() else []
     families = [*dual, socket.AF_INET]
     # The first guard takes the port only if no other socket has it, so that two
-    # servers never share a port. The next ones share it with that guard.
+    # servers never share a port. The next guards share the port with the first.
     shares = [False, *[True] * len(families)]
     for family, is_shared in zip([families[0], *families], shares, strict=True):
       guard = stack.enter_context(socket.socket(family))
@@ -92,7 +129,7 @@ def _tensorflow_shares_ports() -> Iterator[None]:
 
 def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
   """Makes a guard listen on a port, or on any if it is 0; returns the port."""
-  attach_filter(guard, [RETURN_NONE])
+  _attach_filter(guard, [_DROP])
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
   if guard.family == socket.AF_INET6:
@@ -101,7 +138,146 @@ def _listen(guard: socket.socket, port: int, is_shared: bool) -> int:
   guard.listen()
   guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
   if is_shared:
-    # The server's sockets join the group of the guard of their family, whose
-    # first member gets all connections of the group.
-    select_first(guard)
+    # The server's sockets join the group of the guard of their family. The
+    # program returns the index of the socket in the group that gets a
+    # connection: 0, the guard.
+    _attach_filter(guard, [(_RETURN, 0, 0, 0)], _SO_ATTACH_REUSEPORT_CBPF)
   return guard.getsockname()[1]
+
+
+def restrict_to_loopback(listener: socket.socket) -> None:
+  """Restricts a socket that listens to the loopback interface."""
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+
+
+def restrict_to_address(listener: socket.socket, ip: str) -> None:
+  """Restricts a socket that listens to packets for one IPv4 address."""
+  # Drops packets that are not IP version 4, or have another destination.
+  network_header = 0xFFF00000  # SKF_NET_OFF
+  program = (
+    (_LOAD_BYTE, 0, 0, network_header),
+    (_SHIFT_RIGHT, 0, 0, 4),
+    (_JUMP_IF_EQUAL, 0, 3, 4),
+    (_LOAD_WORD, 0, 0, network_header + 16),
+    (_JUMP_IF_EQUAL, 0, 1, int.from_bytes(socket.inet_aton(ip))),
+    _TAKE,
+    _DROP,
+  )
+  _attach_filter(listener, program)
+
+
+def restrict_to_admitted(listener: socket.socket) -> None:
+  """Drops all data of connections that a socket accepts, until admitted."""
+  _attach_filter(listener, _TAKE_WITHOUT_DATA)
+
+
+def _attach_filter(
+  to: socket.socket, program: _Program, option: int = _SO_ATTACH_FILTER
+) -> None:
+  """Attaches a program of the Berkeley packet filter to a socket.
+
+  Sockets of connections that a listening socket accepts inherit the program.
+  """
+  code = b"".join(struct.pack("HBBI", *each) for each in program)
+  buffer = ctypes.create_string_buffer(code)
+  both = struct.pack("HP", len(program), ctypes.addressof(buffer))
+  to.setsockopt(socket.SOL_SOCKET, option, both)
+
+
+def admit_own_user(port: int) -> None:
+  """Admits connections of this process's user to `port`, and ends all others.
+
+  Args:
+    port: TCP port whose listening sockets are restricted to the admitted
+      connections.
+
+  Raises:
+    OSError: the system does not say whose a connection is.
+  """
+  _check_own_uid()
+  _uids()
+  threading.Thread(target=_admit, args=[port], daemon=True).start()
+
+
+def _check_own_uid() -> None:
+  """Raises OSError if other users have this process's uid in /proc/net/tcp."""
+  # In a user namespace one number stands for all users that it does not map.
+  with open("/proc/sys/kernel/overflowuid") as file:
+    if os.geteuid() != int(file.read()):
+      return
+  with open("/proc/self/uid_map") as lines:
+    if sum(int(line.split()[2]) for line in lines) < _ALL_UIDS:
+      raise OSError(
+        errno.EPERM,
+        f"user {os.geteuid()} stands for all users that this user namespace "
+        "does not map",
+      )
+
+
+def _admit(port: int) -> None:
+  """Admits or ends each connection to `port`, as long as this process lives."""
+  known: set[str] = set()
+  while True:
+    time.sleep(_PAUSE_SECS)
+    # The limit of open files may be reached: the next round handles the rest.
+    with contextlib.suppress(OSError):
+      _admit_new(port, known)
+
+
+def _admit_new(port: int, known: set[str]) -> None:
+  """Admits or ends connections whose inodes are not in `known`; adds them."""
+  numbers = socket_numbers()
+  known &= numbers.keys()
+  # Read after the numbers, so that the table has each of their connections.
+  uids = functools.cache(_uids)
+  for name in numbers.keys() - known:
+    # The socket may have been closed since, and its number be another file's.
+    with contextlib.suppress(OSError), duplicate(numbers[name]) as copy:
+      if name == f"socket:[{os.fstat(copy.fileno()).st_ino}]":
+        if is_inet(copy, port) and not accepts(copy):
+          _admit_or_end(copy, uids())
+        known.add(name)
+
+
+def _admit_or_end(
+  connection: socket.socket, uids: Mapping[tuple[bytes, bytes], set[int]]
+) -> None:
+  with contextlib.suppress(OSError):  # the connection may have ended
+    near, far = connection.getsockname(), connection.getpeername()
+    ends = _end_bytes(*far[:2]), _end_bytes(*near[:2])
+    if uids.get(ends) == {os.geteuid()}:
+      connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    else:
+      connection.shutdown(socket.SHUT_RDWR)
+
+
+def _uids() -> dict[tuple[bytes, bytes], set[int]]:
+  """Returns the users of established connections, by near and far end."""
+  found = collections.defaultdict(set)
+  for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+    with contextlib.suppress(FileNotFoundError), open(path) as lines:
+      next(lines)
+      for line in lines:
+        _, near, far, state, _, _, _, uid, *_ = line.split()
+        if state == _ESTABLISHED:
+          found[_parse_end(near), _parse_end(far)].add(int(uid))
+  return found
+
+
+def _end_bytes(ip: str, port: int) -> bytes:
+  """Returns 16 bytes of an address, as in IPv6, and 2 of a port."""
+  address = ipaddress.ip_address(ip)
+  if address.version == 4:
+    address = ipaddress.ip_address(f"::ffff:{ip}")
+  return address.packed + port.to_bytes(2)
+
+
+def _parse_end(text: str) -> bytes:
+  """Returns `_end_bytes` of an end in the kernel's text, "0100007F:08AE"."""
+  # The text has words of 4 bytes, each as a little-endian number.
+  words, _, port = text.partition(":")
+  numbers = bytes.fromhex(words)
+  packed = b"".join(numbers[i : i + 4][::-1] for i in range(0, len(numbers), 4))
+  if len(packed) == 4:
+    packed = bytes(10) + b"\xff\xff" + packed
+  return packed + bytes.fromhex(port)

@@ -1,10 +1,10 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a TensorFlow server in this process, and publishes what it is.
+"""Starts a TensorFlow server in this process, publishes its info and links.
 
 A client may reach two servers that do not reach each other, and whose step
 never ends. Each server therefore probes the other servers of its run and
-publishes those that do not answer it; the client's heartbeat reads them.
+publishes the servers that do not answer; the client's heartbeat reads them.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ from palm_mtf.cluster.server_info import (
 from palm_mtf.data.batches import host_batches
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
-from palm_mtf.machine.cpu import kernel_flags
 from palm_mtf.machine.host_memory import resident_bytes
 from palm_mtf.machine.kernels import kernels_here
+from palm_mtf.machine.processors import kernel_flags
 from palm_mtf.mesh.processes import function_token
 from palm_mtf.native.operations import operations, operations_built_with
 
 _logger = logging.getLogger(__name__)
 
-_FOLLOW_SECS = 0.5  # between looks of a server at its claim
-# Probes in the time after which a link is silent: one may come too late where
-# this process itself was stopped for a while.
+_FOLLOW_SECS = 0.5  # between two reads of a server's claim
+# Probes in the time after which a link is silent. One probe may come too late
+# if this process itself was stopped for a while.
 _NUM_PROBES = 3
 
 
@@ -58,7 +58,7 @@ def start_server(
 
   Args:
     num_devices: number of virtual CPU devices.
-    num_threads: number of threads of an operation; 0 is one a core.
+    num_threads: number of threads per operation; 0 is one per core.
     listen: IPv4 address and port; 0 is any free port, "0.0.0.0" every address.
 
   Raises:
@@ -69,11 +69,11 @@ def start_server(
     device_count={"CPU": num_devices, "GPU": 0},
     intra_op_parallelism_threads=num_threads,
     # With one thread, an operation that waits for another pod would keep this
-    # pod from computing. One more writes checkpoints meanwhile.
+    # pod from computing. One more thread writes checkpoints at the same time.
     inter_op_parallelism_threads=max(2, num_threads) + 1,
   )
-  # A name until a session gives another. By the address a session finds its own
-  # server among the tasks.
+  # The job name holds until a session gives another. A session finds its own
+  # server among the tasks by the address.
   host = "127.0.0.1" if ip == ANY_ADDRESS else ip
   try:
     with contextlib.ExitStack() as stack:
@@ -83,44 +83,37 @@ def start_server(
         {"unnamed": [f"{host}:{port}"]}, config=config, start=False
       )
   except (OSError, tf.errors.OpError) as error:
-    why = _why_not_restricted(error)
+    if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
+      why = (
+        "this system does not let a server be restricted to one address and, "
+        f"on loopback, one user ({error.strerror}), and it would listen to "
+        "all; use pods in process, or another system."
+      )
+    else:
+      why = (
+        "another process has just begun to listen there; give another port, "
+        "or 0 for any."
+      )
     raise UserError(f"{host}:{listen[1]}: {why}") from None
   server.start()
-  _publish(server, num_devices, num_threads)
+  _publish_info(server, num_devices, num_threads)
   return server
 
 
-def _why_not_restricted(error: OSError | tf.errors.OpError) -> str:
-  """Returns why a server has not started, and what to do."""
-  if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
-    return (
-      "this system does not let a server be restricted to one address and, on "
-      f"loopback, one user ({error.strerror}), and it would listen to all; use "
-      "pods in process, or another system."
-    )
-  return (
-    "another process has just begun to listen there; give another port, or 0 "
-    "for any."
-  )
-
-
-def _publish(
+def _publish_info(
   server: tf.distribute.Server, num_devices: int, num_threads: int
 ) -> None:
-  """Publishes the info of a server of this process."""
+  functions = (
+    *weight_files.HOST_FUNCTIONS,
+    *host_batches.HOST_FUNCTIONS,
+    resident_bytes,
+  )
   info = ServerInfo(
     palm_mtf=__version__,
     tensorflow=tf.__version__,
     num_devices=num_devices,
     num_threads=num_threads,
-    functions={
-      x.__name__: function_token(x)
-      for x in (
-        *weight_files.HOST_FUNCTIONS,
-        *host_batches.HOST_FUNCTIONS,
-        resident_bytes,
-      )
-    },
+    functions={x.__name__: function_token(x) for x in functions},
     has_native=operations() is not None,
     cpu_flags=kernel_flags(),
     kernels=kernels_here(operations_built_with()),
@@ -138,13 +131,15 @@ def watch_links(server: tf.distribute.Server) -> None:
   Args:
     server: TensorFlow server whose info was published.
   """
-  # A step may keep all threads of the server busy, and this one waiting; probes
-  # have threads of their own.
-  threading.Thread(target=_follow, args=[server.target], daemon=True).start()
+  # A step may keep all threads of the server busy, so that the thread below
+  # waits; probes have their own threads.
+  threading.Thread(
+    target=_probe_peers, args=[server.target], daemon=True
+  ).start()
 
 
-def _follow(target: str) -> None:
-  """Probes the peers of each claim, and publishes those that are silent."""
+def _probe_peers(target: str) -> None:
+  """Probes the peers of each claim, and publishes the silent peers."""
   last, probes = None, {}
   silent: list[str] = []
   for claim in _follow_claims(target, silent):
@@ -188,11 +183,12 @@ class _Probe:
 
 
 def _follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
-  """Yields the claim of a server of this process every half second, for ever.
+  """Yields, every half second and forever, the claim of a server.
 
   Args:
-    target: target of the server's sessions.
-    silent: "host:port" of the claim's silent peers, published after each yield.
+    target: target of sessions with the server, which runs in this process.
+    silent: "host:port" of the claim's silent peers. It is read again and
+      published after each yield.
   """
   with tf.Graph().as_default(), tf.Session(target) as session:
     text = tf.placeholder(tf.string, [])
@@ -202,8 +198,8 @@ def _follow_claims(target: str, silent: Sequence[str]) -> Iterator[Claim]:
       found = session.run(held)
       if claim := parse_claim(found):
         yield claim
-        told = json_text({"claim": found.decode(), "peers": list(silent)})
-        if told != published:
-          session.run(publish_silent, {text: told})
-          published = told
+        report = json_text({"claim": found.decode(), "peers": list(silent)})
+        if report != published:
+          session.run(publish_silent, {text: report})
+          published = report
       time.sleep(_FOLLOW_SECS)

@@ -17,7 +17,7 @@ from palm_mtf.export.huggingface.tokenizer import (
   tokenizer_json,
   why_not_exact,
 )
-from palm_mtf.export.huggingface.weights import exported, tensor_shapes
+from palm_mtf.export.huggingface.weights import tensor_reader, tensor_shapes
 from palm_mtf.export.trained_model import Reader, TrainedModel
 from palm_mtf.json_text import json_text
 
@@ -48,7 +48,7 @@ class HuggingFaceFolder:
     write_safetensors(
       os.path.join(path, WEIGHTS),
       self._shapes,
-      exported(self._trained.model, self._architecture, read),
+      tensor_reader(self._trained.model, self._architecture, read),
     )
 
   def _json_files(self) -> dict[str, object]:

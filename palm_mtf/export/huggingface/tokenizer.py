@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tokenizer.json: a vocabulary of `palm_mtf vocab` as a fast tokenizer.
 
-Byte-pair encoding in both: SentencePiece merges the neighbours whose piece has
-the best score, tokenizers those that come first in a list of pairs. Pieces have
+Both encode byte pairs. SentencePiece merges the neighbours whose piece has the
+best score; tokenizers merges the pair that comes first in a list. Pieces have
 spaces where SentencePiece writes U+2581, so that nothing is normalized and a
 U+2581 of the text becomes its three bytes, as in vocabulary.py.
 """
@@ -45,10 +45,10 @@ def why_not_exact(vocabulary: Vocabulary) -> str:
 def tokenizer_json(vocabulary: Vocabulary, start_id: int) -> dict[str, object]:
   """Returns tokenizer.json, whose ids are the vocabulary's on every text.
 
-  Without special tokens, that is: with them, `start_id` is before a text.
+  With special tokens, `start_id` comes before the ids of a text.
 
   Args:
-    vocabulary: vocabulary for which `why_not_exact` knows no reason.
+    vocabulary: vocabulary for which `why_not_exact` returned "".
     start_id: input before the first token of a text.
   """
   model = _read(vocabulary)
@@ -72,7 +72,7 @@ def tokenizer_json(vocabulary: Vocabulary, start_id: int) -> dict[str, object]:
     "version": "1.0",
     "truncation": None,
     "padding": None,
-    # None: [eod] in a text is no special token, but the letters that it has.
+    # None, so that "[eod]" in a text has the ids of its letters.
     "added_tokens": [],
     "normalizer": None,
     "pre_tokenizer": None,

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters under the names and in the layouts of transformers.
 
-Its kernels are [outputs, inputs], ours [inputs, outputs]. Cohere rotates
-neighbouring numbers of a head, (2i, 2i + 1), palm_mtf and Granite the halves,
-(i, i + d_kv / 2): the columns of q and k change places. Norms multiply by their
-scales in both.
+Kernels of transformers are [outputs, inputs], ours are [inputs, outputs].
+Cohere rotates neighbouring numbers of a head, (2i, 2i + 1), but palm_mtf and
+Granite rotate (i, i + d_kv / 2), so that for Cohere the columns of q and k
+change places. Norms multiply by their scales in both.
 """
 
 import re
@@ -38,8 +38,8 @@ _FREQUENCIES = re.compile(
   r"model\.(layers\.(?P<layer>\d{1,5})\.self_attn\.)?rotary_emb\.inv_freq",
   re.ASCII,
 )
-# Largest relative error of a number that is rounded to a dtype; of float32, of
-# the power too.
+# Largest relative error of a number that is rounded to a dtype; float32 has the
+# error of the power, too.
 _ROUNDING = {"F32": 1e-6, "F16": 2.0**-11, "BF16": 2.0**-8}
 
 
@@ -65,12 +65,12 @@ def tensor_shapes(model: PalmConfig) -> dict[str, tuple[int, ...]]:
     size = int(np.prod(shapes[name]))
     kernel = parse_name(name).is_kernel
     found[theirs] = (size // inputs, inputs) if kernel else shapes[name]
-  # transformers has a scale of ones where we have none.
+  # Where the model has no scale, transformers has a scale of ones.
   found.setdefault(FINAL_NORM, (model.d_model,))
   return found
 
 
-def exported(
+def tensor_reader(
   model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
 ) -> Callable[[str], np.ndarray]:
   """Returns a function that reads tensors by their names in transformers.
@@ -98,10 +98,10 @@ def exported(
   return read_exported
 
 
-def imported(
+def import_parameters(
   model: PalmConfig, architecture: str, read: Callable[[str], np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns every parameter by our name; the inverse of `exported`.
+  """Returns every parameter by our name; the inverse of `tensor_reader`.
 
   Args:
     model: the architecture of palm_mtf.
@@ -155,11 +155,11 @@ def _redundant_shape(name: str, model: PalmConfig) -> tuple[int, ...] | None:
 def _check_redundant(
   name: str, files: TensorFiles, model: PalmConfig, what: str
 ) -> None:
-  """Raises UserError if a tensor that is not imported is not what we compute.
+  """Raises UserError if a tensor that is not imported has unexpected values.
 
   Args:
-    name: FINAL_NORM where the model has no scale there, or a tensor that may
-      be left out of a file.
+    name: FINAL_NORM of a model without that scale, or a tensor that may be left
+      out of a file.
     files: tensors of the file.
     model: the architecture.
     what: noun phrase for messages.

@@ -5,7 +5,7 @@
   keys, values   [batch, memory_length, key_heads, d_kv]
 
 key_heads is 1 in multi-query attention. One function reads prompts and single
-tokens; a SavedModel of it needs neither Mesh TensorFlow, nor XLA, nor us.
+tokens; its SavedModel needs neither Mesh TensorFlow, nor XLA, nor palm_mtf.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import gated, normalized, sines_and_cosines, turned
 
-# Keys and values of each layer, one after the other.
+# Keys, then values, of each layer in turn.
 Cache = list[tf2.Tensor]
 
 
 class Decoder(tf2.Module):
-  """The weights of a model, float32, and what reads tokens with them."""
+  """The forward pass, with weights in float32."""
 
   def __init__(self, model: PalmConfig, read: Callable[[str], np.ndarray]):
     """Makes the variables.
@@ -55,7 +55,7 @@ class Decoder(tf2.Module):
     cache: Cache,
     num_given: tf2.Tensor | None = None,
   ) -> tuple[tf2.Tensor, Cache]:
-    """Reads tokens behind those that the cache has.
+    """Computes the forward pass of tokens that follow the cache's.
 
     Args:
       tokens: [batch, length], int32.
@@ -75,7 +75,7 @@ class Decoder(tf2.Module):
     rows = tf2.range(tf2.shape(tokens)[0])[:, tf2.newaxis]
     at = tf2.stack([tf2.broadcast_to(rows, tf2.shape(tokens)), positions], -1)
     memory = tf2.range(tf2.shape(cache[0])[1])
-    visible = memory <= positions[..., tf2.newaxis]  # later ones may be junk
+    visible = memory <= positions[..., tf2.newaxis]  # later keys may be junk
     if model.has_prefix and num_given is not None:
       visible |= memory < num_given[:, tf2.newaxis, tf2.newaxis]
     tables = sines_and_cosines(model.sequence_length, model.d_kv)
@@ -83,25 +83,26 @@ class Decoder(tf2.Module):
     x, after = tf2.gather(self._weights["embedding"], tokens), []
     for index in range(model.num_layers):
       layer, kept = layer_name(index), cache[2 * index : 2 * index + 2]
-      y = self._norm(f"{layer}/norm", x)
+      y = self._apply_norm(f"{layer}/norm", x)
       attention, kept = self._attend(layer, y, at, visible, angles, kept)
       after += kept
       if model.block == "serial":
         x += attention
-        x += self._feed_forward(layer, self._norm(f"{layer}/mlp_norm", x))
+        x += self._feed_forward(layer, self._apply_norm(f"{layer}/mlp_norm", x))
       else:
         x += attention + self._feed_forward(layer, y)
-    return self._norm("final_norm", x), after
+    return self._apply_norm("final_norm", x), after
 
   def logits(self, y: tf2.Tensor) -> tf2.Tensor:
-    """Returns logits [..., vocab] of outputs of the last norm, [..., d_model].
+    """Returns the next token's logits [..., vocab].
 
-    They are of the token behind each.
+    Args:
+      y: outputs of the last norm, [..., d_model].
     """
     y *= self._model.d_model**-0.5
     return tf2.einsum("...d,vd->...v", y, self._weights["embedding"])
 
-  def _norm(self, name: str, x: tf2.Tensor) -> tf2.Tensor:
+  def _apply_norm(self, name: str, x: tf2.Tensor) -> tf2.Tensor:
     y, _ = normalized(x, self._model.norm == "layer_norm")
     scale = self._weights.get(f"{name}/scale")
     return y if scale is None else y * scale  # FINAL_NORM_SCALE = "none"
@@ -117,7 +118,7 @@ class Decoder(tf2.Module):
       tf2.tensor_scatter_nd_update(old, at, new)
       for old, new in zip(cache, (k, project("v")), strict=True)
     )
-    # g heads of queries read each head n of keys.
+    # Each head n of keys is read by g heads of queries.
     batch, length, heads, d_kv = tf2.unstack(tf2.shape(q))
     q = tf2.reshape(q, [batch, length, keys.shape[2], -1, d_kv])
     scores = tf2.einsum("blngk,bmnk->bnglm", q, keys)

@@ -8,7 +8,7 @@ model in the graph; the ids are those of data/vocabulary/vocabulary.py.
 
 from palm_mtf._tf import tf2
 from palm_mtf.data.vocabulary.vocabulary import SPACE_MARK, Vocabulary
-from palm_mtf.machine.lean_import import silent_unless_it_fails
+from palm_mtf.machine.process import silent_unless_it_fails
 
 
 class TextCoder(tf2.Module):
@@ -16,7 +16,7 @@ class TextCoder(tf2.Module):
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__("text_coder")
-    # Registers the operations; takes seconds.
+    # Registers the operations, which takes seconds.
     import tensorflow_text
 
     def tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
@@ -44,8 +44,8 @@ class TextCoder(tf2.Module):
     """
     if not self._has_bytes:
       return self._model.tokenize(texts)
-    # SentencePiece would decode U+2581 as a space: one of the text is encoded
-    # apart, as its three bytes, in front of each segment but a text's first.
+    # SentencePiece would decode U+2581 as a space. So a U+2581 of the text is
+    # encoded separately, as its three bytes, before each segment but the first.
     segments = tf2.strings.split(texts, SPACE_MARK)
     first = segments.row_starts()
     num_marks = tf2.tensor_scatter_nd_update(
@@ -68,7 +68,7 @@ class TextCoder(tf2.Module):
   ) -> tf2.RaggedTensor:
     if self._inside is self._model:
       return self._model.tokenize(segments)
-    # "" has no ids, so that of each segment one of both has ids.
+    # "" has no ids, so that only one of the two results of a segment has ids.
     return tf2.concat(
       [
         self._model.tokenize(tf2.where(is_first, segments, "")),
@@ -81,19 +81,19 @@ class TextCoder(tf2.Module):
     """Returns the text of each row of ids [batch, (tokens)]; see Vocabulary."""
     if self._inside is self._model:
       return self._model.detokenize(ids)
-    # SentencePiece drops the space that the vocabulary put before the text; the
-    # release in tensorflow_text drops all spaces there.
+    # SentencePiece drops the space that the vocabulary put before the text, but
+    # the release in tensorflow_text drops all spaces there.
     shown = tf2.ragged.boolean_mask(ids, tf2.gather(self._has_text, ids))
     spaces = tf2.gather(tf2.cast(self._num_spaces, tf2.int32), shown[:, :1])
-    return _without(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))
+    return _cut_start(self._decode_inside(ids), tf2.reduce_sum(spaces, 1))
 
   def decode_after(
     self, before: tf2.RaggedTensor, ids: tf2.RaggedTensor
   ) -> tf2.Tensor:
-    """Returns the text that `ids` add to that of `before`, row by row.
+    """Returns the text that `ids` add to the text of `before`, row by row.
 
-    It is that of data/vocabulary/text_reader.py: the space before the first
-    word of a continuation is kept.
+    As in data/vocabulary/text_reader.py, the space before the first word of a
+    continuation is kept.
 
     Args:
       before: ids of whole texts, [batch, (tokens)].
@@ -108,9 +108,9 @@ class TextCoder(tf2.Module):
   def _decode_inside(self, ids: tf2.RaggedTensor) -> tf2.Tensor:
     anchors = tf2.fill([ids.nrows(), 1], self._anchor)
     texts = self._model.detokenize(tf2.concat([anchors, ids], 1))
-    return _without(texts, tf2.fill(tf2.shape(texts), self._anchor_bytes))
+    return _cut_start(texts, tf2.fill(tf2.shape(texts), self._anchor_bytes))
 
 
-def _without(texts: tf2.Tensor, num_bytes: tf2.Tensor) -> tf2.Tensor:
+def _cut_start(texts: tf2.Tensor, num_bytes: tf2.Tensor) -> tf2.Tensor:
   """Returns texts without their first bytes; both are [batch]."""
   return tf2.strings.substr(texts, num_bytes, -tf2.ones_like(num_bytes))

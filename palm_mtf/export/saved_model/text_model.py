@@ -52,7 +52,7 @@ class TextModel(tf2.Module):
       sample_tokens: default of `max_tokens`.
       seed: default of `seed`.
     """
-    # TensorFlow takes defaults that are tensors for those of the signature.
+    # TensorFlow makes defaults that are tensors the signature's defaults.
     defaults = [
       tf2.constant(sample_tokens),
       tf2.constant(decode.temperature, tf2.float32),
@@ -91,7 +91,7 @@ class TextModel(tf2.Module):
     ids = tf2.concat([starts, prompt_ids], 1)
     lengths = tf2.cast(ids.row_lengths(), tf2.int32)
     longest = tf2.reduce_max(lengths)
-    # The token that stands before a text takes no room, as in `generate`.
+    # The token before a text does not count, as in `palm_mtf generate`.
     numbers = {
       "max_tokens": max_tokens,
       "top_k": sampler.top_k,
@@ -114,7 +114,7 @@ class TextModel(tf2.Module):
       ids.to_tensor(), tf2.zeros_like(lengths), cache, lengths
     )
     y = tf2.gather(y, lengths - 1, batch_dims=1)
-    tokens = self._continued(y, lengths, cache, max_tokens, sampler)
+    tokens = self._sample_tokens(y, lengths, cache, max_tokens, sampler)
     is_text = tf2.cumsum(tf2.cast(tokens == self._eod_id, tf2.int32), 1) == 0
     kept = tf2.ragged.boolean_mask(tokens, is_text)
     return {
@@ -122,11 +122,11 @@ class TextModel(tf2.Module):
       "num_tokens": tf2.cast(kept.row_lengths(), tf2.int32),
     }
 
-  def _continued(self, y, lengths, cache, max_tokens, sampler):
-    """Returns sampled tokens, [batch, max_tokens], [eod] behind the end."""
+  def _sample_tokens(self, y, lengths, cache, max_tokens, sampler):
+    """Returns sampled tokens, [batch, max_tokens], [eod] after the end."""
     tokens = tf2.fill([tf2.size(lengths), max_tokens], self._eod_id)
 
-    def chosen(y, place, tokens, is_over):
+    def choose(y, place, tokens, is_over):
       token = sampler.next_tokens(self._decoder.logits(y), place)
       token = tf2.where(is_over, self._eod_id, token)
       at = tf2.range(max_tokens) == place
@@ -136,10 +136,10 @@ class TextModel(tf2.Module):
     def step(place, token, tokens, is_over, cache):
       start = lengths + place - 1
       y, cache = self._decoder.hidden(token[:, tf2.newaxis], start, cache)
-      chosen_now = chosen(y[:, 0], place, tokens, is_over)
-      return place + 1, *chosen_now, cache
+      chosen = choose(y[:, 0], place, tokens, is_over)
+      return place + 1, *chosen, cache
 
-    first = chosen(y, 0, tokens, tf2.zeros_like(lengths, tf2.bool))
+    first = choose(y, 0, tokens, tf2.zeros_like(lengths, tf2.bool))
     _, _, tokens, _, _ = tf2.while_loop(
       lambda place, token, tokens, is_over, cache: (
         (place < max_tokens) & ~tf2.reduce_all(is_over)
@@ -155,7 +155,7 @@ class TextModel(tf2.Module):
   def _score(self, inputs, targets):
     """Returns log p of targets given inputs, window by window.
 
-    The windows are those of generation/inference/score_windows.py.
+    The windows are those of generation/inference/scorer.py.
     """
     given, wanted = self._coder.encode(inputs), self._coder.encode(targets)
     ids = tf2.concat([given, wanted], 1)
@@ -166,7 +166,7 @@ class TextModel(tf2.Module):
     ids = ids.to_tensor()
 
     def window(start, scored, stop, total):
-      found = self._window(ids, start, scored, stop, room)
+      found = self._score_window(ids, start, scored, stop, room)
       after = tf2.minimum(stop + self._stride, ends)
       start = tf2.where(after > stop, after - self._length, start)
       return start, stop, after, total + found
@@ -186,12 +186,12 @@ class TextModel(tf2.Module):
       "tokens": tf2.cast(wanted.row_lengths(), tf2.int32),
     }
 
-  def _window(self, ids, start, scored, stop, room):
+  def _score_window(self, ids, start, scored, stop, room):
     """Returns the sum of log p from `scored` to `stop`, [batch] each."""
     places = start[:, tf2.newaxis] + tf2.range(room)
     last = tf2.shape(ids)[1] - 1
     targets = tf2.gather(ids, tf2.minimum(places, last), batch_dims=1)
-    # Rows that begin within a text begin with 0, as in training.
+    # Windows that begin within a text begin with 0, as in training.
     begin = tf2.where(start == 0, self._start_id, 0)[:, tf2.newaxis]
     tokens = tf2.concat([begin, targets[:, :-1]], 1)
     cache = self._decoder.empty_cache(tf2.shape(ids)[0], room)
@@ -239,17 +239,17 @@ class Sampler:
     return tf2.cond(
       self.temperature <= _GREEDY,
       lambda: tf2.argmax(logits, -1, output_type=tf2.int32),
-      lambda: self._drawn(logits, place),
+      lambda: self._draw(logits, place),
     )
 
-  def _drawn(self, logits, place):
+  def _draw(self, logits, place):
     logits, tokens = tf2.math.top_k(
       logits / self.temperature, tf2.minimum(self.top_k, self.num_tokens)
     )
     shares = tf2.nn.softmax(logits)
     before = tf2.cumsum(shares, axis=-1, exclusive=True)
     upto = tf2.cumsum(tf2.where(before < self.top_p, shares, 0.0), axis=-1)
-    # One number of each row falls into one of the intervals of the shares.
+    # Each row's random number falls into one interval of `upto`.
     number = tf2.random.stateless_uniform(
       [tf2.shape(logits)[0], 1], tf2.stack([self.seed, place])
     )

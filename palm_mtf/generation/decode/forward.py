@@ -7,10 +7,14 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.decoder import Cache
-from palm_mtf.generation.decode.layers import dequantize, quantize, read_inputs
+from palm_mtf.generation.decode.kernels import (
+  dequantize,
+  quantize,
+  read_inputs,
+)
 from palm_mtf.generation.decode.products import LaidOutRows, Products
-from palm_mtf.generation.decode.weights import DecodeWeights, LaidOut
+from palm_mtf.generation.decode.rows import Cache, LaidOut
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.placement import lower
 from palm_mtf.model.layers import embed
 from palm_mtf.model.palm import KeysAndValues, Palm
@@ -18,9 +22,12 @@ from palm_mtf.model.projection import JoinedColumns
 from palm_mtf.model.weights import GATES, logits_dtype, positions_of
 from palm_mtf.ops.slicewise import native_threads
 
-# Each forward pass is a Mesh TensorFlow graph of its own, lowered into the
+# Each forward pass is a separate Mesh TensorFlow graph, lowered into the
 # TensorFlow graph of a program. Kernels go in, and keys and values come out, as
 # they lie on the devices: nothing is copied or gathered on the way.
+
+# Rows of the cache that fill vector registers are read twice as fast.
+_ALIGNMENT = 64
 
 
 class _OnSlices(mtf.Operation):
@@ -33,7 +40,7 @@ class _OnSlices(mtf.Operation):
     shapes: Sequence[mtf.Shape] = (),
     dtype: tf.DType | None = None,
   ):
-    # `shapes` and `dtype`, by default the first input's, are of the outputs.
+    # The outputs have `shapes`, and `dtype` or else that of the first input.
     super().__init__(list(inputs), name="on_slices")
     self._fn = fn
     dtype = dtype or inputs[0].dtype
@@ -49,13 +56,14 @@ class _OnSlices(mtf.Operation):
 class JoinedWeights:
   """Decoding weights as `Palm` reads them (model.weights.Weights)."""
 
-  def __init__(self, mesh: mtf.Mesh, weights: DecodeWeights):
+  def __init__(self, mesh: mtf.Mesh, model: DecodeModel):
     self.mesh = mesh
-    self._impl, self._dims = weights.impl, weights.dims
-    self._weights = weights
-    # Many rows at once hide what unpacked kernels cost: no second copy is kept.
-    self._products = Products(weights, packed=False)
-    self._dtype = tf.as_dtype(weights.config.activation_dtype)
+    self._impl, self._dims = model.placement, model.dims
+    self._model = model
+    # Many rows at once hide the cost of unpacked kernels: oneDNN keeps no
+    # second copy of the kernels.
+    self._products = Products(model, packed=False)
+    self._dtype = tf.as_dtype(model.config.activation_dtype)
 
   def _import(self, x: LaidOut, *dims: mtf.Dimension) -> mtf.Tensor:
     return mtf.import_laid_out_tensor(self.mesh, x, mtf.Shape(dims))
@@ -63,13 +71,13 @@ class JoinedWeights:
   def embed(self, tokens: mtf.Tensor) -> mtf.Tensor:
     """Returns rows of the embedding; see `Weights`."""
     dims = self._dims
-    table = self._import(self._weights.table, dims.vocab, dims.d_model)
+    table = self._import(self._model.table, dims.vocab, dims.d_model)
     return embed(table, tokens)
 
   def scale(self, name: str, after: mtf.Tensor) -> mtf.Tensor:
     """Returns the scale of a norm; see `Weights`."""
     del after  # every device has all of it
-    scale = self._weights.scales[f"{name}/scale"]
+    scale = self._model.scales[f"{name}/scale"]
     return self._import(scale, self._dims.d_model)
 
   def project_in(
@@ -93,7 +101,7 @@ class JoinedWeights:
       )
 
     def read(wide, rows, angles):
-      if self._weights.quantizes_rows:
+      if self._model.quantizes_rows:
         return read_inputs(wide, rows, shapes, self._dtype, angles, is_gated)
       threads = native_threads(self._impl)
       columns = JoinedColumns(shapes, is_gated, threads)
@@ -101,9 +109,9 @@ class JoinedWeights:
 
     def flat(y):
       y = tf.reshape(y, [-1, y.shape[-1]])
-      return quantize([y], []) if self._weights.quantizes_rows else (y,)
+      return quantize([y], []) if self._model.quantizes_rows else (y,)
 
-    dims = self._weights.kernels[names].dims
+    dims = self._model.kernels[names].dims
     outputs = [
       mtf.Shape([x.shape.dims[0], position, *each])
       for position, each in zip(
@@ -130,7 +138,7 @@ class JoinedWeights:
       lambda x: (self._products.unembed(x),),
       [x],
       self._dims.vocab,
-      logits_dtype(self._weights.config),
+      logits_dtype(self._model.config),
     )
 
   def _of_rows(
@@ -158,31 +166,31 @@ class JoinedWeights:
     return _OnSlices(apply, xs, [shape], dtype).outputs[0]
 
 
-def joined_palm(
-  weights: DecodeWeights, num_rows: int, length: int
+def build_palm(
+  model: DecodeModel, num_rows: int, length: int
 ) -> tuple[mtf.Mesh, mtf.Shape, Palm]:
-  """Returns a mesh, the shape of tokens on it, and the model over them.
+  """Returns a mesh, the shape of tokens on it, and the forward pass over them.
 
   Args:
-    weights: weights of the model.
+    model: weights.
     num_rows: number of rows, divisible by the mesh axis of `batch`.
     length: tokens in a row, at most the model's sequence_length.
   """
   mesh = mtf.Mesh(mtf.Graph(), "pod")
   dims = dataclasses.replace(
-    weights.dims,
+    model.dims,
     batch=mtf.Dimension("batch", num_rows),
     length=mtf.Dimension("length", length),
     memory_length=mtf.Dimension("memory_length", length),
   )
-  # Nothing is recomputed where there is no backward pass.
-  config = dataclasses.replace(weights.config, remat="none")
-  palm = Palm(config, dims, JoinedWeights(mesh, weights))
+  # Without a backward pass nothing is recomputed.
+  config = dataclasses.replace(model.config, remat="none")
+  palm = Palm(config, dims, JoinedWeights(mesh, model))
   return mesh, mtf.Shape([dims.batch, dims.length]), palm
 
 
 def one_prefix(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
-  """Returns `segments` of one document a row, and `prefix`, as `Palm` has them.
+  """Returns `segments` and `prefix` of `Palm` for one document per row.
 
   Args:
     prefix: [batch, length], int32: 1 where tokens are given, else 0.
@@ -191,26 +199,27 @@ def one_prefix(prefix: mtf.Tensor) -> tuple[mtf.Tensor, mtf.Tensor]:
 
 
 def prefill(
-  weights: DecodeWeights,
+  model: DecodeModel,
   prompts: tf.Tensor,
   lengths: LaidOut,
-  memory_length: int,
+  num_positions: int,
 ) -> Cache:
   """Returns keys and values of prompts, by one forward pass.
 
-  The first step behind it reads the last token of a prompt once more, for its
+  The first step afterwards reads the last token of a prompt once more, for its
   logits.
 
   Args:
-    weights: weights of the model.
+    model: weights.
     prompts: [batch, length], int32, each from the left.
     lengths: [batch], int32: tokens of each prompt, laid out.
-    memory_length: positions of the cache, at least `length`.
+    num_positions: positions that the cache has at least; not below `length`.
   """
-  impl, (num_rows, length) = weights.impl, prompts.shape
-  mesh, shape, palm = joined_palm(weights, num_rows, length)
+  impl, (num_rows, length) = model.placement, prompts.shape
+  memory_length = -(-num_positions // _ALIGNMENT) * _ALIGNMENT
+  mesh, shape, palm = build_palm(model, num_rows, length)
   masks = [None, None]
-  if weights.config.has_prefix:  # prompts are inputs
+  if model.config.has_prefix:  # prompts are inputs
     prefix = impl.slicewise(
       lambda n: tf.sequence_mask(n, length, tf.int32), lengths
     )
@@ -226,12 +235,12 @@ def prefill(
   )
   lower({mesh: impl}, {})
 
-  # What lies behind a prompt has keys and values too: no position before them
+  # Positions after a prompt have keys and values too: no position of the prompt
   # sees them, and steps overwrite them.
-  def stored(x):
-    if x.shape.rank == 4:  # multi-head: a step multiplies by each head alone
+  def store(x):
+    if x.shape.rank == 4:  # multi-head: a step multiplies by each head apart
       x = tf.transpose(x, [0, 2, 1, 3])
     before = [[0, 0]] * (x.shape.rank - 2)
     return tf.pad(x, [*before, [0, memory_length - length], [0, 0]])
 
-  return [impl.slicewise(stored, x) for x in laid_out]
+  return [impl.slicewise(store, x) for x in laid_out]

@@ -1,122 +1,43 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Graph that continues texts: prefill once, then a loop inside the graph."""
+"""Graph that continues texts: prefill once, then steps inside the graph."""
 
-import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
 
-from palm_mtf._tf import mtf, tf
-from palm_mtf.accounting.architecture import parse_name
-from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
-from palm_mtf.generation.decode.batch_sharding import join_rows, split_rows
+from palm_mtf._tf import tf
+from palm_mtf.config import DecodeConfig
+from palm_mtf.generation.decode.beam_search import BeamSearch
 from palm_mtf.generation.decode.forward import prefill
-from palm_mtf.generation.decode.native_decoder import make_decoder
-from palm_mtf.generation.decode.strategies import (
-  Beams,
-  PromptBatch,
-  Sampling,
-  repeat,
-)
-from palm_mtf.generation.decode.weights import (
-  DecodeWeights,
+from palm_mtf.generation.decode.rows import (
+  Cache,
   LaidOut,
-  make_weights,
+  assign_all,
+  join_rows,
+  make_variable,
+  read_all,
+  repeat,
+  split_rows,
 )
-from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
-from palm_mtf.mesh.placement import lower
-from palm_mtf.mesh.slices import Slice
-from palm_mtf.model.dims import model_dims
-from palm_mtf.model.weights import palm_variables
+from palm_mtf.generation.decode.step import make_step, repeat_step
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
 
-# `start` reads the prompts of a batch; `advance` reads their last tokens once
-# more and goes on, token by token in one tf.while_loop or one operation of
-# `native`, to a given length or until every row has ended. In between the state
-# lies in variables, so that tokens can be shown before the last. Rows of one
-# prompt, NUM_SAMPLES or NUM_BEAMS of them, are neighbours.
+# `start` reads the prompts of a batch. `advance` reads their last tokens once
+# more and continues, token by token, to a given length or until every row has
+# ended. In between the state lies in variables, so that tokens can be shown
+# before the last token is there. Rows of one prompt, NUM_SAMPLES or NUM_BEAMS
+# of them, are neighbours.
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerWeights:
-  """Weights of one layer, or of what is outside of all.
+class PromptBatch:
+  """Sizes of one batch of prompts."""
 
-  Attributes:
-    slices: slices of a checkpoint's variables, by name.
-    prepare: makes the weights of the slices, and frees these.
-  """
-
-  slices: Mapping[str, Sequence[Slice]]
-  prepare: tf.Operation
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeModel:
-  """Weights of one model on one mesh, to be loaded before anything reads them.
-
-  Attributes:
-    config: the architecture.
-    placement: devices and layout.
-    weights: weights of prefill, scoring and steps.
-    layers: how `weights` are made, layer by layer.
-  """
-
-  config: PalmConfig
-  placement: CpuGpuPlacement
-  weights: DecodeWeights
-  layers: Sequence[LayerWeights]
-
-
-def build_decode_model(
-  config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
-) -> DecodeModel:
-  """Makes variables and weights in the current tf.Graph.
-
-  Args:
-    config: the architecture.
-    mesh_layout: devices and layout rules, checked against `config`.
-    weight_dtype: WEIGHT_DTYPE.
-  """
-  mesh = mtf.Mesh(mtf.Graph(), "pod")
-  dims = model_dims(config, 1, mesh_layout)
-  # Each device holds all of d_model, whatever the layout: to gather weights for
-  # each token would cost more than the rest of a step.
-  dims = dataclasses.replace(
-    dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
-  )
-  palm_variables(mesh, config, dims)
-  placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
-  (slices,) = lower({mesh: placement}, {}).slices
-  variables = {
-    name: [part.variable for part in parts] for name, parts in slices.items()
-  }
-  weights = make_weights(placement, config, dims, variables, weight_dtype)
-  by_layer = collections.defaultdict(dict)
-  for name, parts in slices.items():
-    by_layer[parse_name(name).layer][name] = parts
-  return DecodeModel(
-    config=config,
-    placement=placement,
-    weights=weights,
-    layers=[
-      LayerWeights(some, _freed(some, behind=weights.initialize[layer]))
-      for layer, some in by_layer.items()
-    ],
-  )
-
-
-def _freed(
-  slices: Mapping[str, Sequence[Slice]], behind: tf.Operation
-) -> tf.Operation:
-  """Returns the operation that frees variables once another has read them."""
-  with tf.control_dependencies([behind]):
-    return tf.group(
-      [
-        tf.raw_ops.DestroyResourceOp(resource=each.variable.handle)
-        for parts in slices.values()
-        for each in parts
-      ]
-    )
+  num_prompts: int  # divisible by the mesh axis of `batch`
+  prompt_tokens: int  # of the longest prompt, with the start token
+  max_tokens: int  # of a continuation
+  num_tokens: int  # pieces of the vocabulary
+  eod_id: int  # token that ends a continuation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +49,11 @@ class DecodeProgram:
     lengths: feed [prompts], int32: tokens of each prompt.
     keys: feed [prompts, rows, 2], int32: keys of each row's draws.
     start: prefills.
-    limit: feed [], int32: number of tokens that `advance` goes on to.
+    limit: feed [], int32: number of tokens that `advance` continues to.
     advance: samples tokens.
-    tokens: [prompts, rows, max_tokens], int32: [eod] behind the end. Of beam
-      search they are there after its last step, best first.
-    num_done: [], int32: tokens that each row has.
+    tokens: [prompts, rows, max_tokens], int32: [eod] after the end. Tokens of a
+      beam search are there after its last step, best first.
+    num_done: [], int32: number of tokens that each row has.
     is_over: [prompts, rows], bool: whether a row, or a search, has ended.
     scores: [prompts, beams], float32, of beam search; else None.
   """
@@ -155,7 +76,7 @@ def build_decode_program(
   """Builds the program for batches of one size in the current tf.Graph.
 
   Args:
-    model: result of `build_decode_model`.
+    model: weights.
     decode: settings of sampling or beam search.
     sizes: sizes of the batch.
   """
@@ -166,9 +87,10 @@ def build_decode_program(
   rows = decode.rows_per_prompt
   keys = tf.placeholder(tf.int32, [sizes.num_prompts, rows, 2], "keys")
   limit = tf.placeholder(tf.int32, [], "limit")
-  loop = _Loop(model, decode, sizes)
-  start = loop.start(prompts, lengths, keys)
-  tokens, is_over, scores = loop.results()
+  make = _Searches if decode.num_beams > 1 else _Samples
+  texts = make(model, decode, sizes)
+  start = texts.start(prompts, lengths, keys)
+  tokens, is_over, *scores = texts.results()
   by_prompt = [sizes.num_prompts, rows]
   return DecodeProgram(
     prompts=prompts,
@@ -176,194 +98,201 @@ def build_decode_program(
     keys=keys,
     start=start,
     limit=limit,
-    advance=loop.advance(limit),
+    advance=texts.advance(limit),
     tokens=tf.reshape(tokens, [*by_prompt, sizes.max_tokens]),
-    num_done=loop.place.read_value(),
+    num_done=texts.place.read_value(),
     is_over=tf.reshape(is_over, by_prompt),
-    scores=None if scores is None else tf.reshape(scores, by_prompt),
+    scores=tf.reshape(scores[0], by_prompt) if scores else None,
   )
 
 
-class _Loop:
-  """State of one program, in variables, and the operations that change it."""
+class _Continuations:
+  """State of one program, in variables, and the operations that change it.
+
+  A subclass has the state of its strategy: tensors of each device. The first
+  says which rows have ended, the second has the last token of each row.
+  """
 
   def __init__(
     self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
   ):
-    self._impl = model.placement
-    self._weights, self._config = model.weights, model.config
-    self._decoder = make_decoder(model.weights)
+    self._model, self._impl = model, model.placement
+    self._step = make_step(model)
     self._decode, self._sizes = decode, sizes
-    self._rows = decode.rows_per_prompt
-    self._chooser = (Beams if decode.num_beams > 1 else Sampling)(decode, sizes)
-    self.place = _variable(tf.constant(0), "place")
-    # Of every device: lengths and keys; and tokens, the strategy's state and
-    # the cache, which steps change. Both are set by `start`.
+    self.place = make_variable(tf.constant(0), "place")
+    # `start` sets these: lengths and keys; the strategy's state; the cache.
     self._fixed: list[LaidOut] = []
     self._state: list[LaidOut] = []
-    self._num_state = 0  # tensors of the strategy
+    self._cache: Cache = []
 
   def start(
     self, prompts: tf.Tensor, lengths: tf.Tensor, keys: tf.Tensor
   ) -> tf.Operation:
     """Builds prefill; makes the variables of the state."""
-    length, vocab_size = self._sizes.memory_length, self._config.vocab_size
+    rows = self._decode.rows_per_prompt
     lengths, keys = (split_rows(self._impl, x) for x in (lengths, keys))
-    cache = prefill(self._weights, prompts, lengths, length)
-
-    def first_state(prompts, lengths):
-      last = tf.gather(prompts, lengths - 1, batch_dims=1)
-      state = self._chooser.first_state(prompts, lengths, vocab_size)
-      return repeat(last, self._rows), *state
-
+    # The last token of a continuation is never read.
+    positions = self._sizes.prompt_tokens + self._sizes.max_tokens - 1
+    cache = prefill(self._model, prompts, lengths, positions)
     state = self._impl.slicewise(
-      first_state, split_rows(self._impl, prompts), lengths
+      self._first_state, split_rows(self._impl, prompts), lengths
     )
-    self._num_state = len(state) - 1
     # One prefill serves all rows of a prompt: its cache is repeated for them.
     lengths, *cache = (
-      self._impl.slicewise(lambda x: repeat(x, self._rows), x)
+      self._impl.slicewise(lambda x: repeat(x, rows), x)
       for x in (lengths, *cache)
     )
     keys = self._impl.slicewise(lambda x: tf.reshape(x, [-1, 2]), keys)
-    self._fixed = [self._kept(x) for x in (lengths, keys)]
-    self._state = [self._kept(x) for x in (*state, *cache)]
+    self._fixed, self._state, self._cache = (
+      [self._make_variable(x) for x in some]
+      for some in ([lengths, keys], state, cache)
+    )
+    variables = [*self._fixed, *self._state, *self._cache]
     return tf.group(
       self.place.assign(0),
-      assign_all(self._fixed, [lengths, keys]),
-      assign_all(self._state, [*state, *cache]),
+      assign_all(variables, [lengths, keys, *state, *cache]),
     )
 
   def advance(self, limit: tf.Tensor) -> tf.Operation:
-    """Builds the loop over steps, to `limit` tokens or the end of all rows."""
+    """Builds steps up to `limit` tokens or the end of all rows."""
     place = self.place.read_value()
-    lengths, keys = (self._read(x) for x in self._fixed)
-    state = [self._read(x) for x in self._state]
-    if self._weights.is_packed and isinstance(self._chooser, Sampling):
-      place, state = self._text_steps(limit, place, lengths, keys, state)
-    else:
-      place, state = self._loop(limit, place, lengths, keys, state)
-    return tf.group(self.place.assign(place), assign_all(self._state, state))
+    fixed, state, cache = (
+      read_all(self._impl, x) for x in (self._fixed, self._state, self._cache)
+    )
+    place, state, cache = self._advance(limit, place, *fixed, state, cache)
+    variables = [*self._state, *self._cache]
+    return tf.group(
+      self.place.assign(place), assign_all(variables, [*state, *cache])
+    )
 
-  def _text_steps(self, limit, place, lengths, keys, state):
-    # Packed weights lie on one device.
-    count = 1 + self._num_state  # the last token's too
-    (lengths,), (keys,) = lengths.tensor_list, keys.tensor_list
-    rows, cache = [x.tensor_list[0] for x in state[:count]], state[count:]
-    tokens, texts, is_over, *seen = rows
+  def results(self) -> list[tf.Tensor]:
+    """Returns tokens and whether rows have ended; of beam search scores too."""
+    state = read_all(self._impl, self._state)
+    found = self._impl.slicewise(self._read_results, *state)
+    return [join_rows(self._impl, x) for x in found]
+
+  def _make_variable(self, x: LaidOut) -> LaidOut:
+    return self._impl.slicewise(
+      lambda x: make_variable(tf.zeros(x.shape, x.dtype), "state"), x
+    )
+
+  def _positions(self, lengths: LaidOut, place: tf.Tensor) -> LaidOut:
+    return self._impl.slicewise(lambda n: n + place - 1, lengths)
+
+
+class _Samples(_Continuations):
+  """Samples tokens of independent rows (sampling.py), greedy too."""
+
+  # State: whether rows have ended; last tokens; tokens [rows, max_tokens]; with
+  # a repetition penalty the tokens that each row has, [rows, vocab] bool.
+
+  def _first_state(self, prompts, lengths):
+    num_prompts, length = prompts.shape
+    num_samples, vocab_size = (
+      self._decode.num_samples,
+      self._model.config.vocab_size,
+    )
+    rows = num_prompts * num_samples
+    last = tf.gather(prompts, lengths - 1, batch_dims=1)
+    tokens = tf.fill([rows, self._sizes.max_tokens], self._sizes.eod_id)
+    state = [tf.fill([rows], False), repeat(last, num_samples), tokens]
+    if self._decode.repetition_penalty != 1:
+      place = tf.range(length)
+      is_text = (place > 0) & (place < lengths[:, tf.newaxis])
+      row = tf.broadcast_to(tf.range(num_prompts)[:, tf.newaxis], prompts.shape)
+      counts = tf.scatter_nd(
+        tf.stack([row, prompts], -1),
+        tf.cast(is_text, tf.int32),
+        [num_prompts, vocab_size],
+      )
+      state.append(repeat(counts > 0, num_samples))
+    return tuple(state)
+
+  def _advance(self, limit, place, lengths, keys, state, cache):
+    is_over, last, tokens, *seen = state
+    places = self._impl.slicewise(lambda n: tf.fill(n.shape, place), lengths)
     decode, eod_id = self._decode, self._sizes.eod_id
-    steps = self._decoder.text_steps(
+    steps = self._step.advance(
       limit - place,
       Texts(
-        tokens,
-        positions=lengths + place - 1,
-        places=tf.fill(lengths.shape, place),
-        is_over=is_over,
-        keys=keys,
-        temperature=tf.fill(lengths.shape, decode.temperature),
-        top_k=tf.fill(lengths.shape, decode.top_k or 0),
-        top_p=tf.fill(lengths.shape, decode.top_p),
-        seen=seen,
+        *(last, self._positions(lengths, place), places, is_over, keys),
+        *(decode.temperature, decode.top_k, decode.top_p, seen),
       ),
       cache,
       num_tokens=self._sizes.num_tokens,
       eod_id=eod_id,
       repetition_penalty=decode.repetition_penalty,
     )
-    chosen, after = steps.chosen, place + tf.shape(steps.chosen)[1]
-    tokens = tf.concat([tokens[:, tf.newaxis], chosen], 1)[:, -1]
-    whole = tf.concat([texts[:, :place], chosen, texts[:, after:]], 1)
-    is_over |= tf.reduce_any(tf.equal(chosen, eod_id), 1)
-    state = [tokens, tf.ensure_shape(whole, texts.shape), is_over, *steps.seen]
-    return after, [
-      *(self._impl.LaidOutTensor([x]) for x in state),
-      *steps.cache,
-    ]
+    after = place + tf.shape(steps.chosen.tensor_list[0])[1]
 
-  def _loop(self, limit, place, lengths, keys, state):
-    def is_going_on(place, *flat):
-      _, is_over, _ = self._results(self._unflatten(flat))
-      # Devices hold different rows, and every one takes part in all-reduces:
-      # none ends before all have.
-      over = tf.stack([tf.reduce_all(x) for x in is_over.tensor_list])
-      return (place < limit) & ~tf.reduce_all(over)
+    def put(is_over, last, tokens, chosen):
+      parts = [tokens[:, :place], chosen, tokens[:, after:]]
+      return (
+        is_over | tf.reduce_any(tf.equal(chosen, eod_id), 1),
+        tf.concat([last[:, tf.newaxis], chosen], 1)[:, -1],
+        tf.ensure_shape(tf.concat(parts, 1), tokens.shape),
+      )
 
-    def step(place, *flat):
-      # The loop carries the cache as plain tensors: each step overwrites the
-      # keys and values of the one before in place.
-      token, *state = self._unflatten(flat)
-      state, cache = state[: self._num_state], state[self._num_state :]
-      position = self._impl.slicewise(lambda n: n + place - 1, lengths)
-      logits, cache = self._decoder.step(token, position, cache)
-      token, state, cache = self._choose(logits, place, keys, state, cache)
-      return [place + 1, *self._flatten([token, *state, *cache])]
+    state = self._impl.slicewise(put, is_over, last, tokens, steps.chosen)
+    return after, [*state, *steps.seen], steps.cache
 
-    place, *state = tf.while_loop(
-      is_going_on, step, [place, *self._flatten(state)]
-    )
-    return place, self._unflatten(state)
+  def _read_results(self, is_over, last, tokens, *seen):
+    del last, seen
+    return tokens, is_over
 
-  def results(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Returns tokens, whether each row has ended, and scores, of all rows."""
-    state = [self._read(x) for x in self._state]
-    return tuple(
-      None if x is None else join_rows(self._impl, x)
-      for x in self._results(state)
+
+class _Searches(_Continuations):
+  """Runs a beam search for each prompt (beam_search.py)."""
+
+  # State: whether searches are over; last tokens; the rest of a search's state.
+
+  def __init__(
+    self, model: DecodeModel, decode: DecodeConfig, sizes: PromptBatch
+  ):
+    super().__init__(model, decode, sizes)
+    self._search = BeamSearch(
+      num_beams=decode.num_beams,
+      length_penalty=decode.length_penalty,
+      max_tokens=sizes.max_tokens,
+      eod_id=sizes.eod_id,
+      num_tokens=sizes.num_tokens,
     )
 
-  def _results(self, state: Sequence[LaidOut]) -> list[LaidOut | None]:
-    state = state[1 : 1 + self._num_state]  # neither last token nor cache
-    parts = zip(*(x.tensor_list for x in state), strict=True)
-    results = [self._chooser.results(list(part)) for part in parts]
-    return [
-      None if each[0] is None else self._impl.LaidOutTensor(list(each))
-      for each in zip(*results, strict=True)
-    ]
+  def _first_state(self, prompts, lengths):
+    last = tf.gather(prompts, lengths - 1, batch_dims=1)
+    is_over, *state = self._search.first_state(prompts.shape[0])
+    return (is_over, repeat(last, self._search.num_beams), *state)
 
-  def _choose(self, logits, place, keys, state, cache):
-    # A beam search has its rows in another order then; the cache follows.
-    token, *after = self._impl.slicewise(
-      lambda logits, *x: self._chooser.choose(logits, place, *x),
-      logits,
-      keys,
-      *state,
-    )
-    if len(after) > len(state):
-      rows = after.pop()
+  def _advance(self, limit, place, lengths, keys, state, cache):
+    del keys
+    num_state = len(state)
+
+    def choose(logits, place, is_over, *state):
+      (is_over, *state), last, rows = self._search.advance(
+        [is_over, *state], logits, place
+      )
+      return (is_over, last, *state, rows)
+
+    def step(place, state):
+      is_over, last, *search = state[:num_state]
+      logits, cache = self._step.read(
+        last, self._positions(lengths, place), state[num_state:]
+      )
+      *state, rows = self._impl.slicewise(
+        lambda logits, *x: choose(logits, place, *x), logits, is_over, *search
+      )
+      # A prefix may die and another have two continuations: its row's cache
+      # becomes that of both.
       cache = [self._impl.slicewise(tf.gather, x, rows) for x in cache]
-    return token, after, cache
+      return [*state, *cache]
 
-  def _kept(self, x: LaidOut) -> LaidOut:
-    return self._impl.slicewise(
-      lambda x: _variable(tf.zeros(x.shape, x.dtype), "state"), x
+    place, state = repeat_step(self._impl, step, [*state, *cache], place, limit)
+    return place, state[:num_state], state[num_state:]
+
+  def _read_results(self, is_over, last, living, prefixes, scores, tokens):
+    del last, living, prefixes
+    return (
+      tf.reshape(tokens, [-1, tokens.shape[-1]]),
+      repeat(is_over, self._search.num_beams),
+      tf.reshape(scores, [-1]),
     )
-
-  def _read(self, variables: LaidOut) -> LaidOut:
-    return self._impl.slicewise(lambda v: v.read_value(), variables)
-
-  def _flatten(self, xs: Sequence[LaidOut]) -> list[tf.Tensor]:
-    return [part for x in xs for part in x.tensor_list]
-
-  def _unflatten(self, flat: Sequence[tf.Tensor]) -> list[LaidOut]:
-    size = self._impl.size
-    return [
-      self._impl.LaidOutTensor(list(flat[i : i + size]))
-      for i in range(0, len(flat), size)
-    ]
-
-
-def _variable(value: tf.Tensor, name: str) -> tf.Variable:
-  return tf.Variable(value, trainable=False, use_resource=True, name=name)
-
-
-def assign_all(
-  variables: Sequence[LaidOut], values: Sequence[LaidOut]
-) -> tf.Operation:
-  """Assigns values to variables, on every device."""
-  return tf.group(
-    [
-      variable.assign(value, read_value=False)
-      for pair in zip(variables, values, strict=True)
-      for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
-    ]
-  )

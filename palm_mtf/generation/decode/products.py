@@ -6,40 +6,42 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.layers import (
+from palm_mtf.generation.decode.kernels import (
   dequantize,
   largest_of_rows,
+  product,
   quantize,
 )
-from palm_mtf.generation.decode.matmul import product
-from palm_mtf.generation.decode.weights import DecodeWeights, LaidOut
+from palm_mtf.generation.decode.rows import LaidOut
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import split_axes
 
-# `Rows` of matmul.py, laid out.
+# `Rows` of kernels.py, laid out.
 LaidOutRows = tuple[LaidOut, ...]
 
 
 class Products:
   """Products of rows with the weights of one model.
 
-  The decoding step (decoder.py) and the forward pass (forward.py) share them.
+  The decoding step (step.py) and the forward pass (forward.py) share it.
   """
 
-  def __init__(self, weights: DecodeWeights, *, packed: bool):
+  def __init__(self, model: DecodeModel, *, packed: bool):
     """Keeps the weights.
 
     Args:
-      weights: kernels to multiply by.
-      packed: whether oneDNN keeps packed copies of them, for many products.
+      model: kernels to multiply by.
+      packed: whether oneDNN keeps packed copies of the kernels, for many
+        products.
     """
-    self._impl = weights.impl
-    self._weights = weights
+    self._impl = model.placement
+    self._model = model
     self._packed = packed
 
   def shapes(self, names: Sequence[str]) -> list[list[int]]:
-    """Returns what a device has of each part in a row: [heads, d_kv] of q."""
-    dims = self._weights.kernels[tuple(names)].dims
+    """Returns each part's shape in a row on a device: [heads, d_kv] of q."""
+    dims = self._model.kernels[tuple(names)].dims
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
 
   def multiply(self, x: LaidOutRows, kernel: LaidOut) -> LaidOutRows:
@@ -50,7 +52,7 @@ class Products:
 
   def project_in(self, x: LaidOutRows, names: Sequence[str]) -> LaidOutRows:
     """Multiplies x [rows, d_model] by the kernel that joins `names`."""
-    return self.multiply(x, self._weights.kernels[tuple(names)].kernel)
+    return self.multiply(x, self._model.kernels[tuple(names)].kernel)
 
   def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOutRows:
     """Returns the sum of products, [rows, d_model], whole on every device.
@@ -58,20 +60,20 @@ class Products:
     Args:
       branches: [rows, inputs], float, by kernel name.
     """
-    kernels, names = self._weights.kernels, tuple(branches)
-    if self._weights.is_packed:
+    kernels, names = self._model.kernels, tuple(branches)
+    if self._model.is_packed:
       return self.multiply(tuple(branches.values()), kernels[names].kernel)
     joined = [names] if names in kernels else [(name,) for name in names]
     axes = [tuple(split_axes(self._impl, kernels[x].dims[0])) for x in joined]
     rows = [tuple(branches[name] for name in some) for some in joined]
-    if self._weights.quantizes_rows:
+    if self._model.quantizes_rows:
       rows = self._quantized(rows, axes)
     sums, scale = {}, rows[0][1:]
     for x, some, axis in zip(rows, joined, axes, strict=True):
       numbers, *_ = self.multiply(x, kernels[some].kernel)
       sums.setdefault(axis, []).append(numbers)
-    # Products that are summed over the same axes are added first: then it is
-    # one all-reduce of [rows, d_model], over the axes of heads and d_ff.
+    # Products that are summed over the same axes are added first, so that one
+    # all-reduce of [rows, d_model], over the axes of heads and d_ff, is enough.
     total = self._sum(
       self._impl.allreduce(self._sum(some), axis, "SUM")
       for axis, some in sums.items()
@@ -87,8 +89,8 @@ class Products:
     """Quantizes the parts that each joined kernel reads."""
     largest = []
     if len(rows) > 1 or any(axes):
-      # A row has one scale for the whole sum, so that no layout changes it:
-      # an all-reduce of one number a row.
+      # A row has one scale for the whole sum, so that no layout changes it.
+      # This takes an all-reduce of one number per row.
       largest = [
         self._impl.allreduce(
           self._impl.slicewise(largest_of_rows, *parts), axis, "MAX"
@@ -103,23 +105,23 @@ class Products:
 
   def unembed(self, y: LaidOut) -> LaidOut:
     """Returns y embedding^T, [rows, vocab], in LOGITS_DTYPE."""
-    dtype = logits_dtype(self._weights.config)
-    if self._weights.quantizes_logit_rows:
+    dtype = logits_dtype(self._model.config)
+    if self._model.quantizes_logit_rows:
       rows = self._impl.slicewise(lambda y: quantize([y], []), y)
-      rows = self.multiply(rows, self._weights.to_logits)
+      rows = self.multiply(rows, self._model.to_logits)
       return self._impl.slicewise(lambda *y: dequantize(*y, dtype), *rows)
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    (logits,) = self.multiply((y,), self._weights.to_logits)
+    (logits,) = self.multiply((y,), self._model.to_logits)
     return logits
 
   def logits(self, y: LaidOut) -> LaidOut:
     """Returns the logits of y [rows, d_model], whole on every device."""
     logits = self.unembed(y)
-    for axis in split_axes(self._impl, [self._weights.dims.vocab]):
-      # all-gather of [rows, vocab]: every device draws from all of them
+    for axis in split_axes(self._impl, [self._model.dims.vocab]):
+      # all-gather of [rows, vocab]: every device draws from all logits
       logits = self._impl.allconcat(logits, axis, 1)
-    vocab_size = self._weights.config.vocab_size
-    if self._weights.dims.vocab.size == vocab_size:
+    vocab_size = self._model.config.vocab_size
+    if self._model.dims.vocab.size == vocab_size:
       return logits
-    # Rows that pad the table have logits too; they lie behind all tokens.
+    # Rows that pad the embedding have logits too, after those of all tokens.
     return self._impl.slicewise(lambda x: x[:, :vocab_size], logits)

@@ -5,12 +5,12 @@
 import dataclasses
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.forward import joined_palm, one_prefix
-from palm_mtf.generation.decode.generate_program import DecodeModel
+from palm_mtf.generation.decode.forward import build_palm, one_prefix
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.placement import lower
 from palm_mtf.model.loss import cross_entropy
 
-NUM_LIKELIEST = 5  # tokens at each place whose log p can be told
+NUM_LIKELIEST = 5  # tokens at each place whose log p is returned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ def build_score_program(
   """Builds the program for one size in the current tf.Graph.
 
   Args:
-    model: result of `build_decode_model`.
+    model: weights.
     num_rows: number of rows, divisible by the mesh axis of `batch`.
     length: tokens in a row, at most the model's sequence_length.
   """
@@ -53,9 +53,9 @@ def build_score_program(
     for name in ("inputs", "targets")
   )
   num_given = tf.placeholder(tf.int32, [num_rows], "num_given")
-  # With the weights of decoding: a process that scores and continues texts
-  # holds one copy of them.
-  mesh, shape, palm = joined_palm(model.weights, num_rows, length)
+  # The weights are those of decoding, so that a process that scores and
+  # continues texts holds one copy of them.
+  mesh, shape, palm = build_palm(model, num_rows, length)
   masks = [None, None]
   if model.config.has_prefix:
     prefix = tf.sequence_mask(num_given, length, tf.int32)
@@ -63,7 +63,8 @@ def build_score_program(
   logits = palm.logits(mtf.import_tf_tensor(mesh, inputs, shape), *masks)
   wanted = mtf.import_tf_tensor(mesh, targets, shape)
   token_loss, log_z = cross_entropy(logits, wanted)
-  # What is not fetched costs nothing. The sum has one term that is not 0.
+  # A tensor that is not fetched costs nothing. The sum over the vocabulary has
+  # one term that is not 0, the target's logit.
   vocab = logits.shape.dims[-1]
   is_target = mtf.one_hot(wanted, vocab, dtype=logits.dtype)
   is_likeliest = mtf.greater_equal(
@@ -77,7 +78,7 @@ def build_score_program(
     "logits": logits,
   }
   lowered = lower({mesh: model.placement}, exported).tensors
-  vocab_size = model.config.vocab_size  # without what pads it
+  vocab_size = model.config.vocab_size  # without its padding
   top, likeliest = tf.math.top_k(
     tf.cast(lowered["logits"][..., :vocab_size], tf.float32),
     min(NUM_LIKELIEST, vocab_size),

@@ -13,24 +13,27 @@ import dataclasses
 from typing import NamedTuple
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.batch_sharding import join_rows, split_rows
 from palm_mtf.generation.decode.forward import prefill
-from palm_mtf.generation.decode.generate_program import DecodeModel, assign_all
-from palm_mtf.generation.decode.native_decoder import make_decoder
-from palm_mtf.generation.decode.sampling import (
-  RowSettings,
-  allowed,
-  next_tokens_of_rows,
+from palm_mtf.generation.decode.rows import (
+  Cache,
+  LaidOut,
+  assign_all,
+  join_rows,
+  make_variable,
+  read_all,
+  repeat,
+  split_rows,
 )
+from palm_mtf.generation.decode.sampling import mask_logits
 from palm_mtf.generation.decode.score_program import NUM_LIKELIEST
-from palm_mtf.generation.decode.strategies import aligned_length, repeat
-from palm_mtf.generation.decode.weights import LaidOut
+from palm_mtf.generation.decode.step import make_step
+from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.native.decoding import Texts
 
 
 @dataclasses.dataclass(frozen=True)
 class InsertProgram:
-  """Prefills slots, at most one on each device that has rows of its own.
+  """Prefills slots, at most one on each device that holds a slice of the rows.
 
   Attributes:
     prompts: feed [slices, prompt_tokens], int32, each from the left.
@@ -46,32 +49,8 @@ class InsertProgram:
   insert: tf.Operation
 
 
-@dataclasses.dataclass(frozen=True)
-class StepProgram:
-  """Reads the last token of each of the first slots and chooses the next ones.
-
-  Attributes:
-    count: feed [], int32: number of tokens to choose; one is chosen where
-      weights are not packed, or log p is wanted.
-    texts: feed [rows, 6], int32, of each text: last token and its position,
-      from 0; tokens drawn before; key of the draws, two numbers; TOP_K.
-    shares: feed [rows, 2], float32, of each text: TEMPERATURE and TOP_P.
-    choices: next tokens, [rows, count] int32, at the three prices of
-      `next_tokens_of_rows`: fetch one.
-    log_probs: what to fetch with each of `choices` where log p is wanted.
-    update: keeps the cache; to be run with every fetch.
-  """
-
-  count: tf.Tensor
-  texts: tf.Tensor
-  shares: tf.Tensor
-  choices: tuple[tf.Tensor, ...]
-  log_probs: tuple["LogProbs", ...]
-  update: tf.Operation
-
-
 class LogProbs(NamedTuple):
-  """What tells how likely tokens are, as `score` does.
+  """How likely tokens are, as `score` says it.
 
   Attributes:
     of_chosen: log p of the chosen tokens, [rows] float32.
@@ -82,6 +61,28 @@ class LogProbs(NamedTuple):
   of_chosen: tf.Tensor
   likeliest: tf.Tensor
   of_likeliest: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+  """Reads the last token of each of the first slots and chooses the next ones.
+
+  Attributes:
+    count: feed [], int32: number of tokens to choose; 1 with log p.
+    texts: feed [rows, 6], int32, of each text: last token and its position,
+      from 0; tokens drawn before; key of the draws, two numbers; TOP_K.
+    shares: feed [rows, 2], float32, of each text: TEMPERATURE and TOP_P.
+    chosen: next tokens, [rows, count] int32.
+    log_probs: log p of the tokens; None if it is not wanted.
+    update: keeps the cache; to be run with every fetch.
+  """
+
+  count: tf.Tensor
+  texts: tf.Tensor
+  shares: tf.Tensor
+  chosen: tf.Tensor
+  log_probs: LogProbs | None
+  update: tf.Operation
 
 
 class SlotPrograms:
@@ -95,30 +96,23 @@ class SlotPrograms:
     """Makes the variables of the cache.
 
     Args:
-      model: result of `build_decode_model`.
+      model: weights.
       num_slots: number of texts at once, divisible by `num_slices`.
       num_slices: parts that the layout splits `batch` into.
     """
     self._model, self._impl = model, model.placement
     self._num_slices = num_slices
-    self._memory_length = aligned_length(model.config.sequence_length)
-    self._decoder = make_decoder(model.weights)
-    # A prefill of one token fills all rows: zeros would be one constant, in the
-    # memory of which all of the cache would be written.
+    self._step = make_step(model)
+    # The first value is a prefill of one token, repeated for all rows, not
+    # tf.zeros: equal zeros would become one shared constant, and all variables
+    # of the cache would be written in the memory of that constant.
     prompts = tf.zeros([num_slices, 1], tf.int32)
     lengths = split_rows(self._impl, tf.ones([num_slices], tf.int32))
-    cache = self._prefill(prompts, lengths)
     self._cache = [
       self._impl.slicewise(
-        lambda x: tf.Variable(
-          repeat(x, num_slots // num_slices),
-          trainable=False,
-          use_resource=True,
-          name="slots",
-        ),
-        x,
+        lambda x: make_variable(repeat(x, num_slots // num_slices), "slots"), x
       )
-      for x in cache
+      for x in self._prefill(prompts, lengths)
     ]
     self.initialize = tf.group(
       [x.initializer for each in self._cache for x in each.tensor_list]
@@ -134,13 +128,19 @@ class SlotPrograms:
     new = self._prefill(prompts, split_rows(self._impl, lengths))
     at = split_rows(self._impl, rows)
     after = [
-      self._impl.slicewise(_replaced, x, y, at)
-      for x, y in zip(self._read(), new, strict=True)
+      self._impl.slicewise(_replace_row, x, y, at)
+      for x, y in zip(read_all(self._impl, self._cache), new, strict=True)
     ]
     return InsertProgram(prompts, lengths, rows, assign_all(self._cache, after))
 
   def step(
-    self, num_rows: int, num_tokens: int, *, wants_log_probs: bool
+    self,
+    num_rows: int,
+    num_tokens: int,
+    *,
+    is_greedy: bool,
+    has_limits: bool,
+    wants_log_probs: bool,
   ) -> StepProgram:
     """Builds steps of the first slots.
 
@@ -148,69 +148,66 @@ class SlotPrograms:
       num_rows: number of slots, divisible by `num_slices`. Row i is that of
         slot `i % n * num_slices + i // n` where n is num_rows / num_slices.
       num_tokens: pieces of the vocabulary.
-      wants_log_probs: whether to compute log p, of one token of each.
+      is_greedy: whether all texts take the likeliest token.
+      has_limits: whether TOP_K and TOP_P are read, at 31 passes over the logits
+        each.
+      wants_log_probs: whether to compute log p, of one token of each text.
     """
     # Few feeds: each costs a twentieth of the step of a small model.
     count = tf.placeholder(tf.int32, [], "count")
     texts = tf.placeholder(tf.int32, [num_rows, 6], "texts")
     shares = tf.placeholder(tf.float32, [num_rows, 2], "shares")
-    tokens, positions, places, *_, top_k = tf.unstack(texts, axis=1)
-    temperature, top_p = tf.unstack(shares, axis=1)
-    keys = texts[:, 3:5]
-    if self._model.weights.is_packed:
-      steps = self._decoder.text_steps(
-        count,
-        Texts(
-          *(tokens, positions, places, tf.fill([num_rows], False), keys),
-          *(temperature, top_k, top_p),
-        ),
-        self._read(),
-        num_tokens=num_tokens,
-        eod_id=-1,  # whoever reads the texts knows their ends
-        keeps_logits=wants_log_probs,
+    tokens, positions, places, *_, top_k, temperature, top_p, is_over, keys = (
+      split_rows(self._impl, x)
+      for x in (
+        *tf.unstack(texts, axis=1),
+        *tf.unstack(shares, axis=1),
+        tf.fill([num_rows], False),
+        texts[:, 3:5],
       )
-      logits, after = steps.logits, steps.cache
-      choices = (steps.chosen,) * 3  # C++ has one price
-    else:
-      split = [split_rows(self._impl, x) for x in (tokens, positions)]
-      logits, after = self._decoder.step(*split, self._read())
-      logits = join_rows(self._impl, logits)
-      settings = RowSettings(temperature, top_k, top_p)
-      found = next_tokens_of_rows(logits, keys, places, settings, num_tokens)
-      choices = tuple(x[:, tf.newaxis] for x in found)
+    )
+    steps = self._step.advance(
+      tf.constant(1) if wants_log_probs else count,
+      Texts(
+        *(tokens, positions, places, is_over, keys),
+        0.0 if is_greedy else temperature,
+        top_k if has_limits else None,
+        top_p if has_limits else 1.0,
+      ),
+      read_all(self._impl, self._cache),
+      num_tokens=num_tokens,
+      eod_id=-1,  # whoever reads the texts knows their ends
+      keeps_logits=wants_log_probs,
+    )
+    chosen, log_probs = join_rows(self._impl, steps.chosen), None
+    if wants_log_probs:
+      logits = join_rows(self._impl, steps.logits)
+      log_probs = _find_log_probs(logits, chosen[:, 0], num_tokens)
     return StepProgram(
       count=count,
       texts=texts,
       shares=shares,
-      choices=choices,
-      log_probs=_log_probs(logits, choices, num_tokens)
-      if wants_log_probs
-      else (),
-      update=assign_all(self._cache, after),
+      chosen=chosen,
+      log_probs=log_probs,
+      update=assign_all(self._cache, steps.cache),
     )
 
-  def _prefill(self, prompts: tf.Tensor, lengths: LaidOut) -> list[LaidOut]:
-    return prefill(self._model.weights, prompts, lengths, self._memory_length)
-
-  def _read(self) -> list[LaidOut]:
-    return [
-      self._impl.slicewise(lambda v: v.read_value(), x) for x in self._cache
-    ]
+  def _prefill(self, prompts: tf.Tensor, lengths: LaidOut) -> Cache:
+    length = self._model.config.sequence_length
+    return prefill(self._model, prompts, lengths, length)
 
 
-def _log_probs(logits, choices, num_tokens):
+def _find_log_probs(logits, chosen, num_tokens):
   logits = tf.cast(logits, tf.float32)
   log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
   k = min(NUM_LIKELIEST, num_tokens)
-  top, likeliest = tf.math.top_k(allowed(log_probs, num_tokens), k)
-  return tuple(
-    LogProbs(tf.gather(log_probs, x[:, 0], batch_dims=1), likeliest, top)
-    for x in choices
-  )
+  top, likeliest = tf.math.top_k(mask_logits(log_probs, num_tokens), k)
+  of_chosen = tf.gather(log_probs, chosen, batch_dims=1)
+  return LogProbs(of_chosen, likeliest, top)
 
 
-def _replaced(cache, new, at):
-  # In place, as a step writes its token: another slot costs nothing. Where the
+def _replace_row(cache, new, at):
+  # In place, as a step writes its token: other slots cost nothing. Where the
   # prompt belongs to another device, a row is replaced by itself.
   row = tf.maximum(at, 0)
   is_here = tf.reshape(at >= 0, [-1, *[1] * (cache.shape.rank - 1)])

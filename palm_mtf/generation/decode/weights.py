@@ -13,32 +13,32 @@ from palm_mtf.accounting.architecture import (
   parameter_dims,
   parse_name,
 )
-from palm_mtf.config import PalmConfig
-from palm_mtf.generation.decode.matmul import (
-  constant_variable,
+from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.generation.decode.kernels import (
   largest_numbers,
   make_kernel,
   make_packed_kernel,
   rounded_to_int4,
 )
-from palm_mtf.machine.cpu import bfloat16_flags
-from palm_mtf.model.dims import Dims
-from palm_mtf.model.weights import logits_dtype
+from palm_mtf.generation.decode.rows import LaidOut, make_variable
+from palm_mtf.machine.processors import bfloat16_flags
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement, local_devices
+from palm_mtf.mesh.placement import lower
+from palm_mtf.mesh.slices import Slice
+from palm_mtf.model.dims import Dims, model_dims
+from palm_mtf.model.weights import GATES, QKV, logits_dtype, palm_variables
+from palm_mtf.native.decoding import INT4, pack
 from palm_mtf.native.operations import operations
-from palm_mtf.native.packing import INT4, pack
 from palm_mtf.ops.slicewise import split_axes
 
-# They are made once from a checkpoint's float32 variables: cast to the
-# activation dtype or quantized, and joined where one product does for several.
-# Norms and the embedding's rows are never quantized. A layer's are made of its
-# own variables alone, so that these need not all be in memory at once.
-
-LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
+# The weights are made once from a checkpoint's float32 variables: cast to the
+# activation dtype or quantized, and joined where one product replaces several.
+# Norms and the embedding's rows are never quantized. The weights of a layer are
+# made only of the layer's own variables, so that no two layers of a checkpoint
+# need to be in memory at once.
 
 # Kernels of a layer that read one input: always one product.
-_QKV = ("attention/q", "attention/k", "attention/v")
-_GATES = ("mlp/wi_gate", "mlp/wi")
-_INPUTS = {"parallel": [(*_QKV, *_GATES)], "serial": [_QKV, _GATES]}
+_INPUTS = {"parallel": [(*QKV, *GATES)], "serial": [QKV, GATES]}
 # Kernels of a layer whose products are summed: one product where that is free.
 _OUTPUTS = {
   "parallel": [("attention/o", "mlp/wo")],
@@ -51,76 +51,88 @@ class JoinedKernel:
   """Kernels of one product."""
 
   kernel: LaidOut  # `Kernel` [inner, outer] of each device
-  dims: list[list[mtf.Dimension]]  # of each part, beside d_model
+  dims: list[list[mtf.Dimension]]  # of each part, without d_model
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeWeights:
-  """Weights of one model on one mesh."""
+class LayerWeights:
+  """How weights are made: of one layer, or the weights outside of all layers.
 
-  impl: mtf.MeshImpl
+  Attributes:
+    slices: slices of a checkpoint's variables, by name.
+    prepare: makes the weights of the slices, and frees the slices.
+  """
+
+  slices: Mapping[str, Sequence[Slice]]
+  prepare: tf.Operation
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeModel:
+  """Weights of one model on one mesh; to be loaded before they are read."""
+
+  placement: CpuGpuPlacement  # devices and layout
   config: PalmConfig
-  dims: Dims  # batch and length are those of no program, and not read
+  dims: Dims  # batch and length are placeholders, which nothing reads
   table: LaidOut  # embedding, [vocab, d_model], activation dtype
   to_logits: LaidOut  # `Kernel` [d_model, vocab] of each device: its transpose
   scales: dict[str, LaidOut]  # [d_model] float32, by checkpoint name
   kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
-  is_packed: bool  # whether kernels are, for the operations of `native`
-  quantizes_rows: bool  # whether a product of a layer reads int8 numbers
-  quantizes_logit_rows: bool  # whether that with `to_logits` does
-  # From the checkpoint's variables, by layer (`ParameterName.layer`).
-  initialize: dict[int | None, tf.Operation]
+  is_packed: bool  # whether kernels are packed for the operations of `native`
+  quantizes_rows: bool  # whether TensorFlow's products of a layer read int8
+  quantizes_logit_rows: bool  # whether TensorFlow's product with to_logits does
+  layers: Sequence[LayerWeights]
 
   def last_scale(self) -> LaidOut:
     """Returns the scale of the last norm times 1/sqrt(d_model), [d_model]."""
     # The factor is that of the logits, as in model/palm.py.
-    return self.impl.slicewise(
+    return self.placement.slicewise(
       lambda scale: scale * self.config.d_model**-0.5,
       self.scales["final_norm/scale"],
     )
 
 
-def make_weights(
-  mesh_impl: mtf.MeshImpl,
-  config: PalmConfig,
-  dims: Dims,
-  variables: Mapping[str, Sequence[tf.Variable]],
-  weight_dtype: str,
-) -> DecodeWeights:
-  """Makes weights for decoding.
+def build_decode_model(
+  config: PalmConfig, mesh_layout: MeshLayout, weight_dtype: str
+) -> DecodeModel:
+  """Makes variables and weights in the current tf.Graph.
 
   Args:
-    mesh_impl: devices and layout.
     config: the architecture.
-    dims: its dimensions.
-    variables: slices of every variable, by its checkpoint name.
+    mesh_layout: devices and layout rules, checked against `config`.
     weight_dtype: WEIGHT_DTYPE.
   """
-  is_packed = _is_packed(mesh_impl, config, weight_dtype)
-  maker = _Maker(mesh_impl, config, dims, variables, weight_dtype, is_packed)
+  mesh = mtf.Mesh(mtf.Graph(), "pod")
+  dims = model_dims(config, 1, mesh_layout)
+  # Each device holds all of d_model, whatever the layout: to gather weights for
+  # each token would cost more than the rest of a step.
+  dims = dataclasses.replace(
+    dims, d_model_stored=dims.d_model, d_model_residual=dims.d_model
+  )
+  palm_variables(mesh, config, dims)
+  placement = local_devices(mesh_layout.num_devices).placement(mesh_layout, 0)
+  (slices,) = lower({mesh: placement}, {}).slices
+  is_packed = _serves_natively(placement, config, weight_dtype)
+  maker = _Maker(placement, config, dims, slices, weight_dtype, is_packed)
   dtype = tf.as_dtype(config.activation_dtype)
-  of_logits = dtype if is_packed else logits_dtype(config)
   is_quantized = weight_dtype != "activation"
-  if is_quantized:
-    # The largest product: in the activation dtype it would be half the bytes of
-    # a step with int4. A token's row has a scale of its own.
-    of_logits = tf.int8
+  # The product of the logits is the largest one: in the activation dtype it
+  # would be half the bytes of a step with int4.
+  of_logits = dtype if is_packed else logits_dtype(config)
   table = maker.laid_out("embedding")
   scales = {
-    name: maker.laid_out(name)
-    for name in variables
-    if parse_name(name).is_scale
+    name: maker.laid_out(name) for name in slices if parse_name(name).is_scale
   }
   if config.final_norm_scale == "none":
-    scales["final_norm/scale"] = mesh_impl.slicewise(
+    scales["final_norm/scale"] = placement.slicewise(
       lambda x: tf.ones(x.shape[1:]), table
     )
-  return DecodeWeights(
-    impl=mesh_impl,
+  return DecodeModel(
+    placement=placement,
     config=config,
     dims=dims,
     table=maker.constant("table", dtype, table),
-    to_logits=maker.to_logits(of_logits, table, dtype),
+    to_logits=maker.to_logits(tf.int8 if is_quantized else of_logits, table),
     scales={
       name: maker.constant(name, tf.float32, value)
       for name, value in scales.items()
@@ -129,19 +141,17 @@ def make_weights(
     is_packed=is_packed,
     quantizes_rows=maker.quantizes_rows,
     quantizes_logit_rows=is_quantized and not is_packed,
-    initialize={
-      layer: tf.group(some) for layer, some in maker.initializers.items()
-    },
+    layers=maker.layers(),
   )
 
 
-def _is_packed(
-  mesh_impl: mtf.MeshImpl, config: PalmConfig, weight_dtype: str
+def _serves_natively(
+  placement: CpuGpuPlacement, config: PalmConfig, weight_dtype: str
 ) -> bool:
   """Returns whether the operations of `native` serve these weights."""
-  if mesh_impl.size > 1 or "gpu" in mesh_impl.devices[0].lower():
+  if placement.size > 1 or "gpu" in placement.devices[0].lower():
     return False
-  # AMX multiplies the many rows of a prompt faster than they do.
+  # AMX multiplies the many rows of a prompt faster than these operations do.
   is_bfloat16 = (weight_dtype, config.activation_dtype) == (
     "activation",
     "bfloat16",
@@ -152,14 +162,12 @@ def _is_packed(
 
 
 class _Maker:
-  """Makes variables from variables, and collects what initializes them."""
+  """Makes weights of variables, and collects what initializes the weights."""
 
-  def __init__(
-    self, mesh_impl, config, dims, variables, weight_dtype, is_packed
-  ):
-    self._impl = mesh_impl
+  def __init__(self, placement, config, dims, slices, weight_dtype, is_packed):
+    self._impl = placement
     self._config = config
-    self._variables = variables
+    self._slices = slices
     self._is_packed = is_packed
     self._dtype = tf.as_dtype(
       config.activation_dtype if weight_dtype == "activation" else weight_dtype
@@ -169,37 +177,38 @@ class _Maker:
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
     }
-    # By layer.
-    self.initializers = collections.defaultdict(list)
+    # By layer (`ParameterName.layer`).
+    self._initializers = collections.defaultdict(list)
 
   def laid_out(self, name):
     """Returns a variable of the checkpoint."""
-    return self._impl.LaidOutTensor([v.value() for v in self._variables[name]])
+    values = [part.variable.value() for part in self._slices[name]]
+    return self._impl.LaidOutTensor(values)
 
   def constant(self, name, dtype, value):
     """Returns the content of a variable whose first value is `value`."""
 
     def make(value):
-      kept = constant_variable(tf.cast(value, dtype), f"decode/{name}")
-      self.initializers[parse_name(name).layer].append(kept.initializer)
+      kept = make_variable(tf.cast(value, dtype), f"decode/{name}")
+      self._initializers[parse_name(name).layer].append(kept.initializer)
       return kept.value()
 
     return self._impl.slicewise(make, value)
 
-  def kernel(self, name, make, *values):
-    """Returns the kernel that `make` makes of its values and a name."""
-
+  def _kernel(self, name, make, *values):
+    # Returns the kernel that `make` makes of its values and a name.
     def make_and_keep(*values):
       kernel = make(*values, name=f"decode/{name}")
-      self.initializers[parse_name(name).layer].append(kernel.initialize)
+      self._initializers[parse_name(name).layer].append(kernel.initialize)
       return kernel
 
     return self._impl.slicewise(make_and_keep, *values)
 
-  def to_logits(self, dtype, table, rounded_to):
+  def to_logits(self, dtype, table):
     """Returns the kernel of the logits, of `dtype`: the transposed table."""
+    # The kernel is rounded as the table is, also where its product is not.
+    rounded_to = tf.as_dtype(self._config.activation_dtype)
 
-    # Rounded as the table is, also where the product is not.
     def packed(x, name):
       is_rounded = rounded_to == tf.bfloat16
       panels = pack([x], dtype, is_transposed=True, is_rounded=is_rounded)
@@ -208,28 +217,38 @@ class _Maker:
     def plain(x, name):
       return make_kernel(tf.cast(tf.transpose(x), rounded_to), dtype, name)
 
-    return self.kernel("to_logits", packed if self._is_packed else plain, table)
+    make = packed if self._is_packed else plain
+    return self._kernel("to_logits", make, table)
 
   def joined_kernels(self) -> Iterator[tuple[tuple[str, ...], JoinedKernel]]:
     """Yields the kernels of all layers, by the names of their parts."""
     block = self._config.block
     for layer in range(self._config.num_layers):
-
-      def named(parts, layer=layer):
-        return tuple(f"{layer_name(layer)}/{part}" for part in parts)
-
       for inputs, outputs in zip(_INPUTS[block], _OUTPUTS[block], strict=True):
-        yield named(inputs), self._joined(named(inputs))
-        names = named(outputs)
+        inputs, names = (
+          tuple(f"{layer_name(layer)}/{part}" for part in parts)
+          for parts in (inputs, outputs)
+        )
+        yield inputs, self._joined(inputs)
         largest = [self._largest(names)] if self.quantizes_rows else []
         axes = {tuple(split_axes(self._impl, self._dims[x])) for x in names}
         # To quantize or pack the inputs is a pass over them that joins them as
-        # well; a pass that does nothing else costs more than a second product.
-        # And sums over different mesh axes are all-reduced apart.
+        # well; a pass that only joins costs more than a second product. And
+        # sums over different mesh axes have separate all-reduces.
         joins = self.quantizes_rows or self._is_packed
         can_join = joins and len(axes) == 1
         for some in [names] if can_join else [(name,) for name in names]:
           yield some, self._joined(some, *largest)
+
+  def layers(self) -> list[LayerWeights]:
+    """Returns how all weights are made; call it after they are all built."""
+    by_layer = collections.defaultdict(dict)
+    for name, parts in self._slices.items():
+      by_layer[parse_name(name).layer][name] = parts
+    return [
+      LayerWeights(some, _free_after(self._initializers[layer], some))
+      for layer, some in by_layer.items()
+    ]
 
   def _joined(self, names, *largest):
     reads, axis = self._beside_d_model(names[0])
@@ -242,7 +261,7 @@ class _Maker:
       parts, largest = parts[: len(names)], parts[len(names) :]
       whole, dtype = tf.concat(parts, axis), self._dtype
       if dtype == INT4:
-        # TensorFlow has no product with 4 bits: what they lose is the same.
+        # TensorFlow has no product with 4 bits: round to the same numbers.
         dtype = tf.as_dtype(self._config.activation_dtype)
         whole = rounded_to_int4(whole)
       return make_kernel(whole, dtype, name, *largest)
@@ -250,7 +269,7 @@ class _Maker:
     make = packed if self._is_packed else plain
     matrices = [self._matrix(name) for name in names]
     return JoinedKernel(
-      self.kernel(names[0], make, *matrices, *largest),
+      self._kernel(names[0], make, *matrices, *largest),
       [self._dims[name][reads] for name in names],
     )
 
@@ -270,8 +289,9 @@ class _Maker:
     return self._impl.slicewise(matrix, self.laid_out(name))
 
   def _largest(self, names):
-    # Kernels whose products are summed share a scale for each output: int8 sums
-    # are added as they are, whether of one product or of several devices.
+    # Kernels whose products are summed share a scale per output, so that the
+    # int8 sums within a product, across products and across devices can be
+    # added without rescaling.
     found = []
     for name in names:
       largest = self._impl.slicewise(
@@ -281,4 +301,18 @@ class _Maker:
       found.append(self._impl.allreduce(largest, axes, "MAX"))
     return self._impl.slicewise(
       lambda *x: functools.reduce(tf.maximum, x), *found
+    )
+
+
+def _free_after(
+  operations: Sequence[tf.Operation], slices: Mapping[str, Sequence[Slice]]
+) -> tf.Operation:
+  """Returns an operation that runs operations, and then frees variables."""
+  with tf.control_dependencies(operations):
+    return tf.group(
+      [
+        tf.raw_ops.DestroyResourceOp(resource=each.variable.handle)
+        for parts in slices.values()
+        for each in parts
+      ]
     )

@@ -17,7 +17,7 @@ class Continuation:
   """Continuation of a prompt."""
 
   text: str  # without [eod] or the stop string
-  num_tokens: int  # that begin in the text
+  num_tokens: int  # tokens that begin in the text
   ended: str  # "eod", "stop" (a stop string), "length"; "" while tokens come
   score: float | None = None  # of beam search (decode/beam_search.py)
 
@@ -29,8 +29,8 @@ class ContinuationReader:
   begins texts with a space, a continuation keeps the space of its first word.
 
   Attributes:
-    ids: tokens up to the one that ended the text: [eod], or the one with which
-      a stop string was whole.
+    ids: tokens up to the token that ended the text: [eod], or the token that
+      completed a stop string.
     places: place in the text of the first character of each of `ids`.
     ended: "eod", "stop", or "" while the text may continue.
   """
@@ -45,9 +45,10 @@ class ContinuationReader:
 
     Args:
       vocabulary: vocabulary of the model.
-      stop_strings: texts before the first of which a continuation ends.
+      stop_strings: a continuation ends before the first of these texts.
       prompt: tokens before the continuation, without the start token. Leave it
-        out where targets are encoded apart from inputs: these begin a text.
+        out where targets are encoded apart from inputs, because such targets
+        begin a text.
     """
     self._eod_id = vocabulary.eod_id
     self._stop_strings = stop_strings
@@ -67,8 +68,8 @@ class ContinuationReader:
       self.places.append(self._reader.add(token))
       if token == self._eod_id:
         self.ended = "eod"
-      # After each token, so that the end of a text does not depend on how many
-      # tokens come at once.
+      # Look for stop strings after each token, so that the end of a text does
+      # not depend on how many tokens come at once.
       found = [
         self._reader.text.find(stop, max(0, num_read - len(stop) + 1))
         for stop in self._stop_strings
@@ -78,7 +79,7 @@ class ContinuationReader:
         self._end, self.ended = min(found), "stop"
 
   def token_text(self, token: int) -> str:
-    """Returns the text of a token if it came next (TextReader.token_text)."""
+    """Returns the text that a token would add (TextReader.token_text)."""
     return self._reader.token_text(token)
 
   def sure_text(self) -> str:

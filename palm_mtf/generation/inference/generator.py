@@ -18,13 +18,14 @@ from palm_mtf.generation.inference.continuation import (
   ContinuationReader,
   sampling_key,
 )
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 
-# More rows are several batches: reading the weights costs little beside these.
+# More rows make several batches: with so many rows in a batch, reading the
+# weights costs little compared with the arithmetic.
 _MOST_ROWS = 64
-# Tokens between fetches: to look for stop strings, and to show a text.
+# Tokens between fetches, to look for stop strings or to show a text.
 _TOKENS_TO_STOP, _TOKENS_TO_SHOW = 16, 4
-# A continuation so far, and what reads its tokens.
+# The reader of a continuation's tokens, and the continuation so far.
 _Row = tuple[ContinuationReader, Continuation]
 
 
@@ -81,10 +82,10 @@ class Generator:
       prompts: token ids without the start token, short enough for a
         continuation after them.
       are_inputs: whether the prompts are inputs of examples, whose targets are
-        encoded apart. The texts then are decoded apart too: a space that the
-        vocabulary puts before each text is dropped.
+        encoded apart. The continuations are then decoded apart too: a space
+        that the vocabulary puts before each text is dropped.
     """
-    slices = self._loaded.mesh.axis_size_of("batch")
+    slices = self._loaded.num_slices
     most = max(_MOST_ROWS // self._decode.rows_per_prompt, 1)
     size = -(-min(len(prompts), most) // slices) * slices
     for first in range(0, len(prompts), size):
@@ -92,7 +93,7 @@ class Generator:
       step = _TOKENS_TO_STOP if self._decode.stop_strings else None
       before = [() if are_inputs else ids for ids in some]
       rows = []
-      for rows in self._batch(some, before, size, step):
+      for rows in self._continue_batch(some, before, size, step):
         if all(found.ended for row in rows for _, found in row):
           break
       yield from ([found for _, found in row] for row in rows)
@@ -100,9 +101,9 @@ class Generator:
   def stream(self, prompt: str) -> Iterator[str]:
     """Yields the one continuation of a prompt, piece by piece."""
     shown = 0
-    size = self._loaded.mesh.axis_size_of("batch")
+    size = self._loaded.num_slices
     ids = self._vocabulary.encode(prompt)
-    for (((reader, found),),) in self._batch(
+    for (((reader, found),),) in self._continue_batch(
       [ids], [ids], size, _TOKENS_TO_SHOW
     ):
       text = found.text if found.ended else reader.sure_text()
@@ -111,31 +112,31 @@ class Generator:
       if found.ended:
         return
 
-  def _batch(
+  def _continue_batch(
     self,
     prompts: Sequence[Sequence[int]],
     before: Sequence[Sequence[int]],
     size: int,
     step: int | None,
   ) -> Iterator[list[list[_Row]]]:
-    # Yields the texts so far every `step` tokens, and at the end; at the end
-    # alone, if `step` is None. Rows that fill the batch copy the first prompt,
-    # so that they end with it. `before` has what the text of each continues.
+    # Yields the texts so far every `step` tokens and at the end; if `step` is
+    # None, only at the end. Rows that fill up the batch copy the first prompt,
+    # so that they end with it. `before` has the tokens before each text.
     filled = [*prompts, *[prompts[0]] * (size - len(prompts))]
     tokens = [[self._start_id, *ids] for ids in filled]
     lengths = [len(each) for each in tokens]
-    program = self._program(size, max(lengths))
+    program = self._get_program(size, max(lengths))
     inputs = np.zeros(program.prompts.shape.as_list(), np.int32)
     for row, ids in enumerate(tokens):
       inputs[row, : len(ids)] = ids
     feed = {
       program.prompts: inputs,
       program.lengths: lengths,
-      program.keys: [self._keys(prompt) for prompt in filled],
+      program.keys: [self._make_keys(prompt) for prompt in filled],
     }
     self._loaded.session.run(program.start, feed)
     readers = [
-      [self._reader(ids) for _ in range(self._decode.num_samples)]
+      [self._make_reader(ids) for _ in range(self._decode.num_samples)]
       for ids in before
     ]
     step = step or self._sample_tokens
@@ -143,11 +144,11 @@ class Generator:
       limit = min(limit, self._sample_tokens)
       self._loaded.session.run(program.advance, {program.limit: limit})
       if self._decode.num_beams > 1:
-        # Each beam may have another beginning by now.
-        readers = [[self._reader(ids)] for ids in before]
+        # The beginning of each beam may have changed.
+        readers = [[self._make_reader(ids)] for ids in before]
       yield self._read(program, readers)
 
-  def _reader(self, before: Sequence[int]) -> ContinuationReader:
+  def _make_reader(self, before: Sequence[int]) -> ContinuationReader:
     return ContinuationReader(
       self._vocabulary, self._decode.stop_strings, before
     )
@@ -182,7 +183,7 @@ class Generator:
         rows[-1].append((reader, found))
     return rows
 
-  def _program(self, size: int, prompt_tokens: int) -> DecodeProgram:
+  def _get_program(self, size: int, prompt_tokens: int) -> DecodeProgram:
     # Prompts are padded to a power of two of tokens, so that few programs serve
     # all lengths: the first run of each compiles.
     room = min(1 << (prompt_tokens - 1).bit_length(), self._most_prompt_tokens)
@@ -199,7 +200,7 @@ class Generator:
       self._programs[size, room] = program
     return self._programs[size, room]
 
-  def _keys(self, prompt: Sequence[int]) -> np.ndarray:
+  def _make_keys(self, prompt: Sequence[int]) -> np.ndarray:
     # A key for each sample, [samples, 2] int32.
     text = self._vocabulary.decode(prompt)
     samples = range(self._decode.rows_per_prompt)

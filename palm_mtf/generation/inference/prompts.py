@@ -1,11 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: read from a file, and checked for room in SEQUENCE_LENGTH."""
+"""Prompts: read from a file, checked for room, and continued."""
 
+import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from palm_mtf.config import PalmConfig, RunConfig
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.config import Config, PalmConfig, RunConfig
+from palm_mtf.data.batches.packing import document_start
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.errors import UserError, did_you_mean
 from palm_mtf.user_text import (
@@ -14,6 +18,9 @@ from palm_mtf.user_text import (
   read_json_lines,
   read_lines,
 )
+
+if TYPE_CHECKING:  # imports TensorFlow, which the checks do not need
+  from palm_mtf.generation.inference.generator import Generator
 
 _logger = logging.getLogger(__name__)
 
@@ -33,8 +40,8 @@ def check_prompts(
   Args:
     prompts: texts to continue.
     vocabulary: vocabulary of the model.
-    model: the architecture, of which sequence_length is read.
-    run: settings of the run, of which sample_tokens is read.
+    model: the architecture, for its sequence_length.
+    run: settings of the run, for its sample_tokens.
     origin: name of the prompts in the message.
   """
   tokens = vocabulary.encode_batch(prompts)
@@ -58,8 +65,8 @@ def warn_of_spaces(
     origin: name of the prompts in the message.
   """
   for prompt in prompts:
-    # Such a vocabulary has " word" as one token: training has never seen the
-    # space alone.
+    # Such a vocabulary has " word" as one token: training has never seen a
+    # space at the end of a text.
     if prompt.endswith(" ") and vocabulary.joins_spaces():
       _logger.warning(
         f"{origin}: {prompt[-40:]!r} ends in a space, with which this "
@@ -68,7 +75,7 @@ def warn_of_spaces(
 
 
 def check_room(model: PalmConfig, run: RunConfig) -> None:
-  """Raises UserError unless there may be prompts at all."""
+  """Raises UserError unless SAMPLE_TOKENS leave room for some prompt."""
   if run.sample_tokens >= model.sequence_length:
     raise UserError(
       f"SAMPLE_TOKENS = {run.sample_tokens}: leaves no room for a prompt in "
@@ -77,11 +84,11 @@ def check_room(model: PalmConfig, run: RunConfig) -> None:
 
 
 def with_start(ids: Sequence[int], start_id: int) -> list[int]:
-  """Returns the tokens that the model reads of a prompt that is given as ids.
+  """Returns the ids of a prompt, with the start token before them once.
 
-  These begin with the start token, once: ids of a tokenizer that adds the start
-  token, as an exported one does, have it already. A text never has it: a text
-  that says "[eod]" has the ids of its characters.
+  Ids from a tokenizer that adds the start token, as an exported tokenizer does,
+  have it already. A text never has it: the text "[eod]" has the ids of its
+  characters.
 
   Args:
     ids: token ids of a prompt.
@@ -125,3 +132,42 @@ def _json_prompts(path: str, what: str) -> Iterator[tuple[str, str]]:
       )
     where = f"{where}: {_FIELD!r}"
     yield where, check_text(fields[_FIELD], where, _FORM)
+
+
+def continue_prompts(
+  checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
+) -> list[str]:
+  """Returns the model's continuation of each of PROMPTS."""
+  prompts = config.run.prompts
+  # Without prompts, do not even import TensorFlow.
+  if not prompts:
+    return []
+  with open_generator(checkpoint, config, vocabulary) as loaded:
+    return [each.text for (each,) in loaded.continuations(prompts)]
+
+
+@contextlib.contextmanager
+def open_generator(
+  checkpoint: Checkpoint, config: Config, vocabulary: Vocabulary
+) -> Iterator["Generator"]:
+  """Opens a checkpoint for decoding, and closes it after the body."""
+  # The caller has resolved ACTIVATION_DTYPE and checked that the checkpoint has
+  # this model's weights.
+  from palm_mtf.generation.inference.generator import Generator
+  from palm_mtf.generation.inference.sessions import LoadedDecoder
+
+  with LoadedDecoder(
+    checkpoint,
+    config.model,
+    config.mesh_layout,
+    config.decode.weight_dtype,
+    for_steps=True,
+  ) as loaded:
+    yield Generator(
+      loaded,
+      vocabulary,
+      config.decode,
+      sample_tokens=config.run.sample_tokens,
+      seed=config.run.seed,
+      start_id=document_start(config.data.packing, vocabulary.eod_id),
+    )

@@ -1,6 +1,14 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Log-likelihood of texts: the sum of log p of their tokens, in nats."""
+"""Log-likelihood of texts: the sum of log p of their tokens, in nats.
+
+A long text is scored in windows, each token exactly once. With SEQUENCE_LENGTH
+= 4 and STRIDE = 2; scored tokens are in brackets:
+
+  [t0 t1 t2 t3]
+         t2 t3 [t4 t5]
+               t4 t5 [t6 t7]
+"""
 
 import collections
 import math
@@ -13,13 +21,58 @@ from palm_mtf.generation.decode.score_program import (
   ScoreProgram,
   build_score_program,
 )
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
-from palm_mtf.generation.inference.score_windows import (
-  Window,
-  row_length,
-  rows_at_once,
-  windows,
-)
+from palm_mtf.generation.inference.sessions import LoadedDecoder
+from palm_mtf.generation.inference.slot_decoder import Chosen
+
+# Rows have few lengths, so that few programs serve all of them and a short text
+# costs less than a long one. The number of rows that are scored at once depends
+# only on their length, so that a text's score depends only on the text.
+_SHORTEST_ROW = 32
+# Enough that reading the weights costs little compared with the arithmetic.
+_TOKENS_AT_ONCE = 2048
+
+
+class Window(NamedTuple):
+  """One row of a text, as places in the text."""
+
+  start: int  # first token that is read
+  first: int  # first token that is scored
+  stop: int  # after the last token that is read and scored
+
+
+def find_windows(
+  num_tokens: int, first: int, length: int, stride: int
+) -> list[Window]:
+  """Returns the windows that score the tokens from `first` on, in order.
+
+  Args:
+    num_tokens: number of tokens of inputs and targets.
+    first: number of tokens of the inputs.
+    length: tokens in a row at most.
+    stride: new tokens in a further row, at most `length`.
+  """
+  # Where inputs and targets are too long together, the beginning of the inputs
+  # is left out; targets that are too long by themselves are scored as a text
+  # without inputs. A token sees all tokens before it, or at least length -
+  # stride of them.
+  start = max(0, min(first, num_tokens - length))
+  stop = min(start + length, num_tokens)
+  found = [Window(start, first, stop)]
+  while stop < num_tokens:
+    scored, stop = stop, min(stop + stride, num_tokens)
+    found.append(Window(stop - length, scored, stop))
+  return found
+
+
+def row_length(num_tokens: int, length: int) -> int:
+  """Returns the length of a row for `num_tokens`, at most `length`."""
+  enough = max(_SHORTEST_ROW, 1 << (num_tokens - 1).bit_length())
+  return min(enough, length)
+
+
+def rows_at_once(length: int, slices: int) -> int:
+  """Returns the number of rows of a length in one batch of `slices` parts."""
+  return -(-max(_TOKENS_AT_ONCE // length, 1) // slices) * slices
 
 
 class Example(NamedTuple):
@@ -30,14 +83,14 @@ class Example(NamedTuple):
 
 
 class Score(NamedTuple):
-  """What a model says of one example."""
+  """How likely the targets of one example are."""
 
-  log_likelihood: float  # of the targets, in nats
+  log_likelihood: float  # in nats
   is_greedy: bool  # whether greedy decoding gives the targets
 
 
 class Scorer:
-  """Scores examples with the weights of one checkpoint."""
+  """Scores texts with the weights of one checkpoint."""
 
   def __init__(
     self, loaded: LoadedDecoder, stride: int | None = None, start_id: int = 0
@@ -46,40 +99,66 @@ class Scorer:
 
     Args:
       loaded: weights of the model.
-      stride: tokens between windows (score_windows.py); None for half of the
-        sequence length.
+      stride: tokens between windows; None for half of the sequence length.
       start_id: input before the first token of a text (packing.document_start).
     """
     self._loaded = loaded
     self._start_id = start_id
     self._length = loaded.model.config.sequence_length
     self._stride = stride or max(self._length // 2, 1)
-    self._programs: dict[int, ScoreProgram] = {}
+    self._programs: dict[tuple[int, int], ScoreProgram] = {}
 
   def log_likelihoods(
     self, examples: Sequence[Example]
   ) -> Iterator[tuple[int, float]]:
     """Yields the place of each example, and log p of its targets."""
-    for index, parts in self._found(examples, ["token_loss"]):
+    for index, parts in self._score(examples, ["token_loss"]):
       yield index, -math.fsum(x for (loss,) in parts for x in loss.tolist())
 
   def scores(self, examples: Sequence[Example]) -> Iterator[tuple[int, Score]]:
     """Yields the place of each example, and its score."""
-    for index, parts in self._found(examples, ["token_loss", "is_likeliest"]):
+    for index, parts in self._score(examples, ["token_loss", "is_likeliest"]):
       losses, likeliest = (np.concatenate(x) for x in zip(*parts, strict=True))
       score = Score(-math.fsum(losses.tolist()), bool(likeliest.all()))
       yield index, score
 
-  def _found(
+  def score_prompt(self, ids: Sequence[int]) -> list[Chosen]:
+    """Returns the tokens after the first, as if they had been chosen.
+
+    Args:
+      ids: at least two tokens; at most SEQUENCE_LENGTH after the first.
+    """
+    count = len(ids) - 1
+    size, length = self._loaded.num_slices, row_length(count, self._length)
+    inputs, targets = np.zeros([2, size, length], np.int32)
+    inputs[:, :count], targets[:, :count] = ids[:-1], ids[1:]
+    # Any of these tokens could have been chosen: only the first is given.
+    losses, likeliest, their_losses = (
+      x[0, :count].tolist()
+      for x in self._run(
+        ["token_loss", "likeliest", "likeliest_loss"],
+        *(inputs, targets, np.ones([size], np.int32)),
+      )
+    )
+    return [
+      Chosen(token, -loss, {x: -y for x, y in zip(others, ys, strict=True)})
+      for token, loss, others, ys in zip(
+        ids[1:], losses, likeliest, their_losses, strict=True
+      )
+    ]
+
+  def _score(
     self, examples: Sequence[Example], names: Sequence[str]
   ) -> Iterator[tuple[int, list[list[np.ndarray]]]]:
-    # Yields the place of each example, and of each of its windows the tensors
-    # of ScoreProgram with these names, for its scored tokens.
+    # Yields the place of each example, and for each of its windows the tensors
+    # of ScoreProgram with these names, for the window's scored tokens.
     rows = collections.defaultdict(list)  # by their length
     missing = []
     for index, (inputs, targets) in enumerate(examples):
       first = len(inputs)
-      found = windows(first + len(targets), first, self._length, self._stride)
+      found = find_windows(
+        first + len(targets), first, self._length, self._stride
+      )
       missing.append(len(found))
       for window in found:
         needed = row_length(window.stop - window.start, self._length)
@@ -87,17 +166,16 @@ class Scorer:
     parts = collections.defaultdict(list)
     # The shortest rows come first, so that results come early.
     for length in sorted(rows):
-      size = rows_at_once(length, self._loaded.mesh.axis_size_of("batch"))
+      size = rows_at_once(length, self._loaded.num_slices)
       for start in range(0, len(rows[length]), size):
         some = rows[length][start : start + size]
-        for (index, _), part in zip(
-          some, self._batch(examples, some, length, size, names), strict=True
-        ):
+        found = self._score_rows(examples, some, length, size, names)
+        for (index, _), part in zip(some, found, strict=True):
           parts[index].append(part)
           if len(parts[index]) == missing[index]:
             yield index, parts.pop(index)
 
-  def _batch(
+  def _score_rows(
     self,
     examples: Sequence[Example],
     rows: Sequence[tuple[int, Window]],
@@ -106,8 +184,7 @@ class Scorer:
     names: Sequence[str],
   ) -> list[list[np.ndarray]]:
     # Returns the tensors of each row's scored tokens. An input stands before
-    # each of them, also before the first.
-    program = self._program(size, length)
+    # each token, also before the first.
     inputs, targets = np.zeros([2, size, length], np.int32)
     num_given = np.zeros([size], np.int32)
     for row, (index, window) in enumerate(rows):
@@ -117,24 +194,31 @@ class Scorer:
       if window.start == 0:  # others begin within the text: 0, as in training
         inputs[row, 0] = self._start_id
       inputs[row, 1 : len(ids)] = ids[:-1]
-      # All before the first scored token, in further windows too.
+      # All tokens before the first scored one, in further windows too.
       num_given[row] = 1 + window.first - window.start
-    values = self._loaded.session.run(
-      [getattr(program, name) for name in names],
-      {
-        program.inputs: inputs,
-        program.targets: targets,
-        program.num_given: num_given,
-      },
-    )
+    values = self._run(names, inputs, targets, num_given)
     return [
       [x[row, w.first - w.start : w.stop - w.start] for x in values]
       for row, (_, w) in enumerate(rows)
     ]
 
-  def _program(self, size: int, length: int) -> ScoreProgram:
-    if length not in self._programs:
+  def _run(
+    self,
+    names: Sequence[str],
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    num_given: np.ndarray,
+  ) -> list[np.ndarray]:
+    if inputs.shape not in self._programs:
       with self._loaded.graph.as_default():
-        program = build_score_program(self._loaded.model, size, length)
-      self._programs[length] = program
-    return self._programs[length]
+        program = build_score_program(self._loaded.model, *inputs.shape)
+      self._programs[inputs.shape] = program
+    program = self._programs[inputs.shape]
+    feed = {
+      program.inputs: inputs,
+      program.targets: targets,
+      program.num_given: num_given,
+    }
+    return self._loaded.session.run(
+      [getattr(program, name) for name in names], feed
+    )

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding of texts in slots: each begins and ends when it likes."""
+"""Decoding of texts in slots: each text begins and ends at any time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,12 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from palm_mtf.config.decode import MOST_GREEDY
-from palm_mtf.generation.decode.slot_program import (
-  InsertProgram,
-  SlotPrograms,
-  StepProgram,
-)
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
+from palm_mtf.generation.decode.slot_program import InsertProgram, SlotPrograms
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 
 # A step computes as many rows as the last slot in use needs, of few sizes:
 # each is a program that is built at its first use.
@@ -62,7 +58,6 @@ class SlotDecoder:
   Attributes:
     num_slots: texts at once.
     sequence_length: tokens of a text at most, with its prompt.
-    has_long_calls: whether `steps` can choose several tokens of each text.
   """
 
   def __init__(self, loaded: LoadedDecoder, num_tokens: int, num_slots: int):
@@ -75,17 +70,14 @@ class SlotDecoder:
         devices.
     """
     self._loaded, self._num_tokens = loaded, num_tokens
-    self._num_slices = loaded.mesh.axis_size_of("batch")
-    n = self._num_slices
+    n = loaded.num_slices
     self.num_slots = -(-num_slots // n) * n
     self.sequence_length = loaded.model.config.sequence_length
-    self.has_long_calls = loaded.model.weights.is_packed
     with loaded.graph.as_default():
       self._programs = SlotPrograms(loaded.model, self.num_slots, n)
     loaded.session.run(self._programs.initialize)
     self._inserts: dict[int, InsertProgram] = {}
-    self._steps: dict[tuple[int, bool], StepProgram] = {}
-    self._calls: dict[tuple[int, int, bool], Callable] = {}
+    self._calls: dict[tuple[object, ...], Callable] = {}
 
   def insert(self, slot: int, ids: Sequence[int]) -> None:
     """Prefills a slot; the last of the tokens is read again by the next step.
@@ -99,7 +91,7 @@ class SlotDecoder:
     if room not in self._inserts:
       with self._loaded.graph.as_default():
         self._inserts[room] = self._programs.insert(room)
-    program, n = self._inserts[room], self._num_slices
+    program, n = self._inserts[room], self._loaded.num_slices
     prompts = np.zeros([n, room], np.int32)
     prompts[:, : len(ids)] = ids
     rows = np.full([n], -1, np.int32)
@@ -116,15 +108,16 @@ class SlotDecoder:
     Args:
       texts: texts by their slots.
       count: tokens of each at most; SEQUENCE_LENGTH has room for them.
-      wants_log_probs: compute log p, of all texts: one token is chosen then.
+      wants_log_probs: whether to compute log p, of all texts: then one token of
+        each is chosen.
 
     Returns:
       {slot: tokens}, as many of every text, at least one.
     """
-    n, num_rows = self._num_slices, self._num_rows(max(texts))
+    n, num_rows = self._loaded.num_slices, self._count_rows(max(texts))
     places = {slot: slot % n * (num_rows // n) + slot // n for slot in texts}
-    # A row without a text, of zeros, writes a token into a slot that the next
-    # prefill fills anew.
+    # A row without a text has zeros, and writes a token into a slot that the
+    # next prefill fills again.
     numbers = np.zeros([num_rows, 6], np.int32)
     shares = np.zeros([num_rows, 2], np.float32)
     for slot, x in texts.items():
@@ -132,61 +125,56 @@ class SlotDecoder:
       row = places[slot]
       numbers[row] = (x.token, x.position, x.place, *x.key, top_k)
       shares[row] = (x.temperature, x.top_p)
-    call = self._call(num_rows, _mode([*texts.values()]), wants_log_probs)
-    if wants_log_probs:
-      count = 1
+    is_greedy = all(x.temperature <= MOST_GREEDY for x in texts.values())
+    has_limits = not is_greedy and any(
+      x.top_k is not None or x.top_p < 1 for x in texts.values()
+    )
+    call = self._make_call(num_rows, is_greedy, has_limits, wants_log_probs)
     tokens, *log_probs = call(count, numbers, shares)[:-1]
     if not wants_log_probs:
       return {
         slot: [Chosen(token, None, {}) for token in tokens[row].tolist()]
         for slot, row in places.items()
       }
-    of_chosen, likeliest, of_likeliest = log_probs
+    of_chosen, likeliest, of_likeliest = (x.tolist() for x in log_probs)
     return {
       slot: [
         Chosen(
           int(tokens[row, 0]),
-          float(of_chosen[row]),
-          dict(
-            zip(
-              likeliest[row].tolist(), of_likeliest[row].tolist(), strict=True
-            )
-          ),
+          of_chosen[row],
+          dict(zip(likeliest[row], of_likeliest[row], strict=True)),
         )
       ]
       for slot, row in places.items()
     }
 
-  def _num_rows(self, last_slot: int) -> int:
-    rows = self._num_slices
+  def _count_rows(self, last_slot: int) -> int:
+    rows = self._loaded.num_slices
     while rows <= last_slot:
       rows *= _ROWS_GROW_BY
     return min(rows, self.num_slots)
 
-  def _call(
-    self, num_rows: int, mode: int, wants_log_probs: bool
+  def _make_call(
+    self,
+    num_rows: int,
+    is_greedy: bool,
+    has_limits: bool,
+    wants_log_probs: bool,
   ) -> Callable[..., list[np.ndarray]]:
-    # One callable for each set of fetches: a session prepares a call only once.
-    key = (num_rows, mode, wants_log_probs)
-    if key in self._calls:
-      return self._calls[key]
-    if (num_rows, wants_log_probs) not in self._steps:
+    # Each program has one callable, because a session prepares a callable only
+    # once.
+    key = (num_rows, is_greedy, has_limits, wants_log_probs)
+    if key not in self._calls:
       with self._loaded.graph.as_default():
-        self._steps[num_rows, wants_log_probs] = self._programs.step(
-          num_rows, self._num_tokens, wants_log_probs=wants_log_probs
+        program = self._programs.step(
+          num_rows,
+          self._num_tokens,
+          is_greedy=is_greedy,
+          has_limits=has_limits,
+          wants_log_probs=wants_log_probs,
         )
-    program = self._steps[num_rows, wants_log_probs]
-    fetches = [program.choices[mode]]
-    if wants_log_probs:
-      fetches += program.log_probs[mode]
-    self._calls[key] = self._loaded.session.make_callable(
-      [*fetches, program.update], [program.count, program.texts, program.shares]
-    )
+      self._calls[key] = self._loaded.session.make_callable(
+        [program.chosen, *(program.log_probs or ()), program.update],
+        [program.count, program.texts, program.shares],
+      )
     return self._calls[key]
-
-
-def _mode(texts: Sequence[SlotText]) -> int:
-  # Which of `StepProgram.choices` all texts may take.
-  if any(x.top_k is not None or x.top_p < 1 for x in texts):
-    return 2
-  return int(any(x.temperature > MOST_GREEDY for x in texts))

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask a server: the Host header and the API key of a request."""
+"""Who may send requests: checks the Host header and the API key."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from aiohttp import web
 
 from palm_mtf.errors import UserError, shown
-from palm_mtf.generation.serving.refusal import RefusalError
+from palm_mtf.generation.serving.messages import RefusalError
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _MOST_KEY_FILE_BYTES = 2**20
@@ -26,22 +26,21 @@ class Access:
   def __init__(
     self, hosts: Collection[str] | None = None, keys: Sequence[str] = ()
   ):
-    """Takes what requests must have.
+    """Keeps the conditions that requests must meet.
 
     Args:
       hosts: names that the Host header may have; None allows every name.
-      keys: API keys, one of which a request must have; none are needed if
-        empty.
+      keys: API keys; a request must have one of them, unless there are none.
     """
     self._hosts = None if hosts is None else {host_name(x) for x in hosts}
-    self._keys = [_digest(key) for key in keys]
+    self._keys = [_hash_key(key) for key in keys]
 
   def check_host(self, request: web.Request) -> None:
     """Raises RefusalError unless a request names this server.
 
-    The page of another site can send requests to a server on loopback under
-    its own name, if it changes what the name means (DNS rebinding). Browsers
-    then send that name as Host.
+    A page of another site can send requests to a server on loopback under the
+    site's own name, if the site changes the address of that name (DNS
+    rebinding). Browsers then send that name as Host.
     """
     hosts = request.headers.getall("Host", [])
     if len(hosts) != 1:
@@ -55,17 +54,18 @@ class Access:
     )
 
   def client(self, request: web.Request) -> str:
-    """Returns the client that sent a request: its key's or its address.
+    """Returns the client that sent a request, by its key or its address.
 
     Raises:
       RefusalError: the request has no key, and must have one.
     """
     if not self._keys:
-      return _network(request.remote or "")
+      return _network_of(request.remote or "")
     given = request.headers.getall("Authorization", [])
     scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("",) * 3
-    digest = _digest(key.strip())
-    # Every key is compared, each in constant time: the time tells nothing.
+    digest = _hash_key(key.strip())
+    # Every key is compared, each in constant time, so that the time of the
+    # answer says nothing about the keys.
     found = [hmac.compare_digest(digest, each) for each in self._keys]
     if scheme.lower() != "bearer" or not any(found):
       raise RefusalError(
@@ -112,7 +112,7 @@ def allowed_hosts(
         f"--allowed_host = {shown(name)}: give the name of a host or an "
         "address, without a port."
       )
-  # Whoever listens on other addresses may have any number of names.
+  # A server on other addresses may be reached by any number of names.
   if not is_loopback and not allowed:
     return None
   return {*_LOOPBACK_NAMES, listen, *allowed}
@@ -139,7 +139,7 @@ def read_keys(path: str) -> list[str]:
   lines = content.decode("utf-8-sig", "replace").splitlines()
   keys = [line.strip() for line in lines if line.strip()]
   for number, line in enumerate(lines, 1):
-    # Not the key itself: messages are kept in logs.
+    # The message does not show the key itself, because logs keep messages.
     if not re.fullmatch(r"[!-~]*", line.strip()):
       raise UserError(
         f"{what}: line {number} is no key; write printable ASCII characters "
@@ -150,11 +150,11 @@ def read_keys(path: str) -> list[str]:
   return keys
 
 
-def _digest(key: str) -> bytes:
+def _hash_key(key: str) -> bytes:
   return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _network(address: str) -> str:
+def _network_of(address: str) -> str:
   """Returns an IPv4 address, or the /64 network of an IPv6 address."""
   # A host has 2**64 IPv6 addresses to choose from.
   if ":" not in address:

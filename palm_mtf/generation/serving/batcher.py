@@ -2,17 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continuous batching: texts join and leave a batch between its steps."""
 
+import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from palm_mtf.generation.inference.slot_decoder import Chosen, SlotText
-from palm_mtf.generation.serving.counters import Counters
-from palm_mtf.generation.serving.waiting_rows import WaitingRows
+from palm_mtf.generation.serving.served_weights import ServedWeights
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -21,22 +20,22 @@ class Row:
 
   Attributes:
     prompt: token ids, with what stands before a text.
-    max_tokens: tokens to choose at most; 0 where the prompt is scored alone.
+    max_tokens: tokens to choose at most; 0 if the prompt is only scored.
     key: key of the draws, [2] int32.
     temperature: 0 takes the likeliest token.
     top_k: tokens that may be drawn; None for all.
     top_p: share of the likeliest tokens that may be drawn.
-    wants_log_probs: whether to tell log p of the tokens.
-    scores_prompt: whether to tell it of the prompt's tokens too.
-    is_watched: whether each token is waited for, and not the last one alone.
+    wants_log_probs: whether to compute log p of the tokens.
+    scores_prompt: whether to compute log p of the prompt's tokens too.
+    is_watched: whether somebody waits for each token, not only for the last.
     deadline: time.monotonic() at which the row ends, in seconds.
     client: who asked for the row.
     request: which request of the client asked for it.
-    changed: called, by the batcher's thread, when there is more.
-    prompt_scores: log p of the prompt's tokens, once they are there.
+    changed: called, by the batcher's thread, when there are more tokens.
+    prompt_scores: log p of the prompt's tokens, once it is computed.
     chosen: tokens so far, [eod] among them.
-    ended: "" while the row goes on; "eod", "length", "time", "cancelled" or
-      "failed".
+    ended: "" while the row continues; then "eod", "length", "time",
+      "cancelled" or "failed".
   """
 
   prompt: Sequence[int]
@@ -57,54 +56,126 @@ class Row:
   ended: str = ""
 
 
-# Seconds that steps may take together before others can join: streams look even
-# and nobody waits, and what comes between two calls is a fiftieth of them.
+# Seconds of the steps of one call, between which no row can join: streams look
+# even, nobody waits long, and the work between calls takes a fiftieth of it.
 _MOST_SECS = 0.02
-# So many clients may each have as many rows waiting as one may.
+# This number of clients may each have as many rows waiting as one client may.
 _MOST_CLIENTS = 8
+_GAUGES = ("running", "waiting", "checkpoint_step")
 
 
 class FullError(Exception):
-  """As many rows wait as may."""
+  """No further row may wait."""
 
 
-class Decoder(Protocol):
-  """What a batcher needs of SlotDecoder.
+class WaitingRows:
+  """Rows that wait for slots.
 
-  Attributes:
-    num_slots: texts at once.
-    sequence_length: tokens of a text at most, with its prompt.
-    has_long_calls: whether one call can choose several tokens of each text.
+  A free slot goes to the client that has the fewest rows in slots, and of its
+  requests to the one that has the fewest. Of several such clients or requests
+  it goes to the one whose last turn is longest ago.
   """
 
-  num_slots: int
-  sequence_length: int
-  has_long_calls: bool
+  def __init__(self):
+    """Begins without rows."""
+    # {client: {request: its rows}}, in the order of their last turns.
+    self._rows: dict[str, dict[object, collections.deque[Row]]] = {}
 
-  def insert(self, slot: int, ids: Sequence[int]) -> None:
-    """Prefills a slot."""
+  def __iter__(self) -> Iterator[Row]:
+    """Iterates over all rows."""
+    for requests in self._rows.values():
+      for rows in requests.values():
+        yield from rows
 
-  def steps(
-    self, texts: dict[int, SlotText], count: int, *, wants_log_probs: bool
-  ) -> dict[int, list[Chosen]]:
-    """Chooses up to `count` next tokens of each text."""
+  def __len__(self) -> int:
+    """Returns the number of rows."""
+    return sum(map(self.count, self._rows))
+
+  def count(self, client: str) -> int:
+    """Returns the number of rows of a client."""
+    return sum(map(len, self._rows.get(client, {}).values()))
+
+  def add(self, rows: Sequence[Row]) -> None:
+    """Adds the rows of one request."""
+    requests = self._rows.setdefault(rows[0].client, {})
+    requests[rows[0].request] = collections.deque(rows)
+
+  def take(self, in_slots: Iterable[Row]) -> Row:
+    """Removes and returns the row whose turn it is.
+
+    Args:
+      in_slots: rows that have slots.
+    """
+    counts: dict[object, int] = collections.Counter()
+    for row in in_slots:
+      counts.update([row.client, row.request])
+    client = min(self._rows, key=counts.__getitem__)
+    requests = self._rows.pop(client)
+    request = min(requests, key=counts.__getitem__)
+    rows = requests.pop(request)
+    row = rows.popleft()
+    if rows:
+      requests[request] = rows
+    if requests:
+      self._rows[client] = requests
+    return row
+
+  def remove_ended(self) -> None:
+    """Removes the rows that have ended."""
+    if any(row.ended for row in self):
+      for client, requests in list(self._rows.items()):
+        kept = {
+          request: collections.deque(x for x in rows if not x.ended)
+          for request, rows in requests.items()
+        }
+        self._rows[client] = {x: rows for x, rows in kept.items() if rows}
+        if not self._rows[client]:
+          del self._rows[client]
 
 
-class Engine(Protocol):
-  """Weights of one checkpoint at a time, ready to compute.
+@dataclasses.dataclass
+class Counters:
+  """Counts since the start of a server, and numbers of this moment.
 
   Attributes:
-    decoder: decoder of the slots.
-    step: training step of the checkpoint.
-    created: time of the checkpoint, in seconds since 1970.
+    requests: {HTTP status: number of answers}.
+    prompt_tokens: tokens of prompts that were read.
+    generated_tokens: tokens that were chosen.
+    steps: decoding steps of the batch.
+    cancelled: completions whose client went away, or that a stop string ended.
+    request_secs: seconds of all answers together.
+    running: completions in a slot.
+    waiting: completions that wait for a slot.
+    checkpoint_step: training step of the weights that compute.
   """
 
-  decoder: Decoder
-  step: int
-  created: int
+  requests: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  prompt_tokens: int = 0
+  generated_tokens: int = 0
+  steps: int = 0
+  cancelled: int = 0
+  request_secs: float = 0.0
+  running: int = 0
+  waiting: int = 0
+  checkpoint_step: int = 0
 
-  def score(self, ids: Sequence[int]) -> Sequence[Chosen]:
-    """Returns log p of the tokens of a prompt, but the first."""
+  def page(self) -> str:
+    """Returns the counts in Prometheus' text format."""
+    lines = ["# TYPE palm_mtf_requests_total counter"]
+    lines += [
+      f'palm_mtf_requests_total{{code="{code}"}} {count}'
+      for code, count in sorted(self.requests.items())
+    ]
+    for field in dataclasses.fields(self)[1:]:
+      is_gauge = field.name in _GAUGES
+      name = f"palm_mtf_{field.name}" + ("" if is_gauge else "_total")
+      lines += [
+        f"# TYPE {name} {'gauge' if is_gauge else 'counter'}",
+        f"{name} {getattr(self, field.name)}",
+      ]
+    return "\n".join(lines) + "\n"
 
 
 class Batcher:
@@ -118,7 +189,7 @@ class Batcher:
 
   def __init__(
     self,
-    engine: Engine,
+    engine: ServedWeights,
     counters: Counters,
     *,
     eod_id: int,
@@ -144,8 +215,8 @@ class Batcher:
     self._load: Callable[[], None] | None = None
     self._is_stopping = False
     self._step_secs = _MOST_SECS  # of a step in a call without log p
-    # Seconds of steps, before a further prompt is read, and before a further
-    # call for log p.
+    # Seconds of steps that rows are to have before another prompt is read, and
+    # that rows without log p are to have before another call for log p.
     self._owed_secs = self._owed_plain_secs = 0.0
     self.failure: BaseException | None = None
 
@@ -153,7 +224,7 @@ class Batcher:
     """Lets the rows of one request wait for slots.
 
     Raises:
-      FullError: the rows are too many beside those that are there.
+      FullError: with these rows, too many rows would wait.
     """
     client = rows[0].client
     with self._changed:
@@ -183,7 +254,7 @@ class Batcher:
       self._changed.notify()
 
   def cancel(self, rows: Sequence[Row]) -> None:
-    """Ends rows that nobody waits for any more."""
+    """Ends rows whose client no longer waits for them."""
     with self._changed:
       for row in rows:
         if not row.ended:
@@ -198,7 +269,7 @@ class Batcher:
       self._changed.notify()
 
   def give_up(self) -> None:
-    """Ends all rows now, and `run` with them."""
+    """Ends all rows and `run` now."""
     with self._changed:
       self._is_stopping = True
       for row in [*self._waiting, *self._running.values()]:
@@ -211,7 +282,7 @@ class Batcher:
       while self._turn():
         pass
     except BaseException as error:
-      # Whatever it is: a server whose batch stands still must not go on.
+      # Any exception at all: a server whose batch has stopped must stop too.
       self.failure = error
       self.give_up()
 
@@ -219,7 +290,7 @@ class Batcher:
     return len(self._waiting) + len(self._running)
 
   def _turn(self) -> bool:
-    """Takes one row in and gives all more tokens; returns False to end."""
+    """Gives one row a slot, and all rows more tokens; returns False to end."""
     load = row = None
     with self._changed:
       self._sweep()
@@ -257,9 +328,9 @@ class Batcher:
     return slot
 
   def _read_prompt(self, row: Row, slot: int) -> None:
-    # One prompt is read between two calls: other rows wait for no more. Rows of
-    # other clients then have steps for as long as the prompt took. So have all
-    # rows after a prompt that is scored: it is no text that joins them.
+    # Between two calls only one prompt is read, so that other rows do not wait
+    # longer. Then the rows of other clients have steps for as long as the
+    # prompt took; after a prompt that was scored, all rows do.
     others = [x for x in self._running.values() if x is not row]
     begin = time.monotonic()
     if row.scores_prompt:
@@ -281,13 +352,12 @@ class Batcher:
     plain = {i: x for i, x in rows.items() if not x.wants_log_probs}
     # A call for log p has one step. Between two of these calls the other rows
     # have calls of several steps, so that each row has its share of the time.
-    decoder = self.engine.decoder
-    can_part = bool(plain) and bool(telling) and decoder.has_long_calls
-    is_plain = not telling or (can_part and self._owed_plain_secs > 0)
+    is_mixed = bool(plain) and bool(telling)
+    is_plain = not telling or (is_mixed and self._owed_plain_secs > 0)
     begin = time.monotonic()
-    # Also in a call that is not theirs, rows have their last token read again,
-    # as otherwise zeros would be written over their keys and values.
-    found = decoder.steps(
+    # A call reads the last token of every row, also of rows that take nothing
+    # from it, because otherwise zeros would overwrite their keys and values.
+    found = self.engine.decoder.steps(
       {slot: _slot_text(row) for slot, row in rows.items()},
       self._count(plain, telling) if is_plain else 1,
       wants_log_probs=not is_plain,
@@ -299,7 +369,7 @@ class Batcher:
     if is_plain:
       self._step_secs = secs / done
       self._owed_plain_secs -= secs
-    elif can_part:
+    elif is_mixed:
       self._owed_plain_secs = secs * len(plain) / len(telling)
     for slot, row in (plain if is_plain else rows).items():
       self._add(row, found[slot])
@@ -321,18 +391,18 @@ class Batcher:
     """Returns the number of steps of a call without log p."""
     secs = _MOST_SECS
     if self._waiting and len(self._running) < self.engine.decoder.num_slots:
-      # Others wait for free slots: one joins as soon as nothing is owed.
+      # Rows wait for free slots: one gets a slot as soon as no time is owed.
       secs = min(secs, self._owed_secs)
     if others:
       secs = min(secs, self._owed_plain_secs)
-    # No row goes beyond its last token, nor the others beyond the cache.
+    # Rows of this call stop at their last token; `others` stay in the cache.
     left = min(x.max_tokens - len(x.chosen) for x in plain.values())
     length = self.engine.decoder.sequence_length
     room = min((length - _position(x) for x in others.values()), default=left)
     return max(1, min(int(secs / max(self._step_secs, 1e-6)), left, room))
 
   def _sweep(self) -> None:
-    # Rows that have ended leave; the caller holds the lock.
+    # Removes rows that have ended; the caller holds the lock.
     now = time.monotonic()
     for row in [*self._waiting, *self._running.values()]:
       if now > row.deadline:

@@ -12,12 +12,12 @@ from palm_mtf.generation.inference.slot_decoder import Chosen
 from palm_mtf.generation.serving.batcher import Row
 from palm_mtf.generation.serving.completion_request import CompletionRequest
 
-# Clients know no other reasons; "length" is also that of a time limit.
+# Clients know no other reasons: a time limit is reported as "length" too.
 _FINISH_REASONS = {"eod": "stop", "stop": "stop", "": None}
 
 
 class _Entry(NamedTuple):
-  """What `logprobs` tells of a token; the start token has no log p."""
+  """Entry of `logprobs` for one token; the start token has no log p."""
 
   text: str
   log_prob: float | None
@@ -44,15 +44,15 @@ class Choice:
 
     Args:
       index: number of the choice in its answer.
-      row: tokens of prompt and text, which another thread adds to.
+      row: tokens of prompt and text; another thread adds tokens.
       request: the completion that the client asks for.
       vocabulary: vocabulary of the model.
     """
     self.row = row
     self._index, self._request = index, request
     self._vocabulary = vocabulary
-    # Ids that begin with the start token get no other (prompts.with_start), and
-    # the client counts theirs as part of the prompt.
+    # Ids that begin with the start token get no second one
+    # (prompts.with_start): the client counts it as part of its prompt.
     given = request.prompts[index // request.n]
     self._gives_start = not isinstance(given, str) and (
       len(given) == len(row.prompt)
@@ -77,7 +77,7 @@ class Choice:
     return len(self._reader.ids)
 
   def is_over(self) -> bool:
-    """Returns whether the text has ended, by a stop string perhaps."""
+    """Returns whether the text has ended; a stop string may have ended it."""
     if self._request.stop:
       self._add()
     return bool(self.row.ended or self._reader.ended)
@@ -87,7 +87,7 @@ class Choice:
 
     Returns None if there is nothing new.
     """
-    ended = self.row.ended  # read first: no token comes behind an end
+    ended = self.row.ended  # read first: no token comes after an end
     self._add()
     ended = self._reader.ended or ended
     if not ended and self.num_tokens == self._num_read:
@@ -144,13 +144,14 @@ class Choice:
       : self._request.logprobs
     ]:
       likeliest.setdefault(text_of(token), log_prob)
-    # As OpenAI does: the token itself is there too.
+    # The token itself is listed too, as at OpenAI.
     likeliest.setdefault(text, chosen.log_prob)
     return _Entry(text, chosen.log_prob, likeliest, 0)
 
   def _log_probs(self, length: int, is_over: bool) -> dict:
-    # Entries of tokens that begin in the text, which has `length` characters,
-    # and at its end all others; less those of earlier calls.
+    # Returns the entries of tokens that begin within the first `length`
+    # characters, or of all tokens at the end of the text; without the entries
+    # that earlier calls returned.
     first = self._shown_entries
     while self._shown_entries < len(self._entries) and (
       is_over or self._entries[self._shown_entries].place < length

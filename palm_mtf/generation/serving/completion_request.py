@@ -18,8 +18,8 @@ from palm_mtf.errors import (
 MOST_LOG_PROBS = 5  # as at OpenAI
 _MOST_STOPS = 4  # as at OpenAI
 _MOST_STOP_CHARACTERS = 1000
-# Fields of OpenAI's that would change a text in a way that is not here: each
-# with the values that change nothing.
+# Fields of OpenAI's API that would change a text and are not supported, with
+# the values that change nothing.
 _WITHOUT_EFFECT = {
   "best_of": (None, 1),
   "frequency_penalty": (None, 0),
@@ -36,14 +36,15 @@ class CompletionRequest:
 
   Attributes:
     prompts: texts, or lists of token ids.
-    max_tokens: tokens of each completion at most; 0 with echo alone.
+    max_tokens: tokens of each completion at most; 0 only with echo.
     temperature: 0 takes the likeliest token.
     top_p: share of the likeliest tokens that may be drawn.
     top_k: tokens that may be drawn; None for all.
     n: completions of each prompt.
-    stop: texts before the first of which a completion ends.
+    stop: a completion ends before the first of these texts.
     seed: seed of the draws.
-    logprobs: likeliest tokens to tell of each token; None to tell no log p.
+    logprobs: number of likeliest tokens to list for each token; None for no log
+      p at all.
     echo: whether the prompt stands before its completion.
     stream: whether the text is sent piece by piece.
     include_usage: whether a stream ends with the number of its tokens.
@@ -75,12 +76,12 @@ def read_completion_request(
 
   Args:
     body: value of the JSON.
-    decode: settings of what the body does not say.
-    sample_tokens: max_tokens where the body does not say it.
-    seed: seed where the body does not say it.
+    decode: defaults of sampling.
+    sample_tokens: default of max_tokens.
+    seed: default of seed.
 
   Raises:
-    UserError: a field is wrong, or not known.
+    UserError: a field is wrong or unknown.
   """
   if not isinstance(body, Mapping):
     raise UserError('the body is no JSON object: give {"prompt": "..."}.')
@@ -102,7 +103,7 @@ def read_completion_request(
   values.update({name: x for name, x in given.items() if name in values})
   if "prompt" not in given:
     raise UserError("prompt is missing: give a text to continue.")
-  _check(values)
+  _check_values(values)
   if "stop" in given:
     _check_stop(given["stop"])
   stop = values["stop"]
@@ -110,7 +111,7 @@ def read_completion_request(
   return CompletionRequest(
     **{
       **values,
-      "prompts": _prompts(given["prompt"]),
+      "prompts": _read_prompts(given["prompt"]),
       "stop": [stop] if isinstance(stop, str) else stop,
       "include_usage": options.get("include_usage", False),
     }
@@ -137,7 +138,7 @@ _FIELDS = (
 )
 
 
-def _check(values: Mapping[str, object]) -> None:
+def _check_values(values: Mapping[str, object]) -> None:
   for name in ("echo", "stream"):
     if not isinstance(values[name], bool):
       raise UserError(f"{name} = {shown(values[name])}: give true or false.")
@@ -166,7 +167,7 @@ def _check(values: Mapping[str, object]) -> None:
 
 
 def _check_stop(stop: object) -> None:
-  # The strings of the run have no bounds: they are not a client's.
+  # The stop strings of the run are not limited, because no client gives them.
   if not (are_texts(stop) or (isinstance(stop, str) and stop)):
     raise UserError(f"stop = {shown(stop)}: give a text, or a list of texts.")
   stops = [stop] if isinstance(stop, str) else stop
@@ -179,7 +180,7 @@ def _check_stop(stop: object) -> None:
     )
 
 
-def _prompts(given: object) -> list[str | list[int]]:
+def _read_prompts(given: object) -> list[str | list[int]]:
   if isinstance(given, str) or _are_ids(given):
     return [given]
   if (

@@ -14,15 +14,18 @@ from palm_mtf.errors import shown
 from palm_mtf.generation.serving.batcher import Batcher, FullError
 from palm_mtf.generation.serving.choice import Choice
 from palm_mtf.generation.serving.completion_request import CompletionRequest
-from palm_mtf.generation.serving.refusal import RefusalError, json_response
-from palm_mtf.generation.serving.request_body import read_json
+from palm_mtf.generation.serving.messages import (
+  RefusalError,
+  json_response,
+  read_json,
+)
 from palm_mtf.generation.serving.served_model import ServedModel
 from palm_mtf.json_text import json_text
 
-# Of each request: the client that sent it.
+# Key of a request under which the client that sent it is kept.
 CLIENT = web.RequestKey("client", str)
-# Prompts of so many characters or ids are encoded in another thread, because
-# they take longer than other requests should wait.
+# Prompts of more characters or ids are encoded in another thread, because that
+# takes longer than other requests should wait.
 _LONG = 10_000
 
 
@@ -63,27 +66,28 @@ class Completions:
     try:
       if asked.stream:
         return await self._stream(request, asked, choices, changed)
-      return await self._whole(choices, changed)
+      return await self._answer_whole(choices, changed)
     finally:
-      # Also where the client went away; rows that have ended stay so.
+      # This also frees the slots of a client that went away. Rows that have
+      # ended stay as they are.
       self._batcher.cancel(rows)
 
-  async def _whole(
+  async def _answer_whole(
     self, choices: Sequence[Choice], changed: asyncio.Event
   ) -> web.Response:
-    going_on = list(choices)
-    while going_on:
+    unfinished = list(choices)
+    while unfinished:
       await changed.wait()
       changed.clear()
-      going_on = [x for x in going_on if not self._is_over(x)]
+      unfinished = [x for x in unfinished if not self._is_over(x)]
     found = [choice.read() for choice in choices]
-    answer = {**self._head(), "choices": found, "usage": _usage(choices)}
+    answer = {**self._head(), "choices": found, "usage": _count_tokens(choices)}
     return json_response(answer)
 
   def _is_over(self, choice: Choice) -> bool:
-    _check(choice)
+    _check_choice(choice)
     is_over = choice.is_over()
-    if is_over:  # before its last token, where a stop string was found
+    if is_over:  # a stop string may have ended it before its last token
       self._batcher.cancel([choice.row])
     return is_over
 
@@ -100,28 +104,28 @@ class Completions:
     response.headers["Cache-Control"] = "no-cache"
 
     async def send(event: str) -> None:
-      # Until the first event an error has a status of its own. A client that
-      # does not read is as one that went away.
+      # The answer begins with the first event: an error before that has its own
+      # status. A client that does not read counts as gone.
       async with asyncio.timeout(self._model.most_secs):
         if not response.prepared:
           await response.prepare(request)
         await response.write(f"data: {event}\n\n".encode())
 
-    going_on = list(choices)
+    unfinished = list(choices)
     try:
-      while going_on:
+      while unfinished:
         await changed.wait()
         changed.clear()
-        for choice in list(going_on):
-          _check(choice)
+        for choice in list(unfinished):
+          _check_choice(choice)
           part = choice.read()
           if part:
             await send(json_text({**head, "choices": [part]}))
           if part and part["finish_reason"]:
             self._batcher.cancel([choice.row])
-            going_on.remove(choice)
+            unfinished.remove(choice)
       if asked.include_usage:
-        usage = _usage(choices)
+        usage = _count_tokens(choices)
         await send(json_text({**head, "choices": [], "usage": usage}))
       await send("[DONE]")
     except RefusalError as refusal:
@@ -148,8 +152,8 @@ def check_name(model: ServedModel, name: object) -> None:
     )
 
 
-def _check(choice: Choice) -> None:
-  """Raises RefusalError if a choice ended before it began, or by us."""
+def _check_choice(choice: Choice) -> None:
+  """Raises RefusalError if a choice has no token, or this server ended it."""
   row = choice.row
   if row.ended == "failed":
     raise RefusalError(503, "this server stops.")
@@ -159,7 +163,7 @@ def _check(choice: Choice) -> None:
     )
 
 
-def _usage(choices: Sequence[Choice]) -> dict[str, int]:
+def _count_tokens(choices: Sequence[Choice]) -> dict[str, int]:
   # A prompt is counted once, however many completions it has.
   prompts = {id(x.row.prompt): x.num_prompt_tokens for x in choices}
   of_prompts = sum(prompts.values())

@@ -11,13 +11,12 @@ import socket
 
 from aiohttp import web
 
-from palm_mtf.generation.serving.counters import Counters
-from palm_mtf.generation.serving.refusal import RefusalError
-from palm_mtf.generation.serving.request_body import MALFORMED
+from palm_mtf.generation.serving.batcher import Counters
+from palm_mtf.generation.serving.messages import MALFORMED, RefusalError
 
 _logger = logging.getLogger(__name__)
 
-# Each may hold a body: 1 GiB in all.
+# Each connection may hold a body: 1 GiB for all.
 _MOST_CONNECTIONS = 512
 # Files that the process opens later: checkpoints, threads, accepted sockets
 # that are refused.
@@ -26,7 +25,7 @@ _FEWEST_CONNECTIONS = 4
 
 _HEADER_SECS = 10  # until the headers of the first request have come
 _IDLE_SECS = 75  # between requests: more than the minute of most proxies
-_RETRY_SECS = 1  # after an error of accept()
+_RETRY_SECS = 1  # after an error in accept()
 
 _FULL = (
   b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\n"
@@ -35,9 +34,9 @@ _FULL = (
 
 
 def raise_connection_limit() -> int:
-  """Returns the most connections, for which files may be open.
+  """Returns the most connections that the limit of open files permits.
 
-  Raises the soft limit of open files as far as that needs, and is allowed.
+  Raises the soft limit as far as they need it and the hard limit allows.
   """
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   reserved = len(os.listdir("/proc/self/fd")) + _SPARE_FILES
@@ -79,8 +78,8 @@ class Connections:
     """Takes the server of all connections, and their limit."""
     self._server, self._counters, self._most = server, counters, most
     self._num_open = 0
-    # Idle connections, the longest idle first, with the timers of those that
-    # have sent no request yet.
+    # Idle connections, the longest idle first. A connection that has sent no
+    # request yet has a timer.
     self._idle: dict[asyncio.Protocol, asyncio.TimerHandle | None] = {}
 
   async def accept(self, listening: socket.socket) -> None:
@@ -126,7 +125,7 @@ class Connections:
     )
 
   def closed(self, connection: "_Connection") -> None:
-    """Counts a connection no more."""
+    """Stops counting a connection."""
     self._num_open -= 1
     self.begin(connection)
 
@@ -178,8 +177,8 @@ class _Connection(web.RequestHandler):
     self._connections.closed(self)
 
   def log_exception(self, *args: object, **kw: object) -> None:
-    # TLS on this port, HTTP/2, a port scanner, a body that cannot be decoded:
-    # clients could fill the disk with tracebacks.
+    # No traceback for TLS on this port, HTTP/2, a port scanner, or a body that
+    # cannot be decoded: with them clients could fill the disk.
     if not isinstance(kw.get("exc_info"), MALFORMED):
       super().log_exception(*args, **kw)
 

@@ -23,11 +23,12 @@ def listen(
     has_keys: whether requests need an API key.
 
   Raises:
-    UserError: this host cannot listen there, or it is every address.
+    UserError: this host cannot listen there, or `given` is every address and
+      not allowed.
   """
   host, port = split_address("--listen", given)
   family, place = _resolve(host, port)
-  ip = _address(place[0])
+  ip = _parse_ip(place[0])
   if ip.is_unspecified and not allow_any_address:
     raise UserError(
       f'--listen = "{given}" answers every host that reaches this one; give '
@@ -55,7 +56,7 @@ def url_of(listening: socket.socket) -> str:
 
 def is_on_loopback(listening: socket.socket) -> bool:
   """Returns whether only this host reaches a listening socket."""
-  return _address(listening.getsockname()[0]).is_loopback
+  return _parse_ip(listening.getsockname()[0]).is_loopback
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
@@ -69,12 +70,12 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple]:
     ) from None
   # A name such as localhost often has addresses of both kinds.
   family, *_, place = min(found, key=lambda x: x[0] != socket.AF_INET)
-  ip = _address(place[0])
+  ip = _parse_ip(place[0])
   if family == socket.AF_INET6 and ip.version == 4:  # as in ::ffff:127.0.0.1
     return socket.AF_INET, (str(ip), port)
   return family, place
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
   ip = ipaddress.ip_address(text)
   return getattr(ip, "ipv4_mapped", None) or ip

@@ -43,15 +43,15 @@ class NewerCheckpoint:
     """
     self._model_dir, self._served = model_dir, served.blake2b
     self._shapes, self._vocabulary_sha256 = shapes, vocabulary_sha256
-    # State of each folder that cannot be served: it is read, and a warning is
-    # logged, only once.
+    # State of each folder that cannot be served: the folder is read, and a
+    # warning is logged, only once per state.
     self._skipped: dict[str, _State] = {}
 
   def find(self) -> Checkpoint | None:
-    """Returns the newest whole checkpoint if it is not the one of last time.
+    """Returns the newest whole checkpoint if it is not the last one returned.
 
-    Its files are held open, so that it can be read when training has removed
-    it.
+    Its files are held open, so that they can be read after training has removed
+    the checkpoint.
     """
     for path in reversed(checkpoint_folders(self._model_dir)):
       state = _state_of(path)
@@ -63,7 +63,7 @@ class NewerCheckpoint:
         found = read_and_hold(path)
         check_same_model(found, self._shapes, self._vocabulary_sha256)
       except RemovedCheckpointError:
-        return None  # what is newest now is found next time
+        return None  # the next call finds the checkpoint that is newest then
       except (DamagedCheckpointError, UserError) as error:
         self._skipped[path] = state
         _logger.warning(f"{path} is not served: {error}")

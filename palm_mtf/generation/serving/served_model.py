@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Model behind an endpoint: its name, limits and defaults."""
+"""The model that a server offers: its name, limits and defaults."""
 
 import dataclasses
 import functools
@@ -23,15 +23,15 @@ from palm_mtf.generation.serving.completion_request import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServedModel:
-  """What requests are checked against and filled up with.
+  """The limits that requests are checked against, and their defaults.
 
   Attributes:
     name: name that clients give.
     vocabulary: vocabulary of the model.
-    decode: settings of sampling that a request does not say.
+    decode: settings of sampling of a request that leaves them out.
     activation_dtype: dtype that the model computes in.
-    sample_tokens: max_tokens of a request that does not say it.
-    seed: seed of a request that does not say it.
+    sample_tokens: max_tokens of a request that leaves it out.
+    seed: seed of a request that leaves it out.
     start_id: token before every text.
     sequence_length: tokens of a prompt and its completion at most.
     most_rows: completions of a client at once, running and waiting.
@@ -97,16 +97,16 @@ class ServedModel:
     Args:
       asked: the completion that the client asks for.
       client: who asks.
-      changed: called, by another thread, when a row has more.
+      changed: called, by another thread, when a row has more tokens.
 
     Raises:
-      UserError: a prompt leaves no room for its completion, or has an id that
-        is no token's.
+      UserError: a prompt leaves no room for its completion, or has an id of no
+        token.
     """
     request = object()
     rows = [
-      self._row(asked, prompt, sample, client, request, changed)
-      for prompt in self._encoded(asked)
+      self._make_row(asked, prompt, sample, client, request, changed)
+      for prompt in self._encode(asked)
       for sample in range(asked.n)
     ]
     return [
@@ -114,16 +114,16 @@ class ServedModel:
       for index, row in enumerate(rows)
     ]
 
-  def _encoded(self, asked: CompletionRequest) -> list[Sequence[int]]:
+  def _encode(self, asked: CompletionRequest) -> list[Sequence[int]]:
     texts = [x for x in asked.prompts if isinstance(x, str)]
-    # To encode a text of a megabyte takes seconds.
+    # Encoding a text of a megabyte takes seconds.
     longest = max(map(len, texts), default=0)
     if longest > self.most_characters:
       raise UserError(
         f"prompt: is {longest:,} characters, more than SEQUENCE_LENGTH = "
         f"{self.sequence_length:,} tokens can hold: shorten it."
       )
-    # In this thread: to start others takes longer than to encode a prompt.
+    # In this thread: starting threads takes longer than encoding a prompt.
     encoded = iter(self.vocabulary.encode_arrays(texts, 1) if texts else [])
     prompts = [
       [self.start_id, *next(encoded).tolist()]
@@ -144,7 +144,7 @@ class ServedModel:
         )
     return prompts
 
-  def _row(
+  def _make_row(
     self,
     asked: CompletionRequest,
     prompt: Sequence[int],
@@ -153,7 +153,7 @@ class ServedModel:
     request: object,
     changed: Callable[[], None],
   ) -> Row:
-    tells = asked.logprobs is not None
+    wants_log_probs = asked.logprobs is not None
     return Row(
       prompt=prompt,
       max_tokens=asked.max_tokens,
@@ -161,9 +161,9 @@ class ServedModel:
       temperature=asked.temperature,
       top_k=asked.top_k,
       top_p=asked.top_p,
-      wants_log_probs=tells,
-      scores_prompt=tells and asked.echo and len(prompt) > 1,
-      # To wake up for every token costs more than a step of a small model.
+      wants_log_probs=wants_log_probs,
+      scores_prompt=wants_log_probs and asked.echo and len(prompt) > 1,
+      # Waking up for every token costs more than a step of a small model.
       is_watched=asked.stream or bool(asked.stop),
       deadline=time.monotonic() + self.most_secs,
       client=client,

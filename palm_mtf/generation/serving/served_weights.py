@@ -11,8 +11,8 @@ from palm_mtf._tf import tf
 from palm_mtf.checkpoints.manifest import Checkpoint
 from palm_mtf.config import MeshLayout, PalmConfig
 from palm_mtf.errors import UserError
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
-from palm_mtf.generation.inference.prompt_scorer import PromptScorer
+from palm_mtf.generation.inference.scorer import Scorer
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 from palm_mtf.generation.inference.slot_decoder import Chosen, SlotDecoder
 
 _logger = logging.getLogger(__name__)
@@ -21,7 +21,10 @@ _logger = logging.getLogger(__name__)
 class ServedWeights:
   """Weights of one checkpoint at a time, as a context manager that frees them.
 
-  Attributes: see batcher.Engine.
+  Attributes:
+    decoder: decoder of the slots; None before the first checkpoint.
+    step: training step of the checkpoint.
+    created: time of the checkpoint, in seconds since 1970.
   """
 
   def __init__(
@@ -33,7 +36,7 @@ class ServedWeights:
     num_tokens: int,
     num_slots: int,
   ):
-    """Takes what all checkpoints have in common.
+    """Keeps the settings that all checkpoints share.
 
     Args:
       model: the architecture.
@@ -46,7 +49,7 @@ class ServedWeights:
     self._num_tokens, self._num_slots = num_tokens, num_slots
     self._checkpoint: Checkpoint | None = None
     self._loaded: LoadedDecoder | None = None
-    self._scorer: PromptScorer | None = None
+    self._scorer: Scorer | None = None
     self.decoder: SlotDecoder | None = None
     self.step = self.created = 0
 
@@ -66,7 +69,7 @@ class ServedWeights:
     self._loaded = LoadedDecoder(
       checkpoint, self._model, self._mesh, self._weight_dtype, for_steps=True
     )
-    self._scorer = PromptScorer(self._loaded)
+    self._scorer = Scorer(self._loaded)
     try:
       self.decoder = SlotDecoder(
         self._loaded, self._num_tokens, self._num_slots
@@ -84,7 +87,7 @@ class ServedWeights:
       self.created = int(time.time())
 
   def replace(self, checkpoint: Checkpoint) -> None:
-    """Loads a newer checkpoint; the one before again if that fails."""
+    """Loads a newer checkpoint; if that fails, loads the one before again."""
     before = self._checkpoint
     try:
       self.load(checkpoint)
@@ -96,10 +99,10 @@ class ServedWeights:
 
   def score(self, ids: Sequence[int]) -> list[Chosen]:
     """Returns log p of the tokens of a prompt, but the first."""
-    return self._scorer.score(ids)
+    return self._scorer.score_prompt(ids)
 
   def _free(self) -> None:
-    # No reference may stay: the weights are freed with the session.
+    # No reference may remain, so that the weights are freed with the session.
     if self._loaded:
       self._loaded.session.close()
     self._loaded = self._scorer = self.decoder = None

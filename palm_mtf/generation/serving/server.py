@@ -12,7 +12,7 @@ from aiohttp import web
 
 from palm_mtf.errors import UserError
 from palm_mtf.generation.serving.access import Access
-from palm_mtf.generation.serving.batcher import Batcher
+from palm_mtf.generation.serving.batcher import Batcher, Counters
 from palm_mtf.generation.serving.completions import (
   CLIENT,
   Completions,
@@ -22,9 +22,11 @@ from palm_mtf.generation.serving.connections import (
   Connections,
   raise_connection_limit,
 )
-from palm_mtf.generation.serving.counters import Counters
-from palm_mtf.generation.serving.refusal import RefusalError, json_response
-from palm_mtf.generation.serving.request_body import MOST_BODY_BYTES
+from palm_mtf.generation.serving.messages import (
+  MOST_BODY_BYTES,
+  RefusalError,
+  json_response,
+)
 from palm_mtf.generation.serving.served_model import ServedModel
 from palm_mtf.machine.stop_signals import handled_signals
 
@@ -35,7 +37,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-  """Serves one model until a signal; outside of the main thread for ever."""
+  """Serves one model until a signal; outside of the main thread forever."""
 
   def __init__(
     self,
@@ -50,7 +52,7 @@ class Server:
       model: model, limits and defaults.
       batcher: batch, which the server runs in a thread.
       counters: counts of the batcher.
-      access: who is answered.
+      access: conditions that requests must meet.
     """
     self._model, self._batcher, self._counters = model, batcher, counters
     self._access = access
@@ -64,11 +66,11 @@ class Server:
   ) -> str:
     """Serves until a signal, and then until the last answer is sent.
 
-    A second signal gives up what is under way.
+    A second signal gives up the answers that are unfinished.
 
     Args:
       listening: socket that listens.
-      ready: called once, when a signal stops the server as described here.
+      ready: called once, as soon as a signal stops the server in this way.
 
     Returns:
       Name of the signal, such as "SIGTERM"; "" where the batch failed.
@@ -78,7 +80,7 @@ class Server:
       loop.add_signal_handler(number, self.stop, number.name)
     # A handler whose client went away is cancelled, and its rows with it.
     runner = web.AppRunner(
-      self._app(),
+      self._make_app(),
       handler_cancellation=True,
       shutdown_timeout=self._model.most_secs + 1,
     )
@@ -94,21 +96,21 @@ class Server:
     accepting.cancel()
     await asyncio.wait([accepting])
     listening.close()
-    await runner.cleanup()  # waits for the answers that are under way
+    await runner.cleanup()  # waits for unfinished answers
     self._batcher.stop()
     await asyncio.to_thread(thread.join)
     return self._signal
 
-  def _app(self) -> web.Application:
+  def _make_app(self) -> web.Application:
     app = web.Application(
-      client_max_size=MOST_BODY_BYTES, middlewares=[self._counted]
+      client_max_size=MOST_BODY_BYTES, middlewares=[self._count]
     )
     app.add_routes(
       [
         web.get(_HEALTH, self._health),
         web.get("/metrics", self._metrics),
         web.get("/v1/models", self._models),
-        web.get("/v1/models/{name}", self._described),
+        web.get("/v1/models/{name}", self._model_page),
         web.post("/v1/completions", self._completions.answer),
       ]
     )
@@ -120,15 +122,15 @@ class Server:
       loop.call_soon_threadsafe(self._stopped.set)
 
   def stop(self, signal_name: str) -> None:
-    """Stops serving; a second time gives up what is under way."""
-    # SIGHUP may come twice of itself, where a terminal closes.
+    """Stops serving; a second call gives up unfinished answers."""
+    # A terminal that closes may send SIGHUP twice.
     if self._signal and signal_name != "SIGHUP":
       self._batcher.give_up()
     self._signal = self._signal or signal_name
     self._stopped.set()
 
   @web.middleware
-  async def _counted(
+  async def _count(
     self, request: web.Request, handler: _Handler
   ) -> web.StreamResponse:
     start, status = time.monotonic(), _CLIENT_LEFT
@@ -137,7 +139,7 @@ class Server:
       response = await self._answer(request, handler)
       status = response.status
       return response
-    except Exception:  # is ours; aiohttp logs it
+    except Exception:  # our own fault; aiohttp logs it
       status = 500
       raise
     finally:
@@ -149,22 +151,22 @@ class Server:
     self, request: web.Request, handler: _Handler
   ) -> web.StreamResponse:
     try:
-      response = await self._checked(request, handler)
+      response = await self._check_and_handle(request, handler)
       async with asyncio.timeout(self._model.most_secs):
         await response.prepare(request)
         await response.write_eof()
       return response
-    except (ConnectionError, TimeoutError):  # of a client that does not read
+    except (ConnectionError, TimeoutError):  # the client does not read
       if request.transport:
         request.transport.abort()
       return web.Response(status=_CLIENT_LEFT)
 
-  async def _checked(
+  async def _check_and_handle(
     self, request: web.Request, handler: _Handler
   ) -> web.StreamResponse:
     try:
       self._access.check_host(request)
-      # Whoever watches over the process needs no key.
+      # A program that monitors this server needs no key.
       if request.path != _HEALTH:
         request[CLIENT] = self._access.client(request)
       return await handler(request)
@@ -184,12 +186,12 @@ class Server:
     return web.Response(text=self._counters.page())
 
   async def _models(self, unused_request: web.Request) -> web.Response:
-    return json_response({"object": "list", "data": [self._listed()]})
+    return json_response({"object": "list", "data": [self._describe_model()]})
 
-  async def _described(self, request: web.Request) -> web.Response:
+  async def _model_page(self, request: web.Request) -> web.Response:
     check_name(self._model, request.match_info["name"])
-    return json_response(self._listed())
+    return json_response(self._describe_model())
 
-  def _listed(self) -> dict:
+  def _describe_model(self) -> dict:
     engine = self._batcher.engine
     return self._model.described(step=engine.step, created=engine.created)

@@ -53,7 +53,8 @@ def tpu_devices(
     jobs: job name of each pod; None is this process.
     client: TensorFlow's name of the client's CPU.
   """
-  # The mesh's last axis, which moves most, gets a box of neighbouring chips.
+  # The mesh's last axis carries the most traffic, so its chips are a box of
+  # neighbours.
   model_size = list(mesh.axes.values())[-1]
   coordinates = [[x] for x in chips_of_replicas(where, model_size)]
   assignments = [

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.mesh.call_stacks import one_call_stack
 from palm_mtf.mesh.exchange import Exchange, sum_in_order
-from palm_mtf.mesh.slices import Slice, initialized
+from palm_mtf.mesh.slices import Slice, initialize_all
 from palm_mtf.mesh.tpu.placement import TpuPlacement
 from palm_mtf.mesh.tpu.stacked_variables import in_stacks
 
@@ -97,8 +96,8 @@ class TpuLowering:
       with placement.in_round(rounds, i * rounds_per_step + last):
         return _packed(_Program(mesh, placement, wanted), tensors)
 
-    # All that a step needs is on the devices: rows and numbers of all rounds
-    # came with the call, found numbers go back at its end.
+    # All inputs of a step are on the devices: rows and numbers of all rounds
+    # come with the call, and results go back at its end.
     def computation() -> tuple[list[tf.Tensor], tf.Operation]:
       steps_here = placement.fed([num_steps] * placement.size)
 
@@ -130,7 +129,7 @@ class TpuLowering:
   @property
   def initialize(self) -> tf.Operation:
     """Sets every slice to its first value."""
-    return initialized(self.slices)
+    return initialize_all(self.slices)
 
   def _run(
     self,
@@ -205,7 +204,7 @@ class TpuLowering:
       # all-reduce within the pod, if a sum is pending
       laid_out = [lowering.tensors[x].to_laid_out_tensor() for x in terms]
       parts = [x.one_slice for x in laid_out]
-      # Each message has a price of its own: terms that are alike go together.
+      # Each message has its own price, so terms that are alike go together.
       alike = collections.defaultdict(list)
       for i, part in enumerate(parts):
         alike[part.dtype, *part.shape.as_list()].append(i)
@@ -244,7 +243,7 @@ class _Program(mtf.Lowering):
       rows = tf.unstack(placement.fed(each.stacks))
       totals |= zip(each.exchanges, rows, strict=True)
     for operation in _needed(wanted):
-      with tf.name_scope(operation.name), one_call_stack():
+      with tf.name_scope(operation.name):
         if isinstance(operation, Exchange):
           total = placement.LaidOutTensor([totals[operation]])
           operation.lower_sum(self, total)

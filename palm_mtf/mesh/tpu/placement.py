@@ -16,13 +16,13 @@ import numpy as np
 
 from palm_mtf._tf import gen_xla_ops, mtf, tf, tpu_ops
 from palm_mtf.config import MeshLayout
-from palm_mtf.mesh.collectives import (
+from palm_mtf.mesh.placement import (
   ALL_GATHER,
   ALL_REDUCE,
   REDUCE_SCATTER,
+  Lowering,
   collective_scope,
 )
-from palm_mtf.mesh.placement import Lowering
 from palm_mtf.mesh.slices import Slice, cpu_near
 from palm_mtf.mesh.tpu.stacked_variables import (
   Stack,
@@ -36,7 +36,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
   """`Placement` of a pod on TPUs.
 
   Attributes:
-    cpus: CPU beside each device.
+    cpus: CPU next to each device.
     lower: makes the lowering of a graph whose meshes are placed like this one.
   """
 
@@ -100,12 +100,12 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
     Args:
       computation: builds one device's part; returns tensors, and operations
-        that are run beside them.
+        that are run with them.
 
     Returns:
       [tensors][devices], and the program as one operation.
     """
-    self._pnum_tensor = None  # each computation has inputs of its own
+    self._pnum_tensor = None  # each computation has its own inputs
     self._fed_rounds = {}
     job, _, _ = self.cpu.rpartition("/task:")
 
@@ -146,7 +146,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     """
     num = len(values)
 
-    # Variables are carried beside the values, as whole stacks: a round begins
+    # Variables are carried next to the values, as whole stacks: a round begins
     # with what the last one left, and the program reads and writes them once.
     def of_round(*carried: tf.Tensor) -> list[tf.Tensor]:
       for stack, whole in zip(self._stacks, carried[num:], strict=True):
@@ -212,7 +212,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
     return tf.gather(self._fed_rounds[tf_x.name], self._index)
 
   def _cut_and_fed(self, tf_x: tf.Tensor, shape: mtf.Shape) -> tf.Tensor:
-    """Cuts by the last dimensions, whose sizes are those of `shape`."""
+    """Cuts along the last dimensions, which have the sizes of `shape`."""
     before = tf_x.shape.as_list()[: tf_x.shape.ndims - shape.ndims]
     size = before + self.slice_shape(shape)
     begins = [

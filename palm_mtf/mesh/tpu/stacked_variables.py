@@ -62,7 +62,7 @@ class Stack:
     Args:
       variables: variables that are alike in shape, dtype and initializer.
       mesh_impl: placement of their mesh.
-      hosts: CPU beside each device.
+      hosts: CPU next to each device.
     """
     names = [each.name for each in variables]
     self.name = names[0]

@@ -15,12 +15,13 @@ from palm_mtf.cluster.client.local_servers import PodServers
 from palm_mtf.cluster.client.recovery import PodRecovery
 from palm_mtf.config import PodsConfig
 from palm_mtf.errors import UserError
-from palm_mtf.training import finite_check, loop, replica_check
+from palm_mtf.training import loop, session
+from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
 from tests import runs
 from tests.cluster.client.local_servers_test import servers_of
 from tests.cluster.served import Served
 from tests.mtf_testing import SINGLE, small_config
-from tests.training.finite_check_test import plant
+from tests.training.variable_checks_test import plant
 
 SETTINGS = {
   "GLOBAL_BATCH_SIZE": 6,
@@ -138,10 +139,9 @@ LOCAL = {
   "POD_TIMEOUT_SECS": 8.0,
   "PROMPTS": [],
 }
-CHECK = replica_check.ReplicaCheck
 PHASES = {
-  "while its variables were set": (loop, "TrainStep", 1),
-  r"while pods were compared after step \d+": (CHECK, "check", 3),
+  "while its variables were set": (session, "TrainStep", 1),
+  r"while pods were compared after step \d+": (ReplicaCheck, "check", 3),
   r"while step \d+ was saved": (variables.WeightsCopier, "copy", 2),
   # Whichever call is the first to need the server.
   r"(while a checkpoint was written|in step \d+|while step \d+ was saved|"
@@ -194,7 +194,7 @@ def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
 ):
   assert runs.run("train", corpus, tmp_path, PROMPTS=[]) == 0
   plant(tmp_path, "embedding", (7, 3), float("nan"))
-  killing(monkeypatch, finite_check.FiniteCheck, "error_of_step", 1)
+  killing(monkeypatch, FiniteCheck, "error_of_step", 1)
   settings = {**LOCAL, "TRAIN_STEPS": 14}
   assert runs.run("train", corpus, tmp_path, **settings) == 2
   line = capsys.readouterr().err.splitlines()[-1]

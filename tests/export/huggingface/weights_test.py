@@ -22,8 +22,8 @@ from palm_mtf.export.huggingface.config_json import (
 from palm_mtf.export.huggingface.tensor_files import TensorFiles
 from palm_mtf.export.huggingface.weights import (
   check_tensors,
-  exported,
-  imported,
+  import_parameters,
+  tensor_reader,
   tensor_shapes,
 )
 from tests import oracle
@@ -58,7 +58,7 @@ def _parameters(model) -> dict[str, np.ndarray]:
 
 
 def _export(model, params) -> dict[str, np.ndarray]:
-  read = exported(model, architecture_of(model), params.__getitem__)
+  read = tensor_reader(model, architecture_of(model), params.__getitem__)
   return {name: read(name) for name in tensor_shapes(model)}
 
 
@@ -175,7 +175,7 @@ def test_what_is_exported_is_imported_bit_for_bit(changes):
   params = _parameters(model)
   config, tensors = _config_json(model), _export(model, params)
   architecture, again, packing = parse_config(config, "folder")
-  found = imported(again, architecture, tensors.__getitem__)
+  found = import_parameters(again, architecture, tensors.__getitem__)
   assert packing == "joined"
   assert parameter_shapes(again) == parameter_shapes(model)
   assert found.keys() == params.keys()

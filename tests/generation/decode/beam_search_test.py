@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.beam_search import (
-  BeamSettings,
-  advance,
-  first_state,
-)
+from palm_mtf.generation.decode.beam_search import BeamSearch
 
 VOCAB, EOD, MAX_TOKENS = 4, 1, 4
 PROMPTS = 3
@@ -33,9 +29,9 @@ def log_softmax(x):
   return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def search(tables, num_beams, length_penalty):
+def run_search(tables, num_beams, length_penalty):
   """Returns tokens [prompts, beams, max_tokens] and scores [prompts, beams]."""
-  settings = BeamSettings(
+  search = BeamSearch(
     num_beams=num_beams,
     length_penalty=length_penalty,
     max_tokens=MAX_TOKENS,
@@ -43,13 +39,13 @@ def search(tables, num_beams, length_penalty):
     num_tokens=VOCAB,
   )
   with tf.Graph().as_default(), tf.Session() as session:
-    state = first_state(PROMPTS, settings)
+    state = search.first_state(PROMPTS)
     last = tf.fill([PROMPTS * num_beams], VOCAB)
     prompt = tf.repeat(tf.range(PROMPTS), num_beams)
     for place in range(MAX_TOKENS):
       logits = tf.gather_nd(tables, tf.stack([prompt, last], -1))
-      state, last, _ = advance(state, logits, tf.constant(place), settings)
-    _, _, scores, tokens, _ = session.run(state)
+      state, last, _ = search.advance(state, logits, tf.constant(place))
+    *_, scores, tokens = session.run(state)
   return tokens, scores
 
 
@@ -74,7 +70,7 @@ def test_a_wide_search_finds_the_best_of_all_texts_in_order(
 ):
   models = tables(seed)
   width = 3 ** (MAX_TOKENS - 1)  # as many prefixes can live
-  tokens, scores = search(models, width, length_penalty)
+  tokens, scores = run_search(models, width, length_penalty)
   for prompt, table in enumerate(models):
     ranked = sorted(
       all_texts(), key=lambda t: score(table, t, length_penalty), reverse=True
@@ -105,7 +101,7 @@ def beam_search(table, num_beams, length_penalty):
 @pytest.mark.parametrize("num_beams", [1, 2, 3])
 def test_a_narrow_search_keeps_the_beams_that_it_should(num_beams):
   models = tables(seed=2)
-  tokens, _ = search(models, num_beams, 0.6)
+  tokens, _ = run_search(models, num_beams, 0.6)
   for prompt, table in enumerate(models):
     for row, text in enumerate(beam_search(table, num_beams, 0.6)):
       expected = [*text, *[EOD] * (MAX_TOKENS - len(text))]

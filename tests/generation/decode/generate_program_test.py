@@ -8,12 +8,12 @@ import pytest
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
 from palm_mtf.generation.decode.generate_program import (
-  build_decode_model,
+  PromptBatch,
   build_decode_program,
 )
-from palm_mtf.generation.decode.sampling import next_tokens
+from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
 from palm_mtf.generation.decode.slot_program import SlotPrograms
-from palm_mtf.generation.decode.strategies import PromptBatch
+from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.native.operations import operations
 from tests import oracle
 from tests.decode_testing import EOD, Recomputed, decode
@@ -105,7 +105,11 @@ def recomputed_samples(recomputed, settings):
     logits = tf.placeholder(tf.float32, [1, vocab])
     seen = tf.placeholder(tf.bool, [1, vocab])
     key, place = tf.placeholder(tf.int32, [1, 2]), tf.placeholder(tf.int32, [])
-    token = next_tokens(logits, seen, key, place, settings, vocab)
+    given = SamplingSettings(
+      *(settings.temperature, settings.top_k, settings.top_p),
+      settings.repetition_penalty,
+    )
+    token = next_tokens(logits, seen, key, place, given, vocab)
     draw = session.make_callable(token, [logits, seen, key, place])
     texts = []
     for row, prompt in enumerate(PROMPTS):
@@ -152,7 +156,9 @@ def test_xla_compiles_nothing_of_what_is_in_c(settings, weight_dtype):
     slots = SlotPrograms(model, num_slots=2, num_slices=1)
     slots.insert(4)
     for wants in (False, True):
-      slots.step(2, num_tokens=25, wants_log_probs=wants)
+      slots.step(
+        *(2, 25), is_greedy=wants, has_limits=wants, wants_log_probs=wants
+      )
     assert not graph.as_graph_def().library.function
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from palm_mtf._tf import tf
 from palm_mtf.config import DecodeConfig
-from palm_mtf.generation.decode.sampling import next_tokens
+from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
 
 VOCAB, NUM_TOKENS, DRAWS = 12, 10, 4000
 LOGITS = np.random.default_rng(5).normal(size=VOCAB).astype(np.float32) * 2
@@ -25,7 +25,10 @@ def draw(logits, config, *, keys=None, place=0, seen=None):
         tf.constant(np.zeros([rows, VOCAB], bool) if seen is None else seen),
         tf.constant(np.asarray(keys, np.int32)),
         tf.constant(place),
-        config,
+        SamplingSettings(
+          *(config.temperature, config.top_k, config.top_p),
+          config.repetition_penalty,
+        ),
         NUM_TOKENS,
       )
     )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from palm_mtf._tf import tf
-from palm_mtf.generation.decode.generate_program import build_decode_model
 from palm_mtf.generation.decode.score_program import build_score_program
+from palm_mtf.generation.decode.weights import build_decode_model
 from palm_mtf.mesh.session import session_config
 from tests import oracle
 from tests.mtf_testing import (

@@ -17,8 +17,8 @@ import pytest
 from palm_mtf.config import DecodeConfig, MeshLayout, PalmConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
-from palm_mtf.generation.inference.decoder_session import LoadedDecoder
 from palm_mtf.generation.inference.generator import Generator
+from palm_mtf.generation.inference.sessions import LoadedDecoder
 from tests import oracle
 from tests.decode_testing import save_checkpoint
 from tests.mtf_testing import SINGLE

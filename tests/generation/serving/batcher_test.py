@@ -3,6 +3,7 @@
 """Rows join and leave while others go on, over a decoder that counts up."""
 
 import contextlib
+import dataclasses
 import threading
 import time
 import types
@@ -11,8 +12,13 @@ import numpy as np
 import pytest
 
 from palm_mtf.generation.inference.slot_decoder import Chosen
-from palm_mtf.generation.serving.batcher import Batcher, FullError, Row
-from palm_mtf.generation.serving.counters import Counters
+from palm_mtf.generation.serving.batcher import (
+  Batcher,
+  Counters,
+  FullError,
+  Row,
+  WaitingRows,
+)
 from tests.generation.serving.live_server import Weights
 
 EOD, SLOTS, MOST_WAITING = 1, 2, 3
@@ -25,7 +31,7 @@ class Counting:
     clock: seconds, which pass with what the decoder does.
   """
 
-  num_slots, sequence_length, has_long_calls = SLOTS, 10**6, True
+  num_slots, sequence_length = SLOTS, 10**6
 
   def __init__(self):
     self.clock = 0.0
@@ -341,16 +347,6 @@ def test_a_call_for_some_rows_stays_within_the_room_of_all(run):
   assert len(telling.chosen) == 10 and len(plain.chosen) == 45
 
 
-def test_without_long_calls_all_rows_have_each_step_together(run):
-  run.decoder.has_long_calls = False
-  rows = [run.row(10, max_tokens=9, tells=True), run.row(20, max_tokens=9)]
-  run.batcher.submit(rows)
-  run.thread.start()
-  run.end()
-  assert run.decoder.asked[:9] == [(True, 1)] * 9
-  assert len(run.decoder.asked) <= 10
-
-
 @pytest.mark.parametrize(
   ("scores", "client", "shares"),
   [(True, "client", True), (False, "other", True), (False, "client", False)],
@@ -430,3 +426,80 @@ def test_a_stop_does_not_load_new_weights_for_nobody(run):
   run.thread.start()
   run.end()
   assert run.batcher.failure is None
+
+
+@dataclasses.dataclass(eq=False)
+class Waiting:
+  client: str
+  request: str
+  ended: str = ""
+
+
+def waiting(*requests):
+  """Returns the rows of (client, request, how many), in this order."""
+  rows = WaitingRows()
+  for client, request, count in requests:
+    rows.add([Waiting(client, request) for _ in range(count)])
+  return rows
+
+
+def served(rows, num_slots, length=1):
+  """Returns the requests in the order of their slots, freed in that order.
+
+  A row has its slot for `length` turns of other rows.
+  """
+  in_slots, order = [], []
+  while len(rows):
+    row = rows.take(in_slots)
+    order.append(row.request)
+    in_slots.append(row)
+    if len(in_slots) == num_slots:
+      in_slots.pop(0)
+  return "".join(order)
+
+
+def test_clients_take_turns_for_one_slot():
+  rows = waiting(("a", "1", 4), ("b", "2", 2), ("c", "3", 1))
+  assert served(rows, 1) == "1231211"
+
+
+def test_requests_of_a_client_take_turns():
+  rows = waiting(("a", "1", 5), ("a", "2", 1), ("a", "3", 2))
+  assert served(rows, 1) == "12313111"
+
+
+def test_a_client_with_many_requests_has_no_more_turns_than_others():
+  rows = waiting(("a", "1", 1), ("a", "2", 1), ("a", "3", 1), ("b", "4", 3))
+  assert served(rows, 1) == "142434"
+
+
+def test_a_free_slot_goes_to_the_client_with_the_fewest_slots():
+  rows = waiting(("a", "1", 9), ("b", "2", 9))
+  in_slots = [Waiting("a", "0") for _ in range(3)]
+  for expected in "222":
+    in_slots.append(rows.take(in_slots))
+    assert in_slots[-1].request == expected
+  assert {rows.take(in_slots).request, rows.take(in_slots).request} == {
+    "1",
+    "2",
+  }
+
+
+def test_a_newcomer_is_behind_those_that_wait_but_before_their_next_turn():
+  rows = waiting(("a", "1", 3), ("b", "2", 3))
+  first = rows.take([])
+  rows.add([Waiting("c", "3")])
+  assert first.request + served(rows, 1) == "1213212"
+
+
+def test_ended_rows_leave_and_are_not_counted():
+  rows = waiting(("a", "1", 2), ("b", "2", 1))
+  first, *_ = rows
+  first.ended = "cancelled"
+  assert (len(rows), rows.count("a")) == (3, 2)
+  rows.remove_ended()
+  assert (len(rows), rows.count("a"), rows.count("none")) == (2, 1, 0)
+  for row in rows:
+    row.ended = "time"
+  rows.remove_ended()
+  assert len(rows) == 0 and not list(rows)

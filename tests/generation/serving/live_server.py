@@ -15,8 +15,7 @@ from palm_mtf.config import DecodeConfig
 from palm_mtf.data.vocabulary.training import train_vocabulary
 from palm_mtf.data.vocabulary.vocabulary import Vocabulary
 from palm_mtf.generation.inference.slot_decoder import Chosen
-from palm_mtf.generation.serving.batcher import Batcher
-from palm_mtf.generation.serving.counters import Counters
+from palm_mtf.generation.serving.batcher import Batcher, Counters
 from palm_mtf.generation.serving.served_model import ServedModel
 from tests import strict_json
 
@@ -40,7 +39,7 @@ class Repeating:
     may_step: is set where steps are made.
   """
 
-  num_slots, sequence_length, has_long_calls = 4, 32, True
+  num_slots, sequence_length = 4, 32
 
   def __init__(self, log_prob=-1.0):
     self.log_prob = log_prob

@@ -23,11 +23,12 @@ from palm_mtf.mesh.processes import Process
 from palm_mtf.mesh.session import session_config
 from palm_mtf.mesh.slices import names_of
 from palm_mtf.mesh.tpu.devices import tpu_devices, tpu_topology
-from palm_mtf.mesh.traffic import needed, traffic
 from palm_mtf.programs.features import HostFeatures
 from palm_mtf.programs.train_program import build_train_program
-from palm_mtf.training.finite_check import build_finite_check
-from palm_mtf.training.replica_check import build_fingerprints
+from palm_mtf.training.variable_checks import (
+  build_fingerprints,
+  build_finite_check,
+)
 from tests.mtf_testing import (
   LAYOUTS,
   PALM_OPTIMIZER,
@@ -36,6 +37,7 @@ from tests.mtf_testing import (
   small_config,
 )
 from tests.tpu_simulation import counts, in_tpu_program, simulated
+from tools.traffic import needed, traffic
 
 TWO_D = LAYOUTS["PaLM's 2D"]
 ALL = LAYOUTS["all over data and model"]

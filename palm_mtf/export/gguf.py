@@ -1,0 +1,283 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""--format=gguf: one file that llama.cpp loads.
+
+  command-r   BLOCK = "parallel", NORM = "layer_norm"
+  granite     BLOCK = "serial", NORM = "rms_norm"
+
+In both architectures of llama.cpp, kernels are [outputs, inputs], and the
+rotary embedding rotates neighbouring numbers of a head. The tokenizer is
+llama.cpp's "llama", which merges the neighbours whose piece has the best score,
+as SentencePiece does in byte-pair encoding, and falls back to bytes. It takes a
+U+2581 of a text for a space, as SentencePiece does, where vocabulary.py writes
+its three bytes.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from palm_mtf.config import PalmConfig
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.export.huggingface.config_json import (
+  COHERE,
+  GRANITE,
+  NORM_EPSILON,
+  ROTARY_BASE,
+  architecture_of,
+)
+from palm_mtf.export.huggingface.tokenizer import read_pieces, why_not_exact
+from palm_mtf.export.huggingface.weights import (
+  FINAL_NORM,
+  tensor_reader,
+  tensor_shapes,
+)
+from palm_mtf.export.trained_model import Reader, TrainedModel
+
+Value = bool | int | float | str | list
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Number of a file most of whose weights have a dtype.
+_FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7}
+_GGUF_NAMES = {"float32": "F32", "float16": "F16", "q8_0": "Q8_0"}
+# Numbers of a row in q8_0 that share a float16 scale: the largest over 127.
+_BLOCK, _LARGEST_INT8 = 32, np.float32(127)
+_ARCHITECTURES = {COHERE: "command-r", GRANITE: "granite"}
+# llama.cpp expects norms of q and k in a command-r of so many layers.
+_LAYERS_OF_COMMAND_R_PLUS = 64
+_IN_LAYER = {
+  "input_layernorm": "attn_norm",
+  "post_attention_layernorm": "ffn_norm",
+  "self_attn.q_proj": "attn_q",
+  "self_attn.k_proj": "attn_k",
+  "self_attn.v_proj": "attn_v",
+  "self_attn.o_proj": "attn_output",
+  "mlp.gate_proj": "ffn_gate",
+  "mlp.up_proj": "ffn_up",
+  "mlp.down_proj": "ffn_down",
+}
+_UNUSED = 5  # type of a token; the other types' numbers are SentencePiece's
+
+
+class GgufFile:
+  """A model of llama.cpp with the tokenizer inside (a `Format`)."""
+
+  subfolder = ""
+
+  def __init__(self, trained: TrainedModel, dtype: str):
+    """Raises UserError if llama.cpp has no such model or tokenizer.
+
+    Args:
+      trained: the model.
+      dtype: dtype of the weights; a tensor that it cannot hold has float16 or
+        float32.
+    """
+    model, vocabulary = trained.model, trained.vocabulary
+    self._model, self._dtype = model, dtype
+    self._metadata = model_metadata(model, dtype)
+    check_vocabulary(vocabulary)
+    self._metadata |= vocabulary_metadata(
+      vocabulary, start_id=trained.start_id, vocab_size=model.vocab_size
+    )
+    self._shapes = tensor_shapes(model)
+    self.num_bytes = sum(
+      _count_bytes(shape, _dtype_of(shape, dtype))
+      for shape in self._shapes.values()
+    )
+    name = self._metadata["general.architecture"]
+    self.kind = f"a {name} in {dtype}"
+
+  def write(self, path: str, read: Reader) -> None:
+    """Writes the file; see `Format`."""
+    # Both architectures of llama.cpp rotate neighbours, as Cohere does.
+    read = tensor_reader(self._model, COHERE, read)
+    write_gguf(path, self._metadata, self._shapes, self._dtype, read)
+
+
+def write_gguf(
+  path: str,
+  metadata: Mapping[str, Value],
+  shapes: Shapes,
+  dtype: str,
+  read: Callable[[str], np.ndarray],
+) -> None:
+  """Writes a file, holding one tensor at a time.
+
+  Args:
+    path: path of the file.
+    metadata: value of every key.
+    shapes: shape of every tensor, by its name in transformers.
+    dtype: dtype of the weights.
+    read: returns a tensor by its name in transformers, float32.
+
+  Raises:
+    UserError: a number is beyond float16.
+  """
+  from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
+
+  writer = GGUFWriter(path, metadata["general.architecture"])
+  for key, value in metadata.items():
+    is_int = type(value) is int
+    kind = GGUFValueType.UINT32 if is_int else GGUFValueType.get_type(value)
+    if key != "general.architecture":  # which the writer has added
+      writer.add_key_value(key, value, kind)
+  dtypes = {name: _dtype_of(shape, dtype) for name, shape in shapes.items()}
+  types = {k: GGMLQuantizationType[_GGUF_NAMES[x]] for k, x in dtypes.items()}
+  for name, shape in shapes.items():
+    num_bytes = _count_bytes(shape, dtypes[name])
+    writer.add_tensor_info(
+      gguf_name(name), shape, np.dtype(np.float32), num_bytes, types[name]
+    )
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_ti_data_to_file()
+  for name in shapes:
+    x = np.ascontiguousarray(read(name), np.float32)
+    _check_range(x, dtypes[name], gguf_name(name))
+    writer.write_tensor_data(quants.quantize(x, types[name]))
+  writer.close()
+
+
+def _dtype_of(shape: tuple[int, ...], wanted: str) -> str:
+  """Returns the dtype of a tensor in a file that is mostly of one dtype."""
+  if len(shape) == 1:  # scales of norms, which llama.cpp reads only in float32
+    return "float32"
+  return "float16" if wanted == "q8_0" and shape[-1] % _BLOCK else wanted
+
+
+def _count_bytes(shape: tuple[int, ...], dtype: str) -> int:
+  size = math.prod(shape)
+  if dtype == "q8_0":
+    return size // _BLOCK * (2 + _BLOCK)
+  return size * (2 if dtype == "float16" else 4)
+
+
+def _check_range(x: np.ndarray, dtype: str, name: str) -> None:
+  """Raises UserError if a number, or the scale of a block, is beyond float16.
+
+  Args:
+    x: tensor, float32.
+    dtype: dtype in the file.
+    name: name of the tensor, for the message.
+  """
+  if dtype == "float32":
+    return
+  largest = np.abs(x).max() / (_LARGEST_INT8 if dtype == "q8_0" else 1)
+  with np.errstate(over="ignore"):
+    is_finite = np.isfinite(largest.astype(np.float16))
+  if not is_finite:
+    raise UserError(
+      f"--dtype = {dtype!r}: numbers of {name} are beyond float16; use float32."
+    )
+
+
+def gguf_architecture(model: PalmConfig) -> str:
+  """Returns the architecture of llama.cpp that computes exactly this model.
+
+  Raises:
+    UserError: there is none.
+  """
+  name = _ARCHITECTURES[architecture_of(model)]
+  width = model.num_heads * model.d_kv
+  if name == "command-r" and width != model.d_model:
+    raise UserError(
+      f"NUM_HEADS * D_KV = {width} and D_MODEL = {model.d_model}: a command-r "
+      "of llama.cpp has the same of both; use another --format."
+    )
+  if name == "command-r" and model.num_layers >= _LAYERS_OF_COMMAND_R_PLUS:
+    raise UserError(
+      f"NUM_LAYERS = {model.num_layers}: llama.cpp takes a command-r of "
+      f"{_LAYERS_OF_COMMAND_R_PLUS} layers or more for one with norms of q and "
+      "k; use another --format."
+    )
+  return name
+
+
+def gguf_name(name: str) -> str:
+  """Returns the name in GGUF of a tensor of transformers."""
+  if name == FINAL_NORM:
+    return "output_norm.weight"
+  match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name)
+  if match:
+    return f"blk.{match[1]}.{_IN_LAYER[match[2]]}.weight"
+  return "token_embd.weight"
+
+
+def model_metadata(model: PalmConfig, dtype: str) -> dict[str, Value]:
+  """Returns the keys of a model that has an architecture in llama.cpp.
+
+  Args:
+    model: the architecture.
+    dtype: dtype of the weights.
+  """
+  name = gguf_architecture(model)
+  is_shared = model.attention == "multi_query"
+  described: dict[str, Value] = {
+    "context_length": model.sequence_length,
+    "embedding_length": model.d_model,
+    "feed_forward_length": model.d_ff,
+    "block_count": model.num_layers,
+    "vocab_size": model.vocab_size,
+    "attention.head_count": model.num_heads,
+    "attention.head_count_kv": 1 if is_shared else model.num_heads,
+    "attention.key_length": model.d_kv,
+    "attention.value_length": model.d_kv,
+    "rope.dimension_count": model.d_kv,
+    "rope.freq_base": ROTARY_BASE,
+  }
+  if name == "command-r":
+    described["attention.layer_norm_epsilon"] = NORM_EPSILON
+    described["logit_scale"] = model.d_model**-0.5
+  else:
+    described["attention.layer_norm_rms_epsilon"] = NORM_EPSILON
+    described["logit_scale"] = model.d_model**0.5  # divides
+    described["attention.scale"] = model.d_kv**-0.5
+  return {
+    "general.architecture": name,
+    **{f"{name}.{key}": value for key, value in described.items()},
+    "general.file_type": _FILE_TYPES[dtype],
+    "general.quantization_version": 2,
+  }
+
+
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+  """Raises UserError unless llama.cpp encodes as a vocabulary does."""
+  if reason := why_not_exact(vocabulary):
+    raise UserError(
+      f"{vocabulary.path}: llama.cpp would encode otherwise: {reason}; train a "
+      "model with a vocabulary of palm_mtf vocab, or use another --format."
+    )
+
+
+def vocabulary_metadata(
+  vocabulary: Vocabulary, *, start_id: int, vocab_size: int
+) -> dict[str, Value]:
+  """Returns the keys of the tokenizer.
+
+  Args:
+    vocabulary: vocabulary that passed `check_vocabulary`.
+    start_id: input before the first token of a text.
+    vocab_size: rows of the embedding.
+  """
+  pieces = read_pieces(vocabulary)
+  missing = range(len(pieces), vocab_size)  # rows without a piece
+  return {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.pre": "default",
+    "tokenizer.ggml.tokens": [x.piece for x in pieces]
+    + [f"[UNUSED {i}]" for i in missing],
+    "tokenizer.ggml.scores": [x.score for x in pieces] + [0.0] * len(missing),
+    "tokenizer.ggml.token_type": [x.type for x in pieces]
+    + [_UNUSED] * len(missing),
+    "tokenizer.ggml.bos_token_id": start_id,
+    "tokenizer.ggml.eos_token_id": vocabulary.eod_id,
+    "tokenizer.ggml.unknown_token_id": vocabulary.unknown_id,
+    "tokenizer.ggml.padding_token_id": vocabulary.eod_id,
+    "tokenizer.ggml.add_bos_token": True,
+    "tokenizer.ggml.add_eos_token": False,
+    "tokenizer.ggml.add_space_prefix": False,
+    "tokenizer.ggml.remove_extra_whitespaces": False,
+  }

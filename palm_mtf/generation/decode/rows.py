@@ -1,0 +1,67 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a batch, and what is kept of each row, on the devices of a mesh."""
+
+from collections.abc import Sequence
+
+from palm_mtf._tf import mtf, tf
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
+
+LaidOut = mtf.placement_mesh_impl.PlacementMeshImpl.LaidOutTensor
+# Rotated keys and values of each layer, one after the other.
+Cache = list[LaidOut]
+
+
+# Where a layout splits `batch`, a device holds a slice of the rows, otherwise
+# all rows. No other dimension is split; its size does not matter here.
+def _shape_of_rows(rows: int, others: list[int | None]) -> mtf.Shape:
+  dims = [mtf.Dimension(f"unsplit_{i}", n or 1) for i, n in enumerate(others)]
+  return mtf.Shape([mtf.Dimension("batch", rows), *dims])
+
+
+def split_rows(placement: CpuGpuPlacement, x: tf.Tensor) -> LaidOut:
+  """Returns [batch, ...] on the devices of a mesh."""
+  rows, *others = x.shape.as_list()
+  shape = _shape_of_rows(rows, others)
+  return placement.LaidOutTensor(placement.make_slices(x, shape))
+
+
+def join_rows(placement: CpuGpuPlacement, x: LaidOut) -> tf.Tensor:
+  """Returns [batch, ...] from the devices of a mesh."""
+  rows, *others = x.tensor_list[0].shape.as_list()
+  axis = placement.tensor_dimension_to_mesh_axis(mtf.Dimension("batch", 1))
+  slices = 1 if axis is None else placement.shape[axis].size
+  shape = _shape_of_rows(rows * slices, others)
+  return placement.combine_slices(x.tensor_list, shape)
+
+
+def repeat(x: tf.Tensor, times: int) -> tf.Tensor:
+  """Repeats each row, with its copies side by side."""
+  return x if times == 1 else tf.repeat(x, times, axis=0)
+
+
+def make_variable(value: tf.Tensor, name: str) -> tf.Variable:
+  """Makes a variable that is not trained."""
+  return tf.Variable(value, trainable=False, use_resource=True, name=name)
+
+
+def read_all(
+  placement: CpuGpuPlacement, variables: Sequence[LaidOut]
+) -> list[LaidOut]:
+  """Returns the values of variables, on every device."""
+  return [
+    placement.slicewise(lambda v: v.read_value(), each) for each in variables
+  ]
+
+
+def assign_all(
+  variables: Sequence[LaidOut], values: Sequence[LaidOut]
+) -> tf.Operation:
+  """Assigns values to variables, on every device."""
+  return tf.group(
+    [
+      variable.assign(value, read_value=False)
+      for pair in zip(variables, values, strict=True)
+      for variable, value in zip(*(x.tensor_list for x in pair), strict=True)
+    ]
+  )

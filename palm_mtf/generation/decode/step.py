@@ -1,0 +1,468 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The decoding step: one more token of every row, against cached keys, values.
+
+  keys, values   [batch, memory_length, d_kv]          multi-query
+                 [batch, heads, memory_length, d_kv]   multi-head
+
+In multi-query attention these are 2 num_layers d_kv numbers per position. Rows
+may stand at different positions.
+
+The protocol `Step` has two implementations: C++ (native/decoding.py), and
+TensorFlow's operations. `make_step` chooses between them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting.architecture import layer_name
+from palm_mtf.generation.decode.kernels import (
+  largest_numbers,
+  read_inputs,
+  to_int8,
+  value_of,
+)
+from palm_mtf.generation.decode.products import LaidOutRows, Products
+from palm_mtf.generation.decode.rows import Cache, LaidOut
+from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
+from palm_mtf.generation.decode.weights import DecodeModel
+from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
+from palm_mtf.model.attention import visible_softmax
+from palm_mtf.model.layers import (
+  local_embedding,
+  normalized,
+  sines_and_cosines,
+)
+from palm_mtf.native.decoding import (
+  StepWeights,
+  Texts,
+  TextSteps,
+  decode_step,
+  text_steps,
+)
+from palm_mtf.ops.matmul import matmul
+from palm_mtf.ops.slicewise import slice_offset, split_axes
+from palm_mtf.ops.xla import fused
+
+
+class Step(Protocol):
+  """Builds decoding steps of one model; keeps no state.
+
+  To make a `Step` builds operations that all its steps share: make it outside
+  of a loop over steps.
+  """
+
+  def read(
+    self, tokens: LaidOut, positions: LaidOut, cache: Cache
+  ) -> tuple[LaidOut, Cache]:
+    """Reads one token of every row.
+
+    Args:
+      tokens: [batch], int32.
+      positions: [batch], int32: position of each token, from 0.
+      cache: keys and values of the tokens before, of each layer in turn;
+        overwritten. It may have more rows than there are tokens: the rows
+        beyond are left as they are.
+
+    Returns:
+      Logits of the next token, [batch, vocab], whole on every device that has
+      the row; and the cache with this token.
+    """
+
+  def advance(
+    self,
+    count: tf.Tensor,
+    texts: Texts,
+    cache: Cache,
+    *,
+    num_tokens: int,
+    eod_id: int,
+    repetition_penalty: float = 1.0,
+    keeps_logits: bool = False,
+  ) -> TextSteps:
+    """Continues texts by `count` steps, or until all of them have ended.
+
+    Args:
+      count: number of steps, [] int32; 1 if `keeps_logits`.
+      texts: texts before; each tensor is laid out. A setting of sampling may be
+        one number for all rows (sampling.py).
+      cache: see `read`.
+      num_tokens: pieces of the vocabulary.
+      eod_id: token that ends a text; -1 if none does.
+      repetition_penalty: REPETITION_PENALTY of all texts.
+      keeps_logits: whether to return the logits of the last step.
+
+    Returns:
+      Laid-out tensors, without logits that pad the vocabulary.
+    """
+
+
+def make_step(model: DecodeModel) -> Step:
+  """Returns the implementation that serves the weights of a model."""
+  return (NativeStep if model.is_packed else TensorflowStep)(model)
+
+
+def repeat_step(
+  placement: CpuGpuPlacement,
+  step: Callable[[tf.Tensor, list[LaidOut]], list[LaidOut]],
+  state: Sequence[LaidOut],
+  first: tf.Tensor,
+  limit: tf.Tensor,
+) -> tuple[tf.Tensor, list[LaidOut]]:
+  """Repeats a step, for places from `first` to `limit`, or until all rows end.
+
+  Args:
+    placement: devices.
+    step: returns the state after the step of a place, given the place and the
+      state before.
+    state: the first of its tensors says which rows have ended, [rows] bool.
+    first: [] int32.
+    limit: [] int32.
+
+  Returns:
+    The place after the last step, and the state.
+  """
+  size = placement.size
+
+  # The loop carries the cache as plain tensors: each step overwrites the keys
+  # and values of the one before in place.
+  def flatten(state):
+    return [part for x in state for part in x.tensor_list]
+
+  def unflatten(flat):
+    return [
+      placement.LaidOutTensor(list(flat[i : i + size]))
+      for i in range(0, len(flat), size)
+    ]
+
+  def has_more(place, *flat):
+    # Devices hold different rows, and every device takes part in all-reduces:
+    # no device ends before all have.
+    over = tf.stack([tf.reduce_all(x) for x in flat[:size]])
+    return (place < limit) & ~tf.reduce_all(over)
+
+  place, *flat = tf.while_loop(
+    has_more,
+    lambda place, *flat: [place + 1, *flatten(step(place, unflatten(flat)))],
+    [first, *flatten(state)],
+  )
+  return place, unflatten(flat)
+
+
+# --- In C++ ------------------------------------------------------------------
+
+
+class NativeStep:
+  """`Step` of packed weights on one CPU device: one operation for all steps."""
+
+  def __init__(self, model: DecodeModel):
+    """Readies weights for steps."""
+    self._impl, self._config = model.placement, model.config
+    norms = ["norm", "mlp_norm"][: 1 + (self._config.block == "serial")]
+    scales = [
+      model.scales[f"{layer_name(layer)}/{norm}/scale"]
+      for layer in range(self._config.num_layers)
+      for norm in norms
+    ]
+    scales.append(model.last_scale())
+    # A dict keeps its order: a layer's products, as a step has them, in turn.
+    kernels = [x.kernel for x in model.kernels.values()]
+    (self._table,) = model.table.tensor_list
+    self._scales = [x.tensor_list[0] for x in scales]
+    self._kernels = [
+      x.tensor_list[0].packed for x in (*kernels, model.to_logits)
+    ]
+
+  def read(
+    self, tokens: LaidOut, positions: LaidOut, cache: Cache
+  ) -> tuple[LaidOut, Cache]:
+    """Reads one token of every row; see `Step`."""
+    weights = self._weights(cache)
+
+    def read(tokens, positions, *cache):
+      logits, after = decode_step(weights, tokens, positions, cache)
+      return (self._without_padding(logits), *after)
+
+    logits, *after = self._impl.slicewise(read, tokens, positions, *cache)
+    return logits, after
+
+  def advance(
+    self, count: tf.Tensor, texts: Texts, cache: Cache, **settings: object
+  ) -> TextSteps:
+    """Continues texts; see `Step`."""
+    rows = texts.tokens.slice_shape
+
+    def unpack(x):
+      if isinstance(x, LaidOut):
+        return x.tensor_list[0]
+      return tf.fill(rows, 0 if x is None else x)
+
+    *tensors, seen = texts
+    steps = text_steps(
+      self._weights(cache),
+      count,
+      Texts(*map(unpack, tensors), seen=[*map(unpack, seen)]),
+      [*map(unpack, cache)],
+      **settings,
+    )
+    pack = self._impl.LaidOutTensor
+    return TextSteps(
+      pack([steps.chosen]),
+      pack([self._without_padding(steps.logits)]),
+      [pack([x]) for x in steps.seen],
+      [pack([x]) for x in steps.cache],
+    )
+
+  def _weights(self, cache):
+    tables = sines_and_cosines(cache[0].slice_shape[-2], self._config.d_kv)
+    return StepWeights(
+      config=self._config,
+      tables=(self._table, *tables),
+      scales=self._scales,
+      kernels=self._kernels,
+    )
+
+  def _without_padding(self, logits):
+    # Rows that pad the embedding have logits too, after those of all tokens.
+    return logits[:, : self._config.vocab_size]
+
+
+# --- By TensorFlow's operations ----------------------------------------------
+
+
+# With one token per row, a step costs its products and the number of calls
+# between them: each `fused` function is one call, and one pass over memory.
+
+
+@fused
+def _add_and_norm(x, branch, scale, centered, quantizes):
+  # Returns x + branch, [rows, d_model], and its norm; `branch` are `Rows`.
+  if branch:
+    x += value_of(branch, x.dtype)
+  y = tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+  return x, *(to_int8(y, largest_numbers(y, 1)) if quantizes else (y,))
+
+
+@fused
+def _softmax(scores, positions, scale):
+  at = tf.reshape(positions, [-1, *[1] * (scores.shape.rank - 1)])
+  visible = tf.range(scores.shape[-1]) <= at
+  return visible_softmax(scores, visible, scale)
+
+
+def _attend(q, keys, values, positions):
+  # Attends from one token of each row, q [rows, heads, d_kv], to itself and
+  # the tokens before it; returns [rows, heads * d_kv].
+  scale = q.shape[-1] ** -0.5
+  # In multi-query attention all heads meet the same keys: they are the rows of
+  # one product. A head with its own keys makes a product of one row.
+  if keys.shape.rank == 4:
+    q = q[:, :, tf.newaxis]
+  weights = _softmax(matmul(q, keys, transpose_b=True), positions, scale)
+  return tf.reshape(matmul(weights, values), [q.shape[0], -1])
+
+
+def _find_cache_rows(positions, shape):
+  # Returns the row of each token in a flat cache of `shape`, [rows * heads]
+  # int32, in [0, rows * heads * memory_length).
+  *rows, memory_length, _ = shape
+  first = memory_length * tf.reshape(tf.range(math.prod(rows)), rows)
+  at = tf.reshape(positions, [-1, *[1] * (len(rows) - 1)])
+  return tf.reshape(first + at, [-1])
+
+
+def _write(cache, at, x):
+  # Writes one token of every row, x [rows, (heads,) d_kv], into a cache.
+  d_kv = cache.shape[-1]
+  # TensorFlow's scatter would copy all positions, which costs more than the
+  # rest of a step. Nothing reads the cache of the step before any more, so
+  # overwriting it is safe.
+  flat = tf.raw_ops.InplaceUpdate(
+    x=tf.reshape(cache, [-1, d_kv]), i=at, v=tf.reshape(x, [-1, d_kv])
+  )
+  return tf.reshape(flat, cache.shape)
+
+
+class TensorflowStep:
+  """`Step` on any devices: the block of model/palm.py for one position.
+
+  The block is written a second time because there is so little work in it:
+  Mesh TensorFlow's operations would be several calls where this is one call.
+  """
+
+  def __init__(self, model: DecodeModel):
+    """Readies weights for steps."""
+    self._impl, self._config = model.placement, model.config
+    self._model = model
+    self._products = Products(model, packed=True)
+    self._dtype = tf.as_dtype(self._config.activation_dtype)
+    self._last_scale = model.last_scale()
+
+  def read(
+    self, tokens: LaidOut, positions: LaidOut, cache: Cache
+  ) -> tuple[LaidOut, Cache]:
+    """Reads one token of every row; see `Step`."""
+    impl, shape = self._impl, cache[0].slice_shape
+    num_rows = tokens.slice_shape[0]
+    shape = [num_rows, *shape[1:]]
+    tables = sines_and_cosines(shape[-2], self._config.d_kv)
+    # All layers rotate by the same angles and write to the same rows.
+    places = impl.slicewise(
+      lambda p: (
+        *(p, _find_cache_rows(p, shape)),
+        *(tf.gather(x, p) for x in tables),
+      ),
+      positions,
+    )
+    after: Cache = []
+
+    def attend(layer: int, y: LaidOutRows, names: list[str]) -> list[LaidOut]:
+      shapes, gated = self._products.shapes(names), len(names) == 5
+
+      def read(keys, values, positions, at, sin, cos, *wide):
+        q, k, v, *hidden = read_inputs(
+          wide, sin.shape[:1], shapes, self._dtype, (sin, cos), gated
+        )
+        keys, values = _write(keys, at, k), _write(values, at, v)
+        # The first rows of a tensor are a view of it: nothing is copied.
+        seen = [
+          x if x.shape[0] == num_rows else x[:num_rows] for x in (keys, values)
+        ]
+        return (keys, values, _attend(q, *seen, positions), *hidden)
+
+      wide = self._products.project_in(y, names)
+      keys, values, *branches = impl.slicewise(
+        read, *cache[2 * layer : 2 * layer + 2], *places, *wide
+      )
+      after.extend([keys, values])
+      return branches
+
+    x, y = self._add_and_norm(self._embed(tokens), {}, f"{layer_name(0)}/norm")
+    for layer in range(self._config.num_layers):
+      x, y = self._block(layer, x, y, attend)
+    return self._products.logits(*y), after
+
+  def advance(
+    self,
+    count: tf.Tensor,
+    texts: Texts,
+    cache: Cache,
+    *,
+    num_tokens: int,
+    eod_id: int,
+    repetition_penalty: float = 1.0,
+    keeps_logits: bool = False,
+  ) -> TextSteps:
+    """Continues texts; see `Step`."""
+    impl = self._impl
+    first_cache = 3 + len(texts.seen)
+
+    def choose(i, logits, is_over, chosen, places, keys, *rest):
+      *settings, seen = *rest[:3], rest[3:]
+      token = next_tokens(
+        logits,
+        seen[0] if seen else tf.constant(False),
+        keys,
+        places + i,
+        SamplingSettings(*settings, repetition_penalty),
+        num_tokens,
+      )
+      token = tf.where_v2(is_over, eod_id, token)
+      at = tf.equal(tf.range(tf.shape(chosen)[1]), i)
+      chosen = tf.where_v2(at, token[:, tf.newaxis], chosen)
+      is_over |= tf.equal(token, eod_id)
+      seen = [
+        x | tf.one_hot(token, x.shape[1], True, False, dtype=tf.bool)
+        for x in seen
+      ]
+      return (is_over, token, chosen, *seen)
+
+    def step(i, state):
+      is_over, tokens, chosen, *seen = state[:first_cache]
+      positions = impl.slicewise(lambda x: x + i, texts.positions)
+      logits, cache = self.read(tokens, positions, state[first_cache:])
+      state = impl.slicewise(
+        lambda *x: choose(i, *x),
+        *(logits, is_over, chosen, texts.places, texts.keys),
+        *(texts.temperature, texts.top_k, texts.top_p, *seen),
+      )
+      return [*state, *cache], logits
+
+    chosen = impl.slicewise(
+      lambda x: tf.fill([x.shape[0], count], eod_id), texts.tokens
+    )
+    state = [texts.is_over, texts.tokens, chosen, *texts.seen, *cache]
+    if keeps_logits:
+      state, logits = step(tf.constant(0), state)
+    else:
+      num_steps, state = repeat_step(
+        impl, lambda *x: step(*x)[0], state, tf.constant(0), count
+      )
+      state[2] = impl.slicewise(lambda x: x[:, :num_steps], state[2])
+      logits = None
+    _, _, chosen, *seen = state[:first_cache]
+    return TextSteps(chosen, logits, seen, state[first_cache:])
+
+  def _block(
+    self,
+    layer: int,
+    x: LaidOut,
+    y: LaidOutRows,
+    attend: Callable[..., list[LaidOut]],
+  ) -> tuple[LaidOut, LaidOutRows]:
+    # x is the residual stream and y its norm, [rows, d_model] each, before the
+    # block; the results are both after the block. A norm is computed with the
+    # addition before it, in one call.
+    name = layer_name(layer)
+    qkv = [f"{name}/attention/{part}" for part in "qkv"]
+    gates = [f"{name}/mlp/wi_gate", f"{name}/mlp/wi"]
+    is_last = layer == self._config.num_layers - 1
+    following = "final_norm" if is_last else f"{layer_name(layer + 1)}/norm"
+    if self._config.block == "parallel":
+      # One product of five kernels, and SwiGLU in the call that rotates q.
+      heads, hidden = attend(layer, y, [*qkv, *gates])
+      branches = {f"{name}/attention/o": heads, f"{name}/mlp/wo": hidden}
+      return self._add_and_norm(x, branches, following)
+    (heads,) = attend(layer, y, qkv)
+    branches = {f"{name}/attention/o": heads}
+    x, y = self._add_and_norm(x, branches, f"{name}/mlp_norm")
+    shapes = self._products.shapes(gates)
+    (hidden,) = self._impl.slicewise(
+      lambda *wide: read_inputs(
+        wide, x.slice_shape[:1], shapes, self._dtype, (), True
+      ),
+      *self._products.project_in(y, gates),
+    )
+    return self._add_and_norm(x, {f"{name}/mlp/wo": hidden}, following)
+
+  def _embed(self, tokens: LaidOut) -> LaidOut:
+    vocab = self._model.dims.vocab
+    x = self._impl.slicewise(
+      local_embedding,
+      slice_offset(self._impl, vocab),
+      self._model.table,
+      tokens,
+    )
+    # all-reduce of [rows, d_model] where a layout splits vocab: one slice has
+    # the row of a token, the others have zeros.
+    return self._impl.allreduce(x, split_axes(self._impl, [vocab]), "SUM")
+
+  def _add_and_norm(
+    self, x: LaidOut, branches: dict[str, LaidOut], name: str
+  ) -> tuple[LaidOut, LaidOutRows]:
+    # `branches` are the [rows, inputs] that each kernel multiplies, by name.
+    is_last = name == "final_norm"
+    centered = self._config.norm == "layer_norm"
+    # The product after the last norm gives the logits, and quantizes itself.
+    quantizes = self._model.quantizes_rows and not is_last
+    x, *y = self._impl.slicewise(
+      lambda x, scale, *branch: _add_and_norm(
+        x, branch, scale, centered, quantizes
+      ),
+      x,
+      self._last_scale if is_last else self._model.scales[f"{name}/scale"],
+      *(self._products.project_out(branches) if branches else ()),
+    )
+    return x, tuple(y)

@@ -1,0 +1,158 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions with the weights of a checkpoint: for decoding, and for the loss."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.accounting.memory import step_threads
+from palm_mtf.checkpoints.manifest import Checkpoint
+from palm_mtf.checkpoints.variables import open_to_restore, restore
+from palm_mtf.config import MeshLayout, PalmConfig
+from palm_mtf.data.batches.batches import Batch
+from palm_mtf.generation.decode.weights import DecodeModel, build_decode_model
+from palm_mtf.machine.host_memory import free_garbage, release_file_pages
+from palm_mtf.mesh.session import session_config
+from palm_mtf.mesh.slices import Slice
+from palm_mtf.programs.features import REQUIRED_FEATURES
+from palm_mtf.programs.forward_program import build_forward_program
+
+
+def step_session_config(
+  config: PalmConfig, mesh: MeshLayout, weight_dtype: str
+) -> tf.ConfigProto:
+  """Returns the configuration of a session that runs decoding steps."""
+  # One device gets as many threads as a step can use; several devices of a host
+  # share all threads. A process keeps the threads of its first session.
+  session = session_config(mesh.num_devices)
+  if mesh.num_devices == 1:
+    cores = len(os.sched_getaffinity(0))
+    threads = step_threads(config, weight_dtype, cores)
+    session.intra_op_parallelism_threads = threads
+    session.inter_op_parallelism_threads = threads
+  return session
+
+
+def load_weights(
+  session: tf.Session,
+  model: DecodeModel,
+  restore: Callable[[Mapping[str, Sequence[Slice]]], None],
+) -> None:
+  """Makes the weights of a model.
+
+  Args:
+    session: session of the model's graph.
+    model: its weights.
+    restore: assigns slices of variables, which it takes by checkpoint name.
+  """
+  # A checkpoint is float32, up to eight times as large as the weights: only one
+  # layer of it is ever in memory.
+  for i, layer in enumerate(model.layers):
+    restore(layer.slices)
+    session.run(layer.prepare)
+    if i == 0:  # the other layers need less code than building the first took
+      release_file_pages()
+  # Compiling the first token's program, which comes next, takes most memory.
+  free_garbage()
+  release_file_pages()
+
+
+class LoadedDecoder:
+  """Weights in a session, as a context manager that closes the session.
+
+  Attributes:
+    graph: graph that programs are built in.
+    session: session that the programs run in.
+    model: weights that the programs read.
+    mesh: devices and layout rules.
+    num_slices: parts that the layout splits `batch` into.
+  """
+
+  def __init__(
+    self,
+    checkpoint: Checkpoint,
+    config: PalmConfig,
+    mesh: MeshLayout,
+    weight_dtype: str = "activation",
+    *,
+    for_steps: bool = False,
+  ):
+    # `for_steps`: most of the time will go into steps, not into forward passes.
+    free_garbage()  # such as the decoder of the sample before
+    self.mesh = mesh
+    self.num_slices = mesh.axis_size_of("batch")
+    self.graph = tf.Graph()
+    with self.graph.as_default():
+      self.model = build_decode_model(config, mesh, weight_dtype)
+      # Products with packed weights have their own threads.
+      is_limited = for_steps and not self.model.is_packed
+      session = (
+        step_session_config(config, mesh, weight_dtype)
+        if is_limited
+        else session_config(mesh.num_devices)
+      )
+      self.session = tf.Session(config=session)
+      with open_to_restore(self.session, checkpoint.prefix) as restore:
+        load_weights(self.session, self.model, lambda slices: restore([slices]))
+
+  def __enter__(self) -> "LoadedDecoder":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.session.close()
+
+
+class LoadedModel:
+  """Weights of a checkpoint, as a context manager that closes its session."""
+
+  def __init__(
+    self,
+    checkpoint: Checkpoint,
+    model: PalmConfig,
+    mesh: MeshLayout,
+    *,
+    batch_size: int,
+    features: Sequence[str] = REQUIRED_FEATURES,
+  ):
+    # `features` are names of the features that every batch has.
+    with tf.Graph().as_default():
+      program = build_forward_program(
+        model, mesh, batch_size=batch_size, features=features
+      )
+      # Only weights are in memory: no gradients, and no moments.
+      self._session = tf.Session(config=session_config(mesh.num_devices))
+      restore(self._session, [program.slices], checkpoint.prefix)
+    self._features = list(program.features)
+    self._loss_and_weight = self._session.make_callable(
+      [program.loss, program.weight_sum], list(program.features.values())
+    )
+
+  def __enter__(self) -> "LoadedModel":
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._session.close()
+
+  def losses(self, batch: Batch) -> list[tuple[float, float]]:
+    """Returns the mean loss of a batch, and the sum of its loss weights."""
+    fed = (batch[name] for name in self._features)
+    return [self._loss_and_weight(*fed)]
+
+
+def mean_loss(
+  losses: Callable[[Batch], Iterable[tuple[float, float]]],
+  batches: Iterable[Batch],
+) -> float:
+  """Returns -log p of a target in nats, averaged over all of `batches`.
+
+  Args:
+    losses: maps a batch to one (loss, weight) pair for each of its parts.
+    batches: features that `losses` takes.
+  """
+  pairs = [pair for batch in batches for pair in losses(batch)]
+  # A part counts by its loss weights: a mean of means would not.
+  values, weights = zip(*pairs, strict=True)
+  return float(np.average(values, weights=weights))

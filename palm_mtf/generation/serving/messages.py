@@ -1,0 +1,115 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies of requests and answers: JSON, among them errors in OpenAI's form."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+
+from aiohttp import http_exceptions, web
+
+from palm_mtf.errors import shown
+from palm_mtf.json_text import json_text
+
+MOST_BODY_BYTES = 2**21
+_CODINGS = ("identity", "gzip", "deflate")
+# Errors of requests whose head or body breaks the rules of HTTP.
+MALFORMED = (web.RequestPayloadError, http_exceptions.HttpProcessingError)
+
+
+class RefusalError(Exception):
+  """A request that is answered by an error.
+
+  Attributes:
+    status: HTTP status.
+    message: the fault of the request and its fix.
+    kind: type of error, in OpenAI's words.
+    headers: headers of the answer.
+  """
+
+  def __init__(
+    self, status: int, message: str, headers: Mapping[str, str] | None = None
+  ):
+    """Takes status, message and further headers."""
+    super().__init__(message)
+    self.status, self.message = status, message
+    self.kind = "invalid_request_error" if status < 500 else "server_error"
+    later = {"Retry-After": "1"} if status in (429, 503) else {}
+    self.headers = {**later, **(headers or {})}
+
+  def as_json(self) -> dict:
+    """Returns the body of the answer."""
+    error = {"message": self.message, "type": self.kind, "code": self.status}
+    return {"error": {**error, "param": None}}
+
+  def response(self) -> web.Response:
+    """Returns the answer."""
+    return json_response(self.as_json(), self.status, self.headers)
+
+
+def json_response(
+  content: object,
+  status: int = 200,
+  headers: Mapping[str, str] | None = None,
+) -> web.Response:
+  """Returns an answer with `content` as JSON."""
+  return web.json_response(
+    content, status=status, headers=headers, dumps=json_text
+  )
+
+
+async def read_json(request: web.Request, most_secs: float) -> object:
+  """Returns the JSON of a body.
+
+  Args:
+    request: request with a body.
+    most_secs: seconds within which the body has to arrive.
+
+  Raises:
+    RefusalError: the body is no JSON, or did not come in time.
+  """
+  # A page of another site can send text without asking the server, but no JSON.
+  if request.content_type != "application/json":
+    raise RefusalError(415, "give the header Content-Type: application/json.")
+  # Python has codecs that take minutes for a megabyte.
+  charset = request.charset
+  if charset is not None and charset.lower() not in ("utf-8", "utf8"):
+    raise RefusalError(
+      415,
+      f"charset = {shown(charset)}: JSON is UTF-8 (RFC 8259); leave charset "
+      "out of Content-Type.",
+    )
+  coding = request.headers.get("Content-Encoding", "identity")
+  if coding.lower() not in _CODINGS:
+    raise RefusalError(
+      415,
+      f"Content-Encoding: {shown(coding)} is not supported; leave it out, or "
+      "give gzip or deflate.",
+    )
+  try:
+    body = await asyncio.wait_for(request.read(), most_secs)
+  except TimeoutError:
+    raise RefusalError(408, "the body did not come in time.") from None
+  except web.HTTPRequestEntityTooLarge:
+    raise RefusalError(
+      413, f"the body has more than {MOST_BODY_BYTES:,} bytes: send less."
+    ) from None
+  except MALFORMED:
+    raise RefusalError(
+      400,
+      "the body is not encoded as its headers Content-Encoding and "
+      "Transfer-Encoding say.",
+    ) from None
+  try:
+    return json.loads(body.decode("utf-8-sig"))
+  except UnicodeDecodeError as error:
+    why = f"byte {error.start:,} is not UTF-8"
+  except json.JSONDecodeError as error:
+    why = f"{error.msg} at character {error.pos:,}"
+  except RecursionError:
+    why = "it is nested too deep"
+  except ValueError:  # of int()
+    most = sys.get_int_max_str_digits()
+    why = f"a whole number has more than {most:,} digits"
+  raise RefusalError(400, f"the body is no JSON that can be read: {why}.")

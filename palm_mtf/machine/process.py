@@ -1,0 +1,143 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Whether this process belongs to palm_mtf or to a program that imports it.
+
+Commands, server processes and benchmarks own their process: they call
+`own_process` first, and then change its allocator, its garbage collector, the
+log levels of TensorFlow and the packages that TensorFlow imports. A program
+that imports layers or pods of palm_mtf keeps its own settings.
+"""
+
+import contextlib
+import gc
+import importlib.abc
+import importlib.machinery
+import os
+import resource
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+
+from palm_mtf.errors import UserError
+from palm_mtf.machine.host_memory import limit_arenas, release_file_pages
+
+_is_owned = False
+
+
+def own_process() -> None:
+  """Sets this process up, before it has threads and imports TensorFlow."""
+  global _is_owned
+  _is_owned = True
+  # TensorFlow reads the level when it is imported, perhaps by a module of the
+  # user. Errors are Python exceptions anyway.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  limit_arenas()
+
+
+def is_owned() -> bool:
+  """Returns whether `own_process` was called."""
+  return _is_owned
+
+
+@contextlib.contextmanager
+def lean_import() -> Iterator[None]:
+  """Runs imports in its body without packages that TensorFlow does not need."""
+  try:
+    tempfile.gettempdir()
+  except FileNotFoundError:
+    # No folder can be written. TensorFlow's imports ask only for the name.
+    tempfile.tempdir = "/tmp"
+  with _never_garbage(), silent_unless_it_fails(), _Withheld(), _memory():
+    yield
+
+
+@contextlib.contextmanager
+def _memory() -> Iterator[None]:
+  """Raises UserError if TensorFlow does not fit into a memory limit."""
+  try:
+    yield
+  except Exception as error:  # libraries report this in many ways
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+      raise
+    raise UserError(
+      f"TensorFlow cannot be loaded into the {limit:,} bytes of memory that "
+      f"this process may have; raise its limit (ulimit -v): {error}"
+    ) from error
+
+
+@contextlib.contextmanager
+def silent_unless_it_fails() -> Iterator[None]:
+  """Holds back the stderr output of C++; shows it if the body raises."""
+  sys.stderr.flush()
+  terminal = os.dup(2)
+  # In memory, because there may be no folder for temporary files.
+  with os.fdopen(os.memfd_create("palm_mtf"), "w+b") as held:
+    os.dup2(held.fileno(), 2)
+    try:
+      yield
+    except UserError:
+      raise  # the message is enough
+    except BaseException:
+      held.seek(0)
+      os.write(terminal, held.read())
+      raise
+    finally:
+      os.dup2(terminal, 2)
+      os.close(terminal)
+
+
+class _Withheld(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Refuses packages that TensorFlow would import but does not need.
+
+  Half of the time of its import goes to Keras, to JAX (for a converter) and to
+  packages of its old copy of Keras. TensorFlow works without them, and they can
+  be imported later.
+  """
+
+  _NAMES = ("h5py", "jax", "keras", "scipy")
+  # The module that TensorFlow imports first after its libraries. To load the
+  # libraries, the dynamic linker has read 300 MB of symbols and relocations.
+  _AFTER_LIBRARIES = "tensorflow.python.tools"
+
+  def __enter__(self) -> None:
+    sys.meta_path.insert(0, self)
+
+  def __exit__(self, *exception: object) -> None:
+    sys.meta_path.remove(self)
+
+  def find_spec(
+    self, name: str, path: object = None, target: object = None
+  ) -> importlib.machinery.ModuleSpec | None:
+    """Returns the package's spec, with a loader that refuses."""
+    if name == self._AFTER_LIBRARIES:
+      release_file_pages()
+    if name not in self._NAMES:
+      return None
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    if spec:
+      spec.loader = self
+    return spec
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    """Refuses."""
+    raise ImportError(f"{module.__name__} is not needed yet")
+
+
+@contextlib.contextmanager
+def _never_garbage() -> Iterator[None]:
+  """Permanently exempts objects made in the body from garbage collection.
+
+  Imports make 400,000 objects that stay. Scanning them again and again takes a
+  third of the time of `generate` and a fifth of a short `train`.
+  """
+  gc.collect()  # frees garbage before it is exempt
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    gc.freeze()
+    if was_enabled:
+      gc.enable()

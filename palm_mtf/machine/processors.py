@@ -1,0 +1,175 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU, its cores and the GPUs that TensorFlow computes on."""
+
+import ctypes
+import ctypes.util
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+
+# Multiply bfloat16 numbers and add up in float32; "bf16" is Arm's.
+BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+# Multiply 8-bit integers and add up in 32 bits. x86 CPUs without these flags
+# add pairs of products in 16 bits, and saturate.
+INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
+
+# 256-bit registers, for the code that we compile.
+AVX2_FLAGS = frozenset({"avx2"})
+
+_VECTORS = re.compile("avx|amx|fma|f16c|asimd|sve|sme|bf16|i8mm")
+
+# This variable lets oneDNN, whose kernels multiply matrices, avoid some
+# instructions, which simulates an older CPU. _LIMITS has the flags above that
+# remain under each limit; other limits leave all flags.
+_LIMIT = "ONEDNN_MAX_CPU_ISA"
+_NONE = frozenset()
+_LIMITS = {
+  "SSE41": _NONE,
+  "AVX": _NONE,
+  "AVX2": AVX2_FLAGS,
+  "AVX2_VNNI": AVX2_FLAGS | {"avx_vnni"},
+  "AVX2_VNNI_2": AVX2_FLAGS | {"avx_vnni"},
+  "AVX512_CORE": AVX2_FLAGS,
+  "AVX512_CORE_VNNI": AVX2_FLAGS | {"avx512_vnni"},
+  "AVX512_CORE_BF16": AVX2_FLAGS | {"avx512_vnni", "avx512_bf16"},
+  "AVX512_CORE_FP16": AVX2_FLAGS | {"avx512_vnni", "avx512_bf16"},
+}
+
+
+def cpu_flags() -> frozenset[str]:
+  """Returns the flags of the CPU that oneDNN may use."""
+  flags = frozenset(_entry("flags|Features").split())
+  limit = os.environ.get(_LIMIT, "").upper()
+  if limit in _LIMITS:
+    flags -= (BFLOAT16_FLAGS | INT8_FLAGS | AVX2_FLAGS) - _LIMITS[limit]
+  return flags
+
+
+def kernel_flags() -> list[str]:
+  """Returns the flags that decide which kernels run, sorted.
+
+  The flags are vector instructions of x86-64 and Arm, and the limit of oneDNN.
+  Kernels for different flags may compute different bits.
+  """
+  limit = os.environ.get(_LIMIT)
+  limits = [f"{_LIMIT}={limit.upper()}"] if limit else []
+  return limits + sorted(filter(_VECTORS.match, cpu_flags()))
+
+
+def cpu_name() -> str:
+  """Returns the name that the maker gave the CPU, or "this CPU"."""
+  return _entry("model name") or "this CPU"
+
+
+def bfloat16_flags() -> list[str]:
+  """Returns the flags of native bfloat16 products, sorted."""
+  return sorted(cpu_flags() & BFLOAT16_FLAGS)
+
+
+def sums_int8_in_32_bits() -> bool:
+  """Returns whether the CPU's products of 8-bit integers never saturate."""
+  return bool(cpu_flags() & INT8_FLAGS)
+
+
+def _entry(names: str) -> str:
+  """Returns the value of CPUINFO's first line of these names, or ""."""
+  try:
+    text = CPUINFO.read_text(encoding="utf-8", errors="replace")
+  except OSError:
+    return ""
+  match = re.search(rf"^(?:{names})[ \t]*:[ \t]*(.*)$", text, re.MULTILINE)
+  return match[1].strip() if match else ""
+
+
+# The quota of a container: of control groups version 2, and of version 1.
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+CPU_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+
+
+def visible_cores() -> list[int]:
+  """Returns the cores that this process may run on, by number."""
+  return sorted(os.sched_getaffinity(0))
+
+
+def core_quota() -> float | None:
+  """Returns the CPU quota of a container in cores, None without a limit."""
+  quota, _, period = _text(CPU_MAX).partition(" ")
+  if not quota:
+    quota, period = _text(CPU_QUOTA), _text(CPU_PERIOD)
+  # No limit is "max" in version 2, -1 in version 1, or there are no files.
+  if not quota.isdigit() or not period.isdigit():
+    return None
+  return int(quota) / int(period)  # both in microseconds
+
+
+def usable_cores() -> int:
+  """Returns the number of processes that can compute at full speed at once."""
+  quota, visible = core_quota(), len(visible_cores())
+  return visible if quota is None else max(1, min(visible, int(quota)))
+
+
+def thread_count(environment: Mapping[str, str]) -> int:
+  """Returns the number of threads of a matrix product.
+
+  Args:
+    environment: environment variables, which TensorFlow and oneDNN read.
+  """
+  asked = [environment.get(name, "") for name in THREAD_VARIABLES]
+  return max([len(visible_cores()), *(int(x) for x in asked if x.isdigit())])
+
+
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+
+
+def _text(path: Path) -> str:
+  try:
+    return path.read_text(encoding="utf-8").strip()
+  except OSError:
+    return ""
+
+
+# From the driver's interface, cuda.h.
+_COMPUTE_CAPABILITY_MAJOR = 75
+# The first capability with products of bfloat16: A100.
+_BFLOAT16_CAPABILITY = 8
+
+
+def gpu_capabilities() -> list[int]:
+  """Returns the major compute capability of every GPU of TensorFlow."""
+  try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+  except OSError:
+    return []  # no driver
+  if not _has_cudnn():  # without cuDNN TensorFlow computes on the CPU
+    return []
+  count, value = ctypes.c_int(), ctypes.c_int()
+  if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+    return []
+  found = []
+  for device in range(count.value):
+    cuda.cuDeviceGetAttribute(
+      ctypes.byref(value), _COMPUTE_CAPABILITY_MAJOR, device
+    )
+    found.append(value.value)
+  return found
+
+
+def gpus_multiply_bfloat16() -> bool:
+  """Returns whether there are GPUs, all with native products of bfloat16."""
+  return min(gpu_capabilities(), default=0) >= _BFLOAT16_CAPABILITY
+
+
+def _has_cudnn() -> bool:
+  """Returns whether cuDNN is installed, as a Python package or otherwise."""
+  try:
+    if importlib.util.find_spec("nvidia.cudnn"):
+      return True
+  except ModuleNotFoundError:  # there is no package `nvidia`
+    pass
+  return ctypes.util.find_library("cudnn") is not None

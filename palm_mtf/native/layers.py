@@ -1,0 +1,170 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Operations of a training step in C++, on one CPU device."""
+
+from collections.abc import Sequence
+
+from palm_mtf._tf import tf
+from palm_mtf.native.operations import operations, with_shapes
+
+
+def read_product(
+  wide: tf.Tensor,
+  sizes: Sequence[int],
+  angles: Sequence[tf.Tensor],
+  *,
+  is_gated: bool,
+  threads: int,
+) -> list[tf.Tensor]:
+  """Splits a product, rotates its q and k, and applies SwiGLU.
+
+  Args:
+    wide: product of all rows, [rows, columns], float32 or bfloat16.
+    sizes: number of columns of each kernel.
+    angles: sin and cos, [length, d_kv / 2] float32 each, by which the first two
+      kernels' columns are rotated; () where none are.
+    is_gated: whether the last two kernels are wi_gate and wi.
+    threads: number of threads.
+
+  Returns:
+    [rows, size] of each kernel; of wi_gate and wi together, swish(x wi_gate) *
+    (x wi).
+  """
+  read = sizes[:-1] if is_gated else sizes
+  parts = operations().palm_read_product(
+    wide=wide,
+    angles=list(angles),
+    num_parts=len(read),
+    sizes=list(sizes),
+    is_gated=is_gated,
+    threads=threads,
+  )
+  for part, size in zip(parts, read, strict=True):
+    part.set_shape([wide.shape[0], size])
+  return parts
+
+
+def read_product_gradient(
+  wide: tf.Tensor,
+  gradients: Sequence[tf.Tensor],
+  sizes: Sequence[int],
+  angles: Sequence[tf.Tensor],
+  *,
+  is_gated: bool,
+  threads: int,
+) -> tf.Tensor:
+  """Returns the gradient of a product, [rows, columns].
+
+  Args:
+    wide: the product.
+    gradients: gradient of each result of `read_product`.
+    sizes: number of columns of each kernel.
+    angles: see `read_product`.
+    is_gated: see `read_product`.
+    threads: number of threads.
+  """
+  gradient = operations().palm_read_product_gradient(
+    wide=wide,
+    gradients=list(gradients),
+    angles=list(angles),
+    sizes=list(sizes),
+    is_gated=is_gated,
+    threads=threads,
+  )
+  gradient.set_shape(wide.shape)
+  return gradient
+
+
+def norm(
+  x: tf.Tensor, scale: tf.Tensor, *, is_centered: bool, threads: int
+) -> tf.Tensor:
+  """Normalizes each row, [rows, d_model].
+
+  Args:
+    x: [rows, d_model], float32 or bfloat16.
+    scale: [d_model], float32.
+    is_centered: whether the mean is subtracted first.
+    threads: number of threads.
+  """
+  y = operations().palm_norm(
+    x=x, scale=scale, is_centered=is_centered, threads=threads
+  )
+  y.set_shape(x.shape)
+  return y
+
+
+def norm_gradient(
+  x: tf.Tensor,
+  scale: tf.Tensor,
+  dy: tf.Tensor,
+  *,
+  is_centered: bool,
+  threads: int,
+) -> tuple[tf.Tensor, ...]:
+  """Returns the gradients of x and scale; see `norm`."""
+  gradients = operations().palm_norm_gradient(
+    x=x, scale=scale, dy=dy, is_centered=is_centered, threads=threads
+  )
+  return tuple(with_shapes(gradients, (x, scale)))
+
+
+def attend(
+  q: tf.Tensor,
+  k: tf.Tensor,
+  v: tf.Tensor,
+  masks: Sequence[tf.Tensor],
+  *,
+  threads: int,
+) -> tf.Tensor:
+  """Attends from every position to the positions that it sees, [shape of q].
+
+  Args:
+    q: [batch, length, heads, d_kv], float32 or bfloat16.
+    k: shape of q, or [batch, length, d_kv] if all heads share one.
+    v: shape of k.
+    masks: segments, or segments and a prefix, [batch, length] int32 each; see
+      `self_attention`.
+    threads: number of threads.
+  """
+  out = operations().palm_attention(
+    q=q, k=k, v=v, masks=list(masks), threads=threads
+  )
+  out.set_shape(q.shape)
+  return out
+
+
+def attend_gradient(
+  q: tf.Tensor,
+  k: tf.Tensor,
+  v: tf.Tensor,
+  dout: tf.Tensor,
+  masks: Sequence[tf.Tensor],
+  *,
+  threads: int,
+) -> tuple[tf.Tensor, ...]:
+  """Returns the gradients of q, k and v; see `attend`."""
+  gradients = operations().palm_attention_gradient(
+    q=q, k=k, v=v, dout=dout, masks=list(masks), threads=threads
+  )
+  return tuple(with_shapes(gradients, (q, k, v)))
+
+
+def sum_logits(
+  logits: tf.Tensor, targets: tf.Tensor, *, threads: int
+) -> list[tf.Tensor]:
+  """Returns the largest logit, the normalizer and the target's logit of rows.
+
+  Args:
+    logits: [rows, vocab], float32 or bfloat16.
+    targets: [rows], int32; below 0 if these logits lack the row's target.
+    threads: number of threads.
+
+  Returns:
+    The largest logit, the sum of exp(logits - largest), and the target's logit
+    or 0, [rows] float32 each.
+  """
+  sums = operations().palm_sum_logits(
+    logits=logits, targets=targets, threads=threads
+  )
+  sums.set_shape([logits.shape[0], 3])
+  return tf.unstack(sums, axis=1)

@@ -1,0 +1,200 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The session of a training loop: its graph, its variables, its checks."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.hosts import CheckpointHosts, find_checkpoint_hosts
+from palm_mtf.checkpoints.manifest import Checkpoint, ReadCheckpoint
+from palm_mtf.checkpoints.variables import (
+  WeightsCopier,
+  restore,
+  restore_weights,
+  whole_reader,
+)
+from palm_mtf.checkpoints.writer import remove_later
+from palm_mtf.cluster.client.connect import Cluster, ServerMemory
+from palm_mtf.cluster.client.heartbeat import Heartbeat
+from palm_mtf.config.watch import Skips
+from palm_mtf.data.batches.host_batches import (
+  batches_spec,
+  find_batches,
+  read_batch,
+)
+from palm_mtf.mesh.processes import Process
+from palm_mtf.model_dir.layout import ModelDir
+from palm_mtf.programs.features import FEATURE_DTYPES, HostFeatures
+from palm_mtf.programs.train_program import TrainProgram, build_train_program
+from palm_mtf.training.job import TrainJob
+from palm_mtf.training.step import TrainStep
+from palm_mtf.training.variable_checks import FiniteCheck, ReplicaCheck
+
+_logger = logging.getLogger(__name__)
+
+
+class WatchedSession(NamedTuple):
+  """A session on the devices of a cluster, and the heartbeat of its servers."""
+
+  cluster: Cluster
+  session: tf.Session
+  heartbeat: Heartbeat
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSession:
+  """A training program in a session, whose variables are set.
+
+  Attributes:
+    program: the graph of a step, for one batch size.
+    during: `Heartbeat.during`, for every call into the session.
+    train_step: runs the program.
+    finite_check: check that variables are finite.
+    replica_check: check that all pods hold the same variables.
+    copier: copies the weights for a checkpoint.
+    read_whole: returns a checkpoint if no file of it is damaged.
+    memory: memory of the servers.
+  """
+
+  program: TrainProgram
+  during: Callable[[str], AbstractContextManager[None]]
+  train_step: TrainStep
+  finite_check: FiniteCheck
+  replica_check: ReplicaCheck
+  copier: WeightsCopier
+  read_whole: ReadCheckpoint
+  memory: ServerMemory
+
+
+def build_train_session(
+  job: TrainJob,
+  where: WatchedSession,
+  skips: Skips,
+  newest: Callable[[], Checkpoint | None],
+) -> TrainSession:
+  """Builds the graph of the next step, and sets its variables.
+
+  Args:
+    job: job whose `step` steps are done.
+    where: session of the current graph.
+    skips: batches that are left out.
+    newest: function that returns the newest checkpoint, for messages.
+
+  Raises:
+    PodLostError: a server was lost.
+    DamagedCheckpointError: a file of the checkpoint is damaged.
+  """
+  cluster, session, heartbeat = where
+  config, memory = job.config, ServerMemory(session, cluster.servers)
+  # From here on a lost pod ends every call into the session, by its phase.
+  with heartbeat.during("while its servers were asked for batches"):
+    heartbeat.connect(session)
+    readers = cluster.servers
+    if config.mesh_layout.steps_per_loop > 1:
+      readers = []
+    features = _find_features(session, readers, job, skips)
+  program = build_train_program(
+    config.model,
+    config.mesh_layout,
+    config.optimizer,
+    batch_size=config.run.batch_sizes.size(job.step),
+    seed=config.run.seed,
+    features=features,
+    pods=config.pods,
+    devices=cluster.devices,
+  )
+  with heartbeat.during("while its variables were set"):
+    train_step = TrainStep(session, program)
+    pods = [x.slices for x in program.pods]
+    hosts = find_checkpoint_hosts(
+      session,
+      Process(program.devices.client),
+      cluster.servers,
+      ModelDir(job.model_dir).checkpoints,
+    )
+    built = TrainSession(
+      program,
+      heartbeat.during,
+      train_step,
+      copier=WeightsCopier(session, pods, hosts),
+      finite_check=FiniteCheck(session, program, newest),
+      replica_check=ReplicaCheck(session, program, newest),
+      read_whole=whole_reader(session, hosts),
+      memory=memory,
+    )
+    _set_variables(job, session, built, hosts)
+  if job.rewinds:  # the weights before the spike are restored
+    remove_later(job.model_dir, job.step)
+  return built
+
+
+def _set_variables(
+  job: TrainJob,
+  session: tf.Session,
+  built: TrainSession,
+  hosts: CheckpointHosts,
+) -> None:
+  pods = [x.slices for x in built.program.pods]
+  if job.checkpoint:
+    if not job.checkpoint.is_verified:
+      built.read_whole(job.checkpoint.path)
+    restore(session, pods, job.checkpoint.prefix, hosts)
+    return
+  if job.initial_state:
+    # Another run's files are held open, because its trainer may remove them.
+    files = job.initial_weights.prefix
+    restore(session, pods, files, hosts.client_only)
+    return
+  session.run(built.program.initialize)
+  # Only the parameters come from another run: the optimizer starts afresh.
+  if job.initial_weights:
+    names = set(job.manifest.shapes)
+    parameters = [
+      {key: x for key, x in pod.items() if names.issuperset(x[0].names)}
+      for pod in pods
+    ]
+    restore_weights(session, parameters, job.initial_weights, hosts)
+
+
+def _find_features(
+  session: tf.Session, servers: Sequence[Process], job: TrainJob, skips: Skips
+) -> Sequence[str] | HostFeatures:
+  """Returns the features of the training batches, and how servers read them.
+
+  Args:
+    session: session of the current graph, which reaches the servers.
+    servers: servers of all devices; none if they are the client's.
+    job: has the corpus, and the batch size of every step.
+    skips: batches that are left out.
+
+  Returns:
+    Only the names of the features if there are no servers, or a server does not
+    find the same tokens.
+  """
+  corpus, sizes = job.corpus, job.config.run.batch_sizes
+  names = corpus.batches(sizes, skips).features
+  if not servers:
+    return names
+  spec = batches_spec(corpus, sizes, skips)
+  found = [x.call(find_batches, [spec], [tf.string])[0] for x in servers]
+  for server, reason in zip(servers, session.run(found), strict=True):
+    if reason:
+      _logger.info(
+        "the client reads the batches for all servers: "
+        f"{server.device} does not ({reason.decode()})"
+      )
+      return names
+  by_device = {server.device: server for server in servers}
+  dtypes = [FEATURE_DTYPES[x] for x in names]
+
+  def read(
+    device: str, step: tf.Tensor, part: tf.Tensor, num_parts: int
+  ) -> list[tf.Tensor]:
+    inputs = [spec, step, part, num_parts]
+    return by_device[device].call(read_batch, inputs, dtypes)
+
+  return HostFeatures(names, read)

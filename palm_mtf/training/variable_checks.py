@@ -1,0 +1,212 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of all variables: they are finite, and the same on every pod.
+
+A run stops where a check fails, and saves nothing. Each slice is reduced on the
+device that holds it: one bool or integer per variable leaves a device.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import Checkpoint, last_good
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.slices import Slice, names_of
+from palm_mtf.ops.xla import fused
+from palm_mtf.programs.train_program import TrainProgram
+from palm_mtf.training.step import NonFiniteStepError
+
+
+class FiniteCheck:
+  """Finds the variables of a session that are not finite."""
+
+  def __init__(
+    self,
+    session: tf.Session,
+    program: TrainProgram,
+    newest: Callable[[], Checkpoint | None],
+  ):
+    """Adds the check to the graph of `program`.
+
+    Args:
+      session: session of the program.
+      program: training program.
+      newest: function that returns the newest checkpoint, for messages.
+    """
+    self._newest = newest
+    self._parameters = program.parameters
+    self._variables = names_of(program.slices)
+    self._finite = session.make_callable(build_finite_check(program.slices))
+
+  def error_of_step(self, bad: NonFiniteStepError) -> UserError:
+    """Returns the message about a step, which names a tensor."""
+    numbers = ", ".join(f"{name} = {x}" for name, x in bad.losses.items())
+    return UserError(
+      f"{numbers} at step {bad.step}: training has diverged; the first tensor "
+      f"that is not finite is {self._first_non_finite(bad)}. {self._advice()}"
+    )
+
+  def check_variables(self, step: int) -> None:
+    """Raises UserError unless all variables are finite after `step` steps."""
+    # An update may overflow where the gradients did not.
+    if bad := self._non_finite_variables():
+      raise UserError(
+        f"{bad[0]} is not finite after step {step} (as are {len(bad) - 1} "
+        f"other variables): training has diverged. {self._advice()}"
+      )
+
+  def _first_non_finite(self, bad: NonFiniteStepError) -> str:
+    # In the order of computation. The step has changed no variable
+    # (optim/clip.py), so parameters still have the values before the step.
+    variables = self._non_finite_variables()
+    for name in self._parameters:
+      if name in variables:
+        return f"the parameter {name}, before the step"
+    for name, value in bad.losses.items():
+      if name != "grad_norm" and not math.isfinite(value):
+        return f"the {name}, of parameters that all are"
+    # The backward pass goes from the last layer to the first.
+    for name, squares in reversed(
+      list(zip(self._parameters, bad.gradient_squares, strict=True))
+    ):
+      if not math.isfinite(squares):
+        return f"the gradient of {name}"
+    return "the sum of all gradients' squares"
+
+  def _non_finite_variables(self) -> list[str]:
+    """Returns the names of variables, parameters first."""
+    finite = dict(zip(self._variables, self._finite(), strict=True))
+    slots = [name for name in finite if name not in self._parameters]
+    return [x for x in (*self._parameters, *slots) if not finite[x]]
+
+  def _advice(self) -> str:
+    return (
+      "Nothing of it is saved; lower LEARNING_RATE. "
+      f"{last_good(self._newest())}"
+    )
+
+
+def build_finite_check(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
+  """Returns whether each variable is finite, [variables], bool.
+
+  Args:
+    slices: slices of every variable, in the order of the result.
+  """
+  by_device = []
+  for parts in zip(*slices.values(), strict=True):
+    flags = [flag for part in parts for flag in _are_finite(part)]
+    with tf.device(parts[0].near):
+      by_device.append(tf.stack(flags))
+  with tf.device(by_device[0].device):
+    return tf.reduce_all(by_device, axis=0)
+
+
+def _are_finite(part: Slice) -> list[tf.Tensor]:
+  """Returns whether a slice of each of its variables is finite, [] bool."""
+  value = part.read()
+  with tf.device(part.near):
+    axes = range(1 if len(part.names) > 1 else 0, value.shape.rank)
+    return part.rows(tf.reduce_all(tf.math.is_finite(value), axis=[*axes]))
+
+
+class ReplicaCheck:
+  """Compares the variables of a session's pods by their fingerprints.
+
+  Pods start with the same variables and apply the same updates. If one differs,
+  its memory, network or processor is at fault.
+  """
+
+  def __init__(
+    self,
+    session: tf.Session,
+    program: TrainProgram,
+    newest: Callable[[], Checkpoint | None],
+  ):
+    """Takes the arguments of `FiniteCheck`."""
+    self._session = session
+    self._newest = newest
+    self._variables = names_of(program.slices)
+    self._pods = [pod.slices for pod in program.pods]
+
+  def check(self, step: int) -> None:
+    """Raises UserError unless all pods are equal after `step` steps."""
+    if len(self._pods) == 1:
+      return
+    numbers = np.stack(self._fingerprints())  # [pods, variables]
+    differ = np.flatnonzero((numbers != numbers[0]).any(axis=0))
+    if not len(differ):
+      return
+    name = self._variables[differ[0]]
+    more = f" (as are {len(differ) - 1} other variables)"
+    raise UserError(
+      f"{name} is not the same on {_who(numbers[:, differ[0]].tolist())} after "
+      f"step {step}{more if len(differ) > 1 else ''}: a pod's memory, network "
+      "or processor is at fault. Nothing of it is saved; go on without that "
+      f"pod's machine. {last_good(self._newest())}"
+    )
+
+  @functools.cached_property
+  def _fingerprints(self) -> Callable[[], list[np.ndarray]]:
+    """A function that returns the fingerprints of each pod."""
+    # Built for the first check, so that the first step does not wait for it.
+    with self._session.graph.as_default():
+      return self._session.make_callable(
+        [build_fingerprints(slices) for slices in self._pods]
+      )
+
+
+def _who(numbers: list[int]) -> str:
+  """Returns the pods that differ: the minority, or else all pods."""
+  ((most, count),) = collections.Counter(numbers).most_common(1)
+  few = [str(pod) for pod, number in enumerate(numbers) if number != most]
+  if 2 * count <= len(numbers):
+    few = [str(pod) for pod in range(len(numbers))]
+  *others, last = few
+  listed = f"{', '.join(others)} and {last}" if others else last
+  where = " as on all others" if 2 * count > len(numbers) else ""
+  return f"{'pods' if others else 'pod'} {listed}{where}"
+
+
+_BITS = {tf.float32: tf.uint32, tf.bfloat16: tf.uint16}
+
+
+@fused
+def _fingerprint_rows(x):
+  """Returns the fingerprints of the rows of x, [names, elements] -> [names]."""
+  # sum over elements i of bits (2 i + 1), mod 2^64
+  bits = tf.cast(tf.bitcast(x, _BITS[x.dtype]), tf.int64)
+  place = tf.range(x.shape[1], dtype=tf.int64)
+  return tf.reduce_sum(bits * (2 * place + 1), axis=1)
+
+
+def build_fingerprints(slices: Mapping[str, Sequence[Slice]]) -> tf.Tensor:
+  """Returns the fingerprint of each variable, [variables], int64.
+
+  Args:
+    slices: slices of a pod, in the order of the result.
+  """
+  # fingerprint = sum over slices s and elements i of
+  #                 bits (2 i + 1) (2 s + 1)            mod 2^64
+  #
+  # Integers have the same sum in any order. Odd factors have inverses: the sum
+  # changes with any element, and where two elements are exchanged.
+  first, *_ = (part for parts in slices.values() for part in parts)
+  with tf.device(first.near):
+    return tf.concat(
+      [_fingerprint_variables(x) for x in slices.values()], axis=0
+    )
+
+
+def _fingerprint_variables(parts: Sequence[Slice]) -> tf.Tensor:
+  numbers = []
+  for index, part in enumerate(parts):
+    value = part.read()
+    with tf.device(part.near):
+      rows = tf.reshape(value, [len(part.names), -1])
+      numbers.append(_fingerprint_rows(rows) * (2 * index + 1))  # index is s
+  return tf.add_n(numbers)

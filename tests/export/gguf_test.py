@@ -1,0 +1,324 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""An exported file is the newest checkpoint, and llama.cpp runs it as we do."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from palm_mtf.cli.main import main
+from palm_mtf.data.vocabulary.training import learn_model
+from palm_mtf.data.vocabulary.vocabulary import Vocabulary
+from palm_mtf.errors import UserError
+from palm_mtf.export.gguf import (
+  check_vocabulary,
+  gguf_architecture,
+  gguf_name,
+  model_metadata,
+  vocabulary_metadata,
+  write_gguf,
+)
+from palm_mtf.export.huggingface.config_json import COHERE
+from palm_mtf.export.huggingface.weights import tensor_reader, tensor_shapes
+from tests import oracle, runs
+from tests.export import llama_cpp_oracle
+from tests.export.read_gguf import read_gguf
+from tests.mtf_testing import random_tokens, small_config
+from tests.source_files import PACKAGE, text_of
+
+WIDTH = {"d_model": 24, "num_heads": 3, "d_kv": 8}
+SERIAL = {"block": "serial", "norm": "rms_norm"}
+MODELS = [
+  WIDTH,
+  {**WIDTH, "attention": "multi_head"},
+  {**WIDTH, "final_norm_scale": "none"},
+  SERIAL,
+  {**SERIAL, "attention": "multi_head", "num_heads": 5},
+]
+
+
+@pytest.mark.parametrize("changes", MODELS, ids=str)
+def test_tensors_give_our_logits_in_the_architecture_named(changes):
+  model = small_config(**changes)
+  params = oracle.random_parameters(model, seed=1)
+  tokens = random_tokens(model, batch_size=1, seed=0)["inputs"]
+  read = tensor_reader(model, COHERE, params.__getitem__)
+  tensors = {gguf_name(name): read(name) for name in tensor_shapes(model)}
+  actual = llama_cpp_oracle.forward(
+    model_metadata(model, "float32"), tensors, tokens[0]
+  )
+  expected = oracle.forward(model, params, tokens)[0]
+  assert np.abs(actual - expected).max() < 1e-9 * np.ptp(expected)
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"norm": "rms_norm"}, "^NORM = "),
+    ({**WIDTH, "num_heads": 2}, r"^NUM_HEADS \* D_KV = 16 and D_MODEL = 24"),
+    ({**WIDTH, "num_layers": 64}, "^NUM_LAYERS = 64: .*norms of q and k"),
+  ],
+)
+def test_a_model_that_llama_cpp_would_run_otherwise_is_refused(
+  changes, message
+):
+  with pytest.raises(UserError, match=message):
+    gguf_architecture(small_config(**changes))
+
+
+def test_a_serial_model_of_any_width_and_depth_is_a_granite():
+  model = small_config(**SERIAL, num_layers=64)
+  assert model.num_heads * model.d_kv != model.d_model
+  assert gguf_architecture(model) == "granite"
+
+
+SOURCES = [text_of(path) for path in PACKAGE if text_of(path)][:20]
+NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> Vocabulary:
+  path = tmp_path_factory.mktemp("vocabulary") / "code.model"
+  path.write_bytes(learn_model(SOURCES, 400))
+  return Vocabulary(str(path))
+
+
+def test_pieces_scores_and_types_are_sentencepieces(vocabulary):
+  found = vocabulary_metadata(
+    vocabulary, start_id=1, vocab_size=vocabulary.size
+  )
+  processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
+  ids = range(vocabulary.size)
+  assert found["tokenizer.ggml.tokens"] == processor.IdToPiece(list(ids))
+  scores = found["tokenizer.ggml.scores"]
+  assert scores == [processor.GetScore(i) for i in ids]
+  types = found["tokenizer.ggml.token_type"]
+  assert types[:4] == [CONTROL, CONTROL, UNKNOWN, BYTE]  # <pad> [eod] <unk> 00
+  assert [i for i in ids if types[i] == BYTE] == list(range(3, 259))
+  assert set(types[259:]) == {NORMAL}
+
+
+def test_rows_without_a_piece_have_names_of_their_own_and_are_unused(
+  vocabulary,
+):
+  size = vocabulary.size + 3
+  found = vocabulary_metadata(vocabulary, start_id=1, vocab_size=size)
+  tokens = found["tokenizer.ggml.tokens"]
+  assert len(tokens) == len(set(tokens)) == size
+  assert found["tokenizer.ggml.token_type"][-3:] == [UNUSED] * 3
+  assert len(found["tokenizer.ggml.scores"]) == size
+
+
+def test_what_stands_before_a_text_is_added_and_no_space(vocabulary):
+  found = vocabulary_metadata(
+    vocabulary, start_id=0, vocab_size=vocabulary.size
+  )
+  name = "tokenizer.ggml."
+  assert found[f"{name}add_bos_token"] is True
+  assert found[f"{name}bos_token_id"] == 0
+  assert found[f"{name}eos_token_id"] == vocabulary.eod_id
+  assert found[f"{name}add_space_prefix"] is False
+
+
+def test_a_vocabulary_that_llama_cpp_would_follow_otherwise_is_refused(
+  tmp_path,
+):
+  sentencepiece.SentencePieceTrainer.Train(
+    sentence_iterator=iter(SOURCES[3].splitlines()),
+    model_prefix=str(tmp_path / "foreign"),
+    model_type="unigram",
+    vocab_size=400,
+    byte_fallback=True,
+    hard_vocab_limit=False,
+    minloglevel=2,
+  )
+  vocabulary = Vocabulary(str(tmp_path / "foreign.model"))
+  with pytest.raises(UserError, match="otherwise: it is no byte-pair encoding"):
+    check_vocabulary(vocabulary)
+
+
+SHAPES = {
+  "model.norm.weight": (64,),
+  "model.embed_tokens.weight": (4, 64),
+  "model.layers.0.mlp.up_proj.weight": (2, 48),  # no whole blocks
+}
+
+
+@pytest.mark.parametrize(
+  "dtype, numbers",
+  [("float32", [0, 0, 0]), ("float16", [0, 1, 1]), ("q8_0", [0, 8, 1])],
+)
+def test_a_tensor_that_a_dtype_cannot_hold_has_a_larger_one(
+  dtype, numbers, tmp_path
+):
+  rng = np.random.default_rng(0)
+  values = {k: rng.normal(size=x).astype(np.float32) for k, x in SHAPES.items()}
+  path = tmp_path / "model.gguf"
+  metadata = {
+    "general.architecture": "granite",
+    "texts": ["", "b"],
+  }
+  write_gguf(str(path), metadata, SHAPES, dtype, values.__getitem__)
+  found = read_gguf(path)
+  assert found.metadata == metadata
+  assert list(found.dtypes.values()) == numbers
+  for name, value in values.items():
+    # Half a step of int8, and a rounding to float16.
+    limit = np.abs(value).max() * (0.5 / 127 + 2**-11)
+    np.testing.assert_allclose(
+      found.tensors[gguf_name(name)], value, rtol=0, atol=limit
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "q8_0"])
+def test_a_number_that_float16_cannot_hold_is_refused(dtype, tmp_path):
+  shapes = {"model.embed_tokens.weight": (1, 32)}
+  with pytest.raises(UserError, match=r"numbers of token_embd\.weight are"):
+    write_gguf(
+      str(tmp_path / "model.gguf"),
+      {"general.architecture": "granite"},
+      shapes,
+      dtype,
+      lambda name: np.full(shapes[name], 1e8, np.float32),
+    )
+
+
+TEXT = "one two"
+# Of the range of the logits.
+LIMITS = {"float32": 1e-5, "float16": 1e-3, "q8_0": 2e-2}
+
+
+def _export(run, folder, dtype):
+  path = folder / f"{dtype}.gguf"
+  flags = ["--model_dir", str(run), "--format=gguf", f"--dtype={dtype}"]
+  assert main(["export", *flags, "--output", str(path)]) == 0
+  return path
+
+
+def _logits(run, ids) -> np.ndarray:
+  """Returns the oracle's logits by a run's newest checkpoint, [L, V]."""
+  names = ["num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size"]
+  sizes = {name: runs.SETTINGS[name.upper()] for name in names}
+  tensors = runs.read_tensors(run, 12)
+  is_serial = "layer_000/mlp_norm/scale" in tensors
+  kind = {"block": "serial", "norm": "rms_norm"} if is_serial else {}
+  return oracle.forward(small_config(**sizes, **kind), tensors, ids)[0]
+
+
+@pytest.mark.parametrize("dtype, number", [("float32", 0), ("float16", 1)])
+def test_tensors_are_the_rounded_ones_of_the_newest_checkpoint(
+  dtype, number, finished, tmp_path
+):
+  file = read_gguf(_export(finished, tmp_path, dtype))
+  ours = runs.read_tensors(finished, 12)
+  for name, expected in (
+    ("token_embd.weight", ours["embedding"]),
+    ("blk.0.ffn_up.weight", ours["layer_000/mlp/wi"].T),
+  ):
+    assert file.dtypes[name] == number
+    np.testing.assert_array_equal(
+      file.tensors[name], expected.astype(["<f4", "<f2"][number])
+    )
+  norm = file.tensors["output_norm.weight"]
+  np.testing.assert_array_equal(norm, ours["final_norm/scale"])
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_the_file_run_as_llama_cpp_runs_it_gives_our_logits(
+  dtype, finished, tmp_path
+):
+  file = read_gguf(_export(finished, tmp_path, dtype))
+  ids = np.array([[1, 300, 12, 290, 305]])
+  found = llama_cpp_oracle.forward(file.metadata, file.tensors, ids[0])
+  expected = _logits(finished, ids)
+  difference = np.abs(found - expected).max()
+  assert difference < LIMITS[dtype] * np.ptp(expected)
+
+
+def test_q8_0_holds_all_matrices_in_int8(finished, tmp_path):
+  file = read_gguf(_export(finished, tmp_path, "q8_0"))
+  for name, value in file.tensors.items():
+    assert file.dtypes[name] == (8 if value.ndim == 2 else 0)
+  assert file.metadata["general.file_type"] == 7
+  # Behind [eod], where PACKING = "joined" begins a document.
+  assert file.metadata["tokenizer.ggml.bos_token_id"] == 1
+
+
+def test_other_formats_have_no_other_dtype(finished, tmp_path, capsys):
+  flags = ["--model_dir", str(finished), "--output", str(tmp_path / "model")]
+  assert main(["export", *flags, "--format=npz", "--dtype=float16"]) == 2
+  assert "--format=npz is written in float32" in capsys.readouterr().err
+  assert not any(tmp_path.iterdir())
+
+
+def test_a_file_that_is_there_is_not_written_over(finished, tmp_path, capsys):
+  path = tmp_path / "model.gguf"
+  path.write_text("mine")
+  flags = ["--model_dir", str(finished), "--format=gguf"]
+  assert main(["export", *flags, "--output", str(path)]) == 2
+  assert "exists; give another path" in capsys.readouterr().err
+  assert path.read_text() == "mine"
+
+
+@pytest.fixture(scope="module", params=["parallel", "serial"])
+def a_run(request, corpus, tmp_path_factory):
+  """A short run of a model that has an architecture in llama.cpp."""
+  if request.param == "parallel":
+    return request.getfixturevalue("finished")
+  path = tmp_path_factory.mktemp("run")
+  settings = {"BLOCK": "serial", "NORM": "rms_norm"}
+  assert runs.run("train", corpus, path, **settings) == 0
+  return path
+
+
+@pytest.fixture(scope="module")
+def llama_cpp():
+  import llama_cpp
+
+  return llama_cpp
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_llama_cpp_computes_our_logits_and_our_greedy_text(
+  dtype, llama_cpp, a_run, tmp_path, capsys
+):
+  model = llama_cpp.Llama(
+    str(_export(a_run, tmp_path, dtype)),
+    **{"logits_all": True, "verbose": False, "n_threads": 1},
+    # float32 keys and values: float16 ones cost a ten-thousandth of the range.
+    **{"type_k": 0, "type_v": 0},
+  )
+  ids = model.tokenize(TEXT.encode())
+  assert ids == [1, *Vocabulary(str(a_run / "vocabulary.model")).encode(TEXT)]
+  model.eval(ids)
+  expected = _logits(a_run, np.array([ids]))
+  difference = np.abs(model.scores[: len(ids)] - expected).max()
+  assert difference < LIMITS[dtype] * np.ptp(expected)
+  if dtype == "q8_0":  # whose rounding may change a close choice
+    return
+  capsys.readouterr()
+  greedy = ["--gin.TEMPERATURE=0.0", "--gin.SAMPLE_TOKENS=8", "--json"]
+  flags = ["--model_dir", str(a_run), "--prompt", TEXT]
+  assert main(["generate", *flags, *greedy]) == 0
+  ours = json.loads(capsys.readouterr().out)["continuation"]
+  found = model.create_completion(TEXT, max_tokens=8, temperature=0.0)
+  assert found["choices"][0]["text"] == ours
+
+
+@pytest.mark.peers
+def test_llama_cpp_has_the_ids_of_the_vocabulary(llama_cpp, finished, tmp_path):
+  path = _export(finished, tmp_path, "float16")
+  model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+  vocabulary = Vocabulary(str(finished / "vocabulary.model"))
+  rng = random.Random(0)
+  pieces = [vocabulary.piece(i) for i in range(vocabulary.size)]
+  pieces += ["\u00e9", "\0", "\n", "\U0001f600"]
+  for _ in range(3000):
+    text = "".join(rng.choices(pieces, k=rng.randrange(12)))
+    text = text.replace("\u2581", " ")
+    ids = model.tokenize(text.encode(), add_bos=False, special=False)
+    assert ids == vocabulary.encode(text), repr(text)

@@ -1,0 +1,173 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill and steps against a cache give the logits of one forward pass."""
+
+import dataclasses
+import functools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.generation.decode import weights as decode_weights
+from palm_mtf.generation.decode.forward import prefill
+from palm_mtf.generation.decode.rows import join_rows, split_rows
+from palm_mtf.generation.decode.step import make_step
+from palm_mtf.generation.decode.weights import build_decode_model
+from palm_mtf.mesh.session import session_config
+from tests import oracle
+from tests.mtf_testing import (
+  LAYOUTS,
+  SINGLE,
+  load_decode_model,
+  mesh_layout,
+  random_tokens,
+  run_model,
+  small_config,
+)
+
+ROWS, PROMPT = 4, 4
+
+
+def cached_logits(
+  config, params, inputs, mesh_rules=SINGLE, weight_dtype="activation"
+):
+  """Returns logits from the prompt's last place on, [rows, places, vocab]."""
+  with tf.Graph().as_default():
+    model = build_decode_model(config, mesh_rules, weight_dtype)
+    step = make_step(model)
+
+    def split(x):
+      return split_rows(model.placement, tf.constant(x, tf.int32))
+
+    cache = prefill(
+      model,
+      tf.constant(inputs[:, :PROMPT]),
+      split([PROMPT] * ROWS),
+      config.sequence_length,
+    )
+    places = []
+    # The first step reads the prompt's last token again.
+    for place in range(PROMPT - 1, config.sequence_length):
+      logits, cache = step.read(
+        split(inputs[:, place]), split([place] * ROWS), cache
+      )
+      places.append(logits)
+    whole = [tf.cast(join_rows(model.placement, x), tf.float32) for x in places]
+    config_ = session_config(mesh_rules.num_devices)
+    with tf.Session(config=config_) as session:
+      load_decode_model(session, model, params)
+      return np.stack(session.run(whole), axis=1)
+
+
+def case_of(config):
+  """Returns parameters, and a batch of ROWS."""
+  params = oracle.random_parameters(config, seed=1)
+  return params, random_tokens(config, ROWS, seed=3)
+
+
+@functools.cache
+def full_logits(config):
+  """Returns the logits of one forward pass over `case_of`."""
+  result = run_model(config, *case_of(config), backward=False)
+  return result.logits[:, PROMPT - 1 :]
+
+
+@pytest.fixture
+def without_operations(monkeypatch):
+  """Weights are as they are where nothing can be compiled."""
+  monkeypatch.setattr(decode_weights, "operations", lambda: None)
+
+
+MULTI_HEAD = {"attention": "multi_head", "norm": "rms_norm"}
+SERIAL = {"block": "serial"}
+BOTH = {**MULTI_HEAD, **SERIAL}
+
+
+@pytest.mark.parametrize(
+  ("changes", "layout"),
+  [
+    ({}, "one device"),
+    (MULTI_HEAD, "one device"),
+    (SERIAL, "one device"),
+    (BOTH, "one device"),
+    ({"final_norm_scale": "none"}, "one device"),
+    (BOTH, "all over data and model"),
+    # Slow: generate_program_test.py and int8 below have this layout.
+    pytest.param({}, "all over data and model", marks=pytest.mark.slow),
+    pytest.param({}, "two axes but no batch", marks=pytest.mark.slow),
+    pytest.param(MULTI_HEAD, "two axes but no batch", marks=pytest.mark.slow),
+  ],
+)
+def test_cached_logits_equal_those_of_a_forward_pass(changes, layout):
+  config = small_config(**changes)
+  params, batch = case_of(config)
+  mesh = mesh_layout(layout) if layout in LAYOUTS else SINGLE
+  cached = cached_logits(config, params, batch["inputs"], mesh)
+  full = full_logits(config)
+  np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("without_operations")
+@pytest.mark.parametrize("changes", [{}, BOTH])
+def test_what_is_not_compiled_gives_the_same_logits(changes):
+  config = small_config(**changes)
+  params, batch = case_of(config)
+  cached = cached_logits(config, params, batch["inputs"])
+  full = full_logits(config)
+  np.testing.assert_allclose(cached, full, atol=1e-5, rtol=0)
+
+
+def test_bfloat16_is_off_by_its_rounding_alone():
+  config = small_config(activation_dtype="bfloat16")
+  params, batch = case_of(config)
+  cached = cached_logits(config, params, batch["inputs"])
+  exact = oracle.forward(config, params, batch["inputs"])
+  full = full_logits(config)
+  # The logits themselves are not rounded (LOGITS_DTYPE).
+  assert np.any(cached.astype(ml_dtypes.bfloat16) != cached)
+  error = np.abs(cached - exact[:, PROMPT - 1 :]).max()
+  assert error < 1.5 * np.abs(full - exact[:, PROMPT - 1 :]).max()
+
+
+@pytest.mark.parametrize(
+  "layout",
+  [
+    "all over data and model",
+    pytest.param("two axes but no batch", marks=pytest.mark.slow),
+  ],
+)
+def test_int8_logits_are_near_and_the_same_in_every_layout(layout):
+  config = small_config()
+  params, batch = case_of(config)
+  full = full_logits(config)
+  int8 = cached_logits(config, params, batch["inputs"], weight_dtype="int8")
+  assert 1e-3 < np.abs(int8 - full).max() < 0.03 * np.abs(full).max()
+  split = cached_logits(
+    config, params, batch["inputs"], mesh_layout(layout), "int8"
+  )
+  np.testing.assert_allclose(split, int8, atol=1e-5, rtol=0)
+
+
+def test_int4_logits_are_near_and_the_same_if_not_compiled(monkeypatch):
+  config = small_config()
+  # Heads fill whole groups of weights: else those of o and wo share one.
+  config = dataclasses.replace(config, d_kv=16)
+  params, batch = case_of(config)
+  full = full_logits(config)
+  int4 = cached_logits(config, params, batch["inputs"], weight_dtype="int4")
+  assert 1e-3 < np.abs(int4 - full).max() < 0.3 * np.abs(full).max()
+  monkeypatch.setattr(decode_weights, "operations", lambda: None)
+  plain = cached_logits(config, params, batch["inputs"], weight_dtype="int4")
+  # Compiled products round their rows to int8 too.
+  assert np.abs(plain - int4).max() < 0.03 * np.abs(full).max()
+
+
+def test_a_token_that_the_vocabulary_lacks_is_refused():
+  config = small_config()
+  params = oracle.random_parameters(config, seed=1)
+  inputs = random_tokens(config, ROWS, seed=3)["inputs"]
+  inputs[1, PROMPT] = config.vocab_size
+  with pytest.raises(tf.errors.InvalidArgumentError, match="lies outside"):
+    cached_logits(config, params, inputs)

@@ -1,0 +1,181 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies are JSON in UTF-8; others are refused, by a short line."""
+
+import asyncio
+import codecs
+import gzip
+import json
+import zlib
+
+import pytest
+
+from tests.generation.serving.live_server import ask, complete, serving
+
+pytest.importorskip("aiohttp", reason="aiohttp, which serve needs, is absent")
+
+PROMPT = {"prompt": "one"}
+TEXT = json.dumps(PROMPT).encode()
+
+
+def answers(*requests, **model):
+  """Returns the answers to (body, headers) of one server."""
+
+  async def run():
+    async with serving(**model) as (_, address):
+      return [await complete(address, x, **head) for x, head in requests]
+
+  return asyncio.run(run())
+
+
+def message_of(answer, status):
+  assert answer[0] == status, answer
+  message = answer[1]["error"]["message"]
+  assert "\n" not in message and len(message) < 300
+  return message
+
+
+def test_utf_8_with_and_without_its_name_or_byte_order_mark_is_read():
+  heads = ["application/json; charset=UTF-8", "Application/JSON; charset=utf8"]
+  heads += ["application/json", 'application/json; charset="utf-8"']
+  requests = [(TEXT, {"Content_Type": head}) for head in heads]
+  requests.append((codecs.BOM_UTF8 + TEXT, {}))
+  requests.append((gzip.compress(TEXT, mtime=0), {"Content_Encoding": "gzip"}))
+  assert [status for status, _ in answers(*requests)] == [200] * 6
+
+
+@pytest.mark.parametrize("charset", ["punycode", "utf-16", "hex", "no", '""'])
+def test_every_other_charset_is_refused_unread(charset):
+  head = {"Content_Type": f"application/json; charset={charset}"}
+  (answer,) = answers((TEXT, head))
+  assert "JSON is UTF-8" in message_of(answer, 415)
+
+
+def test_a_body_of_a_slow_codec_stops_nobody():
+  body = b"x" * 10**6 + b"-" + b"a" * 10**6
+  head = {"Content_Type": "application/json; charset=punycode"}
+
+  async def run():
+    async with serving() as (_, address), asyncio.timeout(30):
+      return await asyncio.gather(
+        complete(address, body, **head), ask(address, "GET", "/health")
+      )
+
+  (status, _), health = asyncio.run(run())
+  assert status == 415 and health == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+  ("body", "why"),
+  [
+    (b"", "Expecting value at character 0"),
+    (b"{", "at character 1"),
+    (b'{"prompt": "\xff"}', "byte 12 is not UTF-8"),
+    (TEXT.decode().encode("utf-16"), "byte 0 is not UTF-8"),
+    (b"[" * 100_000, "nested too deep"),
+    (b'{"n": ' + b"1" * 5000 + b"}", "whole number has more than 4,300 digits"),
+  ],
+)
+def test_what_is_no_json_is_told_why(body, why):
+  (answer,) = answers((body, {}))
+  assert why in message_of(answer, 400)
+
+
+@pytest.mark.parametrize(
+  ("body", "coding"),
+  [
+    (TEXT, "gzip"),
+    (TEXT, "deflate"),
+    (TEXT, "br"),
+    (TEXT, "zstd"),
+    (gzip.compress(TEXT, mtime=0)[:-12], "gzip"),
+    (gzip.compress(TEXT, mtime=0)[:12] + b"\xff" * 20, "gzip"),
+    (zlib.compress(TEXT)[:-5], "deflate"),
+  ],
+)
+def test_a_body_that_is_not_of_its_content_encoding_is_the_clients_error(
+  body, coding, caplog
+):
+  (answer,) = answers((body, {"Content_Encoding": coding}))
+  message_of(answer, 400)
+  assert not caplog.records
+
+
+@pytest.mark.parametrize("coding", ["bogus", "gzip, deflate", "x" * 900])
+def test_every_other_content_encoding_is_refused(coding):
+  (answer,) = answers((TEXT, {"Content_Encoding": coding}))
+  assert "is not supported" in message_of(answer, 415)
+
+
+def test_a_body_in_bad_chunks_is_the_clients_error(caplog):
+  head = {"Transfer_Encoding": "chunked", "Content_Length": None}
+  (answer,) = answers((b"zz\r\n{}", head))
+  message_of(answer, 400)
+  assert not caplog.records
+
+
+def test_bombs_and_large_bodies_are_refused_by_their_size():
+  bomb = gzip.compress(b"a" * 10**7, mtime=0)
+  large, packed = answers(
+    (b'"' + b"a" * 2**21 + b'"', {}), (bomb, {"Content_Encoding": "gzip"})
+  )
+  assert "more than 2,097,152 bytes" in message_of(large, 413)
+  assert "more than 2,097,152 bytes" in message_of(packed, 413)
+
+
+def test_a_body_that_does_not_come_is_given_up():
+  head = {"Content_Length": 10}
+  (answer,) = answers((b"{", head), most_secs=0.05)
+  assert "in time" in message_of(answer, 408)
+
+
+LONG = "x" * 10**6
+
+
+@pytest.mark.parametrize(
+  "body",
+  [
+    {LONG: 1},
+    {"model": LONG},
+    {"model": [LONG]},
+    {"n": int("9" * 4000)},
+    {"max_tokens": int("9" * 4000)},
+    {"temperature": LONG},
+    {"temperature": int("9" * 4000)},
+    {"top_p": [0] * 10**5},
+    {"top_k": LONG},
+    {"seed": LONG},
+    {"logprobs": int("9" * 4000)},
+    {"stop": LONG},
+    {"stop": {LONG: LONG}},
+    {"stop": [[LONG]]},
+    {"stream": LONG},
+    {"stream_options": {LONG: 1}},
+    {"logit_bias": {LONG: 1}},
+    {"suffix": LONG},
+    {"best_of": int("9" * 4000)},
+    {"prompt": LONG},
+    {"prompt": [5] * 10**5},
+    {"prompt": ["\ud800" * 10**4]},
+    {"prompt": [[int("9" * 4000)]]},
+    {"model": "\ud800\n\x1b[2J"},
+  ],
+  ids=lambda body: f"{next(iter(body))[:9]}",
+)
+def test_no_answer_repeats_a_long_value(body):
+  (answer,) = answers(({**PROMPT, **body}, {}))
+  message_of(answer, 404 if "model" in body else 400)
+
+
+def test_no_page_repeats_a_long_path():
+  async def run():
+    async with serving() as (_, address):
+      paths = [
+        "/v1/models/" + "a" * 6000,
+        "/v1/" + "b" * 6000,
+        "/" + "c" * 10**5,
+      ]
+      return [await ask(address, "GET", path) for path in paths]
+
+  for answer, status in zip(asyncio.run(run()), (404, 404, 400), strict=True):
+    message_of(answer, status)

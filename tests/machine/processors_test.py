@@ -1,0 +1,128 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine computes natively, and with how many cores."""
+
+import pytest
+
+from palm_mtf.machine import processors
+from tests.cpus import (
+  ALDER_LAKE,
+  CASCADE_LAKE,
+  SAPPHIRE_RAPIDS,
+  SKYLAKE_X,
+  ZEN_3,
+  ZEN_4,
+  pretend_cpu,
+)
+
+
+@pytest.fixture
+def has_flags(tmp_path, monkeypatch):
+  """Returns a function that pretends a CPU with flags."""
+  return lambda flags, label="flags": pretend_cpu(
+    flags, tmp_path, monkeypatch, label
+  )
+
+
+@pytest.mark.parametrize(
+  ("flags", "bfloat16", "int8", "label"),
+  [
+    (ZEN_3, [], False, "flags"),
+    (SKYLAKE_X, [], False, "flags"),
+    (CASCADE_LAKE, [], True, "flags"),
+    (ALDER_LAKE, [], True, "flags"),
+    (ZEN_4, ["avx512_bf16"], True, "flags"),
+    (SAPPHIRE_RAPIDS, ["amx_bf16", "avx512_bf16"], True, "flags"),
+    ("fp asimd i8mm bf16", ["bf16"], True, "Features"),  # Arm
+  ],
+)
+def test_flags_say_what_is_native(has_flags, flags, bfloat16, int8, label):
+  has_flags(flags, label)
+  assert processors.bfloat16_flags() == bfloat16
+  assert processors.sums_int8_in_32_bits() == int8
+  assert processors.cpu_name() == "A CPU"
+
+
+@pytest.mark.parametrize(
+  ("limit", "bfloat16", "int8"),
+  [
+    ("SSE41", [], False),
+    ("avx2", [], False),
+    ("AVX2_VNNI", [], False),  # another instruction than avx512_vnni
+    ("AVX512_CORE", [], False),
+    ("AVX512_CORE_VNNI", [], True),
+    ("AVX512_CORE_BF16", ["avx512_bf16"], True),
+    ("AVX512_CORE_AMX", ["amx_bf16", "avx512_bf16"], True),
+    ("ALL", ["amx_bf16", "avx512_bf16"], True),
+  ],
+)
+def test_a_limit_of_onednn_holds_here_too(
+  has_flags, monkeypatch, limit, bfloat16, int8
+):
+  has_flags(SAPPHIRE_RAPIDS)
+  monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+  assert processors.bfloat16_flags() == bfloat16
+  assert processors.sums_int8_in_32_bits() == int8
+
+
+def test_a_cpu_that_nothing_is_known_of_has_nothing(tmp_path, monkeypatch):
+  monkeypatch.setattr(processors, "CPUINFO", tmp_path / "none")
+  assert processors.bfloat16_flags() == []
+  assert not processors.sums_int8_in_32_bits()
+  assert processors.cpu_name() == "this CPU"
+
+
+def test_kernels_are_chosen_by_vector_instructions_and_the_limit_of_onednn(
+  has_flags, monkeypatch
+):
+  has_flags(f"{ZEN_4} sse4a clzero")
+  everything = ["avx", "avx2", "avx512_bf16", "avx512_vnni", "avx512bw"]
+  everything += ["avx512f", "f16c", "fma"]
+  assert processors.kernel_flags() == everything
+  monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core")
+  core = processors.kernel_flags()
+  monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx2")
+  # Both are without VNNI and bfloat16; oneDNN's kernels differ.
+  assert processors.kernel_flags()[1:] == core[1:]
+  assert processors.kernel_flags() != core
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+  """The kernel's files, of a machine whose cores 1 and 3 are ours."""
+  for name in ("CPU_MAX", "CPU_QUOTA", "CPU_PERIOD"):
+    monkeypatch.setattr(processors, name, tmp_path / name)
+  monkeypatch.setattr(processors.os, "sched_getaffinity", lambda pid: {3, 1})
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  ("texts", "quota"),
+  [
+    ({}, None),
+    ({"CPU_MAX": "max 100000\n"}, None),
+    ({"CPU_MAX": "250000 100000\n"}, 2.5),
+    ({"CPU_QUOTA": "-1\n", "CPU_PERIOD": "100000\n"}, None),
+    ({"CPU_QUOTA": "50000\n", "CPU_PERIOD": "100000\n"}, 0.5),
+  ],
+)
+def test_the_quota_of_a_container_is_found(files, texts, quota):
+  for name, text in texts.items():
+    (files / name).write_text(text)
+  assert processors.core_quota() == quota
+
+
+@pytest.mark.parametrize(
+  ("quota", "usable"),
+  [("max", 2), ("50000", 1), ("100000", 1), ("190000", 1), ("900000", 2)],
+)
+def test_processes_at_once_are_limited_by_cores_and_quota(files, quota, usable):
+  (files / "CPU_MAX").write_text(f"{quota} 100000\n")
+  assert processors.usable_cores() == usable
+
+
+def test_threads_are_those_of_the_cores_or_what_the_environment_asks(files):
+  assert processors.visible_cores() == [1, 3]
+  assert processors.thread_count({}) == 2
+  assert processors.thread_count({"OMP_NUM_THREADS": "1"}) == 2
+  assert processors.thread_count({"TF_NUM_INTRAOP_THREADS": "16"}) == 16

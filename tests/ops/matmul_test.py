@@ -1,0 +1,107 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Products on CPUs that lack instructions are those of CPUs that have them."""
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.ops.matmul import einsum, int8_matmul, is_emulated, matmul
+from tests.cpus import ZEN_3, pretend_cpu
+
+ROWS, INNER, COLUMNS = 5, 96, 7
+
+
+@pytest.fixture
+def no_native_bfloat16(tmp_path, monkeypatch):
+  pretend_cpu(ZEN_3, tmp_path, monkeypatch)
+
+
+def rounded(x):
+  """Returns float64 numbers rounded to bfloat16's 8 bits, as float64."""
+  mantissa, exponent = np.frexp(x)
+  return np.ldexp(np.round(mantissa * 256) / 256, exponent)
+
+
+def test_products_round_float32_sums_once(no_native_bfloat16):
+  rng = np.random.default_rng(0)
+  x = rounded(rng.normal(size=[2, ROWS, INNER]))
+  y = rounded(rng.normal(size=[2, INNER, COLUMNS]))
+  with tf.Graph().as_default(), tf.Session() as session:
+    x_, y_ = tf.constant(x, tf.bfloat16), tf.constant(y, tf.bfloat16)
+    assert is_emulated(x_)
+    found = [
+      matmul(x_, y_),
+      matmul(x_, tf.transpose(y_, [0, 2, 1]), transpose_b=True),
+      einsum("bri,bic->brc", x_, y_),
+    ]
+    assert {each.dtype for each in found} == {tf.bfloat16}
+    found = session.run([tf.cast(each, tf.float32) for each in found])
+  exact = x @ y
+  for each in found:
+    # Half of the last of 8 bits, and what float32 sums are off.
+    np.testing.assert_allclose(each, exact, rtol=2**-8, atol=1e-5)
+    assert (each == rounded(exact)).mean() > 0.95
+
+
+@pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_float32_product_of_bfloat16_numbers_is_not_rounded(transposed):
+  rng = np.random.default_rng(0)
+  x, y = rounded(rng.normal(size=[64, 96])), rounded(rng.normal(size=[96, 48]))
+  xs = [z.T if turn else z for z, turn in zip((x, y), transposed, strict=True)]
+  with tf.Graph().as_default(), tf.Session() as session:
+    a, b = (tf.constant(z, tf.bfloat16) for z in xs)
+    product = matmul(
+      a,
+      b,
+      transpose_a=bool(transposed[0]),
+      transpose_b=bool(transposed[1]),
+      dtype=tf.float32,
+    )
+    assert product.shape == [64, 48]
+    np.testing.assert_allclose(session.run(product), x @ y, atol=1e-4)
+
+
+def test_float32_is_not_emulated(no_native_bfloat16):
+  with tf.Graph().as_default():
+    assert not is_emulated(tf.constant(1.0))
+
+
+def test_gpus_multiply_bfloat16_themselves(no_native_bfloat16):
+  with tf.Graph().as_default(), tf.device("/device:GPU:0"):
+    assert not is_emulated(tf.zeros([1], tf.bfloat16))
+
+
+INNER, OUTER = 1024, 24  # 1,024 * 127 * 127 is below 2^24: float32 holds it
+
+
+def hard_numbers(rng, shape):
+  """Returns numbers of which many pairs overflow 16 bits."""
+  extreme = rng.choice([-127, 127], shape)
+  return np.where(rng.random(shape) < 0.5, extreme, rng.integers(-127, 128))
+
+
+def check_int8_sums(num_rows: int, packed: bool) -> None:
+  """Fails unless products of hard numbers are what int64 makes of them."""
+  rng = np.random.default_rng(num_rows)
+  x = hard_numbers(rng, [num_rows, INNER]).astype(np.int8)
+  w = hard_numbers(rng, [INNER, OUTER]).astype(np.int8)
+  x[0], w[:, 0] = 127, 127  # the largest sum there can be
+  exact = x.astype(np.int64) @ w.astype(np.int64)
+  scale = 2.0 ** rng.integers(-3, 4, OUTER)  # exact too
+  with tf.Graph().as_default(), tf.Session() as session:
+    kept = tf.Variable(w, use_resource=True)
+    session.run(kept.initializer)
+    high = tf.constant(127 * scale, tf.float32)
+    y = int8_matmul(tf.constant(x), kept.value(), (-high, high), packed=packed)
+    for _ in range(2):
+      np.testing.assert_array_equal(session.run(y), exact * scale)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 3, 16])
+@pytest.mark.parametrize("is_zen_3", [False, True])
+def test_int8_sums_are_exact(tmp_path, monkeypatch, packed, num_rows, is_zen_3):
+  if is_zen_3:
+    pretend_cpu(ZEN_3, tmp_path, monkeypatch)
+  check_int8_sums(num_rows, packed)

@@ -1,0 +1,305 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that are not finite, or not the same on all pods, stop a run."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from palm_mtf._tf import tf
+from palm_mtf.checkpoints.manifest import find_checkpoints
+from palm_mtf.checkpoints.writer import write_checkpoint
+from palm_mtf.config import PodsConfig
+from palm_mtf.errors import UserError
+from palm_mtf.mesh.session import session_config
+from palm_mtf.mesh.slices import Slice
+from palm_mtf.programs.train_program import build_train_program
+from palm_mtf.training.step import NonFiniteStepError, TrainStep
+from palm_mtf.training.variable_checks import (
+  FiniteCheck,
+  ReplicaCheck,
+  build_fingerprints,
+)
+from tests import runs
+from tests.checkpoint_files import save_tensors
+from tests.mtf_testing import (
+  PALM_OPTIMIZER,
+  SINGLE,
+  load_parameters,
+  mesh_layout,
+  random_tokens,
+  small_config,
+)
+from tests.oracle import random_parameters
+
+
+def plant(model_dir, name, place, value):
+  """Rewrites the checkpoint of step 12 with `value` in a place of a tensor."""
+  tensors = runs.read_tensors(model_dir, 12)
+  tensors[name][place] = value
+
+  def write_weights(prefix):
+    names = {key.replace("/", "__"): x for key, x in tensors.items()}
+    save_tensors(prefix, **names)
+
+  newest = find_checkpoints(str(model_dir))[-1]
+  write_checkpoint(str(model_dir), newest.manifest, write_weights, keep=10)
+
+
+@pytest.mark.parametrize(
+  ("planted", "message"),
+  [
+    (
+      ("embedding", (7, 3), np.nan),
+      "loss = nan, z_loss = nan, grad_norm = nan at step 13: training has "
+      "diverged; the first tensor that is not finite is the parameter "
+      "embedding, before the step.",
+    ),
+    (
+      ("layer_000/mlp/wi_gate", (0, 0), np.inf),
+      "is the parameter layer_000/mlp/wi_gate, before the step.",
+    ),
+    (
+      ("final_norm/scale", slice(None), 1e25),  # squares of logits overflow
+      "the first tensor that is not finite is the z_loss, of parameters that "
+      "all are.",
+    ),
+  ],
+)
+def test_a_run_stops_with_step_tensor_and_last_good_checkpoint(
+  planted, message, corpus, finished, tmp_path, capsys
+):
+  model_dir = shutil.copytree(finished, tmp_path / "copy")
+  plant(model_dir, *planted)
+  before = runs.read_files(model_dir / "checkpoints")
+  settings = {"TRAIN_STEPS": 16, "LOG_STEPS": 1, "CHECKPOINT_STEPS": 1}
+  assert runs.run("train", corpus, model_dir, **settings) == 2
+  error = capsys.readouterr().err
+  assert message in error, error
+  path = model_dir / "checkpoints" / "step_00000012"
+  assert error.endswith(f"The last good checkpoint is {path}.\n")
+  assert runs.read_files(model_dir / "checkpoints") == before
+  assert runs.read_metrics(model_dir)[-1]["step"] == 12
+
+
+def test_an_update_that_overflows_is_never_saved(
+  corpus, finished, tmp_path, capsys
+):
+  """The step's own loss and gradients are finite."""
+  model_dir = shutil.copytree(finished, tmp_path / "copy")
+  plant(model_dir, "layer_000/mlp/wo/second_moment", (2, 1), np.inf)
+  assert runs.run("train", corpus, model_dir, TRAIN_STEPS=13) == 2
+  error = capsys.readouterr().err
+  assert (
+    "layer_000/mlp/wo is not finite after step 13 (as are 2 other variables)"
+    in error
+  )
+  assert not (model_dir / "checkpoints" / "step_00000013").exists()
+
+
+def all_values(session, program):
+  return session.run(
+    {
+      f"{name}/{i}": part.variable.read_value()
+      for name, parts in program.slices.items()
+      for i, part in enumerate(parts)
+    }
+  )
+
+
+def test_a_bad_step_changes_no_bit_of_any_variable():
+  config = small_config(num_layers=1)
+  mesh = mesh_layout("vocab over model")
+  batch = random_tokens(config, batch_size=4, seed=0)
+  params = random_parameters(config, seed=1)
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(mesh.num_devices)) as session,
+  ):
+    program = build_train_program(
+      config, mesh, PALM_OPTIMIZER, batch_size=4, seed=0
+    )
+    session.run(program.initialize)
+    train_step = TrainStep(session, program)
+    metrics = train_step.run(batch, 0)
+    feed = {
+      program.pods[0].features[name]: value for name, value in batch.items()
+    }
+    losses, squares, is_finite = session.run(
+      [program.losses, program.gradient_squares, program.is_finite],
+      {**feed, program.step: 1},
+    )
+    assert is_finite
+    assert np.sqrt(squares.sum()) == pytest.approx(losses["grad_norm"])
+    assert losses.keys() < metrics.keys()
+
+    params["layer_000/norm/scale"][0] = np.nan
+    load_parameters(session, program.slices, params)
+    before = all_values(session, program)
+    with pytest.raises(NonFiniteStepError) as bad:
+      train_step.run(batch, 1)
+    runs.assert_same(before, all_values(session, program))
+    watch = FiniteCheck(session, program, lambda: None)
+    error = watch.error_of_step(bad.value)
+    assert "the parameter layer_000/norm/scale, before the step" in str(error)
+
+
+def test_the_gradient_that_was_computed_first_is_named():
+  config = small_config()
+  with tf.Graph().as_default(), tf.Session() as session:
+    program = build_train_program(
+      config, SINGLE, PALM_OPTIMIZER, batch_size=4, seed=0
+    )
+    session.run(program.initialize)
+    watch = FiniteCheck(session, program, lambda: None)
+    losses = {"loss": 5.0, "z_loss": 0.1, "grad_norm": np.inf}
+    squares = np.ones(len(program.parameters))
+    first, second = (
+      program.parameters.index(f"layer_00{i}/mlp/wo") for i in range(2)
+    )
+    squares[first], squares[second] = np.nan, np.inf
+    error = watch.error_of_step(NonFiniteStepError(7, losses, squares))
+  assert str(error) == (
+    "loss = 5.0, z_loss = 0.1, grad_norm = inf at step 7: training has "
+    "diverged; the first tensor that is not finite is the gradient of "
+    "layer_001/mlp/wo. Nothing of it is saved; lower LEARNING_RATE. There is "
+    "no checkpoint yet."
+  )
+
+
+def flip_bit(session, pod, name, index=0):
+  """Changes the last bit of one number of a slice."""
+  variable = pod.slices[name][index].variable
+  value = session.run(variable.read_value())
+  value.view(np.uint32).ravel()[-1] ^= 1
+  variable.load(value, session)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def watched(request):
+  """Pods of two devices each, before any step."""
+  pods = PodsConfig(num_pods=request.param)
+  mesh = mesh_layout("d_ff over model")
+  with (
+    tf.Graph().as_default(),
+    tf.Session(config=session_config(2, pods.num_pods)) as session,
+  ):
+    program = build_train_program(
+      small_config(num_layers=1),
+      mesh,
+      PALM_OPTIMIZER,
+      batch_size=12,
+      seed=0,
+      pods=pods,
+    )
+    session.run(program.initialize)
+    before = session.graph.num_operations()
+    watch = ReplicaCheck(session, program, lambda: None)
+    assert session.graph.num_operations() == before, "no first step waits"
+    yield session, program, watch
+
+
+def test_a_planted_change_is_named_and_taken_back_is_none(watched):
+  session, program, watch = watched
+  watch.check(0)
+  name = "layer_000/mlp/wo/momentum"
+  flip_bit(session, program.pods[1], name, index=1)
+  with pytest.raises(UserError) as error:
+    watch.check(7)
+  two = "pods 0 and 1"
+  who = two if len(program.pods) == 2 else "pod 1 as on all others"
+  assert str(error.value) == (
+    f"{name} is not the same on {who} after step 7: a pod's memory, network or "
+    "processor is at fault. Nothing of it is saved; go on without that pod's "
+    "machine. There is no checkpoint yet."
+  )
+  flip_bit(session, program.pods[1], "final_norm/scale")
+  with pytest.raises(UserError, match="as are 1 other variables"):
+    watch.check(8)
+  flip_bit(session, program.pods[1], "final_norm/scale")
+  flip_bit(session, program.pods[1], name, index=1)
+  watch.check(9)
+
+
+def test_a_run_stops_at_the_next_comparison_and_saves_nothing_since(
+  corpus, tmp_path, capsys, monkeypatch
+):
+  made = TrainStep.__init__
+  run = TrainStep.run
+
+  def remember(self, session, program):
+    self.planted_in = session, program.pods[1]
+    made(self, session, program)
+
+  def run_and_plant(self, batch, step, records):
+    result = run(self, batch, step, records)
+    if step == 4:
+      flip_bit(*self.planted_in, "embedding")
+    return result
+
+  monkeypatch.setattr(TrainStep, "__init__", remember)
+  monkeypatch.setattr(TrainStep, "run", run_and_plant)
+  macros = {"NUM_PODS": 2, "FINGERPRINT_STEPS": 3, "PROMPTS": []}
+  assert runs.run("train", corpus, tmp_path, **macros) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert "is not the same on pods 0 and 1 after step 6" in error
+  assert error.endswith("checkpoints/step_00000004.")
+  found = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+  assert found == ["step_00000004"]
+
+
+def fingerprints(*variables):
+  """Returns the fingerprint of each variable, a list of slices."""
+  with tf.Graph().as_default(), tf.Session(config=session_config(2)) as session:
+    slices = {}
+    for number, parts in enumerate(variables):
+      slices[str(number)] = []
+      for i, part in enumerate(parts):
+        with tf.device(f"/device:cpu:{i}"):
+          variable = tf.Variable(part, use_resource=True)
+        slices[str(number)].append(
+          Slice(
+            begin=[0] * len(variable.shape),
+            sizes=list(variable.shape),
+            spec="",
+            is_first=True,
+            names=[str(number)],
+            variable=variable,
+            near=variable.device,
+          )
+        )
+    result = build_fingerprints(slices)
+    session.run(tf.global_variables_initializer())
+    return session.run(result)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_formula_holds(dtype):
+  dtype, rng = tf.as_dtype(dtype).as_numpy_dtype, np.random.default_rng(0)
+  parts = [rng.normal(size=[3, 5]).astype(dtype) for _ in range(2)]
+  kind = {2: np.uint16, 4: np.uint32}[parts[0].itemsize]
+  total = sum(
+    int(bits) * (2 * i + 1) * (2 * s + 1)
+    for s, part in enumerate(parts)
+    for i, bits in enumerate(part.view(kind).ravel())
+  )
+  (number,) = fingerprints(parts)
+  assert int(number) % 2**64 == total % 2**64
+
+
+def test_any_flipped_bit_and_any_exchange_is_seen():
+  x = np.random.default_rng(1).normal(size=[4, 7]).astype(np.float32)
+  changed = []
+  for bit in range(32):
+    y = x.copy()
+    y.view(np.uint32)[bit % 4, bit % 7] ^= np.uint32(1 << bit)
+    changed.append([y])
+  zero = x.copy()
+  zero[2, 2] = 0.0
+  minus = zero.copy()
+  minus[2, 2] = -0.0
+  others = [[x[::-1].copy()], [x[:2], x[2:]], [x[2:], x[:2]], [zero], [minus]]
+  numbers = fingerprints([x], [x.copy()], *changed, *others)
+  assert numbers[0] == numbers[1]
+  assert len(set(numbers[1:].tolist())) == len(numbers) - 1
