@@ -4,8 +4,8 @@
 
 A mean over the tokens of a step is not the mean of its microbatches' means, or
 of its pods', where their weights differ. So a loss is given as a sum and its
-weight: both are added up over microbatches and pods (gradient_sums.py), and
-pod.py divides one by the other.
+weight: pod.py adds up both over microbatches and pods, and divides one by the
+other.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 """The graph of a training step, which a client runs.
 
 gradients  forward and backward pass, on every pod of its share of the batch
-exchange   each gradient, from each pod to all others (gradient_sums.py)
+exchange   each gradient, from each pod to all others (pod.py)
 update     clipping and Adafactor, on every pod the same
 """
 
@@ -22,9 +22,8 @@ from palm_mtf.programs.features import (
   HostFeatures,
   ReadFeatures,
 )
-from palm_mtf.programs.gradient_sums import exchange_sums
 from palm_mtf.programs.loss_function import LossFunction, PalmLoss
-from palm_mtf.programs.pod import Gradients, PodBuilder, Update
+from palm_mtf.programs.pod import Gradients, PodBuilder, Update, exchange_sums
 
 
 @dataclasses.dataclass(frozen=True)

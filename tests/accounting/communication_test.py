@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes between pods and the steps they make, worked out by hand.
 
-gradient_sums_test.py compares the bytes with those of the graph.
+pod_test.py compares the bytes with those of the graph.
 """
 
 import collections
