@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Embedding, norm, rotary embedding and SwiGLU, with their gradients."""
 
-import functools
-
 import numpy as np
 
 from palm_mtf._tf import mtf, tf
 from palm_mtf.native import layers as native
+from palm_mtf.native.operations import IS_CENTERED
 from palm_mtf.ops.slicewise import ByDevice, WholeSlice
 from palm_mtf.ops.xla import fused
 
@@ -102,86 +101,104 @@ def embed(
 # --- Norm --------------------------------------------------------------------
 
 
-def normalized(x: tf.Tensor, centered: bool) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns x [..., d_model] with unit mean square, and 1/deviation [..., 1].
+# Each norm takes x [..., d_model] in float32, and returns y, which the scale
+# multiplies, and what its gradient needs besides y: 1/deviation, [..., 1].
 
-  Args:
-    x: any float dtype; both results are float32.
-    centered: whether the mean is subtracted first.
-  """
-  x = tf.cast(x, tf.float32)
-  if centered:
-    x -= tf.reduce_mean(x, -1, keepdims=True)
+
+def _rms_norm(x):
   rsqrt = tf.math.rsqrt(
     tf.reduce_mean(tf.square(x), -1, keepdims=True) + NORM_EPSILON
   )
   return x * rsqrt, rsqrt
 
 
-def _norm(x, scale, *, centered):
-  return tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+def _layer_norm(x):
+  return _rms_norm(x - tf.reduce_mean(x, -1, keepdims=True))
+
+
+# The gradient of x is orthogonal to y and, where the mean is subtracted, to 1.
+
+
+def _rms_norm_gradient(y, rsqrt, dy):
+  return (dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)) * rsqrt
+
+
+def _layer_norm_gradient(y, rsqrt, dy):
+  dx = dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)
+  return (dx - tf.reduce_mean(dy, -1, keepdims=True)) * rsqrt
+
+
+# Each NORM and its gradient. native/operations.py says which of them C++ has.
+_NORMS = {
+  "layer_norm": (_layer_norm, _layer_norm_gradient),
+  "rms_norm": (_rms_norm, _rms_norm_gradient),
+}
+
+
+def normalize(x: tf.Tensor, kind: str) -> tf.Tensor:
+  """Returns the norm of x before its scale, [..., d_model], float32.
+
+  Args:
+    x: [..., d_model], any float dtype.
+    kind: NORM.
+  """
+  forward, _ = _NORMS[kind]
+  return forward(tf.cast(x, tf.float32))[0]
+
+
+@fused
+def _norm(x, scale, kind):
+  return tf.cast(normalize(x, kind) * scale, x.dtype)
 
 
 def _as_rows(x):
   return tf.reshape(x, [-1, x.shape[-1]])
 
 
-def _norm_gradient(x, scale, dy, *, centered):
-  shape = x.shape
+@fused
+def _norm_gradient(x, scale, dy, kind):
+  forward, backward = _NORMS[kind]
+  shape, dtype = x.shape, x.dtype
   # As rows, because XLA takes twice the time for a sum over two dimensions on a
   # CPU.
   x, dy = _as_rows(x), _as_rows(dy)
-  y, rsqrt = normalized(x, centered)
+  y, state = forward(tf.cast(x, tf.float32))
   dy = tf.cast(dy, tf.float32)
   dscale = tf.reduce_sum(dy * y, 0)
-  dy *= scale
-  # The gradient is orthogonal to y and, where the mean is subtracted, to 1.
-  dx = dy - y * tf.reduce_mean(dy * y, -1, keepdims=True)
-  if centered:
-    dx -= tf.reduce_mean(dy, -1, keepdims=True)
-  return tf.reshape(tf.cast(dx * rsqrt, x.dtype), shape), dscale
-
-
-_NORMS = {
-  name: (
-    fused(functools.partial(_norm, centered=centered)),
-    fused(functools.partial(_norm_gradient, centered=centered)),
-  )
-  for name, centered in (("layer_norm", True), ("rms_norm", False))
-}
+  dx = backward(y, state, dy * scale)
+  return tf.reshape(tf.cast(dx, dtype), shape), dscale
 
 
 def norm(
   x: mtf.Tensor, scale: mtf.Tensor, kind: str, factor: float = 1.0
 ) -> mtf.Tensor:
-  """Normalizes over d_model: LayerNorm without bias, or RMSNorm.
+  """Normalizes over d_model and multiplies by a scale.
 
   Args:
     x: [..., d_model], activation dtype.
     scale: [d_model], float32.
-    kind: "layer_norm" or "rms_norm".
+    kind: NORM.
     factor: constant that multiplies the scale.
   """
-  forward, backward = _NORMS[kind]
-  is_centered = kind == "layer_norm"
+  is_native = kind in IS_CENTERED
   rows = [dim.name for dim in x.shape.dims[:-1]]  # a row needs no other
 
   def scaled(scale):
     return scale if factor == 1 else scale * factor
 
   def forward_slice(x, scale):
-    return forward(x, scaled(scale))
+    return _norm(x, scaled(scale), kind)
 
   def native_forward(threads, x, scale):
-    how = {"is_centered": is_centered, "threads": threads}
+    how = {"is_centered": IS_CENTERED[kind], "threads": threads}
     return tf.reshape(native.norm(_as_rows(x), scaled(scale), **how), x.shape)
 
   def backward_slice(x, scale, dy):
-    dx, dscale = backward(x, scaled(scale), dy)
+    dx, dscale = _norm_gradient(x, scaled(scale), dy, kind)
     return dx, scaled(dscale)
 
   def native_backward(threads, x, scale, dy):
-    how = {"is_centered": is_centered, "threads": threads}
+    how = {"is_centered": IS_CENTERED[kind], "threads": threads}
     given = _as_rows(x), scaled(scale), _as_rows(dy)
     dx, dscale = native.norm_gradient(*given, **how)
     return tf.reshape(dx, x.shape), scaled(dscale)
@@ -189,7 +206,7 @@ def norm(
   def gradient(op, dy):
     x, scale = op.inputs
     return WholeSlice(
-      ByDevice(backward_slice, native_backward),
+      ByDevice(backward_slice, native_backward if is_native else None),
       [x, scale, dy],
       [(x.shape, x.dtype), (scale.shape, scale.dtype)],
       splittable=rows,
@@ -197,7 +214,7 @@ def norm(
     ).outputs
 
   return WholeSlice(
-    ByDevice(forward_slice, native_forward),
+    ByDevice(forward_slice, native_forward if is_native else None),
     [x, scale],
     [(x.shape, x.dtype)],
     splittable=rows,

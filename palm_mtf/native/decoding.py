@@ -12,7 +12,7 @@ from palm_mtf.config import PalmConfig
 from palm_mtf.config.decode import MOST_GREEDY
 from palm_mtf.machine.processors import usable_cores
 from palm_mtf.native.build import panel_columns
-from palm_mtf.native.operations import operations, with_shapes
+from palm_mtf.native.operations import IS_CENTERED, operations, with_shapes
 
 # In the order of `Format` in products.h.
 INT4 = tf.as_dtype("int4")
@@ -132,7 +132,7 @@ class StepWeights:
       "d_kv": config.d_kv,
       "d_ff": config.d_ff,
       "is_serial": config.block == "serial",
-      "is_centered": config.norm == "layer_norm",
+      "is_centered": IS_CENTERED[config.norm],
       "format": FORMATS.index(kernels[0].dtype),
       "logits_format": FORMATS.index(kernels[-1].dtype),
       "threads": _threads(kernels),

@@ -16,6 +16,10 @@ from palm_mtf.native.build import BuildError, built_with, library
 
 _logger = logging.getLogger(__name__)
 
+# The values of NORM that operations in C++ compute, and whether these subtract
+# the mean. Models with another norm run on TensorFlow's operations.
+IS_CENTERED = {"layer_norm": True, "rms_norm": False}
+
 
 @dataclasses.dataclass(frozen=True)
 class _Loaded:

@@ -16,7 +16,7 @@ from palm_mtf._tf import tf2
 from palm_mtf.accounting.architecture import layer_name, parameter_shapes
 from palm_mtf.config import PalmConfig
 from palm_mtf.model.attention import visible_softmax
-from palm_mtf.model.layers import gated, normalized, sines_and_cosines, turned
+from palm_mtf.model.layers import gated, normalize, sines_and_cosines, turned
 
 # Keys, then values, of each layer in turn.
 Cache = list[tf2.Tensor]
@@ -103,7 +103,7 @@ class Decoder(tf2.Module):
     return tf2.einsum("...d,vd->...v", y, self._weights["embedding"])
 
   def _apply_norm(self, name: str, x: tf2.Tensor) -> tf2.Tensor:
-    y, _ = normalized(x, self._model.norm == "layer_norm")
+    y = normalize(x, self._model.norm)
     scale = self._weights.get(f"{name}/scale")
     return y if scale is None else y * scale  # FINAL_NORM_SCALE = "none"
 

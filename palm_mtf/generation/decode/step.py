@@ -32,7 +32,7 @@ from palm_mtf.mesh.cpu_gpu import CpuGpuPlacement
 from palm_mtf.model.attention import visible_softmax
 from palm_mtf.model.layers import (
   local_embedding,
-  normalized,
+  normalize,
   sines_and_cosines,
 )
 from palm_mtf.native.decoding import (
@@ -237,11 +237,11 @@ class NativeStep:
 
 
 @fused
-def _add_and_norm(x, branch, scale, centered, quantizes):
+def _add_and_norm(x, branch, scale, kind, quantizes):
   # Returns x + branch, [rows, d_model], and its norm; `branch` are `Rows`.
   if branch:
     x += value_of(branch, x.dtype)
-  y = tf.cast(normalized(x, centered)[0] * scale, x.dtype)
+  y = tf.cast(normalize(x, kind) * scale, x.dtype)
   return x, *(to_int8(y, largest_numbers(y, 1)) if quantizes else (y,))
 
 
@@ -454,12 +454,11 @@ class TensorflowStep:
   ) -> tuple[LaidOut, LaidOutRows]:
     # `branches` are the [rows, inputs] that each kernel multiplies, by name.
     is_last = name == "final_norm"
-    centered = self._config.norm == "layer_norm"
     # The product after the last norm gives the logits, and quantizes itself.
     quantizes = self._model.quantizes_rows and not is_last
     x, *y = self._impl.slicewise(
       lambda x, scale, *branch: _add_and_norm(
-        x, branch, scale, centered, quantizes
+        x, branch, scale, self._config.norm, quantizes
       ),
       x,
       self._last_scale if is_last else self._model.scales[f"{name}/scale"],

@@ -28,7 +28,7 @@ from palm_mtf.mesh.slices import Slice
 from palm_mtf.model.dims import Dims, model_dims
 from palm_mtf.model.weights import GATES, QKV, logits_dtype, palm_variables
 from palm_mtf.native.decoding import INT4, pack
-from palm_mtf.native.operations import operations
+from palm_mtf.native.operations import IS_CENTERED, operations
 from palm_mtf.ops.slicewise import split_axes
 
 # The weights are made once from a checkpoint's float32 variables: cast to the
@@ -150,6 +150,8 @@ def _serves_natively(
 ) -> bool:
   """Returns whether the operations of `native` serve these weights."""
   if placement.size > 1 or "gpu" in placement.devices[0].lower():
+    return False
+  if config.norm not in IS_CENTERED:
     return False
   # AMX multiplies the many rows of a prompt faster than these operations do.
   is_bfloat16 = (weight_dtype, config.activation_dtype) == (
