@@ -127,7 +127,7 @@ WHEN = (
   "(in step|while pods were compared after step|while step|"
   "while its memory was read after step) \\d+( was saved)?"
 )
-GO_ON = "run the same command to go on."
+RESUME = "run the same command to resume."
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_fault_ends_the_run_in_time_with_the_pod_its_host_and_the_phase(
   line = cluster.end_of(client, fault.__name__, most_secs=most_secs)
   assert re.fullmatch(
     f"palm_mtf: pod 1: its server {cluster.addresses[1]} {how}, {WHEN}; "
-    f"{GO_ON}",
+    f"{RESUME}",
     line,
   ), line
 
@@ -175,7 +175,7 @@ def test_a_silent_link_between_pods_that_answer_is_told_with_both_ends(
     line = cluster.end_of(client, "a silent link between pods, waited for")
     assert line.endswith(
       f"is silent, ever since; it was waited for, 8 seconds (POD_WAIT_SECS); "
-      f"{GO_ON}"
+      f"{RESUME}"
     )
 
 
@@ -187,7 +187,7 @@ def test_a_run_that_was_asked_to_stop_waits_for_no_pod(cluster):
   time.sleep(1)
   client.terminate()
   line = cluster.end_of(client, "asked to stop", most_secs=MOST_SECS)
-  assert line.endswith(f"after SIGTERM; {GO_ON}")
+  assert line.endswith(f"after SIGTERM; {RESUME}")
 
 
 @pytest.mark.slow
@@ -275,7 +275,7 @@ SILENT = "pod 0: its server 127.0.0.1:9 has not answered for 1 seconds, at the "
         "POD_TIMEOUT_SECS": 1.0,
         "POD_WAIT_SECS": 3.0,
       },
-      f"{SILENT}start; it was waited for, 3 seconds (POD_WAIT_SECS); {GO_ON}",
+      f"{SILENT}start; it was waited for, 3 seconds (POD_WAIT_SECS); {RESUME}",
     ),
     (
       {"ISLANDS": [["127.0.0.1:9"], ["10.0.0.1"]]},

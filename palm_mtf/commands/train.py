@@ -93,9 +93,9 @@ def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
     return
   where = outcome.checkpoint.path if outcome.checkpoint else model_dir
   _logger.info(
-    f"stopped by {outcome.signal_name}; {where} holds all that was learnt"
+    f"stopped by {outcome.signal_name}; {where} holds all that was learned"
   )
-  _logger.info("run the same command to go on")
+  _logger.info("run the same command to resume")
   raise StoppedError(outcome.signal_name)
 
 
@@ -105,14 +105,14 @@ def _report(loss: float, entropy: float) -> None:
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
   if loss < entropy:
-    print(f"learnt           {entropy - loss:.4f} nats/token from context")
+    print(f"learned          {entropy - loss:.4f} nats/token from context")
   else:
-    print("learnt           nothing from context yet; train longer")
+    print("learned          nothing from context yet; train longer")
 
 
 def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
   for prompt, text in zip(prompts, texts, strict=True):
-    print(f"\n--- {prompt!r} goes on:\n{prompt}{text}")
+    print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
 
 
 def _say_what_next(model_dir: str, run: RunConfig) -> None:

@@ -175,7 +175,7 @@ class RunConfig:
     check_choice("INIT_STATE", self.init_state, ["weights", "all"])
     if self.init_state == "all" and self.init_checkpoint is None:
       raise UserError(
-        'INIT_STATE = "all": of nothing; name the checkpoint to go on from in '
+        'INIT_STATE = "all": of nothing; name the checkpoint to resume from in '
         "INIT_CHECKPOINT."
       )
     BatchSizes(self.global_batch_size)  # raises UserError for a wrong schedule

@@ -106,7 +106,7 @@ def train_runs(
         each.process.wait()
   if stop.signal_name:
     _logger.info(
-      f"stopped by {stop.signal_name}; run the same command to go on"
+      f"stopped by {stop.signal_name}; run the same command to resume"
     )
     raise StoppedError(stop.signal_name)
   return failed

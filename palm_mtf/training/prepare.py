@@ -259,7 +259,7 @@ def _log_resumption(newest: Checkpoint, manifest: Manifest) -> None:
     if name not in newest.manifest.settings and now != before:
       _logger.warning(
         f"{name} = {now!r}: the run began in a version that knew only "
-        f"{before!r}; set it to that to go on as it began"
+        f"{before!r}; set it to that to continue as it began"
       )
   for name, value in manifest.data.items():
     if newest.manifest.data.get(name) != value:

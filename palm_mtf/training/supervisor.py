@@ -167,7 +167,8 @@ def _run_loop(job: TrainJob, pods: _Pods, records: Records) -> Event:
         raise
       # Whoever stops a run may have stopped its servers too.
       raise UserError(
-        f"{lost}, after {pods.stop.signal_name}; run the same command to go on."
+        f"{lost}, after {pods.stop.signal_name}; run the same command to "
+        "resume."
       ) from None
 
 

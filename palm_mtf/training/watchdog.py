@@ -73,6 +73,6 @@ class Watchdog:
       f"no step was done for {self._waited:,.0f} seconds (WATCHDOG_SECS = "
       f"{self._secs:,}), {self._where}; the newest checkpoint is "
       f"{self._newest()}; above is what each thread was doing; run the same "
-      "command to go on"
+      "command to resume"
     )
     os._exit(1)  # the main thread may never return to end it in order

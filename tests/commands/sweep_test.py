@@ -195,7 +195,7 @@ def test_a_stopped_sweep_leaves_no_process_and_resumes(
   assert not (run / "outcome.txt").exists()
   # Unless it was killed, the run has saved its last step.
   if number != signal.SIGKILL:
-    assert "run the same command to go on" in err
+    assert "run the same command to resume" in err
     (checkpoint,) = (run / "checkpoints").glob("step_*")
     assert int(checkpoint.name[5:]) < 50_000
 

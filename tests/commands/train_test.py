@@ -249,7 +249,7 @@ def test_loss_above_the_unigram_entropy_is_not_called_learning(
 ):
   assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=1, PROMPTS=[]) == 0
   out = capsys.readouterr().out
-  assert "learnt           nothing from context yet; train longer" in out
+  assert "learned          nothing from context yet; train longer" in out
 
 
 def test_learns_from_context_what_no_unigram_model_can(
@@ -258,8 +258,8 @@ def test_learns_from_context_what_no_unigram_model_can(
   """The corpus counts from one to ten: every word follows from the last."""
   assert runs.run("train", corpus, tmp_path, TRAIN_STEPS=150, LOG_STEPS=50) == 0
   out = capsys.readouterr().out
-  learnt = float(out.split("learnt")[1].split()[0])
-  assert learnt > 1.0
+  learned = float(out.split("learned")[1].split()[0])
+  assert learned > 1.0
   assert "one two three four five six" in out
 
 
@@ -286,7 +286,7 @@ def test_a_second_trainer_is_refused_and_a_signal_stops_the_first_cleanly(
   # So that `train && evaluate` stops.
   assert process.returncode == 128 + number, rest
   assert f"stopped by {number.name}" in rest
-  assert "run the same command to go on" in rest
+  assert "run the same command to resume" in rest
   (checkpoint,) = (tmp_path / "checkpoints").iterdir()
   step = int(checkpoint.name.removeprefix("step_"))
   assert step >= 6

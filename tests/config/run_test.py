@@ -283,7 +283,7 @@ def test_the_last_step_may_be_traced():
 
 def test_a_state_to_go_on_with_needs_its_checkpoint():
   assert refusal(RUN, init_state="all") == (
-    'INIT_STATE = "all": of nothing; name the checkpoint to go on from in '
+    'INIT_STATE = "all": of nothing; name the checkpoint to resume from in '
     "INIT_CHECKPOINT."
   )
 

@@ -59,9 +59,9 @@ def test_the_quickstart_prints_lines_as_shown(
   }
   shown = PAGE.blocks[1].text.splitlines()
   assert PAGE.blocks[0] == block
-  for line in shown[: shown.index("--- 'class Test' goes on:") + 1]:
-    if line.startswith("learnt "):  # nothing, in 12 steps
-      assert "learnt nothing from context yet; train longer" in found
+  for line in shown[: shown.index("--- 'class Test' continues:") + 1]:
+    if line.startswith("learned "):  # nothing, in 12 steps
+      assert "learned nothing from context yet; train longer" in found
     else:
       assert line == " ..." or _shape(line) in found, line
   head, *rows = shown[shown.index(" ...", 8) + 1 : -1]

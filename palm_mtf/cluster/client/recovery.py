@@ -58,7 +58,7 @@ class PodRecovery:
     if not self._had_all_pods and policy != "wait":
       raise UserError(f"{lost}; {_advise_start(pods)}.") from None
     if policy == "stop":
-      raise UserError(f"{lost}; run the same command to go on.") from None
+      raise UserError(f"{lost}; run the same command to resume.") from None
     _logger.warning(f"{lost}; ON_POD_FAILURE = {policy!r}")
     if policy == "shrink":
       pods = self._shrink(lost, pods, mesh)
@@ -93,7 +93,7 @@ class PodRecovery:
       raise UserError(
         f"{lost}; {self._num_losses} times a pod was lost since step {step} "
         "was saved; save more often (CHECKPOINT_STEPS), or see to that pod, "
-        "and run the same command to go on."
+        "and run the same command to resume."
       ) from None
 
   def _wait(self, lost: PodLostError, pods: PodsConfig) -> None:
@@ -112,7 +112,7 @@ class PodRecovery:
       if time.monotonic() > end:
         raise UserError(
           f"{lost}; it was waited for, {pods.pod_wait_secs:g} seconds "
-          "(POD_WAIT_SECS); run the same command to go on."
+          "(POD_WAIT_SECS); run the same command to resume."
         ) from None
       time.sleep(_PAUSE_SECS)
 

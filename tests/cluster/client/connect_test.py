@@ -166,7 +166,7 @@ def test_every_line_has_the_memory_of_each_server_and_a_lost_one_is_named(
   assert re.fullmatch(
     rf"palm_mtf: pod 1: its server 127\.0\.0\.1:\d+ \(process {pids[1]}\) was "
     r"killed by SIGKILL, while its memory was read after step 4; run the same "
-    r"command to go on\.",
+    r"command to resume\.",
     line,
   ), line
 

@@ -160,7 +160,7 @@ def test_a_lost_server_ends_the_run_in_time_with_its_name(
   line = error.splitlines()[-1]
   assert re.fullmatch(
     rf"palm_mtf: pod 1: its server 127\.0\.0\.1:\d+ \(process {pids[1]}\) "
-    rf"{how}, [^,;]*step \d+[^,;]*; run the same command to go on\.",
+    rf"{how}, [^,;]*step \d+[^,;]*; run the same command to resume\.",
     line,
   ), line
   wait_until(lambda: not any(map(is_running, pids)))

@@ -200,7 +200,7 @@ def test_a_pod_lost_while_a_diverged_step_is_looked_into_is_named(
   line = capsys.readouterr().err.splitlines()[-1]
   assert re.fullmatch(
     r"palm_mtf: pod 0: its server \S+ \(process \d+\) was killed by SIGKILL, "
-    r"in step \d+; run the same command to go on\.",
+    r"in step \d+; run the same command to resume\.",
     line,
   ), line
 
@@ -236,6 +236,6 @@ def test_a_pod_that_is_lost_again_and_again_ends_the_run():
     assert message_of(pods, recovery, 8) == (
       "pod 1 is gone; 4 times a pod was lost since step 8 was saved; save more "
       "often (CHECKPOINT_STEPS), or see to that pod, and run the same command "
-      "to go on."
+      "to resume."
     )
     assert recovery.pods_after(LOST, pods, SINGLE, 12) == pods
