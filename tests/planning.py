@@ -3,14 +3,14 @@
 """Makes the settings of a plan from a recipe and macros."""
 
 from palm_mtf.cli import gin_files
-from palm_mtf.commands.plan import checked
+from palm_mtf.commands.plan import check_settings
 from palm_mtf.config import PlanConfig
 
 
 def plan_config(*files: str, **macros: object) -> PlanConfig:
-  """Returns the checked settings of gin files; macros override them."""
+  """Returns the check_settings settings of gin files; macros override them."""
   given = [f"{name}={value!r}" for name, value in macros.items()]
-  return checked(gin_files.load("plan", files, given).build()[1])
+  return check_settings(gin_files.load("plan", files, given).build()[1])
 
 
 def palm_540b(**macros: object) -> PlanConfig:

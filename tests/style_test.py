@@ -49,6 +49,7 @@ NOT_MIRRORED = {
   "foreign_models/example_test.py",
   "pages_test.py",
   "pod_faults_test.py",
+  "same_bits_test.py",
   "docs/readme_test.py",
   "docs_test.py",
   "t5_test.py",

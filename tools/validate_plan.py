@@ -33,7 +33,7 @@ from palm_mtf.accounting.communication import dcn_bytes
 from palm_mtf.accounting.plan import memory_parts
 from palm_mtf.accounting.step_time import predicted
 from palm_mtf.cli import gin_files
-from palm_mtf.commands.plan import checked
+from palm_mtf.commands.plan import check_settings
 from palm_mtf.config import PlanConfig
 from palm_mtf.errors import check_choice
 from tools.bench_command import one_line_errors
@@ -111,7 +111,7 @@ def config_of(case: str) -> PlanConfig:
   }
   given = [f"{name}={value!r}" for name, value in macros.items()]
   files = ["recipes/quickstart.gin"]
-  return checked(gin_files.load("plan", files, given).build()[1])
+  return check_settings(gin_files.load("plan", files, given).build()[1])
 
 
 def prediction(case: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf checkpoints`: lists, verifies, compares and prunes checkpoints."""
 
-# `compare` alone reads tensors, and imports TensorFlow for that; the others
-# read manifests and hash files.
+# Only `compare` reads tensors and imports TensorFlow; the other commands read
+# manifests and hash files.
 
 import os
 import shutil
@@ -41,26 +41,26 @@ def list_all(*, model_dir: str, as_json: bool) -> None:
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    as_json: print one JSON object a checkpoint.
+    as_json: print one JSON object per checkpoint.
   """
   losses = _read_losses(model_dir)
   rows = []
-  for path in _folders(model_dir):
+  for path in _find_folders(model_dir):
     row = {"step": step_of(path), "path": path, "state": _WHOLE}
     try:
-      # Compares the sizes of files with the manifest. `verify` hashes the
-      # files too, which reads every byte of them.
+      # Compares only the file sizes with the manifest; `verify` reads and
+      # hashes every byte.
       checkpoint = read_checkpoint(path)
       row["written"] = checkpoint.written.isoformat(" ")
       row["bytes"] = checkpoint.num_bytes
     except (RemovedCheckpointError, FileNotFoundError):
-      continue  # by the run, which trains meanwhile
+      continue  # a run that trains now has just removed it
     except DamagedCheckpointError as error:
       row["state"] = f"damaged: {error}"
     except UserError as error:
       row["state"] = f"not read: {error}"
     rows.append(row | losses.get(row["step"], {}))
-  for path in _set_aside(model_dir):
+  for path in _find_set_aside(model_dir):
     step = step_of(path.partition(".damaged")[0])
     rows.append({"step": step, "path": path, "state": "set aside"})
   if as_json:
@@ -87,19 +87,19 @@ def verify(*, model_dir: str, as_json: bool) -> None:
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    as_json: print one JSON object a checkpoint.
+    as_json: print one JSON object per checkpoint.
 
   Raises:
-    UserError: there is no such folder or checkpoint, or one is damaged or
-      cannot be read.
+    UserError: if the folder does not exist or holds no checkpoint, or a
+      checkpoint is damaged or cannot be read.
   """
-  damaged, paths = [], _folders(model_dir)
+  damaged, paths = [], _find_folders(model_dir)
   for path in paths:
     try:
-      state = _state(path)
+      state = _check_state(path)
     except RemovedCheckpointError:
-      continue  # by the run, which trains meanwhile
-    # A checkpoint of gigabytes is hashed for seconds: each is printed at once.
+      continue  # a run that trains now has just removed it
+    # Print each state at once, because hashing gigabytes takes seconds.
     row = {"step": step_of(path), "path": path, "state": state}
     print(json_text(row) if as_json else f"{path}  {row['state']}")
     if row["state"] != _WHOLE:
@@ -107,7 +107,7 @@ def verify(*, model_dir: str, as_json: bool) -> None:
   if damaged:
     raise UserError(
       f"{len(damaged)} of {len(paths)} checkpoints in {model_dir} are damaged: "
-      f"{', '.join(damaged)}; training goes on from the newest that is whole."
+      f"{', '.join(damaged)}; training resumes from the newest whole one."
     )
 
 
@@ -116,7 +116,7 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
 
   Args:
     first: path of a checkpoint or MODEL_DIR, or a TensorFlow prefix.
-    second: path or prefix to compare it with.
+    second: path or prefix to compare `first` with.
     as_json: print one JSON object.
   """
   a, b = weights = find_weights("A", first), find_weights("B", second)
@@ -127,7 +127,7 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
     for name in shared
     if ours[name] != theirs[name]
   }
-  differences = _differences(weights, set(shared) - other_shapes.keys())
+  differences = _compare_tensors(weights, set(shared) - other_shapes.keys())
   results = {
     "first": a.place,
     "second": b.place,
@@ -136,7 +136,7 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
     "only_in_second": sorted(theirs.keys() - ours.keys()),
     "other_shapes": other_shapes,
     "max_difference": differences,
-    "other_settings": _other_settings(a, b),
+    "other_settings": _compare_settings(a, b),
     "bitwise_equal": ours == theirs and not differences,
   }
   if as_json:
@@ -145,9 +145,9 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
   for name, value in results.items():
     title = name.replace("_", " ")
     if isinstance(value, Mapping):
-      lines = [f"{key} {_shown(each)}" for key, each in value.items()]
+      lines = [f"{key} {_format_value(each)}" for key, each in value.items()]
     else:
-      lines = [_shown(value)]
+      lines = [_format_value(value)]
     for line in lines or ["none"]:
       print(f"{title:16} {line}")
 
@@ -155,38 +155,39 @@ def compare(*, first: str, second: str, as_json: bool) -> None:
 def prune(
   *, model_dir: str, keep: int, keep_every_steps: int | None, as_json: bool
 ) -> None:
-  """Removes all but the newest whole checkpoints, and prints which.
+  """Removes all but the newest whole checkpoints; prints what it removed.
 
   Args:
     model_dir: MODEL_DIR of a training run.
     keep: number of the newest whole checkpoints that stay.
-    keep_every_steps: checkpoints of every so many steps stay too; or None.
-    as_json: print one JSON object a removed checkpoint.
+    keep_every_steps: also keep checkpoints whose step is a multiple of this;
+      or None.
+    as_json: print one JSON object per removed checkpoint.
 
   Raises:
-    UserError: a process trains there, no checkpoint is whole, or one cannot
-      be read or removed.
+    UserError: if a process is training in the folder, no checkpoint is whole,
+      or a checkpoint cannot be read or removed.
   """
   check_count("--keep", keep)
   if keep_every_steps is not None:
     check_count("--keep_every_steps", keep_every_steps)
-  _folders(model_dir)  # before the lock, which makes the folder
+  _find_folders(model_dir)  # raises before the lock creates a missing folder
   with training_lock(model_dir):
-    states = {path: _state(path) for path in _folders(model_dir)}
+    states = {path: _check_state(path) for path in _find_folders(model_dir)}
     whole = [path for path, state in states.items() if state == _WHOLE]
-    # Without a whole checkpoint the damaged ones are all that is left of the
-    # run: a person may still mend one.
+    # If no checkpoint is whole, keep the damaged ones: nothing else is left of
+    # the run, and a person may be able to repair one.
     if not whole:
       raise UserError(
         f"MODEL_DIR = {model_dir!r}: none of its {len(states)} checkpoints "
         "is whole; nothing was removed."
       )
-    # Damaged checkpoints go as well, and do not count among those that stay.
+    # Damaged checkpoints are removed too, and do not count towards `keep`.
     old = dict.fromkeys(removable(whole, keep, keep_every_steps), "old")
     removed = {p: state for p, state in states.items() if state != _WHOLE} | old
     for path in sorted(removed):
       remove_checkpoint(path)
-    for path in _set_aside(model_dir):
+    for path in _find_set_aside(model_dir):
       removed[path] = "set aside"
       with writing(path, None):
         shutil.rmtree(path)
@@ -197,8 +198,8 @@ def prune(
     print(f"nothing to remove: {model_dir} has {len(whole)} checkpoints")
 
 
-def _folders(model_dir: str) -> list[str]:
-  """Returns the paths of the checkpoints, oldest first, at least one."""
+def _find_folders(model_dir: str) -> list[str]:
+  """Returns the paths of all checkpoints, oldest first; raises if none."""
   if not os.path.isdir(model_dir):
     folder, name = os.path.split(model_dir.rstrip("/"))
     names = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
@@ -215,8 +216,8 @@ def _folders(model_dir: str) -> list[str]:
   return paths
 
 
-def _set_aside(model_dir: str) -> list[str]:
-  # Training renames a damaged checkpoint to step_<n>.damaged, and keeps it.
+def _find_set_aside(model_dir: str) -> list[str]:
+  # Training renames a damaged checkpoint to step_<n>.damaged and keeps it.
   root = ModelDir(model_dir).checkpoints
   return sorted(
     os.path.join(root, name)
@@ -225,9 +226,9 @@ def _set_aside(model_dir: str) -> list[str]:
   )
 
 
-def _state(path: str) -> str:
-  # What cannot be read now, or is of another version, may be whole: this raises
-  # UserError, and nothing is removed.
+def _check_state(path: str) -> str:
+  # Other UserErrors pass: a checkpoint that cannot be read now, or that another
+  # version wrote, may be whole, so `prune` must stop before it removes any.
   try:
     read_whole(path)
   except RemovedCheckpointError:
@@ -238,7 +239,7 @@ def _state(path: str) -> str:
 
 
 def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
-  """Returns the losses of metrics.jsonl, nats a token, by their steps."""
+  """Returns {step: losses} from metrics.jsonl, in nats per token."""
   losses = {}
   path = ModelDir(model_dir).metrics
   for values in read_json_lines(path, number="step"):
@@ -250,23 +251,23 @@ def _read_losses(model_dir: str) -> dict[int, dict[str, float]]:
   return losses
 
 
-def _differences(
+def _compare_tensors(
   weights: Sequence[NamedWeights], names: Iterable[str]
 ) -> dict[str, float | str]:
-  """Returns the largest difference of each tensor that has other bits."""
+  """Returns the largest difference for each tensor whose bits differ."""
   import numpy as np
 
   from palm_mtf._tf import tf
 
   readers = [tf.train.load_checkpoint(each.prefix) for each in weights]
   differences = {}
-  # One pair of tensors is read at a time: two models may not fit in memory.
+  # Read one pair of tensors at a time: two models may not fit in memory.
   for name in sorted(names):
     a, b = map(_read_tensor, weights, readers, [name] * 2)
-    # Bytes, not values: -0 equals 0, and what is no number equals nothing.
+    # Compare bytes, not values: -0 equals 0, and NaN does not equal NaN.
     if a.tobytes() != b.tobytes():
       largest = float(np.max(np.abs(a.astype(np.float64) - b)))
-      # As a text, because JSON would have null in its place.
+      # A text, because JSON has no infinity or NaN and would print null.
       differences[name] = largest if np.isfinite(largest) else str(largest)
   return differences
 
@@ -276,11 +277,11 @@ def _read_tensor(weights: NamedWeights, reader: Any, name: str) -> Any:
     return reader.get_tensor(name)
 
 
-def _other_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
-  """Returns the macros whose values differ, with both values."""
+def _compare_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
+  """Returns {macro: both values} for the macros whose values differ."""
   if not a.checkpoint or not b.checkpoint:
     return {}  # a TensorFlow prefix has no manifest
-  ours, theirs = _settings(a.checkpoint), _settings(b.checkpoint)
+  ours, theirs = _read_settings(a.checkpoint), _read_settings(b.checkpoint)
   return {
     name: [ours.get(name), theirs.get(name)]
     for name in sorted(ours.keys() | theirs.keys())
@@ -288,13 +289,13 @@ def _other_settings(a: NamedWeights, b: NamedWeights) -> dict[str, list[Any]]:
   }
 
 
-def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
+def _read_settings(checkpoint: Checkpoint) -> dict[str, Any]:
   manifest = checkpoint.manifest
-  # The same TEXT_FILES may name other text: the hash of the tokens tells.
+  # The same TEXT_FILES may name other text, so compare the tokens' hash too.
   return {**manifest.settings, "the tokens": manifest.data.get("the tokens")}
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
   if isinstance(value, bool):
     return "yes" if value else "no"
   if isinstance(value, list):
@@ -304,7 +305,7 @@ def _shown(value: object) -> str:
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  # Numbers end in one column; the last cell, the state, begins in one.
+  # Numbers are aligned to the right; the last cell, the state, to the left.
   for *cells, last in rows:
     padded = [f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False)]
     print("  ".join([*padded, last]))

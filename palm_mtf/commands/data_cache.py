@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data cache`: encodes the documents of a run into CACHE_DIR."""
 
-# Training with the same CACHE_DIR reads these token stores, and encodes the
-# sources that have none. data/tokens/cache.py finds a store by a hash of its
-# text, so that runs share it, wherever the text lies.
+# Training with the same CACHE_DIR reads these token stores, and encodes only
+# sources without a store. data/tokens/cache.py finds a store by the hash of its
+# text, so that runs share a store even if they read the text from other paths.
 
 import os
 import time
@@ -25,30 +25,33 @@ def data_cache(
   verify: bool = False,
   as_json: bool = False,
 ) -> None:
-  """Encodes every source that CACHE_DIR lacks; prints the size of each.
+  """Encodes every source that CACHE_DIR lacks; prints the size of each store.
 
   Args:
-    model_dir: MODEL_DIR, for the vocabulary and tokens that have no other path.
+    model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set,
+      and the tokens if CACHE_DIR is not set.
     config: documents, vocabulary and CACHE_DIR.
     verify: compare every byte of stored tokens with its hash.
-    as_json: print one JSON object a source instead of lines for people.
+    as_json: print one JSON object per source instead of lines for people.
   """
   check_model_dir(model_dir)
   model, data = config.model, config.data
-  # Without VOCABULARY the run's own is read from MODEL_DIR, or trained there.
+  # Without VOCABULARY, this reads MODEL_DIR's vocabulary, or trains it there.
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   sources = open_filtered(model_dir, data, model.sequence_length)
-  # A source of token ids is of one vocabulary; one of text is of any.
+  # A source of token ids was encoded with one vocabulary, so check its hash.
   for source in sources:
     source.check_vocabulary(vocabulary.sha256)
   start = time.perf_counter()
-  # Text is read, encoded by a process a core, and written shard by shard: what
-  # is killed goes on behind the last whole shard.
+  # One process per core encodes the text. Stores are written shard by shard, so
+  # that a command that was killed resumes after the last whole shard.
   stores = cache_stores(model_dir, data, sources, vocabulary, verify=verify)
   secs = time.perf_counter() - start
   for source, (path, store) in zip(sources, stores, strict=True):
     result = {"source": source.name, "path": path, **_describe(path, store)}
-    lines = [f"{name:24} {_text(value)}\n" for name, value in result.items()]
+    lines = [
+      f"{name:24} {_format_value(value)}\n" for name, value in result.items()
+    ]
     print(json_text(result) if as_json else "".join(lines))
   if not as_json:
     print(f"{'secs':24} {secs:.1f}")
@@ -57,7 +60,7 @@ def data_cache(
 def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   counts = store.train.counts + store.validation.counts
   size = sum(entry.stat().st_size for entry in os.scandir(path))
-  # A token is 2 or 4 bytes on the disk; manifest and shard headers add some.
+  # A token takes 2 or 4 bytes on disk; manifest and shard headers add a little.
   return {
     **(store.filter_counts or {}),
     "training_documents": store.train.counts.num_documents,
@@ -71,7 +74,7 @@ def _describe(path: str, store: TokenStore) -> dict[str, int | float]:
   }
 
 
-def _text(value: str | int | float) -> str:
+def _format_value(value: str | int | float) -> str:
   if isinstance(value, str):
     return value
   return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data inspect`: prints the batch of a training step, as text."""
 
-# A line begins with "|" where its tokens are in the loss, and with ":" where
-# they are inputs of an example, which are read and not predicted. A line
-# "[eod]" is the end of a document.
+# A printed line begins with "|" if its tokens count in the loss, and with ":"
+# if its tokens are an example's inputs, which the model reads but does not
+# predict. A line "[eod]" marks the end of a document.
 
 import collections
 import itertools
@@ -28,13 +28,13 @@ def data_inspect(
   """Prints figures and the first rows of the batches of INSPECT_STEPS.
 
   Args:
-    model_dir: MODEL_DIR of a training run, or of one to come.
+    model_dir: MODEL_DIR of a training run, which may not have started yet.
     config: settings that decide the content of a batch.
-    as_json: print one JSON object a step instead of lines for people.
+    as_json: print one JSON object per step instead of lines for people.
   """
   check_model_dir(model_dir)
-  # As training/prepare.py: a vocabulary and tokens that are not there yet are
-  # made, for the run to find.
+  # As in training/prepare.py, a missing vocabulary and missing tokens are made,
+  # and the run will use them.
   model, data, run = config.model, config.data, config.run
   vocabulary = load_vocabulary(model_dir, data, vocab_size=model.vocab_size)
   corpus = corpus_of_run(model_dir, config, vocabulary)
@@ -47,7 +47,7 @@ def data_inspect(
   }
   for step in config.inspection.inspect_steps:
     result = describe_step(batches, step, vocabulary, num_rows, continued)
-    print(json_text(result) if as_json else "\n".join(_lines(result)))
+    print(json_text(result) if as_json else "\n".join(_format_lines(result)))
 
 
 def describe_step(
@@ -57,7 +57,7 @@ def describe_step(
   num_rows: int,
   continued: Container[str] = (),
 ) -> dict:
-  """Returns the figures of a step's batch, and its first rows as text.
+  """Returns figures about the batch of a step, and its first rows as text.
 
   Args:
     batches: batches of the run.
@@ -65,13 +65,13 @@ def describe_step(
     vocabulary: vocabulary of the run.
     num_rows: rows to return as text.
     continued: names of the sources whose targets continue the text of their
-      inputs. Targets of other sources are encoded apart, as texts.
+      inputs. Other sources encode inputs and targets as separate texts.
   """
   batch, pieces = batches.batch(step), batches.pieces(step)
   targets = batch["targets"]  # [rows, length]
-  # Rows of joined documents have no weights: every token is in the loss.
+  # Without loss weights (PACKING = "joined") every token counts in the loss.
   weights = batch.get("loss_weights", np.ones(targets.shape, np.float32))
-  is_padding = _is_padding(batch, vocabulary.eod_id)
+  is_padding = _find_padding(batch, vocabulary.eod_id)
   tokens = targets[~is_padding]
   per_source = collections.Counter()
   for piece in itertools.chain(*pieces):
@@ -89,39 +89,39 @@ def describe_step(
     "rows": [
       {
         "documents": [piece._asdict() for piece in row],
-        "pieces": list(_pieces(ids, learnt, row, vocabulary, continued)),
+        "pieces": list(_split_row(ids, in_loss, row, vocabulary, continued)),
       }
-      for row, ids, learnt, row_padding in zip(
+      for row, ids, in_loss, row_padding in zip(
         pieces[:num_rows], targets, weights > 0, is_padding, strict=False
       )
-      for ids, learnt in [(ids[~row_padding], learnt[~row_padding])]
+      for ids, in_loss in [(ids[~row_padding], in_loss[~row_padding])]
     ],
   }
 
 
-def _is_padding(batch: Batch, eod_id: int) -> np.ndarray:
-  """Marks padding, [rows, length], bool."""
+def _find_padding(batch: Batch, eod_id: int) -> np.ndarray:
+  """Returns which tokens are padding: [rows, length], bool."""
   targets = batch["targets"]
   if "loss_weights" not in batch:
     return np.zeros(targets.shape, bool)
-  # Id 0 with weight 0 may be an input too; padding runs to the end of its row.
+  # An input can also be id 0 with weight 0; only padding reaches the row's end.
   unused = (targets == 0) & (batch["loss_weights"] == 0)
   return np.logical_and.accumulate(unused[:, ::-1], axis=1)[:, ::-1]
 
 
-def _pieces(
+def _split_row(
   ids: np.ndarray,
-  learnt: np.ndarray,
+  in_loss: np.ndarray,
   documents: Sequence[Piece],
   vocabulary: Vocabulary,
   continued: Container[str],
 ) -> Iterator[dict]:
   """Yields the texts of a row, cut where a document or its inputs end."""
-  # ids: [tokens], int32; learnt: [tokens], bool. A cut lies behind each [eod],
-  # and where inputs turn into targets.
-  changes = (learnt[1:] != learnt[:-1]) | (ids[:-1] == vocabulary.eod_id)
+  # ids: [tokens], int32; in_loss: [tokens], bool. The row is cut after each
+  # [eod], and between inputs and targets.
+  changes = (in_loss[1:] != in_loss[:-1]) | (ids[:-1] == vocabulary.eod_id)
   ends = [*(np.flatnonzero(changes) + 1).tolist(), len(ids)]
-  # Documents by their first token in the row.
+  # Maps the position of a document's first token in the row to the document.
   starts = itertools.accumulate((x.tokens for x in documents), initial=0)
   begun = dict(zip(starts, documents, strict=False))
   document = documents[0]
@@ -130,17 +130,18 @@ def _pieces(
     is_inside = (
       document.begin > 0 if start in begun else document.source in continued
     )
-    # A space that the vocabulary puts before each text is in none that was cut.
+    # The vocabulary puts a space before each text, but not before a piece that
+    # was cut out of a text.
     before = [vocabulary.anchor] if is_inside else []
     yield {
       "text": decode_after(vocabulary, before, ids[start:end].tolist()),
-      "learnt": bool(learnt[start]),
+      "learnt": bool(in_loss[start]),
       "tokens": end - start,
       "ends_document": bool(ids[end - 1] == vocabulary.eod_id),
     }
 
 
-def _lines(result: dict) -> Iterator[str]:
+def _format_lines(result: dict) -> Iterator[str]:
   """Yields the lines that people read."""
   rows, length = result["shape"]
   yield f"step {result['step']}: {rows:,} rows of {length:,} tokens"

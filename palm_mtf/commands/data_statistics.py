@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf data statistics`: counts documents, tokens, duplicates, overlap."""
 
-# Overlap is contamination as PaLM measured it (section 8): how much of the
-# held-out documents, or of another evaluation set, the training documents
-# contain. data/statistics/survey.py measures in two readings of all text; here
-# the numbers are printed.
+# Overlap is contamination as PaLM measured it (section 8): the share of the
+# held-out documents, or of another evaluation set, that the training documents
+# contain. data/statistics/survey.py reads all text twice to measure it.
 
 import dataclasses
 import itertools
@@ -39,9 +38,9 @@ def data_statistics(
   """Prints the statistics of the documents that a run learns from.
 
   Args:
-    model_dir: MODEL_DIR, for a vocabulary that has no other path.
-    config: documents, vocabulary, OVERLAP_FILES, read like TEXT_FILES, and the
-      length of the run whose epochs are printed.
+    model_dir: MODEL_DIR, which holds the vocabulary if VOCABULARY is not set.
+    config: documents, vocabulary, OVERLAP_FILES (read like TEXT_FILES), and the
+      length of the run, from which the printed epochs follow.
     as_json: print one JSON object instead of a table for people.
   """
   check_model_dir(model_dir)
@@ -63,37 +62,41 @@ def data_statistics(
 
     with Encoder(vocabulary) as encoder:
       result = survey(sources, encoder.count, evaluation_sets, note_length)
-    epochs = _epochs(config, sources, lengths, vocabulary)
+    epochs = _count_epochs(config, sources, lengths, vocabulary)
   removed = {
     source.name: source.counts
     for source in sources
     if isinstance(source, FilteredSource)
   }
   if as_json:
-    found = _as_json(result)
+    found = _make_record(result)
     if epochs:
       found["epochs"] = {name: x._asdict() for name, x in epochs.items()}
     print(json_text({**found, "filters": removed} if removed else found))
   else:
-    lines = _lines(result), _filter_lines(removed), _epoch_lines(config, epochs)
+    lines = (
+      _format_survey(result),
+      _format_filters(removed),
+      _format_epochs(config, epochs),
+    )
     print("\n".join(itertools.chain(*lines)))
 
 
 def _read_examples(globs: str | Sequence[str], data: DataConfig) -> Examples:
-  """Returns the n-grams of all documents of OVERLAP_FILES."""
+  """Returns the n-grams of all documents in OVERLAP_FILES."""
   examples = Examples()
   for document in read_all(globs, data, "OVERLAP_FILES"):
     examples.add(document)
   return examples
 
 
-def _epochs(
+def _count_epochs(
   config: StatisticsConfig,
   sources: Sequence[Source],
   lengths: Mapping[str, EpochLengths],
   vocabulary: Vocabulary,
 ) -> Mapping[str, Reading]:
-  """Returns what the run reads of each source; nothing where it has no end."""
+  """Returns {source: what the run reads of it}; {} if the run has no end."""
   if config.num_rows is None:
     return {}
   return epochs_of_run(
@@ -108,23 +111,21 @@ def _epochs(
 
 
 def _find_vocabulary(model_dir: str, config: CorpusConfig) -> Vocabulary | None:
-  """Returns the vocabulary of the run, or None where it cannot be trained."""
+  """Returns the run's vocabulary, or None if it cannot be trained."""
   try:
     return load_vocabulary(
       model_dir, config.data, vocab_size=config.model.vocab_size
     )
   except UserError as error:
-    # Duplicates and overlap are of words, and need no vocabulary.
+    # Duplicates and overlap compare words, so they need no vocabulary.
     if config.data.vocabulary is not None:
       raise
     _logger.warning(f"tokens are not counted: {error}")
     return None
 
 
-def _as_json(result: Survey) -> dict[str, object]:
-  """Returns the object that --json prints."""
-
-  # Digests are bytes, which JSON lacks: a group is known by how it begins.
+def _make_record(result: Survey) -> dict[str, object]:
+  # JSON has no bytes, so a group is named by its beginning, not its digest.
   def groups(found: Sequence[Group]) -> list[dict[str, object]]:
     return [
       {"size": each.size, "start": result.starts[each.digest]} for each in found
@@ -147,23 +148,25 @@ def _as_json(result: Survey) -> dict[str, object]:
   }
 
 
-def _lines(result: Survey) -> Iterator[str]:
-  """Yields the table of sources and the figures of all text, for people."""
+def _format_survey(result: Survey) -> Iterator[str]:
+  """Yields the lines for people: a row per source, then figures of all text."""
   measured = dict(result.sources)
   if len(measured) > 1:
     measured["all"] = result.total
   header = ("source", "documents", "bytes", "tokens", "held out")
   header += ("exact copies", "near copies", "longest")
-  yield from _table([header, *(_row(*each) for each in measured.items())])
+  yield from _format_table(
+    [header, *(_format_row(*each) for each in measured.items())]
+  )
   yield ""
   counts, found = result.total
-  share = _percent(found.exact_bytes, counts.bytes)
+  share = _format_percent(found.exact_bytes, counts.bytes)
   yield (
     f"exact copies       {found.exact_documents:,} documents, "
     f"{found.exact_bytes:,} bytes ({share}) repeat another's text"
   )
-  yield from _group_lines(found.largest_exact, "documents", result)
-  share = _percent(found.near_bytes, counts.bytes)
+  yield from _format_groups(found.largest_exact, "documents", result)
+  share = _format_percent(found.near_bytes, counts.bytes)
   yield (
     f"near copies        {found.near_texts:,} texts, {found.near_bytes:,} "
     f"bytes ({share}) beyond one of each group"
@@ -173,7 +176,7 @@ def _lines(result: Survey) -> Iterator[str]:
     f"  groups           {found.near_groups:,}, of texts with about 80% of "
     "their 5-word runs in common"
   )
-  yield from _group_lines(found.largest_near, "texts", result)
+  yield from _format_groups(found.largest_near, "texts", result)
   yield f"longest document   {counts.longest_bytes:,} bytes"
   yield f"{'':18} {counts.longest_start!r}"
   yield f"held out           {counts.held_out_documents:,} documents"
@@ -186,21 +189,21 @@ def _lines(result: Survey) -> Iterator[str]:
       f"  near copies      {found.near_across:,} more are near copies of a "
       "training document"
     )
-    yield from _overlap_lines(result.contamination["validation"])
+    yield from _format_overlap(result.contamination["validation"])
   for name, overlap in result.contamination.items():
     if name != "validation":
       yield f"{name:18} {overlap.examples:,} documents"
-      yield from _overlap_lines(overlap)
+      yield from _format_overlap(overlap)
 
 
-def _filter_lines(removed: dict[str, dict[str, int]]) -> Iterator[str]:
+def _format_filters(removed: dict[str, dict[str, int]]) -> Iterator[str]:
   for name, counts in removed.items():
     yield f"filters            {name}"
     for what, count in counts.items():
       yield f"  {count:,} {what.replace('_', ' ')}"
 
 
-def _epoch_lines(
+def _format_epochs(
   config: StatisticsConfig, epochs: Mapping[str, Reading]
 ) -> Iterator[str]:
   if not epochs:
@@ -218,29 +221,29 @@ def _epoch_lines(
     )
 
 
-def _row(name: str, measured: Measured) -> tuple[str, ...]:
+def _format_row(name: str, measured: Measured) -> tuple[str, ...]:
   counts, found = measured
   return (
     name,
     f"{counts.documents:,}",
     f"{counts.bytes:,}",
     "not counted" if counts.tokens is None else f"{counts.tokens:,}",
-    _percent(counts.held_out_documents, counts.documents),
-    _percent(found.exact_documents, counts.documents),
-    _percent(found.near_texts, counts.documents),
+    _format_percent(counts.held_out_documents, counts.documents),
+    _format_percent(found.exact_documents, counts.documents),
+    _format_percent(found.near_texts, counts.documents),
     f"{counts.longest_bytes:,}",
   )
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-  # Names begin in one column, numbers end in one.
+def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+  # Names are aligned to the left, numbers to the right.
   first, *others = (max(map(len, x)) for x in zip(*rows, strict=True))
   for name, *numbers in rows:
     cells = (f"{x:>{w}}" for x, w in zip(numbers, others, strict=True))
     yield "  ".join([f"{name:{first}}", *cells])
 
 
-def _group_lines(
+def _format_groups(
   groups: Sequence[Group], what: str, result: Survey
 ) -> Iterator[str]:
   for group in groups:
@@ -248,9 +251,10 @@ def _group_lines(
     yield f"{name:18} {result.starts[group.digest]!r}"
 
 
-def _overlap_lines(overlap: Contamination) -> Iterator[str]:
-  # The bounds are PaLM's (section 8): 8-grams, and 70% of an example's.
-  share = _percent(overlap.contaminated, overlap.judged)
+def _format_overlap(overlap: Contamination) -> Iterator[str]:
+  # PaLM (section 8): an example is contaminated if training has at least 70% of
+  # its 8-grams.
+  share = _format_percent(overlap.contaminated, overlap.judged)
   yield (
     f"  contaminated     {overlap.contaminated:,} ({share}) have 70% or more "
     "of their 8-grams in training"
@@ -259,16 +263,16 @@ def _overlap_lines(overlap: Contamination) -> Iterator[str]:
     f"  8-grams          {100 * overlap.ngram_share:.2f}% of all are in "
     "training documents"
   )
-  # A few words stand in any large text: short ones say little, and are told
-  # apart.
+  # Any large text contains most short word sequences, so finding a short
+  # example proves little: count short examples separately.
   yield (
     f"  short            {overlap.short:,} have fewer than 8 words; training "
     f"documents have {overlap.contaminated_short:,} whole"
   )
-  # A larger set is judged by a sample whose n-grams fit in memory.
+  # For a larger set, only a sample is compared whose n-grams fit in memory.
   if overlap.judged < overlap.examples:
     yield f"  judged           a sample of {overlap.judged:,} of them"
 
 
-def _percent(part: int, whole: int) -> str:
+def _format_percent(part: int, whole: int) -> str:
   return f"{100 * part / max(1, whole):.2f}%"

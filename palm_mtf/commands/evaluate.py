@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf evaluate`: prints the loss or the task metrics of checkpoints."""
 
-# Without EVAL_TASKS: the validation loss of the newest checkpoint. With them:
-# the metrics of SeqIO tasks (evaluation/evaluator.py), of the checkpoints that
-# EVAL_CHECKPOINTS names.
+# Without EVAL_TASKS, the command computes the validation loss of the newest
+# checkpoint. With EVAL_TASKS, it computes the metrics of these SeqIO tasks
+# (evaluation/evaluator.py) for each checkpoint that EVAL_CHECKPOINTS selects.
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   Args:
     model_dir: MODEL_DIR of a training run.
     config: every setting.
-    as_json: print one JSON object a line instead of a table.
+    as_json: print one JSON object per line instead of a table.
   """
   check_model_dir(model_dir)
   mesh, run = config.mesh_layout, config.run
@@ -52,15 +52,16 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   shapes = parameter_shapes(model)
   if not config.evaluation.eval_tasks:
     checkpoint = newest_checkpoint(model_dir, shapes)
-    _print_results(_validation_results(model_dir, checkpoint, config), as_json)
+    _print_results(
+      _compute_validation_loss(model_dir, checkpoint, config), as_json
+    )
     return
   check_room(model, run)
   checkpoints = checkpoints_to_evaluate(
     model_dir, shapes, config.evaluation, run.train_steps
   )
-  vocabulary = _vocabulary_of(model_dir, config)
-  # Last, because importing SeqIO and TensorFlow takes seconds: a bad setting
-  # is told before.
+  vocabulary = _load_vocabulary(model_dir, config)
+  # Importing SeqIO and TensorFlow takes seconds, so report bad settings first.
   from palm_mtf.evaluation.evaluator import TaskEvaluation
   from palm_mtf.evaluation.seqio_tasks import open_eval_tasks
 
@@ -69,7 +70,8 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
   _warn_if_slow(model, mesh)
   evaluation = TaskEvaluation(model_dir, config, vocabulary, tasks)
   printed = False
-  # "every" waits for each new checkpoint of a run that trains meanwhile.
+  # With EVAL_CHECKPOINTS = "every", each iteration may wait until a running
+  # training run has written its next checkpoint.
   for checkpoint in checkpoints:
     check_same_model(checkpoint, shapes, vocabulary.sha256)
     if not printed:
@@ -79,22 +81,22 @@ def evaluate(*, model_dir: str, config: Config, as_json: bool = False) -> None:
       printed = True
 
 
-def _vocabulary_of(model_dir: str, config: Config) -> Vocabulary:
+def _load_vocabulary(model_dir: str, config: Config) -> Vocabulary:
   return load_vocabulary(
     model_dir, config.data, vocab_size=config.model.vocab_size
   )
 
 
-def _validation_results(
+def _compute_validation_loss(
   model_dir: str, checkpoint: Checkpoint, config: Config
 ) -> dict[str, object]:
-  """Returns loss, nats a token, and what follows from it."""
+  """Returns the loss, in nats per token, and figures that follow from it."""
   model, mesh, run = config.model, config.mesh_layout, config.run
-  vocabulary = _vocabulary_of(model_dir, config)
+  vocabulary = _load_vocabulary(model_dir, config)
   check_same_model(checkpoint, parameter_shapes(model), vocabulary.sha256)
   log_dtype(model, mesh)
-  # One pod evaluates, as many rows at once as in training, where its memory
-  # sufficed: a batch is cut into the microbatches of all pods.
+  # Only one pod evaluates. Its microbatch has as many rows as in training, so
+  # that it fits in memory.
   batch_size = run.batch_sizes.sizes[0]
   num_parts = config.pods.num_pods * mesh.num_microbatches
   corpus = corpus_of_run(model_dir, config, vocabulary)
@@ -104,7 +106,7 @@ def _validation_results(
       batch_size=batch_size, num_rows=run.num_validation_rows
     )
   )
-  # TensorFlow is imported here, after every check.
+  # Importing TensorFlow takes seconds, so it comes after every check.
   from palm_mtf.generation.inference.sessions import LoadedModel, mean_loss
 
   _warn_if_slow(model, mesh)
@@ -125,7 +127,7 @@ def _validation_results(
     "perplexity": math.exp(loss),
     "unigram_entropy": unigram_entropy(batches),
   }
-  if model.objective != "span_corruption":  # sentinels are no text
+  if model.objective != "span_corruption":  # its sentinels have no bytes
     bits_per_token = loss / math.log(2)
     per_byte = bits_per_token / corpus.validation_bytes_per_token
     results["bits_per_byte"] = per_byte
@@ -151,8 +153,8 @@ def _print_results(results: dict[str, object], as_json: bool) -> None:
 def _print_outcome(
   outcome: "TaskOutcome", as_json: bool, *, has_head: bool
 ) -> None:
-  """Prints a line for each metric, the first under a head."""
-  # At once: the next checkpoint may be hours away.
+  """Prints one line per metric, after a header line unless `has_head`."""
+  # Flush, because the next checkpoint may be hours away.
   if as_json:
     print(json_text(dataclasses.asdict(outcome)), flush=True)
     return

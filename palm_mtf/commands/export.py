@@ -30,12 +30,12 @@ def export(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; those of model and data are read.
-    output: path of the file or folder to make; of saved_model, of the folder
-      that gets one for the step.
+    config: every setting; only model and data settings are read.
+    output: path of the file or folder to make. For saved_model, path of the
+      folder in which a folder named after the step is made.
     target: name of the format.
-    dtype: dtype of the weights that are written; "float32" where the format has
-      no other.
+    dtype: dtype of the written weights; formats other than gguf have only
+      "float32".
   """
   check_model_dir(model_dir)
   if target != "gguf" and dtype != "float32":
@@ -56,7 +56,7 @@ def export(
     exported = _FORMATS[target](trained)
   output = os.path.abspath(os.path.join(output, exported.subfolder))
   check_new(output)
-  # TensorFlow takes seconds to import: wrong input is told before.
+  # Importing TensorFlow takes seconds, so report wrong input first.
   from palm_mtf.checkpoints.variables import array_reader
 
   with new_path(output, exported.num_bytes, make_way=check_new) as path:
@@ -66,6 +66,6 @@ def export(
 
 
 def check_new(path: str) -> None:
-  """Raises UserError if there is something at a path to be written."""
+  """Raises UserError if `path`, which is to be written, exists."""
   if os.path.lexists(path):
     raise UserError(f"--output = {path!r}: exists; give another path.")

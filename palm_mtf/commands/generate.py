@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf generate`: continues texts by the newest checkpoint."""
+"""`palm_mtf generate`: continues texts with the newest checkpoint."""
 
 import dataclasses
 import sys
@@ -41,18 +41,19 @@ def generate(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; those of training are not read.
+    config: every setting; training settings are not read.
     prompts: texts to continue, or None.
-    input_file: path of a file of prompts, one a line, or None.
-    interactive: ask for prompts at stdin.
-    as_json: print one JSON object a continuation instead of text for people.
+    input_file: path of a file of prompts, one per line, or None.
+    interactive: read prompts from stdin, one at a time.
+    as_json: print one JSON object per continuation instead of text for people.
   """
   check_model_dir(model_dir)
   mesh, decode, run = config.mesh_layout, config.decode, config.run
   mesh_layout.check_layout(mesh, config.model)
   model = resolved(config.model, mesh)
   config = dataclasses.replace(config, model=model)
-  # A terminal is asked only where no flag, file or macro gives a text.
+  # Without --interactive, read prompts from a terminal only if no flag, file or
+  # macro gives a prompt.
   texts, origin = _find_prompts(prompts, input_file, run)
   asks = interactive or (not texts and sys.stdin.isatty())
   if asks and (prompts or input_file):
@@ -82,22 +83,21 @@ def generate(
   check(given)
   log_dtype(model, mesh)
   warn(given)
-  # Last, because importing TensorFlow takes seconds: a bad prompt is told
-  # before.
+  # Importing TensorFlow takes seconds, so report a bad prompt first.
   from palm_mtf.generation.inference.sessions import step_session_config
   from palm_mtf.rates.measure import warn_if_slow
 
   warn_if_slow(
     model, mesh, step_session_config(model, mesh, decode.weight_dtype)
   )
-  # The session keeps weights and compiled programs: each further prompt costs
-  # its tokens alone.
+  # The session keeps weights and compiled programs, so that each further prompt
+  # costs only the time of its tokens.
   with open_generator(checkpoint, config, vocabulary) as loaded:
-    # One row alone can be streamed: of several, or in JSON, nothing is shown
-    # before all of it is there.
+    # Only a single row is streamed. Several rows, and JSON, are printed when
+    # they are complete.
     is_one = decode.rows_per_prompt == 1 and not as_json
     if asks:
-      _answer(loaded, check, warn, is_one, as_json)
+      _answer_stdin(loaded, check, warn, is_one, as_json)
     elif is_one and len(texts) == 1:
       _print_stream(loaded, texts[0])
     else:
@@ -107,7 +107,7 @@ def generate(
 def _find_prompts(
   prompts: Sequence[str] | None, input_file: str | None, run: RunConfig
 ) -> tuple[Sequence[str], str]:
-  """Returns the texts to continue, and the flag or macro that gave them."""
+  """Returns the texts to continue, and the flag or macro that sets them."""
   if prompts and input_file:
     raise UserError("--prompt and --input: give one of them.")
   if prompts is not None:
@@ -136,7 +136,7 @@ def _print_all(
   ):
     for number, result in enumerate(results):
       if as_json:
-        record = _record(prompt, number, result)
+        record = _make_record(prompt, number, result)
         record["activation_dtype"] = loaded.activation_dtype
         print(json_text(record))
       else:
@@ -144,27 +144,27 @@ def _print_all(
         print(f"--- {prompt!r}{sample}\n{prompt}{result.text}\n")
 
 
-def _record(prompt: str, number: int, result: "Continuation") -> dict:
+def _make_record(prompt: str, number: int, result: "Continuation") -> dict:
   record = {"prompt": prompt, "continuation": result.text, "sample": number}
   fields = {x: getattr(result, x) for x in ("num_tokens", "ended", "score")}
   # Only beams have scores.
   return record | {k: v for k, v in fields.items() if v is not None}
 
 
-def _answer(
+def _answer_stdin(
   loaded: "Generator",
   check: Callable[[Sequence[str]], None],
   warn: Callable[[Sequence[str]], None],
   streams: bool,
   as_json: bool,
 ) -> None:
-  """Continues each line of stdin until an empty one, or its end."""
+  """Continues each line of stdin, until an empty line or the end of stdin."""
   print(
     "palm_mtf: type a text to continue; an empty line or Ctrl-D ends",
     file=sys.stderr,
   )
   while True:
-    # On stderr: stdout has continuations alone, and may be a pipe.
+    # On stderr, because stdout may be a pipe and gets only continuations.
     print("> ", end="", file=sys.stderr, flush=True)
     (prompt,) = split_lines(sys.stdin.readline())
     if not prompt:

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf import`: a model of transformers becomes a checkpoint."""
+"""`palm_mtf import`: makes a checkpoint from a model of `transformers`."""
 
 import math
 import os
@@ -25,13 +25,13 @@ from palm_mtf.model_dir.layout import ModelDir
 def import_model(
   *, folder: str, output: str, vocabulary_path: str | None
 ) -> None:
-  """Writes a MODEL_DIR with one checkpoint, of step 0.
+  """Writes a MODEL_DIR with one checkpoint, for step 0.
 
   Args:
-    folder: folder of a model of transformers.
+    folder: path of a folder that Hugging Face's `transformers` wrote.
     output: path of the MODEL_DIR to make.
-    vocabulary_path: path of the SentencePiece model whose ids the rows of the
-      embedding have; None for the one in the folder.
+    vocabulary_path: path of the SentencePiece model whose ids are the rows of
+      the embedding; None for the vocabulary in `folder`.
   """
   check_new(output)
   architecture, model, packing = read_config(folder)
@@ -56,23 +56,23 @@ def import_model(
     checkpoint = paths.checkpoint(0)
     os.makedirs(checkpoint)
     write_arrays(os.path.join(checkpoint, WEIGHTS), parameters)
-    write_manifest(checkpoint, _manifest(model, vocabulary))
+    write_manifest(checkpoint, _make_manifest(model, vocabulary))
     with open(paths.vocabulary, "wb") as file:
       file.write(vocabulary.model)
     with open(paths.config, "w", encoding="utf-8") as file:
-      file.write(_gin_text(model, packing))
+      file.write(_format_gin(model, packing))
   print(f"{folder} is in {output}: give it as --model_dir or INIT_CHECKPOINT")
 
 
 def _check_memory(files: TensorFiles, folder: str) -> int:
-  """Returns the bytes of all tensors in float32, if they fit into memory.
+  """Returns the bytes of all tensors in float32.
 
   Raises:
-    UserError: this machine has less memory.
+    UserError: if this machine has less memory.
   """
-  # A file with holes may claim any size.
+  # Shapes are not trusted: a sparse file can claim any size.
   needed = 4 * sum(map(math.prod, files.shapes.values()))
-  memory, _ = memory_bytes()  # of the container, where it has a limit
+  memory, _ = memory_bytes()  # of the container, if it has a limit
   if needed > memory:
     raise UserError(
       f"{folder}: its weights need {needed:,} bytes in float32, and this "
@@ -81,7 +81,7 @@ def _check_memory(files: TensorFiles, folder: str) -> int:
   return needed
 
 
-def _manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
+def _make_manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
   return Manifest(
     shapes=parameter_shapes(model),
     vocabulary_sha256=vocabulary.sha256,
@@ -91,8 +91,8 @@ def _manifest(model: PalmConfig, vocabulary: Vocabulary) -> Manifest:
   )
 
 
-def _gin_text(model: PalmConfig, packing: str) -> str:
-  """Returns config.gin: the architecture over the settings of finetuning."""
+def _format_gin(model: PalmConfig, packing: str) -> str:
+  """Returns config.gin: the finetuning recipe with the model's architecture."""
   settings = {
     **model.macros(),
     "ACTIVATION_DTYPE": model.activation_dtype,
@@ -100,11 +100,12 @@ def _gin_text(model: PalmConfig, packing: str) -> str:
   }
   lines = [
     'include "recipes/finetune.gin"',
-    # One of both has to be set: what reads them says so, with this text.
+    # The user has to set TASK or TEXT_FILES. If neither is set, the error that
+    # no file matches TEXT_FILES shows this text.
     "TASK = None",
     'TEXT_FILES = "set TEXT_FILES or TASK"',
-    "VOCABULARY = None",  # that of the folder
-    # JSON writes texts and numbers as gin reads them.
+    "VOCABULARY = None",  # MODEL_DIR/vocabulary.model, written above
+    # gin can read texts and numbers in JSON's notation.
     *(f"{name} = {json_text(value)}" for name, value in settings.items()),
   ]
   return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf plan`: predicts time, memory and cost of a run, by arithmetic."""
+"""`palm_mtf plan`: computes the time, memory and cost that a run will take."""
 
 import dataclasses
 import math
@@ -60,16 +60,17 @@ def plan(
 
   Args:
     model_dir: not used.
-    config: every setting but those of data.
+    config: every setting except data settings.
     plot: path of a picture to write, or None.
     has_curves: whether to print what-if curves instead.
     is_search: whether to search for the fastest layout instead.
-    num_devices: devices to search over; None for those of `config`.
-    output: path of a gin file to write for the layout found, or None.
+    num_devices: number of devices to search for; None for as many as `config`
+      has.
+    output: path of a gin file to write for the fastest layout, or None.
     as_json: whether to print one JSON object instead of tables.
 
   Raises:
-    UserError: settings do not fit together, or a rate of CHIP is not known.
+    UserError: if settings do not fit together, or a rate of CHIP is not known.
   """
   del model_dir
   if plot:
@@ -78,7 +79,7 @@ def plan(
     raise UserError("--search has no --curves and no --plot; leave them out.")
   if (num_devices is not None or output) and not is_search:
     raise UserError("--devices and --output are of a search; add --search.")
-  config = checked(config)
+  config = check_settings(config)
   if is_search:
     print_search(
       config, num_devices=num_devices, output=output, as_json=as_json
@@ -94,12 +95,12 @@ def plan(
     draw(record, os.path.expanduser(plot))
 
 
-def checked(config: PlanConfig) -> PlanConfig:
-  """Returns the settings with a dtype in place of "auto".
+def check_settings(config: PlanConfig) -> PlanConfig:
+  """Returns the settings with ACTIVATION_DTYPE = "auto" resolved to a dtype.
 
   Raises:
-    UserError: sizes, mesh, batch and pods do not fit together, or CHIP is not
-      known.
+    UserError: if sizes, mesh, batch and pods do not fit together, or CHIP is
+      not known.
   """
   run, mesh = config.run, config.mesh_layout
   check_chip(run.chip, config.hardware)
@@ -120,7 +121,7 @@ def print_table3(
 
   Args:
     hardware_of: returns the rates of a CHIP.
-    as_json: whether to print one JSON object a row.
+    as_json: whether to print one JSON object per row.
   """
   rows = table3(hardware_of)
   print("\n".join(map(json_text, rows)) if as_json else table3_text(rows))
@@ -129,7 +130,7 @@ def print_table3(
 def calibrate(
   *, hardware_of: Callable[[str], HardwareConfig], as_json: bool
 ) -> None:
-  """Measures this machine, and keeps its rates for CHIP = "measured".
+  """Measures this machine; stores the rates for CHIP = "measured".
 
   Args:
     hardware_of: not used.
@@ -138,9 +139,9 @@ def calibrate(
   del hardware_of
   path = measured_hardware()
   try:
-    # Before the rates are measured, because that takes half a minute.
+    # Open the cache folder first, because measuring takes half a minute.
     with open_cache(os.path.dirname(path), make=True):
-      macros = _measured_macros()
+      macros = _measure_macros()
     lines = [f"{name} = {value!r}" for name, value in macros.items()]
     write_cached(path, "\n".join([*lines, ""]).encode())
   except CacheError as error:
@@ -150,20 +151,19 @@ def calibrate(
     print("\n".join(lines))
 
 
-def _measured_macros() -> dict[str, Any]:
-  """Measures this machine; returns the macros of its rates, by name."""
-  # TensorFlow takes seconds to import, and plans need none.
+def _measure_macros() -> dict[str, Any]:
+  # Importing TensorFlow takes seconds, and plans do not need it.
   from palm_mtf.rates.calibration import calibration
 
   measured = calibration()
   memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-  # What virtual devices and pods of this machine send each other is copied in
-  # its memory: read and written.
+  # Virtual devices and pods on one machine exchange data by copies in memory;
+  # a copy reads and writes every byte.
   copied = measured.memory_bandwidth / 2
   macros = {
     "CHIP_BFLOAT16_FLOPS": measured.flops["bfloat16"],
     "CHIP_FLOAT32_FLOPS": measured.flops["float32"],
-    "CHIP_EFFICIENCY": 1.0,  # products are what was measured
+    "CHIP_EFFICIENCY": 1.0,  # the FLOPs above are measured, not peak, rates
     "CHIP_MEMORY_BYTES": memory,
     "CHIP_MEMORY_BANDWIDTH": measured.memory_bandwidth,
     "CHIP_PASS_BANDWIDTHS": measured.pass_bandwidths,
@@ -172,13 +172,13 @@ def _measured_macros() -> dict[str, Any]:
     "CHIP_LINK_BANDWIDTH": copied,
     "CHIP_DCN_BANDWIDTH": copied,
   }
-  return {name: _rounded(value) for name, value in macros.items()}
+  return {name: _round(value) for name, value in macros.items()}
 
 
-def _rounded(value: Any) -> Any:
-  """Returns a number, or all of a dict, to four digits."""
+def _round(value: Any) -> Any:
+  """Rounds a number, or each number in a dict, to four digits."""
   if isinstance(value, Mapping):
-    return {key: _rounded(each) for key, each in value.items()}
+    return {key: _round(each) for key, each in value.items()}
   return value if isinstance(value, bool) else float(f"{value:.4g}")
 
 
@@ -196,13 +196,14 @@ def print_search(
 
   Args:
     config: settings that fit together.
-    num_devices: devices of all pods; None for those of the configuration.
+    num_devices: number of devices in all pods; None for as many as `config`
+      has.
     output: path of the gin file, or None.
-    as_json: whether to print one JSON object a layout.
+    as_json: whether to print one JSON object per layout.
 
   Raises:
-    UserError: no slice of TPUs has so many devices, or no layout fits into
-      memory.
+    UserError: if no TPU slice has this number of devices, or no layout fits
+      into memory.
   """
   given = config.pods.num_pods * config.mesh_layout.num_devices
   num_devices = given if num_devices is None else num_devices
@@ -217,17 +218,17 @@ def print_search(
       f"GiB a device; try --devices {enough}."
     )
   best = result.fitting[0]
-  records = [_record(each, best) for each in result.fitting[:_NUM_SHOWN]]
+  records = [_make_record(each, best) for each in result.fitting[:_NUM_SHOWN]]
   if as_json:
     print("\n".join(map(json_text, records)))
   else:
-    print(search_text(records, num_devices, _summary(result, config)))
+    print(search_text(records, num_devices, _summarize(result, config)))
   if output:
-    content = _gin_file(best.config, records[0], num_devices)
+    content = _format_gin_file(best.config, records[0], num_devices)
     write_atomically(os.path.expanduser(output), content.encode())
 
 
-def _record(found: Found, best: Found) -> dict[str, object]:
+def _make_record(found: Found, best: Found) -> dict[str, object]:
   config, mesh = found.config, found.config.mesh_layout
   batch_size = config.run.batch_sizes.largest
   return {
@@ -249,34 +250,35 @@ def _record(found: Found, best: Found) -> dict[str, object]:
   }
 
 
-def _summary(result: SearchResult, config: PlanConfig) -> str:
-  """Returns how many were planned, and where the given one stands."""
+def _summarize(result: SearchResult, config: PlanConfig) -> str:
+  """Returns how many layouts fit, and the rank of the given layout."""
   text = (
     f"{len(result.fitting):,} of {result.num_candidates:,} candidates fit into "
     "memory"
   )
   for place, each in enumerate(result.fitting, 1):
     changed = changes_between(config, each.config)
-    # Order and spaces of rules are the user's own.
-    if _mesh_rules(each.config) == _mesh_rules(config) and not (
+    # The user may write the same rules in another order or with other spaces.
+    if _read_mesh_rules(each.config) == _read_mesh_rules(config) and not (
       changed.keys() - {"LAYOUT", "MESH_SHAPE"}
     ):
       return f"{text}; the given settings are number {place}"
   return text
 
 
-def _mesh_rules(config: PlanConfig) -> tuple[dict[str, int], dict[str, str]]:
-  """Returns axes and rules, however they are written."""
+def _read_mesh_rules(
+  config: PlanConfig,
+) -> tuple[dict[str, int], dict[str, str]]:
   return config.mesh_layout.axes, config.mesh_layout.rules
 
 
-def _gin_file(
+def _format_gin_file(
   config: PlanConfig, record: dict[str, object], num_devices: int
 ) -> str:
   lines = [
     f"# Found by `palm_mtf plan --search` for {num_devices:,} devices, CHIP = "
     f'"{config.run.chip}":',
-    f"# {record['step_secs']:.4g} s a step predicted. After the recipe:",
+    f"# {record['step_secs']:.4g} s per step predicted. After the recipe:",
     "#   palm_mtf train --gin_file=RECIPE --gin_file=THIS",
     *(f"{name} = {value!r}" for name, value in record["settings"].items()),
   ]

@@ -1,9 +1,9 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf pods serve`: serves devices of this host to a client elsewhere."""
+"""`palm_mtf pods serve`: serves this host's devices to clients elsewhere."""
 
-# The server knows no model: a client sends it the part of the graph that is
-# placed on its devices, and it serves one client after another.
+# The server knows no model. A client sends the part of its graph that is placed
+# on the server's devices. The server serves one client at a time.
 
 import logging
 import os
@@ -31,46 +31,47 @@ def serve(
   threads: int | None = None,
   allow_any_address: bool = False,
 ) -> None:
-  """Serves devices of this host until a signal stops it; prints where.
+  """Prints the address, then serves this host's devices until a signal.
 
   Args:
-    listen: ADDRESS:PORT; port 0 is any free port.
+    listen: ADDRESS:PORT; port 0 selects a free port.
     devices: number of virtual CPU devices.
-    threads: number of threads an operation has; None is one a core.
+    threads: number of threads per operation; None for one per core.
     allow_any_address: permit 0.0.0.0, every address of this host.
 
   Raises:
-    UserError: this host cannot listen there.
+    UserError: if this host cannot listen on that address.
   """
   check_count("--devices", devices)
-  # How many threads share a sum decides its last bit, and pods hold the same
-  # bits: the servers of a run have equally many (cluster/server_info.py).
+  # The number of threads that share a sum decides its last bit, and pods must
+  # hold the same bits. So all servers of a run must have the same number of
+  # threads (checked by cluster/server_info.py).
   threads = len(os.sched_getaffinity(0)) if threads is None else threads
   check_count("--threads", threads)
   host, port = split_address("--listen", listen)
   ip = resolve("--listen", host)
   if ip == ANY_ADDRESS and not allow_any_address:
     raise UserError(
-      f'--listen = "{listen}" lets every host that reaches this one run '
+      f'--listen = "{listen}" lets every host that can reach this host run '
       "programs on it; give one address, or add --allow_any_address."
     )
-  # Some systems list their own name as 127.0.1.1 in /etc/hosts: a server that
-  # is named so would be reached by nobody else.
+  # Some systems list their own name as 127.0.1.1 in /etc/hosts. No other host
+  # could reach a server on that address.
   if is_loopback(ip) and not _means_loopback(host):
     raise UserError(
-      f'--listen = "{listen}": "{host}" is {ip} on this host, where no other '
-      "host reaches it; give an address that others reach, or localhost."
+      f'--listen = "{listen}": "{host}" is {ip} on this host, which no other '
+      "host can reach; give an address that others can reach, or localhost."
     )
   check_free("--listen", ip, port)
   if not is_loopback(ip):
     where = "any address of this host" if ip == ANY_ADDRESS else ip
     _logger.warning(
-      f"TensorFlow's protocol has no authentication: whoever reaches {where} "
-      "can run programs and read files as this user; let a firewall admit the "
-      "client and the other servers alone"
+      "TensorFlow's protocol has no authentication: every host that reaches "
+      f"{where} can run programs and read files as this user; let a firewall "
+      "admit only the client and the other servers"
     )
-  # Threads of the server, made later, inherit the mask: the signals wait until
-  # this thread asks for them.
+  # The server's threads, which start later, inherit this mask, so that signals
+  # stay pending until this thread calls sigwait.
   signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
   from palm_mtf.cluster.server.start import start_server, watch_links
 
@@ -80,7 +81,7 @@ def serve(
   print(f"serving {devices} devices on {ip}:{port_text}", flush=True)
   signal.sigwait(_STOP_SIGNALS)
   save_compiled_code()
-  os._exit(0)  # the server has no other way to stop
+  os._exit(0)  # a TensorFlow server cannot be stopped otherwise
 
 
 def _means_loopback(host: str) -> bool:

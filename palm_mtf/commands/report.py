@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf report`: an HTML page of one run, or of several to compare."""
+"""`palm_mtf report`: writes an HTML page about one run or several."""
 
 import os
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
     output: path of the page; None for report.html in the first MODEL_DIR.
 
   Raises:
-    UserError: a run cannot be read, the page cannot be written, or Matplotlib
-      is not installed.
+    UserError: if a run cannot be read, the page cannot be written, or
+      Matplotlib is not installed.
   """
   check_can_draw()
   path = os.path.expanduser(output or ModelDir(model_dirs[0]).report)
@@ -31,7 +31,7 @@ def report(*, model_dirs: Sequence[str], output: str | None) -> None:
       f"--output = {output!r}: is a folder; name a file in it, such as "
       f"{ModelDir(path).report!r}."
     )
-  # JSON may hold half of a surrogate pair, which UTF-8 cannot.
+  # Texts from JSON may hold half a surrogate pair, which UTF-8 cannot encode.
   page = render_page(read_runs(model_dirs))
   write_atomically(path, page.encode(errors="xmlcharrefreplace"))
   print(path)

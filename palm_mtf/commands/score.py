@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf score`: prints the likelihood of texts by the newest checkpoint."""
+"""`palm_mtf score`: prints how likely the newest checkpoint finds texts."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,11 +36,11 @@ def score(
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; those of training are not read.
+    config: every setting; training settings are not read.
     texts: documents, or None.
     input_files: paths of files of documents, targets or options
       (generation/inference/score_inputs.py), or None.
-    as_json: print one JSON object a line instead of a table.
+    as_json: print one JSON object per line instead of a table.
   """
   check_model_dir(model_dir)
   mesh = config.mesh_layout
@@ -63,10 +63,9 @@ def score(
   check_same_model(checkpoint, shapes, vocabulary.sha256)
   encoded = _encode(items, vocabulary, model)
   log_dtype(model, mesh)
-  # Last, because importing TensorFlow takes seconds: a bad line of input is
-  # told before.
+  # Importing TensorFlow takes seconds, so bad input was reported before this.
   start_id = document_start(config.data.packing, vocabulary.eod_id)
-  likelihoods = _log_likelihoods(
+  likelihoods = _compute_log_likelihoods(
     checkpoint, model, mesh, encoded, stride=stride, start_id=start_id
   )
   records = []
@@ -77,9 +76,9 @@ def score(
     ]
     one = scores[0]
     if item.kind == "options":
-      one = {**_best(scores), "options": scores}
+      one = {**_find_best(scores), "options": scores}
     records.append({"origin": item.origin, **one})
-  totals = [*_totals(items, records)]
+  totals = [*_sum_scores(items, records)]
   if as_json:
     dtype = {"activation_dtype": model.activation_dtype}
     for record in [*records, *totals]:
@@ -99,10 +98,10 @@ def _check_stride(stride: int | None, model: PalmConfig) -> None:
 def _encode(
   items: Sequence[ScoreItem], vocabulary: Vocabulary, model: PalmConfig
 ) -> list[list[tuple[list[int], list[int]]]]:
-  """Returns the ids of inputs and targets, for each target of each item."""
-  # Inputs and targets are encoded apart, as in training: a piece that spans
-  # both would be one that the model never saw there. All texts go to
-  # SentencePiece at once, whose threads share them.
+  """Returns, for each target of each item, the ids of inputs and target."""
+  # Inputs and targets are encoded separately, as in training, because the model
+  # has never seen a piece that spans both. All texts are encoded in one call,
+  # so that SentencePiece's threads share the work.
   texts = [text for item in items for text in (item.inputs, *item.targets)]
   encoded = iter(vocabulary.encode_batch(texts))
   found = []
@@ -110,7 +109,7 @@ def _encode(
     inputs = next(encoded)
     pairs = [(inputs, next(encoded)) for _ in item.targets]
     longest = max(len(given) + len(ids) for given, ids in pairs)
-    # A longer document is scored window by window; inputs would be cut.
+    # Longer documents are scored in windows. Windows would cut off inputs.
     if item.kind != "text" and longest > model.sequence_length:
       raise UserError(
         f"{item.origin}: inputs and targets are {longest:,} tokens, more than "
@@ -120,7 +119,7 @@ def _encode(
   return found
 
 
-def _log_likelihoods(
+def _compute_log_likelihoods(
   checkpoint: Checkpoint,
   model: PalmConfig,
   mesh: MeshLayout,
@@ -134,8 +133,8 @@ def _log_likelihoods(
   from palm_mtf.mesh.session import session_config
   from palm_mtf.rates.measure import warn_if_slow
 
-  # The scorer batches rows of like length, and yields the shortest first: the
-  # dict puts them back into the order of the input.
+  # The scorer yields (index, result), shortest rows first, because it batches
+  # rows of similar length. The dict restores the order of the input.
   examples = [Example(*pair) for pairs in encoded for pair in pairs]
   warn_if_slow(model, mesh, session_config(mesh.num_devices))
   with LoadedDecoder(checkpoint, model, mesh) as loaded:
@@ -146,7 +145,7 @@ def _log_likelihoods(
 def _score(
   log_likelihood: float, num_tokens: int, num_bytes: int, kind: str
 ) -> dict[str, float]:
-  """Returns the numbers of a text or target, or of all of them together."""
+  """Returns the figures for one text or target, or for a sum over several."""
   per_token = log_likelihood / num_tokens
   score = {
     "log_likelihood": log_likelihood,
@@ -154,16 +153,16 @@ def _score(
     "bytes": num_bytes,
     "per_token": per_token,
   }
-  # Targets after inputs are no text of their own: they have neither.
+  # Perplexity and bits per byte have a meaning only for whole documents.
   if kind == "text":
-    # exp(710) is beyond float64: what is that unlikely stays a number.
+    # exp(710) overflows float64, so clamp the exponent.
     score["perplexity"] = math.exp(min(-per_token, 700.0))
     score["bits_per_byte"] = -log_likelihood / math.log(2) / num_bytes
   return score
 
 
-def _best(scores: Sequence[dict]) -> dict[str, int]:
-  """Returns the number of the likeliest option, in all, a token and a byte."""
+def _find_best(scores: Sequence[dict]) -> dict[str, int]:
+  """Returns the index of the likeliest option: in all, per token, per byte."""
 
   def best(value: Callable[[dict], float]) -> int:
     return max(range(len(scores)), key=lambda i: value(scores[i]))
@@ -175,7 +174,7 @@ def _best(scores: Sequence[dict]) -> dict[str, int]:
   }
 
 
-def _totals(
+def _sum_scores(
   items: Sequence[ScoreItem], records: Sequence[dict]
 ) -> Iterator[dict]:
   """Yields the sums over all documents, and over all targets."""
@@ -183,8 +182,8 @@ def _totals(
     pairs = zip(items, records, strict=True)
     some = [record for item, record in pairs if item.kind == kind]
     if len(some) > 1:
-      # Perplexity and bits per byte are those of all tokens: means over
-      # documents would weigh a short one like a long one.
+      # Perplexity and bits per byte follow from the sums over all tokens. A
+      # mean over documents would give short and long documents equal weight.
       sums = (sum(x[name] for x in some) for name in ("tokens", "bytes"))
       log_likelihood = math.fsum(x["log_likelihood"] for x in some)
       score = _score(log_likelihood, *sums, kind)
@@ -197,31 +196,31 @@ def _print_table(
   totals: Sequence[dict],
 ) -> None:
   print(
-    f"{'log likelihood':>14}  {'tokens':>8}  {'bytes':>8}  {'a token':>8}  "
+    f"{'log likelihood':>14}  {'tokens':>8}  {'bytes':>8}  {'per token':>9}  "
     f"{'perplexity':>10}  {'bits/byte':>9}  text"
   )
   for item, record in zip(items, records, strict=True):
     for number, score in enumerate(record.get("options", [record])):
-      text = _shown(item.targets[number])
+      text = _shorten(item.targets[number])
       if item.inputs:
-        text = f"{_shown(item.inputs)} -> {text}"
+        text = f"{_shorten(item.inputs)} -> {text}"
       best = "  <- best" if record.get("best") == number else ""
-      print(f"{_line(score)}  {item.origin}: {text}{best}")
+      print(f"{_format_line(score)}  {item.origin}: {text}{best}")
   for total in totals:
-    print(f"{_line(total)}  {total['origin']}")
+    print(f"{_format_line(total)}  {total['origin']}")
 
 
-def _line(score: dict) -> str:
+def _format_line(score: dict) -> str:
   numbers = (
     f"{score['log_likelihood']:14.4f}  {score['tokens']:8,}  "
-    f"{score['bytes']:8,}  {score['per_token']:8.4f}  "
+    f"{score['bytes']:8,}  {score['per_token']:9.4f}  "
   )
   if "perplexity" not in score:
     return f"{numbers}{'':10}  {'':9}"
   return f"{numbers}{score['perplexity']:10.4g}  {score['bits_per_byte']:9.4f}"
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
   if len(text) <= _SHOWN_CHARACTERS:
     return repr(text)
   return f"{text[:_SHOWN_CHARACTERS]!r}..."

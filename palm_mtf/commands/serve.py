@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf serve`: answers HTTP requests by the newest checkpoint."""
+"""`palm_mtf serve`: answers HTTP requests with the newest checkpoint."""
 
 import asyncio
 import dataclasses
@@ -36,8 +36,8 @@ from palm_mtf.model_dir.atomic_files import check_model_dir
 if TYPE_CHECKING:  # imports aiohttp, which is an extra
   from palm_mtf.generation.serving.access import Access
 
-_FOLLOW_SECS = 2  # between two looks for a newer checkpoint
-# More would be a mistake, and is refused before anything is computed.
+_FOLLOW_SECS = 2  # between two searches for a newer checkpoint
+# A larger value is surely a mistake.
 _MOST = {"--slots": 10**9, "--most_waiting": 10_000, "--most_secs": 10**6}
 
 
@@ -54,23 +54,24 @@ def serve(
   api_key_file: str | None,
   follow: bool,
 ) -> None:
-  """Serves completions until a signal; prints where.
+  """Prints the address, then serves completions until a signal.
 
   Args:
     model_dir: MODEL_DIR of a training run.
-    config: every setting; those of training are not read.
-    listen: ADDRESS:PORT; port 0 is any free port.
-    slots: completions that are computed together.
-    most_waiting: completions that may wait for a slot.
+    config: every setting; training settings are not read.
+    listen: ADDRESS:PORT; port 0 selects a free port.
+    slots: largest number of completions that are computed together.
+    most_waiting: largest number of completions that wait for a slot.
     most_secs: seconds that a request may take.
     allow_any_address: permit 0.0.0.0, every address of this host.
-    allowed_hosts: further names of the server, in the header Host.
-    api_key_file: path of a file with API keys; None to need none.
+    allowed_hosts: values of the header Host that are accepted besides the
+      address of the server.
+    api_key_file: path of a file with API keys; None to accept every request.
     follow: serve newer checkpoints as training writes them.
 
   Raises:
-    UserError: something of these cannot work.
-    StoppedError: a signal came; every answer under way was sent.
+    UserError: if an argument or setting cannot work.
+    StoppedError: if a signal came; every answer in progress was sent.
   """
   for name, value in (
     ("--slots", slots),
@@ -131,7 +132,7 @@ def _check_installed() -> None:
 
 
 def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
-  # Memory of GPUs is not known before TensorFlow is imported.
+  # The memory of GPUs is not known before TensorFlow is imported.
   if gpu_capabilities():
     return
   of_slot = model.sequence_length * cache_bytes_per_token(model)
@@ -147,7 +148,8 @@ def _check_slots(slots: int, model: PalmConfig, weight_dtype: str) -> None:
 
 
 def _check_decode(decode: DecodeConfig) -> None:
-  # Requests share their steps: a search, or what a row has said, do not fit in.
+  # Requests share decoding steps, and a step keeps no beams and no history of
+  # a row's tokens.
   for name, off in (("num_beams", 1), ("repetition_penalty", 1)):
     value = getattr(decode, name)
     if value != off:
@@ -174,8 +176,8 @@ def _serve(
   most_waiting: int,
   most_secs: int,
 ) -> str:
-  """Serves; returns the name of the signal that ended it."""
-  # Last, because importing TensorFlow takes seconds.
+  """Serves; returns the name of the signal that stopped the server."""
+  # Importing TensorFlow takes seconds, so it comes after every check.
   from palm_mtf.generation.inference.sessions import step_session_config
   from palm_mtf.generation.serving.batcher import Batcher, Counters
   from palm_mtf.generation.serving.listening import url_of

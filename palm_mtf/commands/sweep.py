@@ -1,8 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`palm_mtf sweep`: trains runs that differ, and fits a law to their losses."""
-
-# sweep/ has the steps: runs, runner, results, scaling_law, picture.
+"""`palm_mtf sweep`: trains several runs; fits a scaling law to their losses."""
 
 import dataclasses
 import logging
@@ -29,19 +27,20 @@ _logger = logging.getLogger(__name__)
 def sweep(
   *, model_dir: str, config: ConfigOfSweep, load_run: LoadRun, as_json: bool
 ) -> None:
-  """Trains the runs that have not ended yet; prints table and law of all.
+  """Trains unfinished runs; prints the table and scaling law of all runs.
 
   Args:
-    model_dir: MODEL_DIR of the sweep, which has those of its runs.
-    config: every setting, SWEEP_RUNS among them.
-    load_run: function of the origin of macros and {macro: value} over the
-      sweep's; returns settings and gin file of a training run.
-    as_json: whether to print one JSON object a run, and one of the law.
+    model_dir: MODEL_DIR of the sweep, which contains the MODEL_DIRs of its
+      runs.
+    config: every setting, including SWEEP_RUNS.
+    load_run: function of a text that says who sets macros, and {macro: value}
+      that override the sweep's; returns settings and gin file of a run.
+    as_json: whether to print one JSON object per run, and one for the law.
 
   Raises:
-    UserError: what was given cannot work, and nothing was trained; or a run
-      failed, after all others were trained.
-    StoppedError: a signal came; the same command goes on.
+    UserError: if settings cannot work (nothing was trained), or a run failed
+      (all others were trained).
+    StoppedError: if a signal came; the same command resumes.
   """
   check_can_draw()
   check_model_dir(model_dir)
@@ -57,10 +56,10 @@ def sweep(
 
 
 def _make_data(where: SweepDir, run: SweepRun) -> None:
-  """Makes the vocabulary and the tokens that all runs read, where missing."""
+  """Makes the vocabulary and the tokens that all runs share, if missing."""
   model, data = run.config.model, run.config.data
   if data.vocabulary == where.vocabulary:
-    data = dataclasses.replace(data, vocabulary=None)  # trained if not there
+    data = dataclasses.replace(data, vocabulary=None)  # trained if missing
   vocabulary = load_vocabulary(where.path, data, vocab_size=model.vocab_size)
   sources = open_filtered(where.path, data, model.sequence_length)
   for source in sources:
@@ -74,7 +73,7 @@ def _report(
   budget: float | None,
   as_json: bool,
 ) -> None:
-  """Prints and keeps table, law and picture."""
+  """Prints the table and the law; writes both and a picture."""
   rows = tabulate(runs, where)
   why = why_no_law(rows)
   law = None if why else law_record(rows, budget)
@@ -86,4 +85,4 @@ def _report(
     print("\n".join(map(json_text, [*rows, {"law": law}])))
   else:
     print(f"{table_text(rows)}\n\n{law_text(law) if law else why}")
-  _logger.info(f"{where.picture}, {where.table} and {where.results} have all")
+  _logger.info(f"wrote {where.picture}, {where.table} and {where.results}")

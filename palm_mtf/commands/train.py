@@ -36,37 +36,37 @@ def train(
   """Trains to TRAIN_STEPS, from the newest checkpoint if there is one.
 
   Args:
-    model_dir: MODEL_DIR, for everything that the run makes.
+    model_dir: MODEL_DIR, into which the run writes all its files.
     config: every setting.
-    config_files: function of the macros resolved here; returns {name: text} of
-      the files to write into `model_dir`.
+    config_files: takes the macros that this function resolves, as keywords;
+      returns {name: text} for the files to write into `model_dir`.
 
   Raises:
-    UserError: what was given cannot work; nothing has been overwritten.
-    StoppedError: a signal came; the last step that was done is saved.
+    UserError: if settings cannot work; nothing has been overwritten.
+    StoppedError: if a signal came; the last complete step is saved.
   """
   check_model_dir(model_dir)
   # Two trainers would remove each other's checkpoints.
   with training_lock(model_dir):
     job = prepare(model_dir, config)
     quarantine_damaged(model_dir, job.checkpoint)
-    # config.gin keeps "auto", so that commands which read the run choose for
-    # their own machine; a resumed run takes its dtype from the checkpoint.
+    # config.gin keeps "auto", so that other commands choose a dtype for their
+    # own machine; a resumed run takes its dtype from the checkpoint.
     dtype = job.config.model.activation_dtype
     for name, text in config_files(ACTIVATION_DTYPE=dtype).items():
       write_atomically(os.path.join(model_dir, name), text.encode())
     _predict(job)
     outcome = _run(job)
     _check_not_stopped(outcome, model_dir)
-    # Before anything is printed, which fails where nobody reads it.
+    # Write before printing, because printing fails if stdout is closed.
     texts = job.write_samples(outcome.checkpoint)
     _report(outcome.validation_loss, job.unigram_entropy)
     _print_texts(config.run.prompts, texts)
-    _say_what_next(model_dir, config.run)
+    _suggest_commands(model_dir, config.run)
 
 
 def _predict(job: TrainJob) -> None:
-  """Logs what the run is predicted to take, and keeps it for the report."""
+  """Logs the predicted time of the run, and stores the plan for `report`."""
   plan = plan_if_known(job.config)
   if plan:
     _logger.info(prediction_line(plan))
@@ -76,8 +76,8 @@ def _predict(job: TrainJob) -> None:
 
 def _run(job: TrainJob) -> Finished | Stopped:
   config = job.config
-  # The servers of pods start first: they import TensorFlow, which takes
-  # seconds, while this process does.
+  # Start the pods' servers first, so that they import TensorFlow, which takes
+  # seconds, while this process imports it too.
   with PodServers(config.pods, config.mesh_layout) as servers:
     from palm_mtf.mesh.session import session_config
     from palm_mtf.rates.measure import warn_if_slow
@@ -100,8 +100,8 @@ def _check_not_stopped(outcome: Finished | Stopped, model_dir: str) -> None:
 
 
 def _report(loss: float, entropy: float) -> None:
-  # Both in nats, over the same tokens: the entropy is the least loss of a model
-  # that knows how frequent tokens are and reads no context.
+  # Both are over the same tokens. The entropy is the lowest loss of a model
+  # that knows the frequencies of tokens but reads no context.
   print(f"validation loss  {loss:.4f} nats/token")
   print(f"unigram entropy  {entropy:.4f} nats/token, the same tokens")
   if loss < entropy:
@@ -115,8 +115,9 @@ def _print_texts(prompts: Sequence[str], texts: Sequence[str]) -> None:
     print(f"\n--- {prompt!r} continues:\n{prompt}{text}")
 
 
-def _say_what_next(model_dir: str, run: RunConfig) -> None:
-  # Commands that can be pasted: ".venv/bin/palm_mtf" where only that is there.
+def _suggest_commands(model_dir: str, run: RunConfig) -> None:
+  # The commands can be pasted, so write ".venv/bin/palm_mtf" if "palm_mtf" is
+  # not on PATH.
   program = os.path.relpath(sys.argv[0])
   if shutil.which("palm_mtf") or os.path.basename(program) != "palm_mtf":
     program = "palm_mtf"
@@ -137,6 +138,6 @@ def _say_what_next(model_dir: str, run: RunConfig) -> None:
     "train --gin_file=recipes/quickstart.gin --gin.MODEL_DIR='\"runs/mine\"' "
     "--gin.TEXT_FILES='\"/any/folder/**/*.txt\"'",
   )
-  # One record: no time stands before a command.
+  # One log record, so that no timestamp precedes a command.
   lines = "".join(f"\n  {program} {command}" for command in commands)
   _logger.info(f"next, for example:{lines}")

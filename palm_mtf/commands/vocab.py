@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf vocab` trains a vocabulary, `palm_mtf vocab inspect` shows one."""
 
-# A run without VOCABULARY trains its own, of its training split. This one is
-# for many runs, and learns from every document of --input, held out or not.
+# A run without VOCABULARY trains a vocabulary on its training split. This
+# command trains a vocabulary for many runs, on every document of --input.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ from palm_mtf.errors import UserError, check_count
 from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import write_atomically
 
-# Flags in place of the macros that messages name elsewhere. No weights.
+# Error messages name these flags instead of macros. No flag gives weights.
 _SETTINGS = Settings("--input", "--text_field", weight_field="")
-_MEASURED_CHUNKS = 1024  # of the training sample, some 4,096 characters each
+_MEASURED_CHUNKS = 1024  # of the training sample; about 4,096 characters each
 
 
 def vocab(
@@ -47,14 +47,14 @@ def vocab(
     globs: globs of the files to learn from.
     size: number of pieces.
     prefix: path of PREFIX.model and PREFIX.vocab, which are written.
-    text_field: field of a JSON line that is the text.
-    sample_characters: characters of the text to learn from; None for as many
-      as `training_sample` chooses.
+    text_field: field of a JSON line that holds the text.
+    sample_characters: number of characters to learn from; None for as many as
+      `training_sample` chooses.
     as_json: print one JSON object.
 
   Raises:
-    UserError: PREFIX.model exists or cannot be written, or the text is too
-      little for `size` pieces.
+    UserError: if PREFIX.model exists or cannot be written, or there is too
+      little text for `size` pieces.
   """
   check_count("--size", size, MIN_VOCAB_SIZE)
   if sample_characters is not None:
@@ -65,16 +65,16 @@ def vocab(
   model = learn_model(sample, size, size_setting="--size")
   pieces = list_pieces(model).encode()
   write_atomically(f"{path.removesuffix('.model')}.vocab", pieces)
-  # The model last: a run that finds it finds the whole vocabulary.
+  # Write the model last: a run that finds it then finds PREFIX.vocab too.
   write_atomically(path, model)
   vocabulary = Vocabulary(path, setting="--output")
-  # The sample is ordered by hash, so that its first chunks are of all files.
+  # The sample is ordered by hash, so its first chunks come from all files.
   fit = measure_fit(vocabulary, sample[:_MEASURED_CHUNKS])
   results = {
     "vocabulary": path,
     "pieces": vocabulary.size,
     "sample_characters": sum(map(len, sample)),
-    **_fit_results(fit),
+    **_make_fit_results(fit),
     "sha256": vocabulary.sha256,
   }
   _print(results, as_json)
@@ -87,18 +87,18 @@ def inspect(
   text_field: str,
   as_json: bool,
 ) -> None:
-  """Prints the pieces of a vocabulary, what it loses, and how well it fits.
+  """Prints the pieces of a vocabulary, its losses, and how well it fits.
 
   Args:
     vocabulary: path of a SentencePiece model.
-    globs: globs of the files to measure it on.
-    text_field: field of a JSON line that is the text.
+    globs: globs of the files whose text is encoded.
+    text_field: field of a JSON line that holds the text.
     as_json: print one JSON object.
   """
   path = os.path.expanduser(vocabulary)
   loaded = Vocabulary(path, setting="--vocabulary")
-  # Losses show in decode(encode(text)), so that a foreign model has them found
-  # as ours has: of probes, and of every document that is read.
+  # decode(encode(text)) shows what any SentencePiece model loses: `losses`
+  # tries probe texts, `measure_fit` every document.
   pieces = count_pieces(loaded)
   losses = loaded.losses()
   fit = measure_fit(loaded, _read(globs, text_field))
@@ -120,7 +120,7 @@ def inspect(
     "documents": fit.num_documents,
     "documents_changed": fit.num_changed,
     "first_change": fit.first_change,
-    **_fit_results(fit),
+    **_make_fit_results(fit),
     "pieces_used": fit.num_used,
     "sha256": loaded.sha256,
   }
@@ -128,7 +128,6 @@ def inspect(
 
 
 def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
-  """Yields every text of the input."""
   source = TextFiles(
     globs,
     text_field=text_field,
@@ -143,7 +142,7 @@ def _read(globs: Sequence[str], text_field: str) -> Iterator[str]:
 
 
 def _check_output(prefix: str, path: str) -> None:
-  """Raises UserError unless `path` can be written and is not there yet."""
+  """Raises UserError if `path` exists or cannot be written."""
   what = f"--output = {prefix!r}"
   if not os.path.basename(prefix) or os.path.isdir(prefix):
     raise UserError(
@@ -152,21 +151,20 @@ def _check_output(prefix: str, path: str) -> None:
     )
   if os.path.lexists(path):
     raise UserError(
-      f"{what}: {path} is there already, and checkpoints may depend on it; "
+      f"{what}: {path} exists, and checkpoints may depend on it; "
       "give another --output, or remove the file."
     )
-  # Before any work: the nearest folder that exists must be writable.
+  # The nearest parent folder that exists must be writable.
   folder = os.path.dirname(os.path.abspath(path))
   while not os.path.lexists(folder):
     folder = os.path.dirname(folder)
   if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
     raise UserError(
-      f"{what}: {folder} is no folder that may be written; give another "
-      "--output."
+      f"{what}: {folder} is not a writable folder; give another --output."
     )
 
 
-def _fit_results(fit: Fit) -> dict[str, int | float]:
+def _make_fit_results(fit: Fit) -> dict[str, int | float]:
   return {
     "measured_bytes": fit.num_bytes,
     "measured_tokens": fit.num_tokens,
@@ -182,10 +180,10 @@ def _print(results: Mapping[str, Any], as_json: bool) -> None:
     return
   width = max(map(len, results)) + 2
   for name, value in results.items():
-    print(f"{name.replace('_', ' '):{width}}{_shown(value)}")
+    print(f"{name.replace('_', ' '):{width}}{_format_value(value)}")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
   if isinstance(value, bool):
     return "yes" if value else "no"
   if isinstance(value, float):

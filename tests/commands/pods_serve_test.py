@@ -165,7 +165,7 @@ def test_a_server_on_another_kind_of_cpu_is_refused_before_the_first_step(
   [
     (
       "--listen=0.0.0.0:0",
-      '--listen = "0.0.0.0:0" lets every host that reaches this one run '
+      '--listen = "0.0.0.0:0" lets every host that can reach this host run '
       "programs on it; give one address, or add --allow_any_address.",
     ),
     (
@@ -216,7 +216,7 @@ def test_a_name_that_is_loopback_on_its_own_host_is_refused(tmp_path):
   assert process.returncode == 2
   assert error == (
     'palm_mtf: --listen = "node-b:2222": "node-b" is 127.0.1.1 on this host, '
-    "where no other host reaches it; give an address that others reach, or "
+    "which no other host can reach; give an address that others can reach, or "
     "localhost.\n"
   )
 

@@ -105,7 +105,7 @@ def test_the_table_shows_texts_options_and_the_best(score, tmp_path):
   assert code == 0
   head, document, *options = out.splitlines()
   assert head.split() == (
-    "log likelihood tokens bytes a token perplexity bits/byte text".split()
+    "log likelihood tokens bytes per token perplexity bits/byte text".split()
   )
   assert document.endswith(
     "--text 1: 'one one one one one one one one one one '..."

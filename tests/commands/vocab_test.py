@@ -149,7 +149,7 @@ INSPECT = "vocab inspect --input=words.txt --vocabulary="
   [
     (
       f"{JSON_TO}words",
-      "--output = 'words': words.model is there already, and checkpoints may "
+      "--output = 'words': words.model exists, and checkpoints may "
       "depend on it; give another --output, or remove the file.",
     ),
     *(
@@ -162,8 +162,8 @@ INSPECT = "vocab inspect --input=words.txt --vocabulary="
     ),
     (  # of a size that any work would tell first
       f"vocab --input={JSON} --size={9**9} --output=words.txt/a/words",
-      "--output = 'words.txt/a/words': {here}/words.txt is no folder that may "
-      "be written; give another --output.",
+      "--output = 'words.txt/a/words': {here}/words.txt is not a writable "
+      "folder; give another --output.",
     ),
     *(
       (
