@@ -238,9 +238,9 @@ def test_a_wide_address_is_served_with_a_warning(listen, where):
     _, error = process.communicate(timeout=60)
   assert serving == f"serving 1 devices on {listen.split()[0]}\n"
   assert without_stamps(error).splitlines()[0] == (
-    "palm_mtf: warning: TensorFlow's protocol has no authentication: whoever "
-    f"reaches {where} can run programs and read files as this user; let a "
-    "firewall admit the client and the other servers alone"
+    "palm_mtf: warning: TensorFlow's protocol has no authentication: every "
+    f"host that reaches {where} can run programs and read files as this user; "
+    "let a firewall admit only the client and the other servers"
   )
 
 
