@@ -53,7 +53,6 @@ NOT_MIRRORED = {
   "docs/readme_test.py",
   "docs_test.py",
   "t5_test.py",
-  "same_bits_test.py",
   "style_test.py",
   "tls_tunnel_test.py",
   "tasks/gin_run_test.py",
