@@ -14,8 +14,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 # Multiply bfloat16 numbers and add up in float32; "bf16" is Arm's.
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-# Multiply 8-bit integers and add up in 32 bits. x86 CPUs without these flags
-# add pairs of products in 16 bits, and saturate.
+# Multiply 8-bit integers and add up in 32 bits.
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"})
 
 # 256-bit registers, for the code that we compile.
@@ -69,11 +68,6 @@ def cpu_name() -> str:
 def bfloat16_flags() -> list[str]:
   """Returns the flags of native bfloat16 products, sorted."""
   return sorted(cpu_flags() & BFLOAT16_FLAGS)
-
-
-def sums_int8_in_32_bits() -> bool:
-  """Returns whether the CPU's products of 8-bit integers never saturate."""
-  return bool(cpu_flags() & INT8_FLAGS)
 
 
 def _entry(names: str) -> str:

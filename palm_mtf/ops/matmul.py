@@ -1,6 +1,6 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products in bfloat16 and int8, on CPUs that cannot do so too."""
+"""Matrix products, in bfloat16 also on CPUs that lack bfloat16."""
 
 from palm_mtf._tf import (
   attr_value_pb2,
@@ -10,7 +10,7 @@ from palm_mtf._tf import (
   tf,
   xla_data_pb2,
 )
-from palm_mtf.machine.processors import bfloat16_flags, sums_int8_in_32_bits
+from palm_mtf.machine.processors import bfloat16_flags
 from palm_mtf.ops.xla import fused, in_xla_computation
 
 # A CPU that cannot multiply bfloat16 gets the same numbers by float32 products:
@@ -118,102 +118,6 @@ def packed_matmul(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
       "_kernel": value(s=b"MklNameChangeOp"),
     },
     name="packed_matmul",
-  )
-  (product,) = operation.outputs
-  product.set_shape([x.shape[0], w.shape[1]])
-  return product
-
-
-def int8_matmul(
-  x: tf.Tensor,
-  w: tf.Tensor,
-  limit: tuple[tf.Tensor, tf.Tensor],
-  *,
-  packed: bool,
-) -> tf.Tensor:
-  """Returns x (w * limit[1] / 127), [rows, outer], float32.
-
-  Args:
-    x: [rows, inner], int8, at least -127.
-    w: [inner, outer], int8, at least -127.
-    limit: values of -127 and of 127 in each column, [outer], float32 each.
-    packed: whether `w` is packed only at the first call; `w` may never change.
-  """
-  # Sums are exact up to 2^24, where float32 begins to round them.
-  if sums_int8_in_32_bits():
-    return _quantized_matmul(x, w, limit, packed=packed)
-  # A CPU that adds pairs of products in 16 bits saturates at 32,767. No pair
-  # does so if one factor lies between 0 and 127: 2 * 127 * 127 is 32,258.
-  # Therefore the positive and the negative numbers of x are multiplied
-  # separately, as twice the rows. The weights, whose reading costs most of the
-  # time, are still read once.
-  unscaled = tf.fill([w.shape[1]], 127.0)
-  sums = _quantized_matmul(
-    _split_signs(x), w, (-unscaled, unscaled), packed=packed
-  )
-  return _join_signs(sums, limit[1])
-
-
-@fused
-def _split_signs(x):
-  """Returns [x where positive; -x where negative], uint8."""
-  return tf.cast(tf.concat([tf.maximum(x, 0), tf.maximum(-x, 0)], 0), tf.uint8)
-
-
-@fused
-def _join_signs(sums, limit):
-  """Returns the scaled difference of the two halves of [2 rows, outer]."""
-  positive, negative = tf.split(sums, 2)
-  return (positive - negative) * (limit / 127.0)
-
-
-def _quantized_matmul(
-  x: tf.Tensor,
-  w: tf.Tensor,
-  limit: tuple[tf.Tensor, tf.Tensor],
-  *,
-  packed: bool,
-) -> tf.Tensor:
-  """Builds oneDNN's product; x is int8, or uint8 of at most 127."""
-  value = attr_value_pb2.AttrValue
-  signed = x.dtype == tf.int8
-  x_type = "qint8" if signed else "quint8"
-  types = {
-    name: tf.as_dtype(name).as_datatype_enum
-    for name in ("float32", "qint8", "quint8")
-  }
-
-  def type_list(*names):
-    return value(list=value.ListValue(type=[types[each] for each in names]))
-
-  operation = ops.get_default_graph()._create_op_internal(
-    "_QuantizedMatMul",
-    [
-      tf.bitcast(x, tf.as_dtype(x_type)),
-      tf.bitcast(w, tf.qint8),
-      tf.zeros([w.shape[1]]),
-      tf.constant(-127.0 if signed else 0.0),
-      tf.constant(127.0 if signed else 255.0),
-      *limit,
-    ],
-    [tf.float32],
-    attrs={
-      "Tdevice_inputs": type_list(x_type, "qint8", "float32"),
-      "Thost_inputs": type_list(*["float32"] * 4),
-      "Tdevice_outputs": type_list("float32"),
-      "Thost_outputs": type_list(),
-      "T1": value(type=types[x_type]),
-      "T2": value(type=types["qint8"]),
-      **{x: value(type=types["float32"]) for x in ("Tbias", "U", "Tout")},
-      **{x: value(b=False) for x in ("transpose_a", "transpose_b")},
-      "is_weight_const": value(b=packed),
-      "is_bias_const": value(b=packed),
-      "fused_ops": value(list=value.ListValue(s=[b"BiasAdd", b"Dequantize"])),
-      "input_quant_mode": value(s=b"SCALED"),
-      "output_quant_mode": value(s=b"SCALED"),
-      "leakyrelu_alpha": value(f=0.0),
-    },
-    name="int8_matmul",
   )
   (product,) = operation.outputs
   product.set_shape([x.shape[0], w.shape[1]])

@@ -25,50 +25,47 @@ def has_flags(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("flags", "bfloat16", "int8", "label"),
+  ("flags", "bfloat16", "label"),
   [
-    (ZEN_3, [], False, "flags"),
-    (SKYLAKE_X, [], False, "flags"),
-    (CASCADE_LAKE, [], True, "flags"),
-    (ALDER_LAKE, [], True, "flags"),
-    (ZEN_4, ["avx512_bf16"], True, "flags"),
-    (SAPPHIRE_RAPIDS, ["amx_bf16", "avx512_bf16"], True, "flags"),
-    ("fp asimd i8mm bf16", ["bf16"], True, "Features"),  # Arm
+    (ZEN_3, [], "flags"),
+    (SKYLAKE_X, [], "flags"),
+    (CASCADE_LAKE, [], "flags"),
+    (ALDER_LAKE, [], "flags"),
+    (ZEN_4, ["avx512_bf16"], "flags"),
+    (SAPPHIRE_RAPIDS, ["amx_bf16", "avx512_bf16"], "flags"),
+    ("fp asimd i8mm bf16", ["bf16"], "Features"),  # Arm
   ],
 )
-def test_flags_say_what_is_native(has_flags, flags, bfloat16, int8, label):
+def test_flags_say_what_is_native(has_flags, flags, bfloat16, label):
   has_flags(flags, label)
   assert processors.bfloat16_flags() == bfloat16
-  assert processors.sums_int8_in_32_bits() == int8
   assert processors.cpu_name() == "A CPU"
 
 
 @pytest.mark.parametrize(
-  ("limit", "bfloat16", "int8"),
+  ("limit", "bfloat16"),
   [
-    ("SSE41", [], False),
-    ("avx2", [], False),
-    ("AVX2_VNNI", [], False),  # another instruction than avx512_vnni
-    ("AVX512_CORE", [], False),
-    ("AVX512_CORE_VNNI", [], True),
-    ("AVX512_CORE_BF16", ["avx512_bf16"], True),
-    ("AVX512_CORE_AMX", ["amx_bf16", "avx512_bf16"], True),
-    ("ALL", ["amx_bf16", "avx512_bf16"], True),
+    ("SSE41", []),
+    ("avx2", []),
+    ("AVX2_VNNI", []),  # another instruction than avx512_vnni
+    ("AVX512_CORE", []),
+    ("AVX512_CORE_VNNI", []),
+    ("AVX512_CORE_BF16", ["avx512_bf16"]),
+    ("AVX512_CORE_AMX", ["amx_bf16", "avx512_bf16"]),
+    ("ALL", ["amx_bf16", "avx512_bf16"]),
   ],
 )
 def test_a_limit_of_onednn_holds_here_too(
-  has_flags, monkeypatch, limit, bfloat16, int8
+  has_flags, monkeypatch, limit, bfloat16
 ):
   has_flags(SAPPHIRE_RAPIDS)
   monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
   assert processors.bfloat16_flags() == bfloat16
-  assert processors.sums_int8_in_32_bits() == int8
 
 
 def test_a_cpu_that_nothing_is_known_of_has_nothing(tmp_path, monkeypatch):
   monkeypatch.setattr(processors, "CPUINFO", tmp_path / "none")
   assert processors.bfloat16_flags() == []
-  assert not processors.sums_int8_in_32_bits()
   assert processors.cpu_name() == "this CPU"
 
 

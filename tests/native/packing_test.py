@@ -33,8 +33,7 @@ def multiply(x, w, dtype, parts=1):
     kernel = make_packed_kernel(packed, "w")
     session.run(kernel.initialize)
     xs = [tf.constant(part) for part in np.array_split(x, parts, 1)]
-    (y,) = product(tuple(xs), kernel, packed=True)
-    return session.run(y)
+    return session.run(product(xs, kernel, packed=True))
 
 
 def rounded_to_int8(x, axis):

@@ -7,12 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.kernels import (
-  dequantize,
-  quantize,
-  read_inputs,
-)
-from palm_mtf.generation.decode.products import LaidOutRows, Products
+from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import Cache, LaidOut
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.mesh.placement import lower
@@ -91,25 +86,16 @@ class JoinedWeights:
     names = tuple(f"{layer}/{part}" for part in parts)
     shapes = self._products.shapes(names)
     is_gated = parts[-1] == GATES[-1]
+    columns = JoinedColumns(shapes, is_gated, native_threads(self._impl))
 
     def project(y: LaidOut, *angles: LaidOut) -> Sequence[LaidOut]:
       rows = y.slice_shape[:2]  # batch and length of the slice
-      wide = self._products.project_in(self._impl.slicewise(flat, y), names)
-      n = len(angles)
+      flat = self._impl.slicewise(lambda y: tf.reshape(y, [-1, y.shape[-1]]), y)
       return self._impl.slicewise(
-        lambda *x: read(x[n:], rows, x[:n]), *angles, *wide
+        lambda wide, *angles: columns.read(wide, rows, angles),
+        self._products.project_in(flat, names),
+        *angles,
       )
-
-    def read(wide, rows, angles):
-      if self._model.quantizes_rows:
-        return read_inputs(wide, rows, shapes, self._dtype, angles, is_gated)
-      threads = native_threads(self._impl)
-      columns = JoinedColumns(shapes, is_gated, threads)
-      return columns.read(*wide, rows, angles)
-
-    def flat(y):
-      y = tf.reshape(y, [-1, y.shape[-1]])
-      return quantize([y], []) if self._model.quantizes_rows else (y,)
 
     dims = self._model.kernels[names].dims
     outputs = [
@@ -125,7 +111,7 @@ class JoinedWeights:
   def project_out(self, branches: Mapping[str, mtf.Tensor]) -> mtf.Tensor:
     """Adds up products; see `Weights`."""
 
-    def project(*xs: LaidOut) -> LaidOutRows:
+    def project(*xs: LaidOut) -> LaidOut:
       return self._products.project_out(dict(zip(branches, xs, strict=True)))
 
     return self._of_rows(
@@ -135,7 +121,7 @@ class JoinedWeights:
   def unembed(self, x: mtf.Tensor) -> mtf.Tensor:
     """Multiplies by the transposed table; see `Weights`."""
     return self._of_rows(
-      lambda x: (self._products.unembed(x),),
+      self._products.unembed,
       [x],
       self._dims.vocab,
       logits_dtype(self._model.config),
@@ -143,7 +129,7 @@ class JoinedWeights:
 
   def _of_rows(
     self,
-    fn: Callable[..., LaidOutRows],
+    fn: Callable[..., LaidOut],
     xs: list[mtf.Tensor],
     output: mtf.Dimension,
     dtype: tf.DType,
@@ -155,12 +141,10 @@ class JoinedWeights:
       def flat(x):
         return tf.reshape(x, [batch * length, -1])
 
-      def unflat(*y):
-        y = dequantize(*y, dtype) if len(y) == 2 else y[0]
-        return tf.reshape(y, [batch, length, -1])
-
       rows = fn(*(self._impl.slicewise(flat, x) for x in xs))
-      return [self._impl.slicewise(unflat, *rows)]
+      return [
+        self._impl.slicewise(lambda y: tf.reshape(y, [batch, length, -1]), rows)
+      ]
 
     shape = mtf.Shape([*xs[0].shape.dims[:2], output])
     return _OnSlices(apply, xs, [shape], dtype).outputs[0]

@@ -1,30 +1,22 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products with constant weights on one device, in float or integers.
+"""Matrix products with constant weights on one device.
 
-  float weights   y = x w
-  int8 weights    y = s_x round(x / s_x) round(w / s_w) s_w
-
-with a scale s_w for each output channel, as in PaLM's published inference code,
-and a scale s_x for each row of x. Int4 weights have a scale for each 32 inner
-indices of a channel.
+Int8 weights have a scale for each output channel, as in PaLM's published
+inference code, int4 weights one for each 32 inner indices of a channel. The
+operations of `native` multiply them by rows that they quantize to int8. Other
+products multiply, in a float dtype, by numbers that are rounded in the same
+way.
 """
 
 import dataclasses
-import functools
+from collections.abc import Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.generation.decode.rows import make_variable
-from palm_mtf.model.projection import read_product
 from palm_mtf.native import decoding
 from palm_mtf.native.decoding import GROUP, PackedKernel
-from palm_mtf.ops.matmul import (
-  has_kernel,
-  int8_matmul,
-  is_emulated,
-  packed_matmul,
-)
-from palm_mtf.ops.xla import fused
+from palm_mtf.ops.matmul import has_kernel, is_emulated, packed_matmul
 
 _LARGEST = 127.0
 # Scales to try for a group of 4-bit numbers, as shares of the scale at which no
@@ -32,84 +24,61 @@ _LARGEST = 127.0
 # other numbers less.
 _INT4_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
-# [rows, columns] of a float dtype; or, around an int8 product, two tensors: the
-# numbers, int8 before the product and float32 after it, and their scale [rows,
-# 1], float32.
-Rows = tuple[tf.Tensor, ...]
-
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """A constant weight on one device."""
+  """A constant weight on one device.
 
-  # [inner, outer], activation dtype or int8; float32 where bfloat16 is emulated
-  value: tf.Tensor | None
-  # Of int8: the values of -127 and 127 in each column, [outer] float32 each.
-  limit: tuple[tf.Tensor, tf.Tensor] | None
+  Attributes:
+    weights: [inner, outer], activation dtype, or float32 where bfloat16 is
+      emulated; or panels for the operations of `native`.
+    initialize: makes the weights.
+  """
+
+  weights: tf.Tensor | PackedKernel
   initialize: tf.Operation
-  packed: PackedKernel | None = None  # instead of value and limit
 
 
 def make_packed_kernel(packed: PackedKernel, name: str) -> Kernel:
   """Makes the variable of a kernel for the operations of `native`."""
   kept = make_variable(packed.panels, name)
   packed = dataclasses.replace(packed, panels=kept.value())
-  return Kernel(None, None, kept.initializer, packed)
+  return Kernel(packed, kept.initializer)
 
 
-def make_kernel(
-  w: tf.Tensor, dtype: tf.DType, name: str, largest: tf.Tensor | None = None
-) -> Kernel:
-  """Makes the variables of a kernel.
+def make_kernel(w: tf.Tensor, dtype: tf.DType, name: str) -> Kernel:
+  """Makes the variable of a kernel.
 
   Args:
     w: first value, [inner, outer], float32.
-    dtype: int8, or a float dtype.
+    dtype: a float dtype.
     name: name of the variable.
-    largest: for int8, max |w| of each column over all kernels whose products
-      are summed, [1, outer] float32; None if there is no other kernel.
   """
-  if dtype != tf.int8:
-    numbers = tf.cast(w, dtype)
-    # Cast once here, not at each product (ops/matmul.py).
-    if is_emulated(numbers):
-      numbers = tf.cast(numbers, tf.float32)
-    kept = make_variable(numbers, name)
-    return Kernel(kept.value(), None, kept.initializer)
-  numbers, scale = to_int8(
-    w, largest_numbers(w, 0) if largest is None else largest
-  )
+  numbers = tf.cast(w, dtype)
+  # Cast once here, not at each product (ops/matmul.py).
+  if is_emulated(numbers):
+    numbers = tf.cast(numbers, tf.float32)
   kept = make_variable(numbers, name)
-  high = make_variable(_LARGEST * scale[0], f"{name}_limit")
-  return Kernel(
-    kept.value(),
-    (-high.value(), high.value()),
-    tf.group(kept.initializer, high.initializer),
-  )
+  return Kernel(kept.value(), kept.initializer)
 
 
-def value_of(rows: Rows, dtype: tf.DType) -> tf.Tensor:
-  """Returns rows as one tensor of a float dtype."""
-  return tf.cast(rows[0] * rows[1], dtype) if len(rows) == 2 else rows[0]
+def largest_numbers(w: tf.Tensor) -> tf.Tensor:
+  """Returns max |w| of each column of [inner, outer], [1, outer]."""
+  return tf.reduce_max(tf.abs(w), 0, keepdims=True)
 
 
-def largest_numbers(x: tf.Tensor, axis: int) -> tf.Tensor:
-  """Returns max |x| of [rows, columns] along `axis`, which stays, float32."""
-  return tf.reduce_max(tf.abs(tf.cast(x, tf.float32)), axis, keepdims=True)
-
-
-def to_int8(x: tf.Tensor, largest: tf.Tensor) -> Rows:
-  """Quantizes x [rows, columns] with scale = largest / 127.
+def rounded_to_int8(w: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
+  """Returns w [inner, outer], float32, with each number rounded to int8.
 
   Args:
-    x: any float dtype.
-    largest: max |x| of each row or column, from `largest_numbers`.
+    w: part of a matrix, float32.
+    largest: `largest_numbers` of the whole matrix, which become -127 or 127.
   """
   scale = tf.where_v2(largest > 0, largest, 1.0) / _LARGEST
-  return tf.cast(tf.round(tf.cast(x, tf.float32) / scale), tf.int8), scale
+  return tf.round(w / scale) * scale
 
 
-def to_int4(w: tf.Tensor) -> Rows:
+def to_int4(w: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """Quantizes w [inner, outer] to numbers from -8 to 7, int8.
 
   Their scales are [inner / GROUP, rounded up; outer], bfloat16.
@@ -159,63 +128,22 @@ def rounded_to_int4(w: tf.Tensor) -> tf.Tensor:
   return tf.cast(numbers, tf.float32) * scale[: w.shape[0]]
 
 
-@fused
-def read_inputs(wide, rows, shapes, dtype, angles, is_gated):
-  """Reads `Rows` of a joined kernel as `read_product` does."""
-  return read_product(value_of(wide, dtype), rows, shapes, angles, is_gated)
-
-
-def _largest_of_rows(xs):
-  return functools.reduce(tf.maximum, [largest_numbers(x, 1) for x in xs])
-
-
-@fused
-def largest_of_rows(*xs):
-  """Returns max |x| of each row over all parts, [rows, 1], float32."""
-  return _largest_of_rows(xs)
-
-
-@fused
-def quantize(xs, largest):
-  """Quantizes parts [rows, columns] as one, with a scale for each row.
-
-  `largest` are max |x| of slices of each row, [rows, 1] each, which share a
-  scale; [] if the parts are the whole row.
-  """
-  largest = functools.reduce(tf.maximum, largest or [_largest_of_rows(xs)])
-  # Joined after the rounding, because int8 is a quarter of the bytes.
-  numbers, scales = zip(*(to_int8(x, largest) for x in xs), strict=True)
-  return tf.concat(numbers, 1), scales[0]
-
-
-@fused
-def dequantize(numbers, scale, dtype):
-  """Returns quantized rows as one tensor of a float dtype."""
-  return value_of((numbers, scale), dtype)
-
-
-def product(x: Rows, kernel: Kernel, *, packed: bool) -> Rows:
+def product(
+  xs: Sequence[tf.Tensor], kernel: Kernel, *, packed: bool
+) -> tf.Tensor:
   """Multiplies rows by a kernel on the same device.
 
   Args:
-    x: [rows, inner], activation dtype; quantized for an int8 kernel, and in
-      parts of some columns each for a packed one.
+    xs: [rows, inner], activation dtype; in parts of some columns each for a
+      kernel of `native`, otherwise one tensor.
     kernel: [inner, outer].
     packed: whether oneDNN keeps a packed copy of the kernel, for many products.
   """
-  if kernel.packed:
-    return (decoding.product(x, kernel.packed, x[0].dtype),)
-  # Int8 sums are exact, and no row's result depends on another row.
-  w, (numbers, *scale) = kernel.value, x
-  if w.dtype != tf.int8:
-    y = _float_product(tf.cast(numbers, w.dtype), w, packed)
-    return (tf.cast(y, numbers.dtype),)
-  if _has("_QuantizedMatMul", numbers):
-    y = int8_matmul(numbers, w, kernel.limit, packed=packed)
-  else:
-    y = tf.matmul(*(tf.cast(each, tf.float32) for each in (numbers, w)))
-    y *= kernel.limit[1] / _LARGEST
-  return (y, *scale)
+  w, dtype = kernel.weights, xs[0].dtype
+  if isinstance(w, PackedKernel):
+    return decoding.product(xs, w, dtype)
+  (x,) = xs
+  return tf.cast(_float_product(tf.cast(x, w.dtype), w, packed), dtype)
 
 
 def _float_product(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
@@ -223,11 +151,8 @@ def _float_product(x: tf.Tensor, w: tf.Tensor, packed: bool) -> tf.Tensor:
   # the time, and oneDNN packs the weights into one stream of bytes. Only a
   # product of one float32 row is as fast without packing.
   packed = packed and (w.dtype != tf.float32 or x.shape[0] > 1)
-  if packed and _has("_MklNativeFusedMatMul", x):
+  # oneDNN runs only on CPUs.
+  on_cpu = "gpu" not in x.device.lower()
+  if packed and on_cpu and has_kernel("_MklNativeFusedMatMul"):
     return packed_matmul(x, w)
   return tf.matmul(x, w)
-
-
-def _has(operation: str, x: tf.Tensor) -> bool:
-  # oneDNN runs only on CPUs.
-  return "gpu" not in x.device.lower() and has_kernel(operation)

@@ -6,19 +6,11 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.generation.decode.kernels import (
-  dequantize,
-  largest_of_rows,
-  product,
-  quantize,
-)
+from palm_mtf.generation.decode.kernels import product
 from palm_mtf.generation.decode.rows import LaidOut
 from palm_mtf.generation.decode.weights import DecodeModel
 from palm_mtf.model.weights import logits_dtype
 from palm_mtf.ops.slicewise import split_axes
-
-# `Rows` of kernels.py, laid out.
-LaidOutRows = tuple[LaidOut, ...]
 
 
 class Products:
@@ -44,75 +36,45 @@ class Products:
     dims = self._model.kernels[tuple(names)].dims
     return [self._impl.slice_shape(mtf.Shape(part)) for part in dims]
 
-  def multiply(self, x: LaidOutRows, kernel: LaidOut) -> LaidOutRows:
-    """Multiplies x by the `Kernel` of each device."""
+  def multiply(self, xs: Sequence[LaidOut], kernel: LaidOut) -> LaidOut:
+    """Multiplies rows, as `product` takes them, by each device's `Kernel`."""
     return self._impl.slicewise(
-      lambda kernel, *x: product(x, kernel, packed=self._packed), kernel, *x
+      lambda kernel, *xs: product(xs, kernel, packed=self._packed), kernel, *xs
     )
 
-  def project_in(self, x: LaidOutRows, names: Sequence[str]) -> LaidOutRows:
+  def project_in(self, x: LaidOut, names: Sequence[str]) -> LaidOut:
     """Multiplies x [rows, d_model] by the kernel that joins `names`."""
-    return self.multiply(x, self._model.kernels[tuple(names)].kernel)
+    return self.multiply([x], self._model.kernels[tuple(names)].kernel)
 
-  def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOutRows:
+  def project_out(self, branches: Mapping[str, LaidOut]) -> LaidOut:
     """Returns the sum of products, [rows, d_model], whole on every device.
 
     Args:
-      branches: [rows, inputs], float, by kernel name.
+      branches: [rows, inputs] by kernel name.
     """
     kernels, names = self._model.kernels, tuple(branches)
     if self._model.is_packed:
-      return self.multiply(tuple(branches.values()), kernels[names].kernel)
-    joined = [names] if names in kernels else [(name,) for name in names]
-    axes = [tuple(split_axes(self._impl, kernels[x].dims[0])) for x in joined]
-    rows = [tuple(branches[name] for name in some) for some in joined]
-    if self._model.quantizes_rows:
-      rows = self._quantized(rows, axes)
-    sums, scale = {}, rows[0][1:]
-    for x, some, axis in zip(rows, joined, axes, strict=True):
-      numbers, *_ = self.multiply(x, kernels[some].kernel)
-      sums.setdefault(axis, []).append(numbers)
+      return self.multiply([*branches.values()], kernels[names].kernel)
+    sums = {}
+    for name, x in branches.items():
+      joined = kernels[name,]
+      axis = tuple(split_axes(self._impl, joined.dims[0]))
+      sums.setdefault(axis, []).append(self.multiply([x], joined.kernel))
     # Products that are summed over the same axes are added first, so that one
     # all-reduce of [rows, d_model], over the axes of heads and d_ff, is enough.
-    total = self._sum(
+    return self._sum(
       self._impl.allreduce(self._sum(some), axis, "SUM")
       for axis, some in sums.items()
     )
-    return total, *scale
 
   def _sum(self, xs: Iterable[LaidOut]) -> LaidOut:
     return functools.reduce(lambda x, y: self._impl.slicewise(tf.add, x, y), xs)
 
-  def _quantized(
-    self, rows: Sequence[LaidOutRows], axes: Sequence[tuple[int, ...]]
-  ) -> list[LaidOutRows]:
-    """Quantizes the parts that each joined kernel reads."""
-    largest = []
-    if len(rows) > 1 or any(axes):
-      # A row has one scale for the whole sum, so that no layout changes it.
-      # This takes an all-reduce of one number per row.
-      largest = [
-        self._impl.allreduce(
-          self._impl.slicewise(largest_of_rows, *parts), axis, "MAX"
-        )
-        for parts, axis in zip(rows, axes, strict=True)
-      ]
-    n = len(largest)
-    return [
-      self._impl.slicewise(lambda *x: quantize(x[n:], x[:n]), *largest, *parts)
-      for parts in rows
-    ]
-
   def unembed(self, y: LaidOut) -> LaidOut:
     """Returns y embedding^T, [rows, vocab], in LOGITS_DTYPE."""
     dtype = logits_dtype(self._model.config)
-    if self._model.quantizes_logit_rows:
-      rows = self._impl.slicewise(lambda y: quantize([y], []), y)
-      rows = self.multiply(rows, self._model.to_logits)
-      return self._impl.slicewise(lambda *y: dequantize(*y, dtype), *rows)
     y = self._impl.slicewise(lambda y: tf.cast(y, dtype), y)
-    (logits,) = self.multiply((y,), self._model.to_logits)
-    return logits
+    return self.multiply([y], self._model.to_logits)
 
   def logits(self, y: LaidOut) -> LaidOut:
     """Returns the logits of y [rows, d_model], whole on every device."""

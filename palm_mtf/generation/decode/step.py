@@ -18,13 +18,7 @@ from typing import Protocol
 
 from palm_mtf._tf import tf
 from palm_mtf.accounting.architecture import layer_name
-from palm_mtf.generation.decode.kernels import (
-  largest_numbers,
-  read_inputs,
-  to_int8,
-  value_of,
-)
-from palm_mtf.generation.decode.products import LaidOutRows, Products
+from palm_mtf.generation.decode.products import Products
 from palm_mtf.generation.decode.rows import Cache, LaidOut
 from palm_mtf.generation.decode.sampling import SamplingSettings, next_tokens
 from palm_mtf.generation.decode.weights import DecodeModel
@@ -35,6 +29,7 @@ from palm_mtf.model.layers import (
   normalize,
   sines_and_cosines,
 )
+from palm_mtf.model.projection import JoinedColumns
 from palm_mtf.native.decoding import (
   StepWeights,
   Texts,
@@ -172,7 +167,7 @@ class NativeStep:
     (self._table,) = model.table.tensor_list
     self._scales = [x.tensor_list[0] for x in scales]
     self._kernels = [
-      x.tensor_list[0].packed for x in (*kernels, model.to_logits)
+      x.tensor_list[0].weights for x in (*kernels, model.to_logits)
     ]
 
   def read(
@@ -237,12 +232,10 @@ class NativeStep:
 
 
 @fused
-def _add_and_norm(x, branch, scale, kind, quantizes):
-  # Returns x + branch, [rows, d_model], and its norm; `branch` are `Rows`.
-  if branch:
-    x += value_of(branch, x.dtype)
-  y = tf.cast(normalize(x, kind) * scale, x.dtype)
-  return x, *(to_int8(y, largest_numbers(y, 1)) if quantizes else (y,))
+def _add_and_norm(x, scale, kind, *branch):
+  # Returns x + branch, [rows, d_model], and its norm.
+  x = sum(branch, x)
+  return x, tf.cast(normalize(x, kind) * scale, x.dtype)
 
 
 @fused
@@ -297,7 +290,6 @@ class TensorflowStep:
     self._impl, self._config = model.placement, model.config
     self._model = model
     self._products = Products(model, packed=True)
-    self._dtype = tf.as_dtype(self._config.activation_dtype)
     self._last_scale = model.last_scale()
 
   def read(
@@ -318,13 +310,11 @@ class TensorflowStep:
     )
     after: Cache = []
 
-    def attend(layer: int, y: LaidOutRows, names: list[str]) -> list[LaidOut]:
-      shapes, gated = self._products.shapes(names), len(names) == 5
+    def attend(layer: int, y: LaidOut, names: list[str]) -> list[LaidOut]:
+      columns = self._columns(names, is_gated=len(names) == 5)
 
-      def read(keys, values, positions, at, sin, cos, *wide):
-        q, k, v, *hidden = read_inputs(
-          wide, sin.shape[:1], shapes, self._dtype, (sin, cos), gated
-        )
+      def read(keys, values, positions, at, sin, cos, wide):
+        q, k, v, *hidden = columns.read(wide, sin.shape[:1], (sin, cos))
         keys, values = _write(keys, at, k), _write(values, at, v)
         # The first rows of a tensor are a view of it: nothing is copied.
         seen = [
@@ -334,7 +324,7 @@ class TensorflowStep:
 
       wide = self._products.project_in(y, names)
       keys, values, *branches = impl.slicewise(
-        read, *cache[2 * layer : 2 * layer + 2], *places, *wide
+        read, *cache[2 * layer : 2 * layer + 2], *places, wide
       )
       after.extend([keys, values])
       return branches
@@ -342,7 +332,7 @@ class TensorflowStep:
     x, y = self._add_and_norm(self._embed(tokens), {}, f"{layer_name(0)}/norm")
     for layer in range(self._config.num_layers):
       x, y = self._block(layer, x, y, attend)
-    return self._products.logits(*y), after
+    return self._products.logits(y), after
 
   def advance(
     self,
@@ -409,9 +399,9 @@ class TensorflowStep:
     self,
     layer: int,
     x: LaidOut,
-    y: LaidOutRows,
+    y: LaidOut,
     attend: Callable[..., list[LaidOut]],
-  ) -> tuple[LaidOut, LaidOutRows]:
+  ) -> tuple[LaidOut, LaidOut]:
     # x is the residual stream and y its norm, [rows, d_model] each, before the
     # block; the results are both after the block. A norm is computed with the
     # addition before it, in one call.
@@ -428,14 +418,15 @@ class TensorflowStep:
     (heads,) = attend(layer, y, qkv)
     branches = {f"{name}/attention/o": heads}
     x, y = self._add_and_norm(x, branches, f"{name}/mlp_norm")
-    shapes = self._products.shapes(gates)
+    columns = self._columns(gates, is_gated=True)
     (hidden,) = self._impl.slicewise(
-      lambda *wide: read_inputs(
-        wide, x.slice_shape[:1], shapes, self._dtype, (), True
-      ),
-      *self._products.project_in(y, gates),
+      lambda wide: columns.read(wide, x.slice_shape[:1], ()),
+      self._products.project_in(y, gates),
     )
     return self._add_and_norm(x, {f"{name}/mlp/wo": hidden}, following)
+
+  def _columns(self, names: list[str], *, is_gated: bool) -> JoinedColumns:
+    return JoinedColumns(self._products.shapes(names), is_gated, threads=0)
 
   def _embed(self, tokens: LaidOut) -> LaidOut:
     vocab = self._model.dims.vocab
@@ -451,17 +442,13 @@ class TensorflowStep:
 
   def _add_and_norm(
     self, x: LaidOut, branches: dict[str, LaidOut], name: str
-  ) -> tuple[LaidOut, LaidOutRows]:
+  ) -> tuple[LaidOut, LaidOut]:
     # `branches` are the [rows, inputs] that each kernel multiplies, by name.
     is_last = name == "final_norm"
-    # The product after the last norm gives the logits, and quantizes itself.
-    quantizes = self._model.quantizes_rows and not is_last
-    x, *y = self._impl.slicewise(
-      lambda x, scale, *branch: _add_and_norm(
-        x, branch, scale, self._config.norm, quantizes
-      ),
+    kind = self._config.norm
+    return self._impl.slicewise(
+      lambda x, scale, *branch: _add_and_norm(x, scale, kind, *branch),
       x,
       self._last_scale if is_last else self._model.scales[f"{name}/scale"],
-      *(self._products.project_out(branches) if branches else ()),
+      *([self._products.project_out(branches)] if branches else []),
     )
-    return x, tuple(y)

@@ -19,6 +19,7 @@ from palm_mtf.generation.decode.kernels import (
   make_kernel,
   make_packed_kernel,
   rounded_to_int4,
+  rounded_to_int8,
 )
 from palm_mtf.generation.decode.rows import LaidOut, make_variable
 from palm_mtf.machine.processors import bfloat16_flags
@@ -79,8 +80,6 @@ class DecodeModel:
   scales: dict[str, LaidOut]  # [d_model] float32, by checkpoint name
   kernels: dict[tuple[str, ...], JoinedKernel]  # by names of their parts
   is_packed: bool  # whether kernels are packed for the operations of `native`
-  quantizes_rows: bool  # whether TensorFlow's products of a layer read int8
-  quantizes_logit_rows: bool  # whether TensorFlow's product with to_logits does
   layers: Sequence[LayerWeights]
 
   def last_scale(self) -> LaidOut:
@@ -132,15 +131,13 @@ def build_decode_model(
     config=config,
     dims=dims,
     table=maker.constant("table", dtype, table),
-    to_logits=maker.to_logits(tf.int8 if is_quantized else of_logits, table),
+    to_logits=maker.to_logits(is_quantized, of_logits, table),
     scales={
       name: maker.constant(name, tf.float32, value)
       for name, value in scales.items()
     },
     kernels=dict(maker.joined_kernels()),
     is_packed=is_packed,
-    quantizes_rows=maker.quantizes_rows,
-    quantizes_logit_rows=is_quantized and not is_packed,
     layers=maker.layers(),
   )
 
@@ -174,7 +171,6 @@ class _Maker:
     self._dtype = tf.as_dtype(
       config.activation_dtype if weight_dtype == "activation" else weight_dtype
     )
-    self.quantizes_rows = self._dtype == tf.int8 and not is_packed
     self._dims = {
       name: [getattr(dims, dim) for dim in names]
       for name, names in parameter_dims(config).items()
@@ -206,18 +202,25 @@ class _Maker:
 
     return self._impl.slicewise(make_and_keep, *values)
 
-  def to_logits(self, dtype, table):
-    """Returns the kernel of the logits, of `dtype`: the transposed table."""
+  def to_logits(self, is_quantized, dtype, table):
+    """Returns the kernel of the logits, the transposed table."""
     # The kernel is rounded as the table is, also where its product is not.
     rounded_to = tf.as_dtype(self._config.activation_dtype)
 
     def packed(x, name):
       is_rounded = rounded_to == tf.bfloat16
-      panels = pack([x], dtype, is_transposed=True, is_rounded=is_rounded)
+      packed_dtype = tf.int8 if is_quantized else dtype
+      panels = pack(
+        [x], packed_dtype, is_transposed=True, is_rounded=is_rounded
+      )
       return make_packed_kernel(panels, name)
 
     def plain(x, name):
-      return make_kernel(tf.cast(tf.transpose(x), rounded_to), dtype, name)
+      w = tf.cast(tf.transpose(x), rounded_to)
+      if is_quantized:
+        w = tf.cast(w, tf.float32)
+        w = rounded_to_int8(w, largest_numbers(w))
+      return make_kernel(w, dtype, name)
 
     make = packed if self._is_packed else plain
     return self._kernel("to_logits", make, table)
@@ -232,14 +235,12 @@ class _Maker:
           for parts in (inputs, outputs)
         )
         yield inputs, self._joined(inputs)
-        largest = [self._largest(names)] if self.quantizes_rows else []
-        axes = {tuple(split_axes(self._impl, self._dims[x])) for x in names}
-        # To quantize or pack the inputs is a pass over them that joins them as
-        # well; a pass that only joins costs more than a second product. And
-        # sums over different mesh axes have separate all-reduces.
-        joins = self.quantizes_rows or self._is_packed
-        can_join = joins and len(axes) == 1
-        for some in [names] if can_join else [(name,) for name in names]:
+        rounds = self._dtype == tf.int8 and not self._is_packed
+        largest = [self._largest(names)] if rounds else []
+        # Packed kernels read their inputs in parts. To join the inputs of other
+        # kernels costs more than a second product.
+        joins = self._is_packed
+        for some in [names] if joins else [(name,) for name in names]:
           yield some, self._joined(some, *largest)
 
   def layers(self) -> list[LayerWeights]:
@@ -261,12 +262,13 @@ class _Maker:
 
     def plain(*parts, name):
       parts, largest = parts[: len(names)], parts[len(names) :]
-      whole, dtype = tf.concat(parts, axis), self._dtype
-      if dtype == INT4:
-        # TensorFlow has no product with 4 bits: round to the same numbers.
-        dtype = tf.as_dtype(self._config.activation_dtype)
+      whole = tf.concat(parts, axis)
+      # TensorFlow has no products with int8 or int4: round to their numbers.
+      if self._dtype == INT4:
         whole = rounded_to_int4(whole)
-      return make_kernel(whole, dtype, name, *largest)
+      elif self._dtype == tf.int8:
+        whole = rounded_to_int8(whole, *(largest or [largest_numbers(whole)]))
+      return make_kernel(whole, self._config.activation_dtype, name)
 
     make = packed if self._is_packed else plain
     matrices = [self._matrix(name) for name in names]
@@ -291,14 +293,11 @@ class _Maker:
     return self._impl.slicewise(matrix, self.laid_out(name))
 
   def _largest(self, names):
-    # Kernels whose products are summed share a scale per output, so that the
-    # int8 sums within a product, across products and across devices can be
-    # added without rescaling.
+    # Kernels whose products are summed share a scale per output, as in
+    # `native`, so that no layout changes the numbers.
     found = []
     for name in names:
-      largest = self._impl.slicewise(
-        lambda x: largest_numbers(x, 0), self._matrix(name)
-      )
+      largest = self._impl.slicewise(largest_numbers, self._matrix(name))
       axes = split_axes(self._impl, self._dims[name])
       found.append(self._impl.allreduce(largest, axes, "MAX"))
     return self._impl.slicewise(
