@@ -126,7 +126,7 @@ ONLY_IMPORTERS = {
     "palm_mtf/evaluation/seqio_tasks.py",
   ),
   "lm_eval": "palm_mtf/lm_eval/",
-  "matplotlib": ("palm_mtf/report/", "palm_mtf/sweep/picture.py"),
+  "matplotlib": "palm_mtf/report/",
   "scipy": "palm_mtf/sweep/scaling_law.py",
   "aiohttp": "palm_mtf/generation/serving/",
   "ml_dtypes": "palm_mtf/export/huggingface/tensor_files.py",

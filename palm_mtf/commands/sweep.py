@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf sweep`: trains several runs; fits a scaling law to their losses."""
 
+# sweep/ has the steps: runs, runner, results, scaling_law.
+
 import dataclasses
 import logging
 from collections.abc import Sequence
@@ -14,8 +16,6 @@ from palm_mtf.json_text import json_text
 from palm_mtf.model_dir.atomic_files import check_model_dir, write_atomically
 from palm_mtf.model_dir.layout import SweepDir
 from palm_mtf.model_dir.lock import training_lock
-from palm_mtf.report.figures import check_can_draw
-from palm_mtf.sweep.picture import picture
 from palm_mtf.sweep.results import table_csv, table_text, tabulate
 from palm_mtf.sweep.runner import check_none_failed, cores_of_runs, train_runs
 from palm_mtf.sweep.runs import LoadRun, SweepRun, check_unchanged, make_runs
@@ -42,7 +42,6 @@ def sweep(
       (all others were trained).
     StoppedError: if a signal came; the same command resumes.
   """
-  check_can_draw()
   check_model_dir(model_dir)
   cores_of_runs(config.sweep.sweep_at_once)  # raises UserError for too many
   where = SweepDir(model_dir)
@@ -73,16 +72,15 @@ def _report(
   budget: float | None,
   as_json: bool,
 ) -> None:
-  """Prints the table and the law; writes both and a picture."""
+  """Prints and writes the table and the law."""
   rows = tabulate(runs, where)
   why = why_no_law(rows)
   law = None if why else law_record(rows, budget)
   results = {"runs": rows, "law": law}
   write_atomically(where.table, table_csv(rows))
   write_atomically(where.results, json_text(results).encode())
-  write_atomically(where.picture, picture(runs, law))
   if as_json:
     print("\n".join(map(json_text, [*rows, {"law": law}])))
   else:
     print(f"{table_text(rows)}\n\n{law_text(law) if law else why}")
-  _logger.info(f"wrote {where.picture}, {where.table} and {where.results}")
+  _logger.info(f"wrote {where.table} and {where.results}")

@@ -53,7 +53,7 @@ class InspectionConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-  """The runs of a sweep, and when the sweep stops a run.
+  """The runs of a sweep.
 
   Attributes:
     sweep_runs: a list of axes, each {name: {macro: value}}; the runs are the
@@ -62,10 +62,6 @@ class SweepConfig:
       and so on.
     sweep_at_once: runs that train at the same time, each on its share of the
       cores.
-    sweep_patience: evaluations without a better validation loss after which a
-      run is stopped; None to stop none.
-    sweep_min_delta: smallest decrease of the validation loss that counts as
-      better, nats per token.
     sweep_held_out: names of an axis whose runs are held out of the fit of the
       scaling law, which is then checked on them.
     sweep_budget_flops: training FLOPs for which the compute-optimal size is
@@ -74,16 +70,11 @@ class SweepConfig:
 
   sweep_runs: Sequence[Mapping[str, Mapping[str, object]]] = ()
   sweep_at_once: int = 1
-  sweep_patience: int | None = 5
-  sweep_min_delta: float = 0.0
   sweep_held_out: list[str] | tuple[str, ...] = ()
   sweep_budget_flops: float | None = None
 
   def __post_init__(self):
     check_count("SWEEP_AT_ONCE", self.sweep_at_once)
-    if self.sweep_patience is not None:
-      check_count("SWEEP_PATIENCE", self.sweep_patience)
-    check_real("SWEEP_MIN_DELTA", self.sweep_min_delta, 0.0, 100.0)
     if self.sweep_budget_flops is not None:
       check_real("SWEEP_BUDGET_FLOPS", self.sweep_budget_flops, 1.0, 1e40)
     if not are_texts(self.sweep_held_out):
@@ -198,7 +189,7 @@ class ConfigOfSweep(Config):
   """The settings of `palm_mtf sweep`.
 
   Attributes:
-    sweep: the runs, and when the sweep stops a run.
+    sweep: the runs.
   """
 
   sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)

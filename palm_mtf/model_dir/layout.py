@@ -66,7 +66,6 @@ class SweepDir:
     # The table of all runs; sweep.json has the scaling law, too.
     self.results = os.path.join(path, "sweep.json")
     self.table = os.path.join(path, "sweep.csv")
-    self.picture = os.path.join(path, "sweep.png")
 
   def run(self, name: str) -> str:
     """Returns the MODEL_DIR of a run."""

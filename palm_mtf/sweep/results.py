@@ -3,104 +3,57 @@
 """The results of a sweep: the losses of each run, how it ended, and a table."""
 
 import csv
-import dataclasses
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from palm_mtf.config import SweepConfig
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.json_lines import read_json_lines
 from palm_mtf.model_dir.layout import ModelDir, SweepDir
 from palm_mtf.sweep.runs import SweepRun
 
-FINISHED, STOPPED_EARLY = "finished", "stopped early"
+FINISHED = "finished"
 
 Row = dict[str, Any]
 
 
-def read_outcome(where: SweepDir, name: str) -> str | None:
-  """Returns how a run ended, None for a run that has to continue."""
+def has_finished(where: SweepDir, name: str) -> bool:
+  """Returns whether a run has ended, and not failed."""
   try:
     with open(where.outcome(name), encoding="utf-8", errors="replace") as file:
-      outcome = file.read().strip()
+      return file.read().strip() == FINISHED
   except FileNotFoundError:
-    return None
-  return outcome if outcome in (FINISHED, STOPPED_EARLY) else None
+    return False
 
 
-def write_outcome(where: SweepDir, name: str, outcome: str) -> None:
-  """Keeps how a run ended, so that it is not repeated."""
-  write_atomically(where.outcome(name), f"{outcome}\n".encode())
-
-
-@dataclasses.dataclass(kw_only=True)
-class Curve:
-  """Validation loss of a run against training; each list is by evaluation.
-
-  Attributes:
-    losses: validation losses, nats per token; NaN for one that is not finite.
-    tokens: training tokens before each evaluation.
-    flops: model FLOPs of these tokens.
-    secs: seconds of the steps before each evaluation, without evaluations,
-      checkpoints and starts.
-  """
-
-  losses: list[float] = dataclasses.field(default_factory=list)
-  tokens: list[int] = dataclasses.field(default_factory=list)
-  flops: list[float] = dataclasses.field(default_factory=list)
-  secs: list[float] = dataclasses.field(default_factory=list)
-
-
-def read_curve(run: SweepRun) -> Curve:
-  """Reads metrics.jsonl of a run; the curve is empty before its first line."""
-  curve, secs, last_step = Curve(), 0.0, 0
-  for line in read_json_lines(ModelDir(run.model_dir).metrics, number="step"):
-    # The line has the mean over the steps since the line before it.
-    secs += line.get("step_secs", 0.0) * (line["step"] - last_step)
-    last_step = line["step"]
-    if "validation_loss" in line:
-      loss = line["validation_loss"]  # null where it is not finite
-      curve.losses.append(math.nan if loss is None else loss)
-      curve.tokens.append(line["tokens"])
-      curve.flops.append(line["tokens"] * run.flops_per_token)
-      curve.secs.append(secs)
-  return curve
-
-
-def should_stop(losses: Iterable[float], sweep: SweepConfig) -> bool:
-  """Returns whether a run has had its last improvement SWEEP_PATIENCE ago.
-
-  The rule is that of Prechelt (1998, "Early stopping - but when?") with
-  patience, as deep learning libraries have it.
-
-  Args:
-    losses: validation losses of the run by step, nats per token.
-    sweep: SWEEP_PATIENCE, in evaluations, and SWEEP_MIN_DELTA.
-  """
-  best, num_worse = math.inf, 0
-  for loss in losses:
-    num_worse += 1
-    if loss < best - sweep.sweep_min_delta:
-      best, num_worse = loss, 0
-  return sweep.sweep_patience is not None and num_worse >= sweep.sweep_patience
+def mark_finished(where: SweepDir, name: str) -> None:
+  """Writes that a run has finished, so that it is not repeated."""
+  write_atomically(where.outcome(name), f"{FINISHED}\n".encode())
 
 
 def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
   """Returns a row for each run, by column.
 
-  `flops` are model FLOPs, `secs` the seconds of its steps, `loss` is the last
-  validation loss in nats per token and `best_loss` the lowest finite one. A
-  loss that is not finite is None.
+  `flops` are model FLOPs. `secs` are the seconds of the run's steps until its
+  last evaluation, without evaluations, checkpoints and starts. `loss` is the
+  last validation loss in nats per token and `best_loss` the lowest finite one.
+  A loss that is not finite is None.
   """
   rows = []
   for run in runs:
-    curve = read_curve(run)
-    losses = [x if math.isfinite(x) else None for x in curve.losses]
-    tokens, secs, loss = 0, 0.0, None
-    if losses:
-      tokens, secs, loss = curve.tokens[-1], curve.secs[-1], losses[-1]
+    losses, tokens, secs, now, last_step = [], 0, 0.0, 0.0, 0
+    for line in read_json_lines(ModelDir(run.model_dir).metrics, number="step"):
+      # The line has the mean over the steps since the line before it.
+      now += line.get("step_secs", 0.0) * (line["step"] - last_step)
+      last_step = line["step"]
+      if "validation_loss" in line:
+        # null where it is not finite; earlier versions wrote NaN.
+        loss = line["validation_loss"]
+        is_finite = loss is not None and math.isfinite(loss)
+        losses.append(loss if is_finite else None)
+        tokens, secs = line["tokens"], now
+    is_finished = has_finished(where, run.name)
     rows.append(
       {
         "run": run.name,
@@ -109,9 +62,9 @@ def tabulate(runs: Sequence[SweepRun], where: SweepDir) -> list[Row]:
         "flops": tokens * run.flops_per_token,
         "flops_per_token": run.flops_per_token,
         "secs": secs,
-        "loss": loss,
+        "loss": losses[-1] if losses else None,
         "best_loss": min((x for x in losses if x is not None), default=None),
-        "outcome": read_outcome(where, run.name) or "not finished",
+        "outcome": FINISHED if is_finished else "not finished",
         "held_out": run.is_held_out,
       }
     )

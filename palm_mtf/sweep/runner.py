@@ -16,20 +16,12 @@ from palm_mtf.machine.processors import usable_cores, visible_cores
 from palm_mtf.machine.stop_signals import StopRequest
 from palm_mtf.model_dir.atomic_files import write_atomically
 from palm_mtf.model_dir.layout import SweepDir
-from palm_mtf.sweep.results import (
-  FINISHED,
-  STOPPED_EARLY,
-  read_curve,
-  read_outcome,
-  should_stop,
-  write_outcome,
-)
+from palm_mtf.sweep.results import has_finished, mark_finished, tabulate
 from palm_mtf.sweep.runs import SweepRun
 
 _logger = logging.getLogger(__name__)
 
 _POLL_SECS = 0.5
-_LOOK_SHARE = 0.02  # of the time is spent on reading the metrics of a run
 _LAST_BYTES = 4096  # of a log, which hold its last line
 
 
@@ -38,8 +30,6 @@ class _Process:
   run: SweepRun
   cores: Sequence[int]
   process: subprocess.Popen
-  next_look: float = 0.0  # by time.monotonic
-  is_stopped_early: bool = False
 
 
 def cores_of_runs(num_at_once: int) -> list[list[int]]:
@@ -66,7 +56,7 @@ def train_runs(
 
   Args:
     runs: all runs of the sweep.
-    sweep: SWEEP_AT_ONCE, SWEEP_PATIENCE and SWEEP_MIN_DELTA.
+    sweep: SWEEP_AT_ONCE.
     where: folder of the sweep.
 
   Returns:
@@ -75,7 +65,7 @@ def train_runs(
   Raises:
     StoppedError: a signal came; the runs have saved their last steps.
   """
-  waiting = [x for x in runs if read_outcome(where, x.name) is None]
+  waiting = [x for x in runs if not has_finished(where, x.name)]
   free = cores_of_runs(sweep.sweep_at_once)
   if len(waiting) < len(runs):
     _logger.info(f"{len(runs) - len(waiting)} of {len(runs)} runs have ended")
@@ -92,11 +82,8 @@ def train_runs(
             training.remove(each)
             free.append(each.cores)
             _end(each, where, failed)
-          elif not each.is_stopped_early:
-            _stop_if_no_better(each, sweep)
       for each in training:  # a signal came: they save their last steps
-        if not each.is_stopped_early:  # a second signal would interrupt it
-          each.process.terminate()
+        each.process.terminate()
       for each in training:
         each.process.wait()
     finally:
@@ -138,35 +125,17 @@ def _start(run: SweepRun, cores: list[int], where: SweepDir) -> _Process:
   return _Process(run, cores, process)
 
 
-def _stop_if_no_better(each: _Process, sweep: SweepConfig) -> None:
-  """Stops a run whose validation loss gets no better."""
-  now = time.monotonic()
-  if now < each.next_look:
-    return
-  losses = read_curve(each.run).losses
-  # Metrics of many lines take longer to read, and are read less often.
-  each.next_look = now + (time.monotonic() - now) / _LOOK_SHARE
-  if should_stop(losses, sweep):
-    _logger.info(
-      f"{each.run.name}: stopped early, at a validation loss of "
-      f"{losses[-1]:.4f}; its best is {min(losses):.4f}"
-    )
-    each.process.terminate()
-    each.is_stopped_early = True
-
-
 def _end(each: _Process, where: SweepDir, failed: dict[str, str]) -> None:
   """Keeps how a run ended, unless it failed."""
   code, name = each.process.returncode, each.run.name
-  if code and not each.is_stopped_early:
+  if code:
     failed[name] = f"exit code {code}, {_last_line(where.log(name))}"
     _logger.warning(f"{name}: failed: {failed[name]}")
     return
-  # A run that ended before the signal came is finished.
-  write_outcome(where, name, STOPPED_EARLY if code else FINISHED)
-  losses = read_curve(each.run).losses
-  if not code and losses:
-    _logger.info(f"{name}: finished, validation loss {losses[-1]:.4f}")
+  mark_finished(where, name)
+  (row,) = tabulate([each.run], where)
+  if row["loss"] is not None:
+    _logger.info(f"{name}: finished, validation loss {row['loss']:.4f}")
 
 
 def _last_line(log: str) -> str:

@@ -34,7 +34,6 @@ _NUM_LAWS = 400
 _INTERVAL = (2.5, 97.5)  # percentiles
 # Two runs more than the law has coefficients: residuals that tell the noise.
 _MIN_RUNS, _MIN_VALUES = 7, 3
-_NUM_BUDGETS = 25  # of the line in the picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +260,6 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
   )
   found = resample(parameters, tokens, losses)
   cost = Cost.fitted(parameters, cost_of_token)
-  most = max(flops.max(), budget or 0.0)
   optimum = budget and {
     "flops": budget,
     "times_the_largest_run": budget / flops.max(),
@@ -280,13 +278,6 @@ def law_record(rows: Sequence[Row], budget: float | None) -> dict[str, Any]:
     "size_power": found.interval(cost.power_of_size),
     "cost": dataclasses.asdict(cost),
     "budget": optimum or None,
-    "frontier": [
-      {
-        "flops": float(x),
-        "loss": found.interval(lambda law, x=x: cost.lowest_loss(law, x)),
-      }
-      for x in np.geomspace(flops.min(), most, _NUM_BUDGETS)
-    ],
     "held_out": [
       {
         "run": row["run"],
