@@ -91,8 +91,6 @@ IMPORTS = {
   "data/batches checkpoints cluster/addresses cluster/server_info "
   "cluster/client generation/inference evaluation",
   "sweep": "errors config machine accounting model_dir",
-  "foreign_models": "errors config _tf ops mesh programs cluster/client "
-  "training",
   "commands": "__init__ errors user_text console json_text config machine "
   "_tf accounting mesh rates model_dir report data/sources "
   "data/statistics data/filters data/vocabulary data/tokens "
@@ -102,6 +100,8 @@ IMPORTS = {
   "generation/inference generation/serving evaluation training sweep",
   # Commands are imported by the names in the command table and in gin files.
   "cli": "__init__ errors user_text console user_code config machine model_dir",
+  "foreign_models": "errors user_code config _tf ops mesh programs "
+  "cluster/client training cli",
   "lm_eval": "errors console config machine accounting data/vocabulary "
   "data/batches checkpoints generation/inference cli",
   "__main__": "cli",
@@ -117,7 +117,11 @@ GRAPH = {
 
 # Where a library may be imported, at the top or inside a function.
 ONLY_IMPORTERS = {
-  "gin": ("palm_mtf/cli/", "palm_mtf/unitransformer/"),
+  "gin": (
+    "palm_mtf/cli/",
+    "palm_mtf/foreign_models/",
+    "palm_mtf/unitransformer/",
+  ),
   "tensorflow": ("palm_mtf/_tf.py", "palm_mtf/_old_names.py"),
   "mesh_tensorflow": ("palm_mtf/_tf.py", "palm_mtf/unitransformer/"),
   "seqio": (

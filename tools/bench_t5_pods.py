@@ -22,7 +22,6 @@ import argparse
 import dataclasses
 import json
 import os
-import runpy
 import sys
 from collections.abc import Callable
 
@@ -32,7 +31,6 @@ import gin
 import numpy as np
 from bench_command import one_line_errors
 from bench_pairs import Program, alternate, ratio
-from mesh_tensorflow.transformer import transformer
 from peers.turns import take_turns
 
 from palm_mtf._tf import tf
@@ -46,6 +44,7 @@ from palm_mtf.training.step import TrainStep
 EXAMPLE = os.path.join(
   os.path.dirname(__file__), "..", "examples", "t5_on_two_pods"
 )
+VOCAB_SIZE, LENGTH, BATCH_SIZE = 4096, 128, 16
 # Large enough that a step is its matrix products.
 SIZES = {
   "D_MODEL": 256,
@@ -53,21 +52,10 @@ SIZES = {
   "NUM_HEADS": 4,
   "D_KV": 64,
   "NUM_LAYERS": 2,
+  "VOCAB_SIZE": VOCAB_SIZE,
 }
-VOCAB_SIZE, LENGTH, BATCH_SIZE = 4096, 128, 16
 PROGRAMS = ("one pod", "two pods")
 DEVICES = ("/device:cpu:0", "/device:cpu:1")
-OPTIMIZER = runpy.run_path(os.path.join(EXAMPLE, "train.py"))["OPTIMIZER"]
-
-
-def t5_loss(mesh, features):
-  """Returns the mean loss over all targets."""
-  model = transformer.make_bitransformer(
-    input_vocab_size=VOCAB_SIZE, output_vocab_size=VOCAB_SIZE
-  )
-  return model.call_simple(
-    features["inputs"], features["targets"], compute_loss=True
-  )[1]
 
 
 def _step(
@@ -80,7 +68,7 @@ def _step(
     layout="batch:data" if is_split else "",
   )
   loss_function = ModelLoss(
-    t5_loss,
+    gin.get_configurable("t5_loss"),
     dict.fromkeys(("inputs", "targets"), ("int32", f"length:{LENGTH}")),
     mesh,
     num_rows=BATCH_SIZE // len(pods),
@@ -89,7 +77,7 @@ def _step(
   program = build_program(
     loss_function,
     mesh,
-    OPTIMIZER,
+    gin.get_configurable("AdafactorConfig")(),
     batch_size=BATCH_SIZE,
     pods=foreign_models.PodsConfig(num_pods=len(pods)),
     devices=CpuGpuDevices(DEVICES[0], pods),
@@ -100,8 +88,11 @@ def _step(
 
 def work(name: str) -> None:
   """Takes turns: a training step each."""
-  gin.parse_config_file(os.path.join(EXAMPLE, "t5.gin"))
-  gin.parse_config([f"{name} = {size}" for name, size in SIZES.items()])
+  sys.path.append(EXAMPLE)  # train.gin imports the example's module
+  foreign_models.parse_gin(
+    [os.path.join(EXAMPLE, "train.gin")],
+    [f"{name}={size}" for name, size in SIZES.items()],
+  )
   rng = np.random.default_rng(0)
   tokens = rng.integers(1, VOCAB_SIZE, (BATCH_SIZE, LENGTH), np.int32)
   batch = {"inputs": tokens, "targets": tokens}

@@ -19,6 +19,7 @@ import select
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from palm_mtf import __version__
 from palm_mtf.cli.command_table import (
@@ -35,15 +36,20 @@ from palm_mtf.machine.process import own_process
 
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs one command and returns its exit code."""
+  given = sys.argv[1:] if arguments is None else list(arguments)
+  return run_command(lambda: _run(given))
+
+
+def run_command(run: Callable[[], int]) -> int:
+  """Returns the exit code of `run`; a UserError is one line on stderr."""
   configure_logging()
-  arguments = sys.argv[1:] if arguments is None else list(arguments)
   with results_on_stdout():
-    return _exit_code(arguments)
+    return _exit_code(run)
 
 
-def _exit_code(arguments: list[str]) -> int:
+def _exit_code(run: Callable[[], int]) -> int:
   try:
-    code = _run(arguments)
+    code = run()
     # Not at Python's exit, where a closed pipe is no longer caught.
     sys.stdout.flush()
     return code
@@ -63,10 +69,11 @@ def _exit_code(arguments: list[str]) -> int:
     return 0  # the program that reads the results has read enough
 
 
-class _Parser(argparse.ArgumentParser):
-  """Says in one line what is wrong."""
+class FlagParser(argparse.ArgumentParser):
+  """A parser whose errors are UserErrors, in one line."""
 
-  def error(self, message):
+  def error(self, message: str) -> NoReturn:
+    """Raises UserError for wrong flags."""
     raise UserError(f"{message}; see {self.prog} --help")
 
 
@@ -90,9 +97,9 @@ def _run(arguments: list[str]) -> int:
   if command.config:
     # argparse cannot know the names that follow "--gin.": gin reads them.
     flags = [x for x in rest if not x.startswith("--gin.")]
-    _run_configured(name, rest, _parse(parser, flags), own)
+    _run_configured(name, rest, parse_flags(parser, flags), own)
     return 0
-  options = _parse(parser, rest)
+  options = parse_flags(parser, rest)
   _ready_for_tensorflow()
   entry_point = _import_function(command.entry_point)
   return entry_point(**{x: getattr(options, x) for x in own}) or 0
@@ -170,7 +177,7 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
   """Answers flags without a command; `group` is its first word, if any."""
   within = commands_in(group)
   program = f"palm_mtf {group}".rstrip()
-  parser = _Parser(
+  parser = FlagParser(
     prog=program,
     usage=f"{program} COMMAND [flags]",
     description="PaLM-style language models on Mesh TensorFlow, configured by "
@@ -184,7 +191,7 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
     parser.add_argument(
       "--version", action="version", version=f"palm_mtf {__version__}"
     )
-  _parse(parser, arguments)
+  parse_flags(parser, arguments)
   if arguments:
     raise UserError(f"{arguments[0]}: give the command before its flags")
   raise UserError(
@@ -193,9 +200,9 @@ def _run_without_command(group: str, arguments: list[str]) -> int:
   )
 
 
-def _make_parser(name: str) -> _Parser:
+def _make_parser(name: str) -> FlagParser:
   command = COMMANDS[name]
-  parser = _Parser(
+  parser = FlagParser(
     prog=f"palm_mtf {name}",
     description=f"{command.summary[0].upper()}{command.summary[1:]}.",
     epilog=_list_commands(commands_in(name)),
@@ -220,7 +227,7 @@ def _list_commands(commands: Mapping[str, Command]) -> str:
 
 
 def _add_gin_flags(
-  parser: _Parser, command: str, arguments: Sequence[str]
+  parser: FlagParser, command: str, arguments: Sequence[str]
 ) -> None:
   """Adds gin's flags, and to the help the header of the defaults file."""
   parser.usage = f"{parser.prog} [--gin_file=FILE ...] [--gin.NAME=VALUE ...]"
@@ -260,8 +267,8 @@ def _add_gin_flags(
     parser.epilog = "\n".join(header(defaults_file(command)))
 
 
-def _parse(parser: _Parser, arguments: list[str]) -> argparse.Namespace:
-  """Parses; the error for an unknown flag names the nearest flag."""
+def parse_flags(parser: FlagParser, arguments: list[str]) -> argparse.Namespace:
+  """Parses flags; the error for an unknown flag names the nearest flag."""
   see = f"; see {parser.prog} --help"
   # argparse has no public list of the flags that it knows.
   flags = parser._option_string_actions

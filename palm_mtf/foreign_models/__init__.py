@@ -1,9 +1,15 @@
 # Copyright 2026 The palm_mtf authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains any Mesh TensorFlow model on several pods, from one client."""
+"""Trains any Mesh TensorFlow model on several pods, from one client.
+
+Importing this package makes AdafactorConfig, DeviceMesh, PodsConfig,
+PodTraining and train_on_pods gin configurables of the module
+`palm_mtf.foreign_models`.
+"""
 
 from palm_mtf.config import AdafactorConfig, PodsConfig
 from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.foreign_models.gin_run import main, parse_gin, train_on_pods
 from palm_mtf.foreign_models.model_function import ModelFunction
 from palm_mtf.foreign_models.training import PodTraining
 
@@ -13,4 +19,7 @@ __all__ = [
   "ModelFunction",
   "PodTraining",
   "PodsConfig",
+  "main",
+  "parse_gin",
+  "train_on_pods",
 ]

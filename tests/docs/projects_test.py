@@ -7,8 +7,11 @@ tests/foreign_models/example_test.py runs the example.
 """
 
 import importlib
+import inspect
 import math
+import re
 import shutil
+import sys
 
 import gin
 import numpy as np
@@ -108,12 +111,66 @@ def test_a_model_function_trains_on_two_pods_as_shown(block):
   assert names["training"].num_steps == 1
 
 
-@PAGE.shows(".venv/bin/python examples/t5_on_two_pods/train.py --num_pods 2")
+@PAGE.shows("# own.gin")
+def test_the_gin_file_of_a_model_function_trains_it(
+  block, plain_gin, tmp_path, monkeypatch, capsys
+):
+  function = next(
+    x.text for x in PAGE.blocks if "def loss(mesh" in x.text
+  ).partition("\n\n\n")[2]
+  (tmp_path / "own_model.py").write_text(
+    "import gin\nimport mesh_tensorflow as mtf\nimport numpy as np\n\n\n"
+    f"@gin.configurable\n{function.partition(chr(10) * 3)[0]}\n\n\n"
+    "@gin.configurable\n"
+    "def batches(step):\n  return {'x': np.ones([16, 64])}\n"
+  )
+  (tmp_path / "own.gin").write_text(block.text)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  program = next(x.text for x in PAGE.blocks if "main([" in x.text)
+  monkeypatch.setattr(
+    sys, "argv", ["train.py", "--gin.train_on_pods.num_steps=1"]
+  )
+  with pytest.raises(SystemExit, match="0"):
+    exec(compile(program, "docs/projects.md", "exec"), {})
+  assert "after 1 steps all pods hold the same bits" in capsys.readouterr().out
+
+
+@PAGE.shows("import sys\nfrom palm_mtf import foreign_models")
+def test_the_flag_that_the_page_names_is_one_of_the_program(
+  block, plain_gin, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "own.gin").write_text("import palm_mtf.foreign_models\n")
+  (flag,) = re.findall(r"`--gin\.(PodsConfig\S+)`", PAGE.text)
+  monkeypatch.setattr(sys, "argv", ["train.py", f"--gin.{flag}"])
+  with pytest.raises(SystemExit, match="2"):
+    exec(compile(block.text, "docs/projects.md", "exec"), {})
+  assert "train_on_pods.training is not set" in capsys.readouterr().err
+  assert gin.get_configurable("PodsConfig")().num_pods == 1
+
+
+def test_the_table_has_every_configurable_and_only_their_parameters():
+  rows = re.findall(r"^\| `(\w+)` \| .* \| (`.*) \|$", PAGE.text, re.M)
+  table = {name: re.findall("`(.*?)`", x) for name, x in rows}
+  names = {
+    x for x, _ in gin.config._REGISTRY.items() if ".foreign_models." in x
+  }
+  assert names == {f"palm_mtf.foreign_models.{x}" for x in table}
+  for name, parameters in table.items():
+    wrapped = gin.config._REGISTRY[f"palm_mtf.foreign_models.{name}"].wrapped
+    assert set(parameters) <= set(inspect.signature(wrapped).parameters)
+
+
+@PAGE.shows(
+  ".venv/bin/python examples/t5_on_two_pods/train.py --gin.NUM_PODS=2"
+)
 def test_both_commands_are_the_example_with_another_number_of_pods(block):
   two, one = block.commands
-  assert two[:-1] == one[:-1] and (two[-1], one[-1]) == ("2", "1")
-  program = (ROOT / two[1]).read_text(encoding="utf-8")
-  assert f'"{two[2]}"' in program
+  assert two[:-1] == one[:-1]
+  assert [two[-1], one[-1]] == ["--gin.NUM_PODS=2", "--gin.NUM_PODS=1"]
+  text = (ROOT / two[1]).with_name("train.gin").read_text(encoding="utf-8")
+  assert "\nNUM_PODS = 2\n" in text
 
 
 def test_every_block_is_tested():

@@ -33,16 +33,15 @@ def losses(text):
 
 @pytest.fixture
 def main(monkeypatch, tmp_path):
-  """The script's main function, of the flags; of one layer, not of two."""
-  script = shutil.copy(EXAMPLE / "train.py", tmp_path)
-  settings = (EXAMPLE / "t5.gin").read_text()
-  assert "NUM_LAYERS = 2" in settings
-  one_layer = settings.replace("NUM_LAYERS = 2", "NUM_LAYERS = 1")
-  (tmp_path / "t5.gin").write_text(one_layer)
+  """The script, of the flags; a copy whose model has one layer, not two."""
+  folder = shutil.copytree(EXAMPLE, tmp_path / "example")
+  monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
 
   def call(*flags):
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
-    runpy.run_path(script, run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--gin.NUM_LAYERS=1", *flags])
+    with pytest.raises(SystemExit) as ended:
+      runpy.run_path(folder / "train.py", run_name="__main__")
+    return ended.value.code
 
   yield call
   gin.clear_config()
@@ -50,27 +49,59 @@ def main(monkeypatch, tmp_path):
 
 def test_the_command_trains_on_two_pods(main, tmp_path, capsys):
   file = tmp_path / "t5.npz"
-  main("--steps=2", f"--save={file}")
+  assert main("--gin.TRAIN_STEPS=2", f"--gin.SAVE_PATH='{file}'") == 0
   out = capsys.readouterr().out
   assert len(losses(out)) == 2
   assert out.endswith("after 2 steps all pods hold the same bits\n")
   assert np.load(file)["shared/embedding"].shape == (128, 64)
 
 
-def test_a_batch_that_pods_cannot_share_is_one_line(main, capsys):
-  with pytest.raises(SystemExit, match="2"):
-    main("--num_pods=3")
-  assert capsys.readouterr().err.splitlines() == [
-    "error: a batch of 16 is not divisible by NUM_PODS = 3. Use a divisor of "
-    "16, or another GLOBAL_BATCH_SIZE."
-  ]
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    (
+      "--gin.NUM_PODS=3",
+      "a batch of 16 is not divisible by NUM_PODS = 3. Use a divisor of 16, or "
+      "another GLOBAL_BATCH_SIZE.",
+    ),
+    (
+      "--gin.AdafactorConfig.learning_rat=0.1",
+      "AdafactorConfig.learning_rat = 0.1 (command line): AdafactorConfig has "
+      'no parameter "learning_rat" (did you mean "learning_rate"?).',
+    ),
+    (
+      "--gin.PodConfig.num_pods=1",
+      'PodConfig.num_pods = 1 (command line): gin knows no "PodConfig" (did '
+      'you mean "PodsConfig"?); import its module, and decorate it with '
+      "gin.configurable.",
+    ),
+    (
+      "--gin.NUM_POD=1",
+      "NUM_POD = 1 (command line): nothing refers to NUM_POD (did you mean "
+      '"NUM_PODS"?); remove it.',
+    ),
+    (
+      "--gin.PODS='local_server'",
+      "PODS = 'local_server' (did you mean \"local_servers\"?): choose one of "
+      "'in_process', 'local_servers', 'cluster'. (PODS is set on the command "
+      "line)",
+    ),
+  ],
+)
+def test_a_wrong_binding_is_one_line(main, capsys, flag, message):
+  assert main(flag) == 2
+  assert capsys.readouterr() == ("", f"palm_mtf: {message}\n")
 
 
 @pytest.mark.slow
 def test_one_pod_two_and_two_in_servers_print_the_same_losses():
   one, two, servers = (
-    run("--steps=3", *flags)
-    for flags in (["--num_pods=1"], [], ["--pods=local_servers"])
+    run("--gin.TRAIN_STEPS=3", *flags)
+    for flags in (
+      ["--gin.NUM_PODS=1"],
+      [],
+      ["--gin.PODS='local_servers'"],
+    )
   )
   assert len(losses(two.stdout)) == 3, two.stderr
   # Printed to four digits; the last may be rounded otherwise.

@@ -1,0 +1,266 @@
+# Copyright 2026 The palm_mtf authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Training on pods that gin files configure, in plain gin.
+
+Importing this module makes AdafactorConfig, DeviceMesh, PodsConfig, PodTraining
+and train_on_pods gin configurables of the module `palm_mtf.foreign_models`.
+"""
+
+import argparse
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import gin
+import numpy as np
+
+from palm_mtf._tf import mtf
+from palm_mtf.cli.gin_checks import reached
+from palm_mtf.cli.gin_folder import find_gin_file, gin_folder
+from palm_mtf.cli.gin_statements import (
+  Import,
+  Macro,
+  Reference,
+  Setting,
+  names_in,
+  read_command_line,
+  read_file,
+)
+from palm_mtf.cli.main import FlagParser, parse_flags, run_command
+from palm_mtf.cli.user_values import import_modules
+from palm_mtf.config import AdafactorConfig, PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
+from palm_mtf.errors import UserError, check_count, did_you_mean
+from palm_mtf.foreign_models.model_function import ModelFunction
+from palm_mtf.foreign_models.training import PodTraining
+from palm_mtf.user_code import user_code
+
+_MODULE = "palm_mtf.foreign_models"
+# gin adds to the message of an exception which configurables were called.
+_GINS_ADDITION = "\n  In call to configurable"
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _check_bindings(function: Callable[_P, _T]) -> Callable[_P, _T]:
+  """Makes a missing argument a UserError that names the binding."""
+  name, signature = function.__name__, inspect.signature(function)
+
+  @functools.wraps(function, updated=())
+  def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    given = signature.bind_partial(*args, **kwargs).arguments
+    for parameter in signature.parameters.values():
+      if parameter.default is parameter.empty and parameter.name not in given:
+        raise UserError(
+          f"{name}.{parameter.name} is not set; set it in a gin file, or pass "
+          f"--gin.{name}.{parameter.name}=..."
+        )
+    return function(*args, **kwargs)
+
+  return call
+
+
+# The classes stay as they are; a gin file calls the registered functions.
+for _class in (AdafactorConfig, DeviceMesh, PodsConfig):
+  gin.external_configurable(_check_bindings(_class), module=_MODULE)
+
+
+@gin.configurable("PodTraining", module=_MODULE)
+@_check_bindings
+@functools.wraps(PodTraining, updated=())
+def _make_training(*, function: ModelFunction, **settings: Any) -> PodTraining:
+  """Makes a PodTraining; an error in the user's function is one line."""
+
+  @functools.wraps(function)
+  def call(mesh: mtf.Mesh, features: dict[str, mtf.Tensor]) -> Any:
+    with user_code("PodTraining.function"):
+      return function(mesh, features)
+
+  return PodTraining(call, **settings)
+
+
+@gin.configurable(module=_MODULE)
+@_check_bindings
+def train_on_pods(
+  training: PodTraining,
+  batches: Callable[[int], Mapping[str, np.ndarray]],
+  num_steps: int,
+  save_path: str | None = None,
+) -> None:
+  """Trains, prints the loss of each step, and compares the pods at the end.
+
+  Args:
+    training: the model, its optimizer, mesh and pods.
+    batches: returns the batch of a step, which is counted from 0: the features
+      by name, [GLOBAL_BATCH_SIZE, ...] each.
+    num_steps: number of steps.
+    save_path: npz file to write parameters and moments to; None for no file.
+
+  Raises:
+    UserError: a setting, a batch or the model does not fit, the loss is not
+      finite, a pod is lost, or pods differ.
+  """
+  check_count("train_on_pods.num_steps", num_steps)
+  with training:
+    for step in range(num_steps):
+      with user_code(f"train_on_pods.batches, step {step}"):
+        batch = batches(step)
+      metrics = training.step(batch)
+      print(f"step {step + 1}  loss {metrics['loss']:.4f}", flush=True)
+    training.check_pods()
+    print(f"after {training.num_steps} steps all pods hold the same bits")
+    if save_path:
+      np.savez(save_path, **training.variables())
+
+
+def main(
+  gin_files: Sequence[str] = (), arguments: Sequence[str] | None = None
+) -> int:
+  """Calls `train_on_pods` as gin files and the command line configure it.
+
+  The command line has --gin_file=FILE and --gin.NAME=VALUE, as the commands of
+  palm_mtf. A wrong binding is one line on stderr.
+
+  Args:
+    gin_files: gin files, before those of the command line.
+    arguments: the command line; None for that of the process.
+
+  Returns:
+    The exit code: 0, or 2 if the user's input cannot work.
+  """
+  given = sys.argv[1:] if arguments is None else list(arguments)
+  return run_command(lambda: _run(gin_files, given))
+
+
+def _run(gin_files: Sequence[str], arguments: Sequence[str]) -> int:
+  parser = FlagParser(
+    description="Trains a Mesh TensorFlow model on pods, as gin files say.",
+    usage="%(prog)s [--gin_file=FILE ...] [--gin.NAME=VALUE ...]",
+    allow_abbrev=False,
+  )
+  parser.add_argument(
+    "--gin_file", action="append", default=[], help=argparse.SUPPRESS
+  )
+  bindings = [x for x in arguments if x.startswith("--gin.")]
+  flags = parse_flags(parser, [x for x in arguments if x not in bindings])
+  settings = _read_settings(
+    [*gin_files, *flags.gin_file],
+    [x.removeprefix("--gin.") for x in bindings],
+  )
+  try:
+    with user_code("train_on_pods"):
+      bound = gin.get_bindings(train_on_pods)
+    train_on_pods(**bound)
+  except UserError as error:
+    message = str(error).partition(_GINS_ADDITION)[0]
+    raise UserError(_locate(message, settings)) from error
+  return 0
+
+
+def parse_gin(gin_files: Iterable[str], bindings: Iterable[str] = ()) -> None:
+  """Reads gin files into gin's configuration, strictly.
+
+  Args:
+    gin_files: names of files, later over earlier; found as --gin_file is.
+    bindings: "NAME=VALUE" texts over all files.
+
+  Raises:
+    UserError: a file, an import, a name or a value is wrong; the message names
+      the line and the nearest name.
+  """
+  _read_settings(gin_files, bindings)
+
+
+def _read_settings(
+  gin_files: Iterable[str], bindings: Iterable[str]
+) -> list[Setting]:
+  """Reads gin files as `parse_gin`; returns their settings in order."""
+  files = [find_gin_file(x) for x in gin_files]
+  statements = [x for file in files for x in read_file(file)]
+  import_modules(x for x in statements if isinstance(x, Import))
+  settings = [x for x in statements if isinstance(x, Setting)]
+  settings += read_command_line(bindings)
+  for each in settings:
+    _check_names(each)
+  macros = {x.name: x for x in settings if not x.selector}
+  bound = [x for x in settings if x.selector]
+  _check_used(macros, reached(bound, macros))
+  for each in settings:
+    with user_code(each.cited):
+      gin.parse_config(str(each))
+  return settings
+
+
+def _check_names(setting: Setting) -> None:
+  """Raises UserError unless gin knows every name of a setting."""
+  selectors = [
+    x.selector for x in names_in(setting.value) if isinstance(x, Reference)
+  ]
+  if setting.selector:
+    selectors.insert(0, setting.selector)
+  for selector in selectors:
+    _find_configurable(setting, selector)
+  if not setting.selector:
+    return
+  wrapped = _find_configurable(setting, setting.selector)
+  parameters = inspect.signature(wrapped).parameters
+  if setting.name not in parameters and not any(
+    x.kind is x.VAR_KEYWORD for x in parameters.values()
+  ):
+    raise UserError(
+      f'{setting.cited}: {setting.selector} has no parameter "{setting.name}"'
+      f"{did_you_mean(setting.name, parameters)}."
+    )
+
+
+def _find_configurable(setting: Setting, selector: str) -> Callable[..., Any]:
+  """Returns the function or class that a selector stands for in gin."""
+  registry = gin.config._REGISTRY  # gin has no public list of its names
+  found = registry.matching_selectors(selector)
+  if len(found) == 1:
+    return registry[found[0]].wrapped
+  if found:
+    raise UserError(
+      f"{setting.cited}: {selector} may be {' or '.join(sorted(found))}; write "
+      "more of the name."
+    )
+  # A selector may leave out the first parts of a name.
+  num_parts = selector.count(".") + 1
+  known = {
+    ".".join(name.split(".")[-num_parts:]) for name, _ in registry.items()
+  }
+  raise UserError(
+    f'{setting.cited}: gin knows no "{selector}"'
+    f"{did_you_mean(selector, sorted(known))}; import its module, and decorate "
+    "it with gin.configurable."
+  )
+
+
+def _check_used(
+  macros: Mapping[str, Setting], used: Mapping[str, Setting]
+) -> None:
+  """Raises UserError for a macro that nothing refers to.
+
+  A file of palm_mtf, such as models/palm_8b.gin, may set more than is used.
+  """
+  for name, setting in macros.items():
+    file = setting.origin.rpartition(":")[0]
+    if name not in used and not (file and (gin_folder() / file).is_file()):
+      raise UserError(
+        f"{setting.cited}: nothing refers to {name}"
+        f"{did_you_mean(name, sorted(used))}; remove it."
+      )
+
+
+def _locate(message: str, settings: Sequence[Setting]) -> str:
+  """Adds where a value was set to a message that begins "NAME = "."""
+  name = message.partition(" = ")[0]
+  last = {x.name: x for x in settings if not x.selector}
+  for each in reversed(settings):
+    if each.selector and name in (each.name.upper(), each.key):
+      while isinstance(each.value, Macro) and each.value.name in last:
+        each = last[each.value.name]
+      return f"{message} ({each.key} is set {each.place})"
+  return message
