@@ -109,7 +109,9 @@ def test_nothing_is_left_of_samples_evaluations_and_rewinds(
   # Per step: a loop, and its tasks and samples, before and after weights are
   # loaded. The samples of the last step come without a loop.
   assert len(counts) == 5 * 4
-  assert counts[10:15] == counts[5:10]
+  # A count may be lower than a step before, where a file was open just then.
+  for earlier, later in zip(counts[5:10], counts[10:15], strict=True):
+    assert all(later[kind] <= earlier[kind] for kind in earlier), counts
 
 
 @pytest.mark.parametrize("packing", ["joined_masked", "packed", "single"])
