@@ -423,12 +423,6 @@ COMMANDS = {
     has_results=True,
     entry_point="palm_mtf.cli.doctor.main",
     flags={
-      "--gin_file": _flag(
-        "FILE",
-        "a configuration that the machine has to suit; may be repeated",
-        action="append",
-        default=[],
-      ),
       "--measure": _switch(
         "measure the rates of products and of memory, some seconds"
       ),

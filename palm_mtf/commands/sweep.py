@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`palm_mtf sweep`: trains several runs; fits a scaling law to their losses."""
 
-# sweep/ has the steps: runs, runner, results, scaling_law.
-
 import dataclasses
 import logging
 from collections.abc import Sequence
