@@ -61,7 +61,7 @@ quickstart: venv ## train a small PaLM on real text, or resume it [MODEL_DIR=...
 	$(BIN)/palm_mtf evaluate --model_dir $(MODEL_DIR) \
 	  --gin_file=eval/corpus.gin
 
-# What only tests need: T5's metrics, clients of serve, readers of exports.
+# What only tests and lint need: mypy, T5's metrics, clients of serve, readers of exports.
 $(TEST_INSTALLED): $(INSTALLED) requirements-test.lock
 	@$(PIP_INSTALL_LOCKED) requirements-test.lock
 	@touch $@
@@ -111,13 +111,14 @@ test-peers: BIN := $(PEERS)/bin
 test-peers: $(PEERS)/installed ## run the tests that compare with PyTorch, llama.cpp and others
 	$(PYTEST) -n 1 -m peers
 
-lint: venv ## check style and format
+lint: $(TEST_INSTALLED) ## check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
 
 format: venv ## mend style and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean: ## remove what make built; runs/ stays
-	rm -rf $(VENV) $(PEERS) $(VENV)-oldest build dist palm_mtf.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(VENV)-oldest build dist palm_mtf.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

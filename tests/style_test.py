@@ -161,3 +161,12 @@ def test_each_test_module_mirrors_a_module():
     for name in names
     if name not in NOT_MIRRORED and not _is_mirror(name)
   )
+
+
+def test_a_commit_runs_what_make_lint_runs():
+  makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+  recipe = re.search(r"^lint: .*\n((?:\t.*\n)+)", makefile, re.M)[1]
+  lint = re.findall(r"^\t\$\(BIN\)/(.*)$", recipe, re.M)
+  hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+  assert re.findall(r"entry: \.venv/bin/(.*)$", hooks, re.M) == lint
+  assert lint[-1] == "mypy"

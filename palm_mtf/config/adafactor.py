@@ -73,7 +73,7 @@ class AdafactorConfig:
   weight_decay_on: str = "all"
   norm_scale: str = "zero_centered"
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     # The bounds reject mistakes (10 for 1e-2), not unusual choices.
     check_real("LEARNING_RATE", self.learning_rate, 1e-9, 10.0)
     check_real("BETA1", self.beta1, 0.0, 0.9999)  # 0: no momentum is stored
@@ -104,7 +104,7 @@ class AdafactorConfig:
       check_choice(name.upper(), getattr(self, name), choices)
     self._check_decay_steps()
 
-  def _check_decay_steps(self):
+  def _check_decay_steps(self) -> None:
     steps = self.learning_rate_decay_steps
     if steps is not None:
       check_count("LEARNING_RATE_DECAY_STEPS", steps)

@@ -39,7 +39,7 @@ class InspectionConfig:
   inspect_rows: int = 2
   overlap_files: str | list[str] | tuple[str, ...] | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     steps, files = self.inspect_steps, self.overlap_files
     if not isinstance(steps, (list, tuple)) or not steps:
       raise UserError(
@@ -73,7 +73,7 @@ class SweepConfig:
   sweep_held_out: list[str] | tuple[str, ...] = ()
   sweep_budget_flops: float | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_count("SWEEP_AT_ONCE", self.sweep_at_once)
     if self.sweep_budget_flops is not None:
       check_real("SWEEP_BUDGET_FLOPS", self.sweep_budget_flops, 1.0, 1e40)
@@ -100,7 +100,7 @@ class CorpusConfig:
     default_factory=InspectionConfig
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     objective, packing = self.model.objective, self.data.packing
     if objective == "causal":
       return
@@ -112,7 +112,7 @@ class CorpusConfig:
     if objective == "span_corruption":
       self._check_sentinels()
 
-  def _check_sentinels(self):
+  def _check_sentinels(self) -> None:
     length, noise = self.model.sequence_length, self.data.span_corruption
     text = noise.longest_text(length)
     if not text:
@@ -143,7 +143,7 @@ class StatisticsConfig(CorpusConfig):
   global_batch_size: int | list[list[int]] | None = None
   seed: int = 0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     super().__post_init__()
     if self.train_steps is not None:
       check_count("TRAIN_STEPS", self.train_steps)

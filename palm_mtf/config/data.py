@@ -51,7 +51,7 @@ class FilterConfig:
   min_quality: float | None = None
   remove_duplicates: str | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_count("MIN_DOCUMENT_BYTES", self.min_document_bytes, 0)
     if self.max_document_bytes is not None:
       least = max(1, self.min_document_bytes)
@@ -175,7 +175,7 @@ class DataConfig:
   mean_span_length: float = 3.0
   filters: FilterConfig = dataclasses.field(default_factory=FilterConfig)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if (self.task is None) == (self.text_files is None):
       raise UserError(
         f"TASK = {self.task!r} and TEXT_FILES = {self.text_files!r}: set one "

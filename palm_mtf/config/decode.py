@@ -46,7 +46,7 @@ class DecodeConfig:
   stop_strings: list[str] | tuple[str, ...] = ()
   weight_dtype: str = "activation"
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_real("TEMPERATURE", self.temperature, 0.0, 100.0)
     if self.top_k is not None:
       check_count("TOP_K", self.top_k)
@@ -72,7 +72,7 @@ class DecodeConfig:
     object.__setattr__(self, "stop_strings", tuple(stops))
     self._check_together()
 
-  def _check_together(self):
+  def _check_together(self) -> None:
     # A setting that the chosen strategy ignores is a mistake.
     if self.num_beams > 1:
       for name, off in (

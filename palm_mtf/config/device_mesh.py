@@ -37,7 +37,7 @@ class DeviceMesh:
   tpu = ""
   steps_per_loop = 1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_count(
       "NUM_MICROBATCHES", self.num_microbatches, maximum=MAX_BATCH_SIZE
     )

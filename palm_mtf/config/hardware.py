@@ -3,7 +3,7 @@
 """One chip's rates and memory, which CHIP names a file of gin/hardware for."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from palm_mtf.errors import UserError
 
@@ -56,7 +56,7 @@ class HardwareConfig:
   chip_watts: float | None = None
   chip_hour_cost: float | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
       name, value = field.name.upper(), getattr(self, field.name)
       if value is None and field.default is None:
@@ -85,13 +85,21 @@ class HardwareConfig:
 
 def _check_bandwidths(name: str, value: object) -> None:
   """Raises UserError unless `value` has bandwidths by dtype and kind."""
-  dtypes = value.values() if isinstance(value, Mapping) else [value]
+  dtypes: Iterable[object] = (
+    value.values() if isinstance(value, Mapping) else [value]
+  )
   rates = [
     rate
     for kinds in dtypes
     for rate in (kinds.values() if isinstance(kinds, Mapping) else [None])
   ]
-  if not all(type(x) in (int, float) and 0 < x <= _MOST_RATE for x in rates):
+  are_rates = all(
+    isinstance(x, (int, float))
+    and not isinstance(x, bool)
+    and 0 < x <= _MOST_RATE
+    for x in rates
+  )
+  if not are_rates:
     raise UserError(
       f"{name} = {value!r}: give bytes/s by dtype and kind, as in "
       '{"float32": {"blocks": 5e9}}.'

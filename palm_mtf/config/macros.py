@@ -4,7 +4,10 @@
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
 
 MISSING = dataclasses.MISSING
 _T = TypeVar("_T")
@@ -25,10 +28,10 @@ def macros_of(
   found: dict[str, object] = {}
   for field in _fields(config_class, leaves_out):
     # Dataclasses nest, but macros do not: all macros are in one namespace.
-    if dataclasses.is_dataclass(field.type):
-      of_part = macros_of(field.type)
-    else:
-      of_part = {field.name.upper(): field.default}
+    part = _part_of(field)
+    of_part: dict[str, object] = (
+      macros_of(part) if part else {field.name.upper(): field.default}
+    )
     for name, default in of_part.items():
       # Two parts may read one macro (SEED), required if either part requires
       # it.
@@ -54,15 +57,15 @@ def from_macros(
   """
   return config_class(
     **{
-      field.name: from_macros(field.type, values)
-      if dataclasses.is_dataclass(field.type)
+      field.name: from_macros(part, values)
+      if (part := _part_of(field))
       else values[field.name.upper()]
       for field in _fields(config_class, leaves_out)
     }
   )
 
 
-def values_of(config: object) -> dict[str, object]:
+def values_of(config: "DataclassInstance") -> dict[str, object]:
   """Returns the value of every macro of a configuration, or of a part of one.
 
   Args:
@@ -76,9 +79,17 @@ def values_of(config: object) -> dict[str, object]:
   return found
 
 
+def _part_of(field: dataclasses.Field[Any]) -> type | None:
+  """Returns the dataclass that is the type of a field, or None."""
+  kind = field.type
+  if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    return kind
+  return None
+
+
 def _fields(
   config_class: type, leaves_out: Collection[str]
-) -> Iterator[dataclasses.Field]:
+) -> Iterator[dataclasses.Field[Any]]:
   return (
     field
     for field in dataclasses.fields(config_class)

@@ -82,7 +82,7 @@ class MeshLayout(DeviceMesh):
   tpu: str = ""
   steps_per_loop: int = 1
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_choice(
       "GRADIENT_DTYPE", self.gradient_dtype, ["activation", "float32"]
     )
@@ -99,11 +99,11 @@ class MeshLayout(DeviceMesh):
     super().__post_init__()
     _check_tensors(dict(rules))
     # The devices of an axis that splits no work would repeat the same work.
-    for axis, size in self.axes.items():
+    for axis, num_devices in self.axes.items():
       split = [dimension for dimension, over in rules if over == axis]
-      if size > 1 and not set(split) & set(WORK_DIMENSIONS):
+      if num_devices > 1 and not set(split) & set(WORK_DIMENSIONS):
         raise UserError(
-          f'mesh axis "{axis}"={size} splits '
+          f'mesh axis "{axis}"={num_devices} splits '
           f"{'only ' + ' and '.join(split) if split else 'no dimension'}: "
           "every core would repeat the same work. Add a rule such as "
           f'"{"batch" if axis == "data" else "heads"}:{axis}" to LAYOUT.'

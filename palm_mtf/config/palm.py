@@ -74,7 +74,7 @@ class PalmConfig:
   remat: str = "none"
   objective: str = "causal"
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name, most in MAX_SIZES.items():
       check_count(name.upper(), getattr(self, name), maximum=most)
     # Checked here, so that the message names the macro and not a shape.

@@ -56,7 +56,7 @@ class PodsConfig:
   on_pod_failure: str = "stop"
   pod_wait_secs: float = 3600.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     check_count("NUM_PODS", self.num_pods)
     if self.num_pods > MAX_PODS:
       raise UserError(

@@ -13,6 +13,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from palm_mtf.config.palm import MAX_SIZES
 from palm_mtf.errors import (
@@ -77,17 +78,20 @@ class BatchSizes:
     return bisect.bisect_right(self._starts, step) - 1
 
 
-def _parse_pairs(value: object) -> list[list[int]]:
-  if isinstance(value, int):
-    check_count("GLOBAL_BATCH_SIZE", value, maximum=MAX_BATCH_SIZE)
-    return [[0, value]]
-  are_pairs = isinstance(value, (list, tuple)) and all(
+def _are_pairs(value: object) -> TypeGuard[Sequence[Sequence[int]]]:
+  return isinstance(value, (list, tuple)) and all(
     isinstance(pair, (list, tuple))
     and len(pair) == 2
     and all(type(number) is int for number in pair)
     for pair in value
   )
-  if are_pairs and value:
+
+
+def _parse_pairs(value: object) -> list[list[int]]:
+  if isinstance(value, int):
+    check_count("GLOBAL_BATCH_SIZE", value, maximum=MAX_BATCH_SIZE)
+    return [[0, value]]
+  if _are_pairs(value) and value:
     starts = [start for start, _ in value]
     rising = all(a < b for a, b in itertools.pairwise(starts))
     if starts[0] == 0 and rising and all(size > 0 for _, size in value):
@@ -150,7 +154,7 @@ class RunConfig:
   sample_steps: int | None = None
   trace_steps: list[int] | tuple[int, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for name in (
       "log_steps",
       "eval_steps",
@@ -184,7 +188,7 @@ class RunConfig:
         f"PROMPTS = {self.prompts!r}: give a list of texts, or [] for none."
       )
 
-  def _check_keep_every_steps(self):
+  def _check_keep_every_steps(self) -> None:
     # Only a step that has a checkpoint can keep it.
     every, steps = self.keep_every_steps, self.checkpoint_steps
     if every is None:
@@ -197,7 +201,7 @@ class RunConfig:
         f"{-(-every // steps) * steps}, or None."
       )
 
-  def _check_trace_steps(self):
+  def _check_trace_steps(self) -> None:
     steps, last = self.trace_steps, self.train_steps
     if (
       not isinstance(steps, (list, tuple))

@@ -44,7 +44,7 @@ class FewShotConfig:
   exemplar_files: Mapping[str, str] | None = None
   prompt_headers: Mapping[str, str] | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.num_shots is not None:
       check_count("NUM_SHOTS", self.num_shots, 0, _MAX_SHOTS)
     check_choice("EXEMPLARS", self.exemplars, [DRAWN, FIRST])
@@ -111,7 +111,7 @@ class TaskEvalConfig:
   clean_subset: bool = False
   stride: int | None = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     names = self.eval_tasks
     if not are_texts(names):
       raise UserError(
@@ -143,7 +143,7 @@ class TaskEvalConfig:
           "EVAL_TASKS, or set it to None."
         )
 
-  def _check_answer_patterns(self):
+  def _check_answer_patterns(self) -> None:
     check_texts(
       "ANSWER_PATTERNS",
       self.answer_patterns,
@@ -163,7 +163,7 @@ class TaskEvalConfig:
           "whatever else into (?:...)."
         )
 
-  def _check_category_groups(self):
+  def _check_category_groups(self) -> None:
     groups = self.category_groups
     if groups is not None and not (
       isinstance(groups, Mapping)
@@ -181,7 +181,7 @@ class TaskEvalConfig:
         'groups by task, such as {"mmlu": {"law": ["jurisprudence"]}}.'
       )
 
-  def _check_checkpoints(self):
+  def _check_checkpoints(self) -> None:
     steps = self.eval_checkpoints
     if isinstance(steps, str):
       check_choice("EVAL_CHECKPOINTS", steps, [NEWEST, EVERY])

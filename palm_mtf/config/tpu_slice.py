@@ -82,7 +82,8 @@ def tpu_slice(name: str) -> TpuSlice:
   if kind in _SHAPES and size.isdecimal() and int(size) in _SHAPES[kind]:
     chips = _SHAPES[kind][int(size)]
   elif kind == "v4" and re.fullmatch(r"\d{1,3}x\d{1,3}x\d{1,3}", size):
-    chips = tuple(map(int, size.split("x")))
+    x, y, z = map(int, size.split("x"))
+    chips = (x, y, z)
     # A slice consists of whole hosts.
     if 0 in chips or any(
       n % by for n, by in zip(chips, HOST_CHIPS, strict=True)

@@ -118,7 +118,7 @@ class WatchConfig:
   spike_rewinds: int = 20
   watchdog_secs: float | None = 1800.0
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     Skips(self.skip_steps)  # raises UserError for wrong ranges
     check_choice("SPIKE_POLICY", self.spike_policy, ["off", "rewind"])
     check_count("SPIKE_SKIP_STEPS", self.spike_skip_steps)

@@ -112,7 +112,8 @@ def train_on_pods(
     training.check_pods()
     print(f"after {training.num_steps} steps all pods hold the same bits")
     if save_path:
-      np.savez(save_path, **training.variables())
+      arrays: Mapping[str, Any] = training.variables()
+      np.savez(save_path, **arrays)
 
 
 def main(
@@ -220,7 +221,8 @@ def _find_configurable(setting: Setting, selector: str) -> Callable[..., Any]:
   registry = gin.config._REGISTRY  # gin has no public list of its names
   found = registry.matching_selectors(selector)
   if len(found) == 1:
-    return registry[found[0]].wrapped
+    wrapped: Callable[..., Any] = registry[found[0]].wrapped
+    return wrapped
   if found:
     raise UserError(
       f"{setting.cited}: {selector} may be {' or '.join(sorted(found))}; write "

@@ -52,7 +52,7 @@ class ModelLoss:
       UserError: a feature is not of this form.
     """
     self._function, self._device_mesh, self._seed = function, mesh, seed
-    self.features = {
+    self.features: Mapping[str, Feature] = {
       name: _make_feature(name, given, num_rows)
       for name, given in features.items()
     }
@@ -109,7 +109,7 @@ def _describe(returned: object) -> str:
   return repr(returned) if returned is None else type(returned).__name__
 
 
-def _make_feature(name: str, given: object, num_rows: int) -> Feature:
+def _make_feature(name: str, given: tuple[str, str], num_rows: int) -> Feature:
   try:
     dtype, dims = given
     row = mtf.convert_to_shape(dims)

@@ -3,6 +3,7 @@
 """Training of a model function on pods: one client, n copies of the model."""
 
 import contextlib
+import types
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -118,8 +119,13 @@ class PodTraining:
       self._stack = stack.pop_all()
     return self
 
-  def __exit__(self, *exception: object) -> None:
-    self._stack.__exit__(*exception)
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: types.TracebackType | None,
+  ) -> None:
+    self._stack.__exit__(kind, error, traceback)
 
   def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Trains on a batch; returns metrics by name.

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import MeshLayout
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.mesh.device_copies import OperationCopies
 from palm_mtf.mesh.placement import (
@@ -84,7 +84,7 @@ class CpuGpuPlacement(mtf.placement_mesh_impl.PlacementMeshImpl):
   lower = CpuGpuLowering  # placements -> Lowering
 
   def __init__(
-    self, mesh: MeshLayout, devices: Sequence[str], native_threads: int = 0
+    self, mesh: DeviceMesh, devices: Sequence[str], native_threads: int = 0
   ):
     """Lays tensors out by the rules of `mesh`.
 
@@ -315,7 +315,7 @@ class CpuGpuDevices:
   pods: Sequence[Sequence[str]]
   native_threads: int = 0
 
-  def placement(self, mesh: MeshLayout, pod: int) -> CpuGpuPlacement:
+  def placement(self, mesh: DeviceMesh, pod: int) -> CpuGpuPlacement:
     """Returns the placement of a pod."""
     return CpuGpuPlacement(mesh, self.pods[pod], self.native_threads)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from palm_mtf._tf import mtf, tf
-from palm_mtf.config import MeshLayout
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.slices import Slice
 
 # Among n devices with S bytes each, all devices together move
@@ -48,7 +48,7 @@ class Devices(Protocol):
   client: str
   pods: Sequence[Sequence[str]]
 
-  def placement(self, mesh: MeshLayout, pod: int) -> "Placement":
+  def placement(self, mesh: DeviceMesh, pod: int) -> "Placement":
     """Returns the placement of a pod."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from palm_mtf._tf import tf
 from palm_mtf.config import AdafactorConfig, MeshLayout, PalmConfig, PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.cpu_gpu import local_devices
 from palm_mtf.mesh.placement import Devices, Lowering
 from palm_mtf.mesh.slices import Slice
@@ -160,7 +161,7 @@ def build_train_program(
 
 def build_program(
   loss_function: LossFunction,
-  mesh_layout: MeshLayout,
+  mesh_layout: DeviceMesh,
   optimizer: AdafactorConfig,
   *,
   batch_size: int,
@@ -282,7 +283,7 @@ def _lower_loop(
   builder: PodBuilder,
   pod: Gradients,
   update: Update,
-  mesh_layout: MeshLayout,
+  mesh_layout: DeviceMesh,
 ) -> LoopProgram:
   """Lowers a loop of steps of a pod; one step has been lowered before."""
   num_microbatches = mesh_layout.num_microbatches

@@ -6,7 +6,7 @@ Masks, packed sequences, variables' layouts and the cache of decoding are Mesh
 TensorFlow's. The arithmetic is that of model/layers.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import gin
 from mesh_tensorflow.transformer import (
@@ -168,7 +168,7 @@ def rotary_angles(
   """
 
   # Not mtf.gather, which multiplies: TPUs would round the tables to bfloat16.
-  def look_up(table, position):
+  def look_up(table: tf.Tensor, position: tf.Tensor) -> tf.Tensor:
     # A sequence that has ended stays in its batch; its position still grows.
     return tf.gather(table, tf.minimum(position, length.size - 1))
 
@@ -201,12 +201,16 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
   leading = x.shape.dims[:-1]
   missing = [i for i, dim in enumerate(leading) if dim not in sin.shape.dims]
 
-  def turn(x, sin, cos):
+  def turn(x: tf.Tensor, sin: tf.Tensor, cos: tf.Tensor) -> tf.Tensor:
     for axis in missing:
       sin, cos = tf.expand_dims(sin, axis), tf.expand_dims(cos, axis)
     return _turned(x, sin, cos)
 
-  def operation(fn, inputs, gradient=None):
+  def operation(
+    fn: Callable[..., tf.Tensor],
+    inputs: Sequence[mtf.Tensor],
+    gradient: Callable[..., list[mtf.Tensor | None]] | None = None,
+  ) -> mtf.Tensor:
     return WholeSlice(
       fn,
       inputs,
@@ -216,7 +220,7 @@ def rotate(x: mtf.Tensor, sin: mtf.Tensor, cos: mtf.Tensor) -> mtf.Tensor:
       name="rotary",
     ).outputs[0]
 
-  def gradient(op, dy):
+  def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor | None]:
     # Not `sin` and `cos`, because a recomputed copy of `op` has other inputs.
     _, *angles = op.inputs
     # The gradient is rotated by the opposite angles.
@@ -289,14 +293,16 @@ def _activate(gate: mtf.Tensor, linear: mtf.Tensor) -> mtf.Tensor:
   output = (linear.shape, linear.dtype)
   splittable = linear.shape.dimension_names  # all, because it is element-wise
 
-  def gradient(op, dy):
-    return WholeSlice(
-      _gated_gradient,
-      [*op.inputs, dy],
-      [output, output],
-      splittable=splittable,
-      name="swiglu_gradient",
-    ).outputs
+  def gradient(op: WholeSlice, dy: mtf.Tensor) -> list[mtf.Tensor]:
+    return list(
+      WholeSlice(
+        _gated_gradient,
+        [*op.inputs, dy],
+        [output, output],
+        splittable=splittable,
+        name="swiglu_gradient",
+      ).outputs
+    )
 
   return WholeSlice(
     _gated,

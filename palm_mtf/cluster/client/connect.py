@@ -22,7 +22,8 @@ from palm_mtf.cluster.server_info import (
   ServerInfo,
   claim_server,
 )
-from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config import PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.tpu_slice import tpu_slice
 from palm_mtf.errors import UserError
 from palm_mtf.machine.host_memory import resident_bytes
@@ -70,7 +71,7 @@ class Cluster:
 
 def connect(
   pods: PodsConfig,
-  mesh: MeshLayout,
+  mesh: DeviceMesh,
   places: Sequence[Sequence[Place]],
   infos: Mapping[str, ServerInfo],
 ) -> Cluster:
@@ -150,7 +151,7 @@ def _claim_servers(
 
 
 @functools.cache
-def tpus_here(mesh: MeshLayout) -> Cluster:
+def tpus_here(mesh: DeviceMesh) -> Cluster:
   """Returns the cluster of a pod of this process's TPUs; looks for TPUs once.
 
   Raises:
@@ -160,7 +161,7 @@ def tpus_here(mesh: MeshLayout) -> Cluster:
 
 
 def _with_tpus(
-  mesh: MeshLayout,
+  mesh: DeviceMesh,
   client: str,
   config: tf.ConfigProto,
   target: str,

@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 from palm_mtf.cluster.client.places import Place, cluster_places
 from palm_mtf.cluster.server.process import ServerSettings
-from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config import PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 from palm_mtf.json_text import json_text
 
@@ -51,7 +52,7 @@ def cores_of_pods(num_pods: int) -> list[list[int]]:
 class PodServers:
   """The server processes of a run, if its pods have any; a context manager."""
 
-  def __init__(self, pods: PodsConfig, mesh: MeshLayout):
+  def __init__(self, pods: PodsConfig, mesh: DeviceMesh):
     # The servers import TensorFlow, which takes seconds, while the client does.
     self._pods, self._mesh = pods, mesh
     self._start()

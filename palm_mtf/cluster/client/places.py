@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from palm_mtf.cluster.addresses import is_loopback, resolve
-from palm_mtf.config import MeshLayout, PodsConfig
+from palm_mtf.config import PodsConfig
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.errors import UserError
 
 # Address, and numbers of devices, as in "host:2222/0-1,4".
@@ -26,7 +27,7 @@ class Place(NamedTuple):
   device: int  # number on that server
 
 
-def cluster_places(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
+def cluster_places(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod of ISLANDS, in mesh order.
 
   Raises:
@@ -36,7 +37,7 @@ def cluster_places(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
   return resolve_places(places_of_pods(pods, mesh), client)
 
 
-def places_of_pods(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
+def places_of_pods(pods: PodsConfig, mesh: DeviceMesh) -> list[list[Place]]:
   """Returns the devices of each pod, in mesh order.
 
   Raises:
@@ -54,7 +55,7 @@ def places_of_pods(pods: PodsConfig, mesh: MeshLayout) -> list[list[Place]]:
   return made
 
 
-def _places(pod: int, entries: Sequence[str], mesh: MeshLayout) -> list[Place]:
+def _places(pod: int, entries: Sequence[str], mesh: DeviceMesh) -> list[Place]:
   matches = [_parse_entry(pod, entry) for entry in entries]
   needed = " x ".join(map(str, mesh.axes.values())) or "1"
   if len(mesh.axes) > 1:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from palm_mtf._tf import tf
-from palm_mtf.config import MeshLayout
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.config.tpu_slice import HOST_CHIPS, TpuSlice
 from palm_mtf.mesh.tpu.lowering import TpuLowering
 from palm_mtf.mesh.tpu.placement import TpuPlacement
@@ -22,7 +22,7 @@ class TpuDevices:
   # Where replica i, which is device i of the mesh, lies on each pod's torus.
   assignments: Sequence[tf.tpu.experimental.DeviceAssignment]
 
-  def placement(self, mesh: MeshLayout, pod: int) -> TpuPlacement:
+  def placement(self, mesh: DeviceMesh, pod: int) -> TpuPlacement:
     """Returns the placement of a pod."""
     return TpuPlacement(
       mesh, self.assignments[pod], self.pods[pod], TpuLowering
@@ -37,7 +37,7 @@ def tpu_topology(where: TpuSlice) -> tf.tpu.experimental.Topology:
 
 
 def tpu_devices(
-  mesh: MeshLayout,
+  mesh: DeviceMesh,
   where: TpuSlice,
   topologies: Sequence[tf.tpu.experimental.Topology],
   *,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from palm_mtf._tf import gen_xla_ops, mtf, tf, tpu_ops
-from palm_mtf.config import MeshLayout
+from palm_mtf.config.device_mesh import DeviceMesh
 from palm_mtf.mesh.placement import (
   ALL_GATHER,
   ALL_REDUCE,
@@ -44,7 +44,7 @@ class TpuPlacement(mtf.simd_mesh_impl.SimdMeshImpl):
 
   def __init__(
     self,
-    mesh: MeshLayout,
+    mesh: DeviceMesh,
     assignment: tf.tpu.experimental.DeviceAssignment,
     devices: Sequence[str],
     lower: Callable[..., Lowering],
